@@ -1,0 +1,1 @@
+"""Pure logic: no IO, no Redis, no clock of its own."""

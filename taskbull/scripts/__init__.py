@@ -1,0 +1,1 @@
+"""Each Lua script as one typed function that does no IO."""
