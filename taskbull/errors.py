@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
+
 
 class TaskbullError(Exception):
     """The root of all errors that taskbull raises."""
@@ -59,7 +61,20 @@ class LockLost(TaskbullError):
         self.job_id = job_id
 
 
-class Steering(Exception):  # noqa: N818 - raised by tasks as a word to the worker, not as an error
+class CorruptJob(TaskbullError, ValueError):
+    """A field of a job in Redis cannot be read; no attempt that remains would help."""
+
+    def __init__(self, job_id: str, field: str, problem: str) -> None:
+        super().__init__(f"Field {field} of job {job_id} cannot be read: {problem}")
+        self.job_id = job_id
+        self.field = field
+
+
+class InvalidArguments(TaskbullError, ValueError):
+    """A job's data does not fit the signature or the types of its task."""
+
+
+class Steering(Exception):
     """The base of what a task raises to tell its worker what to do with the job."""
 
 
@@ -78,22 +93,37 @@ class TransientError(Steering):
 class Retry(Steering):
     """Run the job again after exactly `after` seconds; an attempt is spent."""
 
-    def __init__(self, message: str = "the task asked for a retry", *, after: float = 0) -> None:
+    def __init__(
+        self, message: str = "the task asked for a retry", *, after: float | timedelta = 0
+    ) -> None:
         super().__init__(message)
-        self.after = after
+        self.after = _seconds("Retry(after=…)", after)
 
 
 class Snooze(Steering):
     """Run the job again after `seconds`; no attempt is spent."""
 
-    def __init__(self, seconds: float) -> None:
-        super().__init__(f"the task asked to be run again in {seconds} s")
-        self.seconds = seconds
+    def __init__(self, seconds: float | timedelta) -> None:
+        self.seconds = _seconds("Snooze(…)", seconds)
+        super().__init__(f"the task asked to be run again in {self.seconds:g} s")
 
 
 class RateLimited(Steering):
     """Put the job back and let the whole queue wait `seconds`; no attempt is spent."""
 
-    def __init__(self, seconds: float) -> None:
-        super().__init__(f"the task asked its queue to wait {seconds} s")
-        self.seconds = seconds
+    def __init__(self, seconds: float | timedelta) -> None:
+        self.seconds = _seconds("RateLimited(…)", seconds)
+        super().__init__(f"the task asked its queue to wait {self.seconds:g} s")
+
+
+_CENTURY = 100 * 365 * 86_400
+
+
+def _seconds(word: str, value: object) -> float:
+    # Checked when raised, where the author of the task sees it, not later in the worker.
+    seconds = value.total_seconds() if isinstance(value, timedelta) else value
+    if not isinstance(seconds, int | float) or isinstance(seconds, bool):
+        raise ConfigurationError(f"{word} takes seconds or a timedelta, not {value!r}")
+    if not 0 <= seconds <= _CENTURY:  # NaN fails this too
+        raise ConfigurationError(f"{word} takes 0 s or more, up to 100 years, not {value!r}")
+    return float(seconds)

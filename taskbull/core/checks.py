@@ -1,0 +1,69 @@
+"""Checks of what users set; each refusal names the field, the rule and the value."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from taskbull.errors import ConfigurationError
+
+_SHOWN = 80
+
+
+def refusal(field: str, rule: str, value: object) -> ConfigurationError:
+    """Make the error that says what `field` must be and what it is."""
+    return ConfigurationError(f"{field} must {rule}, not {shown(value)}")
+
+
+def shown(value: object) -> str:
+    """Give the value's repr, cut to one line's length; never raise."""
+    try:
+        text = repr(value)
+    except Exception:  # noqa: BLE001 - foreign code: an object's own __repr__
+        return f"an unprintable {type(value).__name__}"
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
+
+
+def check_int(field: str, value: object, *, least: int, most: int | None = None) -> None:
+    """Refuse all but an int in the range; a bool is no int."""
+    rule = f"be an integer of at least {least}"
+    if most is not None:
+        rule = f"be an integer from {least} to {most}"
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise refusal(field, rule, value)
+    if value < least or (most is not None and value > most):
+        raise refusal(field, rule, value)
+
+
+def check_bool(field: str, value: object) -> None:
+    """Refuse all but True and False."""
+    if not isinstance(value, bool):
+        raise refusal(field, "be True or False", value)
+
+
+def check_choice(field: str, value: object, choices: Collection[str]) -> None:
+    """Refuse all but one of `choices`."""
+    if not isinstance(value, str) or value not in choices:
+        raise refusal(field, f"be one of {', '.join(map(repr, choices))}", value)
+
+
+def check_type(field: str, value: object, wanted: type | tuple[type, ...], rule: str) -> None:
+    """Refuse a value that is no instance of `wanted`."""
+    if not isinstance(value, wanted):
+        raise refusal(field, rule, value)
+
+
+def check_text(field: str, value: object, *, most: int | None = None) -> str:
+    """Refuse all but a non-empty str that UTF-8 can hold; give it back."""
+    if not isinstance(value, str):
+        raise refusal(field, "be a string", value)
+    if not value:
+        raise ConfigurationError(f"{field} must not be empty")
+    if most is not None and len(value) > most:
+        raise ConfigurationError(
+            f"{field} must have at most {most} characters, not {len(value)}: {shown(value)}"
+        )
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise refusal(field, "have no lone surrogates (UTF-8 cannot hold them)", value) from None
+    return value

@@ -1,0 +1,122 @@
+"""A job, as it is to be written and as it was read."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from functools import cached_property
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from taskbull.core import payload
+from taskbull.core.checks import check_text, check_type
+from taskbull.core.durations import instant_from_ms
+from taskbull.core.keys import NAME_LIMIT
+from taskbull.core.options import JobOptions
+from taskbull.core.wire.options import StoredOptions
+from taskbull.errors import CorruptJob
+
+
+class NewJob(Struct, frozen=True):
+    """A job to be written. `telemetry` is the context of the span that adds it."""
+
+    name: str
+    data: Any = msgspec.field(default_factory=dict[str, Any])
+    options: JobOptions = JobOptions()
+    telemetry: str | None = None
+
+    def __post_init__(self) -> None:
+        check_text("job name", self.name, most=NAME_LIMIT)
+        check_type("options", self.options, JobOptions, "be JobOptions")
+
+
+class Job(Struct, frozen=True, kw_only=True, dict=True):
+    """A job as it stood in Redis when it was read.
+
+    Reading never fails as a whole: `corrupt` names the first field that could not be understood,
+    and such a job must not be run. What is JSON in Redis is decoded when asked for.
+    """
+
+    id: str
+    name: str = ""
+    raw_data: bytes = b"{}"
+    options: StoredOptions = StoredOptions()
+    created_ms: int | None = None
+    delay_ms: int = 0
+    priority: int = 0
+    attempts_made: int = 0
+    attempts_started: int = 0
+    stalled_count: int = 0
+    previous_delay_ms: int | None = None
+    """What decorrelated jitter gave the last time."""
+    deferred_failure: str | None = None
+    """Why the next worker must fail the job instead of running it."""
+    dedup_key: str | None = None
+    scheduler_id: str | None = None
+    parent_key: str | None = None
+    processed_by: str | None = None
+    processed_ms: int | None = None
+    finished_ms: int | None = None
+    failed_reason: str | None = None
+    raw_stacktrace: bytes | None = None
+    raw_progress: bytes | None = None
+    raw_returnvalue: bytes | None = None
+    raw_parent: bytes | None = None
+    corrupt: CorruptJob | None = None
+
+    @property
+    def attempt(self) -> int:
+        """The number of the attempt that runs now, counted from 1."""
+        return self.attempts_made + 1
+
+    @cached_property
+    def data(self) -> Any:
+        """The payload."""
+        return self._decode("data", self.raw_data)
+
+    @cached_property
+    def progress(self) -> Any:
+        """The last progress that was reported; 0 if none was."""
+        return 0 if self.raw_progress is None else self._decode("progress", self.raw_progress)
+
+    @cached_property
+    def returnvalue(self) -> Any:
+        """What the job returned; None before, and for what is no JSON, as in BullMQ."""
+        try:
+            return payload.decode(self.raw_returnvalue or b"null")
+        except ValueError:
+            return None
+
+    @cached_property
+    def stacktrace(self) -> list[str]:
+        """The stacks of all failed attempts, oldest first."""
+        try:
+            return msgspec.convert(payload.decode(self.raw_stacktrace or b"[]"), list[str])
+        except (ValueError, msgspec.ValidationError):
+            return []
+
+    @property
+    def timestamp(self) -> datetime | None:
+        """When the job was added."""
+        return _instant(self.created_ms)
+
+    @property
+    def processed_on(self) -> datetime | None:
+        """When its latest attempt began."""
+        return _instant(self.processed_ms)
+
+    @property
+    def finished_on(self) -> datetime | None:
+        """When it completed or failed."""
+        return _instant(self.finished_ms)
+
+    def _decode(self, field: str, raw: bytes) -> Any:
+        try:
+            return payload.decode(raw)
+        except ValueError as error:
+            raise CorruptJob(self.id, field, str(error)) from error
+
+
+def _instant(ms: int | None) -> datetime | None:
+    return None if ms is None else instant_from_ms(ms)

@@ -1,0 +1,174 @@
+"""The name of every Redis key of a queue."""
+
+from __future__ import annotations
+
+import re
+from base64 import b64encode
+from typing import Final
+
+from msgspec import Struct
+from msgspec.structs import force_setattr
+
+from taskbull.core.checks import check_bool, check_text, refusal
+from taskbull.errors import ConfigurationError
+
+NAME_LIMIT = 255
+
+_SUFFIXES: Final = {
+    "wait": "wait",
+    "paused": "paused",
+    "active": "active",
+    "prioritized": "prioritized",
+    "priority_counter": "pc",
+    "delayed": "delayed",
+    "waiting_children": "waiting-children",
+    "completed": "completed",
+    "failed": "failed",
+    "stalled": "stalled",
+    "stalled_check": "stalled-check",
+    "limiter": "limiter",
+    "meta": "meta",
+    "events": "events",
+    "id": "id",
+    "marker": "marker",
+    "repeat": "repeat",
+    "metrics_completed": "metrics:completed",
+    "metrics_completed_data": "metrics:completed:data",
+    "metrics_failed": "metrics:failed",
+    "metrics_failed_data": "metrics:failed:data",
+}
+
+# A job's hash is `<base><id>`, so these ids would name another key of the queue.
+RESERVED_IDS: Final = frozenset({*_SUFFIXES.values(), "priority", "de", "dn", "tb", "metrics"})
+
+# What BullMQ's clean-up takes for a part of a job: never the end of a private key.
+_JOB_PARTS: Final = frozenset(
+    {"logs", "dependencies", "processed", "failed", "unsuccessful", "lock"}
+)
+
+
+class QueueKeys(Struct, frozen=True):
+    """All keys of one queue, made once; `base` is the start of each, with its colon."""
+
+    queue: str
+    prefix: str = "bull"
+    cluster: bool = False
+    hash_tag: bool | None = None
+
+    # Derived from the above, whatever is given: plain attributes, because hot paths read them.
+    name: str = ""
+    """The queue's name as it stands in the keys: `{emails}` where `queue` is `emails`."""
+    base: str = ""
+    wait: str = ""
+    paused: str = ""
+    active: str = ""
+    prioritized: str = ""
+    priority_counter: str = ""
+    delayed: str = ""
+    waiting_children: str = ""
+    completed: str = ""
+    failed: str = ""
+    stalled: str = ""
+    stalled_check: str = ""
+    limiter: str = ""
+    meta: str = ""
+    events: str = ""
+    id: str = ""
+    marker: str = ""
+    repeat: str = ""
+    metrics_completed: str = ""
+    metrics_completed_data: str = ""
+    metrics_failed: str = ""
+    metrics_failed_data: str = ""
+
+    def __post_init__(self) -> None:
+        check_text("queue name", self.queue, most=NAME_LIMIT)
+        if ":" in self.queue:
+            raise refusal("queue name", "have no ':' (it separates the parts of a key)", self.queue)
+        check_text("prefix", self.prefix, most=NAME_LIMIT)
+        check_bool("cluster", self.cluster)
+        if self.hash_tag is not None:
+            check_bool("hash_tag", self.hash_tag)
+        name = self._tagged_name()
+        base = f"{self.prefix}:{name}:"
+        force_setattr(self, "name", name)
+        force_setattr(self, "base", base)
+        for attribute, suffix in _SUFFIXES.items():
+            force_setattr(self, attribute, base + suffix)
+
+    def _tagged_name(self) -> str:
+        wanted = self.cluster if self.hash_tag is None else self.hash_tag
+        if not wanted or has_hash_tag(f"{self.prefix}:{self.queue}:"):
+            return self.queue
+        name = f"{{{self.queue}}}"
+        if not has_hash_tag(f"{self.prefix}:{name}:"):
+            raise ConfigurationError(
+                f"prefix {self.prefix!r} has an empty hash tag, so that Redis Cluster spreads the "
+                f"keys of queue {self.queue!r} over its nodes: take another prefix"
+            )
+        return name
+
+    @property
+    def qualified_name(self) -> str:
+        """`<prefix>:<name>`, as children and parents name a queue."""
+        return self.base[:-1]
+
+    def job(self, job_id: str) -> str:
+        """Name the job's hash."""
+        return self.base + job_id
+
+    def lock(self, job_id: str) -> str:
+        """Name the job's lock."""
+        return f"{self.base}{job_id}:lock"
+
+    def logs(self, job_id: str) -> str:
+        """Name the job's log lines."""
+        return f"{self.base}{job_id}:logs"
+
+    def dependencies(self, job_id: str) -> str:
+        """Name the set of the job's unfinished children."""
+        return f"{self.base}{job_id}:dependencies"
+
+    def processed(self, job_id: str) -> str:
+        """Name the hash of what the job's children returned."""
+        return f"{self.base}{job_id}:processed"
+
+    def failed_children(self, job_id: str) -> str:
+        """Name the hash of why the job's children failed."""
+        return f"{self.base}{job_id}:failed"
+
+    def unsuccessful(self, job_id: str) -> str:
+        """Name the set of children whose failure fails the job."""
+        return f"{self.base}{job_id}:unsuccessful"
+
+    def deduplication(self, dedup_key: str) -> str:
+        """Name the key that holds the owner of a deduplication key."""
+        return f"{self.base}de:{dedup_key}"
+
+    def deduplication_next(self, dedup_key: str) -> str:
+        """Name the hash of the job that runs when the owner of a deduplication key has ended."""
+        return f"{self.base}dn:{dedup_key}"
+
+    def scheduler(self, scheduler_id: str) -> str:
+        """Name the definition of a job scheduler."""
+        return f"{self.base}repeat:{scheduler_id}"
+
+    def private(self, *parts: str) -> str:
+        """Name a key of our own, out of reach of BullMQ's clean-up of orphaned jobs."""
+        if not parts or parts[-1] in _JOB_PARTS:
+            raise refusal("the last part of a private key", "not be a part of a job", parts)
+        return f"{self.base}tb:{':'.join(parts)}"
+
+    def connection_name(self, worker_name: str | None = None) -> str:
+        """Name the connection by which BullMQ's `getWorkers` finds a worker of this queue."""
+        # CLIENT SETNAME refuses spaces and control characters; the base64 part has none.
+        prefix = re.sub(r"[^!-~]", "-", self.prefix)
+        name = f"{prefix}:{b64encode(self.name.encode()).decode()}"
+        return f"{name}:w:{worker_name}" if worker_name else name
+
+
+def has_hash_tag(key: str) -> bool:
+    """Tell whether Redis Cluster hashes only a part of the key: the first {…}, if not empty."""
+    _, opened, rest = key.partition("{")
+    tag, closed, _ = rest.partition("}")
+    return bool(opened and closed and tag)

@@ -1,0 +1,199 @@
+"""JSON that Python and Node read alike.
+
+The rules: compact UTF-8; no NaN or Infinity; no integer that a double cannot hold; no lone
+surrogate; no number as a key of an object, for it would come back as a string. What msgspec
+encodes (datetime, UUID, Decimal, enums, dataclasses, Structs, sets, bytes) is welcome, and so are
+subclasses of str, int and float. A `msgspec.Raw` is the caller's own JSON, written as it is.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any, Final, NoReturn
+
+import msgspec
+
+from taskbull.core.states import MAX_SAFE_INTEGER
+from taskbull.errors import SerializationError
+
+_ENCODING_ERRORS = (TypeError, ValueError, OverflowError, RecursionError, msgspec.MsgspecError)
+
+
+def _encode_subclass(value: object) -> object:
+    # msgspec takes exact types only; a str of Django or a float of numpy is one nevertheless.
+    if isinstance(value, str):
+        return str.__str__(value)
+    if isinstance(value, int):
+        return int.__index__(value)
+    if isinstance(value, float):
+        return float.__float__(value)
+    if isinstance(value, msgspec.Raw):  # met by to_builtins only
+        return _decode_raw(value)
+    raise TypeError(f"a {type(value).__qualname__} has no JSON form")
+
+
+def _decode_raw(value: msgspec.Raw) -> Any:
+    try:
+        return _decode(value)
+    except (ValueError, RecursionError, msgspec.DecodeError) as error:
+        raise SerializationError(f"a msgspec.Raw holds no JSON: {error}") from error
+
+
+_encode = msgspec.json.Encoder(enc_hook=_encode_subclass).encode
+_decode = msgspec.json.Decoder().decode
+
+# After this translation, 16 zeros are a number that may be too big (or only look like one), and
+# `,"0` is the start of a key that may have been a number. With `null`, which may have been a NaN,
+# that is all msgspec lets through. So three searches of the text settle the ordinary case (0.4 µs;
+# walking the value costs more), and only a suspicious one is walked.
+_SKELETON: Final = bytes.maketrans(b"123456789-{", b"0000000000,")
+_LONG_NUMBER: Final = b"0" * 16
+_NUMBER_AS_KEY: Final = b',"0'
+
+
+def encode(value: object, field: str) -> bytes:
+    """Give the value as JSON; a `SerializationError` names the place in `field` that has none."""
+    try:
+        text = _encode(value)
+        skeleton = text.translate(_SKELETON)
+        suspicious = (
+            text.find(b"null") >= 0
+            or skeleton.find(_LONG_NUMBER) >= 0
+            or skeleton.find(_NUMBER_AS_KEY) >= 0
+        )
+        if suspicious and not _is_sound(value):
+            _inspect(msgspec.to_builtins(value, enc_hook=_encode_subclass), field)
+    except SerializationError:
+        raise
+    except _ENCODING_ERRORS as error:
+        _explain(value, field, error)
+    return text
+
+
+def decode(text: bytes) -> Any:
+    """Read JSON as Node does; raise ValueError for what is none."""
+    try:
+        return _decode(text)
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
+    except (ValueError, msgspec.DecodeError) as error:
+        return _decode_tolerantly(text, str(error))
+
+
+def _decode_tolerantly(text: bytes, problem: str) -> Any:
+    # JSON.stringify writes a lone surrogate as an escape, which Node reads and msgspec does not.
+    try:
+        return json.loads(text, parse_constant=_refuse_constant)
+    except (ValueError, RecursionError):
+        raise ValueError(problem) from None
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not JSON")
+
+
+def check_size(size: int, limit: int) -> None:
+    """Refuse a job whose data and options have more bytes than `limit`."""
+    if size <= limit:
+        return
+    roundings = (round(size / 1e6, digits) for digits in range(1, 7))
+    # Never "10.0 MB exceeds limit of 10 MB".
+    shown = next((megabytes for megabytes in roundings if megabytes > limit / 1e6), size / 1e6)
+    raise SerializationError(f"Job payload {shown} MB exceeds limit of {limit / 1e6:g} MB")
+
+
+_ONLY_STR: Final = frozenset({str})
+_HARMLESS: Final = frozenset({str, bool, type(None)})
+
+
+def _is_sound(value: Any) -> bool:
+    """Tell whether a value needs no inspection; False means only that it must be looked at."""
+    kind = value.__class__
+    if kind is dict:
+        if not _ONLY_STR.issuperset(map(type, value)):
+            return False
+        children = value.values()
+    elif kind is list:
+        children = value
+    elif kind is float:
+        return math.isfinite(value)
+    elif kind is int:
+        return abs(int(value)) <= MAX_SAFE_INTEGER
+    else:
+        return kind in _HARMLESS
+    for child in children:  # noqa: SIM110 - half the time of all() with a generator
+        if type(child) not in _HARMLESS and not _is_sound(child):
+            return False
+    return True
+
+
+def _inspect(value: object, path: str) -> None:
+    """Refuse what JSON or Node would silently change, in a value of builtins only."""
+    if value is None or isinstance(value, str):
+        return
+    if isinstance(value, dict):
+        for key, child in _items(value):
+            if not isinstance(key, str):
+                raise SerializationError(
+                    f"{path} has the key {key!r} ({type(key).__name__}): keys must be strings, "
+                    "because JSON has no others"
+                )
+            _inspect(child, _key_path(path, key))
+    elif isinstance(value, list):
+        for index, child in _elements(value):
+            _inspect(child, f"{path}[{index}]")
+    elif isinstance(value, float):
+        if not math.isfinite(value):
+            raise SerializationError(f"{path} is {value}, which JSON cannot hold")
+    elif isinstance(value, int) and not -MAX_SAFE_INTEGER <= value <= MAX_SAFE_INTEGER:
+        raise SerializationError(
+            f"{path} is an integer beyond ±(2^53 - 1), which Node would round: send it as a string"
+        )
+
+
+def _items(value: Any) -> Iterator[tuple[object, object]]:
+    yield from value.items()
+
+
+def _elements(value: Any) -> Iterator[tuple[int, object]]:
+    yield from enumerate(value)
+
+
+def _key_path(path: str, key: str) -> str:
+    return f"{path}.{key}" if key.isidentifier() else f"{path}[{json.dumps(key)}]"
+
+
+def _explain(value: object, path: str, error: Exception) -> NoReturn:
+    """Raise the error that names the innermost place which cannot be encoded."""
+    if isinstance(error, RecursionError):
+        raise SerializationError(f"{path} is nested too deeply, or contains itself") from error
+    for child_path, child in _children(value, path):
+        try:
+            _encode(child)
+        except _ENCODING_ERRORS as child_error:
+            _explain(child, child_path, child_error)
+    if isinstance(error, UnicodeEncodeError):
+        reason = "has a lone surrogate, which UTF-8 cannot hold"
+    elif isinstance(value, Mapping):
+        reason = f"has a key that is no string: {error}"
+    else:
+        reason = f"is of type {type(value).__qualname__}, which has no JSON form"
+    raise SerializationError(f"{path} {reason}") from error
+
+
+def _children(value: Any, path: str) -> Iterator[tuple[str, object]]:
+    if isinstance(value, Mapping):
+        for key, child in _items(value):
+            yield _key_path(path, str(key)), child
+    elif isinstance(value, list | tuple | set | frozenset):
+        for index, child in _elements(value):
+            yield f"{path}[{index}]", child
+    elif isinstance(value, msgspec.Struct):
+        for name in value.__struct_fields__:
+            yield f"{path}.{name}", getattr(value, name)
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        for field in dataclasses.fields(value):
+            yield f"{path}.{field.name}", getattr(value, field.name)

@@ -1,0 +1,63 @@
+"""The states of a job, and the score and priority arithmetic of the format."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+
+class JobState(StrEnum):
+    """Where a job is."""
+
+    WAITING = "waiting"
+    ACTIVE = "active"
+    COMPLETED = "completed"
+    FAILED = "failed"
+    DELAYED = "delayed"
+    PRIORITIZED = "prioritized"
+    WAITING_CHILDREN = "waiting-children"
+    PAUSED = "paused"
+    UNKNOWN = "unknown"
+
+
+MAX_PRIORITY = 2**21 - 1
+"""The least urgent priority: one more, and its scores would leave a double's integers."""
+
+MAX_SAFE_INTEGER = 2**53 - 1
+"""The largest integer that JSON, Redis scores and Node hold exactly."""
+
+MAX_DUE_MS = 2**41 - 1
+"""The last millisecond that a delayed score can hold: 6 September 2039."""
+
+_PRIORITY_STEP = 2**32
+_DELAY_STEP = 4096
+
+
+def priority_score(priority: int, counter: int) -> int:
+    """Give the score in `prioritized`; lower runs first, `counter` orders equal priorities."""
+    return priority * _PRIORITY_STEP + counter % _PRIORITY_STEP
+
+
+def priority_of_score(score: float) -> int:
+    """Give the priority that a score in `prioritized` stands for."""
+    return int(score) // _PRIORITY_STEP
+
+
+def due_ms(base_ms: int, delay_ms: int) -> int:
+    """Give when a job is due; what no score can hold becomes the last instant that one can."""
+    return min(base_ms + max(delay_ms, 0), MAX_DUE_MS)
+
+
+def delay_score_range(due: int) -> tuple[int, int]:
+    """Give the lowest and highest score of jobs that are due in this millisecond."""
+    lowest = due * _DELAY_STEP
+    return lowest, lowest + _DELAY_STEP - 1
+
+
+def due_ms_of_score(score: float) -> int:
+    """Give the millisecond at which a job with this score in `delayed` is due."""
+    return int(score) // _DELAY_STEP
+
+
+def highest_due_score(now_ms: int) -> int:
+    """Give the highest score in `delayed` that is due at `now_ms`."""
+    return delay_score_range(now_ms)[1]

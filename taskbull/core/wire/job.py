@@ -1,0 +1,207 @@
+"""A whole job as it stands in Redis: written from a `NewJob`, read into a `Job`.
+
+Two rules. What is written must be readable by Node, or its worker leaves the job stuck in
+`active`. What is read may have been written by anybody: a missing field has Node's default, and
+one that makes no sense never raises here, but is named by `Job.corrupt`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import overload
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from taskbull.core import payload
+from taskbull.core.durations import instant_to_ms, to_ms
+from taskbull.core.failure import scrubbed
+from taskbull.core.job import Job, NewJob
+from taskbull.core.options import Dedup, JobOptions
+from taskbull.core.states import MAX_DUE_MS
+from taskbull.core.wire.options import StoredOptions, decode_options, encode_options
+from taskbull.errors import ConfigurationError, CorruptJob
+
+RUN_FIELDS = (
+    b"name",
+    b"data",
+    b"opts",
+    b"timestamp",
+    b"delay",
+    b"priority",
+    b"atm",
+    b"ats",
+    # Most jobs have none of these.
+    b"defa",
+    b"stc",
+    b"rjk",
+    b"deid",
+    b"parentKey",
+    b"stacktrace",
+    b"attemptsMade",
+    b"tbpd",
+)
+"""The fields that a worker needs, in the order that `decode_taken` takes them."""
+
+PREVIOUS_DELAY_FIELD = "tbpd"
+"""Where decorrelated jitter remembers its last delay, in ms; Node keeps it and ignores it."""
+
+FAILED_REASON_FIELD = "failedReason"
+STACKTRACE_FIELD = "stacktrace"
+
+
+class EncodedJob(Struct, frozen=True):
+    """A new job in the form in which a script takes it."""
+
+    name: str
+    data: bytes
+    options: bytes
+    timestamp_ms: int
+    delay_ms: int
+    priority: int
+    lifo: bool
+    job_id: str
+    """Empty: the queue's counter gives the id."""
+    dedup: Dedup | None
+
+
+def encode_job(job: NewJob, timestamp_ms: int) -> EncodedJob:
+    """Give the job as it is written at `timestamp_ms`; refuse what Node could not read."""
+    options = job.options
+    delay_ms = _delay_ms(options, timestamp_ms)
+    data = payload.encode(job.data, "data")
+    opts = encode_options(options, delay_ms=delay_ms, telemetry=job.telemetry)
+    payload.check_size(len(data) + len(opts), options.size_limit)
+    return EncodedJob(
+        job.name,
+        data,
+        opts,
+        timestamp_ms,
+        delay_ms,
+        options.priority,
+        options.lifo,
+        options.job_id or "",
+        options.dedup if isinstance(options.dedup, Dedup) else None,
+    )
+
+
+def _delay_ms(options: JobOptions, timestamp_ms: int) -> int:
+    if options.eta is not None:
+        return max(0, instant_to_ms(options.eta) - timestamp_ms)
+    if options.delay is None:
+        return 0
+    delay_ms = to_ms(options.delay)
+    if timestamp_ms + delay_ms > MAX_DUE_MS:
+        raise ConfigurationError(
+            f"delay must end before September 2039, where BullMQ ends, not after {options.delay} s"
+        )
+    return delay_ms
+
+
+def encode_value(value: object) -> bytes:
+    """Give a task's result as it stands in `returnvalue`."""
+    return payload.encode(value, "result")
+
+
+def encode_progress(value: object) -> bytes:
+    """Give a job's progress as it stands in `progress`."""
+    return payload.encode(value, "progress")
+
+
+def encode_data(value: object) -> bytes:
+    """Give a job's new data as it stands in `data`."""
+    return payload.encode(value, "data")
+
+
+def encode_stacktrace(job: Job, stack: str) -> bytes:
+    """Give the stacks of all attempts with this one behind them, cut to the job's own limit."""
+    limit = job.options.stack_trace_limit
+    stacks = [*job.stacktrace, stack]
+    if limit is not None and limit >= 0:
+        stacks = stacks[max(0, len(stacks) - int(limit)) :]
+    return payload.encode([scrubbed(stack) for stack in stacks], "stacktrace")
+
+
+def decode_taken(job_id: bytes, values: Sequence[bytes | None]) -> Job:
+    """Read a job that a worker has taken, from the values of its `RUN_FIELDS`."""
+    name, data, opts, timestamp, delay, priority, made, started, *rare = values
+    corrupt = None
+    try:
+        options = decode_options(opts) if opts else _NO_OPTIONS
+    except ValueError as error:
+        options, corrupt = _NO_OPTIONS, CorruptJob(_text(job_id), "opts", str(error))
+    try:
+        title = (name or b"").decode()
+    except UnicodeDecodeError as error:
+        title, corrupt = _text(name or b""), CorruptJob(_text(job_id), "name", str(error))
+    job = Job(
+        id=_text(job_id),
+        name=title,
+        raw_data=b"{}" if data is None else data,
+        options=options,
+        created_ms=_number(timestamp),
+        delay_ms=_number(delay) or 0,
+        priority=_number(priority) or 0,
+        attempts_made=_number(made) or 0,
+        attempts_started=_number(started) or 0,
+        corrupt=corrupt,
+    )
+    return _with_rare_fields(job, rare) if any(rare) else job
+
+
+def _with_rare_fields(job: Job, values: Sequence[bytes | None]) -> Job:
+    doom, stalls, scheduler, dedup, parent, stacks, legacy, previous = values
+    return replace(
+        job,
+        deferred_failure=_text(doom),
+        stalled_count=_number(stalls) or 0,
+        scheduler_id=_text(scheduler),
+        dedup_key=_text(dedup),
+        parent_key=_text(parent),
+        raw_stacktrace=stacks,
+        # Both versions of BullMQ prefer the legacy name where it is present.
+        attempts_made=job.attempts_made if legacy is None else _number(legacy) or 0,
+        previous_delay_ms=_number(previous),
+    )
+
+
+def decode_job(job_id: bytes, fields: Mapping[bytes, bytes] | Sequence[bytes]) -> Job:
+    """Read everything that stands in a job's hash: a mapping, or fields and values in turn."""
+    if not isinstance(fields, Mapping):
+        fields = dict(zip(fields[::2], fields[1::2], strict=True))
+    get = fields.get
+    return replace(
+        decode_taken(job_id, [get(field) for field in RUN_FIELDS]),
+        processed_by=_text(get(b"pb")),
+        processed_ms=_number(get(b"processedOn")),
+        finished_ms=_number(get(b"finishedOn")),
+        failed_reason=_text(get(b"failedReason")),
+        raw_progress=get(b"progress"),
+        raw_returnvalue=get(b"returnvalue"),
+        raw_parent=get(b"parent"),
+    )
+
+
+_NO_OPTIONS = StoredOptions()
+
+
+@overload
+def _text(raw: bytes) -> str: ...
+@overload
+def _text(raw: bytes | None) -> str | None: ...
+def _text(raw: bytes | None) -> str | None:
+    return None if raw is None else raw.decode("utf-8", "backslashreplace")
+
+
+def _number(raw: bytes | None) -> int | None:
+    """Read a number as JavaScript may have written it; None for what is none."""
+    if raw is None:
+        return None
+    try:
+        return int(raw)
+    except ValueError:
+        pass
+    try:
+        return int(float(raw))
+    except (ValueError, OverflowError):  # NaN and Infinity among them
+        return None
