@@ -9,7 +9,8 @@ import pytest
 
 PACKAGE = Path(__file__).parent.parent / "taskbull"
 
-STDLIB_WITH_IO = {"asyncio", "socket", "ssl", "subprocess", "threading", "time", "signal"}
+PURE = {"errors", "core", "scripts"}
+WITH_IO = {"anyio", "asyncio", "signal", "socket", "ssl", "subprocess", "threading", "time", "trio"}
 
 # layer -> the layers of taskbull it may import
 ALLOWED: dict[str, set[str]] = {
@@ -57,9 +58,7 @@ def forbidden(layer: str, source: str) -> list[str]:
             target = rest.partition(".")[0]
             if target in ALLOWED and target != layer and target not in ALLOWED[layer]:
                 faults.append(name)
-        elif first in CLIENTS and layer not in CLIENTS[first]:
-            faults.append(name)
-        elif layer in {"errors", "core", "scripts"} and first in STDLIB_WITH_IO | {"anyio", "trio"}:
+        elif layer not in CLIENTS.get(first, {layer}) or (layer in PURE and first in WITH_IO):
             faults.append(name)
     return faults
 

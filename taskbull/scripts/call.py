@@ -3,19 +3,47 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeAlias, TypeVar
 
 from msgspec import Struct
 
 from taskbull.scripts.loader import Script
 
-T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
+
+Word: TypeAlias = str | bytes | int | float
 
 
-class Call(Struct, Generic[T], frozen=True):
+class Call(Struct, Generic[T_co], frozen=True):
     """One run of a script. Both stores run it; `parse` turns the raw reply into the result."""
 
     script: Script
     keys: tuple[str, ...]
-    args: tuple[str | bytes | int, ...]
-    parse: Callable[[Any], T]
+    args: tuple[Word, ...]
+    parse: Callable[[Any], T_co]
+
+    @property
+    def words(self) -> tuple[Word, ...]:
+        """The command, word by word."""
+        return ("EVALSHA", self.script.sha, len(self.keys), *self.keys, *self.args)
+
+    @property
+    def key(self) -> str:
+        """The key by which a Cluster finds the node; all others are in its slot."""
+        return self.keys[0]
+
+
+class Command(Struct, Generic[T_co], frozen=True):
+    """One plain command, run and read as a `Call` is."""
+
+    words: tuple[Word, ...]
+    key: str
+    parse: Callable[[Any], T_co]
+
+    @property
+    def script(self) -> None:
+        """There is none."""
+        return
+
+
+Request: TypeAlias = Call[T_co] | Command[T_co]

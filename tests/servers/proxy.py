@@ -1,0 +1,157 @@
+"""A network that tests can break: a TCP proxy in a thread, in front of a server.
+
+Its orders return when they are in effect. A connection that lost bytes to a black hole is dead for
+good, as in a real network; `heal` makes the proxy behave for the connections that come after.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+import threading
+from collections.abc import Callable
+from typing import Self, TypeVar
+
+from tests.servers.link import Cut, Link, Orders, Target
+
+T = TypeVar("T")
+
+_ORDER_LIMIT = 10.0
+
+
+class Proxy:
+    """Forwards to `target`; owns a thread and its connections until the end of its `with` block."""
+
+    def __init__(self, target: Target, *, tls: ssl.SSLContext | None = None) -> None:
+        self.port = 0
+        self._target = target
+        self._tls = tls
+        self._orders = Orders()
+        self._links: set[Link] = set()
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="proxy", daemon=True)
+        self._listener: asyncio.Server | None = None
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        self.accept()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        asyncio.run_coroutine_threadsafe(self._end(), self._loop).result(_ORDER_LIMIT)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(_ORDER_LIMIT)
+        self._loop.close()
+
+    @property
+    def address(self) -> tuple[str, int]:
+        return ("127.0.0.1", self.port)
+
+    @property
+    def url(self) -> str:
+        """The URL of the server as seen through the proxy."""
+        return f"{'rediss' if self._tls else 'redis'}://127.0.0.1:{self.port}/0"
+
+    @property
+    def accepted(self) -> int:
+        """How many connections there have been."""
+        return self._orders.accepted
+
+    @property
+    def connections(self) -> int:
+        """How many connections are open now."""
+        return self._order(lambda: len(self._links))
+
+    @property
+    def cuts(self) -> int:
+        """How many connections were cut by `cut_before_request` and the like."""
+        return self._orders.cuts
+
+    def cut(self) -> None:
+        """Reset all connections now."""
+        self._order(self._reset_all)
+
+    def cut_before_request(self, containing: bytes = b"") -> None:
+        """Cut a connection at its next request (with these bytes in it), which is not forwarded."""
+        self._order(lambda: self._arm(Cut.BEFORE_REQUEST, containing))
+
+    def cut_before_reply(self, containing: bytes = b"") -> None:
+        """Cut a connection when the server replies to its next request: executed, unanswered.
+
+        With other requests under way on that connection, the reply may be that of an earlier one.
+        """
+        self._order(lambda: self._arm(Cut.BEFORE_REPLY, containing))
+
+    def cut_after(self, reply_bytes: int) -> None:
+        """Cut the connection that brings the last of this many more bytes of replies."""
+        self._order(lambda: self._arm(Cut.AFTER_BYTES, b"", reply_bytes))
+
+    def black_hole(self) -> None:
+        """Accept and swallow everything, both ways, and close nothing."""
+        self._order(lambda: setattr(self._orders, "swallowing", True))
+
+    def slow_down(self, seconds: float) -> None:
+        """Let every chunk, both ways, arrive so much later."""
+        self._order(lambda: setattr(self._orders, "delay", seconds))
+
+    def heal(self) -> None:
+        """Withdraw all orders; connections that lost bytes stay dead, new ones work."""
+        self._order(self._withdraw)
+        self.accept()
+
+    def refuse(self) -> None:
+        """Refuse new connections; those that are open go on."""
+        self._order(self._close_listener)
+
+    def accept(self) -> None:
+        """Accept connections, again at the same port."""
+        asyncio.run_coroutine_threadsafe(self._listen(), self._loop).result(_ORDER_LIMIT)
+
+    def _order(self, action: Callable[[], T]) -> T:
+        async def act() -> T:
+            return action()
+
+        return asyncio.run_coroutine_threadsafe(act(), self._loop).result(_ORDER_LIMIT)
+
+    async def _listen(self) -> None:
+        if self._listener is not None:
+            return
+        self._listener = await self._loop.create_server(
+            lambda: Link(self._target, self._orders, self._links).client,
+            "127.0.0.1",
+            self.port,
+            ssl=self._tls,
+            backlog=512,
+        )
+        self.port = self._listener.sockets[0].getsockname()[1]
+
+    def _close_listener(self) -> None:
+        if self._listener is not None:
+            self._listener.close()
+            self._listener = None
+
+    def _arm(self, cut: Cut, containing: bytes, remaining: int = 0) -> None:
+        self._orders.cut = cut
+        self._orders.containing = containing
+        self._orders.remaining = remaining
+        for link in self._links:
+            link.doomed = False
+
+    def _withdraw(self) -> None:
+        self._orders.swallowing = False
+        self._orders.delay = 0.0
+        self._arm(Cut.NEVER, b"")
+
+    def _reset_all(self) -> None:
+        for link in list(self._links):
+            link.reset()
+
+    async def _end(self) -> None:
+        self._close_listener()
+        self._reset_all()
+        under_way = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in under_way:
+            task.cancel()
+        await asyncio.gather(*under_way, return_exceptions=True)
+        for _ in range(10):  # transports close their sockets in a later round of the loop
+            await asyncio.sleep(0)

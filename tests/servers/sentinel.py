@@ -1,0 +1,162 @@
+"""A real Sentinel set on this machine: a master, a replica, three sentinels, quick to fail over."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import Any, Self
+
+import redis
+
+from taskbull.store.server import HOST, Server
+from tests.servers.waiting import plain_client, wait_until
+
+NAME = "mymaster"
+QUORUM = 2
+
+# Not the publish-period: four times that long a sentinel waits before it makes a replica again of a
+# master it has not heard of, and so it would undo the failover of a busier one.
+_HASTE = ("info-period", "500", "ask-period", "200")
+_REPLICATED = {"repl-diskless-sync": "yes", "repl-diskless-sync-delay": "0"}
+
+
+class SentinelSet:
+    """Owns its servers until the end of its `with` block."""
+
+    def __init__(self, binary: Path, *, replicas: int = 1, sentinels: int = 3) -> None:
+        self._binary = binary
+        self._counts = (replicas, sentinels)
+        self._stack = ExitStack()
+        self.servers: list[Server] = []
+        self.sentinels: list[Server] = []
+
+    def __enter__(self) -> Self:
+        replicas, sentinels = self._counts
+        with self._stack:
+            first = self._server(_REPLICATED)
+            following = _REPLICATED | {"replicaof": f"{HOST} {first.port}"}
+            self.servers = [first, *(self._server(following) for _ in range(replicas))]
+            self.sentinels = [self._sentinel(first.port) for _ in range(sentinels)]
+            wait_until(self._is_ready, "the sentinels know all servers", 30.0)
+            self._stack = self._stack.pop_all()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    @property
+    def url(self) -> str:
+        """The address of the set for taskbull."""
+        hosts = ",".join(f"{HOST}:{sentinel.port}" for sentinel in self.sentinels)
+        return f"redis+sentinel://{hosts}/{NAME}/0"
+
+    @property
+    def master(self) -> Server:
+        """The server that all living sentinels call the master; LookupError while they differ."""
+        master = self._agreed()
+        if master is None:
+            raise LookupError("the sentinels do not agree on a master")
+        return master
+
+    def fail_over(self) -> Server:
+        """Let the sentinels change the master; give the new one, when all know it."""
+        self.await_ready()
+        old = self.master
+        assert _run(self.sentinels[0], "SENTINEL FAILOVER", NAME)
+        return self._await_master_other_than(old)
+
+    def kill_master(self) -> Server:
+        """Kill -9 the master; give the new one, when all sentinels know it."""
+        self.await_ready()
+        old = self.master
+        old.kill()
+        return self._await_master_other_than(old)
+
+    def heal(self) -> None:
+        """Undo what a test did: start what was killed, wait until a failover could succeed."""
+        for server in (*self.servers, *self.sentinels):
+            if server.running:
+                server.resume()
+            else:
+                server.start()
+        wait_until(lambda: self._serving() is not None, "the sentinels agree on the master", 30.0)
+        self.await_ready()
+        _run(self.master, "FLUSHALL")
+
+    def await_ready(self) -> None:
+        """Start what was killed; return when a failover could succeed and none is under way."""
+        master = self.master
+        for server in self.servers:
+            if not server.running:
+                server.start()
+            if server is not master and _run(server, "ROLE")[0] == "master":
+                # Sentinels do it too, but only after they have watched it for eight seconds.
+                _run(server, "REPLICAOF", HOST, str(master.port))
+        wait_until(self._is_ready, "sentinels know each other, and replicas are in sync", 30.0)
+
+    def _agreed(self) -> Server | None:
+        ports = {self._master_port(sentinel) for sentinel in self.sentinels if sentinel.running}
+        return next((server for server in self.servers if ports == {server.port}), None)
+
+    def _serving(self) -> Server | None:
+        """Give the master on which all agree, if it lives and knows of it."""
+        master = self._agreed()
+        alive = master is not None and master.running and _run(master, "ROLE")[0] == "master"
+        return master if alive else None
+
+    def _is_ready(self) -> bool:
+        master = self._serving()
+        if master is None:
+            return False
+        followers = [server for server in self.servers if server is not master]
+        return all(_follows(server, master) for server in followers) and all(
+            self._sees_all(sentinel) for sentinel in self.sentinels
+        )
+
+    def _sees_all(self, sentinel: Server) -> bool:
+        known = _pairs(_run(sentinel, "SENTINEL MASTER", NAME))
+        following = [_pairs(row)["flags"] for row in _run(sentinel, "SENTINEL REPLICAS", NAME)]
+        return (
+            known["flags"] == "master"
+            and int(known["num-other-sentinels"]) == len(self.sentinels) - 1
+            and following == ["slave"] * (len(self.servers) - 1)
+        )
+
+    def _await_master_other_than(self, old: Server) -> Server:
+        wait_until(
+            lambda: self._serving() not in (None, old), "the sentinels agree on a new master", 30.0
+        )
+        return self.master
+
+    def _server(self, options: dict[str, str]) -> Server:
+        return self._stack.enter_context(Server(self._binary, options))
+
+    def _sentinel(self, port: int) -> Server:
+        options = {
+            "sentinel monitor": f"{NAME} {HOST} {port} {QUORUM}",
+            "sentinel down-after-milliseconds": f"{NAME} 500",
+            "sentinel failover-timeout": f"{NAME} 2000",
+            "sentinel parallel-syncs": f"{NAME} 1",
+        }
+        sentinel = Server(self._binary, options, arguments=("--sentinel",))
+        self._stack.enter_context(sentinel)
+        with suppress(redis.ResponseError):  # 6.2 cannot be told to look more often: it is slower
+            _run(sentinel, "SENTINEL DEBUG", *_HASTE)
+        return sentinel
+
+    def _master_port(self, sentinel: Server) -> int:
+        return int(_run(sentinel, "SENTINEL GET-MASTER-ADDR-BY-NAME", NAME)[1])
+
+
+def _follows(server: Server, master: Server) -> bool:
+    role = _run(server, "ROLE")
+    return bool(role[0] == "slave" and int(role[2]) == master.port and role[3] == "connected")
+
+
+def _run(server: Server, command: str, *arguments: str) -> Any:
+    with plain_client(server) as client:
+        return client.execute_command(command, *arguments)
+
+
+def _pairs(flat: list[str]) -> dict[str, str]:
+    return dict(zip(flat[::2], flat[1::2], strict=True))

@@ -1,0 +1,263 @@
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import stat
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import anyio.to_thread
+import pytest
+import redis
+
+from taskbull.errors import ConfigurationError, ConnectionLost
+from taskbull.store.embedded import start_or_join, stop
+from taskbull.store.server import ask
+from tests.servers.starter import client_of, kill_server, lives, server_pid, starter, told
+from tests.servers.waiting import wait_until
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[Path]:
+    """A folder for an embedded server, which is stopped after the test."""
+    path = tmp_path / "home"
+    yield path
+    if path.is_dir():
+        stop(path)
+
+
+def test_the_first_call_starts_a_server_and_the_next_ones_join_it(folder: Path) -> None:
+    first = start_or_join(folder)
+    pid = server_pid(first)
+    assert start_or_join(str(folder)) == first
+    assert server_pid(first) == pid
+
+
+def test_by_default_the_folder_is_in_the_working_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    path = start_or_join()
+    assert stop()
+    assert path.parent == (tmp_path / ".taskbull").resolve()
+
+
+def test_it_is_private_and_never_evicts(folder: Path) -> None:
+    path = start_or_join(folder)
+    with client_of(path) as client:
+        assert client.config_get("port") == {"port": "0"}
+        assert client.config_get("maxmemory-policy") == {"maxmemory-policy": "noeviction"}
+        assert client.config_get("appendfsync") == {"appendfsync": "always"}
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert (folder / ".gitignore").read_text() == "*\n"
+
+
+def test_starters_at_the_same_time_get_one_server(folder: Path) -> None:
+    with starter(folder) as a, starter(folder) as b, starter(folder) as c, starter(folder) as d:
+        paths = {told(process) for process in (a, b, c, d)}
+    [path] = paths
+    assert ask(path, "PING") == "+PONG"
+    assert (folder / "valkey.log").read_text().count("Server initialized") == 1
+
+
+def test_threads_at_the_same_time_get_one_server(folder: Path) -> None:
+    paths: list[Path] = []
+    threads = [
+        threading.Thread(target=lambda: paths.append(start_or_join(folder))) for _ in range(8)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(paths) == 8
+    assert len(set(paths)) == 1
+    assert (folder / "valkey.log").read_text().count("Server initialized") == 1
+
+
+async def test_async_code_starts_it_in_a_thread(folder: Path) -> None:
+    path = await anyio.to_thread.run_sync(start_or_join, folder)
+    assert ask(path, "PING") == "+PONG"
+
+
+@pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGKILL])
+def test_the_server_outlives_the_process_that_started_it(folder: Path, end: signal.Signals) -> None:
+    with starter(folder) as process:
+        path = told(process)
+        os.killpg(process.pid, end)  # as a terminal does: to the whole group
+    assert process.returncode != 0
+    assert ask(path, "PING") == "+PONG"
+
+
+def test_the_server_holds_no_file_of_its_starter_but_the_lock(folder: Path, tmp_path: Path) -> None:
+    if not Path("/proc/self/fd").exists():
+        pytest.skip("only Linux tells which files another process has open")
+    with (tmp_path / "mine").open("w") as mine:
+        os.set_inheritable(mine.fileno(), True)
+        path = start_or_join(folder)
+    opened = {os.readlink(fd) for fd in Path(f"/proc/{server_pid(path)}/fd").iterdir()}
+    files = {Path(name).name for name in opened if name.startswith(str(tmp_path))}
+    assert files == {"lock", "appendonly.aof.1.incr.aof"}
+
+
+def test_what_was_acknowledged_survives_kill_9(folder: Path) -> None:
+    acknowledged = 0
+
+    def write(client: redis.Redis) -> None:
+        nonlocal acknowledged
+        while True:
+            try:
+                acknowledged = int(client.incr("count"))
+            except redis.ConnectionError:
+                return
+
+    for _ in range(3):
+        path = start_or_join(folder)
+        enough = acknowledged + 50
+        with client_of(path) as client:
+            writer = threading.Thread(target=write, args=(client,))
+            writer.start()
+            wait_until(lambda: acknowledged >= enough, "some writes")  # noqa: B023 - called here
+            kill_server(path)
+            writer.join()
+        with client_of(start_or_join(folder)) as client:
+            assert int(str(client.get("count"))) >= acknowledged
+
+
+def test_stop_ends_the_server_and_its_data_is_there_again(folder: Path) -> None:
+    path = start_or_join(folder)
+    with client_of(path) as client:
+        client.set("key", "kept")
+    assert stop(folder)
+    assert ask(path, "PING") is None
+    assert not stop(folder)
+    with client_of(start_or_join(folder)) as client:
+        assert client.get("key") == "kept"
+
+
+def test_there_is_nothing_to_stop_where_there_never_was_a_server(tmp_path: Path) -> None:
+    assert not stop(tmp_path / "nowhere")
+    assert not (tmp_path / "nowhere").exists()
+
+
+def test_a_server_that_hangs_is_killed_by_stop(folder: Path) -> None:
+    path = start_or_join(folder)
+    pid = server_pid(path)
+    os.kill(pid, signal.SIGSTOP)
+    assert stop(folder, deadline=0.1)
+    assert ask(path, "PING") is None
+
+
+def test_a_server_that_hangs_is_reported_by_start(folder: Path) -> None:
+    pid = server_pid(start_or_join(folder))
+    os.kill(pid, signal.SIGSTOP)
+    with pytest.raises(ConnectionLost, match="runs, but does not answer after"):
+        start_or_join(folder, deadline=0.1)
+    os.kill(pid, signal.SIGCONT)
+
+
+def test_files_left_by_a_crash_are_no_obstacle(folder: Path) -> None:
+    path = start_or_join(folder)
+    kill_server(path)
+    assert path.is_socket()
+    (folder / "valkey.pid").write_text(f"{os.getpid()}\n")  # the number has a new owner: us
+    assert ask(start_or_join(folder), "PING") == "+PONG"
+
+
+def test_a_starter_that_dies_while_starting_blocks_nobody(folder: Path) -> None:
+    start_or_join(folder)
+    stop(folder)
+    hold = "import fcntl, sys; f = open(sys.argv[1]); fcntl.flock(f, 2); print(flush=True); input()"
+    with subprocess.Popen(
+        [sys.executable, "-c", hold, folder / "lock"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        with pytest.raises(ConnectionLost):
+            start_or_join(folder, deadline=0.05)
+        process.kill()
+    assert ask(start_or_join(folder), "PING") == "+PONG"
+
+
+FORK = """
+import json, os, sys, threading, time
+from taskbull.store.embedded import start_or_join, stop
+folder = sys.argv[1]
+starting = threading.Thread(target=start_or_join, args=(folder,))
+starting.start()
+children = []
+while starting.is_alive() and len(children) < 100:
+    child = os.fork()
+    if child == 0:
+        time.sleep(60)
+        os._exit(0)
+    children.append(child)
+starting.join()
+ended = stop(folder)
+again = str(start_or_join(folder, deadline=5))
+for child in children:
+    os.kill(child, 9)
+    os.waitpid(child, 0)
+print(json.dumps([len(children), ended, again]))
+"""
+
+
+def test_forks_made_while_it_starts_do_not_keep_the_lock(folder: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", FORK, folder],
+        check=True,
+        stdout=subprocess.PIPE,
+        timeout=60,
+    )
+    forks, ended, again = json.loads(done.stdout)
+    assert forks > 0
+    assert ended
+    assert ask(Path(again), "PING") == "+PONG"
+
+
+@pytest.fixture
+def deep(tmp_path: Path) -> Iterator[Path]:
+    """A folder whose path is too long for a unix socket."""
+    path = tmp_path / ("long" * 20) / ("path" * 20)
+    yield path
+    stop(path)
+
+
+def test_a_folder_with_a_long_path_has_its_socket_elsewhere(deep: Path) -> None:
+    path = start_or_join(deep)
+    assert len(os.fsencode(path)) <= 100
+    assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+    with starter(deep) as process:
+        assert told(process) == path
+
+
+def test_a_server_whose_folder_was_removed_makes_way(deep: Path) -> None:
+    path = start_or_join(deep)
+    old = server_pid(path)
+    shutil.rmtree(deep)
+    assert start_or_join(deep) == path
+    assert server_pid(path) != old
+    wait_until(lambda: not lives(old), "the old server is gone")
+
+
+def test_a_place_for_sockets_that_others_can_reach_is_refused(deep: Path) -> None:
+    place = start_or_join(deep).parent
+    stop(deep)
+    place.chmod(0o755)
+    try:
+        with pytest.raises(ConfigurationError, match="not a folder of this user alone"):
+            start_or_join(deep)
+    finally:
+        place.chmod(0o700)
+
+
+def test_the_name_of_the_folder_may_be_odd(tmp_path: Path) -> None:
+    odd = tmp_path / 'an "odd" \\ name, é'
+    path = start_or_join(odd)
+    assert stop(odd)
+    assert path.parent == odd
