@@ -1,0 +1,166 @@
+"""The store for asyncio and trio: runs calls, and sees them through what may go wrong."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
+from typing import Any, TypeVar
+
+from anyio import create_task_group
+from msgspec import structs
+
+from taskbull.errors import ConnectionLost, TaskbullError
+from taskbull.scripts.call import Request
+from taskbull.store import backend
+from taskbull.store.address import Address, Endpoint
+from taskbull.store.blocking import BlockingConnection
+from taskbull.store.connection import Connection
+from taskbull.store.dialing import ConnectionOptions
+from taskbull.store.errand import Errand, ScriptLoader
+from taskbull.store.pipeline import Reply, ReplyError, pack
+from taskbull.store.reconnection import Notify, log_change
+from taskbull.store.topology import ClusterNodes, OneServer, Spawn, Topology
+
+T = TypeVar("T")
+
+DEFAULT = ConnectionOptions()
+
+
+class Store:
+    """Runs calls against the Redis at an address, from one event loop.
+
+    `open_store` makes one for a block; `ambient_store` one that lives with the event loop.
+    """
+
+    def __init__(
+        self, address: Address, options: ConnectionOptions, spawn: Spawn, notify: Notify
+    ) -> None:
+        self.address = address
+        self._options = options = _for_address(options, address)
+        self._notify = notify
+        self._loader = ScriptLoader()
+        self._only: Connection | None = None  # where there is but one, each call is spared a search
+        self._topology: Topology
+        if address.topology == "cluster":
+            self._topology = ClusterNodes(address, options, spawn, notify)
+        else:
+            self._topology = one = OneServer(address, options, spawn, notify)
+            self._only = one.connection
+
+    async def run(self, call: Request[T], *, timeout: float | None = None) -> T:
+        """Run one call and give its result.
+
+        Raises `ConnectionLost` (not executed), `MaybeExecuted`, or `ServerRefused`. Without a
+        `timeout` it waits for Redis to come back, as long as that takes.
+        """
+        only = self._only
+        if timeout is not None or only is None or only.full:
+            return call.parse(await self._errand(call, timeout).run())
+        links = only.links
+        reply = await only.submit(pack(call.words))
+        if isinstance(reply, ReplyError):
+            reply = await self._errand(call).go_on(only, links, reply)
+        return call.parse(reply)
+
+    async def run_all(self, calls: Sequence[Request[T]]) -> list[T]:
+        """Run several calls in one trip; results in order. If some fail, the first error is raised
+        when all have ended."""
+        sent: list[tuple[Request[T], Connection, backend.Waiter]] = []
+        results: list[T] = []
+        errors: list[TaskbullError] = []
+        try:
+            for call in calls:
+                connection = self._only or await self._topology.find(call.key)
+                await connection.room()
+                sent.append((call, connection, connection.submit(pack(call.words))))
+            for call, connection, waiter in sent:
+                try:
+                    results.append(call.parse(await self._reply(call, connection, waiter)))
+                except TaskbullError as error:
+                    errors.append(error)
+        finally:
+            for _, _, waiter in sent:
+                waiter.cancel()
+        if errors:
+            raise errors[0]
+        return results
+
+    async def _reply(
+        self, call: Request[Any], connection: Connection, waiter: backend.Waiter
+    ) -> Reply:
+        links = connection.links
+        try:
+            reply = await waiter
+        except ConnectionLost as error:
+            if self._only is not None:
+                raise
+            reply = error
+        if isinstance(reply, ReplyError | ConnectionLost):
+            return await self._errand(call).go_on(connection, links, reply)
+        return reply
+
+    def _errand(self, call: Request[Any], timeout: float | None = None) -> Errand:
+        return Errand(call, self._topology, self._loader, timeout)
+
+    def blocking(self, key: str, name: str = "") -> BlockingConnection:
+        """Give a connection of its own for blocking commands on `key`; `name` it in CLIENT LIST."""
+
+        async def resolve() -> Endpoint:
+            return await self._topology.endpoint(key)
+
+        options = structs.replace(self._options, name=name)
+        return BlockingConnection(resolve, options, self._notify)
+
+
+@asynccontextmanager
+async def open_store(
+    address: Address, options: ConnectionOptions = DEFAULT, notify: Notify = log_change
+) -> AsyncGenerator[Store, None]:
+    """Give a store for the block; `ConnectionLost` ends it when its attempts are used up."""
+    failure: Exception | None = None
+    async with create_task_group() as tasks:
+
+        async def carry(run: Callable[[], Awaitable[None]]) -> None:
+            nonlocal failure
+            try:
+                await run()
+            except ConnectionLost as error:
+                failure = error
+                tasks.cancel_scope.cancel()
+
+        def spawn(run: Callable[[], Awaitable[None]]) -> None:
+            tasks.start_soon(carry, run)
+
+        try:
+            yield Store(address, options, spawn, notify)
+        except Exception as error:  # noqa: BLE001 - raised below, outside of the group's wrapping
+            failure = error
+        tasks.cancel_scope.cancel()
+    if failure is not None:
+        raise failure
+
+
+def ambient_store(
+    address: Address, options: ConnectionOptions = DEFAULT, notify: Notify = log_change
+) -> Store:
+    """Give a store that needs no block: its tasks belong to the running event loop."""
+
+    def spawn(run: Callable[[], Awaitable[None]]) -> None:
+        async def carry() -> None:
+            with suppress(ConnectionLost):  # whoever waited was told
+                await run()
+
+        backend.spawn(carry)
+
+    return Store(address, options, spawn, notify)
+
+
+def _for_address(options: ConnectionOptions, address: Address) -> ConnectionOptions:
+    return structs.replace(
+        options,
+        credentials=address.credentials,
+        db=address.db,
+        tls=address.tls.context() if address.tls else None,
+        primary_only=address.topology == "sentinel",
+        insist=address.topology != "cluster",
+    )

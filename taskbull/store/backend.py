@@ -1,0 +1,55 @@
+"""What differs between asyncio and trio: waiting for one value, and a task without a parent.
+
+A waiter is asyncio's own `Future`, or its likeness on trio. An `anyio.Event` per call would cost
+twice as much on asyncio (4.6 against 7.3 µs for a suspension and its end).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Generator
+from typing import Any, Protocol
+
+from anyio.lowlevel import current_token
+
+
+class Waiter(Protocol):
+    """A value that comes later, awaited by one task. A cancelled task leaves it `done`."""
+
+    def __await__(self) -> Generator[Any, Any, Any]: ...
+    def done(self) -> bool: ...
+    def set_result(self, value: Any, /) -> None: ...
+    def set_exception(self, error: BaseException, /) -> None: ...
+    def cancel(self) -> object: ...
+
+
+def on_trio() -> bool:
+    """Tell whether the running event loop is trio's."""
+    return type(current_token().native_token).__module__.startswith("trio.")
+
+
+def waiters() -> Callable[[], Waiter]:
+    """Give the function that makes waiters for the running event loop."""
+    if on_trio():
+        from taskbull.store.trio_io import TrioWaiter  # noqa: PLC0415 - trio is optional
+
+        return TrioWaiter
+    return asyncio.get_running_loop().create_future
+
+
+def spawn(run: Callable[[], Awaitable[None]]) -> None:
+    """Run a task that belongs to the event loop itself and ends with it.
+
+    For what has no block to live in, such as a producer's connection. `run` must not raise.
+    """
+    if on_trio():
+        import trio  # noqa: PLC0415 - trio is optional
+
+        trio.lowlevel.spawn_system_task(run)
+    else:
+        task = asyncio.ensure_future(run())
+        _background.add(task)
+        task.add_done_callback(_background.discard)
+
+
+_background: set[asyncio.Future[None]] = set()  # asyncio itself keeps only weak references

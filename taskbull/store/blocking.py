@@ -1,0 +1,63 @@
+"""A connection for blocking commands: one at a time, on a socket of its own.
+
+Cancelling a call closes the socket, so that Redis forgets it too. A reply that does not come in
+time closes it as well: a blocked worker is never left waiting on a peer that is gone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+from anyio import move_on_after
+
+from taskbull.store.address import Endpoint
+from taskbull.store.dialing import ConnectionOptions, Dialer, hang_up
+from taskbull.store.link import BROKEN, Link, explain
+from taskbull.store.pipeline import Pipeline, ProtocolError, Reply, Word, pack
+from taskbull.store.reconnection import Lost, Notify, log_change
+
+SLACK = 1.0
+"""Seconds by which a reply may come later than the server's own time-out."""
+
+
+class BlockingConnection:
+    """Sends one blocking command and waits for its reply; connects when needed."""
+
+    def __init__(
+        self,
+        resolve: Callable[[], Awaitable[Endpoint]],
+        options: ConnectionOptions,
+        notify: Notify = log_change,
+    ) -> None:
+        self._dialer = Dialer(resolve, options, notify)
+        self._notify = notify
+        self._pipeline = Pipeline()
+        self._link: Link | None = None
+
+    async def execute(self, words: tuple[Word, ...], timeout: float) -> Reply:
+        """Give the reply, or None if none came within `timeout` (the server's) and some slack.
+
+        A connection lost on the way counts as no reply: what is asked for by blocking commands
+        (a marker, the next events) can be asked for again. The reply may be a `ReplyError`.
+        """
+        if self._link is None:
+            self._link = await self._dialer.dial(self._pipeline, lambda: True)
+        reply: Reply = None
+        finished = False
+        try:
+            with move_on_after(timeout + SLACK):
+                [reply] = await self._link.exchange([pack(words)])
+                finished = True
+        except (ProtocolError, *BROKEN) as error:
+            self._notify(Lost(str(self._dialer.endpoint), explain(error)))
+        finally:
+            if not finished:
+                await self.close()
+        return reply
+
+    async def close(self) -> None:
+        """Close the socket; the next call opens another."""
+        if self._link is not None:
+            link, self._link = self._link, None
+            await hang_up(link)
+            self._pipeline.lose("the connection was closed")

@@ -1,0 +1,171 @@
+"""One pipelining connection that comes back by itself.
+
+Its rules, on which everything above rests:
+
+- A command that may have been executed is never sent again. Sent and unanswered when the link dies:
+  its caller gets `MaybeExecuted`. Not yet sent: it waits for the next link.
+- Nothing hangs: a link whose oldest command is unanswered for `response_timeout` is given up, and a
+  caller may set a deadline of its own.
+- It connects when there is something to send, not before: an idle producer costs nothing.
+- Blocking commands do not belong here: they would hold up everybody behind them.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Awaitable, Callable
+
+from anyio import create_task_group, move_on_after, sleep
+
+from taskbull.errors import ConnectionLost, MaybeExecuted, ServerRefused
+from taskbull.store.address import Endpoint
+from taskbull.store.backend import Waiter, waiters
+from taskbull.store.dialing import ConnectionOptions, Dialer, hang_up
+from taskbull.store.link import Link, explain
+from taskbull.store.pipeline import Note, Pipeline, Reply
+from taskbull.store.reconnection import Lost, Notify, log_change
+
+
+class Connection:
+    """Commands of many callers over one socket at a time; replies in order, each to its caller.
+
+    `run` carries it, as a task, until it is cancelled.
+    """
+
+    def __init__(
+        self,
+        resolve: Callable[[], Awaitable[Endpoint]],
+        options: ConnectionOptions,
+        notify: Notify = log_change,
+    ) -> None:
+        self._dialer = Dialer(resolve, options, notify)
+        self._options = options
+        self._notify = notify
+        self._pipeline = Pipeline()
+        self._new_waiter = waiters()
+        self._link: Link | None = None
+        self._demand: Waiter | None = None
+        self._closed = False
+        self.links = 0
+        """How many links there have been."""
+
+    @property
+    def endpoint(self) -> Endpoint:
+        """Where the server was the last time."""
+        return self._dialer.endpoint
+
+    async def execute(
+        self, command: bytes, *, asking: bool = False, timeout: float | None = None
+    ) -> Reply:
+        """Send a packed command and give its reply, which may be a `ReplyError`.
+
+        Past `timeout` it raises `ConnectionLost` if the command was not sent (it is dropped then),
+        else `MaybeExecuted`.
+        """
+        if timeout is None and not asking and not self._pipeline.full:
+            return await self.submit(command)
+        note = Note(asking=asking)
+        with move_on_after(timeout):
+            await self.room()
+            return await self.submit(command, note)
+        if note.sent:
+            raise MaybeExecuted(f"No reply from Redis at {self.endpoint} within {timeout:.3g} s")
+        reason = f": {self._dialer.reason}" if self._dialer.reason else ""
+        raise ConnectionLost(f"Redis could not be reached within {timeout:.3g} s{reason}")
+
+    @property
+    def full(self) -> bool:
+        """Whether so much waits to be sent that one had better wait for `room`."""
+        return self._pipeline.full
+
+    async def room(self) -> None:
+        """Wait while too much waits to be sent."""
+        while self._pipeline.full:
+            self._pipeline.room.append(waiter := self._new_waiter())
+            await waiter
+
+    def submit(self, command: bytes, note: Note | None = None) -> Waiter:
+        """Queue a packed command at once; the waiter gives its reply."""
+        if self._closed:
+            raise _closed()
+        waiter = self._new_waiter()
+        self._pipeline.queue(command, waiter, note)
+        if self._link is not None:
+            self._link.kick()
+        elif self._demand is not None and not self._demand.done():
+            self._demand.set_result(None)
+        return waiter
+
+    def leave(self, links: int) -> None:
+        """Send nothing more on the link that was `links` in number, and look for the server anew.
+
+        The replies that are on their way still come. Which link is meant must be said, because
+        many callers find out at once, and some when the next link is there already.
+        """
+        if self._link is not None and self.links == links:
+            self._link.drain()
+            self._link = None
+
+    async def run(self) -> None:
+        """Connect when there is something to send, and again whenever the link is lost.
+
+        Raises `ConnectionLost` when `max_reconnect_attempts` are used up.
+        """
+        try:
+            while True:
+                if not self._pipeline.queued:
+                    self._demand = self._new_waiter()
+                    await self._demand
+                if link := await self._connect():
+                    await self._carry(link)
+        finally:
+            self._closed = True
+            self._pipeline.refuse(_closed)
+
+    async def _connect(self) -> Link | None:
+        """Make a link; None if there is none to be had, and those who waited know."""
+        pipeline = self._pipeline
+        try:
+            return await self._dialer.dial(pipeline, lambda: pipeline.wanted)
+        except ServerRefused as error:
+            code, message = error.code, str(error)
+            pipeline.refuse(lambda: ServerRefused(code, message))
+        except ConnectionLost as error:
+            message = str(error)
+            used_up = pipeline.wanted and self._options.insist
+            pipeline.refuse(lambda: ConnectionLost(message))
+            if used_up:
+                raise
+        return None
+
+    async def _carry(self, link: Link) -> None:
+        """Let the link do its work until it is lost."""
+        self.links += 1
+        self._link = link
+        link.kick()
+        reason = "the connection was closed"
+        try:
+            async with create_task_group() as tasks:
+                tasks.start_soon(self._watch, link)
+                reason = explain(await link.carry())
+                tasks.cancel_scope.cancel()
+            self._notify(Lost(str(self.endpoint), reason))
+        finally:
+            self._link = None
+            await hang_up(link)
+            self._pipeline.lose(reason)
+
+    async def _watch(self, link: Link) -> None:
+        """Give the link up when its oldest command has no reply for `response_timeout`."""
+        limit = self._options.response_timeout
+        ticks = 4
+        written: deque[int] = deque(maxlen=ticks)  # how many commands were sent, tick by tick
+        while True:
+            await sleep(limit / ticks)
+            if len(written) == ticks and self._pipeline.answered < written[0]:
+                link.fail(TimeoutError(f"no reply for {limit:g} s"))
+            written.append(self._pipeline.written)
+
+
+def _closed() -> ConnectionLost:
+    return ConnectionLost("The connection to Redis was closed")

@@ -1,0 +1,91 @@
+"""Making a link to a server and being let in, in as many tries as it takes."""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Awaitable, Callable
+
+from anyio import CancelScope, current_time, fail_after
+from msgspec import Struct
+
+from taskbull.errors import ConnectionLost
+from taskbull.store.address import Credentials, Endpoint
+from taskbull.store.handshake import Handshake, dial_error
+from taskbull.store.link import BROKEN, Link, open_link
+from taskbull.store.pipeline import Pipeline, ProtocolError
+from taskbull.store.reconnection import LONGEST_DELAY, Back, Notify, Waiting, reconnecting
+
+
+class ConnectionOptions(Struct, frozen=True, kw_only=True):
+    """How a connection behaves, whichever server it leads to."""
+
+    credentials: Credentials = Credentials()
+    db: int = 0
+    tls: ssl.SSLContext | None = None
+    name: str = ""
+    primary_only: bool = False
+    connect_timeout: float = 5.0
+    response_timeout: float = 10.0
+    insist: bool = True  # False: one try only, then whoever waits is told
+    max_reconnect_attempts: int = 0  # 0: without end
+    longest_delay: float = LONGEST_DELAY
+
+
+class Dialer:
+    """Knows how to get a working link; asks anew where the server is before each try."""
+
+    def __init__(
+        self, resolve: Callable[[], Awaitable[Endpoint]], options: ConnectionOptions, notify: Notify
+    ) -> None:
+        self._resolve = resolve
+        self._options = options
+        self._notify = notify
+        self._handshake = Handshake(
+            options.credentials, options.db, options.name, options.primary_only
+        )
+        self._failures = 0
+        self.endpoint = Endpoint()
+        """Where it led to the last time."""
+        self.reason = ""
+        """Why the last try failed, if it did."""
+
+    async def dial(self, pipeline: Pipeline, wanted: Callable[[], bool]) -> Link:
+        """Try while the link is `wanted`; then `ConnectionLost`, or `ServerRefused` if futile."""
+        attempts = self._options.max_reconnect_attempts if self._options.insist else 1
+        persevere = reconnecting(attempts, self._options.longest_delay, wanted, self._failed)
+        link: Link = await persevere(self._open, pipeline)
+        self._notify(Back(str(self.endpoint), self._failures))
+        self._failures = 0
+        self.reason = ""
+        return link
+
+    def _failed(self, error: ConnectionLost, attempts: int, delay: float) -> None:
+        self._failures = attempts
+        self.reason = str(error)
+        self._notify(Waiting(str(error), attempts, delay))
+
+    async def _open(self, pipeline: Pipeline) -> Link:
+        options = self._options
+        link: Link | None = None
+        try:
+            with fail_after(options.connect_timeout):
+                self.endpoint = await self._resolve()
+                link = await open_link(self.endpoint, options.tls, pipeline)
+                replies = await link.exchange(self._handshake.commands())
+                self._handshake.check(self.endpoint, replies)
+        except BaseException as error:
+            if link is not None:
+                await hang_up(link)
+            pipeline.lose("the handshake failed")
+            if isinstance(error, (*BROKEN, ProtocolError)):
+                raise dial_error(
+                    self.endpoint, error, options.connect_timeout, tls=options.tls is not None
+                ) from error
+            raise
+        return link
+
+
+async def hang_up(link: Link) -> None:
+    """Close the link, also while being cancelled."""
+    with CancelScope(shield=True, deadline=current_time() + 1):
+        await link.close()

@@ -1,0 +1,108 @@
+"""One call that needs more than one step: a search for its node, a deadline, or trouble met."""
+
+from __future__ import annotations
+
+from math import inf
+from typing import Any
+
+from anyio import Event, current_time, sleep
+
+from taskbull.errors import ConnectionLost
+from taskbull.scripts.call import Request
+from taskbull.scripts.loader import Script
+from taskbull.store.address import Endpoint
+from taskbull.store.connection import Connection
+from taskbull.store.delivery import Leave, Load, Moved, Pause, Replied, Send, Step, deliver
+from taskbull.store.pipeline import Reply, ReplyError, pack
+from taskbull.store.topology import Topology
+from taskbull.store.trouble import read_trouble
+
+
+class ScriptLoader:
+    """Loads scripts on servers that do not know them, once however many calls found out."""
+
+    def __init__(self) -> None:
+        self._loading: dict[tuple[Endpoint, str], Event] = {}
+
+    async def load(self, connection: Connection, script: Script) -> None:
+        what = (connection.endpoint, script.sha)
+        if (loading := self._loading.get(what)) is not None:
+            await loading.wait()
+            return
+        self._loading[what] = loaded = Event()
+        try:
+            reply = await connection.execute(pack(("SCRIPT", "LOAD", script.source)))
+            if isinstance(reply, ReplyError):
+                raise read_trouble(reply).error
+        finally:
+            del self._loading[what]
+            loaded.set()
+
+
+class Errand:
+    """Brings one call to its end, whatever it meets on the way."""
+
+    def __init__(
+        self,
+        call: Request[Any],
+        topology: Topology,
+        loader: ScriptLoader,
+        timeout: float | None = None,
+    ) -> None:
+        self._call = call
+        self._topology = topology
+        self._loader = loader
+        self._command = pack(call.words)
+        self._deadline = inf if timeout is None else current_time() + timeout
+        self._links = 0
+
+    async def run(self) -> Reply:
+        """Send the call and see it through."""
+        return await self._see_through(await self._send(Send()))
+
+    async def go_on(self, connection: Connection, links: int, reply: Reply) -> Reply:
+        """Go on from a reply that means trouble; it came while the connection had `links` links."""
+        self._links = links
+        return await self._see_through((connection.endpoint, reply))
+
+    async def _see_through(self, replied: Replied) -> Reply:
+        delivery = deliver(replied, current_time, self._deadline)
+        try:
+            step = next(delivery)
+            while True:
+                step = delivery.send(await self._perform(step))
+        except StopIteration as end:
+            return end.value
+
+    async def _perform(self, step: Step) -> Replied | None:
+        match step:
+            case Send():
+                return await self._send(step)
+            case Load(node):
+                if self._call.script is not None:
+                    await self._loader.load(self._topology.node(node), self._call.script)
+            case Moved(node):
+                self._topology.moved(self._call.key, node)
+            case Leave(node):
+                self._topology.node(node).leave(self._links)
+                self._topology.doubt()
+            case Pause(seconds):
+                await sleep(seconds)
+        return None
+
+    async def _send(self, step: Send) -> Replied:
+        timeout = None if self._deadline == inf else self._deadline - current_time()
+        node = step.node or Endpoint()
+        try:
+            if step.node is None:
+                connection = await self._topology.find(self._call.key)
+            else:
+                connection = self._topology.node(step.node)
+            self._links = connection.links
+            reply = await connection.execute(self._command, asking=step.asking, timeout=timeout)
+            node = connection.endpoint
+        except ConnectionLost as error:
+            if self._topology.single:  # it has waited for the server to come back already
+                raise
+            reply = error  # another node may have taken over
+        return node, reply

@@ -1,0 +1,84 @@
+"""The first words on a new link: who we are, which database, and is this a server we can use?"""
+
+from __future__ import annotations
+
+import ssl
+
+from msgspec import Struct
+
+from taskbull.errors import ConnectionLost, ServerRefused, TaskbullError
+from taskbull.store.address import Credentials, Endpoint
+from taskbull.store.link import explain
+from taskbull.store.pipeline import ProtocolError, Reply, ReplyError, pack
+from taskbull.store.trouble import read_trouble
+
+OLDEST = (6, 2)  # of Redis; Valkey calls itself 7.2 there
+
+
+class Handshake(Struct, frozen=True):
+    """What is said at the beginning of every link, and what is expected in return."""
+
+    credentials: Credentials
+    db: int = 0
+    name: str = ""
+    primary_only: bool = False
+
+    def commands(self) -> list[bytes]:
+        """Give the commands, to be sent in one go."""
+        words: list[tuple[str, ...]] = [self.credentials.words] if self.credentials.words else []
+        if self.db:
+            words.append(("SELECT", str(self.db)))
+        if self.name:
+            words.append(("CLIENT", "SETNAME", self.name))
+        if self.primary_only:
+            words.append(("ROLE",))
+        words += [("INFO", "server"), ("PING",)]
+        return [pack(command) for command in words]
+
+    def check(self, endpoint: Endpoint, replies: list[Reply]) -> None:
+        """Read the replies; `ConnectionLost` if it may work later, else `ServerRefused`."""
+        *_, info, _ = replies
+        for reply in replies:
+            if isinstance(reply, ReplyError) and not (reply is info and _forbidden(reply)):
+                trouble = read_trouble(reply)
+                if trouble.transient or "max number of clients" in trouble.message:
+                    raise ConnectionLost(f"{endpoint}: {trouble.message}")
+                raise trouble.error
+        if self.primary_only and replies[-3][0] != b"master":
+            raise ConnectionLost(f"{endpoint} is a replica, not the primary")
+        if isinstance(info, bytes):
+            _check_version(endpoint, info)
+
+
+def _forbidden(reply: ReplyError) -> bool:
+    """Tell whether an ACL rule keeps us from asking; the version is then taken on trust."""
+    return str(reply).startswith("NOPERM")
+
+
+def _check_version(endpoint: Endpoint, info: bytes) -> None:
+    fields = dict(
+        line.split(":", 1) for line in info.decode(errors="replace").split("\r\n") if ":" in line
+    )
+    version = fields.get("redis_version", "")
+    numbers = tuple(int(part) for part in version.split(".")[:2] if part.isdigit())
+    if numbers and numbers < OLDEST:
+        oldest = ".".join(map(str, OLDEST))
+        raise ServerRefused(
+            "VERSION",
+            f"{endpoint} runs Redis {version}; taskbull needs {oldest} or newer, or Valkey",
+        )
+
+
+def dial_error(endpoint: Endpoint, error: Exception, limit: float, *, tls: bool) -> TaskbullError:
+    """Tell an error that may pass from one that will not."""
+    match error:
+        case TimeoutError():
+            # A server without TLS takes the greeting for a command that is not yet complete.
+            hint = "; does it speak TLS?" if tls else ""
+            return ConnectionLost(f"no answer from {endpoint} within {limit:.3g} s{hint}")
+        case ProtocolError():
+            return ServerRefused("PROTOCOL", f"{endpoint} does not speak the Redis protocol")
+        case ssl.SSLError():
+            return ServerRefused("TLS", f"{endpoint}: no TLS connection ({error})")
+        case _:
+            return ConnectionLost(f"cannot connect to {endpoint}: {explain(error)}")

@@ -1,0 +1,281 @@
+"""One live socket that carries a pipeline: an asyncio protocol, or a stream on trio.
+
+asyncio's protocol callbacks need no task and no wake-up of ours to read (3.4 µs per call at 100
+callers, against 5.7 through streams); trio has no such layer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import ssl
+from collections.abc import Awaitable, Callable
+from typing import Protocol, cast
+
+import anyio
+from anyio.abc import ByteStream, SocketAttribute, SocketStream
+
+from taskbull.store.address import Endpoint
+from taskbull.store.backend import Waiter, on_trio, waiters
+from taskbull.store.pipeline import Pipeline, ProtocolError, Reply
+
+BROKEN = (OSError, anyio.EndOfStream, anyio.BrokenResourceError, anyio.ClosedResourceError)
+
+CLOSED = "the connection was closed by the server"
+LEFT = ConnectionAbortedError("the connection was left")
+
+RECEIVE = 1 << 18
+
+
+class Link(Protocol):
+    """A connected socket. Between `open_link` and `close` it belongs to one `Connection`."""
+
+    async def exchange(self, commands: list[bytes]) -> list[Reply]:
+        """Send commands past the queue and give their replies; for the handshake."""
+        ...
+
+    def kick(self) -> None:
+        """Say that the pipeline has commands to send."""
+        ...
+
+    async def carry(self) -> Exception:
+        """Carry commands and replies until the link is lost; give the reason."""
+        ...
+
+    def drain(self) -> None:
+        """Send nothing more, and end when the last reply has come."""
+        ...
+
+    def fail(self, error: Exception) -> None:
+        """Give the link up."""
+        ...
+
+    async def close(self) -> None:
+        """Close the socket at once."""
+        ...
+
+
+async def open_link(endpoint: Endpoint, tls: ssl.SSLContext | None, pipeline: Pipeline) -> Link:
+    """Connect a socket to `endpoint`; raises `OSError` if that cannot be done."""
+    if on_trio():
+        return await _open_stream_link(endpoint, tls, pipeline)
+    return await _open_protocol_link(endpoint, tls, pipeline)
+
+
+async def _open_protocol_link(
+    endpoint: Endpoint, tls: ssl.SSLContext | None, pipeline: Pipeline
+) -> Link:
+    loop = asyncio.get_running_loop()
+    link = ProtocolLink(pipeline, loop)
+    if endpoint.path:
+        await loop.create_unix_connection(lambda: link, endpoint.path)
+    else:
+        await loop.create_connection(lambda: link, endpoint.host, endpoint.port, ssl=tls)
+    return link
+
+
+async def _open_stream_link(
+    endpoint: Endpoint, tls: ssl.SSLContext | None, pipeline: Pipeline
+) -> Link:
+    from taskbull.store.trio_io import socket_io  # noqa: PLC0415 - trio is optional
+
+    if tls is not None:
+        encrypted = await anyio.connect_tcp(
+            endpoint.host, endpoint.port, ssl_context=tls, tls_standard_compatible=False
+        )
+        keep_alive(encrypted.extra(SocketAttribute.raw_socket))
+        return StreamLink(pipeline, encrypted, encrypted.send, encrypted.receive)
+    stream: SocketStream
+    if endpoint.path:
+        stream = await anyio.connect_unix(endpoint.path)
+    else:
+        stream = await anyio.connect_tcp(endpoint.host, endpoint.port)
+    raw = stream.extra(SocketAttribute.raw_socket)
+    keep_alive(raw)
+    return StreamLink(pipeline, stream, *socket_io(raw))
+
+
+def keep_alive(raw: socket.socket) -> None:
+    """Let the kernel find out about a peer that vanished while we were silent."""
+    if raw.family == socket.AF_UNIX:
+        return
+    raw.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in (("TCP_KEEPIDLE", 30), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 4)):
+        if hasattr(socket, option):  # macOS lacks the first
+            raw.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
+
+
+class ProtocolLink(asyncio.Protocol):
+    """The link on asyncio. Commands of one pass of the loop go out in one write."""
+
+    def __init__(self, pipeline: Pipeline, loop: asyncio.AbstractEventLoop) -> None:
+        self._pipeline = pipeline
+        self._loop = loop
+        self._lost: asyncio.Future[Exception] = loop.create_future()
+        self._transport: asyncio.Transport
+        self._flushing = False
+        self._paused = False
+        self._draining = False
+
+    async def exchange(self, commands: list[bytes]) -> list[Reply]:
+        replies = [self._loop.create_future() for _ in commands]
+        for reply in replies:
+            self._pipeline.expect(reply)
+        self._transport.write(b"".join(commands))
+        try:
+            await asyncio.wait([replies[-1], self._lost], return_when=asyncio.FIRST_COMPLETED)
+            if not replies[-1].done():
+                raise self._lost.result()
+            return [reply.result() for reply in replies]
+        finally:
+            for reply in replies:
+                reply.cancel()
+
+    def kick(self) -> None:
+        if not self._flushing:
+            self._flushing = True
+            self._loop.call_soon(self._flush)
+
+    def _flush(self) -> None:
+        self._flushing = False
+        if self._paused or self._draining or self._lost.done():
+            return
+        if data := self._pipeline.take():
+            self._transport.write(data)
+        if self._pipeline.queued:
+            self.kick()
+
+    async def carry(self) -> Exception:
+        return await asyncio.shield(self._lost)
+
+    def drain(self) -> None:
+        self._draining = True
+        if not self._pipeline.sent:
+            self.fail(LEFT)
+
+    def fail(self, error: Exception) -> None:
+        if not self._lost.done():
+            self._lost.set_result(error)
+        self._transport.abort()
+
+    async def close(self) -> None:
+        self.fail(LEFT)
+
+    # What asyncio calls:
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        keep_alive(transport.get_extra_info("socket"))
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            self._pipeline.feed(data)
+        except ProtocolError as error:
+            self.fail(error)
+        if self._draining and not self._pipeline.sent:
+            self.fail(LEFT)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.fail(exc or anyio.EndOfStream())
+
+    def pause_writing(self) -> None:
+        self._paused = True
+
+    def resume_writing(self) -> None:
+        self._paused = False
+        if self._pipeline.queued:
+            self.kick()
+
+
+class StreamLink:
+    """The link over a byte stream: one task writes what has gathered, one reads."""
+
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        stream: ByteStream,
+        send: Callable[[bytes], Awaitable[None]],
+        receive: Callable[[int], Awaitable[bytes]],
+    ) -> None:
+        self._pipeline = pipeline
+        self._stream = stream
+        self._send = send
+        self._receive = receive
+        self._new_waiter = waiters()
+        self._idle: Waiter | None = None
+        self._scope = anyio.CancelScope()
+        self._draining = False
+        self._error: Exception = LEFT
+
+    async def exchange(self, commands: list[bytes]) -> list[Reply]:
+        replies = [self._new_waiter() for _ in commands]
+        for reply in replies:
+            self._pipeline.expect(reply)
+        await self._send(b"".join(commands))
+        while not replies[-1].done():
+            self._pipeline.feed(await self._receive(RECEIVE))
+        return [await reply for reply in replies]
+
+    def kick(self) -> None:
+        if self._idle is not None and not self._idle.done():
+            self._idle.set_result(None)
+
+    async def carry(self) -> Exception:
+        with self._scope:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(self._write)
+                tasks.start_soon(self._read)
+        return self._error
+
+    async def _write(self) -> None:
+        pipeline, send = self._pipeline, self._send
+        try:
+            while True:
+                if not self._draining and (data := pipeline.take()):
+                    await send(data)
+                elif self._draining or not pipeline.queued:
+                    self._idle = self._new_waiter()
+                    await self._idle
+        except BROKEN as error:
+            self.fail(error)
+
+    async def _read(self) -> None:
+        pipeline, receive = self._pipeline, self._receive
+        try:
+            while True:
+                pipeline.feed(await receive(RECEIVE))
+                if self._draining and not pipeline.sent:
+                    self.fail(LEFT)
+        except (ProtocolError, *BROKEN) as error:
+            self.fail(error)
+
+    def drain(self) -> None:
+        self._draining = True
+        if not self._pipeline.sent:
+            self.fail(LEFT)
+
+    def fail(self, error: Exception) -> None:
+        if not self._scope.cancel_called:
+            self._error = error
+            self._scope.cancel()
+
+    async def close(self) -> None:
+        await anyio.aclose_forcefully(self._stream)
+
+
+def explain(error: Exception) -> str:
+    """Say in a few words why there is no connection (any more)."""
+    match error:
+        case ProtocolError():
+            return "the peer does not speak the Redis protocol"
+        case anyio.EndOfStream() | anyio.ClosedResourceError() | anyio.BrokenResourceError():
+            return CLOSED
+        case OSError(errno=int(number)) if number > 0:  # asyncio words them in its own way
+            return os.strerror(number)
+        case OSError(__cause__=OSError() as cause):  # anyio: all connection attempts failed
+            return explain(cause)
+        case OSError(__cause__=BaseExceptionGroup(exceptions=[OSError() as first, *_])):
+            return explain(first)
+        case _:
+            return str(error)

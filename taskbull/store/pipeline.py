@@ -1,0 +1,158 @@
+"""Commands out in order, replies back in order: the protocol of one connection, without IO.
+
+Its rules:
+
+- A command is *queued* until its bytes have been handed to a socket, and *sent* from then on.
+- Replies come in the order in which commands were sent; each goes to the waiter of its command.
+- A caller that is gone before its command was sent takes the command along; one that is gone later
+  leaves a reply that is read and dropped.
+- When a connection dies, what was sent may have been executed: its callers are told so. What is
+  still queued goes out with the next connection.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Any, TypeAlias, cast
+
+import hiredis
+from hiredis import ProtocolError, Reader, ReplyError
+
+from taskbull.errors import MaybeExecuted, TaskbullError
+from taskbull.scripts.call import Word
+from taskbull.store.backend import Waiter
+
+Reply: TypeAlias = Any
+"""What hiredis makes of a reply: bytes, int, None, a list of those, or a ReplyError."""
+
+pack = cast(Callable[[tuple[Word, ...]], bytes], hiredis.pack_command)  # annotated for one word
+"""Make a command's bytes of its words."""
+
+ASKING = pack(("ASKING",))
+CHUNK = 1 << 18  # bytes handed to a socket at once; a larger command goes alone
+
+
+QUEUE_LIMIT = 1 << 24  # bytes that may wait to be sent before further callers wait for room
+
+
+class Note:
+    """What is special about a command, and whether it was sent; most need none."""
+
+    __slots__ = ("asking", "sent")
+
+    def __init__(self, *, asking: bool = False) -> None:
+        self.asking = asking
+        self.sent = False
+
+
+class _Ignored:
+    """The waiter of a reply that nobody waits for."""
+
+    def done(self) -> bool:
+        return True
+
+
+_IGNORED: Any = _Ignored()
+
+
+class Pipeline:
+    """The commands that wait to be sent, and the callers that wait for replies."""
+
+    def __init__(self) -> None:
+        self.queued: deque[tuple[bytes, Waiter, Note | None]] = deque()
+        self.room: deque[Waiter] = deque()  # callers that wait until the queue is shorter
+        self.sent: deque[Waiter] = deque()
+        self.full = False  # so much waits to be sent that a caller had better wait before more
+        self.written = 0  # commands ever sent
+        self._queued_bytes = 0
+        self._reader = Reader()
+
+    @property
+    def answered(self) -> int:
+        """How many commands were ever answered."""
+        return self.written - len(self.sent)
+
+    @property
+    def wanted(self) -> bool:
+        """Whether anybody still waits for a command to be sent."""
+        return any(not waiter.done() for _, waiter, _ in self.queued)
+
+    def queue(self, command: bytes, waiter: Waiter, note: Note | None = None) -> None:
+        """Let a packed command wait its turn."""
+        self.queued.append((command, waiter, note))
+        self._queued_bytes += len(command)
+        if self._queued_bytes > QUEUE_LIMIT:
+            self.full = True
+
+    def take(self) -> bytes:
+        """Give the bytes to send next, and expect their replies."""
+        queued, sent = self.queued, self.sent
+        out: list[bytes] = []
+        size = 0
+        before = len(sent)
+        while queued and size < CHUNK:
+            command, waiter, note = queued.popleft()
+            size += len(command)
+            if waiter.done():  # its caller was cancelled: nobody wants it any more
+                continue
+            if note is not None:
+                note.sent = True
+                if note.asking:  # in the same breath: it holds for the very next command only
+                    out.append(ASKING)
+                    sent.append(_IGNORED)
+            out.append(command)
+            sent.append(waiter)
+        self.written += len(sent) - before
+        self._shorten(size)
+        return b"".join(out)
+
+    def expect(self, waiter: Waiter) -> None:
+        """Expect the reply of a command that was sent past the queue."""
+        self.sent.append(waiter)
+        self.written += 1
+
+    def feed(self, data: bytes) -> None:
+        """Hand the replies in `data` to those who wait for them.
+
+        Raises `ProtocolError` if this is no Redis protocol, or more replies than commands.
+        """
+        reader, sent = self._reader, self.sent
+        reader.feed(data)
+        gets = reader.gets
+        while (reply := gets()) is not False:
+            if not sent:
+                raise ProtocolError(f"a reply that no command asked for: {str(reply)[:80]}")
+            waiter = sent.popleft()
+            if not waiter.done():
+                waiter.set_result(reply)
+
+    def lose(self, reason: str) -> None:
+        """Forget the connection: whatever was sent on it may or may not have been executed."""
+        self._reader = Reader()
+        while self.sent:
+            _fail(self.sent.popleft(), lambda: MaybeExecuted(f"{reason} before the reply came"))
+
+    def refuse(self, make_error: Callable[[], TaskbullError]) -> None:
+        """Fail what is queued: none of it was sent."""
+        while self.queued:
+            command, waiter, _ = self.queued.popleft()
+            self._shorten(len(command))
+            _fail(waiter, make_error)
+
+    def _shorten(self, size: int) -> None:
+        self._queued_bytes -= size
+        if self.full and self._queued_bytes <= QUEUE_LIMIT:
+            self.full = False
+            while self.room:
+                waiter = self.room.popleft()
+                if not waiter.done():
+                    waiter.set_result(None)
+
+
+def _fail(waiter: Waiter, make_error: Callable[[], TaskbullError]) -> None:
+    if not waiter.done():
+        waiter.set_exception(make_error())  # one each: a shared one would collect tracebacks
+
+
+__all__ = ["Note", "Pipeline", "ProtocolError", "Reply", "ReplyError", "Word", "pack"]

@@ -1,0 +1,94 @@
+"""Coming back after a lost connection: how long to wait, and what is told about it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from random import random
+from typing import TypeAlias
+
+from anyio import sleep
+from msgspec import Struct
+from tenacity import (
+    AsyncRetrying,
+    RetryCallState,
+    retry_if_exception,
+    stop_after_attempt,
+    stop_never,
+)
+
+from taskbull.errors import ConnectionLost
+
+logger = logging.getLogger(__name__)
+
+LONGEST_DELAY = 30.0
+
+
+class Lost(Struct, frozen=True):
+    """A link that worked has died."""
+
+    where: str
+    reason: str
+
+
+class Waiting(Struct, frozen=True):
+    """A connection could not be made; the next try is in `delay` seconds."""
+
+    reason: str
+    attempts: int
+    delay: float
+
+
+class Back(Struct, frozen=True):
+    """There is a working link, after so many tries that failed."""
+
+    where: str
+    attempts: int
+
+
+Change: TypeAlias = Lost | Waiting | Back
+Notify: TypeAlias = Callable[[Change], None]
+
+
+def log_change(change: Change) -> None:
+    """Write one line per change: their intervals grow as the delays do."""
+    match change:
+        case Lost(where, reason):
+            logger.warning("Redis at %s: %s", where, reason)
+        case Waiting(reason, _, delay):
+            logger.warning("No connection to Redis, next try in %.1f s: %s", delay, reason)
+        case Back(where, attempts):
+            if attempts:
+                logger.info("Redis at %s is back after %d tries", where, attempts)
+
+
+def reconnect_delay(failures: int, longest: float, chance: float) -> float:
+    """Give the seconds to wait after so many failures in a row; `chance` is random in [0, 1)."""
+    doubled = 0.1 * 2.0 ** min(failures - 1, 32)
+    return min(doubled * (0.8 + 0.4 * chance), longest)
+
+
+def reconnecting(
+    attempts: int,
+    longest_delay: float,
+    wanted: Callable[[], bool],
+    failed: Callable[[ConnectionLost, int, float], None],
+) -> AsyncRetrying:
+    """Try while the connection is wanted, at most `attempts` times (0: without end)."""
+
+    def delay(state: RetryCallState) -> float:
+        return reconnect_delay(state.attempt_number, longest_delay, random())  # noqa: S311
+
+    def told(state: RetryCallState) -> None:
+        error = state.outcome.exception() if state.outcome else None
+        if isinstance(error, ConnectionLost):
+            failed(error, state.attempt_number, state.upcoming_sleep)
+
+    return AsyncRetrying(
+        sleep=sleep,
+        stop=stop_after_attempt(attempts) if attempts else stop_never,
+        wait=delay,
+        retry=retry_if_exception(lambda error: isinstance(error, ConnectionLost) and wanted()),
+        before_sleep=told,
+        reraise=True,
+    )

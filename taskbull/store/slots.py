@@ -1,0 +1,29 @@
+"""What a Redis Cluster says about itself: which node serves which slots."""
+
+from __future__ import annotations
+
+from taskbull.errors import ConfigurationError, ConnectionLost, ServerRefused
+from taskbull.store.address import Endpoint
+from taskbull.store.pipeline import Reply, ReplyError, pack
+
+READ_SLOTS = pack(("CLUSTER", "SLOTS"))
+
+
+def read_slots(reply: Reply, asked: Endpoint) -> dict[int, Endpoint]:
+    """Read the reply to `READ_SLOTS`; a node without a host is where it was `asked`."""
+    if isinstance(reply, ReplyError):
+        if "cluster support disabled" in str(reply):
+            raise ConfigurationError(f"{asked} is no node of a Redis Cluster: use a redis:// URL")
+        raise ConnectionLost(f"{asked}: {reply}")
+    return {
+        slot: Endpoint(host.decode() if host else asked.host, port)
+        for first, last, (host, port, *_), *_replicas in reply
+        for slot in range(first, last + 1)
+    }
+
+
+def is_clustered(asked: Endpoint) -> ServerRefused:
+    """Make the error for a server that was taken for a single one."""
+    return ServerRefused(
+        "MOVED", f"{asked} is a node of a Redis Cluster: use a redis+cluster:// URL"
+    )

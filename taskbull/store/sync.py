@@ -1,0 +1,146 @@
+"""The store for code without an event loop: the same calls, from any thread, after a fork too."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import inf
+from time import monotonic, sleep
+from typing import Any, TypeVar
+
+from redis.crc import key_slot
+
+from taskbull.errors import ConnectionLost, MaybeExecuted
+from taskbull.scripts.call import Request
+from taskbull.store.address import Address, Endpoint
+from taskbull.store.delivery import Leave, Load, Moved, Pause, Replied, Send, Step, deliver
+from taskbull.store.discovery import locate
+from taskbull.store.line import Lines
+from taskbull.store.pipeline import ASKING, Reply, ReplyError, pack
+from taskbull.store.slots import READ_SLOTS, is_clustered, read_slots
+from taskbull.store.trouble import read_trouble
+
+T = TypeVar("T")
+
+
+class SyncStore:
+    """Runs calls against the Redis at an address, each on a connection of its own."""
+
+    def __init__(self, address: Address) -> None:
+        self.address = address
+        self._lines = Lines(address)
+        self._clustered = address.topology == "cluster"
+        self._locate = locate(address)
+        self._server: Endpoint | None = None
+        self._slots: dict[int, Endpoint] = {}
+
+    def run(self, call: Request[T], *, timeout: float | None = None) -> T:
+        """Run one call and give its result.
+
+        Raises `ConnectionLost` (not executed), `MaybeExecuted`, or `ServerRefused`. Without a
+        `timeout` it waits for Redis to come back, as long as that takes.
+        """
+        deadline = inf if timeout is None else monotonic() + timeout
+        return call.parse(self._see_through(call, self._send(call, Send(), deadline), deadline))
+
+    def run_all(self, calls: Sequence[Request[T]], *, timeout: float | None = None) -> list[T]:
+        """Run several calls in one trip; results in order. Raises as `run` does."""
+        deadline = inf if timeout is None else monotonic() + timeout
+        replies = self._send_all(calls, deadline)
+        return [
+            call.parse(self._see_through(call, replied, deadline))
+            for call, replied in zip(calls, replies, strict=True)
+        ]
+
+    def close(self) -> None:
+        """Close the connections that are not in use."""
+        self._lines.close()
+
+    def _see_through(self, call: Request[Any], replied: Replied, deadline: float) -> Reply:
+        delivery = deliver(replied, monotonic, deadline)
+        try:
+            step = next(delivery)
+            while True:
+                step = delivery.send(self._perform(call, step, deadline))
+        except StopIteration as end:
+            return end.value
+
+    def _perform(self, call: Request[Any], step: Step, deadline: float) -> Replied | None:
+        match step:
+            case Send():
+                return self._send(call, step, deadline)
+            case Load(node):
+                if call.script is not None:
+                    load = pack(("SCRIPT", "LOAD", call.script.source))
+                    [reply] = self._lines.exchange(node, [load], deadline - monotonic())
+                    if isinstance(reply, ReplyError):
+                        raise read_trouble(reply).error
+            case Moved(node):
+                if not self._clustered:
+                    raise is_clustered(node)
+                self._slots[key_slot(call.key.encode())] = node
+            case Leave(node):
+                self._lines.discard(node)
+                self._server = None
+                self._slots = {}
+            case Pause(seconds):
+                sleep(seconds)
+        return None
+
+    def _send(self, call: Request[Any], step: Send, deadline: float) -> Replied:
+        """Send the call; that no connection could be had counts as a reply."""
+        node = step.node or Endpoint()
+        commands = [ASKING, pack(call.words)] if step.asking else [pack(call.words)]
+        try:
+            node = step.node or self._endpoint(call.key, deadline)
+            reply = self._lines.exchange(node, commands, deadline - monotonic())[-1]
+        except ConnectionLost as error:
+            reply = error
+        return node, reply
+
+    def _send_all(self, calls: Sequence[Request[Any]], deadline: float) -> list[Replied]:
+        replies: list[Replied] = []
+        by_node: dict[Endpoint, list[int]] = {}
+        for place, call in enumerate(calls):
+            try:
+                node = self._endpoint(call.key, deadline)
+            except ConnectionLost as error:
+                replies.append((Endpoint(), error))
+            else:
+                replies.append((node, None))
+                by_node.setdefault(node, []).append(place)
+        for node, places in by_node.items():
+            commands = [pack(calls[place].words) for place in places]
+            answers: list[Reply]
+            try:
+                answers = self._lines.exchange(node, commands, deadline - monotonic())
+            except ConnectionLost as error:
+                answers = [error] * len(places)
+            for place, answer in zip(places, answers, strict=True):
+                replies[place] = (node, answer)
+        return replies
+
+    def _endpoint(self, key: str, deadline: float) -> Endpoint:
+        """Find the server of `key`; raises `ConnectionLost` if there is none now."""
+        if not self._clustered:
+            if self._server is None:
+                self._server = self._locate()
+            return self._server
+        slot = key_slot(key.encode())
+        if slot not in self._slots:
+            self._slots = self._draw_map(deadline)
+        try:
+            return self._slots[slot]
+        except KeyError:
+            raise ConnectionLost(f"no node of the cluster serves slot {slot} now") from None
+
+    def _draw_map(self, deadline: float) -> dict[int, Endpoint]:
+        """Ask the nodes, one after the other, which slots are where."""
+        reasons: list[str] = []
+        for node in dict.fromkeys((*self._slots.values(), *self.address.endpoints)):
+            try:
+                limit = min(deadline - monotonic(), 2.0)
+                [reply] = self._lines.exchange(node, [READ_SLOTS], limit)
+                return read_slots(reply, node)
+            except (ConnectionLost, MaybeExecuted) as error:
+                reasons.append(str(error))
+        raise ConnectionLost(f"no node of the cluster answers ({'; '.join(reasons)})")

@@ -1,0 +1,138 @@
+"""Which connection leads to a key: always the same one, or one per node of a Cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Protocol, TypeAlias
+
+from anyio import to_thread
+from redis.crc import key_slot
+
+from taskbull.errors import ConnectionLost, MaybeExecuted
+from taskbull.store.address import Address, Endpoint
+from taskbull.store.connection import Connection
+from taskbull.store.dialing import ConnectionOptions
+from taskbull.store.discovery import locate
+from taskbull.store.reconnection import Notify
+from taskbull.store.slots import READ_SLOTS, is_clustered, read_slots
+
+Spawn: TypeAlias = Callable[[Callable[[], Awaitable[None]]], None]
+"""Starts a task that lives as long as the store."""
+
+
+class Topology(Protocol):
+    """The servers behind an address, as connections."""
+
+    single: bool
+    """Whether there is one server at a time: if it is away, no other will serve."""
+
+    async def find(self, key: str) -> Connection:
+        """Give the connection that leads to `key`."""
+        ...
+
+    def node(self, endpoint: Endpoint) -> Connection:
+        """Give the connection that leads to `endpoint`."""
+        ...
+
+    def moved(self, key: str, endpoint: Endpoint) -> None:
+        """Note that `key` lives at `endpoint` now."""
+        ...
+
+    def doubt(self) -> None:
+        """Take it that what is known of the servers is out of date."""
+        ...
+
+    async def endpoint(self, key: str) -> Endpoint:
+        """Find the server of `key`, for a connection of one's own."""
+        ...
+
+
+class OneServer:
+    """A single server, the primary that Sentinel names, or the embedded server."""
+
+    single = True
+
+    def __init__(
+        self, address: Address, options: ConnectionOptions, spawn: Spawn, notify: Notify
+    ) -> None:
+        self._locate = locate(address)
+        self._in_thread = address.topology != "single"
+        self.connection = Connection(self._resolve, options, notify)
+        spawn(self.connection.run)
+
+    async def find(self, key: str) -> Connection:
+        return self.connection
+
+    def node(self, endpoint: Endpoint) -> Connection:
+        return self.connection
+
+    def moved(self, key: str, endpoint: Endpoint) -> None:
+        raise is_clustered(self.connection.endpoint)
+
+    def doubt(self) -> None:
+        pass  # it is looked for anew before each connection anyway
+
+    async def endpoint(self, key: str) -> Endpoint:
+        return await self._resolve()
+
+    async def _resolve(self) -> Endpoint:
+        if self._in_thread:
+            return await to_thread.run_sync(self._locate, abandon_on_cancel=True)
+        return self._locate()
+
+
+class ClusterNodes:
+    """The masters of a Redis Cluster: one connection each, made when first needed."""
+
+    single = False
+
+    def __init__(
+        self, address: Address, options: ConnectionOptions, spawn: Spawn, notify: Notify
+    ) -> None:
+        self._seeds = address.endpoints
+        self._options = options
+        self._spawn = spawn
+        self._notify = notify
+        self._nodes: dict[Endpoint, Connection] = {}
+        self._slots: dict[int, Endpoint] = {}
+
+    async def find(self, key: str) -> Connection:
+        return self.node(await self.endpoint(key))
+
+    def node(self, endpoint: Endpoint) -> Connection:
+        if (connection := self._nodes.get(endpoint)) is None:
+
+            async def here() -> Endpoint:
+                return endpoint
+
+            connection = self._nodes[endpoint] = Connection(here, self._options, self._notify)
+            self._spawn(connection.run)
+        return connection
+
+    def moved(self, key: str, endpoint: Endpoint) -> None:
+        self._slots[key_slot(key.encode())] = endpoint
+
+    def doubt(self) -> None:
+        self._slots.clear()
+
+    async def endpoint(self, key: str) -> Endpoint:
+        slot = key_slot(key.encode())
+        if slot not in self._slots:
+            await self._draw_map()
+        try:
+            return self._slots[slot]
+        except KeyError:
+            raise ConnectionLost(f"no node of the cluster serves slot {slot} now") from None
+
+    async def _draw_map(self) -> None:
+        """Ask the nodes, one after the other, which slots are where."""
+        reasons: list[str] = []
+        for endpoint in dict.fromkeys((*self._nodes, *self._seeds)):
+            try:
+                reply = await self.node(endpoint).execute(READ_SLOTS, timeout=2.0)
+                self._slots = read_slots(reply, endpoint)
+            except (ConnectionLost, MaybeExecuted) as error:
+                reasons.append(str(error))
+            else:
+                return
+        raise ConnectionLost(f"no node of the cluster answers ({'; '.join(reasons)})")

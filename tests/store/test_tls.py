@@ -1,0 +1,83 @@
+"""TLS on both event loops: certificates checked, clients known, and clear words when it fails."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from anyio import fail_after
+
+from taskbull.errors import ConfigurationError, ConnectionLost, ServerRefused
+from taskbull.store.address import parse
+from taskbull.store.aio import open_store
+from taskbull.store.dialing import ConnectionOptions
+from tests.servers.certificates import Certificates, tls_in_front_of
+from tests.servers.kinds import Reachable
+from tests.store.sample import count, echo
+from tests.store.test_connection import LIMIT, proxy_to
+
+
+def place(server: Reachable) -> tuple[str, int]:
+    endpoint = parse(server.url).endpoints[0]
+    return endpoint.host, endpoint.port
+
+
+async def test_a_server_with_a_known_certificate_is_spoken_to(
+    server: Reachable, prefix: str, tmp_path: Path
+) -> None:
+    certificates = Certificates(tmp_path)
+    with tls_in_front_of(place(server), certificates) as proxy, fail_after(LIMIT):
+        url = f"{proxy.url}?ssl_ca_certs={certificates.ca_file}"
+        async with open_store(parse(url)) as store:
+            assert await store.run(count(prefix)) == 1
+            large = "x" * 300_000
+            assert await store.run(echo(prefix, large)) == large
+            line = store.blocking(prefix)
+            assert await line.execute(("PING",), 1) == b"PONG"
+            await line.close()
+
+
+async def test_a_server_with_an_unknown_certificate_is_refused(
+    server: Reachable, prefix: str, tmp_path: Path
+) -> None:
+    with tls_in_front_of(place(server), Certificates(tmp_path)) as proxy, fail_after(LIMIT):
+        async with open_store(parse(proxy.url)) as store:
+            with pytest.raises(ServerRefused, match="TLS") as refused:
+                await store.run(count(prefix))
+            assert refused.value.code == "TLS"
+
+
+async def test_the_check_can_be_switched_off(
+    server: Reachable, prefix: str, tmp_path: Path
+) -> None:
+    with tls_in_front_of(place(server), Certificates(tmp_path)) as proxy, fail_after(LIMIT):
+        async with open_store(parse(f"{proxy.url}?ssl_cert_reqs=none")) as store:
+            assert await store.run(count(prefix)) == 1
+
+
+async def test_a_client_shows_its_own_certificate(
+    server: Reachable, prefix: str, tmp_path: Path
+) -> None:
+    certificates = Certificates(tmp_path)
+    target = place(server)
+    with tls_in_front_of(target, certificates, client_must_have_one=True) as proxy:
+        url = (
+            f"{proxy.url}?ssl_ca_certs={certificates.ca_file}"
+            f"&ssl_certfile={certificates.client_file}"
+        )
+        with fail_after(LIMIT):
+            async with open_store(parse(url)) as store:
+                assert await store.run(count(prefix)) == 1
+
+
+async def test_tls_to_a_server_without_it_is_reported(server: Reachable, prefix: str) -> None:
+    with proxy_to(server) as proxy, fail_after(LIMIT):
+        address = parse(proxy.url.replace("redis:", "rediss:"))
+        async with open_store(address, ConnectionOptions(connect_timeout=0.2)) as store:
+            with pytest.raises(ConnectionLost, match="does it speak TLS"):
+                await store.run(count(prefix), timeout=1.0)
+
+
+def test_a_certificate_file_that_is_not_there_is_found_when_the_url_is_read() -> None:
+    with pytest.raises(ConfigurationError, match="TLS files"):
+        parse("rediss://localhost?ssl_ca_certs=/no/such/file.pem")
