@@ -1,1 +1,5 @@
-"""The command line."""
+"""The command line: `taskbull`."""
+
+from taskbull.cli.main import main
+
+__all__ = ["main"]

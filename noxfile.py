@@ -1,0 +1,61 @@
+"""Everything that is checked, each by one session: `nox -l` lists them.
+
+All sessions share the environment that nox itself runs in: `pip install -e '.[dev]'` makes it.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import nox
+
+nox.needs_version = ">=2025.2"
+nox.options.sessions = ["lint", "types", "lua", "tests"]
+nox.options.default_venv_backend = "none"
+
+CODE = ("taskbull", "tests", "benchmarks", "noxfile.py")
+
+
+def run(session: nox.Session, module: str, *arguments: str, **environment: str) -> None:
+    session.run(sys.executable, "-m", module, *arguments, env={**os.environ, **environment})
+
+
+@nox.session
+def lint(session: nox.Session) -> None:
+    """Style and common faults."""
+    run(session, "ruff", "check", *CODE)
+    run(session, "ruff", "format", "--check", *CODE)
+
+
+@nox.session
+def types(session: nox.Session) -> None:
+    """Types, by two checkers: users have either."""
+    run(session, "mypy")
+    run(session, "pyright", "--pythonpath", sys.executable)
+
+
+@nox.session
+def lua(session: nox.Session) -> None:
+    """Syntax, headers and format of the Lua scripts."""
+    run(session, "pytest", "-q", "tests/scripts", *session.posargs)
+
+
+@nox.session
+def tests(session: nox.Session) -> None:
+    """The whole suite, on asyncio and trio, against the real servers that pip brings."""
+    run(session, "coverage", "run", "-m", "pytest", *session.posargs)
+    run(session, "coverage", "report", "--fail-under=90")
+
+
+@nox.session
+def soak(session: nox.Session) -> None:
+    """Over a million replies through killed, cut and black-holed connections."""
+    replies = "600000"  # on each event loop
+    run(session, "pytest", "-rA", "tests/store/test_soak.py", TASKBULL_SOAK_REPLIES=replies)
+
+
+@nox.session
+def benchmarks(session: nox.Session) -> None:
+    """Print the tables of benchmarks/; nothing is asserted."""
+    run(session, "benchmarks.transport", *session.posargs)
