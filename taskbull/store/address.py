@@ -245,9 +245,14 @@ def _endpoint(url: str, place: str, default_port: int) -> Endpoint:
         host, port = one.hostname, one.port
     except ValueError as error:
         raise _wrong(url, f"{place!r} is no host and port: {error}") from error
+    name = unquote(host or "localhost")
+    try:
+        name.encode("idna")  # what a resolver would do, and fail on late
+    except UnicodeError:
+        host = None
     if port == 0 or (place and not host):
         raise _wrong(url, f"{place!r} is no host and port")
-    return Endpoint(unquote(host or "localhost"), port or default_port)
+    return Endpoint(name, port or default_port)
 
 
 def _db(url: str, text: str) -> int:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
+from math import inf
 from typing import Any, TypeVar
 
-from anyio import create_task_group
+from anyio import create_task_group, current_time
 from msgspec import structs
 
 from taskbull.errors import ConnectionLost, TaskbullError
 from taskbull.scripts.call import Request
+from taskbull.scripts.steps import Steps
 from taskbull.store import backend
 from taskbull.store.address import Address, Endpoint
 from taskbull.store.blocking import BlockingConnection
@@ -85,6 +87,23 @@ class Store:
             raise errors[0]
         return results
 
+    async def perform(self, steps: Steps[T], *, timeout: float | None = None) -> T:
+        """Run an operation of several calls; `timeout` is for all of them."""
+        deadline = inf if timeout is None else current_time() + timeout
+        try:
+            call = next(steps)
+            while True:
+                left = None if timeout is None else max(0, deadline - current_time())
+                try:
+                    result = await self.run(call, timeout=left)
+                except TaskbullError as error:
+                    call = steps.throw(error)
+                else:
+                    call = steps.send(result)
+        except StopIteration as end:
+            result_of_all: T = end.value
+            return result_of_all
+
     async def _reply(
         self, call: Request[Any], connection: Connection, waiter: backend.Waiter
     ) -> Reply:
@@ -109,7 +128,7 @@ class Store:
             return await self._topology.endpoint(key)
 
         options = structs.replace(self._options, name=name)
-        return BlockingConnection(resolve, options, self._notify)
+        return BlockingConnection(resolve, self._topology.doubt, options, self._notify)
 
 
 @asynccontextmanager

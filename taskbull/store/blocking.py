@@ -13,8 +13,9 @@ from anyio import move_on_after
 from taskbull.store.address import Endpoint
 from taskbull.store.dialing import ConnectionOptions, Dialer, hang_up
 from taskbull.store.link import BROKEN, Link, explain
-from taskbull.store.pipeline import Pipeline, ProtocolError, Reply, Word, pack
+from taskbull.store.pipeline import Pipeline, ProtocolError, Reply, ReplyError, Word, pack
 from taskbull.store.reconnection import Lost, Notify, log_change
+from taskbull.store.trouble import Answer, Trouble, read_trouble
 
 SLACK = 1.0
 """Seconds by which a reply may come later than the server's own time-out."""
@@ -26,10 +27,12 @@ class BlockingConnection:
     def __init__(
         self,
         resolve: Callable[[], Awaitable[Endpoint]],
+        doubt: Callable[[], None],
         options: ConnectionOptions,
         notify: Notify = log_change,
     ) -> None:
         self._dialer = Dialer(resolve, options, notify)
+        self._doubt = doubt
         self._notify = notify
         self._pipeline = Pipeline()
         self._link: Link | None = None
@@ -37,8 +40,9 @@ class BlockingConnection:
     async def execute(self, words: tuple[Word, ...], timeout: float) -> Reply:
         """Give the reply, or None if none came within `timeout` (the server's) and some slack.
 
-        A connection lost on the way counts as no reply: what is asked for by blocking commands
-        (a marker, the next events) can be asked for again. The reply may be a `ReplyError`.
+        A connection lost on the way counts as no reply, and so does a server that is not the one
+        to ask any more: what is asked for by blocking commands (a marker, the next events) can be
+        asked for again. Other errors of the server are raised.
         """
         if self._link is None:
             self._link = await self._dialer.dial(self._pipeline, lambda: True)
@@ -53,7 +57,18 @@ class BlockingConnection:
         finally:
             if not finished:
                 await self.close()
+        if isinstance(reply, ReplyError):
+            await self._give_up(read_trouble(reply))
+            return None
         return reply
+
+    async def _give_up(self, trouble: Trouble) -> None:
+        """Leave a server that refused; the next call looks for the right one."""
+        await self.close()
+        if trouble.answer is Answer.RAISE:
+            raise trouble.error
+        self._doubt()
+        self._notify(Lost(str(self._dialer.endpoint), trouble.message))
 
     async def close(self) -> None:
         """Close the socket; the next call opens another."""

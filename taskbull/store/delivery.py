@@ -35,7 +35,7 @@ class Send(Struct, frozen=True):
 
 
 class Load(Struct, frozen=True):
-    """Load the call's script on a node."""
+    """Load the call's script on a node; give the reply if it means trouble, else None."""
 
     node: Endpoint
 
@@ -77,11 +77,13 @@ def deliver(first: Replied, clock: Callable[[], float], deadline: float) -> Deli
         if trouble.transient:
             # That there is no connection is waited out, unless the caller set a deadline.
             limit = deadline if isinstance(reply, ConnectionLost) else min(patience, deadline)
-            if clock() >= limit:
+            if (left := limit - clock()) <= 0:
                 raise trouble.error
             if trouble.answer is Answer.LEAVE:
                 yield Leave(node)
-            yield Pause(pause)
+            yield Pause(min(pause, left))
+            if clock() >= limit:
+                raise trouble.error
             pause = min(pause * 2, LONGEST_PAUSE)
             asking = False
             node, reply = yield Send()
@@ -90,7 +92,9 @@ def deliver(first: Replied, clock: Callable[[], float], deadline: float) -> Deli
         if trouble.answer is Answer.RAISE or redirections > REDIRECTIONS:
             raise trouble.error
         if trouble.answer is Answer.LOAD:
-            yield Load(node)
+            if refusal := (yield Load(node)):
+                reply = refusal
+                continue
         else:
             node, asking = trouble.target(node), trouble.answer is Answer.ASK
             if not asking:

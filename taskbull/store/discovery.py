@@ -7,50 +7,59 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import cast
+from time import monotonic
+from typing import TypeAlias
 
-from redis.backoff import NoBackoff
-from redis.exceptions import RedisError
-from redis.retry import Retry
-from redis.sentinel import Sentinel
-
-from taskbull.errors import ConnectionLost
+from taskbull.errors import ConnectionLost, MaybeExecuted, ServerRefused
 from taskbull.store.address import Address, Endpoint
 from taskbull.store.embedded import start_or_join
+from taskbull.store.line import Line
+from taskbull.store.pipeline import ReplyError, pack
+
+Locate: TypeAlias = Callable[[float], Endpoint]
+"""Finds the server within so many seconds, or raises `ConnectionLost`."""
+
+SENTINEL_TIMEOUT = 1.0
+EMBEDDED_TIMEOUT = 30.0
 
 
-def locate(address: Address) -> Callable[[], Endpoint]:
+def locate(address: Address) -> Locate:
     """Give the function that finds a server; for a Cluster, one of those that were named."""
     match address.topology:
         case "sentinel":
-            return lambda: _primary(address)
+            return lambda limit: _primary(address, limit)
         case "embedded":
-            return lambda: Endpoint(path=str(start_or_join(Path(address.folder))))
+            return lambda limit: _embedded(Path(address.folder), limit)
         case _:
             first = address.endpoints[0]
-            return lambda: first
+            return lambda _limit: first
 
 
-def _primary(address: Address) -> Endpoint:
+def _embedded(folder: Path, limit: float) -> Endpoint:
+    return Endpoint(path=str(start_or_join(folder, min(limit, EMBEDDED_TIMEOUT))))
+
+
+def _primary(address: Address, limit: float) -> Endpoint:
     """Ask the sentinels, one after the other, for the primary of the service."""
-    login = address.sentinel_credentials
-    sentinels = Sentinel(  # type: ignore[no-untyped-call]
-        [(endpoint.host, endpoint.port) for endpoint in address.endpoints],
-        socket_timeout=1.0,
-        socket_connect_timeout=1.0,
-        retry=Retry(NoBackoff(), 0),
-        username=login.username,
-        password=login.password,
-    )
-    try:
-        found = sentinels.discover_master(address.service)  # type: ignore[no-untyped-call]
-    except RedisError as error:
-        names = ", ".join(map(str, address.endpoints))
-        raise ConnectionLost(
-            f"no sentinel of {names} knows a primary of {address.service!r}: {error}"
-        ) from error
-    finally:
-        for sentinel in sentinels.sentinels:
-            sentinel.close()
-    host, port = cast(tuple[str, int], found)
-    return Endpoint(host, port)
+    ask = pack(("SENTINEL", "GET-MASTER-ADDR-BY-NAME", address.service))
+    login = Address("single", credentials=address.sentinel_credentials, tls=address.tls)
+    deadline = monotonic() + limit
+    reasons: list[str] = []
+    for sentinel in address.endpoints:
+        left = min(deadline - monotonic(), SENTINEL_TIMEOUT)
+        if left <= 0:
+            reasons.append("time is up")
+            break
+        try:
+            line = Line(sentinel, login, left)
+            [reply] = line.exchange([ask], left)
+            line.close()
+        except (ConnectionLost, MaybeExecuted, ServerRefused) as error:
+            reasons.append(str(error))
+            continue
+        if isinstance(reply, list):
+            host, port = reply
+            return Endpoint(host.decode(), int(port))
+        reasons.append(f"{sentinel} says {reply if isinstance(reply, ReplyError) else 'no'}")
+    why = "; ".join(reasons)
+    raise ConnectionLost(f"no sentinel knows a primary of {address.service!r}: {why}")

@@ -5,9 +5,9 @@ from __future__ import annotations
 from math import inf
 from typing import Any
 
-from anyio import Event, current_time, sleep
+from anyio import Event, current_time, move_on_after, sleep
 
-from taskbull.errors import ConnectionLost
+from taskbull.errors import ConnectionLost, MaybeExecuted
 from taskbull.scripts.call import Request
 from taskbull.scripts.loader import Script
 from taskbull.store.address import Endpoint
@@ -15,7 +15,6 @@ from taskbull.store.connection import Connection
 from taskbull.store.delivery import Leave, Load, Moved, Pause, Replied, Send, Step, deliver
 from taskbull.store.pipeline import Reply, ReplyError, pack
 from taskbull.store.topology import Topology
-from taskbull.store.trouble import read_trouble
 
 
 class ScriptLoader:
@@ -24,16 +23,24 @@ class ScriptLoader:
     def __init__(self) -> None:
         self._loading: dict[tuple[Endpoint, str], Event] = {}
 
-    async def load(self, connection: Connection, script: Script) -> None:
+    async def load(
+        self, connection: Connection, script: Script, timeout: float | None
+    ) -> Reply | None:
+        """Load a script, or wait while another call does; give the reply if it means trouble."""
         what = (connection.endpoint, script.sha)
         if (loading := self._loading.get(what)) is not None:
-            await loading.wait()
-            return
+            with move_on_after(timeout):
+                await loading.wait()
+            return None
         self._loading[what] = loaded = Event()
         try:
-            reply = await connection.execute(pack(("SCRIPT", "LOAD", script.source)))
-            if isinstance(reply, ReplyError):
-                raise read_trouble(reply).error
+            load = pack(("SCRIPT", "LOAD", script.source))
+            reply = await connection.execute(load, timeout=timeout)
+            return reply if isinstance(reply, ReplyError) else None
+        except ConnectionLost as error:
+            return error
+        except MaybeExecuted:
+            return None  # loading twice does no harm: the call itself will find out
         finally:
             del self._loading[what]
             loaded.set()
@@ -74,13 +81,14 @@ class Errand:
         except StopIteration as end:
             return end.value
 
-    async def _perform(self, step: Step) -> Replied | None:
+    async def _perform(self, step: Step) -> Any:
         match step:
             case Send():
                 return await self._send(step)
             case Load(node):
                 if self._call.script is not None:
-                    await self._loader.load(self._topology.node(node), self._call.script)
+                    connection = self._topology.node(node)
+                    return await self._loader.load(connection, self._call.script, self._left())
             case Moved(node):
                 self._topology.moved(self._call.key, node)
             case Leave(node):
@@ -90,8 +98,12 @@ class Errand:
                 await sleep(seconds)
         return None
 
+    def _left(self) -> float | None:
+        """Give the seconds until the deadline, if there is one."""
+        return None if self._deadline == inf else max(0.0, self._deadline - current_time())
+
     async def _send(self, step: Send) -> Replied:
-        timeout = None if self._deadline == inf else self._deadline - current_time()
+        timeout = self._left()
         node = step.node or Endpoint()
         try:
             if step.node is None:

@@ -10,11 +10,12 @@ import os
 import select
 import socket
 from collections import defaultdict, deque
+from contextlib import suppress
 from time import monotonic
 
 from hiredis import Reader
 
-from taskbull.errors import MaybeExecuted
+from taskbull.errors import ConnectionLost, MaybeExecuted
 from taskbull.store.address import Address, Endpoint
 from taskbull.store.handshake import Handshake, dial_error
 from taskbull.store.link import BROKEN, CLOSED, RECEIVE, explain, keep_alive
@@ -51,7 +52,7 @@ class Line:
     @property
     def stale(self) -> bool:
         """Whether the server has closed it, or said something unasked, while it was idle."""
-        return bool(self._ready.poll(0))
+        return self._reader.has_data() or bool(self._ready.poll(0))
 
     def exchange(self, commands: list[bytes], limit: float) -> list[Reply]:
         """Send packed commands and give their replies; closes itself and raises `MaybeExecuted`."""
@@ -82,6 +83,8 @@ class Line:
                 if not data:
                     raise ConnectionResetError(CLOSED)
                 self._reader.feed(data)
+        if len(replies) > len(commands):
+            raise ProtocolError("a reply that no command asked for")
         return replies
 
 
@@ -94,21 +97,25 @@ class Lines:
         self._process = os.getpid()
 
     def exchange(self, endpoint: Endpoint, commands: list[bytes], limit: float) -> list[Reply]:
-        """Have packed commands answered by a server."""
+        """Have packed commands answered by a server, within `limit` seconds."""
+        if limit <= 0:
+            raise ConnectionLost(f"No time was left to send a command to Redis at {endpoint}")
         limit = max(limit, 0.001)  # the deadline may have passed while the caller paused
         if self._process != os.getpid():  # forked: the sockets are the parent's
             self._idle, self._process = defaultdict(deque), os.getpid()
+        deadline = monotonic() + limit
         idle = self._idle[endpoint]
         line = self._usable(idle) or Line(endpoint, self._address, min(limit, CONNECT_TIMEOUT))
-        replies = line.exchange(commands, min(limit, RESPONSE_TIMEOUT))
+        replies = line.exchange(commands, min(deadline - monotonic(), RESPONSE_TIMEOUT))
         idle.append(line)
         return replies
 
     def discard(self, endpoint: Endpoint) -> None:
         """Close what is idle to a server."""
-        idle = self._idle.pop(endpoint, deque())
-        while idle:
-            idle.pop().close()
+        idle = self._idle[endpoint]  # it stays: another thread may be about to add to it
+        with suppress(IndexError):
+            while True:
+                idle.pop().close()
 
     def close(self) -> None:
         for endpoint in list(self._idle):

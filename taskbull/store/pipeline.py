@@ -26,7 +26,8 @@ from taskbull.store.backend import Waiter
 Reply: TypeAlias = Any
 """What hiredis makes of a reply: bytes, int, None, a list of those, or a ReplyError."""
 
-pack = cast(Callable[[tuple[Word, ...]], bytes], hiredis.pack_command)  # annotated for one word
+# hiredis annotates it for one word only.
+pack = cast(Callable[[tuple[Word, ...]], bytes], hiredis.pack_command)  # pyright: ignore[reportUnknownMemberType]
 """Make a command's bytes of its words."""
 
 ASKING = pack(("ASKING",))

@@ -9,15 +9,16 @@ from typing import Any, TypeVar
 
 from redis.crc import key_slot
 
-from taskbull.errors import ConnectionLost, MaybeExecuted
+from taskbull.errors import ConnectionLost, MaybeExecuted, TaskbullError
 from taskbull.scripts.call import Request
+from taskbull.scripts.loader import Script
+from taskbull.scripts.steps import Steps
 from taskbull.store.address import Address, Endpoint
 from taskbull.store.delivery import Leave, Load, Moved, Pause, Replied, Send, Step, deliver
 from taskbull.store.discovery import locate
 from taskbull.store.line import Lines
 from taskbull.store.pipeline import ASKING, Reply, ReplyError, pack
 from taskbull.store.slots import READ_SLOTS, is_clustered, read_slots
-from taskbull.store.trouble import read_trouble
 
 T = TypeVar("T")
 
@@ -43,13 +44,36 @@ class SyncStore:
         return call.parse(self._see_through(call, self._send(call, Send(), deadline), deadline))
 
     def run_all(self, calls: Sequence[Request[T]], *, timeout: float | None = None) -> list[T]:
-        """Run several calls in one trip; results in order. Raises as `run` does."""
+        """Run several calls in one trip; results in order. If some fail, the first error is raised
+        when all have ended."""
         deadline = inf if timeout is None else monotonic() + timeout
-        replies = self._send_all(calls, deadline)
-        return [
-            call.parse(self._see_through(call, replied, deadline))
-            for call, replied in zip(calls, replies, strict=True)
-        ]
+        results: list[T] = []
+        errors: list[TaskbullError] = []
+        for call, replied in zip(calls, self._send_all(calls, deadline), strict=True):
+            try:
+                results.append(call.parse(self._see_through(call, replied, deadline)))
+            except TaskbullError as error:
+                errors.append(error)
+        if errors:
+            raise errors[0]
+        return results
+
+    def perform(self, steps: Steps[T], *, timeout: float | None = None) -> T:
+        """Run an operation of several calls; `timeout` is for all of them."""
+        deadline = inf if timeout is None else monotonic() + timeout
+        try:
+            call = next(steps)
+            while True:
+                left = None if timeout is None else max(0, deadline - monotonic())
+                try:
+                    result = self.run(call, timeout=left)
+                except TaskbullError as error:
+                    call = steps.throw(error)
+                else:
+                    call = steps.send(result)
+        except StopIteration as end:
+            result_of_all: T = end.value
+            return result_of_all
 
     def close(self) -> None:
         """Close the connections that are not in use."""
@@ -64,16 +88,13 @@ class SyncStore:
         except StopIteration as end:
             return end.value
 
-    def _perform(self, call: Request[Any], step: Step, deadline: float) -> Replied | None:
+    def _perform(self, call: Request[Any], step: Step, deadline: float) -> Any:
         match step:
             case Send():
                 return self._send(call, step, deadline)
             case Load(node):
                 if call.script is not None:
-                    load = pack(("SCRIPT", "LOAD", call.script.source))
-                    [reply] = self._lines.exchange(node, [load], deadline - monotonic())
-                    if isinstance(reply, ReplyError):
-                        raise read_trouble(reply).error
+                    return self._load(node, call.script, deadline)
             case Moved(node):
                 if not self._clustered:
                     raise is_clustered(node)
@@ -85,6 +106,16 @@ class SyncStore:
             case Pause(seconds):
                 sleep(seconds)
         return None
+
+    def _load(self, node: Endpoint, script: Script, deadline: float) -> Reply | None:
+        load = pack(("SCRIPT", "LOAD", script.source))
+        try:
+            [reply] = self._lines.exchange(node, [load], deadline - monotonic())
+        except ConnectionLost as error:
+            return error
+        except MaybeExecuted:
+            return None  # loading twice does no harm: the call itself will find out
+        return reply if isinstance(reply, ReplyError) else None
 
     def _send(self, call: Request[Any], step: Send, deadline: float) -> Replied:
         """Send the call; that no connection could be had counts as a reply."""
@@ -123,7 +154,7 @@ class SyncStore:
         """Find the server of `key`; raises `ConnectionLost` if there is none now."""
         if not self._clustered:
             if self._server is None:
-                self._server = self._locate()
+                self._server = self._locate(deadline - monotonic())
             return self._server
         slot = key_slot(key.encode())
         if slot not in self._slots:

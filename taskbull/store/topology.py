@@ -12,7 +12,7 @@ from taskbull.errors import ConnectionLost, MaybeExecuted
 from taskbull.store.address import Address, Endpoint
 from taskbull.store.connection import Connection
 from taskbull.store.dialing import ConnectionOptions
-from taskbull.store.discovery import locate
+from taskbull.store.discovery import EMBEDDED_TIMEOUT, locate
 from taskbull.store.reconnection import Notify
 from taskbull.store.slots import READ_SLOTS, is_clustered, read_slots
 
@@ -77,8 +77,9 @@ class OneServer:
 
     async def _resolve(self) -> Endpoint:
         if self._in_thread:
-            return await to_thread.run_sync(self._locate, abandon_on_cancel=True)
-        return self._locate()
+            limit = EMBEDDED_TIMEOUT  # the dialer has a deadline of its own, which is shorter
+            return await to_thread.run_sync(self._locate, limit, abandon_on_cancel=True)
+        return self._locate(0)
 
 
 class ClusterNodes:

@@ -43,7 +43,9 @@ _ANSWERS = {
 }
 
 # Redis < 7 wraps what a command inside a script said: "ERR Error running script …: -READONLY …"
-_WRAPPED = re.compile(r"^ERR Error running script .*?-(?P<inner>[A-Z]+ .*)$", re.DOTALL)
+_WRAPPED = re.compile(
+    r"^ERR Error running script .*?: (?:@user_script: ?\d+: )+-?(?P<inner>[A-Z]+ .*)$", re.DOTALL
+)
 
 
 class Trouble(Struct, frozen=True):
