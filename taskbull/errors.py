@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from typing import Any
 
 
 class TaskbullError(Exception):
@@ -43,6 +44,18 @@ class ServerUnavailable(ServerRefused):
     """Redis is there but cannot serve for now (`LOADING`, `BUSY`, `CLUSTERDOWN`, …)."""
 
 
+class EnqueueError(TaskbullError):
+    """Jobs could not be added. `spec` holds them, to be kept or added later.
+
+    `may_be_added`: the reply to the first of them was lost, so Redis may have it after all.
+    """
+
+    def __init__(self, message: str, spec: list[Any], *, may_be_added: bool = False) -> None:
+        super().__init__(message)
+        self.spec = spec
+        self.may_be_added = may_be_added
+
+
 class JobNotFound(TaskbullError):
     """There is no such job in the queue."""
 
@@ -59,6 +72,30 @@ class LockLost(TaskbullError):
         super().__init__(f"The lock of job {job_id} in queue {queue} is no longer ours")
         self.queue = queue
         self.job_id = job_id
+
+
+class WrongState(TaskbullError):
+    """The job is not in a state in which this can be done; nothing was changed.
+
+    `code` is BullMQ's number for the reason.
+    """
+
+    def __init__(self, queue: str, job_id: str, problem: str, code: int) -> None:
+        super().__init__(f"Job {job_id} in queue {queue} {problem}")
+        self.queue = queue
+        self.job_id = job_id
+        self.code = code
+
+
+class JobsActive(TaskbullError):
+    """The queue has running jobs, and is not removed without force."""
+
+    def __init__(self, queue: str, count: int) -> None:
+        super().__init__(
+            f"Queue {queue} has {count} running jobs: wait until they have ended, or use force"
+        )
+        self.queue = queue
+        self.count = count
 
 
 class CorruptJob(TaskbullError, ValueError):

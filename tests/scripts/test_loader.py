@@ -102,8 +102,8 @@ def header_differences(name: str) -> list[str]:
     text = (loader.LUA / f"{name}.lua").read_text(encoding="utf-8")
     wrong = [] if re.match(rf"-- {name}: .+\.\n", text) else [f"it does not begin with {name}:"]
     for table, told in (("KEYS", script.keys), ("ARGV", script.args)):
-        found = re.findall(rf"^local (.+) = unpack\({table}\)$", text, re.MULTILINE)
-        unpacked = tuple(found[0].split(", ")) if len(found) == 1 else ()
+        found = re.findall(rf"^local ([\w,\s]+?)\s=\s+unpack\({table}\)$", text, re.MULTILINE)
+        unpacked = tuple(re.split(r",\s+", found[0])) if len(found) == 1 else ()
         if unpacked != told or len(found) > 1:
             wrong.append(f"{table} are {told} in the header, and {found} are unpacked")
         if re.search(rf"\b{table}\[", text):

@@ -50,6 +50,15 @@ FAILED_REASON_FIELD = "failedReason"
 STACKTRACE_FIELD = "stacktrace"
 
 
+class ParentLink(Struct, frozen=True):
+    """The parent of a child, as a script needs it; `stored` is what stands in the child's hash."""
+
+    key: str
+    id: str
+    queue_key: str
+    stored: bytes
+
+
 class EncodedJob(Struct, frozen=True):
     """A new job in the form in which a script takes it."""
 
@@ -62,7 +71,10 @@ class EncodedJob(Struct, frozen=True):
     lifo: bool
     job_id: str
     """Empty: the queue's counter gives the id."""
-    dedup: Dedup | None
+    dedup: Dedup | None = None
+    parent: ParentLink | None = None
+    has_children: bool = False
+    """It waits for its children, which are added after it."""
 
 
 def encode_job(job: NewJob, timestamp_ms: int) -> EncodedJob:

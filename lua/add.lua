@@ -1,0 +1,154 @@
+-- add: add jobs to a queue, in order. A repeated call adds nothing and gives its first answer.
+--
+-- KEYS
+--   memo               string   the last call of this producer's lane, and its answer
+--   counter            string   number of the last job
+--   meta               hash     settings of the queue
+--   wait               list     jobs that may run, taken from the tail
+--   paused             list     the same while the queue is paused
+--   active             list     jobs that run
+--   prioritized        zset     jobs that may run, by priority
+--   priority_counter   string   keeps jobs of equal priority in order
+--   delayed            zset     jobs that may run later
+--   waiting_children   zset     parents that wait for their children
+--   completed          zset     jobs that are done
+--   marker             zset     wakes workers
+--   events             stream   what happened
+-- ARGV
+--   prefix                      start of every key of this queue
+--   now                         ms
+--   call                        number of this call on its lane; the next call has a higher one
+--   memo_life                   ms for which the answer is remembered
+--   jobs                        msgpack array of jobs, each an array:
+--                               id ("": the counter's), name, data, opts, timestamp, delay,
+--                               priority, lifo, special: false, or a map of
+--                                 children: true, it waits for its children
+--                                 dedup: {id, ttl (0: none), extend, replace, keep_last}
+--                                 parent: {key, id, queue key, stored JSON}
+-- RETURNS
+--   per job two places: its id, and 0 added, 1 there was one of that id, 2 deduplicated (the id is
+--   the owner's), -5 no such parent, -7 the job has another parent
+-- EFFECTS
+--   as BullMQ's; `deduplicated` is emitted as by version 6, without `debounced`
+
+local memo, counter, meta, wait, paused, active, prioritized, priority_counter, delayed,
+  waiting_children, completed, marker, events = unpack(KEYS)
+local prefix, now, call, memo_life, jobs = unpack(ARGV)
+
+--- @include "queue_state"
+--- @include "mark_base"
+--- @include "mark_delay"
+--- @include "delayed_score"
+--- @include "attach_to_parent"
+--- @include "deduplicate"
+
+local last = redis.call("GET", memo)
+if last then
+  local number = string.match(last, "^%d+")
+  if number == call then
+    return cmsgpack.unpack(string.sub(last, #number + 2))
+  elseif tonumber(number) > tonumber(call) then
+    return {} -- it was late on its way, and whoever sent it has gone on
+  end
+end
+
+jobs = cmsgpack.unpack(jobs)
+local replies, fifo, lifo, classes, any_delayed = {}, {}, {}, {}, false
+
+-- A job without its parent is refused before it takes a number; all others take one each.
+local numbers = 0
+for i = 1, #jobs do
+  local special = jobs[i][9]
+  if special and special.parent and redis.call("EXISTS", special.parent[1]) == 0 then
+    replies[2 * i] = -5
+  else
+    numbers = numbers + 1
+  end
+end
+local number = redis.call("INCRBY", counter, numbers) - numbers
+local queue = queue_state(meta, active, wait, paused)
+
+for i = 1, #jobs do
+  local id, name, data, opts, timestamp, delay, priority, is_lifo, special = unpack(jobs[i])
+  local code = replies[2 * i] or 0
+  if code == 0 then
+    number = number + 1
+    if id == "" then
+      id = string.format("%.0f", number)
+    elseif redis.call("EXISTS", prefix .. id) == 1 then
+      code = 1
+      if special and special.parent then
+        code = attach_to_parent(prefix, id, special.parent, completed, tonumber(now))
+      end
+      if code == 1 then
+        redis.call("XADD", events, "*", "event", "duplicated", "jobId", id)
+      end
+    end
+  end
+  if code == 0 and special and special.dedup then
+    local owner = deduplicate(prefix, id, jobs[i], active, delayed, events)
+    if owner then
+      id, code = owner, 2
+    end
+  end
+  if code == 0 then
+    local key = prefix .. id
+    redis.call("HSET", key, "name", name, "data", data, "opts", opts,
+      "timestamp", timestamp, "delay", delay, "priority", priority)
+    redis.call("XADD", events, "*", "event", "added", "jobId", id, "name", name)
+    if special then
+      if special.dedup then
+        redis.call("HSET", key, "deid", special.dedup[1])
+      end
+      if special.parent then
+        redis.call("HSET", key, "parentKey", special.parent[1], "parent", special.parent[4])
+        redis.call("SADD", special.parent[1] .. ":dependencies", key)
+      end
+    end
+    if special and special.children then
+      redis.call("ZADD", waiting_children, timestamp, id)
+      redis.call("XADD", events, "*", "event", "waiting-children", "jobId", id)
+    elseif delay > 0 then
+      local due = timestamp + delay
+      any_delayed = true
+      redis.call("ZADD", delayed, delayed_score(delayed, due), id)
+      redis.call("XADD", events, "*", "event", "delayed", "jobId", id, "delay", due)
+    else
+      if priority > 0 then
+        classes[#classes + 1] = priority
+        classes[#classes + 1] = id
+      elseif is_lifo then
+        lifo[#lifo + 1] = id
+      else
+        fifo[#fifo + 1] = id
+      end
+      redis.call("XADD", events, "*", "event", "waiting", "jobId", id)
+    end
+  end
+  replies[2 * i - 1], replies[2 * i] = id, code
+end
+
+if #fifo > 0 then
+  redis.call("LPUSH", queue.target, unpack(fifo))
+end
+if #lifo > 0 then
+  redis.call("RPUSH", queue.target, unpack(lifo))
+end
+if #classes > 0 then
+  local count = #classes / 2
+  local place = redis.call("INCRBY", priority_counter, count) - count
+  for i = 1, #classes, 2 do
+    place = place + 1
+    classes[i] = classes[i] * 0x100000000 + place % 0x100000000
+  end
+  redis.call("ZADD", prioritized, unpack(classes))
+end
+if #fifo + #lifo + #classes > 0 then
+  mark_base(marker, queue.blocked)
+end
+if any_delayed then
+  mark_delay(marker, delayed)
+end
+redis.call("XTRIM", events, "MAXLEN", "~", queue.max_events)
+redis.call("SET", memo, call .. ":" .. cmsgpack.pack(replies), "PX", memo_life)
+return replies

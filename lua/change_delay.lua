@@ -1,0 +1,37 @@
+-- change_delay: let a delayed job be due at another time.
+--
+-- KEYS
+--   job       hash     the job
+--   delayed   zset     jobs that may run later
+--   meta      hash     settings of the queue
+--   events    stream   what happened
+--   marker    zset     wakes workers
+-- ARGV
+--   job_id
+--   now                ms
+--   delay              ms from now
+-- RETURNS
+--   0, or -1 if there is no such job, -3 if it is not delayed
+
+local job, delayed, meta, events, marker = unpack(KEYS)
+local job_id, now, delay = unpack(ARGV)
+
+--- @include "is_hash"
+--- @include "event_limit"
+--- @include "delayed_score"
+--- @include "mark_delay"
+
+if not is_hash(job) then
+  return -1
+end
+local due = tonumber(now) + tonumber(delay)
+local score = delayed_score(delayed, due)
+if redis.call("ZREM", delayed, job_id) == 0 then
+  return -3
+end
+redis.call("HSET", job, "delay", delay)
+redis.call("ZADD", delayed, score, job_id)
+redis.call("XADD", events, "MAXLEN", "~", event_limit(meta), "*",
+  "event", "delayed", "jobId", job_id, "delay", due)
+mark_delay(marker, delayed)
+return 0

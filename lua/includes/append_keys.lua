@@ -1,0 +1,7 @@
+-- append_keys(keys, key): append the keys of a job's hash and of everything that hangs on it.
+local function append_keys(keys, key)
+  local last = #keys
+  keys[last + 1], keys[last + 2], keys[last + 3] = key, key .. ":logs", key .. ":dependencies"
+  keys[last + 4], keys[last + 5] = key .. ":processed", key .. ":failed"
+  keys[last + 6] = key .. ":unsuccessful"
+end

@@ -1,0 +1,25 @@
+--- @include "release_parent"
+
+-- attach_to_parent(prefix, id, parent, completed, now) -> 1, or -7: make an existing job a child of
+-- `parent` ({key, id, queue key, stored JSON}), unless it has another one that still lives.
+local function attach_to_parent(prefix, id, parent, completed, now)
+  local key, parent_key = prefix .. id, parent[1]
+  local old = redis.call("HGET", key, "parentKey")
+  if old and old ~= parent_key and redis.call("EXISTS", old) == 1 then
+    return -7
+  end
+  local dependencies = parent_key .. ":dependencies"
+  if redis.call("ZSCORE", completed, id) then
+    local value = redis.call("HGET", key, "returnvalue")
+    redis.call("HSET", parent_key .. ":processed", key, value or "null")
+    local base = parent[3] .. ":"
+    if redis.call("SCARD", dependencies) == 0
+      and redis.call("ZSCORE", base .. "waiting-children", parent[2]) then
+      release_parent(parent_key, base, parent[2], now)
+    end
+  else
+    redis.call("SADD", dependencies, key)
+  end
+  redis.call("HSET", key, "parentKey", parent_key, "parent", parent[4])
+  return 1
+end

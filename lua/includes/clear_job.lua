@@ -1,0 +1,35 @@
+--- @include "names_own_key"
+--- @include "current_iteration"
+--- @include "leave_parent"
+--- @include "release_deduplication"
+--- @include "append_keys"
+
+-- clear_job(base, id, instants, cutoff, force, keys) -> whether the id may leave its list or set: the
+-- keys of its job are appended to `keys`, to be deleted, or it is no job. It stays if it is younger
+-- than `cutoff`, by the first of the fields `instants` that it has; and, unless `force`, if it is the
+-- next run of a scheduler.
+local function clear_job(base, id, instants, cutoff, force, keys)
+  local key = base .. id
+  if names_own_key(id) then
+    return true
+  end
+  local fields = redis.pcall("HMGET", key, "parentKey", "deid", "rjk", unpack(instants))
+  if fields.err or not fields[3] and string.find(id, "^repeat:") then -- or a scheduler itself
+    return true
+  end
+  for i = 4, #fields do
+    if fields[i] then
+      if (tonumber(fields[i]) or 0) > cutoff then
+        return false
+      end
+      break
+    end
+  end
+  if not force and current_iteration(base, id, fields[3]) then
+    return false
+  end
+  leave_parent(base, key, fields[1], true)
+  release_deduplication(base, id, fields[2])
+  append_keys(keys, key)
+  return true
+end

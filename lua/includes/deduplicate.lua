@@ -1,0 +1,47 @@
+--- @include "delete_job"
+
+-- deduplicate(prefix, id, job, active, delayed, events) -> the id of the job that stands for this
+-- one, or nil if it is to be added; it owns the deduplication id then. `job` is as in `add`.
+local function deduplicate(prefix, id, job, active, delayed, events)
+  local name, ttl, extend, replace, keep_last = unpack(job[9].dedup)
+  local key, next_key = prefix .. "de:" .. name, prefix .. "dn:" .. name
+  local owner = redis.call("GET", key)
+  if owner and redis.call("PTTL", key) == -1 and redis.call("EXISTS", prefix .. owner) == 0 then
+    redis.call("DEL", key, next_key) -- its owner is gone, and nothing else would ever release it
+    owner = false
+  end
+  if not owner then
+    if ttl > 0 and not keep_last then
+      redis.call("SET", key, id, "PX", ttl)
+    else
+      redis.call("SET", key, id)
+    end
+    return nil
+  end
+  if keep_last and redis.call("LPOS", active, owner) then
+    redis.call("DEL", next_key)
+    redis.call("HSET", next_key, "name", job[2], "data", job[3], "opts", job[4], "jid", id)
+    redis.call("PERSIST", key)
+  elseif replace then
+    if redis.call("ZREM", delayed, owner) == 0 then
+      return owner
+    end
+    delete_job(prefix .. owner)
+    redis.call("XADD", events, "*", "event", "removed", "jobId", owner, "prev", "delayed")
+    if ttl == 0 then
+      redis.call("SET", key, id)
+    elseif extend then
+      redis.call("SET", key, id, "PX", ttl)
+    else
+      redis.call("SET", key, id, "KEEPTTL")
+    end
+    redis.call("XADD", events, "*", "event", "deduplicated", "jobId", id,
+      "deduplicationId", name, "deduplicatedJobId", owner)
+    return nil
+  elseif extend and ttl > 0 then
+    redis.call("SET", key, owner, "PX", ttl)
+  end
+  redis.call("XADD", events, "*", "event", "deduplicated", "jobId", owner,
+    "deduplicationId", name, "deduplicatedJobId", id)
+  return owner
+end

@@ -1,0 +1,14 @@
+-- find_parent(key, parent_key) -> {base, id, and the policy flags}: where the parent of the child
+-- `key` is, by the child's own word; without it the parent's key is cut at its last colon.
+local function find_parent(key, parent_key)
+  local stored = redis.call("HGET", key, "parent")
+  if stored then
+    local readable, parent = pcall(cjson.decode, stored)
+    if readable and type(parent) == "table" and parent.id and parent.queueKey then
+      parent.base = parent.queueKey .. ":"
+      return parent
+    end
+  end
+  local base, id = string.match(parent_key, "^(.*:)([^:]*)$")
+  return { base = base or "", id = id or "" }
+end

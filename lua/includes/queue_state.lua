@@ -1,0 +1,29 @@
+-- queue_state(meta, active, wait, paused) -> {paused, room, blocked, target, max_events, max_starts,
+-- window}: what holds for the whole queue now. `room`: how many jobs more may be active; `blocked`:
+-- none may; `target`: the list where jobs wait; `max_starts` (false: any) jobs start per `window` ms.
+-- While a queue is paused, BullMQ 5 parks jobs in `paused` and BullMQ 6 leaves them in `wait`. If
+-- `paused` exists it is used. Else 5's way, unless the queue's version says 6 or more: its resume
+-- takes both lists, while 5's resume overwrites a `wait` that it does not expect.
+local function queue_state(meta, active, wait, paused)
+  local fields = redis.call("HMGET", meta, "paused", "concurrency", "opts.maxLenEvents", "version",
+    "max", "duration")
+  local max_events = fields[3]
+  if not max_events then
+    max_events = 10000
+    redis.call("HSET", meta, "opts.maxLenEvents", max_events)
+  end
+  local is_paused = fields[1] ~= false
+  local target = wait
+  if is_paused then
+    local major = tonumber(string.match(fields[4] or "", ":(%d+)%.") or 5)
+    if major < 6 or redis.call("EXISTS", paused) == 1 then
+      target = paused
+    end
+  end
+  local room = math.huge
+  if fields[2] then
+    room = tonumber(fields[2]) - redis.call("LLEN", active)
+  end
+  return { paused = is_paused, room = room, blocked = is_paused or room <= 0, target = target,
+    max_events = max_events, max_starts = tonumber(fields[5]) or false, window = fields[6] }
+end

@@ -1,0 +1,19 @@
+-- rejoin_parent(key, parent_key, state): let the parent (false: none) wait again for a child that
+-- had ended in `state`.
+local function rejoin_parent(key, parent_key, state)
+  if not parent_key then
+    return
+  end
+  local ended = 0
+  if state == "completed" then
+    ended = redis.pcall("HDEL", parent_key .. ":processed", key)
+  else
+    ended = redis.pcall("ZREM", parent_key .. ":unsuccessful", key)
+    if ended ~= 1 then
+      ended = redis.pcall("HDEL", parent_key .. ":failed", key)
+    end
+  end
+  if ended == 1 then
+    redis.call("SADD", parent_key .. ":dependencies", key)
+  end
+end

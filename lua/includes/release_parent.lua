@@ -1,0 +1,29 @@
+--- @include "queue_state"
+--- @include "mark_base"
+--- @include "mark_delay"
+--- @include "priority_score"
+
+-- release_parent(parent, base, id, now): let a parent that waited for its children run. `parent` is
+-- the key of its hash, `base` the start of all keys of its queue. It goes to the front: it has waited.
+local function release_parent(parent, base, id, now)
+  redis.call("ZREM", base .. "waiting-children", id)
+  local fields = redis.call("HMGET", parent, "priority", "delay")
+  local priority, delay = tonumber(fields[1]) or 0, tonumber(fields[2]) or 0
+  local events, marker = base .. "events", base .. "marker"
+  if delay > 0 then
+    local due = now + delay
+    redis.call("ZADD", base .. "delayed", due * 4096, id)
+    redis.call("XADD", events, "*", "event", "delayed", "jobId", id, "delay", due)
+    mark_delay(marker, base .. "delayed")
+    return
+  end
+  local queue =
+    queue_state(base .. "meta", base .. "active", base .. "wait", base .. "paused")
+  if priority == 0 then
+    redis.call("RPUSH", queue.target, id)
+  else
+    redis.call("ZADD", base .. "prioritized", priority_score(priority, base .. "pc"), id)
+  end
+  mark_base(marker, queue.blocked)
+  redis.call("XADD", events, "*", "event", "waiting", "jobId", id, "prev", "waiting-children")
+end

@@ -1,0 +1,15 @@
+-- tree_locked(key, with_children, seen) -> whether a worker holds the job, or a pending child of it
+-- at any depth. `seen` is the set of keys that were looked at.
+local function tree_locked(key, with_children, seen)
+  if redis.call("EXISTS", key .. ":lock") == 1 then
+    return true
+  end
+  seen[key] = true
+  local pending = with_children and redis.pcall("SMEMBERS", key .. ":dependencies") or {}
+  for i = 1, #pending do
+    if not seen[pending[i]] and tree_locked(pending[i], with_children, seen) then
+      return true
+    end
+  end
+  return false
+end

@@ -1,0 +1,36 @@
+--- @include "detach_from_parent"
+
+-- trim_finished(prefix, finished, keep, children_may_wait, now): remove jobs from the set `finished`
+-- that are too old or too many by `keep` ({count, age in s, limit}; -1: no such bound), a bounded
+-- number at once. `children_may_wait`: a parent may still wait for a job of this set.
+local function trim_finished(prefix, finished, keep, children_may_wait, now)
+  local count, age, limit = unpack(keep)
+  local function remove(ids)
+    if #ids == 0 then
+      return
+    end
+    local keys = {}
+    for i = 1, #ids do
+      local key = prefix .. ids[i]
+      if children_may_wait then
+        detach_from_parent(key)
+      end
+      for _, part in ipairs({ "", ":logs", ":dependencies", ":processed", ":failed",
+        ":unsuccessful" }) do
+        keys[#keys + 1] = key .. part
+      end
+    end
+    redis.call("DEL", unpack(keys))
+    redis.call("ZREM", finished, unpack(ids))
+  end
+  if age >= 0 then
+    local most = limit > 0 and math.min(limit, 1000) or 1000
+    remove(redis.call("ZREVRANGEBYSCORE", finished, now - age * 1000, 0, "LIMIT", 0, most))
+  end
+  if count > 0 then
+    local excess = math.min(redis.call("ZCARD", finished) - count, 1000)
+    if excess > 0 then
+      remove(redis.call("ZRANGE", finished, 0, excess - 1))
+    end
+  end
+end

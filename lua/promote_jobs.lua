@@ -1,0 +1,43 @@
+-- promote_jobs: let delayed jobs run at once, a piece at a time, those that are due first before.
+--
+-- KEYS
+--   delayed   zset     jobs that may run later
+--   wait      list     jobs that may run, taken from the tail
+--   paused    list     the same while the queue is paused
+--   active    list     jobs that run
+--   meta      hash     settings of the queue
+--   events    stream   what happened
+--   marker    zset     wakes workers
+-- ARGV
+--   prefix             start of every key of this queue
+--   size               how many to promote
+-- RETURNS
+--   promoted           how many wait now
+--   remaining          how many are still delayed
+-- EFFECTS
+--   as BullMQ's: all go to the waiting list, whatever their priority. Ids without a job are removed
+
+local delayed, wait, paused, active, meta, events, marker = unpack(KEYS)
+local prefix, size = unpack(ARGV)
+
+--- @include "queue_state"
+--- @include "mark_base"
+--- @include "is_hash"
+
+local ids = redis.call("ZRANGE", delayed, 0, size - 1)
+local promoted = {}
+for i = 1, #ids do
+  if is_hash(prefix .. ids[i]) then
+    promoted[#promoted + 1] = ids[i]
+    redis.call("XADD", events, "*", "event", "waiting", "jobId", ids[i], "prev", "delayed")
+  end
+end
+if #ids > 0 then
+  redis.call("ZREM", delayed, unpack(ids))
+end
+if #promoted > 0 then
+  local queue = queue_state(meta, active, wait, paused)
+  redis.call("LPUSH", queue.target, unpack(promoted))
+  mark_base(marker, queue.blocked)
+end
+return { #promoted, redis.call("ZCARD", delayed) }

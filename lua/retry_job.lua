@@ -1,0 +1,49 @@
+-- retry_job: let a job that has ended run once more.
+--
+-- KEYS
+--   job                hash     the job
+--   ended              zset     `completed` or `failed`
+--   wait               list     jobs that may run, taken from the tail
+--   paused             list     the same while the queue is paused
+--   active             list     jobs that run
+--   prioritized        zset     jobs that may run, by priority
+--   priority_counter   string   keeps jobs of equal priority in order
+--   meta               hash     settings of the queue
+--   events             stream   what happened
+--   marker             zset     wakes workers
+-- ARGV
+--   job_id
+--   state                       completed or failed
+--   afresh                      msgpack array: fields to forget, such as the number of attempts
+-- RETURNS
+--   0, or -1 if there is no such job, -3 if it has not ended in that state
+-- EFFECTS
+--   it waits at the back, or at the front if it was added so; its parent waits for it again
+
+local job, ended, wait, paused, active, prioritized, priority_counter, meta, events, marker =
+  unpack(KEYS)
+local job_id, state, afresh = unpack(ARGV)
+
+--- @include "is_hash"
+--- @include "queue_state"
+--- @include "push_job"
+--- @include "rejoin_parent"
+
+if not is_hash(job) then
+  return -1
+end
+if redis.call("ZREM", ended, job_id) == 0 then
+  return -3
+end
+local fields = redis.call("HMGET", job, "priority", "opts", "parentKey")
+local priority, parent_key = tonumber(fields[1]) or 0, fields[3]
+local is_json, opts = pcall(cjson.decode, fields[2] or "")
+local lifo = is_json and type(opts) == "table" and opts.lifo == true
+local outcome = state == "failed" and "failedReason" or "returnvalue"
+redis.call("HDEL", job, "finishedOn", "processedOn", outcome, unpack(cmsgpack.unpack(afresh)))
+local queue = queue_state(meta, active, wait, paused)
+push_job(queue, job_id, priority, lifo, prioritized, priority_counter, marker)
+rejoin_parent(job, parent_key, state)
+redis.call("XADD", events, "MAXLEN", "~", queue.max_events, "*",
+  "event", "waiting", "jobId", job_id, "prev", state)
+return 0

@@ -1,0 +1,52 @@
+-- retry_jobs: let jobs that have ended run once more, a piece at a time, the oldest end first.
+--
+-- KEYS
+--   ended    zset     `completed` or `failed`
+--   wait     list     jobs that may run, taken from the tail
+--   paused   list     the same while the queue is paused
+--   active   list     jobs that run
+--   meta     hash     settings of the queue
+--   events   stream   what happened
+--   marker   zset     wakes workers
+-- ARGV
+--   prefix            start of every key of this queue
+--   state             completed or failed
+--   cutoff            ms; what has ended later stays
+--   size              how many to retry
+-- RETURNS
+--   retried           how many wait now
+--   more              1 if there may be more to retry, else 0
+-- EFFECTS
+--   as BullMQ's: all go to the waiting list, whatever their priority; their parents wait for them
+--   again. Ids without a job are removed
+
+local ended, wait, paused, active, meta, events, marker = unpack(KEYS)
+local prefix, state, cutoff, size = unpack(ARGV)
+
+--- @include "is_hash"
+--- @include "queue_state"
+--- @include "mark_base"
+--- @include "rejoin_parent"
+
+local ids = redis.call("ZRANGEBYSCORE", ended, "-inf", cutoff, "LIMIT", 0, size)
+if #ids == 0 then
+  return { 0, 0 }
+end
+local queue = queue_state(meta, active, wait, paused)
+local outcome = state == "failed" and "failedReason" or "returnvalue"
+local retried = {}
+for i = 1, #ids do
+  local job = prefix .. ids[i]
+  if is_hash(job) then
+    retried[#retried + 1] = ids[i]
+    redis.call("HDEL", job, "finishedOn", "processedOn", outcome)
+    rejoin_parent(job, redis.call("HGET", job, "parentKey"), state)
+    redis.call("XADD", events, "*", "event", "waiting", "jobId", ids[i], "prev", state)
+  end
+end
+redis.call("ZREM", ended, unpack(ids))
+if #retried > 0 then
+  redis.call("LPUSH", queue.target, unpack(retried))
+  mark_base(marker, queue.blocked)
+end
+return { #retried, #ids == tonumber(size) and 1 or 0 }

@@ -1,0 +1,79 @@
+-- sweep_stalled: put back active jobs whose worker is gone, a piece of `active` at a time.
+--
+-- KEYS
+--   stalled_check   string   there while no sweep is due
+--   stalled         set      ids that were active at the last sweep, and not renewed since
+--   suspects        set      `stalled` as it was when this sweep began
+--   active          list     jobs that run, newest at the head
+--   wait            list     jobs that may run, taken from the tail
+--   paused          list     the same while the queue is paused
+--   schedulers      zset     job schedulers
+--   meta            hash     settings of the queue
+--   events          stream   what happened
+--   marker          zset     wakes workers
+-- ARGV
+--   prefix                   start of every key of this queue
+--   now                      ms
+--   interval                 ms until the next sweep is due
+--   max_stalls               how often a job may stall before it fails
+--   position                 how much of the tail of `active` was looked at; -1: begin a sweep
+--   size                     how many jobs to look at
+-- RETURNS
+--   position                 where to go on; -1: the sweep is over; -2: none is due
+--   put_back                 ids of the jobs that wait again
+--   doomed                   those of them that the next worker fails
+-- EFFECTS
+--   a job that was marked by an earlier sweep and has no lock goes to the front of the queue; any
+--   other active job is marked. Jobs without a hash are dropped. Two may sweep at once, and the
+--   suspects of one that dies are taken up by the next sweep
+
+local stalled_check, stalled, suspects, active, wait, paused, schedulers, meta, events, marker =
+  unpack(KEYS)
+local prefix, now, interval, max_stalls, position, size = unpack(ARGV)
+
+--- @include "queue_state"
+--- @include "mark_base"
+--- @include "cut_out"
+--- @include "begin_sweep"
+--- @include "stalled_places"
+--- @include "count_stall"
+
+position, size, max_stalls = tonumber(position), tonumber(size), tonumber(max_stalls)
+if position < 0 then
+  if not redis.call("SET", stalled_check, now, "NX", "PX", interval) then
+    return { -2, {}, {} }
+  end
+  begin_sweep(stalled, suspects, meta, events)
+  position = 0
+end
+
+local length = redis.call("LLEN", active)
+local ids = redis.call("LRANGE", active, -(position + size), -(position + 1))
+local places, gone, alive = stalled_places(prefix, ids, position, suspects)
+cut_out(active, places)
+
+local put_back, doomed = {}, {}
+for i = #gone, 1, -1 do -- the oldest is pushed last, and so is the first to be taken
+  local exists, fails = count_stall(prefix, gone[i], max_stalls, schedulers)
+  if exists then
+    put_back[#put_back + 1] = gone[i]
+    doomed[#doomed + 1] = fails and gone[i] or nil
+    redis.call("XADD", events, "*", "event", "waiting", "jobId", gone[i], "prev", "active")
+    redis.call("XADD", events, "*", "event", "stalled", "jobId", gone[i])
+  end
+end
+if #put_back > 0 then
+  local queue = queue_state(meta, active, wait, paused)
+  redis.call("RPUSH", queue.target, unpack(put_back))
+  mark_base(marker, queue.blocked)
+end
+if #alive > 0 then
+  redis.call("SADD", stalled, unpack(alive))
+end
+
+if position + size >= length then
+  redis.call("UNLINK", suspects)
+  return { -1, put_back, doomed }
+end
+-- A little is looked at twice: jobs that end meanwhile let the others move towards the tail.
+return { math.max(0, position + #alive - math.floor(size / 8)), put_back, doomed }

@@ -1,0 +1,172 @@
+"""Changing jobs: their state, their place in the queue, and what is written in them."""
+
+from __future__ import annotations
+
+from typing import Final, Literal
+
+import msgspec
+
+from taskbull.core.keys import QueueKeys
+from taskbull.scripts.call import Call, Command
+from taskbull.scripts.loader import load
+from taskbull.scripts.replies import accepted, done, nothing, pair
+from taskbull.scripts.steps import Steps
+
+PROMOTE_JOB = load("promote_job")
+PROMOTE_JOBS = load("promote_jobs")
+CHANGE_DELAY = load("change_delay")
+CHANGE_PRIORITY = load("change_priority")
+RETRY_JOB = load("retry_job")
+RETRY_JOBS = load("retry_jobs")
+MOVE_TO_WAITING_CHILDREN = load("move_to_waiting_children")
+UPDATE_PROGRESS = load("update_progress")
+UPDATE_DATA = load("update_data")
+ADD_LOG = load("add_log")
+
+PIECE: Final = 100
+"""How many jobs one call promotes or retries."""
+
+Ended = Literal["completed", "failed"]
+
+pack = msgspec.msgpack.encode
+
+
+def promote_job(queue: QueueKeys, job_id: str) -> Call[None]:
+    """Let a delayed job run as soon as it is its turn."""
+    keys = (
+        queue.delayed,
+        queue.wait,
+        queue.paused,
+        queue.active,
+        queue.prioritized,
+        queue.priority_counter,
+        queue.meta,
+        queue.events,
+        queue.marker,
+    )
+    return Call(PROMOTE_JOB, keys, (queue.base, job_id), done(queue, job_id))
+
+
+def promote_jobs(queue: QueueKeys, *, piece: int = PIECE) -> Steps[int]:
+    """Let all jobs run that are delayed now, whatever their priority; the result counts them."""
+    keys = (queue.delayed, *_waiting(queue))
+    call = Call(PROMOTE_JOBS, keys, (queue.base, piece), pair)
+    promoted: int
+    promoted, remaining = yield call
+    for _ in range(-(-remaining // piece)):  # not for ever: others may go on adding
+        count, remaining = yield call
+        promoted += count
+    return promoted
+
+
+def change_delay(queue: QueueKeys, job_id: str, delay_ms: int, now_ms: int) -> Call[None]:
+    """Let a delayed job be due `delay_ms` from now."""
+    keys = (queue.job(job_id), queue.delayed, queue.meta, queue.events, queue.marker)
+    return Call(CHANGE_DELAY, keys, (job_id, now_ms, delay_ms), done(queue, job_id))
+
+
+def change_priority(
+    queue: QueueKeys, job_id: str, priority: int, *, lifo: bool = False
+) -> Call[None]:
+    """Give a job another priority, and its new place if it waits; `lifo`: before its equals."""
+    keys = (
+        queue.job(job_id),
+        queue.wait,
+        queue.paused,
+        queue.active,
+        queue.prioritized,
+        queue.priority_counter,
+        queue.meta,
+        queue.marker,
+    )
+    return Call(CHANGE_PRIORITY, keys, (job_id, priority, int(lifo)), done(queue, job_id))
+
+
+def retry_job(
+    queue: QueueKeys,
+    job_id: str,
+    state: Ended = "failed",
+    *,
+    reset_attempts: bool = False,
+    reset_starts: bool = False,
+) -> Call[None]:
+    """Let a job that has ended run once more."""
+    keys = (
+        queue.job(job_id),
+        _ended(queue, state),
+        queue.wait,
+        queue.paused,
+        queue.active,
+        queue.prioritized,
+        queue.priority_counter,
+        queue.meta,
+        queue.events,
+        queue.marker,
+    )
+    afresh = [*(["atm"] if reset_attempts else []), *(["ats"] if reset_starts else [])]
+    return Call(RETRY_JOB, keys, (job_id, state, pack(afresh)), done(queue, job_id))
+
+
+def retry_jobs(
+    queue: QueueKeys, until_ms: int, state: Ended = "failed", *, piece: int = PIECE
+) -> Steps[int]:
+    """Let all jobs run once more that had ended by `until_ms`; the result counts them."""
+    keys = (_ended(queue, state), *_waiting(queue))
+    call = Call(RETRY_JOBS, keys, (queue.base, state, until_ms, piece), pair)
+    retried: int
+    retried, more = yield call
+    while more:
+        count, more = yield call
+        retried += count
+    return retried
+
+
+def move_to_waiting_children(
+    queue: QueueKeys, job_id: str, token: str, now_ms: int, *, child_key: str = ""
+) -> Call[bool]:
+    """Let a running job wait for its children, or for one; False if there is nothing to await."""
+    keys = (
+        queue.job(job_id),
+        queue.active,
+        queue.waiting_children,
+        queue.stalled,
+        queue.meta,
+        queue.events,
+    )
+    read = accepted(queue, job_id)
+    return Call(
+        MOVE_TO_WAITING_CHILDREN, keys, (job_id, token, now_ms, child_key), lambda r: read(r) == 0
+    )
+
+
+def update_progress(queue: QueueKeys, job_id: str, progress: bytes) -> Call[None]:
+    """Note how far a job has come (JSON), and tell it."""
+    keys = (queue.job(job_id), queue.meta, queue.events)
+    return Call(UPDATE_PROGRESS, keys, (job_id, progress), done(queue, job_id))
+
+
+def update_data(queue: QueueKeys, job_id: str, data: bytes) -> Call[None]:
+    """Replace a job's data (JSON)."""
+    return Call(UPDATE_DATA, (queue.job(job_id),), (data,), done(queue, job_id))
+
+
+def add_log(queue: QueueKeys, job_id: str, line: str, *, keep: int) -> Call[int]:
+    """Add a line to a job's log and keep the last `keep`, or all if 0; the call counts them."""
+    keys = (queue.job(job_id), queue.logs(job_id))
+    return Call(ADD_LOG, keys, (line, keep), accepted(queue, job_id))
+
+
+def clear_logs(queue: QueueKeys, job_id: str, *, keep: int = 0) -> Command[None]:
+    """Drop the lines of a job's log, but the last `keep`."""
+    logs = queue.logs(job_id)
+    if keep > 0:
+        return Command(("LTRIM", logs, -keep, -1), logs, nothing)
+    return Command(("DEL", logs), logs, nothing)
+
+
+def _ended(queue: QueueKeys, state: Ended) -> str:
+    return queue.completed if state == "completed" else queue.failed
+
+
+def _waiting(queue: QueueKeys) -> tuple[str, ...]:
+    return (queue.wait, queue.paused, queue.active, queue.meta, queue.events, queue.marker)

@@ -1,0 +1,56 @@
+"""What a queue allows: how many jobs at once, how many in a while, how long a history."""
+
+from __future__ import annotations
+
+from taskbull.core.keys import QueueKeys
+from taskbull.core.states import MAX_SAFE_INTEGER
+from taskbull.scripts.call import Call, Command
+from taskbull.scripts.loader import load
+from taskbull.scripts.replies import nothing
+
+RATE_LIMIT_TTL = load("rate_limit_ttl")
+IS_MAXED = load("is_maxed")
+
+
+def set_global_concurrency(queue: QueueKeys, limit: int | None) -> Command[None]:
+    """Let at most `limit` jobs run at once, of all workers together; None: any number."""
+    if limit is None:
+        words = ("HDEL", queue.meta, "concurrency")
+        return Command(words, queue.meta, nothing)
+    return Command(("HSET", queue.meta, "concurrency", limit), queue.meta, nothing)
+
+
+def set_global_rate_limit(queue: QueueKeys, limit: tuple[int, int] | None) -> Command[None]:
+    """Let at most (number, ms) jobs start in each window, of all workers; None: any number."""
+    if limit is None:
+        words = ("HDEL", queue.meta, "max", "duration")
+        return Command(words, queue.meta, nothing)
+    most, window_ms = limit
+    words_of_limit = ("HSET", queue.meta, "max", most, "duration", window_ms)
+    return Command(words_of_limit, queue.meta, nothing)
+
+
+def rate_limit(queue: QueueKeys, duration_ms: int) -> Command[None]:
+    """Start no job for a while, where a rate limit is set at all, as in BullMQ."""
+    words = ("SET", queue.limiter, MAX_SAFE_INTEGER, "PX", duration_ms)
+    return Command(words, queue.limiter, nothing)
+
+
+def remove_rate_limit(queue: QueueKeys) -> Command[None]:
+    """Forget how many jobs were started in the current window."""
+    return Command(("DEL", queue.limiter), queue.limiter, nothing)
+
+
+def rate_limit_ttl(queue: QueueKeys, max_jobs: int | None = None) -> Call[int]:
+    """Give the ms for which no job is started; `max_jobs` is the limit of a worker, if any."""
+    return Call(RATE_LIMIT_TTL, (queue.limiter, queue.meta), (max_jobs or 0,), int)
+
+
+def is_maxed(queue: QueueKeys) -> Call[bool]:
+    """Tell whether as many jobs run as the global concurrency allows."""
+    return Call(IS_MAXED, (queue.active, queue.meta), (), bool)
+
+
+def trim_events(queue: QueueKeys, length: int) -> Command[int]:
+    """Keep about the last `length` events; the call gives how many were dropped."""
+    return Command(("XTRIM", queue.events, "MAXLEN", "~", length), queue.events, int)

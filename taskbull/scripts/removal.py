@@ -1,0 +1,234 @@
+"""Removing jobs: one, those of a state, or a whole queue."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from math import inf
+from typing import Any, Final
+
+import msgspec
+from msgspec import Struct
+
+from taskbull.core.keys import QueueKeys
+from taskbull.core.states import JobState
+from taskbull.errors import ConfigurationError, JobsActive
+from taskbull.scripts.call import Call, Command
+from taskbull.scripts.loader import load
+from taskbull.scripts.pausing import pause
+from taskbull.scripts.replies import accepted, nothing, number, text, texts
+from taskbull.scripts.steps import Steps
+
+REMOVE_JOB = load("remove_job")
+REMOVE_UNPROCESSED_CHILDREN = load("remove_unprocessed_children")
+REMOVE_CHILD_DEPENDENCY = load("remove_child_dependency")
+CLEAN_LISTED = load("clean_listed")
+CLEAN_SORTED = load("clean_sorted")
+CLEAR_SCHEDULERS = load("clear_schedulers")
+
+PIECE: Final = 100
+"""How many jobs one call looks at, and removes if it may."""
+
+_SCANNED = 1000
+
+
+class _Choice(Struct, frozen=True):
+    """Which jobs go: those that are old enough, by the first of `instants` that they have."""
+
+    instants: tuple[str, ...] = ()
+    cutoff_ms: int = 0
+    force: bool = False
+    highest: int | str = "+inf"
+
+    @property
+    def args(self) -> tuple[bytes, int, int]:
+        return msgspec.msgpack.encode(self.instants), self.cutoff_ms, int(self.force)
+
+
+_Remove = Callable[[QueueKeys, str, _Choice, float, int], Steps[list[str]]]
+
+_ANY = _Choice()
+_ALL = _Choice(force=True)
+
+_INSTANTS: Final = {
+    JobState.WAITING: ("finishedOn", "processedOn", "timestamp"),
+    JobState.PAUSED: ("finishedOn", "processedOn", "timestamp"),
+    JobState.ACTIVE: ("finishedOn", "processedOn", "timestamp"),
+    JobState.DELAYED: ("processedOn", "timestamp"),
+    JobState.PRIORITIZED: ("timestamp",),
+}
+"""The fields by which BullMQ tells the age of a job that has not ended."""
+
+
+def remove_job(queue: QueueKeys, job_id: str, *, children: bool = True) -> Call[bool]:
+    """Remove a job, and its children; False if a worker holds one of them."""
+    read = accepted(queue, job_id)
+    args = (queue.base, job_id, int(children))
+    return Call(REMOVE_JOB, (queue.job(job_id),), args, lambda reply: read(reply) == 1)
+
+
+def remove_unprocessed_children(queue: QueueKeys, job_id: str) -> Call[int]:
+    """Remove the pending children of a job that no worker holds; the call counts them."""
+    return Call(REMOVE_UNPROCESSED_CHILDREN, (queue.dependencies(job_id),), (), int)
+
+
+def remove_child_dependency(queue: QueueKeys, job_id: str) -> Call[bool]:
+    """Cut a job off its parent; False if that one does not wait for it."""
+    read = accepted(queue, job_id)
+    keys = (queue.job(job_id),)
+    return Call(REMOVE_CHILD_DEPENDENCY, keys, (queue.base,), lambda reply: read(reply) == 1)
+
+
+def remove_deduplication_key(queue: QueueKeys, dedup_key: str) -> Command[bool]:
+    """Let the next job with this deduplication key be added; False if it was free."""
+    key = queue.deduplication(dedup_key)
+    return Command(("DEL", key), key, bool)
+
+
+def drain(queue: QueueKeys, *, delayed: bool = False, piece: int = PIECE) -> Steps[int]:
+    """Remove all jobs that wait; those that run, and the next runs of schedulers, stay."""
+    count = 0
+    for key in (queue.wait, queue.paused):
+        count += len((yield from _clean_list(queue, key, _ANY, inf, piece)))
+    for key in (queue.prioritized, queue.delayed) if delayed else (queue.prioritized,):
+        count += len((yield from _clean_set(queue, key, _ANY, inf, piece)))
+    return count
+
+
+def clean(
+    queue: QueueKeys, state: JobState, until_ms: int, *, limit: int = 0, piece: int = PIECE
+) -> Steps[list[str]]:
+    """Remove jobs that have been in `state` since `until_ms` or before, the oldest first.
+
+    At most `limit`, if it is not 0. Jobs that run are removed only if no worker holds them, and
+    parents that wait for children never. The result is the ids.
+    """
+    if state in (JobState.COMPLETED, JobState.FAILED):
+        choice = _Choice(force=True, highest=until_ms)
+    elif state in _INSTANTS:
+        choice = _Choice(_INSTANTS[state], until_ms)
+    else:
+        raise ConfigurationError(f"jobs in state {state} cannot be cleaned")
+    removed: list[str] = []
+    for key, remove in _places(queue, state):
+        removed += yield from remove(queue, key, choice, (limit or inf) - len(removed), piece)
+    words = ("XADD", queue.events, "*", "event", "cleaned", "count", len(removed))
+    yield Command(words, queue.events, nothing)
+    return removed
+
+
+def obliterate(queue: QueueKeys, *, force: bool = False, piece: int = PIECE) -> Steps[None]:
+    """Remove the queue with all it has; with `force` although jobs are running.
+
+    It is paused before. Without `force`, `JobsActive` is raised if there are any.
+    """
+    if not force:
+        yield from _refuse_active(queue)
+    yield from pause(queue)
+    if not force:
+        yield from _refuse_active(queue)
+    for key in (queue.active, queue.wait, queue.paused):
+        yield from _clean_list(queue, key, _ALL, inf, piece)
+    while (yield _clear_schedulers(queue, piece)):
+        pass
+    for key in (queue.delayed, queue.prioritized, queue.completed, queue.failed):
+        yield from _clean_set(queue, key, _ALL, inf, piece)
+    yield from _clean_set(queue, queue.waiting_children, _ALL, inf, piece)
+    yield from _remove_scattered(queue)
+    yield Command(("UNLINK", *_leftovers(queue)), queue.meta, nothing)
+
+
+def _refuse_active(queue: QueueKeys) -> Steps[None]:
+    active = yield Command(("LLEN", queue.active), queue.active, int)
+    if active:
+        raise JobsActive(queue.queue, active)
+
+
+def _clean_list(
+    queue: QueueKeys, key: str, choice: _Choice, limit: float, piece: int
+) -> Steps[list[str]]:
+    removed: list[str] = []
+    position = 0
+    while position >= 0 and len(removed) < limit:
+        most = int(min(piece, limit - len(removed)))
+        args = (queue.base, *choice.args, position, piece, most)
+        position, ids = yield Call(CLEAN_LISTED, (key,), args, _cleaned)
+        removed += ids
+    return removed
+
+
+def _clean_set(
+    queue: QueueKeys, key: str, choice: _Choice, limit: float, piece: int
+) -> Steps[list[str]]:
+    removed: list[str] = []
+    lowest, skip = "-inf", 0
+    while lowest and len(removed) < limit:
+        most = int(min(piece, limit - len(removed)))
+        args = (queue.base, *choice.args, lowest, skip, choice.highest, piece, most)
+        lowest, skip, ids = yield Call(CLEAN_SORTED, (key,), args, _cleaned_set)
+        removed += ids
+    return removed
+
+
+def _clear_schedulers(queue: QueueKeys, piece: int) -> Call[int]:
+    return Call(CLEAR_SCHEDULERS, (queue.repeat,), (queue.base, piece), int)
+
+
+def _remove_scattered(queue: QueueKeys) -> Steps[None]:
+    """Remove what only a search finds: deduplication keys, and our own."""
+    pattern = re.sub(r"([\[\]*?\\^])", r"\\\1", queue.base) + "*"
+    ours = tuple((queue.base + start).encode() for start in ("de:", "dn:", "tb:"))
+    cursor = 0
+    while True:
+        words = ("SCAN", cursor, "MATCH", pattern, "COUNT", _SCANNED)
+        cursor, names = yield Command(words, queue.meta, _scanned)
+        if found := [name for name in names if name.startswith(ours)]:
+            yield Command(("UNLINK", *found), queue.meta, nothing)
+        if cursor == 0:
+            return
+
+
+def _places(queue: QueueKeys, state: JobState) -> list[tuple[str, _Remove]]:
+    """Give the keys where the jobs of a state are, the oldest before, each with how to clean it."""
+    places: dict[JobState, list[tuple[str, _Remove]]] = {
+        JobState.WAITING: [(queue.paused, _clean_list), (queue.wait, _clean_list)],
+        JobState.PAUSED: [(queue.paused, _clean_list)],
+        JobState.ACTIVE: [(queue.active, _clean_list)],
+        JobState.DELAYED: [(queue.delayed, _clean_set)],
+        JobState.PRIORITIZED: [(queue.prioritized, _clean_set)],
+        JobState.COMPLETED: [(queue.completed, _clean_set)],
+        JobState.FAILED: [(queue.failed, _clean_set)],
+    }
+    return places[state]
+
+
+def _leftovers(queue: QueueKeys) -> Sequence[str]:
+    return (
+        queue.events,
+        queue.stalled_check,
+        queue.stalled,
+        queue.id,
+        queue.priority_counter,
+        queue.marker,
+        queue.limiter,
+        queue.metrics_completed,
+        queue.metrics_completed_data,
+        queue.metrics_failed,
+        queue.metrics_failed_data,
+        queue.meta,
+    )
+
+
+def _cleaned(reply: Any) -> tuple[int, list[str]]:
+    position, removed = reply
+    return position, texts(removed)
+
+
+def _cleaned_set(reply: Any) -> tuple[str, int, list[str]]:
+    lowest, skip, removed = reply
+    return text(lowest), skip, texts(removed)
+
+
+def _scanned(reply: Any) -> tuple[int, list[bytes]]:
+    cursor, names = reply
+    return number(cursor), names

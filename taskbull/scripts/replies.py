@@ -1,0 +1,78 @@
+"""Raw replies become values here, and the negative codes of the scripts exceptions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from taskbull.core.keys import QueueKeys
+from taskbull.errors import JobNotFound, LockLost, TaskbullError, WrongState
+
+Refusal = Callable[[str, str], TaskbullError]
+
+
+def _wrong_state(code: int, problem: str) -> Refusal:
+    return lambda queue, job_id: WrongState(queue, job_id, problem, code)
+
+
+REFUSALS: Final[dict[int, Refusal]] = {
+    -1: JobNotFound,
+    -2: LockLost,
+    -3: _wrong_state(-3, "is not in the state that this needs"),
+    -4: _wrong_state(-4, "has pending children"),
+    -5: _wrong_state(-5, "has no parent, or one that is gone"),
+    -6: LockLost,
+    -7: _wrong_state(-7, "has another parent"),
+    -8: _wrong_state(-8, "is the next run of a job scheduler: remove that one"),
+    -9: _wrong_state(-9, "has a failed child that fails it, too"),
+}
+"""What the codes of the scripts mean; they are BullMQ's own."""
+
+
+def accepted(queue: QueueKeys, job_id: str) -> Callable[[int], int]:
+    """Read a code: give it back, or raise what it stands for."""
+
+    def read(reply: int) -> int:
+        if reply < 0:
+            raise REFUSALS[reply](queue.queue, job_id)
+        return reply
+
+    return read
+
+
+def done(queue: QueueKeys, job_id: str) -> Callable[[int], None]:
+    """Read the code of something that gives nothing, or raise what it stands for."""
+    read = accepted(queue, job_id)
+
+    def check(reply: int) -> None:
+        read(reply)
+
+    return check
+
+
+def nothing(reply: object) -> None:
+    """Read nothing."""
+
+
+def text(raw: bytes) -> str:
+    """Read a text; what is no UTF-8 is shown escaped."""
+    return raw.decode("utf-8", "backslashreplace")
+
+
+def texts(reply: list[bytes]) -> list[str]:
+    """Read an array of texts, such as ids."""
+    return [text(raw) for raw in reply]
+
+
+def number(raw: bytes | None) -> int:
+    """Read a number that may be missing."""
+    try:
+        return int(raw or 0)
+    except ValueError:
+        return 0
+
+
+def pair(reply: list[int]) -> tuple[int, int]:
+    """Read two numbers."""
+    first, second = reply
+    return first, second

@@ -1,0 +1,90 @@
+"""A call has the keys and the arguments that the header of its script names, in that order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import pytest
+
+from taskbull.core.keys import QueueKeys
+from taskbull.core.states import JobState
+from taskbull.scripts import changes, inspection, limits, locks, pausing, removal, stalled
+from taskbull.scripts.call import Call
+
+QUEUE = QueueKeys("emails")
+JOB = "id"
+
+
+def calls(requests: Iterable[Any]) -> list[Call[Any]]:
+    """Give the first call of each operation."""
+    first = (request if isinstance(request, Call) else next(request) for request in requests)
+    return [request for request in first if isinstance(request, Call)]
+
+
+SAMPLES = calls(
+    [
+        locks.extend_locks(QUEUE, [(JOB, "token")], 1),
+        stalled.sweep_piece(QUEUE, 1, 2, 3),
+        pausing.pause(QUEUE),
+        pausing.resume(QUEUE),
+        removal.remove_job(QUEUE, JOB),
+        removal.remove_unprocessed_children(QUEUE, JOB),
+        removal.remove_child_dependency(QUEUE, JOB),
+        removal.drain(QUEUE),
+        removal.clean(QUEUE, JobState.ACTIVE, 1),
+        removal.clean(QUEUE, JobState.FAILED, 1),
+        changes.promote_job(QUEUE, JOB),
+        changes.promote_jobs(QUEUE),
+        changes.change_delay(QUEUE, JOB, 1, 2),
+        changes.change_priority(QUEUE, JOB, 1),
+        changes.retry_job(QUEUE, JOB),
+        changes.retry_jobs(QUEUE, 1),
+        changes.move_to_waiting_children(QUEUE, JOB, "token", 1),
+        changes.update_progress(QUEUE, JOB, b"1"),
+        changes.update_data(QUEUE, JOB, b"1"),
+        changes.add_log(QUEUE, JOB, "line", keep=1),
+        inspection.count_jobs(QUEUE),
+        inspection.count_priorities(QUEUE, [1]),
+        inspection.count_children(QUEUE, JOB),
+        inspection.get_page(QUEUE, JobState.WAITING, 0, 1),
+        inspection.get_page(QUEUE, JobState.DELAYED, 0, 1),
+        inspection.get_state(QUEUE, JOB),
+        inspection.get_ending(QUEUE, JOB),
+        inspection.get_logs(QUEUE, JOB),
+        inspection.get_metrics(QUEUE, JobState.FAILED),
+        limits.rate_limit_ttl(QUEUE),
+        limits.is_maxed(QUEUE),
+    ]
+)
+
+# Names in headers that are no attributes of QueueKeys: one job's keys, or one of several.
+NAMES: dict[str, Callable[[Call[Any]], set[str]]] = {
+    "job": lambda _: {QUEUE.job(JOB)},
+    "logs": lambda _: {QUEUE.logs(JOB)},
+    "dependencies": lambda _: {QUEUE.dependencies(JOB)},
+    "processed": lambda _: {QUEUE.processed(JOB)},
+    "failed_children": lambda _: {QUEUE.failed_children(JOB)},
+    "unsuccessful": lambda _: {QUEUE.unsuccessful(JOB)},
+    "schedulers": lambda _: {QUEUE.repeat},
+    "suspects": lambda _: {QUEUE.private("suspects")},
+    "ended": lambda _: {QUEUE.completed, QUEUE.failed},
+    "list": lambda _: {QUEUE.wait, QUEUE.paused, QUEUE.active},
+    "set": lambda _: {QUEUE.completed, QUEUE.failed, QUEUE.delayed, QUEUE.prioritized},
+    "newer": lambda _: {QUEUE.wait},
+    "older": lambda _: {QUEUE.paused},
+    "metrics": lambda _: {QUEUE.metrics_failed},
+    "points": lambda _: {QUEUE.metrics_failed_data},
+}
+VALUES: dict[str, object] = {"prefix": QUEUE.base, "job_id": JOB, "token": "token"}
+
+
+@pytest.mark.parametrize("call", SAMPLES, ids=lambda call: call.script.name)
+def test_a_call_is_what_the_header_says(call: Call[Any]) -> None:
+    assert len(call.keys) == len(call.script.keys)
+    for name, key in zip(call.script.keys, call.keys, strict=True):
+        wanted = NAMES[name](call) if name in NAMES else {getattr(QUEUE, name)}
+        assert key in wanted
+    assert len(call.args) == len(call.script.args)
+    for name, value in zip(call.script.args, call.args, strict=True):
+        assert value == VALUES.get(name, value)

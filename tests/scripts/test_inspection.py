@@ -1,0 +1,167 @@
+"""What can be seen of a queue, without changing it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from taskbull.core.states import JobState
+from taskbull.errors import JobNotFound
+from taskbull.scripts import inspection
+from taskbull.scripts.inspection import ChildCounts, Ending, Logs, Metrics
+from tests.scripts.bed import NOW, Bed
+
+PLACES = {
+    JobState.WAITING: "wait",
+    JobState.PAUSED: "paused",
+    JobState.ACTIVE: "active",
+    JobState.COMPLETED: "completed",
+    JobState.FAILED: "failed",
+    JobState.DELAYED: "delayed",
+    JobState.PRIORITIZED: "prioritized",
+    JobState.WAITING_CHILDREN: "waiting-children",
+}
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_changed(bed: Bed) -> Iterator[None]:
+    """Every key is after the test as the test has seeded it."""
+    yield
+    assert not [name for name in bed.state() if name.startswith(("tb:", "events", "meta"))]
+
+
+def ids(bed: Bed, state: JobState, start: int, stop: int, *, up: bool, page: int) -> list[str]:
+    steps = inspection.get_jobs(bed.queue, state, start, stop, ascending=up, page=page)
+    return [job.id for job in bed.go(steps)]
+
+
+def test_jobs_are_counted_by_state(bed: Bed) -> None:
+    for count, place in enumerate(PLACES.values()):
+        for n in range(count):
+            bed.put(f"{place}-{n}", place)
+    counts = bed.run(inspection.count_jobs(bed.queue))
+    assert counts == {state: count for count, state in enumerate(PLACES)}
+    assert counts["waiting-children"] == 7  # type: ignore[index]  # users may ask by the name
+
+
+def test_jobs_are_counted_by_priority(bed: Bed) -> None:
+    bed.put("1", "wait")
+    bed.put("2", "paused")
+    for n, priority in enumerate((1, 2, 2, 2_097_151)):
+        bed.put(f"p{n}", "prioritized", score=priority * 2**32 + n)
+    found = bed.run(inspection.count_priorities(bed.queue, [0, 1, 2, 3, 2_097_151]))
+    assert found == {0: 2, 1: 1, 2: 2, 3: 0, 2_097_151: 1}
+    assert bed.run(inspection.count_priorities(bed.queue, [])) == {}
+
+
+def test_children_are_counted(bed: Bed) -> None:
+    bed.admin.hset(bed.queue.processed("1"), "a", "1")
+    bed.admin.sadd(bed.queue.dependencies("1"), "b", "c")
+    bed.admin.hset(bed.queue.failed_children("1"), mapping={"d": 1, "e": 1, "f": 1})
+    bed.admin.zadd(bed.queue.unsuccessful("1"), {"g": 1})
+    counted = bed.run(inspection.count_children(bed.queue, "1"))
+    assert counted == ChildCounts(processed=1, unprocessed=2, ignored=3, failed=1)
+
+
+@pytest.mark.parametrize("page", [1, 2, 3, 100])
+@pytest.mark.parametrize("state", PLACES)
+def test_jobs_are_listed_in_pages(bed: Bed, state: JobState, page: int) -> None:
+    for n in range(7):
+        bed.job(str(n), PLACES[state], score=NOW + n)
+    oldest_first = [str(n) for n in range(7)]
+    for start, stop in ((0, -1), (0, 0), (2, 4), (5, 99), (7, 9), (3, -2), (0, -8)):
+        whole = slice(start, None if stop == -1 else stop + 1)
+        for up in (True, False):
+            expected = (oldest_first if up else oldest_first[::-1])[whole]
+            if stop == -8:
+                expected = []
+            assert ids(bed, state, start, stop, up=up, page=page) == expected
+
+
+@pytest.mark.parametrize("page", [1, 3, 100])
+def test_jobs_that_wait_are_listed_wherever_they_are(bed: Bed, page: int) -> None:
+    for n in range(4):
+        bed.job(f"old-{n}", "paused")
+    for n in range(3):
+        bed.job(f"new-{n}", "wait")
+    oldest_first = ["old-0", "old-1", "old-2", "old-3", "new-0", "new-1", "new-2"]
+    for start in range(8):
+        for stop in range(8):
+            expected = oldest_first[start : stop + 1]
+            assert ids(bed, JobState.WAITING, start, stop, up=True, page=page) == expected
+            expected = oldest_first[::-1][start : stop + 1]
+            assert ids(bed, JobState.WAITING, start, stop, up=False, page=page) == expected
+
+
+@pytest.mark.parametrize("state", PLACES)
+def test_what_is_no_job_is_left_out(bed: Bed, state: JobState) -> None:
+    bed.job("1", PLACES[state])
+    bed.put("ghost", PLACES[state])
+    bed.admin.set(bed.queue.job("text"), "no hash")
+    bed.put("text", PLACES[state])
+    assert ids(bed, state, 0, -1, up=True, page=2) == ["1"]
+
+
+def test_there_is_no_list_of_unknown_jobs(bed: Bed) -> None:
+    with pytest.raises(ValueError, match="unknown"):
+        bed.run(inspection.get_page(bed.queue, JobState.UNKNOWN, 0, 1))
+
+
+def test_a_listed_job_is_whole(bed: Bed) -> None:
+    bed.job("1", data='{"v":1}', opts='{"attempts":4}', ats=2, progress="50")
+    [job] = bed.go(inspection.get_jobs(bed.queue, JobState.WAITING))
+    assert job == bed.run(inspection.get_job(bed.queue, "1"))
+    assert (job.data, job.options.attempts, job.attempts_started) == ({"v": 1}, 4, 2)
+    assert job.progress == 50
+    assert bed.run(inspection.get_job(bed.queue, "missing")) is None
+
+
+@pytest.mark.parametrize("state", [*PLACES, JobState.UNKNOWN])
+def test_the_state_of_a_job(bed: Bed, state: JobState) -> None:
+    bed.job("1", PLACES.get(state, ""))
+    shown = JobState.WAITING if state is JobState.PAUSED else state  # as in BullMQ
+    assert bed.run(inspection.get_state(bed.queue, "1")) is shown
+
+
+def test_how_a_job_has_ended(bed: Bed) -> None:
+    bed.job("good", "completed", returnvalue="[1]")
+    bed.job("bad", "failed", failedReason="broke")
+    bed.job("bare", "completed")
+    bed.job("busy", "active")
+    endings = {
+        job_id: bed.run(inspection.get_ending(bed.queue, job_id))
+        for job_id in ("good", "bad", "bare", "busy")
+    }
+    assert endings == {
+        "good": Ending(JobState.COMPLETED, raw_value=b"[1]"),
+        "bad": Ending(JobState.FAILED, failed_reason="broke"),
+        "bare": Ending(JobState.COMPLETED, raw_value=b"null"),
+        "busy": None,
+    }
+    with pytest.raises(JobNotFound):
+        bed.run(inspection.get_ending(bed.queue, "missing"))
+
+
+@pytest.mark.parametrize(
+    ("start", "stop", "up", "lines"),
+    [
+        (0, -1, True, ["0", "1", "2", "3"]),
+        (0, -1, False, ["3", "2", "1", "0"]),
+        (1, 2, True, ["1", "2"]),
+        (1, 2, False, ["2", "1"]),
+        (9, 9, True, []),
+    ],
+)
+def test_pages_of_a_log(bed: Bed, start: int, stop: int, up: bool, lines: list[str]) -> None:
+    bed.admin.rpush(bed.queue.logs("1"), "0", "1", "2", "3")
+    found = bed.run(inspection.get_logs(bed.queue, "1", start, stop, ascending=up))
+    assert found == Logs(lines, 4)
+
+
+def test_metrics(bed: Bed) -> None:
+    assert bed.run(inspection.get_metrics(bed.queue, JobState.FAILED)) == Metrics(0, 0, 0, [], 0)
+    bed.hset("metrics:completed", {"count": 5, "prevTS": NOW, "prevCount": 3})
+    bed.admin.rpush(bed.queue.metrics_completed_data, 1, 0, 2)
+    found = bed.run(inspection.get_metrics(bed.queue, JobState.COMPLETED, 0, 1))
+    assert found == Metrics(5, NOW, 3, [1, 0], 3)
