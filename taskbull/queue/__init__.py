@@ -1,0 +1,1 @@
+"""Producing jobs and administering queues."""

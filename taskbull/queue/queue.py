@@ -1,0 +1,188 @@
+"""The async queue: every operation awaited, on asyncio and trio."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Sequence
+from typing import Any, TypeVar
+
+from taskbull.core.durations import Duration
+from taskbull.core.job import Job, NewJob
+from taskbull.core.keys import QueueKeys
+from taskbull.core.states import JobState
+from taskbull.queue.feed import (
+    BLOCK,
+    QueueEvent,
+    check_last_id,
+    events_of,
+    last_event_id,
+    read_events,
+)
+from taskbull.queue.handle import JobHandle, handles
+from taskbull.queue.operations import ConnectedWorker, Finished, JobEntry, Operations
+from taskbull.queue.stores import Stores
+from taskbull.scripts.call import Request
+from taskbull.scripts.inspection import Logs, Metrics
+from taskbull.scripts.steps import Steps
+
+T = TypeVar("T")
+
+
+class Queue:
+    """A BullMQ queue, to be filled and looked after from asyncio or trio.
+
+    `redis` is a URL; without one, the environment (`TASKBULL_REDIS_URL`, `REDIS_URL`) or the
+    server on this machine is used. `enqueue_timeout` is for an `add` in all, None: no limit.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        redis: str | Stores | None = None,
+        prefix: str = "bull",
+        hash_tag: bool | None = None,
+        enqueue_timeout: float | None = 5.0,
+    ) -> None:
+        self._stores = redis if isinstance(redis, Stores) else Stores(redis)
+        clustered = self._stores.address.topology == "cluster"
+        self.keys = QueueKeys(name, prefix, clustered, hash_tag)
+        self._operations = Operations(self.keys)
+        self._enqueue_timeout = enqueue_timeout
+
+    @property
+    def name(self) -> str:
+        return self.keys.queue
+
+    def job(self, name: str, data: Any = None, **options: Any) -> NewJob:
+        """Make a job for `add_bulk`; the options are those of `JobOptions`."""
+        return self._operations.job(name, data, **options)
+
+    async def add(self, name: str, data: Any = None, **options: Any) -> JobHandle:
+        """Add a job. Never twice, whatever happens to the connection; `EnqueueError` if not."""
+        [handle] = await self.add_bulk([self.job(name, data, **options)])
+        return handle
+
+    async def add_bulk(self, jobs: Sequence[JobEntry]) -> list[JobHandle]:
+        """Add jobs, in order; nothing is written unless all of them are valid."""
+        new = self._operations.entries(jobs)
+        store = self._stores.running()
+        added = await store.perform(self._operations.add(new), timeout=self._enqueue_timeout)
+        return handles(self.keys, new, added)
+
+    async def counts(self) -> dict[JobState, int]:
+        """Count the jobs in each state."""
+        return await self._run(self._operations.counts())
+
+    async def get_job(self, job_id: str) -> Job | None:
+        """Give a job as it stands in Redis, or None."""
+        return await self._run(self._operations.get_job(job_id))
+
+    async def get_jobs(self, state: JobState | str, start: int = 0, end: int = -1) -> list[Job]:
+        """List jobs in a state: the next to run first, of finished ones the latest."""
+        return await self._perform(self._operations.get_jobs(state, start, end))
+
+    async def get_state(self, job_id: str) -> JobState:
+        """Tell the state of a job; `unknown` if there is no such job."""
+        return await self._run(self._operations.get_state(job_id))
+
+    async def pause(self) -> None:
+        """Let no worker take a job of this queue any more; those that run go on."""
+        await self._perform(self._operations.pause())
+
+    async def resume(self) -> None:
+        """Let workers take jobs again."""
+        await self._perform(self._operations.resume())
+
+    async def is_paused(self) -> bool:
+        """Tell whether the queue is paused."""
+        return await self._run(self._operations.is_paused())
+
+    async def drain(self, *, delayed: bool = False) -> int:
+        """Remove all jobs that wait, and the delayed ones if asked; give how many."""
+        return await self._perform(self._operations.drain(delayed=delayed))
+
+    async def clean(self, grace: Duration, limit: int, state: JobState | str) -> list[str]:
+        """Remove jobs of a state older than `grace`, at most `limit` (0: all); give their ids."""
+        return await self._perform(self._operations.clean(grace, limit, state))
+
+    async def obliterate(self, *, force: bool = False) -> None:
+        """Remove the queue with everything in it; `force` also while jobs run."""
+        await self._perform(self._operations.obliterate(force=force))
+
+    async def remove(self, job_id: str) -> bool:
+        """Remove a job and its children; False if one of them runs."""
+        return await self._run(self._operations.remove(job_id))
+
+    async def retry(self, job_id: str, state: Finished = "failed") -> None:
+        """Let a finished job run once more."""
+        await self._run(self._operations.retry(job_id, state))
+
+    async def retry_all(self, state: Finished = "failed") -> int:
+        """Let all jobs that failed (or completed) run once more; give how many."""
+        return await self._perform(self._operations.retry_all(state))
+
+    async def promote(self, job_id: str) -> None:
+        """Let a delayed job run now."""
+        await self._run(self._operations.promote(job_id))
+
+    async def promote_all(self) -> int:
+        """Let all delayed jobs run now; give how many."""
+        return await self._perform(self._operations.promote_all())
+
+    async def change_priority(self, job_id: str, priority: int, *, lifo: bool = False) -> None:
+        """Give a job another priority; `lifo` puts it first among its equals."""
+        await self._run(self._operations.change_priority(job_id, priority, lifo=lifo))
+
+    async def change_delay(self, job_id: str, delay: Duration) -> None:
+        """Let a delayed job run in `delay` from now."""
+        await self._run(self._operations.change_delay(job_id, delay))
+
+    async def logs(self, job_id: str, start: int = 0, end: int = -1) -> Logs:
+        """Give the log lines of a job, oldest first."""
+        return await self._run(self._operations.logs(job_id, start, end))
+
+    async def workers(self) -> list[ConnectedWorker]:
+        """List the workers that are connected to the queue, Node's among them."""
+        return await self._run(self._operations.workers())
+
+    async def set_global_concurrency(self, limit: int | None) -> None:
+        """Let at most `limit` jobs of the queue run at once, over all workers; None: any number."""
+        await self._run(self._operations.set_global_concurrency(limit))
+
+    async def set_global_rate_limit(self, max: int | None, duration: Duration = 1) -> None:  # noqa: A002
+        """Let at most `max` jobs start per `duration`, over all workers; None: any number."""
+        await self._run(self._operations.set_global_rate_limit(max, duration))
+
+    async def rate_limit(self, duration: Duration) -> None:
+        """Let no job start for `duration`, where workers or the queue have a rate limit."""
+        await self._run(self._operations.rate_limit(duration))
+
+    async def metrics(self, state: Finished = "completed") -> Metrics:
+        """Give BullMQ's counts per minute, where a worker keeps them."""
+        return await self._run(self._operations.metrics(state))
+
+    async def trim_events(self, length: int) -> int:
+        """Cut the event stream to about `length`; give how many events were removed."""
+        return await self._run(self._operations.trim_events(length))
+
+    async def events(self, last_id: str = "$") -> AsyncGenerator[QueueEvent, None]:
+        """Follow what happens in the queue, from now on or from an event's id on."""
+        check_last_id(last_id)
+        store = self._stores.running()
+        if last_id == "$":
+            last_id = await store.run(last_event_id(self.keys))
+        connection = store.blocking(self.keys.events)
+        try:
+            while True:
+                reply = await connection.execute(read_events(self.keys, last_id), BLOCK)
+                for event in events_of(reply):
+                    last_id = event.id
+                    yield event
+        finally:
+            await connection.close()
+
+    async def _run(self, call: Request[T]) -> T:
+        return await self._stores.running().run(call)
+
+    async def _perform(self, steps: Steps[T]) -> T:
+        return await self._stores.running().perform(steps)

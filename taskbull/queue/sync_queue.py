@@ -1,0 +1,181 @@
+"""The sync queue: the same operations for code without an event loop."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from typing import Any, TypeVar
+
+from taskbull.core.durations import Duration
+from taskbull.core.job import Job, NewJob
+from taskbull.core.keys import QueueKeys
+from taskbull.core.states import JobState
+from taskbull.errors import MaybeExecuted
+from taskbull.queue.feed import QueueEvent, check_last_id, events_of, last_event_id, read_events
+from taskbull.queue.handle import JobHandle, handles
+from taskbull.queue.operations import ConnectedWorker, Finished, JobEntry, Operations
+from taskbull.queue.stores import Stores
+from taskbull.scripts.call import Command, Request
+from taskbull.scripts.inspection import Logs, Metrics
+from taskbull.scripts.steps import Steps
+
+T = TypeVar("T")
+
+
+class SyncQueue:
+    """A BullMQ queue, to be filled and looked after from any thread; options as for `Queue`."""
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        redis: str | Stores | None = None,
+        prefix: str = "bull",
+        hash_tag: bool | None = None,
+        enqueue_timeout: float | None = 5.0,
+    ) -> None:
+        self._stores = redis if isinstance(redis, Stores) else Stores(redis)
+        clustered = self._stores.address.topology == "cluster"
+        self.keys = QueueKeys(name, prefix, clustered, hash_tag)
+        self._operations = Operations(self.keys)
+        self._enqueue_timeout = enqueue_timeout
+
+    @property
+    def name(self) -> str:
+        return self.keys.queue
+
+    def job(self, name: str, data: Any = None, **options: Any) -> NewJob:
+        """Make a job for `add_bulk`; the options are those of `JobOptions`."""
+        return self._operations.job(name, data, **options)
+
+    def add(self, name: str, data: Any = None, **options: Any) -> JobHandle:
+        """Add a job. Never twice, whatever happens to the connection; `EnqueueError` if not."""
+        [handle] = self.add_bulk([self.job(name, data, **options)])
+        return handle
+
+    def add_bulk(self, jobs: Sequence[JobEntry]) -> list[JobHandle]:
+        """Add jobs, in order; nothing is written unless all of them are valid."""
+        new = self._operations.entries(jobs)
+        store = self._stores.sync()
+        added = store.perform(self._operations.add(new), timeout=self._enqueue_timeout)
+        return handles(self.keys, new, added)
+
+    def counts(self) -> dict[JobState, int]:
+        """Count the jobs in each state."""
+        return self._run(self._operations.counts())
+
+    def get_job(self, job_id: str) -> Job | None:
+        """Give a job as it stands in Redis, or None."""
+        return self._run(self._operations.get_job(job_id))
+
+    def get_jobs(self, state: JobState | str, start: int = 0, end: int = -1) -> list[Job]:
+        """List jobs in a state: the next to run first, of finished ones the latest."""
+        return self._perform(self._operations.get_jobs(state, start, end))
+
+    def get_state(self, job_id: str) -> JobState:
+        """Tell the state of a job; `unknown` if there is no such job."""
+        return self._run(self._operations.get_state(job_id))
+
+    def pause(self) -> None:
+        """Let no worker take a job of this queue any more; those that run go on."""
+        self._perform(self._operations.pause())
+
+    def resume(self) -> None:
+        """Let workers take jobs again."""
+        self._perform(self._operations.resume())
+
+    def is_paused(self) -> bool:
+        """Tell whether the queue is paused."""
+        return self._run(self._operations.is_paused())
+
+    def drain(self, *, delayed: bool = False) -> int:
+        """Remove all jobs that wait, and the delayed ones if asked; give how many."""
+        return self._perform(self._operations.drain(delayed=delayed))
+
+    def clean(self, grace: Duration, limit: int, state: JobState | str) -> list[str]:
+        """Remove jobs of a state older than `grace`, at most `limit` (0: all); give their ids."""
+        return self._perform(self._operations.clean(grace, limit, state))
+
+    def obliterate(self, *, force: bool = False) -> None:
+        """Remove the queue with everything in it; `force` also while jobs run."""
+        self._perform(self._operations.obliterate(force=force))
+
+    def remove(self, job_id: str) -> bool:
+        """Remove a job and its children; False if one of them runs."""
+        return self._run(self._operations.remove(job_id))
+
+    def retry(self, job_id: str, state: Finished = "failed") -> None:
+        """Let a finished job run once more."""
+        self._run(self._operations.retry(job_id, state))
+
+    def retry_all(self, state: Finished = "failed") -> int:
+        """Let all jobs that failed (or completed) run once more; give how many."""
+        return self._perform(self._operations.retry_all(state))
+
+    def promote(self, job_id: str) -> None:
+        """Let a delayed job run now."""
+        self._run(self._operations.promote(job_id))
+
+    def promote_all(self) -> int:
+        """Let all delayed jobs run now; give how many."""
+        return self._perform(self._operations.promote_all())
+
+    def change_priority(self, job_id: str, priority: int, *, lifo: bool = False) -> None:
+        """Give a job another priority; `lifo` puts it first among its equals."""
+        self._run(self._operations.change_priority(job_id, priority, lifo=lifo))
+
+    def change_delay(self, job_id: str, delay: Duration) -> None:
+        """Let a delayed job run in `delay` from now."""
+        self._run(self._operations.change_delay(job_id, delay))
+
+    def logs(self, job_id: str, start: int = 0, end: int = -1) -> Logs:
+        """Give the log lines of a job, oldest first."""
+        return self._run(self._operations.logs(job_id, start, end))
+
+    def workers(self) -> list[ConnectedWorker]:
+        """List the workers that are connected to the queue, Node's among them."""
+        return self._run(self._operations.workers())
+
+    def set_global_concurrency(self, limit: int | None) -> None:
+        """Let at most `limit` jobs of the queue run at once, over all workers; None: any number."""
+        self._run(self._operations.set_global_concurrency(limit))
+
+    def set_global_rate_limit(self, max: int | None, duration: Duration = 1) -> None:  # noqa: A002
+        """Let at most `max` jobs start per `duration`, over all workers; None: any number."""
+        self._run(self._operations.set_global_rate_limit(max, duration))
+
+    def rate_limit(self, duration: Duration) -> None:
+        """Let no job start for `duration`, where workers or the queue have a rate limit."""
+        self._run(self._operations.rate_limit(duration))
+
+    def metrics(self, state: Finished = "completed") -> Metrics:
+        """Give BullMQ's counts per minute, where a worker keeps them."""
+        return self._run(self._operations.metrics(state))
+
+    def trim_events(self, length: int) -> int:
+        """Cut the event stream to about `length`; give how many events were removed."""
+        return self._run(self._operations.trim_events(length))
+
+    def events(self, last_id: str = "$") -> Generator[QueueEvent, None, None]:
+        """Follow what happens in the queue, from now on or from an event's id on."""
+        check_last_id(last_id)
+        if last_id == "$":
+            last_id = self._run(last_event_id(self.keys))
+        while True:
+            words = read_events(self.keys, last_id)
+            try:
+                events = self._run(Command(words, self.keys.events, events_of))
+            except MaybeExecuted:  # cut off: nothing was changed by reading
+                continue
+            for event in events:
+                last_id = event.id
+                yield event
+
+    def close(self) -> None:
+        """Close the connections that are not in use."""
+        self._stores.close()
+
+    def _run(self, call: Request[T]) -> T:
+        return self._stores.sync().run(call)
+
+    def _perform(self, steps: Steps[T]) -> T:
+        return self._stores.sync().perform(steps)
