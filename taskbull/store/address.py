@@ -13,15 +13,16 @@
 
 from __future__ import annotations
 
+import re
 import ssl
 from pathlib import Path
 from typing import Literal
-from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
+from urllib.parse import unquote
 
 from msgspec import Struct
 from msgspec.structs import replace
 
-from taskbull.errors import ConfigurationError
+from taskbull.store.url import Url, read_url, wrong
 
 Topology = Literal["single", "sentinel", "cluster", "embedded"]
 
@@ -44,6 +45,9 @@ _OPTIONS = _TLS_OPTIONS | {"db", "username", "password"}
 _SENTINEL_OPTIONS = frozenset({"sentinel_username", "sentinel_password"})
 
 
+_HOST = re.compile(r"(\[(?P<six>[0-9A-Fa-f:.]+)\]|(?P<name>[^:\[\]\s]+))(:(?P<port>[0-9]{1,6}))?")
+
+
 class Endpoint(Struct, frozen=True):
     """One listening socket: host and port, or a path."""
 
@@ -63,6 +67,10 @@ class Credentials(Struct, frozen=True):
     username: str | None = None
     password: str | None = None
 
+    def __repr__(self) -> str:
+        """Show who, never the password."""
+        return f"Credentials({self.username!r}, ***)"
+
     @property
     def words(self) -> tuple[str, ...]:
         """The AUTH command for them, empty if there is nothing to prove."""
@@ -80,6 +88,10 @@ class Tls(Struct, frozen=True):
     password: str | None = None
     cert_reqs: str = "required"
     check_hostname: bool = True
+
+    def __repr__(self) -> str:
+        """Show the files, never the password."""
+        return f"Tls({self.ca_certs!r}, {self.certfile!r}, {self.cert_reqs!r})"
 
     def context(self) -> ssl.SSLContext:
         context = ssl.create_default_context(cafile=self.ca_certs)
@@ -121,104 +133,96 @@ class Address(Struct, frozen=True):
 
 def parse(url: str) -> Address:
     """Read a URL; a wrong one is refused with a sentence that says what is wrong."""
-    scheme, found, _ = url.partition("://")
-    if not found or scheme not in _SCHEMES:
-        known = ", ".join(f"{name}://" for name in _SCHEMES)
-        raise _wrong(url, f"it must start with one of {known}")
+    scheme = url.partition("://")[0]
+    if scheme not in _SCHEMES:
+        raise wrong(url, f"it must start with one of {', '.join(f'{s}://' for s in _SCHEMES)}")
     topology, encrypted = _SCHEMES[scheme]
-    try:
-        parts = urlsplit(url)
-        options = dict(parse_qsl(parts.query, keep_blank_values=True, strict_parsing=False))
-    except ValueError as error:
-        raise _wrong(url, str(error)) from error
+    parts = read_url(url)
     if topology == "embedded":
-        return _embedded(url, parts)
-    _check_options(url, options, encrypted=encrypted, topology=topology)
+        return _embedded(parts)
+    _check_options(parts, encrypted=encrypted, topology=topology)
     address = Address(
         topology,
-        credentials=_credentials(parts, options),
-        tls=_tls(url, options) if encrypted else None,
+        credentials=_credentials(parts),
+        tls=_tls(parts) if encrypted else None,
     )
     if scheme == "unix":
-        return _unix(url, parts, options, address)
-    endpoints = _endpoints(url, parts, _DEFAULT_PORT[topology])
+        return _unix(parts, address)
+    hosts = parts.hosts or ("localhost",)
+    endpoints = tuple(_endpoint(parts, host, _DEFAULT_PORT[topology]) for host in hosts)
     path = [unquote(part) for part in parts.path.split("/") if part]
     if topology == "sentinel":
         if not 1 <= len(path) <= 2:
-            raise _wrong(url, "the path is the name of the service and the database: /mymaster/0")
-        address = replace(
-            address,
-            service=path.pop(0),
-            sentinel_credentials=Credentials(
-                options.get("sentinel_username"), options.get("sentinel_password")
-            ),
+            raise parts.wrong("the path is the name of the service and the database: /mymaster/0")
+        login = Credentials(
+            parts.options.get("sentinel_username"), parts.options.get("sentinel_password")
         )
-    db = _db(url, options.get("db", "/".join(path)))
+        address = replace(address, service=path.pop(0), sentinel_credentials=login)
+    db = _db(parts, parts.options.get("db", "/".join(path)))
     if topology == "single" and len(endpoints) > 1:
-        raise _wrong(url, "several hosts need redis+cluster:// or redis+sentinel://")
+        raise parts.wrong("several hosts need redis+cluster:// or redis+sentinel://")
     if topology == "cluster" and db != 0:
-        raise _wrong(url, "a Redis Cluster has database 0 only")
+        raise parts.wrong("a Redis Cluster has database 0 only")
     return replace(address, endpoints=endpoints, db=db)
 
 
-def _unix(url: str, parts: SplitResult, options: dict[str, str], address: Address) -> Address:
-    if not parts.path or parts.hostname:
-        raise _wrong(url, "unix:// is followed by an absolute path, as in unix:///run/redis.sock")
-    endpoint = Endpoint(path=unquote(parts.path))
-    return replace(address, endpoints=(endpoint,), db=_db(url, options.get("db", "")))
+def _endpoint(url: Url, place: str, default_port: int) -> Endpoint:
+    host = _HOST.fullmatch(place)
+    name = (host["six"] or unquote(host["name"])) if host else ""
+    port = int(host["port"] or default_port) if host else 0
+    try:
+        name.encode("idna")  # what a resolver would do, and fail on late
+    except UnicodeError:
+        name = ""
+    if not name or not 0 < port < 65536:
+        raise url.wrong(f"{place!r} is no host and port")
+    return Endpoint(name, port)
 
 
-def _wrong(url: str, rule: str) -> ConfigurationError:
-    return ConfigurationError(f"Redis URL {masked(url)!r} is not valid: {rule}")
+def _unix(url: Url, address: Address) -> Address:
+    if not url.path or url.hosts:
+        raise url.wrong("unix:// is followed by an absolute path, as in unix:///run/redis.sock")
+    endpoint = Endpoint(path=unquote(url.path))
+    return replace(address, endpoints=(endpoint,), db=_db(url, url.options.get("db", "")))
 
 
-def masked(url: str) -> str:
-    """Show a URL without its password, however wrong it is."""
-    scheme, separator, rest = url.partition("://")
-    rest, _, _ = rest.partition("?")
-    userinfo, at, place = rest.rpartition("@")
-    if not at:
-        return f"{scheme}{separator}{rest}"
-    username, _, _ = userinfo.partition(":")
-    return f"{scheme}{separator}{username}:***@{place}"
-
-
-def _embedded(url: str, parts: SplitResult) -> Address:
-    if parts.netloc or parts.query:
-        raise _wrong(url, "write embedded:// or embedded:///absolute/folder")
-    folder = Path(unquote(parts.path)) if parts.path else Path.cwd() / ".taskbull"
+def _embedded(url: Url) -> Address:
+    if url.hosts or url.options or url.username or url.password:
+        raise url.wrong("write embedded:// or embedded:///absolute/folder")
+    folder = Path(unquote(url.path)) if url.path else Path.cwd() / ".taskbull"
     return Address("embedded", folder=str(folder))
 
 
-def _check_options(
-    url: str, options: dict[str, str], *, encrypted: bool, topology: Topology
-) -> None:
+def _check_options(url: Url, *, encrypted: bool, topology: Topology) -> None:
     known = _OPTIONS if encrypted else _OPTIONS - _TLS_OPTIONS
     if topology == "sentinel":
         known |= _SENTINEL_OPTIONS
-    for name in options:
+    for name in url.options:
         if name in _TLS_OPTIONS and not encrypted:
-            raise _wrong(url, f"option {name!r} needs TLS: use rediss")
+            raise url.wrong(f"option {name!r} needs TLS: use rediss")
         if name not in known:
-            raise _wrong(url, f"option {name!r} is unknown; known are {', '.join(sorted(known))}")
+            # After a password that has a "&" in it, its rest would look like an option.
+            secret = any("password" in option for option in url.options)
+            shown = "an option" if secret else f"option {name!r}"
+            raise url.wrong(f"{shown} is unknown; known are {', '.join(sorted(known))}")
 
 
-def _credentials(parts: SplitResult, options: dict[str, str]) -> Credentials:
-    userinfo, _, _ = parts.netloc.rpartition("@")
-    username, colon, password = userinfo.partition(":")
-    return Credentials(
-        unquote(username) or options.get("username"),
-        unquote(password) if colon else options.get("password"),
-    )
+def _credentials(url: Url) -> Credentials:
+    username = url.username or url.options.get("username")
+    password = url.password or url.options.get("password")
+    if username and not password:
+        password = ""  # an ACL user may have none; without AUTH we would be somebody else
+    return Credentials(username or None, password)
 
 
-def _tls(url: str, options: dict[str, str]) -> Tls:
+def _tls(url: Url) -> Tls:
+    options = url.options
     requirement = options.get("ssl_cert_reqs", "required")
     if requirement not in {"required", "none"}:
-        raise _wrong(url, f"ssl_cert_reqs is 'required' or 'none', not {requirement!r}")
+        raise url.wrong(f"ssl_cert_reqs is 'required' or 'none', not {requirement!r}")
     check = options.get("ssl_check_hostname", "true").lower()
     if check not in {"true", "false", "1", "0", "yes", "no"}:
-        raise _wrong(url, f"ssl_check_hostname is true or false, not {check!r}")
+        raise url.wrong(f"ssl_check_hostname is true or false, not {check!r}")
     tls = Tls(
         ca_certs=options.get("ssl_ca_certs"),
         certfile=options.get("ssl_certfile"),
@@ -230,34 +234,13 @@ def _tls(url: str, options: dict[str, str]) -> Tls:
     try:
         tls.context()
     except OSError as error:  # a missing file, or one that is no certificate
-        raise _wrong(url, f"the TLS files cannot be used: {error}") from error
+        raise url.wrong(f"the TLS files cannot be used: {error}") from error
     return tls
 
 
-def _endpoints(url: str, parts: SplitResult, default_port: int) -> tuple[Endpoint, ...]:
-    _, _, places = parts.netloc.rpartition("@")
-    return tuple(_endpoint(url, place, default_port) for place in places.split(","))
-
-
-def _endpoint(url: str, place: str, default_port: int) -> Endpoint:
-    try:
-        one = urlsplit(f"//{place}")
-        host, port = one.hostname, one.port
-    except ValueError as error:
-        raise _wrong(url, f"{place!r} is no host and port: {error}") from error
-    name = unquote(host or "localhost")
-    try:
-        name.encode("idna")  # what a resolver would do, and fail on late
-    except UnicodeError:
-        host = None
-    if port == 0 or (place and not host):
-        raise _wrong(url, f"{place!r} is no host and port")
-    return Endpoint(name, port or default_port)
-
-
-def _db(url: str, text: str) -> int:
+def _db(url: Url, text: str) -> int:
     if not text:
         return 0
-    if not (text.isascii() and text.isdigit()):
-        raise _wrong(url, f"the database is a number, not {text!r}")
+    if not re.fullmatch(r"[0-9]{1,6}", text):
+        raise url.wrong(f"the database is a number, not {text[:20]!r}")
     return int(text)

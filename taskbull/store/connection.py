@@ -17,7 +17,7 @@ from collections.abc import Awaitable, Callable
 
 from anyio import create_task_group, move_on_after, sleep
 
-from taskbull.errors import ConnectionLost, MaybeExecuted, ServerRefused
+from taskbull.errors import ConfigurationError, ConnectionLost, MaybeExecuted, ServerRefused
 from taskbull.store.address import Endpoint
 from taskbull.store.backend import Waiter, waiters
 from taskbull.store.dialing import ConnectionOptions, Dialer, hang_up
@@ -130,6 +130,9 @@ class Connection:
         except ServerRefused as error:
             code, message = error.code, str(error)
             pipeline.refuse(lambda: ServerRefused(code, message))
+        except ConfigurationError as error:  # of the embedded server
+            message = str(error)
+            pipeline.refuse(lambda: ConfigurationError(message))
         except ConnectionLost as error:
             message = str(error)
             used_up = pipeline.wanted and self._options.insist

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 from time import monotonic
-from typing import TypeAlias
+from typing import TypeAlias, cast
 
 from taskbull.errors import ConnectionLost, MaybeExecuted, ServerRefused
 from taskbull.store.address import Address, Endpoint
@@ -58,7 +58,7 @@ def _primary(address: Address, limit: float) -> Endpoint:
             reasons.append(str(error))
             continue
         if isinstance(reply, list):
-            host, port = reply
+            host, port = cast("list[bytes]", reply)
             return Endpoint(host.decode(), int(port))
         reasons.append(f"{sentinel} says {reply if isinstance(reply, ReplyError) else 'no'}")
     why = "; ".join(reasons)

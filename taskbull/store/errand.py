@@ -98,19 +98,23 @@ class Errand:
                 await sleep(seconds)
         return None
 
+    async def _find(self, node: Endpoint | None) -> Connection:
+        if node is not None:
+            return self._topology.node(node)
+        with move_on_after(self._left()):
+            return await self._topology.find(self._call.key)
+        raise ConnectionLost("no node of the cluster was found in time")
+
     def _left(self) -> float | None:
         """Give the seconds until the deadline, if there is one."""
         return None if self._deadline == inf else max(0.0, self._deadline - current_time())
 
     async def _send(self, step: Send) -> Replied:
-        timeout = self._left()
         node = step.node or Endpoint()
         try:
-            if step.node is None:
-                connection = await self._topology.find(self._call.key)
-            else:
-                connection = self._topology.node(step.node)
+            connection = await self._find(step.node)
             self._links = connection.links
+            timeout = self._left()
             reply = await connection.execute(self._command, asking=step.asking, timeout=timeout)
             node = connection.endpoint
         except ConnectionLost as error:

@@ -37,9 +37,9 @@ class Handshake(Struct, frozen=True):
 
     def check(self, endpoint: Endpoint, replies: list[Reply]) -> None:
         """Read the replies; `ConnectionLost` if it may work later, else `ServerRefused`."""
-        *_, info, _ = replies
+        info = replies[-2] if len(replies) == len(self.commands()) else None
         for reply in replies:
-            if isinstance(reply, ReplyError) and not (reply is info and _forbidden(reply)):
+            if isinstance(reply, ReplyError) and not _forbidden(reply, info):
                 trouble = read_trouble(reply)
                 if trouble.transient or "max number of clients" in trouble.message:
                     raise ConnectionLost(f"{endpoint}: {trouble.message}")
@@ -50,9 +50,9 @@ class Handshake(Struct, frozen=True):
             _check_version(endpoint, info)
 
 
-def _forbidden(reply: ReplyError) -> bool:
+def _forbidden(reply: ReplyError, info: Reply) -> bool:
     """Tell whether an ACL rule keeps us from asking; the version is then taken on trust."""
-    return str(reply).startswith("NOPERM")
+    return reply is info and str(reply).startswith("NOPERM")
 
 
 def _check_version(endpoint: Endpoint, info: bytes) -> None:

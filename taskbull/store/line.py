@@ -18,7 +18,7 @@ from hiredis import Reader
 from taskbull.errors import ConnectionLost, MaybeExecuted
 from taskbull.store.address import Address, Endpoint
 from taskbull.store.handshake import Handshake, dial_error
-from taskbull.store.link import BROKEN, CLOSED, RECEIVE, explain, keep_alive
+from taskbull.store.link import BROKEN, CLOSED, RECEIVE, explain, keep_alive, last_words
 from taskbull.store.pipeline import ProtocolError, Reply
 
 CONNECT_TIMEOUT = 5.0
@@ -57,7 +57,10 @@ class Line:
     def exchange(self, commands: list[bytes], limit: float) -> list[Reply]:
         """Send packed commands and give their replies; closes itself and raises `MaybeExecuted`."""
         try:
-            return self._converse(commands, monotonic() + limit)
+            replies = self._converse(commands, monotonic() + limit)
+            if len(replies) < len(commands):
+                raise ConnectionResetError(CLOSED)
+            return replies
         except (ProtocolError, *BROKEN) as error:
             self.close()
             raise MaybeExecuted(
@@ -71,18 +74,19 @@ class Line:
         self._socket.close()
 
     def _converse(self, commands: list[bytes], deadline: float) -> list[Reply]:
-        self._socket.settimeout(_remaining(deadline))
-        self._socket.sendall(b"".join(commands))
         replies: list[Reply] = []
-        while len(replies) < len(commands):
-            while (reply := self._reader.gets()) is not False:
-                replies.append(reply)
-            if len(replies) < len(commands):
+        try:
+            self._socket.settimeout(_remaining(deadline))
+            self._socket.sendall(b"".join(commands))
+            while len(replies) < len(commands):
                 self._socket.settimeout(_remaining(deadline))
-                data = self._socket.recv(RECEIVE)
-                if not data:
+                if not (data := self._socket.recv(RECEIVE)):
                     raise ConnectionResetError(CLOSED)
                 self._reader.feed(data)
+                while (reply := self._reader.gets()) is not False:
+                    replies.append(reply)
+        except OSError as error:
+            return last_words(replies, error)
         if len(replies) > len(commands):
             raise ProtocolError("a reply that no command asked for")
         return replies
@@ -100,7 +104,6 @@ class Lines:
         """Have packed commands answered by a server, within `limit` seconds."""
         if limit <= 0:
             raise ConnectionLost(f"No time was left to send a command to Redis at {endpoint}")
-        limit = max(limit, 0.001)  # the deadline may have passed while the caller paused
         if self._process != os.getpid():  # forked: the sockets are the parent's
             self._idle, self._process = defaultdict(deque), os.getpid()
         deadline = monotonic() + limit

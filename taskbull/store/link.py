@@ -18,9 +18,15 @@ from anyio.abc import ByteStream, SocketAttribute, SocketStream
 
 from taskbull.store.address import Endpoint
 from taskbull.store.backend import Waiter, on_trio, waiters
-from taskbull.store.pipeline import Pipeline, ProtocolError, Reply
+from taskbull.store.pipeline import Pipeline, ProtocolError, Reply, ReplyError
 
-BROKEN = (OSError, anyio.EndOfStream, anyio.BrokenResourceError, anyio.ClosedResourceError)
+BROKEN = (
+    OSError,
+    anyio.EndOfStream,
+    anyio.BrokenResourceError,
+    anyio.ClosedResourceError,
+    UnicodeError,  # a name that is no host
+)
 
 CLOSED = "the connection was closed by the server"
 LEFT = ConnectionAbortedError("the connection was left")
@@ -32,7 +38,10 @@ class Link(Protocol):
     """A connected socket. Between `open_link` and `close` it belongs to one `Connection`."""
 
     async def exchange(self, commands: list[bytes]) -> list[Reply]:
-        """Send commands past the queue and give their replies; for the handshake."""
+        """Send commands past the queue and give their replies; for the handshake.
+
+        Fewer replies, with an error as the last, if the server said why and closed.
+        """
         ...
 
     def kick(self) -> None:
@@ -125,9 +134,8 @@ class ProtocolLink(asyncio.Protocol):
         self._transport.write(b"".join(commands))
         try:
             await asyncio.wait([replies[-1], self._lost], return_when=asyncio.FIRST_COMPLETED)
-            if not replies[-1].done():
-                raise self._lost.result()
-            return [reply.result() for reply in replies]
+            said = [reply.result() for reply in replies if reply.done()]
+            return said if len(said) == len(replies) else last_words(said, self._lost.result())
         finally:
             for reply in replies:
                 reply.cancel()
@@ -213,8 +221,11 @@ class StreamLink:
         for reply in replies:
             self._pipeline.expect(reply)
         await self._send(b"".join(commands))
-        while not replies[-1].done():
-            self._pipeline.feed(await self._receive(RECEIVE))
+        try:
+            while not replies[-1].done():
+                self._pipeline.feed(await self._receive(RECEIVE))
+        except BROKEN as error:
+            return last_words([await reply for reply in replies if reply.done()], error)
         return [await reply for reply in replies]
 
     def kick(self) -> None:
@@ -262,6 +273,13 @@ class StreamLink:
 
     async def close(self) -> None:
         await anyio.aclose_forcefully(self._stream)
+
+
+def last_words(replies: list[Reply], error: Exception) -> list[Reply]:
+    """Give what a server said before it closed, if that was why; else raise the error."""
+    if replies and isinstance(replies[-1], ReplyError):
+        return replies
+    raise error
 
 
 def explain(error: Exception) -> str:

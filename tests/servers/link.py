@@ -195,8 +195,8 @@ class Side(asyncio.Protocol):
         self._late.clear()
         if self._open:
             with suppress(OSError):
-                raw = self.transport.get_extra_info("socket")
-                raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+                if raw := self.transport.get_extra_info("socket"):  # TLS may have dropped it
+                    raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
             self.transport.abort()
 
     @property

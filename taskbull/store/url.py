@@ -1,0 +1,70 @@
+"""A URL in its parts. The standard library's parser knows one host, and may quote a password."""
+
+from __future__ import annotations
+
+import re
+from urllib.parse import parse_qsl, unquote
+
+from msgspec import Struct
+
+from taskbull.errors import ConfigurationError
+
+_SHAPE = re.compile(
+    r"(?P<scheme>[a-z]+(\+[a-z]+)?)://"
+    r"((?P<userinfo>[^/?#@\[\]\s]*)@)?"
+    r"(?P<hosts>[^/?#@]*)"
+    r"(?P<path>/[^?#@]*)?"  # an "@" here would be the end of a password
+    r"(\?(?P<query>[^#@]*))?"
+)
+
+
+class Url(Struct, frozen=True):
+    """What a URL says; escapes are resolved, but nothing else is."""
+
+    text: str
+    scheme: str
+    username: str
+    password: str
+    hosts: tuple[str, ...]
+    path: str
+    options: dict[str, str]
+
+    def wrong(self, rule: str) -> ConfigurationError:
+        """Make the error for a URL that breaks a rule."""
+        return wrong(self.text, rule)
+
+
+def read_url(text: str) -> Url:
+    """Divide a URL; one that has no such form is refused, and its password never shown."""
+    shape = _SHAPE.fullmatch(text)
+    if shape is None:
+        raise wrong(
+            text,
+            "it has the form scheme://user:password@host:port/path?option=value, and characters "
+            "such as / ? # @ [ ] in a user name or password are written as %2F and so on",
+        )
+    username, _, password = (shape["userinfo"] or "").partition(":")
+    return Url(
+        text,
+        shape["scheme"],
+        unquote(username),
+        unquote(password),
+        tuple(shape["hosts"].split(",")) if shape["hosts"] else (),
+        shape["path"] or "",
+        dict(parse_qsl(shape["query"] or "", keep_blank_values=True)),
+    )
+
+
+def wrong(text: str, rule: str) -> ConfigurationError:
+    """Make the error for a URL that breaks a rule."""
+    return ConfigurationError(f"Redis URL {masked(text)!r} is not valid: {rule}")
+
+
+def masked(text: str) -> str:
+    """Show a URL without its password and options; one that cannot be read, not at all."""
+    shape = _SHAPE.fullmatch(text)
+    if shape is None:
+        return "***"
+    username, colon, _ = (shape["userinfo"] or "").partition(":")
+    login = "" if shape["userinfo"] is None else f"{username}{colon and ':***'}@"
+    return f"{shape['scheme']}://{login}{shape['hosts']}{shape['path'] or ''}"

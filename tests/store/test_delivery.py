@@ -1,0 +1,247 @@
+"""A call that met trouble is brought to its end; here the steps are performed by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from math import inf
+from typing import Any
+
+import pytest
+from hiredis import ReplyError
+from hypothesis import given
+from hypothesis import strategies as st
+
+from taskbull.errors import ConnectionLost, ServerRefused, ServerUnavailable
+from taskbull.store.address import Endpoint
+from taskbull.store.delivery import (
+    LONGEST_PAUSE,
+    PATIENCE,
+    REDIRECTIONS,
+    Leave,
+    Load,
+    Moved,
+    Pause,
+    Send,
+    Step,
+    deliver,
+)
+
+ONE, TWO, THREE = (Endpoint("host", port) for port in (1, 2, 3))
+LOADING = ReplyError("LOADING not yet")
+READONLY = ReplyError("READONLY not me")
+NOSCRIPT = ReplyError("NOSCRIPT which one?")
+MOVED = ReplyError("MOVED 7 host:2")
+ASK = ReplyError("ASK 7 host:2")
+ASK_THREE = ReplyError("ASK 7 host:3")
+TRYAGAIN = ReplyError("TRYAGAIN not all of them are here")
+LOST = ConnectionLost("nobody there")
+
+
+class Postman:
+    """Performs steps: replies come from a list, and time passes only in pauses."""
+
+    def __init__(self, replies: Iterable[Any] = (), deadline: float = inf) -> None:
+        self.now = 100.0
+        self.steps: list[Step] = []
+        self._replies = iter(replies)
+        self._deadline = self.now + deadline
+
+    def deliver(self, first: Any) -> Any:
+        """Give the reply in which it ends, or raise."""
+        delivery = deliver((ONE, first), lambda: self.now, self._deadline)
+        answer = None
+        try:
+            while True:
+                step = delivery.send(answer)
+                self.steps.append(step)
+                answer = self._perform(step)
+        except StopIteration as end:
+            return end.value
+
+    def _perform(self, step: Step) -> tuple[Endpoint, Any] | None:
+        match step:
+            case Send(node, _):
+                return node or ONE, next(self._replies)
+            case Pause(seconds):
+                self.now += seconds
+        return None
+
+    @property
+    def without_pauses(self) -> list[Step]:
+        return [step for step in self.steps if not isinstance(step, Pause)]
+
+    @property
+    def pauses(self) -> list[float]:
+        return [step.seconds for step in self.steps if isinstance(step, Pause)]
+
+
+@pytest.mark.parametrize("reply", [b"bytes", 7, None, [], [b"a", 1]])
+def test_a_true_reply_needs_no_step(reply: Any) -> None:
+    postman = Postman()
+    assert postman.deliver(reply) == reply
+    assert postman.steps == []
+
+
+def test_a_server_that_cannot_serve_now_is_asked_again_after_a_pause() -> None:
+    postman = Postman([LOADING, b"there"])
+    assert postman.deliver(LOADING) == b"there"
+    first, second = postman.pauses
+    assert postman.steps == [Pause(first), Send(), Pause(second), Send()]
+    assert 0 < first < second
+
+
+def test_a_primary_no_more_is_left_before_the_next_try() -> None:
+    postman = Postman([b"there"])
+    assert postman.deliver(READONLY) == b"there"
+    assert postman.steps == [Leave(ONE), Pause(postman.pauses[0]), Send()]
+
+
+def test_a_missing_script_is_loaded_where_it_is_missing() -> None:
+    postman = Postman([b"ran"])
+    assert postman.deliver(NOSCRIPT) == b"ran"
+    assert postman.steps == [Load(ONE), Send(ONE)]
+
+
+def test_a_moved_slot_is_noted_and_followed() -> None:
+    postman = Postman([b"there"])
+    assert postman.deliver(MOVED) == b"there"
+    assert postman.steps == [Moved(TWO), Send(TWO)]
+
+
+def test_a_slot_on_its_way_is_asked_for_this_once_and_not_noted() -> None:
+    postman = Postman([b"there"])
+    assert postman.deliver(ASK) == b"there"
+    assert postman.steps == [Send(TWO, asking=True)]
+
+
+def test_a_node_that_is_asked_and_lacks_the_script_is_asked_again() -> None:
+    postman = Postman([NOSCRIPT, b"ran"])
+    assert postman.deliver(ASK) == b"ran"
+    assert postman.steps == [Send(TWO, asking=True), Load(TWO), Send(TWO, asking=True)]
+
+
+def test_a_script_missing_on_the_way_after_a_move_is_loaded_there() -> None:
+    postman = Postman([NOSCRIPT, b"ran"])
+    assert postman.deliver(MOVED) == b"ran"
+    assert postman.steps == [Moved(TWO), Send(TWO), Load(TWO), Send(TWO)]
+
+
+def test_one_node_asks_to_ask_the_next() -> None:
+    postman = Postman([ASK_THREE, b"there"])
+    assert postman.deliver(ASK) == b"there"
+    assert postman.steps == [Send(TWO, asking=True), Send(THREE, asking=True)]
+
+
+def test_a_move_ends_the_asking() -> None:
+    postman = Postman([MOVED, NOSCRIPT, b"ran"])
+    assert postman.deliver(ASK) == b"ran"
+    assert postman.steps == [
+        *(Send(TWO, asking=True), Moved(TWO), Send(TWO)),
+        *(Load(TWO), Send(TWO)),
+    ]
+
+
+def test_after_a_pause_the_way_is_looked_for_anew_without_asking() -> None:
+    postman = Postman([TRYAGAIN, NOSCRIPT, b"ran"])
+    assert postman.deliver(ASK) == b"ran"
+    assert postman.without_pauses == [Send(TWO, asking=True), Send(), Load(ONE), Send(ONE)]
+
+
+def test_an_error_of_the_call_itself_is_raised_and_nothing_is_repeated() -> None:
+    postman = Postman()
+    with pytest.raises(ServerRefused) as caught:
+        postman.deliver(ReplyError("WRONGTYPE not that"))
+    assert caught.value.code == "WRONGTYPE"
+    assert postman.steps == []
+
+
+def test_an_error_after_trouble_is_raised_too() -> None:
+    postman = Postman([NOSCRIPT, ReplyError("OOM no")])
+    with pytest.raises(ServerRefused) as caught:
+        postman.deliver(LOADING)
+    assert caught.value.code == "OOM"
+
+
+def test_patience_has_an_end() -> None:
+    postman = Postman([LOADING] * 1000)
+    with pytest.raises(ServerUnavailable) as caught:
+        postman.deliver(LOADING)
+    assert caught.value.code == "LOADING"
+    assert PATIENCE <= postman.now - 100 <= PATIENCE + LONGEST_PAUSE
+
+
+def test_pauses_grow_and_have_a_longest() -> None:
+    postman = Postman([LOADING] * 1000)
+    with pytest.raises(ServerUnavailable):
+        postman.deliver(LOADING)
+    *pauses, _rest = postman.pauses
+    assert pauses == sorted(pauses)
+    assert pauses[0] <= 0.01
+    assert pauses[-1] == LONGEST_PAUSE
+
+
+def test_a_deadline_ends_it_before_patience_does() -> None:
+    postman = Postman([LOADING] * 1000, deadline=1.0)
+    with pytest.raises(ServerUnavailable):
+        postman.deliver(LOADING)
+    assert 1.0 <= postman.now - 100 <= 1.0 + LONGEST_PAUSE
+
+
+def test_a_deadline_that_has_passed_allows_no_further_try() -> None:
+    postman = Postman(deadline=0.0)
+    with pytest.raises(ServerUnavailable):
+        postman.deliver(READONLY)
+    assert postman.steps == []
+
+
+def test_a_pause_does_not_go_beyond_the_deadline() -> None:
+    postman = Postman([LOST] * 1000, deadline=2.0)
+    with pytest.raises(ConnectionLost):
+        postman.deliver(LOST)
+    assert postman.now - 100 == pytest.approx(2.0)
+
+
+def test_a_lost_connection_is_waited_out_without_end() -> None:
+    away = 100 * int(PATIENCE / LONGEST_PAUSE)
+    postman = Postman([*[LOST] * away, b"back"])
+    assert postman.deliver(LOST) == b"back"
+    assert postman.now - 100 > 10 * PATIENCE
+    assert postman.without_pauses == [Leave(ONE), Send()] * (away + 1)
+
+
+def test_a_lost_connection_is_waited_out_until_the_deadline() -> None:
+    postman = Postman([LOST] * 1000, deadline=3.0)
+    with pytest.raises(ConnectionLost, match="nobody there"):
+        postman.deliver(LOST)
+    assert 3.0 <= postman.now - 100 <= 3.0 + LONGEST_PAUSE
+
+
+def test_endless_redirections_are_given_up() -> None:
+    postman = Postman([ASK_THREE, MOVED] * 100)
+    with pytest.raises(ServerRefused) as caught:
+        postman.deliver(MOVED)
+    assert caught.value.code in {"ASK", "MOVED"}
+    assert sum(isinstance(step, Send) for step in postman.steps) == REDIRECTIONS
+
+
+def test_a_script_that_never_stays_loaded_is_given_up() -> None:
+    postman = Postman([NOSCRIPT] * 100)
+    with pytest.raises(ServerRefused) as caught:
+        postman.deliver(NOSCRIPT)
+    assert caught.value.code == "NOSCRIPT"
+    assert postman.steps == [Load(ONE), Send(ONE)] * REDIRECTIONS
+
+
+_TROUBLES = [LOADING, READONLY, NOSCRIPT, MOVED, ASK, ASK_THREE, TRYAGAIN, LOST]
+
+
+@given(st.lists(st.sampled_from(_TROUBLES), max_size=40))
+def test_whatever_is_met_it_ends_and_each_try_has_a_reason(met: list[Any]) -> None:
+    postman = Postman([*met, b"there"])
+    try:
+        reply = postman.deliver(LOADING)
+    except ServerRefused:
+        assert postman.steps
+    else:
+        assert reply == b"there"
+        assert sum(isinstance(step, Send) for step in postman.steps) == len(met) + 1
