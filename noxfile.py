@@ -58,4 +58,5 @@ def soak(session: nox.Session) -> None:
 @nox.session
 def benchmarks(session: nox.Session) -> None:
     """Print the tables of benchmarks/; nothing is asserted."""
-    run(session, "benchmarks.transport", *session.posargs)
+    for table in ("transport", "redis_cost", "pieces"):
+        run(session, f"benchmarks.{table}", *session.posargs)
