@@ -130,7 +130,7 @@ class Operations:
             case _:
                 raise refusal(f"jobs[{place}]", "be queue.job(…) or (name, data, options)", job)
 
-    def counts(self) -> Request[dict[JobState, int]]:
+    def counts(self) -> Request[dict[str, int]]:
         return inspection.count_jobs(self.keys)
 
     def get_job(self, job_id: str) -> Request[Job | None]:

@@ -69,7 +69,7 @@ class Queue:
         added = await store.perform(self._operations.add(new), timeout=self._enqueue_timeout)
         return handles(self.keys, new, added)
 
-    async def counts(self) -> dict[JobState, int]:
+    async def counts(self) -> dict[str, int]:
         """Count the jobs in each state."""
         return await self._run(self._operations.counts())
 

@@ -59,7 +59,7 @@ class SyncQueue:
         added = store.perform(self._operations.add(new), timeout=self._enqueue_timeout)
         return handles(self.keys, new, added)
 
-    def counts(self) -> dict[JobState, int]:
+    def counts(self) -> dict[str, int]:
         """Count the jobs in each state."""
         return self._run(self._operations.counts())
 

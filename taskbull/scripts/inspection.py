@@ -31,7 +31,7 @@ GET_METRICS = load("get_metrics")
 PAGE: Final = 500
 """How many jobs one call reads: 2 ms, if they are small."""
 
-Counts = dict[JobState, int]
+Counts = dict[str, int]  # by JobState, which is a string
 
 
 class Ending(Struct, frozen=True):
