@@ -77,4 +77,7 @@ class Lost(Struct, frozen=True):
     """The lock is another worker's now: nothing may be written."""
 
 
-Outcome = Completed | Failed | Retried | Snoozed | Limited | Released | Lost
+Written = Completed | Failed | Retried | Snoozed | Limited | Released
+"""The outcomes that change something in Redis."""
+
+Outcome = Written | Lost

@@ -20,10 +20,10 @@ from taskbull.core.outcome import (
     Failed,
     Failure,
     Limited,
-    Outcome,
     Retried,
     Snoozed,
     Verdict,
+    Written,
 )
 from taskbull.core.wire.backoff import Curve
 from taskbull.errors import PermanentError, RateLimited, Retry, Snooze, Steering
@@ -82,7 +82,7 @@ def decide(
     policy: RetryPolicy = NO_POLICY,
     *,
     random: Callable[[], float],
-) -> Outcome:
+) -> Written:
     """Tell what becomes of the job after `error`. The job's own options win over the policy.
 
     A word of the task (`Retry`, `Snooze`, …) counts also as the only member of a group, as task

@@ -15,11 +15,10 @@ from taskbull.core.outcome import (
     Completed,
     Failed,
     Limited,
-    Lost,
-    Outcome,
     Released,
     Retried,
     Snoozed,
+    Written,
 )
 from taskbull.core.retention import Keep
 from taskbull.core.states import MAX_DUE_MS
@@ -109,15 +108,15 @@ def cycle(
 KEEP_ALL = Keeping()
 
 
-def pack_outcome(  # noqa: PLR0911 - one for each way to end
+def pack_outcome(
     job: Job,
     token: str,
-    outcome: Outcome,
+    outcome: Written,
     attempts: int,
     now_ms: int,
     keep: Keeping = KEEP_ALL,
-) -> Packed | None:
-    """Put an outcome into the script's form; None if nothing may be written.
+) -> Packed:
+    """Put an outcome into the script's form.
 
     `attempts` is how many the job has in all; what the job itself says about keeping wins over
     `keep`. Delays end before BullMQ's own end of time.
@@ -147,8 +146,6 @@ def pack_outcome(  # noqa: PLR0911 - one for each way to end
             return job.id, token, 5, to_ms(delay)
         case Released():
             return job.id, token, 5, 0
-        case Lost():
-            return None
         case _:
             assert_never(outcome)
 
