@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 
-from anyio import move_on_after
+from anyio import move_on_after, sleep
 
 from taskbull.store.address import Endpoint
 from taskbull.store.dialing import ConnectionOptions, Dialer, hang_up
@@ -19,6 +19,15 @@ from taskbull.store.trouble import Answer, Trouble, read_trouble
 
 SLACK = 1.0
 """Seconds by which a reply may come later than the server's own time-out."""
+
+
+class _Always:
+    """Whoever waits here waits until there is a connection."""
+
+    wanted = True
+
+    async def rest(self, seconds: float) -> None:
+        await sleep(seconds)
 
 
 class BlockingConnection:
@@ -45,7 +54,7 @@ class BlockingConnection:
         asked for again. Other errors of the server are raised.
         """
         if self._link is None:
-            self._link = await self._dialer.dial(self._pipeline, lambda: True)
+            self._link = await self._dialer.dial(self._pipeline, _Always())
         reply: Reply = None
         finished = False
         try:

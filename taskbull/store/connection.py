@@ -45,6 +45,7 @@ class Connection:
         self._new_waiter = waiters()
         self._link: Link | None = None
         self._demand: Waiter | None = None
+        self._pause: Waiter | None = None
         self._closed = False
         self.links = 0
         """How many links there have been."""
@@ -88,6 +89,8 @@ class Connection:
         """Queue a packed command at once; the waiter gives its reply."""
         if self._closed:
             raise _closed()
+        if self._pause is not None and not self._pause.done() and not self.wanted:
+            self._pause.set_result(None)  # the long pause was for callers that have left
         waiter = self._new_waiter()
         self._pipeline.queue(command, waiter, note)
         if self._link is not None:
@@ -95,6 +98,18 @@ class Connection:
         elif self._demand is not None and not self._demand.done():
             self._demand.set_result(None)
         return waiter
+
+    @property
+    def wanted(self) -> bool:
+        """Whether anybody waits for a command to be sent."""
+        return self._pipeline.wanted
+
+    async def rest(self, seconds: float) -> None:
+        """Wait before the next try to connect; less long if somebody new comes."""
+        self._pause = self._new_waiter()
+        with move_on_after(seconds):
+            await self._pause
+        self._pause = None
 
     def leave(self, links: int) -> None:
         """Send nothing more on the link that was `links` in number, and look for the server anew.
@@ -126,7 +141,7 @@ class Connection:
         """Make a link; None if there is none to be had, and those who waited know."""
         pipeline = self._pipeline
         try:
-            return await self._dialer.dial(pipeline, lambda: pipeline.wanted)
+            return await self._dialer.dial(pipeline, self)
         except ServerRefused as error:
             code, message = error.code, str(error)
             pipeline.refuse(lambda: ServerRefused(code, message))
@@ -135,7 +150,7 @@ class Connection:
             pipeline.refuse(lambda: ConfigurationError(message))
         except ConnectionLost as error:
             message = str(error)
-            used_up = pipeline.wanted and self._options.insist
+            used_up = self.wanted and self._options.insist
             pipeline.refuse(lambda: ConnectionLost(message))
             if used_up:
                 raise

@@ -13,7 +13,7 @@ from taskbull.store.address import Credentials, Endpoint
 from taskbull.store.handshake import Handshake, dial_error
 from taskbull.store.link import BROKEN, Link, open_link
 from taskbull.store.pipeline import Pipeline, ProtocolError
-from taskbull.store.reconnection import LONGEST_DELAY, Back, Notify, Waiting, reconnecting
+from taskbull.store.reconnection import LONGEST_DELAY, Back, Demand, Notify, Waiting, reconnecting
 
 
 class ConnectionOptions(Struct, frozen=True, kw_only=True):
@@ -49,10 +49,10 @@ class Dialer:
         self.reason = ""
         """Why the last try failed, if it did."""
 
-    async def dial(self, pipeline: Pipeline, wanted: Callable[[], bool]) -> Link:
-        """Try while the link is `wanted`; then `ConnectionLost`, or `ServerRefused` if futile."""
+    async def dial(self, pipeline: Pipeline, demand: Demand) -> Link:
+        """Try while there is demand; then `ConnectionLost`, or `ServerRefused` if futile."""
         attempts = self._options.max_reconnect_attempts if self._options.insist else 1
-        persevere = reconnecting(attempts, self._options.longest_delay, wanted, self._failed)
+        persevere = reconnecting(attempts, self._options.longest_delay, demand, self._failed)
         link: Link = await persevere(self._open, pipeline)
         self._notify(Back(str(self.endpoint), self._failures))
         self._failures = 0

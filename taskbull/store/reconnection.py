@@ -5,9 +5,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from random import random
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
-from anyio import sleep
 from msgspec import Struct
 from tenacity import (
     AsyncRetrying,
@@ -22,6 +21,19 @@ from taskbull.errors import ConnectionLost
 logger = logging.getLogger(__name__)
 
 LONGEST_DELAY = 30.0
+
+
+class Demand(Protocol):
+    """Whoever needs the connection."""
+
+    @property
+    def wanted(self) -> bool:
+        """Whether anybody still waits for it."""
+        ...
+
+    async def rest(self, seconds: float) -> None:
+        """Wait before the next try; less long if somebody new comes."""
+        ...
 
 
 class Lost(Struct, frozen=True):
@@ -71,10 +83,10 @@ def reconnect_delay(failures: int, longest: float, chance: float) -> float:
 def reconnecting(
     attempts: int,
     longest_delay: float,
-    wanted: Callable[[], bool],
+    demand: Demand,
     failed: Callable[[ConnectionLost, int, float], None],
 ) -> AsyncRetrying:
-    """Try while the connection is wanted, at most `attempts` times (0: without end)."""
+    """Try while there is demand, at most `attempts` times (0: without end)."""
 
     def delay(state: RetryCallState) -> float:
         return reconnect_delay(state.attempt_number, longest_delay, random())  # noqa: S311
@@ -85,10 +97,10 @@ def reconnecting(
             failed(error, state.attempt_number, state.upcoming_sleep)
 
     return AsyncRetrying(
-        sleep=sleep,
+        sleep=demand.rest,
         stop=stop_after_attempt(attempts) if attempts else stop_never,
         wait=delay,
-        retry=retry_if_exception(lambda error: isinstance(error, ConnectionLost) and wanted()),
+        retry=retry_if_exception(lambda error: isinstance(error, ConnectionLost) and demand.wanted),
         before_sleep=told,
         reraise=True,
     )
