@@ -36,6 +36,7 @@ local memo, counter, meta, wait, paused, active, prioritized, priority_counter, 
 local prefix, now, call, memo_life, jobs = unpack(ARGV)
 
 --- @include "queue_state"
+--- @include "event_limit"
 --- @include "mark_base"
 --- @include "mark_delay"
 --- @include "delayed_score"
@@ -149,6 +150,6 @@ end
 if any_delayed then
   mark_delay(marker, delayed)
 end
-redis.call("XTRIM", events, "MAXLEN", "~", queue.max_events)
+redis.call("XTRIM", events, "MAXLEN", "~", event_limit(meta, queue))
 redis.call("SET", memo, call .. ":" .. cmsgpack.pack(replies), "PX", memo_life)
 return replies

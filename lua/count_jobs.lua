@@ -12,7 +12,8 @@
 -- RETURNS
 --   one number for each key
 
-local wait, active, completed, failed, delayed, prioritized, waiting_children, paused = unpack(KEYS)
+local wait, active, completed, failed, delayed, prioritized, waiting_children, paused =
+  unpack(KEYS)
 
 return {
   redis.call("LLEN", wait),

@@ -49,6 +49,7 @@ local prefix, now, outcomes, want, token, lock_life, max_starts, window, worker,
   unpack(ARGV)
 
 --- @include "queue_state"
+--- @include "event_limit"
 --- @include "mark_base"
 --- @include "mark_delay"
 --- @include "delayed_score"
@@ -187,7 +188,7 @@ local function give_back(id, key, pause)
 end
 
 if #outcomes > 0 then
-  redis.call("XTRIM", events, "MAXLEN", "~", queue.max_events)
+  redis.call("XTRIM", events, "MAXLEN", "~", event_limit(meta, queue))
   local locks, family = {}, {}
   for i = 1, #outcomes do
     local key = prefix .. outcomes[i][1]

@@ -14,7 +14,8 @@
 -- RETURNS
 --   the state's name; unknown if the job is nowhere
 
-local completed, failed, delayed, prioritized, waiting_children, active, wait, paused = unpack(KEYS)
+local completed, failed, delayed, prioritized, waiting_children, active, wait, paused =
+  unpack(KEYS)
 local job_id = unpack(ARGV)
 
 if redis.call("ZSCORE", completed, job_id) then

@@ -15,13 +15,15 @@
 --   promoted           how many wait now
 --   remaining          how many are still delayed
 -- EFFECTS
---   as BullMQ's: all go to the waiting list, whatever their priority. Ids without a job are removed
+--   as BullMQ's: all go to the waiting list, whatever their priority. An id without a job is
+--   dropped
 
 local delayed, wait, paused, active, meta, events, marker = unpack(KEYS)
 local prefix, size = unpack(ARGV)
 
 --- @include "queue_state"
 --- @include "mark_base"
+--- @include "event_limit"
 --- @include "is_hash"
 
 local ids = redis.call("ZRANGE", delayed, 0, size - 1)
@@ -39,5 +41,6 @@ if #promoted > 0 then
   local queue = queue_state(meta, active, wait, paused)
   redis.call("LPUSH", queue.target, unpack(promoted))
   mark_base(marker, queue.blocked)
+  redis.call("XTRIM", events, "MAXLEN", "~", event_limit(meta, queue))
 end
 return { #promoted, redis.call("ZCARD", delayed) }

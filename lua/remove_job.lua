@@ -26,5 +26,5 @@ end
 if tree_locked(job, children == "1", {}) then
   return 0
 end
-remove_tree(prefix, job_id, children == "1", {})
+remove_tree(prefix, job_id, children == "1" and "all" or "no", {})
 return 1

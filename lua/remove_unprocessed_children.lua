@@ -1,26 +1,22 @@
 -- remove_unprocessed_children: remove the pending children of a job that no worker holds.
 --
 -- KEYS
---   dependencies   set   keys of the job's pending children, in whatever queue
+--   job   hash   the job
 -- RETURNS
---   how many were removed
+--   how many were removed, their own children not counted
 -- EFFECTS
---   children that have failed stay, too. Their own children go with them, and the job is let go if
---   it waited for them alone
+--   children that have failed stay, too. The pending children of those that go, go with them, by
+--   the same rule. The job is let go if it waits for nothing else
 
-local dependencies = unpack(KEYS)
+local job = unpack(KEYS)
 
 --- @include "split_key"
---- @include "tree_locked"
+--- @include "idle_children"
 --- @include "remove_tree"
 
-local removed = 0
-local children = redis.call("SMEMBERS", dependencies)
+local children = idle_children(job)
 for i = 1, #children do
   local base, id = split_key(children[i])
-  if not redis.call("ZSCORE", base .. "failed", id) and not tree_locked(children[i], true, {}) then
-    remove_tree(base, id, true, {})
-    removed = removed + 1
-  end
+  remove_tree(base, id, "idle", {})
 end
-return removed
+return #children

@@ -26,6 +26,7 @@ local job_id, state, afresh = unpack(ARGV)
 
 --- @include "is_hash"
 --- @include "queue_state"
+--- @include "event_limit"
 --- @include "push_job"
 --- @include "rejoin_parent"
 
@@ -44,6 +45,6 @@ redis.call("HDEL", job, "finishedOn", "processedOn", outcome, unpack(cmsgpack.un
 local queue = queue_state(meta, active, wait, paused)
 push_job(queue, job_id, priority, lifo, prioritized, priority_counter, marker)
 rejoin_parent(job, parent_key, state)
-redis.call("XADD", events, "MAXLEN", "~", queue.max_events, "*",
+redis.call("XADD", events, "MAXLEN", "~", event_limit(meta, queue), "*",
   "event", "waiting", "jobId", job_id, "prev", state)
 return 0

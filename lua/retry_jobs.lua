@@ -26,6 +26,7 @@ local prefix, state, cutoff, size = unpack(ARGV)
 --- @include "is_hash"
 --- @include "queue_state"
 --- @include "mark_base"
+--- @include "event_limit"
 --- @include "rejoin_parent"
 
 local ids = redis.call("ZRANGEBYSCORE", ended, "-inf", cutoff, "LIMIT", 0, size)
@@ -48,5 +49,6 @@ redis.call("ZREM", ended, unpack(ids))
 if #retried > 0 then
   redis.call("LPUSH", queue.target, unpack(retried))
   mark_base(marker, queue.blocked)
+  redis.call("XTRIM", events, "MAXLEN", "~", event_limit(meta, queue))
 end
 return { #retried, #ids == tonumber(size) and 1 or 0 }

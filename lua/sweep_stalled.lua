@@ -50,7 +50,6 @@ end
 local length = redis.call("LLEN", active)
 local ids = redis.call("LRANGE", active, -(position + size), -(position + 1))
 local places, gone, alive = stalled_places(prefix, ids, position, suspects)
-cut_out(active, places)
 
 local put_back, doomed = {}, {}
 for i = #gone, 1, -1 do -- the oldest is pushed last, and so is the first to be taken
@@ -58,14 +57,17 @@ for i = #gone, 1, -1 do -- the oldest is pushed last, and so is the first to be 
   if exists then
     put_back[#put_back + 1] = gone[i]
     doomed[#doomed + 1] = fails and gone[i] or nil
-    redis.call("XADD", events, "*", "event", "waiting", "jobId", gone[i], "prev", "active")
-    redis.call("XADD", events, "*", "event", "stalled", "jobId", gone[i])
   end
 end
+cut_out(active, places)
 if #put_back > 0 then
   local queue = queue_state(meta, active, wait, paused)
   redis.call("RPUSH", queue.target, unpack(put_back))
   mark_base(marker, queue.blocked)
+end
+for i = 1, #put_back do
+  redis.call("XADD", events, "*", "event", "waiting", "jobId", put_back[i], "prev", "active")
+  redis.call("XADD", events, "*", "event", "stalled", "jobId", put_back[i])
 end
 if #alive > 0 then
   redis.call("SADD", stalled, unpack(alive))

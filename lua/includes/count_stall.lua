@@ -1,8 +1,8 @@
 --- @include "names_own_key"
 
--- count_stall(prefix, id, max_stalls, schedulers) -> whether there is such a job, and whether it has
--- stalled too often, so that the next worker fails it. The run of a scheduler that is still there
--- never does: without it the scheduler would stop.
+-- count_stall(prefix, id, max_stalls, schedulers) -> whether there is such a job, and whether it
+-- has stalled too often, so that the next worker fails it. The run of a scheduler that is still
+-- there never does: without it the scheduler would stop.
 local function count_stall(prefix, id, max_stalls, schedulers)
   local key = prefix .. id
   local fields = redis.pcall("HMGET", key, "name", "stc", "rjk")

@@ -5,7 +5,7 @@
 --- @include "delete_job"
 
 -- leave_parent(base, key, parent_key, hard) -> whether a parent (false: none) waited for this job:
--- it does no longer. If it waited for nothing else it is let go; `hard`: it is removed, if it is of
+-- it does no longer. If it waited for nothing else it is let go; `hard`: it is removed, if it is in
 -- this queue. What is no parent (another type, another slot of a Cluster) is left alone.
 local function leave_parent(base, key, parent_key, hard)
   if not parent_key or redis.pcall("SREM", parent_key .. ":dependencies", key) ~= 1 then

@@ -1,8 +1,8 @@
 --- @include "queue_state"
 --- @include "mark_base"
 
--- let_parent_go(base, id, silent): put a parent whose last pending child is no more at the front of
--- its queue, whatever its delay and priority. It has left `waiting-children`.
+-- let_parent_go(base, id, silent): put a parent whose last pending child is no more to the front
+-- of its queue, whatever its delay and priority. It has left `waiting-children`.
 local function let_parent_go(base, id, silent)
   local queue = queue_state(base .. "meta", base .. "active", base .. "wait", base .. "paused")
   redis.call("RPUSH", queue.target, id)

@@ -7,11 +7,6 @@
 local function queue_state(meta, active, wait, paused)
   local fields = redis.call("HMGET", meta, "paused", "concurrency", "opts.maxLenEvents", "version",
     "max", "duration")
-  local max_events = fields[3]
-  if not max_events then
-    max_events = 10000
-    redis.call("HSET", meta, "opts.maxLenEvents", max_events)
-  end
   local is_paused = fields[1] ~= false
   local target = wait
   if is_paused then
@@ -25,5 +20,5 @@ local function queue_state(meta, active, wait, paused)
     room = tonumber(fields[2]) - redis.call("LLEN", active)
   end
   return { paused = is_paused, room = room, blocked = is_paused or room <= 0, target = target,
-    max_events = max_events, max_starts = tonumber(fields[5]) or false, window = fields[6] }
+    max_events = fields[3], max_starts = tonumber(fields[5]) or false, window = fields[6] }
 end

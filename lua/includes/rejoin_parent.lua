@@ -14,6 +14,6 @@ local function rejoin_parent(key, parent_key, state)
     end
   end
   if ended == 1 then
-    redis.call("SADD", parent_key .. ":dependencies", key)
+    redis.pcall("SADD", parent_key .. ":dependencies", key)
   end
 end

@@ -1,27 +1,29 @@
 --- @include "names_own_key"
 --- @include "split_key"
 --- @include "children_of"
+--- @include "idle_children"
 --- @include "pull_job"
 --- @include "leave_parent"
 --- @include "release_deduplication"
 --- @include "delete_job"
 --- @include "event_limit"
 
--- remove_tree(base, id, with_children, seen): remove a job, and its children in whatever queue, as
--- BullMQ does: it leaves its parent, then its children go, then itself. `seen` is the set of keys
--- that are being removed.
-local function remove_tree(base, id, with_children, seen)
+-- remove_tree(base, id, children, seen): remove a job, and "all", its "idle" or "no" `children`,
+-- in whatever queue, as BullMQ does: it leaves its parent, then its children go, then itself.
+-- `seen` is the set of keys that are being removed.
+local function remove_tree(base, id, children, seen)
   local key = base .. id
   local fields = redis.pcall("HMGET", key, "parentKey", "deid")
   local is_job = not fields.err and not names_own_key(id)
   seen[key] = true
   if is_job then
     leave_parent(base, key, fields[1], false)
-    local children = with_children and children_of(key) or {}
-    for i = 1, #children do
-      if not seen[children[i]] then
-        local child_base, child_id = split_key(children[i])
-        remove_tree(child_base, child_id, true, seen)
+    local below = children == "all" and children_of(key)
+      or children == "idle" and idle_children(key) or {}
+    for i = 1, #below do
+      if not seen[below[i]] then
+        local child_base, child_id = split_key(below[i])
+        remove_tree(child_base, child_id, children, seen)
       end
     end
   end

@@ -1,5 +1,5 @@
--- tree_locked(key, with_children, seen) -> whether a worker holds the job, or a pending child of it
--- at any depth. `seen` is the set of keys that were looked at.
+-- tree_locked(key, with_children, seen) -> whether a worker holds the job, or a pending child at
+-- any depth. `seen` is the set of keys that were looked at.
 local function tree_locked(key, with_children, seen)
   if redis.call("EXISTS", key .. ":lock") == 1 then
     return true

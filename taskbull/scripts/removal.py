@@ -45,7 +45,27 @@ class _Choice(Struct, frozen=True):
         return msgspec.msgpack.encode(self.instants), self.cutoff_ms, int(self.force)
 
 
-_Remove = Callable[[QueueKeys, str, _Choice, float, int], Steps[list[str]]]
+class _Tally(Struct):
+    """How many jobs were removed, up to a limit; and their ids, if somebody wants them."""
+
+    limit: float = inf
+    count: int = 0
+    ids: list[str] | None = None
+
+    @property
+    def open(self) -> bool:
+        return self.count < self.limit
+
+    def most(self, piece: int) -> int:
+        return int(min(piece, self.limit - self.count))
+
+    def add(self, ids: list[str]) -> None:
+        self.count += len(ids)
+        if self.ids is not None:
+            self.ids += ids
+
+
+_Remove = Callable[[QueueKeys, str, _Choice, _Tally, int], Steps[None]]
 
 _ANY = _Choice()
 _ALL = _Choice(force=True)
@@ -69,7 +89,7 @@ def remove_job(queue: QueueKeys, job_id: str, *, children: bool = True) -> Call[
 
 def remove_unprocessed_children(queue: QueueKeys, job_id: str) -> Call[int]:
     """Remove the pending children of a job that no worker holds; the call counts them."""
-    return Call(REMOVE_UNPROCESSED_CHILDREN, (queue.dependencies(job_id),), (), int)
+    return Call(REMOVE_UNPROCESSED_CHILDREN, (queue.job(job_id),), (), int)
 
 
 def remove_child_dependency(queue: QueueKeys, job_id: str) -> Call[bool]:
@@ -87,12 +107,12 @@ def remove_deduplication_key(queue: QueueKeys, dedup_key: str) -> Command[bool]:
 
 def drain(queue: QueueKeys, *, delayed: bool = False, piece: int = PIECE) -> Steps[int]:
     """Remove all jobs that wait; those that run, and the next runs of schedulers, stay."""
-    count = 0
+    tally = _Tally()
     for key in (queue.wait, queue.paused):
-        count += len((yield from _clean_list(queue, key, _ANY, inf, piece)))
+        yield from _clean_list(queue, key, _ANY, tally, piece)
     for key in (queue.prioritized, queue.delayed) if delayed else (queue.prioritized,):
-        count += len((yield from _clean_set(queue, key, _ANY, inf, piece)))
-    return count
+        yield from _clean_set(queue, key, _ANY, tally, piece)
+    return tally.count
 
 
 def clean(
@@ -110,8 +130,9 @@ def clean(
     else:
         raise ConfigurationError(f"jobs in state {state} cannot be cleaned")
     removed: list[str] = []
+    tally = _Tally(limit or inf, ids=removed)
     for key, remove in _places(queue, state):
-        removed += yield from remove(queue, key, choice, (limit or inf) - len(removed), piece)
+        yield from remove(queue, key, choice, tally, piece)
     words = ("XADD", queue.events, "*", "event", "cleaned", "count", len(removed))
     yield Command(words, queue.events, nothing)
     return removed
@@ -127,13 +148,14 @@ def obliterate(queue: QueueKeys, *, force: bool = False, piece: int = PIECE) -> 
     yield from pause(queue)
     if not force:
         yield from _refuse_active(queue)
+    tally = _Tally()
     for key in (queue.active, queue.wait, queue.paused):
-        yield from _clean_list(queue, key, _ALL, inf, piece)
+        yield from _clean_list(queue, key, _ALL, tally, piece)
     while (yield _clear_schedulers(queue, piece)):
         pass
     for key in (queue.delayed, queue.prioritized, queue.completed, queue.failed):
-        yield from _clean_set(queue, key, _ALL, inf, piece)
-    yield from _clean_set(queue, queue.waiting_children, _ALL, inf, piece)
+        yield from _clean_set(queue, key, _ALL, tally, piece)
+    yield from _clean_set(queue, queue.waiting_children, _ALL, tally, piece)
     yield from _remove_scattered(queue)
     yield Command(("UNLINK", *_leftovers(queue)), queue.meta, nothing)
 
@@ -145,29 +167,24 @@ def _refuse_active(queue: QueueKeys) -> Steps[None]:
 
 
 def _clean_list(
-    queue: QueueKeys, key: str, choice: _Choice, limit: float, piece: int
-) -> Steps[list[str]]:
-    removed: list[str] = []
+    queue: QueueKeys, key: str, choice: _Choice, tally: _Tally, piece: int
+) -> Steps[None]:
     position = 0
-    while position >= 0 and len(removed) < limit:
-        most = int(min(piece, limit - len(removed)))
-        args = (queue.base, *choice.args, position, piece, most)
+    while position >= 0 and tally.open:
+        args = (queue.base, *choice.args, position, piece, tally.most(piece))
         position, ids = yield Call(CLEAN_LISTED, (key,), args, _cleaned)
-        removed += ids
-    return removed
+        tally.add(ids)
 
 
 def _clean_set(
-    queue: QueueKeys, key: str, choice: _Choice, limit: float, piece: int
-) -> Steps[list[str]]:
-    removed: list[str] = []
+    queue: QueueKeys, key: str, choice: _Choice, tally: _Tally, piece: int
+) -> Steps[None]:
     lowest, skip = "-inf", 0
-    while lowest and len(removed) < limit:
-        most = int(min(piece, limit - len(removed)))
+    while lowest and tally.open:
+        most = tally.most(piece)
         args = (queue.base, *choice.args, lowest, skip, choice.highest, piece, most)
         lowest, skip, ids = yield Call(CLEAN_SORTED, (key,), args, _cleaned_set)
-        removed += ids
-    return removed
+        tally.add(ids)
 
 
 def _clear_schedulers(queue: QueueKeys, piece: int) -> Call[int]:

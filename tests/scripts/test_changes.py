@@ -43,7 +43,6 @@ def test_a_delayed_job_is_promoted(bed: Bed) -> None:
         "1": {**before["1"], "delay": "0"},
         "wait": ["1"],
         "marker": {"0": 0},
-        "meta": KEPT,
         "events": [waiting("1", "delayed")],
     }
 
@@ -104,6 +103,18 @@ def test_promoting_ends_although_others_go_on_adding(bed: Bed) -> None:
             bed.job(job_id, "delayed", score=NOW + 1)
 
     assert bed.go(changes.promote_jobs(bed.queue, piece=2), others) == 10
+
+
+@pytest.mark.parametrize("operation", ["promote", "retry"])
+def test_the_events_of_many_jobs_are_trimmed(bed: Bed, operation: str) -> None:
+    for n in range(500):
+        bed.job(str(n), "delayed" if operation == "promote" else "failed")
+    bed.hset("meta", {"opts.maxLenEvents": 50})
+    if operation == "promote":
+        bed.go(changes.promote_jobs(bed.queue))
+    else:
+        bed.go(changes.retry_jobs(bed.queue, NOW))
+    assert 50 <= len(bed.events()) < 300
 
 
 # delay and priority

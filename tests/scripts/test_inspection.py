@@ -42,7 +42,7 @@ def test_jobs_are_counted_by_state(bed: Bed) -> None:
             bed.put(f"{place}-{n}", place)
     counts = bed.run(inspection.count_jobs(bed.queue))
     assert counts == {state: count for count, state in enumerate(PLACES)}
-    assert counts["waiting-children"] == 7  # type: ignore[index]  # users may ask by the name
+    assert counts["waiting-children"] == 7  # users may ask by the name
 
 
 def test_jobs_are_counted_by_priority(bed: Bed) -> None:

@@ -1,0 +1,264 @@
+"""Cron lines as BullMQ reads them: which fields there are, and when a line comes next.
+
+A line has five fields, or six with the seconds first; fields that are missing on the left are `*`
+(seconds: `0`). When the clocks change, in a zone that has such changes:
+
+- a run that falls into the hour that is left out is made up for right after it, once: 02:30 is at
+  03:30 that day;
+- a run in the hour that comes twice is in the first one only, unless the line runs in every hour.
+"""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_left
+from calendar import monthrange
+from datetime import date, datetime, time, timedelta, timezone, tzinfo
+from functools import lru_cache
+from itertools import product
+from typing import Final
+from zoneinfo import ZoneInfo, available_timezones
+
+from msgspec import Struct
+
+from taskbull.core.checks import shown
+from taskbull.errors import ConfigurationError
+
+_EPOCH: Final = datetime(1970, 1, 1)  # noqa: DTZ001 - of wall clocks
+_SECOND: Final = timedelta(seconds=1)
+_HORIZON: Final = 40 * 366
+"""How many days a line may wait: a fifth Monday of February takes 28 years, or 40."""
+
+_LONGEST: Final = 1_000
+_MACROS: Final = {
+    "@secondly": "* * * * * *",
+    "@minutely": "* * * * *",
+    "@hourly": "0 * * * *",
+    "@daily": "0 0 * * *",
+    "@weekly": "0 0 * * 0",
+    "@weekdays": "0 0 * * 1-5",
+    "@weekends": "0 0 * * 0,6",
+    "@monthly": "0 0 1 * *",
+    "@yearly": "0 0 1 1 *",
+    "@annually": "0 0 1 1 *",
+}
+_DEFAULTS: Final = ("0", "*", "*", "*", "*", "*")
+_PART: Final = re.compile(r"(?:[*?]|(\w+)(?:-(\w+))?)(?:/(\d+))?", re.ASCII)
+_OFFSET: Final = re.compile(r"UTC([+-]\d{1,2})(?::(\d\d))?", re.IGNORECASE)
+
+
+class _Field(Struct, frozen=True):
+    """What a field is called, and what may stand in it."""
+
+    title: str
+    least: int
+    most: int
+    names: str = ""
+    """The first letters of the names of its values, three of each."""
+
+    def values(self, text: str) -> frozenset[int]:
+        """Give the values that a list of parts stands for."""
+        return frozenset(value for part in text.split(",") for value in self._part(part))
+
+    def _part(self, part: str) -> range:
+        found = _PART.fullmatch(part)
+        if found is None:
+            raise ValueError(f"{part!r} is no {self.title}")
+        first, last, step = found.groups()
+        start = self.least if first is None else self._number(first)
+        end = self.most if first is None or step else start
+        if last is not None:
+            end = self._number(last)
+        if not self.least <= start <= end <= self.most:
+            raise ValueError(f"{self.title} {part!r} must be in {self.least}-{self.most}")
+        if step and int(step) == 0:
+            raise ValueError(f"the step of {self.title} {part!r} must not be 0")
+        return range(start, end + 1, int(step or 1))
+
+    def _number(self, word: str) -> int:
+        if word.isdecimal():
+            return int(word)
+        place = self.names.find(word.lower())
+        if len(word) != 3 or place % 3:  # -1 is no multiple of 3 either
+            raise ValueError(f"{word!r} is no {self.title}")
+        return place // 3 + self.least
+
+
+_TIMES: Final = (_Field("second", 0, 59), _Field("minute", 0, 59), _Field("hour", 0, 23))
+_DAY: Final = _Field("day", 1, 31)
+_MONTH: Final = _Field("month", 1, 12, "janfebmaraprmayjunjulaugsepoctnovdec")
+_WEEKDAY: Final = _Field("weekday", 0, 7, "sunmontuewedthufrisat")
+
+
+class Cron(Struct, frozen=True, kw_only=True):
+    """A cron line in a time zone; without one, in that of the process."""
+
+    seconds: tuple[int, ...]
+    minutes: tuple[int, ...]
+    hours: tuple[int, ...]
+    months: frozenset[int]
+    days: frozenset[int] | None
+    """None: any. 0 is the last day of the month."""
+    weekdays: frozenset[int] | None
+    """None: any. 0 is Sunday; 10 to 16 are the last Sunday to Saturday of the month."""
+    which: int = 0
+    """1 to 5: only the first to fifth such weekday of the month counts."""
+    zone: tzinfo | None = None
+
+    def next_after(self, ms: float) -> int | None:
+        """Give the first instant after `ms` at which the line runs; None if there is none."""
+        try:
+            found = self._next(int(ms // 1000) + 1)
+        except (OverflowError, ValueError, OSError):  # beyond the end of the calendar
+            return None
+        return None if found is None else found * 1000
+
+    def _next(self, start: int) -> int | None:
+        found = self._first(start)
+        again = self._clocks_go_back(start) if len(self.hours) == 24 else None
+        if again is not None and (found is None or found >= again):
+            return self._first(again)  # this hour comes once more, runs and all
+        return found
+
+    def _first(self, start: int) -> int | None:
+        wall = self._next_wall(self._wall(start))
+        if wall is None:
+            return None
+        instant = self._instant(wall, fold=0)
+        if instant < start:  # the first of two such hours is over
+            return self._instant(wall, fold=1)
+        skipped = self._wall(instant) - wall
+        if skipped:  # there is no such time that day
+            back = self._change(instant - int(skipped.total_seconds()), instant)
+            return min(instant, self._first(back) or instant)
+        return instant
+
+    def _next_wall(self, wall: datetime) -> datetime | None:
+        today, least = wall.date(), wall.time()
+        for day in (today + timedelta(days=n) for n in range(_HORIZON)):
+            if self._matches_date(day):
+                moment = self._next_time(least if day == today else time.min)
+                if moment is not None:
+                    return datetime.combine(day, moment)
+        return None
+
+    def _next_time(self, least: time) -> time | None:
+        hours = (hour for hour in self.hours if hour >= least.hour)
+        for hour, minute in product(hours, self.minutes):
+            if (hour, minute) >= (least.hour, least.minute):
+                for second in self.seconds:
+                    moment = time(hour, minute, second)
+                    if moment >= least:
+                        return moment
+        return None
+
+    def _matches_date(self, day: date) -> bool:
+        if day.month not in self.months:
+            return False
+        if self.days is None:
+            return self.weekdays is None or self._matches_weekday(day, self.weekdays)
+        if day.day in self.days or (0 in self.days and day.day == _last_day(day)):
+            return True
+        return self.weekdays is not None and self._matches_weekday(day, self.weekdays)
+
+    def _matches_weekday(self, day: date, weekdays: frozenset[int]) -> bool:
+        weekday = day.isoweekday() % 7
+        if weekday in weekdays:
+            return self.which in (0, (day.day + 6) // 7)
+        return weekday + 10 in weekdays and day.day + 7 > _last_day(day)
+
+    def _wall(self, instant: int) -> datetime:
+        return datetime.fromtimestamp(instant, self.zone).replace(tzinfo=None, fold=0)
+
+    def _instant(self, wall: datetime, *, fold: int) -> int:
+        return int(wall.replace(tzinfo=self.zone, fold=fold).timestamp())
+
+    def _clocks_go_back(self, instant: int) -> int | None:
+        """Give when the hour of this instant begins anew, if it does."""
+        twin = self._instant(self._wall(instant), fold=1)
+        return self._change(instant, twin) if twin > instant else None
+
+    def _change(self, before: int, after: int) -> int:
+        """Give the first instant whose clock is that of `after`, not that of `before`."""
+
+        def changed(instant: int) -> bool:
+            return self._wall(instant) - _SECOND * instant == late
+
+        late = self._wall(after) - _SECOND * after
+        return before + bisect_left(range(before, after), x=True, key=changed)
+
+
+@lru_cache(maxsize=256)
+def parse_cron(pattern: str, zone: str | None = None) -> Cron:
+    """Read a cron line for a time zone; refuse what is none, saying why."""
+    words = _MACROS.get(pattern.strip(), pattern).split()
+    if not 1 <= len(words) <= len(_DEFAULTS) or len(pattern) > _LONGEST:
+        raise ConfigurationError(
+            f"cron line {shown(pattern)} must have 5 or 6 fields, and {_LONGEST} characters at most"
+        )
+    fields = (*_DEFAULTS[: -len(words)], *words)
+    day, month, weekday = fields[3:]
+    try:
+        seconds, minutes, hours = (
+            tuple(sorted(field.values(text))) for field, text in zip(_TIMES, fields, strict=False)
+        )
+        weekday, which = _split_which(weekday)
+        return Cron(
+            seconds=seconds,
+            minutes=minutes,
+            hours=hours,
+            months=_MONTH.values(month),
+            days=None if day in ("*", "?") else _read_days(day),
+            weekdays=None if weekday in ("*", "?") else _read_weekdays(weekday),
+            which=which,
+            zone=_read_zone(zone),
+        )
+    except ValueError as error:
+        if isinstance(error, ConfigurationError):
+            raise
+        raise ConfigurationError(f"cron line {shown(pattern)} cannot be read: {error}") from error
+
+
+def _split_which(text: str) -> tuple[str, int]:
+    weekday, mark, which = text.partition("#")
+    if not mark:
+        return text, 0
+    if which not in {"1", "2", "3", "4", "5"} or not weekday.isalnum():
+        raise ValueError(f"weekday {text!r} must be one weekday, '#' and a number from 1 to 5")
+    return weekday, int(which)
+
+
+def _read_days(text: str) -> frozenset[int]:
+    parts = text.split(",")
+    plain = [part for part in parts if part != "L"]
+    days = _DAY.values(",".join(plain)) if plain else frozenset[int]()
+    return days if plain == parts else days | {0}
+
+
+def _read_weekdays(text: str) -> frozenset[int]:
+    found: set[int] = set()
+    for part in text.split(","):
+        last = 10 if part[-1:] == "L" and "-" not in part else 0
+        found |= {last + day % 7 for day in _WEEKDAY.values(part[:-1] if last else part)}
+    return frozenset(found)
+
+
+def _read_zone(name: str | None) -> tzinfo | None:
+    if name is None or name in ("local", "system"):
+        return None
+    if found := _OFFSET.fullmatch(name):
+        hours, minutes = int(found[1]), int(found[2] or 0)
+        return timezone(timedelta(hours=hours, minutes=-minutes if hours < 0 else minutes))
+    try:
+        return ZoneInfo(name)
+    except (OSError, ValueError, LookupError):  # names are the same in any case, files are not
+        for known in available_timezones():
+            if known.lower() == name.lower():
+                return ZoneInfo(known)
+    raise ConfigurationError(
+        f"time zone {shown(name)} is not known here: check its name, or install tzdata"
+    )
+
+
+def _last_day(day: date) -> int:
+    return monthrange(day.year, day.month)[1]

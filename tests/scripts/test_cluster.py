@@ -1,0 +1,109 @@
+"""Every operation runs in a real cluster: all keys that it touches are in one slot."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, TypeVar
+
+import pytest
+
+from taskbull.core.keys import QueueKeys
+from taskbull.core.states import JobState
+from taskbull.scripts import changes, inspection, limits, locks, pausing, removal, stalled
+from taskbull.scripts.call import Command, Request
+from taskbull.scripts.steps import Steps
+from taskbull.store import address
+from taskbull.store.sync import SyncStore
+from tests.scripts.bed import NOW
+from tests.servers.cluster import Cluster
+
+T = TypeVar("T")
+
+QUEUE = QueueKeys("emails", cluster=True)
+SEEDED = {
+    "LPUSH": [("wait", "w"), ("paused", "p"), ("active", "a"), ("active", "b")],
+    "ZADD": [("delayed", "d"), ("delayed", "d2"), ("failed", "f"), ("failed", "f2")],
+}
+
+
+@pytest.fixture
+def store(shared_cluster: Cluster) -> Iterator[SyncStore]:
+    shared_cluster.heal()
+    store = SyncStore(address.parse(shared_cluster.url))
+    yield store
+    go(store, removal.obliterate(QUEUE, force=True))
+    store.close()
+
+
+def go(store: SyncStore, steps: Steps[T] | Request[T]) -> T:
+    if not isinstance(steps, Iterator):
+        return store.run(steps)
+    try:
+        request = next(steps)
+        while True:
+            request = steps.send(store.run(request))
+    except StopIteration as end:
+        result: T = end.value
+        return result
+
+
+def seed(store: SyncStore) -> None:
+    def do(*words: str | int) -> None:
+        store.run(Command(words, str(words[1]), lambda reply: reply))
+
+    for command, places in SEEDED.items():
+        for place, job_id in places:
+            do("HSET", QUEUE.job(job_id), "name", "n", "timestamp", NOW, "priority", 0)
+            score = (NOW,) if command == "ZADD" else ()
+            do(command, QUEUE.base + place, *score, job_id)
+    do("SET", QUEUE.lock("a"), "token")
+    do("SADD", QUEUE.stalled, "a", "b")
+    do("HSET", QUEUE.job("top"), "name", "n")
+    do("ZADD", QUEUE.waiting_children, NOW, "top")
+    do("SADD", QUEUE.dependencies("top"), QUEUE.job("w"))
+    do("HSET", QUEUE.job("w"), "parentKey", QUEUE.job("top"))
+    do("SADD", QUEUE.dependencies("a"), QUEUE.job("p"))
+
+
+def operations() -> list[Steps[Any] | Request[Any]]:
+    return [
+        locks.extend_locks(QUEUE, [("a", "token"), ("b", "token")], 60_000),
+        inspection.count_jobs(QUEUE),
+        inspection.count_priorities(QUEUE, [0, 1]),
+        inspection.count_children(QUEUE, "top"),
+        *(inspection.get_jobs(QUEUE, state) for state in JobState if state != "unknown"),
+        inspection.get_state(QUEUE, "w"),
+        inspection.get_ending(QUEUE, "f"),
+        inspection.get_logs(QUEUE, "f"),
+        inspection.get_metrics(QUEUE, JobState.FAILED),
+        limits.rate_limit_ttl(QUEUE),
+        limits.is_maxed(QUEUE),
+        stalled.sweep_stalled(QUEUE, NOW, interval_ms=1_000, max_stalls=0),
+        pausing.pause(QUEUE),
+        pausing.resume(QUEUE),
+        changes.update_progress(QUEUE, "a", b"1"),
+        changes.update_data(QUEUE, "a", b"1"),
+        changes.add_log(QUEUE, "a", "line", keep=1),
+        changes.promote_job(QUEUE, "d"),
+        changes.change_delay(QUEUE, "d2", 5, NOW),
+        changes.change_priority(QUEUE, "d", 3),
+        changes.promote_jobs(QUEUE),
+        changes.retry_job(QUEUE, "f"),
+        changes.retry_jobs(QUEUE, NOW),
+        changes.move_to_waiting_children(QUEUE, "a", "token", NOW),
+        removal.remove_child_dependency(QUEUE, "w"),
+        removal.remove_unprocessed_children(QUEUE, "a"),
+        removal.remove_job(QUEUE, "w"),
+        removal.clean(QUEUE, JobState.WAITING, NOW, limit=1),
+        removal.clean(QUEUE, JobState.FAILED, NOW),
+        removal.drain(QUEUE, delayed=True),
+    ]
+
+
+def test_every_operation_finds_its_keys_in_one_slot(store: SyncStore) -> None:
+    seed(store)
+    for operation in operations():
+        go(store, operation)
+    go(store, removal.obliterate(QUEUE, force=True))
+    left = store.run(Command(("KEYS", f"{QUEUE.base}*"), QUEUE.meta, list))
+    assert left == []

@@ -1,0 +1,223 @@
+"""Taking one run of a job scheduler adds the next, once."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from taskbull.core.wire.job import decode_job
+from taskbull.scripts.call import Call, Command
+from taskbull.scripts.schedulers import ADVANCE_SCHEDULER, advance_scheduler
+from tests.scripts.bed import NOW, Bed, without
+
+META = {"opts.maxLenEvents": "10000"}
+RUN = f"repeat:s:{NOW}"
+EVERY = {"every": 1000, "count": 1}
+
+
+def schedule(bed: Bed, due: int = NOW, *, opts: dict[str, Any] | None = None, **known: Any) -> str:
+    """Have the scheduler `s`, whose run at `due` was just taken; give the id of that."""
+    stored = {"repeat": EVERY, "attempts": 2, **(opts or {})}
+    job_id = f"repeat:s:{due}"
+    bed.admin.zadd(bed.queue.repeat, {"s": due})
+    bed.hset("repeat:s", {"name": "tick", "data": '{"x":1}', "ic": 1, **known})
+    return bed.job(job_id, "active", name="old", data='{"y":2}', opts=json.dumps(stored), rjk="s")
+
+
+def advance(bed: Bed, job_id: str = RUN, now: int = NOW) -> str | None:
+    call = advancing(bed, job_id, now)
+    assert call is not None
+    return bed.run(call)
+
+
+def advancing(bed: Bed, job_id: str, now: int = NOW) -> Call[str | None] | None:
+    key = bed.queue.job(job_id)
+    job = bed.run(Command(("HGETALL", key), key, lambda flat: decode_job(job_id.encode(), flat)))
+    return advance_scheduler(bed.queue, job, now)
+
+
+def options(bed: Bed, job_id: str) -> Any:
+    return json.loads(bed.state()[job_id]["opts"])
+
+
+def test_a_call_is_what_the_header_says(bed: Bed) -> None:
+    schedule(bed)
+    call = advancing(bed, RUN)
+    assert call is not None
+    queue = bed.queue
+    others = {"schedulers": queue.repeat, "scheduler": queue.scheduler("s"), "counter": queue.id}
+    others["job"] = queue.job(RUN)
+    names = ADVANCE_SCHEDULER.keys
+    assert call.keys == tuple(others.get(name) or getattr(queue, name) for name in names)
+    assert call.args == (queue.base, "s", RUN, NOW, 2, "")
+
+
+def test_the_next_run_is_added(bed: Bed) -> None:
+    schedule(bed, every=1000, offset=NOW % 1000)
+    before = bed.state()
+    following, due = f"repeat:s:{NOW + 1000}", NOW + 1000
+    assert advance(bed) == following
+    state = bed.state()
+    assert without(state, following) == {
+        **before,
+        "repeat": {"s": due},
+        "repeat:s": {**before["repeat:s"], "ic": "2"},
+        "id": "1",
+        "delayed": {following: due * 4096},
+        "marker": {"1": due},
+        "meta": META,
+        "events": [
+            {"event": "added", "jobId": following, "name": "tick"},
+            {"event": "delayed", "jobId": following, "delay": str(due)},
+        ],
+    }
+    opts = {
+        "repeat": {"every": 1000, "count": 2},
+        "attempts": 2,
+        "jobId": following,
+        "delay": 1000,
+        "timestamp": NOW,
+        "repeatJobKey": "s",
+    }
+    assert options(bed, following) == opts
+    assert without(state[following], "opts") == {
+        "name": "tick",
+        "data": '{"x":1}',
+        "timestamp": str(NOW),
+        "delay": "1000",
+        "priority": "0",
+        "rjk": "s",
+    }
+
+
+def test_a_cron_line_notes_when_its_run_is(bed: Bed) -> None:
+    rule = {"pattern": "0 * * * *", "tz": "UTC", "count": 7}
+    schedule(bed, opts={"repeat": rule, "prevMillis": NOW})
+    assert advance(bed) == f"repeat:s:{NOW + 3_600_000}"
+    opts = options(bed, f"repeat:s:{NOW + 3_600_000}")
+    assert opts["prevMillis"] == NOW + 3_600_000
+    assert opts["repeat"] == {**rule, "count": 8}
+
+
+def test_doing_it_again_does_nothing(bed: Bed) -> None:
+    schedule(bed, every=1000)
+    advance(bed)
+    before = bed.state()
+    assert advance(bed, now=NOW + 5) is None
+    assert bed.state() == before
+
+
+def test_a_scheduler_that_is_gone_adds_nothing(bed: Bed) -> None:
+    schedule(bed, every=1000)
+    bed.admin.delete(bed.queue.repeat, bed.queue.scheduler("s"))
+    before = bed.state()
+    assert advance(bed) is None
+    assert bed.state() == before
+
+
+def test_a_run_that_is_there_already_is_told_and_left_alone(bed: Bed) -> None:
+    schedule(bed, every=1000)
+    following = bed.job(f"repeat:s:{NOW + 1000}", "delayed")
+    before = bed.state()
+    assert advance(bed) is None
+    told = [{"event": "duplicated", "jobId": following}]
+    assert bed.state() == {**before, "events": told, "meta": META}
+
+
+def test_the_last_run_has_no_call(bed: Bed) -> None:
+    schedule(bed, opts={"repeat": {**EVERY, "limit": 1}})
+    assert advancing(bed, RUN) is None
+
+
+def test_a_job_of_no_scheduler_has_no_call(bed: Bed) -> None:
+    bed.job("1", "active")
+    assert advancing(bed, "1") is None
+
+
+@pytest.mark.parametrize(
+    ("late", "offset", "expected"),
+    [
+        (0, 0, 1000),
+        (999, 0, 1000),
+        (1000, 0, 1000),  # due at once
+        (1001, 0, 2000),
+        (2000, 0, 3000),  # a slot that begins now is not past, but is not taken either
+        (2500, 300, 3300),
+        (2200, 300, 2300),
+        (2300, 300, 3300),
+    ],
+)
+def test_slots_that_were_missed_are_left_out(
+    bed: Bed, late: int, offset: int, expected: int
+) -> None:
+    schedule(bed, every=1000, offset=offset)
+    assert NOW % 1000 == 0
+    assert advance(bed, now=NOW + late) == f"repeat:s:{NOW + expected}"
+
+
+def test_a_slot_is_a_whole_millisecond(bed: Bed) -> None:
+    schedule(bed, every="333.3", opts={"repeat": {"every": 333.3}})
+    assert advance(bed) == f"repeat:s:{NOW + 333}"
+    assert bed.state()["repeat"] == {"s": NOW + 333}
+
+
+@pytest.mark.parametrize(
+    ("opts", "paused", "places"),
+    [
+        ({}, {}, {"wait": ["next", "1"], "marker": {"0": 0}}),
+        ({"lifo": True}, {}, {"wait": ["1", "next"], "marker": {"0": 0}}),
+        ({"lifo": None, "priority": None}, {}, {"wait": ["next", "1"], "marker": {"0": 0}}),
+        (
+            {"priority": 3},
+            {},
+            {"wait": ["1"], "prioritized": {"next": 3 * 2**32 + 1}, "pc": "1", "marker": {"0": 0}},
+        ),
+        ({}, {"paused": 1}, {"wait": ["1"], "paused": ["next"]}),
+        ({}, {"paused": 1, "version": "bullmq:6.7.0"}, {"wait": ["next", "1"]}),
+    ],
+)
+def test_a_run_that_is_due_takes_its_place(
+    bed: Bed, opts: dict[str, Any], paused: dict[str, Any], places: dict[str, Any]
+) -> None:
+    schedule(bed, every=1000, opts=opts)
+    bed.job("1")
+    if paused:
+        bed.hset("meta", paused)
+    following = advance(bed, now=NOW + 1000)
+    assert following is not None
+    state = bed.state()
+    named = json.loads(json.dumps(places).replace("next", following))
+    queued = ("wait", "paused", "prioritized", "pc", "marker", "delayed")
+    assert {name: state[name] for name in queued if name in state} == named
+    assert state["events"][1] == {"event": "waiting", "jobId": following}
+
+
+def test_the_options_of_a_run_are_passed_on(bed: Bed) -> None:
+    kept = {"foo": {"bar": [1, 2]}, "tm": "trace", "kl": 3, "removeOnComplete": True}
+    schedule(bed, every=1000, opts={**kept, "backoff": 500, "de": {"id": "d"}, "prevMillis": 1})
+    following = advance(bed)
+    assert following is not None
+    found = options(bed, following)
+    assert {name: found[name] for name in kept} == kept
+    assert found["backoff"] == {"type": "fixed", "delay": 500}
+    assert "prevMillis" not in found
+    assert bed.state()[following]["deid"] == "d"
+    assert "de:d" not in bed.state()
+
+
+def test_a_scheduler_without_data_passes_on_those_of_the_run(bed: Bed) -> None:
+    schedule(bed, every=1000)
+    bed.admin.hdel(bed.queue.scheduler("s"), "data")
+    following = advance(bed)
+    assert following is not None
+    assert bed.state()[following]["data"] == '{"y":2}'
+
+
+def test_an_old_scheduler_has_its_slots_at_multiples(bed: Bed) -> None:
+    schedule(bed, opts={"repeat": {"every": 700, "count": 1}})
+    bed.admin.hdel(bed.queue.scheduler("s"), "ic")
+    now = NOW + 701
+    assert advance(bed, now=now) == f"repeat:s:{now // 700 * 700 + 700}"
+    assert bed.state()["repeat:s"]["ic"] == "1"
