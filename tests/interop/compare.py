@@ -17,7 +17,7 @@ _ABSENT: Final = "(absent)"
 
 
 class Exempt(Struct, frozen=True, kw_only=True):
-    """Something that may differ, and why: a field of a hash, or all events of one name."""
+    """Something that may differ, and why: a field of a hash, all events of one name, or a key."""
 
     reason: str
     key: str  # regular expression for the end of the key
@@ -41,6 +41,11 @@ DEBOUNCED: Final = Exempt(
     event="debounced",
 )
 
+OUR_MEMORY: Final = Exempt(
+    reason="taskbull remembers the last add call of each lane for some minutes (it expires)",
+    key=r":tb:add:\w+:\d+",
+)
+
 ANY_VERSION: Final = (VERSION, NEXT_ITERATION, DEBOUNCED)
 
 
@@ -62,8 +67,11 @@ def differences(
 ) -> list[Difference]:
     """Compare key by key; the result is in the order of the keys."""
     exempt = tuple(exempt)
+    whole = [re.compile(e.key + "$") for e in exempt if e.field is None and e.event is None]
     found: list[Difference] = []
     for key in sorted(left.keys() | right.keys()):
+        if any(pattern.search(key) for pattern in whole):
+            continue
         one, other = _pruned(key, left.get(key), exempt), _pruned(key, right.get(key), exempt)
         if one is None or other is None:
             found.append(Difference(key, "", _shown(one), _shown(other)))

@@ -185,14 +185,16 @@ _KINDS: Final[dict[str, tuple[int, SearchStrategy[Any]]]] = {
 }
 
 
-def sequences(*, without: frozenset[str] = frozenset(), length: int = 40) -> SearchStrategy[Any]:
-    """Give a strategy for sequences of up to `length` operations."""
+def sequences(
+    *, without: frozenset[str] = frozenset(), least: int = 5, length: int = 40
+) -> SearchStrategy[Any]:
+    """Give a strategy for sequences of up to `length` operations, and at `least` so many."""
     kinds = [kind for kind in _KINDS if kind not in without]
     weighted = st.sampled_from([kind for kind in kinds for _ in range(_KINDS[kind][0])])
     operation = weighted.flatmap(
         lambda kind: st.builds(Operation, st.just(kind), st.integers(0, 9), _KINDS[kind][1])
     )
-    return st.lists(operation, min_size=5, max_size=length)
+    return st.lists(operation, min_size=least, max_size=length)
 
 
 def as_case(sequence: Sequence) -> Case:

@@ -1,0 +1,58 @@
+"""The ways in which our calls are run: by the sync store, or by the async one on either loop."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, Protocol, TypeVar
+
+from anyio.from_thread import BlockingPortal, start_blocking_portal
+
+from taskbull.scripts.call import Request
+from taskbull.scripts.steps import Steps
+from taskbull.store import address
+from taskbull.store.aio import Store, open_store
+from taskbull.store.sync import SyncStore
+
+T = TypeVar("T")
+
+WAYS = ("sync", "asyncio", "trio")
+
+
+class Runner(Protocol):
+    """Runs calls, seen from sync code."""
+
+    def run(self, call: Request[T]) -> T: ...
+    def perform(self, steps: Steps[T]) -> T: ...
+
+
+class AsyncRunner:
+    """Runs calls by a store that lives in an event loop in another thread."""
+
+    def __init__(self, portal: BlockingPortal, store: Store) -> None:
+        self._portal = portal
+        self._store = store
+
+    def run(self, call: Request[T]) -> T:
+        return self._portal.call(self._store.run, call)
+
+    def perform(self, steps: Steps[T]) -> T:
+        result: Any = self._portal.call(partial(self._store.perform, steps))
+        return result  # type: ignore[no-any-return]
+
+
+@contextmanager
+def running(way: str, url: str) -> Iterator[Runner]:
+    """Give a runner while the block lasts."""
+    where = address.parse(url)
+    if way == "sync":
+        store = SyncStore(where)
+        yield store
+        store.close()
+        return
+    with (
+        start_blocking_portal(way) as portal,
+        portal.wrap_async_context_manager(open_store(where)) as running_store,
+    ):
+        yield AsyncRunner(portal, running_store)

@@ -1,0 +1,212 @@
+"""Cron lines, read by us and by BullMQ: the next run is at the same instant."""
+
+from __future__ import annotations
+
+import itertools
+from datetime import datetime
+from typing import Final
+from zoneinfo import ZoneInfo
+
+import pytest
+
+from taskbull.core.cron import parse_cron
+from taskbull.errors import ConfigurationError
+from tests.interop.conftest import MakeActor
+from tests.interop.node import Refused, Version
+from tests.interop.node_actor import NodeActor
+from tests.interop.stage import T0
+
+LINES: Final = """\
+*
+* *
+5 4
+5 4 3 2
+* * * * *
+* * * * * *
+*/10 * * * * *
+*/7 * * * *
+5/15 * * * *
+5-40/10 * * * *
+*/60 * * * *
+*/100 * * * *
+1,2,3/20 * * * *
+10,30 8,9 * * *
+1-5,10-15/2,30 * * * *
+01 007 * * *
+*/20 */20 */6 * * *
+59 59 23 31 12 *
+0 9 * * 1-5
+0 0 * * 0
+0 0 * * 7
+0 0 * * 0-7
+0 0 * * 5-7
+0 0 * * 7,1
+0 0 * * sun
+0 0 * * Mon-FRI
+5 4 * * sun,mon
+0 0 * * */3
+0 0 * * 5L
+0 0 * * friL
+0 0 * * 7L
+0 0 * * 1L,5L
+0 0 * * 1L,3
+0 0 * * 1#2
+0 0 * * MON#2
+0 0 * * 7#1
+0 0 * * 1#5
+0 0 1 jan *
+0 0 1 JAN-mar *
+0 0 * */5 *
+0 0 */5 * *
+0 0 29 2 *
+0 0 31 * *
+0 0 28-31 * *
+0 0 L * *
+0 0 L 2 *
+0 0 1,L * *
+0 0 L,15 * *
+0 0 ? * 1
+0 0 1 * ?
+0 0 ? * ?
+0 0 13 * 5
+0 0 13 * */2
+0 0 */2 * 5
+0 0 13 * 0-6
+0 0 1-7 * 1
+0 0 L * 5
+0 0 13 * 5L
+0 0 13 * 1#2
+0 0 29 2 1
+0 12 1-7,15-21 * *
+0 0 2-30/5 2 *
+@hourly
+@daily
+@weekly
+@monthly
+@yearly
+* * * * * * *
+60 * * * *
+0 24 * * *
+0 0 0 * *
+0 0 * 13 *
+0 0 * * 8
+0 0 * * 7-2
+50-10 * * * *
+*/0 * * * *
+5/ * * * *
+1,,2 * * * *
+-5 * * * *
+a * * * *
+L * * * *
+0 0 l * *
+0 0 LW * *
+0 0 L-3 * *
+0 0 * * 1#6
+0 0 * * 1-5#2
+0 0 * * 1,3#2
+0 0 * * monday
+0 0 31 4,6 *
+0 0 31 2 *
+@reboot
+@Hourly""".splitlines()
+
+BY_THE_NEWER: Final = (
+    "@annually",
+    "@minutely",
+    "@weekdays",
+    "? ? * * *",
+    "0 0 1-31 * 5",
+    "0 0 13 * 0-7",
+    "0 0 30 2 1",
+    "0 0 * FEB 1#5",
+    "0 0 * * L",
+)
+"""Lines that version 5 refuses, or reads in another way: we do as 6."""
+
+BY_THE_OLDER: Final = ("10,20,10 * * * *", "*/5,*/7 * * * *", "*,5 * * * *")
+"""Lines that version 6 refuses, as they name a value twice; a scheduler of 5 may have them."""
+
+INSTANTS: Final = (T0, T0 - 123, 1_835_395_199_999, 1_830_297_540_000)
+
+CHANGES: Final = (
+    ("Europe/Prague", "2027-03-28"),
+    ("Europe/Prague", "2027-10-31"),
+    ("America/New_York", "2027-03-14"),
+    ("America/New_York", "2027-11-07"),
+    ("Australia/Sydney", "2027-10-03"),
+    ("Australia/Sydney", "2027-04-04"),
+    ("Asia/Kolkata", "2027-05-05"),
+)
+AROUND_CHANGES: Final = (
+    "30 2 * * *",
+    "*/30 2 * * *",
+    "0 2,3 * * *",
+    "*/30 1-3 * * *",
+    "0 * * * *",
+    "*/20 * * * *",
+    "15 */2 * * *",
+    "0 0-23 * * *",
+    "45 1 * * *",
+    "30 2 * * 0",
+)
+
+_numbers = itertools.count()
+
+
+def theirs(actor: NodeActor, pattern: str, now_ms: int, zone: str) -> int | None:
+    """Give when BullMQ has the first run; None if it refuses the line, or finds none."""
+    actor.set_clock(now_ms)
+    fresh = f"s{next(_numbers)}"  # version 5 keeps the time of a scheduler that is there
+    try:
+        job = actor.upsert_scheduler(fresh, {"pattern": pattern, "tz": zone})
+    except Refused:
+        return None
+    return None if job is None else int(job.rpartition(":")[2])
+
+
+def ours(pattern: str, now_ms: int, zone: str) -> int | None:
+    try:
+        return parse_cron(pattern, zone).next_after(now_ms)
+    except ConfigurationError:
+        return None
+
+
+def differences(actor: NodeActor, pattern: str, zone: str, instants: list[int]) -> list[str]:
+    """Say where we read a line differently: at some instants, and at what follows them."""
+    found: list[str] = []
+    for instant in instants:
+        now_ms: int | None = instant
+        for _ in range(2):
+            if now_ms is None:
+                break
+            their, our = theirs(actor, pattern, now_ms, zone), ours(pattern, now_ms, zone)
+            if their != our:
+                found.append(f"{pattern!r} after {now_ms} in {zone}: they {their}, we {our}")
+            now_ms = their
+    return found
+
+
+@pytest.mark.parametrize("version", [5, 6])
+def test_a_line_means_the_same(version: Version, new_actor: MakeActor) -> None:
+    actor = new_actor(version)
+    lines = (*LINES, *(BY_THE_NEWER if version == 6 else BY_THE_OLDER))
+    found = [one for line in lines for one in differences(actor, line, "UTC", list(INSTANTS))]
+    assert found == []
+
+
+@pytest.mark.parametrize("version", [5, 6])
+@pytest.mark.parametrize(("zone", "day"), CHANGES)
+def test_a_line_means_the_same_when_the_clocks_change(
+    zone: str, day: str, version: Version, new_actor: MakeActor
+) -> None:
+    actor = new_actor(version)
+    midnight = datetime.fromisoformat(day).replace(tzinfo=ZoneInfo(zone)).timestamp()
+    instants = [round(midnight * 1000) + 123 + n * 50 * 60_000 for n in range(5)]
+    found = [one for line in AROUND_CHANGES for one in differences(actor, line, zone, instants)]
+    assert found == []
+
+
+@pytest.mark.parametrize("version", [5, 6])
+@pytest.mark.parametrize("zone", ["", "utc", "europe/prague", "Etc/GMT+2", "UTC+2", "Nowhere/A"])
+def test_a_time_zone_means_the_same(zone: str, version: Version, new_actor: MakeActor) -> None:
+    assert theirs(new_actor(version), "0 0 * * *", T0, zone) == ours("0 0 * * *", T0, zone)

@@ -1,0 +1,131 @@
+"""Every case, by taskbull in company of BullMQ, against BullMQ alone: the same is left behind."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+
+import pytest
+from redis import Redis
+
+from tests.interop.actor import Actor
+from tests.interop.cases import CASES
+from tests.interop.compare import ANY_VERSION, OUR_MEMORY
+from tests.interop.conftest import MakeActor, Solo
+from tests.interop.live import LIVE
+from tests.interop.node import Node, Version
+from tests.interop.pausing import SEQUENCES, PauseSequence, Role, perform
+from tests.interop.runner import WAYS, Runner, running
+from tests.interop.stage import Case, clear, compare, play
+from tests.interop.taskbull_actor import TaskbullActor
+from tests.interop.test_cases import report
+
+MakeTaskbull = Callable[[Version], TaskbullActor]
+
+AS_BULLMQ_6 = {
+    "priority_just_above_its_limit",
+    "keeping_the_last_of_two_newcomers",
+    "keeping_the_last_with_its_own_id_and_delay",
+    "the_owner_is_gone",
+    "a_retry_that_asks_for_the_next_job",
+    "retrying_a_finished_prioritized_job",
+    "retrying_an_idof_child",
+    "a_child_whose_parent_is_gone",
+    "a_slot_missed_by_part_of_an_interval",
+}
+"""Where the versions differ we do as 6 does, whichever is in company."""
+
+ON_PURPOSE = {
+    "delay_zero_absent_and_negative": "a negative delay is refused",
+    "forbidden_and_allowed_ids": "an empty id is refused, and not taken for none",
+    "unknown_options_survive_a_retry": "maxDelay is an option that we understand",
+    "size_limit_counts_utf8_bytes": "our limit is for data and options together",
+    "the_job_is_not_active": "an outcome that is refused writes nothing",
+    "messages_of_every_kind": "an empty message is told as its class, and a huge one is cut",
+    "draining_with_an_iteration_that_is_not_the_oldest": "BullMQ removes the wrong job's id",
+    "what_obliterate_leaves_behind": "we leave nothing",
+    "an_fpof_child_of_an_active_parent": "BullMQ's processor reads anew a job that we took",
+}
+"""Where we do better, or differently, than either version."""
+
+EXEMPT = (*ANY_VERSION, OUR_MEMORY)
+
+
+@pytest.fixture(scope="module", params=WAYS)
+def runner(request: pytest.FixtureRequest, interop_url: str) -> Iterator[Runner]:
+    with running(request.param, interop_url) as made:
+        yield made
+
+
+@pytest.fixture
+def new_taskbull(node: Node, redis: Redis, runner: Runner, prefix: str) -> Iterator[MakeTaskbull]:
+    """Make taskbull actors, each at the queue `q` of a prefix of its own."""
+    used: list[TaskbullActor] = []
+    fresh = (f"{prefix}-{n:03}" for n in itertools.count())
+
+    def make(version: Version) -> TaskbullActor:
+        used.append(TaskbullActor(node, version, next(fresh), runner))
+        return used[-1]
+
+    yield make
+    for actor in used:
+        node.call("forget", prefix=actor.prefix)
+        clear(redis, actor.prefix)
+    node.call("realClock")
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_a_case_gives_the_same_as_by_bullmq_6_alone(
+    case: Case, redis: Redis, new_taskbull: MakeTaskbull, solo: Solo
+) -> None:
+    found = compare(solo(case, 6), play(case, redis, new_taskbull(6)), exempt=EXEMPT)
+    if case.name in ON_PURPOSE:
+        assert found, f"no difference any more: {ON_PURPOSE[case.name]}"
+    else:
+        assert not found, report(found)
+
+
+@pytest.mark.parametrize("runner", ["sync"], indirect=True)
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_a_case_gives_the_same_as_by_bullmq_5_alone(
+    case: Case, redis: Redis, new_taskbull: MakeTaskbull, solo: Solo
+) -> None:
+    found = compare(solo(case, 5), play(case, redis, new_taskbull(5)), exempt=EXEMPT)
+    if case.name in ON_PURPOSE or case.name in AS_BULLMQ_6:
+        assert found, "no difference any more"
+    else:
+        assert not found, report(found)
+
+
+@pytest.mark.parametrize("version", [5, 6])
+@pytest.mark.parametrize("live", LIVE, ids=lambda live: live.__name__)
+def test_workers_and_listeners_of_bullmq_serve_our_jobs(
+    live: Callable[[Redis, Actor, Actor], None],
+    version: Version,
+    redis: Redis,
+    new_taskbull: MakeTaskbull,
+    new_actor: MakeActor,
+) -> None:
+    ours = new_taskbull(version)
+    ours.follow_clock()
+    live(redis, ours, new_actor(version, ours.prefix))
+
+
+@pytest.mark.parametrize("runner", ["sync"], indirect=True)
+@pytest.mark.parametrize("role", ["5", "6"])
+@pytest.mark.parametrize("sequence", SEQUENCES, ids=lambda sequence: sequence.name)
+def test_a_pause_with_taskbull_in_place_of_either_loses_no_more(
+    sequence: PauseSequence,
+    role: Role,
+    redis: Redis,
+    new_taskbull: MakeTaskbull,
+    new_actor: MakeActor,
+) -> None:
+    ours = new_taskbull(5 if role == "5" else 6)
+    other: Role = "6" if role == "5" else "5"
+    node = new_actor(6 if role == "5" else 5, ours.prefix)
+    fleet: dict[Role, Actor] = {role: ours, other: node}
+    lost = perform(sequence, redis, fleet)
+    if role == "5" and sequence.steps[-1] == ("5", "resume"):
+        assert not lost  # our resume never overwrites
+    assert len(lost) <= sequence.loses
