@@ -46,7 +46,7 @@ if not taken[3] then
   return ""
 end
 local known = redis.call("HMGET", scheduler, "name", "data", "every", "offset")
-local name, data = known[1] or taken[1], known[2] or taken[2] or "{}"
+local name, data = known[1] or taken[1] or "", known[2] or taken[2] or "{}"
 local opts = cjson.decode(taken[3])
 
 now, count = tonumber(now), tonumber(count)
@@ -81,7 +81,7 @@ redis.call("HINCRBY", scheduler, "ic", 1)
 redis.call("INCR", counter)
 redis.call("HSET", prefix .. id, "name", name, "data", data, "opts", cjson.encode(opts),
   "timestamp", now, "delay", delay, "priority", priority, "rjk", scheduler_id)
-if type(opts.de) == "table" and opts.de.id then
+if type(opts.de) == "table" and type(opts.de.id) == "string" then
   redis.call("HSET", prefix .. id, "deid", opts.de.id) -- it is noted, but stops no other job
 end
 redis.call("XADD", events, "*", "event", "added", "jobId", id, "name", name)

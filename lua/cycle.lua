@@ -56,10 +56,10 @@ local prefix, now, outcomes, want, token, lock_life, max_starts, window, worker,
 --- @include "priority_score"
 --- @include "promote_due"
 --- @include "delete_job"
---- @include "detach_from_parent"
+--- @include "leave_parent"
 --- @include "tell_parent_completed"
 --- @include "tell_parent_failed"
---- @include "release_dedup"
+--- @include "end_deduplication"
 --- @include "add_kept_last"
 --- @include "trim_finished"
 --- @include "count_finished"
@@ -84,14 +84,21 @@ local function flush()
   end
 end
 
-local function same(one, other)
-  return one[1] == other[1] and one[2] == other[2] and one[3] == other[3]
+local function put_away(set, keep, id)
+  local same = finished == set and keep[1] == finished_keep[1] and keep[2] == finished_keep[2]
+    and keep[3] == finished_keep[3]
+  if not same then
+    flush()
+    finished, finished_keep = set, keep
+  end
+  pending[#pending + 1] = now
+  pending[#pending + 1] = id
 end
 
 local function finish(id, key, kind, fields, outcome)
   local parent_key, name = fields[3], fields[4]
   if name then
-    release_dedup(prefix, id, name)
+    end_deduplication(prefix, id, name)
     add_kept_last(prefix, name, { counter = counter, delayed = delayed, prioritized = prioritized,
       priority_counter = priority_counter, marker = marker, events = events }, queue, now)
   end
@@ -105,12 +112,7 @@ local function finish(id, key, kind, fields, outcome)
       delete_job(key)
     else
       redis.call("HSET", key, "returnvalue", value, "finishedOn", now, "atm", made)
-      if finished ~= completed or not same(keep, finished_keep) then
-        flush()
-        finished, finished_keep = completed, keep
-      end
-      pending[#pending + 1] = now
-      pending[#pending + 1] = id
+      put_away(completed, keep, id)
     end
     redis.call("XADD", events, "*", "event", "completed", "jobId", id, "returnvalue", value,
       "prev", "active")
@@ -121,18 +123,13 @@ local function finish(id, key, kind, fields, outcome)
     tell_parent_failed(key, parent_key, reason, now)
   end
   if keep[1] == 0 then
-    detach_from_parent(key)
+    leave_parent(prefix, key, parent_key, false)
     delete_job(key)
   else
     redis.call("HSET", key, "failedReason", reason, "stacktrace", stacktrace, "finishedOn", now,
       "atm", made)
     redis.call("HDEL", key, "defa")
-    if finished ~= failed or not same(keep, finished_keep) then
-      flush()
-      finished, finished_keep = failed, keep
-    end
-    pending[#pending + 1] = now
-    pending[#pending + 1] = id
+    put_away(failed, keep, id)
   end
   redis.call("XADD", events, "*", "event", "failed", "jobId", id, "failedReason", reason,
     "prev", "active")

@@ -1,6 +1,6 @@
--- release_dedup(prefix, id, name): let the deduplication id `name` go when its owner has ended; one
+-- end_deduplication(prefix, id, name): let the deduplication id `name` go when its owner has ended; one
 -- with a time to live is left to expire.
-local function release_dedup(prefix, id, name)
+local function end_deduplication(prefix, id, name)
   local key = prefix .. "de:" .. name
   if redis.call("PTTL", key) == -1 and redis.call("GET", key) == id then
     redis.call("DEL", key)

@@ -1,9 +1,10 @@
---- @include "detach_from_parent"
+--- @include "leave_parent"
+--- @include "append_keys"
 
--- trim_finished(prefix, finished, keep, children_may_wait, now): remove jobs from the set `finished`
+-- trim_finished(prefix, finished, keep, parents_may_wait, now): remove jobs from the set `finished`
 -- that are too old or too many by `keep` ({count, age in s, limit}; -1: no such bound), a bounded
--- number at once. `children_may_wait`: a parent may still wait for a job of this set.
-local function trim_finished(prefix, finished, keep, children_may_wait, now)
+-- number at once. `parents_may_wait`: a parent may still wait for a job of this set.
+local function trim_finished(prefix, finished, keep, parents_may_wait, now)
   local count, age, limit = unpack(keep)
   local function remove(ids)
     if #ids == 0 then
@@ -12,13 +13,10 @@ local function trim_finished(prefix, finished, keep, children_may_wait, now)
     local keys = {}
     for i = 1, #ids do
       local key = prefix .. ids[i]
-      if children_may_wait then
-        detach_from_parent(key)
+      if parents_may_wait then
+        leave_parent(prefix, key, redis.call("HGET", key, "parentKey"), false)
       end
-      for _, part in ipairs({ "", ":logs", ":dependencies", ":processed", ":failed",
-        ":unsuccessful" }) do
-        keys[#keys + 1] = key .. part
-      end
+      append_keys(keys, key)
     end
     redis.call("DEL", unpack(keys))
     redis.call("ZREM", finished, unpack(ids))

@@ -6,9 +6,9 @@ from collections.abc import AsyncGenerator, Sequence
 from typing import Any, TypeVar
 
 from taskbull.core.durations import Duration
-from taskbull.core.job import Job, NewJob
-from taskbull.core.keys import QueueKeys
+from taskbull.core.job import Job
 from taskbull.core.states import JobState
+from taskbull.queue.any_queue import AnyQueue
 from taskbull.queue.feed import (
     BLOCK,
     QueueEvent,
@@ -18,8 +18,7 @@ from taskbull.queue.feed import (
     read_events,
 )
 from taskbull.queue.handle import JobHandle, handles
-from taskbull.queue.operations import ConnectedWorker, Finished, JobEntry, Operations
-from taskbull.queue.stores import Stores
+from taskbull.queue.operations import ConnectedWorker, Finished, JobEntry
 from taskbull.scripts.call import Request
 from taskbull.scripts.inspection import Logs, Metrics
 from taskbull.scripts.steps import Steps
@@ -27,35 +26,8 @@ from taskbull.scripts.steps import Steps
 T = TypeVar("T")
 
 
-class Queue:
-    """A BullMQ queue, to be filled and looked after from asyncio or trio.
-
-    `redis` is a URL; without one, the environment (`TASKBULL_REDIS_URL`, `REDIS_URL`) or the
-    server on this machine is used. `enqueue_timeout` is for an `add` in all, None: no limit.
-    """
-
-    def __init__(
-        self,
-        name: str,
-        *,
-        redis: str | Stores | None = None,
-        prefix: str = "bull",
-        hash_tag: bool | None = None,
-        enqueue_timeout: float | None = 5.0,
-    ) -> None:
-        self._stores = redis if isinstance(redis, Stores) else Stores(redis)
-        clustered = self._stores.address.topology == "cluster"
-        self.keys = QueueKeys(name, prefix, clustered, hash_tag)
-        self._operations = Operations(self.keys)
-        self._enqueue_timeout = enqueue_timeout
-
-    @property
-    def name(self) -> str:
-        return self.keys.queue
-
-    def job(self, name: str, data: Any = None, **options: Any) -> NewJob:
-        """Make a job for `add_bulk`; the options are those of `JobOptions`."""
-        return self._operations.job(name, data, **options)
+class Queue(AnyQueue):
+    """The queue for asyncio and trio: every operation is awaited."""
 
     async def add(self, name: str, data: Any = None, **options: Any) -> JobHandle:
         """Add a job. Never twice, whatever happens to the connection; `EnqueueError` if not."""

@@ -215,6 +215,18 @@ def test_a_scheduler_without_data_passes_on_those_of_the_run(bed: Bed) -> None:
     assert bed.state()[following]["data"] == '{"y":2}'
 
 
+def test_a_run_with_odd_options_and_no_name_has_a_next_all_the_same(bed: Bed) -> None:
+    odd = {"de": {"id": None}, "backoff": None, "attempts": None, "priority": "high"}
+    schedule(bed, every=1000, opts=odd)
+    bed.admin.hdel(bed.queue.scheduler("s"), "name", "data")
+    bed.admin.hdel(bed.queue.job(RUN), "name", "data")
+    following = advance(bed)
+    assert following is not None
+    fields = bed.state()[following]
+    assert (fields["name"], fields["data"], fields["priority"]) == ("", "{}", "0")
+    assert "deid" not in fields
+
+
 def test_an_old_scheduler_has_its_slots_at_multiples(bed: Bed) -> None:
     schedule(bed, opts={"repeat": {"every": 700, "count": 1}})
     bed.admin.hdel(bed.queue.scheduler("s"), "ic")
