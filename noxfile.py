@@ -49,6 +49,20 @@ def tests(session: nox.Session) -> None:
 
 
 @nox.session
+def interop(session: nox.Session) -> None:
+    """The comparison with real BullMQ on every kind of server, with many random sequences."""
+    for kind in ("valkey-9", "redis-6.2", "redis-7"):
+        run(
+            session,
+            "pytest",
+            "tests/interop",
+            *session.posargs,
+            TASKBULL_INTEROP_SERVER=kind,
+            TASKBULL_SEQUENCES="200",
+        )
+
+
+@nox.session
 def soak(session: nox.Session) -> None:
     """Over a million replies through killed, cut and black-holed connections."""
     replies = "600000"  # on each event loop

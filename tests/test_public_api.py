@@ -1,0 +1,51 @@
+"""What `taskbull` exports is a promise: it changes only together with this list."""
+
+from __future__ import annotations
+
+import inspect
+from importlib.metadata import version
+
+import taskbull
+
+EXPORTED = [
+    "Backoff",
+    "CircuitBreaker",
+    "ConfigurationError",
+    "ConnectionLost",
+    "Dedup",
+    "EnqueueError",
+    "JobNotFound",
+    "JobState",
+    "Keep",
+    "LockLost",
+    "MaybeExecuted",
+    "PermanentError",
+    "Queue",
+    "RateLimited",
+    "Retry",
+    "SerializationError",
+    "ServerRefused",
+    "ServerUnavailable",
+    "Snooze",
+    "SyncQueue",
+    "TaskbullError",
+    "TransientError",
+    "UnrecoverableError",
+    "WorkerOptions",
+    "WrongState",
+    "__version__",
+]
+
+
+def test_the_exported_names_are_these() -> None:
+    assert sorted(taskbull.__all__) == sorted(EXPORTED)
+
+
+def test_everything_exported_is_there_and_documented() -> None:
+    for name in EXPORTED:
+        value = getattr(taskbull, name)
+        assert name == "__version__" or inspect.getdoc(value), name
+
+
+def test_the_version_is_that_of_the_package() -> None:
+    assert taskbull.__version__ == version("taskbull")
