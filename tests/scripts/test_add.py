@@ -1,0 +1,96 @@
+"""Adding: what is left of a call that is repeated, late, or full of everything at once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from taskbull.core.job import NewJob
+from taskbull.core.keys import QueueKeys
+from taskbull.core.options import Dedup, JobOptions
+from taskbull.core.wire.job import EncodedJob, encode_job
+from taskbull.scripts.add import MEMO_LIFE_MS, Added, Lane, Result, add_jobs
+from tests.scripts.bed import NOW, Bed
+
+
+def job(name: str = "n", **options: Any) -> EncodedJob:
+    return encode_job(NewJob(name, {}, JobOptions(**options)), NOW)
+
+
+def test_a_repeated_call_adds_nothing_and_gives_its_first_answer(bed: Bed) -> None:
+    lane = Lane("p", 0, 1)
+    first = bed.run(add_jobs(bed.queue, [job("a"), job("b")], NOW, lane))
+    before = bed.state()
+    assert bed.run(add_jobs(bed.queue, [job("a"), job("b")], NOW, lane)) == first
+    assert bed.state() == before
+
+
+def test_a_call_that_comes_after_the_next_one_is_not_executed(bed: Bed) -> None:
+    bed.run(add_jobs(bed.queue, [job("second")], NOW, Lane("p", 0, 10)))
+    before = bed.state()
+    assert bed.run(add_jobs(bed.queue, [job("first")], NOW, Lane("p", 0, 9))) == []
+    assert bed.state() == before
+
+
+def test_lanes_do_not_know_of_each_other(bed: Bed) -> None:
+    for lane in (Lane("p", 0, 1), Lane("p", 1, 1), Lane("other", 0, 1)):
+        [added] = bed.run(add_jobs(bed.queue, [job()], NOW, lane))
+        assert added.result is Result.ADDED
+    assert bed.state()["wait"] == ["3", "2", "1"]
+
+
+def test_the_memory_of_a_call_expires(bed: Bed) -> None:
+    bed.run(add_jobs(bed.queue, [job()], NOW, Lane("p", 7, 1)))
+    [memory] = [key for key in bed.admin.scan_iter(match=f"{bed.prefix}:q:tb:*")]  # noqa: C416
+    assert 0 < bed.admin.pttl(memory) <= MEMO_LIFE_MS
+
+
+def test_a_number_beyond_the_exact_ones_of_a_format_is_written_out(bed: Bed) -> None:
+    bed.admin.set(bed.queue.id, 10**15)
+    [added] = bed.run(add_jobs(bed.queue, [job()], NOW, Lane("p", 0, 1)))
+    assert added == Added("1000000000000001", Result.ADDED)
+
+
+options = st.fixed_dictionaries(
+    {},
+    optional={
+        "priority": st.integers(0, 3),
+        "delay": st.sampled_from([0, 0.001, 0.002, 60]),
+        "lifo": st.booleans(),
+        "job_id": st.sampled_from(["own", "other"]),
+        "dedup": st.builds(
+            Dedup, st.sampled_from(["one", "two"]), ttl=st.none(), replace=st.booleans()
+        ),
+    },
+)
+
+
+@settings(
+    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(kinds=st.lists(options, min_size=1, max_size=12))
+def test_a_bulk_leaves_what_its_jobs_leave_one_by_one(bed: Bed, kinds: list[Any]) -> None:
+    bed.admin.flushall()
+    jobs = [job(f"job-{number}", **kind) for number, kind in enumerate(kinds)]
+    together = bed.run(add_jobs(bed.queue, jobs, NOW, Lane("p", 0, 1)))
+    at_once = without_memory(bed.state())
+    bed.admin.flushall()
+    alone = [
+        bed.run(add_jobs(bed.queue, [one], NOW, Lane("p", 0, number + 1)))[0]
+        for number, one in enumerate(jobs)
+    ]
+    assert together == alone
+    assert without_memory(bed.state()) == at_once
+
+
+def without_memory(state: dict[str, Any]) -> dict[str, Any]:
+    """Leave out our own keys, and the delay marker: one by one, that of a replaced job stays."""
+    state.get("marker", {}).pop("1", None)
+    return {name: value for name, value in state.items() if not name.startswith("tb:")}
+
+
+def test_a_cluster_finds_all_keys_in_one_slot() -> None:
+    keys = add_jobs(QueueKeys("q", cluster=True), [job()], NOW, Lane("p", 0, 1)).keys
+    assert all(key.startswith("bull:{q}:") for key in keys)
