@@ -38,12 +38,12 @@ def shared_servers() -> Iterator[SharedServers]:
 
 
 @pytest.fixture(params=KINDS)
-def server(request: pytest.FixtureRequest, shared_servers: SharedServers) -> Iterator[Reachable]:
+def server(request: pytest.FixtureRequest, shared_servers: SharedServers) -> Reachable:
     """A server of each kind in turn, empty, shared with the tests before and after."""
     reachable = shared_servers.get(request.param)
-    yield reachable
     with redis.Redis.from_url(reachable.url) as client:
         client.flushall()
+    return reachable
 
 
 @pytest.fixture
