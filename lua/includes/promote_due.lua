@@ -2,7 +2,8 @@
 
 -- promote_due(prefix, delayed, prioritized, priority_counter, marker, events, queue, now): let jobs
 -- wait whose time has come, up to 1000 of them. `queue` is what queue_state gave.
-local function promote_due(prefix, delayed, prioritized, priority_counter, marker, events, queue, now)
+local function promote_due(
+  prefix, delayed, prioritized, priority_counter, marker, events, queue, now)
   local due = redis.call("ZRANGEBYSCORE", delayed, 0, (now + 1) * 4096 - 1, "LIMIT", 0, 1000)
   if #due == 0 then
     return

@@ -1,6 +1,7 @@
--- queue_state(meta, active, wait, paused) -> {paused, room, blocked, target, max_events, max_starts,
--- window}: what holds for the whole queue now. `room`: how many jobs more may be active; `blocked`:
--- none may; `target`: the list where jobs wait; `max_starts` (false: any) jobs start per `window` ms.
+-- queue_state(meta, active, wait, paused) -> {paused, room, blocked, target, max_events,
+-- max_starts, window}: what holds for the whole queue now. `room`: how many jobs more may be
+-- active; `blocked`: none may; `target`: the list where jobs wait; `max_events` (false: not said):
+-- how many events are kept; `max_starts` (false: any) jobs start per `window` ms.
 -- While a queue is paused, BullMQ 5 parks jobs in `paused` and BullMQ 6 leaves them in `wait`. If
 -- `paused` exists it is used. Else 5's way, unless the queue's version says 6 or more: its resume
 -- takes both lists, while 5's resume overwrites a `wait` that it does not expect.

@@ -4,7 +4,8 @@
 --- @include "priority_score"
 
 -- release_parent(parent, base, id, now): let a parent that waited for its children run. `parent` is
--- the key of its hash, `base` the start of all keys of its queue. It goes to the front: it has waited.
+-- the key of its hash, `base` the start of all keys of its queue. It goes to the front: it has
+-- waited.
 local function release_parent(parent, base, id, now)
   redis.call("ZREM", base .. "waiting-children", id)
   local fields = redis.call("HMGET", parent, "priority", "delay")

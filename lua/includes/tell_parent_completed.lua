@@ -5,7 +5,7 @@
 -- and let the parent run if that was the last it waited for.
 local function tell_parent_completed(key, parent_key, value, now)
   local dependencies = parent_key .. ":dependencies"
-  if redis.call("SREM", dependencies, key) == 0 then
+  if redis.pcall("SREM", dependencies, key) ~= 1 then -- or it is out of reach, in another slot
     return
   end
   redis.call("HSET", parent_key .. ":processed", key, value)

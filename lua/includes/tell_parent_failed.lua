@@ -9,7 +9,7 @@ local function tell_parent_failed(key, parent_key, reason, now)
     return
   end
   local dependencies = parent_key .. ":dependencies"
-  if redis.call("SREM", dependencies, key) == 0 then
+  if redis.pcall("SREM", dependencies, key) ~= 1 then -- or it is out of reach, in another slot
     return
   end
   local base, id = parent.base, parent.id

@@ -1,0 +1,60 @@
+"""Syntax and format of the Lua files, by the Lua that Redis has."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from lupa.lua51 import LuaRuntime, LuaSyntaxError
+
+from taskbull.scripts import loader
+
+FILES = sorted(loader.LUA.rglob("*.lua"))
+
+
+def faults(text: str) -> list[str]:
+    """Name what breaks the rules of format."""
+    found = [
+        f"{number}: {rule}"
+        for number, line in enumerate(text.splitlines(), 1)
+        for rule, broken in {
+            "longer than 100": len(line) > 100,
+            "a tab": "\t" in line,
+            "blanks at the end": line != line.rstrip(),
+            "an odd indent": (len(line) - len(line.lstrip(" "))) % 2 == 1,
+            "single quotes": "'" in re.sub(r'"[^"]*"|--.*', "", line),
+            "KEYS or ARGV by number": bool(re.search(r"\b(KEYS|ARGV)\[", line)),
+            "call by another name": bool(re.search(r"= redis\.p?call\b(?!\()", line)),
+        }.items()
+        if broken
+    ]
+    return found if text.endswith("\n") else [*found, "no line end at the end"]
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(loader.LUA)))
+def test_a_file_has_the_format_of_all(path: Path) -> None:
+    assert faults(path.read_text()) == []
+
+
+@pytest.mark.parametrize(
+    "line", ["x = 1 ", "\tx = 1", " x = 1", "x = 'a'", "x = KEYS[1]", "x" * 101, "c = redis.call"]
+)
+def test_a_fault_is_found(line: str) -> None:
+    assert len(faults(f"{line}\n")) >= 1
+
+
+@pytest.mark.parametrize("path", [p for p in FILES if p.parent.name == "includes"], ids=str)
+def test_an_include_is_one_function_with_the_name_of_its_file(path: Path) -> None:
+    functions = re.findall(r"^local function (\w+)", path.read_text(), re.MULTILINE)
+    assert functions == [path.stem]
+
+
+@pytest.mark.parametrize("name", loader.names())
+def test_a_script_is_lua_5_1(name: str) -> None:
+    assert LuaRuntime().compile(loader.load(name).source)
+
+
+def test_what_is_no_lua_is_found() -> None:
+    with pytest.raises(LuaSyntaxError):
+        LuaRuntime().compile("local x = = 1")
