@@ -14,7 +14,7 @@ nox.needs_version = ">=2025.2"
 nox.options.sessions = ["lint", "types", "lua", "tests"]
 nox.options.default_venv_backend = "none"
 
-CODE = ("taskbull", "tests", "benchmarks", "noxfile.py")
+CODE = ("taskbull", "tests", "benchmarks", "examples", "noxfile.py")
 
 
 def run(session: nox.Session, module: str, *arguments: str, **environment: str) -> None:

@@ -46,6 +46,7 @@ BULK = 250
 """Jobs per script call: Redis serves nobody else meanwhile, and that is a millisecond or two."""
 
 _BULK_BYTES = 1 << 20
+_DEFAULT = JobOptions()
 
 
 class ConnectedWorker(Struct, frozen=True):
@@ -79,7 +80,9 @@ class Operations:
 
     def job(self, name: str, data: Any = None, **options: Any) -> NewJob:
         """Make a job to be added later, checked in full; without `data` it has an empty object."""
-        return NewJob(name, {} if data is None else data, JobOptions(**_known(options)))
+        # One object for all jobs without options: what stands in Redis for it is made once.
+        chosen = JobOptions(**_known(options)) if options else _DEFAULT
+        return NewJob(name, {} if data is None else data, chosen)
 
     def add(self, jobs: Sequence[NewJob]) -> Steps[list[Added]]:
         """Add jobs, in order. All of them are encoded, and so checked, before the first is sent."""

@@ -1,0 +1,51 @@
+"""The command line, and the examples, as a new user runs them: in a process of their own."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import taskbull
+from taskbull.store import embedded
+
+ROOT = Path(__file__).parent.parent.parent
+
+
+def run(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, *words], cwd=cwd, capture_output=True, text=True, timeout=120, check=False
+    )
+
+
+def test_the_demo_runs_without_any_set_up_and_leaves_nothing(tmp_path: Path) -> None:
+    done = run("-m", "taskbull", "demo", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    for backend in ("asyncio", "trio"):
+        assert f"{backend}: the queue has 7,001 waiting, 1 delayed, 1 prioritized" in done.stdout
+    assert done.stdout.endswith("the server is stopped\n")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_version_is_told(tmp_path: Path) -> None:
+    assert taskbull.__version__ in run("-m", "taskbull", "--version", cwd=tmp_path).stdout
+
+
+@pytest.mark.parametrize("words", [["dmo"], ["demo", "--what"]])
+def test_wrong_usage_is_told_in_few_words(words: list[str], tmp_path: Path) -> None:
+    done = run("-m", "taskbull", *words, cwd=tmp_path)
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr
+    assert "No such" in done.stderr
+
+
+def test_the_example_of_a_queue_runs(tmp_path: Path) -> None:
+    try:
+        done = run(str(ROOT / "examples" / "fill_a_queue.py"), cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+        assert "added 1 and 10 more" in done.stdout
+        assert done.stdout.count("the second digest is the first one: True") == 2
+    finally:
+        embedded.stop(tmp_path / ".taskbull")
