@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import uuid
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -24,6 +25,8 @@ from tests.servers.sentinel import SentinelSet
 def pytest_configure(config: pytest.Config) -> None:
     """Let anyio run every `async def test_…`, without a mark on each."""
     config.option.anyio_mode = "auto"
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # started in the background by a shell
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="module", params=["asyncio", "trio"])

@@ -79,6 +79,8 @@ NAMES: dict[str, Callable[[Call[Any]], set[str]]] = {
     "older": lambda _: {QUEUE.paused},
     "metrics": lambda _: {QUEUE.metrics_failed},
     "points": lambda _: {QUEUE.metrics_failed_data},
+    "memo": lambda _: {QUEUE.private("add", "producer", "2")},
+    "counter": lambda _: {QUEUE.id},
 }
 VALUES: dict[str, object] = {"prefix": QUEUE.base, "job_id": JOB, "token": "token"}
 
