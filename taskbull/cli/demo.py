@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from importlib.util import find_spec
 from pathlib import Path
 from time import perf_counter
 
@@ -29,6 +30,9 @@ def demo() -> None:
         click.echo(f"✔ a private Valkey server started in {perf_counter() - began:.2f} s")
         try:
             for backend in ("asyncio", "trio"):
+                if find_spec(backend) is None:
+                    click.echo(f"- {backend} is left out: pip install 'taskbull[{backend}]'")
+                    continue
                 anyio.run(_fill, f"embedded://{folder}", backend, backend=backend)
         finally:
             embedded.stop(Path(folder))
