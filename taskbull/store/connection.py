@@ -70,9 +70,9 @@ class Connection:
             await self.room()
             return await self.submit(command, note)
         if note.sent:
-            raise MaybeExecuted(f"No reply from Redis at {self.endpoint} within {timeout:.3g} s")
+            raise MaybeExecuted(f"No reply from Redis at {self.endpoint} within {timeout:.2g} s")
         reason = f": {self._dialer.reason}" if self._dialer.reason else ""
-        raise ConnectionLost(f"Redis could not be reached within {timeout:.3g} s{reason}")
+        raise ConnectionLost(f"Redis could not be reached within {timeout:.2g} s{reason}")
 
     @property
     def full(self) -> bool:

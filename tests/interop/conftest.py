@@ -6,6 +6,7 @@ import itertools
 import os
 import uuid
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from typing import Protocol
 
 import pytest
@@ -28,9 +29,14 @@ Solo = Callable[[Case, Version], Played]
 
 
 @pytest.fixture(scope="session")
-def interop_url(shared_servers: SharedServers) -> str:
-    """The server of all these tests: the first kind, or the one that the environment names."""
-    return shared_servers.get(os.environ.get("TASKBULL_INTEROP_SERVER", KINDS[0])).url
+def interop_url() -> Iterator[str]:
+    """A server for these tests alone: the first kind, or the one that the environment names.
+
+    Other tests flush theirs, scripts included, and BullMQ's client takes it that they stay.
+    """
+    with ExitStack() as stack:
+        kind = os.environ.get("TASKBULL_INTEROP_SERVER", KINDS[0])
+        yield SharedServers(stack).get(kind).url
 
 
 @pytest.fixture(scope="session")

@@ -151,7 +151,7 @@ async def test_past_its_deadline_an_unsent_command_was_not_executed(
     with proxy_to(server) as proxy, fail_after(LIMIT):
         proxy.refuse()
         async with open_store(parse(proxy.url), QUICK) as store:
-            with pytest.raises(ConnectionLost, match=r"within 0\.2 s"):
+            with pytest.raises(ConnectionLost, match=r"within 0\.\d+ s"):
                 await store.run(count(prefix), timeout=0.2)
             proxy.accept()
             await store.run(count(prefix, "other"))
@@ -165,7 +165,7 @@ async def test_past_its_deadline_a_sent_command_may_have_been_executed(
         async with open_store(parse(proxy.url)) as store:
             await store.run(count(prefix))
             proxy.black_hole()
-            with pytest.raises(MaybeExecuted, match=r"within 0\.2 s"):
+            with pytest.raises(MaybeExecuted, match=r"within 0\.\d+ s"):
                 await store.run(count(prefix), timeout=0.2)
 
 
