@@ -1,7 +1,7 @@
 """One synchronous connection: a socket, hiredis, and our rules about what may have been executed.
 
-redis-py's own `Connection` was tried here first: a call took 1.6 times as long, and its errors do
-not tell what was sent from what was not.
+redis-py's client took 1.6 times as long for a script call (8.9k against 14.4k per second in one
+run), and its errors do not tell what was sent from what was not.
 """
 
 from __future__ import annotations
