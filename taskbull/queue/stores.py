@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any
 from weakref import WeakKeyDictionary
 
 from anyio.lowlevel import current_token
 
-from taskbull.store.address import Address, parse
+from taskbull.store.address import Address, default_url, parse
 from taskbull.store.aio import Store, ambient_store
 from taskbull.store.dialing import ConnectionOptions
 from taskbull.store.sync import SyncStore
@@ -42,11 +41,3 @@ class Stores:
         """Close the sync connections that are not in use; the others end with their event loop."""
         if self._sync is not None:
             self._sync.close()
-
-
-def default_url() -> str:
-    """Find out where Redis is when nobody says: the environment, or this machine."""
-    for name in ("TASKBULL_REDIS_URL", "REDIS_URL"):
-        if url := os.environ.get(name):
-            return url
-    return "redis://localhost:6379/0"

@@ -13,6 +13,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import ssl
 from pathlib import Path
@@ -244,3 +245,11 @@ def _db(url: Url, text: str) -> int:
     if not re.fullmatch(r"[0-9]{1,6}", text):
         raise url.wrong(f"the database is a number, not {text[:20]!r}")
     return int(text)
+
+
+def default_url() -> str:
+    """Find out where Redis is when nobody says: the environment, or this machine."""
+    for name in ("TASKBULL_REDIS_URL", "REDIS_URL"):
+        if url := os.environ.get(name):
+            return url
+    return "redis://localhost:6379/0"

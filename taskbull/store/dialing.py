@@ -12,7 +12,7 @@ from taskbull.errors import ConnectionLost
 from taskbull.store.address import Credentials, Endpoint
 from taskbull.store.handshake import Handshake, dial_error
 from taskbull.store.link import BROKEN, Link, open_link
-from taskbull.store.pipeline import Pipeline, ProtocolError
+from taskbull.store.pipeline import Pipeline, ProtocolError, pack
 from taskbull.store.reconnection import LONGEST_DELAY, Back, Demand, Notify, Waiting, reconnecting
 
 
@@ -31,8 +31,21 @@ class ConnectionOptions(Struct, frozen=True, kw_only=True):
     longest_delay: float = LONGEST_DELAY
 
 
+class _Former(Struct, frozen=True):
+    """The link before this one, as the server knows it."""
+
+    endpoint: Endpoint
+    run_id: str
+    client_id: int
+
+
 class Dialer:
-    """Knows how to get a working link; asks anew where the server is before each try."""
+    """Knows how to get a working link; asks anew where the server is before each try.
+
+    Before anything is sent on a new link, the server is told to forget the one before: what was
+    written on that and is still on its way is not executed any more, so whoever looks at Redis
+    after a lost reply sees what has become of the call, not what is yet to come.
+    """
 
     def __init__(
         self, resolve: Callable[[], Awaitable[Endpoint]], options: ConnectionOptions, notify: Notify
@@ -44,6 +57,7 @@ class Dialer:
             options.credentials, options.db, options.name, options.primary_only
         )
         self._failures = 0
+        self._former: _Former | None = None
         self.endpoint = Endpoint()
         """Where it led to the last time."""
         self.reason = ""
@@ -72,7 +86,8 @@ class Dialer:
                 self.endpoint = await self._resolve()
                 link = await open_link(self.endpoint, options.tls, pipeline)
                 replies = await link.exchange(self._handshake.commands())
-                self._handshake.check(self.endpoint, replies)
+                run_id = self._handshake.check(self.endpoint, replies)
+                await self._take_over(link, run_id)
         except BaseException as error:
             if link is not None:
                 await hang_up(link)
@@ -83,6 +98,16 @@ class Dialer:
                 ) from error
             raise
         return link
+
+    async def _take_over(self, link: Link, run_id: str) -> None:
+        """End the former link on the server's side; where that is forbidden, it ends by itself."""
+        commands = [pack(("CLIENT", "ID"))]
+        former = self._former
+        if former is not None and (former.endpoint, former.run_id) == (self.endpoint, run_id):
+            commands.append(pack(("CLIENT", "KILL", "ID", former.client_id)))
+        client_id, *_ = await link.exchange(commands)
+        if run_id and isinstance(client_id, int):
+            self._former = _Former(self.endpoint, run_id, client_id)
 
 
 async def hang_up(link: Link) -> None:

@@ -35,8 +35,11 @@ class Handshake(Struct, frozen=True):
         words += [("INFO", "server"), ("PING",)]
         return [pack(command) for command in words]
 
-    def check(self, endpoint: Endpoint, replies: list[Reply]) -> None:
-        """Read the replies; `ConnectionLost` if it may work later, else `ServerRefused`."""
+    def check(self, endpoint: Endpoint, replies: list[Reply]) -> str:
+        """Read the replies; `ConnectionLost` if it may work later, else `ServerRefused`.
+
+        Gives the id of the server's run, empty if it is not told: another run has other clients.
+        """
         info = replies[-2] if len(replies) == len(self.commands()) else None
         for reply in replies:
             if isinstance(reply, ReplyError) and not _forbidden(reply, info):
@@ -46,8 +49,9 @@ class Handshake(Struct, frozen=True):
                 raise trouble.error
         if self.primary_only and replies[-3][0] != b"master":
             raise ConnectionLost(f"{endpoint} is a replica, not the primary")
-        if isinstance(info, bytes):
-            _check_version(endpoint, info)
+        fields = _fields(info) if isinstance(info, bytes) else {}
+        _check_version(endpoint, fields.get("redis_version", ""))
+        return fields.get("run_id", "")
 
 
 def _forbidden(reply: ReplyError, info: Reply) -> bool:
@@ -55,11 +59,12 @@ def _forbidden(reply: ReplyError, info: Reply) -> bool:
     return reply is info and str(reply).startswith("NOPERM")
 
 
-def _check_version(endpoint: Endpoint, info: bytes) -> None:
-    fields = dict(
-        line.split(":", 1) for line in info.decode(errors="replace").split("\r\n") if ":" in line
-    )
-    version = fields.get("redis_version", "")
+def _fields(info: bytes) -> dict[str, str]:
+    lines = info.decode(errors="replace").split("\r\n")
+    return {name: value for name, colon, value in (line.partition(":") for line in lines) if colon}
+
+
+def _check_version(endpoint: Endpoint, version: str) -> None:
     numbers = tuple(int(part) for part in version.split(".")[:2] if part.isdigit())
     if numbers and numbers < OLDEST:
         oldest = ".".join(map(str, OLDEST))
