@@ -63,6 +63,7 @@ local prefix, now, outcomes, want, token, lock_life, max_starts, window, worker,
 --- @include "add_kept_last"
 --- @include "trim_finished"
 --- @include "count_finished"
+--- @include "read_job"
 
 local COMPLETED, FAILED, RETRIED, SNOOZED = 1, 2, 3, 4
 
@@ -276,18 +277,6 @@ local function take_ids(most)
     end
   end
   return ids
-end
-
--- The fields that a worker needs, in its own order (RUN_FIELDS). A job that has only the six of a
--- plain new one has none of the others, and most that are taken are such.
-local function read_job(key)
-  local size = redis.pcall("HLEN", key)
-  if size == 6 then
-    return redis.call("HMGET", key, "name", "data", "opts", "timestamp", "delay", "priority",
-      "atm", "ats")
-  end
-  return redis.pcall("HMGET", key, "name", "data", "opts", "timestamp", "delay", "priority", "atm",
-    "ats", "defa", "stc", "rjk", "deid", "parentKey", "stacktrace", "attemptsMade", "tbpd")
 end
 
 if want > 0 then

@@ -13,6 +13,7 @@ from taskbull.scripts import changes, inspection, limits, locks, pausing, remova
 from taskbull.scripts.add import Lane, add_jobs
 from taskbull.scripts.call import Call
 from taskbull.scripts.cycle import Taking, cycle
+from taskbull.scripts.settlement import settle_cycle
 
 QUEUE = QueueKeys("emails")
 JOB = "id"
@@ -28,6 +29,7 @@ SAMPLES = calls(
     [
         locks.extend_locks(QUEUE, [(JOB, "token")], 1),
         stalled.sweep_piece(QUEUE, 1, 2, 3),
+        settle_cycle(QUEUE, "token", [(JOB, "token")], 1),
         pausing.pause(QUEUE),
         pausing.resume(QUEUE),
         removal.remove_job(QUEUE, JOB),
