@@ -37,6 +37,18 @@ def waiters() -> Callable[[], Waiter]:
     return asyncio.get_running_loop().create_future
 
 
+def poster() -> Callable[[Callable[[], object]], object]:
+    """Give the function by which other threads have something done in the running event loop.
+
+    It raises `RuntimeError` when that loop is over.
+    """
+    if on_trio():
+        import trio  # noqa: PLC0415 - trio is optional
+
+        return trio.lowlevel.current_trio_token().run_sync_soon
+    return asyncio.get_running_loop().call_soon_threadsafe
+
+
 def spawn(run: Callable[[], Awaitable[None]]) -> None:
     """Run a task that belongs to the event loop itself and ends with it.
 

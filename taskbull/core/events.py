@@ -1,0 +1,164 @@
+"""What happens in a worker, as small values; whoever wants to know listens.
+
+Every event says which worker and which queue; those of a job carry it. That a job has ended is told
+when Redis has accepted it, not before: a job whose lock was lost is never reported as completed.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from msgspec import Struct
+
+from taskbull.core import payload
+from taskbull.core.job import Job
+from taskbull.core.outcome import Failure, Verdict
+
+
+class Event(Struct, frozen=True, kw_only=True):
+    """Something that happened in a worker. A listener to this class hears everything."""
+
+    worker_id: str
+    queue: str
+    """Empty where it concerns all queues of the worker."""
+
+
+class JobEvent(Event, frozen=True, kw_only=True):
+    """Something that happened to a job."""
+
+    job: Job
+
+
+class Started(JobEvent, frozen=True, kw_only=True):
+    """A job was taken and begins to run."""
+
+
+class Ended(JobEvent, frozen=True, kw_only=True):
+    """A job that had been started ended, in whichever way."""
+
+    duration: float
+    """Seconds for which it ran."""
+
+
+class Completed(Ended, frozen=True, kw_only=True):
+    """A job is done."""
+
+    raw_value: bytes
+
+    @property
+    def value(self) -> Any:
+        """What it returned."""
+        return payload.decode(self.raw_value)
+
+
+class Failed(Ended, frozen=True, kw_only=True):
+    """A job failed for good."""
+
+    failure: Failure
+    verdict: Verdict
+
+
+class Retried(Ended, frozen=True, kw_only=True):
+    """An attempt failed; the job runs again after `delay` seconds."""
+
+    failure: Failure
+    delay: float
+
+
+class Released(Ended, frozen=True, kw_only=True):
+    """A job waits again with no attempt spent: the worker stops, or the task asked for it."""
+
+    delay: float = 0.0
+    """Seconds until it may run again."""
+
+
+class Lost(Ended, frozen=True, kw_only=True):
+    """The job's lock is gone, so nothing was written: another worker runs it, or will."""
+
+    reason: str
+
+
+class Stalled(JobEvent, frozen=True, kw_only=True):
+    """A job whose worker is gone was put back by this one; `doomed`: to fail at its next start."""
+
+    doomed: bool
+
+
+class SweepSkipped(Event, frozen=True, kw_only=True):
+    """The check for stalled jobs was still busy when the next one was due."""
+
+
+class LocksRenewed(Event, frozen=True, kw_only=True):
+    """The heartbeat renewed the locks of `count` jobs, in `duration` seconds."""
+
+    count: int
+    duration: float
+
+
+class HeartbeatFailed(Event, frozen=True, kw_only=True):
+    """The locks of `count` jobs could not be renewed; it is tried again soon."""
+
+    count: int
+    reason: str
+
+
+class LoopBlocked(Event, frozen=True, kw_only=True):
+    """The event loop did not move for `duration` seconds; told when it moves again."""
+
+    duration: float
+    where: str
+    """The line that held it up, as far as known."""
+    job: Job | None
+    """The job that held it up, as far as known."""
+
+
+class ThreadAbandoned(JobEvent, frozen=True, kw_only=True):
+    """The job's function outlived its time in a thread, and still runs there."""
+
+    abandoned: int
+    """How many such threads there are now."""
+
+
+class RedisLost(Event, frozen=True, kw_only=True):
+    """Redis cannot be reached; running jobs go on, no new ones are taken."""
+
+    reason: str
+
+
+class RedisBack(Event, frozen=True, kw_only=True):
+    """Redis is back."""
+
+    duration: float
+    """Seconds without it."""
+    attempts: int
+    """Tries to connect that failed meanwhile."""
+
+
+class Recovered(Event, frozen=True, kw_only=True):
+    """A call whose reply was lost was settled by what is in Redis."""
+
+    adopted: int
+    """Jobs that it had taken, and that run here now."""
+    settled: int
+    """Ended jobs that it had written."""
+    resent: int
+    """Ended jobs that are written again, for it had not."""
+
+
+class CircuitOpened(Event, frozen=True, kw_only=True):
+    """So many attempts failed in a row that no more jobs are taken for a while."""
+
+    failures: int
+    threshold: int
+
+
+class CircuitHalfOpened(Event, frozen=True, kw_only=True):
+    """After `duration` seconds without, a few jobs are tried."""
+
+    duration: float
+
+
+class CircuitClosed(Event, frozen=True, kw_only=True):
+    """The jobs that were tried succeeded: all are taken again."""
+
+    test_job_id: str

@@ -1,0 +1,53 @@
+"""Whether Redis can be reached: told once per change, however many connections notice."""
+
+from __future__ import annotations
+
+from time import monotonic
+
+from taskbull.core import events
+from taskbull.store.reconnection import Back, Change, Lost, Waiting, log_change
+from taskbull.worker.reporter import Reporter
+
+
+class Availability:
+    """Makes events, and log lines at growing intervals, of what the connections tell."""
+
+    def __init__(self, reporter: Reporter) -> None:
+        self._reporter = reporter
+        self._lost_at: float | None = None
+        self._attempts = 0
+        self._quiet_until = 0.0
+
+    @property
+    def lost(self) -> bool:
+        """Whether Redis cannot be reached now."""
+        return self._lost_at is not None
+
+    def notice(self, change: Change) -> None:
+        """Take in what a connection tells."""
+        match change:
+            case Lost(_, reason) | Waiting(reason):
+                self._lose(change, reason)
+            case Back():
+                self._return(change)
+
+    def _lose(self, change: Lost | Waiting, reason: str) -> None:
+        now = monotonic()
+        if isinstance(change, Waiting):
+            self._attempts = max(self._attempts, change.attempts)
+        if now >= self._quiet_until:
+            log_change(change)
+            self._quiet_until = now + (change.delay if isinstance(change, Waiting) else 0.1)
+        if self._lost_at is None:
+            self._lost_at = now
+            self._reporter.tell(events.RedisLost, reason=reason)
+
+    def _return(self, change: Back) -> None:
+        if self._lost_at is None:
+            return
+        duration = monotonic() - self._lost_at
+        attempts, self._attempts = self._attempts, 0
+        self._lost_at = None
+        self._quiet_until = 0.0
+        log_change(Back(change.where, max(attempts, 1)))
+        self._reporter.tell(events.RedisBack, duration=duration, attempts=attempts)

@@ -1,0 +1,63 @@
+"""Where jobs wait for a slot, and slots for a job."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+
+from taskbull.store.backend import Waiter, waiters
+from taskbull.worker.lease import Lease
+
+
+class Bench:
+    """Hands the jobs that were taken to the slots of a queue.
+
+    A slot that finds a job waiting takes it without giving way to others. Of the slots that wait,
+    each that is woken wakes two more while there are jobs: all of a hundred start within a few
+    turns of the event loop, and if the first one can do all the work alone, few wake for nothing.
+    """
+
+    def __init__(self) -> None:
+        self._jobs: deque[Lease] = deque()
+        self._slots: list[Waiter] = []
+        self._closed = False
+        self._new_waiter = waiters()
+
+    def put(self, leases: Iterable[Lease]) -> None:
+        """Let jobs wait for slots."""
+        self._jobs.extend(leases)
+        self._wake()
+
+    async def take(self) -> Lease | None:
+        """Give the next job, as soon as there is one; None: there will be no more."""
+        jobs = self._jobs
+        if not jobs:
+            while not jobs:
+                if self._closed:
+                    return None
+                waiter = self._new_waiter()
+                self._slots.append(waiter)
+                await waiter
+            job = jobs.popleft()
+            self._wake()
+            return job
+        return jobs.popleft()
+
+    def close(self) -> list[Lease]:
+        """Let the slots end; give the jobs that no slot has taken."""
+        self._closed = True
+        left = list(self._jobs)
+        self._jobs.clear()
+        for waiter in self._slots:
+            _set(waiter)
+        self._slots.clear()
+        return left
+
+    def _wake(self) -> None:
+        for _ in range(min(2, len(self._jobs), len(self._slots))):
+            _set(self._slots.pop())
+
+
+def _set(waiter: Waiter) -> None:
+    if not waiter.done():  # its slot was cancelled
+        waiter.set_result(None)

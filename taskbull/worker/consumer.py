@@ -1,0 +1,87 @@
+"""All that runs for one queue of a worker."""
+
+from __future__ import annotations
+
+from anyio.abc import TaskGroup
+
+from taskbull.core.breaker import BreakerState
+from taskbull.core.durations import seconds, to_ms
+from taskbull.core.options import WorkerOptions
+from taskbull.scripts.cycle import Taking
+from taskbull.worker.cycle import CARRIERS, Cycle
+from taskbull.worker.runner import Runner
+from taskbull.worker.running_job import Desk
+from taskbull.worker.side import QueueSide
+from taskbull.worker.sweeper import Sweeper
+from taskbull.worker.waiting import wait_at_marker
+from taskbull.worker.work import Find
+
+
+class Consumer:
+    """Takes the jobs of one queue and runs them."""
+
+    def __init__(self, side: QueueSide, desk: Desk, options: WorkerOptions, find: Find) -> None:
+        self.side = side
+        self._desk = desk
+        self._options = options
+        self._cycle = Cycle(side, options.concurrency, _taking(options, desk.worker_id))
+        self._runner = Runner(
+            side, self._cycle, desk, find, cancel_lost=options.on_lost_lock == "cancel"
+        )
+        interval = seconds("stalled_interval", options.stalled_interval)
+        self._sweeper = Sweeper(side, interval, options.max_stalled_count)
+
+    @property
+    def circuit(self) -> BreakerState | None:
+        """The state of its circuit breaker, if it has one."""
+        return None if self.side.guard is None else self.side.guard.state
+
+    def start_upkeep(self, tasks: TaskGroup) -> None:
+        """Start what must outlive the last job: what is said to Redis, and the sweep."""
+        for _ in range(CARRIERS):
+            tasks.start_soon(self._cycle.carry)
+        tasks.start_soon(self.side.alarm.run, self._ring)
+        tasks.start_soon(self._sweeper.run)
+
+    def start_slots(self, tasks: TaskGroup) -> None:
+        """Start what runs jobs."""
+        for _ in range(self._options.concurrency):
+            tasks.start_soon(self._runner.occupy)
+
+    async def wait_for_jobs(self) -> None:
+        """Wait at the marker, until cancelled."""
+        keys = self.side.keys
+        connection = self.side.store.blocking(
+            keys.marker, keys.connection_name(self._desk.worker_id)
+        )
+        drain_delay = seconds("drain_delay", self._options.drain_delay)
+        await wait_at_marker(self.side, self._cycle, connection, drain_delay)
+
+    def stop_taking(self) -> None:
+        """Take no more jobs."""
+        self._cycle.stop_taking()
+
+    async def flush(self) -> None:
+        """Wait until Redis knows all that it is to know."""
+        while not self._cycle.flushed:
+            await self._cycle.change()
+
+    async def empty(self) -> None:
+        """Wait until no job runs, and none is to be had."""
+        while not self._cycle.idle:
+            await self._cycle.change()
+
+    def _ring(self) -> None:
+        if self.side.guard is not None:
+            self.side.guard.look()
+        self._cycle.wake()
+
+
+def _taking(options: WorkerOptions, worker_id: str) -> Taking:
+    limiter = options.limiter
+    return Taking(
+        lock_life_ms=to_ms(options.lock_duration),
+        max_starts=0 if limiter is None else limiter.max,
+        window_ms=0 if limiter is None else to_ms(limiter.duration),
+        worker_name=worker_id,
+    )

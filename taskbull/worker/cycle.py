@@ -1,0 +1,350 @@
+"""Ends jobs and takes others, many of each in one call to Redis.
+
+Its rules:
+
+- A call is sent as soon as there is something to say and the line is free; what gathers meanwhile
+  goes with the next one. A second call may be under way when enough has gathered for it, so that
+  Redis works on one while Python runs the jobs of the other.
+- It asks for as many jobs as there are free slots, never for more: others want theirs, too.
+- Nothing but `carry` talks to Redis, and nobody cancels it before everything is `flushed`: a call
+  that takes jobs and whose reply is not read leaves them behind.
+- A call that may or may not have been executed is settled by what is in Redis: jobs that it took
+  are adopted, outcomes that it wrote are counted as written, the others are sent again.
+"""
+
+from __future__ import annotations
+
+import logging
+import uuid
+from collections import deque
+from collections.abc import Sequence
+from random import random
+from time import monotonic
+from typing import TypeAlias
+
+from anyio import sleep
+
+from taskbull.core import events
+from taskbull.core.durations import from_ms
+from taskbull.core.job import Job
+from taskbull.core.outcome import Completed, Failed, Lost, Outcome, Released, Retried, Written
+from taskbull.core.retry import NO_POLICY, RetryPolicy, attempts_of, decide
+from taskbull.errors import MaybeExecuted, PermanentError, ServerRefused
+from taskbull.scripts.cycle import Cycled, Taking, cycle, pack_outcome
+from taskbull.scripts.replies import REFUSALS
+from taskbull.scripts.settlement import Settled, Trace, settle_cycle
+from taskbull.store.backend import Waiter, waiters
+from taskbull.store.reconnection import LONGEST_DELAY, reconnect_delay
+from taskbull.worker.lease import Lease
+from taskbull.worker.side import QueueSide
+
+logger = logging.getLogger(__name__)
+
+Ending: TypeAlias = tuple[Lease, Written, RetryPolicy]
+"""A job whose run is over, what became of it, and the rules by which that was decided."""
+
+CARRIERS = 2
+"""Calls under way at once, at the most."""
+
+BATCH = 50
+"""Jobs to end and to take in one call, at the most: Redis serves nobody else meanwhile."""
+
+BATCH_BYTES = 1 << 20
+
+_ENOUGH = 25
+"""Jobs that are worth a second call while another is under way."""
+
+_LONGEST_LIMIT = 30.0
+"""Seconds after which a limited queue is asked again, whatever it said: limits can be lifted."""
+
+_CHILDREN_PENDING, _CHILDREN_FAILED = -4, -9
+
+
+class Cycle:
+    """The worker's side of one queue in Redis: outcomes go out, jobs come in."""
+
+    def __init__(self, side: QueueSide, concurrency: int, taking: Taking) -> None:
+        self._side = side
+        self._concurrency = concurrency
+        self._enough = max(1, min(_ENOUGH, concurrency // 2))
+        self._taking = taking
+        self._uuid = str(uuid.uuid4())
+        self._calls = 0
+        self._pending: deque[Ending] = deque()
+        self._apart = 0  # how many of those are to be sent one by one
+        self._occupied = 0  # slots with a job, taken and not ended
+        self._asked = 0  # jobs that calls under way may bring
+        self._under_way = 0
+        self._hungry = True  # there may be jobs in Redis that nobody has asked for
+        self._wakes = 0
+        self._limited_until = 0.0
+        self._stopping = False
+        self._refusals = 0
+        self._carriers: list[Waiter] = []
+        self._watchers: list[Waiter] = []
+        self._new_waiter = waiters()
+
+    @property
+    def sated(self) -> bool:
+        """Whether there is room for jobs and none to be had: it is time to wait at the marker."""
+        return not self._hungry and not self._stopping and self._room() > 0
+
+    @property
+    def idle(self) -> bool:
+        """Whether no job runs, nothing is to be said, and none is to be had."""
+        return self.flushed and not (self._hungry or self._occupied or self._limited_until)
+
+    @property
+    def flushed(self) -> bool:
+        """Whether everything was said and answered."""
+        return not (self._pending or self._under_way)
+
+    async def change(self) -> None:
+        """Wait until something may have changed in the three above."""
+        waiter = self._new_waiter()
+        self._watchers.append(waiter)
+        await waiter
+
+    def wake(self) -> None:
+        """Ask for jobs: there may be some."""
+        if self._limited_until and self._side.clock.now() >= self._limited_until:
+            self._limited_until = 0.0
+        self._wakes += 1
+        self._hungry = True
+        self._nudge()
+
+    def stop_taking(self) -> None:
+        """Take no more jobs, and give back those that no slot has begun."""
+        self._stopping = True
+        for lease in self._side.bench.close():
+            self.ended(lease, Released())
+        self._nudge()
+
+    def ended(self, lease: Lease, outcome: Outcome, policy: RetryPolicy = NO_POLICY) -> None:
+        """Note what became of a job; it is written as soon as the line is free."""
+        lease.ended = True
+        self._occupied -= 1
+        if self._side.guard is not None:
+            self._side.guard.ended(lease.job.id, outcome)
+        if lease.lost is None and not isinstance(outcome, Lost):
+            self._pending.append((lease, outcome, policy))
+        self._nudge()
+
+    async def carry(self) -> None:
+        """Send and ask whenever it is time; `CARRIERS` tasks do this."""
+        while True:
+            while not self._due():
+                waiter = self._new_waiter()
+                self._carriers.append(waiter)
+                await waiter
+            await self._turn()
+
+    def _room(self) -> int:
+        """Give how many jobs may be asked for now."""
+        if self._stopping or self._limited_until or self._apart:
+            return 0
+        free = self._concurrency - self._occupied - self._asked
+        guard = self._side.guard
+        return free if guard is None else guard.allowed(free, self._asked)
+
+    def _due(self) -> bool:
+        if self._under_way == 0:
+            return len(self._pending) > 0 or (self._hungry and self._room() > 0)
+        if self._under_way >= CARRIERS or self._apart:
+            return False
+        enough = self._enough
+        return len(self._pending) >= enough or (self._hungry and self._room() >= enough)
+
+    def _nudge(self) -> None:
+        """Wake whoever has something to do now."""
+        if self._carriers and self._due():
+            _set(self._carriers.pop())
+        if self._watchers:
+            for waiter in self._watchers:
+                _set(waiter)
+            self._watchers.clear()
+
+    def _gather(self) -> list[Ending]:
+        pending = self._pending
+        if self._apart:
+            self._apart -= 1
+            return [pending.popleft()]
+        batch: list[Ending] = []
+        size = 0
+        while pending and len(batch) < BATCH and size < BATCH_BYTES:
+            ending = pending.popleft()
+            if isinstance(ending[1], Completed):
+                size += len(ending[1].value)
+            batch.append(ending)
+        return batch
+
+    async def _turn(self) -> None:
+        """Make one call and take in what it gives."""
+        side = self._side
+        want = min(self._room(), BATCH)
+        batch = self._gather()
+        wakes, now_ms, sent_at = self._wakes, side.clock.wall_ms(), monotonic()
+        self._calls += 1
+        token = f"{self._uuid}:{self._calls}"
+        packed = [
+            pack_outcome(
+                lease.job,
+                lease.token,
+                outcome,
+                attempts_of(lease.job, policy) if isinstance(outcome, Failed) else 0,
+                now_ms,
+            )
+            for lease, outcome, policy in batch
+        ]
+        self._asked += want
+        self._under_way += 1
+        try:
+            call = cycle(side.keys, now_ms, packed, want, token, self._taking)
+            try:
+                cycled = await side.store.run(call)
+            except (MaybeExecuted, ServerRefused) as error:
+                settled = await self._settle(batch, want, token)
+                self._asked -= want
+                self._recover(batch, settled, now_ms)
+                self._deliver(settled.jobs, token, sent_at)
+                if isinstance(error, ServerRefused):
+                    await self._refused(error, batch, want)
+            else:
+                self._asked -= want
+                self._refusals = 0
+                self._answered(batch, cycled, want, wakes)
+                self._deliver(cycled.jobs, token, sent_at)
+        finally:
+            self._under_way -= 1
+            self._nudge()
+
+    def _answered(self, batch: list[Ending], cycled: Cycled, want: int, wakes: int) -> None:
+        for ending, code in zip(batch, cycled.codes, strict=True):
+            if code == 0:
+                self._accept(ending)
+            else:
+                self._reject(ending, code)
+        if not want:
+            return
+        if len(cycled.jobs) == want:
+            self._hungry = True
+        elif wakes == self._wakes:  # else somebody knows of jobs that came after this call
+            self._hungry = False
+        clock, alarm = self._side.clock, self._side.alarm
+        if cycled.limited_ms:
+            self._limited_until = clock.now() + min(from_ms(cycled.limited_ms), _LONGEST_LIMIT)
+            alarm.set(self._limited_until)
+        if cycled.next_due_ms:
+            alarm.set(clock.now() + from_ms(cycled.next_due_ms - clock.wall_ms()))
+
+    def _deliver(self, jobs: Sequence[Job], token: str, sent_at: float) -> None:
+        """Let jobs run that were taken; give them back if that is no longer wanted."""
+        if not jobs:
+            return
+        side = self._side
+        leases = [Lease(job, token, sent_at) for job in jobs]
+        for lease in leases:
+            side.leases.add(lease)
+        self._occupied += len(leases)
+        if self._stopping or (side.guard is not None and side.guard.open):
+            for lease in leases:
+                self.ended(lease, Released())
+            return
+        if side.guard is not None:
+            for lease in leases:
+                side.guard.started(lease.job.id)
+        side.bench.put(leases)
+
+    def _accept(self, ending: Ending) -> None:
+        lease, outcome, _ = ending
+        self._side.leases.drop(lease)
+        self._side.reporter.ended(lease, outcome)
+
+    def _reject(self, ending: Ending, code: int) -> None:
+        """Take in that Redis did not write an outcome."""
+        lease, outcome, policy = ending
+        error: Exception = REFUSALS[code](self._side.keys.queue, lease.job.id)
+        if code in {_CHILDREN_PENDING, _CHILDREN_FAILED} and isinstance(outcome, Completed):
+            # The lock is still ours: a job that cannot be completed has failed.
+            if code == _CHILDREN_FAILED:
+                error = PermanentError(str(error))
+            self._pending.append((lease, decide(error, lease.job, policy, random=random), policy))
+            return
+        self._lose(lease, str(error))
+
+    def _lose(self, lease: Lease, reason: str) -> None:
+        self._side.leases.drop(lease)
+        self._side.reporter.lost(lease, reason)
+
+    async def _settle(self, batch: list[Ending], want: int, token: str) -> Settled:
+        """Find out what a call did, as soon as Redis can be asked."""
+        ended = [(lease.job.id, lease.token) for lease, _, _ in batch]
+        failures = 0
+        while True:
+            try:
+                return await self._side.store.perform(
+                    settle_cycle(self._side.keys, token, ended, want)
+                )
+            except MaybeExecuted:
+                continue
+            except ServerRefused as error:
+                failures += 1
+                await self._pause(failures, error)
+
+    def _recover(self, batch: list[Ending], settled: Settled, sent_ms: int) -> None:
+        again: list[Ending] = []
+        written = 0
+        for ending, trace in zip(batch, settled.traces, strict=True):
+            if trace.held:
+                again.append(ending)
+            elif self._was_written(ending, trace, sent_ms):
+                written += 1
+                self._accept(ending)
+            else:
+                self._lose(ending[0], "the lock expired before Redis could be told of its end")
+        self._pending.extendleft(reversed(again))
+        self._wakes += 1
+        self._hungry = True
+        self._side.reporter.tell(
+            events.Recovered, adopted=len(settled.jobs), settled=written, resent=len(again)
+        )
+
+    def _was_written(self, ending: Ending, trace: Trace, sent_ms: int) -> bool:
+        """Tell whether a lock is gone because the job's end was written, or because it expired."""
+        lease, outcome, _ = ending
+        if monotonic() < lease.renewed + from_ms(self._taking.lock_life_ms):
+            return True  # it cannot have expired
+        match outcome:
+            case Completed() | Failed():
+                return trace.finished_ms in {0, sent_ms}  # 0: not kept
+            case Retried():
+                return trace.attempts_made > lease.job.attempts_made
+            case _:
+                return True  # no attempt is spent either way
+
+    async def _refused(self, error: ServerRefused, batch: list[Ending], want: int) -> None:
+        """Go on after Redis refused a call: later, and each outcome in a call of its own.
+
+        So one that cannot be written holds up no other; the sweep gives its job to a worker again.
+        """
+        if len(batch) == 1 and not want and error.code in {"WRONGTYPE", "ERR"}:
+            lease, _, _ = batch[0]
+            if self._pending and self._pending[0][0] is lease:
+                self._pending.popleft()
+                self._lose(lease, f"Redis refused to write what became of it: {error}")
+                return
+        self._apart = len(self._pending)
+        self._refusals += 1
+        await self._pause(self._refusals, error)
+
+    async def _pause(self, failures: int, error: ServerRefused) -> None:
+        delay = reconnect_delay(failures, LONGEST_DELAY, random())  # noqa: S311
+        logger.warning(
+            "Queue %s: Redis refused, next try in %.1f s: %s", self._side.keys.queue, delay, error
+        )
+        await sleep(delay)
+
+
+def _set(waiter: Waiter) -> None:
+    if not waiter.done():  # whoever waited was cancelled
+        waiter.set_result(None)

@@ -1,0 +1,69 @@
+"""The locks that a worker holds: its own side of them.
+
+A lease begins when a job is taken and ends when Redis has accepted what became of the job, or when
+it turns out that the lock is gone. The heartbeat renews all leases from a thread of its own, so it
+works on a copy. For a lost lease nothing is written any more.
+"""
+
+from __future__ import annotations
+
+from anyio import CancelScope
+
+from taskbull.core.job import Job
+
+
+class Lease:
+    """One job that this worker has taken."""
+
+    __slots__ = ("began", "duration", "ended", "job", "lost", "renewed", "scope", "token")
+
+    def __init__(self, job: Job, token: str, renewed: float) -> None:
+        self.job = job
+        self.token = token
+        self.renewed = renewed
+        """When the lock was surely alive, by `time.monotonic`."""
+        self.began = 0.0
+        """When the handler was called."""
+        self.duration = 0.0
+        """Seconds for which the handler ran."""
+        self.ended = False
+        """Whether it is known what became of the job; Redis may not know yet."""
+        self.lost: str | None = None
+        """Why the lock is gone, if it is."""
+        self.scope: CancelScope | None = None
+        """What the handler runs in, where somebody may want to cancel it."""
+
+
+class Leases:
+    """All jobs of one queue that this worker has taken, by their ids."""
+
+    def __init__(self) -> None:
+        self._held: dict[str, Lease] = {}
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def add(self, lease: Lease) -> None:
+        """Hold a lease; an older one of the same job is lost already, only not yet known to be."""
+        self._held[lease.job.id] = lease
+
+    def drop(self, lease: Lease) -> None:
+        """Let a lease go."""
+        if self._held.get(lease.job.id) is lease:
+            del self._held[lease.job.id]
+
+    def copy(self) -> list[Lease]:
+        """Give all of them as they are now; may be called from any thread."""
+        return list(self._held.copy().values())
+
+    def revoke(self, lease: Lease, reason: str) -> bool:
+        """Note that a lock is gone while its job runs; False if that says nothing new.
+
+        Where the job has ended, its script call alone tells whether the lock was still there: the
+        heartbeat may have looked just after that call had released it.
+        """
+        if lease.ended or self._held.get(lease.job.id) is not lease:
+            return False
+        lease.lost = reason
+        self.drop(lease)
+        return True

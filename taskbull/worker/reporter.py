@@ -1,0 +1,71 @@
+"""What happens to the jobs of one queue, told as events."""
+
+from __future__ import annotations
+
+from time import monotonic
+from typing import Any, TypeVar, assert_never
+
+from taskbull.core import events
+from taskbull.core.outcome import (
+    Completed,
+    Failed,
+    Limited,
+    Released,
+    Retried,
+    Snoozed,
+    Written,
+)
+from taskbull.worker.lease import Lease
+from taskbull.worker.listeners import Listeners
+
+E = TypeVar("E", bound=events.Event)
+
+
+class Reporter:
+    """Tells the listeners of a worker what happens in one of its queues."""
+
+    def __init__(self, listeners: Listeners, worker_id: str, queue: str) -> None:
+        self._listeners = listeners
+        self._worker_id = worker_id
+        self._queue = queue
+
+    def tell(self, kind: type[E], **fields: Any) -> None:
+        """Tell an event; `fields` are those of its kind."""
+        self._listeners.tell(kind(worker_id=self._worker_id, queue=self._queue, **fields))
+
+    def started(self, lease: Lease) -> None:
+        """Tell that a job begins to run."""
+        self._listeners.tell(
+            events.Started(worker_id=self._worker_id, queue=self._queue, job=lease.job)
+        )
+
+    def lost(self, lease: Lease, reason: str) -> None:
+        """Tell that a job's lock is gone."""
+        if not lease.ended and lease.began:
+            lease.duration = monotonic() - lease.began
+        self.tell(events.Lost, job=lease.job, duration=lease.duration, reason=reason)
+
+    def ended(self, lease: Lease, outcome: Written) -> None:
+        """Tell that Redis has accepted what became of a job."""
+        self._listeners.tell(self._event(lease, outcome))
+
+    def _event(self, lease: Lease, outcome: Written) -> events.Event:
+        common: Any = {
+            "worker_id": self._worker_id,
+            "queue": self._queue,
+            "job": lease.job,
+            "duration": lease.duration,
+        }
+        match outcome:
+            case Completed(value):
+                return events.Completed(raw_value=value, **common)
+            case Failed(failure, verdict):
+                return events.Failed(failure=failure, verdict=verdict, **common)
+            case Retried(failure, delay):
+                return events.Retried(failure=failure, delay=delay, **common)
+            case Snoozed(delay) | Limited(delay):
+                return events.Released(delay=delay, **common)
+            case Released():
+                return events.Released(**common)
+            case _:
+                assert_never(outcome)

@@ -1,0 +1,141 @@
+"""One job, from its start to what becomes of it."""
+
+from __future__ import annotations
+
+import logging
+from math import inf
+from random import random
+from time import monotonic
+from typing import Any
+
+from anyio import (
+    CancelScope,
+    current_effective_deadline,
+    current_time,
+    get_cancelled_exc_class,
+)
+
+from taskbull.core.outcome import Completed, Lost, Outcome, Released, Snoozed
+from taskbull.core.retry import NO_POLICY, decide, doomed
+from taskbull.core.wire.job import encode_value
+from taskbull.errors import ConfigurationError, MaybeExecuted, ServerRefused
+from taskbull.scripts.schedulers import advance_scheduler
+from taskbull.worker.cycle import Cycle
+from taskbull.worker.lease import Lease
+from taskbull.worker.running_job import Desk, RunningJob, enter, leave
+from taskbull.worker.side import QueueSide
+from taskbull.worker.work import Find, Work
+
+logger = logging.getLogger(__name__)
+
+_SCHEDULER_PAUSE = 5.0
+"""Seconds for which a scheduler's run is put off when Redis refuses to take the next one."""
+
+
+class Runner:
+    """Runs the jobs of a queue, one in each slot."""
+
+    def __init__(
+        self,
+        side: QueueSide,
+        cycle: Cycle,
+        desk: Desk,
+        find: Find,
+        *,
+        cancel_lost: bool,
+    ) -> None:
+        self._side = side
+        self._cycle = cycle
+        self._desk = desk
+        self._find = find
+        self._cancel_lost = cancel_lost
+
+    async def occupy(self) -> None:
+        """Be a slot: run one job after the other, as long as there are any."""
+        take = self._side.bench.take
+        while (lease := await take()) is not None:
+            await self._run(lease)
+
+    async def _run(self, lease: Lease) -> None:
+        job = lease.job
+        policy = NO_POLICY
+        lease.began = began = monotonic()
+        self._side.reporter.started(lease)
+        try:
+            outcome: Outcome | None = doomed(job)
+            if outcome is None and job.scheduler_id is not None:
+                outcome = await self._advance(lease)
+            if outcome is None:
+                work = self._find(job)
+                policy = work.policy
+                outcome = await self._execute(lease, work)
+        except BaseException as error:
+            if _given_up(error):
+                self._cycle.ended(lease, Released())
+                raise
+            outcome = decide(error, job, policy, random=random)
+        lease.duration = monotonic() - began
+        self._cycle.ended(lease, outcome, policy)
+
+    async def _execute(self, lease: Lease, work: Work) -> Outcome:
+        job = lease.job
+        timeout = job.options.timeout or work.timeout
+        running = RunningJob(lease, self._desk, work.policy)
+        token = enter(running)
+        try:
+            if timeout is None and not self._cancel_lost:
+                return _completed(await work.handler(running))
+            deadline = inf if timeout is None else current_time() + timeout
+            with CancelScope(deadline=deadline) as lease.scope:
+                return _completed(await work.handler(running))
+        finally:
+            leave(token)
+            lease.scope = None
+        if lease.lost is not None:
+            return Lost()
+        raise TimeoutError(f"the job took longer than its timeout of {timeout:g} s")
+
+    async def _advance(self, lease: Lease) -> Outcome | None:
+        """Add what follows a scheduler's run, before it runs; give an outcome if that fails."""
+        job, side = lease.job, self._side
+        try:
+            call = advance_scheduler(side.keys, job, side.clock.wall_ms())
+        except ConfigurationError as error:
+            logger.error(  # noqa: TRY400 - whoever wrote the rule is not in our stack
+                "Queue %s: scheduler %s ends with job %s, for its rule cannot be read: %s",
+                side.keys.queue,
+                job.scheduler_id,
+                job.id,
+                error,
+            )
+            return None
+        while call is not None:
+            try:
+                await side.store.run(call)
+            except MaybeExecuted:
+                continue  # doing it again does nothing
+            except ServerRefused as error:
+                logger.warning(
+                    "Queue %s: job %s waits, for the next run of its scheduler was refused: %s",
+                    side.keys.queue,
+                    job.id,
+                    error,
+                )
+                return Snoozed(_SCHEDULER_PAUSE)
+            break
+        return None
+
+
+def _given_up(error: BaseException) -> bool:
+    """Tell whether a job ends for reasons that are not its own.
+
+    On asyncio a handler can raise `CancelledError` although nobody cancels us: it may have awaited
+    something that was cancelled.
+    """
+    if isinstance(error, get_cancelled_exc_class()):
+        return current_effective_deadline() == -inf
+    return isinstance(error, KeyboardInterrupt | GeneratorExit)
+
+
+def _completed(value: Any) -> Completed:
+    return Completed(encode_value(value))

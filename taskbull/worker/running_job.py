@@ -1,0 +1,173 @@
+"""The job that a handler is given: what it may read, and what it may tell while it runs."""
+
+from __future__ import annotations
+
+from contextvars import Context, ContextVar
+from datetime import datetime
+from typing import Any
+
+from taskbull.core.job import Job
+from taskbull.core.keys import QueueKeys
+from taskbull.core.options import KEEP_LOGS
+from taskbull.core.retry import RetryPolicy, attempts_of
+from taskbull.core.wire.job import encode_data, encode_progress
+from taskbull.errors import LockLost, TaskbullError
+from taskbull.scripts.call import Request
+from taskbull.scripts.changes import add_log, update_data, update_progress
+from taskbull.store.aio import Store
+from taskbull.store.sync import SyncStore
+from taskbull.worker.lease import Lease
+from taskbull.worker.threads import ThreadPool
+
+
+class Desk:
+    """What all running jobs of one queue share."""
+
+    def __init__(
+        self,
+        keys: QueueKeys,
+        worker_id: str,
+        store: Store,
+        sync_store: SyncStore,
+        threads: ThreadPool,
+    ) -> None:
+        self.keys = keys
+        self.worker_id = worker_id
+        self.store = store
+        self.sync_store = sync_store
+        self.threads = threads
+
+
+class RunningJob:
+    """The job that is running, as its task sees it.
+
+    Of each pair of methods the one that begins with `a` is awaited; the other is for plain
+    functions, and would block the event loop in an `async def`. They raise `LockLost` when the job
+    is no longer this worker's.
+    """
+
+    __slots__ = ("_desk", "_lease", "_policy", "job")
+
+    def __init__(self, lease: Lease, desk: Desk, policy: RetryPolicy) -> None:
+        self._lease = lease
+        self._desk = desk
+        self._policy = policy
+        self.job: Job = lease.job
+        """Everything that was read when the job was taken."""
+
+    def __repr__(self) -> str:
+        return f"<RunningJob {self.name} {self.id} in {self.queue}, attempt {self.attempt}>"
+
+    @property
+    def id(self) -> str:
+        """The job's id."""
+        return self.job.id
+
+    @property
+    def name(self) -> str:
+        """The name under which it was added: the task's."""
+        return self.job.name
+
+    @property
+    def queue(self) -> str:
+        """The name of its queue."""
+        return self._desk.keys.queue
+
+    @property
+    def attempt(self) -> int:
+        """The number of this attempt, counted from 1."""
+        return self.job.attempt
+
+    @property
+    def attempts(self) -> int:
+        """How many attempts the job has in all."""
+        return attempts_of(self.job, self._policy)
+
+    @property
+    def data(self) -> Any:
+        """The payload, as it was when the job was taken."""
+        return self.job.data
+
+    @property
+    def timestamp(self) -> datetime | None:
+        """When the job was added."""
+        return self.job.timestamp
+
+    @property
+    def worker_id(self) -> str:
+        """The worker that runs it."""
+        return self._desk.worker_id
+
+    @property
+    def lost(self) -> bool:
+        """Whether the lock is gone, so that another worker may be running the job, too."""
+        return self._lease.lost is not None
+
+    @property
+    def threads(self) -> ThreadPool:
+        """The worker's threads for functions that block."""
+        return self._desk.threads
+
+    def progress(self, value: Any) -> None:
+        """Tell how far the job has come: a number or anything else that is JSON."""
+        self._run(update_progress(self._desk.keys, self.id, encode_progress(value)))
+
+    async def aprogress(self, value: Any) -> None:
+        """Tell how far the job has come: a number or anything else that is JSON."""
+        await self._arun(update_progress(self._desk.keys, self.id, encode_progress(value)))
+
+    def log(self, line: str) -> None:
+        """Append a line to the job's log in Redis."""
+        self._run(self._log(line))
+
+    async def alog(self, line: str) -> None:
+        """Append a line to the job's log in Redis."""
+        await self._arun(self._log(line))
+
+    def update_data(self, data: Any) -> None:
+        """Replace the payload in Redis: the next attempt gets the new one."""
+        self._run(update_data(self._desk.keys, self.id, encode_data(data)))
+
+    async def aupdate_data(self, data: Any) -> None:
+        """Replace the payload in Redis: the next attempt gets the new one."""
+        await self._arun(update_data(self._desk.keys, self.id, encode_data(data)))
+
+    def _log(self, line: str) -> Request[int]:
+        kept = self.job.options.keep_logs
+        return add_log(
+            self._desk.keys, self.id, line, keep=KEEP_LOGS if kept is None else int(kept)
+        )
+
+    def _run(self, call: Request[Any]) -> None:
+        self._check()
+        self._desk.sync_store.run(call)
+
+    async def _arun(self, call: Request[Any]) -> None:
+        self._check()
+        await self._desk.store.run(call)
+
+    def _check(self) -> None:
+        if self._lease.lost is not None:
+            raise LockLost(self.queue, self.id)
+
+
+_current: ContextVar[RunningJob] = ContextVar("taskbull_current_job")
+
+enter = _current.set
+leave = _current.reset
+
+
+def job_of(context: Context) -> RunningJob | None:
+    """Give the job in which a context was taken."""
+    return context.get(_current)
+
+
+def current_job() -> RunningJob:
+    """Give the job that is running here: in its task, in what that calls, and in its threads."""
+    try:
+        return _current.get()
+    except LookupError:
+        raise TaskbullError(
+            "current_job() was called outside of a job: there is one only while a worker runs a "
+            "task"
+        ) from None

@@ -1,0 +1,35 @@
+"""The two steps of stopping: take no more jobs, then give up on those that still run."""
+
+from __future__ import annotations
+
+from anyio import CancelScope, Event, current_time
+
+
+class Shutdown:
+    """Whoever holds it may stop the worker: a signal, the end of a block, a test."""
+
+    def __init__(self, grace: float) -> None:
+        self._grace = grace
+        self._begun = Event()
+        self.working = CancelScope()
+        """What the slots run in."""
+
+    @property
+    def begun(self) -> bool:
+        """Whether no more jobs are taken."""
+        return self._begun.is_set()
+
+    async def wait(self) -> None:
+        """Wait until it begins."""
+        await self._begun.wait()
+
+    def begin(self) -> None:
+        """Take no more jobs; those that run have the grace to end."""
+        if not self.begun:
+            self._begun.set()
+            self.working.deadline = current_time() + self._grace
+
+    def at_once(self) -> None:
+        """Give back also what runs."""
+        self._begun.set()
+        self.working.cancel()

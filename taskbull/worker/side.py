@@ -1,0 +1,33 @@
+"""What a worker has for each of its queues."""
+
+from __future__ import annotations
+
+from taskbull.core.breaker import CircuitBreaker
+from taskbull.core.keys import QueueKeys
+from taskbull.store.aio import Store
+from taskbull.worker.bench import Bench
+from taskbull.worker.clock import Alarm, Clock
+from taskbull.worker.guard import Guard
+from taskbull.worker.lease import Leases
+from taskbull.worker.reporter import Reporter
+
+
+class QueueSide:
+    """A worker's side of one queue: what its parts share while the worker runs."""
+
+    def __init__(
+        self,
+        keys: QueueKeys,
+        store: Store,
+        reporter: Reporter,
+        clock: Clock,
+        breaker: CircuitBreaker | None,
+    ) -> None:
+        self.keys = keys
+        self.store = store
+        self.reporter = reporter
+        self.clock = clock
+        self.alarm = Alarm(clock)
+        self.leases = Leases()
+        self.bench = Bench()
+        self.guard = None if breaker is None else Guard(breaker, reporter, clock, self.alarm)

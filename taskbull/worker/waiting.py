@@ -1,0 +1,54 @@
+"""The wait for the next job, at the marker where BullMQ's producers ring."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from anyio import sleep
+
+from taskbull.core.durations import from_ms
+from taskbull.errors import ServerRefused
+from taskbull.store.blocking import BlockingConnection
+from taskbull.worker.cycle import Cycle
+from taskbull.worker.side import QueueSide
+
+logger = logging.getLogger(__name__)
+
+_DELAY_MARKER = b"1"
+
+
+async def wait_at_marker(
+    side: QueueSide, cycle: Cycle, connection: BlockingConnection, drain_delay: float
+) -> None:
+    """Wake the cycle whenever there may be jobs that it does not know of; for ever.
+
+    Due jobs are awaited by an alarm of our own, not by the server's time-out: it looks at those
+    only ten times a second.
+    """
+    words = ("BZPOPMIN", side.keys.marker, drain_delay)
+    try:
+        while True:
+            while not cycle.sated:
+                await cycle.change()
+            try:
+                reply = await connection.execute(words, drain_delay)
+            except ServerRefused as error:
+                logger.warning("Queue %s: waiting was refused: %s", side.keys.queue, error)
+                await sleep(drain_delay)
+                reply = None
+            due_in = _due_in(reply, side.clock.wall_ms())
+            if due_in > 0:  # a job was delayed: there is none to fetch before that time
+                side.alarm.set(side.clock.now() + due_in)
+            else:
+                cycle.wake()
+    finally:
+        await connection.close()
+
+
+def _due_in(reply: Any, now_ms: int) -> float:
+    """Give the seconds until the job is due that a delay marker tells of; 0 for anything else."""
+    if not reply:
+        return 0.0
+    _, member, score = reply
+    return max(0.0, from_ms(int(float(score)) - now_ms)) if member == _DELAY_MARKER else 0.0

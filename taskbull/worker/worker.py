@@ -1,0 +1,248 @@
+"""The worker: makes the parts and runs them; nothing else."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import re
+import secrets
+import socket
+from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from contextvars import Context
+from typing import TypeVar
+
+from anyio import CancelScope, Event, create_task_group, move_on_after, sleep_forever
+
+from taskbull.core import events
+from taskbull.core.breaker import BreakerState, CircuitBreaker
+from taskbull.core.checks import check_type, refusal
+from taskbull.core.durations import seconds
+from taskbull.core.keys import QueueKeys
+from taskbull.core.options import WorkerOptions
+from taskbull.core.retry import NO_POLICY, RetryPolicy
+from taskbull.errors import ConfigurationError, TaskbullError
+from taskbull.observability.logs import write_line
+from taskbull.store.address import Address, default_url, parse
+from taskbull.store.aio import Store, open_store
+from taskbull.store.dialing import ConnectionOptions
+from taskbull.store.sync import SyncStore
+from taskbull.worker.availability import Availability
+from taskbull.worker.clock import Clock
+from taskbull.worker.consumer import Consumer
+from taskbull.worker.heartbeat import beating
+from taskbull.worker.listeners import Listener, Listeners
+from taskbull.worker.reporter import Reporter
+from taskbull.worker.running_job import Desk, job_of
+from taskbull.worker.shutdown import Shutdown
+from taskbull.worker.side import QueueSide
+from taskbull.worker.threads import ThreadPool
+from taskbull.worker.work import Find, Handler, SyncHandler, Work, in_thread
+
+E = TypeVar("E", bound=events.Event)
+
+FLUSH_LIMIT = 5.0
+"""Seconds that Redis has to take in the last outcomes when the worker stops."""
+
+_MOST_THREADS = 64
+"""Threads of a worker that does not say how many it wants, at the most."""
+
+DEFAULT = WorkerOptions()
+
+
+class Worker:
+    """Takes jobs from one queue or several, and runs a handler for each.
+
+    `await worker.run()` works until it is cancelled, then stops gracefully: no more jobs are taken,
+    those that run have `shutdown_timeout` to end, and the rest is given back. Delivery is at least
+    once: a crash, a lost lock or a cut network can run a job twice, so handlers must be idempotent.
+
+    `concurrency` counts the jobs that run at once in each queue. A handler that is no `async def`
+    runs in a thread. `find` serves those who have a handler for each kind of job.
+    """
+
+    def __init__(  # noqa: PLR0913 - users write them by name
+        self,
+        queues: str | Sequence[str],
+        handler: Handler | SyncHandler | None = None,
+        *,
+        redis: str | Address | None = None,
+        options: WorkerOptions = DEFAULT,
+        prefix: str = "bull",
+        hash_tag: bool | None = None,
+        find: Find | None = None,
+        policy: RetryPolicy = NO_POLICY,
+        circuit_breaker: CircuitBreaker | Mapping[str, CircuitBreaker] | None = None,
+        on: Mapping[type[E], Listener[E]] | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        check_type("options", options, WorkerOptions, "be WorkerOptions")
+        self.options = options
+        self.id = options.worker_id or make_worker_id()
+        self.address = redis if isinstance(redis, Address) else parse(redis or default_url())
+        names = [queues] if isinstance(queues, str) else list(queues)
+        if not names or len(set(names)) < len(names):
+            raise refusal("queues", "be one name or several different ones", queues)
+        cluster = self.address.topology == "cluster"
+        self._keys = {name: QueueKeys(name, prefix, cluster, hash_tag) for name in names}
+        self._find = find or _constant(handler, policy)
+        self._breakers = _by_queue(circuit_breaker, names)
+        self._clock = clock or Clock()
+        self._listeners = Listeners()
+        self.on(events.Event, write_line)
+        for kind, listener in (on or {}).items():
+            self.on(kind, listener)
+        self._consumers: dict[str, Consumer] = {}  # while it runs
+
+    @property
+    def queues(self) -> list[str]:
+        """The names of its queues."""
+        return list(self._keys)
+
+    def on(self, kind: type[E], listener: Listener[E]) -> None:
+        """Let `listener` be called with each event of a kind; it must not block."""
+        self._listeners.on(kind, listener)
+
+    def circuit_breaker_state(self, queue: str) -> BreakerState | None:
+        """Tell the state of a queue's circuit breaker; None if it has none."""
+        if queue not in self._keys:
+            raise refusal("queue", f"be one of this worker's ({', '.join(self._keys)})", queue)
+        if queue in self._consumers:
+            return self._consumers[queue].circuit
+        return BreakerState.CLOSED if queue in self._breakers else None
+
+    async def run(self, *, burst: bool = False) -> None:
+        """Work until cancelled, then stop gracefully; `burst`: only until the queues are empty."""
+        async with self.running():
+            if not burst:
+                await sleep_forever()
+            for consumer in self._consumers.values():
+                await consumer.empty()
+
+    @asynccontextmanager
+    async def running(self) -> AsyncGenerator[Shutdown, None]:
+        """Work during the block; its end is a graceful stop. What it gives can stop it sooner."""
+        if self._consumers:
+            raise ConfigurationError("This worker is running already: make another one")
+        shutdown = Shutdown(seconds("shutdown_timeout", self.options.shutdown_timeout))
+        started = Event()
+        with _unwrapped():
+            async with create_task_group() as tasks:
+                tasks.start_soon(self._serve, shutdown, started)
+                try:
+                    await started.wait()
+                    yield shutdown
+                finally:
+                    shutdown.begin()
+
+    async def _serve(self, shutdown: Shutdown, started: Event) -> None:
+        """Work until `shutdown` says otherwise; whoever cancels us waits for that, too."""
+        everywhere = Reporter(self._listeners, self.id, "")
+        availability = Availability(everywhere)
+        connection = ConnectionOptions(max_reconnect_attempts=self.options.max_reconnect_attempts)
+        sync_store = SyncStore(self.address)
+        threads = ThreadPool(self._thread_count(), self._thread_was_abandoned)
+        try:
+            with CancelScope(shield=True):
+                async with open_store(self.address, connection, availability.notice) as store:
+                    self._consumers = self._make_consumers(store, sync_store, threads)
+                    await self._consume(shutdown, started, sync_store)
+        finally:
+            self._consumers = {}
+            threads.close()
+            sync_store.close()
+
+    async def _consume(self, shutdown: Shutdown, started: Event, sync_store: SyncStore) -> None:
+        consumers = list(self._consumers.values())
+        sides = [consumer.side for consumer in consumers]
+        async with create_task_group() as upkeep:
+            for consumer in consumers:
+                consumer.start_upkeep(upkeep)
+            async with beating(sides, sync_store, self.options, self.id):
+                with shutdown.working:
+                    async with create_task_group() as slots:
+                        for consumer in consumers:
+                            consumer.start_slots(slots)
+                        try:
+                            async with create_task_group() as waiting:
+                                for consumer in consumers:
+                                    waiting.start_soon(consumer.wait_for_jobs)
+                                started.set()
+                                await shutdown.wait()
+                                waiting.cancel_scope.cancel()
+                        finally:
+                            for consumer in consumers:
+                                consumer.stop_taking()
+                with move_on_after(FLUSH_LIMIT):
+                    for consumer in consumers:
+                        await consumer.flush()
+            upkeep.cancel_scope.cancel()
+
+    def _make_consumers(
+        self, store: Store, sync_store: SyncStore, threads: ThreadPool
+    ) -> dict[str, Consumer]:
+        consumers: dict[str, Consumer] = {}
+        for name, keys in self._keys.items():
+            reporter = Reporter(self._listeners, self.id, name)
+            side = QueueSide(keys, store, reporter, self._clock, self._breakers.get(name))
+            desk = Desk(keys, self.id, store, sync_store, threads)
+            consumers[name] = Consumer(side, desk, self.options, self._find)
+        return consumers
+
+    def _thread_count(self) -> int:
+        slots = self.options.concurrency * len(self._keys)
+        return self.options.threads or min(slots, _MOST_THREADS)
+
+    def _thread_was_abandoned(self, threads: ThreadPool, context: Context) -> None:
+        if (job := job_of(context)) is not None:
+            self._listeners.tell(
+                events.ThreadAbandoned(
+                    worker_id=self.id,
+                    queue=job.queue,
+                    job=job.job,
+                    abandoned=threads.abandoned,
+                )
+            )
+
+
+def make_worker_id() -> str:
+    """Make an id that tells where a worker runs: host, process, and six digits of chance."""
+    host = re.sub(r"[^!-~]", "-", socket.gethostname()) or "host"
+    return f"{host}-{os.getpid()}-{secrets.token_hex(3)}"
+
+
+def _constant(handler: Handler | SyncHandler | None, policy: RetryPolicy) -> Find:
+    if not callable(handler):
+        raise refusal("handler", "be a function that takes the job", handler)
+    # An object with an `async def __call__` is as good as a function.
+    is_async = inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(
+        getattr(handler, "__call__", None)  # noqa: B004 - its kind is asked, not whether it is there
+    )
+    work = Work(handler if is_async else in_thread(handler), policy)
+    return lambda _: work
+
+
+def _by_queue(
+    breaker: CircuitBreaker | Mapping[str, CircuitBreaker] | None, names: list[str]
+) -> dict[str, CircuitBreaker]:
+    if breaker is None:
+        return {}
+    breakers = dict(breaker) if isinstance(breaker, Mapping) else dict.fromkeys(names, breaker)
+    for name, one in breakers.items():
+        check_type(f"circuit_breaker of {name}", one, CircuitBreaker, "be a CircuitBreaker")
+    return breakers
+
+
+@contextmanager
+def _unwrapped() -> Generator[None]:
+    """Raise our own errors as themselves, not as members of the task group's group."""
+    try:
+        yield
+    except BaseExceptionGroup as group:
+        ours, others = group.split(TaskbullError)
+        if ours is None or others is not None:
+            raise
+        error: BaseException = ours
+        while isinstance(error, BaseExceptionGroup):
+            error = error.exceptions[0]
+        raise error from None

@@ -1,0 +1,125 @@
+"""A queue with a worker of the test's own, and a record of what the worker tells."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import redis
+from anyio import Event, fail_after, sleep
+
+from taskbull.core import events
+from taskbull.core.job import Job
+from taskbull.core.options import WorkerOptions
+from taskbull.queue.queue import Queue
+from taskbull.worker.clock import Clock
+from taskbull.worker.worker import Worker
+from tests.servers.kinds import Reachable
+
+E = TypeVar("E", bound=events.Event)
+
+LIMIT = 20.0
+"""Seconds after which an event that a test waits for is taken to be missing."""
+
+
+class Recorder:
+    """Remembers all events, and lets tests wait for some."""
+
+    def __init__(self) -> None:
+        self.events: list[events.Event] = []
+        self._change = Event()
+
+    def __call__(self, event: events.Event) -> None:
+        self.events.append(event)
+        self._change.set()
+        self._change = Event()
+
+    def of(self, kind: type[E]) -> list[E]:
+        return [event for event in self.events if isinstance(event, kind)]
+
+    async def wait_for(
+        self,
+        kind: type[E],
+        count: int = 1,
+        where: Callable[[E], bool] = lambda _: True,
+        limit: float = LIMIT,
+    ) -> list[E]:
+        """Give the first `count` events of a kind, as soon as there are so many."""
+        with fail_after(limit):
+            while len(found := [event for event in self.of(kind) if where(event)]) < count:
+                await self._change.wait()
+        return found[:count]
+
+    def jobs(self, kind: type[events.JobEvent]) -> list[str]:
+        return [event.job.id for event in self.of(kind)]
+
+
+class HandClock(Clock):
+    """A clock that tests turn by hand; the wall's time goes with it."""
+
+    def __init__(self) -> None:
+        self._ahead = 0.0
+        self._turned = Event()
+
+    def now(self) -> float:
+        return super().now() + self._ahead
+
+    def wall_ms(self) -> int:
+        return super().wall_ms() + int(self._ahead * 1000)
+
+    async def sleep_until(self, at: float) -> None:
+        while self.now() < at:
+            if math.isinf(at) or at - self.now() > 0.5:
+                await self._turned.wait()
+            else:
+                await super().sleep_until(at - self._ahead)
+
+    def turn(self, seconds: float) -> None:
+        """Let time pass."""
+        self._ahead += seconds
+        self._turned.set()
+        self._turned = Event()
+
+
+class WorkerBed:
+    """One queue on a real server."""
+
+    def __init__(self, server: Reachable, admin: redis.Redis, prefix: str) -> None:
+        self.url = server.url
+        self.admin = admin
+        self.prefix = prefix
+        self.queue = Queue("q", redis=server.url, prefix=prefix)
+        self.keys = self.queue.keys
+        self.record = Recorder()
+
+    def worker(self, handler: Any, **more: Any) -> Worker:
+        """Make a worker of the queue; `more` are its options, or parameters of its own."""
+        own = {"find", "policy", "circuit_breaker", "clock", "redis", "on"}
+        given = {name: more.pop(name) for name in own & set(more)}
+        queues = more.pop("queues", "q")
+        record = more.pop("record", self.record)
+        given.setdefault("redis", self.url)
+        worker = Worker(queues, handler, prefix=self.prefix, options=WorkerOptions(**more), **given)
+        worker.on(events.Event, record)
+        return worker
+
+    async def job(self, job_id: str) -> Job:
+        job = await self.queue.get_job(job_id)
+        assert job is not None
+        return job
+
+    async def count(self, state: str) -> int:
+        return (await self.queue.counts())[state]
+
+
+async def until(condition: Callable[[], bool], limit: float = LIMIT) -> None:
+    """Wait for what no event tells: the state of a server, of a thread, of another process."""
+    with fail_after(limit):
+        while not condition():  # noqa: ASYNC110 - nobody would set an event
+            await sleep(0.01)
+
+
+async def echo(job: Any) -> Any:
+    """Give back what the job was given."""
+    return job.data
