@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from math import inf
+from pathlib import Path
 from random import random
 from time import monotonic
 from typing import Any
@@ -27,6 +28,8 @@ from taskbull.worker.side import QueueSide
 from taskbull.worker.work import Find, Work
 
 logger = logging.getLogger(__name__)
+
+_PACKAGE = str(Path(__file__).parent.parent)
 
 _SCHEDULER_PAUSE = 5.0
 """Seconds for which a scheduler's run is put off when Redis refuses to take the next one."""
@@ -73,6 +76,7 @@ class Runner:
             if _given_up(error):
                 self._cycle.ended(lease, Released())
                 raise
+            _leave_out_our_frames(error)
             outcome = decide(error, job, policy, random=random)
         lease.duration = monotonic() - began
         self._cycle.ended(lease, outcome, policy)
@@ -135,6 +139,15 @@ def _given_up(error: BaseException) -> bool:
     if isinstance(error, get_cancelled_exc_class()):
         return current_effective_deadline() == -inf
     return isinstance(error, KeyboardInterrupt | GeneratorExit)
+
+
+def _leave_out_our_frames(error: BaseException) -> None:
+    """Let the stack that is stored begin with the handler: what called it says nothing."""
+    traceback = error.__traceback__
+    while traceback is not None and traceback.tb_frame.f_code.co_filename.startswith(_PACKAGE):
+        traceback = traceback.tb_next
+    if traceback is not None:
+        error.__traceback__ = traceback
 
 
 def _completed(value: Any) -> Completed:
