@@ -20,7 +20,7 @@ from collections import deque
 from collections.abc import Sequence
 from random import random
 from time import monotonic
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 from anyio import sleep
 
@@ -29,7 +29,7 @@ from taskbull.core.durations import from_ms
 from taskbull.core.job import Job
 from taskbull.core.outcome import Completed, Failed, Lost, Outcome, Released, Retried, Written
 from taskbull.core.retry import NO_POLICY, RetryPolicy, attempts_of, decide
-from taskbull.errors import MaybeExecuted, PermanentError, ServerRefused
+from taskbull.errors import MaybeExecuted, PermanentError, ServerRefused, TaskbullError
 from taskbull.scripts.cycle import Cycled, Taking, cycle, pack_outcome
 from taskbull.scripts.replies import REFUSALS
 from taskbull.scripts.settlement import Settled, Trace, settle_cycle
@@ -57,7 +57,14 @@ _ENOUGH = 25
 _LONGEST_LIMIT = 30.0
 """Seconds after which a limited queue is asked again, whatever it said: limits can be lifted."""
 
-_CHILDREN_PENDING, _CHILDREN_FAILED = -4, -9
+_INCOMPLETE: Final[dict[int, tuple[type[Exception], str]]] = {
+    -4: (TaskbullError, "Job {} has pending dependencies. moveToFinished"),
+    -9: (
+        PermanentError,
+        "Cannot complete job {} because it has at least one failed child. moveToFinished",
+    ),
+}
+"""What a job has failed of that its children keep from being completed; the words are BullMQ's."""
 
 
 class Cycle:
@@ -263,14 +270,13 @@ class Cycle:
     def _reject(self, ending: Ending, code: int) -> None:
         """Take in that Redis did not write an outcome."""
         lease, outcome, policy = ending
-        error: Exception = REFUSALS[code](self._side.keys.queue, lease.job.id)
-        if code in {_CHILDREN_PENDING, _CHILDREN_FAILED} and isinstance(outcome, Completed):
+        if code in _INCOMPLETE and isinstance(outcome, Completed):
             # The lock is still ours: a job that cannot be completed has failed.
-            if code == _CHILDREN_FAILED:
-                error = PermanentError(str(error))
+            kind, words = _INCOMPLETE[code]
+            error = kind(words.format(lease.job.id))
             self._pending.append((lease, decide(error, lease.job, policy, random=random), policy))
             return
-        self._lose(lease, str(error))
+        self._lose(lease, str(REFUSALS[code](self._side.keys.queue, lease.job.id)))
 
     def _lose(self, lease: Lease, reason: str) -> None:
         self._side.leases.drop(lease)

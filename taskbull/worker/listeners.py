@@ -17,11 +17,15 @@ E = TypeVar("E", bound=Event)
 Listener: TypeAlias = Callable[[E], object]
 
 
-def _check(kind: Any, listener: Any) -> None:
-    if not (isinstance(kind, type) and issubclass(kind, Event)):
+def _check(kind: object, listener: object) -> None:
+    if not _is_event(kind):
         raise refusal("event", "be a class of taskbull.events", kind)
     if not callable(listener) or inspect.iscoroutinefunction(listener):
         raise refusal("listener", "be a plain function that takes the event", listener)
+
+
+def _is_event(kind: object) -> bool:
+    return isinstance(kind, type) and issubclass(kind, Event)
 
 
 class Listeners:

@@ -9,7 +9,8 @@ class Shutdown:
     """Whoever holds it may stop the worker: a signal, the end of a block, a test."""
 
     def __init__(self, grace: float) -> None:
-        self._grace = grace
+        self.grace = grace
+        """Seconds that running jobs have to end."""
         self._begun = Event()
         self.working = CancelScope()
         """What the slots run in."""
@@ -27,7 +28,7 @@ class Shutdown:
         """Take no more jobs; those that run have the grace to end."""
         if not self.begun:
             self._begun.set()
-            self.working.deadline = current_time() + self._grace
+            self.working.deadline = current_time() + self.grace
 
     def at_once(self) -> None:
         """Give back also what runs."""

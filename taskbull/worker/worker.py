@@ -7,21 +7,27 @@ import os
 import re
 import secrets
 import socket
-from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
+from contextlib import (
+    AbstractAsyncContextManager,
+    asynccontextmanager,
+    contextmanager,
+    nullcontext,
+)
 from contextvars import Context
-from typing import TypeVar
+from typing import Any, TypeAlias, TypeVar
 
-from anyio import CancelScope, Event, create_task_group, move_on_after, sleep_forever
+from anyio import CancelScope, Event, create_task_group, current_time, move_on_after, sleep_forever
 
 from taskbull.core import events
 from taskbull.core.breaker import BreakerState, CircuitBreaker
 from taskbull.core.checks import check_type, refusal
+from taskbull.core.classification import leaves
 from taskbull.core.durations import seconds
 from taskbull.core.keys import QueueKeys
 from taskbull.core.options import WorkerOptions
 from taskbull.core.retry import NO_POLICY, RetryPolicy
-from taskbull.errors import ConfigurationError, TaskbullError
+from taskbull.errors import ConfigurationError
 from taskbull.observability.logs import write_line
 from taskbull.store.address import Address, default_url, parse
 from taskbull.store.aio import Store, open_store
@@ -40,6 +46,9 @@ from taskbull.worker.threads import ThreadPool
 from taskbull.worker.work import Find, Handler, SyncHandler, Work, in_thread
 
 E = TypeVar("E", bound=events.Event)
+
+Lifespan: TypeAlias = Callable[[], AbstractAsyncContextManager[Any]]
+"""What surrounds a worker: entered before its first job, left after its last."""
 
 FLUSH_LIMIT = 5.0
 """Seconds that Redis has to take in the last outcomes when the worker stops."""
@@ -74,6 +83,7 @@ class Worker:
         policy: RetryPolicy = NO_POLICY,
         circuit_breaker: CircuitBreaker | Mapping[str, CircuitBreaker] | None = None,
         on: Mapping[type[E], Listener[E]] | None = None,
+        lifespan: Lifespan = nullcontext,
         clock: Clock | None = None,
     ) -> None:
         check_type("options", options, WorkerOptions, "be WorkerOptions")
@@ -87,6 +97,7 @@ class Worker:
         self._keys = {name: QueueKeys(name, prefix, cluster, hash_tag) for name in names}
         self._find = find or _constant(handler, policy)
         self._breakers = _by_queue(circuit_breaker, names)
+        self._lifespan = lifespan
         self._clock = clock or Clock()
         self._listeners = Listeners()
         self.on(events.Event, write_line)
@@ -114,10 +125,12 @@ class Worker:
     async def run(self, *, burst: bool = False) -> None:
         """Work until cancelled, then stop gracefully; `burst`: only until the queues are empty."""
         async with self.running():
-            if not burst:
-                await sleep_forever()
-            for consumer in self._consumers.values():
-                await consumer.empty()
+            await (self.empty() if burst else sleep_forever())
+
+    async def empty(self) -> None:
+        """Wait until no job runs and none is to be had, while it is running."""
+        for consumer in self._consumers.values():
+            await consumer.empty()
 
     @asynccontextmanager
     async def running(self) -> AsyncGenerator[Shutdown, None]:
@@ -143,10 +156,12 @@ class Worker:
         sync_store = SyncStore(self.address)
         threads = ThreadPool(self._thread_count(), self._thread_was_abandoned)
         try:
-            with CancelScope(shield=True):
-                async with open_store(self.address, connection, availability.notice) as store:
-                    self._consumers = self._make_consumers(store, sync_store, threads)
-                    await self._consume(shutdown, started, sync_store)
+            with CancelScope(shield=True) as scope:
+                async with self._lifespan():
+                    async with open_store(self.address, connection, availability.notice) as store:
+                        self._consumers = self._make_consumers(store, sync_store, threads)
+                        await self._consume(shutdown, started, sync_store)
+                    scope.deadline = current_time() + shutdown.grace  # for the lifespan's end
         finally:
             self._consumers = {}
             threads.close()
@@ -235,14 +250,11 @@ def _by_queue(
 
 @contextmanager
 def _unwrapped() -> Generator[None]:
-    """Raise our own errors as themselves, not as members of the task group's group."""
+    """Raise what went wrong as itself, not as the only member of the task group's group."""
     try:
         yield
     except BaseExceptionGroup as group:
-        ours, others = group.split(TaskbullError)
-        if ours is None or others is not None:
+        first, *others = leaves(group)
+        if others:
             raise
-        error: BaseException = ours
-        while isinstance(error, BaseExceptionGroup):
-            error = error.exceptions[0]
-        raise error from None
+        raise first from first.__cause__
