@@ -63,13 +63,11 @@ class Consumer:
 
     async def flush(self) -> None:
         """Wait until Redis knows all that it is to know."""
-        while not self._cycle.flushed:
-            await self._cycle.change()
+        await self._cycle.until(Cycle.flushed)
 
     async def empty(self) -> None:
         """Wait until no job runs, and none is to be had."""
-        while not self._cycle.idle:
-            await self._cycle.change()
+        await self._cycle.until(Cycle.idle)
 
     def _ring(self) -> None:
         if self.side.guard is not None:

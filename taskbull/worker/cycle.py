@@ -17,7 +17,7 @@ from __future__ import annotations
 import logging
 import uuid
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from random import random
 from time import monotonic
 from typing import Final, TypeAlias
@@ -88,29 +88,27 @@ class Cycle:
         self._stopping = False
         self._refusals = 0
         self._carriers: list[Waiter] = []
-        self._watchers: list[Waiter] = []
+        self._watchers: list[tuple[Callable[[Cycle], bool], Waiter]] = []
         self._new_waiter = waiters()
 
-    @property
     def sated(self) -> bool:
         """Whether there is room for jobs and none to be had: it is time to wait at the marker."""
         return not self._hungry and not self._stopping and self._room() > 0
 
-    @property
     def idle(self) -> bool:
         """Whether no job runs, nothing is to be said, and none is to be had."""
-        return self.flushed and not (self._hungry or self._occupied or self._limited_until)
+        return self.flushed() and not (self._hungry or self._occupied or self._limited_until)
 
-    @property
     def flushed(self) -> bool:
         """Whether everything was said and answered."""
         return not (self._pending or self._under_way)
 
-    async def change(self) -> None:
-        """Wait until something may have changed in the three above."""
-        waiter = self._new_waiter()
-        self._watchers.append(waiter)
-        await waiter
+    async def until(self, condition: Callable[[Cycle], bool]) -> None:
+        """Wait until one of the above is so."""
+        while not condition(self):
+            waiter = self._new_waiter()
+            self._watchers.append((condition, waiter))
+            await waiter
 
     def wake(self) -> None:
         """Ask for jobs: there may be some."""
@@ -166,10 +164,9 @@ class Cycle:
         """Wake whoever has something to do now."""
         if self._carriers and self._due():
             _set(self._carriers.pop())
-        if self._watchers:
-            for waiter in self._watchers:
-                _set(waiter)
-            self._watchers.clear()
+        for watcher in [one for one in self._watchers if one[0](self)]:
+            self._watchers.remove(watcher)
+            _set(watcher[1])
 
     def _gather(self) -> list[Ending]:
         pending = self._pending

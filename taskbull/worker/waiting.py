@@ -29,8 +29,7 @@ async def wait_at_marker(
     words = ("BZPOPMIN", side.keys.marker, drain_delay)
     try:
         while True:
-            while not cycle.sated:
-                await cycle.change()
+            await cycle.until(Cycle.sated)
             try:
                 reply = await connection.execute(words, drain_delay)
             except ServerRefused as error:
