@@ -1,14 +1,19 @@
 """BullMQ for Python, with Celery's ease."""
 
+from taskbull import events
+from taskbull.app.app import App, load_app
+from taskbull.app.task import Task
 from taskbull.core.backoff import Backoff
 from taskbull.core.breaker import CircuitBreaker
-from taskbull.core.options import Dedup, WorkerOptions
+from taskbull.core.options import Dedup, Limiter, WorkerOptions
 from taskbull.core.retention import Keep
 from taskbull.core.states import JobState
 from taskbull.errors import (
     ConfigurationError,
     ConnectionLost,
     EnqueueError,
+    InvalidArguments,
+    JobFailed,
     JobNotFound,
     LockLost,
     MaybeExecuted,
@@ -20,40 +25,56 @@ from taskbull.errors import (
     ServerUnavailable,
     Snooze,
     TaskbullError,
+    TaskNotRegistered,
     TransientError,
     UnrecoverableError,
     WrongState,
 )
+from taskbull.queue.handle import JobHandle
 from taskbull.queue.queue import Queue
 from taskbull.queue.sync_queue import SyncQueue
+from taskbull.worker.running_job import RunningJob, current_job
+from taskbull.worker.worker import Worker
 
 __all__ = [
+    "App",
     "Backoff",
     "CircuitBreaker",
     "ConfigurationError",
     "ConnectionLost",
     "Dedup",
     "EnqueueError",
+    "InvalidArguments",
+    "JobFailed",
+    "JobHandle",
     "JobNotFound",
     "JobState",
     "Keep",
+    "Limiter",
     "LockLost",
     "MaybeExecuted",
     "PermanentError",
     "Queue",
     "RateLimited",
     "Retry",
+    "RunningJob",
     "SerializationError",
     "ServerRefused",
     "ServerUnavailable",
     "Snooze",
     "SyncQueue",
+    "Task",
+    "TaskNotRegistered",
     "TaskbullError",
     "TransientError",
     "UnrecoverableError",
+    "Worker",
     "WorkerOptions",
     "WrongState",
     "__version__",
+    "current_job",
+    "events",
+    "load_app",
 ]
 
 __version__ = "0.1.0"

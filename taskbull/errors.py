@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -109,6 +110,41 @@ class CorruptJob(TaskbullError, ValueError):
 
 class InvalidArguments(TaskbullError, ValueError):
     """A job's data does not fit the signature or the types of its task."""
+
+
+class JobFailed(TaskbullError):
+    """The job whose result was asked for has failed for good.
+
+    `reason` is the message of its last error, `stacktrace` holds the stacks of its attempts, oldest
+    first, and `attempts` is their number; 0 if the job was removed when it failed.
+    """
+
+    def __init__(
+        self,
+        queue: str,
+        job_id: str,
+        reason: str,
+        stacktrace: Sequence[str] = (),
+        attempts: int = 0,
+    ) -> None:
+        super().__init__(f"Job {job_id} in queue {queue} failed: {reason}")
+        self.queue = queue
+        self.job_id = job_id
+        self.reason = reason
+        self.stacktrace = list(stacktrace)
+        self.attempts = attempts
+
+
+class TaskNotRegistered(TaskbullError):
+    """A job is for a task that this app does not have."""
+
+    def __init__(self, name: str, message: str) -> None:
+        super().__init__(message)
+        self.name = name
+
+
+class BlockingCallWarning(RuntimeWarning):
+    """A call that waits for Redis was made in an event loop, which stands still meanwhile."""
 
 
 class Steering(Exception):

@@ -16,6 +16,7 @@ WITH_IO = {"anyio", "asyncio", "signal", "socket", "ssl", "subprocess", "threadi
 ALLOWED: dict[str, set[str]] = {
     "errors": set(),
     "core": {"errors"},
+    "events": {"core"},
     "scripts": {"errors", "core"},
     "store": {"errors", "core", "scripts"},
     "queue": {"errors", "core", "scripts", "store"},

@@ -20,6 +20,7 @@ from taskbull.errors import (
     Retry,
     SerializationError,
     ServerUnavailable,
+    TaskNotRegistered,
     TransientError,
 )
 
@@ -40,6 +41,7 @@ _TRANSIENT = (
     ConnectionLost,
     MaybeExecuted,
     ServerUnavailable,
+    TaskNotRegistered,  # another worker, or this one after its update, may have the task
     ConnectionError,
     TimeoutError,
     MemoryError,

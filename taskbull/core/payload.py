@@ -3,7 +3,8 @@
 The rules: compact UTF-8; no NaN or Infinity; no integer that a double cannot hold; no lone
 surrogate; no number as a key of an object, for it would come back as a string. What msgspec
 encodes (datetime, UUID, Decimal, enums, dataclasses, Structs, sets, bytes) is welcome, and so are
-subclasses of str, int and float. A `msgspec.Raw` is the caller's own JSON, written as it is.
+models of pydantic and subclasses of str, int and float. A `msgspec.Raw` is the caller's own JSON,
+written as it is.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import Any, Final, NoReturn
 
 import msgspec
 
+from taskbull.core.foreign import is_pydantic_model
 from taskbull.core.states import MAX_SAFE_INTEGER
 from taskbull.errors import SerializationError
 
@@ -32,7 +34,14 @@ def _encode_subclass(value: object) -> object:
         return float.__float__(value)
     if isinstance(value, msgspec.Raw):  # met by to_builtins only
         return _decode_raw(value)
+    if is_pydantic_model(type(value)):
+        return _dump_model(value)
     raise TypeError(f"a {type(value).__qualname__} has no JSON form")
+
+
+def _dump_model(model: Any) -> object:
+    # By alias, because that is what the model takes when it is read again.
+    return model.model_dump(mode="json", by_alias=True)
 
 
 def _decode_raw(value: msgspec.Raw) -> Any:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+from taskbull.core import payload
 from taskbull.core.job import NewJob
 from taskbull.core.keys import QueueKeys
-from taskbull.queue.operations import Operations
+from taskbull.queue.handle import JobHandle, Source, handle
+from taskbull.queue.operations import Batch, Operations
 from taskbull.queue.stores import Stores
+from taskbull.scripts.add import Added
 
 
 class AnyQueue:
@@ -30,6 +33,7 @@ class AnyQueue:
         clustered = self._stores.address.topology == "cluster"
         self.keys = QueueKeys(name, prefix, clustered, hash_tag)
         self._operations = Operations(self.keys)
+        self._source = Source(self.keys, self._stores)
         self._enqueue_timeout = enqueue_timeout
 
     @property
@@ -40,3 +44,9 @@ class AnyQueue:
     def job(self, name: str, data: Any = None, **options: Any) -> NewJob:
         """Make a job for `add_bulk`; the options are those of `JobOptions`."""
         return self._operations.job(name, data, **options)
+
+    def _handles(self, batch: Batch, added: list[Added]) -> list[JobHandle[Any]]:
+        return [
+            handle(self._source, job.name, one, payload.decode)
+            for job, one in zip(batch.jobs, added, strict=True)
+        ]

@@ -36,9 +36,9 @@ def last_event_id(queue: QueueKeys) -> Command[str]:
     return Command(words, queue.events, lambda reply: text(reply[0][0]) if reply else "0-0")
 
 
-def read_events(queue: QueueKeys, after: str) -> tuple[Word, ...]:
-    """Make the command that waits for events after that id."""
-    block_ms = int(BLOCK * 1000)
+def read_events(queue: QueueKeys, after: str, block: float = BLOCK) -> tuple[Word, ...]:
+    """Make the command that waits up to `block` seconds for events after that id."""
+    block_ms = max(1, int(block * 1000))  # 0 would be without end
     return ("XREAD", "COUNT", AT_ONCE, "BLOCK", block_ms, "STREAMS", queue.events, after)
 
 

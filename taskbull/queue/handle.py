@@ -1,31 +1,158 @@
-"""What adding a job gives: enough to find it again."""
+"""What adding a job gives: enough to find it again, and to wait for its result."""
 
 from __future__ import annotations
 
-from msgspec import Struct
+from collections.abc import Callable
+from typing import Any, Generic, TypeAlias, TypeVar, cast
 
-from taskbull.core.job import NewJob
+from anyio import fail_after
+from msgspec import Struct, field
+
+from taskbull.core import payload
+from taskbull.core.durations import Duration, seconds
+from taskbull.core.job import Job
 from taskbull.core.keys import QueueKeys
+from taskbull.core.states import JobState
+from taskbull.errors import JobNotFound, MaybeExecuted, SerializationError
+from taskbull.queue.event_loop import Alarm
+from taskbull.queue.result import failure, not_in_time, wait_for_ending
+from taskbull.queue.stores import Stores
 from taskbull.scripts.add import Added, Result
+from taskbull.scripts.call import Request
+from taskbull.scripts.inspection import Ending, Logs, get_job, get_logs, get_state
 from taskbull.scripts.replies import REFUSALS
 
+R_co = TypeVar("R_co", covariant=True)
+T = TypeVar("T")
 
-class JobHandle(Struct, frozen=True):
-    """A job in a queue."""
+ReadResult: TypeAlias = Callable[[bytes], Any]
+"""Makes a result of its JSON; raises ValueError for what does not fit."""
+
+
+class Source(Struct, frozen=True, eq=False):
+    """What all handles of one queue share: its keys, and the way to its server."""
+
+    keys: QueueKeys
+    stores: Stores
+    alarm: Alarm = field(default_factory=lambda: Alarm("job.result()", "await job.aresult()"))
+
+
+class JobHandle(Struct, Generic[R_co], frozen=True, repr_omit_defaults=True):
+    """A job in a queue. Of each pair of methods the one that begins with `a` is awaited.
+
+    The result of a task's job has the type of the task's return annotation, where JSON can be
+    converted to that; otherwise it is the JSON value.
+    """
 
     queue: str
     id: str
     name: str
+    """The name under which the job was added; empty where only its id is known."""
     deduplicated: bool = False
     """Another job stands for the one that was to be added: it has the same dedup key or id."""
+    _source: Source | None = None
+    _read: ReadResult = payload.decode
+
+    def __repr__(self) -> str:
+        name = f" {self.name}" if self.name else ""
+        return f"<JobHandle{name} {self.id} in {self.queue}>"
+
+    def result(self, timeout: Duration | None = None) -> R_co:
+        """Wait for the job to end; give its value, or raise `JobFailed`.
+
+        Raises `TimeoutError` if it has not ended in time, and `JobNotFound` if there is no such
+        job. A job that is not kept gives its value while the queue's event stream remembers it.
+        """
+        limit = _limit(timeout)
+        source = self._where
+        source.alarm.check()
+        store = source.stores.sync()
+        ending = wait_for_ending(store, source.keys, self.id, limit)
+        if ending.state is JobState.FAILED:
+            raise store.perform(failure(source.keys, self.id, ending.failed_reason or ""))
+        return self._value(ending)
+
+    async def aresult(self, timeout: Duration | None = None) -> R_co:
+        """Wait for the job to end; give its value, or raise `JobFailed`. See `result`."""
+        limit = _limit(timeout)
+        source = self._where
+        try:
+            with fail_after(limit):
+                ending = await source.stores.watch(source.keys).ending(self.id)
+        except TimeoutError as error:
+            raise not_in_time(source.keys, self.id, limit) from error
+        if ending.state is JobState.FAILED:
+            steps = failure(source.keys, self.id, ending.failed_reason or "")
+            raise await source.stores.running().perform(steps)
+        return self._value(ending)
+
+    def state(self) -> JobState:
+        """Tell in which state the job is; `unknown` if it is not there."""
+        return self._run(get_state(self._where.keys, self.id))
+
+    async def astate(self) -> JobState:
+        """Tell in which state the job is; `unknown` if it is not there."""
+        return await self._arun(get_state(self._where.keys, self.id))
+
+    def info(self) -> Job:
+        """Give everything that is stored about the job; raise `JobNotFound` if it is not there."""
+        return self._there(self._run(get_job(self._where.keys, self.id)))
+
+    async def ainfo(self) -> Job:
+        """Give everything that is stored about the job; raise `JobNotFound` if it is not there."""
+        return self._there(await self._arun(get_job(self._where.keys, self.id)))
+
+    def logs(self, start: int = 0, end: int = -1) -> Logs:
+        """Give the job's log lines, oldest first."""
+        return self._run(get_logs(self._where.keys, self.id, start, end))
+
+    async def alogs(self, start: int = 0, end: int = -1) -> Logs:
+        """Give the job's log lines, oldest first."""
+        return await self._arun(get_logs(self._where.keys, self.id, start, end))
+
+    @property
+    def _where(self) -> Source:
+        if self._source is None:
+            raise TypeError("a JobHandle is made by adding a job, or by app.job(queue, id)")
+        return self._source
+
+    def _value(self, ending: Ending) -> R_co:
+        try:
+            return cast("R_co", self._read(ending.raw_value or b"null"))
+        except ValueError as error:
+            raise SerializationError(
+                f"The result of job {self.id} in queue {self.queue}: {error}"
+            ) from error
+
+    def _there(self, job: Job | None) -> Job:
+        if job is None:
+            raise JobNotFound(self.queue, self.id)
+        return job
+
+    def _run(self, call: Request[T]) -> T:
+        store = self._where.stores.sync()
+        while True:
+            try:
+                return store.run(call)
+            except MaybeExecuted:  # it only looks: asking again does no harm
+                continue
+
+    async def _arun(self, call: Request[T]) -> T:
+        store = self._where.stores.running()
+        while True:
+            try:
+                return await store.run(call)
+            except MaybeExecuted:
+                continue
 
 
-def handles(queue: QueueKeys, jobs: list[NewJob], added: list[Added]) -> list[JobHandle]:
-    """Give the handles of jobs that were added, in order."""
-    return [_handle(queue, job, one) for job, one in zip(jobs, added, strict=True)]
+def handle(source: Source, name: str, added: Added, read: ReadResult) -> JobHandle[Any]:
+    """Give the handle of a job that was added; raise what kept it from being added."""
+    queue = source.keys.queue
+    if added.result < 0:
+        raise REFUSALS[added.result](queue, added.id)
+    return JobHandle(queue, added.id, name, added.result is not Result.ADDED, source, read)
 
 
-def _handle(queue: QueueKeys, job: NewJob, added: Added) -> JobHandle:
-    if added.result in {Result.NO_PARENT, Result.OTHER_PARENT}:
-        raise REFUSALS[added.result](queue.queue, added.id)
-    return JobHandle(queue.queue, added.id, job.name, added.result is not Result.ADDED)
+def _limit(timeout: Duration | None) -> float | None:
+    return None if timeout is None else seconds("timeout", timeout)

@@ -61,6 +61,17 @@ class ConnectedWorker(Struct, frozen=True):
     """Seconds since it last sent a command."""
 
 
+class Batch(Struct, frozen=True):
+    """Jobs to be added to one queue, encoded and so checked.
+
+    `jobs` are what `EnqueueError` gives back: the jobs in the form in which the caller knows them.
+    """
+
+    jobs: Sequence[Any]
+    encoded: list[EncodedJob]
+    now_ms: int
+
+
 class _Unsent(Exception):
     """A part of a bulk did not get through."""
 
@@ -84,23 +95,28 @@ class Operations:
         chosen = JobOptions(**_known(options)) if options else _DEFAULT
         return NewJob(name, {} if data is None else data, chosen)
 
-    def add(self, jobs: Sequence[NewJob]) -> Steps[list[Added]]:
-        """Add jobs, in order. All of them are encoded, and so checked, before the first is sent."""
-        now_ms = _now_ms()
-        encoded = [encode_job(job, now_ms) for job in jobs]
+    def add(self, batch: Batch) -> Steps[list[Added]]:
+        """Add jobs, in order."""
         added: list[Added] = []
-        for part in _parts(encoded):
+        for part in _parts(batch.encoded):
             try:
-                added += yield from self._add_part(part, now_ms)
+                added += yield from self._add_part(part, batch.now_ms)
             except _Unsent as unsent:
-                rest = list(jobs[len(added) :])
+                rest = list(batch.jobs[len(added) :])
                 raise EnqueueError(
-                    f"Queue {self.keys.queue}: {len(rest)} of {len(jobs)} jobs were not added: "
-                    f"{unsent.error}",
+                    f"Queue {self.keys.queue}: {len(rest)} of {len(batch.jobs)} jobs were not "
+                    f"added: {unsent.error}",
                     rest,
                     may_be_added=unsent.may_be_added,
                 ) from unsent.error
         return added
+
+    @staticmethod
+    def batch(jobs: Sequence[NewJob], known_as: Sequence[Any] | None = None) -> Batch:
+        """Encode jobs, so that all are checked before the first is sent."""
+        now_ms = _now_ms()
+        encoded = [encode_job(job, now_ms) for job in jobs]
+        return Batch(jobs if known_as is None else known_as, encoded, now_ms)
 
     def _add_part(self, jobs: Sequence[EncodedJob], now_ms: int) -> Steps[list[Added]]:
         if self._process != os.getpid():  # forked: the lanes are the parent's

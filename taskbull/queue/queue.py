@@ -17,7 +17,7 @@ from taskbull.queue.feed import (
     last_event_id,
     read_events,
 )
-from taskbull.queue.handle import JobHandle, handles
+from taskbull.queue.handle import JobHandle
 from taskbull.queue.operations import ConnectedWorker, Finished, JobEntry
 from taskbull.scripts.call import Request
 from taskbull.scripts.inspection import Logs, Metrics
@@ -29,17 +29,17 @@ T = TypeVar("T")
 class Queue(AnyQueue):
     """The queue for asyncio and trio: every operation is awaited."""
 
-    async def add(self, name: str, data: Any = None, **options: Any) -> JobHandle:
+    async def add(self, name: str, data: Any = None, **options: Any) -> JobHandle[Any]:
         """Add a job. Never twice, whatever happens to the connection; `EnqueueError` if not."""
         [handle] = await self.add_bulk([self.job(name, data, **options)])
         return handle
 
-    async def add_bulk(self, jobs: Sequence[JobEntry]) -> list[JobHandle]:
+    async def add_bulk(self, jobs: Sequence[JobEntry]) -> list[JobHandle[Any]]:
         """Add jobs, in order; nothing is written unless all of them are valid."""
-        new = self._operations.entries(jobs)
+        batch = self._operations.batch(self._operations.entries(jobs))
         store = self._stores.running()
-        added = await store.perform(self._operations.add(new), timeout=self._enqueue_timeout)
-        return handles(self.keys, new, added)
+        added = await store.perform(self._operations.add(batch), timeout=self._enqueue_timeout)
+        return self._handles(batch, added)
 
     async def counts(self) -> dict[str, int]:
         """Count the jobs in each state."""

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 from weakref import WeakKeyDictionary
 
 from anyio.lowlevel import current_token
 
+from taskbull.core.keys import QueueKeys
+from taskbull.queue.watch import Watch
 from taskbull.store.address import Address, default_url, parse
 from taskbull.store.aio import Store, ambient_store
 from taskbull.store.dialing import ConnectionOptions
@@ -16,20 +19,46 @@ from taskbull.store.sync import SyncStore
 _PRODUCER = ConnectionOptions(longest_delay=1.0)
 
 
+class _Side:
+    """What belongs to one event loop."""
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+        self.watches: dict[str, Watch] = {}
+
+
 class Stores:
     """Gives the store that fits where it is asked for; made when first needed."""
 
     def __init__(self, redis: str | None = None) -> None:
         self.address: Address = parse(redis or default_url())
-        self._by_loop: WeakKeyDictionary[Any, Store] = WeakKeyDictionary()
+        self._by_loop: WeakKeyDictionary[Any, _Side] = WeakKeyDictionary()
         self._sync: SyncStore | None = None
 
     def running(self) -> Store:
         """Give the store of the running event loop."""
+        return self._side().store
+
+    def watch(self, keys: QueueKeys) -> Watch:
+        """Give the watch over the ends of a queue's jobs, in the running event loop."""
+        side = self._side()
+        watch = side.watches.get(keys.base)
+        if watch is None or watch.over:
+            watch = side.watches[keys.base] = Watch(keys, side.store)
+        return watch
+
+    def _side(self) -> _Side:
         loop = current_token().native_token
-        if (store := self._by_loop.get(loop)) is None:
-            store = self._by_loop[loop] = ambient_store(self.address, _PRODUCER)
-        return store
+        if (side := self._by_loop.get(loop)) is None:
+            self._forget_closed_loops()
+            side = self._by_loop[loop] = _Side(ambient_store(self.address, _PRODUCER))
+        return side
+
+    def _forget_closed_loops(self) -> None:
+        # A store holds on to its loop of asyncio, so that none of them would ever be collected.
+        for loop in list(self._by_loop):
+            if isinstance(loop, asyncio.AbstractEventLoop) and loop.is_closed():
+                self._by_loop.pop(loop, None)
 
     def sync(self) -> SyncStore:
         """Give the store for code without an event loop."""

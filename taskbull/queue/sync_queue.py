@@ -11,7 +11,7 @@ from taskbull.core.states import JobState
 from taskbull.errors import MaybeExecuted
 from taskbull.queue.any_queue import AnyQueue
 from taskbull.queue.feed import QueueEvent, check_last_id, events_of, last_event_id, read_events
-from taskbull.queue.handle import JobHandle, handles
+from taskbull.queue.handle import JobHandle
 from taskbull.queue.operations import ConnectedWorker, Finished, JobEntry
 from taskbull.scripts.call import Command, Request
 from taskbull.scripts.inspection import Logs, Metrics
@@ -23,17 +23,17 @@ T = TypeVar("T")
 class SyncQueue(AnyQueue):
     """The queue for code without an event loop, from any thread."""
 
-    def add(self, name: str, data: Any = None, **options: Any) -> JobHandle:
+    def add(self, name: str, data: Any = None, **options: Any) -> JobHandle[Any]:
         """Add a job. Never twice, whatever happens to the connection; `EnqueueError` if not."""
         [handle] = self.add_bulk([self.job(name, data, **options)])
         return handle
 
-    def add_bulk(self, jobs: Sequence[JobEntry]) -> list[JobHandle]:
+    def add_bulk(self, jobs: Sequence[JobEntry]) -> list[JobHandle[Any]]:
         """Add jobs, in order; nothing is written unless all of them are valid."""
-        new = self._operations.entries(jobs)
+        batch = self._operations.batch(self._operations.entries(jobs))
         store = self._stores.sync()
-        added = store.perform(self._operations.add(new), timeout=self._enqueue_timeout)
-        return handles(self.keys, new, added)
+        added = store.perform(self._operations.add(batch), timeout=self._enqueue_timeout)
+        return self._handles(batch, added)
 
     def counts(self) -> dict[str, int]:
         """Count the jobs in each state."""

@@ -73,6 +73,11 @@ class Line:
     def close(self) -> None:
         self._socket.close()
 
+    def __del__(self) -> None:
+        # A producer is rarely closed by hand: its idle lines end with it, in silence.
+        if hasattr(self, "_socket"):
+            self.close()
+
     def _converse(self, commands: list[bytes], deadline: float) -> list[Reply]:
         replies: list[Reply] = []
         try:

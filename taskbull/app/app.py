@@ -1,0 +1,302 @@
+"""The app: what tasks belong to, and what users begin with."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from contextlib import nullcontext
+from datetime import timedelta
+from functools import partial
+from typing import Any, ParamSpec, TypeVar, Unpack, cast, overload
+
+import anyio
+
+from taskbull.app.discovery import find_attribute, import_modules, import_package
+from taskbull.app.dispatch import Dispatch, JobMiddleware
+from taskbull.app.function import check_function
+from taskbull.app.lifespan import Lifespan, LifespanFunction, lifespan
+from taskbull.app.options import TaskOptions, check_names
+from taskbull.app.producer import JobSpec, Producer
+from taskbull.app.registry import Registry
+from taskbull.app.running import run_until_signal
+from taskbull.app.settings import Defaults
+from taskbull.app.task import AsyncTask, Decorator, SyncTask, Task, make_task
+from taskbull.core import events, payload
+from taskbull.core.backoff import Backoff
+from taskbull.core.checks import check_choice, check_text, refusal
+from taskbull.core.classification import Classifier
+from taskbull.core.durations import Duration, seconds
+from taskbull.core.job import Job
+from taskbull.core.keys import NAME_LIMIT
+from taskbull.core.options import ErrorBackoffs, JobOptions, WorkerOptions
+from taskbull.core.retention import Keep
+from taskbull.core.retry import RetryPolicy, UnknownErrors
+from taskbull.errors import ConfigurationError
+from taskbull.queue.event_loop import Alarm
+from taskbull.queue.handle import JobHandle
+from taskbull.queue.queue import Queue
+from taskbull.queue.stores import Stores
+from taskbull.queue.sync_queue import SyncQueue
+from taskbull.worker.listeners import Listener, Listeners
+from taskbull.worker.work import Work
+from taskbull.worker.worker import Worker
+
+P = ParamSpec("P")
+R = TypeVar("R")
+E = TypeVar("E", bound=events.Event)
+M = TypeVar("M", bound=JobMiddleware)
+L = TypeVar("L", bound=LifespanFunction)
+
+_BACKOFF = Backoff.exponential(1, max_delay=3600, jitter=0.2)
+_KEEP_COMPLETED = Keep(age=timedelta(days=1), count=10_000)
+_KEEP_FAILED = Keep(age=timedelta(days=14))
+
+
+class App:
+    """A set of tasks, and the Redis where their jobs are.
+
+    What it is made with is the default of its tasks. `redis` is a URL; without one, the
+    environment (`TASKBULL_REDIS_URL`, `REDIS_URL`) or the server on this machine is used. Nothing
+    is connected before it is needed. `include` names modules with tasks, which workers import.
+    """
+
+    def __init__(  # noqa: PLR0913 - users write them by name
+        self,
+        name: str,
+        *,
+        redis: str | None = None,
+        prefix: str = "bull",
+        queue: str = "default",
+        attempts: int = 3,
+        backoff: Backoff | None = _BACKOFF,
+        error_backoffs: ErrorBackoffs | None = None,
+        keep_completed: Keep | None = _KEEP_COMPLETED,
+        keep_failed: Keep | None = _KEEP_FAILED,
+        timeout: Duration | None = None,
+        classify: Classifier | None = None,
+        unknown_errors: UnknownErrors = "retry",
+        include: Sequence[str] = (),
+        hash_tag: bool | None = None,
+        enqueue_timeout: Duration | None = 5.0,
+    ) -> None:
+        self.name = check_text("app name", name, most=NAME_LIMIT)
+        options = JobOptions(
+            attempts=attempts,
+            backoff=backoff,
+            error_backoffs=error_backoffs,
+            keep_completed=keep_completed,
+            keep_failed=keep_failed,
+            timeout=timeout,
+        )
+        policy = RetryPolicy(
+            attempts=attempts,
+            backoff=backoff,
+            error_backoffs=error_backoffs,
+            classify=classify,
+            unknown_errors=unknown_errors,
+        )
+        self._include = _module_names(include)
+        limit = enqueue_timeout
+        if limit is not None:
+            limit = seconds("enqueue_timeout", limit, positive=True)
+        self.producer = Producer(Stores(_url(redis)), prefix, hash_tag, limit)
+        self.producer.line(queue)  # refuses a wrong name, prefix or hash_tag
+        self._defaults = Defaults(queue, options, policy)
+        self._registry = Registry(name)
+        self._dispatch = Dispatch(self._registry, policy)
+        self._lifespan: Lifespan | None = None
+        self._listeners: list[tuple[type[events.Event], Listener[Any]]] = []
+        self._alarm = Alarm("app.enqueue()", "await app.aenqueue()")
+
+    def __repr__(self) -> str:
+        return f"<App {self.name}, {len(self.tasks)} tasks>"
+
+    @property
+    def tasks(self) -> Mapping[str, Task[..., Any]]:
+        """The tasks by name."""
+        return self._registry.tasks
+
+    @property
+    def queues(self) -> list[str]:
+        """The queues of all tasks."""
+        return self._registry.queues
+
+    @overload
+    def task(  # type: ignore[overload-overlap]  # pyright: ignore[reportOverlappingOverload]
+        self,
+        function: Callable[P, Coroutine[Any, Any, R]],
+        /,
+    ) -> AsyncTask[P, R]: ...
+    @overload
+    def task(self, function: Callable[P, R], /) -> SyncTask[P, R]: ...
+    @overload
+    def task(self, /, **options: Unpack[TaskOptions]) -> Decorator: ...
+    def task(self, function: Any = None, /, **options: Unpack[TaskOptions]) -> Any:
+        """Make a task of a function: `@app.task`, or `@app.task(queue="emails", attempts=5)`.
+
+        Its name is the function's, unless given. `extra` says what becomes of fields in a job's
+        data that no parameter takes: "error" or "ignore".
+        """
+        check_names("@app.task", options, TaskOptions)
+        if function is None:
+            return cast("Decorator", partial(self._add, options))
+        return self._add(options, function)
+
+    def _add(self, given: TaskOptions, function: Callable[..., Any]) -> Task[..., Any]:
+        name = given.get("name")
+        check_function(function, name)
+        settings = self._defaults.with_task(function.__name__ if name is None else name, given)
+        self.producer.line(settings.queue)  # refuses a wrong name
+        task = make_task(function, settings, self.producer)
+        self._registry.add(task)
+        return task
+
+    def enqueue(self, jobs: Sequence[JobSpec[R]]) -> list[JobHandle[R]]:
+        """Add the jobs that `task.job(…)` made, of any queues; handles in order.
+
+        Nothing is written unless all are valid. `EnqueueError.spec` holds those not added.
+        """
+        self._alarm.check()
+        return self.producer.enqueue(jobs)
+
+    async def aenqueue(self, jobs: Sequence[JobSpec[R]]) -> list[JobHandle[R]]:
+        """Add the jobs that `task.job(…)` made, of any queues; handles in order. See `enqueue`."""
+        return await self.producer.aenqueue(jobs)
+
+    def job(self, queue: str, job_id: str) -> JobHandle[Any]:
+        """Give the handle of a job that exists already, whoever added it; nothing is asked."""
+        source = self.producer.line(queue).source
+        return JobHandle(queue, check_text("job_id", job_id), "", False, source, payload.decode)
+
+    def queue(self, name: str) -> Queue:
+        """Give a queue for async code."""
+        return self.producer.queue(name)
+
+    def sync_queue(self, name: str) -> SyncQueue:
+        """Give a queue for code without an event loop."""
+        return self.producer.sync_queue(name)
+
+    def close(self) -> None:
+        """Close the connections of sync code that are not in use; more are made when needed."""
+        self.producer.stores.close()
+
+    def lifespan(self, function: L) -> L:
+        """Let an async generator, or async context manager function, surround each worker.
+
+        It takes the app, or nothing. There is one for an app.
+        """
+        if self._lifespan is not None:
+            raise ConfigurationError(f"App {self.name} has a lifespan already: there is only one")
+        self._lifespan = lifespan(function, self)
+        return function
+
+    def middleware(self, function: M) -> M:
+        """Put `async def layer(job, call_next)` around each job; the first one is outermost."""
+        is_async: bool = inspect.iscoroutinefunction(function)
+        if not is_async:
+            raise refusal("app.middleware", "be an async def that takes job, call_next", function)
+        self._dispatch.add_middleware(function)
+        return function
+
+    @property
+    def has_middleware(self) -> bool:
+        """Whether anything is put around its tasks."""
+        return self._dispatch.has_middleware
+
+    def on(self, kind: type[E]) -> Callable[[Callable[[E], None]], Callable[[E], None]]:
+        """Let a function hear the events of a kind in this app's workers; `Event` is all."""
+        check = Listeners()
+
+        def register(listener: Callable[[E], None]) -> Callable[[E], None]:
+            check.on(kind, listener)
+            self._listeners.append((kind, listener))
+            return listener
+
+        return register
+
+    def load_tasks(self) -> None:
+        """Import the modules named by `include`; workers do it when they are made."""
+        import_modules(self._include, f"App {self.name}: include")
+
+    def autodiscover(self, package: str, name: str | None = "tasks") -> list[str]:
+        """Import the modules of a package, at any depth, that are called `name` (None: all).
+
+        It is done at once; the full names of the modules are given.
+        """
+        return import_package(check_text("package", package), name)
+
+    def find(self, job: Job) -> Work:
+        """Tell how a job is to be run: what a worker asks."""
+        return self._dispatch.find(job)
+
+    def worker(self, queues: str | Sequence[str] | None = None, **options: Any) -> Worker:
+        """Make a worker for some queues, or for those of all tasks; options: `WorkerOptions`."""
+        return self._worker(queues, options)
+
+    async def run_worker(
+        self, queues: str | Sequence[str] | None = None, *, burst: bool = False, **options: Any
+    ) -> None:
+        """Run a worker until cancelled, then stop it gracefully; `burst`: until there is no job."""
+        await self._worker(queues, options).run(burst=burst)
+
+    def run(
+        self,
+        queues: str | Sequence[str] | None = None,
+        *,
+        backend: str = "asyncio",
+        uvloop: bool = False,
+        burst: bool = False,
+        **options: Any,
+    ) -> None:
+        """Run a worker in an event loop of its own, until SIGTERM or SIGINT stop it gracefully."""
+        check_choice("backend", backend, ("asyncio", "trio"))
+        work = partial(run_until_signal, self._worker(queues, options), burst=burst)
+        anyio.run(work, backend=backend, backend_options={"use_uvloop": True} if uvloop else None)
+
+    def _worker(self, queues: str | Sequence[str] | None, options: dict[str, Any]) -> Worker:
+        known = WorkerOptions.__struct_fields__
+        for name in options:
+            if name not in known:
+                raise refusal("an option of a worker", f"be one of {', '.join(known)}", name)
+        self.load_tasks()
+        self._dispatch.prepare()
+        names = self.queues if queues is None else queues
+        if not names:
+            raise ConfigurationError(
+                f"App {self.name} has no tasks, so there is nothing to work on: name their modules "
+                "by include=…, or the queues by queues=…"
+            )
+        worker = Worker(
+            names,
+            redis=self.producer.stores.address,
+            options=WorkerOptions(**options),
+            prefix=self.producer.prefix,
+            hash_tag=self.producer.hash_tag,
+            find=self._dispatch.find,
+            circuit_breaker=self._registry.circuit_breakers,
+            lifespan=self._lifespan or nullcontext,
+        )
+        for kind, listener in self._listeners:
+            worker.on(kind, listener)
+        return worker
+
+
+def load_app(target: str) -> App:
+    """Give the app that `module:attribute` names; the working directory is importable."""
+    found = find_attribute(target)
+    if not isinstance(found, App):
+        raise ConfigurationError(f"{target!r} is no App but of type {type(found).__qualname__}")
+    return found
+
+
+def _url(redis: object) -> str | None:
+    if redis is not None and not isinstance(redis, str):
+        raise refusal("redis", "be a URL such as redis://localhost:6379/0", redis)
+    return redis
+
+
+def _module_names(include: object) -> tuple[str, ...]:
+    if isinstance(include, str) or not isinstance(include, Sequence):
+        raise refusal("include", "be a list of the names of modules", include)
+    names = cast("Sequence[object]", include)
+    return tuple(check_text("a module in include", name) for name in names)

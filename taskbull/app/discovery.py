@@ -1,0 +1,105 @@
+"""Finding an app, and the modules with its tasks, by name."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import pkgutil
+import sys
+import traceback
+from collections.abc import Iterable
+from types import ModuleType
+from typing import Any
+
+from taskbull.errors import ConfigurationError
+
+
+def import_module(name: str, why: str) -> ModuleType:
+    """Import a module; a `ConfigurationError` says what was tried, and where it went wrong."""
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is not None and f"{name}.".startswith(f"{error.name}."):
+            raise ConfigurationError(
+                f"{why}: there is no module {error.name!r} in {_searched()}"
+            ) from error
+        raise _broken(name, why, error) from error
+    except Exception as error:
+        raise _broken(name, why, error) from error
+
+
+def import_modules(names: Iterable[str], why: str) -> None:
+    """Import modules, in order."""
+    for name in names:
+        import_module(name, f"{why} {name!r}")
+
+
+def import_package(package: str, name: str | None) -> list[str]:
+    """Import a package's modules of that name, at any depth (None: all); give their full names."""
+    why = f"autodiscover({package!r})"
+    root = import_module(package, why)
+    found: list[str] = []
+    for module in _modules(root, why):
+        if name is None or module.rpartition(".")[2] == name:
+            import_module(module, why)
+            found.append(module)
+    return found
+
+
+def _modules(package: ModuleType, why: str) -> Iterable[str]:
+    for part in pkgutil.iter_modules(getattr(package, "__path__", ()), f"{package.__name__}."):
+        if part.name.endswith(".__main__"):
+            continue  # it would run
+        yield part.name
+        if part.ispkg:
+            yield from _modules(import_module(part.name, why), why)
+
+
+def find_attribute(target: str) -> Any:
+    """Give what `module:attribute` names; the working directory is importable."""
+    module_name, colon, path = target.partition(":")
+    if not module_name or not colon or not path:
+        example = f"{module_name or 'tasks'}:app"
+        raise ConfigurationError(f"{target!r} must be module:attribute, such as {example!r}")
+    make_working_directory_importable()
+    value: Any = import_module(module_name, f"{target!r}")
+    where = module_name
+    for part in path.split("."):
+        try:
+            value = getattr(value, part)
+        except AttributeError:
+            raise ConfigurationError(
+                f"{target!r}: {where} ({_file(module_name)}) has no attribute {part!r}"
+            ) from None
+        where = f"{where}.{part}"
+    return value
+
+
+def make_working_directory_importable() -> None:
+    """Let modules in the working directory be found, as `python -m` does."""
+    here = os.getcwd()
+    if here not in sys.path and "" not in sys.path:
+        sys.path.insert(0, here)
+
+
+def _searched() -> str:
+    return f"{os.getcwd()} or the rest of sys.path"
+
+
+def _file(module: str) -> str:
+    return str(getattr(sys.modules[module], "__file__", None) or "no file")
+
+
+def _broken(name: str, why: str, error: Exception) -> ConfigurationError:
+    frames = [
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if "importlib" not in frame.filename and frame.filename != __file__
+    ]
+    if isinstance(error, SyntaxError) and error.filename:
+        where = f" at {error.filename}:{error.lineno}"
+    else:
+        where = f" at {frames[-1].filename}:{frames[-1].lineno}" if frames else ""
+    return ConfigurationError(
+        f"{why}: module {name!r} cannot be imported: {type(error).__name__}: {error}{where}"
+    )

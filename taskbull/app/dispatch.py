@@ -1,0 +1,74 @@
+"""From a job to the call of its task's function: what an app gives to its workers."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable
+from typing import Any, TypeAlias
+
+from taskbull.app.registry import Registry
+from taskbull.app.task import Task
+from taskbull.core.job import Job
+from taskbull.core.middleware import Middleware, compose
+from taskbull.core.retry import RetryPolicy
+from taskbull.worker.running_job import RunningJob
+from taskbull.worker.work import Handler, Work, in_thread
+
+JobMiddleware: TypeAlias = Middleware[RunningJob]
+
+
+class Dispatch:
+    """Finds out how jobs are run. What it needs for a task is prepared once.
+
+    A job whose task is not registered is retried as its options say, with the app's rules where it
+    has none: while a new version is rolled out, another worker may have the task already.
+    """
+
+    def __init__(self, registry: Registry, policy: RetryPolicy) -> None:
+        self._registry = registry
+        self._layers: list[JobMiddleware] = []
+        self._known: dict[str, Work] = {}
+        self._unknown = Work(self._refuse, policy)
+
+    def find(self, job: Job) -> Work:
+        """Tell how a job is run; a task that cannot be prepared is a `ConfigurationError`."""
+        work = self._known.get(job.name)
+        return self._prepared(job.name) if work is None else work
+
+    def add_middleware(self, layer: JobMiddleware) -> None:
+        """Put a layer around all tasks, inside of those that are there."""
+        self._layers.append(layer)
+        self._known.clear()
+
+    @property
+    def has_middleware(self) -> bool:
+        """Whether there is any layer."""
+        return bool(self._layers)
+
+    def prepare(self) -> None:
+        """Prepare all tasks, so that what is wrong with one shows before the first job."""
+        for name in self._registry.tasks:
+            self._prepared(name)
+
+    def _prepared(self, name: str) -> Work:
+        task = self._registry.tasks.get(name)
+        if task is None:
+            return self._unknown  # not kept: what names stand in Redis is not in our hands
+        handler = compose(self._layers, _handler(task))
+        work = Work(handler, task.settings.policy, task.settings.timeout)
+        self._known[name] = work
+        return work
+
+    async def _refuse(self, job: RunningJob) -> Any:
+        raise self._registry.missing(job.name, job.queue)
+
+
+def _handler(task: Task[..., Any]) -> Handler:
+    read, call = task.reader(), task.caller()
+    if not task.is_async:
+        return in_thread(lambda job: call(**read(job.job.raw_data)))
+
+    def handler(job: RunningJob) -> Awaitable[Any]:
+        coroutine: Awaitable[Any] = call(**read(job.job.raw_data))
+        return coroutine
+
+    return handler

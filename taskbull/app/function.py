@@ -1,0 +1,57 @@
+"""Which functions can be tasks, and where they stand."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+from taskbull.errors import ConfigurationError
+
+
+def place_of(function: Callable[..., Any]) -> str:
+    """Tell where a function is defined, as `file:line`."""
+    code = inspect.unwrap(function).__code__
+    return f"{code.co_filename}:{code.co_firstlineno}"
+
+
+def check_function(function: object, name: str | None) -> None:
+    """Refuse what a worker could not call by itself with the arguments of a job."""
+    problem = _problem(function, name)
+    if problem is not None:
+        raise ConfigurationError(f"{_shown(function)} cannot be a task: {problem}")
+
+
+def _problem(function: object, name: str | None) -> str | None:
+    problem = None
+    if hasattr(function, "adelay"):
+        problem = "it is one already"
+    elif isinstance(function, type):
+        problem = "it is a class; decorate a function"
+    elif isinstance(function, staticmethod | classmethod) or inspect.ismethod(function):
+        problem = "it is a method; decorate a function outside of the class"
+    elif not inspect.isfunction(function):
+        problem = "it is no function made by def or async def"
+    elif inspect.isasyncgenfunction(function) or inspect.isgeneratorfunction(function):
+        problem = "it is a generator, which has no one result; return a list instead of yielding"
+    elif function.__name__ == "<lambda>" and name is None:
+        problem = "a lambda has no name; give it one by name=…, or use def"
+    elif _is_method(function):
+        problem = (
+            "it is a method, and a worker has no object for it; decorate a function outside of the "
+            "class"
+        )
+    return problem
+
+
+def _is_method(function: Callable[..., Any]) -> bool:
+    owner, dot, _ = function.__qualname__.rpartition(".")
+    first = next(iter(inspect.signature(function).parameters), "")
+    return bool(dot) and not owner.endswith("<locals>") and first in {"self", "cls"}
+
+
+def _shown(function: object) -> str:
+    name = getattr(function, "__qualname__", None) or type(function).__name__
+    if inspect.isfunction(function):
+        return f"{name} ({place_of(function)})"
+    return str(name)

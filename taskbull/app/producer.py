@@ -1,0 +1,167 @@
+"""Adding the jobs of an app: to one queue or several, by sync and async code."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
+from typing import Any, Generic, TypeAlias, TypeVar
+
+from msgspec import Struct
+
+from taskbull.core.checks import check_type, refusal
+from taskbull.core.job import NewJob
+from taskbull.core.keys import QueueKeys
+from taskbull.core.options import JobOptions
+from taskbull.errors import EnqueueError
+from taskbull.queue.handle import JobHandle, ReadResult, Source, handle
+from taskbull.queue.operations import Batch, Operations
+from taskbull.queue.queue import Queue
+from taskbull.queue.stores import Stores
+from taskbull.queue.sync_queue import SyncQueue
+from taskbull.scripts.steps import Steps
+
+R_co = TypeVar("R_co", covariant=True)
+
+
+class JobSpec(Struct, Generic[R_co], frozen=True):
+    """A call of a task that is not yet in its queue: `app.enqueue([spec])` adds it.
+
+    It is checked but for its size and the JSON form of its arguments.
+    """
+
+    queue: str
+    job: NewJob
+    _read: ReadResult
+
+    @property
+    def name(self) -> str:
+        """The name of the task."""
+        return self.job.name
+
+    @property
+    def data(self) -> dict[str, Any]:
+        """The arguments by name."""
+        arguments: dict[str, Any] = self.job.data
+        return arguments
+
+    @property
+    def options(self) -> JobOptions:
+        """The options of the task, the app and the call together."""
+        return self.job.options
+
+    def read(self, raw: bytes) -> Any:
+        """Make a result of its JSON."""
+        return self._read(raw)
+
+
+Enqueue: TypeAlias = Callable[[Sequence[JobSpec[Any]]], list[JobHandle[Any]]]
+
+
+class Line(Struct, frozen=True, eq=False):
+    """One queue as the producer needs it."""
+
+    operations: Operations
+    source: Source
+
+
+class Producer:
+    """Adds jobs. It may be used by any thread, in any event loop, before and after a fork."""
+
+    def __init__(
+        self, stores: Stores, prefix: str, hash_tag: bool | None, timeout: float | None
+    ) -> None:
+        self.stores = stores
+        self.prefix = prefix
+        self.hash_tag = hash_tag
+        self._timeout = timeout
+        self._lines: dict[str, Line] = {}
+        self._queues: dict[str, Queue] = {}
+        self._sync_queues: dict[str, SyncQueue] = {}
+        self._elsewhere: Enqueue | None = None
+
+    @contextmanager
+    def diverted(self, elsewhere: Enqueue) -> Generator[None]:
+        """Give the jobs that are added in the block to `elsewhere`, not to Redis: for tests."""
+        before, self._elsewhere = self._elsewhere, elsewhere
+        try:
+            yield
+        finally:
+            self._elsewhere = before
+
+    def line(self, queue: str) -> Line:
+        """Give what belongs to a queue; refuse a name that no queue can have."""
+        check_type("queue name", queue, str, "be a string")
+        line = self._lines.get(queue)
+        if line is None:
+            clustered = self.stores.address.topology == "cluster"
+            keys = QueueKeys(queue, self.prefix, clustered, self.hash_tag)
+            line = self._lines[queue] = Line(Operations(keys), Source(keys, self.stores))
+        return line
+
+    def queue(self, name: str) -> Queue:
+        """Give the async queue of a name, always the same."""
+        if (queue := self._queues.get(name)) is None:
+            queue = self._queues[name] = Queue(
+                name,
+                redis=self.stores,
+                prefix=self.prefix,
+                hash_tag=self.hash_tag,
+                enqueue_timeout=self._timeout,
+            )
+        return queue
+
+    def sync_queue(self, name: str) -> SyncQueue:
+        """Give the sync queue of a name, always the same."""
+        if (queue := self._sync_queues.get(name)) is None:
+            queue = self._sync_queues[name] = SyncQueue(
+                name,
+                redis=self.stores,
+                prefix=self.prefix,
+                hash_tag=self.hash_tag,
+                enqueue_timeout=self._timeout,
+            )
+        return queue
+
+    def enqueue(self, specs: Sequence[JobSpec[Any]]) -> list[JobHandle[Any]]:
+        """Add jobs; handles in order. Nothing is written unless all are valid."""
+        if self._elsewhere is not None:
+            return self._elsewhere(specs)
+        return self.stores.sync().perform(self._add(specs), timeout=self._timeout)
+
+    async def aenqueue(self, specs: Sequence[JobSpec[Any]]) -> list[JobHandle[Any]]:
+        """Add jobs; handles in order. Nothing is written unless all are valid."""
+        if self._elsewhere is not None:
+            return self._elsewhere(specs)
+        return await self.stores.running().perform(self._add(specs), timeout=self._timeout)
+
+    def _add(self, specs: Sequence[JobSpec[Any]]) -> Steps[list[JobHandle[Any]]]:
+        places = _by_queue(specs)
+        batches = [self._batch(queue, specs, of_it) for queue, of_it in places.items()]
+        handles: dict[int, JobHandle[Any]] = {}
+        for number, (line, batch) in enumerate(batches):
+            try:
+                added = yield from line.operations.add(batch)
+            except EnqueueError as error:
+                error.spec.extend(spec for _, later in batches[number + 1 :] for spec in later.jobs)
+                raise
+            for place, spec, one in zip(
+                places[line.source.keys.queue], batch.jobs, added, strict=True
+            ):
+                handles[place] = handle(line.source, spec.name, one, spec.read)
+        return [handles[place] for place in range(len(specs))]
+
+    def _batch(
+        self, queue: str, specs: Sequence[JobSpec[Any]], places: list[int]
+    ) -> tuple[Line, Batch]:
+        line = self.line(queue)
+        chosen = [specs[place] for place in places]
+        return line, line.operations.batch([spec.job for spec in chosen], chosen)
+
+
+def _by_queue(specs: Sequence[JobSpec[Any]]) -> dict[str, list[int]]:
+    places: dict[str, list[int]] = {}
+    for place, spec in enumerate(specs):
+        if not isinstance(spec, JobSpec):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise refusal(f"jobs[{place}]", "be what task.job(…) makes", spec)
+        places.setdefault(spec.queue, []).append(place)
+    return places

@@ -1,0 +1,72 @@
+"""The tasks of an app by name, and the circuit breakers of their queues."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from difflib import get_close_matches
+from types import MappingProxyType
+from typing import Any
+
+from taskbull.app.task import Task
+from taskbull.core.breaker import CircuitBreaker
+from taskbull.errors import ConfigurationError, TaskNotRegistered
+
+_SHOWN = 20
+
+
+class Registry:
+    """Knows the tasks of one app."""
+
+    def __init__(self, app: str) -> None:
+        self._app = app
+        self._tasks: dict[str, Task[..., Any]] = {}
+        self.tasks: Mapping[str, Task[..., Any]] = MappingProxyType(self._tasks)
+
+    def add(self, task: Task[..., Any]) -> None:
+        """Add a task; refuse a name that is taken, or another breaker for a queue that has one."""
+        if (other := self._tasks.get(task.name)) is not None:
+            raise ConfigurationError(
+                f"App {self._app} has two tasks of the name {task.name!r}: at {other.place} and at "
+                f"{task.place}. Give one of them another by name=…"
+            )
+        breaker = task.settings.circuit_breaker
+        if breaker is not None:
+            self._check_breaker(task, breaker)
+        self._tasks[task.name] = task
+
+    @property
+    def queues(self) -> list[str]:
+        """The queues of all tasks, in the order in which they came up."""
+        return list(dict.fromkeys(task.queue for task in self._tasks.values()))
+
+    @property
+    def circuit_breakers(self) -> dict[str, CircuitBreaker]:
+        """The circuit breaker of each queue that has one."""
+        return {
+            task.queue: task.settings.circuit_breaker
+            for task in self._tasks.values()
+            if task.settings.circuit_breaker is not None
+        }
+
+    def missing(self, name: str, queue: str) -> TaskNotRegistered:
+        """Make the error of a job whose task is not here."""
+        names = sorted(self._tasks)
+        shown = ", ".join(names[:_SHOWN]) + (", …" if len(names) > _SHOWN else "")
+        similar = get_close_matches(name, names, 1)
+        hint = f" (did you mean {similar[0]}?)" if similar else ""
+        return TaskNotRegistered(
+            name,
+            f"Task {name!r} of a job in queue {queue} is not registered in app {self._app}{hint}. "
+            f"It has {shown or 'no tasks'}; a module that is not imported by the app's is named by "
+            "include=… or found by app.autodiscover(…)",
+        )
+
+    def _check_breaker(self, task: Task[..., Any], breaker: CircuitBreaker) -> None:
+        for other in self._tasks.values():
+            theirs = other.settings.circuit_breaker
+            if other.queue == task.queue and theirs is not None and theirs != breaker:
+                raise ConfigurationError(
+                    f"Queue {task.queue} would have two different circuit breakers: of task "
+                    f"{other.name} at {other.place} and of task {task.name} at {task.place}. A "
+                    "breaker guards a whole queue: use the same one, or another queue"
+                )

@@ -1,0 +1,71 @@
+"""Running a worker as the whole program: signals end it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, TypeAlias
+
+from anyio import CancelScope, create_task_group, open_signal_receiver
+from anyio.abc import TaskStatus
+
+from taskbull.worker.shutdown import Shutdown
+from taskbull.worker.worker import Worker
+
+Watcher: TypeAlias = Callable[[Shutdown], Coroutine[Any, Any, None]]
+"""Runs beside the worker, and may stop it."""
+
+
+async def run_until_signal(
+    worker: Worker, *, burst: bool = False, watchers: Sequence[Watcher] = ()
+) -> None:
+    """Run a worker until SIGTERM or SIGINT, which is a graceful stop; a second one: at once.
+
+    A third ends the process, whatever its jobs do about being cancelled. `burst`: only until its
+    queues are empty.
+    """
+    failure: Exception | None = None
+    async with create_task_group() as tasks:
+        stop = _Stop(tasks.cancel_scope)
+        if threading.current_thread() is threading.main_thread():  # nowhere else do signals come
+            await tasks.start(stop.heed_signals)
+        try:
+            async with worker.running() as stop.shutdown:
+                for watch in watchers:
+                    tasks.start_soon(watch, stop.shutdown)
+                if burst:
+                    tasks.start_soon(stop.when_empty, worker)
+                await stop.shutdown.wait()
+        except Exception as error:  # noqa: BLE001 - raised below, outside of the group
+            failure = error
+        tasks.cancel_scope.cancel()
+    if failure is not None:
+        raise failure
+
+
+class _Stop:
+    """What ends a worker that is the whole program."""
+
+    def __init__(self, scope: CancelScope) -> None:
+        self._scope = scope
+        self.shutdown: Shutdown | None = None
+
+    async def heed_signals(self, *, task_status: TaskStatus[None]) -> None:
+        with open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+            task_status.started()
+            async for _ in signals:
+                if self.shutdown is None:  # not yet running
+                    self._scope.cancel()
+                elif not self.shutdown.begun:
+                    self.shutdown.begin()
+                elif not self.shutdown.working.cancel_called:
+                    self.shutdown.at_once()
+                else:
+                    os._exit(1)
+
+    async def when_empty(self, worker: Worker) -> None:
+        await worker.empty()
+        if self.shutdown is not None:
+            self.shutdown.begin()

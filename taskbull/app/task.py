@@ -1,0 +1,183 @@
+"""A task: a function whose calls can be jobs."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Coroutine
+from typing import Any, Generic, ParamSpec, Protocol, TypeVar, Unpack, cast, overload
+
+from taskbull.app.arguments import Read, arguments_reader, by_keyword, result_reader
+from taskbull.app.binding import Binder
+from taskbull.app.function import place_of
+from taskbull.app.options import CallOptions, check_names, of_call
+from taskbull.app.producer import JobSpec, Producer
+from taskbull.app.settings import TaskSettings
+from taskbull.core.job import NewJob
+from taskbull.core.options import JobOptions
+from taskbull.queue.event_loop import Alarm
+from taskbull.queue.handle import JobHandle
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class _Calling:
+    """What a task and its variants share: how a call becomes a job."""
+
+    def __init__(self, function: Callable[..., Any], name: str, producer: Producer) -> None:
+        self.name = name
+        self.producer = producer
+        self.binder = Binder(name, function)
+        self.alarm = Alarm(f"{name}.delay()", f"await {name}.adelay()")
+        self._function = function
+
+    def spec(
+        self, queue: str, options: JobOptions, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> JobSpec[Any]:
+        job = NewJob(self.name, self.binder.bind(args, kwargs), options)
+        return JobSpec(queue, job, self.read_result)
+
+    def read_result(self, raw: bytes) -> Any:
+        return self._result_reader(raw)
+
+    @functools.cached_property
+    def _result_reader(self) -> Callable[[bytes], Any]:
+        return result_reader(self._function)  # when first needed: all names are defined by then
+
+
+class Enqueueable(Generic[P, R]):
+    """Adds jobs of a task, with certain options. It does not change: `options` gives another."""
+
+    def __init__(self, calling: _Calling, queue: str, options: JobOptions) -> None:
+        self._calling = calling
+        self._queue = queue
+        self._options = options
+
+    @property
+    def name(self) -> str:
+        """The name of the task, under which its jobs are added."""
+        return self._calling.name
+
+    @property
+    def queue(self) -> str:
+        """The queue to which jobs are added."""
+        return self._queue
+
+    def delay(self, *args: P.args, **kwargs: P.kwargs) -> JobHandle[R]:
+        """Add a job that calls the task with these arguments; from sync code, any thread.
+
+        Raises `TypeError` for a call that does not fit, and `EnqueueError` if Redis is away for
+        longer than the app's `enqueue_timeout`.
+        """
+        self._calling.alarm.check()
+        [handle] = self._calling.producer.enqueue([self._spec(args, kwargs)])
+        return handle
+
+    async def adelay(self, *args: P.args, **kwargs: P.kwargs) -> JobHandle[R]:
+        """Add a job that calls the task with these arguments; from asyncio or trio. See `delay`."""
+        [handle] = await self._calling.producer.aenqueue([self._spec(args, kwargs)])
+        return handle
+
+    def job(self, *args: P.args, **kwargs: P.kwargs) -> JobSpec[R]:
+        """Make a job for `app.enqueue`; nothing is sent."""
+        return self._spec(args, kwargs)
+
+    def options(self, **options: Unpack[CallOptions]) -> Variant[P, R]:
+        """Give the task with other options, to call or to keep."""
+        check_names(f"{self.name}.options()", options, CallOptions)
+        queue = options.get("queue", self._queue)
+        self._calling.producer.line(queue)
+        return Variant(self._calling, queue, of_call(self._options, options))
+
+    def _spec(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> JobSpec[Any]:
+        return self._calling.spec(self._queue, self._options, args, kwargs)
+
+
+class Variant(Enqueueable[P, R]):
+    """A task with other options: what `task.options(…)` gives."""
+
+    def __repr__(self) -> str:
+        return f"<{self.name} with options, in queue {self.queue}>"
+
+
+class Task(Enqueueable[P, R]):
+    """A function whose calls can be jobs, made by `@app.task`. Called, it is the function."""
+
+    __name__: str
+    __qualname__: str
+
+    def __init__(
+        self, function: Callable[P, Any], settings: TaskSettings, producer: Producer
+    ) -> None:
+        super().__init__(
+            _Calling(function, settings.name, producer), settings.queue, settings.options
+        )
+        self.function = function
+        self.settings = settings
+        functools.update_wrapper(cast("Callable[P, Any]", self), function)
+
+    def __repr__(self) -> str:
+        return f"<Task {self.name} in queue {self.queue}>"
+
+    def __reduce__(self) -> str:
+        return self.function.__qualname__  # pickled as its function is: by the name in its module
+
+    @property
+    def place(self) -> str:
+        """Where the function stands: `file:line`."""
+        return place_of(self.function)
+
+    @property
+    def is_async(self) -> bool:
+        """Whether the function is awaited, or else runs in a thread."""
+        return inspect.iscoroutinefunction(self.function)
+
+    def reader(self) -> Read:
+        """Prepare what reads the arguments of a job; `ConfigurationError` if that cannot be."""
+        settings = self.settings
+        return arguments_reader(settings.name, self.function, self._calling.binder, settings.extra)
+
+    def caller(self) -> Callable[..., Any]:
+        """Give the function in a form that takes all its arguments by name."""
+        return by_keyword(self.function, self._calling.binder)
+
+
+class AsyncTask(Task[P, R]):
+    """A task made of an `async def`."""
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, R]:
+        """Call the function itself, here and now."""
+        coroutine: Coroutine[Any, Any, R] = self.function(*args, **kwargs)
+        return coroutine
+
+
+class SyncTask(Task[P, R]):
+    """A task made of a plain `def`, which a worker runs in a thread."""
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        """Call the function itself, here and now."""
+        result: R = self.function(*args, **kwargs)
+        return result
+
+
+def make_task(
+    function: Callable[..., Any], settings: TaskSettings, producer: Producer
+) -> Task[..., Any]:
+    """Make the kind of task that fits the function."""
+    if inspect.iscoroutinefunction(function):
+        return AsyncTask[..., Any](function, settings, producer)
+    return SyncTask[..., Any](function, settings, producer)
+
+
+class Decorator(Protocol):
+    """Makes a task of a function: what `@app.task(…)` with arguments gives."""
+
+    @overload
+    def __call__(  # type: ignore[overload-overlap]  # pyright: ignore[reportOverlappingOverload]
+        self,
+        function: Callable[P, Coroutine[Any, Any, R]],
+        /,
+    ) -> AsyncTask[P, R]: ...
+    @overload
+    def __call__(self, function: Callable[P, R], /) -> SyncTask[P, R]: ...

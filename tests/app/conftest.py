@@ -1,0 +1,23 @@
+"""An app of a test's own, and a look at what it wrote."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from taskbull.app.app import App
+from tests.servers.kinds import Reachable
+
+
+@pytest.fixture
+def app(server: Reachable, prefix: str) -> Iterator[App]:
+    app = App("shop", redis=server.url, prefix=prefix)
+    yield app
+    app.close()
+
+
+def written(admin: Any, prefix: str) -> set[bytes]:
+    """Give all keys that a test wrote."""
+    return set(admin.keys(f"{prefix}:*"))

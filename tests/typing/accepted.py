@@ -1,0 +1,52 @@
+"""What type checkers must accept, and the types that they must find. Never run, only checked."""
+
+from __future__ import annotations
+
+from collections.abc import Coroutine
+from typing import Any, assert_type
+
+from taskbull import App, Backoff, CircuitBreaker, JobHandle
+from taskbull.app.producer import JobSpec
+from taskbull.app.task import AsyncTask, SyncTask, Variant
+
+app = App("typed")
+
+
+@app.task
+async def fetch(url: str, tries: int = 3) -> list[int]:
+    return [len(url), tries]
+
+
+@app.task(queue="pictures", attempts=5, backoff=Backoff.fixed(1))
+def resize(path: str, *, width: int = 800) -> str:
+    return f"{path}@{width}"
+
+
+@app.task(circuit_breaker=CircuitBreaker(threshold=5, duration=30), timeout=20)
+async def ping() -> None: ...
+
+
+def sync_code() -> None:
+    assert_type(resize("a", width=5), str)
+    coroutine: Coroutine[Any, Any, list[int]] = fetch("a")
+    coroutine.close()
+    assert_type(resize.delay("a", width=5), JobHandle[str])
+    assert_type(resize.delay("a").result(), str)
+    assert_type(fetch.delay("a", tries=1).result(timeout=5), list[int])
+    assert_type(resize.options(delay=60, priority=1, job_id="a").delay("a").result(), str)
+    assert_type(resize.job("a"), JobSpec[str])
+    assert_type(app.enqueue([resize.job("a"), resize.job("b")]), list[JobHandle[str]])
+    assert_type(app.job("pictures", "1"), JobHandle[Any])
+    assert_type(ping.delay().result(), None)
+
+
+async def async_code() -> None:
+    assert_type(await fetch("a"), list[int])
+    assert_type(await fetch.adelay("a", 5), JobHandle[list[int]])
+    assert_type(await (await fetch.adelay("a")).aresult(), list[int])
+    assert_type(await app.aenqueue([fetch.job("a")]), list[JobHandle[list[int]]])
+
+
+def kinds(
+    one: AsyncTask[[str, int], list[int]], other: SyncTask[..., str], some: Variant[..., str]
+) -> None: ...

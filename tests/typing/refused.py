@@ -1,0 +1,42 @@
+"""What type checkers must refuse: an error that is not found is itself an error, by both of them.
+
+Never run, only checked.
+"""
+
+# pyright: strict, reportUnnecessaryTypeIgnoreComment=true
+
+from __future__ import annotations
+
+from tests.typing.accepted import app, fetch, resize
+
+
+async def wrong_calls() -> None:
+    resize.delay()  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+    resize.delay(5)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    resize.delay("a", 5)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+    resize.delay("a", hight=5)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+    resize.delay("a", width="5")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    resize.job(5)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    resize(5)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    await fetch.adelay(5)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    await fetch(5)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    resize.options(delay=1).delay(5)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+
+
+async def forgotten_await() -> None:
+    fetch.adelay("a")  # type: ignore[unused-coroutine]  # pyright: ignore[reportUnusedCoroutine]
+    fetch("a")  # type: ignore[unused-coroutine]  # pyright: ignore[reportUnusedCoroutine]
+
+
+async def wrong_results() -> None:
+    number: int = resize.delay("a").result()  # type: ignore[assignment]  # pyright: ignore[reportAssignmentType]
+    text: str = await (await fetch.adelay("a")).aresult()  # type: ignore[assignment]  # pyright: ignore[reportAssignmentType]
+    print(number, text)
+
+
+def wrong_options() -> None:
+    resize.options(prioritty=1)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+    resize.options(priority="1")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    app.task(atempts=5)  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue]
+    app.task(attempts="5")  # type: ignore[call-overload]  # pyright: ignore[reportArgumentType]
+    app.enqueue(["a"])  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
