@@ -1,0 +1,7 @@
+"""Testing code that uses tasks: without Redis, or with a private server of its own."""
+
+from taskbull.testing.box import Box, recorded
+from taskbull.testing.private_server import private_server, server
+from taskbull.testing.recorded_job import RecordedJob
+
+__all__ = ["Box", "RecordedJob", "private_server", "recorded", "server"]

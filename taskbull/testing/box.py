@@ -1,0 +1,256 @@
+"""Recording what is enqueued, instead of sending it; and running it here, in virtual time."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from typing import Any, TypeVar, assert_never
+
+import anyio
+
+from taskbull.app.app import App
+from taskbull.app.producer import JobSpec
+from taskbull.app.task import Enqueueable
+from taskbull.core import payload
+from taskbull.core.job import Job
+from taskbull.core.outcome import (
+    Completed,
+    Failed,
+    Limited,
+    Released,
+    Retried,
+    Snoozed,
+    Written,
+)
+from taskbull.core.states import JobState
+from taskbull.core.wire.job import encode_data
+from taskbull.errors import JobFailed, TaskbullError
+from taskbull.queue.handle import JobHandle
+from taskbull.scripts.inspection import Logs
+from taskbull.testing.here import is_plain, run_here, run_without_loop
+from taskbull.testing.recorded_job import RecordedJob
+
+R_co = TypeVar("R_co", covariant=True)
+
+_NOTHING = object()
+
+
+class RecordedHandle(JobHandle[R_co], frozen=True):
+    """The handle of a recorded job: the box knows what became of it."""
+
+    _recorded: RecordedJob | None = None
+
+    def result(self, timeout: Any = None) -> R_co:
+        """Give the value of a job that was run; raise `JobFailed`, or say that it was not run."""
+        recorded = self._job
+        if recorded.state is JobState.FAILED:
+            raise failure_of(recorded)
+        if recorded.state is not JobState.COMPLETED:
+            raise TimeoutError(f"{recorded!r} has not been run: box.run() does that")
+        value: R_co = self._read(payload.encode(recorded.value, "result"))
+        return value
+
+    async def aresult(self, timeout: Any = None) -> R_co:
+        """See `result`."""
+        return self.result(timeout)
+
+    def state(self) -> JobState:
+        """Tell in which state the job is."""
+        return self._job.state
+
+    async def astate(self) -> JobState:
+        """Tell in which state the job is."""
+        return self.state()
+
+    def info(self) -> Job:
+        """Give the job as a worker reads it."""
+        return self._job.as_job()
+
+    async def ainfo(self) -> Job:
+        """Give the job as a worker reads it."""
+        return self.info()
+
+    def logs(self, start: int = 0, end: int = -1) -> Logs:
+        """Give the job's log lines."""
+        lines = self._job.logs
+        return Logs(lines[start : None if end == -1 else end + 1], len(lines))
+
+    async def alogs(self, start: int = 0, end: int = -1) -> Logs:
+        """Give the job's log lines."""
+        return self.logs(start, end)
+
+    @property
+    def _job(self) -> RecordedJob:
+        if self._recorded is None:
+            raise TypeError("a recorded handle is made by a box")
+        return self._recorded
+
+
+class Box:
+    """Holds the jobs that were enqueued while it recorded, in order.
+
+    Its time is virtual: it begins at 0 and jumps to the next job that is due.
+    """
+
+    def __init__(self, app: App) -> None:
+        self._app = app
+        self.now = 0.0
+        """Seconds that have passed in `run`."""
+        self.jobs: list[RecordedJob] = []
+
+    def enqueue(self, specs: Sequence[JobSpec[Any]]) -> list[JobHandle[Any]]:
+        """Record jobs; called in place of Redis."""
+        made = [
+            RecordedJob(spec, len(self.jobs) + number, self.now)
+            for number, spec in enumerate(specs, 1)
+        ]
+        return [self._put(job) for job in made]
+
+    def of(self, task: Enqueueable[..., Any]) -> list[RecordedJob]:
+        """Give the jobs of a task."""
+        return [job for job in self.jobs if job.name == task.name]
+
+    def assert_enqueued(self, task: Enqueueable[..., Any], **expected: Any) -> RecordedJob:
+        """Give the job of a task with these arguments and options; fail if there is none.
+
+        Only what is named is compared: arguments by name, then options such as `delay=60`, or
+        `queue="emails"`.
+        """
+        for job in self.of(task):
+            if _fits(job, expected):
+                return job
+        wanted = ", ".join(f"{name}={value!r}" for name, value in expected.items())
+        there = "".join(f"\n  {_told(job)}" for job in self.of(task)) or " none"
+        raise AssertionError(f"No job {task.name}({wanted}) was enqueued; of this task:{there}")
+
+    def assert_not_enqueued(self, task: Enqueueable[..., Any], **expected: Any) -> None:
+        """Fail if a job of a task with these arguments and options was enqueued."""
+        for job in self.of(task):
+            if _fits(job, expected):
+                raise AssertionError(f"A job was enqueued that should not be: {_told(job)}")
+
+    def clear(self) -> None:
+        """Forget all jobs."""
+        self.jobs.clear()
+
+    def run(self, *, check: bool = True, backend: str = "asyncio", most: int = 10_000) -> None:
+        """Run all jobs here, also those that they enqueue: JSON round trip, retries, no waiting.
+
+        Plain functions run in this thread, with no event loop; each `async def` in one of its own.
+        With `check`, a job that failed for good is raised as `JobFailed` in the end. More than
+        `most` attempts are taken for jobs that go on for ever.
+        """
+        for job in self._turns(most):
+            if is_plain(self._app, job):
+                outcome = run_without_loop(run_here(self._app, job, in_loop=False))
+            else:
+                outcome = anyio.run(self._run_in_loop, job, backend=backend)
+            self._settle(job, outcome)
+        self._check(check=check)
+
+    async def arun(self, *, check: bool = True, most: int = 10_000) -> None:
+        """Run all jobs in this event loop, plain functions in threads. See `run`."""
+        for job in self._turns(most):
+            self._settle(job, await self._run_in_loop(job))
+        self._check(check=check)
+
+    async def _run_in_loop(self, job: RecordedJob) -> Written:
+        return await run_here(self._app, job, in_loop=True)
+
+    def _put(self, job: RecordedJob) -> JobHandle[Any]:
+        standing = self._standing_for(job)
+        if standing is None:
+            self.jobs.append(job)
+        told = standing or job
+        return RecordedHandle(
+            told.queue, told.id, job.name, standing is not None, None, job.spec.read, told
+        )
+
+    def _standing_for(self, new: RecordedJob) -> RecordedJob | None:
+        """Find the job that makes a new one superfluous: of its id, or of its dedup key."""
+        dedup = new.options.dedup
+        for job in self.jobs:
+            if job.queue != new.queue:
+                continue
+            same_key = dedup is not None and job.options.dedup == dedup and not job.ended
+            if same_key or (new.options.job_id is not None and job.id == new.id):
+                return job
+        return None
+
+    def _turns(self, most: int) -> Generator[RecordedJob]:
+        for _ in range(most):
+            waiting = [job for job in self.jobs if not job.ended]
+            if not waiting:
+                return
+            job = min(waiting, key=lambda job: (job.due, job.options.priority, job.number))
+            self.now = max(self.now, job.due)
+            yield job
+        raise TaskbullError(f"After {most} attempts there are still jobs to run: do they ever end?")
+
+    def _settle(self, job: RecordedJob, outcome: Written) -> None:
+        match outcome:
+            case Completed(value):
+                job.attempts += 1
+                job.value = payload.decode(value)
+                job.state = JobState.COMPLETED
+            case Failed(failure):
+                job.attempts += 1
+                job.failure = failure
+                job.state = JobState.FAILED
+            case Retried(failure, delay):
+                job.attempts += 1
+                job.failure = failure
+                self._put_off(job, delay)
+            case Snoozed(delay) | Limited(delay):
+                self._put_off(job, delay)
+            case Released():
+                self._put_off(job, 0.0)
+            case _:
+                assert_never(outcome)
+
+    def _put_off(self, job: RecordedJob, delay: float) -> None:
+        job.due = self.now + delay
+        job.state = JobState.DELAYED if delay else JobState.WAITING
+
+    def _check(self, *, check: bool) -> None:
+        failed = next((job for job in self.jobs if job.state is JobState.FAILED), None)
+        if check and failed is not None:
+            cause = failed.failure.error if failed.failure else None
+            raise failure_of(failed) from cause
+
+
+@contextmanager
+def recorded(app: App) -> Generator[Box]:
+    """Record what the app's tasks enqueue in the block; nothing goes to Redis."""
+    box = Box(app)
+    with app.producer.diverted(box.enqueue):
+        yield box
+
+
+def failure_of(job: RecordedJob) -> JobFailed:
+    """Make the error of a job that failed."""
+    failure = job.failure
+    reason, stack = (failure.reason, [failure.stack]) if failure else ("", [])
+    return JobFailed(job.queue, job.id, reason, stack, job.attempts)
+
+
+def _fits(job: RecordedJob, expected: dict[str, Any]) -> bool:
+    data = job.data
+    return all(_same(job, data, name, value) for name, value in expected.items())
+
+
+def _same(job: RecordedJob, data: dict[str, Any], name: str, value: Any) -> bool:
+    if name in data:
+        return bool(data[name] == payload.decode(encode_data(value)))
+    known = job.queue if name == "queue" else getattr(job.options, name, _NOTHING)
+    return bool(known == value)
+
+
+def _told(job: RecordedJob) -> str:
+    arguments = ", ".join(f"{name}={value!r}" for name, value in job.data.items())
+    options = [
+        f"{name}={getattr(job.options, name)!r}"
+        for name in ("delay", "eta", "priority", "job_id")
+        if getattr(job.options, name)
+    ]
+    return f"{job.name}({arguments})" + (f" with {', '.join(options)}" if options else "")

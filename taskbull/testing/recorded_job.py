@@ -1,0 +1,75 @@
+"""A job that was enqueued while a box recorded."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from taskbull.app.producer import JobSpec
+from taskbull.core import payload
+from taskbull.core.job import Job
+from taskbull.core.options import JobOptions
+from taskbull.core.outcome import Failure
+from taskbull.core.states import JobState
+from taskbull.core.wire.job import EncodedJob, decode_taken, encode_job
+
+
+class RecordedJob:
+    """One job in a box: what was enqueued, and what became of it when it was run."""
+
+    def __init__(self, spec: JobSpec[Any], number: int, now: float) -> None:
+        self.spec = spec
+        self.id = spec.options.job_id or str(number)
+        self.number = number
+        self._now_ms = int((time.time() + now) * 1000)
+        # The same road as to Redis: what could not be stored is refused here, too.
+        self._encoded: EncodedJob = encode_job(spec.job, self._now_ms)
+        self.raw_data = self._encoded.data
+        self.due = now + self._encoded.delay_ms / 1000
+        """When it may run, in the seconds of the box."""
+        self.state = JobState.DELAYED if self._encoded.delay_ms else JobState.WAITING
+        self.attempts = 0
+        """How many attempts were made."""
+        self.value: Any = None
+        """What it returned, as it comes from JSON."""
+        self.failure: Failure | None = None
+        """What went wrong in the last attempt that failed."""
+        self.progress: Any = 0
+        self.logs: list[str] = []
+
+    def __repr__(self) -> str:
+        return f"<{self.name} {self.id} in {self.queue}: {self.state}>"
+
+    @property
+    def name(self) -> str:
+        """The name of its task."""
+        return self.spec.name
+
+    @property
+    def queue(self) -> str:
+        """The name of its queue."""
+        return self.spec.queue
+
+    @property
+    def data(self) -> Any:
+        """Its arguments, as they come from JSON."""
+        return payload.decode(self.raw_data)
+
+    @property
+    def options(self) -> JobOptions:
+        """Its options."""
+        return self.spec.options
+
+    @property
+    def ended(self) -> bool:
+        """Whether it has completed, or failed for good."""
+        return self.state in {JobState.COMPLETED, JobState.FAILED}
+
+    def as_job(self) -> Job:
+        """Give it as a worker reads it."""
+        made, started = str(self.attempts).encode(), str(self.attempts + 1).encode()
+        encoded = self._encoded
+        times = (str(encoded.timestamp_ms), str(encoded.delay_ms), str(encoded.priority))
+        values = [encoded.name.encode(), self.raw_data, encoded.options]
+        values += [text.encode() for text in times]
+        return decode_taken(self.id.encode(), [*values, made, started])

@@ -1,0 +1,44 @@
+"""The fixture that gives a test a real server of its own."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+from taskbull import App
+from taskbull.testing import private_server
+
+TEST = """
+import pytest
+from taskbull import App
+from taskbull.testing import server
+
+def test_a_job_is_added(server):
+    app = App("x", redis=server.url)
+
+    @app.task
+    def noop(): ...
+
+    assert noop.delay().state() == "waiting"
+"""
+
+
+def test_a_private_server_serves_an_app() -> None:
+    with private_server() as server:
+        assert App("x", redis=server.url).sync_queue("q").counts()["waiting"] == 0
+
+
+def test_the_fixture_works_in_a_users_test(tmp_path: Path) -> None:
+    (tmp_path / "test_mine.py").write_text(TEST)
+    words = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(tmp_path)]
+    done = subprocess.run(
+        words, check=False, cwd=tmp_path, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "1 passed" in done.stdout
+
+
+def test_without_pytest_there_is_still_the_block() -> None:
+    code = "import sys; sys.modules['pytest'] = None; from taskbull.testing import recorded, server"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

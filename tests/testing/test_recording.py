@@ -1,0 +1,262 @@
+"""Code that enqueues is tested without Redis: recorded, looked at, run here in virtual time."""
+
+from __future__ import annotations
+
+import threading
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from taskbull import (
+    App,
+    Backoff,
+    Dedup,
+    InvalidArguments,
+    JobFailed,
+    JobState,
+    PermanentError,
+    Retry,
+    SerializationError,
+    Snooze,
+    TaskbullError,
+    current_job,
+)
+from taskbull.testing import Box, recorded
+
+NOWHERE = "redis://127.0.0.1:1/0"
+
+
+class Shop:
+    """An app with some tasks; no server is behind it."""
+
+    def __init__(self) -> None:
+        self.app = app = App("shop", redis=NOWHERE, enqueue_timeout=0.2)
+        self.sent: list[tuple[str, str]] = []
+        self.attempts: list[int] = []
+        self.threads: set[int] = set()
+        self.fail_until = 0
+
+        @app.task(queue="emails", backoff=Backoff.fixed(60))
+        def send(to: str, subject: str, at: datetime | None = None) -> str:
+            self.attempts.append(current_job().attempt)
+            self.threads.add(threading.get_ident())
+            if current_job().attempt <= self.fail_until:
+                raise ConnectionError("the mail server is away")
+            self.sent.append((to, subject))
+            current_job().log("sent")
+            current_job().progress(100)
+            return f"{to}: {subject} {at.isoformat() if at else ''}".strip()
+
+        @app.task
+        async def welcome(name: str) -> int:
+            await current_job().aprogress(50)
+            await send.adelay(f"{name}@example.org", "Welcome")
+            return len(name)
+
+        self.send = send
+        self.welcome = welcome
+
+
+@pytest.fixture
+def shop() -> Shop:
+    return Shop()
+
+
+def test_what_is_enqueued_is_recorded_and_nothing_is_sent(shop: Shop) -> None:
+    with recorded(shop.app) as box:
+        handle = shop.send.options(delay=60, priority=2).delay("ann@example.org", subject="Hi")
+        job = box.assert_enqueued(shop.send, to="ann@example.org", delay=60)
+        box.assert_enqueued(shop.send, subject="Hi", priority=2, queue="emails")
+        assert handle.id == job.id
+        assert handle.state() is JobState.DELAYED
+        assert box.of(shop.welcome) == []
+    assert shop.sent == []
+
+
+@pytest.mark.parametrize("expected", [{"to": "bob"}, {"delay": 61}, {"colour": "red"}])
+def test_what_was_not_enqueued_is_told_with_what_was(shop: Shop, expected: Any) -> None:
+    with recorded(shop.app) as box:
+        shop.send.options(delay=60).delay("ann", "Hi")
+        with pytest.raises(AssertionError, match=r"send\(to='ann', subject='Hi'\) with delay=60"):
+            box.assert_enqueued(shop.send, **expected)
+        box.assert_not_enqueued(shop.send, **expected)
+        with pytest.raises(AssertionError, match="should not be"):
+            box.assert_not_enqueued(shop.send, to="ann")
+
+
+def test_jobs_run_here_with_those_that_they_enqueue(shop: Shop) -> None:
+    with recorded(shop.app) as box:
+        handle = shop.welcome.delay("ann")
+        box.run()
+        assert handle.result() == 3
+        assert shop.sent == [("ann@example.org", "Welcome")]
+        [sent] = box.of(shop.send)
+        assert (sent.state, sent.progress, sent.logs) == (JobState.COMPLETED, 100, ["sent"])
+    assert shop.threads == {threading.get_ident()}
+
+
+async def test_they_run_in_an_event_loop_too(shop: Shop) -> None:
+    with recorded(shop.app) as box:
+        handle = await shop.welcome.adelay("ann")
+        await box.arun()
+        assert await handle.aresult() == 3
+        assert (await handle.astate(), handle.info().name) == (JobState.COMPLETED, "welcome")
+    assert shop.sent == [("ann@example.org", "Welcome")]
+
+
+def test_retries_take_no_time_but_that_of_the_box(shop: Shop) -> None:
+    shop.fail_until = 2
+    with recorded(shop.app) as box:
+        handle = shop.send.delay("ann", "Hi")
+        box.run()
+        assert box.now == 120
+        assert handle.result() == "ann: Hi"
+        assert handle.logs().lines == ["sent"]
+    assert shop.attempts == [1, 2, 3]
+
+
+def test_a_job_that_fails_for_good_is_raised(shop: Shop) -> None:
+    shop.fail_until = 3
+    with recorded(shop.app) as box:
+        handle = shop.send.delay("ann", "Hi")
+        with pytest.raises(JobFailed, match="the mail server is away") as failed:
+            box.run()
+        assert isinstance(failed.value.__cause__, ConnectionError)
+        assert failed.value.attempts == 3
+        with pytest.raises(JobFailed):
+            handle.result()
+
+
+def test_it_is_not_raised_if_the_test_wants_to_look_itself(shop: Shop) -> None:
+    shop.fail_until = 3
+    with recorded(shop.app) as box:
+        shop.send.delay("ann", "Hi")
+        box.run(check=False)
+        [job] = box.jobs
+        assert (job.state, job.attempts) == (JobState.FAILED, 3)
+        assert job.failure is not None
+        assert job.failure.reason == "the mail server is away"
+
+
+def test_arguments_go_through_json_and_back(shop: Shop) -> None:
+    at = datetime(2030, 1, 1, tzinfo=UTC)
+    with recorded(shop.app) as box:
+        handle = shop.send.delay("ann", "Hi", at)
+        box.assert_enqueued(shop.send, at=at)
+        box.run()
+        assert handle.result() == "ann: Hi 2030-01-01T00:00:00+00:00"
+
+
+def test_wrong_calls_and_payloads_are_refused_as_ever(shop: Shop) -> None:
+    send: Any = shop.send
+    with recorded(shop.app) as box:
+        with pytest.raises(TypeError, match="subject"):
+            send.delay("ann")
+        with pytest.raises(SerializationError):
+            send.delay("ann", object())
+        assert box.jobs == []
+        send.delay("ann", 5)
+        with pytest.raises(JobFailed, match="subject") as failed:
+            box.run()
+        assert isinstance(failed.value.__cause__, InvalidArguments)
+
+
+def test_jobs_run_in_the_order_in_which_they_are_due(shop: Shop) -> None:
+    with recorded(shop.app) as box:
+        shop.app.enqueue(
+            [
+                shop.send.options(delay=timedelta(hours=2)).job("c", ""),
+                shop.send.options(priority=3).job("b", ""),
+                shop.send.job("a", ""),
+            ]
+        )
+        box.run()
+        assert box.now == 7200
+    assert [to for to, _ in shop.sent] == ["a", "b", "c"]
+
+
+def test_a_second_job_of_a_key_or_an_id_is_not_recorded(shop: Shop) -> None:
+    with recorded(shop.app) as box:
+        first = shop.send.options(dedup=Dedup("k")).delay("a", "")
+        again = shop.send.options(dedup=Dedup("k")).delay("a", "")
+        named = shop.send.options(job_id="mine").delay("a", "")
+        twice = shop.send.options(job_id="mine").delay("a", "")
+        assert (first.deduplicated, again.deduplicated) == (False, True)
+        assert (again.id, twice.id) == (first.id, named.id)
+        assert len(box.jobs) == 2
+        box.run()
+        assert shop.send.options(dedup=Dedup("k")).delay("a", "").deduplicated is False
+
+
+def test_what_a_task_may_raise_is_understood() -> None:
+    app = App("x", redis=NOWHERE)
+    seen: list[float] = []
+
+    @app.task(attempts=2)
+    def moody() -> None:
+        seen.append(box.now)
+        match len(seen):
+            case 1:
+                raise Snooze(5)
+            case 2:
+                raise Retry(after=7)
+            case 3:
+                raise PermanentError("enough")
+
+    with recorded(app) as box:
+        moody.delay()
+        box.run(check=False)
+    assert seen == [0, 5, 12]
+    assert box.jobs[0].attempts == 2
+
+
+def test_jobs_that_never_end_are_noticed() -> None:
+    app = App("x", redis=NOWHERE)
+
+    @app.task
+    def again() -> None:
+        again.delay()
+
+    with recorded(app) as box:
+        again.delay()
+        with pytest.raises(TaskbullError, match="do they ever end"):
+            box.run(most=50)
+
+
+def test_middleware_is_around_the_jobs() -> None:
+    app = App("x", redis=NOWHERE)
+    seen: list[str] = []
+
+    @app.middleware
+    async def watch(job: Any, call_next: Any) -> Any:
+        seen.append(job.name)
+        return await call_next(job)
+
+    @app.task
+    def plain() -> str:
+        return "done"
+
+    with recorded(app) as box:
+        handle = plain.delay()
+        box.run()
+        assert handle.result() == "done"
+    assert seen == ["plain"]
+
+
+def test_a_job_that_was_not_run_has_no_result(shop: Shop) -> None:
+    with recorded(shop.app) as box:
+        handle = shop.send.delay("a", "")
+        with pytest.raises(TimeoutError, match=r"box\.run"):
+            handle.result()
+        box.clear()
+        assert box.jobs == []
+
+
+def test_after_the_block_redis_is_used_again(shop: Shop) -> None:
+    with recorded(shop.app) as outer, recorded(shop.app) as inner:
+        shop.send.delay("a", "")
+        assert isinstance(outer, Box)
+        assert (len(outer.jobs), len(inner.jobs)) == (0, 1)
+    with pytest.raises(TaskbullError, match=r"could not be reached|refused|cannot connect"):
+        shop.send.delay("a", "")
