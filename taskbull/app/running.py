@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import threading
@@ -13,6 +14,8 @@ from anyio.abc import TaskStatus
 
 from taskbull.worker.shutdown import Shutdown
 from taskbull.worker.worker import Worker
+
+logger = logging.getLogger(__name__)
 
 Watcher: TypeAlias = Callable[[Shutdown], Coroutine[Any, Any, None]]
 """Runs beside the worker, and may stop it."""
@@ -59,8 +62,10 @@ class _Stop:
                 if self.shutdown is None:  # not yet running
                     self._scope.cancel()
                 elif not self.shutdown.begun:
+                    logger.info("Stopping: running jobs have %g s to end", self.shutdown.grace)
                     self.shutdown.begin()
                 elif not self.shutdown.working.cancel_called:
+                    logger.info("Stopping at once: running jobs are given back")
                     self.shutdown.at_once()
                 else:
                     os._exit(1)

@@ -1,29 +1,30 @@
-"""`taskbull demo`: a queue on the embedded server, with nothing to set up."""
+"""`taskbull demo`: everything at work on the embedded server, with nothing to set up."""
 
 from __future__ import annotations
 
+import logging
 import tempfile
+from collections import Counter
 from importlib.util import find_spec
 from pathlib import Path
 from time import perf_counter
 
 import anyio
 import click
-from anyio import create_task_group
 
+from taskbull.app.app import App
+from taskbull.core import events
 from taskbull.core.backoff import Backoff
-from taskbull.core.options import Dedup
-from taskbull.queue.queue import Queue
 from taskbull.store import embedded
+from taskbull.worker.running_job import current_job
 
 BULK = 5_000
-TASKS = 100
-JOBS_PER_TASK = 20
 
 
 @click.command()
 def demo() -> None:
-    """Start a private server, fill a queue on each event loop, show it, and stop the server."""
+    """Start a private server, run jobs on each event loop, and stop the server again."""
+    logging.getLogger("taskbull").setLevel(logging.ERROR)  # what happens is told below
     with tempfile.TemporaryDirectory(prefix="taskbull-demo-") as folder:
         began = perf_counter()
         embedded.start_or_join(Path(folder))
@@ -33,38 +34,71 @@ def demo() -> None:
                 if find_spec(backend) is None:
                     click.echo(f"- {backend} is left out: pip install 'taskbull[{backend}]'")
                     continue
-                anyio.run(_fill, f"embedded://{folder}", backend, backend=backend)
+                anyio.run(_Demo(f"embedded://{folder}", backend).run, backend=backend)
         finally:
             embedded.stop(Path(folder))
-        click.echo("✔ the server is stopped")
+        click.echo("✔ the server is stopped: nothing is left behind")
 
 
-async def _fill(url: str, backend: str) -> None:
-    """Fill a queue in every way there is, and show what is in it."""
-    queue = Queue(f"demo-{backend}", redis=url)
-    began = perf_counter()
-    await queue.add_bulk([("resize", {"path": f"photo-{n}.jpg"}) for n in range(BULK)])
-    rate = BULK / (perf_counter() - began)
-    click.echo(f"✔ {backend}: {BULK:,} jobs added in bulk, {rate:,.0f} per second")
+class _Demo:
+    """An app with four tasks, whose jobs are added and run in one event loop."""
 
-    async def produce() -> None:
-        for _ in range(JOBS_PER_TASK):
-            await queue.add("send", {"to": "ann@example.org"}, attempts=5)
+    def __init__(self, url: str, backend: str) -> None:
+        self.backend = backend
+        self.ended: Counter[str] = Counter()
+        self.app = app = App("demo", redis=url, queue=f"demo-{backend}")
 
-    began = perf_counter()
-    async with create_task_group() as tasks:
-        for _ in range(TASKS):
-            tasks.start_soon(produce)
-    rate = TASKS * JOBS_PER_TASK / (perf_counter() - began)
-    click.echo(
-        f"✔ {backend}: {TASKS} tasks added {JOBS_PER_TASK} jobs each, {rate:,.0f} per second"
-    )
+        @app.task
+        async def greet(name: str) -> str:
+            return f"Hello, {name}!"
 
-    await queue.add("report", {}, delay=3600, backoff=Backoff.exponential(1, max_delay=60))
-    await queue.add("alarm", {}, priority=1)
-    first = await queue.add("digest", {}, dedup=Dedup("digest", ttl=3600))
-    again = await queue.add("digest", {}, dedup=Dedup("digest", ttl=3600))
-    click.echo(f"✔ {backend}: a second digest was not added: {again.id == first.id}")
-    counts = {state: count for state, count in (await queue.counts()).items() if count}
-    shown = ", ".join(f"{count:,} {state}" for state, count in counts.items())
-    click.echo(f"✔ {backend}: the queue has {shown}; any BullMQ worker could run them")
+        @app.task
+        def resize(path: str, width: int = 800) -> list[int]:
+            current_job().progress({"path": path, "step": "decoded"})
+            return [width, width * 3 // 4]
+
+        @app.task(backoff=Backoff.fixed(0.2))
+        async def flaky() -> str:
+            if current_job().attempt < 2:
+                raise ConnectionError("the other side is away")
+            return "it worked the second time"
+
+        @app.task(attempts=1)
+        async def noop(n: int) -> int:
+            return n
+
+        self.greet, self.resize, self.flaky, self.noop = greet, resize, flaky, noop
+        app.on(events.Ended)(self._count)
+        app.on(events.Retried)(self._tell_retry)
+
+    async def run(self) -> None:
+        """Add jobs, run them, and show what became of them."""
+        app, say = self.app, self._say
+        async with app.worker(concurrency=100).running():
+            hello = await self.greet.adelay("Ann")
+            say(f"an async task said: {await hello.aresult(timeout=10)}")
+            picture = await self.resize.adelay("photo.jpg", width=640)
+            size = await picture.aresult(timeout=10)
+            say(f"a plain function made a picture of {size} in a thread")
+            say(f"its progress: {(await picture.ainfo()).progress}")
+            retried = await self.flaky.adelay()
+            say(f"a task that failed: {await retried.aresult(timeout=10)}")
+            began = perf_counter()
+            [*_, last] = await app.aenqueue([self.noop.job(n) for n in range(BULK)])
+            added = perf_counter()
+            await last.aresult(timeout=60)
+            done = perf_counter()
+        say(f"{BULK:,} jobs: added at {BULK / (added - began):,.0f} per second")
+        say(f"{BULK:,} jobs: run by {BULK / (done - began):,.0f} per second, from the first added")
+        shown = ", ".join(f"{count:,} {what}" for what, count in sorted(self.ended.items()))
+        say(f"in all: {shown}; any BullMQ worker could have run them")
+
+    def _say(self, text: str) -> None:
+        click.echo(f"✔ {self.backend}: {text}")
+
+    def _count(self, event: events.Ended) -> None:
+        self.ended[type(event).__name__.lower()] += 1
+
+    def _tell_retry(self, event: events.Retried) -> None:
+        reason = event.failure.reason
+        self._say(f"attempt {event.job.attempt} of a task failed ({reason}); once more")

@@ -1,29 +1,59 @@
-"""The group of all commands, and how their errors reach a person."""
+"""The command line: all commands together."""
 
 from __future__ import annotations
 
 import sys
+from io import TextIOWrapper
 
 import click
 
 from taskbull import __version__
+from taskbull.cli.acting import (
+    clean,
+    drain,
+    obliterate,
+    pause,
+    promote,
+    remove,
+    resume,
+    retry,
+    retry_all,
+)
+from taskbull.cli.calling import call
+from taskbull.cli.completion import VARIABLE, completion
 from taskbull.cli.demo import demo
-from taskbull.errors import ConfigurationError, TaskbullError
+from taskbull.cli.doctor import doctor
+from taskbull.cli.following import events
+from taskbull.cli.group import Commands
+from taskbull.cli.jobs import job, jobs
+from taskbull.cli.looking import queues, tasks, workers
+from taskbull.cli.worker import worker
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="taskbull")
 def commands() -> None:
-    """BullMQ for Python, with Celery's ease."""
+    """BullMQ for Python, with Celery's ease.
+
+    The app is found by --app module:attribute, TASKBULL_APP, or [tool.taskbull] app in
+    pyproject.toml; Redis by --redis, the app, TASKBULL_REDIS_URL, REDIS_URL, or on this machine.
+    Exit codes: 0 fine, 1 failed, 2 wrong usage.
+    """
 
 
-commands.add_command(demo)
+for command in (
+    *(worker, demo),
+    *(tasks, queues, workers, jobs, job, events, doctor),
+    *(call, retry, retry_all, promote, remove),
+    *(pause, resume, drain, clean, obliterate),
+    completion,
+):
+    commands.add_command(command)
 
 
 def main() -> None:
-    """Run a command; an expected error is one sentence, and 1 (2: wrong usage) as exit code."""
-    try:
-        commands()
-    except TaskbullError as error:
-        click.secho(f"taskbull: {error}", fg="red", err=True)
-        sys.exit(2 if isinstance(error, ConfigurationError) else 1)
+    """Run a command, and end the process with its exit code."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # never fail for want of a character
+    commands(complete_var=VARIABLE)

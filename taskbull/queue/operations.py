@@ -15,13 +15,14 @@ from msgspec import Struct
 from taskbull.core.checks import check_bool, check_choice, check_int, check_text, refusal
 from taskbull.core.durations import Duration, seconds, to_ms
 from taskbull.core.job import Job, NewJob
-from taskbull.core.keys import QueueKeys
+from taskbull.core.keys import RESERVED_IDS, QueueKeys
 from taskbull.core.options import JobOptions
 from taskbull.core.states import MAX_PRIORITY, JobState
 from taskbull.core.wire.job import EncodedJob, encode_job
 from taskbull.errors import (
     ConnectionLost,
     EnqueueError,
+    JobNotFound,
     MaybeExecuted,
     ServerRefused,
     TaskbullError,
@@ -149,6 +150,12 @@ class Operations:
             case _:
                 raise refusal(f"jobs[{place}]", "be queue.job(…) or (name, data, options)", job)
 
+    def _id(self, job_id: str) -> str:
+        """Give the id of a job that is to be changed; what names another key is no job."""
+        if check_text("job_id", job_id) in RESERVED_IDS:
+            raise JobNotFound(self.keys.queue, job_id)
+        return job_id
+
     def counts(self) -> Request[dict[str, int]]:
         return inspection.count_jobs(self.keys)
 
@@ -186,18 +193,18 @@ class Operations:
         return removal.obliterate(self.keys, force=force)
 
     def remove(self, job_id: str) -> Request[bool]:
-        return removal.remove_job(self.keys, check_text("job_id", job_id))
+        return removal.remove_job(self.keys, self._id(job_id))
 
     def retry(self, job_id: str, state: Finished) -> Request[None]:
         check_choice("state", state, ("completed", "failed"))
-        return changes.retry_job(self.keys, check_text("job_id", job_id), state)
+        return changes.retry_job(self.keys, self._id(job_id), state)
 
     def retry_all(self, state: Finished) -> Steps[int]:
         check_choice("state", state, ("completed", "failed"))
         return changes.retry_jobs(self.keys, _now_ms(), state)
 
     def promote(self, job_id: str) -> Request[None]:
-        return changes.promote_job(self.keys, check_text("job_id", job_id))
+        return changes.promote_job(self.keys, self._id(job_id))
 
     def promote_all(self) -> Steps[int]:
         return changes.promote_jobs(self.keys)
@@ -205,12 +212,12 @@ class Operations:
     def change_priority(self, job_id: str, priority: int, *, lifo: bool) -> Request[None]:
         check_int("priority", priority, least=0, most=MAX_PRIORITY)
         check_bool("lifo", lifo)
-        job = check_text("job_id", job_id)
+        job = self._id(job_id)
         return changes.change_priority(self.keys, job, priority, lifo=lifo)
 
     def change_delay(self, job_id: str, delay: Duration) -> Request[None]:
         delay_ms = to_ms(seconds("delay", delay))
-        return changes.change_delay(self.keys, check_text("job_id", job_id), delay_ms, _now_ms())
+        return changes.change_delay(self.keys, self._id(job_id), delay_ms, _now_ms())
 
     def logs(self, job_id: str, start: int, end: int) -> Request[inspection.Logs]:
         return inspection.get_logs(self.keys, check_text("job_id", job_id), start, end)

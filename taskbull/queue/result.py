@@ -113,7 +113,8 @@ def wait_for_ending(
 
 def not_in_time(queue: QueueKeys, job_id: str, timeout: float | None) -> TimeoutError:
     """Make the error of a wait that took too long."""
-    return TimeoutError(f"Job {job_id} in queue {queue.queue} has not ended within {timeout:g} s")
+    limit = "" if timeout is None else f" within {timeout:g} s"
+    return TimeoutError(f"Job {job_id} in queue {queue.queue} has not ended{limit}")
 
 
 def _follow(queue: QueueKeys, job_id: str, deadline: float) -> Steps[Ending]:

@@ -24,8 +24,11 @@ def test_the_demo_runs_without_any_set_up_and_leaves_nothing(tmp_path: Path) -> 
     done = run("-m", "taskbull", "demo", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     for backend in ("asyncio", "trio"):
-        assert f"{backend}: the queue has 7,001 waiting, 1 delayed, 1 prioritized" in done.stdout
-    assert done.stdout.endswith("the server is stopped\n")
+        assert f"{backend}: an async task said: Hello, Ann!" in done.stdout
+        assert f"{backend}: a task that failed: it worked the second time" in done.stdout
+        assert f"{backend}: in all: 5,003 completed, 1 retried" in done.stdout
+    assert done.stdout.endswith("the server is stopped: nothing is left behind\n")
+    assert done.stderr == ""
     assert list(tmp_path.iterdir()) == []
 
 

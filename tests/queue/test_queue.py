@@ -304,3 +304,11 @@ async def test_garbage_in_a_queue_stops_nothing(queue: Both, admin: Any) -> None
 async def test_metrics_and_events_of_an_empty_queue_are_empty(queue: Both) -> None:
     assert (await queue.metrics()).count == 0
     assert await queue.trim_events(0) == 0
+
+
+@pytest.mark.parametrize("job_id", ["meta", "wait", "completed"])
+async def test_what_names_another_key_is_no_job(queue: Both, job_id: str) -> None:
+    await queue.set_global_concurrency(5)
+    for change in (queue.remove, queue.retry, queue.promote):
+        with pytest.raises(JobNotFound):
+            await change(job_id)

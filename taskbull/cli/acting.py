@@ -1,0 +1,273 @@
+"""Commands that change a queue or its jobs; those that destroy ask before."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import click
+from msgspec import Struct
+
+from taskbull.cli.completion import complete_queue
+from taskbull.cli.errors import FAILED, Failure, WrongUsage, complain
+from taskbull.cli.jobs import find_job
+from taskbull.cli.kinds import read_seconds
+from taskbull.cli.loading import find_site, site_options
+from taskbull.cli.looking import STATES
+from taskbull.cli.output import cell, json_option, plural, show_json
+from taskbull.cli.site import Site
+from taskbull.core.states import JobState
+from taskbull.errors import JobNotFound, WrongState
+from taskbull.queue.operations import Finished, Operation, Operations
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class Action(Struct, frozen=True):
+    """What is done with each of some jobs, and how it is reported."""
+
+    operation: Callable[[str], Operation[Any]]
+    done: str
+
+
+_queue_argument = click.argument("queue", shell_complete=complete_queue)
+_ids_argument = click.argument("ids", metavar="ID...", nargs=-1, required=True)
+_finished = click.Choice(["failed", "completed"])
+_cleanable = click.Choice(
+    [state.value for state in STATES if state is not JobState.WAITING_CHILDREN]
+)
+
+
+def _yes_option(function: F) -> F:
+    return click.option("-y", "--yes", is_flag=True, help="Do not ask: for scripts.")(function)
+
+
+@click.command()
+@_queue_argument
+@_ids_argument
+@click.option("--state", type=_finished, default="failed", show_default=True, help="Where it is.")
+@site_options
+@json_option
+def retry(
+    queue: str, ids: tuple[str, ...], state: Finished, as_json: bool, **where: str | None
+) -> None:
+    """Let finished jobs run once more."""
+    site = find_site(**where)
+    operations = site.queue(queue)
+    action = Action(lambda job_id: operations.retry(job_id, state), "runs again")
+    _each(site, operations, ids, action, as_json=as_json)
+
+
+@click.command()
+@_queue_argument
+@_ids_argument
+@site_options
+@json_option
+def promote(queue: str, ids: tuple[str, ...], as_json: bool, **where: str | None) -> None:
+    """Let delayed jobs run now."""
+    site = find_site(**where)
+    operations = site.queue(queue)
+    action = Action(operations.promote, "is no longer delayed")
+    _each(site, operations, ids, action, as_json=as_json)
+
+
+@click.command()
+@_queue_argument
+@_ids_argument
+@_yes_option
+@site_options
+@json_option
+def remove(queue: str, ids: tuple[str, ...], yes: bool, as_json: bool, **where: str | None) -> None:
+    """Remove jobs, and their children."""
+    site = find_site(**where)
+    operations = site.queue(queue)
+    _ask(f"Remove {plural(len(set(ids)), 'job')} from queue {queue}?", yes)
+    _each(site, operations, ids, Action(operations.remove, "is removed"), as_json=as_json)
+
+
+@click.command("retry-all")
+@_queue_argument
+@click.option("--state", type=_finished, default="failed", show_default=True, help="Which ones.")
+@site_options
+@json_option
+def retry_all(queue: str, state: Finished, as_json: bool, **where: str | None) -> None:
+    """Let all failed (or completed) jobs run once more."""
+    site = find_site(**where)
+    operations = site.queue(queue)
+    count = site.ask(operations.retry_all(state))
+    if as_json:
+        show_json({"queue": queue, "state": state, "retried": count})
+    else:
+        _say(f"{plural(count, 'job')} of queue {queue} will run again")
+
+
+@click.command()
+@_queue_argument
+@site_options
+@json_option
+def pause(queue: str, as_json: bool, **where: str | None) -> None:
+    """Let no worker take a job of the queue; those that run go on."""
+    site = find_site(**where)
+    operations = site.queue(queue)
+    before = site.ask(operations.is_paused())
+    site.ask(operations.pause())
+    counts = site.ask(operations.counts())
+    if as_json:
+        show_json({"queue": queue, "paused": True, "changed": not before})
+        return
+    now = "was paused already" if before else "is paused"
+    running = plural(counts[JobState.ACTIVE], "job")
+    _say(f"queue {queue} {now}; {running} still running")
+
+
+@click.command()
+@_queue_argument
+@site_options
+@json_option
+def resume(queue: str, as_json: bool, **where: str | None) -> None:
+    """Let workers take jobs of the queue again."""
+    site = find_site(**where)
+    operations = site.queue(queue)
+    before = site.ask(operations.is_paused())
+    site.ask(operations.resume())
+    if as_json:
+        show_json({"queue": queue, "paused": False, "changed": before})
+        return
+    _say(f"queue {queue} {'is no longer paused' if before else 'was not paused'}")
+
+
+@click.command()
+@_queue_argument
+@click.option("--delayed", is_flag=True, help="Remove the delayed jobs, too.")
+@_yes_option
+@site_options
+@json_option
+def drain(queue: str, delayed: bool, yes: bool, as_json: bool, **where: str | None) -> None:
+    """Remove all jobs that wait; those that run, and finished ones, stay."""
+    site = find_site(**where)
+    operations = site.queue(queue)
+    counts = site.ask(operations.counts())
+    states = [JobState.WAITING, JobState.PAUSED, JobState.PRIORITIZED]
+    states += [JobState.DELAYED] if delayed else []
+    waiting = sum(counts[state] for state in states)
+    _ask(f"Remove {plural(waiting, 'waiting job')} from queue {queue}?", yes)
+    removed = site.ask(operations.drain(delayed=delayed))
+    if as_json:
+        show_json({"queue": queue, "removed": removed})
+    else:
+        _say(f"{plural(removed, 'job')} removed from queue {queue}")
+
+
+@click.command()
+@_queue_argument
+@click.option("--state", type=_cleanable, default="completed", show_default=True, help="Which.")
+@click.option(
+    "--older-than",
+    metavar="SECONDS",
+    callback=read_seconds,
+    default="0",
+    help="Only jobs of that age. [default: 0]",
+)
+@click.option("--limit", type=click.IntRange(0), default=0, help="At most. [default: all]")
+@_yes_option
+@site_options
+@json_option
+def clean(
+    queue: str,
+    state: str,
+    older_than: float,
+    limit: int,
+    yes: bool,
+    as_json: bool,
+    **where: str | None,
+) -> None:
+    """Remove jobs of one state, the oldest first."""
+    site = find_site(**where)
+    operations = site.queue(queue)
+    age = f" older than {older_than:g} s" if older_than else ""
+    most = f", at most {limit:,}," if limit else ""
+    _ask(f"Remove the {state} jobs{age}{most} from queue {queue}?", yes)
+    removed = site.ask(operations.clean(older_than, limit, state))
+    if as_json:
+        show_json({"queue": queue, "state": state, "removed": len(removed), "ids": removed})
+    else:
+        _say(f"{plural(len(removed), f'{state} job')} removed from queue {queue}")
+
+
+@click.command()
+@_queue_argument
+@click.option("--force", is_flag=True, help="Also while jobs are running.")
+@_yes_option
+@site_options
+@json_option
+def obliterate(queue: str, force: bool, yes: bool, as_json: bool, **where: str | None) -> None:
+    """Remove the queue with everything in it."""
+    site = find_site(**where)
+    operations = site.queue(queue)
+    jobs = sum(site.ask(operations.counts()).values())
+    _ask(f"Remove queue {queue} with its {plural(jobs, 'job')}, for good?", yes)
+    site.ask(operations.obliterate(force=force))
+    if as_json:
+        show_json({"queue": queue, "removed": jobs})
+    else:
+        _say(f"queue {queue} is removed, with {plural(jobs, 'job')}")
+
+
+def _say(message: str) -> None:
+    click.echo(cell(message))
+
+
+def _ask(question: str, yes: bool) -> None:
+    """Go on only if a person, or `--yes`, says so."""
+    if yes:
+        return
+    if not sys.stdin.isatty():
+        raise WrongUsage(f"{question} There is no terminal to ask at: say --yes")
+    if not click.confirm(cell(question), err=True):
+        raise Failure("nothing was changed")
+
+
+def _each(
+    site: Site, queue: Operations, ids: Sequence[str], action: Action, *, as_json: bool
+) -> None:
+    """Do a thing with each job and report each; that one fails keeps no other from it."""
+    results: list[dict[str, Any]] = []
+    try:
+        for job_id in dict.fromkeys(ids):
+            problem = _problem(site, queue, job_id, action.operation)
+            results.append({"id": job_id, "ok": problem is None, "error": problem})
+            if not as_json and problem is None:
+                _say(f"job {job_id} {action.done}")
+            elif not as_json:
+                complain(str(problem))
+    finally:
+        if as_json:
+            show_json(results)
+    if not all(result["ok"] for result in results):
+        raise click.exceptions.Exit(FAILED)
+
+
+def _problem(
+    site: Site, queue: Operations, job_id: str, operation: Callable[[str], Operation[Any]]
+) -> str | None:
+    """Do a thing with a job; tell what kept it from being done."""
+    name = queue.keys.queue
+    try:
+        _check_exists(site, queue, job_id)
+        if site.ask(operation(job_id)) is False:
+            return f"Job {job_id} in queue {name} runs, or a child of it does"
+    except WrongState as error:
+        return f"{error}: it is {site.ask(queue.get_state(job_id))}"
+    except JobNotFound as error:
+        return str(error)
+    return None
+
+
+def _check_exists(site: Site, queue: Operations, job_id: str) -> None:
+    """Refuse what is no job; an id that stands in a list, its job gone, may still be removed."""
+    try:
+        find_job(site, queue, job_id)
+    except JobNotFound:
+        if site.ask(queue.get_state(job_id)) is JobState.UNKNOWN:
+            raise

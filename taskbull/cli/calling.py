@@ -1,0 +1,180 @@
+"""`taskbull call`: a job from the shell, and its result if it is waited for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+from time import monotonic
+from typing import Any, cast
+
+import click
+
+from taskbull.app.app import App
+from taskbull.app.options import CallOptions
+from taskbull.app.task import Task
+from taskbull.cli.completion import complete_task
+from taskbull.cli.crowd import Crowd
+from taskbull.cli.errors import FAILED, Failure, WrongUsage, complain, did_you_mean, note
+from taskbull.cli.escaping import printable_lines, to_json
+from taskbull.cli.kinds import read_instant, read_seconds
+from taskbull.cli.loading import app_option, find_app
+from taskbull.cli.output import cell, json_option, show_json
+from taskbull.cli.site import Site
+from taskbull.cli.values import Arguments
+from taskbull.core import payload
+from taskbull.core.states import MAX_PRIORITY
+from taskbull.errors import InvalidArguments, JobFailed
+from taskbull.queue.handle import JobHandle
+
+_LOOK = 10.0
+"""Seconds of waiting after which it is asked whether Redis is still there."""
+
+
+@click.command()
+@click.argument("task", shell_complete=complete_task)
+@click.argument("arguments", metavar="[KEY=VALUE | KEY:=JSON]...", nargs=-1)
+@click.option("--delay", metavar="SECONDS", callback=read_seconds, help="Run it so much later.")
+@click.option("--eta", metavar="TIME", callback=read_instant, help="Run it then.")
+@click.option("--queue", help="Add it to another queue than the task's.")
+@click.option("--priority", type=click.IntRange(0, MAX_PRIORITY), help="1 is the most urgent.")
+@click.option("--lifo", is_flag=True, default=None, help="Before the others.")
+@click.option("--attempts", type=click.IntRange(1), help="How often it is tried.")
+@click.option(
+    "--timeout", metavar="SECONDS", callback=read_seconds, help="How long an attempt may take."
+)
+@click.option("--job-id", help="An id of your own: a second job of that id is not added.")
+@click.option("--dedup", metavar="KEY", help="Add it only if no job of that key is there.")
+@click.option("--wait", is_flag=True, help="Wait for the result, and print it as JSON.")
+@click.option(
+    "--wait-timeout", metavar="SECONDS", callback=read_seconds, help="Wait no longer than that."
+)
+@app_option
+@json_option
+def call(
+    task: str,
+    arguments: tuple[str, ...],
+    app: str | None,
+    wait: bool,
+    wait_timeout: float | None,
+    as_json: bool,
+    **options: Any,
+) -> None:
+    """Add a job for a task, with arguments read by its annotations.
+
+    \b
+    taskbull call send_email to=ann@example.org subject="Hi there"
+    taskbull call resize path=a.jpg width=800 sizes:='[100, 200]' --wait
+    """
+    found = find_app(app)
+    handle = _add(found, _task(found, task), arguments, options)
+    if not wait and wait_timeout is None:
+        if as_json:
+            show_json(_describe(handle))
+        else:
+            click.echo(cell(_added(handle)))
+        return
+    _wait(found, handle, wait_timeout, as_json=as_json)
+
+
+def _task(app: App, name: str) -> Task[..., Any]:
+    try:
+        return app.tasks[name]
+    except KeyError:
+        names = sorted(app.tasks)
+        has = ", ".join(names[:10]) or "no tasks"
+        raise WrongUsage(
+            f"App {app.name} has no task {name}{did_you_mean(name, names)}; it has {has}"
+        ) from None
+
+
+def _add(
+    app: App, task: Task[..., Any], words: Sequence[str], options: dict[str, Any]
+) -> JobHandle[Any]:
+    given = Arguments(task, words)
+    said: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
+    _refuse_both(said)
+    _fits(task, given)
+    Site.of(app).redis.knock()  # at once, where `delay` would try for a while
+    return task.options(**cast("CallOptions", said)).delay(*given.args, **given.kwargs)
+
+
+def _refuse_both(options: dict[str, Any]) -> None:
+    eta: datetime | None = options.get("eta")
+    if eta is not None and "delay" in options:
+        raise WrongUsage("--delay and --eta exclude each other")
+
+
+def _fits(task: Task[..., Any], given: Arguments) -> None:
+    """Refuse what a worker would: the job would only fail there."""
+    try:
+        data = task.job(*given.args, **given.kwargs).data
+        task.reader()(payload.encode(data, "data"))
+    except (TypeError, InvalidArguments) as error:
+        raise WrongUsage(str(error)) from error
+
+
+def _wait(app: App, handle: JobHandle[Any], limit: float | None, *, as_json: bool) -> None:
+    if not as_json:
+        note(_added(handle))
+        _warn_without_workers(app, handle.queue)
+    try:
+        result = _result(app, handle, limit)
+    except JobFailed as failure:
+        if as_json:
+            failed = {"state": "failed", "result": None, "reason": failure.reason}
+            stacks = {"attempts": failure.attempts, "stacktrace": failure.stacktrace}
+            show_json({**_describe(handle), **failed, **stacks})
+        else:
+            _show_failure(failure)
+        raise click.exceptions.Exit(FAILED) from failure
+    if as_json:
+        ended = {"state": "completed", "result": result, "reason": None}
+        show_json({**_describe(handle), **ended})
+    else:
+        click.echo(to_json(result))
+
+
+def _result(app: App, handle: JobHandle[Any], limit: float | None) -> Any:
+    """Wait for the result as JSON has it; a failure if the time is over, or Redis is gone."""
+    plain = app.job(handle.queue, handle.id)  # not by the return annotation: it is printed
+    site = Site.of(app)
+    deadline = None if limit is None else monotonic() + limit
+    while True:
+        left = _LOOK if deadline is None else max(0.0, deadline - monotonic())
+        try:
+            return plain.result(timeout=min(left, _LOOK))
+        except TimeoutError as error:
+            site.redis.knock()
+            if deadline is not None and monotonic() >= deadline:
+                raise Failure(
+                    f"Job {handle.id} in queue {handle.queue} has not ended within {limit:g} s; "
+                    f"look: taskbull job {handle.queue} {handle.id}"
+                ) from error
+
+
+def _warn_without_workers(app: App, queue: str) -> None:
+    if Crowd(Site.of(app)).of(queue) == []:
+        note(f"no worker is connected to queue {queue}: the job waits for one")
+
+
+def _added(handle: JobHandle[Any]) -> str:
+    if handle.deduplicated:
+        return f"not added: job {handle.id} in queue {handle.queue} stands for it"
+    return f"job {handle.id} ({handle.name}) added to queue {handle.queue}"
+
+
+def _describe(handle: JobHandle[Any]) -> dict[str, Any]:
+    return {
+        "id": handle.id,
+        "queue": handle.queue,
+        "name": handle.name,
+        "deduplicated": handle.deduplicated,
+    }
+
+
+def _show_failure(failure: JobFailed) -> None:
+    if failure.stacktrace:
+        for line in printable_lines(failure.stacktrace[-1].rstrip("\n")):
+            click.echo(line, err=True)
+    tries = f" (attempts: {failure.attempts})" if failure.attempts else ""
+    complain(f"{failure}{tries}")

@@ -1,0 +1,120 @@
+"""`taskbull doctor`: is everything as it should be, and if not, what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import click
+
+from taskbull.app.app import App
+from taskbull.cli.errors import FAILED
+from taskbull.cli.findings import Finding, Level, describe, ok, problem, show, summary
+from taskbull.cli.loading import find_app_of_site, find_redis, site_options
+from taskbull.cli.output import json_option, plural, show_json
+from taskbull.cli.queue_checks import check_queues
+from taskbull.cli.server_checks import check_server
+from taskbull.cli.site import Site
+from taskbull.errors import ServerRefused, TaskbullError
+from taskbull.scripts.replies import text
+
+
+@click.command()
+@site_options
+@json_option
+def doctor(app: str | None, redis: str | None, prefix: str | None, as_json: bool) -> None:
+    """Examine the app, Redis and the queues; say what to do."""
+    findings: list[Finding] = []
+    for finding in _examine(app, redis, prefix):
+        findings.append(finding)
+        if not as_json:
+            show(finding)
+    if as_json:
+        show_json([describe(finding) for finding in findings])
+    else:
+        click.echo(summary(findings))
+    if any(finding.level is Level.PROBLEM for finding in findings):
+        raise click.exceptions.Exit(FAILED)
+
+
+def _examine(app: str | None, redis: str | None, prefix: str | None) -> Iterator[Finding]:
+    found: App | None = None
+    try:
+        found = find_app_of_site(app, redis)
+    except click.ClickException as error:
+        yield problem("app", error.message)
+    else:
+        yield _app(found)
+    try:
+        site = find_redis(found, redis, prefix)
+    except click.ClickException as error:
+        yield problem("redis", error.message)
+        return
+    try:
+        yield from _reach(site)
+    except TaskbullError as error:
+        yield problem("redis", f"{site.address} cannot be used: {error}", _advice(error))
+        return
+    try:
+        for server in site.redis.servers():
+            yield from check_server(site.redis, server, str(server))
+        yield from check_queues(site)
+    except TaskbullError as error:
+        yield problem("redis", f"{site.address} was lost meanwhile: {error}")
+
+
+def _app(app: App | None) -> Finding:
+    if app is None:
+        return ok("app", "none is named: only Redis is looked at")
+    queues = ", ".join(app.queues) or "none"
+    return ok("app", f"{app.name} has {plural(len(app.tasks), 'task')}; its queues: {queues}")
+
+
+def _reach(site: Site) -> Iterator[Finding]:
+    """Knock, and tell what kind of place it is."""
+    site.redis.knock()
+    yield ok("redis", f"{site.address} is reached")
+    servers = site.redis.servers()
+    match site.address.topology:
+        case "cluster":
+            yield _cluster(site)
+        case "sentinel":
+            named = f"the sentinels name {servers[0]} the primary of {site.address.service}"
+            yield ok("topology", named)
+        case "embedded":
+            yield ok("topology", "a private server of this machine, for development")
+        case _:
+            yield ok("topology", "a single server")
+
+
+def _cluster(site: Site) -> Finding:
+    servers = site.redis.servers()
+    reply = text(site.redis.ask(servers[0], "CLUSTER", "INFO"))
+    lines = (line.partition(":") for line in reply.split("\r\n"))
+    state = {name: value for name, _, value in lines}
+    message = f"a Redis Cluster with {plural(len(servers), 'master')}"
+    slots = state.get("cluster_slots_ok", "?")
+    if state.get("cluster_state") != "ok":
+        return problem(
+            "topology",
+            f"{message} that is not whole: its state is {state.get('cluster_state')}, "
+            f"{slots} of 16384 slots are served",
+            "look at CLUSTER NODES",
+        )
+    return ok("topology", f"{message}, whole; the names of queues are hash tags, as in {{emails}}")
+
+
+def _advice(error: TaskbullError) -> str:
+    if not isinstance(error, ServerRefused):
+        return (
+            "start a server, or say where it is: --redis URL, TASKBULL_REDIS_URL, or the app's "
+            "redis=…; embedded:// needs none"
+        )
+    match error.code:
+        case "NOAUTH" | "WRONGPASS":
+            return "put the user name and the password into the URL: redis://user:password@host"
+        case "NOPERM":
+            return "look at the ACL rules of the user"
+        case "TLS" | "PROTOCOL":
+            return "redis:// is without TLS, rediss:// with it: does the server agree?"
+        case _:
+            return ""

@@ -1,0 +1,66 @@
+"""How a failure reaches a person: one sentence on stderr, and an exit code.
+
+1: it failed. 2: what was typed, or set, cannot be right.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from difflib import get_close_matches
+from typing import IO, Any
+
+import click
+
+from taskbull.cli.escaping import printable
+from taskbull.errors import ConfigurationError, MaybeExecuted, TaskbullError
+
+FAILED = 1
+WRONG_USAGE = 2
+INTERRUPTED = 130
+"""As shells have it: 128 and the number of SIGINT."""
+
+
+class Failure(click.ClickException):
+    """A command did not do what it was asked."""
+
+    exit_code = FAILED
+
+    def show(self, file: IO[Any] | None = None) -> None:
+        """Say it."""
+        complain(self.message)
+
+
+class WrongUsage(Failure):
+    """What was typed, or set, cannot be right."""
+
+    exit_code = WRONG_USAGE
+
+
+def failure_of(error: TaskbullError) -> Failure:
+    """Give what a person is told about an error of the library."""
+    message = str(error)
+    if isinstance(error, MaybeExecuted):
+        message += ". It may have been done or not: look before you try again"
+    return (WrongUsage if isinstance(error, ConfigurationError) else Failure)(message)
+
+
+def complain(message: str) -> None:
+    """Say on stderr what went wrong."""
+    click.secho(f"taskbull: {printable(message)}", fg="red", err=True, color=colour())
+
+
+def colour() -> bool | None:
+    """Tell click whether to use colours: never, or (None) in a terminal."""
+    return False if os.environ.get("NO_COLOR") else None
+
+
+def note(message: str) -> None:
+    """Say on stderr what is worth knowing and no part of the answer."""
+    click.echo(f"taskbull: {printable(message)}", err=True)
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """Name the nearest of the known names, as an addition to a sentence; empty if none is near."""
+    near = get_close_matches(name, list(known), 1)
+    return f" (did you mean {near[0]}?)" if near else ""

@@ -1,0 +1,98 @@
+"""`taskbull events`: what happens in a queue, line by line, as it happens."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from time import sleep
+
+import click
+
+from taskbull.cli.completion import complete_queue
+from taskbull.cli.errors import note
+from taskbull.cli.escaping import to_json
+from taskbull.cli.loading import find_site, site_options
+from taskbull.cli.output import cell, instant, json_option, shortened
+from taskbull.cli.site import Site
+from taskbull.core.keys import QueueKeys
+from taskbull.errors import ConnectionLost, MaybeExecuted
+from taskbull.queue.feed import QueueEvent, check_last_id, events_of, last_event_id, read_events
+from taskbull.scripts.call import Command
+
+_PAUSE = 0.5
+"""Seconds between two tries while Redis is away."""
+
+
+@click.command()
+@click.argument("queue", shell_complete=complete_queue)
+@click.option(
+    "--last-id", default="$", help="Begin behind that event; 0: with the oldest. [default: now]"
+)
+@site_options
+@json_option
+def events(queue: str, last_id: str, as_json: bool, **where: str | None) -> None:
+    """Follow what happens in a queue, until Ctrl-C."""
+    check_last_id(last_id)
+    site = find_site(**where)
+    site.redis.knock()
+    if not site.exists(queue):
+        note(f"queue {queue} does not exist yet: waiting for its first event")
+    for event in _follow(site, site.keys(queue), last_id):
+        if as_json:
+            click.echo(to_json(_describe(queue, event), indent=None))
+        else:
+            click.echo(_line(event))
+
+
+def _follow(site: Site, keys: QueueKeys, last_id: str) -> Iterator[QueueEvent]:
+    """Give all events behind an id; an outage of Redis is said, and waited out."""
+    away = False
+    if last_id == "$":
+        last_id = site.redis.run(last_event_id(keys))
+    while True:
+        words = read_events(keys, last_id)
+        try:
+            site.redis.knock()  # so that an outage is told at once, not after many tries
+            events = site.redis.run(Command(words, keys.events, events_of))
+        except (MaybeExecuted, ConnectionLost) as error:  # reading changes nothing
+            if not away:
+                note(f"{error}; trying again until it is back")
+            away = True
+            sleep(_PAUSE)
+            continue
+        if away:
+            note("Redis is back")
+            away = False
+        for event in events:
+            last_id = event.id
+            yield event
+
+
+def _time_of(event: QueueEvent) -> datetime | None:
+    ms = event.id.partition("-")[0]
+    try:
+        return datetime.fromtimestamp(int(ms) / 1000, UTC)
+    except (ValueError, OverflowError, OSError):  # an id that somebody made up
+        return None
+
+
+def _describe(queue: str, event: QueueEvent) -> dict[str, object]:
+    return {
+        "id": event.id,
+        "at": instant(_time_of(event)),
+        "queue": queue,
+        "event": event.name,
+        "job_id": event.job_id,
+        "fields": dict(event.fields),
+    }
+
+
+def _line(event: QueueEvent) -> str:
+    when = _time_of(event)
+    clock = "-" if when is None else f"{when.astimezone():%H:%M:%S.%f}"[:-3]
+    fields = " ".join(
+        f"{cell(name)}={cell(shortened(value))}"
+        for name, value in event.fields.items()
+        if name != "jobId"
+    )
+    return f"{clock}  {cell(event.name):<16}  {cell(event.job_id):<8}  {fields}".rstrip()

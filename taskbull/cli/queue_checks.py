@@ -1,0 +1,112 @@
+"""What the doctor looks at in each queue."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from taskbull.cli.findings import Finding, ok, problem, warning
+from taskbull.cli.looking import QueueSummary, survey
+from taskbull.cli.output import plural
+from taskbull.cli.server_checks import major_of
+from taskbull.cli.site import Site
+from taskbull.core.states import JobState
+from taskbull.errors import ServerRefused
+from taskbull.scripts.call import Command
+
+_MANY = 100_000
+_LOOKED_AT = 500
+"""Running jobs of which the locks are looked at."""
+
+
+def check_queues(site: Site) -> Iterator[Finding]:
+    """Examine the queues, and tell who uses them."""
+    try:
+        found = survey(site)
+    except ServerRefused as error:
+        yield problem("queues", f"the queues cannot be read: {error}", "look at the ACL rules")
+        return
+    if not found:
+        yield ok("queues", f"there are none under the prefix {site.prefix!r}")
+    if any(queue.workers is None for queue in found):
+        yield warning("workers", "the server does not tell who is connected (CLIENT LIST)")
+    for queue in found:
+        yield _who(queue)
+        yield from _waiting(queue)
+        yield from _stalled(site, queue)
+        yield from _pausing(queue)
+        yield from _kept(queue)
+
+
+def _who(queue: QueueSummary) -> Finding:
+    shown = ", ".join(f"{count:,} {state}" for state, count in queue.counts.items() if count)
+    users = {
+        None: "no Node producer has written its version",
+        5: f"Node BullMQ 5 uses it ({queue.version})",
+        6: f"Node BullMQ 6 uses it ({queue.version})",
+    }
+    user = users.get(major_of(queue.version), f"{queue.version} uses it")
+    if queue.version is not None and major_of(queue.version) is None:
+        user = f"{queue.version} uses it"
+    workers = "" if queue.workers is None else f"; {plural(queue.workers, 'worker')} connected"
+    return ok("queue", f"{queue.name}: {shown or 'empty'}; {user}{workers}")
+
+
+def _waiting(queue: QueueSummary) -> Iterator[Finding]:
+    ready = queue.counts[JobState.WAITING] + queue.counts[JobState.PRIORITIZED]
+    if ready and queue.workers == 0 and not queue.paused:
+        yield warning(
+            "queue",
+            f"{queue.name}: {plural(ready, 'job')} to be run, and no worker is connected",
+            f"taskbull worker -q {queue.name}",
+        )
+
+
+def _stalled(site: Site, queue: QueueSummary) -> Iterator[Finding]:
+    active = queue.counts[JobState.ACTIVE]
+    if not active:
+        return
+    keys = site.keys(queue.name)
+    operations = site.operations(queue.name)
+    jobs = site.ask(operations.get_jobs(JobState.ACTIVE, 0, _LOOKED_AT - 1))
+    locks = [keys.lock(job.id) for job in jobs]
+    held = site.redis.run_all([Command(("EXISTS", lock), lock, bool) for lock in locks])
+    # A job that has ended meanwhile has no lock either.
+    gone = [job.id for job, lock in zip(jobs, held, strict=True) if not lock]
+    still = [one for one in gone if site.ask(operations.get_state(one)) is JobState.ACTIVE]
+    if still:
+        yield warning(
+            "queue",
+            f"{queue.name}: {plural(len(still), 'running job')} without a lock (stalled): "
+            f"{', '.join(still[:5])}",
+            "the next check of any worker puts them back; if they stay, no worker is running",
+        )
+
+
+def _pausing(queue: QueueSummary) -> Iterator[Finding]:
+    if not queue.paused:
+        return
+    parked = queue.counts[JobState.PAUSED]
+    waiting = queue.counts[JobState.WAITING]
+    total = parked + waiting + queue.counts[JobState.PRIORITIZED]
+    yield warning(
+        "queue",
+        f"{queue.name}: it is paused, and {plural(total, 'job')} cannot run",
+        f"taskbull resume {queue.name}",
+    )
+    if major_of(queue.version) == 5 and waiting and parked:
+        yield warning(
+            "queue",
+            f"{queue.name}: jobs stand in both its lists, and BullMQ 5 would lose some when it "
+            "resumes or pauses the queue",
+            f"resume it with taskbull resume {queue.name}, which loses none",
+        )
+
+
+def _kept(queue: QueueSummary) -> Iterator[Finding]:
+    kept = queue.counts[JobState.COMPLETED] + queue.counts[JobState.FAILED]
+    if kept >= _MANY:
+        yield warning(
+            "queue",
+            f"{queue.name}: {kept:,} finished jobs are kept, and fill the memory",
+            f"taskbull clean {queue.name} --older-than 7d; and keep fewer: keep_completed=Keep(…)",
+        )

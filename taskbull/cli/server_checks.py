@@ -1,0 +1,195 @@
+"""What the doctor looks at on each server."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Iterator
+from statistics import median
+from typing import TypeAlias
+
+from taskbull.cli.asking import Asker
+from taskbull.cli.findings import Finding, ok, problem, warning
+from taskbull.errors import ServerRefused
+from taskbull.scripts.inspection import COUNT_JOBS
+from taskbull.scripts.replies import text
+from taskbull.store.address import Endpoint
+from taskbull.store.pipeline import Reply
+
+Fields: TypeAlias = dict[str, str]
+
+_PINGS = 7
+_SLOW = 0.02
+"""Seconds for a round trip; a job needs one or two."""
+
+_SKEW = 1.0
+_BAD_SKEW = 10.0
+_NEARLY_FULL = 0.9
+
+
+def check_server(redis: Asker, server: Endpoint, name: str) -> Iterator[Finding]:
+    """Examine one server; `name` is what its findings are about, such as a node of a Cluster."""
+    fields = _info(redis, server)
+    if fields is None:
+        yield warning("server", f"{name} does not tell about itself (INFO is forbidden)")
+    else:
+        yield _version(fields, name)
+        yield from _role(redis, fields, name)
+        yield from _memory(fields, name)
+        yield from _persistence(redis, server, fields, name)
+    yield _latency(redis, server, name)
+    yield _clock(redis, server, name)
+    yield _scripts(redis, server, name)
+
+
+def _info(redis: Asker, server: Endpoint) -> Fields | None:
+    try:
+        lines = text(redis.ask(server, "INFO")).split("\r\n")
+    except ServerRefused:
+        return None
+    return {name: value for name, colon, value in (line.partition(":") for line in lines) if colon}
+
+
+def _version(fields: Fields, name: str) -> Finding:
+    version = fields.get("redis_version", "")
+    others = {
+        "dragonfly_version": "Dragonfly",
+        "keydb_version": "KeyDB",
+        "garnet_version": "Garnet",
+    }
+    for field, product in others.items():
+        if field in fields:
+            return warning(
+                "server",
+                f"{name} runs {product} {fields[field]}, which taskbull is not tested with",
+                "use Redis 6.2 or newer, or Valkey",
+            )
+    if fields.get("server_name") == "valkey" or "valkey_version" in fields:
+        return ok("server", f"{name} runs Valkey {fields.get('valkey_version', version)}: fine")
+    return ok("server", f"{name} runs Redis {version}: fine")
+
+
+def _role(redis: Asker, fields: Fields, name: str) -> Iterator[Finding]:
+    topology = redis.address.topology
+    if fields.get("role") not in {"master", None}:
+        yield problem(
+            "topology", f"{name} is a replica: nothing can be written", "connect to its primary"
+        )
+    if fields.get("cluster_enabled") == "1" and topology != "cluster":
+        yield problem(
+            "topology",
+            f"{name} is a node of a Redis Cluster, used as a single server",
+            "use a redis+cluster:// URL",
+        )
+    replicas = fields.get("connected_slaves", "0")
+    if topology in {"sentinel", "cluster"} and replicas == "0":
+        yield warning("topology", f"{name} has no replica: nobody takes over if it dies")
+
+
+def _memory(fields: Fields, name: str) -> Iterator[Finding]:
+    policy = fields.get("maxmemory_policy", "")
+    limit = int(fields.get("maxmemory", 0))
+    used = int(fields.get("used_memory", 0))
+    advice = "CONFIG SET maxmemory-policy noeviction"
+    if policy == "noeviction":
+        yield ok("memory", f"{name} evicts nothing (maxmemory-policy noeviction)")
+    elif policy and limit:
+        yield problem(
+            "memory", f"{name} may evict jobs and locks: maxmemory-policy is {policy}", advice
+        )
+    elif policy:
+        yield warning(
+            "memory",
+            f"{name} would evict jobs and locks if it had a memory limit: maxmemory-policy is "
+            f"{policy}",
+            advice,
+        )
+    if limit and used > _NEARLY_FULL * limit:
+        yield warning(
+            "memory",
+            f"{name} uses {used / limit:.0%} of its memory; when it is full, no job can be added",
+            "remove finished jobs (taskbull clean), keep fewer of them, or raise maxmemory",
+        )
+
+
+def _persistence(redis: Asker, server: Endpoint, fields: Fields, name: str) -> Iterator[Finding]:
+    advice = "CONFIG SET appendonly yes, and in its configuration file"
+    if fields.get("aof_enabled") == "1":
+        yield ok("persistence", f"{name} keeps an append-only file")
+    elif (points := _save_points(redis, server)) is None:
+        yield warning(
+            "persistence", f"{name} keeps no append-only file; its snapshots are not known", advice
+        )
+    elif points:
+        yield warning(
+            "persistence",
+            f"{name} keeps snapshots only (save {points}): a crash loses the jobs since the last",
+            advice,
+        )
+    else:
+        yield warning("persistence", f"{name} keeps nothing: a restart loses all jobs", advice)
+    for field in ("rdb_last_bgsave_status", "aof_last_write_status", "aof_last_bgrewrite_status"):
+        if fields.get(field, "ok") != "ok":
+            yield problem(
+                "persistence",
+                f"{name} could not write to its disk ({field} is {fields[field]}): it may refuse "
+                "all changes",
+                "look at its log, and at the space on its disk",
+            )
+
+
+def _save_points(redis: Asker, server: Endpoint) -> str | None:
+    try:
+        reply: list[bytes] = redis.ask(server, "CONFIG", "GET", "save")
+    except ServerRefused:  # forbidden, as with most providers
+        return None
+    return text(reply[1]) if len(reply) > 1 else ""
+
+
+def _latency(redis: Asker, server: Endpoint, name: str) -> Finding:
+    times = [_timed(lambda: redis.ask(server, "PING"))[0] for _ in range(_PINGS)]
+    usual = median(times)
+    message = f"{name} answers in {usual * 1000:.2g} ms (the slowest of {_PINGS}: "
+    message += f"{max(times) * 1000:.2g} ms)"
+    if usual > _SLOW:
+        return warning("latency", message, "run workers near to their Redis")
+    return ok("latency", message)
+
+
+def _clock(redis: Asker, server: Endpoint, name: str) -> Finding:
+    try:
+        took, reply = _timed(lambda: redis.ask(server, "TIME"))
+    except ServerRefused:
+        return warning("clock", f"{name} does not tell its time (TIME is forbidden)")
+    ours = time.time() - took / 2
+    skew = int(reply[0]) + int(reply[1]) / 1e6 - ours
+    if abs(skew) < _SKEW:
+        return ok("clock", f"{name} and this machine differ by {abs(skew) * 1000:.0f} ms")
+    behind = "ahead of" if skew > 0 else "behind"
+    message = f"the clock of {name} is {abs(skew):.1f} s {behind} this machine's"
+    advice = "let all machines take their time from NTP: delayed jobs run by the clocks of workers"
+    return (problem if abs(skew) >= _BAD_SKEW else warning)("clock", message, advice)
+
+
+def _scripts(redis: Asker, server: Endpoint, name: str) -> Finding:
+    try:
+        redis.ask(server, "SCRIPT", "LOAD", COUNT_JOBS.source)
+    except ServerRefused as error:
+        return problem(
+            "scripts",
+            f"{name} does not let us load scripts: {error}",
+            "ACL SETUSER … +@scripting +@read +@write +@stream +@connection ~<prefix>:*",
+        )
+    return ok("scripts", f"{name} lets us load scripts")
+
+
+def _timed(ask: Callable[[], Reply]) -> tuple[float, Reply]:
+    began = time.perf_counter()
+    reply = ask()
+    return time.perf_counter() - began, reply
+
+
+def major_of(version: str | None) -> int | None:
+    """Give BullMQ's major version of what a queue's producer wrote about itself."""
+    found = re.fullmatch(r"bullmq[^:]*:(\d+)\..*", version or "")
+    return int(found[1]) if found else None

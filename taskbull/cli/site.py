@@ -1,0 +1,107 @@
+"""Where a command finds queues: a server, a prefix, and the app if there is one."""
+
+from __future__ import annotations
+
+import re
+from typing import TypeVar
+
+import click
+
+from taskbull.app.app import App
+from taskbull.cli.asking import Asker
+from taskbull.cli.errors import Failure, did_you_mean
+from taskbull.core.keys import QueueKeys
+from taskbull.queue.operations import Operation, Operations
+from taskbull.scripts.call import Call, Command
+from taskbull.scripts.replies import text
+from taskbull.store.address import Address
+
+T = TypeVar("T")
+
+_SCANNED = 1000
+
+
+class Site:
+    """The queues under one prefix; nothing is connected before it is asked for."""
+
+    def __init__(
+        self, address: Address, prefix: str, hash_tag: bool | None = None, app: App | None = None
+    ) -> None:
+        self.address = address
+        self.prefix = prefix
+        self.app = app
+        self.redis = Asker(address)
+        if ctx := click.get_current_context(silent=True):
+            ctx.call_on_close(self.redis.close)
+        self._hash_tag = hash_tag
+
+    @classmethod
+    def of(cls, app: App) -> Site:
+        """Give the place of an app's queues."""
+        producer = app.producer
+        return cls(producer.stores.address, producer.prefix, producer.hash_tag, app)
+
+    def ask(self, operation: Operation[T]) -> T:
+        """Do what a queue's `Operations` gave."""
+        if isinstance(operation, Call | Command):
+            return self.redis.run(operation)
+        return self.redis.perform(operation)
+
+    def keys(self, name: str) -> QueueKeys:
+        """Give the keys of a queue, whether it is there or not."""
+        clustered = self.address.topology == "cluster"
+        return QueueKeys(name, self.prefix, clustered, self._hash_tag)
+
+    def operations(self, name: str) -> Operations:
+        """Give what can be done with a queue, whether it is there or not."""
+        return Operations(self.keys(name))
+
+    def queue(self, name: str) -> Operations:
+        """Give a queue that exists; one that does not is a failure that names the nearest."""
+        operations = self.operations(name)
+        self.redis.knock()
+        if not self.exists(name):
+            known = self.names()
+            has = f"; there is {', '.join(known[:8])}" if known else "; there is none yet"
+            hint = did_you_mean(name, known) or has
+            raise Failure(
+                f"Queue {name} does not exist in Redis at {self.address} under the prefix "
+                f"{self.prefix!r}{hint}"
+            )
+        return operations
+
+    def exists(self, name: str) -> bool:
+        """Tell whether a queue is in Redis, or belongs to a task of the app."""
+        if self.app is not None and name in self.app.queues:
+            return True
+        meta = self.keys(name).meta
+        return self.redis.run(Command(("EXISTS", meta), meta, bool))
+
+    def names(self) -> list[str]:
+        """Name all queues, sorted: those of the app, and those found in Redis."""
+        return sorted({*(self.app.queues if self.app else ()), *self.found()})
+
+    def found(self) -> set[str]:
+        """Name the queues in Redis, as code names them: without the hash tag that we add."""
+        return {self._plain(name) for name in self._names_in_keys()}
+
+    def _names_in_keys(self) -> set[str]:
+        start, end = f"{self.prefix}:", ":meta"
+        pattern = re.sub(r"([*?\[\]\\])", r"\\\1", start) + "*" + end
+        names: set[str] = set()
+        for server in self.redis.servers():
+            cursor = b"0"
+            while True:
+                words = ("SCAN", cursor, "MATCH", pattern, "COUNT", _SCANNED, "TYPE", "hash")
+                cursor, keys = self.redis.ask(server, *words)
+                names.update(text(key)[len(start) : -len(end)] for key in keys)
+                if cursor == b"0":
+                    break
+        # A name has no ":"; what has one is a key of another prefix, or of a job scheduler.
+        return {name for name in names if name and ":" not in name}
+
+    def _plain(self, name: str) -> str:
+        inner = name[1:-1]
+        if name == f"{{{inner}}}" and inner and self.keys(inner).name == name:
+            return inner
+        return name

@@ -1,0 +1,124 @@
+"""From `key=value` on the command line to the arguments of a task, by its annotations.
+
+`key=value` is a string where the parameter can be one; else it is read as JSON, and words such as
+`yes` and `off` as true and false. `key:=value` is JSON in any case.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from inspect import Parameter
+from typing import Any, get_type_hints
+
+import msgspec
+
+from taskbull.app.conversion import Misfit, converter
+from taskbull.app.task import Task
+from taskbull.cli.errors import WrongUsage, did_you_mean
+from taskbull.core import payload
+
+_WORDS = {
+    **dict.fromkeys(("true", "yes", "on", "1"), b"true"),
+    **dict.fromkeys(("false", "no", "off", "0"), b"false"),
+}
+
+
+class Arguments:
+    """The arguments of one call."""
+
+    def __init__(self, task: Task[..., Any], words: Sequence[str]) -> None:
+        self._task = task
+        self._parameters = inspect.signature(task.function).parameters
+        self._hints = _hints(task)
+        values: dict[str, Any] = {}
+        for word in words:
+            name, value = self._read(word)
+            if name in values:
+                raise WrongUsage(f"{name} is given twice")
+            values[name] = value
+        by_position = [
+            name
+            for name, each in self._parameters.items()
+            if each.kind is Parameter.POSITIONAL_ONLY and name in values
+        ]
+        self.args = tuple(values.pop(name) for name in by_position)
+        self.kwargs = values
+
+    def _read(self, word: str) -> tuple[str, Any]:
+        name, equals, text = word.partition("=")
+        as_json = name.endswith(":")
+        name = name.removesuffix(":")
+        if not equals or not name:
+            raise WrongUsage(f"{word!r} must be key=value, or key:=json")
+        hint = self._hint(name)
+        if as_json:
+            return name, _json(name, text)
+        return name, _value(name, text, hint)
+
+    def _hint(self, name: str) -> Any:
+        named = {n: p for n, p in self._parameters.items() if p.kind is not Parameter.VAR_KEYWORD}
+        if name in named:
+            return self._hints.get(name, Any)
+        others = [n for n in self._parameters if n not in named]
+        if others:
+            return self._hints.get(others[0], Any)
+        takes = ", ".join(named) or "no arguments"
+        hint = did_you_mean(name, named)
+        raise WrongUsage(f"Task {self._task.name} has no argument {name}{hint}; it takes {takes}")
+
+
+def _hints(task: Task[..., Any]) -> dict[str, Any]:
+    try:
+        return get_type_hints(task.function, include_extras=True)
+    except Exception as error:
+        raise WrongUsage(
+            f"The annotations of task {task.name} ({task.place}) cannot be resolved: {error}"
+        ) from error
+
+
+def _json(name: str, text: str) -> Any:
+    try:
+        return payload.decode(text.encode())
+    except ValueError as error:
+        raise WrongUsage(f"{name}: {text!r} is no JSON: {error}") from error
+
+
+def _value(name: str, text: str, hint: Any) -> Any:
+    """Give the first reading of a text that the parameter takes."""
+    try:
+        read = converter(hint)
+    except TypeError as error:
+        raise WrongUsage(f"{name}: its type {hint!r} has no form in JSON: {error}") from error
+    as_text = _quoted(name, text)
+    readings = [as_text, text.encode()]
+    if (word := _WORDS.get(text.strip().lower())) is not None:
+        readings.append(word)
+    for reading in readings:
+        if _problem(read, reading) is None:
+            return payload.decode(reading)
+    problem = _problem(read, text.encode() if _is_json(text) else as_text)
+    raise WrongUsage(f"{name}: {text!r} does not fit: {problem}")
+
+
+def _quoted(name: str, text: str) -> bytes:
+    try:
+        return msgspec.json.encode(text)
+    except UnicodeEncodeError:
+        raise WrongUsage(f"{name}: {text!r} is no UTF-8") from None
+
+
+def _problem(read: Callable[[bytes], Any], raw: bytes) -> Misfit | None:
+    try:
+        read(raw)
+    except Misfit as misfit:
+        return misfit
+    return None
+
+
+def _is_json(text: str) -> bool:
+    try:
+        payload.decode(text.encode())
+    except ValueError:
+        return False
+    return True

@@ -1,0 +1,138 @@
+"""`taskbull worker`: run the tasks of an app."""
+
+from __future__ import annotations
+
+import os
+import sys
+from contextlib import suppress
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import anyio
+import click
+
+from taskbull.app.running import run_until_signal
+from taskbull.cli.loading import find_app
+from taskbull.cli.panel import show_panel
+from taskbull.cli.recycling import Recycling, Share
+from taskbull.cli.reloading import Reloader
+from taskbull.cli.supervisor import RECYCLED, Supervisor
+from taskbull.observability.formats import LogFormat, set_up_logging
+from taskbull.store.backend import poster
+from taskbull.worker.shutdown import Shutdown
+
+_LEVELS = ("debug", "info", "warning", "error")
+_OF_THE_PARENT = {"processes", "reload", "process"}
+
+
+@click.command()
+@click.argument("app", required=False)
+@click.option("-q", "--queue", "queues", multiple=True, help="A queue to work on; all by default.")
+@click.option("-c", "--concurrency", type=click.IntRange(1), help="Jobs at once in each queue.")
+@click.option("--threads", type=click.IntRange(1), help="Threads for plain functions.")
+@click.option("--processes", type=click.IntRange(1), default=1, help="Worker processes.")
+@click.option("--backend", type=click.Choice(["asyncio", "trio"]), default="asyncio")
+@click.option("--uvloop", is_flag=True, help="Use uvloop with asyncio.")
+@click.option("--burst", is_flag=True, help="Stop when the queues are empty.")
+@click.option("--reload", is_flag=True, help="Restart when a Python file changes.")
+@click.option("--shutdown-timeout", type=click.FloatRange(0), help="Seconds to end running jobs.")
+@click.option("--max-jobs", type=click.IntRange(1), help="Jobs after which a process is replaced.")
+@click.option("--max-memory", type=click.IntRange(1), help="The same, by its memory in MB.")
+@click.option("--log-level", type=click.Choice(_LEVELS, case_sensitive=False), default="info")
+@click.option("--log-format", type=click.Choice(["text", "json"]), default="text")
+@click.option("--process", type=int, hidden=True)
+@click.pass_context
+def worker(context: click.Context, /, **given: Any) -> None:
+    """Run the tasks of APP (module:attribute) until SIGTERM or Ctrl-C.
+
+    A signal lets running jobs end; a second one gives them back at once. Without APP, TASKBULL_APP
+    or [tool.taskbull] app in pyproject.toml is used.
+    """
+    share = Share(given["max_jobs"], given["max_memory"])
+    several = given["processes"] > 1 or given["reload"] or share.limited
+    _check_installed(given["backend"], uvloop=given["uvloop"])
+    if several and given["process"] is None:
+        sys.exit(_supervise(context))
+    sys.exit(_work(share, given))
+
+
+def _supervise(context: click.Context) -> int:
+    """Run children, each with the same command line but what is the parent's own."""
+    given = context.params
+    words = command_words(context, leave_out=_OF_THE_PARENT)
+    program = [sys.executable, "-m", "taskbull", "worker", *words]
+    set_up_logging(given["log_level"], given["log_format"], "supervisor")
+    supervisor = Supervisor(
+        lambda number: [*program, "--process", str(number)],
+        given["processes"],
+        once=given["burst"],
+    )
+    return anyio.run(supervisor.run, Reloader(Path.cwd()).watch if given["reload"] else None)
+
+
+def _work(share: Share, given: dict[str, Any]) -> int:
+    """Be a worker; give the exit code."""
+    log_format: LogFormat = given["log_format"]
+    app = find_app(given["app"])
+    names = ("concurrency", "threads", "shutdown_timeout")
+    options = {name: given[name] for name in names if given[name] is not None}
+    made = app.worker(list(given["queues"]) or None, **options)
+    set_up_logging(given["log_level"], log_format, made.id)
+    backend: str = given["backend"]
+    if given["process"] in {None, 1} and log_format == "text":
+        show_panel(app, made, "uvloop" if given["uvloop"] else backend)
+    recycling = Recycling(share, made) if share.limited else None
+    watchers = [] if recycling is None else [recycling.watch]
+    if given["process"] is not None:
+        watchers.append(_stop_with_parent)
+    run = partial(run_until_signal, made, burst=given["burst"], watchers=watchers)
+    settings = {"use_uvloop": True} if given["uvloop"] else {}
+    anyio.run(run, backend=backend, backend_options=settings)
+    return RECYCLED if recycling is not None and recycling.done else 0
+
+
+async def _stop_with_parent(shutdown: Shutdown) -> None:
+    """Stop gracefully when the pipe from the parent ends: the parent is gone."""
+    gone = anyio.Event()
+    post = poster()
+
+    def read() -> None:
+        while os.read(0, 1024):  # not by sys.stdin, whose lock would outlive us
+            pass
+        with suppress(RuntimeError):  # the event loop is over
+            post(gone.set)
+
+    Thread(target=read, name="taskbull-parent", daemon=True).start()
+    await gone.wait()
+    shutdown.begin()
+
+
+def command_words(context: click.Context, leave_out: set[str]) -> list[str]:
+    """Give the words of the command line from which a context was made."""
+    words: list[str] = []
+    for parameter in context.command.params:
+        name = parameter.name or ""
+        value: Any = context.params.get(name)
+        if name in leave_out or value in {None, False, ()}:
+            continue
+        if not isinstance(parameter, click.Option):
+            words.append(str(value))
+        elif value is True:
+            words.append(parameter.opts[-1])
+        elif parameter.multiple:
+            for one in value:
+                words += [parameter.opts[-1], str(one)]
+        else:
+            words += [parameter.opts[-1], str(value)]
+    return words
+
+
+def _check_installed(backend: str, *, uvloop: bool) -> None:
+    for name, wanted in (("trio", backend == "trio"), ("uvloop", uvloop)):
+        if wanted and find_spec(name) is None:
+            raise click.UsageError(f"{name} is not installed: pip install 'taskbull[{name}]'")
+    if uvloop and backend == "trio":
+        raise click.UsageError("--uvloop is for asyncio, not for trio")

@@ -1,0 +1,173 @@
+"""Commands that act: what they change, what they report, and that they ask before they destroy."""
+
+from __future__ import annotations
+
+import pytest
+import redis
+
+from tests.cli.conftest import CommandLine, Shop
+
+
+@pytest.fixture
+def failed(shop: Shop) -> Shop:
+    """A shop with three failed jobs in `default`."""
+    for reason in ("one", "two", "three"):
+        shop("call", "explode", f"reason={reason}")
+    shop.work()
+    return shop
+
+
+def test_failed_jobs_run_again(failed: Shop) -> None:
+    assert failed("retry", "default", "1", "2").splitlines() == [
+        "job 1 runs again",
+        "job 2 runs again",
+    ]
+    counts = failed.queue("default").counts()
+    assert (counts["waiting"], counts["failed"]) == (2, 1)
+
+
+def test_each_of_several_jobs_is_reported_and_one_failure_is_a_failure(failed: Shop) -> None:
+    result = failed.run("retry", "default", "99", "1", "1", "meta")
+    assert result.exit_code == 1
+    assert result.stdout == "job 1 runs again\n"
+    assert result.stderr.splitlines() == [
+        "taskbull: Job 99 does not exist in queue default",
+        "taskbull: Job meta does not exist in queue default",
+    ]
+    said = failed.run("retry", "default", "1").stderr
+    assert said.rstrip().endswith("is not in the state that this needs: it is waiting")
+
+
+def test_the_report_is_json_if_asked(failed: Shop) -> None:
+    assert failed.json("retry", "default", "1", "99", code=1) == [
+        {"id": "1", "ok": True, "error": None},
+        {"id": "99", "ok": False, "error": "Job 99 does not exist in queue default"},
+    ]
+
+
+def test_all_failed_jobs_run_again(failed: Shop) -> None:
+    assert failed.json("retry-all", "default") == {
+        "queue": "default",
+        "state": "failed",
+        "retried": 3,
+    }
+    assert failed("retry-all", "default") == "0 jobs of queue default will run again\n"
+
+
+def test_completed_jobs_run_again_if_asked(shop: Shop) -> None:
+    shop("call", "resize", "path=a")
+    shop.work()
+    assert shop("retry-all", "default", "--state", "completed").startswith("1 job of")
+    shop.work()
+    shop("retry", "default", "1", "--state", "completed")
+    assert shop.queue("default").counts()["waiting"] == 1
+
+
+def test_delayed_jobs_run_now(cli: CommandLine) -> None:
+    cli.queue("emails").add("send", delay=3600)
+    assert cli("promote", "emails", "1") == "job 1 is no longer delayed\n"
+    assert cli.queue("emails").counts()["waiting"] == 1
+    assert "it is waiting" in cli.fails("promote", "emails", "1")
+
+
+def test_a_queue_is_paused_and_resumed(cli: CommandLine) -> None:
+    cli.queue("emails").add("send")
+    assert cli("pause", "emails") == "queue emails is paused; 0 jobs still running\n"
+    assert cli.queue("emails").is_paused()
+    assert "was paused already" in cli("pause", "emails")
+    assert cli.json("pause", "emails") == {"queue": "emails", "paused": True, "changed": False}
+    assert cli("resume", "emails") == "queue emails is no longer paused\n"
+    assert not cli.queue("emails").is_paused()
+    assert cli("resume", "emails") == "queue emails was not paused\n"
+    assert cli.json("resume", "emails") == {"queue": "emails", "paused": False, "changed": False}
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("remove", "emails", "1"),
+        ("drain", "emails"),
+        ("clean", "emails"),
+        ("obliterate", "emails"),
+    ],
+)
+def test_without_a_terminal_nothing_is_destroyed_unless_yes_is_said(
+    cli: CommandLine, words: tuple[str, ...]
+) -> None:
+    cli.queue("emails").add("send")
+    assert "say --yes" in cli.fails(*words, code=2)
+    assert cli.queue("emails").counts()["waiting"] == 1
+    cli(*words, "--yes")
+
+
+def test_jobs_are_removed(cli: CommandLine) -> None:
+    cli.queue("emails").add_bulk([("send", {})] * 2)
+    assert cli("remove", "emails", "1", "--yes") == "job 1 is removed\n"
+    assert cli.queue("emails").get_job("1") is None
+    assert "Job 1 does not exist" in cli.fails("remove", "emails", "1", "--yes")
+
+
+def test_a_key_of_the_queue_is_not_taken_for_a_job(cli: CommandLine) -> None:
+    cli.queue("emails").add("send")
+    cli.fails("remove", "emails", "meta", "--yes")
+    with redis.Redis.from_url(cli.url) as client:
+        assert client.exists(f"{cli.prefix}:emails:meta")
+
+
+def test_a_running_job_is_not_removed(cli: CommandLine) -> None:
+    cli.queue("emails").add("send")
+    with redis.Redis.from_url(cli.url) as client:
+        client.rpoplpush(f"{cli.prefix}:emails:wait", f"{cli.prefix}:emails:active")
+        client.set(f"{cli.prefix}:emails:1:lock", "token")
+    assert "Job 1 in queue emails runs" in cli.fails("remove", "emails", "1", "--yes")
+    assert cli.queue("emails").counts()["active"] == 1
+
+
+def test_waiting_jobs_are_drained(cli: CommandLine) -> None:
+    queue = cli.queue("emails")
+    queue.add_bulk([("a", {}), ("b", {}, {"priority": 1}), ("c", {}, {"delay": 60})])
+    assert cli("drain", "emails", "--yes") == "2 jobs removed from queue emails\n"
+    assert cli.json("drain", "emails", "--yes", "--delayed") == {"queue": "emails", "removed": 1}
+
+
+def test_jobs_of_a_state_are_cleaned(failed: Shop) -> None:
+    words = ("clean", "default", "--state", "failed", "--yes")
+    assert failed.json(*words, "--older-than", "1h")["removed"] == 0
+    assert failed.json(*words, "--limit", "1") == {
+        "queue": "default",
+        "state": "failed",
+        "removed": 1,
+        "ids": ["1"],
+    }
+    assert failed(*words) == "2 failed jobs removed from queue default\n"
+
+
+def test_a_queue_is_obliterated(cli: CommandLine) -> None:
+    cli.queue("emails").add_bulk([("send", {})] * 3)
+    assert cli("obliterate", "emails", "--yes") == "queue emails is removed, with 3 jobs\n"
+    with redis.Redis.from_url(cli.url) as client:
+        assert client.keys(f"{cli.prefix}:*") == []
+    assert "does not exist" in cli.fails("obliterate", "emails", "--yes")
+
+
+def test_a_queue_with_running_jobs_is_obliterated_by_force_only(cli: CommandLine) -> None:
+    cli.queue("emails").add("send")
+    with redis.Redis.from_url(cli.url) as client:
+        client.rpoplpush(f"{cli.prefix}:emails:wait", f"{cli.prefix}:emails:active")
+    assert "1 running jobs" in cli.fails("obliterate", "emails", "--yes")
+    assert cli.json("obliterate", "emails", "--yes", "--force")["removed"] == 1
+
+
+@pytest.mark.parametrize(
+    "command", ["retry-all", "pause", "resume", "drain", "clean", "obliterate"]
+)
+def test_an_unknown_queue_is_not_acted_on(cli: CommandLine, command: str) -> None:
+    cli.queue("emails").add("send")
+    assert "did you mean emails?" in cli.fails(command, "emial")
+    with redis.Redis.from_url(cli.url) as client:
+        assert client.keys(f"{cli.prefix}:emial:*") == []
+
+
+@pytest.mark.parametrize("value", ["soon", "-5", "1y", "", "nan"])
+def test_a_wrong_duration_is_wrong_usage(cli: CommandLine, value: str) -> None:
+    assert "no duration" in cli.fails("clean", "emails", f"--older-than={value}", code=2)

@@ -1,0 +1,165 @@
+"""`taskbull call`: arguments by the annotations, options, and waiting for the result."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import anyio
+import pytest
+
+from tests.cli.conftest import Shop
+
+
+def data(shop: Shop, *words: str) -> Any:
+    """Give what a call stores."""
+    queue = json.loads(shop("call", *words, "--json"))["queue"]
+    [job] = shop.json("jobs", queue, "--state", "waiting", "--limit", "1")
+    return job["data"]
+
+
+@contextmanager
+def working(shop: Shop) -> Iterator[None]:
+    """Let a worker run beside the block."""
+    stop = threading.Event()
+
+    async def work() -> None:
+        async with shop.app.worker().running():
+            await anyio.to_thread.run_sync(stop.wait)
+
+    thread = threading.Thread(target=anyio.run, args=(work,))
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
+
+
+@pytest.mark.parametrize(
+    ("word", "stored"),
+    [
+        ("path=5", "5"),
+        ("path=", ""),
+        ("path=a=b", "a=b"),
+        ("path=true", "true"),
+        ("path=[1]", "[1]"),
+        ('path:="x"', "x"),
+        ("width=5", 5),
+        ("width:=5", 5),
+        ("ratio=2", 2),
+        ("ratio=1e3", 1000.0),
+        ("keen=true", True),
+        ("keen=Yes", True),
+        ("keen=1", True),
+        ("keen=off", False),
+        ("sizes=[1, 2]", [1, 2]),
+        ("sizes=null", None),
+        ("sizes:=null", None),
+        ("when=2030-01-31T09:00:00Z", "2030-01-31T09:00:00Z"),
+    ],
+)
+def test_a_value_is_read_by_the_annotation(shop: Shop, word: str, stored: object) -> None:
+    name = word.partition("=")[0].removesuffix(":")
+    words = [word] if name == "path" else ["path=a", word]
+    found = data(shop, "resize", *words)[name]
+    assert (found, type(found)) == (stored, type(stored))
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("resize", "path=a", "width=wide"), "width: 'wide' does not fit: Expected int, got str"),
+        (("resize", "path=a", "width=1.5"), "width: '1.5' does not fit: Expected int, got float"),
+        (("resize", "path=a", "keen=perhaps"), "keen: 'perhaps' does not fit"),
+        (("resize", "path=a", "sizes=1,2"), "sizes: '1,2' does not fit"),
+        (("resize", "path=a", "sizes=[1,x]"), "sizes: '[1,x]' does not fit"),
+        (("resize", "path=a", 'sizes=["x"]'), "Expected int, got str"),
+        (("resize", "path=a", "when=tomorrow"), "when: 'tomorrow' does not fit"),
+        (("resize", "path=a", "width:=x"), "width: 'x' is no JSON"),
+        (("resize", "path=a", 'width:="5"'), "argument width: Expected int, got str"),
+        (("resize", "path=a", "path=b"), "path is given twice"),
+        (("resize", "path"), "'path' must be key=value, or key:=json"),
+        (("resize", "=x"), "'=x' must be key=value, or key:=json"),
+        (("resize", "pth=a"), "has no argument pth (did you mean path?); it takes path, width"),
+        (("resize",), "missing a required argument: 'path'"),
+        (("rsize", "path=a"), "has no task rsize (did you mean resize?)"),
+        (("resize", "path=a", "--delay=1", "--eta=2030-01-31T09:00:00Z"), "exclude each other"),
+        (("resize", "path=a", "--eta=2030-01-31T09:00:00"), "has no time zone"),
+        (("resize", "path=a", "--eta=soon"), "no date and time"),
+        (("resize", "path=a", "--queue=a:b"), "queue name must have no ':'"),
+    ],
+)
+def test_a_wrong_call_is_wrong_usage_and_adds_nothing(
+    shop: Shop, words: tuple[str, ...], said: str
+) -> None:
+    assert said in shop.fails("call", *words, code=2)
+    assert shop.json("jobs", "default") == []
+
+
+def test_arguments_may_be_by_position_only_or_of_any_name(shop: Shop) -> None:
+    assert data(shop, "anything", "first=x", "more=5") == {"first": "x", "more": 5}
+    assert "more: 'x' does not fit" in shop.fails("call", "anything", "first=1", "more=x", code=2)
+
+
+def test_the_options_of_a_call_are_stored(shop: Shop) -> None:
+    shop(
+        *("call", "resize", "path=a", "--delay=1h", "--priority=3", "--attempts=7", "--timeout=2m"),
+        *("--job-id=mine", "--queue=images", "--lifo"),
+    )
+    job = shop.json("job", "images", "mine")
+    assert (job["state"], job["delay"], job["priority"], job["attempts"]) == ("delayed", 3600, 3, 7)
+    assert job["options"]["timeout"] == 120_000
+    assert job["options"]["lifo"] is True
+
+
+def test_a_job_of_the_same_key_is_not_added(shop: Shop) -> None:
+    added = shop("call", "resize", "path=a", "--dedup=once")
+    assert added == "job 1 (resize) added to queue default\n"
+    again = shop("call", "resize", "path=a", "--dedup=once")
+    assert again == "not added: job 1 in queue default stands for it\n"
+    assert shop.json("call", "resize", "path=a", "--dedup=once") == {
+        "id": "1",
+        "queue": "default",
+        "name": "resize",
+        "deduplicated": True,
+    }
+
+
+def test_a_result_that_is_waited_for_is_all_that_is_printed(shop: Shop) -> None:
+    with working(shop):
+        result = shop.run("call", "resize", "path=a", "width=3", "--wait")
+        assert (result.exit_code, json.loads(result.stdout)) == (0, [3, 3])
+        assert "job 1 (resize) added to queue default" in result.stderr
+        ended = shop.json("call", "send_email", "to=ann", "subject=x", "--wait")
+    assert ended == {
+        "id": "1",
+        "queue": "emails",
+        "name": "send_email",
+        "deduplicated": False,
+        "state": "completed",
+        "result": "sent to ann",
+        "reason": None,
+    }
+
+
+def test_a_failure_that_is_waited_for_is_a_failure(shop: Shop) -> None:
+    with working(shop):
+        result = shop.run("call", "explode", "reason=no \x1b[2J way", "--wait")
+        assert (result.exit_code, result.stdout) == (1, "")
+        last = result.stderr.splitlines()[-1]
+        assert last == r"taskbull: Job 1 in queue default failed: no \x1b[2J way (attempts: 1)"
+        assert "PermanentError" in result.stderr
+        assert "\x1b" not in result.stderr
+        ended = shop.json("call", "explode", "reason=no", "--wait", code=1)
+    assert (ended["state"], ended["reason"], ended["attempts"]) == ("failed", "no", 1)
+    assert len(ended["stacktrace"]) == 1
+
+
+def test_waiting_ends_in_time_and_says_that_nobody_works(shop: Shop) -> None:
+    said = shop.fails("call", "resize", "path=a", "--wait-timeout=50ms")
+    assert "no worker is connected to queue default" in said
+    assert "Job 1 in queue default has not ended within 0.05 s" in said

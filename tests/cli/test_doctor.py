@@ -1,0 +1,207 @@
+"""`taskbull doctor`: each thing it looks at, well and not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import redis
+
+from taskbull.store.server import Server
+from tests.cli.conftest import CommandLine, OpenCli, Shop
+from tests.servers.cluster import Cluster
+from tests.servers.kinds import PrivateServers, Reachable
+from tests.servers.sentinel import SentinelSet
+
+GOOD = {"maxmemory-policy": "noeviction", "appendonly": "yes"}
+
+
+def findings(cli: CommandLine, code: int = 0) -> dict[str, list[tuple[str, str]]]:
+    """Give levels and messages by check."""
+    found: dict[str, list[tuple[str, str]]] = {}
+    for finding in cli.json("doctor", code=code):
+        assert set(finding) == {"check", "level", "message", "advice"}
+        found.setdefault(finding["check"], []).append((finding["level"], finding["message"]))
+    return found
+
+
+def admin(server: Server) -> redis.Redis:
+    return redis.Redis(unix_socket_path=str(server.socket))
+
+
+def test_a_server_as_it_should_be_has_no_problem(
+    private_server: PrivateServers, open_cli: OpenCli
+) -> None:
+    cli = open_cli(private_server(GOOD).url, "bull")
+    found = findings(cli)
+    assert {level for each in found.values() for level, _ in each} == {"ok"}
+    assert list(found) == [
+        *("app", "redis", "topology", "server", "memory", "persistence", "latency", "clock"),
+        *("scripts", "queues"),
+    ]
+    text = cli("doctor")
+    assert text.splitlines()[-1] == "All is well."
+    assert all(line.startswith("ok") for line in text.splitlines()[:-1])
+
+
+def test_every_kind_of_server_is_named(server: Reachable, prefix: str, open_cli: OpenCli) -> None:
+    [(level, message)] = findings(open_cli(server.url, prefix))["server"]
+    assert level == "ok"
+    assert {"valkey-9": "Valkey 9", "redis-6.2": "Redis 6.2", "redis-7": "Redis 7"}.get(
+        server.kind, "runs"
+    ) in message
+
+
+@pytest.mark.parametrize(
+    ("options", "check", "level", "message"),
+    [
+        ({"maxmemory-policy": "allkeys-lru", "maxmemory": "100mb"}, "memory", "problem", "evict"),
+        ({"maxmemory-policy": "allkeys-lru"}, "memory", "warning", "if it had a memory limit"),
+        ({"appendonly": "no", "save": ""}, "persistence", "warning", "keeps nothing"),
+        ({"appendonly": "no", "save": "900 1"}, "persistence", "warning", "snapshots only"),
+        ({"cluster-enabled": "yes"}, "topology", "problem", "use a redis+cluster:// URL"),
+    ],
+)
+def test_what_is_wrong_with_a_server_is_told_with_what_to_do(
+    private_server: PrivateServers,
+    open_cli: OpenCli,
+    options: dict[str, str],
+    check: str,
+    level: str,
+    message: str,
+) -> None:
+    cli = open_cli(private_server({**GOOD, **options}).url, "bull")
+    result = cli.run("doctor", *cli.where)
+    assert result.exit_code == (1 if level == "problem" else 0)
+    place = result.stdout.index(message)
+    line = result.stdout[:place].splitlines()[-1]
+    if line.lstrip().startswith("→"):
+        line = result.stdout[:place].splitlines()[-2]
+    assert line.split()[:2] == [level, check]
+    assert "→" in result.stdout
+
+
+def test_a_replica_is_a_problem(private_server: PrivateServers, open_cli: OpenCli) -> None:
+    primary, replica = private_server(GOOD), private_server(GOOD)
+    with admin(replica) as client:
+        client.replicaof("127.0.0.1", str(primary.port))
+    found = findings(open_cli(replica.url, "bull"), code=1)
+    assert any("is a replica" in message for level, message in found["topology"])
+
+
+def test_what_an_acl_rule_forbids_is_told(
+    private_server: PrivateServers, open_cli: OpenCli
+) -> None:
+    server = private_server(GOOD)
+    with admin(server) as client:
+        client.execute_command(
+            *("ACL", "SETUSER", "app", "on", ">secret", "~*", "&*", "+@all"),
+            *("-info", "-config", "-script", "-client", "+client|setname", "-time"),
+        )
+    url = f"redis://app:secret@127.0.0.1:{server.port}"
+    cli = open_cli(url, "bull")
+    result = cli.run("doctor", *cli.where)
+    assert result.exit_code == 1
+    assert "problem  scripts" in result.stdout
+    assert "INFO is forbidden" in result.stdout
+    assert "TIME is forbidden" in result.stdout
+    assert "secret" not in result.output
+
+
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [
+        ("redis://:wrong@127.0.0.1:{port}", "into the URL"),
+        ("redis://127.0.0.1:{port}", "into the URL"),
+        ("rediss://127.0.0.1:{port}", "TLS"),
+        ("redis://:secret@127.0.0.1:1", "start a server"),
+        ("http://127.0.0.1", "must start with one of"),
+    ],
+)
+def test_a_server_that_cannot_be_used_is_one_problem(
+    private_server: PrivateServers, open_cli: OpenCli, url: str, said: str
+) -> None:
+    server = private_server({"requirepass": "secret"})
+    cli = open_cli(url.format(port=server.port), "bull")
+    result = cli.run("doctor", *cli.where)
+    assert result.exit_code == 1
+    assert result.stdout.count("problem ") == 1
+    assert said in result.stdout
+    assert "secret" not in result.output.replace("requirepass", "")
+
+
+def test_an_app_that_cannot_be_loaded_is_a_problem_beside_the_others(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TASKBULL_APP", "no_such_module:app")
+    monkeypatch.setenv("TASKBULL_REDIS_URL", shop.url)
+    found = findings(shop, code=1)
+    assert found["app"][0][0] == "problem"
+    assert found["redis"][0][0] == "ok"
+
+
+def test_a_cluster_is_examined_node_by_node(cluster: Cluster, open_cli: OpenCli) -> None:
+    found = findings(open_cli(cluster.url, "bull"))
+    assert found["topology"][0] == (
+        "ok",
+        "a Redis Cluster with 3 masters, whole; the names of queues are hash tags, as in {emails}",
+    )
+    assert len(found["server"]) == 3
+
+
+def test_the_primary_that_sentinels_name_is_examined(
+    sentinels: SentinelSet, open_cli: OpenCli
+) -> None:
+    found = findings(open_cli(sentinels.url, "bull"))
+    assert "the sentinels name" in found["topology"][0][1]
+
+
+def about(cli: CommandLine, part: str) -> tuple[str, str]:
+    [found] = [each for each in findings(cli)["queue"] if part in each[1]]
+    return found
+
+
+def test_queues_are_told_with_who_uses_them(cli: CommandLine) -> None:
+    for name, version in [("old", "bullmq:5.62.0"), ("new", "bullmq:6.7.1"), ("odd", "foo:1")]:
+        cli.queue(name).add("x")
+        with redis.Redis.from_url(cli.url) as client:
+            client.hset(f"{cli.prefix}:{name}:meta", "version", version)
+    assert about(cli, "old: 1 waiting; Node BullMQ 5 uses it (bullmq:5.62.0)")[0] == "ok"
+    assert about(cli, "new: 1 waiting; Node BullMQ 6 uses it (bullmq:6.7.1)")[0] == "ok"
+    assert about(cli, "odd: 1 waiting; foo:1 uses it")[0] == "ok"
+
+
+def test_jobs_that_nobody_runs_are_told(cli: CommandLine) -> None:
+    cli.queue("emails").add("x")
+    assert about(cli, "no worker is connected")[0] == "warning"
+    cli.queue("emails").pause()
+    level, message = about(cli, "it is paused")
+    assert (level, message) == ("warning", "emails: it is paused, and 1 job cannot run")
+
+
+def test_stalled_jobs_are_told(cli: CommandLine) -> None:
+    cli.queue("emails").add_bulk([("x", {})] * 2)
+    with redis.Redis.from_url(cli.url) as client:
+        for _ in range(2):
+            client.rpoplpush(f"{cli.prefix}:emails:wait", f"{cli.prefix}:emails:active")
+        client.set(f"{cli.prefix}:emails:2:lock", "token")
+    assert about(cli, "stalled") == (
+        "warning",
+        "emails: 1 running job without a lock (stalled): 1",
+    )
+
+
+def test_a_mixed_pause_that_version_5_would_lose_jobs_by_is_told(cli: CommandLine) -> None:
+    queue = cli.queue("emails")
+    queue.add_bulk([("x", {})] * 2)
+    queue.pause()
+    with redis.Redis.from_url(cli.url) as client:
+        client.hset(f"{cli.prefix}:emails:meta", "version", "bullmq:5.62.0")
+        client.rpoplpush(f"{cli.prefix}:emails:paused", f"{cli.prefix}:emails:wait")
+    assert about(cli, "BullMQ 5 would lose some")[0] == "warning"
+
+
+def test_the_summary_counts(cli: CommandLine) -> None:
+    cli.queue("emails").add("x")
+    last: Any = cli("doctor").splitlines()[-1]
+    assert last.startswith("Problems: 0, warnings: ")

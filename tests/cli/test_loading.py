@@ -1,0 +1,102 @@
+"""Where the app and Redis are found, and what is said if they are not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import click
+import pytest
+
+from taskbull.cli.loading import find_app, find_site
+from tests.cli.conftest import CommandLine
+
+
+def test_the_app_is_found_by_the_option_then_the_environment_then_the_project(
+    write_shop: Callable[[], str], nowhere: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second, third = write_shop(), write_shop(), write_shop()
+
+    def module_of(given: str | None) -> str:
+        return find_app(given).tasks["resize"].function.__module__
+
+    (nowhere / "pyproject.toml").write_text(f'[tool.taskbull]\napp = "{third}:app"\n')
+    assert module_of(None) == third
+    monkeypatch.setenv("TASKBULL_APP", f"{second}:app")
+    assert module_of(None) == second
+    assert module_of(f"{first}:app") == first
+
+
+def test_the_project_is_found_from_its_folders(
+    write_shop: Callable[[], str], nowhere: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = write_shop()
+    (nowhere / "pyproject.toml").write_text(f'[tool.taskbull]\napp = "{module}:app"\n')
+    deeper = nowhere / "a" / "b"
+    deeper.mkdir(parents=True)
+    monkeypatch.chdir(deeper)
+    assert find_app(None).name == "shop"
+
+
+def test_without_an_app_it_is_told_what_was_tried(
+    nowhere: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (nowhere / "pyproject.toml").write_text("[project]\nname = 'x'\n")
+    with pytest.raises(click.ClickException) as caught:
+        find_app(None)
+    said = caught.value.message
+    assert "the command line (module:attribute)" in said
+    assert "TASKBULL_APP, which is not set" in said
+    assert f"{nowhere}/pyproject.toml, which has no app under [tool.taskbull]" in said
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("[tool.taskbull]\napp = 5\n", "app must be module:attribute, not 5"),
+        ("[tool", "cannot be read"),
+        ('[tool.taskbull]\napp = "nope:app"\n', "there is no module 'nope'"),
+        ("[tool]\ntaskbull = 5\n", "No app is named"),
+    ],
+)
+def test_a_wrong_project_file_is_told(nowhere: Path, content: str, said: str) -> None:
+    (nowhere / "pyproject.toml").write_text(content)
+    with pytest.raises(click.ClickException) as caught:
+        find_app(None)
+    assert said in caught.value.message
+    assert caught.value.exit_code == 2
+
+
+def test_an_app_that_fails_to_import_is_told_with_the_place(nowhere: Path) -> None:
+    (nowhere / "broken_app.py").write_text("x = 1\nraise RuntimeError('no database')\n")
+    with pytest.raises(click.ClickException) as caught:
+        find_app("broken_app:app")
+    assert "RuntimeError: no database" in caught.value.message
+    assert "broken_app.py:2" in caught.value.message
+
+
+def test_redis_is_found_by_the_option_then_the_app_then_the_environment(
+    write_shop: Callable[[], str],
+    nowhere: Path,
+    url: str,
+    prefix: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("TASKBULL_REDIS_URL", "redis://somewhere:1111/2")
+    site = find_site(None, None, None)
+    assert (str(site.address), site.prefix, site.app) == ("somewhere:1111/2", "bull", None)
+    monkeypatch.setenv("TASKBULL_APP", f"{write_shop()}:app")
+    site = find_site(None, None, None)
+    assert (str(site.address) in url, site.prefix) == (True, prefix)
+    site = find_site(None, "redis://else:2222", None)
+    assert (str(site.address), site.prefix, site.app) == ("else:2222", "bull", None)
+    site = find_site(None, None, "other")
+    assert site.prefix == "other"
+
+
+def test_a_broken_app_does_not_keep_one_from_a_named_server(
+    cli: CommandLine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TASKBULL_APP", "no_such_module:app")
+    assert cli.json("queues") == []
+    assert "there is no module" in cli.run("queues").stderr

@@ -1,0 +1,241 @@
+"""Commands that look: what people see, and what machines read."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import redis
+
+from tests.cli.conftest import CommandLine, OpenCli, Shop
+from tests.servers.cluster import Cluster
+from tests.servers.kinds import Reachable
+
+
+def lines(output: str) -> list[list[str]]:
+    """Give the cells of a table as it is piped: two spaces or more part them."""
+    return [[cell for cell in line.split("  ") if cell.strip()] for line in output.splitlines()]
+
+
+def test_tasks_are_listed_with_what_they_were_declared_with(shop: Shop) -> None:
+    by_name = {task["name"]: task for task in shop.json("tasks")}
+    assert list(by_name) == ["anything", "explode", "resize", "send_email"]
+    email = by_name["send_email"]
+    assert email["signature"] == "(to: str, subject: str, *, body: str = '') -> str"
+    assert (email["queue"], email["kind"], email["attempts"], email["timeout"]) == (
+        "emails",
+        "async",
+        3,
+        20,
+    )
+    assert email["circuit_breaker"] == {
+        "threshold": 5,
+        "duration": 30,
+        "half_open_max_attempts": 1,
+    }
+    assert email["place"].endswith(f"/{shop.module}.py:13")
+    assert email["description"] == "Send one."
+    assert by_name["resize"]["circuit_breaker"] is None
+
+
+def test_a_piped_table_has_one_aligned_line_per_row(shop: Shop) -> None:
+    header, *rows = shop("tasks").splitlines()
+    assert header.startswith("TASK        QUEUE    SIGNATURE")
+    assert len(rows) == 4
+    start = header.index("RUNS IN")
+    assert {row[start:].split("  ")[0] for row in rows} == {"event loop", "thread"}
+
+
+@pytest.mark.parametrize("number", [0, 3])
+def test_queues_are_those_of_the_app_and_those_found(shop: Shop, number: int) -> None:
+    shop.queue("reports").add_bulk([("render", {})] * number)
+    found = shop.json("queues")
+    names = ["default", "emails", *(["reports"] if number else [])]
+    assert [queue["name"] for queue in found] == names
+    assert found[0]["counts"] == dict.fromkeys(
+        (
+            "waiting",
+            "active",
+            "prioritized",
+            "delayed",
+            "waiting-children",
+            "paused",
+            "failed",
+            "completed",
+        ),
+        0,
+    )
+    if number:
+        assert found[-1]["counts"]["waiting"] == number
+
+
+def test_queues_of_any_server_are_counted_by_state(
+    server: Reachable, prefix: str, open_cli: OpenCli
+) -> None:
+    cli = open_cli(server.url, prefix)
+    queue = cli.queue("emails")
+    queue.add_bulk([("a", {}), ("b", {}, {"delay": 60}), ("c", {}, {"priority": 3})])
+    queue.pause()
+    [found] = cli.json("queues")
+    assert (found["paused"], found["workers"], found["version"]) == (True, 0, None)
+    counts = {state: count for state, count in found["counts"].items() if count}
+    assert counts == {"paused": 1, "delayed": 1, "prioritized": 1}
+    header, row = lines(cli("queues"))
+    assert header[0].strip() == "QUEUE"
+    assert (row[0].strip(), row[-1].strip()) == ("emails", "yes")
+
+
+def test_keys_that_only_look_like_a_queue_are_none(cli: CommandLine) -> None:
+    cli.queue("emails").add("a")
+    with redis.Redis.from_url(cli.url) as client:
+        client.hset(f"{cli.prefix}:other:emails:meta", "x", "1")
+        client.hset(f"{cli.prefix}:emails:repeat:meta", "x", "1")
+        client.set(f"{cli.prefix}:text:meta", "x")
+    assert [queue["name"] for queue in cli.json("queues")] == ["emails"]
+
+
+def test_a_prefix_is_no_pattern(url: str, prefix: str, open_cli: OpenCli) -> None:
+    open_cli(url, f"{prefix}-a").queue("emails").add("x")
+    strange = open_cli(url, f"{prefix}-[a]*")
+    assert strange.json("queues") == []
+    strange.queue("emails").add("x")
+    assert [queue["name"] for queue in strange.json("queues")] == ["emails"]
+
+
+def test_queues_of_a_cluster_are_found_on_all_its_nodes(
+    cluster: Cluster, prefix: str, open_cli: OpenCli
+) -> None:
+    cli = open_cli(cluster.url, prefix)
+    names = [f"queue-{number}" for number in range(8)]
+    for name in names:
+        cli.queue(name).add("x")
+    owners = {cluster.owner(f"{prefix}:{{{name}}}:meta").port for name in names}
+    assert len(owners) > 1
+    assert [queue["name"] for queue in cli.json("queues")] == names
+    assert cli.json("jobs", names[0])[0]["id"] == "1"
+
+
+def test_a_connected_worker_is_listed(shop: Shop) -> None:
+    name = shop.queue("emails").keys.connection_name("ann")
+    with redis.Redis.from_url(shop.url, client_name=name) as worker:
+        worker.ping()
+        [found] = shop.json("workers", "emails")
+        assert (found["queue"], found["name"]) == ("emails", "ann")
+        assert set(found) == {"queue", "name", "address", "age", "idle"}
+        assert shop.json("workers") == [found]
+        assert "ann" in shop("workers")
+        assert shop.json("queues")[1]["workers"] == 1
+    assert shop("workers").splitlines() == ["QUEUE  WORKER  ADDRESS  CONNECTED FOR  IDLE FOR"]
+
+
+def test_jobs_are_listed_state_by_state_in_pages(cli: CommandLine) -> None:
+    queue = cli.queue("emails")
+    queue.add_bulk([("send", {"n": n}) for n in range(5)])
+    queue.add("send", {"n": 5}, delay=3600)
+    everything = cli.json("jobs", "emails")
+    assert [(job["data"]["n"], job["state"]) for job in everything] == [
+        *((n, "waiting") for n in range(5)),
+        (5, "delayed"),
+    ]
+    assert everything[-1]["due_at"] > everything[-1]["added_at"]
+    page = cli.json("jobs", "emails", "--offset", "3", "--limit", "2")
+    assert [job["data"]["n"] for job in page] == [3, 4]
+    page = cli.json("jobs", "emails", "--offset", "4", "--limit", "20")
+    assert [job["data"]["n"] for job in page] == [4, 5]
+    [delayed] = cli.json("jobs", "emails", "--state", "delayed")
+    assert delayed == everything[-1]
+    assert cli.json("jobs", "emails", "--state", "failed") == []
+
+
+def test_jobs_of_a_paused_queue_are_listed_once(cli: CommandLine) -> None:
+    queue = cli.queue("emails")
+    queue.add("send")
+    queue.pause()
+    assert [job["id"] for job in cli.json("jobs", "emails")] == ["1"]
+    assert [job["id"] for job in cli.json("jobs", "emails", "--state", "paused")] == ["1"]
+
+
+def test_people_are_told_that_there_are_more_jobs(cli: CommandLine) -> None:
+    cli.queue("emails").add_bulk([("send", {})] * 5)
+    result = cli.run("jobs", "emails", "--limit", "2", *cli.where)
+    assert len(result.stdout.splitlines()) == 3
+    assert "1 to 2 of 5; the next: --offset 2" in result.stderr
+
+
+def test_everything_about_a_job_is_shown(shop: Shop) -> None:
+    shop.run("call", "send_email", "to=ann", "subject=Hi")
+    shop.run("call", "explode", "reason=no\x1b[31m such\nthing")
+    shop.work()
+    done = shop.json("job", "emails", "1")
+    assert (done["state"], done["result"]) == ("completed", "sent to ann")
+    assert done["data"] == {"to": "ann", "subject": "Hi"}
+    assert done["logs"] == ["rendered for ann"]
+    assert done["added_at"] <= done["started_at"] <= done["finished_at"]
+    failed = shop.json("job", "default", "1")
+    assert (failed["state"], failed["attempts_made"], failed["attempts"]) == ("failed", 1, 3)
+    assert failed["reason"] == "no\x1b[31m such\nthing"
+    assert len(failed["stacktrace"]) == 1
+    text = shop("job", "emails", "1")
+    assert '"sent to ann"' in text
+    assert "rendered for ann" in text
+    text = shop("job", "default", "1")
+    assert r"reason    no\x1b[31m such\nthing" in text
+    assert "Stack of failure 1" in text
+    assert "\x1b" not in text
+    [row] = shop("jobs", "default").splitlines()[1:]
+    assert row.endswith(r"no\x1b[31m such…")
+
+
+def test_a_job_has_the_same_keys_in_both_commands(shop: Shop) -> None:
+    shop.run("call", "resize", "path=a")
+    [listed] = shop.json("jobs", "default")
+    shown = shop.json("job", "default", "1")
+    assert shown.keys() - listed.keys() == {"options", "lock_seconds", "children", "logs"}
+    assert shown["options"]["attempts"] == 3
+    assert shown["children"] == {"processed": 0, "unprocessed": 0, "ignored": 0, "failed": 0}
+
+
+def test_a_job_that_cannot_be_read_is_shown_nevertheless(cli: CommandLine) -> None:
+    cli.queue("emails").add("send")
+    with redis.Redis.from_url(cli.url) as client:
+        client.hset(f"{cli.prefix}:emails:1", mapping={"data": "{nonsense\x1b", "opts": "[]"})
+    shown = cli.json("job", "emails", "1")
+    assert shown["data"] == "{nonsense\x1b"
+    assert "data" in shown["corrupt"]
+    assert "corrupt" in cli("job", "emails", "1")
+
+
+def test_a_running_job_without_a_lock_is_shown_as_stalled(cli: CommandLine) -> None:
+    cli.queue("emails").add("send")
+    with redis.Redis.from_url(cli.url) as client:
+        client.rpoplpush(f"{cli.prefix}:emails:wait", f"{cli.prefix}:emails:active")
+        assert cli.json("job", "emails", "1")["lock_seconds"] == 0
+        assert "it has stalled" in cli("job", "emails", "1")
+        client.set(f"{cli.prefix}:emails:1:lock", "token", px=30_000)
+    assert 0 < cli.json("job", "emails", "1")["lock_seconds"] <= 30
+
+
+@pytest.mark.parametrize(
+    "words", [("jobs", "emials"), ("job", "emials", "1"), ("workers", "emials")]
+)
+def test_of_an_unknown_queue_the_nearest_is_told(cli: CommandLine, words: tuple[str, ...]) -> None:
+    cli.queue("emails").add("send")
+    assert "Queue emials does not exist" in (said := cli.fails(*words))
+    assert "did you mean emails?" in said
+    assert len(said.splitlines()) == 1
+
+
+@pytest.mark.parametrize("job_id", ["99", "meta", "id", "events"])
+def test_an_unknown_job_is_told(cli: CommandLine, job_id: str) -> None:
+    cli.queue("emails").add("send")
+    said = cli.fails("job", "emails", job_id)
+    assert said == f"taskbull: Job {job_id} does not exist in queue emails\n"
+
+
+def test_json_is_valid_whatever_a_job_holds(cli: CommandLine) -> None:
+    hostile = "\x1b]0;x\x07 \x9b31m \x7f \u202e \u2028 ä €"
+    cli.queue("emails").add("send", {"text": hostile})
+    printed = cli("jobs", "emails", "--json")
+    assert printed.replace("\n", "").isprintable()
+    assert "ä €" in printed
+    assert json.loads(printed)[0]["data"]["text"] == hostile

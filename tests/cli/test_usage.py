@@ -1,0 +1,135 @@
+"""Everything wrong on purpose: one clear sentence, the right exit code, never a traceback."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from taskbull.cli.main import commands
+from tests.cli.conftest import CommandLine, Shop
+from tests.cli.programs import run
+
+AWAY = "redis://:secret@127.0.0.1:1"
+
+COMMANDS: list[tuple[str, ...]] = [
+    ("queues",),
+    ("workers",),
+    ("workers", "emails"),
+    ("jobs", "emails"),
+    ("job", "emails", "1"),
+    ("events", "emails"),
+    ("retry", "emails", "1"),
+    ("promote", "emails", "1"),
+    ("remove", "emails", "1", "--yes"),
+    ("retry-all", "emails"),
+    ("pause", "emails"),
+    ("resume", "emails"),
+    ("drain", "emails", "--yes"),
+    ("clean", "emails", "--yes"),
+    ("obliterate", "emails", "--yes"),
+]
+
+
+@pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
+def test_redis_away_is_one_sentence_at_once(
+    words: tuple[str, ...], nowhere: Path, open_cli: Callable[[str, str], CommandLine]
+) -> None:
+    began = time.monotonic()
+    said = open_cli(AWAY, "bull").fails(*words)
+    assert time.monotonic() - began < 4
+    assert said.startswith("taskbull: cannot connect to 127.0.0.1:1")
+    assert len(said.splitlines()) == 1
+    assert "secret" not in said
+
+
+def test_a_server_that_never_answers_is_given_up_soon(nowhere: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        began = time.monotonic()
+        done = run("queues", "--redis", f"redis://127.0.0.1:{silent.getsockname()[1]}", cwd=nowhere)
+    assert done.returncode == 1
+    assert time.monotonic() - began < 15
+    assert "no answer from 127.0.0.1" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_a_call_with_redis_away_is_one_sentence_at_once(nowhere: Path) -> None:
+    (nowhere / "far_away.py").write_text(
+        f"from taskbull import App\napp = App('far', redis={AWAY!r})\n"
+        "@app.task\ndef add(a: int, b: int) -> int:\n    return a + b\n"
+    )
+    began = time.monotonic()
+    done = run("call", "add", "a=1", "b=2", "-A", "far_away:app", "--wait", cwd=nowhere)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert time.monotonic() - began < 4
+    assert done.stderr.startswith("taskbull: cannot connect to 127.0.0.1:1")
+    assert len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    "words",
+    [(), ("quues",), ("queues", "--jsn"), ("jobs",), ("jobs", "emails", "--state", "gone")],
+)
+def test_wrong_usage_is_2(nowhere: Path, words: tuple[str, ...]) -> None:
+    done = run(*words, cwd=nowhere)
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("queues", "--redis", "http://localhost"), "it must start with one of redis://"),
+        (("queues", "--redis", "redis://localhost:x"), "'localhost:x' is no host and port"),
+        (("queues", "--prefix", ""), "prefix must not be empty"),
+        (("jobs", "a:b"), "queue name must have no ':'"),
+        (("jobs", "emails", "--limit", "0"), "0 is not in the range"),
+        (("tasks",), "No app is named"),
+        (("call", "x"), "No app is named"),
+        (("tasks", "-A", "shop"), "'shop' must be module:attribute, such as 'shop:app'"),
+        (("tasks", "-A", "no_such_module:app"), "there is no module 'no_such_module'"),
+        (("tasks", "-A", "json:app"), "has no attribute 'app'"),
+        (("tasks", "-A", "json:loads"), "'json:loads' is no App"),
+        (("completion", "powershell"), "is not one of 'bash', 'zsh', 'fish'"),
+    ],
+)
+def test_what_cannot_be_right_is_2_and_one_sentence(
+    cli: CommandLine, words: tuple[str, ...], said: str
+) -> None:
+    result = cli.run(*words)
+    assert result.exit_code == 2, result.output
+    assert said in result.stderr
+    assert len([line for line in result.stderr.splitlines() if said in line]) == 1
+
+
+def test_every_command_has_help(cli: CommandLine) -> None:
+    for name, command in commands.commands.items():
+        shown = cli.run(name, "--help")
+        assert shown.exit_code == 0
+        assert command.get_short_help_str(200).endswith(".")
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_the_completion_of_a_shell_is_printed(cli: CommandLine, shell: str) -> None:
+    script = cli.run("completion", shell).stdout
+    assert f"_TASKBULL_COMPLETE={shell}_complete" in script
+
+
+def test_commands_queues_and_tasks_are_completed(shop: Shop, nowhere: Path) -> None:
+    def completed(line: str) -> list[str]:
+        words = line.split(" ")
+        env = {
+            "_TASKBULL_COMPLETE": "bash_complete",
+            "COMP_WORDS": line,
+            "COMP_CWORD": str(len(words) - 1),
+        }
+        return run(cwd=nowhere, env=env).stdout.split()
+
+    assert completed("taskbull ret") == ["plain,retry", "plain,retry-all"]
+    assert completed("taskbull jobs em") == ["plain,emails"]
+    assert completed("taskbull call se") == ["plain,send_email"]
+    assert completed("taskbull jobs emails --state comp") == ["plain,completed"]
+    assert completed(f"taskbull jobs --redis {AWAY} em") == []

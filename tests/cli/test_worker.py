@@ -1,0 +1,289 @@
+"""`taskbull worker` as a person sees it: a real process in a terminal, all signals, all loops."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+
+from taskbull.cli.supervisor import bury_all_but
+from taskbull.queue.sync_queue import SyncQueue
+from tests.cli.programs import Terminal, run
+from tests.servers.kinds import PrivateServers
+from tests.servers.waiting import wait_until
+
+TASKS = """
+import os, time
+import anyio
+from taskbull import App, current_job
+
+app = App("shop")
+
+@app.task
+async def greet(name: str) -> str:
+    return f"Hello, {name}!"
+
+@app.task(queue="slow")
+async def wait_long() -> None:
+    await anyio.sleep_forever()
+
+@app.task(queue="slow")
+def hang() -> None:
+    time.sleep(30)
+
+@app.task
+async def crash() -> None:
+    if current_job().job.attempts_started == 1:
+        os._exit(9)
+
+@app.task(attempts=1)
+def who() -> int:
+    return os.getpid()
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "tasks.py").write_text(TASKS)
+    return tmp_path
+
+
+@pytest.fixture
+def url(private_server: PrivateServers) -> str:
+    return private_server().url
+
+
+@pytest.fixture
+def queue(url: str) -> Iterator[SyncQueue]:
+    yield from opened("default", url)
+
+
+@pytest.fixture
+def slow(url: str) -> Iterator[SyncQueue]:
+    yield from opened("slow", url)
+
+
+def opened(name: str, url: str) -> Iterator[SyncQueue]:
+    queue = SyncQueue(name, redis=url)
+    yield queue
+    queue.close()
+
+
+@contextmanager
+def worker(folder: Path, url: str, *words: str) -> Iterator[Terminal]:
+    env = {"TASKBULL_REDIS_URL": url}
+    with Terminal("worker", "tasks:app", *words, cwd=folder, env=env) as terminal:
+        yield terminal
+
+
+@pytest.mark.parametrize("loop", ["asyncio", "trio", "uvloop"])
+def test_it_shows_what_it_is_and_what_it_does(
+    folder: Path, url: str, queue: SyncQueue, loop: str
+) -> None:
+    words = ["--uvloop"] if loop == "uvloop" else ["--backend", loop]
+    queue.add("greet", {"name": "Ann"}, delay=3600)
+    with worker(folder, url, *words) as terminal:
+        panel = re.sub(r"\x1b\[\d*m", "", terminal.read_until("to stop"))
+        assert loop in panel
+        assert re.search(r"redis +127\.0\.0\.1:\d+ · Valkey \d+\.\d+\.\d+, fine", panel)
+        assert "default (1 delayed)" in panel
+        assert "crash, greet, hang, wait_long, who" in panel
+        handle = queue.add("greet", {"name": "Ann"})
+        assert handle.result(timeout=20) == "Hello, Ann!"
+        terminal.read_until(f"Job {handle.id} (greet) of queue default completed in 0.0")
+        terminal.type("\x03")
+        terminal.read_until("Stopping: running jobs have 30 s to end")
+        assert terminal.end() == 0
+    assert "Traceback" not in terminal.seen
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_lets_jobs_end_and_a_second_one_gives_them_back(
+    folder: Path, url: str, slow: SyncQueue, number: signal.Signals
+) -> None:
+    handle = slow.add("wait_long")
+    with worker(folder, url) as terminal:
+        terminal.read_until("started, attempt 1")
+        terminal.send(number)
+        terminal.read_until("Stopping: running jobs have 30 s to end")
+        assert handle.state() == "active"
+        terminal.send(number)
+        terminal.read_until("was given back")
+        assert terminal.end() == 0
+    job = handle.info()
+    assert handle.state() == "waiting"
+    assert job.attempts_made == 0
+
+
+def test_running_jobs_are_given_back_after_the_shutdown_timeout(
+    folder: Path, url: str, slow: SyncQueue
+) -> None:
+    waiting, hanging = slow.add("wait_long"), slow.add("hang")
+    with worker(folder, url, "--shutdown-timeout", "0.2") as terminal:
+        terminal.read_until(f"Job {waiting.id} (wait_long) of queue slow started")
+        terminal.read_until(f"Job {hanging.id} (hang) of queue slow started")
+        terminal.send(signal.SIGTERM)
+        assert terminal.end() == 0
+    assert {waiting.state(), hanging.state()} == {"waiting"}
+
+
+def test_a_burst_ends_by_itself(folder: Path, url: str, queue: SyncQueue) -> None:
+    handles = [queue.add("greet", {"name": "Ann"}) for _ in range(20)]
+    done = run("worker", "tasks:app", "--burst", cwd=folder, env={"TASKBULL_REDIS_URL": url})
+    assert done.returncode == 0, done.stderr
+    assert {handle.state() for handle in handles} == {"completed"}
+
+
+def test_it_waits_for_redis_and_says_so_without_a_traceback(
+    folder: Path, private_server: PrivateServers
+) -> None:
+    server = private_server()
+    server.stop()
+    with worker(folder, server.url) as terminal:
+        terminal.read_until("not there yet")
+        terminal.read_until("No connection to Redis, next try in")
+        server.start()
+        terminal.read_until("is back after")
+        with redis.Redis.from_url(server.url) as admin:
+            wait_until(lambda: len(admin.client_list()) > 2, "the worker is connected")
+        terminal.send(signal.SIGTERM)
+        assert terminal.end() == 0
+    assert "Traceback" not in terminal.seen
+
+
+def test_several_processes_are_restarted_when_they_crash_and_end_together(
+    folder: Path, url: str, queue: SyncQueue
+) -> None:
+    with worker(folder, url, "--processes", "2") as terminal:
+        wait_until(lambda: len({w.name for w in queue.workers()}) == 2, "two workers")
+        names = {w.name for w in queue.workers()}
+        queue.add("crash")
+        terminal.read_until("ended with exit code 9; it is started again in 1 s")
+        wait_until(lambda: len({w.name for w in queue.workers()} - names) == 1, "a new worker")
+        assert terminal.seen.count("to stop") >= 1
+        terminal.type("\x03")
+        assert terminal.end() == 0
+    wait_until(lambda: not queue.workers(), "all workers have ended")
+    assert "Traceback" not in terminal.seen
+
+
+def test_children_stop_when_their_parent_is_killed(
+    folder: Path, url: str, queue: SyncQueue
+) -> None:
+    with worker(folder, url, "--processes", "2") as terminal:
+        wait_until(lambda: len({w.name for w in queue.workers()}) == 2, "two workers")
+        terminal.send(signal.SIGKILL)
+        wait_until(lambda: not queue.workers(), "all workers have ended")
+
+
+def test_a_second_signal_reaches_the_children(folder: Path, url: str, slow: SyncQueue) -> None:
+    handle = slow.add("wait_long")
+    with worker(folder, url, "--processes", "2") as terminal:
+        terminal.read_until("started, attempt 1")
+        terminal.read_until("to stop")
+        wait_until(lambda: len({w.name for w in slow.workers()}) == 2, "two workers")
+        terminal.type("\x03")
+        # Of both: a signal that comes before the one before was seen counts only once.
+        terminal.read_until("Stopping: running jobs have 30 s to end", times=2)
+        terminal.type("\x03")
+        assert terminal.end() == 0
+    assert handle.state() == "waiting"
+
+
+def test_a_process_is_replaced_when_it_has_done_its_share(
+    folder: Path, url: str, queue: SyncQueue
+) -> None:
+    with worker(folder, url, "--max-jobs", "1"):
+        first = queue.add("who").result(timeout=20)
+        wait_until(lambda: _gone(first), "the first process has ended")
+        assert queue.add("who").result(timeout=20) != first
+
+
+def test_a_process_is_replaced_when_it_has_grown(folder: Path, url: str, queue: SyncQueue) -> None:
+    with worker(folder, url, "--max-memory", "1"):
+        first = queue.add("who").result(timeout=20)
+        wait_until(lambda: _gone(first), "the first process has ended")
+
+
+def _gone(process: Any) -> bool:
+    try:
+        os.kill(int(process), 0)
+    except ProcessLookupError:
+        return True
+    return False
+
+
+def test_a_change_of_the_source_restarts_it(folder: Path, url: str, queue: SyncQueue) -> None:
+    with worker(folder, url, "--reload") as terminal:
+        assert queue.add("greet", {"name": "Ann"}).result(timeout=20) == "Hello, Ann!"
+        (folder / "tasks.py").write_text(TASKS.replace("Hello", "Good day"))
+        terminal.read_until("tasks.py has changed: the workers are restarted")
+        wait_until(
+            lambda: queue.add("greet", {"name": "Ann"}).result(timeout=20) == "Good day, Ann!",
+            "the new code runs",
+        )
+
+
+def test_json_lines_are_for_machines(folder: Path, url: str, queue: SyncQueue) -> None:
+    handle = queue.add("greet", {"name": "Ann"})
+    words = ["worker", "tasks:app", "--burst", "--log-format", "json"]
+    done = run(*words, cwd=folder, env={"TASKBULL_REDIS_URL": url})
+    lines = [json.loads(line) for line in done.stderr.splitlines()]
+    [completed] = [line for line in lines if "completed" in line["message"]]
+    assert completed["job_id"] == handle.id
+    assert completed["queue"] == "default"
+    assert completed["worker_id"]
+    assert done.stdout == ""
+    assert "Ann" not in done.stderr
+
+
+def test_only_the_queues_that_were_named_are_worked_on(
+    folder: Path, url: str, queue: SyncQueue, slow: SyncQueue
+) -> None:
+    here, there = queue.add("greet", {"name": "Ann"}), slow.add("greet", {"name": "Bob"})
+    env = {"TASKBULL_REDIS_URL": url, "TASKBULL_APP": "tasks:app"}
+    done = run("worker", "-q", "default", "--burst", cwd=folder, env=env)
+    assert done.returncode == 0, done.stderr
+    assert (here.state(), there.state()) == ("completed", "waiting")
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["worker"], "No app is named"),
+        (["worker", "nothing:app"], "there is no module 'nothing'"),
+        (["worker", "tasks:nothing"], "has no attribute 'nothing'"),
+        (["worker", "broken:app"], "broken.py:2"),
+        (["worker", "tasks:app", "--concurrency", "0"], "0 is not in the range"),
+        (["worker", "tasks:app", "--concurency", "1"], "Did you mean"),
+        (["worker", "tasks:app", "--uvloop", "--backend", "trio"], "--uvloop is for asyncio"),
+        (["worker", "tasks:app", "-q", "a:b"], "queue name"),
+        (["worker", "broken:app", "--processes", "2"], "broken.py:2"),
+    ],
+)
+def test_wrong_usage_gets_a_sentence_and_2(folder: Path, words: list[str], sentence: str) -> None:
+    (folder / "broken.py").write_text("import os\n1 / 0\n")
+    done = run(*words, cwd=folder, env={"TASKBULL_REDIS_URL": "redis://127.0.0.1:1/0"})
+    assert done.returncode == 2
+    assert sentence in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_process_one_buries_orphans_and_not_its_children() -> None:
+    orphan = subprocess.Popen([sys.executable, "-c", ""])
+    own = subprocess.Popen([sys.executable, "-c", ""])
+    os.waitid(os.P_PID, orphan.pid, os.WEXITED | os.WNOWAIT)
+    os.waitid(os.P_PID, own.pid, os.WEXITED | os.WNOWAIT)
+    bury_all_but({own.pid})
+    assert _gone(orphan.pid)
+    assert (own.wait(), orphan.wait()) == (0, 0)
