@@ -71,7 +71,7 @@ now, want, max_starts, window, data_points =
   tonumber(now), tonumber(want), tonumber(max_starts), tonumber(window), tonumber(data_points)
 outcomes = cmsgpack.unpack(outcomes)
 local queue = queue_state(meta, active, wait, paused)
-local codes, counts, any_delayed = {}, { 0, 0 }, false
+local codes, counts, any_delayed, held_up, unfinished = {}, { 0, 0 }, false, false, 0
 
 -- Of jobs that end alike, one after the other: they go to their set together.
 local finished, finished_keep, pending = nil, nil, {}
@@ -174,26 +174,35 @@ local function give_back(id, key, pause)
   local priority = tonumber(redis.call("HGET", key, "priority")) or 0
   if pause > 0 then
     redis.call("SET", limiter, "9007199254740991", "PX", pause)
+    held_up = true
   end
   if priority > 0 then
     redis.call("ZADD", prioritized, priority * 0x100000000, id)
   else
     -- RPUSH: workers take from the right, and a job that is given back has waited its turn.
     redis.call("RPUSH", queue.target, id)
-    mark_base(marker, queue.blocked)
   end
+  -- BullMQ does so only for a job without priority: others wait until some worker looks by itself.
+  mark_base(marker, queue.blocked)
   redis.call("XADD", events, "*", "event", "waiting", "jobId", id, "prev", "active")
 end
 
 if #outcomes > 0 then
   redis.call("XTRIM", events, "MAXLEN", "~", event_limit(meta, queue))
-  local locks, family = {}, {}
+  local locks, family, ends = {}, {}, {}
   for i = 1, #outcomes do
     local key = prefix .. outcomes[i][1]
     locks[i] = key .. ":lock"
+    ends[outcomes[i][3]] = true
     if outcomes[i][3] == COMPLETED then
       family[#family + 1] = key .. ":dependencies"
       family[#family + 1] = key .. ":unsuccessful"
+    end
+  end
+  -- If the jobs cannot be put away, the call ends here, before it has taken them from `active`.
+  for kind, set in ipairs({ completed, failed }) do
+    if ends[kind] then
+      redis.call("ZCARD", set)
     end
   end
   local holders = redis.call("MGET", unpack(locks))
@@ -213,6 +222,9 @@ if #outcomes > 0 then
           code = -4
         elseif redis.call("EXISTS", key .. ":unsuccessful") == 1 then
           code = -9
+        end
+        if code ~= 0 then
+          unfinished = unfinished + 1
         end
       end
     elseif redis.call("EXISTS", key) == 0 then
@@ -281,7 +293,9 @@ end
 
 if want > 0 then
   promote_due(prefix, delayed, prioritized, priority_counter, marker, events, queue, now)
-  local most = queue.blocked and 0 or math.min(want, queue.room)
+  -- A job that asks its queue to wait is not taken again by the same call, limits or not; and the
+  -- slot of one that its children keep from being completed is not free yet.
+  local most = (queue.blocked or held_up) and 0 or math.min(want - unfinished, queue.room)
   local starts = queue.max_starts or max_starts
   local started = 0
   if starts > 0 then

@@ -12,7 +12,7 @@
 --   position        where to go on; -1: all was looked at
 --   jobs            id and values of the fields of each job that it took, in turn
 --   traces          of each outcome: 1 if its job is still locked by its token, else 0; then the
---                   job's `finishedOn` and `atm`, 0 for what is missing
+--                   job's `finishedOn` (-1: there is no such job) and `atm`, 0 for what is missing
 -- EFFECTS
 --   none
 
@@ -44,10 +44,10 @@ local traces = {}
 ended = cmsgpack.unpack(ended)
 for i = 1, #ended, 2 do
   local key = prefix .. ended[i]
-  local fields = redis.pcall("HMGET", key, "finishedOn", "atm")
+  local fields = redis.pcall("HMGET", key, "finishedOn", "atm", "ats")
   local held = redis.call("GET", key .. ":lock") == ended[i + 1]
   traces[#traces + 1] = held and 1 or 0
-  traces[#traces + 1] = tonumber(fields[1]) or 0
+  traces[#traces + 1] = fields[3] and (tonumber(fields[1]) or 0) or -1
   traces[#traces + 1] = tonumber(fields[2]) or 0
 end
 

@@ -29,6 +29,7 @@ class Trace(Struct, frozen=True):
     held: bool
     """The job is still locked by its token: the outcome was not written."""
     finished_ms: int
+    """-1 if the job is gone, 0 if it has not finished."""
     attempts_made: int
 
 

@@ -24,23 +24,28 @@ class Availability:
         return self._lost_at is not None
 
     def notice(self, change: Change) -> None:
-        """Take in what a connection tells."""
+        """Take in what a connection tells.
+
+        A link that died is no outage yet: the next one may be there at once, and a connection that
+        was not in use may find out long after the others.
+        """
         match change:
-            case Lost(_, reason) | Waiting(reason):
-                self._lose(change, reason)
+            case Lost():
+                self._log(change, 0.1)
+            case Waiting(reason, attempts, delay):
+                self._log(change, delay)
+                self._attempts = max(self._attempts, attempts)
+                if self._lost_at is None:
+                    self._lost_at = monotonic()
+                    self._reporter.tell(events.RedisLost, reason=reason)
             case Back():
                 self._return(change)
 
-    def _lose(self, change: Lost | Waiting, reason: str) -> None:
+    def _log(self, change: Change, quiet: float) -> None:
         now = monotonic()
-        if isinstance(change, Waiting):
-            self._attempts = max(self._attempts, change.attempts)
         if now >= self._quiet_until:
             log_change(change)
-            self._quiet_until = now + (change.delay if isinstance(change, Waiting) else 0.1)
-        if self._lost_at is None:
-            self._lost_at = now
-            self._reporter.tell(events.RedisLost, reason=reason)
+            self._quiet_until = now + quiet
 
     def _return(self, change: Back) -> None:
         if self._lost_at is None:

@@ -28,7 +28,7 @@ class Clock:
 
 
 class Alarm:
-    """Rings at the earliest of the times that were set."""
+    """Rings at the earliest of the times that were set; who waits for a later one sets it again."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock

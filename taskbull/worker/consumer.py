@@ -13,7 +13,7 @@ from taskbull.worker.runner import Runner
 from taskbull.worker.running_job import Desk
 from taskbull.worker.side import QueueSide
 from taskbull.worker.sweeper import Sweeper
-from taskbull.worker.waiting import wait_at_marker
+from taskbull.worker.waiting import pass_on, wait_at_marker
 from taskbull.worker.work import Find
 
 
@@ -64,6 +64,8 @@ class Consumer:
     async def flush(self) -> None:
         """Wait until Redis knows all that it is to know."""
         await self._cycle.until(Cycle.flushed)
+        if self._cycle.gave_back:
+            await pass_on(self.side)
 
     async def empty(self) -> None:
         """Wait until no job runs, and none is to be had."""

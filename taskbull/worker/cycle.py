@@ -27,7 +27,16 @@ from anyio import sleep
 from taskbull.core import events
 from taskbull.core.durations import from_ms
 from taskbull.core.job import Job
-from taskbull.core.outcome import Completed, Failed, Lost, Outcome, Released, Retried, Written
+from taskbull.core.outcome import (
+    Completed,
+    Failed,
+    Limited,
+    Lost,
+    Outcome,
+    Released,
+    Retried,
+    Written,
+)
 from taskbull.core.retry import NO_POLICY, RetryPolicy, attempts_of, decide
 from taskbull.errors import MaybeExecuted, PermanentError, ServerRefused, TaskbullError
 from taskbull.scripts.cycle import Cycled, Taking, cycle, pack_outcome
@@ -87,6 +96,8 @@ class Cycle:
         self._limited_until = 0.0
         self._stopping = False
         self._refusals = 0
+        self.gave_back = False
+        """Whether jobs went back to the queue that others may run at once."""
         self._carriers: list[Waiter] = []
         self._watchers: list[tuple[Callable[[Cycle], bool], Waiter]] = []
         self._new_waiter = waiters()
@@ -112,8 +123,10 @@ class Cycle:
 
     def wake(self) -> None:
         """Ask for jobs: there may be some."""
-        if self._limited_until and self._side.clock.now() >= self._limited_until:
+        if self._side.clock.now() >= self._limited_until:
             self._limited_until = 0.0
+        else:
+            self._side.alarm.set(self._limited_until)  # it may have rung for a job that is due
         self._wakes += 1
         self._hungry = True
         self._nudge()
@@ -234,12 +247,16 @@ class Cycle:
             self._hungry = True
         elif wakes == self._wakes:  # else somebody knows of jobs that came after this call
             self._hungry = False
-        clock, alarm = self._side.clock, self._side.alarm
         if cycled.limited_ms:
-            self._limited_until = clock.now() + min(from_ms(cycled.limited_ms), _LONGEST_LIMIT)
-            alarm.set(self._limited_until)
+            self._limit(min(from_ms(cycled.limited_ms), _LONGEST_LIMIT))
         if cycled.next_due_ms:
-            alarm.set(clock.now() + from_ms(cycled.next_due_ms - clock.wall_ms()))
+            clock = self._side.clock
+            self._side.alarm.set(clock.now() + from_ms(cycled.next_due_ms - clock.wall_ms()))
+
+    def _limit(self, duration: float) -> None:
+        """Take no jobs for so many seconds."""
+        self._limited_until = self._side.clock.now() + duration
+        self._side.alarm.set(self._limited_until)
 
     def _deliver(self, jobs: Sequence[Job], token: str, sent_at: float) -> None:
         """Let jobs run that were taken; give them back if that is no longer wanted."""
@@ -262,6 +279,9 @@ class Cycle:
     def _accept(self, ending: Ending) -> None:
         lease, outcome, _ = ending
         self._side.leases.drop(lease)
+        if isinstance(outcome, Limited) and outcome.delay > 0:
+            self._limit(outcome.delay)  # also where no limit of the queue's keeps us from it
+        self.gave_back = self.gave_back or isinstance(outcome, Released)
         self._side.reporter.ended(lease, outcome)
 
     def _reject(self, ending: Ending, code: int) -> None:
@@ -319,7 +339,7 @@ class Cycle:
             return True  # it cannot have expired
         match outcome:
             case Completed() | Failed():
-                return trace.finished_ms in {0, sent_ms}  # 0: not kept
+                return trace.finished_ms in {-1, sent_ms}  # -1: it was not kept
             case Retried():
                 return trace.attempts_made > lease.job.attempts_made
             case _:

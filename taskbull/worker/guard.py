@@ -41,6 +41,7 @@ class Guard:
     def look(self) -> None:
         """Let time pass; to be called when the alarm rings."""
         self._tell(self._breaker.look(self._clock.now()))
+        self._set_alarm()  # it may have rung for somebody else
 
     def allowed(self, wanted: int, asked: int) -> int:
         """Give how many of the `wanted` jobs may be taken; `asked` ones may yet come."""
@@ -54,14 +55,17 @@ class Guard:
         """Note what became of it."""
         self._tell(self._breaker.ended(job_id, outcome, self._clock.now()))
 
+    def _set_alarm(self) -> None:
+        if self._breaker.wakes_at is not None:
+            self._alarm.set(self._breaker.wakes_at)
+
     def _tell(self, transition: Transition | None) -> None:
         tell = self._reporter.tell
         match transition:
             case None:
                 pass
             case Opened(failures, threshold):
-                if self._breaker.wakes_at is not None:
-                    self._alarm.set(self._breaker.wakes_at)
+                self._set_alarm()
                 tell(events.CircuitOpened, failures=failures, threshold=threshold)
             case HalfOpened(duration):
                 tell(events.CircuitHalfOpened, duration=duration)

@@ -16,6 +16,7 @@ from anyio import (
     get_cancelled_exc_class,
 )
 
+from taskbull.core.classification import leaves
 from taskbull.core.outcome import Completed, Lost, Outcome, Released, Snoozed
 from taskbull.core.retry import NO_POLICY, decide, doomed
 from taskbull.core.wire.job import encode_value
@@ -57,7 +58,10 @@ class Runner:
         """Be a slot: run one job after the other, as long as there are any."""
         take = self._side.bench.take
         while (lease := await take()) is not None:
-            await self._run(lease)
+            if lease.lost is None:
+                await self._run(lease)
+            else:  # the loop was held up, and another may run the job by now
+                self._cycle.ended(lease, Lost())
 
     async def _run(self, lease: Lease) -> None:
         job = lease.job
@@ -136,7 +140,8 @@ def _given_up(error: BaseException) -> bool:
     On asyncio a handler can raise `CancelledError` although nobody cancels us: it may have awaited
     something that was cancelled.
     """
-    if isinstance(error, get_cancelled_exc_class()):
+    cancelled = get_cancelled_exc_class()
+    if all(isinstance(leaf, cancelled) for leaf in leaves(error)):  # a nursery groups them
         return current_effective_deadline() == -inf
     return isinstance(error, KeyboardInterrupt | GeneratorExit)
 

@@ -22,7 +22,18 @@ from taskbull.store.backend import Waiter, poster, waiters
 class _Errand:
     """One call of a function, on its way through a thread."""
 
-    __slots__ = ("abandoned", "args", "begun", "context", "error", "function", "value", "waiter")
+    __slots__ = (
+        "abandoned",
+        "args",
+        "begun",
+        "collected",
+        "context",
+        "counted",
+        "error",
+        "function",
+        "value",
+        "waiter",
+    )
 
     def __init__(
         self, function: Callable[..., Any], args: tuple[Any, ...], context: Context, waiter: Waiter
@@ -33,6 +44,8 @@ class _Errand:
         self.waiter = waiter
         self.begun = False
         self.abandoned = False
+        self.counted = False  # among the abandoned ones: a thread was at it
+        self.collected = False  # its end is known in the event loop
         self.value: Any = None
         self.error: BaseException | None = None
 
@@ -70,13 +83,14 @@ class ThreadPool:
         errand = _Errand(function, args, copy_context(), self._new_waiter())
         self._queue.put(errand)
         self._busy += 1
-        if self._threads < self._busy and self._threads < self._limit:
+        if self._threads < min(self._busy + self.abandoned, self._limit):
             self._threads += 1
             Thread(target=self._work, name=f"taskbull-{self._threads}", daemon=True).start()
         try:
             await errand.waiter
         except get_cancelled_exc_class():
-            self._abandon(errand)
+            if not errand.collected:
+                self._abandon(errand)
             raise
         if errand.error is not None:
             raise errand.error
@@ -98,6 +112,7 @@ class ThreadPool:
         errand.abandoned = True
         self._busy -= 1
         if errand.begun:
+            errand.counted = True
             self.abandoned += 1
             if self._told is not None:
                 self._told(self, errand.context)
@@ -121,16 +136,17 @@ class ThreadPool:
         self._posted = False
         while self._ended:
             errand = self._ended.popleft()
+            errand.collected = True
             if errand.abandoned:
-                self._return()
+                self._return(errand)
                 continue
             self._busy -= 1
             if not errand.waiter.done():
                 errand.waiter.set_result(None)
 
-    def _return(self) -> None:
+    def _return(self, errand: _Errand) -> None:
         """Note that an abandoned thread is free again; send one away if there are too many."""
-        if self.abandoned:
+        if errand.counted:
             self.abandoned -= 1
         if self._threads > self._limit:
             self._threads -= 1

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import logging
+from contextlib import suppress
 from typing import Any
 
 from anyio import sleep
 
 from taskbull.core.durations import from_ms
-from taskbull.errors import ServerRefused
+from taskbull.errors import ServerRefused, TaskbullError
+from taskbull.scripts.call import Command
+from taskbull.scripts.replies import nothing
 from taskbull.store.blocking import BlockingConnection
 from taskbull.worker.cycle import Cycle
 from taskbull.worker.side import QueueSide
@@ -43,6 +46,17 @@ async def wait_at_marker(
                 cycle.wake()
     finally:
         await connection.close()
+
+
+async def pass_on(side: QueueSide) -> None:
+    """Wake another worker for jobs that were given back: our own wait may have eaten the marker.
+
+    Twice, for the server may see only after the first that the connection of that wait is closed.
+    """
+    ring = Command(("ZADD", side.keys.marker, 0, "0"), side.keys.marker, nothing)
+    with suppress(TaskbullError):  # the others will look by themselves, only later
+        for _ in range(2):
+            await side.store.run(ring)
 
 
 def _due_in(reply: Any, now_ms: int) -> float:

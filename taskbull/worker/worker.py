@@ -27,7 +27,7 @@ from taskbull.core.durations import seconds
 from taskbull.core.keys import QueueKeys
 from taskbull.core.options import WorkerOptions
 from taskbull.core.retry import NO_POLICY, RetryPolicy
-from taskbull.errors import ConfigurationError
+from taskbull.errors import ConfigurationError, ConnectionLost
 from taskbull.observability.logs import write_line
 from taskbull.store.address import Address, default_url, parse
 from taskbull.store.aio import Store, open_store
@@ -178,16 +178,16 @@ class Worker:
                     async with create_task_group() as slots:
                         for consumer in consumers:
                             consumer.start_slots(slots)
-                        try:
-                            async with create_task_group() as waiting:
-                                for consumer in consumers:
-                                    waiting.start_soon(consumer.wait_for_jobs)
-                                started.set()
-                                await shutdown.wait()
-                                waiting.cancel_scope.cancel()
-                        finally:
+                        async with create_task_group() as waiting:
                             for consumer in consumers:
-                                consumer.stop_taking()
+                                waiting.start_soon(consumer.wait_for_jobs)
+                            started.set()
+                            try:
+                                await shutdown.wait()
+                            finally:  # first of all: what is given back is not to be taken again
+                                for consumer in consumers:
+                                    consumer.stop_taking()
+                            waiting.cancel_scope.cancel()
                 with move_on_after(FLUSH_LIMIT):
                     for consumer in consumers:
                         await consumer.flush()
@@ -255,6 +255,7 @@ def _unwrapped() -> Generator[None]:
         yield
     except BaseExceptionGroup as group:
         first, *others = leaves(group)
-        if others:
+        # That Redis is gone is told to every part that waits for it.
+        if others and not all(isinstance(one, ConnectionLost) for one in (first, *others)):
             raise
         raise first from first.__cause__

@@ -58,11 +58,11 @@ def redis(interop_url: str) -> Iterator[Redis]:
 def solo(node: Node, interop_url: str) -> Iterator[Solo]:
     """Play a case by one version alone; the result is kept for the other tests that want it."""
     played: dict[tuple[str, Version], Played] = {}
-    prefix = f"solo-{uuid.uuid4().hex[:12]}"
+    fresh = (f"solo-{uuid.uuid4().hex[:12]}" for _ in itertools.count())
 
     def perform(case: Case, version: Version) -> Played:
         if (str(case), version) not in played:
-            actor = NodeActor(node, version, f"{prefix}-{len(played):04}")
+            actor = NodeActor(node, version, next(fresh))
             played[str(case), version] = play(case, client, actor)
             node.call("forget", prefix=actor.prefix)
             clear(client, actor.prefix)

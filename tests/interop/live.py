@@ -5,37 +5,33 @@ Here time is real and workers race, so that only what must hold in any order is 
 
 from __future__ import annotations
 
-import base64
 import time
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
 from typing import Any, Final
 
 import pytest
 from redis import Redis
 
+from tests.interop import watching
 from tests.interop.actor import Actor, Behaviour
 from tests.interop.node import Refused
+from tests.interop.watching import PATIENCE, is_blocked, wait_until
 
 WORK: Final[Behaviour] = {"*": [[["return", {"v": 1}]]]}
-PATIENCE: Final = 10.0
+EACH: Final = 250
 WAKE_LIMIT: Final = 1.0  # without its marker a job is found after the 5 s of an idle block
 
 
 def wait_until_blocked(redis: Redis, name: str) -> None:
     """Wait until the worker whose client name begins with `name` sleeps at the marker."""
-    deadline = time.monotonic() + PATIENCE
-    while time.monotonic() < deadline:
-        for client in redis.client_list():
-            if client["name"].startswith(name) and client["cmd"].lower() == "bzpopmin":
-                return
-        time.sleep(0.005)
-    raise AssertionError(f"no worker {name} is blocked")
+    wait_until(f"worker {name} is blocked", lambda: is_blocked(redis, name))
 
 
 def client_name(actor: Actor, worker: str) -> str:
     """Give the name that a worker's blocking connection has."""
-    queue = base64.b64encode(actor.queue.encode()).decode()
-    return f"{actor.prefix}:{queue}:w:{worker}"
+    return watching.client_name(actor.prefix, actor.queue, worker)
 
 
 def workers_are_listed_by_name(redis: Redis, a: Actor, b: Actor) -> None:
@@ -110,10 +106,117 @@ def two_workers_share_a_queue(redis: Redis, a: Actor, b: Actor) -> None:
         assert runs == (1 if (a.job(job) or {})["name"] == "good" else 2)
 
 
+def everything_is_heard(redis: Redis, a: Actor, b: Actor) -> None:
+    """90: `a` hears all that happens to the jobs that `b` runs."""
+    broke = ["throw", {"message": "broke"}]
+    behaviour: Behaviour = {
+        "n": [[["progress", {"at": [1]}], broke], [["delay", 5]], [["return", {"v": 1}]]],
+        "bad": [[broke]],
+    }
+    again: list[tuple[str, dict[str, Any]]] = [
+        ("waiting", {"prev": "delayed"}),
+        ("active", {"prev": "waiting"}),
+    ]
+    with a.listening() as listener, b.running(behaviour, name="w"):
+        job = b.add("n", {}, {"attempts": 2, "backoff": 5})
+        expected: list[tuple[str, dict[str, Any]]] = [
+            ("added", {"name": "n"}),
+            ("waiting", {}),
+            ("active", {"prev": "waiting"}),
+            ("progress", {"data": {"at": [1]}}),
+            *[("delayed", {}), *again] * 2,
+            ("completed", {"returnvalue": {"v": 1}, "prev": "active"}),
+        ]
+        for event, fields in expected:
+            listener.wait_for(event, jobId=job, **fields)
+        job = b.add("bad")
+        listener.wait_for("failed", jobId=job, failedReason="broke", prev="active")
+        listener.wait_for("retries-exhausted", jobId=job)
+        listener.wait_for("drained")
+
+
+def two_workers_drain_what_two_producers_add(redis: Redis, a: Actor, b: Actor) -> None:
+    """Of many jobs each runs once, whoever adds it and whoever takes it, and both take some."""
+
+    def produce(actor: Actor) -> list[str]:
+        return [actor.add("n", {"n": n}) for n in range(EACH)]
+
+    with (
+        a.listening() as listener,
+        a.running(WORK, name="one", concurrency=5),
+        b.running(WORK, name="two", concurrency=5),
+    ):
+        with ThreadPoolExecutor(2) as pool:
+            adding = [pool.submit(produce, actor) for actor in (a, b)]
+            jobs = [job for each in adding for job in each.result(PATIENCE)]
+        heard = Counter[str]()
+        while sum(heard.values()) < 2 * EACH:
+            heard[str(listener.wait_for("completed")["jobId"])] += 1
+    assert heard == Counter(jobs)
+    pipe = redis.pipeline()
+    for job in jobs:
+        pipe.hmget(f"{a.prefix}:{a.queue}:{job}", "ats", "atm", "pb")
+    runs = pipe.execute()
+    assert {(started, made) for started, made, _ in runs} == {(b"1", b"1")}
+    assert {worker for _, _, worker in runs} == {b"one", b"two"}
+
+
+def a_limited_worker_goes_on(redis: Redis, a: Actor, b: Actor) -> None:
+    """A job that becomes due while the queue is limited does not let its worker sleep on."""
+    limiter = {"max": 1, "duration": 150}
+    for concurrency in (1, 3):
+        with b.running(WORK, name="w", limiter=limiter, concurrency=concurrency) as worker:
+            jobs = {a.add("later", {}, {"delay": 100})}
+            wait_until_blocked(redis, client_name(b, "w"))
+            jobs |= {a.add("n"), a.add("n")}
+            while jobs:
+                jobs.discard(str(worker.wait_for("completed")["jobId"]))
+
+
+def a_lock_is_renewed(redis: Redis, a: Actor, b: Actor) -> None:
+    """A job that runs longer than its lock lives is not taken for stalled."""
+    waits: Behaviour = {"*": [[["wait", None], ["return", 1]]]}
+    with b.running(waits, lockDuration=400, stalledInterval=200) as worker:
+        job = a.add("n")
+        worker.wait_for("active", jobId=job)
+        lock = f"{a.prefix}:{a.queue}:{job}:lock"
+        lives = [redis.pttl(lock)]
+
+        def renewed_twice() -> bool:
+            lives.append(redis.pttl(lock))
+            return sum(later > sooner for sooner, later in pairwise(lives)) >= 2
+
+        wait_until("the lock was renewed twice", renewed_twice)
+        assert min(lives) > 0
+        worker.release(job)
+        worker.wait_for("completed", jobId=job)
+    assert (a.job(job) or {})["attemptsStarted"] == 1
+
+
+def a_scheduler_is_served_by_both(redis: Redis, a: Actor, b: Actor) -> None:
+    """84: the iterations follow each other, whoever takes them; none comes twice."""
+    limit = 8
+    with a.listening() as listener, a.running(WORK, name="one"), b.running(WORK, name="two"):
+        a.upsert_scheduler("s", {"every": 30, "limit": limit}, {"name": "tick", "data": {"x": 1}})
+        heard = [str(listener.wait_for("completed")["jobId"]) for _ in range(limit)]
+        listener.wait_for("drained")
+    assert len(set(heard)) == limit
+    assert heard == sorted(heard)
+    assert redis.hget(f"{a.prefix}:{a.queue}:repeat:s", "ic") == str(limit).encode()
+    assert a.counts("delayed", "completed") == {"delayed": 0, "completed": limit}
+    for job in heard:
+        assert (a.job(job) or {})["data"] == {"x": 1}
+
+
 LIVE: Final = (
     workers_are_listed_by_name,
     an_idle_worker_is_woken,
     a_result_is_awaited,
     events_are_followed,
     two_workers_share_a_queue,
+    everything_is_heard,
+    two_workers_drain_what_two_producers_add,
+    a_limited_worker_goes_on,
+    a_lock_is_renewed,
+    a_scheduler_is_served_by_both,
 )

@@ -26,9 +26,15 @@ class OurHands:
     """Runs one cycle per step."""
 
     def __init__(
-        self, store: Runner, keys: QueueKeys, clock: Callable[[], int], options: Options
+        self,
+        store: Runner,
+        keys: QueueKeys,
+        clock: Callable[[], int],
+        options: Options,
+        taken: dict[tuple[str, str], Job],
     ) -> None:
         self._store = store
+        self._taken = taken
         self._keys = keys
         self._clock = clock
         self._keep = Keeping(
@@ -44,7 +50,7 @@ class OurHands:
         )
 
     def take(self, token: str = TOKEN) -> str | None:
-        return self._note(self._cycle([], 1, token))
+        return self._note(self._cycle([], 1, token), token)
 
     def complete(
         self, job_id: str, value: Any = None, token: str = TOKEN, *, fetch_next: bool = False
@@ -83,14 +89,21 @@ class OurHands:
         cycled = self._cycle([packed], int(fetch_next), token)
         if cycled.codes[0] != 0:
             raise Refused("refused by the script", cycled.codes[0])
-        return self._note(cycled)
+        return self._note(cycled, token)
 
     def _cycle(self, outcomes: list[Any], want: int, token: str) -> Cycled:
         call = cycle(self._keys, self._clock(), outcomes, want, token, self._taking)
         return self._store.run(call)
 
-    def _note(self, cycled: Cycled) -> str | None:
+    def as_taken(self, job_id: str, token: str) -> Job:
+        """Give a job as it was taken; as it stands in Redis, if another has taken it since."""
+        stored = self._job(job_id)
+        known = self._taken.get((job_id, token), stored)
+        return known if known.attempts_started == stored.attempts_started else stored
+
+    def _note(self, cycled: Cycled, token: str) -> str | None:
         for job in cycled.jobs:
+            self._taken[job.id, token] = job
             self._advance_scheduler(job)
         return cycled.jobs[0].id if cycled.jobs else None
 

@@ -21,24 +21,44 @@ WAYS = ("sync", "asyncio", "trio")
 
 
 class Runner(Protocol):
-    """Runs calls, seen from sync code."""
+    """Runs calls, seen from sync code; what can only be async runs in the loop of `portal`."""
 
+    @property
+    def url(self) -> str: ...
+    @property
+    def portal(self) -> BlockingPortal: ...
     def run(self, call: Request[T]) -> T: ...
     def perform(self, steps: Steps[T]) -> T: ...
+
+
+class SyncRunner:
+    """Runs calls by the sync store; the loop for what is async is asyncio's."""
+
+    def __init__(self, url: str, portal: BlockingPortal, store: SyncStore) -> None:
+        self.url = url
+        self.portal = portal
+        self._store = store
+
+    def run(self, call: Request[T]) -> T:
+        return self._store.run(call)
+
+    def perform(self, steps: Steps[T]) -> T:
+        return self._store.perform(steps)
 
 
 class AsyncRunner:
     """Runs calls by a store that lives in an event loop in another thread."""
 
-    def __init__(self, portal: BlockingPortal, store: Store) -> None:
-        self._portal = portal
+    def __init__(self, url: str, portal: BlockingPortal, store: Store) -> None:
+        self.url = url
+        self.portal = portal
         self._store = store
 
     def run(self, call: Request[T]) -> T:
-        return self._portal.call(self._store.run, call)
+        return self.portal.call(self._store.run, call)
 
     def perform(self, steps: Steps[T]) -> T:
-        result: Any = self._portal.call(partial(self._store.perform, steps))
+        result: Any = self.portal.call(partial(self._store.perform, steps))
         return result  # type: ignore[no-any-return]
 
 
@@ -47,12 +67,13 @@ def running(way: str, url: str) -> Iterator[Runner]:
     """Give a runner while the block lasts."""
     where = address.parse(url)
     if way == "sync":
-        store = SyncStore(where)
-        yield store
-        store.close()
+        with start_blocking_portal("asyncio") as portal:
+            store = SyncStore(where)
+            yield SyncRunner(url, portal, store)
+            store.close()
         return
     with (
         start_blocking_portal(way) as portal,
         portal.wrap_async_context_manager(open_store(where)) as running_store,
     ):
-        yield AsyncRunner(portal, running_store)
+        yield AsyncRunner(url, portal, running_store)

@@ -76,6 +76,13 @@ class _Run:
         self.held.append((job_id, token))
         return worker.extend_lock(job_id, 30_000, token)
 
+    def work(self, attempts: list[Any]) -> None:
+        """Let a worker run until nothing is left to do; jobs that are held stay with their own."""
+        others = frozenset(self.stage.redis.lrange(self.stage.key("active"), 0, -1))
+        self.stage.no_sweep()
+        with self.stage.a.running({"*": attempts}, name="w"):
+            self.stage.until_idle("w", others=others)
+
     def sweep(self) -> list[str]:
         self.stage.sweep_allowed()
         return self.stage.a.worker().sweep()
@@ -106,6 +113,7 @@ _PERFORM: Final[dict[str, Perform]] = {
     "flow": lambda run, op: run.add_flow(op.value),
     "take": lambda run, _: run.take(),
     "finish": lambda run, op: run.finish(op),
+    "work": lambda run, op: run.work(op.value),
     "tick": lambda run, op: run.stage.tick(op.value),
     "sweep": lambda run, _: run.sweep(),
     "promote": lambda run, op: run.stage.a.promote(run.job(op)),
@@ -159,12 +167,23 @@ _FINISHED = st.sampled_from(["failed", "completed"])
 _STATES = st.sampled_from(["completed", "failed", "wait", "delayed", "prioritized", "active"])
 _PRIORITY = st.fixed_dictionaries({"priority": st.integers(0, 3)}, optional={"lifo": st.booleans()})
 
+_BROKE = ["throw", {"message": "broke"}]
+_ATTEMPTS: Final[list[Any]] = [
+    [[["return", {"did": 1}]]],
+    [[["progress", 50], ["log", "a line"], ["data", {"new": 1}], ["return", None]]],
+    [[_BROKE]],
+    [[_BROKE], [["return", 2]]],
+    [[_BROKE], [["unrecoverable", "never"]]],
+    [[["delay", 50]], [["return", 1]]],
+]
+
 # kind -> (how often, among all, and what values)
 _KINDS: Final[dict[str, tuple[int, SearchStrategy[Any]]]] = {
     "add": (10, _JOB_OPTIONS),
     "flow": (1, st.sampled_from([{}, *({flag: True} for flag in _FLAGS)])),
     "take": (8, st.none()),
     "finish": (8, st.sampled_from(sorted(_END))),
+    "work": (1, st.sampled_from(_ATTEMPTS)),
     "tick": (4, st.sampled_from([1, 10, 60, 2_000])),
     "sweep": (2, st.none()),
     "promote": (1, st.none()),

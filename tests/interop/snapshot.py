@@ -24,7 +24,7 @@ PLACEHOLDER: Final = "<prefix>"
 STACK: Final = "<stack>"
 
 _MS = re.compile(r"(?<!\d)1[5-9]\d{11}(?!\d)")  # 2017 to 2033
-_UUID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-4[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}")
+_UUID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-4[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}(:\d+)?")
 _JSON_FIELDS = {"data", "opts", "parent", "progress", "returnvalue", "stacktrace"}
 _JSON_EVENT_FIELDS = {"completed": "returnvalue", "progress": "data"}
 _PRIORITY_STEP = 2**32

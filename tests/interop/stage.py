@@ -12,6 +12,7 @@ from tests.interop.actor import Actor
 from tests.interop.compare import Difference, Exempt, compare_values, differences
 from tests.interop.node import Refused
 from tests.interop.snapshot import Snapshot, normalise, take
+from tests.interop.watching import is_idle, wait_until
 
 T0: Final = 1_800_000_000_123
 """When every case begins: 2027-01-15 08:00:00.123 UTC, aligned to nothing."""
@@ -77,6 +78,27 @@ class Stage:
     def sweep_allowed(self) -> None:
         """Let the interval between two sweeps be over."""
         self.drop("stalled-check")
+
+    def no_sweep(self, queue: str = "q") -> None:
+        """Let no worker look for stalled jobs, as if another had just done so."""
+        self.redis.set(self.key("stalled-check", queue), "1", px=3_600_000)
+
+    def wake(self, queue: str = "q") -> None:
+        """Do what time does when a delayed job becomes due: wake a worker that runs."""
+        self.redis.zadd(self.key("marker", queue), {"0": 0})
+
+    def until(self, what: str, condition: Callable[[], object]) -> None:
+        """Wait for what no event tells."""
+        wait_until(what, condition)
+
+    def until_idle(
+        self, worker: str, queue: str = "q", others: frozenset[Any] = frozenset()
+    ) -> None:
+        """Wait until a running worker has nothing left to do; `others` are not its jobs."""
+        wait_until(
+            f"worker {worker} is idle",
+            lambda: is_idle(self.redis, self.a.prefix, queue, worker, others),
+        )
 
     def note(self, what: str, value: Any) -> None:
         """Add a result to what is compared."""

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import msgspec
 from msgspec import structs
 
+from taskbull.core.job import Job
 from taskbull.core.keys import QueueKeys
 from taskbull.core.states import JobState
 from taskbull.core.wire.job import encode_data, encode_progress
@@ -16,11 +18,13 @@ from taskbull.errors import TaskbullError
 from taskbull.scripts import changes, inspection, limits, locks, pausing, removal, stalled
 from taskbull.scripts.call import Request
 from taskbull.scripts.steps import Steps
-from tests.interop.actor import TOKEN, Options
+from tests.interop.actor import TOKEN, Behaviour, Options
 from tests.interop.node import UNDEFINED, Node, Refused, Version
-from tests.interop.node_actor import NodeActor, NodeHands
+from tests.interop.node_actor import NodeActor
 from tests.interop.our_hands import OurHands
+from tests.interop.our_listener import OurListener, following
 from tests.interop.our_producer import OurProducer
+from tests.interop.our_worker import OurRunning, Workplace, process, working
 from tests.interop.runner import Runner
 
 T = TypeVar("T")
@@ -29,14 +33,16 @@ _STATES = {"wait": JobState.WAITING, **{str(state): state for state in JobState}
 STALLED_INTERVAL_MS = 30_000
 
 
-class TaskbullHands(OurHands, NodeHands):
-    """A worker driven by hand; what it cannot do yet BullMQ's does."""
+class TaskbullHands(OurHands):
+    """A worker driven by hand."""
 
     def __init__(self, actor: TaskbullActor, options: Options) -> None:
-        OurHands.__init__(self, actor.runner, actor.keys, lambda: actor.now, options)
-        NodeHands.__init__(self, actor, options)
+        super().__init__(actor.runner, actor.keys, lambda: actor.now, options, actor.taken)
         self._self = actor
         self._own_options = options
+
+    def process(self, job_id: str, behaviour: Behaviour, token: str = TOKEN) -> str:
+        return process(self._self.workplace, self.as_taken(job_id, token), token, behaviour)
 
     def move_to_waiting_children(
         self, job_id: str, token: str = TOKEN, child: Options | None = None
@@ -77,6 +83,8 @@ class TaskbullActor(NodeActor):
         self.keys = QueueKeys(queue, prefix)
         self._now: int | None = 0
         self._producer = OurProducer(runner, self.keys)
+        self.taken: dict[tuple[str, str], Job] = {}
+        self.workplace = Workplace(runner, self.keys, lambda: self.now)
         self._introduced = False
 
     @property
@@ -121,8 +129,18 @@ class TaskbullActor(NodeActor):
         self._now = ms
         super().set_clock(ms)
 
-    def worker(self, **options: Any) -> TaskbullHands:
+    def worker(self, **options: Any) -> TaskbullHands:  # type: ignore[override]
         return TaskbullHands(self, options)
+
+    @contextmanager
+    def running(self, behaviour: Behaviour, **options: Any) -> Iterator[OurRunning]:  # type: ignore[override]
+        with working(self.workplace, behaviour, options) as worker:
+            yield worker
+
+    @contextmanager
+    def listening(self) -> Iterator[OurListener]:  # type: ignore[override]
+        with following(self.workplace) as listener:
+            yield listener
 
     # producing
     def add(self, name: str, data: Any = UNDEFINED, opts: Options | None = None) -> str:

@@ -36,9 +36,12 @@ def test_an_outcome_that_was_written_is_told_from_one_that_was_not(bed: Bed) -> 
     assert settled.traces == [Trace(False, NOW, 1), Trace(True, 0, 0)]
 
 
-def test_an_outcome_of_a_job_that_is_gone_leaves_no_trace(bed: Bed) -> None:
-    settled = bed.go(settle_cycle(bed.queue, "me:2", [("none", "me:1")], 0))
-    assert settled.traces == [Trace(False, 0, 0)]
+def test_a_job_that_is_gone_is_told_from_one_that_has_not_finished(bed: Bed) -> None:
+    seed(bed, [{}])
+    [expired] = take(bed, 1, "me:1").jobs
+    bed.admin.delete(f"{bed.queue.job(expired.id)}:lock")
+    settled = bed.go(settle_cycle(bed.queue, "me:2", [("none", "me:1"), (expired.id, "me:1")], 0))
+    assert settled.traces == [Trace(False, -1, 0), Trace(False, 0, 0)]
 
 
 def test_a_long_list_is_searched_in_pieces(bed: Bed) -> None:

@@ -145,3 +145,19 @@ async def test_jobs_that_come_when_it_is_open_are_given_back(bed: WorkerBed) -> 
         clock.turn(30)
         await bed.record.wait_for(events.Completed, 100)
     assert await bed.count("completed") == 100
+
+
+async def test_a_delayed_job_that_is_due_first_does_not_stop_its_clock(bed: WorkerBed) -> None:
+    one, clock = worker(bed, failing_if(lambda job: job.name == "bad"))
+    await bed.queue.add("later", delay=10)
+    async with one.running():
+        with anyio.fail_after(10):
+            while not await bed.queue.workers():
+                await anyio.lowlevel.checkpoint()
+        await add(bed, "bad", "bad", "bad")
+        await bed.record.wait_for(events.CircuitOpened)
+        clock.turn(10)
+        await anyio.wait_all_tasks_blocked()
+        clock.turn(20.1)
+        await bed.record.wait_for(events.CircuitHalfOpened)
+        await bed.record.wait_for(events.CircuitClosed)

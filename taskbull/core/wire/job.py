@@ -171,8 +171,8 @@ def _with_rare_fields(job: Job, values: Sequence[bytes | None]) -> Job:
         dedup_key=_text(dedup),
         parent_key=_text(parent),
         raw_stacktrace=stacks,
-        # Both versions of BullMQ prefer the legacy name where it is present.
-        attempts_made=job.attempts_made if legacy is None else _number(legacy) or 0,
+        # Both versions of BullMQ prefer the legacy name where it is present; but only `atm` grows.
+        attempts_made=max(job.attempts_made, _number(legacy) or 0),
         previous_delay_ms=_number(previous),
     )
 

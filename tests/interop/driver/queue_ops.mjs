@@ -92,7 +92,10 @@ export const queueOps = {
     const events = new QueueEvents(queue, options(message, { lastEventId: '0-0' }));
     events.on('error', () => {});
     for (const event of QUEUE_EVENTS) {
-      events.on(event, (fields) => send({ event, source: 'queue', version, queue, prefix, fields }));
+      events.on(event, (told) => {
+        const fields = typeof told === 'object' ? told : {}; // `drained` tells only its id
+        send({ event, source: 'queue', version, queue, prefix, fields });
+      });
     }
     keep(message, 'listener', events);
     await events.waitUntilReady();

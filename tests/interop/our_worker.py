@@ -1,0 +1,236 @@
+"""taskbull's worker: what a behaviour says becomes a handler, what it tells BullMQ's events."""
+
+from __future__ import annotations
+
+import queue
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager
+from time import monotonic
+from typing import Any, Final
+
+from anyio import Event, create_task_group
+from msgspec import Struct
+
+from taskbull.core import events
+from taskbull.core.job import Job
+from taskbull.core.keys import QueueKeys
+from taskbull.core.options import Limiter, WorkerOptions
+from taskbull.errors import PermanentError, RateLimited, Snooze
+from taskbull.scripts.call import Command
+from taskbull.scripts.changes import move_to_waiting_children
+from taskbull.scripts.cycle import Taking
+from taskbull.scripts.replies import text
+from taskbull.store import address
+from taskbull.store.aio import open_store
+from taskbull.store.sync import SyncStore
+from taskbull.worker.clock import Clock
+from taskbull.worker.cycle import Cycle
+from taskbull.worker.lease import Lease
+from taskbull.worker.listeners import Listeners
+from taskbull.worker.reporter import Reporter
+from taskbull.worker.runner import Runner as JobRunner
+from taskbull.worker.running_job import Desk, RunningJob
+from taskbull.worker.side import QueueSide
+from taskbull.worker.threads import ThreadPool
+from taskbull.worker.work import Work
+from taskbull.worker.worker import Worker
+from tests.interop.actor import Behaviour, Options
+from tests.interop.node import UNDEFINED
+from tests.interop.runner import Runner
+
+DEADLINE: Final = 10.0
+
+
+class Workplace(Struct, frozen=True):
+    """Where a worker of ours works: an event loop, a queue, and the time in ms."""
+
+    runner: Runner
+    keys: QueueKeys
+    clock: Callable[[], int]
+
+
+class SetClock(Clock):
+    """A clock whose wall shows the time of the test."""
+
+    def __init__(self, wall_ms: Callable[[], int]) -> None:
+        self._wall_ms = wall_ms
+
+    def wall_ms(self) -> int:
+        return self._wall_ms()
+
+
+class Performer:
+    """A handler that does what a behaviour says: `driver/behaviour.mjs` has the list of steps."""
+
+    def __init__(self, place: Workplace, behaviour: Behaviour) -> None:
+        self._place = place
+        self._behaviour = behaviour
+        self._released: defaultdict[str, Event] = defaultdict(Event)
+        self._values: dict[str, Any] = {}
+
+    async def __call__(self, job: RunningJob) -> Any:
+        attempts = self._behaviour.get(job.name) or self._behaviour.get("*") or [[]]
+        for what, argument in attempts[min(job.job.attempts_started, len(attempts)) - 1]:
+            if what == "return":
+                return None if argument is UNDEFINED else argument
+            value = await _STEPS[what](self, job, argument)
+            if what == "wait" and value is not UNDEFINED:
+                return value
+        return None
+
+    async def wait(self, job: RunningJob, _: Any) -> Any:
+        await self._released[job.id].wait()
+        del self._released[job.id]
+        return self._values.pop(job.id)
+
+    def release(self, job_id: str, value: Any) -> None:
+        """Let a job go on that is, or soon will be, in the step `wait`."""
+        self._values[job_id] = value
+        self._released[job_id].set()
+
+    async def wait_for_children(self, job: RunningJob, _: Any) -> None:
+        # A handler of ours has no word for this: it moves the job itself, which ends its lock.
+        keys, store = self._place.keys, SyncStore(address.parse(self._place.runner.url))
+        lock = f"{keys.job(job.id)}:lock"
+        token = store.run(Command(("GET", lock), lock, text))
+        store.run(move_to_waiting_children(keys, job.id, token, self._place.clock()))
+        store.close()
+
+
+async def _throw(_: Performer, __: RunningJob, error: Options) -> None:
+    name = error.get("name", "Error")
+    kind = PermanentError if name == "UnrecoverableError" else type(name, (Exception,), {})
+    raise kind(error["message"])
+
+
+async def _unrecoverable(_: Performer, __: RunningJob, message: str) -> None:
+    raise PermanentError(message)
+
+
+async def _delay(_: Performer, __: RunningJob, ms: int) -> None:
+    raise Snooze(ms / 1000)
+
+
+async def _rate_limit(_: Performer, __: RunningJob, ms: int) -> None:
+    raise RateLimited(ms / 1000)
+
+
+async def _move_to_wait(_: Performer, __: RunningJob, ___: None) -> None:
+    raise RateLimited(0)
+
+
+_STEPS: Final[Mapping[str, Callable[[Performer, RunningJob, Any], Awaitable[Any]]]] = {
+    "progress": lambda _, job, value: job.aprogress(value),
+    "log": lambda _, job, row: job.alog(row),
+    "data": lambda _, job, value: job.aupdate_data(value),
+    "wait": Performer.wait,
+    "throw": _throw,
+    "unrecoverable": _unrecoverable,
+    "delay": _delay,
+    "moveToWait": _move_to_wait,
+    "waitForChildren": Performer.wait_for_children,
+    "rateLimit": _rate_limit,
+}
+
+
+class OurRunning:
+    """A worker of ours that runs."""
+
+    def __init__(self, runner: Runner, performer: Performer) -> None:
+        self._runner = runner
+        self._performer = performer
+        self._told: queue.SimpleQueue[tuple[str, dict[str, Any]]] = queue.SimpleQueue()
+
+    def notice(self, event: events.Event) -> None:
+        """Take in an event of the worker, as BullMQ's would have told it."""
+        if isinstance(event, events.JobEvent) and type(event) in _TOLD:
+            name, fields = _TOLD[type(event)]
+            self._told.put((name, {"jobId": event.job.id, **fields(event)}))
+
+    def wait_for(self, event: str, **fields: Any) -> Mapping[str, Any]:
+        while True:
+            try:
+                name, found = self._told.get(timeout=DEADLINE)
+            except queue.Empty:
+                raise AssertionError(f"no event {event} {fields} in {DEADLINE} s") from None
+            if name == event and fields.items() <= found.items():
+                return found
+
+    def release(self, job_id: str, value: Any = UNDEFINED) -> None:
+        self._runner.portal.call(self._performer.release, job_id, value)
+
+
+_TOLD: Final[Mapping[type[events.JobEvent], tuple[str, Callable[[Any], dict[str, Any]]]]] = {
+    events.Started: ("active", lambda _: {}),
+    events.Completed: ("completed", lambda event: {"result": event.value}),
+    events.Failed: ("failed", lambda event: {"error": {"message": event.failure.reason}}),
+    events.Retried: ("failed", lambda event: {"error": {"message": event.failure.reason}}),
+    events.Stalled: ("stalled", lambda _: {}),
+    events.Lost: ("error", lambda event: {"error": {"message": event.reason}}),
+}
+
+
+@contextmanager
+def working(place: Workplace, behaviour: Behaviour, options: Options) -> Iterator[OurRunning]:
+    """Run a worker while the block lasts."""
+    runner, keys = place.runner, place.keys
+    performer = Performer(place, behaviour)
+    run = OurRunning(runner, performer)
+    worker = Worker(
+        keys.queue,
+        performer,
+        redis=runner.url,
+        prefix=keys.prefix,
+        options=_options(options),
+        clock=SetClock(place.clock),
+    )
+    worker.on(events.Event, run.notice)
+    with runner.portal.wrap_async_context_manager(worker.running()):
+        yield run
+
+
+def process(place: Workplace, job: Job, token: str, behaviour: Behaviour) -> str:
+    """Do with one taken job all that a running worker does, and take no other."""
+    return place.runner.portal.call(_process, place, job, token, behaviour)
+
+
+async def _process(place: Workplace, job: Job, token: str, behaviour: Behaviour) -> str:
+    where = address.parse(place.runner.url)
+    told: list[str] = []
+    listeners = Listeners()
+    listeners.on(events.Ended, lambda event: told.append(_TOLD.get(type(event), ("moved",))[0]))
+    sync_store, threads = SyncStore(where), ThreadPool(1, lambda *_: None)
+    async with open_store(where) as store:
+        reporter = Reporter(listeners, "worker", place.keys.queue)
+        side = QueueSide(place.keys, store, reporter, SetClock(place.clock), None)
+        cycle = Cycle(side, 1, Taking(lock_life_ms=30_000))
+        work = Work(Performer(place, behaviour))
+        desk = Desk(place.keys, "worker", store, sync_store, threads)
+        runner = JobRunner(side, cycle, desk, lambda _: work, cancel_lost=False)
+        cycle.stop_taking()  # this one job, and no other
+        lease = Lease(job, token, monotonic())
+        side.leases.add(lease)
+        side.bench.put([lease])
+        async with create_task_group() as tasks:
+            tasks.start_soon(cycle.carry)
+            await runner.occupy()
+            await cycle.until(Cycle.flushed)
+            tasks.cancel_scope.cancel()
+    threads.close()
+    sync_store.close()
+    return "moved" if told == ["error"] else told[0]
+
+
+def _options(options: Options) -> WorkerOptions:
+    limiter = options.get("limiter")
+    lock_duration = options.get("lockDuration", 30_000) / 1000
+    return WorkerOptions(
+        concurrency=options.get("concurrency", 1),
+        lock_duration=lock_duration,
+        heartbeat_interval=lock_duration / 2,
+        stalled_interval=options.get("stalledInterval", 30_000) / 1000,
+        max_stalled_count=options.get("maxStalledCount", 1),
+        limiter=None if limiter is None else Limiter(limiter["max"], limiter["duration"] / 1000),
+        worker_id=options.get("name"),
+    )
