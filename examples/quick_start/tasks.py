@@ -1,0 +1,38 @@
+"""The quick start: an app with three tasks. No server has to be installed.
+
+    pip install 'taskbull[embedded]'
+    taskbull worker tasks:app          # in one terminal, in this folder
+    python send.py                     # in another
+
+`embedded://` is a private server in `.taskbull/` of the folder, shared by both. With
+TASKBULL_REDIS_URL set, your own server is used instead.
+"""
+
+from __future__ import annotations
+
+import os
+
+from taskbull import App, Backoff, current_job
+
+app = App("quick-start", redis=os.environ.get("TASKBULL_REDIS_URL", "embedded://"))
+
+
+@app.task
+async def greet(name: str, *, loud: bool = False) -> str:
+    """An async task: thousands of them run in one process."""
+    return f"HELLO, {name.upper()}!" if loud else f"Hello, {name}!"
+
+
+@app.task
+def resize(path: str, width: int = 800) -> str:
+    """A plain function runs in a thread, so it may block."""
+    return f"{path} is {width} x {width * 3 // 4} now"
+
+
+@app.task(attempts=5, backoff=Backoff.exponential(0.1))
+async def charge(order: int) -> str:
+    """A task that fails twice; the worker tries again, each time later."""
+    attempt = current_job().attempt
+    if attempt < 3:
+        raise ConnectionError("the bank is away")
+    return f"order {order} was charged at attempt {attempt}"

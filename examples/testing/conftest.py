@@ -1,0 +1,16 @@
+"""What the tests ask for: an empty outbox, and taskbull's `server`, a private Redis."""
+
+from __future__ import annotations
+
+import pytest
+import signup
+
+from taskbull.testing import server as server
+
+
+@pytest.fixture
+def outbox(monkeypatch: pytest.MonkeyPatch) -> signup.Outbox:
+    """A mail server of the test's own."""
+    empty = signup.Outbox()
+    monkeypatch.setattr(signup, "outbox", empty)
+    return empty

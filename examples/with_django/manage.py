@@ -1,0 +1,23 @@
+"""A Django site whose view adds jobs. No server has to be installed:
+
+    pip install 'taskbull[embedded]' django
+    python manage.py migrate --run-syncdb
+    python manage.py runserver         # in one terminal, in this folder
+    taskbull worker                    # in another: pyproject.toml names the app
+
+    curl -d book='War and Peace' 127.0.0.1:8000/orders
+    curl 127.0.0.1:8000/orders/1
+
+What matters is in bookshop/jobs.py, bookshop/worker.py, orders/tasks.py and orders/views.py.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from django.core.management import execute_from_command_line
+
+if __name__ == "__main__":
+    os.environ.setdefault("DJANGO_SETTINGS_MODULE", "bookshop.settings")
+    execute_from_command_line(sys.argv)

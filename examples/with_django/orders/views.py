@@ -1,0 +1,29 @@
+"""A view that adds a job when its transaction is committed, and one that shows the order."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from django.db import transaction
+from django.http import HttpRequest, JsonResponse
+from django.shortcuts import get_object_or_404
+from django.views.decorators.http import require_POST
+
+from orders.models import Order
+from orders.tasks import confirm_order
+
+
+@require_POST
+def place_order(request: HttpRequest) -> JsonResponse:
+    """Store an order, then have it confirmed."""
+    with transaction.atomic():
+        order = Order.objects.create(book=request.POST["book"])
+        # Not before: the worker would not find the row. Not at all if it is rolled back.
+        transaction.on_commit(partial(confirm_order.delay, order.pk))
+    return JsonResponse({"number": order.pk}, status=202)
+
+
+def show_order(_: HttpRequest, number: int) -> JsonResponse:
+    """Tell what the database knows."""
+    order = get_object_or_404(Order, pk=number)
+    return JsonResponse({"book": order.book, "state": order.state})

@@ -1,0 +1,9 @@
+"""What the web server and the worker both have to know: one place, read from the environment."""
+
+from __future__ import annotations
+
+import os
+
+REDIS_URL = os.environ.get("TASKBULL_REDIS_URL", "embedded://")
+ENQUEUE_TIMEOUT = float(os.environ.get("ENQUEUE_TIMEOUT", "2"))  # a request waits no longer
+PAGES_PER_SECOND = float(os.environ.get("PAGES_PER_SECOND", "5"))

@@ -1,0 +1,86 @@
+"""A FastAPI service that adds jobs, tells how they are, and shows their progress live.
+
+    pip install 'taskbull[embedded]' fastapi uvicorn
+    uvicorn web:api                    # in one terminal, in this folder
+    taskbull worker reports:app        # in another
+
+Then open http://127.0.0.1:8000/, or:
+
+    curl -X POST 127.0.0.1:8000/reports -H 'content-type: application/json' -d '{"customer": "Ann"}'
+    curl 127.0.0.1:8000/reports/1
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+from pathlib import Path
+from typing import Any
+
+from fastapi import FastAPI, HTTPException
+from fastapi.responses import HTMLResponse, StreamingResponse
+from pydantic import BaseModel, Field
+from reports import app, build_report
+
+from taskbull import EnqueueError, JobNotFound
+
+api = FastAPI()
+PAGE = (Path(__file__).parent / "page.html").read_text()
+
+
+class Order(BaseModel):
+    """What a customer wants."""
+
+    customer: str
+    pages: int = Field(default=10, ge=1, le=100)
+
+
+@api.post("/reports", status_code=202)
+async def order_report(order: Order) -> dict[str, str]:
+    """Add a job. The request does not wait for it, nor for a Redis that is away."""
+    try:
+        job = await build_report.adelay(order.customer, pages=order.pages)
+    except EnqueueError as error:
+        raise HTTPException(503, "no reports for now, please try again") from error
+    return {"id": job.id}
+
+
+@api.get("/reports/{job_id}")
+async def show_report(job_id: str) -> dict[str, Any]:
+    """Tell what is known about a job."""
+    job = app.job(build_report.queue, job_id)
+    try:
+        info = await job.ainfo()
+    except JobNotFound as error:
+        raise HTTPException(404, "there is no such report") from error
+    return {
+        "state": await job.astate(),
+        "progress": info.progress,
+        "result": info.returnvalue,
+        "error": info.failed_reason,
+    }
+
+
+@api.get("/reports/{job_id}/events")
+async def follow_report(job_id: str) -> StreamingResponse:
+    """Send what happens to a job as it happens, until it ends."""
+    await show_report(job_id)  # 404 if there is none
+    return StreamingResponse(_events_of(job_id), media_type="text/event-stream")
+
+
+async def _events_of(job_id: str) -> AsyncIterator[str]:
+    # From the oldest event that is kept, so that nothing is missed. Each viewer has a connection to
+    # Redis; for thousands of them, follow the queue once and pass on what comes.
+    async with aclosing(app.queue(build_report.queue).events(last_id="0")) as events:
+        async for event in events:
+            if event.job_id == job_id:
+                yield f"data: {json.dumps({'event': event.name, **event.fields})}\n\n"
+                if event.name in {"completed", "failed"}:
+                    return
+
+
+@api.get("/", response_class=HTMLResponse)
+async def page() -> str:
+    """Show a button, and what becomes of its job."""
+    return PAGE

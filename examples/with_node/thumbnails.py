@@ -1,0 +1,24 @@
+"""A Node producer and a Python worker: Node adds a job, the task here runs it.
+
+    pip install 'taskbull[embedded]' && npm install
+    taskbull worker thumbnails:app     # in one terminal, in this folder
+    node order_thumbnail.mjs           # in another
+
+The job's name is the task's, and its data an object of the task's arguments. Node gets the result,
+the progress and the errors as from any worker of its own.
+"""
+
+from __future__ import annotations
+
+import os
+
+from taskbull import App, current_job
+
+app = App("thumbnails", redis=os.environ.get("TASKBULL_REDIS_URL", "embedded://"))
+
+
+@app.task(queue="thumbnails")
+def make_thumbnail(path: str, width: int = 100) -> dict[str, str | int]:
+    """Make a small picture of a big one."""
+    current_job().progress(50)
+    return {"path": f"{path}.{width}.png", "width": width}

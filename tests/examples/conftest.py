@@ -1,0 +1,28 @@
+"""Copies of the examples, on a private server or on the embedded one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TypeAlias
+
+import pytest
+
+from taskbull.store import embedded
+from tests.examples.programs import Workplace, copy_of
+from tests.servers.kinds import PrivateServers
+
+OpenExample: TypeAlias = Callable[[str], Workplace]
+
+
+@pytest.fixture
+def on_server(tmp_path: Path, private_server: PrivateServers) -> OpenExample:
+    """Copy an example; it runs on a private server."""
+    return lambda name: copy_of(name, tmp_path, private_server().url)
+
+
+@pytest.fixture
+def embedded_only(tmp_path: Path) -> Iterator[OpenExample]:
+    """Copy an example; it runs without being told of a server."""
+    yield lambda name: copy_of(name, tmp_path, None)
+    embedded.stop(tmp_path / ".taskbull")

@@ -1,0 +1,80 @@
+"""Each example does what its comment says, as processes of its own."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.examples.conftest import OpenExample
+
+BACKENDS = ["asyncio", "trio"]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_the_quick_start_needs_no_server(embedded_only: OpenExample, backend: str) -> None:
+    place = embedded_only("quick_start")
+    with place.worker("tasks:app", "--backend", backend) as worker:
+        said = place.python("send.py").run()
+        worker.read_until(r"\(charge\) .* failed \(transient error\) and runs again")
+        worker.stop()
+    assert said.splitlines() == [
+        "job 1 is in queue default",
+        "HELLO, ANN!",
+        "job 2 is delayed",
+        "['1.jpg is 100 x 75 now', '2.jpg is 200 x 150 now', '3.jpg is 300 x 225 now']",
+        "order 42 was charged at attempt 3",
+        "Hello, Bob!",
+    ]
+
+
+def test_the_quick_start_uses_the_server_that_is_named(on_server: OpenExample) -> None:
+    place = on_server("quick_start")
+    with place.worker("tasks:app") as worker:
+        worker.read_until(r"redis +127\.0\.0\.1:\d+ ")
+        assert "HELLO, ANN!" in place.python("send.py").run()
+        worker.stop()
+    assert not (place.folder / ".taskbull").exists()
+
+
+def test_a_trio_program_is_producer_and_worker(on_server: OpenExample) -> None:
+    said = on_server("with_trio.py").python("with_trio.py").run()
+    assert sorted(said.splitlines()) == [
+        "3 words: whether 'tis nobler",
+        "4 words: that is the question",
+        "6 words: to be or not to be",
+    ]
+
+
+def test_the_circuit_opens_and_closes(embedded_only: OpenExample) -> None:
+    said = embedded_only("circuit_breaker.py").python("circuit_breaker.py").run().splitlines()
+    assert [line for line in said if line.startswith("the circuit")] == [
+        "the circuit is open: 3 failures in a row",
+        "the circuit is half open after 0.5 s: one job is tried",
+        "the circuit is open: 4 failures in a row",
+        "the circuit is half open after 0.5 s: one job is tried",
+        "the circuit is closed: job 5 succeeded",
+    ]
+    assert said.count("job 4: the weather service is down") == 1
+    cities = ("Athens", "Bergen", "Cairo", "Delhi", "Essen")
+    assert said[-5:] == [f"sunny in {city}" for city in cities]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_progress_is_shown_live(on_server: OpenExample, backend: str) -> None:
+    place = on_server("progress")
+    with (
+        place.worker("video:app", "--backend", backend) as worker,
+        place.python("follow.py") as terminal,
+    ):
+        terminal.read_until("a worker has begun")
+        terminal.read_until("# +1/20\n")
+        assert "done" not in terminal.seen
+        said = terminal.end()
+        worker.stop()
+    assert f"{'#' * 20} 20/20\ndone: holiday.mp4\n" in said
+
+
+def test_the_example_of_tests_passes(on_server: OpenExample) -> None:
+    place = on_server("testing")
+    place.env["TASKBULL_REDIS_URL"] = "redis://127.0.0.1:1/0"  # not needed, as it says
+    said = place.python("-m", "pytest", "-q", "-p", "no:cacheprovider").run()
+    assert "6 passed" in said

@@ -1,0 +1,82 @@
+"""The web frameworks' examples: a real server on a loopback port, a real worker."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import httpx
+
+from tests.examples.conftest import OpenExample
+from tests.examples.programs import Program
+from tests.servers.waiting import wait_until
+
+
+@contextmanager
+def client_of(server: Program) -> Iterator[httpx.Client]:
+    """Give a client of a server that prints where it listens."""
+    address = server.read_until(r"http://127\.0\.0\.1:\d+")[0]
+    with httpx.Client(base_url=address, timeout=20, trust_env=False) as client:
+        yield client
+
+
+def test_fastapi_adds_jobs_and_tells_how_they_are(on_server: OpenExample) -> None:
+    place = on_server("with_fastapi")
+    place.env["PAGES_PER_SECOND"] = "100"
+    web = place.python("-m", "uvicorn", "web:api", "--port", "0")
+    with web, place.worker("reports:app") as worker, client_of(web) as client:
+        ordered = client.post("/reports", json={"customer": "Ann", "pages": 5})
+        assert ordered.status_code == 202
+        report = f"/reports/{ordered.json()['id']}"
+        events = list(_events(client, f"{report}/events"))
+        assert client.get(report).json() == {
+            "state": "completed",
+            "progress": {"page": 5, "of": 5},
+            "result": {"customer": "Ann", "pages": 5},
+            "error": None,
+        }
+        assert client.get("/reports/4711").status_code == 404
+        assert client.post("/reports", json={"customer": "Ann", "pages": 0}).status_code == 422
+        assert "<progress" in client.get("/").text
+        worker.stop()
+        assert "Traceback" not in web.stop()
+    assert [event["event"] for event in events] == [
+        "added", "waiting", "active", *["progress"] * 5, "completed",
+    ]  # fmt: skip
+    assert json.loads(events[-2]["data"]) == {"page": 5, "of": 5}
+
+
+def test_fastapi_says_so_when_redis_is_away(on_server: OpenExample) -> None:
+    place = on_server("with_fastapi")
+    place.env["TASKBULL_REDIS_URL"] = "redis://127.0.0.1:1/0"
+    place.env["ENQUEUE_TIMEOUT"] = "0.5"
+    web = place.python("-m", "uvicorn", "web:api", "--port", "0")
+    with web, client_of(web) as client:
+        assert client.post("/reports", json={"customer": "Ann"}).status_code == 503
+        web.stop()
+
+
+def _events(client: httpx.Client, path: str) -> Iterator[dict[str, Any]]:
+    with client.stream("GET", path) as response:
+        assert response.headers["content-type"].startswith("text/event-stream")
+        for line in response.iter_lines():
+            if line:
+                yield json.loads(line.removeprefix("data: "))
+
+
+def test_django_adds_a_job_when_the_order_is_in_the_database(embedded_only: OpenExample) -> None:
+    place = embedded_only("with_django")
+    assert (
+        "Creating table orders_order" in place.python("manage.py", "migrate", "--run-syncdb").run()
+    )
+    web = place.python("manage.py", "runserver", "--noreload", "127.0.0.1:0")
+    with web, place.worker() as worker, client_of(web) as client:
+        ordered = client.post("/orders", data={"book": "War and Peace"})
+        assert ordered.status_code == 202
+        order = f"/orders/{ordered.json()['number']}"
+        wait_until(lambda: client.get(order).json()["state"] == "confirmed", "it is confirmed")
+        worker.read_until(r"\(confirm_order\) of queue default completed")
+        assert client.get("/orders/4711").status_code == 404
+        worker.stop()

@@ -1,0 +1,47 @@
+"""Node and Python on one queue, in both directions, with both versions of BullMQ."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.examples.conftest import OpenExample
+from tests.examples.programs import Workplace
+from tests.interop.install import require_node_modules
+from tests.interop.node import HERE, Version
+
+
+def install(place: Workplace, version: Version) -> Workplace:
+    """Do as `npm install` does, with what the comparison with BullMQ has installed."""
+    require_node_modules()
+    modules = place.folder / "node_modules"
+    modules.mkdir()
+    (modules / "bullmq").symlink_to(HERE / "node_modules" / f"bullmq{version}")
+    return place
+
+
+@pytest.mark.parametrize(("version", "backend"), [(5, "asyncio"), (6, "trio")])
+def test_python_works_for_node(on_server: OpenExample, version: Version, backend: str) -> None:
+    place = install(on_server("with_node"), version)
+    with place.worker("thumbnails:app", "--backend", backend) as worker:
+        said = place.node("order_thumbnail.mjs").run()
+        worker.stop()
+    assert "job 1 is at 50 %" in said
+    assert "Python made { path: 'cat.jpg.64.png', width: 64 }" in said
+
+
+@pytest.mark.parametrize("version", [5, 6])
+def test_node_works_for_python(on_server: OpenExample, version: Version) -> None:
+    place = install(on_server("with_node"), version)
+    with place.python("ask_node.py") as producer, place.node("translate_worker.mjs") as worker:
+        assert "Node says ['hallo', 'Welt']" in producer.end()
+        worker.read_until(r"job 1 \(translate\) is done")
+        worker.stop()
+
+
+def test_they_share_the_embedded_server(embedded_only: OpenExample) -> None:
+    place = install(embedded_only("with_node"), 6)
+    with place.python("ask_node.py") as producer:
+        producer.read_until("job 1 waits for Node")
+        with place.node("translate_worker.mjs") as worker:
+            assert "Node says ['hallo', 'Welt']" in producer.end()
+            worker.stop()
