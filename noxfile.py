@@ -18,6 +18,9 @@ nox.options.default_venv_backend = "none"
 # one share servers.
 PARALLEL = ("-n", "2", "--dist", "loadfile")
 
+# What goes on for longer when TASKBULL_WORKER_SOAK is set: see tests/worker/scale.py.
+WORKER_SOAK = ("cut_connections", "races", "stopping", "redis_trouble", "killed", "leaks")
+
 CODE = ("taskbull", "tests", "benchmarks", "examples", "noxfile.py")
 
 
@@ -76,9 +79,11 @@ def interop(session: nox.Session) -> None:
 
 @nox.session
 def soak(session: nox.Session) -> None:
-    """Over a million replies through killed, cut and black-holed connections."""
+    """Over a million replies through broken connections, and workers under all kinds of trouble."""
     replies = "600000"  # on each event loop
     run(session, "pytest", "-rA", "tests/store/test_soak.py", TASKBULL_SOAK_REPLIES=replies)
+    files = [f"tests/worker/test_{name}.py" for name in WORKER_SOAK]
+    run(session, "pytest", *PARALLEL, "-rP", *files, TASKBULL_WORKER_SOAK="1")
 
 
 @nox.session

@@ -1,0 +1,137 @@
+"""Jobs whose runs go by a plan that was drawn beforehand, and a ledger of what became of them."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from random import Random
+from typing import Any
+
+from anyio import Event, fail_after, sleep
+from anyio.lowlevel import checkpoint
+
+from taskbull.core import events
+from taskbull.core.retention import Keep
+from taskbull.errors import PermanentError, Retry, Snooze
+from taskbull.worker.running_job import RunningJob
+from tests.worker import looking
+from tests.worker.bed import WorkerBed
+
+_ENDS = {"completed": events.Completed, "failed": events.Failed}
+_STEPS = {"retried": events.Retried, "snoozed": events.Released}
+_KINDS = {**_ENDS, **_STEPS}
+
+
+class Chores:
+    """Adds jobs, runs them as planned, and listens to what a worker tells of them.
+
+    It is a handler's maker and a listener in one: each run, each event and, at the end, each entry
+    in the queue's own stream is held against the plan.
+    """
+
+    def __init__(self, bed: WorkerBed, random: Random) -> None:
+        self._bed = bed
+        self._random = random
+        self._change = Event()
+        self._ended = 0
+        self.plans: dict[str, list[str]] = {}
+        self.runs: Counter[str] = Counter()
+        self.told: defaultdict[str, Counter[type[events.Event]]] = defaultdict(Counter)
+        self.others: Counter[type[events.Event]] = Counter()
+        self.recovered: Counter[str] = Counter()
+        looking.keep_all_entries(bed)
+
+    def __call__(self, event: events.Event) -> None:
+        if isinstance(event, events.JobEvent):
+            self.told[event.job.id][type(event)] += 1
+            if isinstance(event, events.Completed | events.Failed):
+                self._ended += 1
+            self._change.set()
+            self._change = Event()
+        else:
+            self.others[type(event)] += 1
+        if isinstance(event, events.Recovered):
+            self.recovered += Counter(
+                calls=1, adopted=event.adopted, settled=event.settled, resent=event.resent
+            )
+
+    @property
+    def outstanding(self) -> int:
+        """How many jobs have not ended."""
+        return len(self.plans) - self._ended
+
+    async def add(self, count: int) -> None:
+        """Add jobs; some are not kept when they have ended, some have a priority."""
+        random = self._random
+        plans: list[list[str]] = []
+        entries: list[Any] = []
+        for _ in range(count):
+            steps = random.choices(("retried", "snoozed"), k=random.choice((0, 0, 0, 1, 2)))
+            plans.append([*steps, random.choices(("completed", "failed"), (4, 1))[0]])
+            keep = random.choice((None, None, Keep.none()))
+            entries.append(
+                self._bed.queue.job(
+                    "chore",
+                    {"plan": plans[-1]},
+                    keep_completed=keep,
+                    keep_failed=keep,
+                    priority=random.choice((0, 0, 0, 3)),
+                )
+            )
+        handles = await self._bed.queue.add_bulk(entries)
+        self.plans.update(zip([handle.id for handle in handles], plans, strict=True))
+
+    async def handler(self, job: RunningJob) -> str:
+        """Do what the plan says for this run."""
+        plan = job.data["plan"]
+        run = self.runs[job.id]
+        self.runs[job.id] += 1
+        if self._random.random() < 0.5:
+            await sleep(self._random.random() * 0.004)
+        else:
+            await checkpoint()
+        match plan[min(run, len(plan) - 1)]:
+            case "retried":
+                raise Retry(after=self._random.choice((0.0, 0.01)))
+            case "snoozed":
+                raise Snooze(0.01)
+            case "failed":
+                raise PermanentError("as planned")
+        return "as planned"
+
+    async def at_most(self, outstanding: int, limit: float = 60.0) -> None:
+        """Wait until no more jobs than this have not ended."""
+        with fail_after(limit):
+            while self.outstanding > outstanding:
+                await self._change.wait()
+
+    async def more(self, count: int, limit: float = 60.0) -> None:
+        """Wait until so many more have ended."""
+        goal = self._ended + count
+        with fail_after(limit):
+            while self._ended < goal:
+                await self._change.wait()
+
+    def check(self) -> None:
+        """Fail unless each job ran and ended as planned: each step once, nothing more."""
+        for job_id, plan in self.plans.items():
+            expected = Counter(_KINDS[step] for step in plan)
+            expected[events.Started] = len(plan)
+            assert self.told[job_id] == expected, f"job {job_id}: {self.told[job_id]}, not {plan}"
+            assert self.runs[job_id] == len(plan), f"job {job_id} ran {self.runs[job_id]} times"
+        self.check_redis()
+
+    def check_redis(self) -> None:
+        """Fail unless Redis has ended each job once, and nothing is left over."""
+        starts: Counter[str] = Counter()
+        for entry in looking.entries(self._bed):
+            assert entry.event != "stalled", f"job {entry.job_id} stalled"
+            if entry.event in _ENDS:
+                assert entry.event == self.plans[entry.job_id][-1], f"job {entry}"
+            elif entry.event == "active":
+                starts[entry.job_id] += 1
+        assert looking.ends(self._bed) == Counter(dict.fromkeys(self.plans, 1))
+        assert starts == Counter({job_id: len(plan) for job_id, plan in self.plans.items()})
+        keys = self._bed.keys
+        for key in (keys.active, keys.stalled, keys.wait, keys.delayed, keys.prioritized):
+            assert not self._bed.admin.exists(key), f"{key} is not empty"
+        assert looking.locks(self._bed) == []

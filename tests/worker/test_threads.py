@@ -1,0 +1,332 @@
+"""Functions that block run in threads of the worker: a bounded number, whatever they do."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
+from typing import Any
+
+import pytest
+from anyio import create_task_group, fail_after
+from anyio.lowlevel import checkpoint
+
+from taskbull.core import events
+from taskbull.core.outcome import Category, Verdict
+from taskbull.worker.running_job import RunningJob, current_job
+from taskbull.worker.threads import ThreadPool
+from tests.worker.bed import WorkerBed, until
+
+colour: ContextVar[str] = ContextVar("colour")
+
+
+class Gate:
+    """Functions that wait in a thread until the test lets them go."""
+
+    def __init__(self) -> None:
+        self._open = threading.Event()
+        self._lock = threading.Lock()
+        self.inside = 0
+        self.passed = 0
+
+    def wait(self, *_: object) -> str:
+        with self._lock:
+            self.inside += 1
+        try:
+            assert self._open.wait(20)
+        finally:
+            with self._lock:
+                self.inside -= 1
+                self.passed += 1
+        return "passed"
+
+    def open(self) -> None:
+        self._open.set()
+
+
+@pytest.fixture
+def gate() -> Iterator[Gate]:
+    gate = Gate()
+    yield gate
+    gate.open()
+
+
+@pytest.fixture
+def threads() -> Callable[[], int]:
+    """Count the threads of pools that were made since the test began."""
+    before = set(threading.enumerate())
+
+    def count() -> int:
+        new = set(threading.enumerate()) - before
+        return sum(re.fullmatch(r"taskbull-\d+", thread.name) is not None for thread in new)
+
+    return count
+
+
+async def _abandon(pool: ThreadPool, gate: Gate) -> None:
+    """Give up on a call that hangs in a thread."""
+    inside = gate.inside
+    async with create_task_group() as tasks:
+        tasks.start_soon(pool.run, gate.wait)
+        await until(lambda: gate.inside > inside)
+        tasks.cancel_scope.cancel()
+
+
+async def test_many_calls_share_a_few_threads(threads: Callable[[], int]) -> None:
+    pool = ThreadPool(4)
+    lock = threading.Lock()
+    running = most = 0
+    results: list[int] = []
+
+    def work(number: int) -> int:
+        nonlocal running, most
+        with lock:
+            running += 1
+            most = max(most, running)
+        time.sleep(0.001)
+        with lock:
+            running -= 1
+        return number
+
+    async def call(number: int) -> None:
+        results.append(await pool.run(work, number))
+
+    with fail_after(20):
+        async with create_task_group() as tasks:
+            for number in range(200):
+                tasks.start_soon(call, number)
+    assert sorted(results) == list(range(200))
+    assert most == 4
+    assert pool.busy == 0
+    pool.close()
+    await until(lambda: threads() == 0)
+
+
+async def test_a_call_runs_in_the_context_of_its_caller_and_changes_nothing_there() -> None:
+    pool = ThreadPool(1)
+
+    def work() -> str:
+        seen = colour.get()
+        colour.set("changed in the thread")
+        return seen
+
+    colour.set("red")
+    assert await pool.run(work) == "red"
+    assert colour.get() == "red"
+    pool.close()
+
+
+@pytest.mark.parametrize(
+    ("raised", "expected"),
+    [
+        (ValueError("wrong"), ValueError),
+        (StopIteration(3), RuntimeError),  # no coroutine may raise it
+        (SystemExit(2), SystemExit),
+        (KeyboardInterrupt(), KeyboardInterrupt),
+        (asyncio.CancelledError(), asyncio.CancelledError),
+    ],
+)
+async def test_what_a_function_raises_is_raised_where_it_is_awaited(
+    raised: BaseException, expected: type[BaseException]
+) -> None:
+    pool = ThreadPool(1)
+
+    def work() -> None:
+        raise raised
+
+    caught: BaseException | None = None
+    try:
+        await pool.run(work)
+    except BaseException as error:  # noqa: BLE001 - all kinds are meant
+        caught = error
+    assert isinstance(caught, expected)
+    assert await pool.run(lambda: "the thread lives") == "the thread lives"
+    assert pool.busy == 0
+    pool.close()
+
+
+async def test_a_call_that_is_given_up_is_counted_until_its_function_ends(
+    gate: Gate, threads: Callable[[], int]
+) -> None:
+    told: list[int] = []
+    pool = ThreadPool(1, lambda pool, _: told.append(pool.abandoned))
+    await _abandon(pool, gate)
+    assert (pool.abandoned, pool.busy, told) == (1, 0, [1])
+    with fail_after(10):
+        assert await pool.run(lambda: "in another thread") == "in another thread"
+    gate.open()
+    await until(lambda: pool.abandoned == 0)
+    pool.close()
+    await until(lambda: threads() == 0)
+
+
+async def test_abandoned_threads_are_replaced_but_not_without_end(
+    gate: Gate, threads: Callable[[], int]
+) -> None:
+    pool = ThreadPool(2)
+    with fail_after(20):
+        for _ in range(4):
+            await _abandon(pool, gate)
+        assert pool.abandoned == 4
+        assert threads() == 4
+        async with create_task_group() as tasks:
+            tasks.start_soon(pool.run, time.monotonic)
+            await until(lambda: pool.busy == 1)
+            assert threads() == 4  # it waits for one of them
+            gate.open()
+        await until(lambda: pool.abandoned == 0)
+        assert await pool.run(lambda: "on") == "on"
+        await until(lambda: threads() == 2)
+    pool.close()
+    await until(lambda: threads() == 0)
+
+
+async def test_a_call_given_up_before_its_turn_is_not_counted(gate: Gate) -> None:
+    told: list[object] = []
+    pool = ThreadPool(1, lambda *_: told.append(1))
+    ran: list[int] = []
+    second = Gate()
+    with fail_after(20):
+        await _abandon(pool, gate)
+        async with create_task_group() as tasks:
+            tasks.start_soon(pool.run, second.wait)  # in the thread that replaces the first
+            await until(lambda: second.inside == 1)
+            async with create_task_group() as waiting:
+                waiting.start_soon(pool.run, ran.append, 1)
+                await until(lambda: pool.busy == 2)
+                waiting.cancel_scope.cancel()
+            assert pool.abandoned == 1
+            second.open()
+        assert await pool.run(lambda: "the next") == "the next"
+    assert ran == []
+    assert len(told) == 1
+    assert pool.abandoned == 1  # the first one still hangs
+    gate.open()
+    await until(lambda: pool.abandoned == 0)
+    pool.close()
+
+
+async def test_a_call_that_is_cancelled_when_its_function_has_ended_is_not_abandoned(
+    anyio_backend_name: str,
+) -> None:
+    if anyio_backend_name != "asyncio":
+        pytest.skip("trio delivers no cancellation to a task that is about to go on")
+    told: list[object] = []
+    pool = ThreadPool(1, lambda *_: told.append(1))
+    ended = threading.Event()
+    task = asyncio.ensure_future(pool.run(ended.set))
+    await checkpoint()
+    assert ended.wait(10)
+    time.sleep(0.1)  # noqa: ASYNC251 - the loop is to see the end and the cancellation together
+    asyncio.get_running_loop().call_soon(task.cancel)
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert (pool.busy, pool.abandoned, told) == (0, 0, [])
+    with fail_after(10):
+        assert await pool.run(lambda: "the next") == "the next"
+    pool.close()
+
+
+async def test_a_closed_pool_lets_its_threads_end(gate: Gate, threads: Callable[[], int]) -> None:
+    pool = ThreadPool(3)
+    await _abandon(pool, gate)
+    async with create_task_group() as tasks:
+        for _ in range(3):
+            tasks.start_soon(pool.run, time.sleep, 0.001)
+    pool.close()
+    await until(lambda: threads() == 1)
+    gate.open()
+    await until(lambda: threads() == 0)
+
+
+async def test_two_hundred_jobs_run_on_four_threads(
+    bed: WorkerBed, threads: Callable[[], int]
+) -> None:
+    lock = threading.Lock()
+    running = most = 0
+
+    def handler(job: RunningJob) -> Any:
+        nonlocal running, most
+        assert current_job() is job
+        with lock:
+            running += 1
+            most = max(most, running)
+        time.sleep(0.0005)
+        with lock:
+            running -= 1
+        return job.data
+
+    await bed.queue.add_bulk([("work", number) for number in range(200)])
+    async with bed.worker(handler, concurrency=20, threads=4).running():
+        completed = await bed.record.wait_for(events.Completed, 200)
+    assert sorted(event.value for event in completed) == list(range(200))
+    assert most <= 4
+    await until(lambda: threads() == 0)
+
+
+async def test_a_thread_that_outlives_its_timeout_blocks_no_slot(
+    bed: WorkerBed, gate: Gate
+) -> None:
+    def handler(job: RunningJob) -> Any:
+        return gate.wait() if job.name == "hang" else job.name
+
+    hanging = await bed.queue.add("hang", timeout=0.1, attempts=1)
+    async with bed.worker(handler, concurrency=1).running():
+        [failed] = await bed.record.wait_for(events.Failed)
+        assert failed.job.id == hanging.id
+        assert isinstance(failed.failure.error, TimeoutError)
+        assert failed.failure.category is Category.TRANSIENT
+        assert failed.verdict is Verdict.EXHAUSTED
+        [abandoned] = bed.record.of(events.ThreadAbandoned)
+        assert (abandoned.job.id, abandoned.abandoned) == (hanging.id, 1)
+        await bed.queue.add("go")
+        [completed] = await bed.record.wait_for(events.Completed)
+        assert completed.value == "go"
+        assert gate.inside == 1
+        gate.open()
+        await until(lambda: gate.passed == 1)
+    job = await bed.job(hanging.id)
+    assert job.returnvalue is None
+    assert job.failed_reason is not None
+    assert "timeout" in job.failed_reason
+
+
+async def test_every_hanging_function_is_told_with_the_number_of_such_threads(
+    bed: WorkerBed, gate: Gate
+) -> None:
+    for _ in range(5):
+        await bed.queue.add("hang", timeout=0.1, attempts=1)
+    async with bed.worker(gate.wait, concurrency=2).running():
+        await bed.record.wait_for(events.Failed, 5)
+        assert [event.abandoned for event in bed.record.of(events.ThreadAbandoned)] == [1, 2, 3, 4]
+        assert gate.inside == 4  # two threads and two in their place: the fifth was never begun
+        gate.open()
+        await bed.queue.add("go")
+        await bed.record.wait_for(events.Completed)
+
+
+@pytest.mark.parametrize(
+    ("raised", "reason"),
+    [
+        (ValueError("wrong"), "wrong"),
+        (StopIteration(3), "StopIteration"),
+        (SystemExit("enough"), "enough"),
+        (asyncio.CancelledError("elsewhere"), "elsewhere"),
+    ],
+)
+async def test_whatever_a_plain_function_raises_fails_its_job_only(
+    bed: WorkerBed, raised: BaseException, reason: str
+) -> None:
+    def handler(job: RunningJob) -> None:
+        if job.name == "raise":
+            raise raised
+
+    await bed.queue.add("raise", attempts=1)
+    await bed.queue.add("go")
+    async with bed.worker(handler).running():
+        [failed] = await bed.record.wait_for(events.Failed)
+        await bed.record.wait_for(events.Completed)
+    assert reason in failed.failure.reason
