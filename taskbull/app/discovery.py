@@ -64,6 +64,9 @@ def find_attribute(target: str) -> Any:
     if not module_name or not colon or not path:
         example = f"{module_name or 'tasks'}:app"
         raise ConfigurationError(f"{target!r} must be module:attribute, such as {example!r}")
+    if module_name.endswith(".py"):
+        meant = module_name.removesuffix(".py").strip("./").replace("/", ".")
+        raise ConfigurationError(f"{target!r} names a file: did you mean {meant}:{path}?")
     make_working_directory_importable()
     value: Any = import_module(module_name, f"{target!r}")
     where = module_name

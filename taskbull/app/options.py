@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import datetime
+from difflib import get_close_matches
 from typing import Any, TypedDict, cast
 
 from msgspec import structs
@@ -72,7 +73,9 @@ def check_names(where: str, given: Mapping[str, Any], known: type) -> None:
     names = known.__annotations__
     for name in given:
         if name not in names:
-            raise refusal(f"an option of {where}", f"be one of {', '.join(names)}", name)
+            near = get_close_matches(name, names, 1)
+            hint = f" (did you mean {near[0]}?)" if near else ""
+            raise refusal(f"an option of {where}", f"be one of {', '.join(names)}{hint}", name)
 
 
 def of_task(app: JobOptions, given: TaskOptions) -> JobOptions:

@@ -88,6 +88,17 @@ class Producer:
         finally:
             self._elsewhere = before
 
+    @contextmanager
+    def moved(self, stores: Stores) -> Generator[None]:
+        """Use another server in the block: for tests."""
+        before = (self.stores, self._lines, self._queues, self._sync_queues)
+        self.stores, self._lines, self._queues, self._sync_queues = stores, {}, {}, {}
+        try:
+            yield
+        finally:
+            self.stores, self._lines, self._queues, self._sync_queues = before
+            stores.close()
+
     def line(self, queue: str) -> Line:
         """Give what belongs to a queue; refuse a name that no queue can have."""
         check_type("queue name", queue, str, "be a string")

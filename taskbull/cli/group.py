@@ -10,7 +10,7 @@ from taskbull.cli.errors import INTERRUPTED, colour, failure_of
 from taskbull.errors import TaskbullError
 
 PARTS: dict[str, tuple[str, ...]] = {
-    "Run": ("worker", "demo"),
+    "Run": ("worker", "demo", "stop"),
     "Look": ("tasks", "queues", "workers", "jobs", "job", "events", "doctor"),
     "Act on jobs": ("call", "retry", "retry-all", "promote", "remove"),
     "Act on queues": ("pause", "resume", "drain", "clean", "obliterate"),

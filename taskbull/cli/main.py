@@ -27,6 +27,7 @@ from taskbull.cli.following import events
 from taskbull.cli.group import Commands
 from taskbull.cli.jobs import job, jobs
 from taskbull.cli.looking import queues, tasks, workers
+from taskbull.cli.stopping import stop_server
 from taskbull.cli.worker import worker
 
 
@@ -42,7 +43,7 @@ def commands() -> None:
 
 
 for command in (
-    *(worker, demo),
+    *(worker, demo, stop_server),
     *(tasks, queues, workers, jobs, job, events, doctor),
     *(call, retry, retry_all, promote, remove),
     *(pause, resume, drain, clean, obliterate),

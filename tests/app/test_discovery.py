@@ -143,3 +143,8 @@ def test_a_module_that_fails_while_discovered_is_named(
     with pytest.raises(ConfigurationError, match=r"autodiscover\('shop_five'\): module") as told:
         app.autodiscover("shop_five")
     assert f"NameError: name 'oops' is not defined at {file}:1" in str(told.value)
+
+
+def test_a_file_is_no_module_and_the_hint_says_what_is() -> None:
+    with pytest.raises(ConfigurationError, match=r"did you mean shop\.tasks:app\?"):
+        load_app("./shop/tasks.py:app")

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from taskbull import App
-from taskbull.testing import private_server
+from taskbull.testing import connected, private_server
 
 TEST = """
 import pytest
@@ -42,3 +42,18 @@ def test_the_fixture_works_in_a_users_test(tmp_path: Path) -> None:
 def test_without_pytest_there_is_still_the_block() -> None:
     code = "import sys; sys.modules['pytest'] = None; from taskbull.testing import recorded, server"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+async def test_an_app_of_a_module_is_connected_to_it(anyio_backend: str) -> None:
+    app = App("x", redis="redis://127.0.0.1:1/0")
+
+    @app.task
+    async def double(n: int) -> int:
+        return 2 * n
+
+    with private_server() as server, connected(app, server.url):
+        handle = await double.adelay(21)
+        await app.run_worker(burst=True)
+        assert await handle.aresult(timeout=20) == 42
+        assert (await app.queue("default").counts())["completed"] == 1
+    assert app.producer.stores.address.endpoints[0].port == 1
