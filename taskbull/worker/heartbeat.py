@@ -59,27 +59,37 @@ class Heartbeat:
         self._over = threading.Event()
         self._blocked = 0.0  # the longest time for which the loop did not move since the last beat
         self._away_since: float | None = None
+        self._due = 0.0
 
     def run(self, ended: Callable[[], None]) -> None:
         """Beat until `stop`; the thread's own function."""
-        due = monotonic() + self._interval
+        self._due = monotonic() + self._interval
+        while not self._over.wait(max(0.0, min(_TICK, self._due - monotonic()))):
+            try:
+                self._tick()
+            except Exception:
+                # Whatever it was: the locks of all jobs depend on the next beat.
+                if not self._over.is_set():
+                    logger.exception("The heartbeat failed, and goes on")
+                    self._due = monotonic() + min(_SOON, self._interval)
         with suppress(RuntimeError):  # the event loop is over
-            while not self._over.wait(max(0.0, min(_TICK, due - monotonic()))):
-                blocked = self._watchdog.look()
-                self._blocked = max(blocked, self._blocked)
-                if monotonic() < due:
-                    continue
-                if blocked < self._block_limit:
-                    pause = self._interval if self._beat() else min(_SOON, self._interval)
-                else:
-                    logger.error(
-                        "The event loop has been blocked for %.0f s: the locks of its jobs are "
-                        "left to expire",
-                        blocked,
-                    )
-                    pause = self._interval
-                due = monotonic() + pause
             self._post(ended)
+
+    def _tick(self) -> None:
+        blocked = self._watchdog.look()
+        self._blocked = max(blocked, self._blocked)
+        if monotonic() < self._due:
+            return
+        pause = self._interval
+        if blocked >= self._block_limit:
+            logger.error(
+                "The event loop has been blocked for %.0f s: the locks of its jobs are left to "
+                "expire",
+                blocked,
+            )
+        elif not self._beat():
+            pause = min(_SOON, self._interval)
+        self._due = monotonic() + pause
 
     def stop(self) -> None:
         """End the thread as soon as it is free."""
