@@ -40,13 +40,16 @@ def shared_servers() -> Iterator[SharedServers]:
         yield SharedServers(stack)
 
 
+def emptied(server: Reachable) -> Reachable:
+    with redis.Redis.from_url(server.url) as client:
+        client.flushall()
+    return server
+
+
 @pytest.fixture(params=KINDS)
 def server(request: pytest.FixtureRequest, shared_servers: SharedServers) -> Reachable:
     """A server of each kind in turn, empty, shared with the tests before and after."""
-    reachable = shared_servers.get(request.param)
-    with redis.Redis.from_url(reachable.url) as client:
-        client.flushall()
-    return reachable
+    return emptied(shared_servers.get(request.param))
 
 
 @pytest.fixture

@@ -6,12 +6,17 @@ from collections.abc import Callable
 from typing import Any
 
 import anyio
+import pytest
 
 from taskbull.core import events
 from taskbull.core.breaker import CircuitBreaker
 from taskbull.worker.running_job import RunningJob
 from taskbull.worker.worker import Worker
+from tests.servers.kinds import KINDS
 from tests.worker.bed import HandClock, WorkerBed
+
+# The scripts are tested on every kind of server; here it is the worker that counts.
+pytestmark = pytest.mark.parametrize("server", KINDS[:1], indirect=True)
 
 
 def failing_if(bad: Callable[[RunningJob], bool]) -> Any:

@@ -23,7 +23,11 @@ from taskbull.errors import (
     UnrecoverableError,
 )
 from taskbull.worker.running_job import RunningJob
+from tests.servers.kinds import KINDS
 from tests.worker.bed import HandClock, WorkerBed, echo
+
+# The scripts are tested on every kind of server; here it is the worker that counts.
+pytestmark = pytest.mark.parametrize("server", KINDS[:1], indirect=True)
 
 
 class RateLimitError(Exception):
