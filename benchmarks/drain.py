@@ -64,17 +64,17 @@ def measure(words: list[str], server: Server, jobs: int, at_once: int) -> Measur
         queue = SyncQueue(QUEUE, redis=server.url)
         queue.add_bulk([("noop", DATA, PLAIN)] * jobs)
         queue.close()
-        before = _cpu(admin)
+        before = cpu_of(admin)
         command = [*words, server.url, str(jobs), str(at_once)]
         done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=300)
-        spent = _cpu(admin) - before
+        spent = cpu_of(admin) - before
         completed = admin.zcard(f"bull:{QUEUE}:completed")
         assert completed == jobs, f"{completed} of {jobs} jobs completed"
     told = json.loads(done.stdout)
     return Measure(jobs / told["seconds"], told["cpu_us"], spent / jobs * 1e6)
 
 
-def _cpu(admin: redis.Redis) -> float:
+def cpu_of(admin: redis.Redis) -> float:
     info: Any = admin.info("cpu")
     return float(info["used_cpu_user"]) + float(info["used_cpu_sys"])
 

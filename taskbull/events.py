@@ -13,6 +13,7 @@ from taskbull.core.events import (
     LocksRenewed,
     LoopBlocked,
     Lost,
+    ReconnectFailed,
     Recovered,
     RedisBack,
     RedisLost,
@@ -21,6 +22,7 @@ from taskbull.core.events import (
     Stalled,
     Started,
     SweepSkipped,
+    Swept,
     ThreadAbandoned,
 )
 
@@ -37,6 +39,7 @@ __all__ = [
     "LocksRenewed",
     "LoopBlocked",
     "Lost",
+    "ReconnectFailed",
     "Recovered",
     "RedisBack",
     "RedisLost",
@@ -45,5 +48,6 @@ __all__ = [
     "Stalled",
     "Started",
     "SweepSkipped",
+    "Swept",
     "ThreadAbandoned",
 ]

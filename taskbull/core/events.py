@@ -84,6 +84,10 @@ class Stalled(JobEvent, frozen=True, kw_only=True):
     doomed: bool
 
 
+class Swept(Event, frozen=True, kw_only=True):
+    """A check for stalled jobs was made, by this worker or, just before, by another."""
+
+
 class SweepSkipped(Event, frozen=True, kw_only=True):
     """The check for stalled jobs was still busy when the next one was due."""
 
@@ -123,6 +127,13 @@ class RedisLost(Event, frozen=True, kw_only=True):
     """Redis cannot be reached; running jobs go on, no new ones are taken."""
 
     reason: str
+
+
+class ReconnectFailed(Event, frozen=True, kw_only=True):
+    """A try to connect to Redis failed; the next one is in `delay` seconds."""
+
+    reason: str
+    delay: float
 
 
 class RedisBack(Event, frozen=True, kw_only=True):

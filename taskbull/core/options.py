@@ -33,6 +33,7 @@ ErrorBackoffs = Mapping[str | type[BaseException], Backoff]
 
 SIZE_LIMIT = 10_000_000
 KEEP_LOGS = 1000
+MAX_DATA_POINTS = 100_000  # ten weeks
 
 _MANY_KEPT = 10_000
 
@@ -147,6 +148,8 @@ class WorkerOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     on_lost_lock: Literal["continue", "cancel"] = "continue"
     loop_block_limit: Duration = 300.0
     drain_delay: Duration = 5.0
+    metrics_data_points: int = 0
+    """Minutes for which BullMQ's own counts per minute are kept in Redis; 0: none are."""
 
     def __post_init__(self) -> None:
         check_int("concurrency", self.concurrency, least=1)
@@ -168,6 +171,7 @@ class WorkerOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         if self.worker_id is not None:
             check_worker_id(self.worker_id)
         check_choice("on_lost_lock", self.on_lost_lock, ("continue", "cancel"))
+        check_int("metrics_data_points", self.metrics_data_points, least=0, most=MAX_DATA_POINTS)
 
 
 _POSITIVE_DURATIONS = (

@@ -8,13 +8,26 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
+from math import inf
+from time import monotonic
 from typing import Any, TypeAlias
 
 from taskbull.core import events
+from taskbull.core.outcome import Verdict
 
 logger = logging.getLogger("taskbull.worker")
 
 Fields: TypeAlias = Mapping[str, object]
+
+FIRST_PAUSE, LONGEST_PAUSE = 1.0, 300.0
+"""Seconds between two lines of a kind that repeats itself."""
+
+
+_WHY = {
+    Verdict.PERMANENT: "for no attempt would help",
+    Verdict.EXHAUSTED: "for no attempt is left",
+    Verdict.DOOMED: "and was not run",
+}
 
 
 def _job(event: events.JobEvent) -> dict[str, object]:
@@ -31,6 +44,7 @@ def _failed(event: events.Failed) -> dict[str, object]:
         **_ended(event),
         "category": failure.category.value,
         "verdict": event.verdict.value,
+        "why": _WHY[event.verdict],
         "reason": failure.reason,
     }
 
@@ -53,7 +67,7 @@ _LINES: dict[type[events.Event], tuple[int, str, Callable[[Any], Fields]]] = {
     events.Completed: (logging.INFO, f"{_JOB} completed in %(duration).3f s", _ended),
     events.Failed: (
         logging.ERROR,
-        f"{_JOB} failed for good (%(category)s error, %(verdict)s): %(reason)s",
+        f"{_JOB} failed for good, %(why)s: %(reason)s",
         _failed,
     ),
     events.Retried: (
@@ -84,6 +98,25 @@ _LINES: dict[type[events.Event], tuple[int, str, Callable[[Any], Fields]]] = {
         logging.WARNING,
         "The locks of %(count)d jobs of queue %(queue)s could not be renewed: %(reason)s",
         lambda event: {"count": event.count, "reason": event.reason},
+    ),
+    events.LoopBlocked: (
+        logging.WARNING,
+        "The event loop moves again, after %(duration).1f s at %(where)s",
+        lambda event: {
+            "duration": round(event.duration, 6),
+            "where": event.where,
+            "job_id": None if event.job is None else event.job.id,
+        },
+    ),
+    events.RedisLost: (
+        logging.WARNING,
+        "Redis is lost, running jobs go on and no new ones are taken: %(reason)s",
+        lambda event: {"reason": event.reason},
+    ),
+    events.RedisBack: (
+        logging.INFO,
+        "Redis is back after %(duration).1f s and %(attempts)d tries",
+        lambda event: {"duration": round(event.duration, 6), "attempts": event.attempts},
     ),
     events.SweepSkipped: (
         logging.WARNING,
@@ -122,11 +155,56 @@ _LINES: dict[type[events.Event], tuple[int, str, Callable[[Any], Fields]]] = {
 }
 
 
-def write_line(event: events.Event) -> None:
-    """Write the line of an event, if it has one: a listener to all events."""
-    line = _LINES.get(type(event))
-    if line is None or not logger.isEnabledFor(line[0]):
-        return
-    level, text, read = line
-    fields = {"worker_id": event.worker_id, "queue": event.queue, **read(event)}
-    logger.log(level, text, fields, extra=fields)
+# Kinds of events that tell the same again and again while something is wrong.
+_REPEATED = frozenset(
+    {events.HeartbeatFailed, events.LoopBlocked, events.SweepSkipped, events.ThreadAbandoned}
+)
+
+
+class LogLines:
+    """Writes the lines of one worker's events: a listener to all of them.
+
+    What repeats itself is written at growing intervals, with a count of the lines left out.
+    """
+
+    def __init__(self, clock: Callable[[], float] = monotonic) -> None:
+        self._clock = clock
+        self._repeats: dict[tuple[type[events.Event], str], Repeats] = {}
+
+    def __call__(self, event: events.Event) -> None:
+        """Write the line of an event, if it has one and it is time for it."""
+        kind = type(event)
+        line = _LINES.get(kind)
+        if line is None or not logger.isEnabledFor(line[0]):
+            return
+        level, text, read = line
+        fields = {"worker_id": event.worker_id, "queue": event.queue, **read(event)}
+        if kind in _REPEATED:
+            repeats = self._repeats.setdefault((kind, event.queue), Repeats())
+            left_out = repeats.left_out(self._clock())
+            if left_out is None:
+                return
+            if left_out:
+                fields["left_out"] = left_out
+                text += " (and %(left_out)d times since the last such line)"
+        logger.log(level, text, fields, extra=fields)
+
+
+class Repeats:
+    """Says when a line that repeats itself is to be written: at intervals that double."""
+
+    def __init__(self) -> None:
+        self._next_at = -inf
+        self._pause = 0.0
+        self._left_out = 0
+
+    def left_out(self, now: float) -> int | None:
+        """Give how many lines were left out since the last one; None: leave this one out, too."""
+        if now < self._next_at:
+            self._left_out += 1
+            return None
+        quiet = now - self._next_at > self._pause  # nothing came for so long: it is news again
+        self._pause = FIRST_PAUSE if quiet else min(2 * self._pause, LONGEST_PAUSE)
+        self._next_at = now + self._pause
+        left_out, self._left_out = self._left_out, 0
+        return left_out

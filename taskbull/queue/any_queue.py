@@ -7,6 +7,7 @@ from typing import Any
 from taskbull.core import payload
 from taskbull.core.job import NewJob
 from taskbull.core.keys import QueueKeys
+from taskbull.observability.tracing import in_this_span
 from taskbull.queue.handle import JobHandle, Source, handle
 from taskbull.queue.operations import Batch, Operations
 from taskbull.queue.stores import Stores
@@ -43,7 +44,7 @@ class AnyQueue:
 
     def job(self, name: str, data: Any = None, **options: Any) -> NewJob:
         """Make a job for `add_bulk`; the options are those of `JobOptions`."""
-        return self._operations.job(name, data, **options)
+        return in_this_span(self._operations.job(name, data, **options))
 
     def _handles(self, batch: Batch, added: list[Added]) -> list[JobHandle[Any]]:
         return [

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Any, Literal, TypeAlias, TypeVar
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from taskbull.core.checks import check_bool, check_choice, check_int, check_text, refusal
 from taskbull.core.durations import Duration, seconds, to_ms
@@ -19,6 +20,7 @@ from taskbull.core.keys import RESERVED_IDS, QueueKeys
 from taskbull.core.options import JobOptions
 from taskbull.core.states import MAX_PRIORITY, JobState
 from taskbull.core.wire.job import EncodedJob, encode_job
+from taskbull.core.wire.options import with_telemetry
 from taskbull.errors import (
     ConnectionLost,
     EnqueueError,
@@ -27,6 +29,7 @@ from taskbull.errors import (
     ServerRefused,
     TaskbullError,
 )
+from taskbull.observability.tracing import Tracer, current_tracer, sending
 from taskbull.queue.lanes import Lanes
 from taskbull.scripts import changes, inspection, limits, pausing, removal
 from taskbull.scripts.add import Added, add_jobs
@@ -97,7 +100,20 @@ class Operations:
         return NewJob(name, {} if data is None else data, chosen)
 
     def add(self, batch: Batch) -> Steps[list[Added]]:
-        """Add jobs, in order."""
+        """Add jobs, in order; in a span, where the application traces."""
+        tracer = current_tracer()
+        return self._add(batch) if tracer is None else self._add_traced(batch, tracer)
+
+    def _add_traced(self, batch: Batch, tracer: Tracer) -> Steps[list[Added]]:
+        jobs = batch.encoded
+        names, contexts = [job.name for job in jobs], [job.telemetry for job in jobs]
+        with sending(tracer, self.keys.queue, names, contexts) as span:
+            traced = [_with_telemetry(job, span.telemetry(job.telemetry)) for job in jobs]
+            added = yield from self._add(replace(batch, encoded=traced))
+            span.sent([one.id for one in added])
+        return added
+
+    def _add(self, batch: Batch) -> Steps[list[Added]]:
         added: list[Added] = []
         for part in _parts(batch.encoded):
             try:
@@ -267,6 +283,13 @@ def _known(options: dict[str, Any]) -> dict[str, Any]:
         if name not in known:
             raise refusal("option", f"be one of {', '.join(known)}", name)
     return options
+
+
+def _with_telemetry(job: EncodedJob, telemetry: str | None) -> EncodedJob:
+    if telemetry is None or telemetry == job.telemetry:
+        return job
+    options = with_telemetry(job.options, telemetry, instead_of=job.telemetry)
+    return replace(job, options=options, telemetry=telemetry)
 
 
 def _parts(jobs: Sequence[EncodedJob]) -> list[list[EncodedJob]]:

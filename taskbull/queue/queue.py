@@ -31,7 +31,7 @@ class Queue(AnyQueue):
 
     async def add(self, name: str, data: Any = None, **options: Any) -> JobHandle[Any]:
         """Add a job. Never twice, whatever happens to the connection; `EnqueueError` if not."""
-        [handle] = await self.add_bulk([self.job(name, data, **options)])
+        [handle] = await self.add_bulk([self._operations.job(name, data, **options)])
         return handle
 
     async def add_bulk(self, jobs: Sequence[JobEntry]) -> list[JobHandle[Any]]:

@@ -25,7 +25,7 @@ class SyncQueue(AnyQueue):
 
     def add(self, name: str, data: Any = None, **options: Any) -> JobHandle[Any]:
         """Add a job. Never twice, whatever happens to the connection; `EnqueueError` if not."""
-        [handle] = self.add_bulk([self.job(name, data, **options)])
+        [handle] = self.add_bulk([self._operations.job(name, data, **options)])
         return handle
 
     def add_bulk(self, jobs: Sequence[JobEntry]) -> list[JobHandle[Any]]:

@@ -38,8 +38,9 @@ class Availability:
                 if self._lost_at is None:
                     self._lost_at = monotonic()
                     self._reporter.tell(events.RedisLost, reason=reason)
+                self._reporter.tell(events.ReconnectFailed, reason=reason, delay=delay)
             case Back():
-                self._return(change)
+                self._return()
 
     def _log(self, change: Change, quiet: float) -> None:
         now = monotonic()
@@ -47,12 +48,11 @@ class Availability:
             log_change(change)
             self._quiet_until = now + quiet
 
-    def _return(self, change: Back) -> None:
+    def _return(self) -> None:
         if self._lost_at is None:
             return
         duration = monotonic() - self._lost_at
         attempts, self._attempts = self._attempts, 0
         self._lost_at = None
         self._quiet_until = 0.0
-        log_change(Back(change.where, max(attempts, 1)))
         self._reporter.tell(events.RedisBack, duration=duration, attempts=attempts)

@@ -84,4 +84,5 @@ def _taking(options: WorkerOptions, worker_id: str) -> Taking:
         max_starts=0 if limiter is None else limiter.max,
         window_ms=0 if limiter is None else to_ms(limiter.duration),
         worker_name=worker_id,
+        data_points=options.metrics_data_points,
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from functools import partial
 from math import inf
 from pathlib import Path
 from random import random
@@ -21,6 +22,7 @@ from taskbull.core.outcome import Completed, Lost, Outcome, Released, Snoozed
 from taskbull.core.retry import NO_POLICY, decide, doomed
 from taskbull.core.wire.job import encode_value
 from taskbull.errors import ConfigurationError, MaybeExecuted, ServerRefused
+from taskbull.observability.tracing import Processing, describe_outcome, processing
 from taskbull.scripts.schedulers import advance_scheduler
 from taskbull.worker.cycle import Cycle
 from taskbull.worker.lease import Lease
@@ -53,17 +55,25 @@ class Runner:
         self._desk = desk
         self._find = find
         self._cancel_lost = cancel_lost
+        self._tracing = processing(side.keys.queue, desk.worker_id)
 
     async def occupy(self) -> None:
         """Be a slot: run one job after the other, as long as there are any."""
         take = self._side.bench.take
+        run = self._run if self._tracing is None else partial(self._run_traced, self._tracing)
         while (lease := await take()) is not None:
             if lease.lost is None:
-                await self._run(lease)
+                await run(lease)
             else:  # the loop was held up, and another may run the job by now
                 self._cycle.ended(lease, Lost())
 
-    async def _run(self, lease: Lease) -> None:
+    async def _run_traced(self, tracing: Processing, lease: Lease) -> Outcome:
+        with tracing.span(lease.job) as span:
+            outcome = await self._run(lease)
+            describe_outcome(span, outcome)
+        return outcome
+
+    async def _run(self, lease: Lease) -> Outcome:
         job = lease.job
         policy = NO_POLICY
         lease.began = began = monotonic()
@@ -84,6 +94,7 @@ class Runner:
             outcome = decide(error, job, policy, random=random)
         lease.duration = monotonic() - began
         self._cycle.ended(lease, outcome, policy)
+        return outcome
 
     async def _execute(self, lease: Lease, work: Work) -> Outcome:
         job = lease.job

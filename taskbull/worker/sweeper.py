@@ -29,6 +29,7 @@ class Sweeper:
         due = clock.now()
         while True:
             await self.sweep()
+            self._side.reporter.tell(events.Swept)
             due += self._interval
             while due < clock.now():
                 due += self._interval

@@ -28,7 +28,8 @@ from taskbull.core.keys import QueueKeys
 from taskbull.core.options import WorkerOptions
 from taskbull.core.retry import NO_POLICY, RetryPolicy
 from taskbull.errors import ConfigurationError, ConnectionLost
-from taskbull.observability.logs import write_line
+from taskbull.observability.logs import LogLines
+from taskbull.observability.metrics import Metrics, application_metrics
 from taskbull.store.address import Address, default_url, parse
 from taskbull.store.aio import Store, open_store
 from taskbull.store.dialing import ConnectionOptions
@@ -38,6 +39,7 @@ from taskbull.worker.clock import Clock
 from taskbull.worker.consumer import Consumer
 from taskbull.worker.heartbeat import beating
 from taskbull.worker.listeners import Listener, Listeners
+from taskbull.worker.measuring import Measuring
 from taskbull.worker.reporter import Reporter
 from taskbull.worker.running_job import Desk, job_of
 from taskbull.worker.shutdown import Shutdown
@@ -100,7 +102,8 @@ class Worker:
         self._lifespan = lifespan
         self._clock = clock or Clock()
         self._listeners = Listeners()
-        self.on(events.Event, write_line)
+        self._metrics: list[Metrics] = []
+        self.on(events.Event, LogLines())
         for kind, listener in (on or {}).items():
             self.on(kind, listener)
         self._consumers: dict[str, Consumer] = {}  # while it runs
@@ -113,6 +116,13 @@ class Worker:
     def on(self, kind: type[E], listener: Listener[E]) -> None:
         """Let `listener` be called with each event of a kind; it must not block."""
         self._listeners.on(kind, listener)
+
+    def measure(self, metrics: Metrics) -> None:
+        """Let these metrics be kept, too; those of OpenTelemetry are, where it has a provider."""
+        if metrics not in self._metrics:
+            self._metrics.append(metrics)
+            for kind, hear in metrics.listeners().items():
+                self.on(kind, hear)
 
     def circuit_breaker_state(self, queue: str) -> BreakerState | None:
         """Tell the state of a queue's circuit breaker; None if it has none."""
@@ -158,21 +168,28 @@ class Worker:
         try:
             with CancelScope(shield=True) as scope:
                 async with self._lifespan():
+                    for metrics in application_metrics():
+                        self.measure(metrics)
                     async with open_store(self.address, connection, availability.notice) as store:
                         self._consumers = self._make_consumers(store, sync_store, threads)
-                        await self._consume(shutdown, started, sync_store)
+                        await self._consume(shutdown, started, sync_store, threads)
                     scope.deadline = current_time() + shutdown.grace  # for the lifespan's end
         finally:
             self._consumers = {}
             threads.close()
             sync_store.close()
 
-    async def _consume(self, shutdown: Shutdown, started: Event, sync_store: SyncStore) -> None:
+    async def _consume(
+        self, shutdown: Shutdown, started: Event, sync_store: SyncStore, threads: ThreadPool
+    ) -> None:
         consumers = list(self._consumers.values())
         sides = [consumer.side for consumer in consumers]
         async with create_task_group() as upkeep:
             for consumer in consumers:
                 consumer.start_upkeep(upkeep)
+            if self._metrics:
+                measuring = Measuring(sides, threads, self.options, self.id, self._metrics)
+                upkeep.start_soon(measuring.run, shutdown)
             async with beating(sides, sync_store, self.options, self.id):
                 with shutdown.working:
                     async with create_task_group() as slots:

@@ -257,6 +257,13 @@ def test_only_the_queues_that_were_named_are_worked_on(
     assert (here.state(), there.state()) == ("completed", "waiting")
 
 
+def test_a_queue_that_no_task_has_is_remarked(folder: Path, url: str) -> None:
+    env = {"TASKBULL_REDIS_URL": url}
+    done = run("worker", "-A", "tasks:app", "-q", "defualt", "--burst", cwd=folder, env=env)
+    assert done.returncode == 0, done.stderr
+    assert "No task of the app is in queue defualt" in done.stderr
+
+
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [

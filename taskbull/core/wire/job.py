@@ -75,6 +75,8 @@ class EncodedJob(Struct, frozen=True):
     parent: ParentLink | None = None
     has_children: bool = False
     """It waits for its children, which are added after it."""
+    telemetry: str | None = None
+    """The context that stands in `options`, if one does."""
 
 
 def encode_job(job: NewJob, timestamp_ms: int) -> EncodedJob:
@@ -94,6 +96,7 @@ def encode_job(job: NewJob, timestamp_ms: int) -> EncodedJob:
         options.lifo,
         options.job_id or "",
         options.dedup if isinstance(options.dedup, Dedup) else None,
+        telemetry=job.telemetry,
     )
 
 

@@ -164,9 +164,17 @@ def encode_options(options: JobOptions, *, delay_ms: int, telemetry: str | None 
     """Give `opts` as BullMQ writes it. `attempts` always stands in it, as in Node's."""
     # With an eta the delay depends on the moment, without one on the options only.
     text = _encode_cached(options, delay_ms) if options.eta is None else _encode(options, delay_ms)
-    if telemetry is None:
-        return text
-    return b'%b,"tm":%b}' % (text[:-1], payload.encode(telemetry, "telemetry"))
+    return text if telemetry is None else with_telemetry(text, telemetry)
+
+
+def with_telemetry(options: bytes, telemetry: str, instead_of: str | None = None) -> bytes:
+    """Give encoded options that carry a context, at their end; in place of the one they carry."""
+    bare = options[:-1] if instead_of is None else options.removesuffix(_tail(instead_of))
+    return bare + _tail(telemetry)
+
+
+def _tail(telemetry: str) -> bytes:
+    return b',"tm":%b}' % payload.encode(telemetry, "telemetry")
 
 
 # A task enqueues with the same options over and over: 0.3 µs instead of 6. By identity, because

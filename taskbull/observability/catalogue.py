@@ -1,0 +1,127 @@
+"""Every metric there is: its exact name, its kind, its labels, and what it says."""
+
+from __future__ import annotations
+
+from typing import Literal, TypeAlias
+
+from msgspec import Struct
+
+Kind: TypeAlias = Literal["counter", "histogram", "gauge"]
+Labels: TypeAlias = tuple[str, ...]
+"""The values of a metric's labels, in the order in which it names them."""
+
+
+class Metric(Struct, frozen=True):
+    """What is measured."""
+
+    name: str
+    kind: Kind
+    labels: Labels
+    help: str
+    unit: str = ""
+    buckets: tuple[float, ...] = ()
+    least: bool = False
+    """Of a gauge that several processes have, whether the least value counts; else the greatest."""
+
+
+_RUN = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 30.0, 60.0, 300.0, 1800.0)
+_WAIT = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 30.0, 60.0, 300.0, 1800.0, 3600.0)
+_TRIP = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.5, 1.0, 5.0)
+_LAG = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0, 30.0)
+
+_Q = ("queue",)
+_W = ("worker_id",)
+_QW = ("queue", "worker_id")
+
+
+def _count(name: str, labels: Labels, text: str) -> Metric:
+    return Metric(name, "counter", labels, text, "1")
+
+
+def _times(name: str, labels: Labels, text: str, buckets: tuple[float, ...]) -> Metric:
+    return Metric(name, "histogram", labels, text, "s", buckets)
+
+
+def _level(name: str, labels: Labels, text: str, unit: str = "1", *, least: bool = False) -> Metric:
+    return Metric(name, "gauge", labels, text, unit, least=least)
+
+
+PROCESSED = _count(
+    "bullmq_jobs_processed_total",
+    ("queue", "status"),
+    "Attempts that ended, by what became of the job: completed, failed, retried.",
+)
+FAILED = _count(
+    "bullmq_jobs_failed_total",
+    ("queue", "reason"),
+    "Jobs that failed for good: transient_exhausted or permanent.",
+)
+ERRORS = _count(
+    "bullmq_job_errors_total",
+    ("queue", "category"),
+    "Attempts that failed, by the kind of error: transient, permanent, unknown.",
+)
+RELEASED = _count("bullmq_jobs_released_total", _Q, "Jobs given back with no attempt spent.")
+DURATION = _times("bullmq_job_duration_seconds", _Q, "How long attempts took.", _RUN)
+WAIT = _times(
+    "bullmq_job_wait_seconds",
+    _Q,
+    "How long jobs waited for their first attempt, from when they were due.",
+    _WAIT,
+)
+RUNNING = _level("bullmq_jobs_running", _QW, "Jobs that a worker has started and not ended.")
+LENGTH = _level(
+    "bullmq_queue_length",
+    ("queue", "state"),
+    "Jobs in each state, sampled by one worker of the queue.",
+)
+OLDEST = _level(
+    "bullmq_oldest_job_age_seconds",
+    _Q,
+    "Since when the next job has been due; 0 if none waits.",
+    "s",
+)
+STALLED = _count(
+    "bullmq_stalled_jobs_total", _Q, "Jobs whose worker was gone, put back or condemned."
+)
+SWEEPS = _count("bullmq_stalled_checker_runs_total", _Q, "Checks for stalled jobs.")
+SWEEPS_SKIPPED = _count(
+    "bullmq_stalled_checker_skipped_total",
+    _Q,
+    "Checks for stalled jobs skipped because one still ran.",
+)
+HEARTBEATS = _count("bullmq_heartbeat_success_total", _Q, "Renewals of the locks of running jobs.")
+HEARTBEATS_FAILED = _count("bullmq_heartbeat_failure_total", _Q, "Renewals of locks that failed.")
+LOCK_EXTEND = _times(
+    "bullmq_lock_extend_duration_seconds", _Q, "How long renewals of locks took.", _TRIP
+)
+LOCKS_LOST = _count(
+    "bullmq_locks_lost_total",
+    ("queue", "reason"),
+    "Jobs whose lock was lost while they ran: redis_away, loop_blocked, expired, taken, refused.",
+)
+WORKERS = _level("bullmq_active_workers", _QW, "1 for each running worker.")
+CONNECTED = _level(
+    "bullmq_redis_connection_status", (), "1 while Redis can be reached, else 0.", least=True
+)
+RECONNECTS = _count(
+    "bullmq_redis_reconnect_attempts_total", (), "Tries to connect to Redis that failed."
+)
+BREAKER = _level("bullmq_circuit_breaker_state", _QW, "0 closed, 1 half-open, 2 open.")
+BREAKER_OPENED = _count(
+    "bullmq_circuit_breaker_opened_total", _Q, "How often the circuit breaker opened."
+)
+LAG = _times(
+    "bullmq_event_loop_lag_seconds",
+    (),
+    "How much later than it should a timer of the event loop rang, once a second.",
+    _LAG,
+)
+THREADS = _level("bullmq_threads", _W, "Threads that a worker may use for plain functions.")
+THREADS_BUSY = _level("bullmq_threads_busy", _W, "Functions that run in a thread or wait for one.")
+THREADS_ABANDONED = _level(
+    "bullmq_threads_abandoned", _W, "Threads in which a function goes on that was given up."
+)
+
+ALL: tuple[Metric, ...] = tuple(one for one in list(globals().values()) if isinstance(one, Metric))
+BY_NAME = {metric.name: metric for metric in ALL}

@@ -1,0 +1,153 @@
+"""The metrics of several processes at one endpoint: children send theirs, the parent adds them up.
+
+A child sends a report each second, and a last one when it ends, over a Unix socket in a folder that
+only this user can enter. When its connection ends, however that happens, what it has counted stays
+counted and its gauges go: counters never run backwards, and one that is killed loses at most its
+last second.
+"""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import socket
+import tempfile
+from pathlib import Path
+from socketserver import StreamRequestHandler, ThreadingMixIn, UnixStreamServer
+from threading import Event, Lock, Thread
+from typing import Self
+
+import msgspec
+from msgspec import Struct
+
+from taskbull.observability.health import Health
+from taskbull.observability.source import Source
+from taskbull.observability.tally import Snapshot, merge
+
+logger = logging.getLogger(__name__)
+
+INTERVAL = 1.0
+"""Seconds between two reports of a child."""
+
+_LENGTH = 4  # bytes that tell how long a report is
+_PATIENCE = 5.0
+
+
+class Report(Struct):
+    """What a child tells."""
+
+    snapshot: Snapshot
+    health: Health
+
+
+_decode = msgspec.msgpack.Decoder(Report).decode
+
+
+class Hub:
+    """What all children have reported, together."""
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._past = Snapshot()
+        self._present: dict[object, Report] = {}
+
+    def take(self, child: object, report: Report) -> None:
+        """Take in a child's newest report."""
+        with self._lock:
+            self._present[child] = report
+
+    def bury(self, child: object) -> None:
+        """Keep what a child has counted; it is gone."""
+        with self._lock:
+            report = self._present.pop(child, None)
+            if report is not None:
+                self._past = merge([self._past, report.snapshot.counted()])
+
+    def snapshot(self) -> Snapshot:
+        """Give the values of all children together, those that are gone among them."""
+        with self._lock:
+            return merge([self._past, *(report.snapshot for report in self._present.values())])
+
+    def health(self) -> Health:
+        """Tell how the children are: as bad as the worst of them."""
+        with self._lock:
+            healths = [report.health for report in self._present.values()]
+        if not healths:
+            return Health(idle="no worker process is running")
+        stuck = next((one.stuck for one in healths if one.stuck), "")
+        return Health(stuck, next((one.idle for one in healths if one.idle), ""))
+
+
+class Gathering:
+    """Listens to children during its block, and gives what they report to a hub."""
+
+    def __init__(self, hub: Hub) -> None:
+        self._folder = Path(tempfile.mkdtemp(prefix="taskbull-"))
+        self.path = self._folder / "metrics"
+
+        class Listen(_Listen):
+            takes = hub
+
+        class Server(ThreadingMixIn, UnixStreamServer):
+            daemon_threads = True
+
+        self._server = Server(str(self.path), Listen)
+        self._thread = Thread(
+            target=self._server.serve_forever, name="taskbull-gathering", daemon=True
+        )
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+
+class _Listen(StreamRequestHandler):
+    takes: Hub
+
+    def handle(self) -> None:
+        child = object()
+        try:
+            while length := int.from_bytes(self.rfile.read(_LENGTH), "big"):
+                self.takes.take(child, _decode(self.rfile.read(length)))
+        except (OSError, msgspec.DecodeError):  # it died in the middle of a report
+            pass
+        finally:
+            self.takes.bury(child)
+
+
+class Reporting:
+    """Sends this process's metrics to its parent during the block."""
+
+    def __init__(self, source: Source, path: str) -> None:
+        self._source = source
+        self._path = path
+        self._over = Event()
+        self._thread = Thread(target=self._run, name="taskbull-reporting", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join(_PATIENCE)
+
+    def _run(self) -> None:
+        try:
+            with socket.socket(socket.AF_UNIX) as parent:
+                parent.settimeout(_PATIENCE)
+                parent.connect(self._path)
+                while not self._over.wait(INTERVAL):
+                    self._send(parent)
+                self._send(parent)
+        except OSError as error:  # it is gone, and so will be this process
+            logger.warning("Metrics cannot be told to the parent process: %s", error)
+
+    def _send(self, parent: socket.socket) -> None:
+        body = msgspec.msgpack.encode(Report(self._source.snapshot(), self._source.health()))
+        parent.sendall(len(body).to_bytes(_LENGTH, "big") + body)

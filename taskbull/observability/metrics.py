@@ -1,0 +1,264 @@
+"""The metrics of a worker: a listener that counts what happens, and takes what is sampled."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
+from typing import Any, TypeAlias
+
+from opentelemetry.metrics import MeterProvider
+
+from taskbull.core import events
+from taskbull.core.breaker import BreakerState
+from taskbull.core.job import Job
+from taskbull.core.outcome import Category, Verdict
+from taskbull.observability import catalogue
+from taskbull.observability.catalogue import Labels
+from taskbull.observability.health import Vitals
+from taskbull.observability.meters import Meter, OpenTelemetryMeter, current_provider
+
+Hear: TypeAlias = Callable[[Any], None]
+
+_BREAKER = {BreakerState.CLOSED: 0, BreakerState.HALF_OPEN: 1, BreakerState.OPEN: 2}
+
+_STATUSES = ("completed", "failed", "retried")
+
+# What a job fails of that is not even run cannot be helped by trying again.
+_REASONS = {
+    Verdict.EXHAUSTED: "transient_exhausted",
+    Verdict.PERMANENT: "permanent",
+    Verdict.DOOMED: "permanent",
+}
+
+# How the reasons of lost locks begin; they say more than a label may.
+_LOSSES = {
+    "Redis could not be reached": "redis_away",
+    "the event loop was blocked": "loop_blocked",
+    "the lock expired": "expired",
+    "Redis refused": "refused",
+}
+_TAKEN = "taken"
+
+
+class Metrics:
+    """Counts into a meter what happens in workers; `vitals` is what probes want to know."""
+
+    def __init__(self, meter: Meter) -> None:
+        self.vitals = Vitals()
+        self._runs: dict[Labels, set[str]] = {}  # by queue and worker, the jobs that run
+        c = catalogue
+        self._processed = meter.counter(c.PROCESSED)
+        self._failed = meter.counter(c.FAILED)
+        self._errors = meter.counter(c.ERRORS)
+        self._released = meter.counter(c.RELEASED)
+        self._duration = meter.histogram(c.DURATION)
+        self._wait = meter.histogram(c.WAIT)
+        self._running = meter.gauge(c.RUNNING)
+        self._length = meter.gauge(c.LENGTH)
+        self._oldest = meter.gauge(c.OLDEST)
+        self._stalled = meter.counter(c.STALLED)
+        self._sweeps = meter.counter(c.SWEEPS)
+        self._skipped = meter.counter(c.SWEEPS_SKIPPED)
+        self._beats = meter.counter(c.HEARTBEATS)
+        self._failed_beats = meter.counter(c.HEARTBEATS_FAILED)
+        self._extend = meter.histogram(c.LOCK_EXTEND)
+        self._lost = meter.counter(c.LOCKS_LOST)
+        self._workers = meter.gauge(c.WORKERS)
+        self._connected = meter.gauge(c.CONNECTED)
+        self._reconnects = meter.counter(c.RECONNECTS)
+        self._breaker = meter.gauge(c.BREAKER)
+        self._opened = meter.counter(c.BREAKER_OPENED)
+        self._lag = meter.histogram(c.LAG)
+        self._threads = meter.gauge(c.THREADS)
+        self._threads_busy = meter.gauge(c.THREADS_BUSY)
+        self._threads_abandoned = meter.gauge(c.THREADS_ABANDONED)
+
+    def listeners(self) -> Mapping[type[events.Event], Hear]:
+        """Give what is to hear each kind of event."""
+        return {
+            events.Started: self._on_started,
+            events.Completed: self._on_completed,
+            events.Failed: self._on_failed,
+            events.Retried: self._on_retried,
+            events.Released: self._on_released,
+            events.Lost: self._on_lost,
+            events.Stalled: lambda event: self._stalled.add(1, (event.queue,)),
+            events.Swept: lambda event: self._sweeps.add(1, (event.queue,)),
+            events.SweepSkipped: lambda event: self._skipped.add(1, (event.queue,)),
+            events.LocksRenewed: self._on_renewed,
+            events.HeartbeatFailed: lambda event: self._failed_beats.add(1, (event.queue,)),
+            events.RedisLost: lambda _: self.reached(reached=False),
+            events.RedisBack: lambda _: self.reached(reached=True),
+            events.ReconnectFailed: lambda _: self._reconnects.add(1),
+            events.CircuitOpened: self._on_opened,
+            events.CircuitHalfOpened: lambda event: self._set_breaker(
+                event, BreakerState.HALF_OPEN
+            ),
+            events.CircuitClosed: lambda event: self._set_breaker(event, BreakerState.CLOSED),
+        }
+
+    def begin(
+        self, worker_id: str, circuits: Mapping[str, BreakerState | None], block_limit: float
+    ) -> None:
+        """Note that a worker runs; `circuits` are its queues with the state of their breakers.
+
+        Counters begin with 0: of one that appears with its first event, a rate misses that event.
+        """
+        self.vitals.running, self.vitals.block_limit = True, block_limit
+        self.vitals.moved()
+        for queue, circuit in circuits.items():
+            self._workers.set(1, (queue, worker_id))
+            self._count_runs((queue, worker_id))
+            if circuit is not None:
+                self._breaker.set(_BREAKER[circuit], (queue, worker_id))
+                self._opened.add(0, (queue,))
+            self._begin_queue(queue)
+        self._reconnects.add(0)
+        self._connected.set(0)
+
+    def _begin_queue(self, queue: str) -> None:
+        for status in _STATUSES:
+            self._processed.add(0, (queue, status))
+        for reason in set(_REASONS.values()):
+            self._failed.add(0, (queue, reason))
+        for category in Category:
+            self._errors.add(0, (queue, category.value))
+        for reason in (*_LOSSES.values(), _TAKEN):
+            self._lost.add(0, (queue, reason))
+        for counter in (
+            self._released,
+            self._stalled,
+            self._sweeps,
+            self._skipped,
+            self._beats,
+            self._failed_beats,
+        ):
+            counter.add(0, (queue,))
+
+    def end(self, worker_id: str) -> None:
+        """Note that a worker runs no more."""
+        self.vitals.running = False
+        for labels in [labels for labels in self._runs if labels[1] == worker_id]:
+            del self._runs[labels]
+        for gauge in (
+            self._workers,
+            self._running,
+            self._breaker,
+            self._threads,
+            self._threads_busy,
+            self._threads_abandoned,
+        ):
+            gauge.remove(worker_id)
+
+    def stop_taking(self) -> None:
+        """Note that no more jobs are taken, though some may still run."""
+        self.vitals.running = False
+
+    def pulse(self, lag: float) -> None:
+        """Note that the event loop moves, so many seconds late."""
+        self.vitals.moved()
+        self._lag.record(lag)
+
+    def threads(self, worker_id: str, *, size: int, busy: int, abandoned: int) -> None:
+        """Note how a worker's threads are used."""
+        labels = (worker_id,)
+        self._threads.set(size, labels)
+        self._threads_busy.set(busy, labels)
+        self._threads_abandoned.set(abandoned, labels)
+
+    def reached(self, *, reached: bool) -> None:
+        """Note whether Redis can be reached."""
+        self.vitals.connected = reached
+        self._connected.set(int(reached))
+
+    def sampled(self, queue: str, counts: Mapping[str, int], oldest: float) -> None:
+        """Note the length of a queue, and since how many seconds its next job has been due."""
+        for state, count in counts.items():
+            self._length.set(count, (queue, str(state)))
+        self._oldest.set(oldest, (queue,))
+
+    def not_sampled(self, queue: str) -> None:
+        """Forget the length of a queue: another worker tells it."""
+        self._length.remove(queue)
+        self._oldest.remove(queue)
+
+    def _on_started(self, event: events.Started) -> None:
+        labels = event.queue, event.worker_id
+        self._runs.setdefault(labels, set()).add(event.job.id)
+        self._count_runs(labels)
+        waited = _waited(event.job)
+        if waited is not None:
+            self._wait.record(waited, (event.queue,))
+
+    def _on_ended(self, event: events.Ended) -> None:
+        # Not simply one less: a job may be given back, or lost, before it was started.
+        labels = event.queue, event.worker_id
+        self._runs.setdefault(labels, set()).discard(event.job.id)
+        self._count_runs(labels)
+
+    def _count_runs(self, labels: Labels) -> None:
+        self._running.set(len(self._runs.setdefault(labels, set())), labels)
+
+    def _on_completed(self, event: events.Completed) -> None:
+        self._on_attempt(event, "completed")
+
+    def _on_failed(self, event: events.Failed) -> None:
+        self._on_attempt(event, "failed")
+        self._failed.add(1, (event.queue, _REASONS[event.verdict]))
+        self._errors.add(1, (event.queue, event.failure.category.value))
+
+    def _on_retried(self, event: events.Retried) -> None:
+        self._on_attempt(event, "retried")
+        self._errors.add(1, (event.queue, event.failure.category.value))
+
+    def _on_attempt(self, event: events.Ended, status: str) -> None:
+        self._on_ended(event)
+        self._processed.add(1, (event.queue, status))
+        self._duration.record(event.duration, (event.queue,))
+
+    def _on_released(self, event: events.Released) -> None:
+        self._on_ended(event)
+        self._released.add(1, (event.queue,))
+
+    def _on_lost(self, event: events.Lost) -> None:
+        self._on_ended(event)
+        self._lost.add(1, (event.queue, _loss(event.reason)))
+
+    def _on_renewed(self, event: events.LocksRenewed) -> None:
+        self._beats.add(1, (event.queue,))
+        self._extend.record(event.duration, (event.queue,))
+
+    def _on_opened(self, event: events.CircuitOpened) -> None:
+        self._opened.add(1, (event.queue,))
+        self._set_breaker(event, BreakerState.OPEN)
+
+    def _set_breaker(self, event: events.Event, state: BreakerState) -> None:
+        self._breaker.set(_BREAKER[state], (event.queue, event.worker_id))
+
+
+def application_metrics() -> Sequence[Metrics]:
+    """Give the metrics that the application's meter provider wants: none, if it has none."""
+    provider = current_provider()
+    return () if provider is None else (_of_provider(provider),)
+
+
+# One for each provider: it would ignore a second instrument of the same name.
+@lru_cache(maxsize=8)
+def _of_provider(provider: MeterProvider) -> Metrics:
+    return Metrics(OpenTelemetryMeter(provider))
+
+
+def _waited(job: Job) -> float | None:
+    """Give how long a job waited for its first attempt; of a later one nobody knows."""
+    if job.attempts_started > 1 or job.created_ms is None:
+        return None
+    due = (job.created_ms + (job.options.delay_ms or 0)) / 1000
+    return max(0.0, time.time() - due)  # the producer's clock may be ahead
+
+
+def _loss(reason: str) -> str:
+    for beginning, label in _LOSSES.items():
+        if reason.startswith(beginning):
+            return label
+    return _TAKEN

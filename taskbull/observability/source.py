@@ -1,0 +1,37 @@
+"""Where an endpoint, or a parent process, has its metrics from."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from taskbull.observability.health import Health
+from taskbull.observability.metrics import Metrics
+from taskbull.observability.tally import Snapshot, Tally
+
+
+class Source(Protocol):
+    """What there is to tell; asked in any thread."""
+
+    def snapshot(self) -> Snapshot:
+        """Give all values."""
+        ...
+
+    def health(self) -> Health:
+        """Tell what probes want to know."""
+        ...
+
+
+class OwnMetrics:
+    """What one process has to tell of itself: `metrics` is for its worker."""
+
+    def __init__(self) -> None:
+        self._tally = Tally()
+        self.metrics = Metrics(self._tally)
+
+    def snapshot(self) -> Snapshot:
+        """Give all values."""
+        return self._tally.snapshot()
+
+    def health(self) -> Health:
+        """Tell what probes want to know."""
+        return self.metrics.vitals.health()

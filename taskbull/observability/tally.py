@@ -1,0 +1,141 @@
+"""Metrics counted in this process, without any SDK: cheap to add to, easy to send and to merge.
+
+Only the event loop writes. Any thread may take a snapshot: what it copies is copied in one step.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from typing import Any
+
+from msgspec import Struct, field
+
+from taskbull.observability.catalogue import BY_NAME, Labels, Metric
+
+
+class Distribution(Struct):
+    """How many values fell into each bucket (the last is for what is beyond all), and their sum."""
+
+    counts: list[int]
+    total: float = 0.0
+
+
+class Snapshot(Struct):
+    """All values of one process, or of several together, by name and labels."""
+
+    numbers: dict[str, dict[Labels, float]] = field(default_factory=dict[str, Any])
+    """Counters and gauges."""
+    distributions: dict[str, dict[Labels, Distribution]] = field(default_factory=dict[str, Any])
+
+    def counted(self) -> Snapshot:
+        """Give what stays true when the process is gone: all but the gauges."""
+        numbers = {
+            name: values for name, values in self.numbers.items() if BY_NAME[name].kind == "counter"
+        }
+        return Snapshot(numbers, self.distributions)
+
+
+class TalliedNumber:
+    """A counter or a gauge."""
+
+    def __init__(self) -> None:
+        self.values: dict[Labels, float] = {}
+
+    def add(self, amount: float, labels: Labels = ()) -> None:
+        """Add to a counter."""
+        values = self.values
+        values[labels] = values.get(labels, 0.0) + amount
+
+    def set(self, value: float, labels: Labels = ()) -> None:
+        """Set a gauge."""
+        self.values[labels] = value
+
+    def remove(self, label: str) -> None:
+        """Forget what a gauge says of a worker, or of a queue."""
+        for labels in [labels for labels in self.values if label in labels]:
+            del self.values[labels]
+
+
+class TalliedTimes:
+    """A histogram."""
+
+    def __init__(self, buckets: tuple[float, ...]) -> None:
+        self._buckets = buckets
+        self.values: dict[Labels, Distribution] = {}
+
+    def record(self, value: float, labels: Labels = ()) -> None:
+        """Note a value."""
+        one = self.values.get(labels)
+        if one is None:
+            one = self.values[labels] = Distribution([0] * (len(self._buckets) + 1))
+        one.counts[bisect_left(self._buckets, value)] += 1
+        one.total += value
+
+
+class Tally:
+    """A meter that keeps the values itself."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[str, TalliedNumber] = {}
+        self._times: dict[str, TalliedTimes] = {}
+
+    def counter(self, metric: Metric) -> TalliedNumber:
+        """Make a counter."""
+        return self._numbers.setdefault(metric.name, TalliedNumber())
+
+    gauge = counter
+
+    def histogram(self, metric: Metric) -> TalliedTimes:
+        """Make a histogram."""
+        return self._times.setdefault(metric.name, TalliedTimes(metric.buckets))
+
+    def snapshot(self) -> Snapshot:
+        """Give the values as they are now; in any thread."""
+        numbers = {name: one.values.copy() for name, one in self._numbers.items()}
+        distributions = {
+            name: {
+                labels: Distribution(value.counts.copy(), value.total)
+                for labels, value in one.values.copy().items()
+            }
+            for name, one in self._times.items()
+        }
+        return Snapshot(numbers, distributions)
+
+
+def merge(snapshots: list[Snapshot]) -> Snapshot:
+    """Give the values of several processes together: counters are added, gauges stand side by side.
+
+    Where two processes have the same gauge, the catalogue says which value counts.
+    """
+    merged = Snapshot()
+    for snapshot in snapshots:
+        for name, values in snapshot.numbers.items():
+            _merge_numbers(BY_NAME[name], merged.numbers.setdefault(name, {}), values)
+        for name, distributions in snapshot.distributions.items():
+            _merge_distributions(merged.distributions.setdefault(name, {}), distributions)
+    return merged
+
+
+def _merge_numbers(
+    metric: Metric, merged: dict[Labels, float], values: dict[Labels, float]
+) -> None:
+    for labels, value in values.items():
+        known = merged.get(labels)
+        if known is None:
+            merged[labels] = value
+        elif metric.kind == "counter":
+            merged[labels] = known + value
+        else:
+            merged[labels] = min(known, value) if metric.least else max(known, value)
+
+
+def _merge_distributions(
+    merged: dict[Labels, Distribution], values: dict[Labels, Distribution]
+) -> None:
+    for labels, value in values.items():
+        known = merged.get(labels)
+        if known is None:
+            merged[labels] = Distribution(value.counts.copy(), value.total)
+        else:
+            known.counts = [a + b for a, b in zip(known.counts, value.counts, strict=True)]
+            known.total += value.total

@@ -1,0 +1,252 @@
+"""Traces that cross languages: the context travels in the job's `opts.tm`, as bullmq-otel has it.
+
+A job's span is a child of the span that added the job, in Node or here, and what the job adds in
+turn is a child of the job's span. Each attempt has a span of its own. Arguments and results are
+never written into a span.
+
+Without a provider there is no span: a worker asks for one when it starts to run, and whoever adds
+jobs once per call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import cache, lru_cache
+from typing import TypeAlias, assert_never
+
+import msgspec
+from msgspec.structs import replace
+from opentelemetry import context, propagate, trace
+from opentelemetry.context import Context
+from opentelemetry.trace import (
+    Link,
+    NoOpTracer,
+    NoOpTracerProvider,
+    ProxyTracerProvider,
+    Span,
+    SpanKind,
+    StatusCode,
+    TracerProvider,
+)
+from opentelemetry.trace import Tracer as Tracer
+
+from taskbull.core.job import Job, NewJob
+from taskbull.core.outcome import (
+    Completed,
+    Failed,
+    Failure,
+    Limited,
+    Lost,
+    Outcome,
+    Released,
+    Retried,
+    Snoozed,
+)
+
+SYSTEM = "bullmq"
+SCOPE = "taskbull"
+
+Attributes: TypeAlias = Mapping[str, str | int]
+
+_EMPTY = Context()
+_carrier = msgspec.json.Decoder(dict[str, str]).decode
+
+
+def current_tracer() -> Tracer | None:
+    """Give the tracer of the application's provider; None if it has none."""
+    # To ask the API costs 2 µs where there is none, for it looks into the environment each time;
+    # this costs 0.1. Should the API come to keep its provider elsewhere, it is asked each time.
+    if _api.get("_TRACER_PROVIDER", _api) is None and _none_is_named():
+        return None
+    return _tracer_of(trace.get_tracer_provider())
+
+
+_api = vars(trace)
+
+
+@cache
+def _none_is_named() -> bool:
+    """Let the API load the provider that the environment names; True if it names none."""
+    return isinstance(trace.get_tracer_provider(), ProxyTracerProvider)
+
+
+@lru_cache(maxsize=1)
+def _tracer_of(provider: TracerProvider) -> Tracer | None:
+    if isinstance(provider, ProxyTracerProvider | NoOpTracerProvider):
+        return None
+    tracer = provider.get_tracer(SCOPE)
+    return None if isinstance(tracer, NoOpTracer) else tracer
+
+
+def in_this_span(job: NewJob) -> NewJob:
+    """Give a job that is made here and added later the context of the span in which it is made."""
+    if current_tracer() is None or not trace.get_current_span().get_span_context().is_valid:
+        return job
+    return replace(job, telemetry=inject(context.get_current()))
+
+
+def inject(of: Context) -> str | None:
+    """Give a context in the form in which it travels with a job."""
+    carrier: dict[str, str] = {}
+    propagate.inject(carrier, of)
+    return msgspec.json.encode(carrier).decode() if carrier else None
+
+
+def extract(telemetry: str | None) -> Context:
+    """Read the context that a job brings, whoever wrote it; an empty one if there is none."""
+    if not telemetry:
+        return _EMPTY
+    try:
+        carrier = _carrier(telemetry)
+    except msgspec.DecodeError:  # of another telemetry plug-in, or of none
+        return _EMPTY
+    return propagate.extract(carrier, _EMPTY)
+
+
+class Sending:
+    """The span of one call that adds jobs to a queue."""
+
+    def __init__(self, span: Span, telemetry: str | None, here: str | None) -> None:
+        self._span = span
+        self._telemetry = telemetry
+        self._here = here
+
+    def telemetry(self, own: str | None) -> str | None:
+        """Give the context that a job carries: its own, if it was made in another span."""
+        return self._telemetry if own is None or own == self._here else own
+
+    def sent(self, job_ids: Sequence[str]) -> None:
+        """Note the id of the job."""
+        if len(job_ids) == 1:
+            self._span.set_attribute("messaging.message.id", job_ids[0])
+
+
+@contextmanager
+def sending(
+    tracer: Tracer, queue: str, names: Sequence[str], contexts: Sequence[str | None]
+) -> Generator[Sending]:
+    """Be in the span of a call that adds jobs; one for all jobs of the call, as in bullmq-otel.
+
+    Jobs that were made in other spans (`contexts`) stay in those traces, and are linked.
+    """
+    here = inject(context.get_current())
+    foreign = {one for one in contexts if one is not None and one != here}
+    links = [Link(_span_context(one)) for one in foreign]
+    span = tracer.start_span(
+        f"send {queue}",
+        kind=SpanKind.PRODUCER,
+        attributes=_sending_attributes(queue, names),
+        links=[link for link in links if link.context.is_valid],
+    )
+    try:
+        yield Sending(span, inject(trace.set_span_in_context(span)), here)
+    except Exception as error:
+        _fail(span, type(error), str(error))
+        raise
+    finally:
+        span.end()
+
+
+def _sending_attributes(queue: str, names: Sequence[str]) -> Attributes:
+    attributes: dict[str, str | int] = {
+        "messaging.system": SYSTEM,
+        "messaging.operation.type": "send",
+        "messaging.operation.name": "add" if len(names) == 1 else "addBulk",
+        "messaging.destination.name": queue,
+    }
+    if len(names) == 1:
+        attributes["bullmq.job.name"] = names[0]
+    else:
+        attributes["messaging.batch.message_count"] = len(names)
+    return attributes
+
+
+def _span_context(telemetry: str) -> trace.SpanContext:
+    return trace.get_current_span(extract(telemetry)).get_span_context()
+
+
+class Processing:
+    """Makes the spans of a worker's jobs in one queue."""
+
+    def __init__(self, tracer: Tracer, queue: str, worker_id: str) -> None:
+        self._tracer = tracer
+        self._name = f"process {queue}"
+        self._attributes: Attributes = {
+            "messaging.system": SYSTEM,
+            "messaging.operation.type": "process",
+            "messaging.operation.name": "process",
+            "messaging.destination.name": queue,
+            "messaging.client.id": worker_id,
+        }
+
+    @contextmanager
+    def span(self, job: Job) -> Generator[Span]:
+        """Be in the span of one attempt at a job; `end_span` says what became of it."""
+        options = job.options
+        parent = _EMPTY if options.omit_context else extract(options.telemetry)
+        span = self._tracer.start_span(
+            self._name,
+            # Never the context of whoever started the worker: its span may be long over.
+            context=parent,
+            kind=SpanKind.CONSUMER,
+            attributes={
+                **self._attributes,
+                "messaging.message.id": job.id,
+                "bullmq.job.name": job.name,
+                "bullmq.job.attempts.made": job.attempt,
+            },
+        )
+        token = context.attach(trace.set_span_in_context(span, parent))
+        try:
+            yield span
+        finally:
+            context.detach(token)
+            span.end()
+
+
+def processing(queue: str, worker_id: str) -> Processing | None:
+    """Give what makes the spans of a worker's jobs in a queue; None if nobody traces."""
+    tracer = current_tracer()
+    return None if tracer is None else Processing(tracer, queue, worker_id)
+
+
+def describe_outcome(span: Span, outcome: Outcome) -> None:
+    """Write into a job's span what became of the attempt."""
+    if not span.is_recording():
+        return
+    span.set_attribute("taskbull.outcome", type(outcome).__name__.lower())
+    match outcome:
+        case Failed(failure, _) | Retried(failure):
+            _fail_by(span, failure)
+        case Lost():
+            span.set_status(StatusCode.ERROR, "the job's lock was lost")
+        case Completed() | Snoozed() | Limited() | Released():
+            pass
+        case _:
+            assert_never(outcome)
+
+
+def _fail_by(span: Span, failure: Failure) -> None:
+    kind = type(failure.error)
+    _fail(span, kind, failure.reason)
+    span.set_attribute("taskbull.error.category", failure.category.value)
+    # Not record_exception: the texts are made already, and cut to a sane length.
+    span.add_event(
+        "exception",
+        {
+            "exception.type": _name(kind),
+            "exception.message": failure.reason,
+            "exception.stacktrace": failure.stack,
+        },
+    )
+
+
+def _fail(span: Span, kind: type[BaseException], reason: str) -> None:
+    span.set_attribute("error.type", _name(kind))
+    span.set_status(StatusCode.ERROR, reason)
+
+
+def _name(kind: type[BaseException]) -> str:
+    module = "" if kind.__module__ == "builtins" else f"{kind.__module__}."
+    return module + kind.__qualname__

@@ -1,0 +1,175 @@
+"""What is measured while a worker runs, and no event tells: how the loop lags, how long queues are.
+
+The length of a queue is sampled by one of its workers, whoever holds a key in Redis that expires.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+
+from anyio import CancelScope, create_task_group, current_time, move_on_after, sleep, sleep_until
+
+from taskbull.core.durations import seconds, to_ms
+from taskbull.core.keys import QueueKeys
+from taskbull.core.options import WorkerOptions
+from taskbull.core.wire.options import decode_options
+from taskbull.errors import ServerRefused, TaskbullError
+from taskbull.observability.metrics import Metrics
+from taskbull.scripts.call import Command
+from taskbull.scripts.inspection import count_jobs
+from taskbull.scripts.replies import texts
+from taskbull.scripts.steps import Steps
+from taskbull.worker.shutdown import Shutdown
+from taskbull.worker.side import QueueSide
+from taskbull.worker.threads import ThreadPool
+
+logger = logging.getLogger(__name__)
+
+PULSE = 1.0
+"""Seconds between two looks at the event loop."""
+
+SAMPLING = 5.0
+"""Seconds between two looks at a queue."""
+
+_TERM_MS = to_ms(2.5 * SAMPLING)
+"""How long a worker that is gone keeps others from sampling its queues."""
+
+
+class Measuring:
+    """Measures a running worker, and gives it to all who keep metrics."""
+
+    def __init__(
+        self,
+        sides: Sequence[QueueSide],
+        threads: ThreadPool,
+        options: WorkerOptions,
+        worker_id: str,
+        sinks: Sequence[Metrics],
+    ) -> None:
+        self._sides = sides
+        self._threads = threads
+        self._worker_id = worker_id
+        self._block_limit = seconds("loop_block_limit", options.loop_block_limit)
+        self._sinks = sinks
+        self._chosen: set[str] = set()  # the queues that this worker samples
+
+    async def run(self, shutdown: Shutdown) -> None:
+        """Measure until cancelled; from the shutdown on, the worker is not ready for jobs."""
+        circuits = {
+            side.keys.queue: None if side.guard is None else side.guard.state
+            for side in self._sides
+        }
+        for sink in self._sinks:
+            sink.begin(self._worker_id, circuits, self._block_limit)
+        try:
+            async with create_task_group() as tasks:
+                tasks.start_soon(self._pulse)
+                for side in self._sides:
+                    tasks.start_soon(self._sample, side)
+                await shutdown.wait()
+                for sink in self._sinks:
+                    sink.stop_taking()
+        finally:
+            for sink in self._sinks:
+                sink.end(self._worker_id)
+            with CancelScope(shield=True), move_on_after(1.0), suppress(TaskbullError):
+                await self._resign()
+
+    async def _pulse(self) -> None:
+        threads = self._threads
+        while True:
+            due = current_time() + PULSE
+            for sink in self._sinks:
+                sink.threads(
+                    self._worker_id,
+                    size=threads.size,
+                    busy=threads.busy,
+                    abandoned=threads.abandoned,
+                )
+            await sleep_until(due)
+            for sink in self._sinks:
+                sink.pulse(current_time() - due)
+
+    async def _sample(self, side: QueueSide) -> None:
+        while True:
+            await self.look(side)
+            await sleep(SAMPLING)
+
+    async def look(self, side: QueueSide) -> None:
+        """Sample a queue once, if it is this worker's to do; that Redis answers is worth noting."""
+        queue = side.keys.queue
+        reached, sample = True, None
+        try:
+            sample = await side.store.perform(
+                sample_queue(side.keys, self._worker_id), timeout=SAMPLING
+            )
+        except ServerRefused as error:
+            logger.debug("Queue %s: its length cannot be sampled: %s", queue, error)
+        except TaskbullError:
+            reached = False
+        for sink in self._sinks:
+            sink.reached(reached=reached)
+        if sample is not None:
+            self._chosen.add(queue)
+            for sink in self._sinks:
+                sink.sampled(queue, *sample)
+        elif queue in self._chosen:  # else it is not ours to forget
+            self._forget(queue)
+
+    def _forget(self, queue: str) -> None:
+        self._chosen.discard(queue)
+        for sink in self._sinks:
+            sink.not_sampled(queue)
+
+    async def _resign(self) -> None:
+        """Let another worker sample what this one did."""
+        held = [side for side in self._sides if side.keys.queue in self._chosen]
+        for side in held:
+            self._forget(side.keys.queue)
+        for side in held:
+            key = _key(side.keys)
+            await side.store.run(Command(("DEL", key), key, int), timeout=1.0)
+
+
+def sample_queue(keys: QueueKeys, worker_id: str) -> Steps[tuple[dict[str, int], float] | None]:
+    """Give the counts of a queue and the age of its next job; None if that is another's to do."""
+    if not (yield from _chosen(keys, worker_id)):
+        return None
+    counts: dict[str, int] = yield count_jobs(keys)
+    oldest = 0.0
+    for words in (("LRANGE", keys.wait, -1, -1), ("ZRANGE", keys.prioritized, 0, 0)):
+        found: list[str] = yield Command(words, keys.wait, texts)
+        for job_id in found:
+            key = keys.job(job_id)
+            age: float = yield Command(("HMGET", key, "timestamp", "opts"), key, _age)
+            oldest = max(oldest, age)
+    return counts, oldest
+
+
+def _chosen(keys: QueueKeys, worker_id: str) -> Steps[bool]:
+    # Between these commands the key may pass to another: then two workers tell the same, once.
+    key = _key(keys)
+    words = ("SET", key, worker_id, "NX", "PX", _TERM_MS)
+    if (yield Command(words, key, bool)):
+        return True
+    if (yield Command(("GET", key), key, lambda held: held)) != worker_id.encode():
+        return False
+    return bool((yield Command(("PEXPIRE", key, _TERM_MS), key, int)))
+
+
+def _key(keys: QueueKeys) -> str:
+    return keys.private("sampler")
+
+
+def _age(reply: list[bytes | None]) -> float:
+    created, options = reply
+    try:
+        due_ms = float(created or "nan")
+        due_ms += decode_options(options).delay_ms or 0 if options else 0
+    except ValueError:
+        return 0.0
+    age = time.time() - due_ms / 1000
+    return age if age > 0 else 0.0  # not a number, or ahead of us

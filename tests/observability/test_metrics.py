@@ -1,0 +1,429 @@
+"""Metrics of real runs, scraped from a real endpoint or collected by OpenTelemetry's SDK."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from time import monotonic
+from typing import Any
+
+import pytest
+from anyio import Event, to_thread
+from opentelemetry.sdk.metrics.export import InMemoryMetricReader
+
+from taskbull.core import events
+from taskbull.core.backoff import Backoff
+from taskbull.core.breaker import CircuitBreaker
+from taskbull.core.job import Job
+from taskbull.core.outcome import Category
+from taskbull.errors import PermanentError, Snooze, TransientError
+from taskbull.observability.catalogue import ALL
+from taskbull.observability.endpoint import Endpoint
+from taskbull.observability.source import OwnMetrics
+from taskbull.worker import measuring
+from taskbull.worker.worker import Worker
+from tests.observability.scraping import Scrape, get, scrape
+from tests.servers.proxy import Proxy
+from tests.worker.bed import HandClock, WorkerBed, echo, until
+
+# NFR-3
+REQUIRED = {
+    "bullmq_jobs_processed_total": ("queue", "status"),
+    "bullmq_jobs_failed_total": ("queue", "reason"),
+    "bullmq_job_duration_seconds": ("queue",),
+    "bullmq_queue_length": ("queue", "state"),
+    "bullmq_stalled_jobs_total": ("queue",),
+    "bullmq_heartbeat_success_total": ("queue",),
+    "bullmq_heartbeat_failure_total": ("queue",),
+    "bullmq_lock_extend_duration_seconds": ("queue",),
+    "bullmq_active_workers": ("queue", "worker_id"),
+    "bullmq_redis_connection_status": (),
+    "bullmq_redis_reconnect_attempts_total": (),
+    "bullmq_stalled_checker_skipped_total": ("queue",),
+}
+
+
+@contextmanager
+def served(worker: Worker) -> Iterator[str]:
+    """Serve a worker's metrics; gives the URL."""
+    own = OwnMetrics()
+    worker.measure(own.metrics)
+    with Endpoint(own, "127.0.0.1", 0) as endpoint:
+        yield endpoint.url
+
+
+async def scraped(url: str) -> Scrape:
+    return await to_thread.run_sync(scrape, url)
+
+
+async def status(url: str) -> int:
+    return (await to_thread.run_sync(get, url))[0]
+
+
+async def until_status(url: str, wanted: int) -> None:
+    """Ask until the answer is as wanted."""
+    limit = monotonic() + 20
+    while (found := await status(url)) != wanted:
+        assert monotonic() < limit, f"{url} is {found}, not {wanted}"
+
+
+async def shown(url: str, name: str, value: float | None, **labels: str) -> Scrape:
+    """Scrape until a sample has a value; None: until it is not there."""
+    limit = monotonic() + 20
+    while (found := await scraped(url)).value(name, **labels) != value:
+        assert monotonic() < limit, f"{name} is {found.value(name, **labels)}, not {value}"
+    return found
+
+
+def test_the_names_are_those_that_were_asked_for() -> None:
+    assert REQUIRED.items() <= {metric.name: metric.labels for metric in ALL}.items()
+
+
+async def test_what_becomes_of_jobs_is_counted(bed: WorkerBed) -> None:
+    async def handler(job: Any) -> None:
+        match job.name, job.attempt:
+            case "flaky", 1:
+                raise TransientError("not yet")
+            case "hopeless", _:
+                raise ValueError("always")
+            case "wrong", _:
+                raise PermanentError("no")
+            case "sleepy", _ if job.job.attempts_started == 1:
+                raise Snooze(0.001)
+
+    quick = Backoff.fixed(0.001)
+    names = ["good", "good", "flaky", "hopeless", "wrong", "sleepy"]
+    await bed.queue.add_bulk([(name, {}, {"attempts": 2, "backoff": quick}) for name in names])
+    worker = bed.worker(handler)
+    with served(worker) as url:
+        async with worker.running():
+            await bed.record.wait_for(events.Completed, 4)
+            await bed.record.wait_for(events.Failed, 2)
+            found = await scraped(url)
+    for label, count in {"completed": 4, "failed": 2, "retried": 2}.items():
+        assert found.value("bullmq_jobs_processed_total", queue="q", status=label) == count
+    failed = "bullmq_jobs_failed_total"
+    assert found.value(failed, queue="q", reason="transient_exhausted") == 1
+    assert found.value(failed, queue="q", reason="permanent") == 1
+    for category, count in {
+        Category.TRANSIENT: 1,
+        Category.PERMANENT: 1,
+        Category.UNKNOWN: 2,
+    }.items():
+        name = "bullmq_job_errors_total"
+        assert found.value(name, queue="q", category=category.value) == count
+    assert found.value("bullmq_jobs_released_total", queue="q") == 1
+    assert found.value("bullmq_job_duration_seconds_count", queue="q") == 8
+    assert found.value("bullmq_job_wait_seconds_count", queue="q") == 6
+    told = sum(
+        event.duration
+        for event in bed.record.of(events.Ended)
+        if not isinstance(event, events.Released)
+    )
+    assert found.value("bullmq_job_duration_seconds_sum", queue="q") == pytest.approx(told)
+    assert found.value("bullmq_active_workers", queue="q", worker_id=worker.id) == 1
+    assert found.value("bullmq_jobs_running", queue="q", worker_id=worker.id) == 0
+
+
+async def test_lengths_and_the_oldest_job_are_sampled_by_one_worker(
+    bed: WorkerBed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(measuring, "SAMPLING", 0.05)
+    first, second = bed.worker(echo, worker_id="first"), bed.worker(echo, worker_id="second")
+    await bed.queue.add("later", delay=600)
+    await bed.queue.set_global_concurrency(1)
+    release = Event()
+
+    async def hold(_: Any) -> None:
+        await release.wait()
+
+    async with bed.worker(hold).running():
+        await bed.queue.add("held")
+        await bed.record.wait_for(events.Started)
+        old = await bed.queue.add("old")
+        bed.admin.hincrby(bed.keys.job(old.id), "timestamp", -100_000)
+        await bed.queue.add("urgent", priority=3)
+        with served(first) as url, served(second) as other:
+            async with first.running():
+                found = await shown(url, "bullmq_queue_length", 1, queue="q", state="active")
+                async with second.running():
+                    await shown(other, "bullmq_redis_connection_status", 1)
+                    assert (await scraped(other)).total("bullmq_queue_length") == 0
+                    holder = bed.admin.get(bed.keys.private("sampler"))
+                    assert holder == b"first"
+                for state, count in {
+                    "waiting": 1,
+                    "prioritized": 1,
+                    "delayed": 1,
+                    "active": 1,
+                    "completed": 0,
+                }.items():
+                    assert found.value("bullmq_queue_length", queue="q", state=state) == count
+                age = found.value("bullmq_oldest_job_age_seconds", queue="q")
+                assert age is not None
+                assert 100 <= age < 120
+            assert (await scraped(url)).total("bullmq_queue_length") == 0
+            assert not bed.admin.exists(bed.keys.private("sampler"))
+            # Whoever is left goes on.
+            async with second.running():
+                await shown(other, "bullmq_queue_length", 1, queue="q", state="active")
+        release.set()
+
+
+async def test_heartbeats_and_lost_locks_are_counted(bed: WorkerBed) -> None:
+    release = Event()
+
+    async def hold(_: Any) -> None:
+        await release.wait()
+
+    job = await bed.queue.add("held")
+    worker = bed.worker(hold, heartbeat_interval=0.05, lock_duration=5)
+    with served(worker) as url:
+        async with worker.running():
+            await bed.record.wait_for(events.LocksRenewed, 2)
+            found = await scraped(url)
+            assert found.value("bullmq_jobs_running", queue="q", worker_id=worker.id) == 1
+            beats = found.value("bullmq_heartbeat_success_total", queue="q")
+            assert beats is not None
+            assert beats >= 2
+            assert found.value("bullmq_lock_extend_duration_seconds_count", queue="q") == beats
+            bed.admin.set(bed.keys.lock(job.id), "another's")
+            await bed.record.wait_for(events.Lost)
+            found = await scraped(url)
+            release.set()
+    assert found.value("bullmq_locks_lost_total", queue="q", reason="taken") == 1
+    assert found.value("bullmq_heartbeat_failure_total", queue="q") == 0
+
+
+async def test_stalled_jobs_and_sweeps_are_counted(bed: WorkerBed) -> None:
+    job = await bed.queue.add("left behind")
+    bed.admin.lmove(bed.keys.wait, bed.keys.active, "RIGHT", "LEFT")
+    bed.admin.sadd(bed.keys.stalled, job.id)
+    clock = HandClock()
+    worker = bed.worker(echo, clock=clock)
+    with served(worker) as url:
+        async with worker.running():
+            await bed.record.wait_for(events.Completed)
+            clock.turn(95)
+            await bed.record.wait_for(events.SweepSkipped, 2)
+            await bed.record.wait_for(events.Swept, 2)
+            found = await scraped(url)
+    assert found.value("bullmq_stalled_jobs_total", queue="q") == 1
+    assert found.value("bullmq_stalled_checker_runs_total", queue="q") == 2
+    assert found.value("bullmq_stalled_checker_skipped_total", queue="q") == 2
+
+
+async def test_a_breaker_shows_its_state(bed: WorkerBed) -> None:
+    broken = True
+
+    async def handler(_: Any) -> None:
+        if broken:
+            raise PermanentError("down")
+
+    clock = HandClock()
+    breaker = CircuitBreaker(threshold=2, duration=60)
+    worker = bed.worker(handler, clock=clock, circuit_breaker=breaker, concurrency=1)
+    state = "bullmq_circuit_breaker_state"
+    with served(worker) as url:
+        async with worker.running():
+            found = await shown(url, state, 0, queue="q", worker_id=worker.id)
+            await bed.queue.add_bulk([("n", {}, {"attempts": 1})] * 3)
+            await bed.record.wait_for(events.CircuitOpened)
+            found = await scraped(url)
+            assert found.value(state, queue="q", worker_id=worker.id) == 2
+            assert found.value("bullmq_circuit_breaker_opened_total", queue="q") == 1
+            broken = False
+            clock.turn(61)
+            await bed.record.wait_for(events.CircuitClosed)
+            found = await scraped(url)
+            assert found.value(state, queue="q", worker_id=worker.id) == 0
+        assert (await scraped(url)).value(state, queue="q", worker_id=worker.id) is None
+
+
+async def test_a_lost_redis_is_seen_and_only_readiness_ends(
+    bed: WorkerBed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(measuring, "SAMPLING", 0.1)
+    release = Event()
+
+    async def hold(_: Any) -> None:
+        await release.wait()
+
+    parts = bed.admin.connection_pool.connection_kwargs
+    await bed.queue.add("held")
+    with Proxy((parts["host"], parts["port"])) as proxy:
+        worker = bed.worker(hold, redis=proxy.url, heartbeat_interval=0.1, shutdown_timeout=1)
+        with served(worker) as url:
+            assert await status(f"{url}/readyz") == 503
+            async with worker.running():
+                await bed.record.wait_for(events.Started)
+                await shown(url, "bullmq_redis_connection_status", 1)
+                await until_status(f"{url}/readyz", 200)
+                await bed.record.wait_for(events.LocksRenewed)
+                await until(lambda: proxy.connections >= 3)  # none is just being made
+                proxy.refuse()
+                proxy.cut()
+                await bed.record.wait_for(events.RedisLost)
+                await bed.record.wait_for(events.HeartbeatFailed)
+                await bed.record.wait_for(events.ReconnectFailed, 2)
+                found = await shown(url, "bullmq_redis_connection_status", 0)
+                failures = found.value("bullmq_heartbeat_failure_total", queue="q")
+                assert failures is not None
+                assert failures >= 1
+                tries = found.value("bullmq_redis_reconnect_attempts_total")
+                assert tries is not None
+                assert tries >= 2
+                await shown(url, "bullmq_queue_length", None, queue="q", state="active")
+                assert await status(f"{url}/livez") == 200
+                assert await status(f"{url}/readyz") == 503
+                proxy.accept()
+                await bed.record.wait_for(events.RedisBack)
+                await shown(url, "bullmq_redis_connection_status", 1)
+                release.set()
+                await bed.record.wait_for(events.Completed)
+                await until_status(f"{url}/readyz", 200)
+            assert await status(f"{url}/readyz") == 503
+
+
+async def test_threads_and_the_lag_of_the_loop_are_measured(
+    bed: WorkerBed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(measuring, "PULSE", 0.02)
+    release = threading.Event()
+
+    def hold(_: Any) -> None:
+        assert release.wait(20)
+
+    worker = bed.worker(hold, threads=3)
+    await bed.queue.add_bulk([("n", {})] * 2)
+    with served(worker) as url:
+        async with worker.running():
+            await bed.record.wait_for(events.Started, 2)
+            found = await shown(url, "bullmq_threads_busy", 2, worker_id=worker.id)
+            release.set()
+            assert found.value("bullmq_threads", worker_id=worker.id) == 3
+            assert found.value("bullmq_threads_abandoned", worker_id=worker.id) == 0
+            await bed.record.wait_for(events.Completed, 2)
+            found = await shown(url, "bullmq_threads_busy", 0, worker_id=worker.id)
+    lags = found.value("bullmq_event_loop_lag_seconds_count")
+    assert lags is not None
+    assert lags >= 1
+
+
+async def test_a_loop_that_hangs_is_not_alive(
+    bed: WorkerBed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(measuring, "PULSE", 0.02)
+    seen: list[tuple[int, str]] = []
+    urls: list[str] = []
+
+    async def block(_: Any) -> None:
+        while not seen or seen[-1][0] == 200:  # the loop is blocked: these are no awaits
+            code, text, _ = get(f"{urls[0]}/livez")
+            seen.append((code, text))
+
+    worker = bed.worker(block, loop_block_limit=0.3)
+    with served(worker) as url:
+        urls.append(url)
+        await bed.queue.add("block")
+        async with worker.running():
+            await bed.record.wait_for(events.Completed)
+            assert "the event loop has not moved for" in seen[-1][1]
+            await until_status(f"{url}/livez", 200)
+    assert {code for code, _ in seen} == {200, 503}
+
+
+async def test_other_paths_and_forms(bed: WorkerBed) -> None:
+    own = OwnMetrics()
+    with Endpoint(own, "127.0.0.1", 0) as endpoint:
+        assert await status(f"{endpoint.url}/") == 404
+        open_metrics = "application/openmetrics-text; version=1.0.0"
+        code, text, headers = await to_thread.run_sync(
+            lambda: get(f"{endpoint.url}/metrics", Accept=open_metrics)
+        )
+        assert code == 200
+        assert text.endswith("# EOF\n")
+        assert headers["Content-Type"].startswith("application/openmetrics-text")
+
+
+async def test_the_sdk_collects_the_same_names(
+    bed: WorkerBed, reader: InMemoryMetricReader
+) -> None:
+    worker = bed.worker(echo, circuit_breaker=CircuitBreaker(threshold=2, duration=60))
+    await bed.queue.add_bulk([("n", {})] * 3)
+    async with worker.running():
+        await bed.record.wait_for(events.Completed, 3)
+        await until(lambda: "bullmq_queue_length" in collected(reader))
+        values = collected(reader)
+    assert values["bullmq_jobs_processed_total"][("q", "completed")] == 3
+    assert values["bullmq_job_duration_seconds"][("q",)] == 3
+    assert values["bullmq_active_workers"][("q", worker.id)] == 1
+    assert values["bullmq_circuit_breaker_state"][("q", worker.id)] == 0
+    assert values["bullmq_queue_length"][("q", "completed")] <= 3
+    assert set(values) <= {metric.name for metric in ALL}
+    assert set(REQUIRED) - set(values) <= {"bullmq_lock_extend_duration_seconds"}
+    # A second worker counts into the same instruments.
+    await bed.queue.add("n")
+    async with bed.worker(echo).running():
+        await bed.record.wait_for(events.Completed, 4)
+        values = collected(reader)
+    assert values["bullmq_jobs_processed_total"][("q", "completed")] == 4
+    assert ("q", worker.id) not in values["bullmq_active_workers"]
+
+
+async def test_without_a_provider_nothing_is_measured(bed: WorkerBed) -> None:
+    worker = bed.worker(echo)
+    async with worker.running():
+        await bed.queue.add("n")
+        await bed.record.wait_for(events.Completed)
+    assert worker._metrics == []
+    assert not bed.admin.exists(bed.keys.private("sampler"))
+
+
+def collected(reader: InMemoryMetricReader) -> dict[str, dict[tuple[str, ...], float]]:
+    """Give what a provider collects now: values, and of histograms the counts."""
+    values: dict[str, dict[tuple[str, ...], float]] = {}
+    data = reader.get_metrics_data()
+    for metric in (
+        metric
+        for resource in (data.resource_metrics if data else ())
+        for scope in resource.scope_metrics
+        for metric in scope.metrics
+    ):
+        for point in metric.data.data_points:
+            labels = tuple(str(value) for value in (point.attributes or {}).values())
+            value = point.count if hasattr(point, "count") else getattr(point, "value", 0.0)
+            values.setdefault(metric.name, {})[labels] = value
+    return values
+
+
+async def test_two_workers_of_a_process_do_not_disturb_each_other(
+    bed: WorkerBed, reader: InMemoryMetricReader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(measuring, "SAMPLING", 0.02)
+    async with bed.worker(echo, worker_id="first").running():
+        await until(lambda: "bullmq_queue_length" in collected(reader))
+        asked = bed.admin.info("commandstats")["cmdstat_get"]["calls"]
+        async with bed.worker(echo, worker_id="second").running():
+            # The second has asked several times for what is the first one's to do.
+            await until(lambda: bed.admin.info("commandstats")["cmdstat_get"]["calls"] > asked + 8)
+            assert ("q", "waiting") in collected(reader)["bullmq_queue_length"]
+        workers = collected(reader)["bullmq_active_workers"]
+    assert workers == {("q", "first"): 1}
+
+
+def test_a_job_that_was_never_started_is_not_counted_as_ended() -> None:
+    own = OwnMetrics()
+    hear = own.metrics.listeners()
+    own.metrics.begin("me", {"q": None}, 300)
+    job = Job(id="1", name="n")
+    about: Any = {"worker_id": "me", "queue": "q", "job": job}
+    hear[events.Released](events.Released(duration=0.0, **about))
+    assert own.snapshot().numbers["bullmq_jobs_running"] == {("q", "me"): 0}
+    hear[events.Started](events.Started(**about))
+    assert own.snapshot().numbers["bullmq_jobs_running"] == {("q", "me"): 1}
+    hear[events.Lost](events.Lost(duration=1.0, reason="Redis could not be reached", **about))
+    assert own.snapshot().numbers["bullmq_jobs_running"] == {("q", "me"): 0}
+    lost = own.snapshot().numbers["bullmq_locks_lost_total"]
+    assert {labels: count for labels, count in lost.items() if count} == {("q", "redis_away"): 1}

@@ -1,0 +1,74 @@
+"""Counting without an SDK, and adding up what several processes have counted."""
+
+from __future__ import annotations
+
+from taskbull.observability import catalogue
+from taskbull.observability.gathering import Hub, Report
+from taskbull.observability.health import Health
+from taskbull.observability.tally import Distribution, Snapshot, Tally, merge
+
+
+def tally() -> Tally:
+    made = Tally()
+    made.counter(catalogue.PROCESSED).add(2, ("q", "completed"))
+    made.histogram(catalogue.DURATION).record(0.02, ("q",))
+    made.gauge(catalogue.CONNECTED).set(1)
+    return made
+
+
+def test_a_value_falls_into_the_first_bucket_that_holds_it() -> None:
+    times = Tally().histogram(catalogue.DURATION)
+    for value in (0.001, 0.0011, 1e9):
+        times.record(value)
+    counts = times.values[()].counts
+    assert (counts[0], counts[1], counts[-1], sum(counts)) == (1, 1, 1, 3)
+
+
+def test_counters_add_up_and_gauges_do_not() -> None:
+    other = tally()
+    other.gauge(catalogue.CONNECTED).set(0)
+    both = merge([tally().snapshot(), other.snapshot()])
+    assert both.numbers["bullmq_jobs_processed_total"] == {("q", "completed"): 4}
+    assert both.numbers["bullmq_redis_connection_status"] == {(): 0}  # the worst counts
+    [times] = both.distributions["bullmq_job_duration_seconds"].values()
+    assert (sum(times.counts), times.total) == (2, 0.04)
+
+
+def test_a_snapshot_does_not_change_with_what_it_was_made_of() -> None:
+    made = tally()
+    before = made.snapshot()
+    merged = merge([before])
+    made.histogram(catalogue.DURATION).record(0.02, ("q",))
+    made.counter(catalogue.PROCESSED).add(1, ("q", "completed"))
+    merge([merged, made.snapshot()])
+    [times] = before.distributions["bullmq_job_duration_seconds"].values()
+    assert isinstance(times, Distribution)
+    assert sum(times.counts) == 1
+    assert before.numbers["bullmq_jobs_processed_total"] == {("q", "completed"): 2}
+
+
+def test_what_a_child_has_counted_outlives_it() -> None:
+    hub = Hub()
+    assert not hub.health().ready
+    assert hub.health().live
+    for child in range(100):
+        hub.take(child, Report(tally().snapshot(), Health()))
+        hub.take(child, Report(tally().snapshot(), Health()))  # the newest counts
+        hub.bury(child)
+        hub.bury(child)
+    hub.take("alive", Report(tally().snapshot(), Health()))
+    assert hub.health().ready
+    values = hub.snapshot().numbers
+    assert values["bullmq_jobs_processed_total"] == {("q", "completed"): 202}
+    assert values["bullmq_redis_connection_status"] == {(): 1}
+    hub.bury("alive")
+    assert "bullmq_redis_connection_status" not in hub.snapshot().numbers
+
+
+def test_the_health_of_all_is_that_of_the_worst() -> None:
+    hub = Hub()
+    hub.take(1, Report(Snapshot(), Health()))
+    hub.take(2, Report(Snapshot(), Health(idle="Redis cannot be reached")))
+    assert (hub.health().live, hub.health().ready) == (True, False)
+    hub.take(3, Report(Snapshot(), Health(stuck="the event loop has not moved")))
+    assert not hub.health().live
