@@ -13,6 +13,7 @@ from taskbull.core.job import NewJob
 from taskbull.core.keys import QueueKeys
 from taskbull.core.options import JobOptions
 from taskbull.errors import EnqueueError
+from taskbull.queue.any_queue import AnyQueue
 from taskbull.queue.handle import JobHandle, ReadResult, Source, handle
 from taskbull.queue.operations import Batch, Operations
 from taskbull.queue.queue import Queue
@@ -20,6 +21,7 @@ from taskbull.queue.stores import Stores
 from taskbull.queue.sync_queue import SyncQueue
 from taskbull.scripts.steps import Steps
 
+Q = TypeVar("Q", bound=AnyQueue)
 R_co = TypeVar("R_co", covariant=True)
 
 
@@ -111,20 +113,15 @@ class Producer:
 
     def queue(self, name: str) -> Queue:
         """Give the async queue of a name, always the same."""
-        if (queue := self._queues.get(name)) is None:
-            queue = self._queues[name] = Queue(
-                name,
-                redis=self.stores,
-                prefix=self.prefix,
-                hash_tag=self.hash_tag,
-                enqueue_timeout=self._timeout,
-            )
-        return queue
+        return self._kept(self._queues, name, Queue)
 
     def sync_queue(self, name: str) -> SyncQueue:
         """Give the sync queue of a name, always the same."""
-        if (queue := self._sync_queues.get(name)) is None:
-            queue = self._sync_queues[name] = SyncQueue(
+        return self._kept(self._sync_queues, name, SyncQueue)
+
+    def _kept(self, kept: dict[str, Q], name: str, kind: type[Q]) -> Q:
+        if (queue := kept.get(name)) is None:
+            queue = kept[name] = kind(
                 name,
                 redis=self.stores,
                 prefix=self.prefix,

@@ -24,9 +24,9 @@ FIRST_PAUSE, LONGEST_PAUSE = 1.0, 300.0
 
 
 _WHY = {
-    Verdict.PERMANENT: "for no attempt would help",
-    Verdict.EXHAUSTED: "for no attempt is left",
-    Verdict.DOOMED: "and was not run",
+    Verdict.PERMANENT: "not retried",
+    Verdict.EXHAUSTED: "no attempt is left",
+    Verdict.DOOMED: "not run",
 }
 
 
@@ -67,7 +67,7 @@ _LINES: dict[type[events.Event], tuple[int, str, Callable[[Any], Fields]]] = {
     events.Completed: (logging.INFO, f"{_JOB} completed in %(duration).3f s", _ended),
     events.Failed: (
         logging.ERROR,
-        f"{_JOB} failed for good, %(why)s: %(reason)s",
+        f"{_JOB} failed for good (%(category)s error, %(why)s): %(reason)s",
         _failed,
     ),
     events.Retried: (

@@ -53,9 +53,13 @@ class Link:
         self._target = target
         self._links = links
         self._connecting: asyncio.Task[None] | None = None
+        self._early: list[bytes] | None = []  # what came before there was a connection
 
     def opened(self) -> None:
-        """Connect to the server; until then the client's bytes wait in the kernel."""
+        """Connect to the server; until then the client's bytes wait, most of them in the kernel.
+
+        A transport that is paused as soon as it is made reads once more in older Pythons.
+        """
         self.orders.accepted += 1
         self._links.add(self)
         self.client.transport.pause_reading()
@@ -84,11 +88,17 @@ class Link:
             self.reset()
             return
         if self in self._links:
+            early, self._early = self._early or [], None
+            for chunk in early:
+                self._request(chunk)
             self.client.hold(held=False)
         else:  # cut while it was connecting
             self.server.abort()
 
     def _request(self, chunk: bytes) -> None:
+        if self._early is not None:
+            self._early.append(chunk)
+            return
         orders = self.orders
         if self._swallows():
             return
