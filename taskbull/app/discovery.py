@@ -8,13 +8,11 @@ import pkgutil
 import sys
 import traceback
 from collections.abc import Iterable
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from taskbull.core.frames import is_ours
 from taskbull.errors import ConfigurationError
-
-_PACKAGE = str(Path(__file__).parent.parent)
 
 
 def import_module(name: str, why: str) -> ModuleType:
@@ -100,7 +98,7 @@ def _broken(name: str, why: str, error: Exception) -> ConfigurationError:
     frames = [
         frame
         for frame in traceback.extract_tb(error.__traceback__)
-        if "importlib" not in frame.filename and not frame.filename.startswith(_PACKAGE)
+        if "importlib" not in frame.filename and not is_ours(frame.filename)
     ]
     if isinstance(error, SyntaxError) and error.filename:
         where = f" at {error.filename}:{error.lineno}"

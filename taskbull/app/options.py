@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import datetime
-from difflib import get_close_matches
 from typing import Any, TypedDict, cast
 
 from msgspec import structs
@@ -12,7 +11,7 @@ from msgspec import structs
 from taskbull.app.arguments import Extra
 from taskbull.core.backoff import Backoff
 from taskbull.core.breaker import CircuitBreaker
-from taskbull.core.checks import refusal
+from taskbull.core.checks import did_you_mean, refusal
 from taskbull.core.classification import Classifier
 from taskbull.core.durations import Duration
 from taskbull.core.options import Dedup, ErrorBackoffs, JobOptions
@@ -73,9 +72,8 @@ def check_names(where: str, given: Mapping[str, Any], known: type) -> None:
     names = known.__annotations__
     for name in given:
         if name not in names:
-            near = get_close_matches(name, names, 1)
-            hint = f" (did you mean {near[0]}?)" if near else ""
-            raise refusal(f"an option of {where}", f"be one of {', '.join(names)}{hint}", name)
+            rule = f"be one of {', '.join(names)}{did_you_mean(name, names)}"
+            raise refusal(f"an option of {where}", rule, name)
 
 
 def of_task(app: JobOptions, given: TaskOptions) -> JobOptions:

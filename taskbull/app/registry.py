@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from difflib import get_close_matches
 from types import MappingProxyType
 from typing import Any
 
 from taskbull.app.task import Task
 from taskbull.core.breaker import CircuitBreaker
+from taskbull.core.checks import did_you_mean
 from taskbull.errors import ConfigurationError, TaskNotRegistered
 
 _SHOWN = 20
@@ -52,8 +52,7 @@ class Registry:
         """Make the error of a job whose task is not here."""
         names = sorted(self._tasks)
         shown = ", ".join(names[:_SHOWN]) + (", …" if len(names) > _SHOWN else "")
-        similar = get_close_matches(name, names, 1)
-        hint = f" (did you mean {similar[0]}?)" if similar else ""
+        hint = did_you_mean(name, names)
         return TaskNotRegistered(
             name,
             f"Task {name!r} of a job in queue {queue} is not registered in app {self._app}{hint}. "

@@ -15,7 +15,7 @@ from taskbull.cli.queue_checks import check_queues
 from taskbull.cli.server_checks import check_server
 from taskbull.cli.site import Site
 from taskbull.errors import ServerRefused, TaskbullError
-from taskbull.scripts.replies import text
+from taskbull.scripts.replies import info
 
 
 @click.command()
@@ -88,9 +88,7 @@ def _reach(site: Site) -> Iterator[Finding]:
 
 def _cluster(site: Site) -> Finding:
     servers = site.redis.servers()
-    reply = text(site.redis.ask(servers[0], "CLUSTER", "INFO"))
-    lines = (line.partition(":") for line in reply.split("\r\n"))
-    state = {name: value for name, _, value in lines}
+    state = info(site.redis.ask(servers[0], "CLUSTER", "INFO"))
     message = f"a Redis Cluster with {plural(len(servers), 'master')}"
     slots = state.get("cluster_slots_ok", "?")
     if state.get("cluster_state") != "ok":

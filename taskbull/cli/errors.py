@@ -6,8 +6,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
-from difflib import get_close_matches
 from typing import IO, Any
 
 import click
@@ -58,9 +56,3 @@ def colour() -> bool | None:
 def note(message: str) -> None:
     """Say on stderr what is worth knowing and no part of the answer."""
     click.echo(f"taskbull: {printable(message)}", err=True)
-
-
-def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """Name the nearest of the known names, as an addition to a sentence; empty if none is near."""
-    near = get_close_matches(name, list(known), 1)
-    return f" (did you mean {near[0]}?)" if near else ""

@@ -8,8 +8,11 @@ import click
 
 from taskbull import __version__
 from taskbull.app.app import App
+from taskbull.core.keys import QueueKeys
 from taskbull.errors import TaskbullError
 from taskbull.scripts.call import Command
+from taskbull.scripts.inspection import count_jobs
+from taskbull.scripts.replies import info
 from taskbull.store.sync import SyncStore
 from taskbull.worker.worker import Worker
 
@@ -32,7 +35,9 @@ def show_panel(app: App, worker: Worker, backend: str) -> None:
     store = SyncStore(worker.address)
     try:
         rows["redis"] = f"{worker.address} · {_server(store)}"
-        rows["queues"] = " · ".join(_queue(app, name) for name in worker.queues)
+        rows["queues"] = " · ".join(
+            _queue(store, app.producer.line(name).source.keys) for name in worker.queues
+        )
     except TaskbullError as error:
         rows["redis"] = f"{worker.address} · not there yet: {error}"
         rows["queues"] = " · ".join(worker.queues)
@@ -45,25 +50,20 @@ def show_panel(app: App, worker: Worker, backend: str) -> None:
 
 
 def _server(store: SyncStore) -> str:
-    info = store.run(Command(("INFO",), "", _fields), timeout=_PATIENCE)
-    kind = "Valkey" if "valkey_version" in info else "Redis"
-    version = info.get("valkey_version") or info.get("redis_version", "of unknown version")
-    policy = info.get("maxmemory_policy", "noeviction")
+    fields = store.run(Command(("INFO",), "", info), timeout=_PATIENCE)
+    kind = "Valkey" if "valkey_version" in fields else "Redis"
+    version = fields.get("valkey_version") or fields.get("redis_version", "of unknown version")
+    policy = fields.get("maxmemory_policy", "noeviction")
     if policy != "noeviction":
         return f"{kind} {version}, but it may evict jobs (maxmemory-policy {policy}): see doctor"
     return f"{kind} {version}, fine"
 
 
-def _fields(reply: bytes) -> dict[str, str]:
-    lines = reply.decode(errors="replace").splitlines()
-    return {name: value for name, colon, value in (line.partition(":") for line in lines) if colon}
-
-
-def _queue(app: App, name: str) -> str:
-    counts = app.sync_queue(name).counts()
+def _queue(store: SyncStore, queue: QueueKeys) -> str:
+    counts = store.run(count_jobs(queue), timeout=_PATIENCE)
     shown = [
         f"{counts[state]:,} {state}"
         for state in ("waiting", "prioritized", "delayed", "active", "paused", "failed")
         if counts[state]
     ]
-    return f"{name} ({', '.join(shown) or 'empty'})"
+    return f"{queue.queue} ({', '.join(shown) or 'empty'})"

@@ -12,7 +12,7 @@ from taskbull.cli.asking import Asker
 from taskbull.cli.findings import Finding, ok, problem, warning
 from taskbull.errors import ServerRefused
 from taskbull.scripts.inspection import COUNT_JOBS
-from taskbull.scripts.replies import text
+from taskbull.scripts.replies import info, text
 from taskbull.store.address import Endpoint
 from taskbull.store.pipeline import Reply
 
@@ -44,10 +44,9 @@ def check_server(redis: Asker, server: Endpoint, name: str) -> Iterator[Finding]
 
 def _info(redis: Asker, server: Endpoint) -> Fields | None:
     try:
-        lines = text(redis.ask(server, "INFO")).split("\r\n")
+        return info(redis.ask(server, "INFO"))
     except ServerRefused:
         return None
-    return {name: value for name, colon, value in (line.partition(":") for line in lines) if colon}
 
 
 def _version(fields: Fields, name: str) -> Finding:

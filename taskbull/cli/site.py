@@ -9,7 +9,8 @@ import click
 
 from taskbull.app.app import App
 from taskbull.cli.asking import Asker
-from taskbull.cli.errors import Failure, did_you_mean
+from taskbull.cli.errors import Failure
+from taskbull.core.checks import did_you_mean
 from taskbull.core.keys import QueueKeys
 from taskbull.queue.operations import Operation, Operations
 from taskbull.scripts.call import Call, Command

@@ -15,8 +15,9 @@ import msgspec
 
 from taskbull.app.conversion import Misfit, converter
 from taskbull.app.task import Task
-from taskbull.cli.errors import WrongUsage, did_you_mean
+from taskbull.cli.errors import WrongUsage
 from taskbull.core import payload
+from taskbull.core.checks import did_you_mean
 
 _WORDS = {
     **dict.fromkeys(("true", "yes", "on", "1"), b"true"),

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
+from difflib import get_close_matches
 
 from taskbull.errors import ConfigurationError
 
@@ -12,6 +13,12 @@ _SHOWN = 80
 def refusal(field: str, rule: str, value: object) -> ConfigurationError:
     """Make the error that says what `field` must be and what it is."""
     return ConfigurationError(f"{field} must {rule}, not {shown(value)}")
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """Name the nearest of the known names, as an addition to a sentence; empty if none is near."""
+    near = get_close_matches(name, list(known), 1)
+    return f" (did you mean {near[0]}?)" if near else ""
 
 
 def shown(value: object) -> str:

@@ -59,6 +59,12 @@ def text(raw: bytes) -> str:
     return raw.decode("utf-8", "backslashreplace")
 
 
+def info(reply: bytes) -> dict[str, str]:
+    """Read what INFO tells: fields by name."""
+    lines = text(reply).split("\r\n")
+    return {name: value for name, colon, value in (line.partition(":") for line in lines) if colon}
+
+
 def texts(reply: list[bytes]) -> list[str]:
     """Read an array of texts, such as ids."""
     return [text(raw) for raw in reply]

@@ -37,6 +37,12 @@ def waiters() -> Callable[[], Waiter]:
     return asyncio.get_running_loop().create_future
 
 
+def wake(waiter: Waiter) -> None:
+    """Let whoever waits go on, if anybody still does."""
+    if not waiter.done():  # else it was cancelled
+        waiter.set_result(None)
+
+
 def poster() -> Callable[[Callable[[], object]], object]:
     """Give the function by which other threads have something done in the running event loop.
 

@@ -7,6 +7,7 @@ import ssl
 from msgspec import Struct
 
 from taskbull.errors import ConnectionLost, ServerRefused, TaskbullError
+from taskbull.scripts.replies import info as read_info
 from taskbull.store.address import Credentials, Endpoint
 from taskbull.store.link import explain
 from taskbull.store.pipeline import ProtocolError, Reply, ReplyError, pack
@@ -49,7 +50,7 @@ class Handshake(Struct, frozen=True):
                 raise trouble.error
         if self.primary_only and replies[-3][0] != b"master":
             raise ConnectionLost(f"{endpoint} is a replica, not the primary")
-        fields = _fields(info) if isinstance(info, bytes) else {}
+        fields = read_info(info) if isinstance(info, bytes) else {}
         _check_version(endpoint, fields.get("redis_version", ""))
         return fields.get("run_id", "")
 
@@ -57,11 +58,6 @@ class Handshake(Struct, frozen=True):
 def _forbidden(reply: ReplyError, info: Reply) -> bool:
     """Tell whether an ACL rule keeps us from asking; the version is then taken on trust."""
     return reply is info and str(reply).startswith("NOPERM")
-
-
-def _fields(info: bytes) -> dict[str, str]:
-    lines = info.decode(errors="replace").split("\r\n")
-    return {name: value for name, colon, value in (line.partition(":") for line in lines) if colon}
 
 
 def _check_version(endpoint: Endpoint, version: str) -> None:

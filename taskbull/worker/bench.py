@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable
 
-from taskbull.store.backend import Waiter, waiters
+from taskbull.store.backend import Waiter, waiters, wake
 from taskbull.worker.lease import Lease
 
 
@@ -49,15 +49,10 @@ class Bench:
         left = list(self._jobs)
         self._jobs.clear()
         for waiter in self._slots:
-            _set(waiter)
+            wake(waiter)
         self._slots.clear()
         return left
 
     def _wake(self) -> None:
         for _ in range(min(2, len(self._jobs), len(self._slots))):
-            _set(self._slots.pop())
-
-
-def _set(waiter: Waiter) -> None:
-    if not waiter.done():  # its slot was cancelled
-        waiter.set_result(None)
+            wake(self._slots.pop())

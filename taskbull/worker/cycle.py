@@ -42,7 +42,7 @@ from taskbull.errors import MaybeExecuted, PermanentError, ServerRefused, Taskbu
 from taskbull.scripts.cycle import Cycled, Taking, cycle, pack_outcome
 from taskbull.scripts.replies import REFUSALS
 from taskbull.scripts.settlement import Settled, Trace, settle_cycle
-from taskbull.store.backend import Waiter, waiters
+from taskbull.store.backend import Waiter, waiters, wake
 from taskbull.store.reconnection import LONGEST_DELAY, reconnect_delay
 from taskbull.worker.lease import Lease
 from taskbull.worker.side import QueueSide
@@ -176,10 +176,10 @@ class Cycle:
     def _nudge(self) -> None:
         """Wake whoever has something to do now."""
         if self._carriers and self._due():
-            _set(self._carriers.pop())
+            wake(self._carriers.pop())
         for watcher in [one for one in self._watchers if one[0](self)]:
             self._watchers.remove(watcher)
-            _set(watcher[1])
+            wake(watcher[1])
 
     def _gather(self) -> list[Ending]:
         pending = self._pending
@@ -366,8 +366,3 @@ class Cycle:
             "Queue %s: Redis refused, next try in %.1f s: %s", self._side.keys.queue, delay, error
         )
         await sleep(delay)
-
-
-def _set(waiter: Waiter) -> None:
-    if not waiter.done():  # whoever waited was cancelled
-        waiter.set_result(None)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from functools import partial
 from math import inf
-from pathlib import Path
 from random import random
 from time import monotonic
 from typing import Any
@@ -18,6 +17,7 @@ from anyio import (
 )
 
 from taskbull.core.classification import leaves
+from taskbull.core.frames import is_ours
 from taskbull.core.outcome import Completed, Lost, Outcome, Released, Snoozed
 from taskbull.core.retry import NO_POLICY, decide, doomed
 from taskbull.core.wire.job import encode_value
@@ -31,8 +31,6 @@ from taskbull.worker.side import QueueSide
 from taskbull.worker.work import Find, Work
 
 logger = logging.getLogger(__name__)
-
-_PACKAGE = str(Path(__file__).parent.parent)
 
 _SCHEDULER_PAUSE = 5.0
 """Seconds for which a scheduler's run is put off when Redis refuses to take the next one."""
@@ -160,7 +158,7 @@ def _given_up(error: BaseException) -> bool:
 def _leave_out_our_frames(error: BaseException) -> None:
     """Let the stack that is stored begin with the handler: what called it says nothing."""
     traceback = error.__traceback__
-    while traceback is not None and traceback.tb_frame.f_code.co_filename.startswith(_PACKAGE):
+    while traceback is not None and is_ours(traceback.tb_frame.f_code.co_filename):
         traceback = traceback.tb_next
     if traceback is not None:
         error.__traceback__ = traceback

@@ -6,13 +6,13 @@ import logging
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from time import monotonic
 from types import FrameType
 
 from msgspec import Struct
 
 from taskbull.core import events
+from taskbull.core.frames import is_ours
 from taskbull.core.job import Job
 from taskbull.worker.lease import Lease
 from taskbull.worker.reporter import Reporter
@@ -24,8 +24,6 @@ PATIENCE = 1.0
 
 # The only way to see what another thread does.
 _frames = sys._current_frames  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
-
-_PACKAGE = str(Path(__file__).parent.parent)
 
 
 class Culprit(Struct, frozen=True):
@@ -107,7 +105,7 @@ def _outwards(frame: FrameType | None) -> Iterator[FrameType]:
 
 
 def _is_ours(frame: FrameType) -> bool:
-    return frame.f_code.co_filename.startswith(_PACKAGE)
+    return is_ours(frame.f_code.co_filename)
 
 
 def _is_library(frame: FrameType) -> bool:
