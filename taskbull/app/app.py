@@ -18,6 +18,7 @@ from taskbull.app.lifespan import Lifespan, LifespanFunction, lifespan
 from taskbull.app.options import TaskOptions, check_names
 from taskbull.app.producer import JobSpec, Producer
 from taskbull.app.registry import Registry
+from taskbull.app.rules import QueueRules, Queues
 from taskbull.app.running import run_until_signal
 from taskbull.app.settings import Defaults
 from taskbull.app.task import AsyncTask, Decorator, SyncTask, Task, make_task
@@ -28,7 +29,13 @@ from taskbull.core.classification import Classifier
 from taskbull.core.durations import Duration, seconds
 from taskbull.core.job import Job
 from taskbull.core.keys import NAME_LIMIT
-from taskbull.core.options import ErrorBackoffs, JobOptions, WorkerOptions
+from taskbull.core.options import (
+    ErrorBackoffs,
+    JobOptions,
+    Limiter,
+    QueueOptions,
+    WorkerOptions,
+)
 from taskbull.core.retention import Keep
 from taskbull.core.retry import RetryPolicy, UnknownErrors
 from taskbull.errors import ConfigurationError
@@ -103,6 +110,7 @@ class App:
         self.producer.line(queue)  # refuses a wrong name, prefix or hash_tag
         self._defaults = Defaults(queue, options, policy)
         self._registry = Registry(name)
+        self._rules = QueueRules()
         self._dispatch = Dispatch(self._registry, policy)
         self._lifespan: Lifespan | None = None
         self._listeners: list[tuple[type[events.Event], Listener[Any]]] = []
@@ -229,19 +237,44 @@ class App:
         """Tell how a job is to be run: what a worker asks."""
         return self._dispatch.find(job)
 
-    def worker(self, queues: str | Sequence[str] | None = None, **options: Any) -> Worker:
-        """Make a worker for some queues, or for those of all tasks; options: `WorkerOptions`."""
+    def queue_options(
+        self,
+        queue: str,
+        *,
+        concurrency: int | None = None,
+        limiter: Limiter | None = None,
+        global_concurrency: int | None = None,
+    ) -> None:
+        """Declare the rules of a queue, for every worker of this app that serves it.
+
+        They win over the worker's own `concurrency` and `limiter`, which are for all its queues.
+        `global_concurrency` counts the jobs of all workers together; it is written to Redis when a
+        worker starts. Several calls for one queue add up, unless they contradict each other.
+        """
+        self.producer.line(queue)  # refuses a wrong name
+        self._rules.declare(
+            queue,
+            QueueOptions(
+                concurrency=concurrency, limiter=limiter, global_concurrency=global_concurrency
+            ),
+        )
+
+    def worker(self, queues: Queues | None = None, **options: Any) -> Worker:
+        """Make a worker for some queues, or for those of all tasks; options: `WorkerOptions`.
+
+        A mapping such as `{"emails": 5, "reports": None}` gives queues a concurrency of their own.
+        """
         return self._worker(queues, options)
 
     async def run_worker(
-        self, queues: str | Sequence[str] | None = None, *, burst: bool = False, **options: Any
+        self, queues: Queues | None = None, *, burst: bool = False, **options: Any
     ) -> None:
         """Run a worker until cancelled, then stop it gracefully; `burst`: until there is no job."""
         await self._worker(queues, options).run(burst=burst)
 
     def run(
         self,
-        queues: str | Sequence[str] | None = None,
+        queues: Queues | None = None,
         *,
         backend: str = "asyncio",
         uvloop: bool = False,
@@ -253,11 +286,8 @@ class App:
         work = partial(run_until_signal, self._worker(queues, options), burst=burst)
         anyio.run(work, backend=backend, backend_options={"use_uvloop": True} if uvloop else None)
 
-    def _worker(self, queues: str | Sequence[str] | None, options: dict[str, Any]) -> Worker:
-        known = WorkerOptions.__struct_fields__
-        for name in options:
-            if name not in known:
-                raise refusal("an option of a worker", f"be one of {', '.join(known)}", name)
+    def _worker(self, queues: Queues | None, options: dict[str, Any]) -> Worker:
+        check_names("a worker", options, WorkerOptions)
         self.load_tasks()
         self._dispatch.prepare()
         names = self.queues if queues is None else queues
@@ -266,10 +296,12 @@ class App:
                 f"App {self.name} has no tasks, so there is nothing to work on: name their modules "
                 "by include=…, or the queues by queues=…"
             )
+        rules = self._rules.for_worker(names)
         worker = Worker(
-            names,
+            list(rules) if isinstance(names, Mapping) else names,
             redis=self.producer.stores.address,
             options=WorkerOptions(**options),
+            queue_options=rules,
             prefix=self.producer.prefix,
             hash_tag=self.producer.hash_tag,
             find=self._dispatch.find,

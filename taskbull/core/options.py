@@ -10,7 +10,7 @@ from datetime import datetime
 from typing import Literal, cast
 
 from msgspec import Struct
-from msgspec.structs import force_setattr
+from msgspec.structs import force_setattr, replace
 
 from taskbull.core.backoff import DEFAULT_BACKOFF, Backoff
 from taskbull.core.checks import (
@@ -173,6 +173,32 @@ class WorkerOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         check_choice("on_lost_lock", self.on_lost_lock, ("continue", "cancel"))
         check_int("metrics_data_points", self.metrics_data_points, least=0, most=MAX_DATA_POINTS)
 
+
+class QueueOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The rules of one queue, whichever worker serves it. None: there is no such rule."""
+
+    concurrency: int | None = None
+    """Jobs of this queue that run at once in each worker."""
+    limiter: Limiter | None = None
+    global_concurrency: int | None = None
+    """Jobs of this queue that run at once in all workers together, those of Node among them."""
+
+    def __post_init__(self) -> None:
+        for field in ("concurrency", "global_concurrency"):
+            if (value := getattr(self, field)) is not None:
+                check_int(field, value, least=1, most=MAX_SAFE_INTEGER)
+        if self.limiter is not None:
+            check_type("limiter", self.limiter, Limiter, "be a Limiter")
+
+    def over(self, worker: WorkerOptions) -> WorkerOptions:
+        """Give a worker's options with the rules of this queue in them."""
+        if self.concurrency is None and self.limiter is None:
+            return worker
+        concurrency, limiter = self.concurrency or worker.concurrency, self.limiter
+        return replace(worker, concurrency=concurrency, limiter=limiter or worker.limiter)
+
+
+NO_RULES = QueueOptions()
 
 _POSITIVE_DURATIONS = (
     "lock_duration",

@@ -6,10 +6,15 @@ from taskbull.core.keys import QueueKeys
 from taskbull.core.states import MAX_SAFE_INTEGER
 from taskbull.scripts.call import Call, Command
 from taskbull.scripts.loader import load
-from taskbull.scripts.replies import nothing
+from taskbull.scripts.replies import nothing, number
 
 RATE_LIMIT_TTL = load("rate_limit_ttl")
 IS_MAXED = load("is_maxed")
+
+
+def get_global_concurrency(queue: QueueKeys) -> Command[int]:
+    """Give how many jobs may run at once, of all workers together; 0: any number."""
+    return Command(("HGET", queue.meta, "concurrency"), queue.meta, number)
 
 
 def set_global_concurrency(queue: QueueKeys, limit: int | None) -> Command[None]:

@@ -6,9 +6,10 @@ from anyio.abc import TaskGroup
 
 from taskbull.core.breaker import BreakerState
 from taskbull.core.durations import seconds, to_ms
-from taskbull.core.options import WorkerOptions
+from taskbull.core.options import QueueOptions, WorkerOptions
 from taskbull.scripts.cycle import Taking
 from taskbull.worker.cycle import CARRIERS, Cycle
+from taskbull.worker.global_concurrency import limit_all_workers
 from taskbull.worker.runner import Runner
 from taskbull.worker.running_job import Desk
 from taskbull.worker.side import QueueSide
@@ -20,10 +21,13 @@ from taskbull.worker.work import Find
 class Consumer:
     """Takes the jobs of one queue and runs them."""
 
-    def __init__(self, side: QueueSide, desk: Desk, options: WorkerOptions, find: Find) -> None:
+    def __init__(
+        self, side: QueueSide, desk: Desk, worker: WorkerOptions, rules: QueueOptions, find: Find
+    ) -> None:
         self.side = side
         self._desk = desk
-        self._options = options
+        self._options = options = rules.over(worker)
+        self._global_concurrency = rules.global_concurrency
         self._cycle = Cycle(side, options.concurrency, _taking(options, desk.worker_id))
         self._runner = Runner(
             side, self._cycle, desk, find, cancel_lost=options.on_lost_lock == "cancel"
@@ -38,10 +42,15 @@ class Consumer:
 
     def start_upkeep(self, tasks: TaskGroup) -> None:
         """Start what must outlive the last job: what is said to Redis, and the sweep."""
-        for _ in range(CARRIERS):
-            tasks.start_soon(self._cycle.carry)
+        tasks.start_soon(self._carry, tasks)
         tasks.start_soon(self.side.alarm.run, self._ring)
         tasks.start_soon(self._sweeper.run)
+
+    async def _carry(self, tasks: TaskGroup) -> None:
+        if self._global_concurrency is not None:  # no job is taken before the rule stands
+            await limit_all_workers(self.side, self._global_concurrency)
+        for _ in range(CARRIERS):
+            tasks.start_soon(self._cycle.carry)
 
     def start_slots(self, tasks: TaskGroup) -> None:
         """Start what runs jobs."""

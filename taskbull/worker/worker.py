@@ -25,7 +25,7 @@ from taskbull.core.checks import check_type, refusal
 from taskbull.core.classification import leaves
 from taskbull.core.durations import seconds
 from taskbull.core.keys import QueueKeys
-from taskbull.core.options import WorkerOptions
+from taskbull.core.options import NO_RULES, QueueOptions, WorkerOptions
 from taskbull.core.retry import NO_POLICY, RetryPolicy
 from taskbull.errors import ConfigurationError, ConnectionLost
 from taskbull.observability.logs import LogLines
@@ -68,8 +68,9 @@ class Worker:
     those that run have `shutdown_timeout` to end, and the rest is given back. Delivery is at least
     once: a crash, a lost lock or a cut network can run a job twice, so handlers must be idempotent.
 
-    `concurrency` counts the jobs that run at once in each queue. A handler that is no `async def`
-    runs in a thread. `find` serves those who have a handler for each kind of job.
+    `concurrency` counts the jobs that run at once in each queue, but for one that has a number of
+    its own in `queue_options`. A handler that is no `async def` runs in a thread. `find` serves
+    those who have a handler for each kind of job.
     """
 
     def __init__(  # noqa: PLR0913 - users write them by name
@@ -79,6 +80,7 @@ class Worker:
         *,
         redis: str | Address | None = None,
         options: WorkerOptions = DEFAULT,
+        queue_options: Mapping[str, QueueOptions] | None = None,
         prefix: str = "bull",
         hash_tag: bool | None = None,
         find: Find | None = None,
@@ -97,6 +99,7 @@ class Worker:
             raise refusal("queues", "be one name or several different ones", queues)
         cluster = self.address.topology == "cluster"
         self._keys = {name: QueueKeys(name, prefix, cluster, hash_tag) for name in names}
+        self._rules = {name: (queue_options or {}).get(name, NO_RULES) for name in names}
         self._find = find or _constant(handler, policy)
         self._breakers = _by_queue(circuit_breaker, names)
         self._lifespan = lifespan
@@ -112,6 +115,11 @@ class Worker:
     def queues(self) -> list[str]:
         """The names of its queues."""
         return list(self._keys)
+
+    @property
+    def concurrency(self) -> dict[str, int]:
+        """How many jobs of each queue run at once."""
+        return {name: rules.over(self.options).concurrency for name, rules in self._rules.items()}
 
     def on(self, kind: type[E], listener: Listener[E]) -> None:
         """Let `listener` be called with each event of a kind; it must not block."""
@@ -218,12 +226,12 @@ class Worker:
             reporter = Reporter(self._listeners, self.id, name)
             side = QueueSide(keys, store, reporter, self._clock, self._breakers.get(name))
             desk = Desk(keys, self.id, store, sync_store, threads)
-            consumers[name] = Consumer(side, desk, self.options, self._find)
+            rules = self._rules[name]
+            consumers[name] = Consumer(side, desk, self.options, rules, self._find)
         return consumers
 
     def _thread_count(self) -> int:
-        slots = self.options.concurrency * len(self._keys)
-        return self.options.threads or min(slots, _MOST_THREADS)
+        return self.options.threads or min(sum(self.concurrency.values()), _MOST_THREADS)
 
     def _thread_was_abandoned(self, threads: ThreadPool, context: Context) -> None:
         if (job := job_of(context)) is not None:

@@ -166,7 +166,8 @@ def test_wrong_options_of_a_worker_are_refused(local: App) -> None:
     def work() -> None: ...
 
     with pytest.raises(
-        ConfigurationError, match=r"must be one of concurrency, .* not 'concurency'"
+        ConfigurationError,
+        match=r"be one of concurrency, .* \(did you mean concurrency\?\), not 'concurency'",
     ):
         local.worker(concurency=3)
     with pytest.raises(ConfigurationError, match="concurrency"):

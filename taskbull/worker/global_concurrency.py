@@ -1,0 +1,40 @@
+"""The number of jobs of a queue that all workers together may run, where an app declares one."""
+
+from __future__ import annotations
+
+import logging
+from random import random
+
+from anyio import sleep
+
+from taskbull.errors import MaybeExecuted, ServerRefused
+from taskbull.scripts.limits import get_global_concurrency, set_global_concurrency
+from taskbull.store.reconnection import LONGEST_DELAY, reconnect_delay
+from taskbull.worker.side import QueueSide
+
+logger = logging.getLogger(__name__)
+
+
+async def limit_all_workers(side: QueueSide, limit: int) -> None:
+    """Write the limit where all workers find it, unless it stands there; insist until it does."""
+    failures = 0
+    while True:
+        try:
+            if await side.store.run(get_global_concurrency(side.keys)) != limit:
+                await side.store.run(set_global_concurrency(side.keys, limit))
+        except MaybeExecuted:
+            continue  # writing it twice does no harm
+        except ServerRefused as error:
+            failures += 1
+            delay = reconnect_delay(failures, LONGEST_DELAY, random())  # noqa: S311
+            logger.warning(
+                "Queue %s: no job is taken yet, for Redis refuses its global_concurrency of %d; "
+                "next try in %.1f s: %s",
+                side.keys.queue,
+                limit,
+                delay,
+                error,
+            )
+            await sleep(delay)
+        else:
+            return
