@@ -18,6 +18,8 @@ from typing import Any, Final, Literal, Self
 
 from msgspec import Struct
 
+from tests.interop.watching import PATIENCE
+
 HERE = Path(__file__).parent
 
 Version = Literal[5, 6]
@@ -102,7 +104,7 @@ class Node:
     process dies, because its input closes then.
     """
 
-    def __init__(self, url: str, *, deadline: float = 10.0, driver: str = "driver.mjs") -> None:
+    def __init__(self, url: str, *, deadline: float = PATIENCE, driver: str = "driver.mjs") -> None:
         self._url = url
         self._driver = driver
         self._deadline = deadline

@@ -233,4 +233,5 @@ def _options(options: Options) -> WorkerOptions:
         max_stalled_count=options.get("maxStalledCount", 1),
         limiter=None if limiter is None else Limiter(limiter["max"], limiter["duration"] / 1000),
         worker_id=options.get("name"),
+        drain_delay=options.get("drainDelay", 5),
     )

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from redis import Redis
 
-PATIENCE: Final = 10.0
+PATIENCE: Final = 60.0  # other programs may hold it up
 _PAUSE: Final = 0.002
 
 
