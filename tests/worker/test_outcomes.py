@@ -94,7 +94,6 @@ async def test_decorrelated_jitter_stays_in_its_bounds(bed: WorkerBed) -> None: 
     backoff = Backoff.decorrelated_jitter(1, max_delay=30)
     waits = await delays(bed, RateLimitError, attempts=12, backoff=backoff)
     assert all(1 <= wait <= 30 for wait in waits)
-    assert waits != sorted(waits) or len(set(waits)) == 1
     assert all(wait <= 3 * before + 0.001 for before, wait in pairwise(waits))
 
 
