@@ -15,6 +15,7 @@ from taskbull.app.discovery import find_attribute, import_modules, import_packag
 from taskbull.app.dispatch import Dispatch, JobMiddleware
 from taskbull.app.function import check_function
 from taskbull.app.lifespan import Lifespan, LifespanFunction, lifespan
+from taskbull.app.loops import backend_options
 from taskbull.app.options import TaskOptions, check_names
 from taskbull.app.producer import JobSpec, Producer
 from taskbull.app.registry import Registry
@@ -284,7 +285,8 @@ class App:
         """Run a worker in an event loop of its own, until SIGTERM or SIGINT stop it gracefully."""
         check_choice("backend", backend, ("asyncio", "trio"))
         work = partial(run_until_signal, self._worker(queues, options), burst=burst)
-        anyio.run(work, backend=backend, backend_options={"use_uvloop": True} if uvloop else None)
+        loop = backend_options(backend, uvloop=uvloop)
+        anyio.run(work, backend=backend, backend_options=loop)
 
     def _worker(self, queues: Queues | None, options: dict[str, Any]) -> Worker:
         check_names("a worker", options, WorkerOptions)

@@ -25,7 +25,7 @@ def import_module(name: str, why: str) -> ModuleType:
                 f"{why}: there is no module {error.name!r} in {_searched()}"
             ) from error
         raise _broken(name, why, error) from error
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise _broken(name, why, error) from error
 
 
@@ -94,7 +94,7 @@ def _file(module: str) -> str:
     return str(getattr(sys.modules[module], "__file__", None) or "no file")
 
 
-def _broken(name: str, why: str, error: Exception) -> ConfigurationError:
+def _broken(name: str, why: str, error: BaseException) -> ConfigurationError:
     frames = [
         frame
         for frame in traceback.extract_tb(error.__traceback__)

@@ -5,13 +5,12 @@ from __future__ import annotations
 import logging
 import os
 import signal
-import threading
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, TypeAlias
 
-from anyio import CancelScope, create_task_group, open_signal_receiver
-from anyio.abc import TaskStatus
+from anyio import CancelScope, create_task_group
 
+from taskbull.app.signals import heard
 from taskbull.worker.shutdown import Shutdown
 from taskbull.worker.worker import Worker
 
@@ -32,18 +31,17 @@ async def run_until_signal(
     failure: Exception | None = None
     async with create_task_group() as tasks:
         stop = _Stop(tasks.cancel_scope)
-        if threading.current_thread() is threading.main_thread():  # nowhere else do signals come
-            await tasks.start(stop.heed_signals)
-        try:
-            async with worker.running() as stop.shutdown:
-                for watch in watchers:
-                    tasks.start_soon(watch, stop.shutdown)
-                if burst:
-                    tasks.start_soon(stop.when_empty, worker)
-                await stop.shutdown.wait()
-        except Exception as error:  # noqa: BLE001 - raised below, outside of the group
-            failure = error
-        tasks.cancel_scope.cancel()
+        with heard(signal.SIGTERM, signal.SIGINT, by=stop.heed):
+            try:
+                async with worker.running() as stop.shutdown:
+                    for watch in watchers:
+                        tasks.start_soon(watch, stop.shutdown)
+                    if burst:
+                        tasks.start_soon(stop.when_empty, worker)
+                    await stop.shutdown.wait()
+            except Exception as error:  # noqa: BLE001 - raised below, outside of the group
+                failure = error
+            tasks.cancel_scope.cancel()
     if failure is not None:
         raise failure
 
@@ -55,20 +53,18 @@ class _Stop:
         self._scope = scope
         self.shutdown: Shutdown | None = None
 
-    async def heed_signals(self, *, task_status: TaskStatus[None]) -> None:
-        with open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
-            task_status.started()
-            async for _ in signals:
-                if self.shutdown is None:  # not yet running
-                    self._scope.cancel()
-                elif not self.shutdown.begun:
-                    logger.info("Stopping: running jobs have %g s to end", self.shutdown.grace)
-                    self.shutdown.begin()
-                elif not self.shutdown.working.cancel_called:
-                    logger.info("Stopping at once: running jobs are given back")
-                    self.shutdown.at_once()
-                else:
-                    os._exit(1)
+    def heed(self, _: signal.Signals) -> None:
+        """Go one step further with each signal."""
+        if self.shutdown is None:  # not yet running
+            self._scope.cancel()
+        elif not self.shutdown.begun:
+            logger.info("Stopping: running jobs have %g s to end", self.shutdown.grace)
+            self.shutdown.begin()
+        elif not self.shutdown.working.cancel_called:
+            logger.info("Stopping at once: running jobs are given back")
+            self.shutdown.at_once()
+        else:
+            os._exit(1)
 
     async def when_empty(self, worker: Worker) -> None:
         await worker.empty()

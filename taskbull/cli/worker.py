@@ -15,6 +15,7 @@ from typing import Any
 import anyio
 import click
 
+from taskbull.app.loops import backend_options
 from taskbull.app.running import run_until_signal
 from taskbull.cli.loading import find_app
 from taskbull.cli.measuring import gathered, measured
@@ -100,7 +101,7 @@ def _work(share: Share, given: dict[str, Any]) -> int:
     if given["process"] is not None:
         watchers.append(_stop_with_parent)
     run = partial(run_until_signal, made, burst=given["burst"], watchers=watchers)
-    settings = {"use_uvloop": True} if given["uvloop"] else {}
+    settings = backend_options(backend, uvloop=given["uvloop"])
     with measured(made, given["metrics_host"], given["metrics_port"], given["metrics_to"]):
         anyio.run(run, backend=backend, backend_options=settings)
     return RECYCLED if recycling is not None and recycling.done else 0

@@ -25,7 +25,7 @@ def shown(value: object) -> str:
     """Give the value's repr, cut to one line's length; never raise."""
     try:
         text = repr(value)
-    except Exception:  # noqa: BLE001 - foreign code: an object's own __repr__
+    except BaseException:  # noqa: BLE001 - foreign code: an object's own __repr__
         return f"an unprintable {type(value).__name__}"
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
 

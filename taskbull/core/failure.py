@@ -14,7 +14,7 @@ def reason_of(error: BaseException) -> str:
     name = type(error).__name__
     try:
         message = str(error)
-    except Exception:  # noqa: BLE001 - foreign code: an exception's own __str__
+    except BaseException:  # noqa: BLE001 - foreign code: an exception's own __str__
         message = f"{name}, whose message cannot be read"
     return _storable(message or name, REASON_LIMIT)
 
@@ -23,7 +23,7 @@ def stack_of(error: BaseException, notes: Sequence[str] = ()) -> str:
     """Give the error's traceback with `notes` below it; never raise."""
     try:
         stack = "".join(traceback.format_exception(error))
-    except Exception:  # noqa: BLE001 - foreign code: whatever hangs at an exception
+    except BaseException:  # noqa: BLE001 - foreign code: whatever hangs at an exception
         stack = f"{type(error).__name__}: {reason_of(error)}\n"
     return _storable("\n".join([stack.rstrip("\n"), *notes]), STACK_LIMIT)
 

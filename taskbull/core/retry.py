@@ -128,7 +128,7 @@ def _categorize(error: BaseException, policy: RetryPolicy, notes: list[str]) -> 
     try:
         answer = policy.classify(error)
         return classify(error) if answer is None else Category(answer)
-    except Exception as fault:  # noqa: BLE001 - foreign code: the user's classifier
+    except BaseException as fault:  # noqa: BLE001 - foreign code: the user's classifier
         notes.append(f"The classifier was ignored, for it raised {shown(fault)}")
         return classify(error)
 
@@ -161,7 +161,7 @@ def _delay(
         try:
             answer = backoff.function(job.attempt, error, job)
             return None if answer is None else _Delay(backoff.capped(seconds("delay", answer)))
-        except Exception as fault:  # noqa: BLE001 - foreign code: the user's backoff
+        except BaseException as fault:  # noqa: BLE001 - foreign code: the user's backoff
             notes.append(f"The backoff function was ignored, for it raised {shown(fault)}")
     previous = None if job.previous_delay_ms is None else from_ms(job.previous_delay_ms)
     wait = backoff.wait(job.attempt, random=random, previous=previous)

@@ -9,6 +9,7 @@ from typing import Any, TypeAlias, TypeVar
 
 from taskbull.core.checks import refusal
 from taskbull.core.events import Event
+from taskbull.worker.interruption import pressed
 
 logger = logging.getLogger(__name__)
 
@@ -55,5 +56,7 @@ class Listeners:
         for listener in listeners:
             try:
                 listener(event)
-            except Exception:
+            except BaseException as error:
+                if pressed(error):
+                    raise
                 logger.exception("A listener failed at %s", kind.__name__)

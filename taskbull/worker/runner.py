@@ -9,14 +9,8 @@ from random import random
 from time import monotonic
 from typing import Any
 
-from anyio import (
-    CancelScope,
-    current_effective_deadline,
-    current_time,
-    get_cancelled_exc_class,
-)
+from anyio import CancelScope, current_time
 
-from taskbull.core.classification import leaves
 from taskbull.core.frames import is_ours
 from taskbull.core.outcome import Completed, Lost, Outcome, Released, Snoozed
 from taskbull.core.retry import NO_POLICY, decide, doomed
@@ -25,6 +19,7 @@ from taskbull.errors import ConfigurationError, MaybeExecuted, ServerRefused
 from taskbull.observability.tracing import Processing, describe_outcome, processing
 from taskbull.scripts.schedulers import advance_scheduler
 from taskbull.worker.cycle import Cycle
+from taskbull.worker.interruption import ends_the_slot
 from taskbull.worker.lease import Lease
 from taskbull.worker.running_job import Desk, RunningJob, enter, leave
 from taskbull.worker.side import QueueSide
@@ -85,7 +80,7 @@ class Runner:
                 policy = work.policy
                 outcome = await self._execute(lease, work)
         except BaseException as error:
-            if _given_up(error):
+            if ends_the_slot(error):
                 self._cycle.ended(lease, Released())
                 raise
             _leave_out_our_frames(error)
@@ -141,18 +136,6 @@ class Runner:
                 return Snoozed(_SCHEDULER_PAUSE)
             break
         return None
-
-
-def _given_up(error: BaseException) -> bool:
-    """Tell whether a job ends for reasons that are not its own.
-
-    On asyncio a handler can raise `CancelledError` although nobody cancels us: it may have awaited
-    something that was cancelled.
-    """
-    cancelled = get_cancelled_exc_class()
-    if all(isinstance(leaf, cancelled) for leaf in leaves(error)):  # a nursery groups them
-        return current_effective_deadline() == -inf
-    return isinstance(error, KeyboardInterrupt | GeneratorExit)
 
 
 def _leave_out_our_frames(error: BaseException) -> None:

@@ -148,3 +148,12 @@ def test_a_module_that_fails_while_discovered_is_named(
 def test_a_file_is_no_module_and_the_hint_says_what_is() -> None:
     with pytest.raises(ConfigurationError, match=r"did you mean shop\.tasks:app\?"):
         load_app("./shop/tasks.py:app")
+
+
+def test_a_module_that_exits_when_imported_is_told(
+    project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(project.folder)
+    file = project.write("script_one.py", "import sys\nsys.exit(3)\n")
+    with pytest.raises(ConfigurationError, match=f"SystemExit: 3 at {file}:2"):
+        load_app("script_one:app")
