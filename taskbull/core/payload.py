@@ -104,14 +104,14 @@ def _refuse_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is not JSON")
 
 
-def check_size(size: int, limit: int) -> None:
-    """Refuse a job whose data and options have more bytes than `limit`."""
+def check_size(size: int, limit: int, what: str = "Job payload") -> None:
+    """Refuse what has more bytes than `limit`: a job's data and options, or its result."""
     if size <= limit:
         return
     roundings = (round(size / 1e6, digits) for digits in range(1, 7))
     # Never "10.0 MB exceeds limit of 10 MB".
     shown = next((megabytes for megabytes in roundings if megabytes > limit / 1e6), size / 1e6)
-    raise SerializationError(f"Job payload {shown} MB exceeds limit of {limit / 1e6:g} MB")
+    raise SerializationError(f"{what} {shown} MB exceeds limit of {limit / 1e6:g} MB")
 
 
 _ONLY_STR: Final = frozenset({str})

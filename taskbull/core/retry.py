@@ -26,7 +26,7 @@ from taskbull.core.outcome import (
     Written,
 )
 from taskbull.core.wire.backoff import Curve
-from taskbull.errors import PermanentError, RateLimited, Retry, Snooze, Steering
+from taskbull.errors import CorruptJob, PermanentError, RateLimited, Retry, Snooze, Steering
 
 UnknownErrors = Literal["retry", "fail"]
 
@@ -87,8 +87,26 @@ def decide(
 
     A word of the task (`Retry`, `Snooze`, …) counts also as the only member of a group, as task
     groups raise it. A classifier that raises or talks nonsense is replaced by the default one, and
-    such a backoff function by the exponential curve; the stack says so.
+    such a backoff function by the exponential curve; the stack says so. It never raises: a job
+    about which nothing can be decided has failed.
     """
+    try:
+        return _decide(error, job, policy, random)
+    except Exception as fault:  # noqa: BLE001 - whatever is in the job, its worker lives on
+        return undecidable(job, fault)
+
+
+def undecidable(job: Job, fault: Exception) -> Failed:
+    """Give the outcome of a job that nothing else can be done with, because of what it holds."""
+    error = CorruptJob(job.id, "opts", shown(fault))
+    return Failed(
+        Failure(Category.PERMANENT, reason_of(error), stack_of(fault), error), Verdict.PERMANENT
+    )
+
+
+def _decide(
+    error: BaseException, job: Job, policy: RetryPolicy, random: Callable[[], float]
+) -> Written:
     word = _only_leaf(error)
     if isinstance(word, Snooze):
         return Snoozed(word.seconds)

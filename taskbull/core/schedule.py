@@ -11,25 +11,24 @@ from msgspec import Struct
 from taskbull.core.checks import shown
 from taskbull.core.cron import parse_cron
 from taskbull.core.durations import instant_to_ms
+from taskbull.core.wire.numbers import Foreign, Number
 from taskbull.core.wire.options import StoredOptions
 from taskbull.errors import ConfigurationError
 
-_Number = int | float
-
 
 class Repeat(
-    Struct,
+    Foreign,
     frozen=True,
     rename={"zone": "tz", "every_ms": "every", "end": "endDate"},
 ):
     """The object `repeat` of a job's options, as far as the next run depends on it."""
 
     pattern: str | None = None
-    every_ms: _Number | None = None
+    every_ms: Number | None = None
     zone: str | None = None
-    limit: _Number | None = None
+    limit: Number | None = None
     count: int | None = None
-    end: _Number | str | None = None
+    end: Number | str | None = None
 
     @property
     def end_ms(self) -> float | None:

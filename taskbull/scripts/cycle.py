@@ -30,7 +30,7 @@ CYCLE = load("cycle")
 
 pack = msgspec.msgpack.encode
 
-Packed: TypeAlias = tuple[object, ...]
+Packed: TypeAlias = msgspec.Raw
 """An outcome in the form in which the script takes it."""
 
 _NO_BOUNDS = (-1, -1, -1)
@@ -119,8 +119,15 @@ def pack_outcome(
     """Put an outcome into the script's form.
 
     `attempts` is how many the job has in all; what the job itself says about keeping wins over
-    `keep`. Delays end before BullMQ's own end of time.
+    `keep`. Delays end before BullMQ's own end of time. Each outcome is packed by itself, so that
+    one that cannot be packed raises alone.
     """
+    return msgspec.Raw(pack(_entry(job, token, outcome, attempts, now_ms, keep)))
+
+
+def _entry(
+    job: Job, token: str, outcome: Written, attempts: int, now_ms: int, keep: Keeping
+) -> tuple[object, ...]:
     match outcome:
         case Completed(value):
             return (

@@ -88,11 +88,11 @@ async def run_here(app: App, recorded: RecordedJob, *, in_loop: bool) -> Written
         running = _JobHere(recorded, desk, policy)
         token = enter(running)
         try:
-            timeout = job.options.timeout or work.timeout
+            timeout, limit = job.options.timeout or work.timeout, job.options.result_limit
             if not in_loop or timeout is None:
-                return Completed(encode_value(await work.handler(running)))
+                return Completed(encode_value(await work.handler(running), limit))
             with move_on_after(timeout):
-                return Completed(encode_value(await work.handler(running)))
+                return Completed(encode_value(await work.handler(running), limit))
         finally:
             leave(token)
         raise TimeoutError(f"the job took longer than its timeout of {timeout:g} s")

@@ -37,9 +37,9 @@ from taskbull.core.outcome import (
     Retried,
     Written,
 )
-from taskbull.core.retry import NO_POLICY, RetryPolicy, attempts_of, decide
+from taskbull.core.retry import NO_POLICY, RetryPolicy, attempts_of, decide, undecidable
 from taskbull.errors import MaybeExecuted, PermanentError, ServerRefused, TaskbullError
-from taskbull.scripts.cycle import Cycled, Taking, cycle, pack_outcome
+from taskbull.scripts.cycle import Cycled, Packed, Taking, cycle, pack_outcome
 from taskbull.scripts.replies import REFUSALS
 from taskbull.scripts.settlement import Settled, Trace, settle_cycle
 from taskbull.store.backend import Waiter, waiters, wake
@@ -190,8 +190,7 @@ class Cycle:
         size = 0
         while pending and len(batch) < BATCH and size < BATCH_BYTES:
             ending = pending.popleft()
-            if isinstance(ending[1], Completed):
-                size += len(ending[1].value)
+            size += _size(ending)
             batch.append(ending)
         return batch
 
@@ -203,16 +202,7 @@ class Cycle:
         wakes, now_ms, sent_at = self._wakes, side.clock.wall_ms(), monotonic()
         self._calls += 1
         token = f"{self._uuid}:{self._calls}"
-        packed = [
-            pack_outcome(
-                lease.job,
-                lease.token,
-                outcome,
-                attempts_of(lease.job, policy) if isinstance(outcome, Failed) else 0,
-                now_ms,
-            )
-            for lease, outcome, policy in batch
-        ]
+        packed = _pack(batch, now_ms)
         self._asked += want
         self._under_way += 1
         try:
@@ -366,3 +356,29 @@ class Cycle:
             "Queue %s: Redis refused, next try in %.1f s: %s", self._side.keys.queue, delay, error
         )
         await sleep(delay)
+
+
+def _pack(batch: list[Ending], now_ms: int) -> list[Packed]:
+    """Put outcomes into the script's form; a job whose outcome has none has failed instead."""
+    packed: list[Packed] = []
+    for place, (lease, outcome, policy) in enumerate(batch):
+        job, token = lease.job, lease.token
+        try:
+            attempts = attempts_of(job, policy) if isinstance(outcome, Failed) else 0
+            packed.append(pack_outcome(job, token, outcome, attempts, now_ms))
+        except Exception as fault:  # noqa: BLE001 - whatever is in a job, its worker lives on
+            failed = undecidable(job, fault)
+            batch[place] = (lease, failed, policy)
+            # Bare: what the job says of itself, such as for how long it is kept, is not sound.
+            packed.append(pack_outcome(Job(id=job.id), token, failed, 1, now_ms))
+    return packed
+
+
+def _size(ending: Ending) -> int:
+    """Give about how many bytes an outcome sends."""
+    lease, outcome, _ = ending
+    if isinstance(outcome, Completed):
+        return len(outcome.value)
+    if isinstance(outcome, Failed | Retried):
+        return len(outcome.failure.stack) + len(lease.job.raw_stacktrace or b"")
+    return 0

@@ -12,6 +12,7 @@ from typing import Any
 from anyio import CancelScope, current_time
 
 from taskbull.core.frames import is_ours
+from taskbull.core.job import Job
 from taskbull.core.outcome import Completed, Lost, Outcome, Released, Snoozed
 from taskbull.core.retry import NO_POLICY, decide, doomed
 from taskbull.core.wire.job import encode_value
@@ -96,10 +97,10 @@ class Runner:
         token = enter(running)
         try:
             if timeout is None and not self._cancel_lost:
-                return _completed(await work.handler(running))
+                return _completed(job, await work.handler(running))
             deadline = inf if timeout is None else current_time() + timeout
             with CancelScope(deadline=deadline) as lease.scope:
-                return _completed(await work.handler(running))
+                return _completed(job, await work.handler(running))
         finally:
             leave(token)
             lease.scope = None
@@ -147,5 +148,5 @@ def _leave_out_our_frames(error: BaseException) -> None:
         error.__traceback__ = traceback
 
 
-def _completed(value: Any) -> Completed:
-    return Completed(encode_value(value))
+def _completed(job: Job, value: Any) -> Completed:
+    return Completed(encode_value(value, job.options.result_limit))

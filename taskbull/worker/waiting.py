@@ -9,6 +9,7 @@ from typing import Any
 from anyio import sleep
 
 from taskbull.core.durations import from_ms
+from taskbull.core.wire.numbers import bounded
 from taskbull.errors import ServerRefused, TaskbullError
 from taskbull.scripts.call import Command
 from taskbull.scripts.replies import nothing
@@ -64,4 +65,5 @@ def _due_in(reply: Any, now_ms: int) -> float:
     if not reply:
         return 0.0
     _, member, score = reply
-    return max(0.0, from_ms(int(float(score)) - now_ms)) if member == _DELAY_MARKER else 0.0
+    due_ms = bounded(float(score)) if member == _DELAY_MARKER else None
+    return 0.0 if due_ms is None else max(0.0, from_ms(due_ms - now_ms))

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from taskbull.core.backoff import Backoff
+from taskbull.core.durations import LONGEST
 from taskbull.core.job import Job, NewJob
 from taskbull.core.options import Dedup, JobOptions
 from taskbull.core.retention import Keep
@@ -292,6 +293,56 @@ def test_a_number_is_read_as_javascript_may_have_written_it(raw: bytes, number: 
     job = decode_job(b"1", {b"timestamp": raw, b"priority": raw})
     assert job.created_ms == number
     assert job.priority == (number or 0)
+
+
+MOST = 2**53
+
+
+@pytest.mark.parametrize(
+    ("raw", "number"),
+    [(b"1e300", MOST), (b"-1e300", -MOST), (b"9" * 400, MOST), (b"1e999", None), (b"nan", None)],
+)
+def test_a_number_beyond_bounds_is_bounded(raw: bytes, number: int | None) -> None:  # F1
+    assert decode_job(b"1", {b"timestamp": raw}).created_ms == number
+
+
+@pytest.mark.parametrize(
+    ("text", "number"), [("1.7976931348623157e308", MOST), ("9" * 400, MOST), ("1e999", None)]
+)
+def test_a_number_in_options_is_bounded(text: str, number: int | None) -> None:  # F1
+    names = ("attempts", "priority", "delay", "timeout", "kl", "stackTraceLimit", "sizeLimit")
+    members = ",".join(f'"{name}":{text}' for name in names)
+    keep = f'{{"age":{text},"count":{text},"limit":{text}}}'
+    backoff = f'{{"type":"fixed","delay":{text}}}'
+    read = decode_options(
+        f'{{{members},"removeOnFail":{keep},"removeOnComplete":{text},"backoff":{backoff}}}'.encode()
+    )
+    assert read.attempts == read.priority == read.delay_ms == read.timeout_ms == number
+    assert read.keep_logs == read.stack_trace_limit == read.size_limit == number
+    assert read.keep_failed == Keep(
+        age=None if number is None else LONGEST, count=number, limit=number
+    )
+    assert read.keep_completed == (None if number is None else Keep(count=number))
+    assert isinstance(read.own_backoff, Backoff)
+
+
+def test_a_negative_number_of_attempts_counts_as_none() -> None:  # F1
+    assert decode_job(b"1", {b"atm": b"-100000"}).attempt == 1
+
+
+def test_the_last_ten_stacks_are_kept_unless_the_job_says_otherwise() -> None:  # F23
+    many = json.dumps([str(number) for number in range(30)]).encode()
+    job = decode_job(b"1", {b"stacktrace": many})
+    assert json.loads(encode_stacktrace(job, "new")) == [*map(str, range(21, 30)), "new"]
+    own = decode_job(b"1", {b"stacktrace": many, b"opts": b'{"stackTraceLimit":1e300}'})
+    assert len(json.loads(encode_stacktrace(own, "new"))) == 31
+
+
+def test_a_result_above_the_limit_is_refused() -> None:  # D5
+    with pytest.raises(
+        SerializationError, match=r"Result 0\.000102 MB exceeds limit of 0\.0001 MB"
+    ):
+        encode_value("x" * 100, 100)
 
 
 @pytest.mark.parametrize(

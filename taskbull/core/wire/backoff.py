@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-from msgspec import Struct
+from taskbull.core.wire.numbers import Foreign, Number
 
 
 class Curve(StrEnum):
@@ -30,12 +30,12 @@ PLAIN_TYPES = frozenset({Curve.FIXED, Curve.EXPONENTIAL})
 _NAMES = {"delay_ms": "delay", "max_delay_ms": "maxDelay"}
 
 
-class StoredBackoff(Struct, frozen=True, omit_defaults=True, rename=_NAMES):
+class StoredBackoff(Foreign, frozen=True, omit_defaults=True, rename=_NAMES):
     """The object `backoff` of a job's options."""
 
     type: str | None = None
-    delay_ms: int | float | None = None
-    jitter: int | float | None = None
-    max_delay_ms: int | float | None = None
-    exponent: int | float | None = None
+    delay_ms: Number | None = None
+    jitter: Number | None = None
+    max_delay_ms: Number | None = None
+    exponent: Number | None = None
     curve: str | None = None

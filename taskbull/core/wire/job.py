@@ -17,8 +17,9 @@ from taskbull.core import payload
 from taskbull.core.durations import instant_to_ms, to_ms
 from taskbull.core.failure import scrubbed
 from taskbull.core.job import Job, NewJob
-from taskbull.core.options import Dedup, JobOptions
+from taskbull.core.options import SIZE_LIMIT, Dedup, JobOptions
 from taskbull.core.states import MAX_DUE_MS
+from taskbull.core.wire.numbers import read_number
 from taskbull.core.wire.options import StoredOptions, decode_options, encode_options
 from taskbull.errors import ConfigurationError, CorruptJob
 
@@ -48,6 +49,10 @@ PREVIOUS_DELAY_FIELD = "tbpd"
 
 FAILED_REASON_FIELD = "failedReason"
 STACKTRACE_FIELD = "stacktrace"
+
+
+STACKS = 10
+"""How many stacks of a job are kept where it does not say so: each attempt sends them all."""
 
 
 class ParentLink(Struct, frozen=True):
@@ -113,9 +118,11 @@ def _delay_ms(options: JobOptions, timestamp_ms: int) -> int:
     return delay_ms
 
 
-def encode_value(value: object) -> bytes:
-    """Give a task's result as it stands in `returnvalue`."""
-    return payload.encode(value, "result")
+def encode_value(value: object, limit: int = SIZE_LIMIT) -> bytes:
+    """Give a task's result as it stands in `returnvalue`; refuse one of more than `limit` bytes."""
+    text = payload.encode(value, "result")
+    payload.check_size(len(text), limit, "Result")
+    return text
 
 
 def encode_progress(value: object) -> bytes:
@@ -129,11 +136,11 @@ def encode_data(value: object) -> bytes:
 
 
 def encode_stacktrace(job: Job, stack: str) -> bytes:
-    """Give the stacks of all attempts with this one behind them, cut to the job's own limit."""
+    """Give the stacks of the last attempts with this one behind them, as many as the job keeps."""
     limit = job.options.stack_trace_limit
+    kept = STACKS if limit is None or limit < 0 else int(limit)
     stacks = [*job.stacktrace, stack]
-    if limit is not None and limit >= 0:
-        stacks = stacks[max(0, len(stacks) - int(limit)) :]
+    stacks = stacks[max(0, len(stacks) - kept) :]
     return payload.encode([scrubbed(stack) for stack in stacks], "stacktrace")
 
 
@@ -154,11 +161,11 @@ def decode_taken(job_id: bytes, values: Sequence[bytes | None]) -> Job:
         name=title,
         raw_data=b"{}" if data is None else data,
         options=options,
-        created_ms=_number(timestamp),
-        delay_ms=_number(delay) or 0,
-        priority=_number(priority) or 0,
-        attempts_made=_number(made) or 0,
-        attempts_started=_number(started) or 0,
+        created_ms=read_number(timestamp),
+        delay_ms=read_number(delay) or 0,
+        priority=read_number(priority) or 0,
+        attempts_made=max(0, read_number(made) or 0),
+        attempts_started=read_number(started) or 0,
         corrupt=corrupt,
     )
     return _with_rare_fields(job, rare) if any(rare) else job
@@ -169,14 +176,14 @@ def _with_rare_fields(job: Job, values: Sequence[bytes | None]) -> Job:
     return replace(
         job,
         deferred_failure=_text(doom),
-        stalled_count=_number(stalls) or 0,
+        stalled_count=read_number(stalls) or 0,
         scheduler_id=_text(scheduler),
         dedup_key=_text(dedup),
         parent_key=_text(parent),
         raw_stacktrace=stacks,
         # Both versions of BullMQ prefer the legacy name where it is present; but only `atm` grows.
-        attempts_made=max(job.attempts_made, _number(legacy) or 0),
-        previous_delay_ms=_number(previous),
+        attempts_made=max(job.attempts_made, read_number(legacy) or 0),
+        previous_delay_ms=read_number(previous),
     )
 
 
@@ -188,8 +195,8 @@ def decode_job(job_id: bytes, fields: Mapping[bytes, bytes] | Sequence[bytes]) -
     return replace(
         decode_taken(job_id, [get(field) for field in RUN_FIELDS]),
         processed_by=_text(get(b"pb")),
-        processed_ms=_number(get(b"processedOn")),
-        finished_ms=_number(get(b"finishedOn")),
+        processed_ms=read_number(get(b"processedOn")),
+        finished_ms=read_number(get(b"finishedOn")),
         failed_reason=_text(get(b"failedReason")),
         raw_progress=get(b"progress"),
         raw_returnvalue=get(b"returnvalue"),
@@ -206,17 +213,3 @@ def _text(raw: bytes) -> str: ...
 def _text(raw: bytes | None) -> str | None: ...
 def _text(raw: bytes | None) -> str | None:
     return None if raw is None else raw.decode("utf-8", "backslashreplace")
-
-
-def _number(raw: bytes | None) -> int | None:
-    """Read a number as JavaScript may have written it; None for what is none."""
-    if raw is None:
-        return None
-    try:
-        return int(raw)
-    except ValueError:
-        pass
-    try:
-        return int(float(raw))
-    except (ValueError, OverflowError):  # NaN and Infinity among them
-        return None

@@ -6,20 +6,18 @@ from functools import lru_cache
 from typing import Any, cast
 
 import msgspec
-from msgspec import Struct
 
 from taskbull.core import payload
 from taskbull.core.backoff import Backoff
-from taskbull.core.durations import from_ms, to_ms
+from taskbull.core.durations import LONGEST, from_ms, to_ms
 from taskbull.core.options import SIZE_LIMIT, Dedup, ErrorBackoffs, JobOptions
 from taskbull.core.retention import Keep
 from taskbull.core.wire.backoff import StoredBackoff
+from taskbull.core.wire.numbers import Foreign, Number
 from taskbull.errors import ConfigurationError
 
-Number = int | float  # a producer in JavaScript may have divided
 
-
-class StoredKeep(Struct, frozen=True, omit_defaults=True):
+class StoredKeep(Foreign, frozen=True, omit_defaults=True):
     """The object form of `removeOnComplete` and `removeOnFail`; `age` is in seconds."""
 
     age: Number | None = None
@@ -28,7 +26,7 @@ class StoredKeep(Struct, frozen=True, omit_defaults=True):
 
 
 class StoredDedup(
-    Struct,
+    Foreign,
     frozen=True,
     omit_defaults=True,
     rename={"ttl_ms": "ttl", "keep_last": "keepLastIfActive"},
@@ -66,8 +64,8 @@ _NAMES = {
 }
 
 
-class StoredOptions(Struct, frozen=True, kw_only=True, omit_defaults=True, rename=_NAMES):
-    """The object `opts`, whoever wrote it: nothing in it is checked beyond its type."""
+class StoredOptions(Foreign, frozen=True, kw_only=True, omit_defaults=True, rename=_NAMES):
+    """The object `opts`, whoever wrote it: checked for its types, and its numbers bounded."""
 
     attempts: Number | None = None
     backoff: StoredBackoff | Number | None = None
@@ -111,6 +109,12 @@ class StoredOptions(Struct, frozen=True, kw_only=True, omit_defaults=True, renam
     def timeout(self) -> float | None:
         """How many seconds the job may run, if its producer said so."""
         return from_ms(self.timeout_ms) if self.timeout_ms and self.timeout_ms > 0 else None
+
+    @property
+    def result_limit(self) -> int:
+        """How many bytes the job's result may have: as many as its data and options."""
+        limit = self.size_limit
+        return int(limit) if limit is not None and limit >= 1 else SIZE_LIMIT
 
     @property
     def keep_completed(self) -> Keep | None:
@@ -248,8 +252,9 @@ def _read_keep(stored: StoredKeep | bool | float | None) -> Keep | None:
         return Keep.none() if stored else Keep.all()
     if not isinstance(stored, StoredKeep):
         stored = StoredKeep(count=stored)
+    age = None if stored.age is None else min(stored.age, LONGEST)
     try:
-        return Keep(age=stored.age, count=_whole(stored.count), limit=_whole(stored.limit))
+        return Keep(age=age, count=_whole(stored.count), limit=_whole(stored.limit))
     except ConfigurationError:
         return None
 
