@@ -91,6 +91,12 @@ def soak(session: nox.Session) -> None:
 
 
 @nox.session
+def nemesis(session: nox.Session) -> None:
+    """All kinds of jobs under all kinds of faults, and a ledger: see tests/nemesis/README.md."""
+    run(session, "tests.nemesis", *session.posargs)
+
+
+@nox.session
 def benchmarks(session: nox.Session) -> None:
     """Print the tables of benchmarks/; nothing is asserted."""
     for table in ("transport", "redis_cost", "pieces", "observability"):

@@ -1,0 +1,103 @@
+"""The processes of a run: started, killed, frozen, ended, and started again."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+ROOT: Final = Path(__file__).parents[2]
+START_LIMIT: Final = 120.0
+END_LIMIT: Final = 60.0
+
+Command = Callable[[str], list[str]]
+"""Gives the command line of a process, by what it is called in the ledger."""
+
+
+class Actor:
+    """One part in the play. Each process that plays it has a name of its own, `who`."""
+
+    def __init__(self, name: str, folder: Path, command: Command) -> None:
+        self.name = name
+        self.who = ""
+        self._folder = folder
+        self._command = command
+        self._started = 0
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Start the next process; the last one has ended."""
+        self.close()
+        self._started += 1
+        self.who = f"{self.name}.{self._started}"
+        with (self._folder / f"{self.who}.log").open("wb") as log:
+            self._process = subprocess.Popen(
+                self._command(self.who),
+                cwd=ROOT,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                start_new_session=True,
+            )
+
+    def await_running(self) -> None:
+        """Return when the process says that it runs."""
+        output = self._living.stdout
+        assert output is not None
+        said: list[bytes] = []
+        reader = threading.Thread(target=lambda: said.append(output.readline()), daemon=True)
+        reader.start()
+        reader.join(START_LIMIT)
+        assert said == [b"running\n"], f"{self.who} did not start: see {self._folder}"
+
+    def kill(self) -> None:
+        """End the process as a crash does."""
+        self._living.kill()
+        self._living.wait()
+
+    def freeze(self) -> None:
+        self._living.send_signal(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        self._living.send_signal(signal.SIGCONT)
+
+    def terminate(self) -> int:
+        """Ask the process to end in good order; give its exit code, -9 if it had to be killed."""
+        self._living.send_signal(signal.SIGTERM)
+        return self._await_end()
+
+    def finish(self) -> int:
+        """Close its input, which ends a producer when it has its answers; give the exit code."""
+        assert self._living.stdin is not None
+        self._living.stdin.close()
+        return self._await_end()
+
+    def close(self) -> None:
+        """Leave nothing behind."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            for pipe in (self._process.stdin, self._process.stdout):
+                if pipe is not None:
+                    pipe.close()
+
+    @property
+    def _living(self) -> subprocess.Popen[bytes]:
+        assert self._process is not None, f"{self.name} was not started"
+        return self._process
+
+    def _await_end(self) -> int:
+        try:
+            return self._living.wait(END_LIMIT)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            return -signal.SIGKILL
+
+
+def python(module: str, *before: str, after: tuple[str, ...] = ()) -> Command:
+    """Give the command of a process of ours; its name stands after url and folder."""
+    return lambda who: [sys.executable, "-m", f"tests.nemesis.{module}", *before, who, *after]

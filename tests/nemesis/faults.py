@@ -1,0 +1,235 @@
+"""Everything that is done to processes, network and servers.
+
+A fault is a function that breaks something, waits as long as it is to be broken, mends it, and
+gives the name of what it hit. Three lanes run at once, in each one fault after the other.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from random import Random
+from typing import Final, Literal, TypeAlias
+
+import redis
+from msgspec import Struct
+
+from taskbull import App, TaskbullError
+from tests.nemesis.actors import Actor
+from tests.nemesis.kinds import QUEUES
+from tests.nemesis.place import Place, Single, client
+from tests.nemesis.worker import LOCK
+from tests.servers.proxy import Proxy
+
+Lane: TypeAlias = Literal["process", "network", "server"]
+
+
+class Scene(Struct, frozen=True):
+    """What faults act upon."""
+
+    place: Place
+    app: App
+    workers: Sequence[Actor]
+    over: threading.Event
+    """Set when the time for faults is over."""
+
+    def wait(self, seconds: float) -> None:
+        """Let a fault last so long, or until the time is over."""
+        self.over.wait(seconds)
+
+    @property
+    def proxy(self) -> Proxy:
+        assert isinstance(self.place, Single)
+        return self.place.proxy
+
+
+Act: TypeAlias = Callable[[Scene, Random], str]
+
+
+class Fault(Struct, frozen=True):
+    """A fault that can be planned."""
+
+    name: str
+    lane: Lane
+    act: Act
+    only_single: bool = False
+
+
+def kill(scene: Scene, random: Random) -> str:
+    worker = random.choice(scene.workers)
+    who = worker.who
+    worker.kill()
+    worker.start()
+    return who
+
+
+def freeze(scene: Scene, random: Random) -> str:
+    """SIGSTOP for longer than a lock lives: others take its jobs, and then it wakes."""
+    worker = random.choice(scene.workers)
+    worker.freeze()
+    scene.over.wait(LOCK * random.uniform(1.2, 1.8))
+    worker.thaw()
+    return worker.who
+
+
+def terminate(scene: Scene, random: Random) -> str:
+    worker = random.choice(scene.workers)
+    who = worker.who
+    code = worker.terminate()
+    worker.start()
+    return who if code == 0 else f"{who} (exit code {code})"
+
+
+def cut_all(scene: Scene, random: Random) -> str:
+    scene.proxy.cut()
+    return "all connections"
+
+
+def cut_in_reply(scene: Scene, random: Random) -> str:
+    count = random.randint(1, 20_000)
+    scene.proxy.cut_after(count)
+    scene.wait(0.5)
+    scene.proxy.heal()
+    return f"after {count} bytes of replies"
+
+
+def cut_before_reply(scene: Scene, random: Random) -> str:
+    scene.proxy.cut_before_reply(b"EVALSHA")
+    scene.wait(0.5)
+    scene.proxy.heal()
+    return "a script was executed, its reply lost"
+
+
+def black_hole(scene: Scene, random: Random) -> str:
+    seconds = random.uniform(0.3, 2.5)
+    scene.proxy.black_hole()
+    scene.wait(seconds)
+    scene.proxy.heal()
+    return f"{seconds:.1f} s"
+
+
+def slow(scene: Scene, random: Random) -> str:
+    delay = random.uniform(0.01, 0.2)
+    scene.proxy.slow_down(delay)
+    scene.wait(random.uniform(0.5, 2.0))
+    scene.proxy.heal()
+    return f"{delay * 1000:.0f} ms each way"
+
+
+def refuse(scene: Scene, random: Random) -> str:
+    scene.proxy.refuse()
+    scene.proxy.cut()
+    scene.wait(random.uniform(0.2, 1.5))
+    scene.proxy.heal()
+    return "new connections"
+
+
+def kill_clients(scene: Scene, random: Random) -> str:
+    with _admin(scene, random) as admin:
+        admin.execute_command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+    return "all clients"
+
+
+def kill_client(scene: Scene, random: Random) -> str:
+    with _admin(scene, random) as admin:
+        one = random.choice(admin.client_list())
+        admin.execute_command("CLIENT", "KILL", "ID", one["id"])
+    return f"client {one['name'] or one['id']}"
+
+
+def pause_clients(scene: Scene, random: Random) -> str:
+    seconds = random.uniform(0.2, 1.5)
+    with _admin(scene, random) as admin:
+        admin.execute_command("CLIENT", "PAUSE", int(seconds * 1000), "ALL")
+    scene.wait(seconds)
+    return f"{seconds:.1f} s"
+
+
+def debug_sleep(scene: Scene, random: Random) -> str:
+    seconds = random.uniform(0.1, 1.5 if isinstance(scene.place, Single) else 0.3)
+    with _admin(scene, random) as admin:
+        admin.execute_command("DEBUG", "SLEEP", f"{seconds:.2f}")
+    return f"{seconds:.1f} s"
+
+
+def flush_scripts(scene: Scene, random: Random) -> str:
+    for server in scene.place.masters():
+        with client(server) as admin:
+            admin.script_flush()
+    return "all scripts"
+
+
+def rewrite_log(scene: Scene, random: Random) -> str:
+    with _admin(scene, random) as admin, suppress(redis.ResponseError):  # one is under way
+        admin.bgrewriteaof()
+    return "append-only file"
+
+
+def fill_memory(scene: Scene, random: Random) -> str:
+    seconds = random.uniform(0.3, 2.0)
+    with _admin(scene, random) as admin:
+        admin.config_set("maxmemory", 1_000_000)
+        scene.wait(seconds)
+        admin.config_set("maxmemory", 0)
+    return f"{seconds:.1f} s"
+
+
+def pause_queue(scene: Scene, random: Random) -> str:
+    """Pause a queue as an operator does, by our own script."""
+    name = random.choice(QUEUES)
+    queue = scene.app.sync_queue(name)
+    insist(queue.pause)
+    scene.wait(random.uniform(0.2, 1.5))
+    insist(queue.resume)
+    return name
+
+
+def crash_server(scene: Scene, random: Random) -> str:
+    [server] = scene.place.masters()
+    server.kill()
+    scene.wait(random.uniform(0.0, 1.0))
+    server.start(60.0)
+    return "the server"
+
+
+FAULTS: Final = {
+    fault.name: fault
+    for fault in (
+        Fault("kill", "process", kill),
+        Fault("freeze", "process", freeze),
+        Fault("terminate", "process", terminate),
+        Fault("cut_all", "network", cut_all, only_single=True),
+        Fault("cut_in_reply", "network", cut_in_reply, only_single=True),
+        Fault("cut_before_reply", "network", cut_before_reply, only_single=True),
+        Fault("black_hole", "network", black_hole, only_single=True),
+        Fault("slow", "network", slow, only_single=True),
+        Fault("refuse", "network", refuse, only_single=True),
+        Fault("kill_clients", "server", kill_clients),
+        Fault("kill_client", "server", kill_client),
+        Fault("pause_clients", "server", pause_clients),
+        Fault("debug_sleep", "server", debug_sleep),
+        Fault("flush_scripts", "server", flush_scripts),
+        Fault("rewrite_log", "server", rewrite_log),
+        Fault("fill_memory", "server", fill_memory),
+        Fault("pause_queue", "server", pause_queue),
+        Fault("crash_server", "server", crash_server, only_single=True),
+    )
+}
+
+
+def insist(action: Callable[[], None]) -> None:
+    """Do what does no harm when it is done twice, until it is done."""
+    limit = time.monotonic() + 60.0
+    while True:
+        try:
+            return action()
+        except TaskbullError:
+            if time.monotonic() > limit:
+                raise
+            time.sleep(0.05)
+
+
+def _admin(scene: Scene, random: Random) -> redis.Redis:
+    return client(random.choice(scene.place.masters()))

@@ -1,0 +1,129 @@
+"""The kinds of jobs: what is asked for when one is added, and what must have become of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from random import Random
+from typing import Any, Final, Literal
+
+from msgspec import Struct, field
+
+from taskbull import Backoff, Dedup, Keep
+
+PREFIX: Final = "nemesis"
+MAIN: Final = "main"
+LIMITED: Final = "limited"
+QUEUES: Final = (MAIN, LIMITED)
+
+_SOON: Final = Backoff.fixed(0.05)
+
+Draw = Callable[[Random], dict[str, Any]]
+"""Draws the options of one call."""
+
+
+class Kind(Struct, frozen=True, kw_only=True):
+    """A kind of job, by the name of its task."""
+
+    name: str
+    state: Literal["completed", "failed"] = "completed"
+    attempts: int = 1
+    """How many attempts it asks for: those that are spent when it has ended."""
+    runs: int = 1
+    """How often it runs if nothing goes wrong."""
+    weight: int = 2
+    queue: str = MAIN
+    declared: dict[str, Any] = field(default_factory=dict)
+    """The options of its task."""
+    draw: Draw = lambda _: {}
+    kept: bool = True
+    deduplicated: bool = False
+    size: int = 0
+    """Bytes of its payload."""
+
+
+def probe_queue(worker: str) -> str:
+    """Name the queue that only one worker serves."""
+    return f"probe-{worker}"
+
+
+def _delay(random: Random) -> dict[str, Any]:
+    return {"delay": round(random.uniform(0.1, 2.0), 3)}
+
+
+def _priority(random: Random) -> dict[str, Any]:
+    return {"priority": random.randint(1, 5)}
+
+
+def _dedup(**options: Any) -> Draw:
+    def draw(random: Random) -> dict[str, Any]:
+        name = "-".join(options) or "simple"
+        return {"dedup": Dedup(f"{name}-{random.randrange(3)}", **options)}
+
+    return draw
+
+
+def _both(one: Draw, other: Draw) -> Draw:
+    return lambda random: one(random) | other(random)
+
+
+KINDS: Final = {
+    kind.name: kind
+    for kind in (
+        Kind(name="plain", weight=12),
+        Kind(name="thread", weight=6),
+        Kind(name="flaky", attempts=2, runs=2, declared={"attempts": 5, "backoff": _SOON}),
+        Kind(name="flaky_at_once", attempts=2, runs=2, declared={"attempts": 5, "backoff": None}),
+        Kind(name="flaky_thread", attempts=2, runs=2, declared={"attempts": 5, "backoff": _SOON}),
+        Kind(
+            name="exhausted",
+            state="failed",
+            attempts=3,
+            runs=3,
+            declared={"attempts": 3, "backoff": _SOON},
+        ),
+        Kind(name="permanent", state="failed", declared={"attempts": 5}),
+        Kind(name="retry_later", attempts=2, runs=2),
+        Kind(name="late", attempts=2, runs=2, declared={"timeout": 0.3, "backoff": _SOON}),
+        Kind(name="snoozed", runs=2),
+        Kind(name="limited", runs=2, weight=1, queue=LIMITED),
+        Kind(name="beside_limited", queue=LIMITED),
+        Kind(name="delayed", draw=_delay),
+        Kind(
+            name="delayed_flaky",
+            attempts=2,
+            runs=2,
+            draw=_delay,
+            declared={"backoff": Backoff.exponential(0.05, max_delay=0.5, jitter=0.5)},
+        ),
+        Kind(name="prioritized", weight=4, draw=_priority),
+        Kind(
+            name="prioritized_flaky", attempts=2, runs=2, draw=_priority, declared={"backoff": None}
+        ),
+        Kind(name="lifo", declared={"lifo": True}),
+        Kind(name="dedup", deduplicated=True, draw=_dedup()),
+        Kind(name="dedup_ttl", deduplicated=True, draw=_dedup(ttl=0.5)),
+        Kind(
+            name="debounced",
+            deduplicated=True,
+            draw=_both(_dedup(ttl=1.0, extend=True, replace=True), lambda _: {"delay": 0.5}),
+        ),
+        Kind(name="keep_last", deduplicated=True, draw=_dedup(keep_last=True)),
+        Kind(name="own_id"),
+        Kind(name="big", size=200_000, weight=1),
+        Kind(name="chatty"),
+        Kind(name="chatty_thread"),
+        Kind(name="spawning", weight=1),
+        Kind(name="spawned", weight=0),
+        Kind(name="slow", weight=1),
+        Kind(name="blocking", weight=1),
+        Kind(name="forgotten", kept=False, weight=4, declared={"keep_completed": Keep.none()}),
+        Kind(
+            name="forgotten_failure",
+            state="failed",
+            kept=False,
+            attempts=2,
+            runs=2,
+            declared={"attempts": 2, "backoff": _SOON, "keep_failed": Keep.none()},
+        ),
+    )
+}

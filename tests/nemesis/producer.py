@@ -1,0 +1,199 @@
+"""A process that adds jobs of all kinds until its input is closed.
+
+`python -m tests.nemesis.producer <url> <folder> <who> sync|asyncio|trio <jobs/s> <seed> <kinds>`
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from random import Random
+from typing import Any, Final
+
+import anyio
+from anyio import create_task_group, sleep, to_thread
+from msgspec import Struct
+
+from taskbull import App, EnqueueError, JobFailed, JobHandle, JobNotFound, TaskbullError
+from taskbull.app.task import Variant
+from tests.nemesis.kinds import KINDS, Kind
+from tests.nemesis.ledger import Answer, Called, Ledger
+from tests.nemesis.tasks import ENQUEUE_TIMEOUT, make_app, note_intent, note_refusal, said
+
+AT_ONCE: Final = 4
+"""Calls under way at once."""
+
+BULK: Final = 20
+RESULT_TIMEOUT: Final = 1.0
+
+
+class Order(Struct, frozen=True):
+    """One job, or several of a kind in one call."""
+
+    kind: Kind
+    intents: list[str]
+    options: dict[str, Any]
+    asks: bool
+    """Whether its result is waited for."""
+
+
+class Desk:
+    """What the sync and the async producers share: which jobs to add, and what to note of it."""
+
+    def __init__(self, app: App, ledger: Ledger, seed: str, kinds: list[Kind]) -> None:
+        self.app = app
+        self._ledger = ledger
+        self._seed = seed
+        self._kinds = kinds
+
+    def orders(self, lane: int) -> Iterator[Order]:
+        """Draw orders, of each lane others."""
+        random = Random(f"{self._seed}-{lane}")
+        weights = [kind.weight for kind in self._kinds]
+        number = 0
+        while True:
+            number += 1
+            [kind] = random.choices(self._kinds, weights)
+            options = kind.draw(random)
+            intent = f"{self._ledger.who}-{lane}-{number}"
+            count = BULK if kind.name == "plain" and random.random() < 0.05 else 1
+            if kind.name == "own_id":
+                options["job_id"] = intent
+            intents = [intent] if count == 1 else [f"{intent}-{n}" for n in range(count)]
+            yield Order(kind, intents, options, random.random() < 0.05)
+
+    def begin(self, order: Order) -> tuple[Variant[..., Any], list[dict[str, str]]]:
+        """Note what is intended; give the task and the arguments of each call."""
+        for intent in order.intents:
+            note_intent(self._ledger, intent, order.kind, order.options.get("delay", 0.0))
+        filling = {"filling": "x" * order.kind.size} if order.kind.size else {}
+        task = self.app.tasks[order.kind.name].options(**order.options)
+        return task, [{"intent": intent, **filling} for intent in order.intents]
+
+    def added(self, order: Order, handles: list[JobHandle[Any]], began: float) -> None:
+        self._called("enqueue", ENQUEUE_TIMEOUT, began)
+        for intent, handle in zip(order.intents, handles, strict=True):
+            self._ledger.note(Answer, intent=intent, said=said(handle.deduplicated), job=handle.id)
+
+    def refused(self, order: Order, error: EnqueueError, began: float) -> None:
+        self._called("enqueue", ENQUEUE_TIMEOUT, began, error)
+        left = {str(spec.data["intent"]) for spec in error.spec}
+        for intent in order.intents:
+            if intent in left:
+                note_refusal(self._ledger, intent, error)
+            else:  # it was added before the others were refused, and nobody knows its id
+                self._ledger.note(Answer, intent=intent, said="added")
+
+    def answered(self, began: float, error: Exception | None = None) -> None:
+        self._called("result", RESULT_TIMEOUT, began, error)
+
+    def _called(
+        self, what: str, deadline: float, began: float, error: Exception | None = None
+    ) -> None:
+        self._ledger.note(
+            Called,
+            what=what,
+            deadline=deadline,
+            took=time.monotonic() - began,
+            error="" if error is None else f"{type(error).__name__}: {error}"[:200],
+        )
+
+
+def produce(desk: Desk, lane: int, pause: float, ended: threading.Event) -> None:
+    """Add jobs from a thread."""
+    for order in desk.orders(lane):
+        if ended.wait(pause):
+            return
+        task, calls = desk.begin(order)
+        began = time.monotonic()
+        try:
+            if len(calls) == 1:
+                handles = [task.delay(**calls[0])]
+            else:
+                handles = desk.app.enqueue([task.job(**call) for call in calls])
+        except EnqueueError as error:
+            desk.refused(order, error, began)
+            continue
+        desk.added(order, handles, began)
+        if order.asks:
+            began = time.monotonic()
+            try:
+                handles[0].result(timeout=RESULT_TIMEOUT)
+                desk.answered(began)
+            except (JobFailed, JobNotFound, TimeoutError, TaskbullError) as error:
+                desk.answered(began, error)
+
+
+async def aproduce(desk: Desk, lane: int, pause: float, ended: threading.Event) -> None:
+    """Add jobs from an event loop."""
+    for order in desk.orders(lane):
+        await sleep(pause)
+        if ended.is_set():
+            return
+        task, calls = desk.begin(order)
+        began = time.monotonic()
+        try:
+            if len(calls) == 1:
+                handles = [await task.adelay(**calls[0])]
+            else:
+                handles = await desk.app.aenqueue([task.job(**call) for call in calls])
+        except EnqueueError as error:
+            desk.refused(order, error, began)
+            continue
+        desk.added(order, handles, began)
+        if order.asks:
+            began = time.monotonic()
+            try:
+                await handles[0].aresult(timeout=RESULT_TIMEOUT)
+                desk.answered(began)
+            except (JobFailed, JobNotFound, TimeoutError, TaskbullError) as error:
+                desk.answered(began, error)
+
+
+def run_sync(desk: Desk, pause: float) -> None:
+    ended = threading.Event()
+    threading.excepthook = _end_process
+    lanes = [
+        threading.Thread(target=produce, args=(desk, lane, pause, ended)) for lane in range(AT_ONCE)
+    ]
+    for thread in lanes:
+        thread.start()
+    sys.stdin.read()
+    ended.set()
+    for thread in lanes:
+        thread.join()
+
+
+async def run_async(desk: Desk, pause: float) -> None:
+    ended = threading.Event()
+    async with create_task_group() as lanes:
+        for lane in range(AT_ONCE):
+            lanes.start_soon(aproduce, desk, lane, pause, ended)
+        await to_thread.run_sync(sys.stdin.read)
+        ended.set()
+
+
+def _end_process(arguments: threading.ExceptHookArgs) -> None:
+    """Let a thread that fails end the process, so that it shows."""
+    threading.__excepthook__(arguments)
+    os._exit(1)
+
+
+def main(url: str, folder: str, who: str, flavour: str, *words: str) -> None:
+    rate, seed, names = words
+    app, ledger = make_app(url, Path(folder), who)
+    desk = Desk(app, ledger, f"{seed}-{who}", [KINDS[name] for name in names.split(",")])
+    pause = AT_ONCE / float(rate)
+    print("running", flush=True)
+    if flavour == "sync":
+        run_sync(desk, pause)
+    else:
+        anyio.run(run_async, desk, pause, backend=flavour)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,263 @@
+"""The tasks of all kinds, in one app: what producers add and workers run.
+
+A run is named `<intent>/<number>`, where the number tells how often the job was taken; what it
+returns or raises carries that name, so that Redis shows whose end it has accepted.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Final
+
+from anyio import sleep
+
+from taskbull import (
+    App,
+    ConnectionLost,
+    EnqueueError,
+    Keep,
+    LockLost,
+    MaybeExecuted,
+    PermanentError,
+    RateLimited,
+    Retry,
+    Snooze,
+    TransientError,
+    current_job,
+    events,
+)
+from taskbull.core.middleware import CallNext
+from taskbull.worker.running_job import RunningJob
+from tests.nemesis.kinds import KINDS, PREFIX, Kind
+from tests.nemesis.ledger import Answer, Intent, Ledger, Run, Told, Vitals
+
+ENQUEUE_TIMEOUT: Final = 2.0
+LINES: Final = 5
+"""What a chatty job writes to its log."""
+
+
+def run_name() -> str:
+    """Name the run that asks."""
+    job = current_job()
+    return f"{job.data['intent']}/{job.job.attempts_started}"
+
+
+async def plain(intent: str, filling: str = "") -> str:
+    return run_name()
+
+
+def in_thread(intent: str) -> str:
+    time.sleep(0.002)
+    return run_name()
+
+
+async def flaky(intent: str) -> str:
+    if current_job().attempt == 1:
+        raise TransientError(run_name())
+    return run_name()
+
+
+def flaky_thread(intent: str) -> str:
+    if current_job().attempt == 1:
+        raise TransientError(run_name())
+    return run_name()
+
+
+async def exhausted(intent: str) -> str:
+    raise TransientError(run_name())
+
+
+async def permanent(intent: str) -> str:
+    raise PermanentError(run_name())
+
+
+async def retry_later(intent: str) -> str:
+    if current_job().attempt == 1:
+        raise Retry(run_name(), after=0.1)
+    return run_name()
+
+
+async def late(intent: str) -> str:
+    if current_job().attempt == 1:
+        await sleep(60)
+    return run_name()
+
+
+async def snoozed(intent: str) -> str:
+    if current_job().job.attempts_started == 1:
+        raise Snooze(0.1)
+    return run_name()
+
+
+async def limited(intent: str) -> str:
+    if current_job().job.attempts_started == 1:
+        raise RateLimited(0.1)
+    return run_name()
+
+
+async def big(intent: str, filling: str) -> list[str]:
+    return [run_name(), filling]
+
+
+async def chatty(intent: str) -> str:
+    job = current_job()
+    for line in range(LINES):
+        # The network is the nemesis' doing; what Redis itself refuses is the worker's to bear.
+        with suppress(ConnectionLost, MaybeExecuted, LockLost):
+            await job.aprogress(line)
+            await job.alog(f"{run_name()} {line}")
+    return run_name()
+
+
+def chatty_thread(intent: str) -> str:
+    job = current_job()
+    for line in range(LINES):
+        with suppress(ConnectionLost, MaybeExecuted, LockLost):
+            job.progress({"line": line})
+            job.log(f"{run_name()} {line}")
+    return run_name()
+
+
+async def slow(intent: str) -> str:
+    await sleep(4)  # longer than a lock lives
+    return run_name()
+
+
+async def blocking(intent: str) -> str:
+    time.sleep(0.2)  # noqa: ASYNC251 - that is its kind
+    return run_name()
+
+
+FUNCTIONS: Final[dict[str, Callable[..., Any]]] = {
+    "thread": in_thread,
+    "flaky": flaky,
+    "flaky_at_once": flaky,
+    "flaky_thread": flaky_thread,
+    "exhausted": exhausted,
+    "permanent": permanent,
+    "retry_later": retry_later,
+    "late": late,
+    "snoozed": snoozed,
+    "limited": limited,
+    "delayed_flaky": flaky,
+    "prioritized_flaky": flaky,
+    "big": big,
+    "chatty": chatty,
+    "chatty_thread": chatty_thread,
+    "slow": slow,
+    "blocking": blocking,
+    "forgotten_failure": exhausted,
+}
+"""What is not here is plain."""
+
+
+def make_app(url: str, folder: Path, who: str) -> tuple[App, Ledger]:
+    """Make the app of one process, which notes in its ledger what happens to jobs."""
+    ledger = Ledger(folder, who)
+    app = App(
+        "nemesis",
+        redis=url,
+        prefix=PREFIX,
+        enqueue_timeout=ENQUEUE_TIMEOUT,
+        keep_completed=Keep.all(),
+        keep_failed=Keep.all(),
+    )
+    for kind in KINDS.values():
+        function = FUNCTIONS.get(kind.name, plain)
+        if kind.name == "spawning":
+            function = _spawning(app, ledger)
+        app.task(name=kind.name, queue=kind.queue, **kind.declared)(function)
+    app.task(name="probe")(_probe(ledger))
+    app.middleware(_noting_runs(ledger))
+    app.on(events.JobEvent)(_noting_events(ledger))
+    return app, ledger
+
+
+def _spawning(app: App, ledger: Ledger) -> Callable[..., Awaitable[str]]:
+    async def spawning(intent: str) -> str:
+        child, kind = f"{intent}-child", KINDS["spawned"]
+        note_intent(ledger, child, kind)
+        try:
+            # Its own id, so that a second run of this job adds no second child.
+            handle = await app.tasks["spawned"].options(job_id=child).adelay(intent=child)
+        except EnqueueError as error:
+            note_refusal(ledger, child, error)
+            raise Snooze(0.2) from error  # so that no attempt is spent
+        ledger.note(Answer, intent=child, said=said(handle.deduplicated), job=handle.id)
+        return run_name()
+
+    return spawning
+
+
+def _probe(ledger: Ledger) -> Callable[[float], None]:
+    def probe(added: float) -> None:
+        ledger.note(
+            Vitals,
+            threads=threading.active_count(),
+            sockets=sum("socket:" in _link(file) for file in Path("/proc/self/fd").iterdir()),
+            memory=_resident(),
+            late=max(0.0, time.time() - added),
+        )
+
+    return probe
+
+
+def _noting_runs(ledger: Ledger) -> Any:
+    async def note_run(job: RunningJob, call_next: CallNext[RunningJob]) -> Any:
+        if job.name in KINDS:
+            ledger.note(
+                Run,
+                queue=job.queue,
+                job=job.id,
+                kind=job.name,
+                intent=job.data["intent"],
+                number=job.job.attempts_started,
+            )
+        return await call_next(job)
+
+    return note_run
+
+
+def _noting_events(ledger: Ledger) -> Callable[[events.JobEvent], None]:
+    def note_event(event: events.JobEvent) -> None:
+        if not event.queue.startswith("probe-"):
+            ledger.note(
+                Told,
+                event=type(event).__name__,
+                queue=event.queue,
+                job=event.job.id,
+                number=event.job.attempts_started,
+                value=event.raw_value.decode() if isinstance(event, events.Completed) else "",
+            )
+
+    return note_event
+
+
+def note_intent(ledger: Ledger, intent: str, kind: Kind, delay: float = 0.0) -> None:
+    ledger.note(Intent, intent=intent, kind=kind.name, queue=kind.queue, delay=delay)
+
+
+def note_refusal(ledger: Ledger, intent: str, error: EnqueueError) -> None:
+    verdict = "maybe" if error.may_be_added else "refused"
+    ledger.note(Answer, intent=intent, said=verdict, error=str(error))
+
+
+def said(deduplicated: bool) -> str:
+    return "stands" if deduplicated else "added"
+
+
+def _link(file: Path) -> str:
+    try:
+        return os.readlink(file)
+    except OSError:  # it was that of the listing
+        return ""
+
+
+def _resident() -> int:
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")

@@ -1,0 +1,139 @@
+"""What is in Redis when all is over, and what its event streams tell of each job."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import Any, Final, Literal, TypeAlias
+
+import msgspec
+from msgspec import Struct
+
+from tests.nemesis.kinds import QUEUES
+from tests.nemesis.ledger import JobKey
+from tests.nemesis.place import Place, client, keys_of
+
+STATES: Final = {
+    "wait": "list",
+    "paused": "list",
+    "active": "list",
+    "delayed": "zset",
+    "prioritized": "zset",
+    "waiting-children": "zset",
+    "completed": "zset",
+    "failed": "zset",
+}
+OPEN: Final = ("wait", "paused", "active", "delayed", "prioritized", "waiting-children")
+"""The states of jobs that have not ended."""
+
+Ending: TypeAlias = Literal["completed", "failed", "left", "stalled", ""]
+"""How a taking of a job ended: `left` is back to wait, or delayed; `""` is not at all."""
+
+
+class Event(Struct, frozen=True):
+    """An entry of a queue's event stream."""
+
+    id: str
+    name: str
+    job: str
+    fields: dict[str, str]
+
+    @property
+    def ms(self) -> int:
+        """When it happened, by the server's clock."""
+        return int(self.id.partition("-")[0])
+
+
+class Taking(Struct):
+    """One time that a job was taken: from its `active` to what ended that."""
+
+    number: int
+    began_ms: int
+    ended_ms: int = 0
+    ending: Ending = ""
+
+
+class Queue(Struct):
+    """Everything of one queue."""
+
+    states: dict[str, list[str]]
+    jobs: dict[str, dict[str, str]]
+    """The hashes of jobs by id."""
+    keys: dict[str, int]
+    """The time to live of every key, by its name without the queue's part; -1: for ever."""
+    stream: list[Event]
+    events: dict[str, list[Event]]
+    """The stream's entries by job."""
+
+
+class Truth(Struct):
+    """All queues."""
+
+    queues: dict[str, Queue]
+
+    def intent_of(self, key: JobKey) -> str:
+        """Give the intent that a stored job came of."""
+        queue, job = key
+        data: Any = msgspec.json.decode(self.queues[queue].jobs[job].get("data", "{}"))
+        return str(data.get("intent", ""))
+
+
+def read_truth(place: Place) -> Truth:
+    """Read everything from the servers themselves."""
+    return Truth({name: _read_queue(place, name) for name in QUEUES})
+
+
+def open_jobs(place: Place) -> dict[str, int]:
+    """Count the jobs that have not ended, by queue and state."""
+    found: dict[str, int] = {}
+    for name in QUEUES:
+        keys = keys_of(place, name)
+        with client(place.owner(keys.meta)) as admin:
+            for state in OPEN:
+                key = keys.base + state
+                count = admin.llen(key) if STATES[state] == "list" else admin.zcard(key)
+                if count:
+                    found[f"{name}:{state}"] = int(count)
+    return found
+
+
+def _read_queue(place: Place, name: str) -> Queue:
+    keys = keys_of(place, name)
+    with client(place.owner(keys.meta)) as admin:
+        found: dict[str, int] = {}
+        jobs: dict[str, dict[str, str]] = {}
+        for key in admin.scan_iter(match=f"{keys.base}*", count=1000):
+            short = str(key)[len(keys.base) :]
+            found[short] = int(admin.pttl(key))
+            if admin.type(key) == "hash" and ":" not in short and short != "meta":
+                jobs[short] = admin.hgetall(key)
+        states = {
+            state: admin.lrange(keys.base + state, 0, -1)
+            if kind == "list"
+            else admin.zrange(keys.base + state, 0, -1)
+            for state, kind in STATES.items()
+        }
+        stream = [
+            Event(id, fields.get("event", ""), fields.get("jobId", ""), fields)
+            for id, fields in admin.xrange(keys.events)  # noqa: A001
+        ]
+    events: defaultdict[str, list[Event]] = defaultdict(list)
+    for event in stream:
+        events[event.job].append(event)
+    return Queue(states, jobs, found, stream, dict(events))
+
+
+def takings(events: list[Event]) -> list[Taking]:
+    """Divide the life of a job into the times that it was taken."""
+    found: list[Taking] = []
+    for event in events:
+        last = found[-1] if found else None
+        match event.name:
+            case "active":
+                found.append(Taking(len(found) + 1, event.ms))
+            case "completed" | "failed" if last and not last.ending:
+                last.ending, last.ended_ms = event.name, event.ms
+            case "delayed" | "waiting" if last and not last.ending:
+                last.ending, last.ended_ms = "left", event.ms
+            case "stalled" if last:
+                last.ending = "stalled"
+    return found
