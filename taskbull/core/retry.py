@@ -12,7 +12,8 @@ from taskbull.core.backoff import Backoff
 from taskbull.core.checks import check_choice, check_int, check_type, refusal, shown
 from taskbull.core.classification import Classifier, classify, leaves
 from taskbull.core.durations import from_ms, seconds
-from taskbull.core.failure import reason_of, stack_of
+from taskbull.core.failure import hint_for, reason_of, stack_of
+from taskbull.core.frames import leave_out_our_frames
 from taskbull.core.job import Job
 from taskbull.core.options import ErrorBackoffs, check_error_backoffs
 from taskbull.core.outcome import (
@@ -116,6 +117,9 @@ def _decide(
     category = _categorize(word, policy, notes)
     verdict = _verdict(category, job, policy)
     delay = _delay(word, job, policy, random, notes) if verdict is None else None
+    if (hint := hint_for(word)) is not None:
+        notes.append(hint)
+    leave_out_our_frames(error)
     failure = Failure(category, reason_of(word), stack_of(error, notes), error)
     if delay is None:
         return Failed(failure, verdict or Verdict.EXHAUSTED)

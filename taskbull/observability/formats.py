@@ -9,6 +9,9 @@ from typing import Any, Literal, TextIO, TypeAlias
 
 import msgspec
 
+from taskbull.core.failure import scrubbed
+from taskbull.observability.job_filter import JobFilter
+
 LogFormat: TypeAlias = Literal["text", "json"]
 
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
@@ -16,7 +19,10 @@ _COLOURS = {"WARNING": "33", "ERROR": "31", "CRITICAL": "31;1"}
 
 
 class TextFormatter(logging.Formatter):
-    """One line for people: time, level, worker, message."""
+    """One line for people: time, level, worker, message; a traceback stands below it.
+
+    Lines of others have the name of their logger, and the job in which they were written.
+    """
 
     def __init__(self, worker_id: str = "", *, coloured: bool = False) -> None:
         super().__init__()
@@ -30,10 +36,8 @@ class TextFormatter(logging.Formatter):
         if self._coloured and level in _COLOURS:
             level = f"\x1b[{_COLOURS[level]}m{level}\x1b[0m"
         worker = getattr(record, "worker_id", self._worker_id)
-        line = f"{time} {level} [{worker}] {one_line(record.getMessage())}"
-        if record.exc_info:
-            line += "\n" + self.formatException(record.exc_info)
-        return line
+        line = f"{time} {level} [{worker}] {one_line(_whose(record) + record.getMessage())}"
+        return line + _indented(_stack(self, record))
 
 
 class JsonFormatter(logging.Formatter):
@@ -54,9 +58,48 @@ class JsonFormatter(logging.Formatter):
         }
         given = vars(record)
         fields |= {name: value for name, value in given.items() if name not in _STANDARD}
-        if record.exc_info:
-            fields["exception"] = self.formatException(record.exc_info)
-        return msgspec.json.encode(fields, enc_hook=str).decode()
+        if stack := _stack(self, record):
+            fields["exception"] = stack
+        return _encode(fields)
+
+
+def _whose(record: logging.LogRecord) -> str:
+    """Say who wrote a line and in which job; our own lines say that in their words."""
+    if record.name.partition(".")[0] == "taskbull":
+        return ""
+    job = vars(record)
+    if "job_id" not in job:
+        return f"{record.name}: "
+    where = f" in {job['queue']}" if "queue" in job else ""
+    attempt = f", attempt {job['attempt']}" if "attempt" in job else ""
+    return f"[{job.get('job_name', 'job')} {job['job_id']}{where}{attempt}] {record.name}: "
+
+
+def _stack(formatter: logging.Formatter, record: logging.LogRecord) -> str:
+    """Give the traceback that a line brings; a worker's lines bring one that is cut to size."""
+    stack = record.exc_text or ""
+    if not stack and record.exc_info:
+        stack = formatter.formatException(record.exc_info)
+    return "\n".join(filter(None, (stack, record.stack_info)))
+
+
+def _indented(stack: str) -> str:
+    return "".join(f"\n    {one_line(line)}" for line in stack.splitlines())
+
+
+def _encode(fields: dict[str, Any]) -> str:
+    try:
+        return msgspec.json.encode(fields, enc_hook=_shown).decode()
+    except (ValueError, TypeError):  # what no JSON can hold, such as a lone surrogate
+        plain = {scrubbed(_shown(name)): scrubbed(_shown(value)) for name, value in fields.items()}
+        return msgspec.json.encode(plain).decode()
+
+
+def _shown(value: object) -> str:
+    try:
+        return str(value)
+    except Exception:  # noqa: BLE001 - foreign code: an object's own __str__
+        return f"an unprintable {type(value).__name__}"
 
 
 def one_line(text: str) -> str:
@@ -74,4 +117,5 @@ def set_up_logging(
     if form == "text":
         formatter = TextFormatter(worker_id, coloured=target.isatty())
     handler.setFormatter(formatter)
+    handler.addFilter(JobFilter())
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)

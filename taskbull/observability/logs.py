@@ -10,10 +10,11 @@ import logging
 from collections.abc import Callable, Mapping
 from math import inf
 from time import monotonic
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 from taskbull.core import events
-from taskbull.core.outcome import Verdict
+from taskbull.core.outcome import Failure, Verdict
+from taskbull.observability.job_filter import cut
 
 logger = logging.getLogger("taskbull.worker")
 
@@ -23,15 +24,19 @@ FIRST_PAUSE, LONGEST_PAUSE = 1.0, 300.0
 """Seconds between two lines of a kind that repeats itself."""
 
 
+_SHORT = 0.1
+"""Seconds below which one digit would not say enough."""
+
 _WHY = {
     Verdict.PERMANENT: "not retried",
-    Verdict.EXHAUSTED: "no attempt is left",
+    Verdict.EXHAUSTED: "no attempts left",
     Verdict.DOOMED: "not run",
 }
 
 
 def _job(event: events.JobEvent) -> dict[str, object]:
-    return {"job_id": event.job.id, "job_name": event.job.name, "attempt": event.job.attempt}
+    job = event.job
+    return {"job_id": cut(job.id), "job_name": cut(job.name), "attempt": job.attempt}
 
 
 def _ended(event: events.Ended) -> dict[str, object]:
@@ -49,12 +54,17 @@ def _failed(event: events.Failed) -> dict[str, object]:
     }
 
 
+def _when(delay: float) -> dict[str, object]:
+    short = f"{delay:.1f}" if delay >= _SHORT else f"{delay:g}"
+    return {"delay": delay, "when": f"in {short} s" if delay else "at once"}
+
+
 def _retried(event: events.Retried) -> dict[str, object]:
     failure = event.failure
     return {
         **_ended(event),
         "category": failure.category.value,
-        "delay": event.delay,
+        **_when(event.delay),
         "reason": failure.reason,
     }
 
@@ -72,22 +82,22 @@ _LINES: dict[type[events.Event], tuple[int, str, Callable[[Any], Fields]]] = {
     ),
     events.Retried: (
         logging.WARNING,
-        f"{_JOB} failed (%(category)s error) and runs again in %(delay).1f s: %(reason)s",
+        f"{_JOB} failed (%(category)s error) and runs again %(when)s: %(reason)s",
         _retried,
     ),
     events.Released: (
         logging.INFO,
-        f"{_JOB} was given back, to run again in %(delay).1f s",
-        lambda event: {**_ended(event), "delay": event.delay},
+        f"{_JOB} was given back and runs again %(when)s",
+        lambda event: {**_ended(event), **_when(event.delay)},
     ),
     events.Lost: (
         logging.WARNING,
-        f"{_JOB} is no longer ours, so its end is not written: %(reason)s",
+        f"{_JOB} lost its lock, so its outcome was not written: %(reason)s",
         lambda event: {**_ended(event), "reason": event.reason},
     ),
     events.Stalled: (
         logging.WARNING,
-        f"{_JOB} stalled and was put back (%(stalled_count)d times by now)",
+        f"{_JOB} stalled and was put back (stall number %(stalled_count)d)",
         lambda event: {
             **_job(event),
             "stalled_count": event.job.stalled_count,
@@ -105,32 +115,32 @@ _LINES: dict[type[events.Event], tuple[int, str, Callable[[Any], Fields]]] = {
         lambda event: {
             "duration": round(event.duration, 6),
             "where": event.where,
-            "job_id": None if event.job is None else event.job.id,
+            "job_id": None if event.job is None else cut(event.job.id),
         },
     ),
     events.RedisLost: (
         logging.WARNING,
-        "Redis is lost, running jobs go on and no new ones are taken: %(reason)s",
+        "Redis is lost; running jobs go on, and no new ones are taken: %(reason)s",
         lambda event: {"reason": event.reason},
     ),
     events.RedisBack: (
         logging.INFO,
-        "Redis is back after %(duration).1f s and %(attempts)d tries",
+        "Redis is back after %(duration).1f s (failed attempts to connect: %(attempts)d)",
         lambda event: {"duration": round(event.duration, 6), "attempts": event.attempts},
     ),
     events.SweepSkipped: (
         logging.WARNING,
-        "The sweep of queue %(queue)s took longer than its interval: one was skipped",
+        "A check for stalled jobs in queue %(queue)s was skipped: the one before still runs",
         lambda _: {},
     ),
     events.ThreadAbandoned: (
         logging.WARNING,
-        f"{_JOB} is given up, but its function goes on in its thread (%(abandoned)d such threads)",
+        f"{_JOB} was given up, but its function still runs (abandoned threads: %(abandoned)d)",
         lambda event: {**_job(event), "abandoned": event.abandoned},
     ),
     events.Recovered: (
         logging.INFO,
-        "Lost reply, queue %(queue)s: %(adopted)d adopted, %(settled)d settled, %(resent)d resent",
+        "Queue %(queue)s, lost reply: %(adopted)d adopted, %(settled)d written, %(resent)d resent",
         lambda event: {
             "adopted": event.adopted,
             "settled": event.settled,
@@ -150,7 +160,7 @@ _LINES: dict[type[events.Event], tuple[int, str, Callable[[Any], Fields]]] = {
     events.CircuitClosed: (
         logging.INFO,
         "The circuit of queue %(queue)s is closed: job %(test_job_id)s succeeded",
-        lambda event: {"test_job_id": event.test_job_id},
+        lambda event: {"test_job_id": cut(event.test_job_id)},
     ),
 }
 
@@ -187,7 +197,24 @@ class LogLines:
             if left_out:
                 fields["left_out"] = left_out
                 text += " (and %(left_out)d times since the last such line)"
-        logger.log(level, text, fields, extra=fields)
+        if kind is events.Failed or (kind is events.Retried and logger.isEnabledFor(logging.DEBUG)):
+            _write(level, text, fields, cast("events.Failed | events.Retried", event).failure)
+        else:
+            _write(level, text, fields)
+
+
+def _write(level: int, text: str, fields: Fields, failure: Failure | None = None) -> None:
+    error = None if failure is None else failure.error
+    stack = None if error is None else error.__traceback__
+    # Without a stack (it was never run, or our own words say all) the line has told everything.
+    exc_info = None if error is None or stack is None else (type(error), error, stack)
+    # Not `logger.log`: that looks for its caller, who is always this one.
+    record = logger.makeRecord(
+        logger.name, level, __file__, 0, text, (fields,), exc_info, extra=fields
+    )
+    if failure is not None and stack is not None:
+        record.exc_text = failure.stack  # cut to size, where the error may say whatever it likes
+    logger.handle(record)
 
 
 class Repeats:

@@ -31,6 +31,7 @@ from opentelemetry.trace import (
 )
 from opentelemetry.trace import Tracer as Tracer
 
+from taskbull.core.failure import message_of
 from taskbull.core.job import Job, NewJob
 from taskbull.core.outcome import (
     Completed,
@@ -236,7 +237,7 @@ def _fail_by(span: Span, failure: Failure) -> None:
         "exception",
         {
             "exception.type": _name(kind),
-            "exception.message": failure.reason,
+            "exception.message": message_of(failure.error),
             "exception.stacktrace": failure.stack,
         },
     )

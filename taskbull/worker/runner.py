@@ -11,7 +11,6 @@ from typing import Any
 
 from anyio import CancelScope, current_time
 
-from taskbull.core.frames import is_ours
 from taskbull.core.job import Job
 from taskbull.core.outcome import Completed, Lost, Outcome, Released, Snoozed
 from taskbull.core.retry import NO_POLICY, decide, doomed
@@ -84,7 +83,6 @@ class Runner:
             if ends_the_slot(error):
                 self._cycle.ended(lease, Released())
                 raise
-            _leave_out_our_frames(error)
             outcome = decide(error, job, policy, random=random)
         lease.duration = monotonic() - began
         self._cycle.ended(lease, outcome, policy)
@@ -137,15 +135,6 @@ class Runner:
                 return Snoozed(_SCHEDULER_PAUSE)
             break
         return None
-
-
-def _leave_out_our_frames(error: BaseException) -> None:
-    """Let the stack that is stored begin with the handler: what called it says nothing."""
-    traceback = error.__traceback__
-    while traceback is not None and is_ours(traceback.tb_frame.f_code.co_filename):
-        traceback = traceback.tb_next
-    if traceback is not None:
-        error.__traceback__ = traceback
 
 
 def _completed(job: Job, value: Any) -> Completed:

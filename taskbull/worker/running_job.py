@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from contextvars import Context, ContextVar
 from datetime import datetime
-from typing import Any
+from typing import Any, cast
 
+from taskbull.core.current import current
 from taskbull.core.job import Job
 from taskbull.core.keys import QueueKeys
 from taskbull.core.options import KEEP_LOGS
@@ -151,7 +152,7 @@ class RunningJob:
             raise LockLost(self.queue, self.id)
 
 
-_current: ContextVar[RunningJob] = ContextVar("taskbull_current_job")
+_current = cast("ContextVar[RunningJob]", current)
 
 enter = _current.set
 leave = _current.reset

@@ -87,7 +87,7 @@ async def test_a_failure_is_told_with_what_is_known(bed: Bed) -> None:
                     await wait()
                 error = failed.value
                 assert (error.queue, error.job_id, error.attempts) == ("q", job.id, 1)
-                assert error.reason == "it is negative"
+                assert error.reason == "ValueError: it is negative"
                 assert "ValueError: it is negative" in error.stacktrace[0]
 
 

@@ -117,7 +117,7 @@ def test_a_job_is_retried_while_attempts_remain_and_then_fails() -> None:
     assert isinstance(outcome, Failed)
     assert outcome.verdict is Verdict.EXHAUSTED
     assert outcome.failure.category is Category.UNKNOWN
-    assert outcome.failure.reason == "x"
+    assert outcome.failure.reason == "ValueError: x"
     assert outcome.failure.stack.startswith("ValueError: x")
 
 
@@ -166,7 +166,8 @@ def test_a_group_of_several_is_one_failure() -> None:
     group = ExceptionGroup("two went wrong", [ValueError("a"), Snooze(5)])
     outcome = decide(group, job(), random=half)
     assert isinstance(outcome, Retried)
-    assert outcome.failure.reason == "two went wrong (2 sub-exceptions)"
+    told = "ValueError: a; the task asked to be run again in 5 s"
+    assert outcome.failure.reason == f"ExceptionGroup: two went wrong (2 sub-exceptions): {told}"
     assert outcome.failure.error is group
 
 
@@ -306,17 +307,16 @@ def test_corrupt_data_met_by_the_handler_fails_permanently() -> None:
 
 
 @pytest.mark.parametrize(
-    ("error", "reason"),
+    "error",
     [
-        (ValueError("bad"), "bad"),
-        (ValueError(), "ValueError"),
-        (ValueError("😀 \0"), "😀 \0"),
-        (ValueError("\ud800"), "\\ud800"),
-        (UnprintableError(), "UnprintableError, whose message cannot be read"),
+        ValueError("bad"),
+        ValueError(),
+        ValueError("😀 \0"),
+        ValueError("\ud800"),
+        UnprintableError(),
     ],
 )
-def test_the_reason_is_the_message_and_always_valid_text(error: BaseException, reason: str) -> None:
-    assert reason_of(error) == reason
+def test_the_reason_and_the_stack_are_always_valid_text(error: BaseException) -> None:
     reason_of(error).encode()
     stack_of(error).encode()
     assert isinstance(decide(error, job(), random=half), Retried)
@@ -341,7 +341,7 @@ def test_the_stack_is_the_traceback_with_its_causes() -> None:
 def test_texts_are_bounded_and_keep_both_ends() -> None:
     error = ValueError("a" * 10**6 + "the end")
     assert len(reason_of(error)) < REASON_LIMIT + 100
-    assert reason_of(error).startswith("aaa")
+    assert reason_of(error).startswith("ValueError: aaa")
     assert reason_of(error).endswith("the end")
     assert len(stack_of(error)) < STACK_LIMIT + 100
 
@@ -354,6 +354,7 @@ def test_an_error_that_breaks_its_own_traceback_still_has_a_stack() -> None:
             return super().__getattribute__(name)
 
     assert stack_of(BrokenError("x"), ["a note"]) == "BrokenError: x\na note"
+    assert isinstance(decide(BrokenError("x"), job(), random=half), Retried)
 
 
 numbers = st.none() | st.integers(-5, 10)

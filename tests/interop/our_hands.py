@@ -12,7 +12,7 @@ from taskbull.core.keys import QueueKeys
 from taskbull.core.outcome import Completed, Released, Snoozed, Written
 from taskbull.core.retry import attempts_of, decide
 from taskbull.core.wire.job import decode_job, encode_value
-from taskbull.errors import ConfigurationError, PermanentError
+from taskbull.errors import ConfigurationError, PermanentError, TransientError
 from taskbull.scripts.call import Command
 from taskbull.scripts.cycle import Cycled, Keeping, Taking, cycle, pack_outcome
 from taskbull.scripts.schedulers import advance_scheduler
@@ -69,7 +69,7 @@ class OurHands:
         name: str = "Error",
         fetch_next: bool = False,
     ) -> str | None:
-        kind = PermanentError if name == "UnrecoverableError" else type(name, (Exception,), {})
+        kind = PermanentError if name == "UnrecoverableError" else TransientError
         outcome = decide(kind(message), self._job(job_id), random=random)
         return self._end(job_id, outcome, token, fetch_next=fetch_next)
 

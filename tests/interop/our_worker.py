@@ -16,7 +16,7 @@ from taskbull.core import events
 from taskbull.core.job import Job
 from taskbull.core.keys import QueueKeys
 from taskbull.core.options import Limiter, WorkerOptions
-from taskbull.errors import PermanentError, RateLimited, Snooze
+from taskbull.errors import PermanentError, RateLimited, Snooze, TransientError
 from taskbull.scripts.call import Command
 from taskbull.scripts.changes import move_to_waiting_children
 from taskbull.scripts.cycle import Taking
@@ -99,9 +99,9 @@ class Performer:
 
 
 async def _throw(_: Performer, __: RunningJob, error: Options) -> None:
-    name = error.get("name", "Error")
-    kind = PermanentError if name == "UnrecoverableError" else type(name, (Exception,), {})
-    raise kind(error["message"])
+    # Node stores a message without its type; of ours only taskbull's own errors are so stored.
+    by_name = error.get("name") == "UnrecoverableError"
+    raise (PermanentError if by_name else TransientError)(error["message"])
 
 
 async def _unrecoverable(_: Performer, __: RunningJob, message: str) -> None:

@@ -136,7 +136,7 @@ def test_it_is_not_raised_if_the_test_wants_to_look_itself(shop: Shop) -> None:
         [job] = box.jobs
         assert (job.state, job.attempts) == (JobState.FAILED, 3)
         assert job.failure is not None
-        assert job.failure.reason == "the mail server is away"
+        assert job.failure.reason == "ConnectionError: the mail server is away"
 
 
 def test_arguments_go_through_json_and_back(shop: Shop) -> None:

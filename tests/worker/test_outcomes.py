@@ -110,7 +110,7 @@ async def test_a_job_out_of_attempts_fails_with_its_reason_and_stacks(bed: Worke
     assert failed.verdict is Verdict.EXHAUSTED
     assert failed.failure.category is Category.UNKNOWN
     job = await bed.job(handle.id)
-    assert job.failed_reason == "bad 2"
+    assert job.failed_reason == "ValueError: bad 2"
     assert job.attempts_made == 2
     assert [stack.splitlines()[-1] for stack in job.stacktrace] == [
         "ValueError: bad 1",
@@ -210,7 +210,8 @@ async def test_a_timeout_cancels_the_handler_and_is_transient(bed: WorkerBed) ->
     [retried] = bed.record.of(events.Retried)
     assert cancelled.is_set()
     assert retried.failure.category is Category.TRANSIENT
-    assert retried.failure.reason == "the job took longer than its timeout of 0.05 s"
+    reason = "TimeoutError: the job took longer than its timeout of 0.05 s"
+    assert retried.failure.reason == reason
 
 
 async def test_sys_exit_in_a_handler_fails_the_job_and_not_the_worker(bed: WorkerBed) -> None:
