@@ -1,7 +1,7 @@
--- add: add jobs to a queue, in order. A repeated call adds nothing and gives its first answer.
+-- add: add jobs to a queue, in order. A job that is sent again in its call gets its first answer.
 --
 -- KEYS
---   memo               string   the last call of this producer's lane, and its answer
+--   memo               string   the last call of this producer's lane, its mark, and its answers
 --   counter            string   number of the last job
 --   meta               hash     settings of the queue
 --   wait               list     jobs that may run, taken from the tail
@@ -18,22 +18,25 @@
 --   prefix                      start of every key of this queue
 --   now                         ms
 --   call                        number of this call on its lane; the next call has a higher one
---   memo_life                   ms for which the answer is remembered
+--   mark                        hex digits that tell it from another producer's call of that number
+--   memo_life                   ms for which the answers are remembered
 --   jobs                        msgpack array of jobs, each an array:
 --                               id ("": the counter's), name, data, opts, timestamp, delay,
 --                               priority, lifo, special: false, or a map of
 --                                 children: true, it waits for its children
 --                                 dedup: {id, ttl (0: none), extend, replace, keep_last}
 --                                 parent: {key, id, queue key, stored JSON}
+--                               place in the call, where that is not its place here
 -- RETURNS
 --   per job two places: its id, and 0 added, 1 there was one of that id, 2 deduplicated (the id is
---   the owner's), -5 no such parent, -7 the job has another parent
+--   the owner's), -5 no such parent, -7 the job has another parent; nothing at all, and nothing is
+--   done, if the lane has gone on, or the number was used by another
 -- EFFECTS
 --   as BullMQ's; `deduplicated` is emitted as by version 6, without `debounced`
 
 local memo, counter, meta, wait, paused, active, prioritized, priority_counter, delayed,
   waiting_children, completed, marker, events = unpack(KEYS)
-local prefix, now, call, memo_life, jobs = unpack(ARGV)
+local prefix, now, call, mark, memo_life, jobs = unpack(ARGV)
 
 --- @include "queue_state"
 --- @include "event_limit"
@@ -43,13 +46,14 @@ local prefix, now, call, memo_life, jobs = unpack(ARGV)
 --- @include "attach_to_parent"
 --- @include "deduplicate"
 
+local told = {} -- the answers of this call, by place
 local last = redis.call("GET", memo)
 if last then
-  local number = string.match(last, "^%d+")
-  if number == call then
-    return cmsgpack.unpack(string.sub(last, #number + 2))
-  elseif tonumber(number) > tonumber(call) then
-    return {} -- it was late on its way, and whoever sent it has gone on
+  local number, theirs, rest = string.match(last, "^(%d+):(%x*):()")
+  if number == call and theirs == mark then
+    told = cmsgpack.unpack(string.sub(last, rest))
+  elseif number and tonumber(number) >= tonumber(call) then
+    return {} -- it was late on its way, or the lane is that of a cloned process
   end
 end
 
@@ -57,20 +61,29 @@ jobs = cmsgpack.unpack(jobs)
 local replies, fifo, lifo, classes, any_delayed = {}, {}, {}, {}, false
 
 -- A job without its parent is refused before it takes a number; all others take one each.
-local numbers = 0
+local new, numbers = {}, 0
 for i = 1, #jobs do
-  local special = jobs[i][9]
-  if special and special.parent and redis.call("EXISTS", special.parent[1]) == 0 then
-    replies[2 * i] = -5
+  local place, special = jobs[i][10] or i, jobs[i][9]
+  if told[2 * place] then
+    replies[2 * i - 1], replies[2 * i] = told[2 * place - 1], told[2 * place]
   else
-    numbers = numbers + 1
+    new[#new + 1] = i
+    if special and special.parent and redis.call("EXISTS", special.parent[1]) == 0 then
+      replies[2 * i] = -5
+    else
+      numbers = numbers + 1
+    end
   end
+end
+if #new == 0 then
+  return replies
 end
 local number = redis.call("INCRBY", counter, numbers) - numbers
 local queue = queue_state(meta, active, wait, paused)
 
-for i = 1, #jobs do
-  local id, name, data, opts, timestamp, delay, priority, is_lifo, special = unpack(jobs[i])
+for n = 1, #new do
+  local i = new[n]
+  local id, name, data, opts, timestamp, delay, priority, is_lifo, special, place = unpack(jobs[i])
   local code = replies[2 * i] or 0
   if code == 0 then
     number = number + 1
@@ -127,6 +140,8 @@ for i = 1, #jobs do
     end
   end
   replies[2 * i - 1], replies[2 * i] = id, code
+  place = place or i
+  told[2 * place - 1], told[2 * place] = id, code
 end
 
 if #fifo > 0 then
@@ -151,5 +166,5 @@ if any_delayed then
   mark_delay(marker, delayed)
 end
 redis.call("XTRIM", events, "MAXLEN", "~", event_limit(meta, queue))
-redis.call("SET", memo, call .. ":" .. cmsgpack.pack(replies), "PX", memo_life)
+redis.call("SET", memo, call .. ":" .. mark .. ":" .. cmsgpack.pack(told), "PX", memo_life)
 return replies

@@ -46,15 +46,29 @@ class ServerUnavailable(ServerRefused):
 
 
 class EnqueueError(TaskbullError):
-    """Jobs could not be added. `spec` holds them, to be kept or added later.
+    """Jobs could not be added. `spec` holds them, to be kept and enqueued again.
 
-    `may_be_added`: the reply to the first of them was lost, so Redis may have it after all.
+    Each has a ticket, so that enqueueing it again, also several times, adds it once.
+    `may_be_added`: the reply for some of them was lost, so that Redis may have them; for these,
+    that holds for ten minutes, after which another `EnqueueError` says so. `added` has the handles
+    of the jobs of the same bulk that were added.
     """
 
-    def __init__(self, message: str, spec: list[Any], *, may_be_added: bool = False) -> None:
+    def __init__(
+        self,
+        message: str,
+        spec: Sequence[Any],
+        *,
+        may_be_added: bool = False,
+        added: Sequence[Any] = (),
+    ) -> None:
         super().__init__(message)
-        self.spec = spec
+        self.spec = list(spec)
         self.may_be_added = may_be_added
+        self.added = list(added)
+
+    def __reduce__(self) -> tuple[Any, ...]:  # handles hold connections, and stay behind
+        return _enqueue_error, (str(self), self.spec, self.may_be_added)
 
 
 class JobNotFound(TaskbullError):
@@ -187,6 +201,10 @@ class RateLimited(Steering):
     def __init__(self, seconds: float | timedelta) -> None:
         self.seconds = _seconds("RateLimited(…)", seconds)
         super().__init__(f"the task asked its queue to wait {self.seconds:g} s")
+
+
+def _enqueue_error(message: str, spec: list[Any], may_be_added: bool) -> EnqueueError:
+    return EnqueueError(message, spec, may_be_added=may_be_added)
 
 
 _CENTURY = 100 * 365 * 86_400

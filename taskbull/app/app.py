@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from datetime import timedelta
 from functools import partial
@@ -40,6 +40,7 @@ from taskbull.core.options import (
 from taskbull.core.retention import Keep
 from taskbull.core.retry import RetryPolicy, UnknownErrors
 from taskbull.errors import ConfigurationError
+from taskbull.queue.bulk import Progress
 from taskbull.queue.event_loop import Alarm
 from taskbull.queue.handle import JobHandle
 from taskbull.queue.queue import Queue
@@ -160,17 +161,27 @@ class App:
         self._registry.add(task)
         return task
 
-    def enqueue(self, jobs: Sequence[JobSpec[R]]) -> list[JobHandle[R]]:
+    def enqueue(
+        self, jobs: Iterable[JobSpec[R]], *, progress: Progress | None = None
+    ) -> list[JobHandle[R]]:
         """Add the jobs that `task.job(…)` made, of any queues; handles in order.
 
-        Nothing is written unless all are valid. `EnqueueError.spec` holds those not added.
+        Of a list, nothing is written unless all jobs are valid. Any other iterable, a generator for
+        one, is streamed: its jobs are checked and sent as they come, and few are in memory at once.
+        `progress` is called, in this thread, with the number of jobs added so far: after every 250
+        of a queue, and at the end. `enqueue_timeout` is how long it may take without getting on.
+
+        `EnqueueError.spec` holds the jobs that were not added; enqueued again, none is added twice.
+        So does one that a generator, or `progress`, broke off by raising; the rest is still in it.
         """
         self._alarm.check()
-        return self.producer.enqueue(jobs)
+        return self.producer.enqueue(jobs, progress)
 
-    async def aenqueue(self, jobs: Sequence[JobSpec[R]]) -> list[JobHandle[R]]:
+    async def aenqueue(
+        self, jobs: Iterable[JobSpec[R]], *, progress: Progress | None = None
+    ) -> list[JobHandle[R]]:
         """Add the jobs that `task.job(…)` made, of any queues; handles in order. See `enqueue`."""
-        return await self.producer.aenqueue(jobs)
+        return await self.producer.aenqueue(jobs, progress)
 
     def job(self, queue: str, job_id: str) -> JobHandle[Any]:
         """Give the handle of a job that exists already, whoever added it; nothing is asked."""

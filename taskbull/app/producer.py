@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Sequence
 from contextlib import contextmanager
+from itertools import count
 from typing import Any, Generic, TypeAlias, TypeVar
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from taskbull.core.checks import check_type, refusal
-from taskbull.core.job import NewJob
+from taskbull.core.job import NewJob, Ticket
 from taskbull.core.keys import QueueKeys
 from taskbull.core.options import JobOptions
-from taskbull.errors import EnqueueError
+from taskbull.queue.adder import Adder
 from taskbull.queue.any_queue import AnyQueue
-from taskbull.queue.handle import JobHandle, ReadResult, Source, handle
-from taskbull.queue.operations import Batch, Operations
+from taskbull.queue.bulk import Bulk, Entry, Line, Progress
+from taskbull.queue.handle import JobHandle, ReadResult, Source
 from taskbull.queue.queue import Queue
 from taskbull.queue.stores import Stores
 from taskbull.queue.sync_queue import SyncQueue
-from taskbull.scripts.steps import Steps
+from taskbull.scripts.steps import Stages
 
 Q = TypeVar("Q", bound=AnyQueue)
 R_co = TypeVar("R_co", covariant=True)
@@ -51,19 +53,20 @@ class JobSpec(Struct, Generic[R_co], frozen=True):
         """The options of the task, the app and the call together."""
         return self.job.options
 
+    def with_ticket(self, ticket: Ticket) -> JobSpec[R_co]:
+        """Give the job with the ticket under which it is sent again."""
+        return replace(self, job=self.job.with_ticket(ticket))
+
+    def anew(self) -> JobSpec[R_co]:
+        """Give the job as one that was never sent: it is added, whatever became of this one."""
+        return replace(self, job=self.job.anew())
+
     def read(self, raw: bytes) -> Any:
         """Make a result of its JSON."""
         return self._read(raw)
 
 
 Enqueue: TypeAlias = Callable[[Sequence[JobSpec[Any]]], list[JobHandle[Any]]]
-
-
-class Line(Struct, frozen=True, eq=False):
-    """One queue as the producer needs it."""
-
-    operations: Operations
-    source: Source
 
 
 class Producer:
@@ -108,7 +111,7 @@ class Producer:
         if line is None:
             clustered = self.stores.address.topology == "cluster"
             keys = QueueKeys(queue, self.prefix, clustered, self.hash_tag)
-            line = self._lines[queue] = Line(Operations(keys), Source(keys, self.stores))
+            line = self._lines[queue] = Line(Adder(keys), Source(keys, self.stores))
         return line
 
     def queue(self, name: str) -> Queue:
@@ -130,46 +133,38 @@ class Producer:
             )
         return queue
 
-    def enqueue(self, specs: Sequence[JobSpec[Any]]) -> list[JobHandle[Any]]:
-        """Add jobs; handles in order. Nothing is written unless all are valid."""
+    def enqueue(
+        self, specs: Iterable[JobSpec[Any]], progress: Progress | None = None
+    ) -> list[JobHandle[Any]]:
+        """Add jobs; handles in order."""
         if self._elsewhere is not None:
-            return self._elsewhere(specs)
-        return self.stores.sync().perform(self._add(specs), timeout=self._timeout)
+            return self._divert(self._elsewhere, specs, progress)
+        return self.stores.perform(self._bulk(specs, progress), self._timeout)
 
-    async def aenqueue(self, specs: Sequence[JobSpec[Any]]) -> list[JobHandle[Any]]:
-        """Add jobs; handles in order. Nothing is written unless all are valid."""
+    async def aenqueue(
+        self, specs: Iterable[JobSpec[Any]], progress: Progress | None = None
+    ) -> list[JobHandle[Any]]:
+        """Add jobs; handles in order."""
         if self._elsewhere is not None:
-            return self._elsewhere(specs)
-        return await self.stores.running().perform(self._add(specs), timeout=self._timeout)
+            return self._divert(self._elsewhere, specs, progress)
+        return await self.stores.aperform(self._bulk(specs, progress), self._timeout)
 
-    def _add(self, specs: Sequence[JobSpec[Any]]) -> Steps[list[JobHandle[Any]]]:
-        places = _by_queue(specs)
-        batches = [self._batch(queue, specs, of_it) for queue, of_it in places.items()]
-        handles: dict[int, JobHandle[Any]] = {}
-        for number, (line, batch) in enumerate(batches):
-            try:
-                added = yield from line.operations.add(batch)
-            except EnqueueError as error:
-                error.spec.extend(spec for _, later in batches[number + 1 :] for spec in later.jobs)
-                raise
-            for place, spec, one in zip(
-                places[line.source.keys.queue], batch.jobs, added, strict=True
-            ):
-                handles[place] = handle(line.source, spec.name, one, spec.read)
-        return [handles[place] for place in range(len(specs))]
+    @staticmethod
+    def _divert(
+        elsewhere: Enqueue, specs: Iterable[JobSpec[Any]], progress: Progress | None
+    ) -> list[JobHandle[Any]]:
+        handles = elsewhere(list(specs))
+        if progress is not None:
+            progress(len(handles))
+        return handles
 
-    def _batch(
-        self, queue: str, specs: Sequence[JobSpec[Any]], places: list[int]
-    ) -> tuple[Line, Batch]:
-        line = self.line(queue)
-        chosen = [specs[place] for place in places]
-        return line, line.operations.batch([spec.job for spec in chosen], chosen)
+    def _bulk(
+        self, specs: Iterable[JobSpec[Any]], progress: Progress | None
+    ) -> Stages[list[JobHandle[Any]]]:
+        entries = map(self._entry, count(), specs)
+        return Bulk(entries, len(specs) if isinstance(specs, Collection) else None, progress).run()
 
-
-def _by_queue(specs: Sequence[JobSpec[Any]]) -> dict[str, list[int]]:
-    places: dict[str, list[int]] = {}
-    for place, spec in enumerate(specs):
+    def _entry(self, place: int, spec: JobSpec[Any]) -> Entry:
         if not isinstance(spec, JobSpec):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise refusal(f"jobs[{place}]", "be what task.job(…) makes", spec)
-        places.setdefault(spec.queue, []).append(place)
-    return places
+        return Entry(self.line(spec.queue), spec.job, spec, spec.read)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Coroutine
+from importlib import import_module
+from operator import attrgetter
 from typing import Any, Generic, ParamSpec, Protocol, TypeVar, Unpack, cast, overload
 
 from msgspec.structs import replace
@@ -41,6 +43,9 @@ class _Calling:
         job = NewJob(self.name, self.binder.bind(args, kwargs), options)
         return JobSpec(queue, job, self.read_result)
 
+    def __reduce__(self) -> tuple[Any, ...]:  # as its task: by the name in its module
+        return _calling_of, (self._function.__module__, self._function.__qualname__)
+
     def read_result(self, raw: bytes) -> Any:
         return self._result_reader(raw)
 
@@ -49,18 +54,23 @@ class _Calling:
         return result_reader(self._function)  # when first needed: all names are defined by then
 
 
+def _calling_of(module: str, name: str) -> _Calling:
+    task: Task[..., Any] = attrgetter(name)(import_module(module))
+    return task.calling
+
+
 class Enqueueable(Generic[P, R]):
     """Adds jobs of a task, with certain options. It does not change: `options` gives another."""
 
     def __init__(self, calling: _Calling, queue: str, options: JobOptions) -> None:
-        self._calling = calling
+        self.calling = calling
         self._queue = queue
         self._options = options
 
     @property
     def name(self) -> str:
         """The name of the task, under which its jobs are added."""
-        return self._calling.name
+        return self.calling.name
 
     @property
     def queue(self) -> str:
@@ -73,13 +83,13 @@ class Enqueueable(Generic[P, R]):
         Raises `TypeError` for a call that does not fit, and `EnqueueError` if Redis is away for
         longer than the app's `enqueue_timeout`.
         """
-        self._calling.alarm.check()
-        [handle] = self._calling.producer.enqueue([self._spec(args, kwargs)])
+        self.calling.alarm.check()
+        [handle] = self.calling.producer.enqueue([self._spec(args, kwargs)])
         return handle
 
     async def adelay(self, *args: P.args, **kwargs: P.kwargs) -> JobHandle[R]:
         """Add a job that calls the task with these arguments; from asyncio or trio. See `delay`."""
-        [handle] = await self._calling.producer.aenqueue([self._spec(args, kwargs)])
+        [handle] = await self.calling.producer.aenqueue([self._spec(args, kwargs)])
         return handle
 
     def job(self, *args: P.args, **kwargs: P.kwargs) -> JobSpec[R]:
@@ -91,11 +101,11 @@ class Enqueueable(Generic[P, R]):
         """Give the task with other options, to call or to keep."""
         check_names(f"{self.name}.options()", options, CallOptions)
         queue = options.get("queue", self._queue)
-        self._calling.producer.line(queue)
-        return Variant(self._calling, queue, of_call(self._options, options))
+        self.calling.producer.line(queue)
+        return Variant(self.calling, queue, of_call(self._options, options))
 
     def _spec(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> JobSpec[Any]:
-        return self._calling.spec(self._queue, self._options, args, kwargs)
+        return self.calling.spec(self._queue, self._options, args, kwargs)
 
 
 class Variant(Enqueueable[P, R]):
@@ -140,11 +150,11 @@ class Task(Enqueueable[P, R]):
     def reader(self) -> Read:
         """Prepare what reads the arguments of a job; `ConfigurationError` if that cannot be."""
         settings = self.settings
-        return arguments_reader(settings.name, self.function, self._calling.binder, settings.extra)
+        return arguments_reader(settings.name, self.function, self.calling.binder, settings.extra)
 
     def caller(self) -> Callable[..., Any]:
         """Give the function in a form that takes all its arguments by name."""
-        return by_keyword(self.function, self._calling.binder)
+        return by_keyword(self.function, self.calling.binder)
 
 
 class AsyncTask(Task[P, R]):

@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
 from taskbull.core import payload
 from taskbull.core.checks import check_text, check_type
@@ -18,6 +19,23 @@ from taskbull.core.wire.options import StoredOptions
 from taskbull.errors import CorruptJob
 
 
+class Ticket(Struct, frozen=True):
+    """The call by which a job was to be added, and its place in it.
+
+    Sent again under its ticket, a job gets its first answer: it is not added twice, however often
+    it is sent, alone or with others of its call.
+    """
+
+    producer: str
+    lane: int
+    call: int
+    mark: str
+    place: int
+    """Counted from 1."""
+    sent_ms: int | None = None
+    """When it was sent for the first time, so that it may have been added; None: it was not."""
+
+
 class NewJob(Struct, frozen=True):
     """A job to be written. `telemetry` is the context of the span that adds it."""
 
@@ -25,10 +43,20 @@ class NewJob(Struct, frozen=True):
     data: Any = msgspec.field(default_factory=dict[str, Any])
     options: JobOptions = JobOptions()
     telemetry: str | None = None
+    ticket: Ticket | None = None
+    """What a job has that could not be added once: see `EnqueueError.spec`."""
 
     def __post_init__(self) -> None:
         check_text("job name", self.name, most=NAME_LIMIT)
         check_type("options", self.options, JobOptions, "be JobOptions")
+
+    def with_ticket(self, ticket: Ticket) -> NewJob:
+        """Give the job with the ticket under which it is sent again."""
+        return replace(self, ticket=ticket)
+
+    def anew(self) -> NewJob:
+        """Give the job as one that was never sent: it is added, whatever became of this one."""
+        return replace(self, ticket=None)
 
 
 class Job(Struct, frozen=True, kw_only=True, dict=True):

@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable
+from itertools import count
 from typing import Any
 
 from taskbull.core import payload
 from taskbull.core.job import NewJob
 from taskbull.core.keys import QueueKeys
 from taskbull.observability.tracing import in_this_span
-from taskbull.queue.handle import JobHandle, Source, handle
-from taskbull.queue.operations import Batch, Operations
+from taskbull.queue.adder import Adder
+from taskbull.queue.bulk import Bulk, Entry, Line, Progress
+from taskbull.queue.handle import JobHandle, Source
+from taskbull.queue.operations import JobEntry, Operations
 from taskbull.queue.stores import Stores
-from taskbull.scripts.add import Added
+from taskbull.scripts.steps import Stages
 
 
 class AnyQueue:
     """A BullMQ queue, to be filled and looked after.
 
     `redis` is a URL; without one, the environment (`TASKBULL_REDIS_URL`, `REDIS_URL`) or the
-    server on this machine is used. `enqueue_timeout` is for an `add` in all, None: no limit.
+    server on this machine is used. `enqueue_timeout` is how long an `add` may take, or an
+    `add_bulk` without getting on; None: no limit.
     """
 
     def __init__(
@@ -34,7 +39,7 @@ class AnyQueue:
         clustered = self._stores.address.topology == "cluster"
         self.keys = QueueKeys(name, prefix, clustered, hash_tag)
         self._operations = Operations(self.keys)
-        self._source = Source(self.keys, self._stores)
+        self._line = Line(Adder(self.keys), Source(self.keys, self._stores))
         self._enqueue_timeout = enqueue_timeout
 
     @property
@@ -46,8 +51,11 @@ class AnyQueue:
         """Make a job for `add_bulk`; the options are those of `JobOptions`."""
         return in_this_span(self._operations.job(name, data, **options))
 
-    def _handles(self, batch: Batch, added: list[Added]) -> list[JobHandle[Any]]:
-        return [
-            handle(self._source, job.name, one, payload.decode)
-            for job, one in zip(batch.jobs, added, strict=True)
-        ]
+    def _bulk(
+        self, jobs: Iterable[JobEntry], progress: Progress | None = None
+    ) -> Stages[list[JobHandle[Any]]]:
+        entries = (
+            Entry(self._line, job, job, payload.decode)
+            for job in map(self._operations.entry, count(), jobs)
+        )
+        return Bulk(entries, len(jobs) if isinstance(jobs, Collection) else None, progress).run()

@@ -5,13 +5,10 @@ Users' units come in (seconds, datetimes, names of states), calls come out; noth
 
 from __future__ import annotations
 
-import os
 import time
-from collections.abc import Sequence
 from typing import Any, Literal, TypeAlias, TypeVar
 
 from msgspec import Struct
-from msgspec.structs import replace
 
 from taskbull.core.checks import check_bool, check_choice, check_int, check_text, refusal
 from taskbull.core.durations import Duration, seconds, to_ms
@@ -19,20 +16,10 @@ from taskbull.core.job import Job, NewJob
 from taskbull.core.keys import RESERVED_IDS, QueueKeys
 from taskbull.core.options import JobOptions
 from taskbull.core.states import MAX_PRIORITY, JobState
-from taskbull.core.wire.job import EncodedJob, encode_job
-from taskbull.core.wire.options import with_telemetry
 from taskbull.errors import (
-    ConnectionLost,
-    EnqueueError,
     JobNotFound,
-    MaybeExecuted,
-    ServerRefused,
-    TaskbullError,
 )
-from taskbull.observability.tracing import Tracer, current_tracer, sending
-from taskbull.queue.lanes import Lanes
 from taskbull.scripts import changes, inspection, limits, pausing, removal
-from taskbull.scripts.add import Added, add_jobs
 from taskbull.scripts.call import Command, Request
 from taskbull.scripts.inspection import Metrics
 from taskbull.scripts.steps import Steps
@@ -46,10 +33,6 @@ Finished: TypeAlias = Literal["completed", "failed"]
 JobEntry: TypeAlias = NewJob | tuple[str, Any] | tuple[str, Any, dict[str, Any]]
 """A job for `add_bulk`: what `queue.job` makes, or (name, data) or (name, data, options)."""
 
-BULK = 250
-"""Jobs per script call: Redis serves nobody else meanwhile, and that is a millisecond or two."""
-
-_BULK_BYTES = 1 << 20
 _DEFAULT = JobOptions()
 
 
@@ -65,33 +48,11 @@ class ConnectedWorker(Struct, frozen=True):
     """Seconds since it last sent a command."""
 
 
-class Batch(Struct, frozen=True):
-    """Jobs to be added to one queue, encoded and so checked.
-
-    `jobs` are what `EnqueueError` gives back: the jobs in the form in which the caller knows them.
-    """
-
-    jobs: Sequence[Any]
-    encoded: list[EncodedJob]
-    now_ms: int
-
-
-class _Unsent(Exception):
-    """A part of a bulk did not get through."""
-
-    def __init__(self, error: TaskbullError, *, may_be_added: bool) -> None:
-        super().__init__(error)
-        self.error = error
-        self.may_be_added = may_be_added
-
-
 class Operations:
-    """The operations of one queue; it owns the lanes of its producer side."""
+    """The operations of one queue, but for adding to it: see `adder`."""
 
     def __init__(self, keys: QueueKeys) -> None:
         self.keys = keys
-        self._lanes = Lanes()
-        self._process = os.getpid()
 
     def job(self, name: str, data: Any = None, **options: Any) -> NewJob:
         """Make a job to be added later, checked in full; without `data` it has an empty object."""
@@ -99,63 +60,8 @@ class Operations:
         chosen = JobOptions(**_known(options)) if options else _DEFAULT
         return NewJob(name, {} if data is None else data, chosen)
 
-    def add(self, batch: Batch) -> Steps[list[Added]]:
-        """Add jobs, in order; in a span, where the application traces."""
-        tracer = current_tracer()
-        return self._add(batch) if tracer is None else self._add_traced(batch, tracer)
-
-    def _add_traced(self, batch: Batch, tracer: Tracer) -> Steps[list[Added]]:
-        jobs = batch.encoded
-        names, contexts = [job.name for job in jobs], [job.telemetry for job in jobs]
-        with sending(tracer, self.keys.queue, names, contexts) as span:
-            traced = [_with_telemetry(job, span.telemetry(job.telemetry)) for job in jobs]
-            added = yield from self._add(replace(batch, encoded=traced))
-            span.sent([one.id for one in added])
-        return added
-
-    def _add(self, batch: Batch) -> Steps[list[Added]]:
-        added: list[Added] = []
-        for part in _parts(batch.encoded):
-            try:
-                added += yield from self._add_part(part, batch.now_ms)
-            except _Unsent as unsent:
-                rest = list(batch.jobs[len(added) :])
-                raise EnqueueError(
-                    f"Queue {self.keys.queue}: {len(rest)} of {len(batch.jobs)} jobs were not "
-                    f"added: {unsent.error}",
-                    rest,
-                    may_be_added=unsent.may_be_added,
-                ) from unsent.error
-        return added
-
-    @staticmethod
-    def batch(jobs: Sequence[NewJob], known_as: Sequence[Any] | None = None) -> Batch:
-        """Encode jobs, so that all are checked before the first is sent."""
-        now_ms = _now_ms()
-        encoded = [encode_job(job, now_ms) for job in jobs]
-        return Batch(jobs if known_as is None else known_as, encoded, now_ms)
-
-    def _add_part(self, jobs: Sequence[EncodedJob], now_ms: int) -> Steps[list[Added]]:
-        if self._process != os.getpid():  # forked: the lanes are the parent's
-            self._lanes, self._process = Lanes(), os.getpid()
-        with self._lanes.borrowed() as lane:
-            call = add_jobs(self.keys, jobs, now_ms, lane)
-            may_be_added = False
-            while True:
-                try:
-                    added: list[Added] = yield call
-                except MaybeExecuted:
-                    may_be_added = True  # the script knows: sent again, it gives its first answer
-                except (ConnectionLost, ServerRefused) as error:
-                    raise _Unsent(error, may_be_added=may_be_added) from error
-                else:
-                    return added
-
-    def entries(self, jobs: Sequence[JobEntry]) -> list[NewJob]:
-        """Read the jobs of a bulk."""
-        return [self._entry(place, job) for place, job in enumerate(jobs)]
-
-    def _entry(self, place: int, job: JobEntry) -> NewJob:
+    def entry(self, place: int, job: JobEntry) -> NewJob:
+        """Read a job of a bulk."""
         match job:
             case NewJob():
                 return job
@@ -283,27 +189,6 @@ def _known(options: dict[str, Any]) -> dict[str, Any]:
         if name not in known:
             raise refusal("option", f"be one of {', '.join(known)}", name)
     return options
-
-
-def _with_telemetry(job: EncodedJob, telemetry: str | None) -> EncodedJob:
-    if telemetry is None or telemetry == job.telemetry:
-        return job
-    options = with_telemetry(job.options, telemetry, instead_of=job.telemetry)
-    return replace(job, options=options, telemetry=telemetry)
-
-
-def _parts(jobs: Sequence[EncodedJob]) -> list[list[EncodedJob]]:
-    """Divide jobs so that no script call holds Redis, or the connection, for long."""
-    parts: list[list[EncodedJob]] = []
-    size = _BULK_BYTES
-    for job in jobs:
-        length = len(job.data) + len(job.options)
-        if size + length > _BULK_BYTES or len(parts[-1]) >= BULK:
-            parts.append([])
-            size = 0
-        parts[-1].append(job)
-        size += length
-    return parts
 
 
 def _workers(reply: bytes, name: str) -> list[ConnectedWorker]:

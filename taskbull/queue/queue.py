@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Iterable
 from typing import Any, TypeVar
 
 from taskbull.core.durations import Duration
 from taskbull.core.job import Job
 from taskbull.core.states import JobState
 from taskbull.queue.any_queue import AnyQueue
+from taskbull.queue.bulk import Progress
 from taskbull.queue.feed import (
     BLOCK,
     QueueEvent,
@@ -34,12 +35,17 @@ class Queue(AnyQueue):
         [handle] = await self.add_bulk([self._operations.job(name, data, **options)])
         return handle
 
-    async def add_bulk(self, jobs: Sequence[JobEntry]) -> list[JobHandle[Any]]:
-        """Add jobs, in order; nothing is written unless all of them are valid."""
-        batch = self._operations.batch(self._operations.entries(jobs))
-        store = self._stores.running()
-        added = await store.perform(self._operations.add(batch), timeout=self._enqueue_timeout)
-        return self._handles(batch, added)
+    async def add_bulk(
+        self, jobs: Iterable[JobEntry], *, progress: Progress | None = None
+    ) -> list[JobHandle[Any]]:
+        """Add jobs, in order; give their handles. `EnqueueError` tells what was not added.
+
+        Of a list, nothing is written unless all jobs are valid. Any other iterable is streamed:
+        its jobs are checked and sent as they come, and few are in memory at once. `progress` is
+        called with the number of jobs added so far, after every 250 at the latest.
+        """
+        bulk = self._bulk(jobs, progress)
+        return await self._stores.aperform(bulk, self._enqueue_timeout)
 
     async def counts(self) -> dict[str, int]:
         """Count the jobs in each state."""

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
 from anyio.lowlevel import current_token
 
 from taskbull.core.keys import QueueKeys
 from taskbull.queue.watch import Watch
+from taskbull.scripts.steps import Stages
 from taskbull.store.address import Address, default_url, parse
 from taskbull.store.aio import Store, ambient_store
 from taskbull.store.dialing import ConnectionOptions
 from taskbull.store.sync import SyncStore
+
+T = TypeVar("T")
 
 # A producer's callers have deadlines of a few seconds: it must notice soon that Redis is back.
 _PRODUCER = ConnectionOptions(longest_delay=1.0)
@@ -65,6 +68,38 @@ class Stores:
         if self._sync is None:
             self._sync = SyncStore(self.address)
         return self._sync
+
+    def perform(self, stages: Stages[T], timeout: float | None) -> T:
+        """Perform a long operation; `timeout` is for each of its stages."""
+        store = self.sync()
+        try:
+            steps = next(stages)
+            while True:
+                try:
+                    result = store.perform(steps, timeout=timeout)
+                except BaseException as error:  # noqa: BLE001 - the operation may know more
+                    steps = stages.throw(error)
+                else:
+                    steps = stages.send(result)
+        except StopIteration as end:
+            result_of_all: T = end.value
+            return result_of_all
+
+    async def aperform(self, stages: Stages[T], timeout: float | None) -> T:
+        """Perform a long operation; `timeout` is for each of its stages."""
+        store = self.running()
+        try:
+            steps = next(stages)
+            while True:
+                try:
+                    result = await store.perform(steps, timeout=timeout)
+                except BaseException as error:  # noqa: BLE001 - the operation may know more
+                    steps = stages.throw(error)
+                else:
+                    steps = stages.send(result)
+        except StopIteration as end:
+            result_of_all: T = end.value
+            return result_of_all
 
     def close(self) -> None:
         """Close the sync connections that are not in use; the others end with their event loop."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterable
 from typing import Any, TypeVar
 
 from taskbull.core.durations import Duration
@@ -10,6 +10,7 @@ from taskbull.core.job import Job
 from taskbull.core.states import JobState
 from taskbull.errors import MaybeExecuted
 from taskbull.queue.any_queue import AnyQueue
+from taskbull.queue.bulk import Progress
 from taskbull.queue.feed import QueueEvent, check_last_id, events_of, last_event_id, read_events
 from taskbull.queue.handle import JobHandle
 from taskbull.queue.operations import ConnectedWorker, Finished, JobEntry
@@ -28,12 +29,17 @@ class SyncQueue(AnyQueue):
         [handle] = self.add_bulk([self._operations.job(name, data, **options)])
         return handle
 
-    def add_bulk(self, jobs: Sequence[JobEntry]) -> list[JobHandle[Any]]:
-        """Add jobs, in order; nothing is written unless all of them are valid."""
-        batch = self._operations.batch(self._operations.entries(jobs))
-        store = self._stores.sync()
-        added = store.perform(self._operations.add(batch), timeout=self._enqueue_timeout)
-        return self._handles(batch, added)
+    def add_bulk(
+        self, jobs: Iterable[JobEntry], *, progress: Progress | None = None
+    ) -> list[JobHandle[Any]]:
+        """Add jobs, in order; give their handles. `EnqueueError` tells what was not added.
+
+        Of a list, nothing is written unless all jobs are valid. Any other iterable is streamed:
+        its jobs are checked and sent as they come, and few are in memory at once. `progress` is
+        called with the number of jobs added so far, after every 250 at the latest.
+        """
+        bulk = self._bulk(jobs, progress)
+        return self._stores.perform(bulk, self._enqueue_timeout)
 
     def counts(self) -> dict[str, int]:
         """Count the jobs in each state."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from enum import IntEnum
+from hashlib import blake2b
 from typing import Any
 
 import msgspec
@@ -17,8 +18,8 @@ from taskbull.scripts.loader import load
 
 ADD = load("add")
 
-MEMO_LIFE_MS = 300_000
-"""For how long a call may be repeated without being executed twice."""
+MEMO_LIFE_MS = 900_000
+"""For how long Redis knows what a call has done."""
 
 pack = msgspec.msgpack.encode
 
@@ -47,18 +48,28 @@ class Lane(Struct):
 
     That makes adding idempotent: a call whose reply was lost is sent again under its number, and
     gets the first answer if it had been executed. One that arrives when the lane has gone on is
-    not executed at all.
+    not executed at all. The mark is a digest of the call's jobs: two processes that are clones of
+    one image have the same lanes, but not the same calls.
     """
 
     producer: str
     number: int
     calls: int = 0
+    mark: str = ""
+
+    def begin_call(self) -> None:
+        """Go on to the next call."""
+        self.calls += 1
+        self.mark = ""
 
 
 def add_jobs(
     queue: QueueKeys, jobs: Sequence[EncodedJob], now_ms: int, lane: Lane
 ) -> Call[list[Added]]:
-    """Add jobs, in order, as the lane's current call; it gives one answer for each."""
+    """Add jobs, in order, as the lane's current call; it gives one answer for each.
+
+    No answer at all: the lane's number was used by another, and nothing was done.
+    """
     keys = (
         queue.private("add", lane.producer, str(lane.number)),
         queue.id,
@@ -75,12 +86,14 @@ def add_jobs(
         queue.events,
     )
     packed = pack([_entry(job) for job in jobs])
-    args = (queue.base, now_ms, lane.calls, MEMO_LIFE_MS, packed)
+    if not lane.mark:
+        lane.mark = blake2b(packed, digest_size=8).hexdigest()
+    args = (queue.base, now_ms, lane.calls, lane.mark, MEMO_LIFE_MS, packed)
     return Call(ADD, keys, args, _added)
 
 
 def _entry(job: EncodedJob) -> tuple[object, ...]:
-    return (  # text, not bytes: the msgpack in Redis knows no binary strings
+    entry = (  # text, not bytes: the msgpack in Redis knows no binary strings
         job.job_id,
         job.name,
         job.data.decode(),
@@ -91,6 +104,7 @@ def _entry(job: EncodedJob) -> tuple[object, ...]:
         job.lifo,
         _special(job) if job.dedup or job.parent or job.has_children else False,
     )
+    return entry if job.place is None else (*entry, job.place)
 
 
 def _special(job: EncodedJob) -> dict[str, object]:

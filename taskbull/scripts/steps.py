@@ -14,3 +14,6 @@ from taskbull.scripts.call import Request
 T = TypeVar("T")
 
 Steps: TypeAlias = Generator[Request[Any], Any, T]
+
+Stages: TypeAlias = Generator[Steps[Any], Any, T]
+"""A long operation: it gives others, one after the other, each with a time limit of its own."""

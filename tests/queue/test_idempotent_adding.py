@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from itertools import count
 from random import Random
 from typing import Any
 
 import anyio
 import pytest
 from anyio import create_task_group, fail_after, to_thread
+from msgspec.structs import replace
 
 from taskbull.core.keys import QueueKeys
 from taskbull.errors import EnqueueError
@@ -130,3 +132,56 @@ async def test_an_unanswered_add_says_that_the_job_may_be_there(proxy: Proxy, pr
     with fail_after(LIMIT), pytest.raises(EnqueueError) as failed:
         await queue.add("second")
     assert failed.value.may_be_added is True
+
+
+# F8
+
+
+def clone(queue: Queue, proxy: Proxy, prefix: str) -> Queue:
+    """Make the same queue in a process that was restored from the image of this one."""
+    twin = Queue("q", redis=proxy.url, prefix=prefix)
+    ours, theirs = queue._line.adder.lanes, twin._line.adder.lanes
+    if (producer := ours._producer) is not None:
+        theirs.borrow()
+        assert theirs._producer is not None
+        theirs._producer.id = producer.id
+        theirs._producer.free.extend(replace(lane) for lane in producer.free)
+        theirs._producer.numbers = count(len(producer.free))
+    return twin
+
+
+@pytest.mark.parametrize(("used", "ahead"), [(0, 0), (1, 0), (3, 5)])
+async def test_clones_of_one_process_image_lose_nothing(
+    proxy: Proxy, admin: Any, prefix: str, used: int, ahead: int
+) -> None:
+    original = Queue("q", redis=proxy.url, prefix=prefix)
+    names = [f"before-{number}" for number in range(used)]
+    for name in names:
+        await original.add(name)
+    clones = [clone(original, proxy, prefix) for _ in range(3)]
+    for queue, who in ((original, "original"), *zip(clones, "abc", strict=True)):
+        for number in range(ahead + 1):
+            names.append(f"{who}-{number}")
+            handle = await queue.add(names[-1])
+            assert (await handle.ainfo()).name == names[-1]
+    assert added(admin, prefix) == dict.fromkeys(names, 1)
+
+
+async def test_a_clone_whose_reply_was_lost_says_so_if_its_number_was_used(
+    proxy: Proxy, admin: Any, prefix: str
+) -> None:
+    original = Queue("q", redis=proxy.url, prefix=prefix, enqueue_timeout=0.4)
+    await original.add("first")
+    twin = clone(original, proxy, prefix)
+    proxy.refuse()
+    proxy.cut_before_request(prefix.encode())
+    with pytest.raises(EnqueueError) as failed:
+        await original.add("second")
+    proxy.heal()
+    await twin.add("third")
+    await twin.add("fourth")
+    with pytest.raises(EnqueueError, match="a clone of this process") as again:
+        await original.add_bulk(failed.value.spec)
+    assert again.value.may_be_added
+    await original.add_bulk([job.anew() for job in again.value.spec])
+    assert added(admin, prefix) == {"first": 1, "second": 1, "third": 1, "fourth": 1}

@@ -82,6 +82,8 @@ class EncodedJob(Struct, frozen=True):
     """It waits for its children, which are added after it."""
     telemetry: str | None = None
     """The context that stands in `options`, if one does."""
+    place: int | None = None
+    """Its place in the call under whose ticket it is sent again."""
 
 
 def encode_job(job: NewJob, timestamp_ms: int) -> EncodedJob:
@@ -102,6 +104,7 @@ def encode_job(job: NewJob, timestamp_ms: int) -> EncodedJob:
         options.job_id or "",
         options.dedup if isinstance(options.dedup, Dedup) else None,
         telemetry=job.telemetry,
+        place=None if job.ticket is None else job.ticket.place,
     )
 
 

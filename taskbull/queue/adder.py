@@ -1,0 +1,126 @@
+"""Adding jobs to one queue by single calls, each of them never executed twice."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from taskbull.core.job import Ticket
+from taskbull.core.keys import QueueKeys
+from taskbull.core.wire.job import EncodedJob
+from taskbull.core.wire.options import with_telemetry
+from taskbull.errors import (
+    ConnectionLost,
+    EnqueueError,
+    MaybeExecuted,
+    ServerRefused,
+    TaskbullError,
+)
+from taskbull.observability.tracing import Tracer, current_tracer, sending
+from taskbull.queue.lanes import Lanes
+from taskbull.scripts.add import MEMO_LIFE_MS, Added, Lane, add_jobs
+from taskbull.scripts.steps import Steps
+
+SEND_AGAIN_MS = MEMO_LIFE_MS - 300_000
+"""For how long a call may be sent again: five minutes less than Redis knows what it has done."""
+
+
+class Unsent(Struct, frozen=True):
+    """What became of a call that did not get through; `lane` is where it may be sent again."""
+
+    error: TaskbullError
+    lane: Lane
+    sent_ms: int | None
+    """When it was sent for the first time, if it may have been executed."""
+
+
+class Adder:
+    """Adds jobs to one queue; it owns the lanes of its producer side."""
+
+    def __init__(self, keys: QueueKeys) -> None:
+        self.keys = keys
+        self.lanes = Lanes()
+
+    def add(
+        self, jobs: Sequence[EncodedJob], ticket: Ticket | None = None
+    ) -> Steps[list[Added] | Unsent]:
+        """Add jobs in one call, under the ticket they have; in a span, where the app traces."""
+        tracer = current_tracer()
+        if tracer is None:
+            return self._add(jobs, ticket)
+        return self._add_traced(jobs, ticket, tracer)
+
+    def _add_traced(
+        self, jobs: Sequence[EncodedJob], ticket: Ticket | None, tracer: Tracer
+    ) -> Steps[list[Added] | Unsent]:
+        names, contexts = [job.name for job in jobs], [job.telemetry for job in jobs]
+        added: list[Added] | Unsent = []
+        with suppress(EnqueueError), sending(tracer, self.keys.queue, names, contexts) as span:
+            traced = [_with_telemetry(job, span.telemetry(job.telemetry)) for job in jobs]
+            added = yield from self._add(traced, ticket)
+            if isinstance(added, Unsent):
+                raise EnqueueError(str(added.error), ())  # for the span
+            span.sent([one.id for one in added])
+        return added
+
+    def _add(
+        self, jobs: Sequence[EncodedJob], ticket: Ticket | None
+    ) -> Steps[list[Added] | Unsent]:
+        if ticket is not None:
+            lane = Lane(ticket.producer, ticket.lane, ticket.call, ticket.mark)
+            if added := (yield from self._send(jobs, lane, ticket.sent_ms)):
+                return added
+        while True:
+            lane = self.lanes.borrow()
+            try:
+                added = yield from self._send(jobs, lane, None)
+            except BaseException:
+                self.lanes.give_back(lane)
+                raise
+            if isinstance(added, Unsent):
+                return added  # and its lane stays free for when the call is sent again
+            if added:
+                self.lanes.give_back(lane)
+                return added
+            self.lanes.renew()
+
+    def _send(
+        self, jobs: Sequence[EncodedJob], lane: Lane, sent_ms: int | None
+    ) -> Steps[list[Added] | Unsent]:
+        """Make one call, until it is answered; no answers: the lane is that of a clone."""
+        now_ms = int(time.time() * 1000)
+        if sent_ms is not None and now_ms - sent_ms > SEND_AGAIN_MS:
+            return Unsent(TaskbullError(_TOO_LATE), lane, sent_ms)
+        lost: MaybeExecuted | None = None
+        while True:
+            try:
+                added: list[Added] = yield add_jobs(self.keys, jobs, now_ms, lane)
+            except MaybeExecuted as error:  # sent again, it gives its first answer
+                lost, sent_ms = error, sent_ms or now_ms
+            except (ConnectionLost, ServerRefused) as error:
+                return Unsent(lost or error, lane, sent_ms)
+            else:
+                if not added and sent_ms is not None:
+                    return Unsent(TaskbullError(_OVERTAKEN), lane, sent_ms)
+                return added
+
+
+_TOO_LATE = (
+    f"they were sent more than {SEND_AGAIN_MS // 60_000} minutes ago, and Redis no longer knows "
+    "what became of that call. Look whether they are there; spec.anew() adds one in any case"
+)
+_OVERTAKEN = (
+    "a clone of this process has used the number of that call meanwhile. Look whether they are "
+    "there; spec.anew() adds one in any case"
+)
+
+
+def _with_telemetry(job: EncodedJob, telemetry: str | None) -> EncodedJob:
+    if telemetry is None or telemetry == job.telemetry:
+        return job
+    options = with_telemetry(job.options, telemetry, instead_of=job.telemetry)
+    return replace(job, options=options, telemetry=telemetry)

@@ -1,0 +1,225 @@
+"""Many jobs on their way to their queues, part by part: as few in memory as that needs."""
+
+from __future__ import annotations
+
+import time
+from array import array
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from itertools import pairwise
+from typing import Any, Protocol, Self, TypeAlias, TypeVar
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from taskbull.core.job import NewJob, Ticket
+from taskbull.core.wire.job import EncodedJob, encode_job
+from taskbull.errors import EnqueueError
+from taskbull.queue.adder import Adder, Unsent
+from taskbull.queue.handle import JobHandle, ReadResult, Source, handle
+from taskbull.scripts.add import Added, Lane
+from taskbull.scripts.steps import Stages
+
+T = TypeVar("T")
+
+Progress: TypeAlias = Callable[[int], object]
+"""Is told, after each part, how many jobs of the bulk were added so far."""
+
+BULK = 250
+"""Jobs per script call: Redis serves nobody else meanwhile, and that is a millisecond or two."""
+
+_BULK_BYTES = 1 << 20
+_OPEN_JOBS = 25_000
+_OPEN_BYTES = 16 * _BULK_BYTES
+"""How much may wait for its part to be full, where the jobs are for many queues."""
+
+
+class Sendable(Protocol):
+    """A job in the form in which the caller knows it."""
+
+    def with_ticket(self, ticket: Ticket) -> Self:
+        """Give the job with the ticket under which it is sent again."""
+        ...
+
+
+class Line(Struct, frozen=True, eq=False):
+    """The way to one queue."""
+
+    adder: Adder
+    source: Source
+
+
+class Entry(Struct, frozen=True, eq=False):
+    """One job of a bulk: where it goes, what it is, and how its result is read."""
+
+    line: Line
+    job: NewJob
+    known_as: Sendable
+    read: ReadResult
+
+
+class _Part:
+    """Jobs that go to a queue in one call."""
+
+    def __init__(self, line: Line, ticket: Ticket | None) -> None:
+        self.line = line
+        self.ticket = ticket
+        self.entries: list[tuple[int, Entry]] = []
+        self.jobs: list[EncodedJob] = []
+        self.size = 0
+
+    def has_room(self, job: EncodedJob, size: int) -> bool:
+        if self.size + size > _BULK_BYTES:
+            return False
+        # Each place of a ticket once: the second time is another call, which gets the answer.
+        return job.place is None or all(other.place != job.place for other in self.jobs)
+
+    def put(self, place: int, entry: Entry, job: EncodedJob, size: int) -> None:
+        self.entries.append((place, entry))
+        self.jobs.append(job)
+        self.size += size
+
+
+class _Left:
+    """The jobs that a bulk could not add, each with the ticket under which it is sent again."""
+
+    def __init__(self) -> None:
+        self.jobs: list[Sendable] = []
+        self.unsure = 0
+        """How many of them may have been added after all."""
+
+    def put(self, part: _Part, lane: Lane, sent_ms: int | None) -> None:
+        if part.ticket is not None and sent_ms is None:
+            sent_ms = part.ticket.sent_ms
+            self.jobs += [entry.known_as for _, entry in part.entries]
+        else:
+            call = (lane.producer, lane.number, lane.calls, lane.mark)
+            for number, (_, entry) in enumerate(part.entries, 1):
+                place = part.jobs[number - 1].place or number
+                self.jobs.append(entry.known_as.with_ticket(Ticket(*call, place, sent_ms)))
+        if sent_ms is not None:
+            self.unsure += len(part.entries)
+
+
+class Bulk:
+    """Adds jobs, and knows how far it has come.
+
+    With a `total`, all jobs are checked before the first is sent. Without, they are checked and
+    sent as they come.
+    """
+
+    def __init__(
+        self, entries: Iterable[Entry], total: int | None, progress: Progress | None
+    ) -> None:
+        self._entries = entries
+        self._total = total
+        self._progress = progress
+        self._handles: list[JobHandle[Any]] = []
+        self._places = array("Q")
+        self._open: dict[object, _Part] = {}
+        self._open_jobs = 0
+        self._open_bytes = 0
+        self._closed = False
+
+    def run(self) -> Stages[list[JobHandle[Any]]]:
+        """Add all; give handles in order. Raises `EnqueueError` when it has to break off."""
+        jobs = self._encoded()
+        if self._total is not None:
+            jobs = _drained(deque(jobs))
+        parts = self._parts(jobs)
+        try:
+            for part in parts:
+                added = yield part.line.adder.add(part.jobs, part.ticket)
+                if isinstance(added, Unsent):
+                    raise self._unsent(part, added, parts) from added.error
+                self._take_in(part, added)
+        except EnqueueError:
+            raise
+        except Exception as error:
+            if not self._handles:
+                raise
+            why = f"the jobs, or progress, raised {type(error).__name__}: {error}"
+            raise self._error(_Left(), parts, "", why) from error
+        return self._in_order()
+
+    def _encoded(self) -> Iterator[tuple[Entry, EncodedJob]]:
+        for entry in self._entries:
+            yield entry, encode_job(entry.job, int(time.time() * 1000))
+
+    def _parts(self, jobs: Iterator[tuple[Entry, EncodedJob]]) -> Iterator[_Part]:
+        """Give parts as they are full, then the rest; when closed, no more jobs are asked for."""
+        for place, (entry, job) in enumerate(jobs):
+            ticket = entry.job.ticket
+            key: object = id(entry.line)
+            if ticket is not None:
+                key = (key, replace(ticket, place=0))
+            size = len(job.data) + len(job.options)
+            part = self._open.get(key)
+            if part is not None and not part.has_room(job, size):
+                yield self._taken_out(key)
+                part = None
+            if part is None:
+                part = self._open[key] = _Part(entry.line, ticket)
+            part.put(place, entry, job, size)
+            self._open_jobs += 1
+            self._open_bytes += size
+            if len(part.jobs) >= BULK:
+                yield self._taken_out(key)
+            if self._closed:
+                break
+            if self._open_jobs > _OPEN_JOBS or self._open_bytes > _OPEN_BYTES:
+                yield self._taken_out(max(self._open, key=lambda each: self._open[each].size))
+        while self._open:
+            yield self._taken_out(next(iter(self._open)))
+
+    def _taken_out(self, key: object) -> _Part:
+        part = self._open.pop(key)
+        self._open_jobs -= len(part.jobs)
+        self._open_bytes -= part.size
+        return part
+
+    def _take_in(self, part: _Part, added: list[Added]) -> None:
+        for (place, entry), one in zip(part.entries, added, strict=True):
+            self._handles.append(handle(part.line.source, entry.job.name, one, entry.read))
+            self._places.append(place)
+        if self._progress is not None:
+            self._progress(len(self._handles))
+
+    def _unsent(self, part: _Part, unsent: Unsent, parts: Iterator[_Part]) -> EnqueueError:
+        left = _Left()
+        left.put(part, unsent.lane, unsent.sent_ms)
+        where = f"Queue {part.line.source.keys.queue}: "
+        return self._error(left, parts, where, str(unsent.error))
+
+    def _error(self, left: _Left, parts: Iterator[_Part], where: str, why: str) -> EnqueueError:
+        """Make the error of a bulk that is broken off: with `left`, and all that was not sent."""
+        self._closed = self._total is None  # what was not asked for stays with the caller
+        for part in [*parts, *self._open.values()]:
+            left.put(part, part.line.adder.lanes.reserve(), None)
+        missing = len(left.jobs) - left.unsure
+        if self._total is None:
+            count = f"{len(self._handles)} jobs were added, {missing} that came next were not"
+        else:
+            count = f"{missing} of {self._total} jobs were not added"
+        if left.unsure:
+            count += f", and of {left.unsure} more it is not known"
+        return EnqueueError(
+            f"{where}{count}: {why}",
+            left.jobs,
+            may_be_added=left.unsure > 0,
+            added=self._in_order(),
+        )
+
+    def _in_order(self) -> list[JobHandle[Any]]:
+        places, handles = self._places, self._handles
+        if all(one < other for one, other in pairwise(places)):
+            return handles
+        return [
+            one for _, one in sorted(zip(places, handles, strict=True), key=lambda pair: pair[0])
+        ]
+
+
+def _drained(jobs: deque[T]) -> Iterator[T]:
+    """Give jobs without keeping them."""
+    while jobs:
+        yield jobs.popleft()
