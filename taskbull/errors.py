@@ -72,10 +72,10 @@ class EnqueueError(TaskbullError):
 
 
 class JobNotFound(TaskbullError):
-    """There is no such job in the queue."""
+    """There is no such job in the queue: it was never added, or it was removed."""
 
-    def __init__(self, queue: str, job_id: str) -> None:
-        super().__init__(f"Job {job_id} does not exist in queue {queue}")
+    def __init__(self, queue: str, job_id: str, hint: str = "") -> None:
+        super().__init__(f"Job {job_id} does not exist in queue {queue}{hint and f': {hint}'}")
         self.queue = queue
         self.job_id = job_id
 

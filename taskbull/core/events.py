@@ -34,7 +34,13 @@ class Started(JobEvent, frozen=True, kw_only=True):
 
 
 class Ended(JobEvent, frozen=True, kw_only=True):
-    """A job that had been started ended, in whichever way."""
+    """A job that had been started ended, in whichever way.
+
+    The `job` of `Completed`, `Failed` and `Retried` is as it stands in Redis after the attempt:
+    `processed_on`, `processed_by`, `attempts_made`, `progress` and, as it applies, `finished_on`,
+    `returnvalue` and `failed_reason`; `attempt` is the one that ended. Its data and older stacks
+    are as they were when the job was taken.
+    """
 
     duration: float
     """Seconds for which it ran."""

@@ -91,12 +91,14 @@ class Job(Struct, frozen=True, kw_only=True, dict=True):
     raw_progress: bytes | None = None
     raw_returnvalue: bytes | None = None
     raw_parent: bytes | None = None
+    attempt_over: bool = False
+    """Whether its latest attempt has ended, as in events that tell of an end."""
     corrupt: CorruptJob | None = None
 
     @property
     def attempt(self) -> int:
-        """The number of the attempt that runs now, counted from 1."""
-        return self.attempts_made + 1
+        """The number of the attempt that runs now, or has just ended, counted from 1."""
+        return self.attempts_made if self.attempt_over else self.attempts_made + 1
 
     @cached_property
     def data(self) -> Any:

@@ -13,9 +13,9 @@ from taskbull.core.durations import Duration, seconds
 from taskbull.core.job import Job
 from taskbull.core.keys import QueueKeys
 from taskbull.core.states import JobState
-from taskbull.errors import JobNotFound, MaybeExecuted, SerializationError
+from taskbull.errors import MaybeExecuted, SerializationError
 from taskbull.queue.event_loop import Alarm
-from taskbull.queue.result import failure, not_in_time, wait_for_ending
+from taskbull.queue.result import failure, gone, not_in_time, wait_for_ending
 from taskbull.queue.stores import Stores
 from taskbull.scripts.add import Added, Result
 from taskbull.scripts.call import Request
@@ -126,7 +126,7 @@ class JobHandle(Struct, Generic[R_co], frozen=True, repr_omit_defaults=True):
 
     def _there(self, job: Job | None) -> Job:
         if job is None:
-            raise JobNotFound(self.queue, self.id)
+            raise gone(self._where.keys, self.id)
         return job
 
     def _run(self, call: Request[T]) -> T:

@@ -32,6 +32,12 @@ LOOK_AGAIN = 30.0
 _PAGES = 12
 """How much of the stream is searched for a job that is gone: all of BullMQ's 10,000 events."""
 
+_GONE: Final = (
+    "it was never added, or it has ended and was removed since. How many ended jobs stay, and for "
+    "how long, is said by keep_completed and keep_failed (of an app: the last 10,000 completed "
+    "ones, for a day)"
+)
+
 _COMPLETED: Final = b"completed"
 _FAILED: Final = b"failed"
 _REMOVED: Final = b"removed"
@@ -63,6 +69,11 @@ def told_by(queue: QueueKeys, reply: Any, after: str) -> tuple[str, list[tuple[s
     return text(entries[-1][0]), told
 
 
+def gone(queue: QueueKeys, job_id: str) -> JobNotFound:
+    """Make the error of a job whose end nobody can tell any more."""
+    return JobNotFound(queue.queue, job_id, _GONE)
+
+
 def settle(queue: QueueKeys, job_id: str, told: Told) -> Steps[Ending]:
     """Give the ending, also of a job that was removed when it ended; raise `JobNotFound`."""
     if isinstance(told, Ending):
@@ -75,11 +86,11 @@ def settle(queue: QueueKeys, job_id: str, told: Told) -> Steps[Ending]:
                 found = _told(queue, flat)[1]
                 if isinstance(found, Ending):
                     return found
-                raise told  # removed by somebody, or in silence since it was added
+                raise gone(queue, job_id)  # by somebody, or in silence since it was added
         if len(entries) < AT_ONCE:
             break
         newest = f"({text(entries[-1][0])}"
-    raise told
+    raise gone(queue, job_id)
 
 
 def failure(queue: QueueKeys, job_id: str, reason: str) -> Steps[JobFailed]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, TypeAlias, assert_never
 
 import msgspec
@@ -102,7 +103,7 @@ def cycle(
         taking.worker_name,
         taking.data_points,
     )
-    return Call(CYCLE, keys, args, _cycled)
+    return Call(CYCLE, keys, args, partial(_cycled, now_ms, taking.worker_name or None))
 
 
 KEEP_ALL = Keeping()
@@ -171,9 +172,10 @@ def _keep(keep: Keep | None) -> tuple[int, int, int]:
     )
 
 
-def _cycled(reply: Any) -> Cycled:
+def _cycled(now_ms: int, worker: str | None, reply: Any) -> Cycled:
     codes, jobs, limited, next_due = reply
     taken = [
-        decode_taken(job_id, fields) for job_id, fields in zip(jobs[::2], jobs[1::2], strict=True)
+        decode_taken(job_id, fields, now_ms, worker)
+        for job_id, fields in zip(jobs[::2], jobs[1::2], strict=True)
     ]
     return Cycled(codes, taken, limited, next_due)

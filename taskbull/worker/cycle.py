@@ -363,6 +363,7 @@ def _pack(batch: list[Ending], now_ms: int) -> list[Packed]:
     packed: list[Packed] = []
     for place, (lease, outcome, policy) in enumerate(batch):
         job, token = lease.job, lease.token
+        lease.written_ms = now_ms
         try:
             attempts = attempts_of(job, policy) if isinstance(outcome, Failed) else 0
             packed.append(pack_outcome(job, token, outcome, attempts, now_ms))

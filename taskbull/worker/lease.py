@@ -15,7 +15,18 @@ from taskbull.core.job import Job
 class Lease:
     """One job that this worker has taken."""
 
-    __slots__ = ("began", "duration", "ended", "job", "lost", "renewed", "scope", "token")
+    __slots__ = (
+        "began",
+        "duration",
+        "ended",
+        "job",
+        "lost",
+        "raw_progress",
+        "renewed",
+        "scope",
+        "token",
+        "written_ms",
+    )
 
     def __init__(self, job: Job, token: str, renewed: float) -> None:
         self.job = job
@@ -26,6 +37,10 @@ class Lease:
         """When the handler was called."""
         self.duration = 0.0
         """Seconds for which the handler ran."""
+        self.raw_progress: bytes | None = None
+        """The progress that the job has told last."""
+        self.written_ms = 0
+        """When its end was written, as it stands in Redis."""
         self.ended = False
         """Whether it is known what became of the job; Redis may not know yet."""
         self.lost: str | None = None

@@ -5,7 +5,10 @@ from __future__ import annotations
 from time import monotonic
 from typing import Any, TypeVar, assert_never
 
+from msgspec.structs import replace
+
 from taskbull.core import events
+from taskbull.core.job import Job
 from taskbull.core.outcome import (
     Completed,
     Failed,
@@ -53,19 +56,35 @@ class Reporter:
         common: Any = {
             "worker_id": self._worker_id,
             "queue": self._queue,
-            "job": lease.job,
             "duration": lease.duration,
         }
         match outcome:
             case Completed(value):
-                return events.Completed(raw_value=value, **common)
+                job = _after(lease, finished_ms=lease.written_ms, raw_returnvalue=value)
+                return events.Completed(job=job, raw_value=value, **common)
             case Failed(failure, verdict):
-                return events.Failed(failure=failure, verdict=verdict, **common)
+                reason = failure.reason
+                job = _after(lease, finished_ms=lease.written_ms, failed_reason=reason)
+                return events.Failed(job=job, failure=failure, verdict=verdict, **common)
             case Retried(failure, delay):
-                return events.Retried(failure=failure, delay=delay, **common)
+                job = _after(lease, failed_reason=failure.reason)
+                return events.Retried(job=job, failure=failure, delay=delay, **common)
             case Snoozed(delay) | Limited(delay):
-                return events.Released(delay=delay, **common)
+                return events.Released(job=lease.job, delay=delay, **common)
             case Released():
-                return events.Released(**common)
+                return events.Released(job=lease.job, **common)
             case _:
                 assert_never(outcome)
+
+
+def _after(lease: Lease, **known: Any) -> Job:
+    """Give the job as it stands in Redis after an attempt, as far as that is known here."""
+    job = lease.job
+    return replace(  # 0.2 µs
+        job,
+        attempts_made=job.attempts_made + 1,
+        attempt_over=True,
+        processed_ms=job.processed_ms or lease.written_ms - round(lease.duration * 1000),
+        raw_progress=lease.raw_progress or job.raw_progress,
+        **known,
+    )

@@ -111,11 +111,15 @@ class RunningJob:
 
     def progress(self, value: Any) -> None:
         """Tell how far the job has come: a number or anything else that is JSON."""
-        self._run(update_progress(self._desk.keys, self.id, encode_progress(value)))
+        raw = encode_progress(value)
+        self._run(update_progress(self._desk.keys, self.id, raw))
+        self._lease.raw_progress = raw
 
     async def aprogress(self, value: Any) -> None:
         """Tell how far the job has come: a number or anything else that is JSON."""
-        await self._arun(update_progress(self._desk.keys, self.id, encode_progress(value)))
+        raw = encode_progress(value)
+        await self._arun(update_progress(self._desk.keys, self.id, raw))
+        self._lease.raw_progress = raw
 
     def log(self, line: str) -> None:
         """Append a line to the job's log in Redis."""

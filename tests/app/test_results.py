@@ -106,15 +106,18 @@ async def test_a_retried_job_has_no_result_before_its_last_attempt(bed: Bed) -> 
             assert await (await third_time_lucky.adelay()).aresult() == 3
 
 
-async def test_a_job_that_is_not_there_is_told(bed: Bed) -> None:
+# users-4: 10,000 results are kept, and the first of 15,000 jobs did not "exist".
+async def test_a_job_that_is_not_there_is_told_and_why_that_may_be(bed: Bed) -> None:
     nobody = bed.app.job("q", "nobody")
+    told = r"Job nobody does not exist in queue q: it was never added, or .* keep_completed"
     with fail_after(LIMIT):
-        with pytest.raises(JobNotFound, match="nobody"):
+        with pytest.raises(JobNotFound, match=told):
             await nobody.aresult()
-        with pytest.raises(JobNotFound, match="nobody"):
+        with pytest.raises(JobNotFound, match=told):
             await to_thread.run_sync(nobody.result)
-        with pytest.raises(JobNotFound):
+        with pytest.raises(JobNotFound, match=told):
             await nobody.ainfo()
+        assert await nobody.astate() is JobState.UNKNOWN
 
 
 async def test_a_wait_ends_in_time(bed: Bed) -> None:

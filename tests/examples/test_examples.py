@@ -53,7 +53,7 @@ def test_the_circuit_opens_and_closes(embedded_only: OpenExample) -> None:
         "the circuit is half open after 0.5 s: one job is tried",
         "the circuit is closed: job 5 succeeded",
     ]
-    assert said.count("job 4: the weather service is down") == 1
+    assert said.count("job 4: ConnectionError: the weather service is down") == 1
     cities = ("Athens", "Bergen", "Cairo", "Delhi", "Essen")
     assert said[-5:] == [f"sunny in {city}" for city in cities]
 

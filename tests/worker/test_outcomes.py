@@ -273,3 +273,46 @@ async def test_a_job_that_stalls_too_often_is_failed(bed: WorkerBed) -> None:
         [failed] = await bed.record.wait_for(events.Failed)
     assert stalled.doomed
     assert failed.failure.reason == "job stalled more than allowable limit"
+
+
+KNOWN = (
+    "attempts_made",
+    "attempts_started",
+    "processed_on",
+    "processed_by",
+    "finished_on",
+    "failed_reason",
+    "returnvalue",
+    "progress",
+    "data",
+)
+
+
+# G9: the job of an event was the one that was taken, so that a listener wrote nonsense.
+async def test_the_job_of_an_end_is_as_it_stands_in_redis(bed: WorkerBed) -> None:
+    async def handler(job: Any) -> Any:
+        await job.aprogress(40 + job.attempt)
+        if job.name == "good":
+            return {"sent": True}
+        raise ValueError(job.name)
+
+    good = await bed.queue.add("good", {"to": "ann"})
+    bad = await bed.queue.add("bad", {}, attempts=2, backoff=Backoff.fixed(3600))
+    async with bed.worker(handler, worker_id="me").running():
+        [completed] = await bed.record.wait_for(events.Completed)
+        [retried] = await bed.record.wait_for(events.Retried)
+        for event, handle in ((completed, good), (retried, bad)):
+            stored = await bed.job(handle.id)
+            assert {name: getattr(event.job, name) for name in KNOWN} == {
+                name: getattr(stored, name) for name in KNOWN
+            }
+            assert event.job.attempt == 1
+        await bed.queue.promote(bad.id)
+        [failed] = await bed.record.wait_for(events.Failed)
+    stored = await bed.job(bad.id)
+    assert {name: getattr(failed.job, name) for name in KNOWN} == {
+        name: getattr(stored, name) for name in KNOWN
+    }
+    assert (failed.job.attempts_made, failed.job.attempt, failed.job.progress) == (2, 2, 42)
+    assert failed.job.finished_on is not None
+    assert failed.job.processed_by == "me"

@@ -147,8 +147,16 @@ def encode_stacktrace(job: Job, stack: str) -> bytes:
     return payload.encode([scrubbed(stack) for stack in stacks], "stacktrace")
 
 
-def decode_taken(job_id: bytes, values: Sequence[bytes | None]) -> Job:
-    """Read a job that a worker has taken, from the values of its `RUN_FIELDS`."""
+def decode_taken(
+    job_id: bytes,
+    values: Sequence[bytes | None],
+    processed_ms: int | None = None,
+    processed_by: str | None = None,
+) -> Job:
+    """Read a job that a worker has taken, from the values of its `RUN_FIELDS`.
+
+    When and by whom it was taken was written by the same call, and is not read again.
+    """
     name, data, opts, timestamp, delay, priority, made, started, *rare = values
     corrupt = None
     try:
@@ -169,6 +177,8 @@ def decode_taken(job_id: bytes, values: Sequence[bytes | None]) -> Job:
         priority=read_number(priority) or 0,
         attempts_made=max(0, read_number(made) or 0),
         attempts_started=read_number(started) or 0,
+        processed_ms=processed_ms,
+        processed_by=processed_by,
         corrupt=corrupt,
     )
     return _with_rare_fields(job, rare) if any(rare) else job
