@@ -15,6 +15,7 @@
 --   marker             zset     wakes workers
 --   events             stream   what happened
 --   counter            string   number of the last job
+--   memo               string   token and codes of this carrier's last call that ended jobs
 -- ARGV
 --   prefix                      start of every key of this queue
 --   now                         ms
@@ -44,7 +45,7 @@
 --   as those of BullMQ 6 for each job alone, one after the other
 
 local meta, wait, paused, active, prioritized, priority_counter, delayed, completed, failed,
-  stalled, limiter, marker, events, counter = unpack(KEYS)
+  stalled, limiter, marker, events, counter, memo = unpack(KEYS)
 local prefix, now, outcomes, want, token, lock_life, max_starts, window, worker, data_points =
   unpack(ARGV)
 
@@ -66,6 +67,7 @@ local prefix, now, outcomes, want, token, lock_life, max_starts, window, worker,
 --- @include "read_job"
 
 local COMPLETED, FAILED, RETRIED, SNOOZED = 1, 2, 3, 4
+local MEMO_LIFE = 3600000
 
 now, want, max_starts, window, data_points =
   tonumber(now), tonumber(want), tonumber(max_starts), tonumber(window), tonumber(data_points)
@@ -261,6 +263,8 @@ if #outcomes > 0 then
     redis.call("DEL", unpack(unlocked))
     redis.call("SREM", stalled, unpack(ended))
   end
+  -- Whoever does not get our reply asks this, and the end of a job is told by one worker only.
+  redis.call("SET", memo, cmsgpack.pack({ token, codes }), "PX", MEMO_LIFE)
   if data_points > 0 then
     for kind, name in ipairs({ "completed", "failed" }) do
       if counts[kind] > 0 then

@@ -74,7 +74,10 @@ def cycle(
     token: str,
     taking: Taking,
 ) -> Call[Cycled]:
-    """End jobs and take up to `want` others; the call gives what became of both."""
+    """End jobs and take up to `want` others; the call gives what became of both.
+
+    `token` is `<carrier>:<number>`, with a number that the carrier has not used before.
+    """
     keys = (
         queue.meta,
         queue.wait,
@@ -90,6 +93,7 @@ def cycle(
         queue.marker,
         queue.events,
         queue.id,
+        memo(queue, token),
     )
     args = (
         queue.base,
@@ -104,6 +108,11 @@ def cycle(
         taking.data_points,
     )
     return Call(CYCLE, keys, args, partial(_cycled, now_ms, taking.worker_name or None))
+
+
+def memo(queue: QueueKeys, token: str) -> str:
+    """Name the key that remembers what the last call of a carrier answered to its outcomes."""
+    return queue.private("cycle", token.rpartition(":")[0] or token)
 
 
 KEEP_ALL = Keeping()

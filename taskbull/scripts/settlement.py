@@ -12,34 +12,41 @@ from taskbull.core.job import Job
 from taskbull.core.keys import QueueKeys
 from taskbull.core.wire.job import decode_taken
 from taskbull.scripts.call import Call
+from taskbull.scripts.cycle import memo
 from taskbull.scripts.loader import load
+from taskbull.scripts.replies import texts
 from taskbull.scripts.steps import Steps
 
 SETTLE_CYCLE = load("settle_cycle")
+ADOPT_JOBS = load("adopt_jobs")
 
-PIECE = 1000
-"""How many active jobs one call looks at."""
+PIECE = 5000
+"""How many active jobs one call looks at: 2 ms of the server's time."""
+
+REPLY_BYTES = 1 << 20
+"""How much one reply may bring of the jobs that are adopted; the last one may exceed it."""
 
 pack = msgspec.msgpack.encode
-
-
-class Trace(Struct, frozen=True):
-    """What is seen of an outcome that may have been written."""
-
-    held: bool
-    """The job is still locked by its token: the outcome was not written."""
-    finished_ms: int
-    """-1 if the job is gone, 0 if it has not finished."""
-    attempts_made: int
 
 
 class Settled(Struct, frozen=True):
     """What a lost cycle has done."""
 
+    taken: list[str]
+    """The ids of the jobs that it took."""
+    codes: list[int]
+    """What it answered for each outcome; empty: it was not executed, or nobody knows any more."""
+    held: list[bool]
+    """Of each outcome, whether its job is still locked: then it was not written."""
+
+
+class Adopted(Struct, frozen=True):
+    """Some of the jobs that a lost cycle took."""
+
+    count: int
+    """How many of those that were asked for are done with."""
     jobs: list[Job]
-    """Those that it took."""
-    traces: list[Trace]
-    """Of each outcome that it carried."""
+    """Those of them that are still ours; their locks were renewed."""
 
 
 class _Piece(Struct, frozen=True):
@@ -59,33 +66,51 @@ def settle_cycle(
 
     It reads only, so it may be asked again.
     """
-    jobs: dict[str, Job] = {}
+    taken: dict[str, None] = {}
     position = 0
     outcomes = [part for pair in ended for part in pair]
-    traces: list[Trace] | None = None
+    first: Settled | None = None
     while True:
         found: _Piece = yield _look(queue, token, outcomes, position, piece)
-        jobs.update((job.id, job) for job in found.settled.jobs)
-        if traces is None:
-            traces = found.settled.traces
+        taken.update(dict.fromkeys(found.settled.taken))
+        if first is None:
+            first = found.settled
             outcomes = []
-        if found.position < 0 or len(jobs) >= want:
-            return Settled(list(jobs.values())[::-1], traces)  # the first that was taken first
+        if found.position < 0 or len(taken) >= want:
+            # The first that was taken first.
+            return Settled(list(taken)[::-1], first.codes, first.held)
         position = found.position
+
+
+def adopt_jobs(
+    queue: QueueKeys,
+    token: str,
+    job_ids: Sequence[str],
+    lock_life_ms: int,
+    *,
+    size: int = REPLY_BYTES,
+) -> Call[Adopted]:
+    """Renew the locks of jobs that a lost cycle took, and read as many as one reply may hold.
+
+    Doing it again does no harm.
+    """
+    args = (queue.base, token, pack(job_ids), lock_life_ms, size)
+    return Call(ADOPT_JOBS, (queue.stalled,), args, _adopted)
 
 
 def _look(
     queue: QueueKeys, token: str, outcomes: Sequence[str], position: int, size: int
 ) -> Call[_Piece]:
     args = (queue.base, token, pack(outcomes), position, size)
-    return Call(SETTLE_CYCLE, (queue.active,), args, _piece)
+    return Call(SETTLE_CYCLE, (queue.active, memo(queue, token)), args, _piece)
 
 
 def _piece(reply: Any) -> _Piece:
-    position, flat, marks = reply
+    position, taken, codes, held = reply
+    return _Piece(position, Settled(texts(taken), codes, [one == 1 for one in held]))
+
+
+def _adopted(reply: Any) -> Adopted:
+    count, flat = reply
     jobs = [decode_taken(*pair) for pair in zip(flat[::2], flat[1::2], strict=True)]
-    traces = [
-        Trace(held == 1, finished, made)
-        for held, finished, made in zip(marks[::3], marks[1::3], marks[2::3], strict=True)
-    ]
-    return _Piece(position, Settled(jobs, traces))
+    return Adopted(count, jobs)

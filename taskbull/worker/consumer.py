@@ -28,9 +28,15 @@ class Consumer:
         self._desk = desk
         self._options = options = rules.over(worker)
         self._global_concurrency = rules.global_concurrency
-        self._cycle = Cycle(side, options.concurrency, _taking(options, desk.worker_id))
+        taking = _taking(options, desk.worker_id)
+        self._cycle = Cycle(side, options.concurrency, taking, _fresh_for(options))
         self._runner = Runner(
-            side, self._cycle, desk, find, cancel_lost=options.on_lost_lock == "cancel"
+            side,
+            self._cycle,
+            desk,
+            find,
+            lock_life=seconds("lock_duration", options.lock_duration),
+            cancel_lost=options.on_lost_lock == "cancel",
         )
         interval = seconds("stalled_interval", options.stalled_interval)
         self._sweeper = Sweeper(side, interval, options.max_stalled_count)
@@ -84,6 +90,12 @@ class Consumer:
         if self.side.guard is not None:
             self.side.guard.look()
         self._cycle.wake()
+
+
+def _fresh_for(options: WorkerOptions) -> float:
+    """Give the age up to which a lock lives until the next heartbeat, with something to spare."""
+    life = seconds("lock_duration", options.lock_duration)
+    return (life - seconds("heartbeat_interval", options.heartbeat_interval)) / 2
 
 
 def _taking(options: WorkerOptions, worker_id: str) -> Taking:

@@ -9,7 +9,9 @@ Its rules:
 - Nothing but `carry` talks to Redis, and nobody cancels it before everything is `flushed`: a call
   that takes jobs and whose reply is not read leaves them behind.
 - A call that may or may not have been executed is settled by what is in Redis: jobs that it took
-  are adopted, outcomes that it wrote are counted as written, the others are sent again.
+  are adopted, outcomes that it wrote are counted as written, and of the others those whose job is
+  still locked are sent again.
+- No job starts on the word of a reply that is so old that its lock may be gone.
 """
 
 from __future__ import annotations
@@ -17,10 +19,13 @@ from __future__ import annotations
 import logging
 import uuid
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+from itertools import count
+from math import inf
 from random import random
 from time import monotonic
-from typing import Final, TypeAlias
+from typing import Final, TypeAlias, TypeVar
 
 from anyio import sleep
 
@@ -40,14 +45,17 @@ from taskbull.core.outcome import (
 from taskbull.core.retry import NO_POLICY, RetryPolicy, attempts_of, decide, undecidable
 from taskbull.errors import MaybeExecuted, PermanentError, ServerRefused, TaskbullError
 from taskbull.scripts.cycle import Cycled, Packed, Taking, cycle, pack_outcome
+from taskbull.scripts.locks import extend_locks
 from taskbull.scripts.replies import REFUSALS
-from taskbull.scripts.settlement import Settled, Trace, settle_cycle
+from taskbull.scripts.settlement import Settled, adopt_jobs, settle_cycle
 from taskbull.store.backend import Waiter, waiters, wake
 from taskbull.store.reconnection import LONGEST_DELAY, reconnect_delay
 from taskbull.worker.lease import Lease
 from taskbull.worker.side import QueueSide
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 Ending: TypeAlias = tuple[Lease, Written, RetryPolicy]
 """A job whose run is over, what became of it, and the rules by which that was decided."""
@@ -79,13 +87,13 @@ _INCOMPLETE: Final[dict[int, tuple[type[Exception], str]]] = {
 class Cycle:
     """The worker's side of one queue in Redis: outcomes go out, jobs come in."""
 
-    def __init__(self, side: QueueSide, concurrency: int, taking: Taking) -> None:
+    def __init__(self, side: QueueSide, concurrency: int, taking: Taking, fresh_for: float) -> None:
+        """Make it; a lock that is younger than `fresh_for` lives until the next heartbeat."""
         self._side = side
         self._concurrency = concurrency
         self._enough = max(1, min(_ENOUGH, concurrency // 2))
         self._taking = taking
-        self._uuid = str(uuid.uuid4())
-        self._calls = 0
+        self._fresh_for = fresh_for
         self._pending: deque[Ending] = deque()
         self._apart = 0  # how many of those are to be sent one by one
         self._occupied = 0  # slots with a job, taken and not ended
@@ -150,12 +158,13 @@ class Cycle:
 
     async def carry(self) -> None:
         """Send and ask whenever it is time; `CARRIERS` tasks do this."""
-        while True:
+        carrier = uuid.uuid4()
+        for number in count(1):
             while not self._due():
                 waiter = self._new_waiter()
                 self._carriers.append(waiter)
                 await waiter
-            await self._turn()
+            await self._turn(f"{carrier}:{number}")
 
     def _room(self) -> int:
         """Give how many jobs may be asked for now."""
@@ -194,14 +203,12 @@ class Cycle:
             batch.append(ending)
         return batch
 
-    async def _turn(self) -> None:
+    async def _turn(self, token: str) -> None:
         """Make one call and take in what it gives."""
         side = self._side
         want = min(self._room(), BATCH)
         batch = self._gather()
         wakes, now_ms, sent_at = self._wakes, side.clock.wall_ms(), monotonic()
-        self._calls += 1
-        token = f"{self._uuid}:{self._calls}"
         packed = _pack(batch, now_ms)
         self._asked += want
         self._under_way += 1
@@ -211,26 +218,22 @@ class Cycle:
                 cycled = await side.store.run(call)
             except (MaybeExecuted, ServerRefused) as error:
                 settled = await self._settle(batch, want, token)
-                self._asked -= want
-                self._recover(batch, settled, now_ms)
-                self._deliver(settled.jobs, token, sent_at)
+                self._asked -= want - len(settled.taken)
+                self._recover(batch, settled)
+                await self._adopt(settled.taken, token)
                 if isinstance(error, ServerRefused):
                     await self._refused(error, batch, want)
             else:
-                self._asked -= want
                 self._refusals = 0
                 self._answered(batch, cycled, want, wakes)
-                self._deliver(cycled.jobs, token, sent_at)
+                await self._deliver(cycled.jobs, token, sent_at)
+                self._asked -= want
         finally:
             self._under_way -= 1
             self._nudge()
 
     def _answered(self, batch: list[Ending], cycled: Cycled, want: int, wakes: int) -> None:
-        for ending, code in zip(batch, cycled.codes, strict=True):
-            if code == 0:
-                self._accept(ending)
-            else:
-                self._reject(ending, code)
+        self._heed(batch, cycled.codes)
         if not want:
             return
         if len(cycled.jobs) == want:
@@ -248,12 +251,14 @@ class Cycle:
         self._limited_until = self._side.clock.now() + duration
         self._side.alarm.set(self._limited_until)
 
-    def _deliver(self, jobs: Sequence[Job], token: str, sent_at: float) -> None:
+    async def _deliver(self, jobs: Sequence[Job], token: str, renewed: float) -> None:
         """Let jobs run that were taken; give them back if that is no longer wanted."""
+        if monotonic() - renewed > self._fresh_for:
+            jobs, renewed = await self._renew(jobs, token)
         if not jobs:
             return
         side = self._side
-        leases = [Lease(job, token, sent_at) for job in jobs]
+        leases = [Lease(job, token, renewed) for job in jobs]
         for lease in leases:
             side.leases.add(lease)
         self._occupied += len(leases)
@@ -265,6 +270,47 @@ class Cycle:
             for lease in leases:
                 side.guard.started(lease.job.id)
         side.bench.put(leases)
+
+    async def _renew(self, jobs: Sequence[Job], token: str) -> tuple[Sequence[Job], float]:
+        """Renew the locks of jobs that were taken a while ago; give those that are still ours.
+
+        The loop was blocked, the process stood still, or the reply was slow. Of the others nothing
+        has been told, and nothing is: they are another worker's, or wait for the sweep.
+        """
+        side, renewed = self._side, -inf
+        taken = len(jobs)
+        while jobs and monotonic() - renewed > from_ms(self._taking.lock_life_ms):
+            renewed = monotonic()
+            held = [(job.id, token) for job in jobs]
+            call = extend_locks(side.keys, held, self._taking.lock_life_ms)
+            lost = set(await self._insist(partial(side.store.run, call)))
+            jobs = [job for job in jobs if job.id not in lost]
+        if len(jobs) < taken:
+            logger.warning(
+                "Queue %s: %d jobs that were taken are not started, for their locks are gone",
+                side.keys.queue,
+                taken - len(jobs),
+            )
+        return jobs, renewed
+
+    async def _adopt(self, job_ids: list[str], token: str) -> None:
+        """Let jobs run that a call took whose reply was lost."""
+        side = self._side
+        while job_ids:
+            call = adopt_jobs(side.keys, token, job_ids, self._taking.lock_life_ms)
+            renewed = monotonic()
+            adopted = await self._insist(partial(side.store.run, call))
+            await self._deliver(adopted.jobs, token, renewed)
+            self._asked -= adopted.count
+            job_ids = job_ids[adopted.count :]
+
+    def _heed(self, batch: list[Ending], codes: Sequence[int]) -> None:
+        """Take in what Redis answered for each outcome."""
+        for ending, code in zip(batch, codes, strict=True):
+            if code == 0:
+                self._accept(ending)
+            else:
+                self._reject(ending, code)
 
     def _accept(self, ending: Ending) -> None:
         lease, outcome, _ = ending
@@ -292,48 +338,41 @@ class Cycle:
     async def _settle(self, batch: list[Ending], want: int, token: str) -> Settled:
         """Find out what a call did, as soon as Redis can be asked."""
         ended = [(lease.job.id, lease.token) for lease, _, _ in batch]
+        side = self._side
+        return await self._insist(
+            lambda: side.store.perform(settle_cycle(side.keys, token, ended, want))
+        )
+
+    async def _insist(self, ask: Callable[[], Awaitable[T]]) -> T:
+        """Ask Redis, as often as it takes, for what may be asked again."""
         failures = 0
         while True:
             try:
-                return await self._side.store.perform(
-                    settle_cycle(self._side.keys, token, ended, want)
-                )
+                return await ask()
             except MaybeExecuted:
                 continue
             except ServerRefused as error:
                 failures += 1
                 await self._pause(failures, error)
 
-    def _recover(self, batch: list[Ending], settled: Settled, sent_ms: int) -> None:
+    def _recover(self, batch: list[Ending], settled: Settled) -> None:
         again: list[Ending] = []
-        written = 0
-        for ending, trace in zip(batch, settled.traces, strict=True):
-            if trace.held:
-                again.append(ending)
-            elif self._was_written(ending, trace, sent_ms):
-                written += 1
-                self._accept(ending)
-            else:
-                self._lose(ending[0], "the lock expired before Redis could be told of its end")
+        if settled.codes:  # it was executed
+            self._heed(batch, settled.codes)
+        else:
+            again = [one for one, held in zip(batch, settled.held, strict=True) if held]
+            for ending, held in zip(batch, settled.held, strict=True):
+                if not held:
+                    self._lose(ending[0], "the lock expired before Redis could be told of its end")
         self._pending.extendleft(reversed(again))
         self._wakes += 1
         self._hungry = True
         self._side.reporter.tell(
-            events.Recovered, adopted=len(settled.jobs), settled=written, resent=len(again)
+            events.Recovered,
+            adopted=len(settled.taken),
+            settled=settled.codes.count(0),
+            resent=len(again),
         )
-
-    def _was_written(self, ending: Ending, trace: Trace, sent_ms: int) -> bool:
-        """Tell whether a lock is gone because the job's end was written, or because it expired."""
-        lease, outcome, _ = ending
-        if monotonic() < lease.renewed + from_ms(self._taking.lock_life_ms):
-            return True  # it cannot have expired
-        match outcome:
-            case Completed() | Failed():
-                return trace.finished_ms in {-1, sent_ms}  # -1: it was not kept
-            case Retried():
-                return trace.attempts_made > lease.job.attempts_made
-            case _:
-                return True  # no attempt is spent either way
 
     async def _refused(self, error: ServerRefused, batch: list[Ending], want: int) -> None:
         """Go on after Redis refused a call: later, and each outcome in a call of its own.

@@ -41,12 +41,14 @@ class Runner:
         desk: Desk,
         find: Find,
         *,
+        lock_life: float,
         cancel_lost: bool,
     ) -> None:
         self._side = side
         self._cycle = cycle
         self._desk = desk
         self._find = find
+        self._lock_life = lock_life
         self._cancel_lost = cancel_lost
         self._tracing = processing(side.keys.queue, desk.worker_id)
 
@@ -55,10 +57,12 @@ class Runner:
         take = self._side.bench.take
         run = self._run if self._tracing is None else partial(self._run_traced, self._tracing)
         while (lease := await take()) is not None:
-            if lease.lost is None:
-                await run(lease)
-            else:  # the loop was held up, and another may run the job by now
+            if lease.lost is not None:  # the loop was held up, and another may run the job by now
                 self._cycle.ended(lease, Lost())
+            elif monotonic() - lease.renewed > self._lock_life:  # the same, and nobody has noticed
+                self._cycle.ended(lease, Released())
+            else:
+                await run(lease)
 
     async def _run_traced(self, tracing: Processing, lease: Lease) -> Outcome:
         with tracing.span(lease.job) as span:

@@ -42,8 +42,8 @@ DEBOUNCED: Final = Exempt(
 )
 
 OUR_MEMORY: Final = Exempt(
-    reason="taskbull remembers the last add call of each lane for some minutes (it expires)",
-    key=r":tb:add:\w+:\d+",
+    reason="taskbull remembers the last call of each lane for a while (it expires)",
+    key=r":tb:(add:\w+:\d+|cycle:.+)",
 )
 
 ANY_VERSION: Final = (VERSION, NEXT_ITERATION, DEBOUNCED)

@@ -204,10 +204,10 @@ async def _process(place: Workplace, job: Job, token: str, behaviour: Behaviour)
     async with open_store(where) as store:
         reporter = Reporter(listeners, "worker", place.keys.queue)
         side = QueueSide(place.keys, store, reporter, SetClock(place.clock), None)
-        cycle = Cycle(side, 1, Taking(lock_life_ms=30_000))
+        cycle = Cycle(side, 1, Taking(lock_life_ms=30_000), fresh_for=5.0)
         work = Work(Performer(place, behaviour))
         desk = Desk(place.keys, "worker", store, sync_store, threads)
-        runner = JobRunner(side, cycle, desk, lambda _: work, cancel_lost=False)
+        runner = JobRunner(side, cycle, desk, lambda _: work, lock_life=30.0, cancel_lost=False)
         cycle.stop_taking()  # this one job, and no other
         lease = Lease(job, token, monotonic())
         side.leases.add(lease)

@@ -13,7 +13,7 @@ from taskbull.scripts import changes, inspection, limits, locks, pausing, remova
 from taskbull.scripts.add import Lane, add_jobs
 from taskbull.scripts.call import Call
 from taskbull.scripts.cycle import Taking, cycle
-from taskbull.scripts.settlement import settle_cycle
+from taskbull.scripts.settlement import adopt_jobs, settle_cycle
 
 QUEUE = QueueKeys("emails")
 JOB = "id"
@@ -30,6 +30,7 @@ SAMPLES = calls(
         locks.extend_locks(QUEUE, [(JOB, "token")], 1),
         stalled.sweep_piece(QUEUE, 1, 2, 3),
         settle_cycle(QUEUE, "token", [(JOB, "token")], 1),
+        adopt_jobs(QUEUE, "token", [JOB], 1),
         pausing.pause(QUEUE),
         pausing.resume(QUEUE),
         removal.remove_job(QUEUE, JOB),
@@ -81,7 +82,7 @@ NAMES: dict[str, Callable[[Call[Any]], set[str]]] = {
     "older": lambda _: {QUEUE.paused},
     "metrics": lambda _: {QUEUE.metrics_failed},
     "points": lambda _: {QUEUE.metrics_failed_data},
-    "memo": lambda _: {QUEUE.private("add", "producer", "2")},
+    "memo": lambda _: {QUEUE.private("add", "producer", "2"), QUEUE.private("cycle", "token")},
     "counter": lambda _: {QUEUE.id},
 }
 VALUES: dict[str, object] = {"prefix": QUEUE.base, "job_id": JOB, "token": "token"}

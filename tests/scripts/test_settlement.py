@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from taskbull.core.outcome import Completed
+from taskbull.core.outcome import Completed, Retried, Snoozed, Written
+from taskbull.core.retention import Keep
 from taskbull.scripts.cycle import cycle
-from taskbull.scripts.settlement import Trace, settle_cycle
+from taskbull.scripts.settlement import Settled, adopt_jobs, settle_cycle
 from tests.scripts.bed import NOW, Bed
-from tests.scripts.test_cycle import TAKING, pack, seed, take
+from tests.scripts.test_cycle import FAILURE, TAKING, pack, seed, take
 
 
 def test_the_jobs_that_a_call_took_are_found_by_its_token(bed: Bed) -> None:
@@ -15,33 +16,64 @@ def test_the_jobs_that_a_call_took_are_found_by_its_token(bed: Bed) -> None:
     lost = take(bed, 2, "me:2")
     before = bed.state()
     settled = bed.go(settle_cycle(bed.queue, "me:2", [], 2))
-    assert settled.jobs == lost.jobs
-    assert settled.traces == []
+    assert settled == Settled([job.id for job in lost.jobs], [], [])
     assert bed.state() == before
 
 
 def test_a_call_that_was_not_executed_took_nothing(bed: Bed) -> None:
     seed(bed, [{}] * 2)
     take(bed, 2, "me:1")
-    assert bed.go(settle_cycle(bed.queue, "me:2", [], 2)).jobs == []
+    assert bed.go(settle_cycle(bed.queue, "me:2", [], 2)).taken == []
 
 
-def test_an_outcome_that_was_written_is_told_from_one_that_was_not(bed: Bed) -> None:
+def test_what_a_call_answered_for_each_outcome_is_remembered(bed: Bed) -> None:  # N1
+    seed(bed, [{"keep_completed": Keep.none()}, {}, {}, {}])
+    jobs = take(bed, 4, "me:1").jobs
+    bed.admin.delete(bed.queue.lock(jobs[3].id))
+    kinds: list[Written] = [Completed(), Retried(FAILURE, 0.0), Snoozed(5.0), Completed()]
+    outcomes = [pack(job, kind, "me:1") for job, kind in zip(jobs, kinds, strict=True)]
+    lost = bed.run(cycle(bed.queue, NOW, outcomes, 0, "me:2", TAKING))
+    ended = [(job.id, "me:1") for job in jobs]
+    settled = bed.go(settle_cycle(bed.queue, "me:2", ended, 0))
+    assert settled == Settled([], lost.codes, [False] * 4)
+    assert lost.codes == [0, 0, 0, -2]
+    assert 0 < int(bed.admin.pttl(bed.queue.private("cycle", "me"))) <= 3_600_000
+
+
+def test_what_another_wrote_is_not_ours(bed: Bed) -> None:  # N1
     seed(bed, [{}] * 2)
-    [written, unwritten] = take(bed, 2, "me:1").jobs
-    bed.run(cycle(bed.queue, NOW, [pack(written, Completed(), "me:1")], 0, "me:2", TAKING))
-    settled = bed.go(
-        settle_cycle(bed.queue, "me:2", [(written.id, "me:1"), (unwritten.id, "me:1")], 0)
-    )
-    assert settled.traces == [Trace(False, NOW, 1), Trace(True, 0, 0)]
+    [gone, here] = take(bed, 2, "me:1").jobs
+    bed.lock(gone.id, "another:1")
+    bed.run(cycle(bed.queue, NOW, [pack(gone, Completed(), "another:1")], 0, "another:2", TAKING))
+    settled = bed.go(settle_cycle(bed.queue, "me:2", [(gone.id, "me:1"), (here.id, "me:1")], 0))
+    assert settled == Settled([], [], [False, True])
 
 
-def test_a_job_that_is_gone_is_told_from_one_that_has_not_finished(bed: Bed) -> None:
-    seed(bed, [{}])
-    [expired] = take(bed, 1, "me:1").jobs
-    bed.admin.delete(f"{bed.queue.job(expired.id)}:lock")
-    settled = bed.go(settle_cycle(bed.queue, "me:2", [("none", "me:1"), (expired.id, "me:1")], 0))
-    assert settled.traces == [Trace(False, -1, 0), Trace(False, 0, 0)]
+def test_jobs_are_adopted_with_a_new_life_of_their_locks(bed: Bed) -> None:  # F10
+    seed(bed, [{}] * 3)
+    jobs = take(bed, 3, "me:1").jobs
+    for job in jobs:
+        bed.admin.pexpire(bed.queue.lock(job.id), 5_000)
+    bed.lock(jobs[1].id, "another:1")
+    bed.admin.sadd(bed.queue.stalled, jobs[0].id)
+    adopted = bed.run(adopt_jobs(bed.queue, "me:1", [job.id for job in jobs], 60_000))
+    assert (adopted.count, adopted.jobs) == (3, [jobs[0], jobs[2]])
+    assert bed.admin.pttl(bed.queue.lock(jobs[0].id)) > 30_000
+    assert bed.admin.pttl(bed.queue.lock(jobs[1].id)) <= 30_000
+    assert not bed.admin.exists(bed.queue.stalled)
+
+
+def test_big_jobs_are_adopted_in_pieces_and_all_locks_are_renewed_by_each(bed: Bed) -> None:  # F2
+    seed(bed, [{}] * 4)
+    jobs = take(bed, 4, "me:1").jobs
+    for job in jobs:
+        bed.hset(job.id, {"data": "x" * 600})
+        bed.admin.pexpire(bed.queue.lock(job.id), 5_000)
+    ids = [job.id for job in jobs]
+    adopted = bed.run(adopt_jobs(bed.queue, "me:1", ids, 60_000, size=1_000))
+    assert (adopted.count, [job.id for job in adopted.jobs]) == (2, ids[:2])
+    assert all(bed.admin.pttl(bed.queue.lock(job_id)) > 30_000 for job_id in ids)
+    assert bed.run(adopt_jobs(bed.queue, "me:1", ids[2:], 60_000, size=1)).count == 1
 
 
 def test_a_long_list_is_searched_in_pieces(bed: Bed) -> None:
@@ -49,12 +81,20 @@ def test_a_long_list_is_searched_in_pieces(bed: Bed) -> None:
     mine = take(bed, 3, "me:1").jobs
     take(bed, 37, "another:1")
     settled = bed.go(settle_cycle(bed.queue, "me:1", [], 50, piece=8))
-    assert sorted(job.id for job in settled.jobs) == sorted(job.id for job in mine)
+    assert sorted(settled.taken) == sorted(job.id for job in mine)
 
 
 def test_garbage_among_the_active_jobs_is_passed_over(bed: Bed) -> None:
     seed(bed, [{}])
     take(bed, 1, "me:1")
     bed.admin.lpush(bed.queue.active, "no job", "1:lock")
-    [job] = bed.go(settle_cycle(bed.queue, "me:1", [], 5)).jobs
-    assert job.id == "1"
+    assert bed.go(settle_cycle(bed.queue, "me:1", [], 5)).taken == ["1"]
+
+
+def test_a_job_that_is_no_hash_any_more_is_not_adopted(bed: Bed) -> None:
+    seed(bed, [{}])
+    take(bed, 1, "me:1")
+    bed.admin.delete(bed.queue.job("1"))
+    bed.admin.set(bed.queue.job("1"), "no hash")
+    adopted = bed.run(adopt_jobs(bed.queue, "me:1", ["1"], 60_000))
+    assert (adopted.count, adopted.jobs) == (1, [])

@@ -101,7 +101,7 @@ class Proxy:
 
     def refuse(self) -> None:
         """Refuse new connections; those that are open go on."""
-        self._order(self._close_listener)
+        asyncio.run_coroutine_threadsafe(self._stop_listening(), self._loop).result(_ORDER_LIMIT)
 
     def accept(self) -> None:
         """Accept connections, again at the same port."""
@@ -125,10 +125,14 @@ class Proxy:
         )
         self.port = self._listener.sockets[0].getsockname()[1]
 
-    def _close_listener(self) -> None:
+    async def _stop_listening(self) -> None:
         if self._listener is not None:
-            self._listener.close()
-            self._listener = None
+            listener, self._listener = self._listener, None
+            for accepting in listener.sockets:
+                self._loop.remove_reader(accepting.fileno())
+            for _ in range(3):  # a connection that was just accepted needs its listener once more
+                await asyncio.sleep(0)
+            listener.close()
 
     def _arm(self, cut: Cut, containing: bytes, remaining: int = 0) -> None:
         self._orders.cut = cut
@@ -147,7 +151,7 @@ class Proxy:
             link.reset()
 
     async def _end(self) -> None:
-        self._close_listener()
+        await self._stop_listening()
         self._reset_all()
         under_way = asyncio.all_tasks() - {asyncio.current_task()}
         for task in under_way:

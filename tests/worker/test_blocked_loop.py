@@ -155,12 +155,32 @@ async def test_the_jobs_of_a_loop_that_hangs_go_to_another_worker(
 
 
 def _balanced(bed: WorkerBed, job_id: str) -> bool:
-    """Tell whether what the worker told of a job is a start and an end, in turn."""
+    """Tell whether each start that the worker told of a job is followed by one end.
+
+    A job that was not started, for its lock was gone, is told as lost.
+    """
     told = [type(event) for event in bed.record.of(events.JobEvent) if event.job.id == job_id]
     told = [kind for kind in told if kind is not events.Stalled]
+    if told[:1] == [events.Lost]:
+        told = told[1:]
     starts, ends = told[::2], told[1::2]
     return (
         len(starts) == len(ends)
         and all(kind is events.Started for kind in starts)
         and all(issubclass(kind, events.Ended) for kind in ends)
     )
+
+
+async def test_a_job_whose_lock_was_left_to_expire_is_not_started(bed: WorkerBed) -> None:  # F9
+    locked: list[bool] = []
+
+    async def handler(job: RunningJob) -> None:
+        if job.name == "greedy" and job.job.attempts_started == 1:
+            _sleep(4 * LOCK)
+        elif job.name == "patient":
+            locked.append(bool(bed.admin.exists(bed.keys.lock(job.id))))
+
+    await bed.queue.add_bulk([("greedy", {}), ("patient", {}), ("patient", {})])
+    async with bed.worker(handler, loop_block_limit=LOCK, **SHORT).running():
+        await bed.record.wait_for(events.Completed, 3)
+    assert locked == [True, True]
