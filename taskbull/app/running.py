@@ -16,7 +16,37 @@ from taskbull.worker.worker import Worker
 
 logger = logging.getLogger(__name__)
 
-Watcher: TypeAlias = Callable[[Shutdown], Coroutine[Any, Any, None]]
+
+class Stop:
+    """What ends a worker that is the whole program, step by step."""
+
+    def __init__(self, scope: CancelScope) -> None:
+        self._scope = scope
+        self._signals = 0
+        self.shutdown: Shutdown | None = None
+        """That of the worker, when it runs."""
+
+    def heed(self, _: signal.Signals) -> None:
+        """Go one step further with each signal."""
+        self._signals += 1
+        self.reach(self._signals)
+
+    def reach(self, step: int) -> None:
+        """Go as far as a step: 1 is gracefully, 2 at once, 3 without another word."""
+        shutdown = self.shutdown
+        if step >= 3:
+            os._exit(1)
+        if shutdown is None:  # not yet running
+            self._scope.cancel()
+        elif step == 2 and not shutdown.working.cancel_called:
+            logger.info("Stopping at once: running jobs are given back")
+            shutdown.at_once()
+        elif not shutdown.begun:
+            logger.info("Stopping: running jobs have %g s to end", shutdown.grace)
+            shutdown.begin()
+
+
+Watcher: TypeAlias = Callable[[Stop], Coroutine[Any, Any, None]]
 """Runs beside the worker, and may stop it."""
 
 
@@ -30,15 +60,16 @@ async def run_until_signal(
     """
     failure: Exception | None = None
     async with create_task_group() as tasks:
-        stop = _Stop(tasks.cancel_scope)
+        stop = Stop(tasks.cancel_scope)
         with heard(signal.SIGTERM, signal.SIGINT, by=stop.heed):
             try:
-                async with worker.running() as stop.shutdown:
+                async with worker.running() as shutdown:
+                    stop.shutdown = shutdown
                     for watch in watchers:
-                        tasks.start_soon(watch, stop.shutdown)
+                        tasks.start_soon(watch, stop)
                     if burst:
-                        tasks.start_soon(stop.when_empty, worker)
-                    await stop.shutdown.wait()
+                        tasks.start_soon(_stop_when_idle, worker, shutdown)
+                    await shutdown.wait()
             except Exception as error:  # noqa: BLE001 - raised below, outside of the group
                 failure = error
             tasks.cancel_scope.cancel()
@@ -46,27 +77,6 @@ async def run_until_signal(
         raise failure
 
 
-class _Stop:
-    """What ends a worker that is the whole program."""
-
-    def __init__(self, scope: CancelScope) -> None:
-        self._scope = scope
-        self.shutdown: Shutdown | None = None
-
-    def heed(self, _: signal.Signals) -> None:
-        """Go one step further with each signal."""
-        if self.shutdown is None:  # not yet running
-            self._scope.cancel()
-        elif not self.shutdown.begun:
-            logger.info("Stopping: running jobs have %g s to end", self.shutdown.grace)
-            self.shutdown.begin()
-        elif not self.shutdown.working.cancel_called:
-            logger.info("Stopping at once: running jobs are given back")
-            self.shutdown.at_once()
-        else:
-            os._exit(1)
-
-    async def when_empty(self, worker: Worker) -> None:
-        await worker.empty()
-        if self.shutdown is not None:
-            self.shutdown.begin()
+async def _stop_when_idle(worker: Worker, shutdown: Shutdown) -> None:
+    await worker.empty()
+    shutdown.begin()

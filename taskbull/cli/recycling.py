@@ -9,8 +9,8 @@ from pathlib import Path
 from anyio import sleep
 from msgspec import Struct
 
+from taskbull.app.running import Stop
 from taskbull.core import events
-from taskbull.worker.shutdown import Shutdown
 from taskbull.worker.worker import Worker
 
 _INTERVAL = 0.5
@@ -37,12 +37,13 @@ class Recycling:
         self.done = False
         worker.on(events.Ended, self._count)
 
-    async def watch(self, shutdown: Shutdown) -> None:
+    async def watch(self, stop: Stop) -> None:
         """Begin the shutdown when it is time."""
         while not self._reached():  # noqa: ASYNC110 - memory tells nobody that it grows
             await sleep(_INTERVAL)
         self.done = True
-        shutdown.begin()
+        if stop.shutdown is not None:
+            stop.shutdown.begin()
 
     def _count(self, _: events.Ended) -> None:
         self._ended += 1

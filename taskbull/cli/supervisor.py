@@ -1,8 +1,7 @@
-"""Several worker processes under one parent: started, watched, restarted, and ended together.
+"""Worker processes under one parent: started, watched, restarted, and ended together.
 
 Each child is a fresh interpreter in a session of its own, so a Ctrl-C at the terminal reaches the
-parent only, which passes it on. A child holds the reading end of a pipe as its standard input: if
-the parent dies, however that happens, the pipe ends, and the child stops gracefully.
+parent only, which passes it on by the child's `Lifeline`.
 """
 
 from __future__ import annotations
@@ -11,8 +10,8 @@ import logging
 import os
 import signal
 import subprocess
-from collections.abc import Callable, Coroutine
-from contextlib import suppress
+from collections.abc import Callable, Coroutine, Generator
+from contextlib import contextmanager, suppress
 from time import monotonic
 from typing import Any
 
@@ -21,10 +20,16 @@ from anyio import (
     create_task_group,
     move_on_after,
     open_process,
-    open_signal_receiver,
     sleep,
+    sleep_forever,
+    to_thread,
 )
-from anyio.abc import Process, TaskStatus
+from anyio.abc import Process
+from msgspec import Struct
+
+from taskbull.app.signals import heard
+from taskbull.cli.lifeline import Lifeline, Presence
+from taskbull.cli.post_mortem import what_it_ran
 
 logger = logging.getLogger(__name__)
 
@@ -38,20 +43,54 @@ _HEALTHY = 60.0
 """Seconds after which a child that crashes is restarted as if for the first time."""
 
 
+class _Child(Struct, frozen=True):
+    """One worker process."""
+
+    process: Process
+    line: Lifeline
+
+    def stop(self, step: int) -> None:
+        """Let it stop: 1 is gracefully, 2 at once, 3 whatever it does about it."""
+        with suppress(ProcessLookupError):  # it has ended just now
+            if step >= 3:
+                self.process.kill()
+            elif self.line.presence is None:  # it is not yet listening, and runs nothing
+                self.process.terminate()
+            else:
+                self.line.tell(step)
+
+
+class _End(Struct, frozen=True):
+    """How a child ended."""
+
+    code: int
+    presence: Presence | None
+    """What it worked on; None: it never came to that."""
+
+    @property
+    def told(self) -> str:
+        """The words for it."""
+        if self.code < 0:
+            return f"signal {signal.Signals(-self.code).name}"
+        return f"exit code {self.code}"
+
+
 class Supervisor:
     """Keeps `count` children running until it is told to stop.
 
-    `command` gives the command line of each by its number; `once`: one that ends well has done
-    all there was to do.
+    `command` gives the command line of each by its number, to which the descriptor of its line is
+    added; `once`: one that ends well has done all there was to do.
     """
 
     def __init__(self, command: Callable[[int], list[str]], count: int, *, once: bool) -> None:
         self._command = command
         self._count = count
         self._once = once
-        self._children: dict[int, Process] = {}
-        self._signals = 0
+        self._children: dict[int, _Child] = {}
+        self._step = 0
         self._resting: set[CancelScope] = set()
+        self._reloading = False
+        self._proven = False  # some child has come to work: what fails now may pass
         self.exit_code = 0
 
     async def run(
@@ -59,99 +98,128 @@ class Supervisor:
     ) -> int:
         """Run until a signal, or until all children have ended by themselves; give the exit code.
 
-        `watch` is an async function that may call `restart`.
+        `watch` is an async function that calls `restart` when the children are to be replaced.
         """
-        async with create_task_group() as tasks:
-            await tasks.start(self._heed_signals)
-            if watch is not None:
-                tasks.start_soon(watch, self)
-            if os.getpid() == 1:
-                tasks.start_soon(self._reap_strangers)
-            async with create_task_group() as keepers:
-                for number in range(1, self._count + 1):
-                    keepers.start_soon(self._keep, number)
-            tasks.cancel_scope.cancel()
+        self._reloading = watch is not None
+        terminals = [descriptor for descriptor in range(3) if os.isatty(descriptor)]
+        with heard(*_signals(), by=lambda number: self._heed(number, terminals)):
+            async with create_task_group() as tasks:
+                if watch is not None:
+                    tasks.start_soon(watch, self)
+                if os.getpid() == 1:
+                    tasks.start_soon(self._reap_strangers)
+                async with create_task_group() as keepers:
+                    for number in range(1, self._count + 1):
+                        keepers.start_soon(self._keep, number)
+                tasks.cancel_scope.cancel()
         return self.exit_code
 
     def restart(self) -> None:
         """Let every child stop gracefully; each is replaced."""
+        for rest in self._resting:
+            rest.cancel()
         for child in list(self._children.values()):
-            _send(child, signal.SIGTERM)
+            child.stop(1)
 
     def _stopping(self) -> bool:
-        return self._signals > 0
+        return self._step > 0
 
     async def _keep(self, number: int) -> None:
         """Keep one child running."""
         crashes = 0
         while not self._stopping():
             began = monotonic()
-            code = await self._run_child(number)
+            end = await self._run_child(number)
+            self._proven = self._proven or end.presence is not None
             if self._stopping():
-                if code not in {0, RECYCLED, -signal.SIGTERM, -signal.SIGINT}:
-                    self.exit_code = self.exit_code or (code if code > 0 else 1)
+                if end.code not in {0, RECYCLED, -signal.SIGTERM, -signal.SIGINT}:
+                    self.exit_code = self.exit_code or (end.code if end.code > 0 else 1)
                 return
-            if code == 0 and self._once:
+            if end.code == 0 and self._once:
                 return
-            if code in {0, RECYCLED}:
+            if end.code in {0, RECYCLED}:
                 crashes = 0
                 continue
-            if code == WRONG_USAGE:  # it would be wrong again
-                self.exit_code = WRONG_USAGE
-                self._stop(signal.SIGTERM)
-                return
+            if self._cannot_start(end):
+                if not self._reloading:
+                    self.exit_code = end.code
+                    self._stop()
+                    return
+                logger.error("Worker process %d cannot start: change a file to try again", number)
+                with self._resting_until_restart():
+                    await sleep_forever()
+                continue
             crashes = 1 if monotonic() - began > _HEALTHY else crashes + 1
-            pause = min(_LONGEST_PAUSE, _SHORTEST_PAUSE * 2 ** (crashes - 1))
-            logger.error(
-                "Worker process %d ended with %s; it is started again in %.0f s",
-                number,
-                _told(code),
-                pause,
+            await self._mourn(
+                number, end, min(_LONGEST_PAUSE, _SHORTEST_PAUSE * 2 ** (crashes - 1))
             )
-            with CancelScope() as rest:
-                self._resting.add(rest)
-                await sleep(pause)
-            self._resting.discard(rest)
 
-    async def _run_child(self, number: int) -> int:
-        child = await open_process(
-            self._command(number),
-            stdin=subprocess.PIPE,
-            stdout=None,
-            stderr=None,
-            start_new_session=True,
-        )
-        self._children[number] = child
-        logger.debug("Worker process %d is %d", number, child.pid)
-        try:
-            return await child.wait()
-        finally:
-            del self._children[number]
-            with CancelScope(shield=True), move_on_after(1):
-                await child.aclose()
+    def _cannot_start(self, end: _End) -> bool:
+        """Tell whether a child would end in the same way again, and never come to work."""
+        if end.code == WRONG_USAGE:
+            return True
+        return end.code > 0 and end.presence is None and not self._proven
 
-    async def _heed_signals(self, *, task_status: TaskStatus[None]) -> None:
-        with open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP) as signals:
-            task_status.started()
-            async for number in signals:
-                if number == signal.SIGHUP:
-                    self.restart()
-                else:
-                    self._stop(number)
+    async def _mourn(self, number: int, end: _End, pause: float) -> None:
+        """Say what has died, and what it did; then rest before the next."""
+        with self._resting_until_restart():
+            ran = ""
+            if end.presence is not None:
+                ran = await to_thread.run_sync(what_it_ran, end.presence, abandon_on_cancel=True)
+            message = "Worker process %d ended with %s%s; it is started again in %.0f s"
+            logger.error(message, number, end.told, ran, pause)
+            await sleep(pause)
 
-    def _stop(self, number: signal.Signals) -> None:
-        self._signals += 1
+    @contextmanager
+    def _resting_until_restart(self) -> Generator[None]:
+        with CancelScope() as rest:
+            self._resting.add(rest)
+            try:
+                yield
+            finally:
+                self._resting.discard(rest)
+
+    async def _run_child(self, number: int) -> _End:
+        with Lifeline() as line:
+            process = await open_process(
+                [*self._command(number), "--lifeline", str(line.other_end)],
+                stdin=None if self._count == 1 else subprocess.DEVNULL,
+                stdout=None,
+                stderr=None,
+                start_new_session=True,
+                pass_fds=(line.other_end,),
+            )
+            self._children[number] = child = _Child(process, line)
+            logger.debug("Worker process %d is %d", number, process.pid)
+            if self._stopping():  # a signal came while it was started
+                child.stop(self._step)
+            try:
+                return _End(await process.wait(), line.presence)
+            finally:
+                del self._children[number]
+                with CancelScope(shield=True), move_on_after(1):
+                    await process.aclose()
+
+    def _heed(self, number: signal.Signals, terminals: list[int]) -> None:
+        hung_up = not all(os.isatty(descriptor) for descriptor in terminals)
+        if number == signal.SIGHUP and not hung_up:
+            self.restart()
+        else:
+            self._stop()
+
+    def _stop(self) -> None:
+        self._step += 1
         for rest in self._resting:
             rest.cancel()
         for child in list(self._children.values()):
-            _send(child, number)
+            child.stop(self._step)
 
     async def _reap_strangers(self) -> None:
         """As process 1, bury orphans: whose parent is gone has us for one."""
         while True:
             await sleep(5)
             with suppress(ChildProcessError):
-                bury_all_but({child.pid for child in self._children.values()})
+                bury_all_but({child.process.pid for child in self._children.values()})
 
 
 def bury_all_but(own: set[int]) -> None:
@@ -162,10 +230,8 @@ def bury_all_but(own: set[int]) -> None:
         os.waitpid(ended.si_pid, os.WNOHANG)
 
 
-def _send(child: Process, number: signal.Signals) -> None:
-    with suppress(ProcessLookupError):  # it has ended just now
-        child.send_signal(number)
-
-
-def _told(code: int) -> str:
-    return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+def _signals() -> list[signal.Signals]:
+    """Give the signals to heed; `nohup` has a hang-up ignored."""
+    wanted = [signal.SIGTERM, signal.SIGINT]
+    ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    return wanted if ignored else [*wanted, signal.SIGHUP]

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import faulthandler
 import logging
-import os
 import sys
 from contextlib import suppress
 from functools import partial
 from importlib.util import find_spec
+from io import UnsupportedOperation
 from pathlib import Path
-from threading import Thread
 from typing import Any
 
 import anyio
 import click
 
+from taskbull.app.app import App
 from taskbull.app.loops import backend_options
 from taskbull.app.running import run_until_signal
+from taskbull.cli.lifeline import Presence, Tether
 from taskbull.cli.loading import find_app
 from taskbull.cli.measuring import gathered, measured
 from taskbull.cli.panel import show_panel
@@ -24,13 +26,13 @@ from taskbull.cli.recycling import Recycling, Share
 from taskbull.cli.reloading import Reloader
 from taskbull.cli.supervisor import RECYCLED, Supervisor
 from taskbull.observability.formats import LogFormat, set_up_logging
-from taskbull.store.backend import poster
-from taskbull.worker.shutdown import Shutdown
+from taskbull.worker.worker import Worker
 
 logger = logging.getLogger(__name__)
 
 _LEVELS = ("debug", "info", "warning", "error")
-_OF_THE_PARENT = {"processes", "reload", "process", "metrics_port", "metrics_host", "metrics_to"}
+_OF_THE_PARENT = {"processes", "reload", "process", "no_supervisor", "lifeline"}
+_FOR_METRICS = {"metrics_port", "metrics_host", "metrics_to"}
 
 
 @click.command()
@@ -40,6 +42,7 @@ _OF_THE_PARENT = {"processes", "reload", "process", "metrics_port", "metrics_hos
 @click.option("-c", "--concurrency", type=click.IntRange(1), help="Jobs at once in each queue.")
 @click.option("--threads", type=click.IntRange(1), help="Threads for plain functions.")
 @click.option("--processes", type=click.IntRange(1), default=1, help="Worker processes.")
+@click.option("--no-supervisor", is_flag=True, help="Be the worker; nobody restarts it.")
 @click.option("--backend", type=click.Choice(["asyncio", "trio"]), default="asyncio")
 @click.option("--uvloop", is_flag=True, help="Use uvloop with asyncio.")
 @click.option("--burst", is_flag=True, help="Stop when no job waits; delayed ones are left.")
@@ -53,6 +56,7 @@ _OF_THE_PARENT = {"processes", "reload", "process", "metrics_port", "metrics_hos
 @click.option("--metrics-host", default="127.0.0.1", help="Where to; 0.0.0.0 is everywhere.")
 @click.option("--metrics-to", hidden=True)
 @click.option("--process", type=int, hidden=True)
+@click.option("--lifeline", type=int, hidden=True)
 @click.pass_context
 def worker(context: click.Context, /, **given: Any) -> None:
     """Run the tasks of APP (module:attribute) until SIGTERM or Ctrl-C.
@@ -61,9 +65,10 @@ def worker(context: click.Context, /, **given: Any) -> None:
     or [tool.taskbull] app in pyproject.toml is used.
     """
     share = Share(given["max_jobs"], given["max_memory"])
-    several = given["processes"] > 1 or given["reload"] or share.limited
     _check_installed(given["backend"], uvloop=given["uvloop"])
-    if several and given["process"] is None:
+    if given["no_supervisor"]:
+        _check_alone(given)
+    elif given["lifeline"] is None:
         sys.exit(_supervise(context))
     sys.exit(_work(share, given))
 
@@ -71,7 +76,7 @@ def worker(context: click.Context, /, **given: Any) -> None:
 def _supervise(context: click.Context) -> int:
     """Run children, each with the same command line but what is the parent's own."""
     given = context.params
-    words = command_words(context, leave_out=_OF_THE_PARENT)
+    words = command_words(context, leave_out=_OF_THE_PARENT | _FOR_METRICS)
     program = [sys.executable, "-m", "taskbull", "worker", *words]
     set_up_logging(given["log_level"], given["log_format"], "supervisor")
     with gathered(given["metrics_host"], given["metrics_port"]) as more:
@@ -85,6 +90,8 @@ def _supervise(context: click.Context) -> int:
 
 def _work(share: Share, given: dict[str, Any]) -> int:
     """Be a worker; give the exit code."""
+    with suppress(UnsupportedOperation):  # where stderr is no file
+        faulthandler.enable()  # a crash of C code leaves the Python stacks
     log_format: LogFormat = given["log_format"]
     app = find_app(given["app"] or given["named_app"])
     names = ("concurrency", "threads", "shutdown_timeout")
@@ -98,8 +105,8 @@ def _work(share: Share, given: dict[str, Any]) -> int:
         show_panel(app, made, "uvloop" if given["uvloop"] else backend)
     recycling = Recycling(share, made) if share.limited else None
     watchers = [] if recycling is None else [recycling.watch]
-    if given["process"] is not None:
-        watchers.append(_stop_with_parent)
+    if given["lifeline"] is not None:
+        watchers.append(Tether(given["lifeline"], _presence(app, made)).watch)
     run = partial(run_until_signal, made, burst=given["burst"], watchers=watchers)
     settings = backend_options(backend, uvloop=given["uvloop"])
     with measured(made, given["metrics_host"], given["metrics_port"], given["metrics_to"]):
@@ -107,20 +114,11 @@ def _work(share: Share, given: dict[str, Any]) -> int:
     return RECYCLED if recycling is not None and recycling.done else 0
 
 
-async def _stop_with_parent(shutdown: Shutdown) -> None:
-    """Stop gracefully when the pipe from the parent ends: the parent is gone."""
-    gone = anyio.Event()
-    post = poster()
-
-    def read() -> None:
-        while os.read(0, 1024):  # not by sys.stdin, whose lock would outlive us
-            pass
-        with suppress(RuntimeError):  # the event loop is over
-            post(gone.set)
-
-    Thread(target=read, name="taskbull-parent", daemon=True).start()
-    await gone.wait()
-    shutdown.begin()
+def _presence(app: App, worker: Worker) -> Presence:
+    producer = app.producer
+    return Presence(
+        worker.id, worker.address, producer.prefix, producer.hash_tag, worker.queues[:1000]
+    )
 
 
 def command_words(context: click.Context, leave_out: set[str]) -> list[str]:
@@ -141,6 +139,17 @@ def command_words(context: click.Context, leave_out: set[str]) -> list[str]:
         else:
             words += [parameter.opts[-1], str(value)]
     return words
+
+
+def _check_alone(given: dict[str, Any]) -> None:
+    wanted = {
+        "--processes": given["processes"] > 1,
+        "--reload": given["reload"],
+        "--max-jobs": given["max_jobs"],
+        "--max-memory": given["max_memory"],
+    }
+    if asked := [name for name, is_wanted in wanted.items() if is_wanted]:
+        raise click.UsageError(f"{asked[0]} needs the supervisor: leave out --no-supervisor")
 
 
 def _check_installed(backend: str, *, uvloop: bool) -> None:

@@ -45,6 +45,7 @@ class Terminal:
         self._cwd = cwd
         self._env = {"TERM": "xterm-256color", **(env or {})}
         self._width = width
+        self._hung_up = False
         self.seen = ""
 
     def __enter__(self) -> Self:
@@ -69,7 +70,17 @@ class Terminal:
         if self._process.poll() is None:
             self._process.kill()
         self._process.wait()
+        if not self._hung_up:
+            os.close(self._master)
+
+    def hang_up(self) -> None:
+        """Close the terminal, as one closes its window."""
+        self._hung_up = True
         os.close(self._master)
+
+    def wait(self) -> int:
+        """Wait for the end of a program whose terminal is closed."""
+        return self._process.wait(_DEADLINE)
 
     def type(self, text: str) -> None:
         os.write(self._master, text.encode())

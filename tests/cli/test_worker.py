@@ -168,7 +168,7 @@ def test_several_processes_are_restarted_when_they_crash_and_end_together(
         wait_until(lambda: len({w.name for w in queue.workers()}) == 2, "two workers")
         names = {w.name for w in queue.workers()}
         queue.add("crash")
-        terminal.read_until("ended with exit code 9; it is started again in 1 s")
+        terminal.read_until("ended with exit code 9 while it ran crash 1 (queue default); it is s")
         wait_until(lambda: len({w.name for w in queue.workers()} - names) == 1, "a new worker")
         assert terminal.seen.count("to stop") >= 1
         terminal.type("\x03")
