@@ -28,6 +28,20 @@ class Call(Struct, Generic[T_co], frozen=True):
         return ("EVALSHA", self.script.sha, len(self.keys), *self.keys, *self.args)
 
     @property
+    def cluster_words(self) -> tuple[Word, ...]:
+        """The command for a Cluster, which refuses it while the slot is on its way.
+
+        A slot that moves is on two nodes, and each takes the keys that the other has for missing,
+        all but those that a call declares. So one more is declared, which is never there: nodes
+        answer TRYAGAIN to a call of several keys that lacks one, and half a queue is never taken
+        for a whole one.
+        """
+        if not self.script.whole:
+            return self.words
+        keys = (*self.keys, f"{self.key}:tb:absent")
+        return ("EVALSHA", self.script.sha, len(keys), *keys, *self.args)
+
+    @property
     def key(self) -> str:
         """The key by which a Cluster finds the node; all others are in its slot."""
         return self.keys[0]
@@ -44,6 +58,11 @@ class Command(Struct, Generic[T_co], frozen=True):
     def script(self) -> None:
         """There is none."""
         return
+
+    @property
+    def cluster_words(self) -> tuple[Word, ...]:
+        """The command for a Cluster: the same."""
+        return self.words
 
 
 Request: TypeAlias = Call[T_co] | Command[T_co]

@@ -30,6 +30,7 @@ LUA = _PACKAGED if _PACKAGED.is_dir() else _CHECKOUT
 _INCLUDE = re.compile(r'^--- @include "(\w+)"(?:\n|\Z)', re.MULTILINE)
 _SECTION = re.compile(r"^-- ([A-Z]+)$")
 _ENTRY = re.compile(r"^--   (\w+)\b")
+_NAMING = re.compile(r'\b(?:prefix|base) \.\. |\.\. ":')
 
 
 class Script(Struct, frozen=True):
@@ -40,6 +41,8 @@ class Script(Struct, frozen=True):
     sha: str
     keys: tuple[str, ...]
     args: tuple[str, ...]
+    whole: bool = False
+    """Whether it touches more keys than one: it needs them all in one place."""
 
 
 @cache
@@ -49,7 +52,9 @@ def load(name: str) -> Script:
     sections = _sections(text)
     source = _paste_includes(text, pasted=set())
     digest = sha1(source.encode(), usedforsecurity=False).hexdigest()
-    return Script(name, source, digest, sections.get("KEYS", ()), sections.get("ARGV", ()))
+    keys = sections.get("KEYS", ())
+    whole = len(keys) > 1 or _NAMING.search(source) is not None
+    return Script(name, source, digest, keys, sections.get("ARGV", ()), whole)
 
 
 def names() -> list[str]:

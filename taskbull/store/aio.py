@@ -74,7 +74,8 @@ class Store:
             for call in calls:
                 connection = self._only or await self._topology.find(call.key)
                 await connection.room()
-                sent.append((call, connection, connection.submit(pack(call.words))))
+                words = call.words if self._topology.single else call.cluster_words
+                sent.append((call, connection, connection.submit(pack(words))))
             for call, connection, waiter in sent:
                 try:
                     results.append(call.parse(await self._reply(call, connection, waiter)))

@@ -65,8 +65,13 @@ Replied: TypeAlias = tuple[Endpoint, Reply]
 Delivery: TypeAlias = Generator[Step, Any, Reply]
 
 
-def deliver(first: Replied, clock: Callable[[], float], deadline: float) -> Delivery:
-    """Go on from a first reply until there is a true one, or no hope; `deadline` may be `inf`."""
+def deliver(
+    first: Replied, clock: Callable[[], float], deadline: float, *, insist: bool = True
+) -> Delivery:
+    """Go on from a first reply until there is a true one, or no hope; `deadline` may be `inf`.
+
+    Who does not `insist` is told at once what only time may heal, and comes back later.
+    """
     node, reply = first
     asking = False
     patience = clock() + PATIENCE
@@ -77,10 +82,10 @@ def deliver(first: Replied, clock: Callable[[], float], deadline: float) -> Deli
         if trouble.transient:
             # That there is no connection is waited out, unless the caller set a deadline.
             limit = deadline if isinstance(reply, ConnectionLost) else min(patience, deadline)
-            if (left := limit - clock()) <= 0:
-                raise trouble.error
             if trouble.answer is Answer.LEAVE:
-                yield Leave(node)
+                yield Leave(node)  # whoever gives up: the next call need not find out again
+            if not insist or (left := limit - clock()) <= 0:
+                raise trouble.error
             yield Pause(min(pause, left))
             if clock() >= limit:
                 raise trouble.error

@@ -59,7 +59,7 @@ class Errand:
         self._call = call
         self._topology = topology
         self._loader = loader
-        self._command = pack(call.words)
+        self._command = pack(call.words if topology.single else call.cluster_words)
         self._deadline = inf if timeout is None else current_time() + timeout
         self._links = 0
 

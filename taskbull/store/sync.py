@@ -33,15 +33,18 @@ class SyncStore:
         self._locate = locate(address)
         self._server: Endpoint | None = None
         self._slots: dict[int, Endpoint] = {}
+        self._guide: tuple[Endpoint, ...] = ()  # who told the slots the last time
 
-    def run(self, call: Request[T], *, timeout: float | None = None) -> T:
+    def run(self, call: Request[T], *, timeout: float | None = None, insist: bool = True) -> T:
         """Run one call and give its result.
 
         Raises `ConnectionLost` (not executed), `MaybeExecuted`, or `ServerRefused`. Without a
-        `timeout` it waits for Redis to come back, as long as that takes.
+        `timeout` it waits for Redis to come back, as long as that takes; who does not `insist` is
+        told at once that it cannot serve now.
         """
         deadline = inf if timeout is None else monotonic() + timeout
-        return call.parse(self._see_through(call, self._send(call, Send(), deadline), deadline))
+        first = self._send(call, Send(), deadline)
+        return call.parse(self._see_through(call, first, deadline, insist=insist))
 
     def run_all(self, calls: Sequence[Request[T]], *, timeout: float | None = None) -> list[T]:
         """Run several calls in one trip; results in order. If some fail, the first error is raised
@@ -75,12 +78,18 @@ class SyncStore:
             result_of_all: T = end.value
             return result_of_all
 
+    def whereabouts(self, key: str) -> Endpoint | None:
+        """Tell where `key` was found the last time, if that is remembered; nobody is asked."""
+        return self._slots.get(key_slot(key.encode())) if self._clustered else self._server
+
     def close(self) -> None:
         """Close the connections that are not in use."""
         self._lines.close()
 
-    def _see_through(self, call: Request[Any], replied: Replied, deadline: float) -> Reply:
-        delivery = deliver(replied, monotonic, deadline)
+    def _see_through(
+        self, call: Request[Any], replied: Replied, deadline: float, *, insist: bool = True
+    ) -> Reply:
+        delivery = deliver(replied, monotonic, deadline, insist=insist)
         try:
             step = next(delivery)
             while True:
@@ -120,7 +129,7 @@ class SyncStore:
     def _send(self, call: Request[Any], step: Send, deadline: float) -> Replied:
         """Send the call; that no connection could be had counts as a reply."""
         node = step.node or Endpoint()
-        commands = [ASKING, pack(call.words)] if step.asking else [pack(call.words)]
+        commands = [ASKING, self._pack(call)] if step.asking else [self._pack(call)]
         try:
             node = step.node or self._endpoint(call.key, deadline)
             reply = self._lines.exchange(node, commands, deadline - monotonic())[-1]
@@ -140,7 +149,7 @@ class SyncStore:
                 replies.append((node, None))
                 by_node.setdefault(node, []).append(place)
         for node, places in by_node.items():
-            commands = [pack(calls[place].words) for place in places]
+            commands = [self._pack(calls[place]) for place in places]
             answers: list[Reply]
             try:
                 answers = self._lines.exchange(node, commands, deadline - monotonic())
@@ -149,6 +158,9 @@ class SyncStore:
             for place, answer in zip(places, answers, strict=True):
                 replies[place] = (node, answer)
         return replies
+
+    def _pack(self, call: Request[Any]) -> bytes:
+        return pack(call.cluster_words if self._clustered else call.words)
 
     def _endpoint(self, key: str, deadline: float) -> Endpoint:
         """Find the server of `key`; raises `ConnectionLost` if there is none now."""
@@ -167,11 +179,13 @@ class SyncStore:
     def _draw_map(self, deadline: float) -> dict[int, Endpoint]:
         """Ask the nodes, one after the other, which slots are where."""
         reasons: list[str] = []
-        for node in dict.fromkeys((*self._slots.values(), *self.address.endpoints)):
+        for node in dict.fromkeys((*self._guide, *self._slots.values(), *self.address.endpoints)):
             try:
                 limit = min(deadline - monotonic(), 2.0)
                 [reply] = self._lines.exchange(node, [READ_SLOTS], limit)
-                return read_slots(reply, node)
+                slots = read_slots(reply, node)
+                self._guide = (node,)
+                return slots
             except (ConnectionLost, MaybeExecuted) as error:
                 reasons.append(str(error))
         raise ConnectionLost(f"no node of the cluster answers ({'; '.join(reasons)})")

@@ -96,6 +96,7 @@ class ClusterNodes:
         self._notify = notify
         self._nodes: dict[Endpoint, Connection] = {}
         self._slots: dict[int, Endpoint] = {}
+        self._guide: tuple[Endpoint, ...] = ()  # who told the slots the last time
 
     async def find(self, key: str) -> Connection:
         return self.node(await self.endpoint(key))
@@ -128,10 +129,11 @@ class ClusterNodes:
     async def _draw_map(self) -> None:
         """Ask the nodes, one after the other, which slots are where."""
         reasons: list[str] = []
-        for endpoint in dict.fromkeys((*self._nodes, *self._seeds)):
+        for endpoint in dict.fromkeys((*self._guide, *self._nodes, *self._seeds)):
             try:
                 reply = await self.node(endpoint).execute(READ_SLOTS, timeout=2.0)
                 self._slots = read_slots(reply, endpoint)
+                self._guide = (endpoint,)
             except (ConnectionLost, MaybeExecuted) as error:
                 reasons.append(str(error))
             else:

@@ -28,6 +28,7 @@ def calls(requests: Iterable[Any]) -> list[Call[Any]]:
 SAMPLES = calls(
     [
         locks.extend_locks(QUEUE, [(JOB, "token")], 1),
+        locks.extend_lock(QUEUE, JOB, "token", 1),
         stalled.sweep_piece(QUEUE, 1, 2, 3),
         settle_cycle(QUEUE, "token", [(JOB, "token")], 1),
         adopt_jobs(QUEUE, "token", [JOB], 1),
@@ -68,6 +69,7 @@ SAMPLES = calls(
 # Names in headers that are no attributes of QueueKeys: one job's keys, or one of several.
 NAMES: dict[str, Callable[[Call[Any]], set[str]]] = {
     "job": lambda _: {QUEUE.job(JOB)},
+    "lock": lambda _: {QUEUE.lock(JOB)},
     "logs": lambda _: {QUEUE.logs(JOB)},
     "dependencies": lambda _: {QUEUE.dependencies(JOB)},
     "processed": lambda _: {QUEUE.processed(JOB)},

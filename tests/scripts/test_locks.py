@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from taskbull.scripts.locks import extend_locks
+from taskbull.scripts.locks import extend_lock, extend_locks
 from tests.scripts.bed import Bed
 
 
@@ -39,3 +39,16 @@ def test_thousands_of_locks_are_renewed_in_one_call(bed: Bed) -> None:
 def test_nothing_held_is_nothing_lost(bed: Bed) -> None:
     assert bed.run(extend_locks(bed.queue, [], 90_000)) == []
     assert bed.state() == {}
+
+
+def test_one_lock_is_renewed_by_itself_and_nothing_else_is_touched(bed: Bed) -> None:
+    bed.lock("1", "mine")
+    bed.lock("2", "another's")
+    bed.admin.lpush(bed.queue.lock("4"), "no lock at all")
+    bed.admin.sadd(bed.queue.stalled, "1", "2", "3")
+    before = bed.state()
+    renewed = [bed.run(extend_lock(bed.queue, job_id, "mine", 90_000)) for job_id in "1234"]
+    assert renewed == [True, False, False, False]
+    assert bed.state() == before
+    assert 80_000 < bed.admin.pttl(bed.queue.lock("1")) <= 90_000
+    assert bed.admin.pttl(bed.queue.lock("2")) <= 30_000

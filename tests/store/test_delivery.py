@@ -40,15 +40,18 @@ LOST = ConnectionLost("nobody there")
 class Postman:
     """Performs steps: replies come from a list, and time passes only in pauses."""
 
-    def __init__(self, replies: Iterable[Any] = (), deadline: float = inf) -> None:
+    def __init__(
+        self, replies: Iterable[Any] = (), deadline: float = inf, *, insist: bool = True
+    ) -> None:
         self.now = 100.0
         self.steps: list[Step] = []
         self._replies = iter(replies)
         self._deadline = self.now + deadline
+        self._insist = insist
 
     def deliver(self, first: Any) -> Any:
         """Give the reply in which it ends, or raise."""
-        delivery = deliver((ONE, first), lambda: self.now, self._deadline)
+        delivery = deliver((ONE, first), lambda: self.now, self._deadline, insist=self._insist)
         answer = None
         try:
             while True:
@@ -191,7 +194,22 @@ def test_a_deadline_that_has_passed_allows_no_further_try() -> None:
     postman = Postman(deadline=0.0)
     with pytest.raises(ServerUnavailable):
         postman.deliver(READONLY)
-    assert postman.steps == []
+    assert postman.steps == [Leave(ONE)]  # the next call need not find out again
+
+
+@pytest.mark.parametrize(
+    ("reply", "steps"), [(TRYAGAIN, []), (READONLY, [Leave(ONE)]), (LOST, [Leave(ONE)])]
+)
+def test_who_does_not_insist_is_told_at_once(reply: Any, steps: list[Step]) -> None:
+    postman = Postman(insist=False)
+    with pytest.raises((ServerUnavailable, ConnectionLost)):
+        postman.deliver(reply)
+    assert postman.steps == steps
+
+
+def test_who_does_not_insist_still_goes_where_the_call_belongs() -> None:
+    postman = Postman([NOSCRIPT, b"ran"], insist=False)
+    assert postman.deliver(ASK) == b"ran"
 
 
 def test_a_pause_does_not_go_beyond_the_deadline() -> None:
