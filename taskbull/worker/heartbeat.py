@@ -13,8 +13,9 @@ from anyio import CancelScope, Event, move_on_after
 from taskbull.core import events
 from taskbull.core.durations import seconds, to_ms
 from taskbull.core.options import WorkerOptions
-from taskbull.errors import TaskbullError
-from taskbull.scripts.locks import extend_locks
+from taskbull.errors import ServerUnavailable, TaskbullError
+from taskbull.scripts.locks import extend_lock, extend_locks
+from taskbull.store.address import Endpoint
 from taskbull.store.backend import poster
 from taskbull.store.sync import SyncStore
 from taskbull.worker.lease import Lease
@@ -29,15 +30,49 @@ _TICK = 0.5
 _SOON = 1.0
 """Seconds after which a renewal that failed is tried again, at the latest."""
 
+_LONGEST = 5.0
+"""Seconds that one renewal may take."""
+
+_DOUBTFUL = 0.5
+"""The same, where the node of the queue has just failed; doubled with each failure."""
+
 _PIECE = 500
 """Locks that one call renews."""
+
+
+class Pulse:
+    """The renewals of one queue: when the next is due, and how the last ones went."""
+
+    def __init__(self, side: QueueSide, due: float) -> None:
+        self.side = side
+        self.due = due
+        self.node: Endpoint | None = None
+        """Where the queue was when its locks were last to be renewed."""
+        self.failures = 0
+        """How many renewals have failed in a row."""
+        self.away_since: float | None = None
+        self.blocked = 0.0
+        """The longest time for which the event loop did not move since the last renewal."""
+
+    def failed(self, began: float, pause: float) -> None:
+        self.failures += 1
+        if self.away_since is None:
+            self.away_since = began
+        self.due = monotonic() + pause
+
+    def succeeded(self, pause: float) -> None:
+        self.failures = 0
+        self.away_since = None
+        self.blocked = 0.0
+        self.due = monotonic() + pause
 
 
 class Heartbeat:
     """Renews the locks of all queues of a worker; lives in a thread of its own.
 
-    If the event loop has not moved for `loop_block_limit`, it stops renewing: the process hangs,
-    and its jobs are to go to another.
+    Queues that failed, or whose node did, come after the others and get less time: so a dead node
+    of a Cluster does not cost the locks of those that live. If the event loop has not moved for
+    `loop_block_limit`, nothing is renewed: the process hangs, and its jobs are to go to another.
     """
 
     def __init__(
@@ -48,7 +83,6 @@ class Heartbeat:
         watchdog: Watchdog,
         post: Callable[[Callable[[], object]], object],
     ) -> None:
-        self._sides = sides
         self._store = store
         self._lock_duration = seconds("lock_duration", options.lock_duration)
         self._interval = seconds("heartbeat_interval", options.heartbeat_interval)
@@ -57,88 +91,117 @@ class Heartbeat:
         self._watchdog = watchdog
         self._post = post
         self._over = threading.Event()
-        self._blocked = 0.0  # the longest time for which the loop did not move since the last beat
-        self._away_since: float | None = None
-        self._due = 0.0
+        self._pulses = [Pulse(side, monotonic() + self._interval) for side in sides]
 
     def run(self, ended: Callable[[], None]) -> None:
         """Beat until `stop`; the thread's own function."""
-        self._due = monotonic() + self._interval
-        while not self._over.wait(max(0.0, min(_TICK, self._due - monotonic()))):
+        while not self._over.wait(max(0.0, min(_TICK, self._next().due - monotonic()))):
             try:
                 self._tick()
             except Exception:
                 # Whatever it was: the locks of all jobs depend on the next beat.
                 if not self._over.is_set():
                     logger.exception("The heartbeat failed, and goes on")
-                    self._due = monotonic() + min(_SOON, self._interval)
+                    self._postpone(min(_SOON, self._interval))
         with suppress(RuntimeError):  # the event loop is over
             self._post(ended)
 
+    def stop(self) -> None:
+        """End the thread as soon as it is free."""
+        self._over.set()
+
     def _tick(self) -> None:
         blocked = self._watchdog.look()
-        self._blocked = max(blocked, self._blocked)
-        if monotonic() < self._due:
+        for pulse in self._pulses:
+            pulse.blocked = max(pulse.blocked, blocked)
+        pulse = self._next()
+        if monotonic() < pulse.due:
             return
-        pause = self._interval
         if blocked >= self._block_limit:
             logger.error(
                 "The event loop has been blocked for %.0f s: the locks of its jobs are left to "
                 "expire",
                 blocked,
             )
-        elif not self._beat():
-            pause = min(_SOON, self._interval)
-        self._due = monotonic() + pause
+            self._postpone(self._interval)
+        else:
+            self._beat(pulse)
 
-    def stop(self) -> None:
-        """End the thread as soon as it is free."""
-        self._over.set()
+    def _next(self) -> Pulse:
+        """Give the queue that is first to be renewed: of those that are due, a sound one."""
+        now = monotonic()
+        return min(self._pulses, key=lambda one: (one.due > now, self._doubtful(one), one.due))
 
-    def _beat(self) -> bool:
-        """Renew all locks; False if some could not be."""
-        renewed = True
-        for side in self._sides:
-            leases = side.leases.copy()
-            for first in range(0, len(leases), _PIECE):
-                renewed &= self._renew(side, leases[first : first + _PIECE])
-        if renewed:
-            self._away_since = None
-            self._blocked = 0.0
-        return renewed
+    def _doubtful(self, pulse: Pulse) -> bool:
+        """Tell whether a queue had better wait for the others, and not for long for its node."""
+        node = self._store.whereabouts(pulse.side.keys.meta) or pulse.node
+        return any(one.failures > 0 and one.node == node for one in self._pulses)
 
-    def _renew(self, side: QueueSide, leases: list[Lease]) -> bool:
+    def _postpone(self, pause: float) -> None:
+        now = monotonic()
+        for pulse in self._pulses:
+            pulse.due = max(pulse.due, now + pause)
+
+    def _beat(self, pulse: Pulse) -> None:
+        """Renew all locks of a queue."""
         began = monotonic()
-        held = [(lease.job.id, lease.token) for lease in leases]
-        call = extend_locks(side.keys, held, to_ms(self._lock_duration))
+        limit = min(self._interval, _LONGEST)
+        if self._doubtful(pulse):
+            limit = min(limit, _DOUBTFUL * 2.0 ** min(pulse.failures, 10))
+        pulse.node = self._store.whereabouts(pulse.side.keys.meta) or pulse.node
+        leases = pulse.side.leases.copy()
         try:
-            lost = set(self._store.run(call, timeout=min(self._interval, 5.0)))
+            for first in range(0, len(leases), _PIECE):
+                self._renew(pulse, leases[first : first + _PIECE], limit)
         except TaskbullError as error:
-            reason = str(error)
-            if self._away_since is None:
-                self._away_since = began
-            self._tell(side, events.HeartbeatFailed, count=len(leases), reason=reason)
-            return False
+            pulse.failed(began, min(_SOON, self._interval))
+            self._tell(pulse.side, events.HeartbeatFailed, count=len(leases), reason=str(error))
+        else:
+            pulse.succeeded(self._interval)
+
+    def _renew(self, pulse: Pulse, leases: list[Lease], limit: float) -> None:
+        began = monotonic()
+        lost = self._extend(pulse.side, leases, limit)
+        gone = [lease for lease in leases if lease.job.id in lost]
+        reason = self._reason(pulse, gone)
         for lease in leases:
             if lease.job.id not in lost:
                 lease.renewed = began
         self._tell(
-            side, events.LocksRenewed, count=len(leases) - len(lost), duration=monotonic() - began
+            pulse.side,
+            events.LocksRenewed,
+            count=len(leases) - len(lost),
+            duration=monotonic() - began,
         )
-        if lost:
-            gone = [lease for lease in leases if lease.job.id in lost]
-            reason = self._reason()
-            self._post(lambda: self._revoke(side, gone, reason))
-        return True
+        if gone:
+            self._post(lambda: self._revoke(pulse.side, gone, reason))
+
+    def _extend(self, side: QueueSide, leases: list[Lease], limit: float) -> set[str]:
+        """Let locks live on; give the ids of those that are gone."""
+        life = to_ms(self._lock_duration)
+        held = [(lease.job.id, lease.token) for lease in leases]
+        try:
+            call = extend_locks(side.keys, held, life)
+            return set(self._store.run(call, timeout=limit, insist=False))
+        except ServerUnavailable as error:
+            if error.code != "TRYAGAIN":
+                raise
+        # The slot is on two nodes of a Cluster, and may be for long: each lock is on one of them.
+        calls = [extend_lock(side.keys, job_id, token, life) for job_id, token in held]
+        kept = self._store.run_all(calls, timeout=limit)
+        return {job_id for (job_id, _), is_held in zip(held, kept, strict=True) if not is_held}
 
     def _tell(self, side: QueueSide, kind: type[events.Event], **fields: object) -> None:
         self._post(lambda: side.reporter.tell(kind, **fields))
 
-    def _reason(self) -> str:
-        if self._away_since is not None:
-            return f"Redis could not be reached for {monotonic() - self._away_since:.1f} s"
-        if self._blocked >= self._lock_duration:
-            return f"the event loop was blocked for {self._blocked:.1f} s"
+    def _reason(self, pulse: Pulse, gone: list[Lease]) -> str:
+        if pulse.away_since is not None:
+            return f"Redis could not be reached for {monotonic() - pulse.away_since:.1f} s"
+        if pulse.blocked >= self._lock_duration:
+            return f"the event loop was blocked for {pulse.blocked:.1f} s"
+        late = max((monotonic() - lease.renewed for lease in gone), default=0.0)
+        if late >= self._lock_duration:
+            return f"the lock was not renewed for {late:.1f} s"
         return "the lock was removed, or another worker has taken the job"
 
     def _revoke(self, side: QueueSide, leases: list[Lease], reason: str) -> None:
