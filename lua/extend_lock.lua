@@ -1,5 +1,4 @@
--- extend_lock: renew the lock of one job. It touches no other key, so that it can be done while the
--- queue's slot is on its way from one node of a Cluster to another.
+-- extend_lock: renew the lock of one job, also while its slot is on two nodes of a Cluster.
 --
 -- KEYS
 --   lock       string   the token of whoever runs the job
@@ -9,7 +8,7 @@
 -- RETURNS
 --   1 if this worker holds the lock, else 0
 -- EFFECTS
---   a lock that is held lives `duration` from now
+--   a lock that is held lives `duration` from now; no other key is touched
 
 local lock = unpack(KEYS)
 local token, duration = unpack(ARGV)

@@ -25,9 +25,9 @@ LIMIT = 8.0
 class Asker(SyncStore):
     """A store that gives up after a few seconds, whoever asks and whatever for."""
 
-    def run(self, call: Request[T], *, timeout: float | None = None) -> T:
+    def run(self, call: Request[T], *, timeout: float | None = None, insist: bool = True) -> T:
         """Run one call and give its result, within `LIMIT` at the most."""
-        return super().run(call, timeout=_limit(timeout))
+        return super().run(call, timeout=_limit(timeout), insist=insist)
 
     def run_all(self, calls: Sequence[Request[T]], *, timeout: float | None = None) -> list[T]:
         """Run several calls in one trip, within `LIMIT` at the most."""

@@ -8,6 +8,7 @@ Its rules:
 - It asks for as many jobs as there are free slots, never for more: others want theirs, too.
 - Nothing but `carry` talks to Redis, and nobody cancels it before everything is `flushed`: a call
   that takes jobs and whose reply is not read leaves them behind.
+- A call that Redis has surely not executed is made again, later and anew.
 - A call that may or may not have been executed is settled by what is in Redis: jobs that it took
   are adopted, outcomes that it wrote are counted as written, and of the others those whose job is
   still locked are sent again.
@@ -43,7 +44,13 @@ from taskbull.core.outcome import (
     Written,
 )
 from taskbull.core.retry import NO_POLICY, RetryPolicy, attempts_of, decide, undecidable
-from taskbull.errors import MaybeExecuted, PermanentError, ServerRefused, TaskbullError
+from taskbull.errors import (
+    MaybeExecuted,
+    PermanentError,
+    ServerRefused,
+    ServerUnavailable,
+    TaskbullError,
+)
 from taskbull.scripts.cycle import Cycled, Packed, Taking, cycle, pack_outcome
 from taskbull.scripts.locks import extend_locks
 from taskbull.scripts.replies import REFUSALS
@@ -207,7 +214,7 @@ class Cycle:
         """Make one call and take in what it gives."""
         side = self._side
         want = min(self._room(), BATCH)
-        batch = self._gather()
+        apart, batch = self._apart > 0, self._gather()
         wakes, now_ms, sent_at = self._wakes, side.clock.wall_ms(), monotonic()
         packed = _pack(batch, now_ms)
         self._asked += want
@@ -216,6 +223,11 @@ class Cycle:
             call = cycle(side.keys, now_ms, packed, want, token, self._taking)
             try:
                 cycled = await side.store.run(call)
+            except ServerUnavailable as error:  # it was not executed: there is nothing to settle
+                self._asked -= want
+                self._pending.extendleft(reversed(batch))
+                self._apart += apart
+                await self._pause(1, error)
             except (MaybeExecuted, ServerRefused) as error:
                 settled = await self._settle(batch, want, token)
                 self._asked -= want - len(settled.taken)

@@ -55,7 +55,12 @@ def end(*outcomes: Written) -> list[Any]:
 
 
 def add(queue: QueueKeys) -> Request[Any]:
-    options = [{"job_id": "w1"}, {"dedup": Dedup("free")}, {"dedup": Dedup("owned")}, {}]
+    options: list[dict[str, Any]] = [
+        {"job_id": "w1"},
+        {"dedup": Dedup("free")},
+        {"dedup": Dedup("owned")},
+        {},
+    ]
     jobs = [encode_job(NewJob("n", {}, JobOptions(**one)), NOW) for one in options]
     return add_jobs(queue, jobs, NOW, Lane("p", 0, 2))
 

@@ -45,14 +45,18 @@ class Chores:
             self.told[event.job.id][type(event)] += 1
             if isinstance(event, events.Completed | events.Failed):
                 self._ended += 1
-            self._change.set()
-            self._change = Event()
+            self._changed()
         else:
             self.others[type(event)] += 1
+            self._changed()
         if isinstance(event, events.Recovered):
             self.recovered += Counter(
                 calls=1, adopted=event.adopted, settled=event.settled, resent=event.resent
             )
+
+    def _changed(self) -> None:
+        self._change.set()
+        self._change = Event()
 
     @property
     def outstanding(self) -> int:
@@ -109,6 +113,13 @@ class Chores:
         goal = self._ended + count
         with fail_after(limit):
             while self._ended < goal:
+                await self._change.wait()
+
+    async def others_more(self, kind: type[events.Event], count: int, limit: float = 60.0) -> None:
+        """Wait until so many more events of a kind that is not about a job were told."""
+        goal = self.others[kind] + count
+        with fail_after(limit):
+            while self.others[kind] < goal:
                 await self._change.wait()
 
     def check(self) -> None:
