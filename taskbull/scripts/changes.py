@@ -139,21 +139,32 @@ def move_to_waiting_children(
     )
 
 
-def update_progress(queue: QueueKeys, job_id: str, progress: bytes) -> Call[None]:
+ANY_TOKEN: Final = "0"  # noqa: S105 - it opens any lock, and is no secret
+"""Lets somebody write into a job who does not run it."""
+
+
+def update_progress(
+    queue: QueueKeys, job_id: str, progress: bytes, *, token: str = ANY_TOKEN
+) -> Call[None]:
     """Note how far a job has come (JSON), and tell it."""
-    keys = (queue.job(job_id), queue.meta, queue.events)
-    return Call(UPDATE_PROGRESS, keys, (job_id, progress), done(queue, job_id))
+    keys = (queue.job(job_id), queue.lock(job_id), queue.meta, queue.events)
+    return Call(UPDATE_PROGRESS, keys, (job_id, token, progress), done(queue, job_id))
 
 
-def update_data(queue: QueueKeys, job_id: str, data: bytes) -> Call[None]:
+def update_data(
+    queue: QueueKeys, job_id: str, data: bytes, *, token: str = ANY_TOKEN
+) -> Call[None]:
     """Replace a job's data (JSON)."""
-    return Call(UPDATE_DATA, (queue.job(job_id),), (data,), done(queue, job_id))
+    keys = (queue.job(job_id), queue.lock(job_id))
+    return Call(UPDATE_DATA, keys, (token, data), done(queue, job_id))
 
 
-def add_log(queue: QueueKeys, job_id: str, line: str, *, keep: int) -> Call[int]:
+def add_log(
+    queue: QueueKeys, job_id: str, line: str, *, keep: int, token: str = ANY_TOKEN
+) -> Call[int]:
     """Add a line to a job's log and keep the last `keep`, or all if 0; the call counts them."""
-    keys = (queue.job(job_id), queue.logs(job_id))
-    return Call(ADD_LOG, keys, (line, keep), accepted(queue, job_id))
+    keys = (queue.job(job_id), queue.lock(job_id), queue.logs(job_id))
+    return Call(ADD_LOG, keys, (token, line, keep), accepted(queue, job_id))
 
 
 def clear_logs(queue: QueueKeys, job_id: str, *, keep: int = 0) -> Command[None]:

@@ -15,8 +15,9 @@ from taskbull.core.outcome import Completed, Written
 from taskbull.core.retry import NO_POLICY, RetryPolicy, decide, doomed
 from taskbull.core.wire.job import encode_data, encode_progress, encode_value
 from taskbull.testing.recorded_job import RecordedJob
+from taskbull.worker.desk import Desk
 from taskbull.worker.lease import Lease
-from taskbull.worker.running_job import Desk, RunningJob, enter, leave
+from taskbull.worker.running_job import RunningJob, enter, leave
 from taskbull.worker.threads import ThreadPool
 
 WORKER_ID = "taskbull.testing"

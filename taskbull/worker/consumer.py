@@ -9,9 +9,9 @@ from taskbull.core.durations import seconds, to_ms
 from taskbull.core.options import QueueOptions, WorkerOptions
 from taskbull.scripts.cycle import Taking
 from taskbull.worker.cycle import CARRIERS, Cycle
+from taskbull.worker.desk import Desk
 from taskbull.worker.global_concurrency import limit_all_workers
 from taskbull.worker.runner import Runner
-from taskbull.worker.running_job import Desk
 from taskbull.worker.side import QueueSide
 from taskbull.worker.sweeper import Sweeper
 from taskbull.worker.waiting import pass_on, wait_at_marker

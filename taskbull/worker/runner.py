@@ -19,16 +19,18 @@ from taskbull.errors import ConfigurationError, MaybeExecuted, ServerRefused
 from taskbull.observability.tracing import Processing, describe_outcome, processing
 from taskbull.scripts.schedulers import advance_scheduler
 from taskbull.worker.cycle import Cycle
+from taskbull.worker.desk import Desk
 from taskbull.worker.interruption import ends_the_slot
 from taskbull.worker.lease import Lease
-from taskbull.worker.running_job import Desk, RunningJob, enter, leave
+from taskbull.worker.running_job import RunningJob, enter, leave
 from taskbull.worker.side import QueueSide
 from taskbull.worker.work import Find, Work
+from taskbull.worker.writing import RELEASE_PAUSE
 
 logger = logging.getLogger(__name__)
 
-_SCHEDULER_PAUSE = 5.0
-"""Seconds for which a scheduler's run is put off when Redis refuses to take the next one."""
+_OUR_SHARE = 0.1
+"""The part of a job's time that Redis may take without being blamed when the time is up."""
 
 
 class Runner:
@@ -103,12 +105,31 @@ class Runner:
             deadline = inf if timeout is None else current_time() + timeout
             with CancelScope(deadline=deadline) as lease.scope:
                 return _completed(job, await work.handler(running))
+        except Exception as error:
+            if running.writing.caused(error):
+                return self._put_off(lease, f"Redis did not take what it wrote: {error}")
+            raise
         finally:
             leave(token)
             lease.scope = None
         if lease.lost is not None:
             return Lost()
+        if timeout is not None and running.held_up >= timeout * _OUR_SHARE:
+            return self._put_off(lease, "its time is up, and Redis has let it wait")
         raise TimeoutError(f"the job took longer than its timeout of {timeout:g} s")
+
+    def _put_off(self, lease: Lease, reason: str) -> Snoozed:
+        """Give an outcome that spends no attempt, for a job that Redis kept from its end."""
+        job = lease.job
+        logger.warning(
+            "Job %s (%s) of queue %s is put off for %g s, with no attempt spent: %s",
+            job.id,
+            job.name,
+            self._side.keys.queue,
+            RELEASE_PAUSE,
+            reason,
+        )
+        return Snoozed(RELEASE_PAUSE)
 
     async def _advance(self, lease: Lease) -> Outcome | None:
         """Add what follows a scheduler's run, before it runs; give an outcome if that fails."""
@@ -130,13 +151,7 @@ class Runner:
             except MaybeExecuted:
                 continue  # doing it again does nothing
             except ServerRefused as error:
-                logger.warning(
-                    "Queue %s: job %s waits, for the next run of its scheduler was refused: %s",
-                    side.keys.queue,
-                    job.id,
-                    error,
-                )
-                return Snoozed(_SCHEDULER_PAUSE)
+                return self._put_off(lease, f"its scheduler's next run was refused: {error}")
             break
         return None
 

@@ -8,35 +8,16 @@ from typing import Any, cast
 
 from taskbull.core.current import current
 from taskbull.core.job import Job
-from taskbull.core.keys import QueueKeys
 from taskbull.core.options import KEEP_LOGS
 from taskbull.core.retry import RetryPolicy, attempts_of
 from taskbull.core.wire.job import encode_data, encode_progress
-from taskbull.errors import LockLost, TaskbullError
+from taskbull.errors import TaskbullError
 from taskbull.scripts.call import Request
 from taskbull.scripts.changes import add_log, update_data, update_progress
-from taskbull.store.aio import Store
-from taskbull.store.sync import SyncStore
+from taskbull.worker.desk import Desk
 from taskbull.worker.lease import Lease
 from taskbull.worker.threads import ThreadPool
-
-
-class Desk:
-    """What all running jobs of one queue share."""
-
-    def __init__(
-        self,
-        keys: QueueKeys,
-        worker_id: str,
-        store: Store,
-        sync_store: SyncStore,
-        threads: ThreadPool,
-    ) -> None:
-        self.keys = keys
-        self.worker_id = worker_id
-        self.store = store
-        self.sync_store = sync_store
-        self.threads = threads
+from taskbull.worker.writing import DATA, LOG_LINE, PROGRESS, Writing
 
 
 class RunningJob:
@@ -44,15 +25,16 @@ class RunningJob:
 
     Of each pair of methods the one that begins with `a` is awaited; the other is for plain
     functions, and would block the event loop in an `async def`. They raise `LockLost` when the job
-    is no longer this worker's.
+    is no longer this worker's, or the attempt is over.
     """
 
-    __slots__ = ("_desk", "_lease", "_policy", "job")
+    __slots__ = ("_desk", "_lease", "_policy", "_writing", "job")
 
     def __init__(self, lease: Lease, desk: Desk, policy: RetryPolicy) -> None:
         self._lease = lease
         self._desk = desk
         self._policy = policy
+        self._writing: Writing | None = None
         self.job: Job = lease.job
         """Everything that was read when the job was taken."""
 
@@ -110,50 +92,75 @@ class RunningJob:
         return self._desk.threads
 
     def progress(self, value: Any) -> None:
-        """Tell how far the job has come: a number or anything else that is JSON."""
+        """Tell how far the job has come: a number or anything else that is JSON.
+
+        While Redis is full or away it is lost, and the job goes on.
+        """
         raw = encode_progress(value)
-        self._run(update_progress(self._desk.keys, self.id, raw))
+        self.writing.run(self._progress(raw), PROGRESS)
         self._lease.raw_progress = raw
 
     async def aprogress(self, value: Any) -> None:
-        """Tell how far the job has come: a number or anything else that is JSON."""
+        """Tell how far the job has come: a number or anything else that is JSON.
+
+        While Redis is full or away it is lost, and the job goes on.
+        """
         raw = encode_progress(value)
-        await self._arun(update_progress(self._desk.keys, self.id, raw))
+        await self.writing.arun(self._progress(raw), PROGRESS)
         self._lease.raw_progress = raw
 
     def log(self, line: str) -> None:
-        """Append a line to the job's log in Redis."""
-        self._run(self._log(line))
+        """Append a line to the job's log in Redis.
+
+        While Redis is full or away it is lost, and the job goes on.
+        """
+        self.writing.run(self._log(line), LOG_LINE)
 
     async def alog(self, line: str) -> None:
-        """Append a line to the job's log in Redis."""
-        await self._arun(self._log(line))
+        """Append a line to the job's log in Redis.
+
+        While Redis is full or away it is lost, and the job goes on.
+        """
+        await self.writing.arun(self._log(line), LOG_LINE)
 
     def update_data(self, data: Any) -> None:
-        """Replace the payload in Redis: the next attempt gets the new one."""
-        self._run(update_data(self._desk.keys, self.id, encode_data(data)))
+        """Replace the payload in Redis: the next attempt gets the new one.
+
+        If Redis does not take it for 10 s, this raises, and the job runs again without an attempt
+        being spent.
+        """
+        self.writing.run(self._data(data), DATA)
 
     async def aupdate_data(self, data: Any) -> None:
-        """Replace the payload in Redis: the next attempt gets the new one."""
-        await self._arun(update_data(self._desk.keys, self.id, encode_data(data)))
+        """Replace the payload in Redis: the next attempt gets the new one.
+
+        If Redis does not take it for 10 s, this raises, and the job runs again without an attempt
+        being spent.
+        """
+        await self.writing.arun(self._data(data), DATA)
+
+    @property
+    def writing(self) -> Writing:
+        """What brings all this to Redis."""
+        if self._writing is None:
+            self._writing = Writing(self._lease, self._desk)
+        return self._writing
+
+    @property
+    def held_up(self) -> float:
+        """The seconds for which Redis has let the job wait with what it writes."""
+        return 0.0 if self._writing is None else self._writing.held_up
+
+    def _progress(self, raw: bytes) -> Request[None]:
+        return update_progress(self._desk.keys, self.id, raw, token=self._lease.token)
 
     def _log(self, line: str) -> Request[int]:
         kept = self.job.options.keep_logs
-        return add_log(
-            self._desk.keys, self.id, line, keep=KEEP_LOGS if kept is None else int(kept)
-        )
+        keep = KEEP_LOGS if kept is None else int(kept)
+        return add_log(self._desk.keys, self.id, line, keep=keep, token=self._lease.token)
 
-    def _run(self, call: Request[Any]) -> None:
-        self._check()
-        self._desk.sync_store.run(call)
-
-    async def _arun(self, call: Request[Any]) -> None:
-        self._check()
-        await self._desk.store.run(call)
-
-    def _check(self) -> None:
-        if self._lease.lost is not None:
-            raise LockLost(self.queue, self.id)
+    def _data(self, data: Any) -> Request[None]:
+        return update_data(self._desk.keys, self.id, encode_data(data), token=self._lease.token)
 
 
 _current = cast("ContextVar[RunningJob]", current)

@@ -37,11 +37,12 @@ from taskbull.store.sync import SyncStore
 from taskbull.worker.availability import Availability
 from taskbull.worker.clock import Clock
 from taskbull.worker.consumer import Consumer
+from taskbull.worker.desk import Desk
 from taskbull.worker.heartbeat import beating
 from taskbull.worker.listeners import Listener, Listeners
 from taskbull.worker.measuring import Measuring
 from taskbull.worker.reporter import Reporter
-from taskbull.worker.running_job import Desk, job_of
+from taskbull.worker.running_job import job_of
 from taskbull.worker.shutdown import Shutdown
 from taskbull.worker.side import QueueSide
 from taskbull.worker.threads import ThreadPool

@@ -26,11 +26,12 @@ from taskbull.store.aio import open_store
 from taskbull.store.sync import SyncStore
 from taskbull.worker.clock import Clock
 from taskbull.worker.cycle import Cycle
+from taskbull.worker.desk import Desk
 from taskbull.worker.lease import Lease
 from taskbull.worker.listeners import Listeners
 from taskbull.worker.reporter import Reporter
 from taskbull.worker.runner import Runner as JobRunner
-from taskbull.worker.running_job import Desk, RunningJob
+from taskbull.worker.running_job import RunningJob
 from taskbull.worker.side import QueueSide
 from taskbull.worker.threads import ThreadPool
 from taskbull.worker.work import Work

@@ -1,0 +1,199 @@
+"""What a job writes into Redis while it runs: its progress, lines of its log, its data.
+
+Redis may be full, read-only, or away. That is not the fault of the job, and costs it no attempt:
+
+- Progress and log lines are worth less than the job. After a second they are lost, with one warning
+  per job, and for a few seconds nobody waits with another.
+- Data is worth waiting for. If Redis does not take it, the task gets the error, and if the job ends
+  by that error it is given back, to run again soon.
+
+Nothing is written for a job that is no longer ours, or whose attempt is over.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Generator
+from time import monotonic
+from typing import Any, Final, TypeAlias
+
+import anyio
+from msgspec import Struct
+
+from taskbull.core.classification import leaves
+from taskbull.errors import (
+    ConnectionLost,
+    LockLost,
+    MaybeExecuted,
+    ServerRefused,
+    ServerUnavailable,
+    Steering,
+    TaskbullError,
+)
+from taskbull.scripts.call import Request
+from taskbull.worker.desk import Desk
+from taskbull.worker.lease import Lease
+
+logger = logging.getLogger(__name__)
+
+RELEASE_PAUSE: Final = 5.0
+"""Seconds after which a job runs again that Redis kept from being run to its end."""
+
+_QUIET: Final = 5.0
+"""Seconds for which nobody waits with what may be lost, after something was."""
+
+_SHORTEST_PAUSE: Final = 0.02
+_LONGEST_PAUSE: Final = 0.5
+
+_PASSING: Final = frozenset({"OOM", "MISCONF"})
+"""Codes of a server that executed nothing and may do so later, besides those it waits out."""
+
+
+class Kind(Struct, frozen=True):
+    """A kind of thing that jobs write."""
+
+    name: str
+    patience: float
+    """Seconds for which Redis is given the chance to take it."""
+    vital: bool = False
+    """Whether the job must not go on without it."""
+    repeatable: bool = True
+    """Whether writing it twice is as good as once."""
+
+
+PROGRESS: Final = Kind("progress", 1.0)
+LOG_LINE: Final = Kind("log lines", 1.0, repeatable=False)
+DATA: Final = Kind("data", 10.0, vital=True)
+
+Tries: TypeAlias = Generator[float, None, None]
+"""Gives the time of each try; thrown the error of one that failed, it gives the pause after it."""
+
+
+class Writing:
+    """Brings what one running job writes to Redis, in as many tries as it takes."""
+
+    def __init__(self, lease: Lease, desk: Desk) -> None:
+        self._lease = lease
+        self._desk = desk
+        self._trouble: TaskbullError | None = None  # what the task was told
+        self._warned = False
+        self._waited = 0.0
+        self._waits_since: float | None = None
+
+    @property
+    def held_up(self) -> float:
+        """The seconds for which Redis has let the job wait."""
+        since = self._waits_since
+        return self._waited + (0.0 if since is None else monotonic() - since)
+
+    def caused(self, error: BaseException) -> bool:
+        """Tell whether a task's error comes from what Redis did; a word of the task's own wins."""
+        if self._trouble is None or isinstance(error, Steering):
+            return False
+        return any(one is self._trouble for one in _causes(error))
+
+    def run(self, call: Request[Any], kind: Kind) -> None:
+        """Write, from a thread."""
+        tries = self._tries(kind)
+        for timeout in tries:
+            try:
+                self._desk.sync_store.run(call, timeout=timeout)
+            except TaskbullError as error:
+                try:
+                    pause = tries.throw(error)
+                except StopIteration:  # it is lost
+                    return
+                time.sleep(pause)
+
+    async def arun(self, call: Request[Any], kind: Kind) -> None:
+        """Write, from the event loop."""
+        tries = self._tries(kind)
+        for timeout in tries:
+            try:
+                await self._desk.store.run(call, timeout=timeout)
+            except TaskbullError as error:
+                try:
+                    pause = tries.throw(error)
+                except StopIteration:  # it is lost
+                    return
+                await anyio.sleep(pause)
+
+    def _tries(self, kind: Kind) -> Tries:
+        began = monotonic()
+        if not kind.vital and began < self._desk.quiet_until:
+            self._lose(kind, "Redis could not be reached a moment ago")
+            return
+        deadline = began + kind.patience
+        pause = _SHORTEST_PAUSE
+        at_once = False
+        self._waits_since = began
+        try:
+            while True:
+                self._check()
+                try:
+                    yield max(deadline - monotonic(), _SHORTEST_PAUSE)
+                except (ConnectionLost, MaybeExecuted, ServerRefused) as error:
+                    if not self._goes_on(kind, error, late=monotonic() + pause >= deadline):
+                        return
+                else:
+                    at_once = pause == _SHORTEST_PAUSE
+                    return
+                yield pause
+                pause = min(2 * pause, _LONGEST_PAUSE)
+        finally:
+            self._waits_since = None
+            if not at_once:
+                self._waited += monotonic() - began
+
+    def _goes_on(self, kind: Kind, error: TaskbullError, *, late: bool) -> bool:
+        """Tell whether to try again; if not, what is vital is raised, and the rest is lost."""
+        self._check()
+        passing = not isinstance(error, ServerRefused) or (
+            isinstance(error, ServerUnavailable) or error.code in _PASSING
+        )
+        if kind.vital:
+            if not passing:
+                raise error
+            if late:
+                self._trouble = error
+                raise error
+            return True
+        doubtful = isinstance(error, MaybeExecuted) and not kind.repeatable
+        if late or doubtful or isinstance(error, ServerRefused):
+            if late:
+                self._desk.quiet_until = monotonic() + _QUIET
+            self._lose(kind, str(error))
+            return False
+        return True
+
+    def _lose(self, kind: Kind, reason: str) -> None:
+        if not self._warned:
+            self._warned = True
+            job = self._lease.job
+            logger.warning(
+                "Job %s (%s) of queue %s goes on, but some of its %s may be lost: %s",
+                job.id,
+                job.name,
+                self._desk.keys.queue,
+                kind.name,
+                reason,
+            )
+
+    def _check(self) -> None:
+        if self._lease.lost is not None or self._lease.ended:
+            raise LockLost(self._desk.keys.queue, self._lease.job.id)
+
+
+def _causes(error: BaseException) -> list[BaseException]:
+    """Give the errors of a group, and all from which they were raised."""
+    found: list[BaseException] = []
+    waiting = [error]
+    while waiting:
+        one = waiting.pop()
+        if any(one is known for known in found):
+            continue
+        found.append(one)
+        waiting += [leaf for leaf in leaves(one) if leaf is not one]
+        waiting += [cause for cause in (one.__cause__, one.__context__) if cause is not None]
+    return found
