@@ -320,6 +320,7 @@ class App:
             find=self._dispatch.find,
             circuit_breaker=self._registry.circuit_breakers,
             lifespan=self._lifespan or nullcontext,
+            tasks=self._registry.tasks,
         )
         for kind, listener in self._listeners:
             worker.on(kind, listener)

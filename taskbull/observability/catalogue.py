@@ -30,6 +30,7 @@ _TRIP = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.5, 1.0, 5.0)
 _LAG = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0, 30.0)
 
 _Q = ("queue",)
+_QT = ("queue", "task")
 _W = ("worker_id",)
 _QW = ("queue", "worker_id")
 
@@ -48,24 +49,24 @@ def _level(name: str, labels: Labels, text: str, unit: str = "1", *, least: bool
 
 PROCESSED = _count(
     "bullmq_jobs_processed_total",
-    ("queue", "status"),
+    ("queue", "status", "task"),
     "Attempts that ended, by what became of the job: completed, failed, retried.",
 )
 FAILED = _count(
     "bullmq_jobs_failed_total",
-    ("queue", "reason"),
+    ("queue", "reason", "task"),
     "Jobs that failed for good: transient_exhausted or permanent.",
 )
 ERRORS = _count(
     "bullmq_job_errors_total",
-    ("queue", "category"),
+    ("queue", "category", "task"),
     "Attempts that failed, by the kind of error: transient, permanent, unknown.",
 )
 RELEASED = _count("bullmq_jobs_released_total", _Q, "Jobs given back with no attempt spent.")
-DURATION = _times("bullmq_job_duration_seconds", _Q, "How long attempts took.", _RUN)
+DURATION = _times("bullmq_job_duration_seconds", _QT, "How long attempts took.", _RUN)
 WAIT = _times(
     "bullmq_job_wait_seconds",
-    _Q,
+    _QT,
     "How long jobs waited for their first attempt, from when they were due.",
     _WAIT,
 )

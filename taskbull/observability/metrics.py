@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 from opentelemetry.metrics import MeterProvider
 
@@ -19,6 +19,19 @@ from taskbull.observability.health import Vitals
 from taskbull.observability.meters import Meter, OpenTelemetryMeter, current_provider
 
 Hear: TypeAlias = Callable[[Any], None]
+
+OTHER = "other"
+"""The label `task` of all jobs whose name no task of the worker has: anybody may invent those."""
+
+
+class Declared(Protocol):
+    """A task, as far as it is counted by itself."""
+
+    @property
+    def queue(self) -> str: ...
+
+
+NO_TASKS: Mapping[str, Declared] = {}
 
 _BREAKER = {BreakerState.CLOSED: 0, BreakerState.HALF_OPEN: 1, BreakerState.OPEN: 2}
 
@@ -47,6 +60,7 @@ class Metrics:
     def __init__(self, meter: Meter) -> None:
         self.vitals = Vitals()
         self._runs: dict[Labels, set[str]] = {}  # by queue and worker, the jobs that run
+        self._tasks: dict[str, Mapping[str, Declared]] = {}  # by worker, those it has, by name
         c = catalogue
         self._processed = meter.counter(c.PROCESSED)
         self._failed = meter.counter(c.FAILED)
@@ -99,14 +113,21 @@ class Metrics:
         }
 
     def begin(
-        self, worker_id: str, circuits: Mapping[str, BreakerState | None], block_limit: float
+        self,
+        worker_id: str,
+        circuits: Mapping[str, BreakerState | None],
+        block_limit: float,
+        tasks: Mapping[str, Declared] = NO_TASKS,
     ) -> None:
         """Note that a worker runs; `circuits` are its queues with the state of their breakers.
+
+        Of its `tasks` each is counted by itself.
 
         Counters begin with 0: of one that appears with its first event, a rate misses that event.
         """
         self.vitals.running, self.vitals.block_limit = True, block_limit
         self.vitals.moved()
+        self._tasks[worker_id] = tasks
         for queue, circuit in circuits.items():
             self._workers.set(1, (queue, worker_id))
             self._count_runs((queue, worker_id))
@@ -114,16 +135,20 @@ class Metrics:
                 self._breaker.set(_BREAKER[circuit], (queue, worker_id))
                 self._opened.add(0, (queue,))
             self._begin_queue(queue)
+            for task in [OTHER, *(name for name, one in tasks.items() if one.queue == queue)]:
+                self._begin_task(queue, task)
         self._reconnects.add(0)
         self._connected.set(0)
 
-    def _begin_queue(self, queue: str) -> None:
+    def _begin_task(self, queue: str, task: str) -> None:
         for status in _STATUSES:
-            self._processed.add(0, (queue, status))
+            self._processed.add(0, (queue, status, task))
         for reason in set(_REASONS.values()):
-            self._failed.add(0, (queue, reason))
+            self._failed.add(0, (queue, reason, task))
         for category in Category:
-            self._errors.add(0, (queue, category.value))
+            self._errors.add(0, (queue, category.value, task))
+
+    def _begin_queue(self, queue: str) -> None:
         for reason in (*_LOSSES.values(), _TAKEN):
             self._lost.add(0, (queue, reason))
         for counter in (
@@ -139,6 +164,7 @@ class Metrics:
     def end(self, worker_id: str) -> None:
         """Note that a worker runs no more."""
         self.vitals.running = False
+        self._tasks.pop(worker_id, None)
         for labels in [labels for labels in self._runs if labels[1] == worker_id]:
             del self._runs[labels]
         for gauge in (
@@ -189,7 +215,7 @@ class Metrics:
         self._count_runs(labels)
         waited = _waited(event.job)
         if waited is not None:
-            self._wait.record(waited, (event.queue,))
+            self._wait.record(waited, (event.queue, self._task(event)))
 
     def _on_ended(self, event: events.Ended) -> None:
         # Not simply one less: a job may be given back, or lost, before it was started.
@@ -200,22 +226,28 @@ class Metrics:
     def _count_runs(self, labels: Labels) -> None:
         self._running.set(len(self._runs.setdefault(labels, set())), labels)
 
+    def _task(self, event: events.JobEvent) -> str:
+        name = event.job.name
+        return name if name in self._tasks.get(event.worker_id, NO_TASKS) else OTHER
+
     def _on_completed(self, event: events.Completed) -> None:
-        self._on_attempt(event, "completed")
+        self._on_attempt(event, "completed", self._task(event))
 
     def _on_failed(self, event: events.Failed) -> None:
-        self._on_attempt(event, "failed")
-        self._failed.add(1, (event.queue, _REASONS[event.verdict]))
-        self._errors.add(1, (event.queue, event.failure.category.value))
+        task = self._task(event)
+        self._on_attempt(event, "failed", task)
+        self._failed.add(1, (event.queue, _REASONS[event.verdict], task))
+        self._errors.add(1, (event.queue, event.failure.category.value, task))
 
     def _on_retried(self, event: events.Retried) -> None:
-        self._on_attempt(event, "retried")
-        self._errors.add(1, (event.queue, event.failure.category.value))
+        task = self._task(event)
+        self._on_attempt(event, "retried", task)
+        self._errors.add(1, (event.queue, event.failure.category.value, task))
 
-    def _on_attempt(self, event: events.Ended, status: str) -> None:
+    def _on_attempt(self, event: events.Ended, status: str, task: str) -> None:
         self._on_ended(event)
-        self._processed.add(1, (event.queue, status))
-        self._duration.record(event.duration, (event.queue,))
+        self._processed.add(1, (event.queue, status, task))
+        self._duration.record(event.duration, (event.queue, task))
 
     def _on_released(self, event: events.Released) -> None:
         self._on_ended(event)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
 from anyio import CancelScope, create_task_group, current_time, move_on_after, sleep, sleep_until
@@ -17,7 +17,7 @@ from taskbull.core.keys import QueueKeys
 from taskbull.core.options import WorkerOptions
 from taskbull.core.wire.options import decode_options
 from taskbull.errors import ServerRefused, TaskbullError
-from taskbull.observability.metrics import Metrics
+from taskbull.observability.metrics import NO_TASKS, Declared, Metrics
 from taskbull.scripts.call import Command
 from taskbull.scripts.inspection import count_jobs
 from taskbull.scripts.replies import texts
@@ -48,12 +48,14 @@ class Measuring:
         options: WorkerOptions,
         worker_id: str,
         sinks: Sequence[Metrics],
+        tasks: Mapping[str, Declared] = NO_TASKS,
     ) -> None:
         self._sides = sides
         self._threads = threads
         self._worker_id = worker_id
         self._block_limit = seconds("loop_block_limit", options.loop_block_limit)
         self._sinks = sinks
+        self._tasks = tasks
         self._chosen: set[str] = set()  # the queues that this worker samples
 
     async def run(self, shutdown: Shutdown) -> None:
@@ -63,7 +65,7 @@ class Measuring:
             for side in self._sides
         }
         for sink in self._sinks:
-            sink.begin(self._worker_id, circuits, self._block_limit)
+            sink.begin(self._worker_id, circuits, self._block_limit, self._tasks)
         try:
             async with create_task_group() as tasks:
                 tasks.start_soon(self._pulse)

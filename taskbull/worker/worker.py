@@ -29,7 +29,7 @@ from taskbull.core.options import NO_RULES, QueueOptions, WorkerOptions
 from taskbull.core.retry import NO_POLICY, RetryPolicy
 from taskbull.errors import ConfigurationError, ConnectionLost
 from taskbull.observability.logs import LogLines
-from taskbull.observability.metrics import Metrics, application_metrics
+from taskbull.observability.metrics import NO_TASKS, Declared, Metrics, application_metrics
 from taskbull.store.address import Address, default_url, parse
 from taskbull.store.aio import Store, open_store
 from taskbull.store.dialing import ConnectionOptions
@@ -70,8 +70,8 @@ class Worker:
     once: a crash, a lost lock or a cut network can run a job twice, so handlers must be idempotent.
 
     `concurrency` counts the jobs that run at once in each queue, but for one that has a number of
-    its own in `queue_options`. A handler that is no `async def` runs in a thread. `find` serves
-    those who have a handler for each kind of job.
+    its own in `queue_options`. A handler that is not an `async def` runs in a thread. `find`
+    serves those who have a handler for each kind of job; metrics count each of `tasks` by itself.
     """
 
     def __init__(  # noqa: PLR0913 - users write them by name
@@ -89,6 +89,7 @@ class Worker:
         circuit_breaker: CircuitBreaker | Mapping[str, CircuitBreaker] | None = None,
         on: Mapping[type[E], Listener[E]] | None = None,
         lifespan: Lifespan = nullcontext,
+        tasks: Mapping[str, Declared] = NO_TASKS,
         clock: Clock | None = None,
     ) -> None:
         check_type("options", options, WorkerOptions, "be WorkerOptions")
@@ -104,6 +105,7 @@ class Worker:
         self._find = find or _constant(handler, policy)
         self._breakers = _by_queue(circuit_breaker, names)
         self._lifespan = lifespan
+        self._tasks = tasks
         self._clock = clock or Clock()
         self._listeners = Listeners()
         self._metrics: list[Metrics] = []
@@ -197,7 +199,9 @@ class Worker:
             for consumer in consumers:
                 consumer.start_upkeep(upkeep)
             if self._metrics:
-                measuring = Measuring(sides, threads, self.options, self.id, self._metrics)
+                measuring = Measuring(
+                    sides, threads, self.options, self.id, self._metrics, self._tasks
+                )
                 upkeep.start_soon(measuring.run, shutdown)
             async with beating(sides, sync_store, self.options, self.id):
                 with shutdown.working:

@@ -12,6 +12,7 @@ import pytest
 from anyio import Event, to_thread
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 
+from taskbull import App
 from taskbull.core import events
 from taskbull.core.backoff import Backoff
 from taskbull.core.breaker import CircuitBreaker
@@ -29,9 +30,9 @@ from tests.worker.bed import HandClock, WorkerBed, echo, until
 
 # NFR-3
 REQUIRED = {
-    "bullmq_jobs_processed_total": ("queue", "status"),
-    "bullmq_jobs_failed_total": ("queue", "reason"),
-    "bullmq_job_duration_seconds": ("queue",),
+    "bullmq_jobs_processed_total": ("queue", "status", "task"),
+    "bullmq_jobs_failed_total": ("queue", "reason", "task"),
+    "bullmq_job_duration_seconds": ("queue", "task"),
     "bullmq_queue_length": ("queue", "state"),
     "bullmq_stalled_jobs_total": ("queue",),
     "bullmq_heartbeat_success_total": ("queue",),
@@ -102,28 +103,64 @@ async def test_what_becomes_of_jobs_is_counted(bed: WorkerBed) -> None:
             await bed.record.wait_for(events.Failed, 2)
             found = await scraped(url)
     for label, count in {"completed": 4, "failed": 2, "retried": 2}.items():
-        assert found.value("bullmq_jobs_processed_total", queue="q", status=label) == count
+        assert found.total("bullmq_jobs_processed_total", queue="q", status=label) == count
     failed = "bullmq_jobs_failed_total"
-    assert found.value(failed, queue="q", reason="transient_exhausted") == 1
-    assert found.value(failed, queue="q", reason="permanent") == 1
+    assert found.total(failed, queue="q", reason="transient_exhausted") == 1
+    assert found.total(failed, queue="q", reason="permanent") == 1
     for category, count in {
         Category.TRANSIENT: 1,
         Category.PERMANENT: 1,
         Category.UNKNOWN: 2,
     }.items():
         name = "bullmq_job_errors_total"
-        assert found.value(name, queue="q", category=category.value) == count
+        assert found.total(name, queue="q", category=category.value) == count
     assert found.value("bullmq_jobs_released_total", queue="q") == 1
-    assert found.value("bullmq_job_duration_seconds_count", queue="q") == 8
-    assert found.value("bullmq_job_wait_seconds_count", queue="q") == 6
+    assert found.total("bullmq_job_duration_seconds_count", queue="q") == 8
+    assert found.total("bullmq_job_wait_seconds_count", queue="q") == 6
     told = sum(
         event.duration
         for event in bed.record.of(events.Ended)
         if not isinstance(event, events.Released)
     )
-    assert found.value("bullmq_job_duration_seconds_sum", queue="q") == pytest.approx(told)
+    assert found.total("bullmq_job_duration_seconds_sum", queue="q") == pytest.approx(told)
     assert found.value("bullmq_active_workers", queue="q", worker_id=worker.id) == 1
     assert found.value("bullmq_jobs_running", queue="q", worker_id=worker.id) == 0
+
+
+# users-3: metrics had no task; but names come from anybody, and must not make series without end.
+async def test_tasks_are_told_apart_and_the_names_of_others_are_not(bed: WorkerBed) -> None:
+    app = App("shop", redis=bed.url, prefix=bed.prefix, queue="q", attempts=1)
+
+    @app.task
+    async def pack() -> None: ...
+
+    @app.task
+    async def send() -> None:
+        raise ValueError("no")
+
+    @app.task(queue="elsewhere")
+    async def unused() -> None: ...
+
+    worker = app.worker("q")
+    worker.on(events.Event, bed.record)
+    await bed.queue.add_bulk([("pack", {}), ("pack", {}), ("send", {}, {"attempts": 1})])
+    await bed.queue.add_bulk([(f"made-up-{n}", {}, {"attempts": 1}) for n in range(3)])
+    with served(worker) as url:
+        async with worker.running():
+            await bed.record.wait_for(events.Completed, 2)
+            await bed.record.wait_for(events.Failed)
+            found = await scraped(url)
+    name = "bullmq_jobs_processed_total"
+    assert found.value(name, queue="q", status="completed", task="pack") == 2
+    assert found.value(name, queue="q", status="failed", task="pack") == 0
+    assert found.value(name, queue="q", status="failed", task="send") == 1
+    failed = "bullmq_jobs_failed_total"
+    assert found.value(failed, queue="q", reason="transient_exhausted", task="send") == 1
+    assert found.value("bullmq_job_errors_total", queue="q", category="unknown", task="send") == 1
+    for each in (name, failed, "bullmq_job_errors_total"):
+        assert found.label(each, "task") == {"pack", "send", "other"}
+    assert found.value("bullmq_job_duration_seconds_count", queue="q", task="pack") == 2
+    assert found.value("bullmq_job_wait_seconds_count", queue="q", task="pack") == 2
 
 
 async def test_lengths_and_the_oldest_job_are_sampled_by_one_worker(
@@ -356,8 +393,8 @@ async def test_the_sdk_collects_the_same_names(
         await bed.record.wait_for(events.Completed, 3)
         await until(lambda: "bullmq_queue_length" in collected(reader))
         values = collected(reader)
-    assert values["bullmq_jobs_processed_total"][("q", "completed")] == 3
-    assert values["bullmq_job_duration_seconds"][("q",)] == 3
+    assert values["bullmq_jobs_processed_total"][("q", "completed", "other")] == 3
+    assert values["bullmq_job_duration_seconds"][("q", "other")] == 3
     assert values["bullmq_active_workers"][("q", worker.id)] == 1
     assert values["bullmq_circuit_breaker_state"][("q", worker.id)] == 0
     assert values["bullmq_queue_length"][("q", "completed")] <= 3
@@ -368,7 +405,7 @@ async def test_the_sdk_collects_the_same_names(
     async with bed.worker(echo).running():
         await bed.record.wait_for(events.Completed, 4)
         values = collected(reader)
-    assert values["bullmq_jobs_processed_total"][("q", "completed")] == 4
+    assert values["bullmq_jobs_processed_total"][("q", "completed", "other")] == 4
     assert ("q", worker.id) not in values["bullmq_active_workers"]
 
 

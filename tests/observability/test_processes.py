@@ -60,8 +60,8 @@ def endpoint(folder: Path, url: str, *words: str) -> Iterator[tuple[Terminal, st
         yield terminal, found[1]
 
 
-def processed(found: Scrape, queue: str, status: str) -> float | None:
-    return found.value("bullmq_jobs_processed_total", queue=queue, status=status)
+def processed(found: Scrape, queue: str, status: str) -> float:
+    return found.total("bullmq_jobs_processed_total", queue=queue, status=status)
 
 
 class Trouble:
@@ -104,7 +104,7 @@ class Trouble:
         found = self.scrape()
         assert processed(found, "default", "retried") == 3
         assert found.value("bullmq_stalled_jobs_total", queue="default") == 1
-        assert found.value("bullmq_job_duration_seconds_count", queue="default") == 67
+        assert found.total("bullmq_job_duration_seconds_count", queue="default") == 67
         assert found.value("bullmq_redis_connection_status") == 1
         wait_until(
             lambda: (
@@ -127,7 +127,7 @@ class Trouble:
         wait_until(lambda: processed(self.scrape(), "guarded", "failed") == failed, "all is told")
         found = self.scrape()
         name = "bullmq_jobs_failed_total"
-        assert found.value(name, queue="guarded", reason="permanent") == failed
+        assert found.total(name, queue="guarded", reason="permanent") == failed
         assert found.value("bullmq_circuit_breaker_opened_total", queue="guarded") == 2
 
     def kill_one(self) -> None:
