@@ -6,24 +6,29 @@ import argparse
 import shutil
 import sys
 import time
+from collections import Counter
+from typing import Final, Literal
 
 from taskbull.store.server import valkey_binary
 from tests.nemesis.place import Single
 from tests.nemesis.run import Report, Script, perform
 
 SHOWN = 5
+NODES: Final[dict[str, Literal[5, 6] | None]] = {"none": None, "5": 5, "6": 6}
 
 
 def main() -> int:
     parser = argparse.ArgumentParser("nox -s nemesis --")
     parser.add_argument("--seed", type=int, default=int(time.time()) % 100_000)
     parser.add_argument("--seconds", type=float, default=50.0)
+    parser.add_argument("--node", choices=("none", "5", "6"), default="none")
     parser.add_argument("--runs", type=int, default=1)
     given = parser.parse_args()
     failed = 0
     for seed in range(given.seed, given.seed + given.runs):
+        script = Script(seed=seed, seconds=given.seconds, node=NODES[given.node])
         with Single(valkey_binary()) as place:
-            report = perform(Script(seed=seed, seconds=given.seconds), place)
+            report = perform(script, place)
         show(report)
         if report.violations:
             failed += 1
@@ -33,15 +38,18 @@ def main() -> int:
 
 
 def show(report: Report) -> None:
-    figures, script = report.figures, report.script
+    script = report.script
     verdict = "all hold"
     if report.violations:
         verdict = f"{len(report.violations)} VIOLATIONS, ledger in {report.folder}"
     print(
-        f"seed {script.seed}: {figures.acknowledged} jobs acknowledged, {figures.runs} runs, "
-        f"{figures.extra} extra, {figures.faults} faults: {verdict}",
+        f"seed {script.seed}, Node {script.node or 'none'}: "
+        f"{report.acknowledged} jobs acknowledged, {report.runs} runs, {report.extra} extra, "
+        f"{report.faults} faults: {verdict}",
         flush=True,
     )
+    for reason, count in Counter(one.theirs for one in report.remarks).items():
+        print(f"  not ours: {reason} ({count} times)")
     for violation in report.violations[:SHOWN]:
         print(violation, flush=True)
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Final
 
 ROOT: Final = Path(__file__).parents[2]
+NODE: Final = Path(__file__).parent / "node.mjs"
 START_LIMIT: Final = 120.0
 END_LIMIT: Final = 60.0
 
@@ -101,3 +102,8 @@ class Actor:
 def python(module: str, *before: str, after: tuple[str, ...] = ()) -> Command:
     """Give the command of a process of ours; its name stands after url and folder."""
     return lambda who: [sys.executable, "-m", f"tests.nemesis.{module}", *before, who, *after]
+
+
+def node(role: str, *before: str, after: tuple[str, ...]) -> Command:
+    """Give the command of a process of BullMQ's own."""
+    return lambda who: ["node", str(NODE), role, *before, who, *after]

@@ -14,7 +14,7 @@ from anyio import create_task_group, sleep
 from taskbull import App, TaskbullError
 from tests.nemesis.kinds import QUEUES
 from tests.nemesis.ledger import Called, Heard, Ledger
-from tests.nemesis.tasks import make_app
+from tests.nemesis.tasks import end_with_starter, make_app
 
 
 async def follow(app: App, ledger: Ledger, queue: str) -> None:
@@ -33,6 +33,7 @@ async def follow(app: App, ledger: Ledger, queue: str) -> None:
 
 
 async def run(app: App, ledger: Ledger) -> None:
+    end_with_starter()
     print("running", flush=True)
     async with create_task_group() as tasks:
         for queue in QUEUES:

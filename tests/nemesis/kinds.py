@@ -36,7 +36,11 @@ class Kind(Struct, frozen=True, kw_only=True):
     """The options of its task."""
     draw: Draw = lambda _: {}
     kept: bool = True
-    deduplicated: bool = False
+    many: bool = False
+    """Whether one intent brings many jobs."""
+    flow: bool = False
+    names_run: bool = True
+    """Whether its end names the run that gave it."""
     size: int = 0
     """Bytes of its payload."""
 
@@ -100,14 +104,13 @@ KINDS: Final = {
             name="prioritized_flaky", attempts=2, runs=2, draw=_priority, declared={"backoff": None}
         ),
         Kind(name="lifo", declared={"lifo": True}),
-        Kind(name="dedup", deduplicated=True, draw=_dedup()),
-        Kind(name="dedup_ttl", deduplicated=True, draw=_dedup(ttl=0.5)),
+        Kind(name="dedup", draw=_dedup()),
+        Kind(name="dedup_ttl", draw=_dedup(ttl=0.5)),
         Kind(
             name="debounced",
-            deduplicated=True,
             draw=_both(_dedup(ttl=1.0, extend=True, replace=True), lambda _: {"delay": 0.5}),
         ),
-        Kind(name="keep_last", deduplicated=True, draw=_dedup(keep_last=True)),
+        Kind(name="keep_last", draw=_dedup(keep_last=True)),
         Kind(name="own_id"),
         Kind(name="big", size=200_000, weight=1),
         Kind(name="chatty"),
@@ -125,5 +128,11 @@ KINDS: Final = {
             runs=2,
             declared={"attempts": 2, "backoff": _SOON, "keep_failed": Keep.none()},
         ),
+        # Only Node adds these.
+        Kind(name="flow_parent", weight=0, flow=True),
+        Kind(name="flow_child", weight=0, flow=True),
+        Kind(name="flow_bad_child", state="failed", weight=0, flow=True),
+        Kind(name="flow_failing_parent", state="failed", weight=0, flow=True, names_run=False),
+        Kind(name="tick", weight=0, many=True),
     )
 }

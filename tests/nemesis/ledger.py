@@ -37,6 +37,8 @@ class Intent(Record, frozen=True, kw_only=True):
     kind: str
     queue: str
     delay: float = 0.0
+    parent: str = ""
+    """The intent of the job that waits for it."""
 
 
 class Answer(Record, frozen=True, kw_only=True):

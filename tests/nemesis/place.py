@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Final, Protocol, Self
+from typing import Any, Final, Protocol, Self
 
 import redis
 from redis.backoff import NoBackoff
@@ -27,10 +27,16 @@ class Place(Protocol):
     """What a run needs to know of its servers."""
 
     url: str
+    """The way that all actors go, and that can be broken."""
+    direct_url: str
+    """The way of the operator, who must know how things are."""
     clustered: bool
 
     def __enter__(self) -> Self: ...
     def __exit__(self, *_: object) -> None: ...
+
+    def for_node(self) -> dict[str, Any]:
+        """Give the address as ioredis wants it: see node.mjs."""
 
     def masters(self) -> list[Server]:
         """Give the servers that take writes now."""
@@ -51,18 +57,22 @@ class Single:
         self._stack = ExitStack()
         self.server = Server(binary, DURABLE)
         self.proxy: Proxy
-        self.url = ""
+        self.url = self.direct_url = ""
 
     def __enter__(self) -> Self:
         with self._stack:
             self._stack.enter_context(self.server)
             self.proxy = self._stack.enter_context(Proxy(self.server.socket))
-            self.url = self.proxy.url
+            self.url, self.direct_url = self.proxy.url, self.server.unix_url
             self._stack = self._stack.pop_all()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._stack.close()
+
+    def for_node(self) -> dict[str, Any]:
+        host, port = self.proxy.address
+        return {"host": host, "port": port}
 
     def masters(self) -> list[Server]:
         return [self.server]

@@ -8,19 +8,22 @@ import time
 from contextlib import ExitStack
 from pathlib import Path
 from random import Random
-from typing import Any, Final
+from typing import Final, Literal
 
 import msgspec
 from msgspec import Struct
 
 from taskbull import App
-from tests.nemesis import checks, ledger
-from tests.nemesis.actors import Actor, python
+from tests.nemesis import ledger
+from tests.nemesis.actors import Actor, Command, node, python
 from tests.nemesis.faults import FAULTS, Lane, Scene, insist
 from tests.nemesis.kinds import KINDS, PREFIX, QUEUES, probe_queue
 from tests.nemesis.place import Place, keep_all_events
 from tests.nemesis.plan import Planned, make_plan
-from tests.nemesis.truth import open_jobs, read_truth
+from tests.nemesis.rules import check_all
+from tests.nemesis.rules.case import Case, Violation
+from tests.nemesis.rules.run import count_extra
+from tests.nemesis.truth import open_jobs, read_truth, ticks
 from tests.servers.waiting import wait_until
 
 DRAIN_LIMIT: Final = 120.0
@@ -41,6 +44,8 @@ class Script(Struct, frozen=True, kw_only=True):
     followers: tuple[str, ...] = ("asyncio", "trio")
     faults: tuple[str, ...] = tuple(FAULTS)
     kinds: tuple[str, ...] = tuple(KINDS)
+    node: Literal[5, 6] | None = None
+    """Which version of BullMQ is among the actors."""
 
 
 class Report(Struct):
@@ -48,8 +53,14 @@ class Report(Struct):
 
     script: Script
     folder: Path
-    figures: checks.Figures
-    violations: list[checks.Violation]
+    acknowledged: int
+    runs: int
+    extra: int
+    """Runs beyond those that the kinds of jobs ask for."""
+    faults: int
+    violations: list[Violation]
+    remarks: list[Violation]
+    """What is wrong, and no fault of ours."""
 
 
 def perform(script: Script, place: Place) -> Report:
@@ -61,10 +72,20 @@ def perform(script: Script, place: Place) -> Report:
         run.torment()
         run.settle()
     book = ledger.read(folder)
-    truth = run.truth
-    violations = run.troubles + checks.check_all(truth, book)
-    (folder / "violations.txt").write_text("\n\n".join(str(one) for one in violations))
-    return Report(script, folder, checks.figures(truth, book), violations)
+    found = run.troubles + check_all(run.truth, book)
+    (folder / "violations.txt").write_text("\n\n".join(str(one) for one in found))
+    return Report(
+        script,
+        folder,
+        acknowledged=sum(
+            any(one.said == "added" for one in answers) for answers in book.answers.values()
+        ),
+        runs=sum(len(runs) for runs in book.runs.values()),
+        extra=count_extra(Case(run.truth, book)),
+        faults=sum(fault.name != "starved" for fault in book.faults),
+        violations=[one for one in found if not one.theirs],
+        remarks=[one for one in found if one.theirs],
+    )
 
 
 class Run:
@@ -72,35 +93,33 @@ class Run:
 
     def __init__(self, script: Script, place: Place, folder: Path) -> None:
         self.stack = ExitStack()
-        self.troubles: list[checks.Violation] = []
+        self.troubles: list[Violation] = []
         self._script = script
         self._place = place
         self._folder = folder
         self._ledger = ledger.Ledger(folder, "nemesis")
         self._over = threading.Event()
         self._ended = threading.Event()
-        self._app = App("operator", redis=place.url, prefix=PREFIX, enqueue_timeout=10.0)
-        self._app.task(name="probe")(_probe)
+        self._operator = self._make_app(place.url)
+        self._prober = self._make_app(place.direct_url)
         self.stack.callback(self._ledger.close)
-        self.stack.callback(self._app.close)
         common = (place.url, str(folder))
+        numbers = (str(script.rate), str(script.seed), ",".join(script.kinds))
         self._workers = [
-            self._actor(f"worker-{n}-{backend}", "worker", common, _worker(n, backend))
-            for n, backend in enumerate(script.workers, 1)
+            self._actor(name, python("worker", *common, after=(name, backend)))
+            for name, backend in ((f"worker-{n}-{b}", b) for n, b in enumerate(script.workers, 1))
         ]
         self._producers = [
-            self._actor(
-                f"producer-{flavour}",
-                "producer",
-                common,
-                (flavour, str(script.rate), str(script.seed), ",".join(script.kinds)),
-            )
-            for flavour in script.producers
+            self._actor(f"producer-{one}", python("producer", *common, after=(one, *numbers)))
+            for one in script.producers
         ]
         self._followers = [
-            self._actor(f"follower-{n}-{backend}", "follower", common, (backend,))
+            self._actor(f"follower-{n}-{backend}", python("follower", *common, after=(backend,)))
             for n, backend in enumerate(script.followers, 1)
         ]
+        if script.node is not None:
+            self._workers.append(self._node("worker"))
+            self._producers.append(self._node("producer"))
 
     def begin(self) -> None:
         """Start all actors; return when every worker has run a job."""
@@ -127,7 +146,7 @@ class Run:
         (self._folder / "plan.json").write_bytes(
             msgspec.json.format(msgspec.json.encode(plan), indent=1)
         )
-        scene = Scene(self._place, self._app, self._workers, self._over)
+        scene = Scene(self._place, self._operator, self._workers, self._over)
         lanes = [
             threading.Thread(target=self._go_through, args=(scene, lane, plan[lane]))
             for lane in plan
@@ -143,7 +162,9 @@ class Run:
         """Mend everything, let the queues drain, look at the workers once more, and end all."""
         self._place.heal()
         for queue in QUEUES:
-            insist(self._app.sync_queue(queue).resume)
+            insist(self._prober.sync_queue(queue).resume)
+        if self._script.node is not None:
+            self._await_ticks()
         for actor in self._producers:
             self._expect_end(actor, actor.finish())
         try:
@@ -180,7 +201,7 @@ class Run:
         """Let every worker run a fresh job, which tells how it is."""
         seen = {actor.who: self._vitals(actor) for actor in self._workers}
         for actor in self._workers:
-            probe = self._app.tasks["probe"].options(queue=probe_queue(actor.name))
+            probe = self._prober.tasks["probe"].options(queue=probe_queue(actor.name))
             insist(lambda probe=probe: probe.delay(added=time.time()))  # type: ignore[misc]
         for actor in self._workers:
             try:
@@ -195,6 +216,14 @@ class Run:
     def _vitals(self, actor: Actor) -> int:
         file = self._folder / f"{actor.who}.jsonl"
         return file.read_bytes().count(b'"Vitals"') if file.exists() else 0
+
+    def _await_ticks(self) -> None:
+        """See that the scheduler has survived: it ticks, after all is over."""
+        seen = ticks(self._place)
+        try:
+            wait_until(lambda: ticks(self._place) > seen + 1, "the scheduler ticks", PROBE_LIMIT)
+        except AssertionError as error:
+            self._trouble(2, str(error))
 
     def _await_followers(self) -> None:
         """Give the followers time to hear the end of the streams."""
@@ -220,19 +249,25 @@ class Run:
             self._trouble(7, f"{actor.who} ended with exit code {code}")
 
     def _trouble(self, rule: int, what: str) -> None:
-        self.troubles.append(checks.Violation(rule, what, []))
+        self.troubles.append(Violation(rule, what, []))
 
-    def _actor(
-        self, name: str, module: str, before: tuple[str, ...], after: tuple[str, ...]
-    ) -> Actor:
-        actor = Actor(name, self._folder, python(module, *before, after=after))
+    def _actor(self, name: str, command: Command) -> Actor:
+        actor = Actor(name, self._folder, command)
         self.stack.callback(actor.close)
         return actor
 
+    def _node(self, role: str) -> Actor:
+        name, script = f"node-{role}", self._script
+        where = msgspec.json.encode(self._place.for_node()).decode()
+        after = (name, str(script.node), str(script.rate))
+        return self._actor(name, node(role, where, str(self._folder), after=after))
 
-def _worker(number: int, backend: str) -> tuple[str, str]:
-    return f"worker-{number}-{backend}", backend
+    def _make_app(self, url: str) -> App:
+        app = App("operator", redis=url, prefix=PREFIX, enqueue_timeout=10.0)
+        app.task(name="probe")(_probe)
+        self.stack.callback(app.close)
+        return app
 
 
-def _probe(added: float) -> Any:
+def _probe(added: float) -> None:
     """Stand for the task of that name in the workers."""

@@ -7,6 +7,7 @@ returns or raises carries that name, so that Redis shows whose end it has accept
 from __future__ import annotations
 
 import os
+import sys
 import threading
 import time
 from collections.abc import Awaitable, Callable
@@ -152,8 +153,19 @@ FUNCTIONS: Final[dict[str, Callable[..., Any]]] = {
     "slow": slow,
     "blocking": blocking,
     "forgotten_failure": exhausted,
+    "flow_bad_child": permanent,
 }
 """What is not here is plain."""
+
+
+def end_with_starter() -> None:
+    """End this process when the one that started it is gone: its input closes then."""
+
+    def wait() -> None:
+        sys.stdin.read()
+        os._exit(1)
+
+    threading.Thread(target=wait, daemon=True).start()
 
 
 def make_app(url: str, folder: Path, who: str) -> tuple[App, Ledger]:

@@ -31,8 +31,8 @@ def test_nothing_is_lost_doubled_or_told_wrongly(seed: int, faults: tuple[str, .
     )
     with Single(binary(VALKEY_9)) as place:
         report = perform(script, place)
-    print(report.figures)
-    assert report.figures.acknowledged > 0
+    print(f"{report.acknowledged} jobs, {report.runs} runs, {report.faults} faults")
+    assert report.acknowledged > 0
     violations = "\n".join(str(one) for one in report.violations[:5])
     assert not report.violations, f"{violations}\nthe ledger is in {report.folder}"
     shutil.rmtree(report.folder)

@@ -8,7 +8,7 @@ from typing import Any, Final, Literal, TypeAlias
 import msgspec
 from msgspec import Struct
 
-from tests.nemesis.kinds import QUEUES
+from tests.nemesis.kinds import MAIN, QUEUES
 from tests.nemesis.ledger import JobKey
 from tests.nemesis.place import Place, client, keys_of
 
@@ -40,7 +40,13 @@ class Event(Struct, frozen=True):
     @property
     def ms(self) -> int:
         """When it happened, by the server's clock."""
-        return int(self.id.partition("-")[0])
+        return self.place[0]
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """Where it stands in the stream."""
+        ms, _, number = self.id.partition("-")
+        return int(ms), int(number)
 
 
 class Taking(Struct):
@@ -90,22 +96,26 @@ def open_jobs(place: Place) -> dict[str, int]:
         with client(place.owner(keys.meta)) as admin:
             for state in OPEN:
                 key = keys.base + state
-                count = admin.llen(key) if STATES[state] == "list" else admin.zcard(key)
+                if state == "waiting-children":  # one that waits for none waits for ever
+                    waiting = [keys.dependencies(job) for job in admin.zrange(key, 0, -1)]
+                    count = admin.exists(*waiting) if waiting else 0
+                else:
+                    count = admin.llen(key) if STATES[state] == "list" else admin.zcard(key)
                 if count:
                     found[f"{name}:{state}"] = int(count)
     return found
 
 
+def ticks(place: Place) -> int:
+    """Count the runs of the scheduler that are done."""
+    keys = keys_of(place, MAIN)
+    with client(place.owner(keys.meta)) as admin:
+        return sum(job.startswith("repeat:") for job in admin.zrange(keys.completed, 0, -1))
+
+
 def _read_queue(place: Place, name: str) -> Queue:
     keys = keys_of(place, name)
     with client(place.owner(keys.meta)) as admin:
-        found: dict[str, int] = {}
-        jobs: dict[str, dict[str, str]] = {}
-        for key in admin.scan_iter(match=f"{keys.base}*", count=1000):
-            short = str(key)[len(keys.base) :]
-            found[short] = int(admin.pttl(key))
-            if admin.type(key) == "hash" and ":" not in short and short != "meta":
-                jobs[short] = admin.hgetall(key)
         states = {
             state: admin.lrange(keys.base + state, 0, -1)
             if kind == "list"
@@ -116,9 +126,17 @@ def _read_queue(place: Place, name: str) -> Queue:
             Event(id, fields.get("event", ""), fields.get("jobId", ""), fields)
             for id, fields in admin.xrange(keys.events)  # noqa: A001
         ]
-    events: defaultdict[str, list[Event]] = defaultdict(list)
-    for event in stream:
-        events[event.job].append(event)
+        events: defaultdict[str, list[Event]] = defaultdict(list)
+        for event in stream:
+            events[event.job].append(event)
+        found: dict[str, int] = {}
+        jobs: dict[str, dict[str, str]] = {}
+        pattern = f"{keys.base}*"  # no character of it is special to SCAN
+        for key in admin.scan_iter(match=pattern, count=1000):
+            short = str(key)[len(keys.base) :]
+            found[short] = int(admin.pttl(key))
+            if short in events:
+                jobs[short] = admin.hgetall(key)
     return Queue(states, jobs, found, stream, dict(events))
 
 

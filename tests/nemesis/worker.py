@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from tests.nemesis.kinds import QUEUES, probe_queue
-from tests.nemesis.tasks import make_app
+from tests.nemesis.tasks import end_with_starter, make_app
 
 LOCK: Final = 3.0
 """Seconds that a lock lives."""
@@ -20,6 +20,7 @@ LOCK: Final = 3.0
 
 def main(url: str, folder: str, who: str, name: str, backend: str) -> None:
     logging.basicConfig(format="%(asctime)s %(name)s %(message)s", level=logging.INFO)
+    end_with_starter()
     app, _ = make_app(url, Path(folder), who)
 
     @app.lifespan

@@ -1,0 +1,69 @@
+"""(1) What was acknowledged is there once; what was surely refused is not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from tests.nemesis.kinds import KINDS
+from tests.nemesis.rules.case import Case, Violation
+
+FORGETTING: Final = {"flush_scripts", "crash_server", "fail_over", "kill_master"}
+"""The faults after which a server lacks scripts."""
+
+FLOWS: Final = "BullMQ's FlowProducer does not see that the server lacks its scripts"
+
+
+def acknowledged_once(case: Case) -> Iterator[Violation]:
+    """Hold the answers of producers against the jobs that there are, or were."""
+    for intent, intended in case.book.intents.items():
+        if KINDS[intended.kind].many:
+            continue
+        said = {answer.said for answer in case.book.answers[intent]}
+        jobs = case.jobs[intent]
+        if "added" in said:
+            yield from _added_once(case, intent)
+        elif said == {"refused"} and jobs:
+            yield case.violation(1, f"{intent} was refused, and is there", min(jobs), intent)
+        if len(jobs) > 1:
+            yield case.violation(1, f"{intent} is there {len(jobs)} times", min(jobs), intent)
+    for key in case.takings:
+        names = case.names(key)
+        if names["added"] > 1:
+            yield case.violation(1, f"job {key} was added {names['added']} times", key)
+        if len(case.intents[key]) > 1:
+            yield case.violation(1, f"job {key} is of two intents: {case.intents[key]}", key)
+
+
+def _added_once(case: Case, intent: str) -> Iterator[Violation]:
+    kind = KINDS[case.book.intents[intent].kind]
+    queue = case.book.intents[intent].queue
+    ids = {one.job for one in case.book.answers[intent] if one.said == "added" and one.job}
+    theirs = FLOWS if is_lost_flow(case, intent) else ""
+    if len(ids) > 1:
+        yield case.violation(1, f"{intent} was acknowledged as {sorted(ids)}", None, intent)
+    for job in ids:
+        key = (queue, job)
+        names = case.names(key)
+        if not names["added"]:
+            what = f"{intent} was acknowledged, and never added"
+            yield case.violation(1, what, key, intent, theirs)
+        elif names["removed"] and kind.name == "debounced":
+            continue  # a later one took its place
+        elif not case.stored(key) and kind.kept:
+            yield case.violation(1, f"{intent} was acknowledged, and is gone", key, intent)
+    if not ids and not case.jobs[intent]:
+        yield case.violation(1, f"{intent} was acknowledged, and is not there", None, intent)
+
+
+def is_lost_flow(case: Case, intent: str) -> bool:
+    """Tell whether a part of this flow was lost by BullMQ's own producer."""
+    intended = case.book.intents[intent]
+    if not KINDS[intended.kind].flow:
+        return False
+    root = intended.parent or intent
+    family = [one for one in case.book.intents.values() if root in (one.intent, one.parent)]
+    lost = any(not case.names((one.queue, one.intent))["added"] for one in family)
+    return lost and any(
+        one.name in FORGETTING and one.began < intended.at for one in case.book.faults
+    )

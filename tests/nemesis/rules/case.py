@@ -1,0 +1,106 @@
+"""The ledger and the truth, put side by side; and what is wrong where they differ."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+
+from msgspec import Struct
+
+from tests.nemesis.kinds import KINDS, Kind
+from tests.nemesis.ledger import Book, JobKey
+from tests.nemesis.truth import Event, Taking, Truth, takings
+
+
+class Violation(Struct):
+    """A rule that did not hold, for whom, and all that is known of it."""
+
+    rule: int
+    what: str
+    evidence: list[str]
+    theirs: str = ""
+    """Why it is no fault of ours; empty if it is."""
+
+    def __str__(self) -> str:
+        return "\n  ".join([f"({self.rule}) {self.what}", *self.evidence])
+
+
+class Case:
+    """Everything that is known of a run, by job and by intent."""
+
+    def __init__(self, truth: Truth, book: Book) -> None:
+        self.truth = truth
+        self.book = book
+        self.takings: dict[JobKey, list[Taking]] = {
+            (name, job): takings(events)
+            for name, queue in truth.queues.items()
+            for job, events in queue.events.items()
+            if job
+        }
+        self.intents: defaultdict[JobKey, set[str]] = defaultdict(set)
+        """By job; there should be one of each."""
+        for name, queue in truth.queues.items():
+            for job in queue.jobs:
+                self.intents[name, job].add(truth.intent_of((name, job)))
+        for key, runs in book.runs.items():
+            self.intents[key].update(run.intent for run in runs)
+        self.jobs: defaultdict[str, set[JobKey]] = defaultdict(set)
+        """By intent."""
+        for key, intents in self.intents.items():
+            for intent in intents:
+                self.jobs[intent].add(key)
+
+    def kind(self, key: JobKey) -> Kind | None:
+        """Give the kind of a job; None for one that nobody intended."""
+        for intent in self.intents[key]:
+            if intent in self.book.intents:
+                return KINDS.get(self.book.intents[intent].kind)
+        return None
+
+    def stored(self, key: JobKey) -> dict[str, str] | None:
+        """Give the hash of a job, if it is there."""
+        return self.truth.queues[key[0]].jobs.get(key[1])
+
+    def events(self, key: JobKey) -> list[Event]:
+        """Give what the stream tells of a job."""
+        return self.truth.queues[key[0]].events.get(key[1], [])
+
+    def names(self, key: JobKey) -> Counter[str]:
+        """Count the events of a job by name."""
+        return Counter(one.name for one in self.events(key))
+
+    def broken_between(self, first: float, last: float) -> bool:
+        """Tell whether any fault was in effect at some time between these."""
+        return any(one.began <= last and one.at >= first for one in self.book.faults)
+
+    def starved(self, first: float, last: float) -> float:
+        """Give the seconds for which the machine itself stood still."""
+        return sum(
+            max(0.0, min(last, fault.at) - max(first, fault.began))
+            for fault in self.book.faults
+            if fault.name == "starved"
+        )
+
+    def violation(
+        self, rule: int, what: str, key: JobKey | None = None, intent: str = "", theirs: str = ""
+    ) -> Violation:
+        """Make a violation with everything that is known of the job or the intent."""
+        lines: list[tuple[float, str]] = []
+        for one in {intent, *(self.intents[key] if key else ())} - {""}:
+            if one in self.book.intents:
+                lines.append((self.book.intents[one].at, str(self.book.intents[one])))
+            lines += [(answer.at, str(answer)) for answer in self.book.answers[one]]
+        if key is not None:
+            lines += [(run.at, str(run)) for run in self.book.runs[key]]
+            lines += [(told.at, str(told)) for told in self.book.told[key]]
+            lines += [(one.ms / 1000, f"stream: {one.fields}") for one in self.events(key)]
+        if lines:
+            first, last = min(lines)[0], max(lines)[0]
+            lines += [
+                (fault.began, str(fault))
+                for fault in self.book.faults
+                if fault.at >= first - 1 and fault.began <= last
+            ]
+        evidence = [f"{at:.3f} {line[:400]}" for at, line in sorted(lines)]
+        if key is not None:
+            evidence.append(f"stored: {str(self.stored(key))[:1000]}")
+        return Violation(rule, what, evidence, theirs)

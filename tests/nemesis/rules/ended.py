@@ -1,0 +1,76 @@
+"""(2) Every job ended as its kind asks, none began too early; (4) parents after their children."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from tests.nemesis.ledger import JobKey
+from tests.nemesis.rules.added import FLOWS, is_lost_flow
+from tests.nemesis.rules.case import Case, Violation
+from tests.nemesis.truth import OPEN, Event
+
+EARLY_MS = 1
+"""Milliseconds that are lost by rounding."""
+
+
+def ended_as_asked(case: Case) -> Iterator[Violation]:
+    """Hold each job's state and attempts against its kind."""
+    for name, queue in case.truth.queues.items():
+        for state in OPEN:
+            for job in queue.states[state]:
+                what = f"job {job} of {name} is still in {state}"
+                yield case.violation(2, what, (name, job), theirs=_theirs(case, job))
+        for job in queue.jobs:
+            yield from _as_kind_asks(case, (name, job))
+    for key in case.takings:
+        names = case.names(key)
+        ends = names["completed"] + names["failed"]
+        if names["added"] and not names["removed"] and ends != 1:
+            what = f"job {key} ended {ends} times"
+            yield case.violation(2, what, key, theirs=_theirs(case, key[1]))
+
+
+def _as_kind_asks(case: Case, key: JobKey) -> Iterator[Violation]:
+    kind, (name, job) = case.kind(key), key
+    queue = case.truth.queues[name]
+    attempts = queue.jobs[job].get("atm")
+    if kind is None:
+        yield case.violation(2, f"job {key} was intended by nobody", key)
+    elif job not in queue.states[kind.state]:
+        what = f"{kind.name} {key} is not {kind.state}"
+        yield case.violation(2, what, key, theirs=_theirs(case, job))
+    elif attempts != str(kind.attempts):
+        yield case.violation(2, f"{kind.name} {key} spent {attempts} attempts", key)
+
+
+def _theirs(case: Case, job: str) -> str:
+    """Tell why a flow can never end, where that is so; its jobs are named by their intents."""
+    return FLOWS if job in case.book.intents and is_lost_flow(case, job) else ""
+
+
+def began_in_time(case: Case) -> Iterator[Violation]:
+    """Hold the first start of delayed jobs against their time."""
+    for key, taken in case.takings.items():
+        for intent in case.intents[key]:
+            intended = case.book.intents.get(intent)
+            if intended and intended.delay and taken:
+                due = (intended.at + intended.delay) * 1000
+                if taken[0].began_ms < due - EARLY_MS:
+                    early = due - taken[0].began_ms
+                    yield case.violation(2, f"job {key} began {early:.0f} ms too early", key)
+
+
+def parents_after_children(case: Case) -> Iterator[Violation]:
+    """Hold the start of parents against the ends of their children."""
+    for child in case.book.intents.values():
+        if not child.parent:
+            continue
+        began = _first(case.events((child.queue, child.parent)), "active")
+        ended = _first(case.events((child.queue, child.intent)), "completed", "failed")
+        if began and ended and began.place < ended.place:
+            what = f"{child.parent} began before its child {child.intent} had ended"
+            yield case.violation(4, what, (child.queue, child.parent), child.intent)
+
+
+def _first(events: list[Event], *names: str) -> Event | None:
+    return next((one for one in events if one.name in names), None)

@@ -1,0 +1,48 @@
+"""(3) No end was accepted from a run whose job had been taken again; extra runs are explained."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator
+
+from tests.nemesis.rules.case import Case, Violation
+
+
+def last_run_counts(case: Case) -> Iterator[Violation]:
+    """Hold the run that a job's end names against the number of times it was taken."""
+    for key, taken in case.takings.items():
+        fields, kind = case.stored(key), case.kind(key)
+        if not fields or not taken or not kind or not kind.names_run:
+            continue
+        text = fields.get("returnvalue") or fields.get("failedReason") or ""
+        intent = re.escape(min(case.intents[key]))
+        found = re.search(rf"{intent}/(\d+)", text)
+        if found is None:
+            yield case.violation(3, f"the end of job {key} names no run: {text[:100]}", key)
+        elif int(found[1]) != len(taken):
+            what = f"job {key} was taken {len(taken)} times, the end is of run {found[1]}"
+            yield case.violation(3, what, key)
+
+
+def extra_runs_explained(case: Case) -> Iterator[Violation]:
+    """Look for what made a job run more often than its kind asks."""
+    for key, runs in case.book.runs.items():
+        for number, count in Counter(run.number for run in runs).items():
+            if count > 1:
+                yield case.violation(3, f"run {number} of job {key} began {count} times", key)
+    for key, taken in case.takings.items():
+        kind = case.kind(key)
+        given_back = sum(told.event == "Released" for told in case.book.told[key])
+        stalled = [one for one in taken if one.ending == "stalled"]
+        if kind and len(taken) - kind.runs > len(stalled) + given_back:
+            yield case.violation(3, f"{kind.name} {key} was taken {len(taken)} times", key)
+        for one in stalled:
+            if not case.broken_between(one.began_ms / 1000 - 1, one.ended_ms / 1000):
+                yield case.violation(3, f"job {key} stalled, and nothing was broken", key)
+
+
+def count_extra(case: Case) -> int:
+    """Count the runs beyond those that kinds ask for."""
+    kinds = ((case.kind(key), taken) for key, taken in case.takings.items())
+    return sum(max(0, len(taken) - kind.runs) for kind, taken in kinds if kind)
