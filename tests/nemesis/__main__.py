@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import argparse
 import shutil
+import signal
 import sys
 import time
 from collections import Counter
+from pathlib import Path
 from typing import Final, Literal
 
 from taskbull.store.server import valkey_binary
-from tests.nemesis.place import Single
+from tests.nemesis.place import PLACES
 from tests.nemesis.run import Report, Script, perform
 
 SHOWN = 5
@@ -21,15 +23,17 @@ def main() -> int:
     parser = argparse.ArgumentParser("nox -s nemesis --")
     parser.add_argument("--seed", type=int, default=int(time.time()) % 100_000)
     parser.add_argument("--seconds", type=float, default=50.0)
+    parser.add_argument("--server", choices=tuple(PLACES), default="single")
     parser.add_argument("--node", choices=("none", "5", "6"), default="none")
     parser.add_argument("--runs", type=int, default=1)
     given = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that no process is left behind
     failed = 0
     for seed in range(given.seed, given.seed + given.runs):
         script = Script(seed=seed, seconds=given.seconds, node=NODES[given.node])
-        with Single(valkey_binary()) as place:
+        with PLACES[given.server](server_binary()) as place:
             report = perform(script, place)
-        show(report)
+        show(report, given.server)
         if report.violations:
             failed += 1
         else:
@@ -37,13 +41,19 @@ def main() -> int:
     return 1 if failed else 0
 
 
-def show(report: Report) -> None:
+def server_binary() -> Path:
+    """Give Redis 7 where it is on the path, else Valkey."""
+    found = shutil.which("redis-server")
+    return Path(found) if found else valkey_binary()
+
+
+def show(report: Report, server: str) -> None:
     script = report.script
     verdict = "all hold"
     if report.violations:
         verdict = f"{len(report.violations)} VIOLATIONS, ledger in {report.folder}"
     print(
-        f"seed {script.seed}, Node {script.node or 'none'}: "
+        f"seed {script.seed}, {server}, Node {script.node or 'none'}: "
         f"{report.acknowledged} jobs acknowledged, {report.runs} runs, {report.extra} extra, "
         f"{report.faults} faults: {verdict}",
         flush=True,

@@ -19,7 +19,7 @@ from msgspec import Struct
 from taskbull import App, TaskbullError
 from tests.nemesis.actors import Actor
 from tests.nemesis.kinds import QUEUES
-from tests.nemesis.place import Place, Single, client
+from tests.nemesis.place import Clustered, Place, Sentinels, Single, client
 from tests.nemesis.worker import LOCK
 from tests.servers.proxy import Proxy
 
@@ -54,7 +54,11 @@ class Fault(Struct, frozen=True):
     name: str
     lane: Lane
     act: Act
-    only_single: bool = False
+    where: Literal["anywhere", "single", "replicated"] = "anywhere"
+
+    def possible(self, kind: str) -> bool:
+        """Tell whether it can happen in a place of that kind."""
+        return self.where == "anywhere" or (self.where == "single") == (kind == "single")
 
 
 def kill(scene: Scene, random: Random) -> str:
@@ -142,13 +146,15 @@ def kill_client(scene: Scene, random: Random) -> str:
 def pause_clients(scene: Scene, random: Random) -> str:
     seconds = random.uniform(0.2, 1.5)
     with _admin(scene, random) as admin:
-        admin.execute_command("CLIENT", "PAUSE", int(seconds * 1000), "ALL")
+        # Where somebody watches the server, it goes on answering: else it is taken for dead.
+        which = "ALL" if isinstance(scene.place, Single) else "WRITE"
+        admin.execute_command("CLIENT", "PAUSE", int(seconds * 1000), which)
     scene.wait(seconds)
     return f"{seconds:.1f} s"
 
 
 def debug_sleep(scene: Scene, random: Random) -> str:
-    seconds = random.uniform(0.1, 1.5 if isinstance(scene.place, Single) else 0.3)
+    seconds = random.uniform(0.1, 1.5)
     with _admin(scene, random) as admin:
         admin.execute_command("DEBUG", "SLEEP", f"{seconds:.2f}")
     return f"{seconds:.1f} s"
@@ -194,27 +200,41 @@ def crash_server(scene: Scene, random: Random) -> str:
     return "the server"
 
 
+def fail_over(scene: Scene, random: Random) -> str:
+    assert isinstance(scene.place, Sentinels | Clustered)
+    scene.place.fail_over()
+    return "a master and its replica"
+
+
+def kill_master(scene: Scene, random: Random) -> str:
+    assert isinstance(scene.place, Sentinels | Clustered)
+    scene.place.kill_master()
+    return "a master with a replica"
+
+
 FAULTS: Final = {
     fault.name: fault
     for fault in (
         Fault("kill", "process", kill),
         Fault("freeze", "process", freeze),
         Fault("terminate", "process", terminate),
-        Fault("cut_all", "network", cut_all, only_single=True),
-        Fault("cut_in_reply", "network", cut_in_reply, only_single=True),
-        Fault("cut_before_reply", "network", cut_before_reply, only_single=True),
-        Fault("black_hole", "network", black_hole, only_single=True),
-        Fault("slow", "network", slow, only_single=True),
-        Fault("refuse", "network", refuse, only_single=True),
+        Fault("cut_all", "network", cut_all, where="single"),
+        Fault("cut_in_reply", "network", cut_in_reply, where="single"),
+        Fault("cut_before_reply", "network", cut_before_reply, where="single"),
+        Fault("black_hole", "network", black_hole, where="single"),
+        Fault("slow", "network", slow, where="single"),
+        Fault("refuse", "network", refuse, where="single"),
         Fault("kill_clients", "server", kill_clients),
         Fault("kill_client", "server", kill_client),
         Fault("pause_clients", "server", pause_clients),
-        Fault("debug_sleep", "server", debug_sleep),
+        Fault("debug_sleep", "server", debug_sleep, where="single"),
         Fault("flush_scripts", "server", flush_scripts),
-        Fault("rewrite_log", "server", rewrite_log),
+        Fault("rewrite_log", "server", rewrite_log, where="single"),
         Fault("fill_memory", "server", fill_memory),
         Fault("pause_queue", "server", pause_queue),
-        Fault("crash_server", "server", crash_server, only_single=True),
+        Fault("crash_server", "server", crash_server, where="single"),
+        Fault("fail_over", "server", fail_over, where="replicated"),
+        Fault("kill_master", "server", kill_master, where="replicated"),
     )
 }
 

@@ -11,8 +11,9 @@ from msgspec import Struct, field
 from taskbull import Backoff, Dedup, Keep
 
 PREFIX: Final = "nemesis"
-MAIN: Final = "main"
+MAIN: Final = "common"
 LIMITED: Final = "limited"
+# In a cluster of three masters the two are not neighbours, and the first is where a replica is.
 QUEUES: Final = (MAIN, LIMITED)
 
 _SOON: Final = Backoff.fixed(0.05)

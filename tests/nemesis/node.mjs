@@ -17,6 +17,7 @@ const {
 } = require(`bullmq${version}`);
 
 const PREFIX = 'nemesis';
+const MAIN = 'common';
 const LINES = 5;
 const LOCK = 3000;
 
@@ -113,7 +114,7 @@ const BEHAVIOURS = {
   },
   spawning: async (job) => {
     const intent = `${job.data.intent}-child`;
-    note('Intent', { intent, kind: 'spawned', queue: 'main' });
+    note('Intent', { intent, kind: 'spawned', queue: MAIN });
     const child = await spawner.add('spawned', { intent }, { jobId: intent });
     note('Answer', { intent, said: 'added', job: child.id });
     return runName(job);
@@ -168,8 +169,8 @@ function openWorker(queue) {
 }
 
 async function work() {
-  spawner = openQueue('main');
-  const workers = ['main', 'limited', `probe-${name}`].map(openWorker);
+  spawner = openQueue(MAIN);
+  const workers = [MAIN, 'limited', `probe-${name}`].map(openWorker);
   await Promise.all(workers.map((worker) => worker.waitUntilReady()));
   process.on('SIGTERM', async () => {
     await Promise.all(workers.map((worker) => worker.close()));
@@ -201,7 +202,7 @@ let stopping = false;
 
 async function acknowledged(intents, action) {
   for (const { intent, kind, delay, parent } of intents) {
-    note('Intent', { intent, kind, queue: 'main', delay: (delay ?? 0) / 1000, parent: parent ?? '' });
+    note('Intent', { intent, kind, queue: MAIN, delay: (delay ?? 0) / 1000, parent: parent ?? '' });
   }
   try {
     await action();
@@ -227,7 +228,7 @@ async function addFlows(flows) {
     const intent = `${who}-flow-${number}`;
     const [kind, children] = FLOWS[number % FLOWS.length];
     const node = (own, itsKind, opts) => ({
-      name: itsKind, queueName: tagged('main'), data: { intent: own }, opts: { ...opts, jobId: own },
+      name: itsKind, queueName: tagged(MAIN), data: { intent: own }, opts: { ...opts, jobId: own },
     });
     const tree = {
       ...node(intent, kind, {}),
@@ -242,10 +243,10 @@ async function addFlows(flows) {
 }
 
 async function produce() {
-  const queue = openQueue('main');
+  const queue = openQueue(MAIN);
   const flows = new FlowProducer(options());
   flows.on('error', () => {});
-  note('Intent', { intent: 'tick', kind: 'tick', queue: 'main' });
+  note('Intent', { intent: 'tick', kind: 'tick', queue: MAIN });
   await queue.upsertJobScheduler('tick', { every: 500 }, { name: 'tick', data: { intent: 'tick' } });
   const lanes = [0, 1, 2].map((lane) => addJobs(queue, lane));
   process.stdin.on('end', async () => {

@@ -142,7 +142,8 @@ class Run:
     def torment(self) -> None:
         """Let the faults of the plan happen, for as long as the script says."""
         script = self._script
-        plan = make_plan(script.seed, script.seconds, script.faults)
+        possible = [name for name in script.faults if FAULTS[name].possible(self._place.kind)]
+        plan = make_plan(script.seed, script.seconds, possible)
         (self._folder / "plan.json").write_bytes(
             msgspec.json.format(msgspec.json.encode(plan), indent=1)
         )
@@ -161,6 +162,8 @@ class Run:
     def settle(self) -> None:
         """Mend everything, let the queues drain, look at the workers once more, and end all."""
         self._place.heal()
+        if surprise := self._place.surprise():
+            self._trouble(0, f"{surprise}: this run proves nothing")
         for queue in QUEUES:
             insist(self._prober.sync_queue(queue).resume)
         if self._script.node is not None:

@@ -147,7 +147,13 @@ class Cluster:
         return new, old
 
     def heal(self) -> None:
-        """Undo what a test did: finish migrations, start what was killed, wait until all serve."""
+        """Undo what a test did, and empty all nodes."""
+        self.mend()
+        for node in self.masters:
+            node.run("FLUSHALL")
+
+    def mend(self) -> None:
+        """Finish migrations, start what was killed, wait until all serve; all data stays."""
         for node in self.nodes:
             if not node.server.running:
                 node.server.start()
@@ -157,8 +163,6 @@ class Cluster:
             self._migrations.pop().finish()
         if self.replica is not None:
             self._settle_roles()
-        for node in self.masters:
-            node.run("FLUSHALL")
 
     def await_ok(self, except_for: Node | None = None) -> None:
         """Return when every node sees all nodes and serves."""

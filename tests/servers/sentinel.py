@@ -73,7 +73,12 @@ class SentinelSet:
         return self._await_master_other_than(old)
 
     def heal(self) -> None:
-        """Undo what a test did: start what was killed, wait until a failover could succeed."""
+        """Undo what a test did, and empty the servers."""
+        self.mend()
+        _run(self.master, "FLUSHALL")
+
+    def mend(self) -> None:
+        """Start what was killed, wait until a failover could succeed; all data stays."""
         for server in (*self.servers, *self.sentinels):
             if server.running:
                 server.resume()
@@ -81,7 +86,6 @@ class SentinelSet:
                 server.start()
         wait_until(lambda: self._serving() is not None, "the sentinels agree on the master", 30.0)
         self.await_ready()
-        _run(self.master, "FLUSHALL")
 
     def await_ready(self) -> None:
         """Start what was killed; return when a failover could succeed and none is under way."""
