@@ -58,7 +58,7 @@ def stream_heard_once(case: Case) -> Iterator[Violation]:
     for (who, queue), heard in case.book.heard.items():
         expected = [event.id for event in case.truth.queues[queue].stream]
         ids = [one.id for one in heard]
-        if ids[: len(expected)] != expected:
+        if ids != expected:
             missing = sorted(set(expected) - set(ids))[:5]
             twice = [one for one, count in Counter(ids).items() if count > 1][:5]
             yield Violation(

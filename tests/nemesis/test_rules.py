@@ -1,0 +1,178 @@
+"""The rules notice what they are there for: a small run in which all holds, spoilt in many ways."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tests.nemesis.kinds import LIMITED, MAIN
+from tests.nemesis.ledger import (
+    Answer,
+    Book,
+    Called,
+    Fault,
+    Heard,
+    Intent,
+    Record,
+    Run,
+    Told,
+    Vitals,
+)
+from tests.nemesis.rules import check_all
+from tests.nemesis.truth import STATES, Event, Queue, Truth
+
+START = 1_700_000_000.0
+WORKER = "worker-1-asyncio.1"
+
+
+class Story:
+    """One flaky job: added, taken, retried after a delay, taken again, completed."""
+
+    def __init__(self) -> None:
+        self.records: list[Record] = []
+        self.fields = {"data": '{"intent": "i"}', "atm": "2", "ats": "2", "returnvalue": '"i/2"'}
+        self.states: dict[str, list[str]] = {state: [] for state in STATES}
+        self.states["completed"] = ["1"]
+        self.keys = {"meta": -1, "completed": -1, "1": -1, "tb:lane": 5000}
+        self.names = ["added", "waiting", "active", "delayed", "waiting", "active", "completed"]
+        self.note(Intent, 0.0, intent="i", kind="flaky", queue=MAIN)
+        self.note(Answer, 0.1, intent="i", said="added", job="1")
+        for number, end in ((1, "Retried"), (2, "Completed")):
+            at = float(number)
+            self.note(Run, at, queue=MAIN, job="1", kind="flaky", intent="i", number=number)
+            value = '"i/2"' if end == "Completed" else ""
+            self.tell(end, number, value)
+        self.note(Called, 0.1, what="enqueue", deadline=2.0, took=0.1)
+        for at in (0.0, 5.0):
+            self.note(Vitals, at, threads=5, sockets=5, memory=50_000_000, late=0.01)
+        for place in range(len(self.names)):
+            self.note(Heard, 3.0 + place, queue=MAIN, id=_id(place), name="", job="1")
+
+    def note(self, kind: type[Record], at: float, /, **fields: Any) -> None:
+        self.records.append(kind(at=START + at, who=fields.pop("who", WORKER), **fields))
+
+    def tell(self, event: str, number: int, value: str = "") -> None:
+        self.note(Told, number + 0.5, event=event, queue=MAIN, job="1", number=number, value=value)
+
+    def forget(self, kind: type[Record]) -> None:
+        self.records = [one for one in self.records if not isinstance(one, kind)]
+
+    def broken_rules(self) -> set[int]:
+        book = Book()
+        for record in self.records:
+            book.add(record)  # type: ignore[arg-type]
+        stream = [
+            Event(_id(place), name, "1", {"event": name, "returnvalue": '"i/2"'})
+            for place, name in enumerate(self.names)
+        ]
+        queue = Queue(self.states, {"1": self.fields}, self.keys, stream, {"1": stream})
+        empty = Queue({state: [] for state in STATES}, {}, {}, [], {})
+        return {one.rule for one in check_all(Truth({MAIN: queue, LIMITED: empty}), book)}
+
+
+def _id(place: int) -> str:
+    return f"{int(START + 1) * 1000 + place}-0"
+
+
+def test_a_good_run_breaks_no_rule() -> None:
+    assert Story().broken_rules() == set()
+
+
+def _lose(story: Story) -> None:
+    story.names = []
+    story.forget(Run)
+    story.forget(Told)
+    story.forget(Heard)
+    story.note(Answer, 0.2, intent="gone", said="added", job="2")
+    story.note(Intent, 0.0, intent="gone", kind="plain", queue=MAIN)
+
+
+def _refuse(story: Story) -> None:
+    story.forget(Answer)
+    story.note(Answer, 0.1, intent="i", said="refused")
+
+
+def _double(story: Story) -> None:
+    story.note(Run, 1.0, queue=MAIN, job="2", kind="flaky", intent="i", number=1)
+
+
+def _begin_early(story: Story) -> None:
+    story.forget(Intent)
+    story.note(Intent, 0.0, intent="i", kind="flaky", queue=MAIN, delay=9.0)
+
+
+def _stall(story: Story) -> None:
+    story.names[3:4] = ["waiting", "stalled"]
+    story.forget(Told)
+    story.forget(Heard)
+    story.tell("Completed", 2, '"i/2"')
+
+
+def _begin_before_child(story: Story) -> None:
+    story.note(Intent, 0.0, intent="1", kind="flow_child", queue=MAIN, parent="1")
+
+
+def _tell_failure(story: Story) -> None:
+    story.forget(Told)
+    story.tell("Retried", 1)
+    story.tell("Failed", 2)
+
+
+def _tell_another_value(story: Story) -> None:
+    story.forget(Told)
+    story.tell("Retried", 1)
+    story.tell("Completed", 2, '"i/1"')
+
+
+SPOILT: list[tuple[int, Callable[[Story], Any]]] = [
+    (1, _lose),
+    (1, _refuse),
+    (1, _double),
+    (1, lambda story: story.names.insert(0, "added")),
+    (2, lambda story: story.states.update(completed=[], wait=["1"])),
+    (2, lambda story: story.states.update(completed=[], failed=["1"])),
+    (2, lambda story: story.fields.update(atm="3")),
+    (2, lambda story: story.names.append("completed")),
+    (2, _begin_early),
+    (3, lambda story: story.fields.update(returnvalue='"i/1"')),
+    (3, _stall),
+    (
+        3,
+        lambda story: story.note(Run, 1.5, queue=MAIN, job="1", kind="flaky", intent="i", number=1),
+    ),
+    (4, _begin_before_child),
+    (5, lambda story: story.tell("Retried", 1)),
+    (5, lambda story: story.forget(Told)),
+    (5, _tell_failure),
+    (5, _tell_another_value),
+    (5, lambda story: story.note(Heard, 9.0, queue=MAIN, id=_id(0), name="", job="1")),
+    (6, lambda story: story.keys.update({"1:lock": 100})),
+    (6, lambda story: story.keys.update({"dn:key": -1})),
+    (6, lambda story: story.states["completed"].append("9")),
+    (7, lambda story: story.note(Vitals, 6.0, threads=50, sockets=5, memory=0, late=0.0)),
+    (7, lambda story: story.note(Vitals, 6.0, threads=5, sockets=5, memory=0, late=60.0)),
+    (8, lambda story: story.note(Called, 20.0, what="enqueue", deadline=2.0, took=12.0)),
+]
+
+
+@pytest.mark.parametrize(("rule", "spoil"), SPOILT)
+def test_a_spoilt_run_breaks_the_rule(rule: int, spoil: Callable[[Story], Any]) -> None:
+    story = Story()
+    spoil(story)
+    assert rule in story.broken_rules()
+
+
+def test_what_a_fault_explains_is_no_violation() -> None:
+    story = Story()
+    _stall(story)
+    story.note(Fault, 2.0, name="freeze", target=WORKER, began=START)
+    assert story.broken_rules() == set()
+
+
+def test_a_killed_worker_need_not_have_told() -> None:
+    story = Story()
+    story.forget(Told)
+    story.note(Fault, 2.0, name="kill", target=WORKER, began=START)
+    assert story.broken_rules() == set()
