@@ -31,6 +31,7 @@ from taskbull.core.durations import Duration, seconds
 from taskbull.core.job import Job
 from taskbull.core.keys import NAME_LIMIT
 from taskbull.core.options import (
+    ATTEMPTS,
     ErrorBackoffs,
     JobOptions,
     Limiter,
@@ -38,7 +39,7 @@ from taskbull.core.options import (
     WorkerOptions,
 )
 from taskbull.core.retention import Keep
-from taskbull.core.retry import RetryPolicy, UnknownErrors
+from taskbull.core.retry import RetryPolicy, UnknownErrors, attempts_of
 from taskbull.errors import ConfigurationError
 from taskbull.queue.bulk import Progress
 from taskbull.queue.event_loop import Alarm
@@ -46,6 +47,7 @@ from taskbull.queue.handle import JobHandle
 from taskbull.queue.queue import Queue
 from taskbull.queue.stores import Stores
 from taskbull.queue.sync_queue import SyncQueue
+from taskbull.scripts.inspection import names_waiting
 from taskbull.worker.listeners import Listener, Listeners
 from taskbull.worker.work import Work
 from taskbull.worker.worker import Worker
@@ -56,6 +58,7 @@ E = TypeVar("E", bound=events.Event)
 M = TypeVar("M", bound=JobMiddleware)
 L = TypeVar("L", bound=LifespanFunction)
 
+_LOOKED_AT = 100
 _BACKOFF = Backoff.exponential(1, max_delay=3600, jitter=0.2)
 _KEEP_COMPLETED = Keep(age=timedelta(days=1), count=10_000)
 _KEEP_FAILED = Keep(age=timedelta(days=14))
@@ -67,6 +70,8 @@ class App:
     What it is made with is the default of its tasks. `redis` is a URL; without one, the
     environment (`TASKBULL_REDIS_URL`, `REDIS_URL`) or the server on this machine is used. Nothing
     is connected before it is needed. `include` names modules with tasks, which workers import.
+    `attempts` is 3 for the jobs that this app adds. Given here, it also counts for jobs of others
+    that say nothing about attempts; those have one otherwise, as BullMQ means it.
     """
 
     def __init__(  # noqa: PLR0913 - users write them by name
@@ -76,7 +81,7 @@ class App:
         redis: str | None = None,
         prefix: str = "bull",
         queue: str = "default",
-        attempts: int = 3,
+        attempts: int | None = None,
         backoff: Backoff | None = _BACKOFF,
         error_backoffs: ErrorBackoffs | None = None,
         keep_completed: Keep | None = _KEEP_COMPLETED,
@@ -90,7 +95,7 @@ class App:
     ) -> None:
         self.name = check_text("app name", name, most=NAME_LIMIT)
         options = JobOptions(
-            attempts=attempts,
+            attempts=ATTEMPTS if attempts is None else attempts,
             backoff=backoff,
             error_backoffs=error_backoffs,
             keep_completed=keep_completed,
@@ -244,6 +249,21 @@ class App:
         It is done at once; the full names of the modules are given.
         """
         return import_package(check_text("package", package), name)
+
+    def attempts_of(self, job: Job) -> int:
+        """Tell how many attempts a worker of this app gives to a job."""
+        task = self.tasks.get(job.name)
+        return attempts_of(job, self._defaults.policy if task is None else task.settings.policy)
+
+    def unknown_names(self, queue: str, *, timeout: Duration | None = 2.0) -> list[str]:
+        """Name the tasks of waiting jobs that this app does not have; from sync code.
+
+        Only the jobs that come next are looked at, 100 in each state.
+        """
+        call = names_waiting(self.producer.line(queue).source.keys, _LOOKED_AT)
+        limit = None if timeout is None else seconds("timeout", timeout)
+        names = self.producer.stores.sync().run(call, timeout=limit)
+        return sorted(set(names) - self.tasks.keys())
 
     def find(self, job: Job) -> Work:
         """Tell how a job is to be run: what a worker asks."""

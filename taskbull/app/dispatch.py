@@ -7,6 +7,7 @@ from typing import Any, TypeAlias
 
 from taskbull.app.registry import Registry
 from taskbull.app.task import Task
+from taskbull.app.unclaimed import Unclaimed
 from taskbull.core.job import Job
 from taskbull.core.middleware import Middleware, compose
 from taskbull.core.retry import RetryPolicy
@@ -17,17 +18,13 @@ JobMiddleware: TypeAlias = Middleware[RunningJob]
 
 
 class Dispatch:
-    """Finds out how jobs are run. What it needs for a task is prepared once.
-
-    A job whose task is not registered is retried as its options say, with the app's rules where it
-    has none: while a new version is rolled out, another worker may have the task already.
-    """
+    """Finds out how jobs are run. What it needs for a task is prepared once."""
 
     def __init__(self, registry: Registry, policy: RetryPolicy) -> None:
         self._registry = registry
         self._layers: list[JobMiddleware] = []
         self._known: dict[str, Work] = {}
-        self._unknown = Work(self._refuse, policy)
+        self._unclaimed = Work(Unclaimed(registry).put_off, policy)
 
     def find(self, job: Job) -> Work:
         """Tell how a job is run; a task that cannot be prepared is a `ConfigurationError`."""
@@ -52,14 +49,11 @@ class Dispatch:
     def _prepared(self, name: str) -> Work:
         task = self._registry.tasks.get(name)
         if task is None:
-            return self._unknown  # not kept: what names stand in Redis is not in our hands
+            return self._unclaimed  # not kept: what names stand in Redis is not in our hands
         handler = compose(self._layers, _handler(task))
         work = Work(handler, task.settings.policy, task.settings.timeout)
         self._known[name] = work
         return work
-
-    async def _refuse(self, job: RunningJob) -> Any:
-        raise self._registry.missing(job.name, job.queue)
 
 
 def _handler(task: Task[..., Any]) -> Handler:

@@ -38,10 +38,11 @@ _LISTED = tuple(state for state in STATES if state is not JobState.PAUSED)
 
 
 class Listed(Struct, frozen=True):
-    """A job, the state in which it was found, and when it is due if it is delayed."""
+    """A job, the state in which it was found, its attempts, and when it is due if delayed."""
 
     job: Job
     state: JobState
+    attempts: int
     due: datetime | None = None
 
 
@@ -82,7 +83,7 @@ def jobs(
                 each.job.id,
                 each.job.name,
                 each.state,
-                _attempts(each.job),
+                _attempts(each),
                 each.job.timestamp,
                 _about(each),
             )
@@ -106,7 +107,9 @@ def job(queue: str, job_id: str, as_json: bool, **where: str | None) -> None:
     operations = site.queue(queue)
     found = find_job(site, operations, job_id)
     state = site.ask(operations.get_state(job_id))
-    listed = Listed(found, state, *_due(site, operations.keys, [found], state))
+    listed = Listed(
+        found, state, site.attempts_of(found), *_due(site, operations.keys, [found], state)
+    )
     logs = site.ask(operations.logs(job_id, 0, -1))
     extra = _extra(site, operations.keys, job_id, state)
     if as_json:
@@ -144,7 +147,7 @@ def describe(queue: str, listed: Listed) -> dict[str, Any]:
         "result": job.returnvalue,
         "reason": job.failed_reason,
         "progress": _progress_of(job),
-        "attempts": _most_attempts(job),
+        "attempts": listed.attempts,
         "attempts_made": job.attempts_made,
         "attempts_started": job.attempts_started,
         "stalled_count": job.stalled_count,
@@ -187,7 +190,10 @@ def _list(
         if wanted > 0:
             jobs = site.ask(queue.get_jobs(state, start, start + wanted - 1))
             due = _due(site, queue.keys, jobs, state)
-            found += (Listed(job, state, when) for job, when in zip(jobs, due, strict=True))
+            found += (
+                Listed(job, state, site.attempts_of(job), when)
+                for job, when in zip(jobs, due, strict=True)
+            )
     return found, total
 
 
@@ -233,7 +239,7 @@ def _show(queue: str, listed: Listed, logs: Logs, extra: Extra) -> None:
             ("task", job.name),
             ("queue", queue),
             ("state", listed.state),
-            ("attempts", _attempts(job)),
+            ("attempts", _attempts(listed)),
             ("stalled", job.stalled_count or None),
             ("priority", job.priority or None),
             ("added", job.timestamp),
@@ -275,12 +281,8 @@ def _progress_of(job: Job) -> Any:
         return None
 
 
-def _most_attempts(job: Job) -> int:
-    return max(1, int(job.options.attempts or 1))
-
-
-def _attempts(job: Job) -> str:
-    return f"{job.attempts_made}/{_most_attempts(job)}"
+def _attempts(listed: Listed) -> str:
+    return f"{listed.job.attempts_made}/{listed.attempts}"
 
 
 def _compact(value: Any) -> str:

@@ -8,6 +8,8 @@ import click
 
 from taskbull import __version__
 from taskbull.app.app import App
+from taskbull.cli.escaping import printable
+from taskbull.cli.output import shortened
 from taskbull.core.keys import QueueKeys
 from taskbull.errors import TaskbullError
 from taskbull.scripts.call import Command
@@ -38,6 +40,8 @@ def show_panel(app: App, worker: Worker, backend: str) -> None:
         rows["queues"] = " · ".join(
             _queue(store, app.producer.line(name).source.keys) for name in worker.queues
         )
+        if strangers := _strangers(app, worker):
+            rows["not here"] = strangers
     except TaskbullError as error:
         rows["redis"] = f"{worker.address} · not there yet: {error}"
         rows["queues"] = " · ".join(worker.queues)
@@ -47,6 +51,20 @@ def show_panel(app: App, worker: Worker, backend: str) -> None:
     click.echo(f"{title} · Python {platform.python_version()} · {backend}")
     for name, text in rows.items():
         click.echo(f"  {click.style(f'{name:<13}', dim=True)} {text}")
+
+
+def _strangers(app: App, worker: Worker) -> str:
+    found = [
+        f"{printable(shortened(', '.join(names)))} in {queue}"
+        for queue in worker.queues
+        if (names := app.unknown_names(queue, timeout=_PATIENCE))
+    ]
+    if not found:
+        return ""
+    return (
+        f"{'; '.join(found)}: jobs wait for tasks that this app does not have. All workers of a "
+        "queue must know all its tasks"
+    )
 
 
 def _server(store: SyncStore) -> str:

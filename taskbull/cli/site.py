@@ -11,7 +11,9 @@ from taskbull.app.app import App
 from taskbull.cli.asking import Asker
 from taskbull.cli.errors import Failure
 from taskbull.core.checks import did_you_mean
+from taskbull.core.job import Job
 from taskbull.core.keys import QueueKeys
+from taskbull.core.retry import attempts_of
 from taskbull.queue.operations import Operation, Operations
 from taskbull.scripts.call import Call, Command
 from taskbull.scripts.replies import text
@@ -70,6 +72,10 @@ class Site:
                 f"{self.prefix!r}{hint}"
             )
         return operations
+
+    def attempts_of(self, job: Job) -> int:
+        """Tell how many attempts a job has: what the app says counts where the job says nothing."""
+        return attempts_of(job) if self.app is None else self.app.attempts_of(job)
 
     def exists(self, name: str) -> bool:
         """Tell whether a queue is in Redis, or belongs to a task of the app."""

@@ -31,6 +31,7 @@ _PERMANENT = (
     PermanentError,
     CorruptJob,
     InvalidArguments,
+    TaskNotRegistered,  # it has waited for a worker that has the task by then
     SerializationError,
     ConfigurationError,
     PermissionError,
@@ -41,7 +42,6 @@ _TRANSIENT = (
     ConnectionLost,
     MaybeExecuted,
     ServerUnavailable,
-    TaskNotRegistered,  # another worker, or this one after its update, may have the task
     ConnectionError,
     TimeoutError,
     MemoryError,

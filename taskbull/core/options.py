@@ -31,6 +31,9 @@ from taskbull.errors import ConfigurationError
 ErrorBackoffs = Mapping[str | type[BaseException], Backoff]
 """A backoff for each kind of error, by its class or by the name of its class."""
 
+ATTEMPTS = 3
+"""How often a job of ours is tried, where nobody says otherwise."""
+
 SIZE_LIMIT = 10_000_000
 KEEP_LOGS = 1000
 MAX_DATA_POINTS = 100_000  # ten weeks
@@ -81,7 +84,7 @@ class JobOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     eta: datetime | None = None
     priority: int = 0
     lifo: bool = False
-    attempts: int = 3
+    attempts: int = ATTEMPTS
     backoff: Backoff | None = DEFAULT_BACKOFF
     error_backoffs: ErrorBackoffs | None = None
     job_id: str | None = None

@@ -22,6 +22,7 @@ MOVE_TO_WAITING_CHILDREN = load("move_to_waiting_children")
 UPDATE_PROGRESS = load("update_progress")
 UPDATE_DATA = load("update_data")
 ADD_LOG = load("add_log")
+NOTE_UNCLAIMED = load("note_unclaimed")
 
 PIECE: Final = 100
 """How many jobs one call promotes or retries."""
@@ -181,3 +182,12 @@ def _ended(queue: QueueKeys, state: Ended) -> str:
 
 def _waiting(queue: QueueKeys) -> tuple[str, ...]:
     return (queue.wait, queue.paused, queue.active, queue.meta, queue.events, queue.marker)
+
+
+_CLAIMED_MS: Final = 3_600_000
+
+
+def note_unclaimed(queue: QueueKeys, job_id: str, now_ms: int, patience_ms: int) -> Call[int]:
+    """Note that a worker has no task for a job; the call gives for how many ms that is known."""
+    args = (now_ms, patience_ms, _CLAIMED_MS)
+    return Call(NOTE_UNCLAIMED, (queue.job(job_id),), args, accepted(queue, job_id))

@@ -27,6 +27,7 @@ GET_STATE = load("get_state")
 GET_ENDING = load("get_ending")
 GET_LOGS = load("get_logs")
 GET_METRICS = load("get_metrics")
+NAMES_WAITING = load("names_waiting")
 
 PAGE: Final = 500
 """How many jobs one call reads: 2 ms, if they are small."""
@@ -211,6 +212,12 @@ def get_metrics(queue: QueueKeys, state: JobState, start: int = 0, stop: int = -
     if state is JobState.COMPLETED:
         keys = (queue.metrics_completed, queue.metrics_completed_data)
     return Call(GET_METRICS, keys, (start, stop), _metrics)
+
+
+def names_waiting(queue: QueueKeys, most: int) -> Call[list[str]]:
+    """Give the names of the jobs that come next, up to `most` in each state."""
+    keys = (queue.wait, queue.paused, queue.prioritized, queue.delayed)
+    return Call(NAMES_WAITING, keys, (queue.base, most), texts)
 
 
 def _count(queue: QueueKeys, state: JobState) -> Call[int]:

@@ -63,6 +63,9 @@ class _JobHere(RunningJob):
     async def aupdate_data(self, data: Any) -> None:
         self.update_data(data)
 
+    async def aunclaimed(self, patience: float) -> float:
+        return patience  # no other worker will come
+
 
 def is_plain(app: App, recorded: RecordedJob) -> bool:
     """Tell whether a job needs no event loop: its function is plain, and nothing is around it."""

