@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from contextlib import aclosing
 
 import anyio
@@ -22,10 +21,10 @@ async def main() -> None:
                 case "active":
                     print("a worker has begun")
                 case "progress":
-                    at = json.loads(event.fields["data"])
+                    at = event.progress
                     print(f"{'#' * at['frame']:<{at['of']}} {at['frame']}/{at['of']}", flush=True)
                 case "completed":
-                    print(f"done: {json.loads(event.fields['returnvalue'])}")
+                    print(f"done: {event.returnvalue}")
                     return
                 case "failed":
                     print(f"failed: {event.fields['failedReason']}")

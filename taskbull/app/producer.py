@@ -37,6 +37,9 @@ class JobSpec(Struct, Generic[R_co], frozen=True):
     job: NewJob
     _read: ReadResult
 
+    def __repr__(self) -> str:
+        return f"<JobSpec {self.name}({', '.join(self.data)}) in {self.queue}>"
+
     @property
     def name(self) -> str:
         """The name of the task."""

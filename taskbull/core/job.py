@@ -50,6 +50,10 @@ class NewJob(Struct, frozen=True):
         check_text("job name", self.name, most=NAME_LIMIT)
         check_type("options", self.options, JobOptions, "be JobOptions")
 
+    def __repr__(self) -> str:
+        # Without the arguments, which may be large or secret.
+        return f"<NewJob {self.name}>"
+
     def with_ticket(self, ticket: Ticket) -> NewJob:
         """Give the job with the ticket under which it is sent again."""
         return replace(self, ticket=ticket)

@@ -8,6 +8,7 @@ from typing import Any
 
 from msgspec import Struct
 
+from taskbull.core import payload
 from taskbull.core.checks import refusal
 from taskbull.core.keys import QueueKeys
 from taskbull.scripts.call import Command, Word
@@ -28,6 +29,17 @@ class QueueEvent(Struct, frozen=True):
     name: str
     job_id: str | None
     fields: Mapping[str, str]
+    """As they stand in the stream: what BullMQ writes as JSON is JSON here."""
+
+    @property
+    def progress(self) -> Any:
+        """What a job told of its progress, of an event of that name; else None."""
+        return _decoded(self.fields.get("data")) if self.name == "progress" else None
+
+    @property
+    def returnvalue(self) -> Any:
+        """The result, of an event `completed`; else None."""
+        return _decoded(self.fields.get("returnvalue"))
 
 
 def last_event_id(queue: QueueKeys) -> Command[str]:
@@ -55,6 +67,13 @@ def events_of(reply: Any) -> list[QueueEvent]:
         return []
     [[_, entries]] = reply
     return [_event(entry_id, flat) for entry_id, flat in entries]
+
+
+def _decoded(value: str | None) -> Any:
+    try:
+        return None if value is None else payload.decode(value.encode())
+    except ValueError:  # not by BullMQ, nor by us
+        return value
 
 
 def _event(entry_id: bytes, flat: list[bytes]) -> QueueEvent:

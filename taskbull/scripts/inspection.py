@@ -32,7 +32,12 @@ NAMES_WAITING = load("names_waiting")
 PAGE: Final = 500
 """How many jobs one call reads: 2 ms, if they are small."""
 
-Counts = dict[str, int]  # by JobState, which is a string
+
+class Counts(dict[str, int]):
+    """How many jobs are in each state: by `JobState`, or by its name. Shown with plain names."""
+
+    def __repr__(self) -> str:
+        return repr({str(state): count for state, count in self.items()})
 
 
 class Ending(Struct, frozen=True):
@@ -93,7 +98,7 @@ def count_jobs(queue: QueueKeys) -> Call[Counts]:
         queue.waiting_children,
         queue.paused,
     )
-    return Call(COUNT_JOBS, keys, (), lambda reply: dict(zip(_COUNTED, reply, strict=True)))
+    return Call(COUNT_JOBS, keys, (), lambda reply: Counts(zip(_COUNTED, reply, strict=True)))
 
 
 def count_priorities(queue: QueueKeys, priorities: Sequence[int]) -> Call[dict[int, int]]:

@@ -241,6 +241,16 @@ def test_options_give_a_copy_and_change_nothing(fresh: App) -> None:
     assert repr(later) == "<work with options, in queue default>"
 
 
+# users-5
+def test_a_job_to_be_added_is_shown_short_and_without_its_arguments(app: App) -> None:
+    @app.task(queue="emails")
+    def send(to: str, subject: str = "") -> None: ...
+
+    assert (
+        repr(send.job("ann@example.org", subject="Hi")) == "<JobSpec send(to, subject) in emails>"
+    )
+
+
 WRONG_IN_A_CALL: list[tuple[dict[str, Any], str]] = [
     ({"priority": -1}, "priority"),
     ({"delay": -1}, "delay"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -17,6 +18,7 @@ from taskbull.core.states import (
     priority_of_score,
     priority_score,
 )
+from taskbull.scripts.inspection import Counts
 
 priorities = st.integers(1, MAX_PRIORITY)
 counters = st.integers(0, 2**40)
@@ -65,3 +67,11 @@ def test_earlier_jobs_have_lower_scores_and_become_due_first(one: int, other: in
 @given(st.integers(0, 2**60), st.integers(-5, 2**60))
 def test_a_due_time_that_no_score_holds_becomes_the_last_one(base: int, delay: int) -> None:
     assert due_ms(base, delay) == min(base + max(delay, 0), MAX_DUE_MS)
+
+
+# users-5
+def test_counts_are_shown_with_plain_names() -> None:
+    counts = Counts({JobState.WAITING: 3, JobState.WAITING_CHILDREN: 0})
+    assert repr(counts) == str(counts) == "{'waiting': 3, 'waiting-children': 0}"
+    assert counts["waiting"] == counts[JobState.WAITING] == 3
+    assert msgspec.json.encode(counts) == b'{"waiting":3,"waiting-children":0}'

@@ -53,6 +53,18 @@ async def test_events_have_bullmqs_names_and_fields(server: Reachable, prefix: s
     assert int(events[3].fields["delay"]) > 1_700_000_000_000
 
 
+# users-3: what a job told of its progress was JSON in a field.
+def test_progress_and_results_are_decoded() -> None:
+    def event(name: str, **fields: str) -> QueueEvent:
+        return QueueEvent("1-0", name, "1", fields)
+
+    assert event("progress", data='{"frame":3}').progress == {"frame": 3}
+    assert event("progress", data="no JSON").progress == "no JSON"
+    assert event("completed", returnvalue="[1,2]").returnvalue == [1, 2]
+    assert event("added", data="5").progress is None
+    assert event("added").returnvalue is None
+
+
 async def test_from_now_on_means_nothing_that_was_before(
     server: Reachable, prefix: str, admin: Any
 ) -> None:
