@@ -91,6 +91,28 @@ def cut_all(scene: Scene, random: Random) -> str:
     return "all connections"
 
 
+def cut_one(scene: Scene, random: Random) -> str:
+    scene.proxy.cut_one(random)
+    return "one connection"
+
+
+def cut_in_request(scene: Scene, random: Random) -> str:
+    count = random.randint(1, 20_000)
+    scene.proxy.cut_after_requests(count)
+    scene.wait(0.5)
+    scene.proxy.heal()
+    return f"after {count} bytes of requests"
+
+
+def deliver_late(scene: Scene, random: Random) -> str:
+    """Hold requests until their senders have given up and gone on; then let them arrive."""
+    seconds = random.uniform(0.5, 2 * LOCK)
+    scene.proxy.hold_requests()
+    scene.wait(seconds)
+    scene.proxy.deliver()
+    return f"{seconds:.1f} s"
+
+
 def cut_in_reply(scene: Scene, random: Random) -> str:
     count = random.randint(1, 20_000)
     scene.proxy.cut_after(count)
@@ -219,6 +241,9 @@ FAULTS: Final = {
         Fault("freeze", "process", freeze),
         Fault("terminate", "process", terminate),
         Fault("cut_all", "network", cut_all, where="single"),
+        Fault("cut_one", "network", cut_one, where="single"),
+        Fault("cut_in_request", "network", cut_in_request, where="single"),
+        Fault("deliver_late", "network", deliver_late, where="single"),
         Fault("cut_in_reply", "network", cut_in_reply, where="single"),
         Fault("cut_before_reply", "network", cut_before_reply, where="single"),
         Fault("black_hole", "network", black_hole, where="single"),

@@ -27,6 +27,7 @@ class Cut(Enum):
     BEFORE_REQUEST = "the next request does not reach the server"
     BEFORE_REPLY = "the server has executed the next request, the client gets no reply"
     AFTER_BYTES = "so many bytes of replies have passed"
+    AFTER_REQUEST_BYTES = "so many bytes of requests have passed"
 
 
 class Orders(Struct):
@@ -36,6 +37,7 @@ class Orders(Struct):
     containing: bytes = b""
     remaining: int = 0
     swallowing: bool = False
+    holding: bool = False
     delay: float = 0.0
     accepted: int = 0
     cuts: int = 0
@@ -54,6 +56,7 @@ class Link:
         self._links = links
         self._connecting: asyncio.Task[None] | None = None
         self._early: list[bytes] | None = []  # what came before there was a connection
+        self._held: list[bytes] = []  # requests that are late on their way
 
     def opened(self) -> None:
         """Connect to the server; until then the client's bytes wait, most of them in the kernel.
@@ -76,6 +79,19 @@ class Link:
         self._links.discard(self)
         for side in (self.client, self.server):
             side.finish()
+
+    def lost(self, side: Side) -> None:
+        """Take in that one end is gone; what it said, and is late, arrives all the same."""
+        if side is not self.client or not self._held:
+            self.close()
+
+    def deliver(self) -> None:
+        """Let the requests arrive that were held, also those of a client that is gone."""
+        held, self._held = self._held, []
+        for chunk in held:
+            self.server.send(chunk)
+        if held and not self.client.open:
+            self.close()
 
     async def _connect(self) -> None:
         loop = asyncio.get_running_loop()
@@ -101,6 +117,17 @@ class Link:
             return
         orders = self.orders
         if self._swallows():
+            return
+        if orders.holding or self._held:
+            self._held.append(chunk)
+            return
+        if orders.cut is Cut.AFTER_REQUEST_BYTES:
+            chunk = chunk[: orders.remaining]
+            orders.remaining -= len(chunk)
+            self.server.send(chunk)
+            if orders.remaining == 0:
+                self._cut()
+                self.close()
             return
         if orders.cut is Cut.BEFORE_REQUEST and orders.containing in chunk:
             self._cut()
@@ -162,7 +189,11 @@ class Side(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._open = False
         self._late.clear()
-        self._link.close()
+        self._link.lost(self)
+
+    @property
+    def open(self) -> bool:
+        return self._open
 
     def pause_writing(self) -> None:
         self._peer.hold(held=True)

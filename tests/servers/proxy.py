@@ -10,6 +10,7 @@ import asyncio
 import ssl
 import threading
 from collections.abc import Callable
+from random import Random
 from typing import Self, TypeVar
 
 from tests.servers.link import Cut, Link, Orders, Target
@@ -71,6 +72,10 @@ class Proxy:
         """Reset all connections now."""
         self._order(self._reset_all)
 
+    def cut_one(self, random: Random) -> None:
+        """Reset one of the connections, if there is one."""
+        self._order(lambda: self._reset(random))
+
     def cut_before_request(self, containing: bytes = b"") -> None:
         """Cut a connection at its next request (with these bytes in it), which is not forwarded."""
         self._order(lambda: self._arm(Cut.BEFORE_REQUEST, containing))
@@ -85,6 +90,21 @@ class Proxy:
     def cut_after(self, reply_bytes: int) -> None:
         """Cut the connection that brings the last of this many more bytes of replies."""
         self._order(lambda: self._arm(Cut.AFTER_BYTES, b"", reply_bytes))
+
+    def cut_after_requests(self, request_bytes: int) -> None:
+        """Cut the connection that brings the last of this many more bytes of requests."""
+        self._order(lambda: self._arm(Cut.AFTER_REQUEST_BYTES, b"", request_bytes))
+
+    def hold_requests(self) -> None:
+        """Let requests be late, until `deliver`; a client that goes meanwhile has still sent them.
+
+        Its connection to the server stays open until then, as in a network with long queues.
+        """
+        self._order(lambda: setattr(self._orders, "holding", True))
+
+    def deliver(self) -> None:
+        """Let the requests arrive that were held, and hold no more."""
+        self._order(self._deliver)
 
     def black_hole(self) -> None:
         """Accept and swallow everything, both ways, and close nothing."""
@@ -145,6 +165,16 @@ class Proxy:
         self._orders.swallowing = False
         self._orders.delay = 0.0
         self._arm(Cut.NEVER, b"")
+        self._deliver()
+
+    def _deliver(self) -> None:
+        self._orders.holding = False
+        for link in list(self._links):
+            link.deliver()
+
+    def _reset(self, random: Random) -> None:
+        if self._links:
+            random.choice(list(self._links)).reset()
 
     def _reset_all(self) -> None:
         for link in list(self._links):

@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 from contextlib import closing, suppress
 from pathlib import Path
+from random import Random
 
 import pytest
 
@@ -91,6 +92,38 @@ def test_a_reply_can_be_cut_in_its_middle(proxy: Proxy) -> None:
         assert talk(line) == PONG[:3]
         assert line.recv(10) == b""
     assert proxy.cuts == 1
+
+
+def test_a_request_can_be_cut_in_its_middle(proxy: Proxy) -> None:
+    proxy.cut_after_requests(len(b"PING\r\nINCR"))
+    with connect(proxy) as line:
+        assert talk(line) == PONG
+        assert talk(line, b"INCR torn") == b""
+    assert proxy.cuts == 1
+    with connect(proxy) as line:
+        assert talk(line, b"GET torn") == b"$-1\r\n"
+
+
+def test_one_of_several_connections_can_be_cut(proxy: Proxy) -> None:
+    with connect(proxy) as first, connect(proxy) as second:
+        assert talk(first) == talk(second) == PONG
+        proxy.cut_one(Random(1))
+        assert proxy.connections == 1
+
+
+def test_a_request_can_arrive_after_its_client_has_gone(proxy: Proxy) -> None:
+    with connect(proxy) as line:
+        assert talk(line) == PONG
+        proxy.hold_requests()
+        line.sendall(b"INCR late\r\n")
+    with connect(proxy) as line:
+        line.settimeout(0.05)
+        with pytest.raises(TimeoutError):
+            talk(line)
+        line.settimeout(5)
+        proxy.deliver()
+        assert line.recv(100) == PONG
+        wait_until(lambda: talk(line, b"GET late") == b"$1\r\n1\r\n", "it has arrived")
 
 
 def test_a_black_hole_swallows_and_closes_nothing(proxy: Proxy) -> None:
