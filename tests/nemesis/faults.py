@@ -32,6 +32,7 @@ class Scene(Struct, frozen=True):
     place: Place
     app: App
     workers: Sequence[Actor]
+    producers: Sequence[Actor]
     over: threading.Event
     """Set when the time for faults is over."""
 
@@ -66,6 +67,14 @@ def kill(scene: Scene, random: Random) -> str:
     who = worker.who
     worker.kill()
     worker.start()
+    return who
+
+
+def kill_producer(scene: Scene, random: Random) -> str:
+    producer = random.choice(scene.producers)
+    who = producer.who
+    producer.kill()
+    producer.start()
     return who
 
 
@@ -238,6 +247,7 @@ FAULTS: Final = {
     fault.name: fault
     for fault in (
         Fault("kill", "process", kill),
+        Fault("kill_producer", "process", kill_producer),
         Fault("freeze", "process", freeze),
         Fault("terminate", "process", terminate),
         Fault("cut_all", "network", cut_all, where="single"),

@@ -18,7 +18,7 @@ import anyio
 from anyio import create_task_group, sleep, to_thread
 from msgspec import Struct
 
-from taskbull import App, EnqueueError, JobFailed, JobHandle, JobNotFound, TaskbullError
+from taskbull import App, EnqueueError, JobHandle, TaskbullError
 from taskbull.app.task import Variant
 from tests.nemesis.kinds import KINDS, Kind
 from tests.nemesis.ledger import Answer, Called, Ledger
@@ -39,6 +39,8 @@ class Order(Struct, frozen=True):
     options: dict[str, Any]
     asks: bool
     """Whether its result is waited for."""
+    tries: int
+    """How often it is enqueued, if that fails."""
 
 
 class Desk:
@@ -64,7 +66,7 @@ class Desk:
             if kind.name == "own_id":
                 options["job_id"] = intent
             intents = [intent] if count == 1 else [f"{intent}-{n}" for n in range(count)]
-            yield Order(kind, intents, options, random.random() < 0.05)
+            yield Order(kind, intents, options, random.random() < 0.05, random.choice((1, 3)))
 
     def begin(self, order: Order) -> tuple[Variant[..., Any], list[dict[str, str]]]:
         """Note what is intended; give the task and the arguments of each call."""
@@ -74,19 +76,21 @@ class Desk:
         task = self.app.tasks[order.kind.name].options(**order.options)
         return task, [{"intent": intent, **filling} for intent in order.intents]
 
-    def added(self, order: Order, handles: list[JobHandle[Any]], began: float) -> None:
+    def added(self, intents: list[str], handles: list[JobHandle[Any]], began: float) -> None:
         self._called("enqueue", ENQUEUE_TIMEOUT, began)
-        for intent, handle in zip(order.intents, handles, strict=True):
+        for intent, handle in zip(intents, handles, strict=True):
             self._ledger.note(Answer, intent=intent, said=said(handle.deduplicated), job=handle.id)
 
-    def refused(self, order: Order, error: EnqueueError, began: float) -> None:
+    def refused(self, intents: list[str], error: EnqueueError, began: float) -> list[str]:
+        """Note what became of each; give the intents of the jobs that may be enqueued again."""
         self._called("enqueue", ENQUEUE_TIMEOUT, began, error)
-        left = {str(spec.data["intent"]) for spec in error.spec}
-        for intent in order.intents:
+        left = [str(spec.data["intent"]) for spec in error.spec]
+        for intent in intents:
             if intent in left:
                 note_refusal(self._ledger, intent, error)
-            else:  # it was added before the others were refused, and nobody knows its id
+            else:  # it was added before the others were refused
                 self._ledger.note(Answer, intent=intent, said="added")
+        return left
 
     def answered(self, began: float, error: Exception | None = None) -> None:
         self._called("result", RESULT_TIMEOUT, began, error)
@@ -103,28 +107,52 @@ class Desk:
         )
 
 
+def enqueue(desk: Desk, order: Order) -> list[JobHandle[Any]]:
+    """Add jobs; those that could not be added are enqueued again, which doubles none."""
+    task, calls = desk.begin(order)
+    intents, specs = order.intents, [task.job(**call) for call in calls]
+    for again in range(order.tries):
+        began = time.monotonic()
+        try:
+            single = len(calls) == 1 and not again
+            handles = [task.delay(**calls[0])] if single else desk.app.enqueue(specs)
+        except EnqueueError as error:
+            intents, specs = desk.refused(intents, error, began), error.spec
+        else:
+            desk.added(intents, handles, began)
+            return handles
+    return []
+
+
+async def aenqueue(desk: Desk, order: Order) -> list[JobHandle[Any]]:
+    """Add jobs, from an event loop; see `enqueue`."""
+    task, calls = desk.begin(order)
+    intents, specs = order.intents, [task.job(**call) for call in calls]
+    for again in range(order.tries):
+        began = time.monotonic()
+        try:
+            single = len(calls) == 1 and not again
+            handles = [await task.adelay(**calls[0])] if single else await desk.app.aenqueue(specs)
+        except EnqueueError as error:
+            intents, specs = desk.refused(intents, error, began), error.spec
+        else:
+            desk.added(intents, handles, began)
+            return handles
+    return []
+
+
 def produce(desk: Desk, lane: int, pause: float, ended: threading.Event) -> None:
     """Add jobs from a thread."""
     for order in desk.orders(lane):
         if ended.wait(pause):
             return
-        task, calls = desk.begin(order)
-        began = time.monotonic()
-        try:
-            if len(calls) == 1:
-                handles = [task.delay(**calls[0])]
-            else:
-                handles = desk.app.enqueue([task.job(**call) for call in calls])
-        except EnqueueError as error:
-            desk.refused(order, error, began)
-            continue
-        desk.added(order, handles, began)
-        if order.asks:
+        handles = enqueue(desk, order)
+        if order.asks and handles:
             began = time.monotonic()
             try:
                 handles[0].result(timeout=RESULT_TIMEOUT)
                 desk.answered(began)
-            except (JobFailed, JobNotFound, TimeoutError, TaskbullError) as error:
+            except (TimeoutError, TaskbullError) as error:
                 desk.answered(began, error)
 
 
@@ -134,23 +162,13 @@ async def aproduce(desk: Desk, lane: int, pause: float, ended: threading.Event) 
         await sleep(pause)
         if ended.is_set():
             return
-        task, calls = desk.begin(order)
-        began = time.monotonic()
-        try:
-            if len(calls) == 1:
-                handles = [await task.adelay(**calls[0])]
-            else:
-                handles = await desk.app.aenqueue([task.job(**call) for call in calls])
-        except EnqueueError as error:
-            desk.refused(order, error, began)
-            continue
-        desk.added(order, handles, began)
-        if order.asks:
+        handles = await aenqueue(desk, order)
+        if order.asks and handles:
             began = time.monotonic()
             try:
                 await handles[0].aresult(timeout=RESULT_TIMEOUT)
                 desk.answered(began)
-            except (JobFailed, JobNotFound, TimeoutError, TaskbullError) as error:
+            except (TimeoutError, TaskbullError) as error:
                 desk.answered(began, error)
 
 

@@ -147,7 +147,7 @@ class Run:
         (self._folder / "plan.json").write_bytes(
             msgspec.json.format(msgspec.json.encode(plan), indent=1)
         )
-        scene = Scene(self._place, self._operator, self._workers, self._over)
+        scene = Scene(self._place, self._operator, self._workers, self._producers, self._over)
         lanes = [
             threading.Thread(target=self._go_through, args=(scene, lane, plan[lane]))
             for lane in plan
