@@ -136,6 +136,11 @@ class App:
         """The queues of all tasks."""
         return self._registry.queues
 
+    @property
+    def known_queues(self) -> list[str]:
+        """The queues of all tasks, and those that have rules of their own."""
+        return list(dict.fromkeys([*self.queues, *self._rules.queues]))
+
     @overload
     def task(  # type: ignore[overload-overlap]  # pyright: ignore[reportOverlappingOverload]
         self,
@@ -301,7 +306,10 @@ class App:
     async def run_worker(
         self, queues: Queues | None = None, *, burst: bool = False, **options: Any
     ) -> None:
-        """Run a worker until cancelled, then stop it gracefully; `burst`: until there is no job."""
+        """Run a worker until cancelled, then stop it gracefully; `burst`: until all is done.
+
+        A burst also waits for retries, and other delayed jobs, that are due within `burst_wait`.
+        """
         await self._worker(queues, options).run(burst=burst)
 
     def run(
@@ -351,7 +359,7 @@ def load_app(target: str) -> App:
     """Give the app that `module:attribute` names; the working directory is importable."""
     found = find_attribute(target)
     if not isinstance(found, App):
-        raise ConfigurationError(f"{target!r} is no App but of type {type(found).__qualname__}")
+        raise ConfigurationError(f"{target!r} is not an App but a {type(found).__qualname__}")
     return found
 
 

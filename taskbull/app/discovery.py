@@ -8,6 +8,7 @@ import pkgutil
 import sys
 import traceback
 from collections.abc import Iterable
+from importlib.util import find_spec
 from types import ModuleType
 from typing import Any
 
@@ -60,8 +61,9 @@ def find_attribute(target: str) -> Any:
     """Give what `module:attribute` names; the working directory is importable."""
     module_name, colon, path = target.partition(":")
     if not module_name or not colon or not path:
-        example = f"{module_name or 'tasks'}:app"
-        raise ConfigurationError(f"{target!r} must be module:attribute, such as {example!r}")
+        raise ConfigurationError(
+            f"{target!r} must be module:attribute, such as {_meant(module_name)!r}"
+        )
     if module_name.endswith(".py"):
         meant = module_name.removesuffix(".py").strip("./").replace("/", ".")
         raise ConfigurationError(f"{target!r} names a file: did you mean {meant}:{path}?")
@@ -77,6 +79,19 @@ def find_attribute(target: str) -> Any:
             ) from None
         where = f"{where}.{part}"
     return value
+
+
+def _meant(name: str) -> str:
+    """Guess what was meant by a name without a colon: a module, or an attribute behind a dot."""
+    make_working_directory_importable()
+    module, dot, attribute = name.rpartition(".")
+    if not dot:
+        return f"{name or 'tasks'}:app"
+    try:
+        is_module = find_spec(name) is not None
+    except (ImportError, ValueError, AttributeError):
+        is_module = False
+    return f"{name}:app" if is_module else f"{module}:{attribute}"
 
 
 def make_working_directory_importable() -> None:

@@ -21,6 +21,11 @@ class QueueRules:
     def __init__(self) -> None:
         self._declared: dict[str, QueueOptions] = {}
 
+    @property
+    def queues(self) -> list[str]:
+        """The queues that have any."""
+        return list(self._declared)
+
     def declare(self, queue: str, options: QueueOptions) -> None:
         """Note rules; more of them may follow elsewhere, but none that contradicts another."""
         known = asdict(self._declared.get(queue, NO_RULES))

@@ -55,8 +55,8 @@ async def run_until_signal(
 ) -> None:
     """Run a worker until SIGTERM or SIGINT, which is a graceful stop; a second one: at once.
 
-    A third ends the process, whatever its jobs do about being cancelled. `burst`: only until its
-    queues are empty.
+    A third ends the process, whatever its jobs do about being cancelled. `burst`: only until all
+    is done.
     """
     failure: Exception | None = None
     async with create_task_group() as tasks:
@@ -68,7 +68,7 @@ async def run_until_signal(
                     for watch in watchers:
                         tasks.start_soon(watch, stop)
                     if burst:
-                        tasks.start_soon(_stop_when_idle, worker, shutdown)
+                        tasks.start_soon(_stop_when_done, worker, shutdown)
                     await shutdown.wait()
             except Exception as error:  # noqa: BLE001 - raised below, outside of the group
                 failure = error
@@ -77,6 +77,6 @@ async def run_until_signal(
         raise failure
 
 
-async def _stop_when_idle(worker: Worker, shutdown: Shutdown) -> None:
-    await worker.empty()
+async def _stop_when_done(worker: Worker, shutdown: Shutdown) -> None:
+    await worker.until_done()
     shutdown.begin()

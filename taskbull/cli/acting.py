@@ -46,7 +46,13 @@ def _yes_option(function: F) -> F:
 @click.command()
 @_queue_argument
 @_ids_argument
-@click.option("--state", type=_finished, default="failed", show_default=True, help="Where it is.")
+@click.option(
+    "--state",
+    type=_finished,
+    default="failed",
+    show_default=True,
+    help="The state that the job is in.",
+)
 @site_options
 @json_option
 def retry(
@@ -88,7 +94,9 @@ def remove(queue: str, ids: tuple[str, ...], yes: bool, as_json: bool, **where: 
 
 @click.command("retry-all")
 @_queue_argument
-@click.option("--state", type=_finished, default="failed", show_default=True, help="Which ones.")
+@click.option(
+    "--state", type=_finished, default="failed", show_default=True, help="The state of the jobs."
+)
 @site_options
 @json_option
 def retry_all(queue: str, state: Finished, as_json: bool, **where: str | None) -> None:
@@ -161,15 +169,28 @@ def drain(queue: str, delayed: bool, yes: bool, as_json: bool, **where: str | No
 
 @click.command()
 @_queue_argument
-@click.option("--state", type=_cleanable, default="completed", show_default=True, help="Which.")
+@click.option(
+    "--state",
+    type=_cleanable,
+    default="completed",
+    show_default=True,
+    help="The state of the jobs.",
+)
 @click.option(
     "--older-than",
     metavar="SECONDS",
     callback=read_seconds,
     default="0",
-    help="Only jobs of that age. [default: 0]",
+    show_default="0",
+    help="Only jobs that are at least so old.",
 )
-@click.option("--limit", type=click.IntRange(0), default=0, help="At most. [default: all]")
+@click.option(
+    "--limit",
+    type=click.IntRange(0),
+    default=0,
+    show_default="all",
+    help="How many jobs to remove.",
+)
 @_yes_option
 @site_options
 @json_option

@@ -34,20 +34,27 @@ _LOOK = 10.0
 @click.command()
 @click.argument("task", shell_complete=complete_task)
 @click.argument("arguments", metavar="[KEY=VALUE | KEY:=JSON]...", nargs=-1)
-@click.option("--delay", metavar="SECONDS", callback=read_seconds, help="Run it so much later.")
-@click.option("--eta", metavar="TIME", callback=read_instant, help="Run it then.")
-@click.option("--queue", help="Add it to another queue than the task's.")
+@click.option(
+    "--delay", metavar="SECONDS", callback=read_seconds, help="How long to wait before it runs."
+)
+@click.option("--eta", metavar="TIME", callback=read_instant, help="When to run it.")
+@click.option("--queue", help="Another queue than the task's own.")
 @click.option("--priority", type=click.IntRange(0, MAX_PRIORITY), help="1 is the most urgent.")
-@click.option("--lifo", is_flag=True, default=None, help="Before the others.")
-@click.option("--attempts", type=click.IntRange(1), help="How often it is tried.")
+@click.option(
+    "--lifo", is_flag=True, default=None, help="Run it before the jobs that wait already."
+)
+@click.option("--attempts", type=click.IntRange(1), help="How often to try it.")
 @click.option(
     "--timeout", metavar="SECONDS", callback=read_seconds, help="How long an attempt may take."
 )
-@click.option("--job-id", help="An id of your own: a second job of that id is not added.")
-@click.option("--dedup", metavar="KEY", help="Add it only if no job of that key is there.")
+@click.option("--job-id", help="An id of your own; a second job with it is not added.")
+@click.option("--dedup", metavar="KEY", help="Add it only if there is no job with this key.")
 @click.option("--wait", is_flag=True, help="Wait for the result, and print it as JSON.")
 @click.option(
-    "--wait-timeout", metavar="SECONDS", callback=read_seconds, help="Wait no longer than that."
+    "--wait-timeout",
+    metavar="SECONDS",
+    callback=read_seconds,
+    help="How long to wait for the result.",
 )
 @app_option
 @json_option

@@ -5,10 +5,8 @@ from __future__ import annotations
 import click
 from click.shell_completion import CompletionItem, get_completion_class
 
-from taskbull.cli.loading import find_app, find_site
+from taskbull.cli.loading import COMPLETING, find_app, find_site
 from taskbull.errors import TaskbullError
-
-VARIABLE = "_TASKBULL_COMPLETE"
 
 
 def complete_queue(
@@ -48,6 +46,6 @@ def completion(ctx: click.Context, shell: str) -> None:
     """
     kind = get_completion_class(shell)
     assert kind is not None  # noqa: S101 - click has all three
-    script = kind(ctx.find_root().command, {}, "taskbull", VARIABLE)
+    script = kind(ctx.find_root().command, {}, "taskbull", COMPLETING)
     # Not `source()`: for bash, that starts one to ask for its version.
     click.echo(script.source_template % script.source_vars())

@@ -26,7 +26,10 @@ _PAUSE = 0.5
 @click.command()
 @click.argument("queue", shell_complete=complete_queue)
 @click.option(
-    "--last-id", default="$", help="Begin behind that event; 0: with the oldest. [default: now]"
+    "--last-id",
+    default="$",
+    show_default="now",
+    help="The event after which to begin; 0: with the oldest.",
 )
 @site_options
 @json_option

@@ -18,6 +18,10 @@ PARTS: dict[str, tuple[str, ...]] = {
 """The commands as the help shows them; those that are not named here come last."""
 
 
+_UNCUT = 1000
+"""More characters than a summary has: it goes on in the next line."""
+
+
 class Commands(click.Group):
     """Runs a command; an expected error is one sentence, and 1 (2: wrong usage) as exit code."""
 
@@ -40,10 +44,9 @@ class Commands(click.Group):
         named = {name for names in PARTS.values() for name in names}
         rest = tuple(name for name in sorted(known) if name not in named)
         width = max(map(len, known), default=0)
-        limit = formatter.width - 6 - width
         for title, names in {**PARTS, "Other": rest}.items():
             shown = [
-                (name.ljust(width), known[name].get_short_help_str(limit))
+                (name.ljust(width), known[name].get_short_help_str(_UNCUT))
                 for name in names
                 if name in known
             ]

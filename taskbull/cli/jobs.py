@@ -54,10 +54,13 @@ class Listed(Struct, frozen=True):
     "states",
     type=click.Choice([s.value for s in STATES]),
     multiple=True,
-    help="[default: all]",
+    show_default="all",
+    help="Only jobs in this state; several may be given.",
 )
-@click.option("--limit", type=click.IntRange(1), default=20, show_default=True, help="At most.")
-@click.option("--offset", type=click.IntRange(0), default=0, help="Leave out the first ones.")
+@click.option(
+    "--limit", type=click.IntRange(1), default=20, show_default=True, help="How many jobs to list."
+)
+@click.option("--offset", type=click.IntRange(0), default=0, help="How many jobs to skip.")
 @site_options
 @json_option
 def jobs(

@@ -18,7 +18,9 @@ def read_seconds(_ctx: click.Context, _param: click.Parameter, value: str | None
         return None
     form = _FORM.fullmatch(value.strip().lower())
     if form is None or form["unit"] not in _UNITS:
-        raise click.BadParameter(f"{value!r} is no duration: write seconds, or 500ms, 5m, 2h, 1d")
+        raise click.BadParameter(
+            f"{value!r} is not a duration: write seconds, or 500ms, 5m, 2h, 1d"
+        )
     return float(form["number"]) * _UNITS[form["unit"]]
 
 
@@ -31,7 +33,7 @@ def read_instant(
     try:
         instant = datetime.fromisoformat(value)
     except ValueError:
-        raise click.BadParameter(f"{value!r} is no date and time, {_EXAMPLE}") from None
+        raise click.BadParameter(f"{value!r} is not a date and time {_EXAMPLE}") from None
     if instant.utcoffset() is None:
         raise click.BadParameter(f"{value!r} has no time zone: add its offset, {_EXAMPLE}")
     return instant

@@ -12,7 +12,8 @@ from typing import Any, TypeVar
 import click
 
 from taskbull.app.app import App, load_app
-from taskbull.cli.errors import WrongUsage, failure_of
+from taskbull.cli.errors import WrongUsage, failure_of, note
+from taskbull.cli.searching import apps_in
 from taskbull.cli.site import Site
 from taskbull.errors import TaskbullError
 from taskbull.store.address import default_url, parse
@@ -21,33 +22,54 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 VARIABLE = "TASKBULL_APP"
 
+COMPLETING = "_TASKBULL_COMPLETE"
+"""The environment variable by which a shell asks what to propose after a Tab."""
 
-def find_app(given: str | None) -> App:
-    """Give the app that was named, or that the environment or pyproject.toml names.
+
+def find_app(given: str | None, *, quiet: bool = False) -> App:
+    """Give the app that was named, or that is found elsewhere.
 
     Its tasks are loaded. A `click.ClickException` says what was tried.
     """
-    app = find_app_if_any(given)
+    app = find_app_if_any(given, quiet=quiet)
     if app is None:
         raise WrongUsage(
-            "No app is named. Tried: the command line (module:attribute); the environment "
-            f"variable {VARIABLE}, which is not set; {_tried_file()}"
+            "No app is named: say which by -A module:attribute, as in -A tasks:app. Tried: the "
+            f"command line; the environment variable {VARIABLE}, which is not set; {_tried_file()};"
+            f" the Python files in {Path.cwd()}, none of which makes an App"
         )
     return app
 
 
-def find_app_if_any(given: str | None) -> App | None:
-    """Give the app that is named anywhere; None if none is. One that cannot be loaded: as above."""
+def find_app_if_any(given: str | None, *, quiet: bool = False) -> App | None:
+    """Give the app that is named anywhere, or the only one in the working directory, or None.
+
+    One that cannot be loaded: as above. `quiet`: do not say that it was found by searching.
+    """
     if given:
         return _load(given, "")
     if target := os.environ.get(VARIABLE):
         return _load(target, f" (from {VARIABLE})")
     file = _nearest_file()
-    if file is None or (target := _named_in(file)) is None:
+    if file is not None and (target := _named_in(file)) is not None:
+        if (folder := str(file.parent)) not in sys.path:
+            sys.path.insert(0, folder)  # what a project names is found from its folders, too
+        return _load(target, f" (from {file})")
+    return _load_the_only_one(Path.cwd(), quiet=quiet)
+
+
+def _load_the_only_one(folder: Path, *, quiet: bool) -> App | None:
+    found = apps_in(folder)
+    if len(found) > 1:
+        raise WrongUsage(
+            f"There are several apps in {folder}: say which by -A, as in -A {found[0]}; the others "
+            f"are {', '.join(found[1:])}"
+        )
+    if not found:
         return None
-    if (folder := str(file.parent)) not in sys.path:
-        sys.path.insert(0, folder)  # what a project names is found from its folders, too
-    return _load(target, f" (from {file})")
+    if not quiet and COMPLETING not in os.environ:
+        note(f"using {found[0]}, the only app in this folder (-A names another)")
+    return _load(found[0], f" (found in {folder})")
 
 
 def find_redis(app: App | None, redis: str | None = None, prefix: str | None = None) -> Site:
@@ -85,16 +107,23 @@ def find_app_of_site(app: str | None, redis: str | None) -> App | None:
 
 def app_option(function: F) -> F:
     """Add `--app`, for commands that need tasks."""
-    where = f"The app. [default: {VARIABLE}, or pyproject.toml]"
-    return click.option("-A", "--app", metavar="MODULE:ATTRIBUTE", help=where)(function)
+    where = f"{VARIABLE}, pyproject.toml, or the only one in this folder"
+    return click.option(
+        "-A", "--app", metavar="MODULE:ATTRIBUTE", show_default=where, help="The app."
+    )(function)
 
 
 def site_options(function: F) -> F:
     """Add the options that say where the queues are, as parameters `app`, `redis`, `prefix`."""
-    start = "Start of all keys. [default: the app's, or bull]"
-    where = "Where Redis is. [default: the app's, or the environment's]"
-    function = click.option("--prefix", help=start)(function)
-    function = click.option("--redis", metavar="URL", help=where)(function)
+    function = click.option(
+        "--prefix", show_default="the app's, or bull", help="What all keys begin with."
+    )(function)
+    function = click.option(
+        "--redis",
+        metavar="URL",
+        show_default="the app's, or the environment's",
+        help="Where Redis is.",
+    )(function)
     return app_option(function)
 
 
@@ -132,5 +161,5 @@ def _named_in(file: Path) -> str | None:
 def _tried_file() -> str:
     file = _nearest_file()
     if file is None:
-        return f"pyproject.toml, of which there is none in {Path.cwd()} or above"
+        return f"pyproject.toml, which is not in {Path.cwd()} or above"
     return f"{file}, which has no app under [tool.taskbull]"

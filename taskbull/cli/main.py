@@ -20,24 +20,28 @@ from taskbull.cli.acting import (
     retry_all,
 )
 from taskbull.cli.calling import call
-from taskbull.cli.completion import VARIABLE, completion
+from taskbull.cli.completion import completion
 from taskbull.cli.demo import demo
 from taskbull.cli.doctor import doctor
 from taskbull.cli.following import events
 from taskbull.cli.group import Commands
 from taskbull.cli.jobs import job, jobs
+from taskbull.cli.loading import COMPLETING
 from taskbull.cli.looking import queues, tasks, workers
 from taskbull.cli.stopping import stop_server
 from taskbull.cli.worker import worker
 
+_SETTINGS = {"help_option_names": ["-h", "--help"], "show_default": True}
 
-@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
+
+@click.group(cls=Commands, context_settings=_SETTINGS)
 @click.version_option(__version__, prog_name="taskbull")
 def commands() -> None:
     """BullMQ for Python, with Celery's ease.
 
-    The app is found by --app module:attribute, TASKBULL_APP, or [tool.taskbull] app in
-    pyproject.toml; Redis by --redis, the app, TASKBULL_REDIS_URL, REDIS_URL, or on this machine.
+    The app is found by -A module:attribute, TASKBULL_APP, [tool.taskbull] app in pyproject.toml, or
+    in this folder, if it has just one; Redis by --redis, the app, TASKBULL_REDIS_URL, REDIS_URL, or
+    on this machine.
     Exit codes: 0 fine, 1 failed, 2 wrong usage.
     """
 
@@ -57,4 +61,4 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # never fail for want of a character
-    commands(complete_var=VARIABLE)
+    commands(complete_var=COMPLETING)

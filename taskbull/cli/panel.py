@@ -30,7 +30,7 @@ def show_panel(app: App, worker: Worker, backend: str) -> None:
         "redis": "",
         "queues": "",
         "tasks": ", ".join(sorted(app.tasks)) or "none",
-        "jobs at once": f"{options.concurrency} in each queue",
+        "jobs at once": _concurrency(worker),
         "worker": worker.id,
         "to stop": f"Ctrl-C, and running jobs have {options.shutdown_timeout:g} s; twice: at once",
     }
@@ -65,6 +65,13 @@ def _strangers(app: App, worker: Worker) -> str:
         f"{'; '.join(found)}: jobs wait for tasks that this app does not have. All workers of a "
         "queue must know all its tasks"
     )
+
+
+def _concurrency(worker: Worker) -> str:
+    numbers = worker.concurrency
+    if len(set(numbers.values())) == 1:
+        return f"{next(iter(numbers.values()))} in each queue"
+    return ", ".join(f"{name} {number}" for name, number in numbers.items())
 
 
 def _server(store: SyncStore) -> str:

@@ -18,13 +18,17 @@ import click
 from taskbull.app.app import App
 from taskbull.app.loops import backend_options
 from taskbull.app.running import run_until_signal
+from taskbull.cli.habits import WorkerCommand
+from taskbull.cli.kinds import read_seconds
 from taskbull.cli.lifeline import Presence, Tether
 from taskbull.cli.loading import find_app
 from taskbull.cli.measuring import gathered, measured
 from taskbull.cli.panel import show_panel
+from taskbull.cli.queue_names import check_known, read_queues
 from taskbull.cli.recycling import Recycling, Share
 from taskbull.cli.reloading import Reloader
 from taskbull.cli.supervisor import RECYCLED, Supervisor
+from taskbull.core.options import WorkerOptions
 from taskbull.observability.formats import LogFormat, set_up_logging
 from taskbull.worker.worker import Worker
 
@@ -35,25 +39,91 @@ _OF_THE_PARENT = {"processes", "reload", "process", "no_supervisor", "lifeline"}
 _FOR_METRICS = {"metrics_port", "metrics_host", "metrics_to"}
 
 
-@click.command()
+_DEFAULT = WorkerOptions()
+
+
+@click.command(cls=WorkerCommand)
 @click.argument("app", required=False)
-@click.option("-A", "--app", "named_app", hidden=True, help="The same, as other commands take it.")
-@click.option("-q", "--queue", "queues", multiple=True, help="A queue to work on; all by default.")
-@click.option("-c", "--concurrency", type=click.IntRange(1), help="Jobs at once in each queue.")
-@click.option("--threads", type=click.IntRange(1), help="Threads for plain functions.")
+@click.option(
+    "-A", "--app", "named_app", metavar="APP", help="The same, as other commands take it."
+)
+@click.option(
+    "-q",
+    "--queue",
+    "queues",
+    multiple=True,
+    show_default="all queues of the app's tasks",
+    help="A queue to work on; several: -q a,b or -q a -q b. -q a:5 runs 5 jobs of it at once.",
+)
+@click.option("--any-queue", is_flag=True, help="Take a queue for which the app has no task, too.")
+@click.option(
+    "-c",
+    "--concurrency",
+    type=click.IntRange(1),
+    show_default=str(_DEFAULT.concurrency),
+    help="Jobs at once in each queue.",
+)
+@click.option(
+    "--threads",
+    type=click.IntRange(1),
+    show_default="as many as jobs at once, at most 64",
+    help="Threads for plain functions.",
+)
 @click.option("--processes", type=click.IntRange(1), default=1, help="Worker processes.")
 @click.option("--no-supervisor", is_flag=True, help="Be the worker; nobody restarts it.")
-@click.option("--backend", type=click.Choice(["asyncio", "trio"]), default="asyncio")
+@click.option(
+    "--backend",
+    type=click.Choice(["asyncio", "trio"]),
+    default="asyncio",
+    help="The library of the event loop.",
+)
 @click.option("--uvloop", is_flag=True, help="Use uvloop with asyncio.")
-@click.option("--burst", is_flag=True, help="Stop when no job waits; delayed ones are left.")
+@click.option("--burst", is_flag=True, help="Stop when there is nothing more to do.")
+@click.option(
+    "--burst-wait",
+    metavar="SECONDS",
+    callback=read_seconds,
+    show_default=f"{_DEFAULT.burst_wait:g}",
+    help="A burst waits for retries and delayed jobs that are due so soon.",
+)
 @click.option("--reload", is_flag=True, help="Restart when a Python file changes.")
-@click.option("--shutdown-timeout", type=click.FloatRange(0), help="Seconds to end running jobs.")
-@click.option("--max-jobs", type=click.IntRange(1), help="Jobs after which a process is replaced.")
-@click.option("--max-memory", type=click.IntRange(1), help="The same, by its memory in MB.")
-@click.option("--log-level", type=click.Choice(_LEVELS, case_sensitive=False), default="info")
-@click.option("--log-format", type=click.Choice(["text", "json"]), default="text")
-@click.option("--metrics-port", type=click.IntRange(0, 65535), help="Serve metrics and probes.")
-@click.option("--metrics-host", default="127.0.0.1", help="Where to; 0.0.0.0 is everywhere.")
+@click.option(
+    "--shutdown-timeout",
+    metavar="SECONDS",
+    callback=read_seconds,
+    show_default=f"{_DEFAULT.shutdown_timeout:g}",
+    help="How long running jobs may go on when the worker stops.",
+)
+@click.option(
+    "--max-jobs",
+    type=click.IntRange(1),
+    show_default="no limit",
+    help="Jobs after which a process is replaced.",
+)
+@click.option(
+    "--max-memory",
+    type=click.IntRange(1),
+    show_default="no limit",
+    help="Memory, in MB, above which a process is replaced.",
+)
+@click.option(
+    "--log-level",
+    type=click.Choice(_LEVELS, case_sensitive=False),
+    default="info",
+    help="The least severe lines to log.",
+)
+@click.option(
+    "--log-format", type=click.Choice(["text", "json"]), default="text", help="How to log them."
+)
+@click.option(
+    "--metrics-port",
+    type=click.IntRange(0, 65535),
+    show_default="none",
+    help="Serve metrics and probes there.",
+)
+@click.option(
+    "--metrics-host", default="127.0.0.1", help="The address to serve at; 0.0.0.0 is everywhere."
+)
 @click.option("--metrics-to", hidden=True)
 @click.option("--process", type=int, hidden=True)
 @click.option("--lifeline", type=int, hidden=True)
@@ -62,8 +132,9 @@ def worker(context: click.Context, /, **given: Any) -> None:
     """Run the tasks of APP (module:attribute) until SIGTERM or Ctrl-C.
 
     A signal lets running jobs end; a second one gives them back at once. Without APP, TASKBULL_APP
-    or [tool.taskbull] app in pyproject.toml is used.
+    or [tool.taskbull] app in pyproject.toml is used, or the only app in this folder.
     """
+    read_queues(given["queues"])
     share = Share(given["max_jobs"], given["max_memory"])
     _check_installed(given["backend"], uvloop=given["uvloop"])
     if given["no_supervisor"]:
@@ -93,15 +164,17 @@ def _work(share: Share, given: dict[str, Any]) -> int:
     with suppress(UnsupportedOperation):  # where stderr is no file
         faulthandler.enable()  # a crash of C code leaves the Python stacks
     log_format: LogFormat = given["log_format"]
-    app = find_app(given["app"] or given["named_app"])
-    names = ("concurrency", "threads", "shutdown_timeout")
+    first = given["process"] in {None, 1}
+    app = find_app(given["app"] or given["named_app"], quiet=not first)
+    names = ("concurrency", "threads", "shutdown_timeout", "burst_wait")
     options = {name: given[name] for name in names if given[name] is not None}
-    made = app.worker(list(given["queues"]) or None, **options)
+    queues = read_queues(given["queues"])
+    if not given["any_queue"]:
+        check_known(list(queues), app)
+    made = app.worker(queues or None, **options)
     set_up_logging(given["log_level"], log_format, made.id)
-    if strange := [name for name in made.queues if name not in app.queues]:
-        logger.warning("No task of the app is in queue %s: is it meant?", ", ".join(strange))
     backend: str = given["backend"]
-    if given["process"] in {None, 1} and log_format == "text":
+    if first and log_format == "text":
         show_panel(app, made, "uvloop" if given["uvloop"] else backend)
     recycling = Recycling(share, made) if share.limited else None
     watchers = [] if recycling is None else [recycling.watch]

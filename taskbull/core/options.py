@@ -151,6 +151,8 @@ class WorkerOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     on_lost_lock: Literal["continue", "cancel"] = "continue"
     loop_block_limit: Duration = 300.0
     drain_delay: Duration = 5.0
+    burst_wait: Duration = 30.0
+    """How soon a delayed job must be due for a burst to wait for it."""
     metrics_data_points: int = 0
     """Minutes for which BullMQ's own counts per minute are kept in Redis; 0: none are."""
 
@@ -158,7 +160,8 @@ class WorkerOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         check_int("concurrency", self.concurrency, least=1)
         for field in _POSITIVE_DURATIONS:
             force_setattr(self, field, seconds(field, getattr(self, field), positive=True))
-        force_setattr(self, "shutdown_timeout", seconds("shutdown_timeout", self.shutdown_timeout))
+        for field in ("shutdown_timeout", "burst_wait"):
+            force_setattr(self, field, seconds(field, getattr(self, field)))
         if not _shorter(self.heartbeat_interval, self.lock_duration):
             raise refusal(
                 "heartbeat_interval",

@@ -35,6 +35,7 @@ from taskbull.store.aio import Store, open_store
 from taskbull.store.dialing import ConnectionOptions
 from taskbull.store.sync import SyncStore
 from taskbull.worker.availability import Availability
+from taskbull.worker.burst import until_done
 from taskbull.worker.clock import Clock
 from taskbull.worker.consumer import Consumer
 from taskbull.worker.desk import Desk
@@ -144,9 +145,14 @@ class Worker:
         return BreakerState.CLOSED if queue in self._breakers else None
 
     async def run(self, *, burst: bool = False) -> None:
-        """Work until cancelled, then stop gracefully; `burst`: only until the queues are empty."""
+        """Work until cancelled, then stop gracefully; `burst`: only until all is done."""
         async with self.running():
-            await (self.empty() if burst else sleep_forever())
+            await (self.until_done() if burst else sleep_forever())
+
+    async def until_done(self) -> None:
+        """Wait until no job runs, none waits, and none is due within `burst_wait`."""
+        sides = [consumer.side for consumer in self._consumers.values()]
+        await until_done(sides, self.empty, seconds("burst_wait", self.options.burst_wait))
 
     async def empty(self) -> None:
         """Wait until no job runs and none is to be had, while it is running."""

@@ -45,7 +45,7 @@ def test_without_an_app_it_is_told_what_was_tried(
     with pytest.raises(click.ClickException) as caught:
         find_app(None)
     said = caught.value.message
-    assert "the command line (module:attribute)" in said
+    assert "as in -A tasks:app" in said
     assert "TASKBULL_APP, which is not set" in said
     assert f"{nowhere}/pyproject.toml, which has no app under [tool.taskbull]" in said
 
@@ -65,6 +65,42 @@ def test_a_wrong_project_file_is_told(nowhere: Path, content: str, said: str) ->
         find_app(None)
     assert said in caught.value.message
     assert caught.value.exit_code == 2
+
+
+def test_the_only_app_in_the_working_directory_is_found(
+    write_shop: Callable[[], str], nowhere: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (nowhere / "broken.py").write_text("import taskbull\nApp( oops")
+    (nowhere / "test_it.py").write_text("from taskbull import App\napp = App('test')\n")
+    (nowhere / "other.py").write_text("from flask import App  # not taskbull's\napp = App('x')\n")
+    (nowhere / "dangerous.py").write_text("raise SystemExit('it was imported')\n")
+    module = write_shop()
+    assert find_app(None).name == "shop"
+    assert f"taskbull: using {module}:app, the only app in this folder" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import taskbull as t\nmine: t.App = t.App('lone')\n",
+        "from taskbull import App as A, events\nmine = A('lone')\n",
+    ],
+)
+def test_an_app_in_a_package_is_found(nowhere: Path, source: str) -> None:
+    package = nowhere / f"lone_{abs(hash(source))}"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "jobs.py").write_text(source)
+    assert find_app(None).name == "lone"
+
+
+def test_of_several_apps_in_the_working_directory_none_is_chosen(
+    write_shop: Callable[[], str],
+) -> None:
+    first, second = sorted([write_shop(), write_shop()])
+    with pytest.raises(click.ClickException) as caught:
+        find_app(None)
+    assert f"as in -A {first}:app; the others are {second}:app" in caught.value.message
 
 
 def test_an_app_that_fails_to_import_is_told_with_the_place(nowhere: Path) -> None:

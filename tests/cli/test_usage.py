@@ -85,7 +85,7 @@ def test_wrong_usage_is_2(nowhere: Path, words: tuple[str, ...]) -> None:
         (("tasks", "-A", "shop"), "'shop' must be module:attribute, such as 'shop:app'"),
         (("tasks", "-A", "no_such_module:app"), "there is no module 'no_such_module'"),
         (("tasks", "-A", "json:app"), "has no attribute 'app'"),
-        (("tasks", "-A", "json:loads"), "'json:loads' is no App"),
+        (("tasks", "-A", "json:loads"), "'json:loads' is not an App"),
         (("completion", "powershell"), "is not one of 'bash', 'zsh', 'fish'"),
     ],
 )

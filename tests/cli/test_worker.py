@@ -25,7 +25,7 @@ from tests.servers.waiting import wait_until
 TASKS = """
 import os, time
 import anyio
-from taskbull import App, current_job
+from taskbull import App, Backoff, current_job
 
 app = App("shop")
 
@@ -45,6 +45,11 @@ def hang() -> None:
 async def crash() -> None:
     if current_job().job.attempts_started == 1:
         os._exit(9)
+
+@app.task(backoff=Backoff.fixed(0.1))
+async def flaky() -> None:
+    if current_job().attempt < 3:
+        raise ValueError("not yet")
 
 @app.task(attempts=1)
 def who() -> int:
@@ -97,7 +102,7 @@ def test_it_shows_what_it_is_and_what_it_does(
         assert loop in panel
         assert re.search(r"redis +127\.0\.0\.1:\d+ · Valkey \d+\.\d+\.\d+, fine", panel)
         assert "default (1 delayed)" in panel
-        assert "crash, greet, hang, wait_long, who" in panel
+        assert "crash, flaky, greet, hang, wait_long, who" in panel
         handle = queue.add("greet", {"name": "Ann"})
         assert handle.result(timeout=20) == "Hello, Ann!"
         terminal.read_until(f"Job {handle.id} (greet) of queue default completed in 0.0")
@@ -257,24 +262,83 @@ def test_only_the_queues_that_were_named_are_worked_on(
     assert (here.state(), there.state()) == ("completed", "waiting")
 
 
-def test_a_queue_that_no_task_has_is_remarked(folder: Path, url: str) -> None:
+@pytest.mark.parametrize(  # D9
+    "words", [["-q", "default,slow"], ["-q", "default:3, slow"], ["-Q", "slow", "--queues=default"]]
+)
+def test_several_queues_can_be_named_in_one_word(
+    folder: Path, url: str, queue: SyncQueue, slow: SyncQueue, words: list[str]
+) -> None:
+    handles = [queue.add("greet", {"name": "Ann"}), slow.add("greet", {"name": "Bob"})]
     env = {"TASKBULL_REDIS_URL": url}
-    done = run("worker", "-A", "tasks:app", "-q", "defualt", "--burst", cwd=folder, env=env)
+    done = run("worker", "tasks:app", *words, "--burst", cwd=folder, env=env)
     assert done.returncode == 0, done.stderr
-    assert "No task of the app is in queue defualt" in done.stderr
+    assert {handle.state() for handle in handles} == {"completed"}
+
+
+def test_a_queue_can_have_a_concurrency_of_its_own(
+    folder: Path, url: str, queue: SyncQueue, slow: SyncQueue
+) -> None:
+    slow.add_bulk([("wait_long", {})] * 8)
+    with worker(folder, url, "-q", "slow:2", "-q", "default", "-c", "5") as terminal:
+        assert queue.add("who").result(timeout=20)
+        wait_until(lambda: slow.counts()["active"] == 2, "two jobs run")
+        assert "slow 2" in re.sub(r"\x1b\[\d*m", "", terminal.read_until("to stop"))
+        assert slow.counts()["waiting"] == 6
+
+
+def test_a_queue_that_no_task_has_is_refused_unless_any_is_welcome(folder: Path, url: str) -> None:
+    env = {"TASKBULL_REDIS_URL": url}
+    words = ("worker", "-A", "tasks:app", "-q", "defualt", "--burst")
+    done = run(*words, cwd=folder, env=env)
+    assert done.returncode == 2
+    assert "has no task in queue defualt (did you mean default?)" in done.stderr
+    with redis.Redis.from_url(url) as admin:
+        assert admin.keys("bull:defualt:*") == []
+    done = run(*words, "--any-queue", cwd=folder, env=env)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_burst_waits_for_retries_and_says_what_it_leaves(  # D4
+    folder: Path, url: str, queue: SyncQueue
+) -> None:
+    retried = queue.add("flaky", attempts=3)
+    later = queue.add("greet", {"name": "Ann"}, delay=3600)
+    left = queue.add("greet", {"name": "Bob"})
+    with redis.Redis.from_url(url) as admin:  # as a worker leaves it that was killed
+        admin.lrem("bull:default:wait", 1, left.id)
+        admin.lpush("bull:default:active", left.id)
+        admin.set(f"bull:default:{left.id}:lock", "another", px=600_000)
+    done = run("worker", "tasks:app", "--burst", cwd=folder, env={"TASKBULL_REDIS_URL": url})
+    assert done.returncode == 0, done.stderr
+    assert (retried.state(), later.state(), left.state()) == ("completed", "delayed", "active")
+    assert "Queue default: the burst leaves 1 delayed, 1 active in other workers" in done.stderr
+
+
+def test_what_fingers_type_that_know_celery(folder: Path, url: str) -> None:
+    env = {"TASKBULL_REDIS_URL": url}
+    words = ("worker", "-A", "tasks:app", "--burst", "--loglevel=INFO", "-P", "threads", "-E")
+    done = run(*words, cwd=folder, env=env)
+    assert done.returncode == 0, done.stderr
+    assert "taskbull: -P is not needed: " in done.stderr
+    done = run("worker", "-A", "tasks:app", "--autoscale=10,3", cwd=folder, env=env)
+    assert done.returncode == 2
+    assert "There is no --autoscale here: -c" in done.stderr
 
 
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (["worker"], "No app is named"),
+        (["worker", "tasks"], "'tasks' must be module:attribute, such as 'tasks:app'"),
+        (["worker", "-A", "tasks.app"], "such as 'tasks:app'"),
         (["worker", "nothing:app"], "there is no module 'nothing'"),
         (["worker", "tasks:nothing"], "has no attribute 'nothing'"),
         (["worker", "broken:app"], "broken.py:2"),
         (["worker", "tasks:app", "--concurrency", "0"], "0 is not in the range"),
         (["worker", "tasks:app", "--concurency", "1"], "Did you mean"),
         (["worker", "tasks:app", "--uvloop", "--backend", "trio"], "--uvloop is for asyncio"),
-        (["worker", "tasks:app", "-q", "a:b"], "queue name"),
+        (["worker", "tasks:app", "-q", "a:b"], "as in -q a:5"),
+        (["worker", "tasks:app", "-q", "a:0"], "as in -q a:5"),
+        (["worker", "tasks:app", "-q", "a,,b"], "a name of a queue is missing"),
         (["worker", "broken:app", "--processes", "2"], "broken.py:2"),
     ],
 )

@@ -1,0 +1,84 @@
+"""The end of a burst: nothing runs, nothing waits, nothing is due soon; and what is left then."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from math import inf
+from typing import Any, TypeVar
+
+from taskbull.core.states import JobState, due_ms_of_score
+from taskbull.errors import ConnectionLost, MaybeExecuted
+from taskbull.scripts.call import Command, Request
+from taskbull.scripts.inspection import count_jobs
+from taskbull.scripts.pausing import is_paused
+from taskbull.worker.side import QueueSide
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+_LOOK = 0.05
+"""Seconds until a look is taken again at a job that is due and has not yet begun to wait."""
+
+_LEFT = {
+    JobState.WAITING: "waiting",
+    JobState.PRIORITIZED: "prioritized",
+    JobState.PAUSED: "paused",
+    JobState.DELAYED: "delayed",
+    JobState.ACTIVE: "active in other workers, or left by one that died",
+    JobState.WAITING_CHILDREN: "waiting for their children",
+}
+
+
+async def until_done(
+    sides: Sequence[QueueSide], until_idle: Callable[[], Awaitable[None]], wait: float
+) -> None:
+    """Wait until there is nothing more to do; log what is left.
+
+    A retry, or another delayed job, is waited for if it is due within `wait` seconds after the
+    queues were empty for the first time: a schedule that never ends does not keep a burst alive.
+    """
+    await until_idle()
+    clock = sides[0].clock
+    deadline = clock.now() + wait
+    while (due := await _next_due(sides)) <= deadline:
+        await clock.sleep_until(max(due, clock.now() + _LOOK))
+        await until_idle()
+        if clock.now() >= deadline:
+            break
+    for side in sides:
+        await _tell_what_is_left(side)
+
+
+async def _next_due(sides: Sequence[QueueSide]) -> float:
+    """Give when the next delayed job is due that can run, by the workers' clock."""
+    earliest = inf
+    for side in sides:
+        delayed = side.keys.delayed
+        first = Command(("ZRANGE", delayed, 0, 0, "WITHSCORES"), delayed, _score)
+        score = await _ask(side, first)
+        if score is not None and not await _ask(side, is_paused(side.keys)):
+            seconds = (due_ms_of_score(score) - side.clock.wall_ms()) / 1000
+            earliest = min(earliest, side.clock.now() + max(0.0, seconds))
+    return earliest
+
+
+def _score(reply: list[Any]) -> float | None:
+    return float(reply[1]) if reply else None
+
+
+async def _tell_what_is_left(side: QueueSide) -> None:
+    counts = await _ask(side, count_jobs(side.keys))
+    left = [f"{counts[state]:,} {words}" for state, words in _LEFT.items() if counts[state]]
+    if left:
+        paused = " (the queue is paused)" if await _ask(side, is_paused(side.keys)) else ""
+        logger.info("Queue %s: the burst leaves %s%s", side.keys.queue, ", ".join(left), paused)
+
+
+async def _ask(side: QueueSide, request: Request[T]) -> T:
+    while True:
+        try:
+            return await side.store.run(request)
+        except (ConnectionLost, MaybeExecuted):
+            continue  # a mere question: it is asked again when Redis is back

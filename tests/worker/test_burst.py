@@ -1,0 +1,65 @@
+"""The end of a burst: what is waited for, what is left."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from taskbull.core import events
+from taskbull.core.backoff import Backoff
+from taskbull.errors import Snooze
+from taskbull.worker.running_job import RunningJob
+from tests.worker.bed import WorkerBed
+
+
+async def echo(job: RunningJob) -> object:
+    return job.data
+
+
+async def test_it_waits_for_what_is_due_soon_and_leaves_the_rest(  # D4
+    bed: WorkerBed, caplog: pytest.LogCaptureFixture
+) -> None:
+    soon = await bed.queue.add("soon", delay=0.3)
+    late = await bed.queue.add("late", delay=3600)
+    with caplog.at_level(logging.INFO):
+        await bed.worker(echo).run(burst=True)
+    assert bed.record.jobs(events.Completed) == [soon.id]
+    assert await bed.queue.get_state(late.id) == "delayed"
+    assert "Queue q: the burst leaves 1 delayed" in caplog.text
+
+
+async def test_it_waits_for_retries(bed: WorkerBed) -> None:
+    async def fail_once(job: RunningJob) -> None:
+        if job.attempt == 1:
+            raise ValueError("not yet")
+
+    job = await bed.queue.add("flaky", attempts=2, backoff=Backoff.fixed(0.2))
+    await bed.worker(fail_once).run(burst=True)
+    assert bed.record.jobs(events.Completed) == [job.id]
+
+
+async def test_it_does_not_wait_longer_than_it_is_told(bed: WorkerBed) -> None:
+    job = await bed.queue.add("soon", delay=5)
+    await bed.worker(echo, burst_wait=0).run(burst=True)
+    assert await bed.queue.get_state(job.id) == "delayed"
+
+
+async def test_a_job_that_comes_back_for_ever_does_not_keep_it_alive(bed: WorkerBed) -> None:
+    async def snooze(job: RunningJob) -> None:
+        raise Snooze(0.01)
+
+    await bed.queue.add("sleepy")
+    await bed.worker(snooze, burst_wait=0.2).run(burst=True)
+    assert (await bed.queue.counts())["delayed"] == 1
+
+
+async def test_delayed_jobs_of_a_paused_queue_are_not_waited_for(
+    bed: WorkerBed, caplog: pytest.LogCaptureFixture
+) -> None:
+    await bed.queue.add("soon", delay=5)
+    await bed.queue.pause()
+    await bed.queue.add("parked")
+    with caplog.at_level(logging.INFO):
+        await bed.worker(echo).run(burst=True)
+    assert "the burst leaves 1 paused, 1 delayed (the queue is paused)" in caplog.text
