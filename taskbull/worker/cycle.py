@@ -41,6 +41,7 @@ from taskbull.core.outcome import (
     Outcome,
     Released,
     Retried,
+    Snoozed,
     Written,
 )
 from taskbull.core.retry import NO_POLICY, RetryPolicy, attempts_of, decide, undecidable
@@ -58,6 +59,7 @@ from taskbull.scripts.settlement import Settled, adopt_jobs, settle_cycle
 from taskbull.store.backend import Waiter, waiters, wake
 from taskbull.store.reconnection import LONGEST_DELAY, reconnect_delay
 from taskbull.worker.lease import Lease
+from taskbull.worker.quarantine import is_suspect
 from taskbull.worker.side import QueueSide
 
 logger = logging.getLogger(__name__)
@@ -149,7 +151,8 @@ class Cycle:
     def stop_taking(self) -> None:
         """Take no more jobs, and give back those that no slot has begun."""
         self._stopping = True
-        for lease in self._side.bench.close():
+        suspect = self._side.quarantine.withdraw(self._side.bench)
+        for lease in (*self._side.bench.close(), *([] if suspect is None else [suspect])):
             self.ended(lease, Released())
         self._nudge()
 
@@ -161,6 +164,8 @@ class Cycle:
             self._side.guard.ended(lease.job.id, outcome)
         if lease.lost is None and not isinstance(outcome, Lost):
             self._pending.append((lease, outcome, policy))
+        else:
+            self._let_go(lease)
         self._nudge()
 
     async def carry(self) -> None:
@@ -281,6 +286,10 @@ class Cycle:
         if side.guard is not None:
             for lease in leases:
                 side.guard.started(lease.job.id)
+        if suspects := [lease for lease in leases if is_suspect(lease.job)]:
+            leases = [lease for lease in leases if lease not in suspects]
+            for lease, wait in side.quarantine.admit(suspects, side.bench):
+                self.ended(lease, Snoozed(wait))
         side.bench.put(leases)
 
     async def _renew(self, jobs: Sequence[Job], token: str) -> tuple[Sequence[Job], float]:
@@ -326,7 +335,7 @@ class Cycle:
 
     def _accept(self, ending: Ending) -> None:
         lease, outcome, _ = ending
-        self._side.leases.drop(lease)
+        self._let_go(lease)
         if isinstance(outcome, Limited) and outcome.delay > 0:
             self._limit(outcome.delay)  # also where no limit of the queue's keeps us from it
         self.gave_back = self.gave_back or isinstance(outcome, Released)
@@ -343,8 +352,13 @@ class Cycle:
             return
         self._lose(lease, str(REFUSALS[code](self._side.keys.queue, lease.job.id)))
 
-    def _lose(self, lease: Lease, reason: str) -> None:
+    def _let_go(self, lease: Lease) -> None:
         self._side.leases.drop(lease)
+        if is_suspect(lease.job):
+            self._side.quarantine.gone(lease)
+
+    def _lose(self, lease: Lease, reason: str) -> None:
+        self._let_go(lease)
         self._side.reporter.lost(lease, reason)
 
     async def _settle(self, batch: list[Ending], want: int, token: str) -> Settled:

@@ -9,6 +9,7 @@ from taskbull.worker.bench import Bench
 from taskbull.worker.clock import Alarm, Clock
 from taskbull.worker.guard import Guard
 from taskbull.worker.lease import Leases
+from taskbull.worker.quarantine import Quarantine
 from taskbull.worker.reporter import Reporter
 
 
@@ -22,6 +23,7 @@ class QueueSide:
         reporter: Reporter,
         clock: Clock,
         breaker: CircuitBreaker | None,
+        quarantine: Quarantine,
     ) -> None:
         self.keys = keys
         self.store = store
@@ -30,4 +32,5 @@ class QueueSide:
         self.alarm = Alarm(clock)
         self.leases = Leases()
         self.bench = Bench()
+        self.quarantine = quarantine
         self.guard = None if breaker is None else Guard(breaker, reporter, clock, self.alarm)

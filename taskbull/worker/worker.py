@@ -42,6 +42,7 @@ from taskbull.worker.desk import Desk
 from taskbull.worker.heartbeat import beating
 from taskbull.worker.listeners import Listener, Listeners
 from taskbull.worker.measuring import Measuring
+from taskbull.worker.quarantine import Quarantine
 from taskbull.worker.reporter import Reporter
 from taskbull.worker.running_job import job_of
 from taskbull.worker.shutdown import Shutdown
@@ -233,9 +234,11 @@ class Worker:
         self, store: Store, sync_store: SyncStore, threads: ThreadPool
     ) -> dict[str, Consumer]:
         consumers: dict[str, Consumer] = {}
+        quarantine = Quarantine()
         for name, keys in self._keys.items():
             reporter = Reporter(self._listeners, self.id, name)
-            side = QueueSide(keys, store, reporter, self._clock, self._breakers.get(name))
+            breaker = self._breakers.get(name)
+            side = QueueSide(keys, store, reporter, self._clock, breaker, quarantine)
             desk = Desk(keys, self.id, store, sync_store, threads)
             rules = self._rules[name]
             consumers[name] = Consumer(side, desk, self.options, rules, self._find)

@@ -29,6 +29,7 @@ from taskbull.worker.cycle import Cycle
 from taskbull.worker.desk import Desk
 from taskbull.worker.lease import Lease
 from taskbull.worker.listeners import Listeners
+from taskbull.worker.quarantine import Quarantine
 from taskbull.worker.reporter import Reporter
 from taskbull.worker.runner import Runner as JobRunner
 from taskbull.worker.running_job import RunningJob
@@ -204,7 +205,7 @@ async def _process(place: Workplace, job: Job, token: str, behaviour: Behaviour)
     sync_store, threads = SyncStore(where), ThreadPool(1, lambda *_: None)
     async with open_store(where) as store:
         reporter = Reporter(listeners, "worker", place.keys.queue)
-        side = QueueSide(place.keys, store, reporter, SetClock(place.clock), None)
+        side = QueueSide(place.keys, store, reporter, SetClock(place.clock), None, Quarantine())
         cycle = Cycle(side, 1, Taking(lock_life_ms=30_000), fresh_for=5.0)
         work = Work(Performer(place, behaviour))
         desk = Desk(place.keys, "worker", store, sync_store, threads)

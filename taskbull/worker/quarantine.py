@@ -1,0 +1,73 @@
+"""Jobs that have stalled before run one at a time: if one kills its process, it dies alone.
+
+When a process dies, all of its jobs stall, the culprit and its neighbours alike, and would be taken
+together again. So of those that have stalled a process holds only one; the others go back for a
+while. It starts when Redis has taken the others back, and makes room when Redis knows its end: at
+no time would its death make another of them stall. Jobs that never stalled run beside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from time import monotonic
+
+from taskbull.core.job import Job
+from taskbull.worker.bench import Bench
+from taskbull.worker.lease import Lease
+
+_SHORTEST = 0.5
+"""Seconds for which a job goes back that must wait for another, at the least."""
+
+_LONGEST = 15.0
+
+_STEP = 0.1
+"""Seconds between the returns of jobs that go back together."""
+
+
+def is_suspect(job: Job) -> bool:
+    """Tell whether a job may have killed a process; one that is not to be run does no harm."""
+    return job.stalled_count > 0 and job.deferred_failure is None
+
+
+class Quarantine:
+    """Holds the one suspect that a process may run, for all its queues."""
+
+    def __init__(self) -> None:
+        self._inside: Lease | None = None
+        self._bench: Bench | None = None  # where it is to go; None: it has gone there
+        self._leaving: set[Lease] = set()  # given back, and Redis does not know yet
+
+    def admit(self, suspects: Sequence[Lease], bench: Bench) -> list[tuple[Lease, float]]:
+        """Take one in, if there is room; give the others, each with the seconds to stay away."""
+        refused = list(suspects)
+        if self._inside is None:
+            self._inside, self._bench = refused.pop(0), bench
+        self._leaving.update(refused)
+        self._start()
+        wait = self._wait()
+        return [(lease, wait + place * _STEP) for place, lease in enumerate(refused)]
+
+    def withdraw(self, bench: Bench) -> Lease | None:
+        """Give the job that was to go to a bench and has not."""
+        if self._bench is not bench:
+            return None
+        lease, self._inside, self._bench = self._inside, None, None
+        return lease
+
+    def gone(self, lease: Lease) -> None:
+        """Note that a suspect is no longer ours, and Redis knows."""
+        if lease is self._inside:
+            self._inside = self._bench = None
+        self._leaving.discard(lease)
+        self._start()
+
+    def _start(self) -> None:
+        if self._inside is not None and self._bench is not None and not self._leaving:
+            bench, self._bench = self._bench, None
+            bench.put([self._inside])
+
+    def _wait(self) -> float:
+        """The longer the one inside runs, the longer the others stay away."""
+        began = 0.0 if self._inside is None else self._inside.began
+        ran = monotonic() - began if began else 0.0
+        return min(max(ran, _SHORTEST), _LONGEST)
