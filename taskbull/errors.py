@@ -41,8 +41,11 @@ class ServerRefused(TaskbullError):
         self.code = code
 
 
-class ServerUnavailable(ServerRefused):
-    """Redis is there but cannot serve for now (`LOADING`, `BUSY`, `CLUSTERDOWN`, …)."""
+class ServerUnavailable(ServerRefused, ConnectionLost):
+    """Redis is there but cannot serve for now (`LOADING`, `BUSY`, `READONLY`, …).
+
+    The command was not executed, so it is a `ConnectionLost`, too: it may be sent again.
+    """
 
 
 class EnqueueError(TaskbullError):

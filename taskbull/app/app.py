@@ -27,7 +27,7 @@ from taskbull.core import events, payload
 from taskbull.core.backoff import Backoff
 from taskbull.core.checks import check_choice, check_text, refusal
 from taskbull.core.classification import Classifier
-from taskbull.core.durations import Duration, seconds
+from taskbull.core.durations import Duration, limit_of
 from taskbull.core.job import Job
 from taskbull.core.keys import NAME_LIMIT
 from taskbull.core.options import (
@@ -43,7 +43,7 @@ from taskbull.core.retry import RetryPolicy, UnknownErrors, attempts_of
 from taskbull.errors import ConfigurationError
 from taskbull.queue.bulk import Progress
 from taskbull.queue.event_loop import Alarm
-from taskbull.queue.handle import JobHandle
+from taskbull.queue.handle import CALL_TIMEOUT, JobHandle
 from taskbull.queue.queue import Queue
 from taskbull.queue.stores import Stores
 from taskbull.queue.sync_queue import SyncQueue
@@ -69,7 +69,9 @@ class App:
 
     What it is made with is the default of its tasks. `redis` is a URL; without one, the
     environment (`TASKBULL_REDIS_URL`, `REDIS_URL`) or the server on this machine is used. Nothing
-    is connected before it is needed. `include` names modules with tasks, which workers import.
+    is connected before it is needed. Adding jobs ends within `enqueue_timeout`, every other call
+    of queues and handles within `call_timeout`, if Redis is away. `include` names modules with
+    tasks, which workers import.
     `attempts` is 3 for the jobs that this app adds. Given here, it also counts for jobs of others
     that say nothing about attempts; those have one otherwise, as BullMQ means it.
     """
@@ -92,6 +94,7 @@ class App:
         include: Sequence[str] = (),
         hash_tag: bool | None = None,
         enqueue_timeout: Duration | None = 5.0,
+        call_timeout: Duration | None = CALL_TIMEOUT,
     ) -> None:
         self.name = check_text("app name", name, most=NAME_LIMIT)
         options = JobOptions(
@@ -110,10 +113,13 @@ class App:
             unknown_errors=unknown_errors,
         )
         self._include = _module_names(include)
-        limit = enqueue_timeout
-        if limit is not None:
-            limit = seconds("enqueue_timeout", limit, positive=True)
-        self.producer = Producer(Stores(_url(redis)), prefix, hash_tag, limit)
+        self.producer = Producer(
+            Stores(_url(redis)),
+            prefix,
+            hash_tag,
+            limit_of("enqueue_timeout", enqueue_timeout),
+            limit_of("call_timeout", call_timeout),
+        )
         self.producer.line(queue)  # refuses a wrong name, prefix or hash_tag
         self._defaults = Defaults(queue, options, policy)
         self._registry = Registry(name)
@@ -266,7 +272,7 @@ class App:
         Only the jobs that come next are looked at, 100 in each state.
         """
         call = names_waiting(self.producer.line(queue).source.keys, _LOOKED_AT)
-        limit = None if timeout is None else seconds("timeout", timeout)
+        limit = limit_of("timeout", timeout)
         names = self.producer.stores.sync().run(call, timeout=limit)
         return sorted(set(names) - self.tasks.keys())
 

@@ -76,12 +76,18 @@ class Producer:
     """Adds jobs. It may be used by any thread, in any event loop, before and after a fork."""
 
     def __init__(
-        self, stores: Stores, prefix: str, hash_tag: bool | None, timeout: float | None
+        self,
+        stores: Stores,
+        prefix: str,
+        hash_tag: bool | None,
+        timeout: float | None,
+        call_timeout: float | None,
     ) -> None:
         self.stores = stores
         self.prefix = prefix
         self.hash_tag = hash_tag
         self._timeout = timeout
+        self._call_timeout = call_timeout
         self._lines: dict[str, Line] = {}
         self._queues: dict[str, Queue] = {}
         self._sync_queues: dict[str, SyncQueue] = {}
@@ -114,7 +120,8 @@ class Producer:
         if line is None:
             clustered = self.stores.address.topology == "cluster"
             keys = QueueKeys(queue, self.prefix, clustered, self.hash_tag)
-            line = self._lines[queue] = Line(Adder(keys), Source(keys, self.stores))
+            source = Source(keys, self.stores, self._call_timeout)
+            line = self._lines[queue] = Line(Adder(keys), source)
         return line
 
     def queue(self, name: str) -> Queue:
@@ -133,6 +140,7 @@ class Producer:
                 prefix=self.prefix,
                 hash_tag=self.hash_tag,
                 enqueue_timeout=self._timeout,
+                call_timeout=self._call_timeout,
             )
         return queue
 

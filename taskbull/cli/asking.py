@@ -8,7 +8,9 @@ from typing import TypeVar
 
 from taskbull.errors import ConnectionLost, MaybeExecuted
 from taskbull.scripts.call import Request, Word
+from taskbull.scripts.steps import Steps
 from taskbull.store.address import Endpoint
+from taskbull.store.limit import Limit
 from taskbull.store.pipeline import Reply, ReplyError, pack
 from taskbull.store.sync import SyncStore
 from taskbull.store.trouble import read_trouble
@@ -33,6 +35,12 @@ class Asker(SyncStore):
         """Run several calls in one trip, within `LIMIT` at the most."""
         return super().run_all(calls, timeout=_limit(timeout))
 
+    def perform(
+        self, steps: Steps[T], *, timeout: float | None = None, total: float | None = None
+    ) -> T:
+        """Run several calls, one after the other, each within `LIMIT` at the most."""
+        return super().perform(steps, timeout=_limit(timeout), total=total)
+
     def knock(self) -> None:
         """Raise at once if Redis is not there; what comes later is tried for longer."""
         server = self.servers()[0]
@@ -46,16 +54,16 @@ class Asker(SyncStore):
     def servers(self) -> list[Endpoint]:
         """Give the servers that hold the data: one, or the masters of a Cluster."""
         # Any key does: on a Cluster, this draws the map of all slots.
-        first = self._endpoint("", monotonic() + CONNECT_LIMIT)
+        first = self._endpoint("", Limit(CONNECT_LIMIT, monotonic))
         return list(dict.fromkeys(self._slots.values())) if self._clustered else [first]
 
     def server_of(self, key: str) -> Endpoint:
         """Give the server that holds a key."""
-        return self._endpoint(key, monotonic() + CONNECT_LIMIT)
+        return self._endpoint(key, Limit(CONNECT_LIMIT, monotonic))
 
     def ask(self, server: Endpoint, *words: Word, limit: float = LIMIT) -> Reply:
         """Have one of the servers answer one command; `ServerRefused` if it will not."""
-        [reply] = self._lines.exchange(server, [pack(words)], limit)
+        [reply] = self._lines.exchange(server, [pack(words)], Limit(limit, monotonic))
         if isinstance(reply, ReplyError):
             raise read_trouble(reply).error
         return reply

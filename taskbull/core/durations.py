@@ -33,6 +33,11 @@ def seconds(field: str, value: object, *, positive: bool = False) -> float:
     return float(value)
 
 
+def limit_of(field: str, value: object) -> float | None:
+    """Give a limit of time in float seconds; None is no limit, and 0 is refused."""
+    return None if value is None else seconds(field, value, positive=True)
+
+
 def to_ms(duration: Duration) -> int:
     """Give a checked duration in whole milliseconds; a positive one is never 0."""
     if isinstance(duration, timedelta):

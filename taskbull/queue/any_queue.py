@@ -7,12 +7,13 @@ from itertools import count
 from typing import Any
 
 from taskbull.core import payload
+from taskbull.core.durations import Duration, limit_of
 from taskbull.core.job import NewJob
 from taskbull.core.keys import QueueKeys
 from taskbull.observability.tracing import in_this_span
 from taskbull.queue.adder import Adder
 from taskbull.queue.bulk import Bulk, Entry, Line, Progress
-from taskbull.queue.handle import JobHandle, Source
+from taskbull.queue.handle import CALL_TIMEOUT, JobHandle, Source
 from taskbull.queue.operations import JobEntry, Operations
 from taskbull.queue.stores import Stores
 from taskbull.scripts.steps import Stages
@@ -23,7 +24,9 @@ class AnyQueue:
 
     `redis` is a URL; without one, the environment (`TASKBULL_REDIS_URL`, `REDIS_URL`) or the
     server on this machine is used. `enqueue_timeout` is how long an `add` may take, or an
-    `add_bulk` without getting on; None: no limit.
+    `add_bulk` without getting on; `call_timeout` is for every other call: seconds in which Redis
+    must answer, over all tries. None: no limit. What works in pieces, such as `clean`, may take
+    longer in all, as long as the pieces are answered in time.
     """
 
     def __init__(
@@ -34,13 +37,16 @@ class AnyQueue:
         prefix: str = "bull",
         hash_tag: bool | None = None,
         enqueue_timeout: float | None = 5.0,
+        call_timeout: Duration | None = CALL_TIMEOUT,
     ) -> None:
         self._stores = redis if isinstance(redis, Stores) else Stores(redis)
         clustered = self._stores.address.topology == "cluster"
         self.keys = QueueKeys(name, prefix, clustered, hash_tag)
         self._operations = Operations(self.keys)
-        self._line = Line(Adder(self.keys), Source(self.keys, self._stores))
         self._enqueue_timeout = enqueue_timeout
+        self._call_timeout = limit_of("call_timeout", call_timeout)
+        source = Source(self.keys, self._stores, self._call_timeout)
+        self._line = Line(Adder(self.keys), source)
 
     @property
     def name(self) -> str:

@@ -13,9 +13,9 @@ from taskbull.core.durations import Duration, seconds
 from taskbull.core.job import Job
 from taskbull.core.keys import QueueKeys
 from taskbull.core.states import JobState
-from taskbull.errors import MaybeExecuted, SerializationError
+from taskbull.errors import SerializationError
 from taskbull.queue.event_loop import Alarm
-from taskbull.queue.result import failure, gone, not_in_time, wait_for_ending
+from taskbull.queue.result import again, failure, gone, not_in_time, wait_for_ending
 from taskbull.queue.stores import Stores
 from taskbull.scripts.add import Added, Result
 from taskbull.scripts.call import Request
@@ -24,6 +24,9 @@ from taskbull.scripts.replies import REFUSALS
 
 R_co = TypeVar("R_co", covariant=True)
 T = TypeVar("T")
+
+CALL_TIMEOUT = 10.0
+"""Seconds that a call of a queue or a handle may take, unless somebody says otherwise."""
 
 ReadResult: TypeAlias = Callable[[bytes], Any]
 """Makes a result of its JSON; raises ValueError for what does not fit."""
@@ -34,6 +37,7 @@ class Source(Struct, frozen=True, eq=False):
 
     keys: QueueKeys
     stores: Stores
+    call_timeout: float | None = CALL_TIMEOUT
     alarm: Alarm = field(default_factory=lambda: Alarm("job.result()", "await job.aresult()"))
 
 
@@ -67,10 +71,7 @@ class JobHandle(Struct, Generic[R_co], frozen=True, repr_omit_defaults=True):
         source = self._where
         source.alarm.check()
         store = source.stores.sync()
-        ending = wait_for_ending(store, source.keys, self.id, limit)
-        if ending.state is JobState.FAILED:
-            raise store.perform(failure(source.keys, self.id, ending.failed_reason or ""))
-        return self._value(ending)
+        return self._value(wait_for_ending(store, source.keys, self.id, limit))
 
     async def aresult(self, timeout: Duration | None = None) -> R_co:
         """Wait for the job to end; give its value, or raise `JobFailed`. See `result`."""
@@ -79,11 +80,11 @@ class JobHandle(Struct, Generic[R_co], frozen=True, repr_omit_defaults=True):
         try:
             with fail_after(limit):
                 ending = await source.stores.watch(source.keys).ending(self.id)
+                if ending.state is JobState.FAILED:
+                    steps = failure(source.keys, self.id, ending.failed_reason or "")
+                    raise await source.stores.running().perform(steps)
         except TimeoutError as error:
             raise not_in_time(source.keys, self.id, limit) from error
-        if ending.state is JobState.FAILED:
-            steps = failure(source.keys, self.id, ending.failed_reason or "")
-            raise await source.stores.running().perform(steps)
         return self._value(ending)
 
     def state(self) -> JobState:
@@ -130,20 +131,13 @@ class JobHandle(Struct, Generic[R_co], frozen=True, repr_omit_defaults=True):
         return job
 
     def _run(self, call: Request[T]) -> T:
-        store = self._where.stores.sync()
-        while True:
-            try:
-                return store.run(call)
-            except MaybeExecuted:  # it only looks: asking again does no harm
-                continue
+        # It only looks: asking again does no harm.
+        source = self._where
+        return source.stores.sync().perform(again(call), timeout=source.call_timeout)
 
     async def _arun(self, call: Request[T]) -> T:
-        store = self._where.stores.running()
-        while True:
-            try:
-                return await store.run(call)
-            except MaybeExecuted:
-                continue
+        source = self._where
+        return await source.stores.running().perform(again(call), timeout=source.call_timeout)
 
 
 def handle(source: Source, name: str, added: Added, read: ReadResult) -> JobHandle[Any]:

@@ -20,6 +20,7 @@ from taskbull.queue.feed import (
 )
 from taskbull.queue.handle import JobHandle
 from taskbull.queue.operations import ConnectedWorker, Finished, JobEntry
+from taskbull.queue.result import again
 from taskbull.scripts.call import Request
 from taskbull.scripts.inspection import Logs, Metrics
 from taskbull.scripts.steps import Steps
@@ -49,11 +50,11 @@ class Queue(AnyQueue):
 
     async def counts(self) -> dict[str, int]:
         """Count the jobs in each state."""
-        return await self._run(self._operations.counts())
+        return await self._look(self._operations.counts())
 
     async def get_job(self, job_id: str) -> Job | None:
         """Give a job as it stands in Redis, or None."""
-        return await self._run(self._operations.get_job(job_id))
+        return await self._look(self._operations.get_job(job_id))
 
     async def get_jobs(self, state: JobState | str, start: int = 0, end: int = -1) -> list[Job]:
         """List jobs in a state: the next to run first, of finished ones the latest."""
@@ -61,7 +62,7 @@ class Queue(AnyQueue):
 
     async def get_state(self, job_id: str) -> JobState:
         """Tell the state of a job; `unknown` if there is no such job."""
-        return await self._run(self._operations.get_state(job_id))
+        return await self._look(self._operations.get_state(job_id))
 
     async def pause(self) -> None:
         """Let no worker take a job of this queue any more; those that run go on."""
@@ -73,7 +74,7 @@ class Queue(AnyQueue):
 
     async def is_paused(self) -> bool:
         """Tell whether the queue is paused."""
-        return await self._run(self._operations.is_paused())
+        return await self._look(self._operations.is_paused())
 
     async def drain(self, *, delayed: bool = False) -> int:
         """Remove all jobs that wait, and the delayed ones if asked; give how many."""
@@ -117,11 +118,11 @@ class Queue(AnyQueue):
 
     async def logs(self, job_id: str, start: int = 0, end: int = -1) -> Logs:
         """Give the log lines of a job, oldest first."""
-        return await self._run(self._operations.logs(job_id, start, end))
+        return await self._look(self._operations.logs(job_id, start, end))
 
     async def workers(self) -> list[ConnectedWorker]:
         """List the workers that are connected to the queue, Node's among them."""
-        return await self._run(self._operations.workers())
+        return await self._look(self._operations.workers())
 
     async def set_global_concurrency(self, limit: int | None) -> None:
         """Let at most `limit` jobs of the queue run at once, over all workers; None: any number."""
@@ -137,7 +138,7 @@ class Queue(AnyQueue):
 
     async def metrics(self, state: Finished = "completed") -> Metrics:
         """Give BullMQ's counts per minute, where a worker keeps them."""
-        return await self._run(self._operations.metrics(state))
+        return await self._look(self._operations.metrics(state))
 
     async def trim_events(self, length: int) -> int:
         """Cut the event stream to about `length`; give how many events were removed."""
@@ -148,7 +149,7 @@ class Queue(AnyQueue):
         check_last_id(last_id)
         store = self._stores.running()
         if last_id == "$":
-            last_id = await store.run(last_event_id(self.keys))
+            last_id = await store.perform(again(last_event_id(self.keys)))
         connection = store.blocking(self.keys.events)
         try:
             while True:
@@ -159,8 +160,11 @@ class Queue(AnyQueue):
         finally:
             await connection.close()
 
+    async def _look(self, call: Request[T]) -> T:
+        return await self._perform(again(call))  # asking twice does no harm
+
     async def _run(self, call: Request[T]) -> T:
-        return await self._stores.running().run(call)
+        return await self._stores.running().run(call, timeout=self._call_timeout)
 
     async def _perform(self, steps: Steps[T]) -> T:
-        return await self._stores.running().perform(steps)
+        return await self._stores.running().perform(steps, timeout=self._call_timeout)

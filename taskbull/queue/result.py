@@ -10,18 +10,20 @@ from __future__ import annotations
 
 from math import inf
 from time import monotonic
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias, TypeVar
 
 from taskbull.core.job import Job
 from taskbull.core.keys import QueueKeys
 from taskbull.core.states import JobState
-from taskbull.errors import ConnectionLost, JobFailed, JobNotFound, MaybeExecuted
+from taskbull.errors import ConnectionLost, JobFailed, JobNotFound, MaybeExecuted, ServerUnavailable
 from taskbull.queue.feed import AT_ONCE, BLOCK, last_event_id, read_events
 from taskbull.scripts.call import Call, Command, Request, Word
 from taskbull.scripts.inspection import Ending, get_ending, get_job
 from taskbull.scripts.replies import text
 from taskbull.scripts.steps import Steps
 from taskbull.store.sync import SyncStore
+
+T = TypeVar("T")
 
 Told: TypeAlias = Ending | JobNotFound
 """What can be told about a job that runs no more."""
@@ -101,23 +103,26 @@ def failure(queue: QueueKeys, job_id: str, reason: str) -> Steps[JobFailed]:
     return JobFailed(queue.queue, job_id, reason, job.stacktrace, job.attempts_made)
 
 
-def again(request: Request[Any]) -> Steps[Any]:
+def again(request: Request[T]) -> Steps[T]:
     """Ask until there is an answer: asking twice does no harm."""
     while True:
         try:
-            return (yield request)
-        except MaybeExecuted:
+            answer: T = yield request
+            return answer
+        except (MaybeExecuted, ServerUnavailable):
             continue
 
 
 def wait_for_ending(
     store: SyncStore, queue: QueueKeys, job_id: str, timeout: float | None
 ) -> Ending:
-    """Wait in this thread until a job has ended, on a connection that is blocked meanwhile."""
+    """Wait in this thread until a job has ended, on a connection that is blocked meanwhile.
+
+    Raises `JobFailed` for one that failed; the timeout is for all of it.
+    """
     deadline = inf if timeout is None else monotonic() + timeout
     try:
-        steps = _follow(queue, job_id, deadline)
-        return store.perform(steps, timeout=timeout)
+        return store.perform(_completed(queue, job_id, deadline), total=timeout)
     except ConnectionLost as error:
         raise not_in_time(queue, job_id, timeout) from error
 
@@ -126,6 +131,13 @@ def not_in_time(queue: QueueKeys, job_id: str, timeout: float | None) -> Timeout
     """Make the error of a wait that took too long."""
     limit = "" if timeout is None else f" within {timeout:g} s"
     return TimeoutError(f"Job {job_id} in queue {queue.queue} has not ended{limit}")
+
+
+def _completed(queue: QueueKeys, job_id: str, deadline: float) -> Steps[Ending]:
+    ending = yield from _follow(queue, job_id, deadline)
+    if ending.state is JobState.FAILED:
+        raise (yield from failure(queue, job_id, ending.failed_reason or ""))
+    return ending
 
 
 def _follow(queue: QueueKeys, job_id: str, deadline: float) -> Steps[Ending]:
@@ -141,8 +153,12 @@ def _follow(queue: QueueKeys, job_id: str, deadline: float) -> Steps[Ending]:
         if block <= 0:
             raise ConnectionLost("the time is over")
         try:
-            reply = yield Command(read_events(queue, place, block), queue.events, _as_it_is)
-        except MaybeExecuted:  # cut off: the stream may have been trimmed until we are back
+            words = read_events(queue, place, block)
+            reply = yield Command(words, queue.events, _as_it_is, held=block)
+        except (
+            MaybeExecuted,
+            ServerUnavailable,
+        ):  # cut off: the stream may have been trimmed until we are back
             look_at = 0.0
             continue
         place, ended = told_by(queue, reply, place)

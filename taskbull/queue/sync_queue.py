@@ -8,12 +8,19 @@ from typing import Any, TypeVar
 from taskbull.core.durations import Duration
 from taskbull.core.job import Job
 from taskbull.core.states import JobState
-from taskbull.errors import MaybeExecuted
 from taskbull.queue.any_queue import AnyQueue
 from taskbull.queue.bulk import Progress
-from taskbull.queue.feed import QueueEvent, check_last_id, events_of, last_event_id, read_events
+from taskbull.queue.feed import (
+    BLOCK,
+    QueueEvent,
+    check_last_id,
+    events_of,
+    last_event_id,
+    read_events,
+)
 from taskbull.queue.handle import JobHandle
 from taskbull.queue.operations import ConnectedWorker, Finished, JobEntry
+from taskbull.queue.result import again
 from taskbull.scripts.call import Command, Request
 from taskbull.scripts.inspection import Logs, Metrics
 from taskbull.scripts.steps import Steps
@@ -43,11 +50,11 @@ class SyncQueue(AnyQueue):
 
     def counts(self) -> dict[str, int]:
         """Count the jobs in each state."""
-        return self._run(self._operations.counts())
+        return self._look(self._operations.counts())
 
     def get_job(self, job_id: str) -> Job | None:
         """Give a job as it stands in Redis, or None."""
-        return self._run(self._operations.get_job(job_id))
+        return self._look(self._operations.get_job(job_id))
 
     def get_jobs(self, state: JobState | str, start: int = 0, end: int = -1) -> list[Job]:
         """List jobs in a state: the next to run first, of finished ones the latest."""
@@ -55,7 +62,7 @@ class SyncQueue(AnyQueue):
 
     def get_state(self, job_id: str) -> JobState:
         """Tell the state of a job; `unknown` if there is no such job."""
-        return self._run(self._operations.get_state(job_id))
+        return self._look(self._operations.get_state(job_id))
 
     def pause(self) -> None:
         """Let no worker take a job of this queue any more; those that run go on."""
@@ -67,7 +74,7 @@ class SyncQueue(AnyQueue):
 
     def is_paused(self) -> bool:
         """Tell whether the queue is paused."""
-        return self._run(self._operations.is_paused())
+        return self._look(self._operations.is_paused())
 
     def drain(self, *, delayed: bool = False) -> int:
         """Remove all jobs that wait, and the delayed ones if asked; give how many."""
@@ -111,11 +118,11 @@ class SyncQueue(AnyQueue):
 
     def logs(self, job_id: str, start: int = 0, end: int = -1) -> Logs:
         """Give the log lines of a job, oldest first."""
-        return self._run(self._operations.logs(job_id, start, end))
+        return self._look(self._operations.logs(job_id, start, end))
 
     def workers(self) -> list[ConnectedWorker]:
         """List the workers that are connected to the queue, Node's among them."""
-        return self._run(self._operations.workers())
+        return self._look(self._operations.workers())
 
     def set_global_concurrency(self, limit: int | None) -> None:
         """Let at most `limit` jobs of the queue run at once, over all workers; None: any number."""
@@ -131,7 +138,7 @@ class SyncQueue(AnyQueue):
 
     def metrics(self, state: Finished = "completed") -> Metrics:
         """Give BullMQ's counts per minute, where a worker keeps them."""
-        return self._run(self._operations.metrics(state))
+        return self._look(self._operations.metrics(state))
 
     def trim_events(self, length: int) -> int:
         """Cut the event stream to about `length`; give how many events were removed."""
@@ -140,15 +147,13 @@ class SyncQueue(AnyQueue):
     def events(self, last_id: str = "$") -> Generator[QueueEvent, None, None]:
         """Follow what happens in the queue, from now on or from an event's id on."""
         check_last_id(last_id)
+        store = self._stores.sync()  # without a limit: a reader waits until Redis is back
         if last_id == "$":
-            last_id = self._run(last_event_id(self.keys))
+            last_id = store.perform(again(last_event_id(self.keys)))
         while True:
             words = read_events(self.keys, last_id)
-            try:
-                events = self._run(Command(words, self.keys.events, events_of))
-            except MaybeExecuted:  # cut off: nothing was changed by reading
-                continue
-            for event in events:
+            read = Command(words, self.keys.events, events_of, held=BLOCK)
+            for event in store.perform(again(read)):
                 last_id = event.id
                 yield event
 
@@ -156,8 +161,11 @@ class SyncQueue(AnyQueue):
         """Close the connections that are not in use."""
         self._stores.close()
 
+    def _look(self, call: Request[T]) -> T:
+        return self._perform(again(call))  # asking twice does no harm
+
     def _run(self, call: Request[T]) -> T:
-        return self._stores.sync().run(call)
+        return self._stores.sync().run(call, timeout=self._call_timeout)
 
     def _perform(self, steps: Steps[T]) -> T:
-        return self._stores.sync().perform(steps)
+        return self._stores.sync().perform(steps, timeout=self._call_timeout)

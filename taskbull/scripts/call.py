@@ -42,6 +42,11 @@ class Call(Struct, Generic[T_co], frozen=True):
         return ("EVALSHA", self.script.sha, len(keys), *keys, *self.args)
 
     @property
+    def held(self) -> float:
+        """The seconds for which the server may hold it: none."""
+        return 0.0
+
+    @property
     def key(self) -> str:
         """The key by which a Cluster finds the node; all others are in its slot."""
         return self.keys[0]
@@ -53,6 +58,8 @@ class Command(Struct, Generic[T_co], frozen=True):
     words: tuple[Word, ...]
     key: str
     parse: Callable[[Any], T_co]
+    held: float = 0.0
+    """The seconds for which the server may hold it: more than none for a blocking one."""
 
     @property
     def script(self) -> None:

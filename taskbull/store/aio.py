@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
-from math import inf
 from typing import Any, TypeVar
 
 from anyio import create_task_group, current_time
@@ -19,6 +18,7 @@ from taskbull.store.blocking import BlockingConnection
 from taskbull.store.connection import Connection
 from taskbull.store.dialing import ConnectionOptions
 from taskbull.store.errand import Errand, ScriptLoader
+from taskbull.store.limit import Limit
 from taskbull.store.pipeline import Reply, ReplyError, pack
 from taskbull.store.reconnection import Notify, log_change
 from taskbull.store.topology import ClusterNodes, OneServer, Spawn, Topology
@@ -57,7 +57,7 @@ class Store:
         """
         only = self._only
         if timeout is not None or only is None or only.full:
-            return call.parse(await self._errand(call, timeout).run())
+            return await self._run_within(call, Limit(timeout, current_time))
         links = only.links
         reply = await only.submit(pack(call.words))
         if isinstance(reply, ReplyError):
@@ -88,22 +88,39 @@ class Store:
             raise errors[0]
         return results
 
-    async def perform(self, steps: Steps[T], *, timeout: float | None = None) -> T:
-        """Run an operation of several calls; `timeout` is for all of them."""
-        deadline = inf if timeout is None else current_time() + timeout
+    async def perform(
+        self, steps: Steps[T], *, timeout: float | None = None, total: float | None = None
+    ) -> T:
+        """Run an operation of several calls.
+
+        `timeout` is for each of them, over all tries: one that works in pieces may take long, as
+        long as the pieces come. `total` is for everything.
+        """
+        limit = Limit(timeout if total is None else total, current_time)
+        failed: TaskbullError | None = None
         try:
             call = next(steps)
             while True:
-                left = None if timeout is None else max(0, deadline - current_time())
                 try:
-                    result = await self.run(call, timeout=left)
+                    if failed is not None and limit.left <= limit.last_answer:
+                        raise ConnectionLost(str(failed)) from failed
+                    if limit.seconds is None:
+                        result = await self.run(call)
+                    else:
+                        result = await self._run_within(call, limit)
                 except TaskbullError as error:
-                    call = steps.throw(error)
+                    call = steps.throw(failed := error)
                 else:
+                    failed = None
+                    if total is None:
+                        limit = Limit(timeout, current_time)
                     call = steps.send(result)
         except StopIteration as end:
             result_of_all: T = end.value
             return result_of_all
+
+    async def _run_within(self, call: Request[T], limit: Limit) -> T:
+        return call.parse(await self._errand(call, limit).run())
 
     async def _reply(
         self, call: Request[Any], connection: Connection, waiter: backend.Waiter
@@ -119,8 +136,9 @@ class Store:
             return await self._errand(call).go_on(connection, links, reply)
         return reply
 
-    def _errand(self, call: Request[Any], timeout: float | None = None) -> Errand:
-        return Errand(call, self._topology, self._loader, timeout)
+    def _errand(self, call: Request[Any], limit: Limit | None = None) -> Errand:
+        limit = Limit(None, current_time) if limit is None else limit
+        return Errand(call, self._topology, self._loader, limit)
 
     def blocking(self, key: str, name: str = "") -> BlockingConnection:
         """Give a connection of its own for blocking commands on `key`; `name` it in CLIENT LIST."""
@@ -179,6 +197,7 @@ def _for_address(options: ConnectionOptions, address: Address) -> ConnectionOpti
     return structs.replace(
         options,
         credentials=address.credentials,
+        where=str(address),
         db=address.db,
         tls=address.tls.context() if address.tls else None,
         primary_only=address.topology == "sentinel",

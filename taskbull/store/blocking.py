@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 
-from anyio import move_on_after, sleep
+from anyio import current_time, move_on_after, sleep
 
 from taskbull.store.address import Endpoint
 from taskbull.store.dialing import ConnectionOptions, Dialer, hang_up
@@ -19,6 +19,9 @@ from taskbull.store.trouble import Answer, Trouble, read_trouble
 
 SLACK = 1.0
 """Seconds by which a reply may come later than the server's own time-out."""
+
+PATIENCE = 10.0
+"""Seconds for which half a reply may stand still."""
 
 
 class _Always:
@@ -58,12 +61,18 @@ class BlockingConnection:
         reply: Reply = None
         finished = False
         try:
-            with move_on_after(timeout + SLACK):
+            with move_on_after(timeout + SLACK) as scope:
+
+                def prolong() -> None:  # a large reply may take long, as long as it comes
+                    scope.deadline = max(scope.deadline, current_time() + PATIENCE)
+
+                self._pipeline.on_bytes = prolong
                 [reply] = await self._link.exchange([pack(words)])
                 finished = True
         except (ProtocolError, *BROKEN) as error:
             self._notify(Lost(str(self._dialer.endpoint), explain(error)))
         finally:
+            self._pipeline.on_bytes = None
             if not finished:
                 await self.close()
         if isinstance(reply, ReplyError):

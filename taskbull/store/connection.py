@@ -4,26 +4,29 @@ Its rules, on which everything above rests:
 
 - A command that may have been executed is never sent again. Sent and unanswered when the link dies:
   its caller gets `MaybeExecuted`. Not yet sent: it waits for the next link.
-- Nothing hangs: a link whose oldest command is unanswered for `response_timeout` is given up, and a
-  caller may set a deadline of its own.
+- Nothing hangs: a link that is silent while it owes an answer is held, and replaced if the server
+  answers on another; after `response_timeout` it is given up. Any byte, either way, is progress.
+  A caller may set a limit of its own.
 - It connects when there is something to send, not before: an idle producer costs nothing.
 - Blocking commands do not belong here: they would hold up everybody behind them.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Awaitable, Callable
 
-from anyio import create_task_group, move_on_after, sleep
+from anyio import create_task_group, move_on_after
 
 from taskbull.errors import ConfigurationError, ConnectionLost, MaybeExecuted, ServerRefused
 from taskbull.store.address import Endpoint
 from taskbull.store.backend import Waiter, waiters
 from taskbull.store.dialing import ConnectionOptions, Dialer, hang_up
+from taskbull.store.limit import Limit
 from taskbull.store.link import Link, explain
 from taskbull.store.pipeline import Note, Pipeline, Reply
 from taskbull.store.reconnection import Lost, Notify, log_change
+from taskbull.store.silence import FORGOTTEN
+from taskbull.store.silence_watch import SilenceWatch
 
 
 class Connection:
@@ -55,24 +58,29 @@ class Connection:
         """Where the server was the last time."""
         return self._dialer.endpoint
 
-    async def execute(
-        self, command: bytes, *, asking: bool = False, timeout: float | None = None
-    ) -> Reply:
+    async def execute(self, command: bytes, limit: Limit, *, asking: bool = False) -> Reply:
         """Send a packed command and give its reply, which may be a `ReplyError`.
 
-        Past `timeout` it raises `ConnectionLost` if the command was not sent (it is dropped then),
+        Past the limit it raises `ConnectionLost` if the command was not sent (it is dropped then),
         else `MaybeExecuted`.
         """
+        timeout = limit.timeout
         if timeout is None and not asking and not self._pipeline.full:
             return await self.submit(command)
         note = Note(asking=asking)
-        with move_on_after(timeout):
-            await self.room()
-            return await self.submit(command, note)
+        if timeout != 0:
+            with move_on_after(timeout):
+                await self.room()
+                return await self.submit(command, note)
         if note.sent:
-            raise MaybeExecuted(f"No reply from Redis at {self.endpoint} within {timeout:.2g} s")
+            raise MaybeExecuted(f"No reply from Redis at {self.where}{limit}")
         reason = f": {self._dialer.reason}" if self._dialer.reason else ""
-        raise ConnectionLost(f"Redis could not be reached within {timeout:.2g} s{reason}")
+        raise ConnectionLost(f"Redis at {self.where} could not be reached{limit}{reason}")
+
+    @property
+    def where(self) -> str:
+        """Where the server is, in words."""
+        return self._options.where if self.endpoint == Endpoint() else str(self.endpoint)
 
     @property
     def full(self) -> bool:
@@ -111,14 +119,14 @@ class Connection:
             await self._pause
         self._pause = None
 
-    def leave(self, links: int) -> None:
+    def leave(self, links: int, reason: str = "") -> None:
         """Send nothing more on the link that was `links` in number, and look for the server anew.
 
         The replies that are on their way still come. Which link is meant must be said, because
         many callers find out at once, and some when the next link is there already.
         """
         if self._link is not None and self.links == links:
-            self._link.drain()
+            self._link.drain(reason)
             self._link = None
 
     async def run(self) -> None:
@@ -126,13 +134,16 @@ class Connection:
 
         Raises `ConnectionLost` when `max_reconnect_attempts` are used up.
         """
+        link: Link | None = None
         try:
             while True:
-                if not self._pipeline.queued:
-                    self._demand = self._new_waiter()
-                    await self._demand
-                if link := await self._connect():
-                    await self._carry(link)
+                if link is None:
+                    if not self._pipeline.queued:
+                        self._demand = self._new_waiter()
+                        await self._demand
+                    link = await self._connect()
+                if link is not None:
+                    link = await self._carry(link)
         finally:
             self._closed = True
             self._pipeline.refuse(_closed)
@@ -156,33 +167,33 @@ class Connection:
                 raise
         return None
 
-    async def _carry(self, link: Link) -> None:
-        """Let the link do its work until it is lost."""
+    async def _carry(self, link: Link) -> Link | None:
+        """Let the link do its work until it is lost; give the one that took its place, if any."""
         self.links += 1
         self._link = link
         link.kick()
         reason = "the connection was closed"
+        watch = SilenceWatch(link, self._pipeline, self._dialer, self._options.response_timeout)
         try:
             async with create_task_group() as tasks:
-                tasks.start_soon(self._watch, link)
+                tasks.start_soon(watch.run)
                 reason = explain(await link.carry())
                 tasks.cancel_scope.cancel()
+            reason = reason if watch.successor is None else FORGOTTEN
             self._notify(Lost(str(self.endpoint), reason))
+        except BaseException:
+            if watch.successor is not None:
+                await hang_up(watch.successor)
+            raise
         finally:
             self._link = None
             await hang_up(link)
-            self._pipeline.lose(reason)
-
-    async def _watch(self, link: Link) -> None:
-        """Give the link up when its oldest command has no reply for `response_timeout`."""
-        limit = self._options.response_timeout
-        ticks = 4
-        written: deque[int] = deque(maxlen=ticks)  # how many commands were sent, tick by tick
-        while True:
-            await sleep(limit / ticks)
-            if len(written) == ticks and self._pipeline.answered < written[0]:
-                link.fail(TimeoutError(f"no reply for {limit:g} s"))
-            written.append(self._pipeline.written)
+            former = self._pipeline
+            if watch.successor is not None:
+                self._pipeline = watch.pipeline
+                self._pipeline.succeed(former)
+            former.lose(reason)
+        return watch.successor
 
 
 def _closed() -> ConnectionLost:

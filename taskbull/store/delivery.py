@@ -6,22 +6,25 @@ never comes here; it begins with the first reply that means trouble.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from typing import Any, TypeAlias
 
 from hiredis import ReplyError
 from msgspec import Struct
 
-from taskbull.errors import ConnectionLost
+from taskbull.errors import ConnectionLost, ServerUnavailable
 from taskbull.store.address import Endpoint
+from taskbull.store.limit import Limit
 from taskbull.store.pipeline import Reply
-from taskbull.store.trouble import Answer, read_trouble
+from taskbull.store.trouble import Answer, Trouble, read_trouble
 
 PATIENCE = 10.0
 """Seconds for which a call insists when the server says "not now"."""
 
 LONGEST_PAUSE = 0.5
 """Seconds between two tries at most."""
+
+_INSTANT = 0.001
 
 REDIRECTIONS = 16
 """MOVED, ASK and NOSCRIPT that one call follows before it gives up."""
@@ -50,6 +53,7 @@ class Leave(Struct, frozen=True):
     """Let the connection to a node end, and look anew for where to go."""
 
     node: Endpoint
+    reason: str = ""
 
 
 class Pause(Struct, frozen=True):
@@ -65,33 +69,20 @@ Replied: TypeAlias = tuple[Endpoint, Reply]
 Delivery: TypeAlias = Generator[Step, Any, Reply]
 
 
-def deliver(
-    first: Replied, clock: Callable[[], float], deadline: float, *, insist: bool = True
-) -> Delivery:
-    """Go on from a first reply until there is a true one, or no hope; `deadline` may be `inf`.
+def deliver(first: Replied, limit: Limit, *, insist: bool = True) -> Delivery:
+    """Go on from a first reply until there is a true one, or no hope.
 
     Who does not `insist` is told at once what only time may heal, and comes back later.
     """
     node, reply = first
     asking = False
-    patience = clock() + PATIENCE
-    pause = 0.005
+    insistence = _Insistence(limit, insist=insist)
     redirections = 0
     while isinstance(reply, ReplyError | ConnectionLost):
         trouble = read_trouble(reply)
         if trouble.transient:
-            # That there is no connection is waited out, unless the caller set a deadline.
-            limit = deadline if isinstance(reply, ConnectionLost) else min(patience, deadline)
-            if trouble.answer is Answer.LEAVE:
-                yield Leave(node)  # whoever gives up: the next call need not find out again
-            if not insist or (left := limit - clock()) <= 0:
-                raise trouble.error
-            yield Pause(min(pause, left))
-            if clock() >= limit:
-                raise trouble.error
-            pause = min(pause * 2, LONGEST_PAUSE)
             asking = False
-            node, reply = yield Send()
+            node, reply = yield from insistence.try_again(node, trouble)
             continue
         redirections += 1
         if trouble.answer is Answer.RAISE or redirections > REDIRECTIONS:
@@ -106,3 +97,39 @@ def deliver(
                 yield Moved(node)
         node, reply = yield Send(node, asking)
     return reply
+
+
+class _Insistence:
+    """Sends one call again and again, after growing pauses, while there is time.
+
+    Not with less time left than its answer may take: what the server has refused was not
+    executed, and a last try without an answer would make that uncertain.
+    """
+
+    def __init__(self, limit: Limit, *, insist: bool) -> None:
+        self._limit = limit
+        self._insist = insist
+        self._patience = Limit(PATIENCE, limit.clock)
+        self._pause = 0.005
+        self._answer = limit.last_answer
+
+    def try_again(self, node: Endpoint, trouble: Trouble) -> Generator[Step, Any, Replied]:
+        limit, patience = self._limit, self._patience
+        if trouble.answer is Answer.LEAVE:  # whoever gives up: the next need not find out again
+            yield Leave(node, trouble.message)
+        if not self._insist:
+            raise trouble.error
+        left = limit.left - self._answer
+        if isinstance(trouble.error, ServerUnavailable):  # no connection at all is waited out
+            left = min(left, patience.left)
+        if left < _INSTANT:
+            raise trouble.given_up(node, limit if limit.left < patience.left else patience)
+        yield Pause(min(self._pause, left))
+        if limit.left < self._answer / 2:  # it was a long pause, on a busy machine
+            raise trouble.given_up(node, limit)
+        self._pause = min(self._pause * 2, LONGEST_PAUSE)
+        sent_at = limit.clock()
+        replied: Replied = yield Send()
+        if limit.seconds is not None:
+            self._answer = max(self._answer, 2 * (limit.clock() - sent_at))
+        return replied

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ssl
 from collections.abc import Awaitable, Callable
 
-from anyio import CancelScope, current_time, fail_after
+from anyio import CancelScope, current_time, fail_after, sleep
 from msgspec import Struct
 
 from taskbull.errors import ConnectionLost
@@ -14,11 +14,13 @@ from taskbull.store.handshake import Handshake, dial_error
 from taskbull.store.link import BROKEN, Link, open_link
 from taskbull.store.pipeline import Pipeline, ProtocolError, pack
 from taskbull.store.reconnection import LONGEST_DELAY, Back, Demand, Notify, Waiting, reconnecting
+from taskbull.store.silence import PROBE_TIMEOUT
 
 
 class ConnectionOptions(Struct, frozen=True, kw_only=True):
     """How a connection behaves, whichever server it leads to."""
 
+    where: str = ""  # the address, for people
     credentials: Credentials = Credentials()
     db: int = 0
     tls: ssl.SSLContext | None = None
@@ -78,23 +80,38 @@ class Dialer:
         self.reason = str(error)
         self._notify(Waiting(str(error), attempts, delay))
 
-    async def _open(self, pipeline: Pipeline) -> Link:
+    async def replace(self, pipeline: Pipeline, grace: float) -> Link:
+        """Make a link in place of one that is silent, in one try.
+
+        Whoever cancels this within `grace` keeps the former link; then the server is told to
+        forget it.
+        """
+        return await self._open(pipeline, PROBE_TIMEOUT, grace)
+
+    async def _open(
+        self, pipeline: Pipeline, limit: float | None = None, grace: float = 0.0
+    ) -> Link:
         options = self._options
+        limit = options.connect_timeout if limit is None else min(limit, options.connect_timeout)
         link: Link | None = None
         try:
-            with fail_after(options.connect_timeout):
+            with fail_after(limit + grace):
                 self.endpoint = await self._resolve()
                 link = await open_link(self.endpoint, options.tls, pipeline)
                 replies = await link.exchange(self._handshake.commands())
                 run_id = self._handshake.check(self.endpoint, replies)
-                await self._take_over(link, run_id)
+                if grace:
+                    await sleep(grace)
+                # The former link dies by this, and whoever waits for that must not end us.
+                with fail_after(limit, shield=bool(grace)):
+                    await self._take_over(link, run_id)
         except BaseException as error:
             if link is not None:
                 await hang_up(link)
             pipeline.lose("the handshake failed")
             if isinstance(error, (*BROKEN, ProtocolError)):
                 raise dial_error(
-                    self.endpoint, error, options.connect_timeout, tls=options.tls is not None
+                    self.endpoint, error, limit, tls=options.tls is not None
                 ) from error
             raise
         return link

@@ -13,6 +13,7 @@ from typing import TypeAlias, cast
 from taskbull.errors import ConnectionLost, MaybeExecuted, ServerRefused
 from taskbull.store.address import Address, Endpoint
 from taskbull.store.embedded import start_or_join
+from taskbull.store.limit import Limit
 from taskbull.store.line import Line
 from taskbull.store.pipeline import ReplyError, pack
 
@@ -52,7 +53,7 @@ def _primary(address: Address, limit: float) -> Endpoint:
             break
         try:
             line = Line(sentinel, login, left)
-            [reply] = line.exchange([ask], left)
+            [reply] = line.exchange([ask], Limit(left, monotonic))
             line.close()
         except (ConnectionLost, MaybeExecuted, ServerRefused) as error:
             reasons.append(str(error))

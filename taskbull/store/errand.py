@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from math import inf
 from typing import Any
 
-from anyio import Event, current_time, move_on_after, sleep
+from anyio import Event, move_on_after, sleep
 
 from taskbull.errors import ConnectionLost, MaybeExecuted
 from taskbull.scripts.call import Request
@@ -13,6 +12,7 @@ from taskbull.scripts.loader import Script
 from taskbull.store.address import Endpoint
 from taskbull.store.connection import Connection
 from taskbull.store.delivery import Leave, Load, Moved, Pause, Replied, Send, Step, deliver
+from taskbull.store.limit import Limit
 from taskbull.store.pipeline import Reply, ReplyError, pack
 from taskbull.store.topology import Topology
 
@@ -23,19 +23,17 @@ class ScriptLoader:
     def __init__(self) -> None:
         self._loading: dict[tuple[Endpoint, str], Event] = {}
 
-    async def load(
-        self, connection: Connection, script: Script, timeout: float | None
-    ) -> Reply | None:
+    async def load(self, connection: Connection, script: Script, limit: Limit) -> Reply | None:
         """Load a script, or wait while another call does; give the reply if it means trouble."""
         what = (connection.endpoint, script.sha)
         if (loading := self._loading.get(what)) is not None:
-            with move_on_after(timeout):
+            with move_on_after(limit.timeout):
                 await loading.wait()
             return None
         self._loading[what] = loaded = Event()
         try:
             load = pack(("SCRIPT", "LOAD", script.source))
-            reply = await connection.execute(load, timeout=timeout)
+            reply = await connection.execute(load, limit)
             return reply if isinstance(reply, ReplyError) else None
         except ConnectionLost as error:
             return error
@@ -50,17 +48,13 @@ class Errand:
     """Brings one call to its end, whatever it meets on the way."""
 
     def __init__(
-        self,
-        call: Request[Any],
-        topology: Topology,
-        loader: ScriptLoader,
-        timeout: float | None = None,
+        self, call: Request[Any], topology: Topology, loader: ScriptLoader, limit: Limit
     ) -> None:
         self._call = call
         self._topology = topology
         self._loader = loader
         self._command = pack(call.words if topology.single else call.cluster_words)
-        self._deadline = inf if timeout is None else current_time() + timeout
+        self._limit = limit
         self._links = 0
 
     async def run(self) -> Reply:
@@ -73,7 +67,7 @@ class Errand:
         return await self._see_through((connection.endpoint, reply))
 
     async def _see_through(self, replied: Replied) -> Reply:
-        delivery = deliver(replied, current_time, self._deadline)
+        delivery = deliver(replied, self._limit)
         try:
             step = next(delivery)
             while True:
@@ -88,11 +82,11 @@ class Errand:
             case Load(node):
                 if self._call.script is not None:
                     connection = self._topology.node(node)
-                    return await self._loader.load(connection, self._call.script, self._left())
+                    return await self._loader.load(connection, self._call.script, self._limit)
             case Moved(node):
                 self._topology.moved(self._call.key, node)
-            case Leave(node):
-                self._topology.node(node).leave(self._links)
+            case Leave(node, reason):
+                self._topology.node(node).leave(self._links, reason)
                 self._topology.doubt()
             case Pause(seconds):
                 await sleep(seconds)
@@ -101,21 +95,16 @@ class Errand:
     async def _find(self, node: Endpoint | None) -> Connection:
         if node is not None:
             return self._topology.node(node)
-        with move_on_after(self._left()):
+        with move_on_after(self._limit.timeout):
             return await self._topology.find(self._call.key)
-        raise ConnectionLost("no node of the cluster was found in time")
-
-    def _left(self) -> float | None:
-        """Give the seconds until the deadline, if there is one."""
-        return None if self._deadline == inf else max(0.0, self._deadline - current_time())
+        raise ConnectionLost(f"no node of the cluster was found{self._limit}")
 
     async def _send(self, step: Send) -> Replied:
         node = step.node or Endpoint()
         try:
             connection = await self._find(step.node)
             self._links = connection.links
-            timeout = self._left()
-            reply = await connection.execute(self._command, asking=step.asking, timeout=timeout)
+            reply = await connection.execute(self._command, self._limit, asking=step.asking)
             node = connection.endpoint
         except ConnectionLost as error:
             if self._topology.single:  # it has waited for the server to come back already

@@ -10,19 +10,29 @@ import os
 import select
 import socket
 from collections import defaultdict, deque
+from collections.abc import Callable
 from contextlib import suppress
 from time import monotonic
 
 from hiredis import Reader
 
-from taskbull.errors import ConnectionLost, MaybeExecuted
+from taskbull.errors import ConnectionLost, MaybeExecuted, TaskbullError
 from taskbull.store.address import Address, Endpoint
 from taskbull.store.handshake import Handshake, dial_error
+from taskbull.store.limit import Limit
 from taskbull.store.link import BROKEN, CLOSED, RECEIVE, explain, keep_alive, last_words
 from taskbull.store.pipeline import ProtocolError, Reply
+from taskbull.store.silence import FORGOTTEN, GRACE, PROBE_TIMEOUT, SUSPICIOUS, allowance
 
 CONNECT_TIMEOUT = 5.0
 RESPONSE_TIMEOUT = 10.0
+"""Seconds without a byte, either way, after which a line is given up."""
+
+IDLE_LINES = 16
+"""Lines to one server that are kept for later; a burst of threads may have needed more."""
+
+AnswersOthers = Callable[[], bool]
+"""Tells whether the server answers on another line."""
 
 
 class Line:
@@ -35,11 +45,11 @@ class Line:
         handshake = Handshake(
             address.credentials, address.db, primary_only=address.topology == "sentinel"
         )
-        deadline = monotonic() + limit
+        within = Limit(limit, monotonic)
         try:
             self._socket = _connect(endpoint, address, limit)
             try:
-                replies = self._converse(handshake.commands(), deadline)
+                replies = self._converse(handshake.commands(), within)
                 handshake.check(endpoint, replies)
             except BaseException:
                 self._socket.close()
@@ -54,15 +64,26 @@ class Line:
         """Whether the server has closed it, or said something unasked, while it was idle."""
         return self._reader.has_data() or bool(self._ready.poll(0))
 
-    def exchange(self, commands: list[bytes], limit: float) -> list[Reply]:
-        """Send packed commands and give their replies; closes itself and raises `MaybeExecuted`."""
+    def exchange(
+        self,
+        commands: list[bytes],
+        limit: Limit,
+        held: float = 0.0,
+        answers_others: AnswersOthers = lambda: False,
+    ) -> list[Reply]:
+        """Send packed commands and give their replies; closes itself and raises `MaybeExecuted`.
+
+        `held` is for how many seconds the server may hold the commands before it answers.
+        """
         try:
-            replies = self._converse(commands, monotonic() + limit)
+            replies = self._converse(commands, limit, held, answers_others)
             if len(replies) < len(commands):
                 raise ConnectionResetError(CLOSED)
             return replies
         except (ProtocolError, *BROKEN) as error:
             self.close()
+            if limit.left <= 0:
+                raise MaybeExecuted(f"No reply from Redis at {self._endpoint}{limit}") from error
             raise MaybeExecuted(
                 f"Redis at {self._endpoint}: {explain(error)} before the reply came"
             ) from error
@@ -78,15 +99,19 @@ class Line:
         if hasattr(self, "_socket"):
             self.close()
 
-    def _converse(self, commands: list[bytes], deadline: float) -> list[Reply]:
+    def _converse(
+        self,
+        commands: list[bytes],
+        limit: Limit,
+        held: float = 0.0,
+        answers_others: AnswersOthers = lambda: False,
+    ) -> list[Reply]:
         replies: list[Reply] = []
         try:
-            self._socket.settimeout(_remaining(deadline))
-            self._socket.sendall(b"".join(commands))
+            size = self._send(b"".join(commands), limit)
+            patience = held + SUSPICIOUS + allowance(size)
             while len(replies) < len(commands):
-                self._socket.settimeout(_remaining(deadline))
-                if not (data := self._socket.recv(RECEIVE)):
-                    raise ConnectionResetError(CLOSED)
+                data = self._receive(limit, patience, answers_others)
                 self._reader.feed(data)
                 while (reply := self._reader.gets()) is not False:
                     replies.append(reply)
@@ -95,6 +120,33 @@ class Line:
         if len(replies) > len(commands):
             raise ProtocolError("a reply that no command asked for")
         return replies
+
+    def _send(self, data: bytes, limit: Limit) -> int:
+        rest = memoryview(data)
+        while rest:  # not `sendall`: what the socket accepts is progress
+            self._wait_at_most(min(limit.left, RESPONSE_TIMEOUT))
+            rest = rest[self._socket.send(rest) :]
+        return len(data)
+
+    def _receive(self, limit: Limit, patience: float, answers_others: AnswersOthers) -> bytes:
+        quiet = Limit(patience + RESPONSE_TIMEOUT, monotonic)
+        while True:
+            self._wait_at_most(min(limit.left, quiet.left, patience))
+            try:
+                data = self._socket.recv(RECEIVE)
+                break
+            except TimeoutError:
+                if limit.left <= 0 or quiet.left <= 0:
+                    raise
+                if answers_others() and not self._ready.poll(GRACE * 1000):
+                    raise TimeoutError(FORGOTTEN) from None
+                patience = SUSPICIOUS
+        if not data:
+            raise ConnectionResetError(CLOSED)
+        return data
+
+    def _wait_at_most(self, seconds: float) -> None:
+        self._socket.settimeout(max(seconds, 0.001))  # 0 would mean "do not block" to a socket
 
 
 class Lines:
@@ -105,17 +157,33 @@ class Lines:
         self._idle: defaultdict[Endpoint, deque[Line]] = defaultdict(deque)
         self._process = os.getpid()
 
-    def exchange(self, endpoint: Endpoint, commands: list[bytes], limit: float) -> list[Reply]:
-        """Have packed commands answered by a server, within `limit` seconds."""
-        if limit <= 0:
+    def exchange(
+        self, endpoint: Endpoint, commands: list[bytes], limit: Limit, held: float = 0.0
+    ) -> list[Reply]:
+        """Have packed commands answered by a server; see `Line.exchange`."""
+        if limit.left <= 0:
             raise ConnectionLost(f"No time was left to send a command to Redis at {endpoint}")
         if self._process != os.getpid():  # forked: the sockets are the parent's
             self._idle, self._process = defaultdict(deque), os.getpid()
-        deadline = monotonic() + limit
         idle = self._idle[endpoint]
-        line = self._usable(idle) or Line(endpoint, self._address, min(limit, CONNECT_TIMEOUT))
-        replies = line.exchange(commands, min(deadline - monotonic(), RESPONSE_TIMEOUT))
-        idle.append(line)
+        line = self._usable(idle)
+        if line is None:
+            line = Line(endpoint, self._address, min(limit.left, CONNECT_TIMEOUT))
+
+        def answers_others() -> bool:
+            # The lines that were idle are as old as this one: what was forgotten was all of them.
+            with suppress(TaskbullError):
+                another = Line(endpoint, self._address, min(limit.left, PROBE_TIMEOUT))
+                self.discard(endpoint)
+                idle.append(another)
+                return True
+            return False
+
+        replies = line.exchange(commands, limit, held, answers_others)
+        if len(idle) < IDLE_LINES:
+            idle.append(line)
+        else:
+            line.close()
         return replies
 
     def discard(self, endpoint: Endpoint) -> None:
@@ -161,8 +229,3 @@ def _connect(endpoint: Endpoint, address: Address, limit: float) -> socket.socke
     except BaseException:
         plain.close()
         raise
-
-
-def _remaining(deadline: float) -> float:
-    """Give the seconds that are left; 0 would mean "do not block" to a socket."""
-    return max(deadline - monotonic(), 0.001)

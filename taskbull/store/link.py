@@ -32,6 +32,13 @@ CLOSED = "the connection was closed by the server"
 LEFT = ConnectionAbortedError("the connection was left")
 
 RECEIVE = 1 << 18
+_KEEP_ALIVE = {
+    "TCP_KEEPIDLE": 5,
+    "TCP_KEEPINTVL": 2,
+    "TCP_KEEPCNT": 3,
+    "TCP_USER_TIMEOUT": 10_000,  # ms for which the peer may leave what was sent unacknowledged
+}
+PIECE = 1 << 16  # bytes of a write whose progress is seen
 
 
 class Link(Protocol):
@@ -52,7 +59,16 @@ class Link(Protocol):
         """Carry commands and replies until the link is lost; give the reason."""
         ...
 
-    def drain(self) -> None:
+    @property
+    def unsent(self) -> int:
+        """A number that changes when the socket accepts more of what was handed to it."""
+        ...
+
+    def hold(self, *, held: bool) -> None:
+        """Send nothing more for now, or go on sending."""
+        ...
+
+    def drain(self, reason: str) -> None:
         """Send nothing more, and end when the last reply has come."""
         ...
 
@@ -106,12 +122,12 @@ async def _open_stream_link(
 
 
 def keep_alive(raw: socket.socket) -> None:
-    """Let the kernel find out about a peer that vanished while we were silent."""
+    """Let the kernel find out about a peer that vanished: it costs no command."""
     if raw.family == socket.AF_UNIX:
         return
     raw.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for option, value in (("TCP_KEEPIDLE", 30), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 4)):
-        if hasattr(socket, option):  # macOS lacks the first
+    for option, value in _KEEP_ALIVE.items():
+        if hasattr(socket, option):  # macOS lacks the first and the last
             raw.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
 
 
@@ -125,7 +141,8 @@ class ProtocolLink(asyncio.Protocol):
         self._transport: asyncio.Transport
         self._flushing = False
         self._paused = False
-        self._draining = False
+        self._held = False
+        self._draining: Exception | None = None
 
     async def exchange(self, commands: list[bytes]) -> list[Reply]:
         replies = [self._loop.create_future() for _ in commands]
@@ -147,7 +164,7 @@ class ProtocolLink(asyncio.Protocol):
 
     def _flush(self) -> None:
         self._flushing = False
-        if self._paused or self._draining or self._lost.done():
+        if self._paused or self._held or self._draining or self._lost.done():
             return
         if data := self._pipeline.take():
             self._transport.write(data)
@@ -157,10 +174,19 @@ class ProtocolLink(asyncio.Protocol):
     async def carry(self) -> Exception:
         return await asyncio.shield(self._lost)
 
-    def drain(self) -> None:
-        self._draining = True
+    @property
+    def unsent(self) -> int:
+        return self._transport.get_write_buffer_size()
+
+    def hold(self, *, held: bool) -> None:
+        self._held = held
+        if not held and self._pipeline.queued:
+            self.kick()
+
+    def drain(self, reason: str) -> None:
+        self._draining = left(reason)
         if not self._pipeline.sent:
-            self.fail(LEFT)
+            self.fail(self._draining)
 
     def fail(self, error: Exception) -> None:
         if not self._lost.done():
@@ -182,7 +208,7 @@ class ProtocolLink(asyncio.Protocol):
         except ProtocolError as error:
             self.fail(error)
         if self._draining and not self._pipeline.sent:
-            self.fail(LEFT)
+            self.fail(self._draining)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.fail(exc or anyio.EndOfStream())
@@ -213,7 +239,9 @@ class StreamLink:
         self._new_waiter = waiters()
         self._idle: Waiter | None = None
         self._scope = anyio.CancelScope()
-        self._draining = False
+        self._held = False
+        self._draining: Exception | None = None
+        self._pieces = 0
         self._error: Exception = LEFT
 
     async def exchange(self, commands: list[bytes]) -> list[Reply]:
@@ -243,9 +271,11 @@ class StreamLink:
         pipeline, send = self._pipeline, self._send
         try:
             while True:
-                if not self._draining and (data := pipeline.take()):
-                    await send(data)
-                elif self._draining or not pipeline.queued:
+                if not (self._draining or self._held) and (data := pipeline.take()):
+                    for start in range(0, len(data), PIECE):
+                        await send(data[start : start + PIECE])
+                        self._pieces += 1
+                elif self._draining or self._held or not pipeline.queued:
                     self._idle = self._new_waiter()
                     await self._idle
         except BROKEN as error:
@@ -257,14 +287,23 @@ class StreamLink:
             while True:
                 pipeline.feed(await receive(RECEIVE))
                 if self._draining and not pipeline.sent:
-                    self.fail(LEFT)
+                    self.fail(self._draining)
         except (ProtocolError, *BROKEN) as error:
             self.fail(error)
 
-    def drain(self) -> None:
-        self._draining = True
+    @property
+    def unsent(self) -> int:
+        return self._pieces
+
+    def hold(self, *, held: bool) -> None:
+        self._held = held
+        if not held:
+            self.kick()
+
+    def drain(self, reason: str) -> None:
+        self._draining = left(reason)
         if not self._pipeline.sent:
-            self.fail(LEFT)
+            self.fail(self._draining)
 
     def fail(self, error: Exception) -> None:
         if not self._scope.cancel_called:
@@ -273,6 +312,11 @@ class StreamLink:
 
     async def close(self) -> None:
         await anyio.aclose_forcefully(self._stream)
+
+
+def left(reason: str) -> Exception:
+    """Make the error of a link that was left for a reason."""
+    return ConnectionAbortedError(f"the connection was left: {reason}") if reason else LEFT
 
 
 def last_words(replies: list[Reply], error: Exception) -> list[Reply]:

@@ -32,7 +32,7 @@ pack = cast(Callable[[tuple[Word, ...]], bytes], hiredis.pack_command)  # pyrigh
 
 ASKING = pack(("ASKING",))
 CHUNK = 1 << 18  # bytes handed to a socket at once; a larger command goes alone
-
+LARGE = 1 << 16  # bytes that a slow network may need a while for
 
 QUEUE_LIMIT = 1 << 24  # bytes that may wait to be sent before further callers wait for room
 
@@ -66,6 +66,9 @@ class Pipeline:
         self.sent: deque[Waiter] = deque()
         self.full = False  # so much waits to be sent that a caller had better wait before more
         self.written = 0  # commands ever sent
+        self.received = 0  # times that bytes came, be it half a reply
+        self.on_bytes: Callable[[], None] | None = None  # called then
+        self._large: deque[tuple[int, int]] = deque()  # large writes: the last command, the bytes
         self._queued_bytes = 0
         self._reader = Reader()
 
@@ -105,8 +108,24 @@ class Pipeline:
             out.append(command)
             sent.append(waiter)
         self.written += len(sent) - before
+        if size >= LARGE:
+            self._large.append((self.written, size))
         self._shorten(size)
         return b"".join(out)
+
+    @property
+    def under_way(self) -> int:
+        """How many bytes of large commands have been sent and not yet answered."""
+        answered = self.answered
+        while self._large and self._large[0][0] <= answered:
+            self._large.popleft()
+        return sum(size for _, size in self._large)
+
+    def succeed(self, former: Pipeline) -> None:
+        """Take over what waits to be sent."""
+        self.queued, self.room, self.full = former.queued, former.room, former.full
+        self._queued_bytes = former._queued_bytes
+        former.queued, former.room = deque(), deque()
 
     def expect(self, waiter: Waiter) -> None:
         """Expect the reply of a command that was sent past the queue."""
@@ -119,6 +138,9 @@ class Pipeline:
         Raises `ProtocolError` if this is no Redis protocol, or more replies than commands.
         """
         reader, sent = self._reader, self.sent
+        self.received += 1
+        if self.on_bytes is not None:
+            self.on_bytes()
         reader.feed(data)
         gets = reader.gets
         while (reply := gets()) is not False:
@@ -131,6 +153,7 @@ class Pipeline:
     def lose(self, reason: str) -> None:
         """Forget the connection: whatever was sent on it may or may not have been executed."""
         self._reader = Reader()
+        self._large.clear()
         while self.sent:
             _fail(self.sent.popleft(), lambda: MaybeExecuted(f"{reason} before the reply came"))
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import inf
 from time import monotonic, sleep
 from typing import Any, TypeVar
 
@@ -16,6 +15,7 @@ from taskbull.scripts.steps import Steps
 from taskbull.store.address import Address, Endpoint
 from taskbull.store.delivery import Leave, Load, Moved, Pause, Replied, Send, Step, deliver
 from taskbull.store.discovery import locate
+from taskbull.store.limit import Limit
 from taskbull.store.line import Lines
 from taskbull.store.pipeline import ASKING, Reply, ReplyError, pack
 from taskbull.store.slots import READ_SLOTS, is_clustered, read_slots
@@ -42,37 +42,50 @@ class SyncStore:
         `timeout` it waits for Redis to come back, as long as that takes; who does not `insist` is
         told at once that it cannot serve now.
         """
-        deadline = inf if timeout is None else monotonic() + timeout
-        first = self._send(call, Send(), deadline)
-        return call.parse(self._see_through(call, first, deadline, insist=insist))
+        return self._run_within(call, Limit(timeout, monotonic), insist=insist)
+
+    def _run_within(self, call: Request[T], limit: Limit, *, insist: bool = True) -> T:
+        first = self._send(call, Send(), limit)
+        return call.parse(self._see_through(call, first, limit, insist=insist))
 
     def run_all(self, calls: Sequence[Request[T]], *, timeout: float | None = None) -> list[T]:
         """Run several calls in one trip; results in order. If some fail, the first error is raised
         when all have ended."""
-        deadline = inf if timeout is None else monotonic() + timeout
+        limit = Limit(timeout, monotonic)
         results: list[T] = []
         errors: list[TaskbullError] = []
-        for call, replied in zip(calls, self._send_all(calls, deadline), strict=True):
+        for call, replied in zip(calls, self._send_all(calls, limit), strict=True):
             try:
-                results.append(call.parse(self._see_through(call, replied, deadline)))
+                results.append(call.parse(self._see_through(call, replied, limit)))
             except TaskbullError as error:
                 errors.append(error)
         if errors:
             raise errors[0]
         return results
 
-    def perform(self, steps: Steps[T], *, timeout: float | None = None) -> T:
-        """Run an operation of several calls; `timeout` is for all of them."""
-        deadline = inf if timeout is None else monotonic() + timeout
+    def perform(
+        self, steps: Steps[T], *, timeout: float | None = None, total: float | None = None
+    ) -> T:
+        """Run an operation of several calls.
+
+        `timeout` is for each of them, over all tries: one that works in pieces may take long, as
+        long as the pieces come. `total` is for everything.
+        """
+        limit = Limit(timeout if total is None else total, monotonic)
+        failed: TaskbullError | None = None
         try:
             call = next(steps)
             while True:
-                left = None if timeout is None else max(0, deadline - monotonic())
                 try:
-                    result = self.run(call, timeout=left)
+                    if failed is not None and limit.left <= limit.last_answer:
+                        raise ConnectionLost(str(failed)) from failed
+                    result = self._run_within(call, limit)
                 except TaskbullError as error:
-                    call = steps.throw(error)
+                    call = steps.throw(failed := error)
                 else:
+                    failed = None
+                    if total is None:
+                        limit = Limit(timeout, monotonic)
                     call = steps.send(result)
         except StopIteration as end:
             result_of_all: T = end.value
@@ -87,28 +100,28 @@ class SyncStore:
         self._lines.close()
 
     def _see_through(
-        self, call: Request[Any], replied: Replied, deadline: float, *, insist: bool = True
+        self, call: Request[Any], replied: Replied, limit: Limit, *, insist: bool = True
     ) -> Reply:
-        delivery = deliver(replied, monotonic, deadline, insist=insist)
+        delivery = deliver(replied, limit, insist=insist)
         try:
             step = next(delivery)
             while True:
-                step = delivery.send(self._perform(call, step, deadline))
+                step = delivery.send(self._perform(call, step, limit))
         except StopIteration as end:
             return end.value
 
-    def _perform(self, call: Request[Any], step: Step, deadline: float) -> Any:
+    def _perform(self, call: Request[Any], step: Step, limit: Limit) -> Any:
         match step:
             case Send():
-                return self._send(call, step, deadline)
+                return self._send(call, step, limit)
             case Load(node):
                 if call.script is not None:
-                    return self._load(node, call.script, deadline)
+                    return self._load(node, call.script, limit)
             case Moved(node):
                 if not self._clustered:
                     raise is_clustered(node)
                 self._slots[key_slot(call.key.encode())] = node
-            case Leave(node):
+            case Leave(node, _):
                 self._lines.discard(node)
                 self._server = None
                 self._slots = {}
@@ -116,33 +129,33 @@ class SyncStore:
                 sleep(seconds)
         return None
 
-    def _load(self, node: Endpoint, script: Script, deadline: float) -> Reply | None:
+    def _load(self, node: Endpoint, script: Script, limit: Limit) -> Reply | None:
         load = pack(("SCRIPT", "LOAD", script.source))
         try:
-            [reply] = self._lines.exchange(node, [load], deadline - monotonic())
+            [reply] = self._lines.exchange(node, [load], limit)
         except ConnectionLost as error:
             return error
         except MaybeExecuted:
             return None  # loading twice does no harm: the call itself will find out
         return reply if isinstance(reply, ReplyError) else None
 
-    def _send(self, call: Request[Any], step: Send, deadline: float) -> Replied:
+    def _send(self, call: Request[Any], step: Send, limit: Limit) -> Replied:
         """Send the call; that no connection could be had counts as a reply."""
         node = step.node or Endpoint()
         commands = [ASKING, self._pack(call)] if step.asking else [self._pack(call)]
         try:
-            node = step.node or self._endpoint(call.key, deadline)
-            reply = self._lines.exchange(node, commands, deadline - monotonic())[-1]
+            node = step.node or self._endpoint(call.key, limit)
+            reply = self._lines.exchange(node, commands, limit, call.held)[-1]
         except ConnectionLost as error:
             reply = error
         return node, reply
 
-    def _send_all(self, calls: Sequence[Request[Any]], deadline: float) -> list[Replied]:
+    def _send_all(self, calls: Sequence[Request[Any]], limit: Limit) -> list[Replied]:
         replies: list[Replied] = []
         by_node: dict[Endpoint, list[int]] = {}
         for place, call in enumerate(calls):
             try:
-                node = self._endpoint(call.key, deadline)
+                node = self._endpoint(call.key, limit)
             except ConnectionLost as error:
                 replies.append((Endpoint(), error))
             else:
@@ -152,7 +165,7 @@ class SyncStore:
             commands = [self._pack(calls[place]) for place in places]
             answers: list[Reply]
             try:
-                answers = self._lines.exchange(node, commands, deadline - monotonic())
+                answers = self._lines.exchange(node, commands, limit)
             except ConnectionLost as error:
                 answers = [error] * len(places)
             for place, answer in zip(places, answers, strict=True):
@@ -162,27 +175,27 @@ class SyncStore:
     def _pack(self, call: Request[Any]) -> bytes:
         return pack(call.cluster_words if self._clustered else call.words)
 
-    def _endpoint(self, key: str, deadline: float) -> Endpoint:
+    def _endpoint(self, key: str, limit: Limit) -> Endpoint:
         """Find the server of `key`; raises `ConnectionLost` if there is none now."""
         if not self._clustered:
             if self._server is None:
-                self._server = self._locate(deadline - monotonic())
+                self._server = self._locate(limit.left)
             return self._server
         slot = key_slot(key.encode())
         if slot not in self._slots:
-            self._slots = self._draw_map(deadline)
+            self._slots = self._draw_map(limit)
         try:
             return self._slots[slot]
         except KeyError:
             raise ConnectionLost(f"no node of the cluster serves slot {slot} now") from None
 
-    def _draw_map(self, deadline: float) -> dict[int, Endpoint]:
+    def _draw_map(self, limit: Limit) -> dict[int, Endpoint]:
         """Ask the nodes, one after the other, which slots are where."""
         reasons: list[str] = []
         for node in dict.fromkeys((*self._guide, *self._slots.values(), *self.address.endpoints)):
             try:
-                limit = min(deadline - monotonic(), 2.0)
-                [reply] = self._lines.exchange(node, [READ_SLOTS], limit)
+                soon = Limit(min(limit.left, 2.0), monotonic)
+                [reply] = self._lines.exchange(node, [READ_SLOTS], soon)
                 slots = read_slots(reply, node)
                 self._guide = (node,)
                 return slots

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Protocol, TypeAlias
 
-from anyio import to_thread
+from anyio import current_time, to_thread
 from redis.crc import key_slot
 
 from taskbull.errors import ConnectionLost, MaybeExecuted
@@ -13,6 +13,7 @@ from taskbull.store.address import Address, Endpoint
 from taskbull.store.connection import Connection
 from taskbull.store.dialing import ConnectionOptions
 from taskbull.store.discovery import EMBEDDED_TIMEOUT, locate
+from taskbull.store.limit import Limit
 from taskbull.store.reconnection import Notify
 from taskbull.store.slots import READ_SLOTS, is_clustered, read_slots
 
@@ -131,7 +132,7 @@ class ClusterNodes:
         reasons: list[str] = []
         for endpoint in dict.fromkeys((*self._guide, *self._nodes, *self._seeds)):
             try:
-                reply = await self.node(endpoint).execute(READ_SLOTS, timeout=2.0)
+                reply = await self.node(endpoint).execute(READ_SLOTS, Limit(2.0, current_time))
                 self._slots = read_slots(reply, endpoint)
                 self._guide = (endpoint,)
             except (ConnectionLost, MaybeExecuted) as error:

@@ -15,6 +15,7 @@ from msgspec import Struct
 
 from taskbull.errors import ConnectionLost, ServerRefused, ServerUnavailable, TaskbullError
 from taskbull.store.address import Endpoint
+from taskbull.store.limit import Limit
 
 
 class Answer(Enum):
@@ -60,6 +61,14 @@ class Trouble(Struct, frozen=True):
     def transient(self) -> bool:
         """Whether time alone may heal it."""
         return self.answer in {Answer.WAIT, Answer.LEAVE}
+
+    def given_up(self, node: Endpoint, limit: Limit) -> TaskbullError:
+        """Make the error of a call that was tried until its limit."""
+        where = f"Redis at {node}" if node != Endpoint() else "Redis"
+        if isinstance(self.error, ServerUnavailable):
+            told = f"{where} could not serve the call{limit}: {self.message}"
+            return ServerUnavailable(self.error.code, told)
+        return ConnectionLost(f"{where} could not be reached{limit}: {self.message}")
 
     def target(self, asked: Endpoint) -> Endpoint:
         """Where a MOVED or ASK points to; an empty host means the one that was asked."""

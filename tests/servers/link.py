@@ -38,7 +38,9 @@ class Orders(Struct):
     remaining: int = 0
     swallowing: bool = False
     holding: bool = False
+    swallow_at: bytes = b""
     delay: float = 0.0
+    rate: float = 0.0
     accepted: int = 0
     cuts: int = 0
 
@@ -73,6 +75,10 @@ class Link:
         self._links.discard(self)
         for side in (self.client, self.server):
             side.abort()
+
+    def forget(self) -> None:
+        """Pass nothing on any more, and close nothing."""
+        self._dead = True
 
     def close(self) -> None:
         """End both connections; what is still under way arrives."""
@@ -116,6 +122,8 @@ class Link:
             self._early.append(chunk)
             return
         orders = self.orders
+        if orders.swallow_at and orders.swallow_at in chunk:
+            orders.swallowing = True
         if self._swallows():
             return
         if orders.holding or self._held:
@@ -176,6 +184,7 @@ class Side(asyncio.Protocol):
         self._late_size = 0
         self._open = False
         self._finishing = False
+        self._free_at = 0.0  # when the bytes before will have passed
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast("asyncio.Transport", transport)
@@ -202,20 +211,23 @@ class Side(asyncio.Protocol):
         self._peer.hold(held=False)
 
     def send(self, chunk: bytes) -> None:
-        """Write a chunk, after the delay that is ordered."""
-        delay = self._link.orders.delay
+        """Write a chunk, after the delay and at the rate that are ordered."""
+        orders = self._link.orders
         if not self._open:
             return
-        if not delay and not self._late:
+        if not orders.delay and not orders.rate and not self._late:
             self.transport.write(chunk)
             return
         loop = asyncio.get_running_loop()
-        self._late.append((loop.time() + delay, chunk))
+        if orders.rate:
+            self._free_at = max(self._free_at, loop.time()) + len(chunk) / orders.rate
+        due = max(self._free_at, loop.time()) + orders.delay
+        self._late.append((due, chunk))
         self._late_size += len(chunk)
         if self._late_size > _BUFFER:
             self._peer.hold(held=True)
         if len(self._late) == 1:
-            loop.call_later(delay, self._send_late)
+            loop.call_at(due, self._send_late)
 
     def hold(self, *, held: bool) -> None:
         """Read no more from this end, or go on reading."""

@@ -110,6 +110,18 @@ class Proxy:
         """Accept and swallow everything, both ways, and close nothing."""
         self._order(lambda: setattr(self._orders, "swallowing", True))
 
+    def black_hole_at(self, containing: bytes) -> None:
+        """Be a black hole from the next request on that has these bytes in it."""
+        self._order(lambda: setattr(self._orders, "swallow_at", containing))
+
+    def forget(self) -> None:
+        """Forget the connections that are open, without a word; new ones work."""
+        self._order(self._forget_all)
+
+    def throttle(self, rate: float) -> None:
+        """Let so many bytes per second pass on each connection, either way."""
+        self._order(lambda: setattr(self._orders, "rate", rate))
+
     def slow_down(self, seconds: float) -> None:
         """Let every chunk, both ways, arrive so much later."""
         self._order(lambda: setattr(self._orders, "delay", seconds))
@@ -163,7 +175,8 @@ class Proxy:
 
     def _withdraw(self) -> None:
         self._orders.swallowing = False
-        self._orders.delay = 0.0
+        self._orders.swallow_at = b""
+        self._orders.delay = self._orders.rate = 0.0
         self._arm(Cut.NEVER, b"")
         self._deliver()
 
@@ -179,6 +192,10 @@ class Proxy:
     def _reset_all(self) -> None:
         for link in list(self._links):
             link.reset()
+
+    def _forget_all(self) -> None:
+        for link in self._links:
+            link.forget()
 
     async def _end(self) -> None:
         await self._stop_listening()

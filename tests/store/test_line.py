@@ -6,13 +6,13 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import suppress
-from math import inf
 from pathlib import Path
 
 import pytest
 
 from taskbull.errors import ConnectionLost, MaybeExecuted, ServerRefused
 from taskbull.store.address import Endpoint, parse
+from taskbull.store.limit import Limit
 from taskbull.store.line import Line, Lines
 from taskbull.store.pipeline import pack
 from tests.servers.certificates import Certificates, tls_in_front_of
@@ -23,6 +23,10 @@ from tests.store.sample import Peer, Words, greet
 
 PING = pack(("PING",))
 LIMIT = 5.0
+
+
+def within(seconds: float | None) -> Limit:
+    return Limit(seconds, time.monotonic)
 
 
 def echo(text: str) -> bytes:
@@ -49,69 +53,69 @@ def at(proxy: Proxy) -> Endpoint:
 
 def test_replies_come_in_order(proxy: Proxy, lines: Lines) -> None:
     commands = [echo(str(number)) for number in range(1000)]
-    replies = lines.exchange(at(proxy), commands, LIMIT)
+    replies = lines.exchange(at(proxy), commands, within(LIMIT))
     assert replies == [b"%d" % number for number in range(1000)]
 
 
 def test_a_large_exchange_goes_through(proxy: Proxy, lines: Lines) -> None:
     text = "x" * 3_000_000
-    replies = lines.exchange(at(proxy), [echo(text)] * 5, LIMIT)
+    replies = lines.exchange(at(proxy), [echo(text)] * 5, within(LIMIT))
     assert replies == [text.encode()] * 5
 
 
 def test_a_connection_is_used_again(proxy: Proxy, lines: Lines) -> None:
     for _ in range(10):
-        lines.exchange(at(proxy), [PING], LIMIT)
+        lines.exchange(at(proxy), [PING], within(LIMIT))
     assert proxy.accepted == 1
 
 
 def test_a_limit_of_time_may_be_infinite_or_past(proxy: Proxy, lines: Lines) -> None:
-    assert lines.exchange(at(proxy), [PING], inf) == [b"PONG"]
+    assert lines.exchange(at(proxy), [PING], within(None)) == [b"PONG"]
     lines.close()
     with suppress(ConnectionLost, MaybeExecuted):  # it may be quick enough
-        assert lines.exchange(at(proxy), [PING], -1.0) == [b"PONG"]
+        assert lines.exchange(at(proxy), [PING], within(-1.0)) == [b"PONG"]
 
 
 def test_a_connection_that_was_closed_while_idle_is_replaced(proxy: Proxy, lines: Lines) -> None:
-    lines.exchange(at(proxy), [PING], LIMIT)
+    lines.exchange(at(proxy), [PING], within(LIMIT))
     proxy.cut()
     wait_until(lambda: proxy.connections == 0, "the proxy has let go")
-    assert lines.exchange(at(proxy), [PING], LIMIT) == [b"PONG"]
+    assert lines.exchange(at(proxy), [PING], within(LIMIT)) == [b"PONG"]
     assert proxy.accepted == 2
 
 
 def test_closed_connections_are_closed_on_the_server_too(proxy: Proxy, lines: Lines) -> None:
-    lines.exchange(at(proxy), [PING], LIMIT)
+    lines.exchange(at(proxy), [PING], within(LIMIT))
     lines.discard(at(proxy))
     wait_until(lambda: proxy.connections == 0, "the server has seen it")
-    lines.exchange(at(proxy), [PING], LIMIT)
+    lines.exchange(at(proxy), [PING], within(LIMIT))
     lines.close()
     wait_until(lambda: proxy.connections == 0, "the server has seen it")
 
 
 def test_a_cut_connection_leaves_doubt_and_is_not_used_again(proxy: Proxy, lines: Lines) -> None:
-    lines.exchange(at(proxy), [PING], LIMIT)
+    lines.exchange(at(proxy), [PING], within(LIMIT))
     proxy.cut_before_reply()
     with pytest.raises(MaybeExecuted, match="before the reply came"):
-        lines.exchange(at(proxy), [PING], LIMIT)
-    assert lines.exchange(at(proxy), [PING], LIMIT) == [b"PONG"]
+        lines.exchange(at(proxy), [PING], within(LIMIT))
+    assert lines.exchange(at(proxy), [PING], within(LIMIT)) == [b"PONG"]
 
 
 @pytest.mark.parametrize("after", [1, 7, 50])
 def test_half_a_reply_is_none(proxy: Proxy, lines: Lines, after: int) -> None:
-    lines.exchange(at(proxy), [PING], LIMIT)
+    lines.exchange(at(proxy), [PING], within(LIMIT))
     proxy.cut_after(reply_bytes=after)
     with pytest.raises(MaybeExecuted):
-        lines.exchange(at(proxy), [echo("x" * 100)], LIMIT)
-    assert lines.exchange(at(proxy), [echo("y")], LIMIT) == [b"y"]
+        lines.exchange(at(proxy), [echo("x" * 100)], within(LIMIT))
+    assert lines.exchange(at(proxy), [echo("y")], within(LIMIT)) == [b"y"]
 
 
 def test_a_silent_server_leaves_doubt_when_time_is_up(proxy: Proxy, lines: Lines) -> None:
-    lines.exchange(at(proxy), [PING], LIMIT)
+    lines.exchange(at(proxy), [PING], within(LIMIT))
     proxy.black_hole()
     begun = time.monotonic()
     with pytest.raises(MaybeExecuted):
-        lines.exchange(at(proxy), [PING], 0.2)
+        lines.exchange(at(proxy), [PING], within(0.2))
     assert 0.2 <= time.monotonic() - begun < 1.0
 
 
@@ -119,7 +123,7 @@ def test_a_server_that_lets_nobody_in_in_time_is_not_there(proxy: Proxy, lines: 
     proxy.black_hole()
     begun = time.monotonic()
     with pytest.raises(ConnectionLost, match=r"no answer from 127.0.0.1:\d+ within 0.2 s"):
-        lines.exchange(at(proxy), [PING], 0.2)
+        lines.exchange(at(proxy), [PING], within(0.2))
     assert 0.2 <= time.monotonic() - begun < 1.0
 
 
@@ -135,7 +139,7 @@ def test_the_limit_holds_for_connecting_and_answering_together() -> None:
         lines = Lines(parse(peer.url))
         begun = time.monotonic()
         with pytest.raises(MaybeExecuted):
-            lines.exchange(Endpoint("127.0.0.1", peer.port), [echo("x")], 0.6)
+            lines.exchange(Endpoint("127.0.0.1", peer.port), [echo("x")], within(0.6))
         assert time.monotonic() - begun < 0.9
 
 
@@ -154,7 +158,7 @@ def test_a_server_that_drips_is_given_up_when_time_is_up() -> None:
         lines = Lines(parse(peer.url))
         begun = time.monotonic()
         with pytest.raises(MaybeExecuted):
-            lines.exchange(Endpoint("127.0.0.1", peer.port), [echo("x")], 0.4)
+            lines.exchange(Endpoint("127.0.0.1", peer.port), [echo("x")], within(0.4))
         assert 0.4 <= time.monotonic() - begun < 1.0
 
 
@@ -169,8 +173,8 @@ def test_what_nobody_asked_for_is_not_taken_for_the_next_reply(too_much: bytes) 
         lines = Lines(parse(peer.url))
         endpoint = Endpoint("127.0.0.1", peer.port)
         with suppress(MaybeExecuted):
-            assert lines.exchange(endpoint, [echo("x")], LIMIT) == [b"mine"]
-        assert lines.exchange(endpoint, [echo("x")], LIMIT) == [b"ECHO"]
+            assert lines.exchange(endpoint, [echo("x")], within(LIMIT)) == [b"mine"]
+        assert lines.exchange(endpoint, [echo("x")], within(LIMIT)) == [b"ECHO"]
         lines.close()
 
 
@@ -181,7 +185,7 @@ def test_an_encrypted_connection_is_used_again(server: Reachable, tmp_path: Path
     with tls_in_front_of((endpoint.host, endpoint.port), certificates) as proxy:
         lines = Lines(parse(f"{proxy.url}?ssl_ca_certs={certificates.ca_file}"))
         for _ in range(10):
-            assert lines.exchange(at(proxy), [echo("x" * 50_000)], LIMIT) == [b"x" * 50_000]
+            assert lines.exchange(at(proxy), [echo("x" * 50_000)], within(LIMIT)) == [b"x" * 50_000]
         lines.close()
         assert proxy.accepted == 1
 
@@ -198,4 +202,4 @@ def test_a_refused_line_is_closed(private_server: PrivateServers) -> None:
 def test_a_name_that_is_no_host_is_no_connection(host: str) -> None:
     lines = Lines(parse("redis://localhost"))
     with pytest.raises(ConnectionLost):
-        lines.exchange(Endpoint(host, 6379), [PING], LIMIT)
+        lines.exchange(Endpoint(host, 6379), [PING], within(LIMIT))

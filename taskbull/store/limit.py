@@ -1,0 +1,35 @@
+"""How long a call may take in all, whatever it meets on the way."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import inf
+
+
+class Limit:
+    """So many seconds from now, over all tries; None: no limit."""
+
+    __slots__ = ("_end", "clock", "seconds")
+
+    def __init__(self, seconds: float | None, clock: Callable[[], float]) -> None:
+        self.seconds = seconds
+        self.clock = clock
+        self._end = inf if seconds is None else clock() + seconds
+
+    @property
+    def left(self) -> float:
+        """The seconds that are left: below 0 when it is over, `inf` where there is no limit."""
+        return self._end - self.clock()
+
+    @property
+    def timeout(self) -> float | None:
+        """The same for those who want None, and nothing below 0."""
+        return None if self._end == inf else max(0.0, self._end - self.clock())
+
+    @property
+    def last_answer(self) -> float:
+        """The seconds to keep for an answer: with fewer left, a call is not sent again."""
+        return 0.0 if self.seconds is None else min(1.0, self.seconds / 3)
+
+    def __str__(self) -> str:
+        return "" if self.seconds is None else f" within {self.seconds:.3g} s"
