@@ -1,10 +1,13 @@
 """BullMQ for Python, with Celery's ease."""
 
+from typing import TYPE_CHECKING, Any
+
 from taskbull import events
 from taskbull.app.app import App, load_app
 from taskbull.app.task import Task
 from taskbull.core.backoff import Backoff
 from taskbull.core.breaker import CircuitBreaker
+from taskbull.core.celery import MODULE, celery_hint
 from taskbull.core.options import Dedup, Limiter, WorkerOptions
 from taskbull.core.retention import Keep
 from taskbull.core.states import JobState
@@ -78,3 +81,11 @@ __all__ = [
 ]
 
 __version__ = "0.1.0"
+
+if not TYPE_CHECKING:  # which would take any name then
+
+    def __getattr__(name: str) -> Any:
+        message = f"module {__name__!r} has no attribute {name!r}{celery_hint(name, MODULE)}"
+        if name in MODULE:  # the text of an AttributeError would not be shown
+            raise ImportError(message, name=__name__)
+        raise AttributeError(message, name=name)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from datetime import timedelta
 from functools import partial
-from typing import Any, ParamSpec, TypeVar, Unpack, cast, overload
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, Unpack, cast, overload
 
 import anyio
 
@@ -16,7 +16,7 @@ from taskbull.app.dispatch import Dispatch, JobMiddleware
 from taskbull.app.function import check_function
 from taskbull.app.lifespan import Lifespan, LifespanFunction, lifespan
 from taskbull.app.loops import backend_options
-from taskbull.app.options import TaskOptions, check_names
+from taskbull.app.options import TaskOptions, check_names, takes_settings
 from taskbull.app.producer import JobSpec, Producer
 from taskbull.app.registry import Registry
 from taskbull.app.rules import QueueRules, Queues
@@ -25,6 +25,7 @@ from taskbull.app.settings import Defaults
 from taskbull.app.task import AsyncTask, Decorator, SyncTask, Task, make_task
 from taskbull.core import events, payload
 from taskbull.core.backoff import Backoff
+from taskbull.core.celery import APP, WORKER, no_attribute
 from taskbull.core.checks import check_choice, check_text, refusal
 from taskbull.core.classification import Classifier
 from taskbull.core.durations import Duration, limit_of
@@ -76,6 +77,7 @@ class App:
     that say nothing about attempts; those have one otherwise, as BullMQ means it.
     """
 
+    @takes_settings
     def __init__(  # noqa: PLR0913 - users write them by name
         self,
         name: str,
@@ -128,6 +130,11 @@ class App:
         self._lifespan: Lifespan | None = None
         self._listeners: list[tuple[type[events.Event], Listener[Any]]] = []
         self._alarm = Alarm("app.enqueue()", "await app.aenqueue()")
+
+    if not TYPE_CHECKING:  # which would take any name then
+
+        def __getattr__(self, name: str) -> Any:
+            raise no_attribute(self, APP, name)
 
     def __repr__(self) -> str:
         return f"<App {self.name}, {len(self.tasks)} tasks>"
@@ -334,7 +341,7 @@ class App:
         anyio.run(work, backend=backend, backend_options=loop)
 
     def _worker(self, queues: Queues | None, options: dict[str, Any]) -> Worker:
-        check_names("a worker", options, WorkerOptions)
+        check_names("a worker", options, WorkerOptions, WORKER)
         self.load_tasks()
         self._dispatch.prepare()
         names = self.queues if queues is None else queues

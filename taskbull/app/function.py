@@ -36,12 +36,23 @@ def _problem(function: object, name: str | None) -> str | None:
         problem = "it is a generator, which has no one result; return a list instead of yielding"
     elif function.__name__ == "<lambda>" and name is None:
         problem = "a lambda has no name; give it one by name=…, or use def"
+    elif _is_bound_to_a_job(function):
+        problem = (
+            "its first parameter is self, and a worker has no object for it; in a task "
+            "current_job() gives the job"
+        )
     elif _is_method(function):
         problem = (
             "it is a method, and a worker has no object for it; decorate a function outside of the "
             "class"
         )
     return problem
+
+
+def _is_bound_to_a_job(function: Callable[..., Any]) -> bool:
+    owner, _, _ = function.__qualname__.rpartition(".")
+    first = next(iter(inspect.signature(function).parameters), "")
+    return first == "self" and (not owner or owner.endswith("<locals>"))
 
 
 def _is_method(function: Callable[..., Any]) -> bool:

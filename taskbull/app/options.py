@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import functools
+import inspect
+from collections.abc import Callable, Mapping
 from datetime import datetime
-from typing import Any, TypedDict, cast
+from typing import Any, TypedDict, TypeVar, cast
 
 from msgspec import structs
 
 from taskbull.app.arguments import Extra
 from taskbull.core.backoff import Backoff
 from taskbull.core.breaker import CircuitBreaker
+from taskbull.core.celery import OPTIONS, SETTINGS, celery_hint
 from taskbull.core.checks import did_you_mean, refusal
 from taskbull.core.classification import Classifier
 from taskbull.core.durations import Duration
 from taskbull.core.options import Dedup, ErrorBackoffs, JobOptions
 from taskbull.core.retention import Keep
 from taskbull.errors import ConfigurationError
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 class TaskOptions(TypedDict, total=False):
@@ -67,13 +72,32 @@ _STORED_BY_TASK = (
 )
 
 
-def check_names(where: str, given: Mapping[str, Any], known: type) -> None:
-    """Refuse an option that does not exist."""
+def check_names(
+    where: str, given: Mapping[str, Any], known: type, celery: Mapping[str, str] = OPTIONS
+) -> None:
+    """Refuse an option that does not exist; one that Celery has is told by its name here."""
     names = known.__annotations__
     for name in given:
         if name not in names:
+            if hint := celery_hint(name, celery):
+                raise ConfigurationError(f"{where} has no option {name!r}{hint}")
             rule = f"be one of {', '.join(names)}{did_you_mean(name, names)}"
             raise refusal(f"an option of {where}", rule, name)
+
+
+def takes_settings(function: F) -> F:
+    """Let a function say more about a keyword that it does not take than Python does."""
+    known = inspect.signature(function).parameters
+
+    @functools.wraps(function)
+    def call(*args: Any, **settings: Any) -> Any:
+        for name in settings:
+            if name not in known:
+                hint = celery_hint(name, SETTINGS) or did_you_mean(name, known)
+                raise TypeError(f"App() got an unexpected keyword argument {name!r}{hint}")
+        return function(*args, **settings)
+
+    return cast("F", call)
 
 
 def of_task(app: JobOptions, given: TaskOptions) -> JobOptions:

@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Callable, Coroutine
 from importlib import import_module
 from operator import attrgetter
-from typing import Any, Generic, ParamSpec, Protocol, TypeVar, Unpack, cast, overload
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Protocol, TypeVar, Unpack, cast, overload
 
 from msgspec.structs import replace
 
@@ -17,6 +17,7 @@ from taskbull.app.function import place_of
 from taskbull.app.options import CallOptions, check_names, of_call
 from taskbull.app.producer import JobSpec, Producer
 from taskbull.app.settings import TaskSettings
+from taskbull.core.celery import TASK, no_attribute
 from taskbull.core.job import NewJob
 from taskbull.core.options import JobOptions
 from taskbull.observability.tracing import in_this_span
@@ -66,6 +67,11 @@ class Enqueueable(Generic[P, R]):
         self.calling = calling
         self._queue = queue
         self._options = options
+
+    if not TYPE_CHECKING:  # which would take any name then
+
+        def __getattr__(self, name: str) -> Any:
+            raise no_attribute(self, TASK, name)
 
     @property
     def name(self) -> str:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Generic, TypeAlias, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar, cast
 
 from anyio import fail_after
 from msgspec import Struct, field
 
 from taskbull.core import payload
+from taskbull.core.celery import RESULT, no_attribute
 from taskbull.core.durations import Duration, seconds
 from taskbull.core.job import Job
 from taskbull.core.keys import QueueKeys
@@ -56,6 +57,11 @@ class JobHandle(Struct, Generic[R_co], frozen=True, repr_omit_defaults=True):
     """Another job stands for the one that was to be added: it has the same dedup key or id."""
     _source: Source | None = None
     _read: ReadResult = payload.decode
+
+    if not TYPE_CHECKING:  # which would take any name then
+
+        def __getattr__(self, name: str) -> Any:
+            raise no_attribute(self, RESULT, name)
 
     def __repr__(self) -> str:
         name = f" {self.name}" if self.name else ""

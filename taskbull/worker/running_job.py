@@ -5,8 +5,9 @@ from __future__ import annotations
 import time
 from contextvars import Context, ContextVar
 from datetime import datetime
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
+from taskbull.core.celery import JOB, no_attribute
 from taskbull.core.current import current
 from taskbull.core.durations import from_ms, to_ms
 from taskbull.core.job import Job
@@ -39,6 +40,11 @@ class RunningJob:
         self._writing: Writing | None = None
         self.job: Job = lease.job
         """Everything that was read when the job was taken."""
+
+    if not TYPE_CHECKING:  # which would take any name then
+
+        def __getattr__(self, name: str) -> Any:
+            raise no_attribute(self, JOB, name)
 
     def __repr__(self) -> str:
         return f"<RunningJob {self.name} {self.id} in {self.queue}, attempt {self.attempt}>"

@@ -1,0 +1,172 @@
+"""Celery's names, and what to write here instead: for errors that people who know it meet.
+
+Each text completes a sentence: "Celery's `countdown` is …".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+_RETRIES = "backoff=Backoff.exponential(1, max_delay=600, jitter=0.2) here, or another Backoff"
+_TIME = "timeout=… here: seconds for one attempt"
+_ALWAYS = "always on here: a job is done when its end is in Redis. Leave it out"
+_JSON = "not needed here: arguments are JSON, by parameter name. Leave it out"
+_FLOWS = (
+    "not here yet: let a task enqueue the next one; app.enqueue([task.job(…), …]) adds many at once"
+)
+
+OPTIONS: Final[Mapping[str, str]] = {
+    "countdown": "delay=… here: task.options(delay=60).delay(…)",
+    "expires": "not here yet: compare current_job().timestamp in the task",
+    "task_id": "job_id=… here",
+    "routing_key": "queue=… here",
+    "exchange": "queue=… here",
+    "args": "not needed here: task.options(…).delay(1, 2)",
+    "kwargs": "not needed here: task.options(…).delay(a=1)",
+    "link": _FLOWS,
+    "link_error": "@app.on(events.Failed) here",
+    "bind": "not needed here: current_job() gives the job, without self",
+    "base": "@app.middleware here, around each job",
+    "max_retries": "attempts=… here, the first one included: max_retries=3 is attempts=4",
+    "default_retry_delay": "backoff=Backoff.fixed(180) here",
+    "autoretry_for": "not needed here: any error is retried while attempts=… remain",
+    "dont_autoretry_for": "PermanentError here, raised by the task, or classify=…",
+    "throws": "PermanentError here, raised by the task, or classify=…",
+    "retry_backoff": _RETRIES,
+    "retry_backoff_max": _RETRIES,
+    "retry_jitter": _RETRIES,
+    "retry_kwargs": "attempts=… and backoff=… here",
+    "retry": "not needed here: adding is tried for the app's enqueue_timeout=…",
+    "retry_policy": "the app's enqueue_timeout=… here",
+    "time_limit": _TIME,
+    "soft_time_limit": _TIME,
+    "rate_limit": "app.queue_options(queue, limiter=Limiter(10, 60)) here, over all workers",
+    "acks_late": _ALWAYS,
+    "reject_on_worker_lost": _ALWAYS,
+    "acks_on_failure_or_timeout": _ALWAYS,
+    "track_started": "not needed here: job.state() tells",
+    "ignore_result": "keep_completed=Keep.none() here",
+    "store_errors_even_if_ignored": "keep_failed=Keep(…) here",
+    "serializer": _JSON,
+    "compression": _JSON,
+}
+"""Of tasks and calls."""
+
+SETTINGS: Final[Mapping[str, str]] = {
+    "main": "the first argument of App here: App('shop')",
+    "broker": "redis=… here",
+    "broker_url": "redis=… here",
+    "backend": "not needed here: results are part of the jobs. Leave it out",
+    "result_backend": "not needed here: results are part of the jobs. Leave it out",
+    "result_expires": "keep_completed=Keep(age=…) here",
+    "task_default_queue": "queue=… here",
+    "task_routes": "queue=… of each task here",
+    "task_time_limit": _TIME,
+    "task_soft_time_limit": _TIME,
+    "task_acks_late": _ALWAYS,
+    "task_serializer": _JSON,
+    "accept_content": _JSON,
+    "task_always_eager": "taskbull.testing.recorded(app) here",
+    "task_ignore_result": "keep_completed=Keep.none() here",
+    "imports": "include=[…] here",
+    "beat_schedule": "not here yet: periodic tasks can be declared by Node only",
+    "timezone": "not needed here: every eta has its own time zone",
+    "enable_utc": "not needed here: every eta has its own time zone",
+    **{name: OPTIONS[name] for name in ("max_retries", "rate_limit", "retry_backoff")},
+}
+"""Of the app."""
+
+WORKER: Final[Mapping[str, str]] = {
+    "pool": "taskbull worker --processes 4 here, or nothing: a plain function runs in a thread",
+    "loglevel": "taskbull worker --log-level here",
+    "hostname": "worker_id=… here",
+    "prefetch_multiplier": "not needed here: a job is taken when there is a slot for it",
+    "worker_prefetch_multiplier": "not needed here: a job is taken when there is a slot for it",
+    "worker_concurrency": "concurrency=… here, for each queue",
+    "max_tasks_per_child": "taskbull worker --max-jobs here",
+    "max_memory_per_child": "taskbull worker --max-memory here",
+    "autoscale": "not here: concurrency=… is for each queue",
+    "rate_limit": OPTIONS["rate_limit"],
+}
+"""Of a worker."""
+
+TASK: Final[Mapping[str, str]] = {
+    "apply_async": "task.options(delay=60, queue='q').delay(1, 2) here",
+    "apply": "task(…) here: the function itself; or taskbull.testing.recorded(app)",
+    "s": "task.job(1, 2) here, for app.enqueue([…])",
+    "si": "task.job(1, 2) here, for app.enqueue([…])",
+    "signature": "task.job(1, 2) here, for app.enqueue([…])",
+    "subtask": "task.job(1, 2) here, for app.enqueue([…])",
+    "map": "app.enqueue([task.job(each) for each in …]) here",
+    "starmap": "app.enqueue([task.job(*each) for each in …]) here",
+    "chunks": "app.enqueue([task.job(each) for each in …]) here",
+    "retry": "raise Retry(after=30) here",
+    "request": "current_job() here",
+    "update_state": "current_job().progress(…) here",
+    "AsyncResult": "app.job(queue, id) here",
+    "run": "task(…) here: the function itself",
+}
+"""What a task of Celery's has."""
+
+APP: Final[Mapping[str, str]] = {
+    "send_task": "app.sync_queue(queue).add(name, {…}) here, or await app.queue(queue).add(…)",
+    "signature": "task.job(1, 2) here, for app.enqueue([…])",
+    "AsyncResult": "app.job(queue, id) here",
+    "conf": "the arguments of App(…) here, of @app.task(…), and app.queue_options(…)",
+    "config_from_object": "the arguments of App(…) here",
+    "autodiscover_tasks": "app.autodiscover('package') here, or include=[…]",
+    "control": "app.queue(name) here; a waiting job is removed by await app.queue(name).remove(id)",
+    "add_periodic_task": SETTINGS["beat_schedule"],
+    "on_after_configure": "@app.lifespan here, around each worker",
+    "worker_main": "app.run() here",
+    "start": "app.run() here",
+    "Task": "@app.middleware here, around each job",
+}
+"""What an app of Celery's has."""
+
+RESULT: Final[Mapping[str, str]] = {
+    "get": "job.result(timeout=…) here, or await job.aresult(timeout=…)",
+    "wait": "job.result(timeout=…) here, or await job.aresult(timeout=…)",
+    "ready": "job.state() here, which tells completed or failed",
+    "successful": "job.state() == 'completed' here",
+    "failed": "job.state() == 'failed' here",
+    "status": "job.state() here",
+    "traceback": "job.info().stacktrace here",
+    "task_id": "job.id here",
+    "forget": "app.sync_queue(job.queue).remove(job.id) here",
+    "revoke": "app.sync_queue(job.queue).remove(job.id) here, while the job waits",
+}
+"""What a result of Celery's has."""
+
+JOB: Final[Mapping[str, str]] = {
+    "request": "current_job() itself here: .id, .attempt, .attempts",
+    "retries": "current_job().attempt here, counted from 1",
+    "retry": TASK["retry"],
+    "update_state": TASK["update_state"],
+}
+"""What `self` of a bound task has."""
+
+MODULE: Final[Mapping[str, str]] = {
+    "Celery": "App here: App('shop', redis=…)",
+    "shared_task": "@app.task here, of an App that is made in a module of its own",
+    "task": "@app.task here",
+    "group": "app.enqueue([task.job(…), …]) here",
+    "chain": _FLOWS,
+    "chord": _FLOWS,
+    "signature": TASK["signature"],
+    "AsyncResult": APP["AsyncResult"],
+}
+"""What can be imported from Celery."""
+
+
+def celery_hint(name: str, of: Mapping[str, str]) -> str:
+    """Say what one of Celery's names is here, as an addition to a sentence; empty for others."""
+    return f". Celery's {name} is {of[name]}" if name in of else ""
+
+
+def no_attribute(owner: object, of: Mapping[str, str], name: str) -> AttributeError:
+    """Make the error of an object that lacks an attribute, with a word for whoever knows Celery."""
+    kind = type(owner).__name__
+    message = f"{kind!r} object has no attribute {name!r}{celery_hint(name, of)}"
+    return AttributeError(message, name=name, obj=owner)

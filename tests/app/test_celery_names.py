@@ -1,0 +1,138 @@
+"""Whoever comes from Celery writes its names, and is told ours."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import taskbull
+from taskbull.app.app import App
+from taskbull.app.options import CallOptions, TaskOptions
+from taskbull.core import celery
+from taskbull.core.options import WorkerOptions
+from taskbull.errors import ConfigurationError
+from taskbull.queue.handle import JobHandle
+
+
+@pytest.fixture
+def app() -> App:
+    return App("shop", redis="redis://localhost:1")
+
+
+@pytest.mark.parametrize(
+    ("option", "told"),
+    [
+        ("max_retries", "attempts="),
+        ("default_retry_delay", "backoff="),
+        ("autoretry_for", "attempts="),
+        ("retry_backoff", "Backoff.exponential"),
+        ("bind", r"current_job\(\)"),
+        ("ignore_result", r"Keep\.none\(\)"),
+        ("time_limit", "timeout="),
+        ("soft_time_limit", "timeout="),
+        ("rate_limit", "queue_options"),
+        ("acks_late", "always on"),
+        ("serializer", "JSON"),
+    ],
+)
+def test_an_option_of_a_task(app: App, option: str, told: str) -> None:
+    wrong: Any = {option: 3}
+    with pytest.raises(
+        ConfigurationError, match=f"no option '{option}'. Celery's {option} is .*{told}"
+    ):
+        app.task(**wrong)
+
+
+@pytest.mark.parametrize(
+    ("option", "told"),
+    [("countdown", "delay="), ("task_id", "job_id="), ("routing_key", "queue="), ("expires", "")],
+)
+def test_an_option_of_a_call(app: App, option: str, told: str) -> None:
+    @app.task
+    def work() -> None: ...
+
+    wrong: Any = {option: 3}
+    with pytest.raises(ConfigurationError, match=f"Celery's {option} is .*{told}"):
+        work.options(**wrong)
+
+
+@pytest.mark.parametrize(
+    ("setting", "told"),
+    [("broker", "redis="), ("backend", "results"), ("task_default_queue", "queue=")],
+)
+def test_a_setting_of_the_app(setting: str, told: str) -> None:
+    wrong: Any = {setting: "redis://localhost"}
+    with pytest.raises(TypeError, match=f"argument '{setting}'. Celery's {setting} is .*{told}"):
+        App("shop", **wrong)
+    misspelt: Any = {"rediss": "redis://localhost"}
+    with pytest.raises(TypeError, match=r"argument 'rediss' \(did you mean redis\?\)"):
+        App("shop", **misspelt)
+
+
+def test_an_option_of_a_worker(app: App) -> None:
+    with pytest.raises(ConfigurationError, match=r"Celery's max_tasks_per_child is .*--max-jobs"):
+        app.worker("q", max_tasks_per_child=5)
+    with pytest.raises(ConfigurationError, match=r"did you mean concurrency\?"):
+        app.worker("q", concurency=5)
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("apply_async", r"task\.options\(delay=60, queue='q'\)\.delay\(1, 2\)"),
+        ("s", r"task\.job"),
+        ("si", r"task\.job"),
+        ("retry", r"raise Retry\(after=30\)"),
+        ("request", r"current_job\(\)"),
+        ("update_state", "progress"),
+    ],
+)
+def test_an_attribute_of_a_task_and_of_its_variants(app: App, name: str, told: str) -> None:
+    @app.task
+    def work() -> None: ...
+
+    for each in (work, work.options(delay=1)):
+        with pytest.raises(AttributeError, match=f"'{name}'. Celery's {name} is .*{told}"):
+            getattr(each, name)
+        assert not hasattr(each, name)
+
+
+def test_an_attribute_of_the_app_and_of_a_handle(app: App) -> None:
+    for name, told in (("send_task", "sync_queue"), ("conf", "App"), ("AsyncResult", "app.job")):
+        with pytest.raises(AttributeError, match=f"Celery's {name} is .*{told}"):
+            getattr(app, name)
+    handle: JobHandle[Any] = app.job("q", "1")
+    for name, told in (("get", "job.result"), ("ready", "state"), ("revoke", "remove")):
+        with pytest.raises(AttributeError, match=f"Celery's {name} is .*{told}"):
+            getattr(handle, name)
+    with pytest.raises(AttributeError, match=r"'App' object has no attribute 'nothing'$"):
+        getattr(app, "nothing")  # noqa: B009 - type checkers know better
+
+
+@pytest.mark.parametrize("name", ["Celery", "shared_task", "group", "chord", "chain"])
+def test_an_import(name: str) -> None:
+    with pytest.raises(ImportError, match=f"Celery's {name} is "):
+        exec(f"from taskbull import {name}")
+    with pytest.raises(AttributeError, match=r"no attribute 'nothing'$"):
+        getattr(taskbull, "nothing")  # noqa: B009
+
+
+def test_a_task_with_self_is_refused_with_a_word_about_the_job(app: App) -> None:
+    with pytest.raises(
+        ConfigurationError, match=r"first parameter is self.* current_job\(\) gives"
+    ):
+
+        @app.task
+        def bound(self: Any, n: int) -> None: ...
+
+
+def test_no_name_of_ours_is_called_celerys() -> None:
+    options = {*TaskOptions.__annotations__, *CallOptions.__annotations__}
+    assert not options & set(celery.OPTIONS)
+    assert not set(WorkerOptions.__struct_fields__) & set(celery.WORKER)
+    assert not [name for name in celery.MODULE if name in taskbull.__all__]
+    assert not [name for name in celery.APP if name in vars(App)]
+    assert not [name for name in celery.TASK if name in dir(taskbull.Task)]
+    assert not [name for name in celery.RESULT if name in dir(taskbull.JobHandle)]
+    assert not [name for name in celery.JOB if name in dir(taskbull.RunningJob)]
