@@ -79,8 +79,7 @@ class Consumer:
     async def flush(self) -> None:
         """Wait until Redis knows all that it is to know."""
         await self._cycle.until(Cycle.flushed)
-        if self._cycle.gave_back:
-            await pass_on(self.side)
+        await pass_on(self.side)
 
     async def empty(self) -> None:
         """Wait until no job runs, and none is to be had."""

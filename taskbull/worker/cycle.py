@@ -113,8 +113,6 @@ class Cycle:
         self._limited_until = 0.0
         self._stopping = False
         self._refusals = 0
-        self.gave_back = False
-        """Whether jobs went back to the queue that others may run at once."""
         self._carriers: list[Waiter] = []
         self._watchers: list[tuple[Callable[[Cycle], bool], Waiter]] = []
         self._new_waiter = waiters()
@@ -338,7 +336,6 @@ class Cycle:
         self._let_go(lease)
         if isinstance(outcome, Limited) and outcome.delay > 0:
             self._limit(outcome.delay)  # also where no limit of the queue's keeps us from it
-        self.gave_back = self.gave_back or isinstance(outcome, Released)
         self._side.reporter.ended(lease, outcome)
 
     def _reject(self, ending: Ending, code: int) -> None:

@@ -12,7 +12,7 @@ from taskbull.core.durations import from_ms
 from taskbull.core.wire.numbers import bounded
 from taskbull.errors import ServerRefused, TaskbullError
 from taskbull.scripts.call import Command
-from taskbull.scripts.replies import nothing
+from taskbull.scripts.replies import nothing, number
 from taskbull.store.blocking import BlockingConnection
 from taskbull.worker.cycle import Cycle
 from taskbull.worker.side import QueueSide
@@ -20,6 +20,9 @@ from taskbull.worker.side import QueueSide
 logger = logging.getLogger(__name__)
 
 _DELAY_MARKER = b"1"
+
+_PASS_ON_LIMIT = 1.0
+"""Seconds for which a worker that stops waits for Redis with nothing but a wake-up to pass on."""
 
 
 async def wait_at_marker(
@@ -50,14 +53,17 @@ async def wait_at_marker(
 
 
 async def pass_on(side: QueueSide) -> None:
-    """Wake another worker for jobs that were given back: our own wait may have eaten the marker.
+    """Wake another worker if there are jobs: our own wait may have eaten the marker of one.
 
     Twice, for the server may see only after the first that the connection of that wait is closed.
     """
-    ring = Command(("ZADD", side.keys.marker, 0, "0"), side.keys.marker, nothing)
+    keys = side.keys
+    left = Command(("EXISTS", keys.wait, keys.prioritized, keys.delayed), keys.wait, number)
+    ring = Command(("ZADD", keys.marker, 0, "0"), keys.marker, nothing)
     with suppress(TaskbullError):  # the others will look by themselves, only later
         for _ in range(2):
-            await side.store.run(ring)
+            if await side.store.run(left, timeout=_PASS_ON_LIMIT):
+                await side.store.run(ring, timeout=_PASS_ON_LIMIT)
 
 
 def _due_in(reply: Any, now_ms: int) -> float:

@@ -226,8 +226,9 @@ class Worker:
                                     consumer.stop_taking()
                             waiting.cancel_scope.cancel()
                 with move_on_after(FLUSH_LIMIT):
-                    for consumer in consumers:
-                        await consumer.flush()
+                    async with create_task_group() as flushing:
+                        for consumer in consumers:
+                            flushing.start_soon(consumer.flush)
             upkeep.cancel_scope.cancel()
 
     def _make_consumers(

@@ -15,11 +15,13 @@ import anyio
 import pytest
 import redis
 from anyio import CancelScope, Event, create_task_group, fail_after, sleep, sleep_forever
+from anyio.abc import TaskStatus
 
 from taskbull.core import events
 from taskbull.core.job import Job
 from taskbull.worker import worker as module
 from taskbull.worker.running_job import RunningJob
+from taskbull.worker.shutdown import Shutdown
 from taskbull.worker.work import Work, in_thread
 from taskbull.worker.worker import Worker
 from tests.servers.kinds import VALKEY_9, PrivateServers, Reachable
@@ -366,3 +368,26 @@ async def test_a_worker_that_never_reached_redis_can_be_stopped(
     with fail_after(15):
         async with worker.running():
             await lost.wait_for(events.RedisLost)
+
+
+@pytest.mark.parametrize("delay", [0, 0.3], ids=["at once", "delayed"])
+async def test_a_stop_never_eats_a_wake_up(bed: WorkerBed, delay: float) -> None:  # F15
+    def waiting() -> int:
+        return sum(client["cmd"] == "bzpopmin" for client in bed.admin.client_list())
+
+    patient: Any = {"drain_delay": 3600, "stalled_interval": 86_400}
+
+    async def leave(*, task_status: TaskStatus[Shutdown]) -> None:
+        async with bed.worker(echo, **patient).running() as shutdown:
+            task_status.started(shutdown)
+            await shutdown.wait()
+
+    for number in range(1, 9):
+        async with create_task_group() as tasks:
+            leaving: Shutdown = await tasks.start(leave)
+            await until(lambda: waiting() == 1)  # it is the first to be woken
+            async with bed.worker(echo, **patient).running():
+                await until(lambda: waiting() == 2)
+                await bed.queue.add("work", delay=delay)
+                leaving.begin()
+                await bed.record.wait_for(events.Completed, number)
