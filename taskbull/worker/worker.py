@@ -184,8 +184,9 @@ class Worker:
         sync_store = SyncStore(self.address)
         threads = ThreadPool(self._thread_count(), self._thread_was_abandoned)
         try:
-            with CancelScope(shield=True) as scope:
-                async with self._lifespan():
+            with CancelScope() as scope:
+                async with self._lifespan():  # one that hangs in its start may be cancelled
+                    scope.shield = True
                     for metrics in application_metrics():
                         self.measure(metrics)
                     async with open_store(self.address, connection, availability.notice) as store:

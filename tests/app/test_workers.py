@@ -177,7 +177,7 @@ def test_wrong_options_of_a_worker_are_refused(local: App) -> None:
 
 
 PROGRAM = """
-    import sys, time
+    import anyio, sys, time
     from taskbull import App, events
 
     app = App("program", redis=sys.argv[1], prefix=sys.argv[2])
@@ -191,6 +191,8 @@ PROGRAM = """
     @app.lifespan
     async def around():
         print("begin", flush=True)
+        if sys.argv[4] == "hang":
+            await anyio.sleep_forever()
         yield
         print("end", flush=True)
 
@@ -228,6 +230,20 @@ def test_a_signal_lets_jobs_end(
         assert process.wait(LIMIT) == 0
     assert app.sync_queue("default").counts()["completed"] == 1
     app.close()
+
+
+@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+def test_a_signal_ends_a_worker_whose_lifespan_hangs_in_its_start(
+    server: Reachable, prefix: str, backend: str
+) -> None:  # F23
+    with start(server, prefix, backend, "hang") as process:
+        try:
+            assert line(process) == "begin"
+            process.send_signal(signal.SIGTERM)
+            assert line(process) == "over"
+            assert process.wait(LIMIT) == 0
+        finally:
+            process.kill()
 
 
 @pytest.mark.parametrize("backend", ["asyncio", "trio"])
