@@ -78,9 +78,10 @@ class Runner:
         lease.began = began = monotonic()
         self._side.reporter.started(lease)
         try:
-            outcome: Outcome | None = doomed(job)
-            if outcome is None and job.scheduler_id is not None:
+            outcome: Outcome | None = None
+            if job.scheduler_id is not None:  # also if this run is doomed: the schedule goes on
                 outcome = await self._advance(lease)
+            outcome = outcome or doomed(job)
             if outcome is None:
                 work = self._find(job)
                 policy = work.policy

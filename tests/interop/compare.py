@@ -46,6 +46,11 @@ OUR_MEMORY: Final = Exempt(
     key=r":tb:(add:\w+:\d+|cycle:.+)",
 )
 
+OUR_WAKE_UP: Final = Exempt(
+    reason="a worker of ours that stops wakes another if jobs are left: it may have eaten a marker",
+    key=r":marker",
+)
+
 ANY_VERSION: Final = (VERSION, NEXT_ITERATION, DEBOUNCED)
 
 

@@ -139,6 +139,17 @@ def a_stalled_iteration_is_never_doomed(s: Stage) -> None:
     serve(s)
 
 
+@CASES(84)
+def a_doomed_iteration_is_followed_by_the_next(s: Stage) -> None:
+    s.no_sweep()
+    job = str(s.a.upsert_scheduler("e", {"every": 1_000}, TEMPLATE))
+    other = str(s.a.upsert_scheduler("c", {"pattern": "*/5 * * * * *"}, {"name": "n"}))
+    for doomed in (job, other):
+        s.redis.hset(s.key(doomed), "defa", "job stalled more than allowable limit")
+    _run(s, 6, 1_000)
+    s.note("schedulers", s.a.schedulers())
+
+
 @CASES(26, versions_differ="BullMQ 5 does not know keepLastIfActive (7.1, 5)")
 def a_worker_runs_the_last_newcomer(s: Stage) -> None:
     s.no_sweep()
