@@ -17,10 +17,10 @@ from taskbull.store.address import Address, Endpoint
 from taskbull.store.blocking import BlockingConnection
 from taskbull.store.connection import Connection
 from taskbull.store.dialing import ConnectionOptions
-from taskbull.store.errand import Errand, ScriptLoader
+from taskbull.store.errand import Errand, Lookout, ScriptLoader
 from taskbull.store.limit import Limit
 from taskbull.store.pipeline import Reply, ReplyError, pack
-from taskbull.store.reconnection import Notify, log_change
+from taskbull.store.reconnection import Notify, log_change, time_for
 from taskbull.store.topology import ClusterNodes, OneServer, Spawn, Topology
 
 T = TypeVar("T")
@@ -41,6 +41,8 @@ class Store:
         self._options = options = _for_address(options, address)
         self._notify = notify
         self._loader = ScriptLoader()
+        patience = time_for(options.max_reconnect_attempts, options.longest_delay)
+        self._lookout = Lookout(notify, patience)
         self._only: Connection | None = None  # where there is but one, each call is spared a search
         self._topology: Topology
         if address.topology == "cluster":
@@ -138,7 +140,7 @@ class Store:
 
     def _errand(self, call: Request[Any], limit: Limit | None = None) -> Errand:
         limit = Limit(None, current_time) if limit is None else limit
-        return Errand(call, self._topology, self._loader, limit)
+        return Errand(call, self._topology, self._loader, self._lookout, limit)
 
     def blocking(self, key: str, name: str = "") -> BlockingConnection:
         """Give a connection of its own for blocking commands on `key`; `name` it in CLIENT LIST."""
@@ -146,7 +148,8 @@ class Store:
         async def resolve() -> Endpoint:
             return await self._topology.endpoint(key)
 
-        options = structs.replace(self._options, name=name)
+        to = self._topology.part(key)
+        options = structs.replace(self._options, name=name, insist=True, to=to)
         return BlockingConnection(resolve, self._topology.doubt, options, self._notify)
 
 

@@ -14,7 +14,7 @@ from taskbull.store.address import Endpoint
 from taskbull.store.dialing import ConnectionOptions, Dialer, hang_up
 from taskbull.store.link import BROKEN, Link, explain
 from taskbull.store.pipeline import Pipeline, ProtocolError, Reply, ReplyError, Word, pack
-from taskbull.store.reconnection import Lost, Notify, log_change
+from taskbull.store.reconnection import Change, Lost, Notify, Waiting, log_change
 from taskbull.store.trouble import Answer, Trouble, read_trouble
 
 SLACK = 1.0
@@ -43,7 +43,7 @@ class BlockingConnection:
         options: ConnectionOptions,
         notify: Notify = log_change,
     ) -> None:
-        self._dialer = Dialer(resolve, options, notify)
+        self._dialer = Dialer(resolve, options, self._tell)
         self._doubt = doubt
         self._notify = notify
         self._pipeline = Pipeline()
@@ -79,6 +79,11 @@ class BlockingConnection:
             await self._give_up(read_trouble(reply))
             return None
         return reply
+
+    def _tell(self, change: Change) -> None:
+        if isinstance(change, Waiting):
+            self._doubt()  # another node may have taken over: the next try looks for it
+        self._notify(change)
 
     async def _give_up(self, trouble: Trouble) -> None:
         """Leave a server that refused; the next call looks for the right one."""

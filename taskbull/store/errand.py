@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from anyio import Event, move_on_after, sleep
+from anyio import Event, current_time, move_on_after, sleep
+from msgspec import Struct
 
 from taskbull.errors import ConnectionLost, MaybeExecuted
 from taskbull.scripts.call import Request
@@ -14,7 +15,10 @@ from taskbull.store.connection import Connection
 from taskbull.store.delivery import Leave, Load, Moved, Pause, Replied, Send, Step, deliver
 from taskbull.store.limit import Limit
 from taskbull.store.pipeline import Reply, ReplyError, pack
+from taskbull.store.reconnection import Back, Notify, Waiting
 from taskbull.store.topology import Topology
+
+NOWHERE = Endpoint()
 
 
 class ScriptLoader:
@@ -44,18 +48,60 @@ class ScriptLoader:
             loaded.set()
 
 
+class Lookout(Struct, frozen=True):
+    """What all calls do about a node of a Cluster that cannot be reached."""
+
+    notify: Notify
+    patience: float
+    """Seconds for which a call waits for it that sets no limit itself."""
+
+
+class Outage:
+    """A part of a Cluster that one call cannot reach; told at growing intervals."""
+
+    def __init__(self, lookout: Lookout, part: str) -> None:
+        self._lookout = lookout
+        self._part = part
+        self._limit = current_time() + lookout.patience
+        self._failures = 0
+        self._reason = ""
+
+    def go_on(self, error: ConnectionLost) -> None:
+        """Take in that a try failed; raise if it was the last one."""
+        self._failures += 1
+        self._reason = str(error)
+        if current_time() > self._limit:
+            raise error
+
+    def wait(self, delay: float) -> None:
+        """Take in that the next try is made after a while."""
+        if self._failures.bit_count() == 1:  # the tries 1, 2, 4, 8, ...
+            self._lookout.notify(Waiting(self._reason, self._failures, delay, self._part))
+
+    def end(self, node: Endpoint) -> None:
+        """Take in that there is an answer again."""
+        self._lookout.notify(Back(str(node), self._failures, self._part))
+
+
 class Errand:
     """Brings one call to its end, whatever it meets on the way."""
 
     def __init__(
-        self, call: Request[Any], topology: Topology, loader: ScriptLoader, limit: Limit
+        self,
+        call: Request[Any],
+        topology: Topology,
+        loader: ScriptLoader,
+        lookout: Lookout,
+        limit: Limit,
     ) -> None:
         self._call = call
         self._topology = topology
         self._loader = loader
+        self._lookout = lookout
         self._command = pack(call.words if topology.single else call.cluster_words)
         self._limit = limit
         self._links = 0
+        self._outage: Outage | None = None
 
     async def run(self) -> Reply:
         """Send the call and see it through."""
@@ -86,9 +132,12 @@ class Errand:
             case Moved(node):
                 self._topology.moved(self._call.key, node)
             case Leave(node, reason):
-                self._topology.node(node).leave(self._links, reason)
+                if node != NOWHERE:
+                    self._topology.node(node).leave(self._links, reason)
                 self._topology.doubt()
             case Pause(seconds):
+                if self._outage is not None:
+                    self._outage.wait(seconds)
                 await sleep(seconds)
         return None
 
@@ -100,7 +149,7 @@ class Errand:
         raise ConnectionLost(f"no node of the cluster was found{self._limit}")
 
     async def _send(self, step: Send) -> Replied:
-        node = step.node or Endpoint()
+        node = step.node or NOWHERE
         try:
             connection = await self._find(step.node)
             self._links = connection.links
@@ -109,5 +158,18 @@ class Errand:
         except ConnectionLost as error:
             if self._topology.single:  # it has waited for the server to come back already
                 raise
+            self._miss(error)
             reply = error  # another node may have taken over
+        else:
+            if self._outage is not None:
+                self._outage.end(node)
+                self._outage = None
         return node, reply
+
+    def _miss(self, error: ConnectionLost) -> None:
+        """Take in that there is no node to be had now."""
+        if self._limit.seconds is not None:
+            return  # whoever has set it is told
+        if self._outage is None:
+            self._outage = Outage(self._lookout, self._topology.part(self._call.key))
+        self._outage.go_on(error)

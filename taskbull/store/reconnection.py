@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from math import inf
 from random import random
 from typing import Protocol, TypeAlias
 
@@ -44,18 +45,24 @@ class Lost(Struct, frozen=True):
 
 
 class Waiting(Struct, frozen=True):
-    """A connection could not be made; the next try is in `delay` seconds."""
+    """A connection could not be made; the next try is in `delay` seconds.
+
+    `to` is the same for all that lead to the same place: empty for the one server, else a part of a
+    Cluster.
+    """
 
     reason: str
     attempts: int
     delay: float
+    to: str = ""
 
 
 class Back(Struct, frozen=True):
-    """There is a working link, after so many tries that failed."""
+    """There is a working link, after so many tries that failed; `to` is as in `Waiting`."""
 
     where: str
     attempts: int
+    to: str = ""
 
 
 Change: TypeAlias = Lost | Waiting | Back
@@ -78,6 +85,13 @@ def reconnect_delay(failures: int, longest: float, chance: float) -> float:
     """Give the seconds to wait after so many failures in a row; `chance` is random in [0, 1)."""
     doubled = 0.1 * 2.0 ** min(failures - 1, 32)
     return min(doubled * (0.8 + 0.4 * chance), longest)
+
+
+def time_for(attempts: int, longest: float) -> float:
+    """Give about how many seconds so many tries take; 0 of them stand for no end."""
+    if attempts == 0:
+        return inf
+    return sum(reconnect_delay(failures, longest, 0.5) for failures in range(1, attempts))
 
 
 def reconnecting(

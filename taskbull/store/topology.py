@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from math import inf
 from typing import Protocol, TypeAlias
 
-from anyio import current_time, to_thread
+from anyio import CapacityLimiter, current_time, to_thread
+from msgspec import structs
 from redis.crc import key_slot
 
 from taskbull.errors import ConnectionLost, MaybeExecuted
@@ -43,6 +45,10 @@ class Topology(Protocol):
         """Take it that what is known of the servers is out of date."""
         ...
 
+    def part(self, key: str) -> str:
+        """Name the part of the servers where `key` is, by which its outages are told."""
+        ...
+
     async def endpoint(self, key: str) -> Endpoint:
         """Find the server of `key`, for a connection of one's own."""
         ...
@@ -58,6 +64,9 @@ class OneServer:
     ) -> None:
         self._locate = locate(address)
         self._in_thread = address.topology != "single"
+        # Its own, not anyio's, which tasks may hold: whoever waits for Redis in those would keep us
+        # from finding it.
+        self._threads = CapacityLimiter(inf)
         self.connection = Connection(self._resolve, options, notify)
         spawn(self.connection.run)
 
@@ -73,13 +82,18 @@ class OneServer:
     def doubt(self) -> None:
         pass  # it is looked for anew before each connection anyway
 
+    def part(self, key: str) -> str:
+        return ""
+
     async def endpoint(self, key: str) -> Endpoint:
         return await self._resolve()
 
     async def _resolve(self) -> Endpoint:
         if self._in_thread:
             limit = EMBEDDED_TIMEOUT  # the dialer has a deadline of its own, which is shorter
-            return await to_thread.run_sync(self._locate, limit, abandon_on_cancel=True)
+            return await to_thread.run_sync(
+                self._locate, limit, abandon_on_cancel=True, limiter=self._threads
+            )
         return self._locate(0)
 
 
@@ -108,7 +122,8 @@ class ClusterNodes:
             async def here() -> Endpoint:
                 return endpoint
 
-            connection = self._nodes[endpoint] = Connection(here, self._options, self._notify)
+            options = structs.replace(self._options, to=str(endpoint))
+            connection = self._nodes[endpoint] = Connection(here, options, self._notify)
             self._spawn(connection.run)
         return connection
 
@@ -117,6 +132,9 @@ class ClusterNodes:
 
     def doubt(self) -> None:
         self._slots.clear()
+
+    def part(self, key: str) -> str:
+        return f"slot {key_slot(key.encode())}"
 
     async def endpoint(self, key: str) -> Endpoint:
         slot = key_slot(key.encode())

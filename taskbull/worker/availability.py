@@ -14,33 +14,35 @@ class Availability:
 
     def __init__(self, reporter: Reporter) -> None:
         self._reporter = reporter
-        self._lost_at: float | None = None
+        self._away: set[str] = set()  # the one server, or parts of a Cluster
+        self._lost_at = 0.0
         self._attempts = 0
         self._quiet_until = 0.0
 
     @property
     def lost(self) -> bool:
         """Whether Redis cannot be reached now."""
-        return self._lost_at is not None
+        return bool(self._away)
 
     def notice(self, change: Change) -> None:
         """Take in what a connection tells.
 
         A link that died is no outage yet: the next one may be there at once, and a connection that
-        was not in use may find out long after the others.
+        was not in use may find out long after the others. Of a Cluster all parts must be back.
         """
         match change:
             case Lost():
                 self._log(change, 0.1)
-            case Waiting(reason, attempts, delay):
+            case Waiting(reason, attempts, delay, to):
                 self._log(change, delay)
                 self._attempts = max(self._attempts, attempts)
-                if self._lost_at is None:
+                if not self._away:
                     self._lost_at = monotonic()
                     self._reporter.tell(events.RedisLost, reason=reason)
+                self._away.add(to)
                 self._reporter.tell(events.ReconnectFailed, reason=reason, delay=delay)
-            case Back():
-                self._return()
+            case Back(to=to):
+                self._return(to)
 
     def _log(self, change: Change, quiet: float) -> None:
         now = monotonic()
@@ -48,11 +50,13 @@ class Availability:
             log_change(change)
             self._quiet_until = now + quiet
 
-    def _return(self) -> None:
-        if self._lost_at is None:
+    def _return(self, to: str) -> None:
+        if to not in self._away:
+            return
+        self._away.remove(to)
+        if self._away:  # other parts of the Cluster cannot be reached yet
             return
         duration = monotonic() - self._lost_at
         attempts, self._attempts = self._attempts, 0
-        self._lost_at = None
         self._quiet_until = 0.0
         self._reporter.tell(events.RedisBack, duration=duration, attempts=attempts)

@@ -9,11 +9,12 @@ import anyio.lowlevel
 import pytest
 from anyio import create_task_group, fail_after, to_thread
 
-from taskbull.errors import ConfigurationError, ServerRefused
+from taskbull.errors import ConfigurationError, ConnectionLost, ServerRefused
 from taskbull.scripts.call import Call
 from taskbull.store.address import parse
 from taskbull.store.aio import open_store
 from taskbull.store.dialing import ConnectionOptions
+from taskbull.store.reconnection import Change, Waiting
 from tests.servers.cluster import Cluster, Node, slot_of
 from tests.servers.kinds import REDIS_6, VALKEY_9, PrivateServers, Reachable, binary
 from tests.store.load import Load
@@ -178,6 +179,54 @@ async def test_callers_wait_for_a_dead_masters_heir(cluster: Cluster, prefix: st
     assert counted(new, key) <= load.seen["answered"] + load.seen["maybe executed"]
     await to_thread.run_sync(dead.server.start)
     await to_thread.run_sync(cluster.await_ok)
+
+
+async def test_a_blocking_connection_waits_for_a_node_that_is_full(
+    cluster: Cluster, prefix: str
+) -> None:  # F12
+    node = cluster.owner(prefix)
+    most = node.run("CONFIG", "GET", "maxclients")[1]
+    refused = anyio.Event()
+    replies: list[object] = []
+
+    def notice(change: Change) -> None:
+        if isinstance(change, Waiting):
+            refused.set()
+
+    with fail_after(30):
+        async with open_store(parse(cluster.url), OPTIONS, notice) as store:
+            await store.run(count(f"{prefix}:count"))
+            line = store.blocking(prefix)
+            node.run("CONFIG", "SET", "maxclients", 1)
+            try:
+                async with create_task_group() as tasks:
+
+                    async def wait() -> None:
+                        replies.append(await line.execute(("BZPOPMIN", prefix, 5), 5))
+
+                    tasks.start_soon(wait)
+                    await refused.wait()
+                    node.run("CONFIG", "SET", "maxclients", most)
+                    node.run("ZADD", prefix, 0, "0")
+            finally:
+                node.run("CONFIG", "SET", "maxclients", most)
+            await line.close()
+    assert replies == [[prefix.encode(), b"0", b"0"]]
+
+
+async def test_a_call_gives_up_on_a_node_after_as_long_as_its_attempts_take(
+    private_server: PrivateServers, prefix: str
+) -> None:
+    server = private_server({"cluster-enabled": "yes"})
+    server.stop()
+    options = ConnectionOptions(longest_delay=0.1, max_reconnect_attempts=4)
+    changes: list[Change] = []
+    url = f"redis+cluster://127.0.0.1:{server.port}"
+    with fail_after(30):
+        async with open_store(parse(url), options, changes.append) as store:
+            with pytest.raises(ConnectionLost, match="no node of the cluster answers"):
+                await store.run(count(prefix))
+    assert {one.to for one in changes if isinstance(one, Waiting)} == {f"slot {slot_of(prefix)}"}
 
 
 async def test_a_cluster_url_for_a_single_server_is_refused(server: Reachable, prefix: str) -> None:

@@ -39,6 +39,23 @@ async def test_the_primary_is_found(sentinels: SentinelSet, prefix: str) -> None
         assert (await store.run(command("ROLE")))[0] == b"master"
 
 
+async def test_the_primary_is_found_although_tasks_hold_all_threads_of_the_event_loop(
+    sentinels: SentinelSet, prefix: str
+) -> None:  # F14
+    await to_thread.run_sync(sentinels.await_ready)
+    limiter = to_thread.current_default_thread_limiter()
+    tasks = [object() for _ in range(int(limiter.total_tokens))]
+    for task in tasks:
+        limiter.acquire_on_behalf_of_nowait(task)
+    try:
+        with fail_after(20):
+            async with open_store(parse(sentinels.url), OPTIONS) as store:
+                assert await store.run(count(prefix)) == 1
+    finally:
+        for task in tasks:
+            limiter.release_on_behalf_of(task)
+
+
 @pytest.mark.parametrize("how", ["fail_over", "kill_master"])
 async def test_callers_follow_the_primary_through_a_failover_under_load(
     sentinels: SentinelSet, prefix: str, how: str

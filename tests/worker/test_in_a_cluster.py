@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import islice
 from random import Random
 from typing import Any
 
@@ -12,11 +14,15 @@ import redis
 from anyio import Event, fail_after, to_thread
 
 from taskbull.core import events
+from taskbull.core.keys import QueueKeys
+from taskbull.core.options import WorkerOptions
+from taskbull.queue.queue import Queue
 from taskbull.store import delivery
 from taskbull.worker.running_job import RunningJob
-from tests.servers.cluster import Cluster, Migration, slot_of
+from taskbull.worker.worker import Worker
+from tests.servers.cluster import Cluster, Migration, Node, slot_of
 from tests.servers.kinds import Reachable
-from tests.worker.bed import WorkerBed
+from tests.worker.bed import Recorder, WorkerBed, until
 from tests.worker.chores import Chores
 from tests.worker.scale import SEED, scaled
 
@@ -107,3 +113,92 @@ async def test_a_slot_that_is_on_two_nodes_for_long_costs_no_job_and_no_lock(
     assert held.running == 10
     assert chores.others[events.Lost] == 0
     chores.check()
+
+
+async def test_a_server_that_is_full_for_a_while_does_not_end_the_worker(
+    cluster: Cluster, bed: WorkerBed
+) -> None:  # F12
+    node = cluster.owner(bed.keys.meta)
+    most = node.run("CONFIG", "GET", "maxclients")[1]
+    held = Event()
+
+    async def handler(job: RunningJob) -> str:
+        await held.wait()
+        return job.name
+
+    await bed.queue.add("before")
+    try:
+        async with bed.worker(handler, drain_delay=0.5).running():
+            await bed.record.wait_for(events.Started)
+            await until(lambda: "cmd=bzpopmin" in node.run("CLIENT", "LIST"))
+            node.run("CONFIG", "SET", "maxclients", 1)
+            _kill_waiting(node)
+            await bed.record.wait_for(events.RedisLost)
+            await bed.record.wait_for(events.ReconnectFailed, 3)
+            node.run("CONFIG", "SET", "maxclients", most)
+            await bed.record.wait_for(events.RedisBack)
+            held.set()
+            await bed.queue.add("after")
+            await bed.record.wait_for(events.Completed, 2)
+    finally:
+        node.run("CONFIG", "SET", "maxclients", most)
+    assert len(bed.record.of(events.RedisLost)) == len(bed.record.of(events.RedisBack)) == 1
+    assert not bed.record.of(events.Lost)
+    assert not bed.record.of(events.Released)
+
+
+def _kill_waiting(node: Node) -> None:
+    """Cut the connections that wait for a job."""
+    for line in node.run("CLIENT", "LIST").splitlines():
+        fields = dict(word.partition("=")[::2] for word in line.split())
+        if fields["cmd"] == "bzpopmin":
+            node.run("CLIENT", "KILL", "ID", fields["id"])
+
+
+async def test_locks_on_living_masters_survive_a_dead_one(
+    cluster: Cluster, prefix: str, request: pytest.FixtureRequest
+) -> None:  # F11
+    """Many queues of a frozen node are to be renewed before the one whose node lives."""
+    frozen, living = cluster.masters[1], cluster.masters[2]
+    names = _queues_on(cluster, frozen, prefix, 6) + _queues_on(cluster, living, prefix, 1)
+    last = names[-1]
+    record = Recorder()
+    go = Event()
+
+    async def handler(job: RunningJob) -> None:
+        await go.wait()
+
+    options = WorkerOptions(lock_duration=3, heartbeat_interval=0.5, stalled_interval=1)
+    worker = Worker(names, handler, redis=cluster.url, prefix=prefix, options=options)
+    worker.on(events.Event, record)
+    for name in names:
+        await Queue(name, redis=cluster.url, prefix=prefix).add("work")
+    for node in cluster.masters:  # the others serve without it
+        node.run("CONFIG", "SET", "cluster-require-full-coverage", "no")
+        request.addfinalizer(
+            partial(node.run, "CONFIG", "SET", "cluster-require-full-coverage", "yes")
+        )
+    request.addfinalizer(frozen.server.resume)  # before that
+    async with worker.running():
+        await record.wait_for(events.Started, len(names))
+        await record.wait_for(events.LocksRenewed, len(names))
+        frozen.server.pause()
+        before = len([one for one in record.of(events.LocksRenewed) if one.queue == last])
+        await record.wait_for(events.LocksRenewed, before + 6, lambda one: one.queue == last)
+        go.set()
+        await record.wait_for(events.Completed, 1, lambda one: one.queue == last)
+        frozen.server.resume()
+        await record.wait_for(events.Completed, len(names))
+    assert {one.queue for one in record.of(events.HeartbeatFailed)} == set(names[:-1])
+    assert last not in {one.queue for one in record.of(events.Lost)}
+
+
+def _queues_on(cluster: Cluster, node: Node, prefix: str, count: int) -> list[str]:
+    """Name queues whose keys are on a node."""
+    names = (f"q{number}" for number in range(10_000))
+    return list(
+        islice(
+            (n for n in names if cluster.owner(QueueKeys(n, prefix, cluster=True).meta) is node),
+            count,
+        )
+    )
