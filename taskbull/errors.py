@@ -87,7 +87,7 @@ class LockLost(TaskbullError):
     """This worker no longer holds the job's lock; another one may be running it."""
 
     def __init__(self, queue: str, job_id: str) -> None:
-        super().__init__(f"The lock of job {job_id} in queue {queue} is no longer ours")
+        super().__init__(f"This worker no longer holds the lock of job {job_id} in queue {queue}")
         self.queue = queue
         self.job_id = job_id
 
@@ -109,9 +109,8 @@ class JobsActive(TaskbullError):
     """The queue has running jobs, and is not removed without force."""
 
     def __init__(self, queue: str, count: int) -> None:
-        super().__init__(
-            f"Queue {queue} has {count} running jobs: wait until they have ended, or use force"
-        )
+        jobs = "1 running job" if count == 1 else f"{count} running jobs"
+        super().__init__(f"Queue {queue} has {jobs}: wait until there are none, or use force")
         self.queue = queue
         self.count = count
 

@@ -59,7 +59,7 @@ def _read_tolerantly(kind: Any, raw: bytes) -> Any:
     try:
         value = payload.decode(raw)
     except ValueError as error:
-        raise Misfit("", f"it is no JSON ({error})") from None
+        raise Misfit("", f"it is not JSON ({error})") from None
     try:
         return msgspec.convert(value, kind, dec_hook=_construct, str_keys=True)
     except msgspec.ValidationError as error:

@@ -25,13 +25,13 @@ def check_function(function: object, name: str | None) -> None:
 def _problem(function: object, name: str | None) -> str | None:
     problem = None
     if hasattr(function, "adelay"):
-        problem = "it is one already"
+        problem = "it is a task already"
     elif isinstance(function, type):
         problem = "it is a class; decorate a function"
     elif isinstance(function, staticmethod | classmethod) or inspect.ismethod(function):
         problem = "it is a method; decorate a function outside of the class"
     elif not inspect.isfunction(function):
-        problem = "it is no function made by def or async def"
+        problem = "it is not a function made by def or async def"
     elif inspect.isasyncgenfunction(function) or inspect.isgeneratorfunction(function):
         problem = "it is a generator, which has no one result; return a list instead of yielding"
     elif function.__name__ == "<lambda>" and name is None:

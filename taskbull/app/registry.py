@@ -10,6 +10,7 @@ from taskbull.app.task import Task
 from taskbull.core.breaker import CircuitBreaker
 from taskbull.core.checks import did_you_mean
 from taskbull.errors import ConfigurationError, TaskNotRegistered
+from taskbull.observability.job_filter import cut
 
 _SHOWN = 20
 
@@ -26,7 +27,7 @@ class Registry:
         """Add a task; refuse a name that is taken, or another breaker for a queue that has one."""
         if (other := self._tasks.get(task.name)) is not None:
             raise ConfigurationError(
-                f"App {self._app} has two tasks of the name {task.name!r}: at {other.place} and at "
+                f"App {self._app} has two tasks named {task.name!r}: at {other.place} and at "
                 f"{task.place}. Give one of them another by name=…"
             )
         breaker = task.settings.circuit_breaker
@@ -52,12 +53,12 @@ class Registry:
         """Make the error of a job whose task is not here."""
         names = sorted(self._tasks)
         shown = ", ".join(names[:_SHOWN]) + (", …" if len(names) > _SHOWN else "")
-        hint = did_you_mean(name, names)
+        hint = did_you_mean(cut(name), names)  # of a name of 10 MB that would take seconds
         return TaskNotRegistered(
             name,
-            f"Task {name!r} of a job in queue {queue} is not registered in app {self._app}{hint}. "
-            f"It has {shown or 'no tasks'}; a module that is not imported by the app's is named by "
-            "include=… or found by app.autodiscover(…)",
+            f"Task {cut(name)!r} of a job in queue {queue} is not registered in app "
+            f"{self._app}{hint}. It has {shown or 'no tasks'}; if its module is not imported, name "
+            "that by include=…, or find it by app.autodiscover(…)",
         )
 
     def _check_breaker(self, task: Task[..., Any], breaker: CircuitBreaker) -> None:

@@ -11,6 +11,7 @@ from typing import NoReturn
 
 from taskbull.app.registry import Registry
 from taskbull.errors import Snooze, TaskbullError
+from taskbull.observability.job_filter import cut
 from taskbull.worker.running_job import RunningJob
 
 logger = logging.getLogger(__name__)
@@ -52,5 +53,5 @@ class Unclaimed:
                 "%s. Such jobs wait, for a day at the most and with no attempt spent, for a worker "
                 "that has the task: all workers of a queue must know all its tasks",
                 missing,
-                extra={"queue": job.queue, "task": job.name},
+                extra={"queue": job.queue, "job_name": cut(job.name)},
             )

@@ -63,7 +63,7 @@ class _Field(Struct, frozen=True):
     def _part(self, part: str) -> range:
         found = _PART.fullmatch(part)
         if found is None:
-            raise ValueError(f"{part!r} is no {self.title}")
+            raise ValueError(f"{part!r} is not a valid {self.title}")
         first, last, step = found.groups()
         start = self.least if first is None else self._number(first)
         end = self.most if first is None or step else start

@@ -126,7 +126,7 @@ class ThreadAbandoned(JobEvent, frozen=True, kw_only=True):
     """The job's function outlived its time in a thread, and still runs there."""
 
     abandoned: int
-    """How many such threads there are now."""
+    """How many threads are abandoned now."""
 
 
 class RedisLost(Event, frozen=True, kw_only=True):
@@ -159,7 +159,7 @@ class Recovered(Event, frozen=True, kw_only=True):
     settled: int
     """Ended jobs that it had written."""
     resent: int
-    """Ended jobs that are written again, for it had not."""
+    """Ended jobs that are written again, because it had not."""
 
 
 class CircuitOpened(Event, frozen=True, kw_only=True):

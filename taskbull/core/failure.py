@@ -79,7 +79,7 @@ def _message(error: BaseException) -> str:
     try:
         return str(error)
     except BaseException as fault:  # noqa: BLE001 - foreign code: an exception's own __str__
-        return f"its message cannot be read, for that raised {type(fault).__name__}"
+        return f"its message cannot be read, because str() raised {type(fault).__name__}"
 
 
 def _members(group: BaseExceptionGroup[BaseException]) -> str:

@@ -63,7 +63,9 @@ class Dedup(Struct, frozen=True):
         check_bool("dedup replace", self.replace)
         check_bool("dedup keep_last", self.keep_last)
         if self.extend and self.ttl is None:
-            raise ConfigurationError("dedup extend=True needs a ttl: there is no time to extend")
+            raise ConfigurationError(
+                "dedup extend=True needs a ttl: without one there is nothing to extend"
+            )
 
 
 class Limiter(Struct, frozen=True):

@@ -187,7 +187,7 @@ def _explain(value: object, path: str, error: Exception) -> NoReturn:
     if isinstance(error, UnicodeEncodeError):
         reason = "has a lone surrogate, which UTF-8 cannot hold"
     elif isinstance(value, Mapping):
-        reason = f"has a key that is no string: {error}"
+        reason = f"has a key that is not a string: {error}"
     else:
         reason = f"is of type {type(value).__qualname__}, which has no JSON form"
     raise SerializationError(f"{path} {reason}") from error

@@ -151,7 +151,7 @@ def _categorize(error: BaseException, policy: RetryPolicy, notes: list[str]) -> 
         answer = policy.classify(error)
         return classify(error) if answer is None else Category(answer)
     except BaseException as fault:  # noqa: BLE001 - foreign code: the user's classifier
-        notes.append(f"The classifier was ignored, for it raised {shown(fault)}")
+        notes.append(f"The classifier was ignored, because it raised {shown(fault)}")
         return classify(error)
 
 
@@ -184,7 +184,7 @@ def _delay(
             answer = backoff.function(job.attempt, error, job)
             return None if answer is None else _Delay(backoff.capped(seconds("delay", answer)))
         except BaseException as fault:  # noqa: BLE001 - foreign code: the user's backoff
-            notes.append(f"The backoff function was ignored, for it raised {shown(fault)}")
+            notes.append(f"The backoff function was ignored, because it raised {shown(fault)}")
     previous = None if job.previous_delay_ms is None else from_ms(job.previous_delay_ms)
     wait = backoff.wait(job.attempt, random=random, previous=previous)
     return _Delay(wait, wait if backoff.curve is Curve.DECORRELATED_JITTER else None)

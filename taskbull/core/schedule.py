@@ -38,7 +38,7 @@ class Repeat(
         try:
             end = datetime.fromisoformat(self.end)
         except ValueError as error:
-            raise ConfigurationError(f"endDate {shown(self.end)} is no date") from error
+            raise ConfigurationError(f"endDate {shown(self.end)} is not a date") from error
         return instant_to_ms(end if end.tzinfo is not None else end.replace(tzinfo=UTC))
 
 

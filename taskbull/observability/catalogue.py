@@ -79,7 +79,7 @@ LENGTH = _level(
 OLDEST = _level(
     "bullmq_oldest_job_age_seconds",
     _Q,
-    "Since when the next job has been due; 0 if none waits.",
+    "How long the next job has been due; 0 if none waits.",
     "s",
 )
 STALLED = _count(
@@ -106,7 +106,7 @@ CONNECTED = _level(
     "bullmq_redis_connection_status", (), "1 while Redis can be reached, else 0.", least=True
 )
 RECONNECTS = _count(
-    "bullmq_redis_reconnect_attempts_total", (), "Tries to connect to Redis that failed."
+    "bullmq_redis_reconnect_attempts_total", (), "Failed attempts to connect to Redis."
 )
 BREAKER = _level("bullmq_circuit_breaker_state", _QW, "0 closed, 1 half-open, 2 open.")
 BREAKER_OPENED = _count(
@@ -115,13 +115,15 @@ BREAKER_OPENED = _count(
 LAG = _times(
     "bullmq_event_loop_lag_seconds",
     (),
-    "How much later than it should a timer of the event loop rang, once a second.",
+    "How late a timer of the event loop rang, measured once a second.",
     _LAG,
 )
 THREADS = _level("bullmq_threads", _W, "Threads that a worker may use for plain functions.")
 THREADS_BUSY = _level("bullmq_threads_busy", _W, "Functions that run in a thread or wait for one.")
 THREADS_ABANDONED = _level(
-    "bullmq_threads_abandoned", _W, "Threads in which a function goes on that was given up."
+    "bullmq_threads_abandoned",
+    _W,
+    "Threads whose function still runs although its job was given up.",
 )
 
 ALL: tuple[Metric, ...] = tuple(one for one in list(globals().values()) if isinstance(one, Metric))

@@ -146,7 +146,7 @@ class Reporting:
                     self._send(parent)
                 self._send(parent)
         except OSError as error:  # it is gone, and so will be this process
-            logger.warning("Metrics cannot be told to the parent process: %s", error)
+            logger.warning("Metrics cannot be sent to the parent process: %s", error)
 
     def _send(self, parent: socket.socket) -> None:
         body = msgspec.msgpack.encode(Report(self._source.snapshot(), self._source.health()))

@@ -106,7 +106,7 @@ _LINES: dict[type[events.Event], tuple[int, str, Callable[[Any], Fields]]] = {
     ),
     events.HeartbeatFailed: (
         logging.WARNING,
-        "The locks of %(count)d jobs of queue %(queue)s could not be renewed: %(reason)s",
+        "Locks of running jobs in queue %(queue)s could not be renewed (%(count)d): %(reason)s",
         lambda event: {"count": event.count, "reason": event.reason},
     ),
     events.LoopBlocked: (

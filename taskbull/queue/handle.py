@@ -120,7 +120,7 @@ class JobHandle(Struct, Generic[R_co], frozen=True, repr_omit_defaults=True):
     @property
     def _where(self) -> Source:
         if self._source is None:
-            raise TypeError("a JobHandle is made by adding a job, or by app.job(queue, id)")
+            raise TypeError("a JobHandle is made by adding a job or by app.job(queue, id)")
         return self._source
 
     def _value(self, ending: Ending) -> R_co:

@@ -20,11 +20,11 @@ REFUSALS: Final[dict[int, Refusal]] = {
     -2: LockLost,
     -3: _wrong_state(-3, "is not in the state that this needs"),
     -4: _wrong_state(-4, "has pending children"),
-    -5: _wrong_state(-5, "has no parent, or one that is gone"),
+    -5: _wrong_state(-5, "has no parent, or its parent is gone"),
     -6: LockLost,
     -7: _wrong_state(-7, "has another parent"),
-    -8: _wrong_state(-8, "is the next run of a job scheduler: remove that one"),
-    -9: _wrong_state(-9, "has a failed child that fails it, too"),
+    -8: _wrong_state(-8, "is the next run of a job scheduler: remove the scheduler instead"),
+    -9: _wrong_state(-9, "has a failed child, which fails it as well"),
 }
 """What the codes of the scripts mean; they are BullMQ's own."""
 

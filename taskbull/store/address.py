@@ -176,7 +176,7 @@ def _endpoint(url: Url, place: str, default_port: int) -> Endpoint:
     except UnicodeError:
         name = ""
     if not name or not 0 < port < 65536:
-        raise url.wrong(f"{place!r} is no host and port")
+        raise url.wrong(f"{place!r} is not a host and port")
     return Endpoint(name, port)
 
 

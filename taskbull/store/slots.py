@@ -13,7 +13,9 @@ def read_slots(reply: Reply, asked: Endpoint) -> dict[int, Endpoint]:
     """Read the reply to `READ_SLOTS`; a node without a host is where it was `asked`."""
     if isinstance(reply, ReplyError):
         if "cluster support disabled" in str(reply):
-            raise ConfigurationError(f"{asked} is no node of a Redis Cluster: use a redis:// URL")
+            raise ConfigurationError(
+                f"{asked} is not a node of a Redis Cluster: use a redis:// URL"
+            )
         raise ConnectionLost(f"{asked}: {reply}")
     return {
         slot: Endpoint(host.decode() if host else asked.host, port)

@@ -82,7 +82,7 @@ class RecordedHandle(JobHandle[R_co], frozen=True):
     @property
     def _job(self) -> RecordedJob:
         if self._recorded is None:
-            raise TypeError("a recorded handle is made by a box")
+            raise TypeError("a recorded handle can only be made by a box")
         return self._recorded
 
 

@@ -306,7 +306,7 @@ class Cycle:
             jobs = [job for job in jobs if job.id not in lost]
         if len(jobs) < taken:
             logger.warning(
-                "Queue %s: %d jobs that were taken are not started, for their locks are gone",
+                "Queue %s: %d jobs that were taken are not started, because their locks are gone",
                 side.keys.queue,
                 taken - len(jobs),
             )

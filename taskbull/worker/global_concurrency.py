@@ -28,7 +28,7 @@ async def limit_all_workers(side: QueueSide, limit: int) -> None:
             failures += 1
             delay = reconnect_delay(failures, LONGEST_DELAY, random())  # noqa: S311
             logger.warning(
-                "Queue %s: no job is taken yet, for Redis refuses its global_concurrency of %d; "
+                "Queue %s: no job is taken yet: Redis refuses its global_concurrency of %d; "
                 "next try in %.1f s: %s",
                 side.keys.queue,
                 limit,

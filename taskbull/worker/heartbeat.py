@@ -101,7 +101,7 @@ class Heartbeat:
             except Exception:
                 # Whatever it was: the locks of all jobs depend on the next beat.
                 if not self._over.is_set():
-                    logger.exception("The heartbeat failed, and goes on")
+                    logger.exception("A heartbeat failed; the next one is tried as usual")
                     self._postpone(min(_SOON, self._interval))
         with suppress(RuntimeError):  # the event loop is over
             self._post(ended)

@@ -16,6 +16,7 @@ from taskbull.core.outcome import Completed, Lost, Outcome, Released, Snoozed
 from taskbull.core.retry import NO_POLICY, decide, doomed
 from taskbull.core.wire.job import encode_value
 from taskbull.errors import ConfigurationError, MaybeExecuted, ServerRefused
+from taskbull.observability.job_filter import cut
 from taskbull.observability.tracing import Processing, describe_outcome, processing
 from taskbull.scripts.schedulers import advance_scheduler
 from taskbull.worker.cycle import Cycle
@@ -124,8 +125,8 @@ class Runner:
         job = lease.job
         logger.warning(
             "Job %s (%s) of queue %s is put off for %g s, with no attempt spent: %s",
-            job.id,
-            job.name,
+            cut(job.id),
+            cut(job.name),
             self._side.keys.queue,
             RELEASE_PAUSE,
             reason,
@@ -139,10 +140,10 @@ class Runner:
             call = advance_scheduler(side.keys, job, side.clock.wall_ms())
         except ConfigurationError as error:
             logger.error(  # noqa: TRY400 - whoever wrote the rule is not in our stack
-                "Queue %s: scheduler %s ends with job %s, for its rule cannot be read: %s",
+                "Queue %s: scheduler %s ends with job %s, because its rule cannot be read: %s",
                 side.keys.queue,
-                job.scheduler_id,
-                job.id,
+                cut(job.scheduler_id or ""),
+                cut(job.id),
                 error,
             )
             return None

@@ -14,6 +14,7 @@ from msgspec import Struct
 from taskbull.core import events
 from taskbull.core.frames import is_ours
 from taskbull.core.job import Job
+from taskbull.observability.job_filter import cut
 from taskbull.worker.lease import Lease
 from taskbull.worker.reporter import Reporter
 
@@ -35,7 +36,7 @@ class Culprit(Struct, frozen=True):
     def __str__(self) -> str:
         if self.job is None:
             return f"at {self.where}"
-        return f"by job {self.job.id} ({self.job.name}) at {self.where}"
+        return f"by job {cut(self.job.id)} ({cut(self.job.name)}) at {self.where}"
 
 
 class Watchdog:

@@ -31,6 +31,7 @@ from taskbull.errors import (
     Steering,
     TaskbullError,
 )
+from taskbull.observability.job_filter import cut
 from taskbull.scripts.call import Request
 from taskbull.worker.desk import Desk
 from taskbull.worker.lease import Lease
@@ -173,8 +174,8 @@ class Writing:
             job = self._lease.job
             logger.warning(
                 "Job %s (%s) of queue %s goes on, but some of its %s may be lost: %s",
-                job.id,
-                job.name,
+                cut(job.id),
+                cut(job.name),
                 self._desk.keys.queue,
                 kind.name,
                 reason,

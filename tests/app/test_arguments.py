@@ -175,9 +175,9 @@ WRONG_DATA: list[tuple[bytes, str]] = [
     (b"[1]", "is of type array"),
     (b"5", "is of type int"),
     (b"null", "is of type null"),
-    (b"{", "Task work: the job's data: it is no JSON"),
-    (b"", "Task work: the job's data: it is no JSON"),
-    (b'\xff{"to":1}', "it is no JSON"),
+    (b"{", "Task work: the job's data: it is not JSON"),
+    (b"", "Task work: the job's data: it is not JSON"),
+    (b'\xff{"to":1}', "it is not JSON"),
 ]
 
 

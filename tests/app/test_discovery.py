@@ -85,7 +85,7 @@ def test_an_attribute_that_is_missing_or_no_app_is_told(project: Project) -> Non
     project.write("shop_two.py", APP + "def make():\n    return app\n")
     with pytest.raises(ConfigurationError, match=r"shop_two \(.*shop_two.py\) has no attribute"):
         load_app("shop_two:ap")
-    with pytest.raises(ConfigurationError, match="is no App but of type function"):
+    with pytest.raises(ConfigurationError, match="is not an App but a function"):
         load_app("shop_two:make")
 
 

@@ -154,7 +154,7 @@ def test_a_queue_with_running_jobs_is_obliterated_by_force_only(cli: CommandLine
     cli.queue("emails").add("send")
     with redis.Redis.from_url(cli.url) as client:
         client.rpoplpush(f"{cli.prefix}:emails:wait", f"{cli.prefix}:emails:active")
-    assert "1 running jobs" in cli.fails("obliterate", "emails", "--yes")
+    assert "1 running job:" in cli.fails("obliterate", "emails", "--yes")
     assert cli.json("obliterate", "emails", "--yes", "--force")["removed"] == 1
 
 
@@ -170,4 +170,4 @@ def test_an_unknown_queue_is_not_acted_on(cli: CommandLine, command: str) -> Non
 
 @pytest.mark.parametrize("value", ["soon", "-5", "1y", "", "nan"])
 def test_a_wrong_duration_is_wrong_usage(cli: CommandLine, value: str) -> None:
-    assert "no duration" in cli.fails("clean", "emails", f"--older-than={value}", code=2)
+    assert "is not a duration" in cli.fails("clean", "emails", f"--older-than={value}", code=2)

@@ -76,7 +76,7 @@ def test_wrong_usage_is_2(nowhere: Path, words: tuple[str, ...]) -> None:
     ("words", "said"),
     [
         (("queues", "--redis", "http://localhost"), "it must start with one of redis://"),
-        (("queues", "--redis", "redis://localhost:x"), "'localhost:x' is no host and port"),
+        (("queues", "--redis", "redis://localhost:x"), "'localhost:x' is not a host and port"),
         (("queues", "--prefix", ""), "prefix must not be empty"),
         (("jobs", "a:b"), "queue name must have no ':'"),
         (("jobs", "emails", "--limit", "0"), "0 is not in the range"),

@@ -210,7 +210,10 @@ def test_a_classifier_that_raises_is_ignored_and_the_stack_says_so() -> None:
     outcome = decide(TimeoutError("x"), job(), RetryPolicy(classify=broken), random=half)
     assert isinstance(outcome, Retried)
     assert outcome.failure.category is Category.TRANSIENT
-    assert "The classifier was ignored, for it raised RuntimeError('oops')" in outcome.failure.stack
+    assert (
+        "The classifier was ignored, because it raised RuntimeError('oops')"
+        in outcome.failure.stack
+    )
 
 
 def test_a_custom_backoff_is_given_the_attempts_the_error_and_the_job() -> None:

@@ -391,7 +391,9 @@ async def test_a_single_server_that_was_taken_for_a_cluster_is_reported(
 ) -> None:
     url = f"redis+cluster://127.0.0.1:{private_server().port}"
     async with running(way, url) as run:
-        with pytest.raises(ValueError, match="is no node of a Redis Cluster: use a redis:// URL"):
+        with pytest.raises(
+            ValueError, match="is not a node of a Redis Cluster: use a redis:// URL"
+        ):
             await run(count(prefix))
 
 

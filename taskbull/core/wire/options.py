@@ -135,7 +135,7 @@ _CACHED_BYTES = 1024
 
 
 def decode_options(text: bytes) -> StoredOptions:
-    """Read `opts` as tolerantly as Node does; raise ValueError if it is no JSON."""
+    """Read `opts` as tolerantly as Node does; raise ValueError if it is not JSON."""
     # Most jobs of a queue carry the same options: 0.1 µs instead of 0.7.
     return _cached(text) if len(text) <= _CACHED_BYTES else _read(text)
 
