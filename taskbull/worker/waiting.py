@@ -6,14 +6,14 @@ import logging
 from contextlib import suppress
 from typing import Any
 
-from anyio import sleep
+from anyio import current_time, sleep
 
 from taskbull.core.durations import from_ms
 from taskbull.core.wire.numbers import bounded
 from taskbull.errors import ServerRefused, TaskbullError
 from taskbull.scripts.call import Command
 from taskbull.scripts.replies import nothing, number
-from taskbull.store.blocking import BlockingConnection
+from taskbull.store.blocking import SLACK, BlockingConnection
 from taskbull.worker.cycle import Cycle
 from taskbull.worker.side import QueueSide
 
@@ -24,6 +24,9 @@ _DELAY_MARKER = b"1"
 _PASS_ON_LIMIT = 1.0
 """Seconds for which a worker that stops waits for Redis with nothing but a wake-up to pass on."""
 
+_MIDDLE = 0.6
+"""When the cycle looks by itself, as a part of the wait at the marker."""
+
 
 async def wait_at_marker(
     side: QueueSide, cycle: Cycle, connection: BlockingConnection, drain_delay: float
@@ -31,12 +34,16 @@ async def wait_at_marker(
     """Wake the cycle whenever there may be jobs that it does not know of; for ever.
 
     Due jobs are awaited by an alarm of our own, not by the server's time-out: it looks at those
-    only ten times a second.
+    only ten times a second. Once in `drain_delay` the cycle looks even if no marker came; not when
+    the wait is over, but in its middle: so both connections of an idle worker are answered on
+    every few seconds, and one that the network has forgotten is noticed soon.
     """
     words = ("BZPOPMIN", side.keys.marker, drain_delay)
     try:
         while True:
             await cycle.until(Cycle.sated)
+            side.alarm.set(side.clock.now() + _MIDDLE * drain_delay)
+            asked_at = current_time()
             try:
                 reply = await connection.execute(words, drain_delay)
             except ServerRefused as error:
@@ -46,7 +53,7 @@ async def wait_at_marker(
             due_in = _due_in(reply, side.clock.wall_ms())
             if due_in > 0:  # a job was delayed: there is none to fetch before that time
                 side.alarm.set(side.clock.now() + due_in)
-            else:
+            elif reply is not None or not _in_time(current_time() - asked_at, drain_delay):
                 cycle.wake()
     finally:
         await connection.close()
@@ -64,6 +71,11 @@ async def pass_on(side: QueueSide) -> None:
         for _ in range(2):
             if await side.store.run(left, timeout=_PASS_ON_LIMIT):
                 await side.store.run(ring, timeout=_PASS_ON_LIMIT)
+
+
+def _in_time(took: float, drain_delay: float) -> bool:
+    """Tell whether a wait without a marker ended as it should: nothing was lost on the way."""
+    return drain_delay <= took < drain_delay + SLACK
 
 
 def _due_in(reply: Any, now_ms: int) -> float:
