@@ -24,7 +24,8 @@ BULK = 5_000
 @click.command()
 def demo() -> None:
     """Start a private server, run jobs on each event loop, and stop the server again."""
-    logging.getLogger("taskbull").setLevel(logging.ERROR)  # what happens is told below
+    for logger in (logging.getLogger("taskbull"), embedded.logger):
+        logger.setLevel(logging.ERROR)  # what happens is told below
     with tempfile.TemporaryDirectory(prefix="taskbull-demo-") as folder:
         began = perf_counter()
         embedded.start_or_join(Path(folder))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from io import TextIOWrapper
 
@@ -30,6 +31,7 @@ from taskbull.cli.loading import COMPLETING
 from taskbull.cli.looking import queues, tasks, workers
 from taskbull.cli.stopping import stop_server
 from taskbull.cli.worker import worker
+from taskbull.store import embedded
 
 _SETTINGS = {"help_option_names": ["-h", "--help"], "show_default": True}
 
@@ -61,4 +63,17 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # never fail for want of a character
+    _show_the_embedded_server()
     commands(complete_var=COMPLETING)
+
+
+def _show_the_embedded_server() -> None:
+    """Let people see, once, that a server was started: where a command writes no log."""
+
+    class Shown(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            if not (logging.root.handlers or logging.getLogger("taskbull").handlers):
+                click.echo(record.getMessage(), err=True)
+
+    embedded.logger.addHandler(Shown())
+    embedded.logger.setLevel(logging.INFO)

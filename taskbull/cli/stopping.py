@@ -6,13 +6,15 @@ from pathlib import Path
 
 import click
 
-from taskbull.store.embedded import DEFAULT_FOLDER, stop
+from taskbull.store.embedded import stop
+from taskbull.store.home import project_folder
 
 
 @click.command(name="stop")
-@click.argument("folder", type=click.Path(path_type=Path), default=DEFAULT_FOLDER)
-def stop_server(folder: Path) -> None:
-    """Stop the embedded server in FOLDER (.taskbull); its jobs are kept."""
+@click.argument("folder", type=click.Path(path_type=Path), required=False)
+def stop_server(folder: Path | None) -> None:
+    """Stop the embedded server in FOLDER (.taskbull of the project); its jobs are kept."""
+    folder = project_folder() if folder is None else folder
     if stop(folder):
         click.echo(f"the server in {folder} is stopped; its jobs are kept")
     else:

@@ -6,7 +6,7 @@
 | `unix://[user:password@]/path/to/socket?db=0` | one server, by its socket |
 | `redis+sentinel://host:26379,host:26379/service/db` | the primary that the sentinels name |
 | `redis+cluster://host:7000,host:7001` | a Redis Cluster |
-| `embedded://`, `embedded:///folder` | a private server, started when needed |
+| `embedded://`, `embedded:///folder`, `…?idle=3600` | a private server, started when needed |
 
 `rediss+sentinel://` and `rediss+cluster://` are the same with TLS.
 """
@@ -23,6 +23,7 @@ from urllib.parse import unquote
 from msgspec import Struct
 from msgspec.structs import replace
 
+from taskbull.store.home import IDLE, project_folder
 from taskbull.store.url import Url, read_url, wrong
 
 Topology = Literal["single", "sentinel", "cluster", "embedded"]
@@ -117,6 +118,7 @@ class Address(Struct, frozen=True):
     service: str = ""
     sentinel_credentials: Credentials = Credentials()
     folder: str = ""
+    idle: float = IDLE
 
     def __str__(self) -> str:
         """Show where, never the password."""
@@ -188,10 +190,15 @@ def _unix(url: Url, address: Address) -> Address:
 
 
 def _embedded(url: Url) -> Address:
-    if url.hosts or url.options or url.username or url.password:
-        raise url.wrong("write embedded:// or embedded:///absolute/folder")
-    folder = Path(unquote(url.path)) if url.path else Path.cwd() / ".taskbull"
-    return Address("embedded", folder=str(folder))
+    if url.hosts or url.options.keys() - {"idle"} or url.username or url.password:
+        raise url.wrong("write embedded:// or embedded:///absolute/folder, maybe with ?idle=3600")
+    idle = url.options.get("idle", str(IDLE))
+    if not re.fullmatch(r"[0-9]{1,9}(\.[0-9]{1,9})?", idle):
+        raise url.wrong(
+            "idle is the number of seconds without a client after which the server ends; 0: never"
+        )
+    folder = Path(unquote(url.path)) if url.path else project_folder()
+    return Address("embedded", folder=str(folder), idle=float(idle))
 
 
 def _check_options(url: Url, *, encrypted: bool, topology: Topology) -> None:

@@ -30,14 +30,15 @@ def locate(address: Address) -> Locate:
         case "sentinel":
             return lambda limit: _primary(address, limit)
         case "embedded":
-            return lambda limit: _embedded(Path(address.folder), limit)
+            return lambda limit: _embedded(address, limit)
         case _:
             first = address.endpoints[0]
             return lambda _limit: first
 
 
-def _embedded(folder: Path, limit: float) -> Endpoint:
-    return Endpoint(path=str(start_or_join(folder, min(limit, EMBEDDED_TIMEOUT))))
+def _embedded(address: Address, limit: float) -> Endpoint:
+    limit = min(limit, EMBEDDED_TIMEOUT)
+    return Endpoint(path=str(start_or_join(Path(address.folder), limit, address.idle)))
 
 
 def _primary(address: Address, limit: float) -> Endpoint:

@@ -9,19 +9,20 @@ Its rules:
   off the write while a sync is under way, up to two seconds, and replies all the same: a kill -9
   would then lose acknowledged jobs.
 - The server is a daemon, in a session of its own: it outlives its starter and hears no Ctrl-C.
-- Nothing is killed in order to start; only `stop` ends a server.
+- Nothing is killed in order to start. `stop` ends a server, and so does its keeper: when nobody has
+  used it for a while, or its folder is gone.
+- The folder, its lock and whoever answers are this user's: see `home`.
 """
 
 from __future__ import annotations
 
 import errno
 import fcntl
-import hashlib
+import logging
 import os
 import shutil
 import signal
 import socket
-import stat
 import struct
 import subprocess
 import sys
@@ -31,9 +32,8 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 
-from msgspec import Struct
-
 from taskbull.errors import ConfigurationError, ConnectionLost
+from taskbull.store.home import IDLE, Home, find_home, project_folder
 from taskbull.store.server import (
     ask,
     is_ready,
@@ -44,9 +44,9 @@ from taskbull.store.server import (
     write_config,
 )
 
-DEFAULT_FOLDER = ".taskbull"
+logger = logging.getLogger(__name__)
 
-_SOCKET_PATH_LIMIT = 100  # bytes; the system's own is 104 on macOS, 108 on Linux
+KEEPER = Path(__file__).with_name("keeper.py")
 _LOG_LIMIT, _LOG_KEPT = 256 * 1024, 64 * 1024
 _POLL = 0.005
 
@@ -59,31 +59,18 @@ os.register_at_fork(
 )
 
 
-class _Home(Struct, frozen=True):
-    """Where the files of one embedded server are."""
+def start_or_join(
+    folder: Path | str | None = None, deadline: float = 30.0, idle: float = IDLE
+) -> Path:
+    """Give the unix socket of the folder's server, which is started if none runs.
 
-    folder: Path
-    socket: Path
-
-    @property
-    def lock(self) -> Path:
-        return self.folder / "lock"
-
-    @property
-    def config(self) -> Path:
-        return self.folder / "valkey.conf"
-
-    @property
-    def log(self) -> Path:
-        return self.folder / "valkey.log"
-
-
-def start_or_join(folder: Path | str = DEFAULT_FOLDER, deadline: float = 30.0) -> Path:
-    """Give the unix socket of the folder's server, which is started if none runs."""
+    One that is started ends when it had no client for `idle` seconds; 0: never.
+    """
+    folder = project_folder() if folder is None else folder
     limit = time.monotonic() + deadline
     log_start: int | None = None
     with _explaining(folder):
-        home = _find(folder)
+        home = find_home(folder)
         while True:
             with _trying_lock(home) as lock:
                 if lock is not None and log_start is not None:
@@ -92,17 +79,21 @@ def start_or_join(folder: Path | str = DEFAULT_FOLDER, deadline: float = 30.0) -
                     log_start = _launch(home, lock, limit)
             reply = ask(home.socket, "PING") if lock is None else None
             if is_ready(reply):
+                _check_listener(home)
+                if log_start is not None:
+                    _keep(home, idle)
                 return home.socket
             if time.monotonic() > limit:
                 raise _silent(home, reply, deadline)
             time.sleep(_POLL)
 
 
-def stop(folder: Path | str = DEFAULT_FOLDER, deadline: float = 10.0) -> bool:
+def stop(folder: Path | str | None = None, deadline: float = 10.0) -> bool:
     """End the folder's server, by force after `deadline`; tell whether there was one."""
+    folder = project_folder() if folder is None else folder
     limit = time.monotonic() + deadline
     with _explaining(folder):
-        home = _find(folder, create=False)
+        home = find_home(folder, create=False)
         if not home.lock.exists() or not _lives(home):
             return False
         while _lives(home):
@@ -115,48 +106,13 @@ def stop(folder: Path | str = DEFAULT_FOLDER, deadline: float = 10.0) -> bool:
     return True
 
 
-def _find(folder: Path | str, *, create: bool = True) -> _Home:
-    path = Path(folder).resolve()
-    socket_path = path / "valkey.sock"
-    if len(os.fsencode(socket_path)) > _SOCKET_PATH_LIMIT:
-        socket_path = _short_socket(path)
-    home = _Home(path, socket_path)
-    if create and not home.lock.exists():
-        valkey_binary()  # where it is missing, no folder is left behind
-        _make(home)
-    return home
-
-
-def _make(home: _Home) -> None:
-    home.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    if any(home.folder.iterdir()) and not home.lock.exists():
-        raise ConfigurationError(
-            f"embedded:// needs a folder of its own, and {home.folder} has other files in it:"
-            f" use {home.folder / DEFAULT_FOLDER}"
-        )
-    home.lock.touch(mode=0o600)  # first: with it the folder is known to be ours
-    home.folder.chmod(0o700)
-    (home.folder / ".gitignore").write_text("*\n")
-
-
-def _short_socket(folder: Path) -> Path:
-    # The same for everybody: the directory for temporary files may differ between processes.
-    place = Path("/tmp") / f"taskbull-{os.getuid()}"  # noqa: S108 - checked to be ours alone
-    place.mkdir(mode=0o700, exist_ok=True)
-    found = place.lstat()
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
-        raise ConfigurationError(
-            f"{place}, for the sockets of folders with a long path, is not a folder of this user"
-            " alone: remove it, or use a folder with a shorter path"
-        )
-    return place / f"{hashlib.sha256(os.fsencode(folder)).hexdigest()[:24]}.sock"
-
-
 @contextmanager
-def _trying_lock(home: _Home) -> Generator[int | None, None, None]:
+def _trying_lock(home: Home) -> Generator[int | None, None, None]:
     """Give the locked descriptor, or None when a server or a starter holds the lock."""
     with _not_forking:
-        descriptor = os.open(home.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        descriptor = os.open(
+            home.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600
+        )
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -167,12 +123,12 @@ def _trying_lock(home: _Home) -> Generator[int | None, None, None]:
             os.close(descriptor)
 
 
-def _lives(home: _Home) -> bool:
+def _lives(home: Home) -> bool:
     with _trying_lock(home) as lock:
         return lock is None
 
 
-def _launch(home: _Home, lock: int, limit: float) -> int:
+def _launch(home: Home, lock: int, limit: float) -> int:
     """Start the server, which gets the lock; give where its part of the log begins."""
     binary = valkey_binary()
     # It answers, but does not hold the lock: its folder was removed under it.
@@ -201,7 +157,7 @@ def _launch(home: _Home, lock: int, limit: float) -> int:
     return log_start
 
 
-def _options(home: _Home) -> dict[str, str]:
+def _options(home: Home) -> dict[str, str]:
     return {
         "port": "0",
         "unixsocket": quoted(home.socket),
@@ -227,12 +183,35 @@ def _shorten(log: Path) -> None:
         log.write_bytes(kept)
 
 
-def _kill(home: _Home) -> None:
-    os.kill(_listener(home), signal.SIGKILL)
+def _keep(home: Home, idle: float) -> None:
+    """Start the server's keeper, which daemonizes itself; and tell the user about the server."""
+    python = Path(sys.executable or "")
+    ends = f"It ends by itself after {idle:g} s without a client; "
+    if idle and python.name.startswith(("python", "pypy")):  # not the program of a web server
+        words = ["-I", "-S", str(KEEPER), str(home.socket), str(home.lock), str(idle)]
+        with _not_forking:
+            subprocess.run([python, *words], stdin=subprocess.DEVNULL, cwd="/", check=False)  # noqa: S603
+    else:
+        ends = ""
+    logger.info("The embedded server runs in %s. %s`taskbull stop` ends it", home.folder, ends)
 
 
-def _listener(home: _Home) -> int:
-    """Give the process that listens on the server's socket: the kernel knows which it is."""
+def _check_listener(home: Home) -> None:
+    """Refuse a server of another user."""
+    _, uid = _listener(home)
+    if uid != os.getuid():
+        raise ConfigurationError(
+            f"embedded:// does not use {home.folder}: a process of another user answers there"
+        )
+
+
+def _kill(home: Home) -> None:
+    pid, _ = _listener(home)
+    os.kill(pid, signal.SIGKILL)
+
+
+def _listener(home: Home) -> tuple[int, int]:
+    """Give the process that listens on the server's socket, and its user: the kernel knows."""
     with socket.socket(socket.AF_UNIX) as line:
         line.settimeout(1.0)
         try:
@@ -244,17 +223,19 @@ def _listener(home: _Home) -> int:
             ) from error
         if sys.platform == "linux":
             credentials = line.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
-            pid = int(struct.unpack("iII", credentials)[0])
+            pid, uid, _ = struct.unpack("iII", credentials)
         else:
-            pid = line.getsockopt(0, 2)  # SOL_LOCAL, LOCAL_PEERPID
-    return pid
+            # SOL_LOCAL: LOCAL_PEERPID, and LOCAL_PEERCRED with its version before the user
+            pid = line.getsockopt(0, 2)
+            _, uid = struct.unpack("II", line.getsockopt(0, 1, 76)[:8])
+        return int(pid), int(uid)
 
 
-def _by_hand(home: _Home) -> str:
+def _by_hand(home: Home) -> str:
     return f"end it by hand (its process number is in {home.folder / 'valkey.pid'})"
 
 
-def _died(home: _Home, log_start: int) -> ConfigurationError:
+def _died(home: Home, log_start: int) -> ConfigurationError:
     tail = log_tail(home.log, log_start)
     advice = "its last words were"
     if shutil.disk_usage(home.folder).free < 1 << 20:
@@ -269,7 +250,7 @@ def _died(home: _Home, log_start: int) -> ConfigurationError:
     )
 
 
-def _silent(home: _Home, reply: str | None, deadline: float) -> ConnectionLost:
+def _silent(home: Home, reply: str | None, deadline: float) -> ConnectionLost:
     trouble = f"runs, but does not answer after {deadline:g} s: {_by_hand(home)}"
     if reply is not None:
         trouble = f"is still loading its data after {deadline:g} s: try again later"

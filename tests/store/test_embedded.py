@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import shutil
@@ -18,7 +19,9 @@ import pytest
 import redis
 
 from taskbull.errors import ConfigurationError, ConnectionLost
+from taskbull.store.address import parse
 from taskbull.store.embedded import start_or_join, stop
+from taskbull.store.home import project_folder
 from taskbull.store.server import ask
 from tests.servers.starter import client_of, kill_server, lives, server_pid, starter, told
 from tests.servers.waiting import wait_until
@@ -40,13 +43,180 @@ def test_the_first_call_starts_a_server_and_the_next_ones_join_it(folder: Path) 
     assert server_pid(first) == pid
 
 
-def test_by_default_the_folder_is_in_the_working_directory(
+@pytest.mark.parametrize(
+    ("mark", "here", "there"),
+    [
+        (None, "a/b", "a/b"),
+        ("a/pyproject.toml", "a/b", "a"),
+        ("a/.git", "a/b", "a"),
+        ("a/b/pyproject.toml", "a/b", "a/b"),
+    ],
+)
+def test_by_default_the_folder_is_that_of_the_project(
+    mark: str | None, here: str, there: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / here).mkdir(parents=True)
+    if mark is not None:
+        (tmp_path / mark).touch()
+    monkeypatch.chdir(tmp_path / here)
+    expected = (tmp_path / there).resolve() / ".taskbull"
+    assert parse("embedded://").folder == str(expected)
+    assert project_folder() == expected
+
+
+def test_it_is_started_and_stopped_in_the_folder_of_the_project(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.chdir(tmp_path)
+    (tmp_path / "pyproject.toml").touch()
+    (tmp_path / "src").mkdir()
+    monkeypatch.chdir(tmp_path / "src")
     path = start_or_join()
     assert stop()
     assert path.parent == (tmp_path / ".taskbull").resolve()
+
+
+def test_a_project_of_somebody_else_is_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / ".git").touch()
+    (tmp_path / "mine").mkdir()
+    monkeypatch.chdir(tmp_path / "mine")
+    give_away(tmp_path)
+    assert project_folder() == (tmp_path / "mine" / ".taskbull").resolve()
+
+
+def give_away(path: Path) -> None:
+    try:
+        os.chown(path, 54321, 54321)
+    except PermissionError:
+        pytest.skip("only root can give files away")
+
+
+@pytest.mark.parametrize("file", ["", "lock"])
+def test_files_of_another_user_are_refused(folder: Path, file: str) -> None:  # F16
+    start_or_join(folder)
+    give_away(folder / file)
+    try:
+        with pytest.raises(ConfigurationError, match="belongs to another user"):
+            start_or_join(folder)
+        with pytest.raises(ConfigurationError, match="belongs to another user"):
+            stop(folder)
+    finally:
+        os.chown(folder / file, os.getuid(), os.getgid())
+
+
+@pytest.mark.parametrize(("file", "mode"), [("", 0o770), ("", 0o702), ("lock", 0o666)])
+def test_files_that_others_may_write_are_refused(folder: Path, file: str, mode: int) -> None:  # F16
+    start_or_join(folder)
+    (folder / file).chmod(mode)
+    try:
+        with pytest.raises(ConfigurationError, match="others may write to it"):
+            start_or_join(folder)
+    finally:
+        (folder / file).chmod(0o700)
+
+
+def test_a_lock_that_is_a_link_is_refused(tmp_path: Path) -> None:  # F16
+    folder = tmp_path / "home"
+    folder.mkdir(mode=0o700)
+    (tmp_path / "elsewhere").touch()
+    (folder / "lock").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(ConfigurationError, match="does not use"):
+        start_or_join(folder)
+
+
+LISTEN = """
+import os, socket, sys, time
+line = socket.socket(socket.AF_UNIX)
+line.bind(sys.argv[1])
+os.chmod(sys.argv[1], 0o777)
+os.setuid(54321)
+line.listen()
+print("listening", flush=True)
+while True:
+    peer, _ = line.accept()
+    peer.recv(100)
+    peer.sendall(b"+PONG\\r\\n")
+"""
+
+
+def test_a_listener_of_another_user_is_refused(folder: Path) -> None:  # F16
+    path = start_or_join(folder)
+    stop(folder)
+    if os.getuid() != 0:
+        pytest.skip("only root can be somebody else")
+    command = [sys.executable, "-c", LISTEN, str(path)]
+    with (
+        subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as stranger,
+        (folder / "lock").open("r+") as lock,
+    ):
+        try:
+            assert stranger.stdout is not None
+            assert stranger.stdout.readline() == "listening\n"
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            with pytest.raises(ConfigurationError, match="a process of another user answers"):
+                start_or_join(folder)
+        finally:
+            stranger.kill()
+    path.unlink()
+
+
+def keepers(path: Path) -> list[int]:
+    """Find the keeper of a server among all processes."""
+    found: list[int] = []
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            words = (process / "cmdline").read_bytes().split(b"\0")
+            if os.fsencode(path) in words and b"keeper.py" in b" ".join(words):
+                found.append(int(process.name))
+    return found
+
+
+def test_a_server_that_nobody_uses_ends_and_its_data_stays(folder: Path) -> None:
+    path = start_or_join(folder, idle=0.3)
+    pid = server_pid(path)
+    with client_of(path) as client:
+        client.set("x", 1)
+        [keeper] = keepers(path)
+        wait_until(lambda: asked(client) > 6, "the keeper has looked often")
+        assert client.ping()  # it is in use as long as somebody is connected
+    wait_until(lambda: not lives(pid), "the server has ended")
+    wait_until(lambda: not lives(keeper), "so has its keeper")
+    with client_of(start_or_join(folder)) as client:
+        assert client.get("x") == "1"
+
+
+def asked(client: redis.Redis) -> int:
+    return int(client.info("commandstats").get("cmdstat_info", {"calls": 0})["calls"])
+
+
+def test_a_keeper_ends_with_its_server(folder: Path) -> None:
+    path = start_or_join(folder)
+    [keeper] = keepers(path)
+    stop(folder)
+    wait_until(lambda: not lives(keeper), "the keeper has ended")
+
+
+def test_a_server_whose_folder_was_removed_ends(folder: Path) -> None:
+    path = start_or_join(folder, idle=5)
+    pid = server_pid(path)
+    shutil.rmtree(folder)
+    wait_until(lambda: not lives(pid), "the server has ended")
+
+
+def test_a_server_may_be_told_to_stay(folder: Path) -> None:
+    assert keepers(start_or_join(folder, idle=0)) == []
+
+
+def test_it_says_once_where_it_is_and_how_to_stop_it(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "taskbull")
+    start_or_join(folder)
+    start_or_join(folder)
+    [line] = [record.getMessage() for record in caplog.records]
+    assert str(folder) in line
+    assert "taskbull stop" in line
 
 
 def test_it_is_private_and_never_evicts(folder: Path) -> None:
@@ -191,7 +361,9 @@ def test_a_starter_that_dies_while_starting_blocks_nobody(folder: Path) -> None:
 
 FORK = """
 import json, os, sys, threading, time
+from taskbull.store.address import parse
 from taskbull.store.embedded import start_or_join, stop
+from taskbull.store.home import project_folder
 folder = sys.argv[1]
 starting = threading.Thread(target=start_or_join, args=(folder,))
 starting.start()

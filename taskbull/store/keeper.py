@@ -1,0 +1,86 @@
+"""The keeper of an embedded server: a small process that ends it when nobody needs it.
+
+    python -I -S keeper.py SOCKET LOCK IDLE
+
+It is run as a file, with the standard library only, and goes into the background by itself. It
+ends with the server. It ends the server when there was no client but the keeper for IDLE seconds,
+and when LOCK is gone: somebody has removed the folder, and nobody can find the server any more.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import time
+
+LOOK = 2.0
+"""Seconds between two looks at the lock."""
+
+ASK = 30.0
+"""Seconds between two questions to the server, at the most."""
+
+
+def main(path: str, lock: str, idle: float) -> None:
+    with socket.socket(socket.AF_UNIX) as line:
+        line.connect(path)
+        at_first = _identity(lock)
+        if os.fork():
+            os._exit(0)
+        os.setsid()
+        _forget_streams()
+        _keep(line, lock, at_first, idle)
+
+
+def _keep(line: socket.socket, lock: str, at_first: tuple[int, int], idle: float) -> None:
+    used_at = time.monotonic()
+    ask_at = 0.0
+    connections = -1
+    while True:
+        now = time.monotonic()
+        if _identity(lock) != at_first or now - used_at >= idle:
+            line.sendall(b"SHUTDOWN NOSAVE\r\n")  # the append-only file is written to its end
+            line.recv(1)
+            return
+        if now >= ask_at:
+            clients, made = _ask(line)
+            if clients > 1 or made != connections:
+                used_at, connections = now, made
+            ask_at = now + min(idle / 10, ASK)
+        line.settimeout(max(0.01, min(LOOK, idle / 10)))
+        try:
+            line.recv(1)  # nothing is to come: it is closed when the server ends
+            return
+        except TimeoutError:
+            continue
+
+
+def _ask(line: socket.socket) -> tuple[int, int]:
+    """Give how many clients there are, and how many there have been."""
+    line.settimeout(None)
+    line.sendall(b"INFO clients stats\r\n")
+    said = b""
+    while b"total_connections_received" not in said or not said.endswith(b"\r\n"):
+        if not (more := line.recv(65536)):
+            sys.exit()
+        said += more
+    fields = dict(row.split(b":", 1) for row in said.split(b"\r\n") if b":" in row)
+    return int(fields[b"connected_clients"]), int(fields[b"total_connections_received"])
+
+
+def _identity(path: str) -> tuple[int, int]:
+    try:
+        found = os.stat(path)
+    except OSError:
+        return (0, 0)
+    return (found.st_dev, found.st_ino)
+
+
+def _forget_streams() -> None:
+    nowhere = os.open(os.devnull, os.O_RDWR)
+    for stream in range(3):
+        os.dup2(nowhere, stream)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2], float(sys.argv[3]))
