@@ -124,8 +124,8 @@ class CorruptJob(TaskbullError, ValueError):
         self.field = field
 
 
-class InvalidArguments(TaskbullError, ValueError):
-    """A job's data does not fit the signature or the types of its task."""
+class InvalidArguments(TaskbullError, TypeError, ValueError):
+    """A call's arguments, or a job's data, do not fit the signature or the types of the task."""
 
 
 class JobFailed(TaskbullError):

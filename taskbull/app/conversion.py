@@ -48,6 +48,8 @@ def converter(kind: Any) -> Callable[[bytes], Any]:
             return decode(raw)
         except msgspec.ValidationError as error:
             raise _misfit(error) from None
+        except TypeError as error:  # a set of what has no hash
+            raise Misfit("", str(error)) from None
         except (ValueError, msgspec.DecodeError, RecursionError):
             return _read_tolerantly(kind, raw)
 

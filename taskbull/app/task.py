@@ -13,6 +13,7 @@ from msgspec.structs import replace
 
 from taskbull.app.arguments import Read, arguments_reader, by_keyword, result_reader
 from taskbull.app.binding import Binder
+from taskbull.app.checking import Check, argument_check
 from taskbull.app.function import place_of
 from taskbull.app.options import CallOptions, check_names, of_call
 from taskbull.app.producer import JobSpec, Producer
@@ -41,14 +42,19 @@ class _Calling:
     def spec(
         self, queue: str, options: JobOptions, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> JobSpec[Any]:
-        job = NewJob(self.name, self.binder.bind(args, kwargs), options)
-        return JobSpec(queue, job, self.read_result)
+        arguments = self.binder.bind(args, kwargs)
+        self._check(arguments)
+        return JobSpec(queue, NewJob(self.name, arguments, options), self.read_result)
 
     def __reduce__(self) -> tuple[Any, ...]:  # as its task: by the name in its module
         return _calling_of, (self._function.__module__, self._function.__qualname__)
 
     def read_result(self, raw: bytes) -> Any:
         return self._result_reader(raw)
+
+    @functools.cached_property
+    def _check(self) -> Check:
+        return argument_check(self.name, self._function, self.binder)
 
     @functools.cached_property
     def _result_reader(self) -> Callable[[bytes], Any]:
@@ -86,7 +92,8 @@ class Enqueueable(Generic[P, R]):
     def delay(self, *args: P.args, **kwargs: P.kwargs) -> JobHandle[R]:
         """Add a job that calls the task with these arguments; from sync code, any thread.
 
-        Raises `TypeError` for a call that does not fit, and `EnqueueError` if Redis is away for
+        Raises `TypeError` for a call that does not fit the signature or the annotations (for the
+        latter an `InvalidArguments`, which is one), and `EnqueueError` if Redis is away for
         longer than the app's `enqueue_timeout`.
         """
         self.calling.alarm.check()

@@ -155,11 +155,9 @@ def test_wrong_calls_and_payloads_are_refused_as_ever(shop: Shop) -> None:
             send.delay("ann")
         with pytest.raises(SerializationError):
             send.delay("ann", object())
+        with pytest.raises(InvalidArguments, match="subject: Expected str, got int"):
+            send.delay("ann", 5)
         assert box.jobs == []
-        send.delay("ann", 5)
-        with pytest.raises(JobFailed, match="subject") as failed:
-            box.run()
-        assert isinstance(failed.value.__cause__, InvalidArguments)
 
 
 def test_jobs_run_in_the_order_in_which_they_are_due(shop: Shop) -> None:
