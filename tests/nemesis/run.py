@@ -37,7 +37,7 @@ class Script(Struct, frozen=True, kw_only=True):
 
     seed: int
     seconds: float = 50.0
-    rate: float = 25.0
+    rate: float = 40.0
     """Jobs per second of each producer."""
     workers: tuple[str, ...] = ("asyncio", "trio", "asyncio")
     producers: tuple[str, ...] = ("sync", "asyncio", "trio")

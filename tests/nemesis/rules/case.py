@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from operator import itemgetter
 
 from msgspec import Struct
 
@@ -100,7 +101,7 @@ class Case:
                 for fault in self.book.faults
                 if fault.at >= first - 1 and fault.began <= last
             ]
-        evidence = [f"{at:.3f} {line[:400]}" for at, line in sorted(lines)]
+        evidence = [f"{at:.3f} {line[:400]}" for at, line in sorted(lines, key=itemgetter(0))]
         if key is not None:
             evidence.append(f"stored: {str(self.stored(key))[:1000]}")
         return Violation(rule, what, evidence, theirs)
