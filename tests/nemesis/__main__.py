@@ -26,6 +26,7 @@ def main() -> int:
     parser.add_argument("--server", choices=tuple(PLACES), default="single")
     parser.add_argument("--node", choices=("none", "5", "6"), default="none")
     parser.add_argument("--runs", type=int, default=1)
+    parser.add_argument("--keep", action="store_true", help="keep the ledger of every run")
     given = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that no process is left behind
     failed = 0
@@ -36,7 +37,7 @@ def main() -> int:
         show(report, given.server)
         if report.violations:
             failed += 1
-        else:
+        elif not given.keep:
             shutil.rmtree(report.folder)
     return 1 if failed else 0
 

@@ -145,6 +145,20 @@ def black_hole(scene: Scene, random: Random) -> str:
     return f"{seconds:.1f} s"
 
 
+def half_open(scene: Scene, random: Random) -> str:
+    """Let every link be dead without a word, while new ones work at once."""
+    scene.proxy.forget()
+    return "all connections"
+
+
+def throttle(scene: Scene, random: Random) -> str:
+    rate = random.uniform(20_000, 200_000)
+    scene.proxy.throttle(rate)
+    scene.wait(random.uniform(0.5, 2.0))
+    scene.proxy.heal()
+    return f"{rate / 1000:.0f} kB/s"
+
+
 def slow(scene: Scene, random: Random) -> str:
     delay = random.uniform(0.01, 0.2)
     scene.proxy.slow_down(delay)
@@ -257,6 +271,8 @@ FAULTS: Final = {
         Fault("cut_in_reply", "network", cut_in_reply, where="single"),
         Fault("cut_before_reply", "network", cut_before_reply, where="single"),
         Fault("black_hole", "network", black_hole, where="single"),
+        Fault("half_open", "network", half_open, where="single"),
+        Fault("throttle", "network", throttle, where="single"),
         Fault("slow", "network", slow, where="single"),
         Fault("refuse", "network", refuse, where="single"),
         Fault("kill_clients", "server", kill_clients),

@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from random import Random
 from typing import Any, Final
@@ -22,7 +23,14 @@ from taskbull import App, EnqueueError, JobHandle, TaskbullError
 from taskbull.app.task import Variant
 from tests.nemesis.kinds import KINDS, Kind
 from tests.nemesis.ledger import Answer, Called, Ledger
-from tests.nemesis.tasks import ENQUEUE_TIMEOUT, make_app, note_intent, note_refusal, said
+from tests.nemesis.tasks import (
+    CALL_TIMEOUT,
+    ENQUEUE_TIMEOUT,
+    make_app,
+    note_intent,
+    note_refusal,
+    said,
+)
 
 AT_ONCE: Final = 4
 """Calls under way at once."""
@@ -92,8 +100,16 @@ class Desk:
                 self._ledger.note(Answer, intent=intent, said="added")
         return left
 
-    def answered(self, began: float, error: Exception | None = None) -> None:
-        self._called("result", RESULT_TIMEOUT, began, error)
+    @contextmanager
+    def called(self, what: str, deadline: float) -> Iterator[None]:
+        """Note how long the call in the block took."""
+        began = time.monotonic()
+        try:
+            yield
+        except (TimeoutError, TaskbullError) as error:
+            self._called(what, deadline, began, error)
+        else:
+            self._called(what, deadline, began)
 
     def _called(
         self, what: str, deadline: float, began: float, error: Exception | None = None
@@ -148,12 +164,10 @@ def produce(desk: Desk, lane: int, pause: float, ended: threading.Event) -> None
             return
         handles = enqueue(desk, order)
         if order.asks and handles:
-            began = time.monotonic()
-            try:
+            with desk.called("result", RESULT_TIMEOUT):
                 handles[0].result(timeout=RESULT_TIMEOUT)
-                desk.answered(began)
-            except (TimeoutError, TaskbullError) as error:
-                desk.answered(began, error)
+            with desk.called("counts", CALL_TIMEOUT):
+                desk.app.sync_queue(order.kind.queue).counts()
 
 
 async def aproduce(desk: Desk, lane: int, pause: float, ended: threading.Event) -> None:
@@ -164,12 +178,10 @@ async def aproduce(desk: Desk, lane: int, pause: float, ended: threading.Event) 
             return
         handles = await aenqueue(desk, order)
         if order.asks and handles:
-            began = time.monotonic()
-            try:
+            with desk.called("aresult", RESULT_TIMEOUT):
                 await handles[0].aresult(timeout=RESULT_TIMEOUT)
-                desk.answered(began)
-            except (TimeoutError, TaskbullError) as error:
-                desk.answered(began, error)
+            with desk.called("acounts", CALL_TIMEOUT):
+                await desk.app.queue(order.kind.queue).counts()
 
 
 def run_sync(desk: Desk, pause: float) -> None:

@@ -38,6 +38,7 @@ from tests.nemesis.kinds import KINDS, PREFIX, Kind
 from tests.nemesis.ledger import Answer, Intent, Ledger, Run, Told, Vitals
 
 ENQUEUE_TIMEOUT: Final = 2.0
+CALL_TIMEOUT: Final = 3.0
 LINES: Final = 5
 """What a chatty job writes to its log."""
 
@@ -176,6 +177,7 @@ def make_app(url: str, folder: Path, who: str) -> tuple[App, Ledger]:
         redis=url,
         prefix=PREFIX,
         enqueue_timeout=ENQUEUE_TIMEOUT,
+        call_timeout=CALL_TIMEOUT,
         keep_completed=Keep.all(),
         keep_failed=Keep.all(),
     )

@@ -44,5 +44,5 @@ def extra_runs_explained(case: Case) -> Iterator[Violation]:
 
 def count_extra(case: Case) -> int:
     """Count the runs beyond those that kinds ask for."""
-    kinds = ((case.kind(key), taken) for key, taken in case.takings.items())
-    return sum(max(0, len(taken) - kind.runs) for kind, taken in kinds if kind)
+    kinds = ((case.kind(key), runs) for key, runs in case.book.runs.items())
+    return sum(max(0, len(runs) - kind.runs) for kind, runs in kinds if kind)
