@@ -87,8 +87,12 @@ class Link:
             side.finish()
 
     def lost(self, side: Side) -> None:
-        """Take in that one end is gone; what it said, and is late, arrives all the same."""
-        if side is not self.client or not self._held:
+        """Take in that one end is gone.
+
+        What a client said, and is late, arrives all the same; and of a dead link the server hears
+        nothing, so that it goes on serving somebody who has left.
+        """
+        if side is not self.client or not (self._held or self._dead):
             self.close()
 
     def deliver(self) -> None:

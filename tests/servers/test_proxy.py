@@ -11,7 +11,7 @@ from random import Random
 
 import pytest
 
-from taskbull.store.server import Server, valkey_binary
+from taskbull.store.server import Server, ask, valkey_binary
 from tests.servers.certificates import Certificates, tls_in_front_of
 from tests.servers.proxy import Proxy
 from tests.servers.waiting import wait_until
@@ -140,6 +140,23 @@ def test_a_black_hole_swallows_and_closes_nothing(proxy: Proxy) -> None:
             talk(before)
         with connect(proxy) as after:
             assert talk(after) == PONG
+
+
+def test_a_server_does_not_hear_that_a_dead_connection_was_closed(
+    proxy: Proxy, target: Server
+) -> None:
+    with connect(proxy) as line:
+        assert talk(line, b"CLIENT SETNAME ghost") == b"+OK\r\n"
+        proxy.forget()
+
+    def is_served() -> bool:
+        return "name=ghost" in (ask(target.socket, "CLIENT LIST") or "")
+
+    with connect(proxy) as line:
+        assert talk(line) == PONG
+    assert is_served()
+    proxy.cut()
+    wait_until(lambda: not is_served(), "the server has heard")
 
 
 def test_bytes_can_be_late_and_stay_in_order(proxy: Proxy) -> None:
