@@ -12,8 +12,8 @@ from tests.nemesis.run import Script, perform
 from tests.servers.kinds import VALKEY_9, binary
 
 QUICK_FAULTS = (
-    ("kill", "cut_before_reply", "black_hole", "flush_scripts", "crash_server"),
-    ("freeze", "terminate", "cut_all", "cut_in_reply", "kill_clients", "pause_queue"),
+    ("kill", "cut_before_reply", "half_open", "flush_scripts", "crash_server"),
+    ("freeze", "terminate", "cut_one", "deliver_late", "kill_clients", "pause_queue"),
 )
 
 

@@ -63,9 +63,11 @@ def is_lost_flow(case: Case, intent: str) -> bool:
         return False
     root = intended.parent or intent
     family = [one for one in case.book.intents.values() if root in (one.intent, one.parent)]
-    lost = any(not case.names((one.queue, one.intent))["added"] for one in family)
-    return lost and any(
-        one.began < intended.at
-        and (one.name in FORGETTING or (one.name == "fill_memory" and one.at > intended.at))
-        for one in case.book.faults
+    if all(case.names((one.queue, one.intent))["added"] for one in family):
+        return False
+    answered = max((one.at for one in case.book.answers[intent]), default=intended.at)
+    return any(
+        fault.began < answered
+        and (fault.name in FORGETTING or (fault.name == "fill_memory" and fault.at > intended.at))
+        for fault in case.book.faults
     )
