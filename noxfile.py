@@ -19,7 +19,10 @@ nox.options.default_venv_backend = "none"
 PARALLEL = ("-n", "2", "--dist", "loadfile")
 
 # What goes on for longer when TASKBULL_WORKER_SOAK is set: see tests/worker/scale.py.
-WORKER_SOAK = ("cut_connections", "races", "stopping", "redis_trouble", "killed", "leaks")
+WORKER_SOAK = (
+    *("cut_connections", "races", "stopping", "redis_trouble", "killed", "leaks"),
+    *("in_a_cluster", "under_sentinel"),
+)
 
 CODE = ("taskbull", "tests", "benchmarks", "examples", "noxfile.py")
 

@@ -117,6 +117,16 @@ class Cluster:
         self._migrations.append(migration)
         return migration
 
+    def await_replicated(self) -> None:
+        """Return when the replica has what the first master has now."""
+        replica = self.replica
+        assert replica is not None
+        written = int(self.masters[0].run("ROLE")[1])
+        wait_until(
+            lambda: replica.is_in_sync() and int(replica.run("ROLE")[4]) >= written,
+            "the replica has the master's data",
+        )
+
     def fail_over(self) -> tuple[Node, Node]:
         """Let the first master and its replica change places; give the new master and the old."""
         old, new = self.masters[0], self.replica

@@ -58,6 +58,16 @@ class SentinelSet:
             raise LookupError("the sentinels do not agree on a master")
         return master
 
+    def await_replicated(self) -> None:
+        """Return when the replicas have what the master has now."""
+        master = self.master
+        written = int(_run(master, "ROLE")[1])
+        followers = [server for server in self.servers if server is not master]
+        wait_until(
+            lambda: all(int(_run(server, "ROLE")[4]) >= written for server in followers),
+            "the replicas have the master's data",
+        )
+
     def fail_over(self) -> Server:
         """Let the sentinels change the master; give the new one, when all know it."""
         self.await_ready()

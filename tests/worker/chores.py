@@ -16,8 +16,8 @@ from taskbull.worker.running_job import RunningJob
 from tests.worker import looking
 from tests.worker.bed import WorkerBed
 
-_ENDS = {"completed": events.Completed, "failed": events.Failed}
-_STEPS = {"retried": events.Retried, "snoozed": events.Released}
+_ENDS: dict[str, type[events.Event]] = {"completed": events.Completed, "failed": events.Failed}
+_STEPS: dict[str, type[events.Event]] = {"retried": events.Retried, "snoozed": events.Released}
 _KINDS = {**_ENDS, **_STEPS}
 
 
@@ -131,18 +131,75 @@ class Chores:
             assert self.runs[job_id] == len(plan), f"job {job_id} ran {self.runs[job_id]} times"
         self.check_redis()
 
+    def begun(self) -> set[str]:
+        """Give the jobs of which anything was told so far."""
+        return {job_id for job_id, told in self.told.items() if told}
+
+    def check_after_failover(self, begun: set[str]) -> None:
+        """Fail unless each job has ended once, as planned, by the word of the new primary.
+
+        Replication is asynchronous: what the old one had accepted last may be gone, so a job that
+        had `begun` by then may have run, and have been told, once more. No other has.
+        """
+        for job_id, plan in self.plans.items():
+            told = self.told[job_id]
+            ends = told[events.Completed] + told[events.Failed]
+            assert told[_ENDS[plan[-1]]] == ends >= 1, f"job {job_id}: {told}, not {plan}"
+            if job_id not in begun:
+                assert told[events.Started] == len(plan), f"job {job_id}: {told}, not {plan}"
+                assert ends == 1, f"job {job_id}: {told}, not {plan}"
+        self._check_ends()
+        self._check_nothing_left()
+
+    def is_drained(self) -> bool:
+        """Tell whether Redis has ended every job."""
+        return looking.ends(self._bed).keys() == self.plans.keys()
+
     def check_redis(self) -> None:
         """Fail unless Redis has ended each job once, and nothing is left over."""
         starts: Counter[str] = Counter()
         for entry in looking.entries(self._bed):
             assert entry.event != "stalled", f"job {entry.job_id} stalled"
+            if entry.event == "active":
+                starts[entry.job_id] += 1
+        assert starts == Counter({job_id: len(plan) for job_id, plan in self.plans.items()})
+        self._check_ends()
+        self._check_nothing_left()
+
+    def _check_ends(self) -> None:
+        for entry in looking.entries(self._bed):
             if entry.event in _ENDS:
                 assert entry.event == self.plans[entry.job_id][-1], f"job {entry}"
-            elif entry.event == "active":
-                starts[entry.job_id] += 1
         assert looking.ends(self._bed) == Counter(dict.fromkeys(self.plans, 1))
-        assert starts == Counter({job_id: len(plan) for job_id, plan in self.plans.items()})
+
+    def _check_nothing_left(self) -> None:
         keys = self._bed.keys
         for key in (keys.active, keys.stalled, keys.wait, keys.delayed, keys.prioritized):
             assert not self._bed.admin.exists(key), f"{key} is not empty"
         assert looking.locks(self._bed) == []
+
+
+class HeldChores:
+    """Runs chores, some of them not before the test says so."""
+
+    def __init__(self, bed: WorkerBed, chores: Chores) -> None:
+        self._bed = bed
+        self._chores = chores
+        self._gates: dict[str, Event] = {}
+        self.running = 0
+
+    async def add(self, gate: str, count: int) -> None:
+        """Add jobs that run until their gate is opened."""
+        self._gates[gate] = Event()
+        data = {"plan": ["completed"], "gate": gate}
+        handles = await self._bed.queue.add_bulk([("held", data)] * count)
+        self._chores.plans.update({handle.id: ["completed"] for handle in handles})
+
+    def open(self, gate: str) -> None:
+        self._gates[gate].set()
+
+    async def handler(self, job: RunningJob) -> str:
+        if "gate" in job.data:
+            self.running += 1
+            await self._gates[job.data["gate"]].wait()
+        return await self._chores.handler(job)

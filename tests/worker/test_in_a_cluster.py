@@ -23,7 +23,7 @@ from taskbull.worker.worker import Worker
 from tests.servers.cluster import Cluster, Migration, Node, slot_of
 from tests.servers.kinds import Reachable
 from tests.worker.bed import Recorder, WorkerBed, until
-from tests.worker.chores import Chores
+from tests.worker.chores import Chores, HeldChores
 from tests.worker.scale import SEED, scaled
 
 SHORT: dict[str, Any] = {
@@ -41,32 +41,6 @@ BEATS = scaled(7, 75)
 def bed(cluster: Cluster, prefix: str) -> Iterator[WorkerBed]:
     with redis.RedisCluster(host="127.0.0.1", port=cluster.masters[0].port) as admin:
         yield WorkerBed(Reachable("cluster", cluster.url), admin, prefix)
-
-
-class Held:
-    """Runs chores, some of them not before the test says so."""
-
-    def __init__(self, bed: WorkerBed, chores: Chores) -> None:
-        self._bed = bed
-        self._chores = chores
-        self._gates: dict[str, Event] = {}
-        self.running = 0
-
-    async def add(self, gate: str, count: int) -> None:
-        """Add jobs that run until their gate is opened."""
-        self._gates[gate] = Event()
-        data = {"plan": ["completed"], "gate": gate}
-        handles = await self._bed.queue.add_bulk([("held", data)] * count)
-        self._chores.plans.update({handle.id: ["completed"] for handle in handles})
-
-    def open(self, gate: str) -> None:
-        self._gates[gate].set()
-
-    async def handler(self, job: RunningJob) -> str:
-        if "gate" in job.data:
-            self.running += 1
-            await self._gates[job.data["gate"]].wait()
-        return await self._chores.handler(job)
 
 
 def migration_of(cluster: Cluster, bed: WorkerBed) -> Migration:
@@ -94,7 +68,7 @@ async def test_a_slot_that_is_on_two_nodes_for_long_costs_no_job_and_no_lock(
     caplog.set_level(logging.CRITICAL, "taskbull")
     monkeypatch.setattr(delivery, "PATIENCE", 0.5)  # each call is refused many times meanwhile
     chores = Chores(bed, Random(SEED))
-    held = Held(bed, chores)
+    held = HeldChores(bed, chores)
     await held.add("during", 5)
     await held.add("after", 5)
     await chores.add(200)
@@ -113,6 +87,58 @@ async def test_a_slot_that_is_on_two_nodes_for_long_costs_no_job_and_no_lock(
     assert held.running == 10
     assert chores.others[events.Lost] == 0
     chores.check()
+
+
+@pytest.fixture
+def replicated(cluster: Cluster, prefix: str) -> Iterator[WorkerBed]:
+    """A queue on the master that has a replica; the prefix says where."""
+    prefixes = (f"{{{prefix}-{number}}}" for number in range(10_000))
+    first = next(one for one in prefixes if cluster.owner(one) is cluster.masters[0])
+    with redis.RedisCluster(host="127.0.0.1", port=cluster.masters[0].port) as admin:
+        yield WorkerBed(Reachable("cluster", cluster.url), admin, first)
+
+
+async def test_a_failover_by_command_costs_no_job_and_no_lock(
+    cluster: Cluster, replicated: WorkerBed, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.CRITICAL, "taskbull")
+    bed = replicated
+    chores = Chores(bed, Random(SEED))
+    held = HeldChores(bed, chores)
+    await held.add("after", 5)
+    await chores.add(scaled(1000, 10_000))
+    options = SHORT | {"lock_duration": 30}  # a busy machine takes its time for a failover
+    with fail_after(120):
+        async with bed.worker(held.handler, record=chores, **options).running():
+            await chores.more(100)
+            await to_thread.run_sync(cluster.fail_over)
+            await chores.others_more(events.LocksRenewed, 1)
+            held.open("after")
+            await chores.at_most(0)
+    chores.check()
+
+
+async def test_a_master_that_is_killed_costs_no_job(
+    cluster: Cluster, replicated: WorkerBed, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.CRITICAL, "taskbull")
+    bed = replicated
+    chores = Chores(bed, Random(SEED))
+    held = HeldChores(bed, chores)
+    await held.add("after", 5)
+    await chores.add(scaled(1000, 10_000))
+    await to_thread.run_sync(cluster.await_replicated)
+    options = SHORT | {"max_stalled_count": 10}
+    with fail_after(120):
+        async with bed.worker(held.handler, record=chores, **options).running():
+            await chores.more(100)
+            await to_thread.run_sync(cluster.kill_master_with_replica)
+            await chores.others_more(events.LocksRenewed, 1)
+            begun = chores.begun()
+            held.open("after")
+            await until(chores.is_drained, 60)
+    assert chores.others[events.RedisLost] == chores.others[events.RedisBack] == 1
+    chores.check_after_failover(begun)
 
 
 async def test_a_server_that_is_full_for_a_while_does_not_end_the_worker(

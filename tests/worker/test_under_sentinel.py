@@ -1,0 +1,71 @@
+"""Workers under a real Sentinel set: the primary changes under load, with a ledger of every job."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from random import Random
+from typing import Any
+
+import pytest
+from anyio import fail_after, to_thread
+from redis.sentinel import Sentinel
+
+from taskbull.core import events
+from tests.servers.kinds import Reachable
+from tests.servers.sentinel import NAME, SentinelSet
+from tests.worker.bed import WorkerBed, until
+from tests.worker.chores import Chores, HeldChores
+from tests.worker.scale import SEED, scaled
+
+OPTIONS: dict[str, Any] = {
+    "lock_duration": 2,
+    "heartbeat_interval": 0.4,
+    "stalled_interval": 0.4,
+    "drain_delay": 0.5,
+    "max_stalled_count": 10,
+    "concurrency": 20,
+}
+
+
+@pytest.fixture
+def bed(sentinels: SentinelSet, prefix: str) -> Iterator[WorkerBed]:
+    with _primary(sentinels) as admin:
+        yield WorkerBed(Reachable("sentinel", sentinels.url), admin, prefix)
+
+
+@contextmanager
+def _primary(sentinels: SentinelSet) -> Iterator[Any]:
+    """A client of whichever server is the primary."""
+    untyped: Any = Sentinel
+    asked = untyped([("127.0.0.1", one.port) for one in sentinels.sentinels])
+    client = asked.master_for(NAME)
+    try:
+        yield client
+    finally:
+        client.close()
+        for sentinel in asked.sentinels:
+            sentinel.close()
+
+
+@pytest.mark.parametrize("how", ["fail_over", "kill_master"])
+async def test_another_primary_costs_no_job(
+    sentinels: SentinelSet, bed: WorkerBed, how: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.CRITICAL, "taskbull")
+    chores = Chores(bed, Random(SEED))
+    held = HeldChores(bed, chores)
+    await held.add("after", 5)
+    await chores.add(scaled(1000, 10_000))
+    await to_thread.run_sync(sentinels.await_replicated)
+    with fail_after(180):
+        async with bed.worker(held.handler, record=chores, **OPTIONS).running():
+            await chores.more(100)
+            await to_thread.run_sync(getattr(sentinels, how))
+            await to_thread.run_sync(sentinels.await_ready)  # the old one accepts nothing more
+            await chores.others_more(events.LocksRenewed, 1)
+            begun = chores.begun()
+            held.open("after")
+            await until(chores.is_drained, 60)
+    chores.check_after_failover(begun)
