@@ -16,6 +16,7 @@ from taskbull.core.keys import QueueKeys
 from taskbull.core.states import JobState
 from taskbull.errors import SerializationError
 from taskbull.queue.event_loop import Alarm
+from taskbull.queue.own_queue import OwnQueueAlarm
 from taskbull.queue.result import again, failure, gone, not_in_time, wait_for_ending
 from taskbull.queue.stores import Stores
 from taskbull.scripts.add import Added, Result
@@ -40,6 +41,7 @@ class Source(Struct, frozen=True, eq=False):
     stores: Stores
     call_timeout: float | None = CALL_TIMEOUT
     alarm: Alarm = field(default_factory=lambda: Alarm("job.result()", "await job.aresult()"))
+    own_queue: OwnQueueAlarm = field(default_factory=OwnQueueAlarm)
 
 
 class JobHandle(Struct, Generic[R_co], frozen=True, repr_omit_defaults=True):
@@ -76,6 +78,7 @@ class JobHandle(Struct, Generic[R_co], frozen=True, repr_omit_defaults=True):
         limit = _limit(timeout)
         source = self._where
         source.alarm.check()
+        self._check_own_queue(source)
         store = source.stores.sync()
         return self._value(wait_for_ending(store, source.keys, self.id, limit))
 
@@ -83,6 +86,7 @@ class JobHandle(Struct, Generic[R_co], frozen=True, repr_omit_defaults=True):
         """Wait for the job to end; give its value, or raise `JobFailed`. See `result`."""
         limit = _limit(timeout)
         source = self._where
+        self._check_own_queue(source)
         try:
             with fail_after(limit):
                 ending = await source.stores.watch(source.keys).ending(self.id)
@@ -116,6 +120,10 @@ class JobHandle(Struct, Generic[R_co], frozen=True, repr_omit_defaults=True):
     async def alogs(self, start: int = 0, end: int = -1) -> Logs:
         """Give the job's log lines, oldest first."""
         return await self._arun(get_logs(self._where.keys, self.id, start, end))
+
+    def _check_own_queue(self, source: Source) -> None:
+        if self.name:  # else it was not added here, and may have ended long ago
+            source.own_queue.check(self.queue, self.id, self.name)
 
     @property
     def _where(self) -> Source:
