@@ -29,7 +29,7 @@ class _Threads:
     def __init__(self, *, in_loop: bool) -> None:
         self._in_loop = in_loop
 
-    async def run(self, function: Callable[..., Any], /, *args: Any) -> Any:
+    async def run(self, function: Callable[..., Any], /, *args: Any, clock: Any = None) -> Any:
         if self._in_loop:
             return await to_thread.run_sync(functools.partial(function, *args))
         return function(*args)

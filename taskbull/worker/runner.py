@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import logging
 from functools import partial
-from math import inf
 from random import random
 from time import monotonic
 from typing import Any
 
-from anyio import CancelScope, current_time
+from anyio import CancelScope
 
 from taskbull.core.job import Job
 from taskbull.core.outcome import Completed, Lost, Outcome, Released, Snoozed
@@ -25,6 +24,7 @@ from taskbull.worker.interruption import ends_the_slot
 from taskbull.worker.lease import Lease
 from taskbull.worker.running_job import RunningJob, enter, leave
 from taskbull.worker.side import QueueSide
+from taskbull.worker.time_limit import THREAD_PATIENCE, TimeLimit
 from taskbull.worker.work import Find, Work
 from taskbull.worker.writing import RELEASE_PAUSE
 
@@ -104,8 +104,9 @@ class Runner:
         try:
             if timeout is None and not self._cancel_lost:
                 return _completed(job, await work.handler(running))
-            deadline = inf if timeout is None else current_time() + timeout
-            with CancelScope(deadline=deadline) as lease.scope:
+            with CancelScope() as lease.scope:
+                if timeout is not None:
+                    running.time_limit = TimeLimit(lease.scope, timeout)
                 return _completed(job, await work.handler(running))
         except Exception as error:
             if running.writing.caused(error):
@@ -116,12 +117,14 @@ class Runner:
             lease.scope = None
         if lease.lost is not None:
             return Lost()
+        if running.time_limit is not None and running.time_limit.stopped:
+            return self._put_off(lease, f"no thread was free for it in {THREAD_PATIENCE:g} s")
         if timeout is not None and running.held_up >= timeout * _OUR_SHARE:
             return self._put_off(lease, "its time is up, and Redis has let it wait")
         raise TimeoutError(f"the job took longer than its timeout of {timeout:g} s")
 
     def _put_off(self, lease: Lease, reason: str) -> Snoozed:
-        """Give an outcome that spends no attempt, for a job that Redis kept from its end."""
+        """Give an outcome that spends no attempt, for a job that could not run to its end."""
         job = lease.job
         logger.warning(
             "Job %s (%s) of queue %s is put off for %g s, with no attempt spent: %s",

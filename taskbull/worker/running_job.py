@@ -20,6 +20,7 @@ from taskbull.scripts.changes import add_log, note_unclaimed, update_data, updat
 from taskbull.worker.desk import Desk
 from taskbull.worker.lease import Lease
 from taskbull.worker.threads import ThreadPool
+from taskbull.worker.time_limit import TimeLimit
 from taskbull.worker.writing import DATA, LOG_LINE, PROGRESS, Writing
 
 
@@ -31,13 +32,15 @@ class RunningJob:
     is no longer this worker's, or the attempt is over.
     """
 
-    __slots__ = ("_desk", "_lease", "_policy", "_writing", "job")
+    __slots__ = ("_desk", "_lease", "_policy", "_writing", "job", "time_limit")
 
     def __init__(self, lease: Lease, desk: Desk, policy: RetryPolicy) -> None:
         self._lease = lease
         self._desk = desk
         self._policy = policy
         self._writing: Writing | None = None
+        self.time_limit: TimeLimit | None = None
+        """The time that this attempt has, if it is limited."""
         self.job: Job = lease.job
         """Everything that was read when the job was taken."""
 

@@ -12,11 +12,23 @@ from contextlib import suppress
 from contextvars import Context, copy_context
 from queue import SimpleQueue
 from threading import Thread
-from typing import Any
+from typing import Any, Protocol
 
 from anyio import get_cancelled_exc_class
 
 from taskbull.store.backend import Waiter, poster, waiters
+
+
+class Stoppable(Protocol):
+    """A clock that can be stopped."""
+
+    def stop(self) -> None:
+        """Let it stand still."""
+        ...
+
+    def go_on(self) -> None:
+        """Let it run again."""
+        ...
 
 
 class _Errand:
@@ -26,6 +38,7 @@ class _Errand:
         "abandoned",
         "args",
         "begun",
+        "clock",
         "collected",
         "context",
         "counted",
@@ -46,6 +59,7 @@ class _Errand:
         self.abandoned = False
         self.counted = False  # among the abandoned ones: a thread was at it
         self.collected = False  # its end is known in the event loop
+        self.clock: Stoppable | None = None  # stopped until a thread is free
         self.value: Any = None
         self.error: BaseException | None = None
 
@@ -68,6 +82,7 @@ class ThreadPool:
         self._threads = 0
         self._busy = 0
         self._queue: SimpleQueue[_Errand | None] = SimpleQueue()
+        self._begun: deque[_Errand] = deque()
         self._ended: deque[_Errand] = deque()
         self._posted = False
         self._post = poster()
@@ -78,14 +93,22 @@ class ThreadPool:
         """How many functions run or wait for a thread, abandoned ones not counted."""
         return self._busy
 
-    async def run(self, function: Callable[..., Any], /, *args: Any) -> Any:
-        """Run a function in a thread, in the context of the caller, and give what it gives."""
+    async def run(
+        self, function: Callable[..., Any], /, *args: Any, clock: Stoppable | None = None
+    ) -> Any:
+        """Run a function in a thread, in the context of the caller, and give what it gives.
+
+        The clock stands still while the function waits for a thread.
+        """
         errand = _Errand(function, args, copy_context(), self._new_waiter())
-        self._queue.put(errand)
         self._busy += 1
         if self._threads < min(self._busy + self.abandoned, self._limit):
             self._threads += 1
             Thread(target=self._work, name=f"taskbull-{self._threads}", daemon=True).start()
+        if clock is not None and self._busy + self.abandoned > self._threads:
+            errand.clock = clock
+            clock.stop()
+        self._queue.put(errand)
         try:
             await errand.waiter
         except get_cancelled_exc_class():
@@ -120,20 +143,30 @@ class ThreadPool:
     def _work(self) -> None:
         while (errand := self._queue.get()) is not None:
             errand.begun = True
+            if errand.clock is not None:
+                self._begun.append(errand)
+                self._tell()
             if not errand.abandoned:
                 try:
                     errand.value = errand.context.run(errand.function, *errand.args)
                 except BaseException as error:  # noqa: BLE001 - raised where the caller waits
                     errand.error = error
             self._ended.append(errand)
-            if not self._posted:
-                self._posted = True
-                with suppress(RuntimeError):  # the event loop is over: nobody waits
-                    self._post(self._collect)
+            self._tell()
             del errand
+
+    def _tell(self) -> None:
+        if not self._posted:
+            self._posted = True
+            with suppress(RuntimeError):  # the event loop is over: nobody waits
+                self._post(self._collect)
 
     def _collect(self) -> None:
         self._posted = False
+        while self._begun:
+            errand = self._begun.popleft()
+            if errand.clock is not None and not errand.abandoned:
+                errand.clock.go_on()
         while self._ended:
             errand = self._ended.popleft()
             errand.collected = True

@@ -34,6 +34,6 @@ def in_thread(function: SyncHandler) -> Handler:
     """Make a handler of a function that blocks: it runs in one of the worker's threads."""
 
     async def handler(job: RunningJob) -> Any:
-        return await job.threads.run(function, job)
+        return await job.threads.run(function, job, clock=job.time_limit)
 
     return handler

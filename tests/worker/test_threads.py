@@ -16,6 +16,7 @@ from anyio.lowlevel import checkpoint
 
 from taskbull.core import events
 from taskbull.core.outcome import Category, Verdict
+from taskbull.worker import time_limit
 from taskbull.worker.running_job import RunningJob, current_job
 from taskbull.worker.threads import ThreadPool
 from tests.worker.bed import WorkerBed, until
@@ -300,12 +301,12 @@ async def test_every_hanging_function_is_told_with_the_number_of_such_threads(
     for _ in range(5):
         await bed.queue.add("hang", timeout=0.1, attempts=1)
     async with bed.worker(gate.wait, concurrency=2).running():
-        await bed.record.wait_for(events.Failed, 5)
+        await bed.record.wait_for(events.Failed, 4)
         assert [event.abandoned for event in bed.record.of(events.ThreadAbandoned)] == [1, 2, 3, 4]
-        assert gate.inside == 4  # two threads and two in their place: the fifth was never begun
+        assert gate.inside == 4  # two threads and two in their place: the fifth waits for one
         gate.open()
         await bed.queue.add("go")
-        await bed.record.wait_for(events.Completed)
+        await bed.record.wait_for(events.Completed, 2)
 
 
 @pytest.mark.parametrize(
@@ -330,3 +331,42 @@ async def test_whatever_a_plain_function_raises_fails_its_job_only(
         [failed] = await bed.record.wait_for(events.Failed)
         await bed.record.wait_for(events.Completed)
     assert reason in failed.failure.reason
+
+
+async def test_the_time_of_a_job_begins_when_a_thread_is_free(
+    bed: WorkerBed, gate: Gate
+) -> None:  # F19
+    other = Gate()
+
+    def handler(job: RunningJob) -> str:
+        return {"first": gate.wait, "slow": other.wait}.get(job.name, lambda: "quick")()
+
+    await bed.queue.add("first")
+    async with bed.worker(handler, threads=1, concurrency=3).running():
+        await until(lambda: gate.inside == 1)
+        quick = await bed.queue.add("quick", timeout=1, attempts=1)
+        slow = await bed.queue.add("slow", timeout=1, attempts=1)
+        await bed.record.wait_for(events.Started, 3)
+        over = time.monotonic() + 1.2
+        await until(lambda: time.monotonic() > over)
+        assert bed.record.of(events.Ended) == []
+        gate.open()
+        await bed.record.wait_for(events.Failed)
+        other.open()
+    assert quick.id in bed.record.jobs(events.Completed)
+    assert bed.record.jobs(events.Failed) == [slow.id]
+
+
+async def test_a_job_for_which_no_thread_gets_free_is_put_off_unspent(
+    bed: WorkerBed, gate: Gate, monkeypatch: pytest.MonkeyPatch
+) -> None:  # F19
+    monkeypatch.setattr(time_limit, "THREAD_PATIENCE", 0.3)
+    await bed.queue.add("first")
+    async with bed.worker(gate.wait, threads=1, concurrency=2).running():
+        await until(lambda: gate.inside == 1)
+        second = await bed.queue.add("second", timeout=5, attempts=1)
+        [released] = await bed.record.wait_for(events.Released)
+        assert released.job.id == second.id
+        assert released.delay > 0
+        gate.open()
+    assert (await bed.job(second.id)).attempts_made == 0

@@ -1,0 +1,39 @@
+"""The time that an attempt has."""
+
+from __future__ import annotations
+
+from time import monotonic
+from typing import Final
+
+from anyio import CancelScope, current_time
+
+THREAD_PATIENCE: Final = 60.0
+"""Seconds for which a job with a timeout waits for a thread before it is put off."""
+
+
+class TimeLimit:
+    """Cancels a scope when an attempt has had its time; to wait for a thread costs none of it."""
+
+    __slots__ = ("_left", "_loop_ahead", "_scope", "stopped")
+
+    def __init__(self, scope: CancelScope, seconds: float) -> None:
+        self._scope = scope
+        self._left = seconds
+        now = current_time()
+        self._loop_ahead = now - monotonic()
+        self.stopped = False
+        """Whether the attempt waits for a thread."""
+        scope.deadline = now + seconds
+
+    def stop(self) -> None:
+        """Let the clock stand still."""
+        now = current_time()
+        self._left = self._scope.deadline - now
+        self._scope.deadline = now + THREAD_PATIENCE
+        self.stopped = True
+
+    def go_on(self) -> None:
+        """Let the clock run again."""
+        # Called by the event loop itself, where it cannot be asked for its time.
+        self._scope.deadline = self._loop_ahead + monotonic() + self._left
+        self.stopped = False
