@@ -14,7 +14,8 @@ from taskbull.core.durations import Duration, seconds
 from taskbull.core.job import Job
 from taskbull.core.keys import QueueKeys
 from taskbull.core.states import JobState
-from taskbull.errors import SerializationError
+from taskbull.errors import SerializationError, TaskbullError
+from taskbull.queue.border import alone
 from taskbull.queue.event_loop import Alarm
 from taskbull.queue.own_queue import OwnQueueAlarm
 from taskbull.queue.result import again, failure, gone, not_in_time, wait_for_ending
@@ -80,7 +81,11 @@ class JobHandle(Struct, Generic[R_co], frozen=True, repr_omit_defaults=True):
         source.alarm.check()
         self._check_own_queue(source)
         store = source.stores.sync()
-        return self._value(wait_for_ending(store, source.keys, self.id, limit))
+        try:
+            ending = wait_for_ending(store, source.keys, self.id, limit)
+        except TaskbullError as error:
+            raise alone(error) from error.__cause__
+        return self._value(ending)
 
     async def aresult(self, timeout: Duration | None = None) -> R_co:
         """Wait for the job to end; give its value, or raise `JobFailed`. See `result`."""
@@ -93,8 +98,10 @@ class JobHandle(Struct, Generic[R_co], frozen=True, repr_omit_defaults=True):
                 if ending.state is JobState.FAILED:
                     steps = failure(source.keys, self.id, ending.failed_reason or "")
                     raise await source.stores.running().perform(steps)
-        except TimeoutError as error:
-            raise not_in_time(source.keys, self.id, limit) from error
+        except TimeoutError:
+            raise not_in_time(source.keys, self.id, limit) from None
+        except TaskbullError as error:
+            raise alone(error) from error.__cause__
         return self._value(ending)
 
     def state(self) -> JobState:
@@ -147,11 +154,17 @@ class JobHandle(Struct, Generic[R_co], frozen=True, repr_omit_defaults=True):
     def _run(self, call: Request[T]) -> T:
         # It only looks: asking again does no harm.
         source = self._where
-        return source.stores.sync().perform(again(call), timeout=source.call_timeout)
+        try:
+            return source.stores.sync().perform(again(call), timeout=source.call_timeout)
+        except TaskbullError as error:
+            raise alone(error) from error.__cause__
 
     async def _arun(self, call: Request[T]) -> T:
         source = self._where
-        return await source.stores.running().perform(again(call), timeout=source.call_timeout)
+        try:
+            return await source.stores.running().perform(again(call), timeout=source.call_timeout)
+        except TaskbullError as error:
+            raise alone(error) from error.__cause__
 
 
 def handle(source: Source, name: str, added: Added, read: ReadResult) -> JobHandle[Any]:

@@ -8,7 +8,9 @@ from typing import Any, TypeVar
 from taskbull.core.durations import Duration
 from taskbull.core.job import Job
 from taskbull.core.states import JobState
+from taskbull.errors import TaskbullError
 from taskbull.queue.any_queue import AnyQueue
+from taskbull.queue.border import alone
 from taskbull.queue.bulk import Progress
 from taskbull.queue.feed import (
     BLOCK,
@@ -164,7 +166,13 @@ class Queue(AnyQueue):
         return await self._perform(again(call))  # asking twice does no harm
 
     async def _run(self, call: Request[T]) -> T:
-        return await self._stores.running().run(call, timeout=self._call_timeout)
+        try:
+            return await self._stores.running().run(call, timeout=self._call_timeout)
+        except TaskbullError as error:
+            raise alone(error) from error.__cause__
 
     async def _perform(self, steps: Steps[T]) -> T:
-        return await self._stores.running().perform(steps, timeout=self._call_timeout)
+        try:
+            return await self._stores.running().perform(steps, timeout=self._call_timeout)
+        except TaskbullError as error:
+            raise alone(error) from error.__cause__

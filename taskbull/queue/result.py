@@ -123,8 +123,8 @@ def wait_for_ending(
     deadline = inf if timeout is None else monotonic() + timeout
     try:
         return store.perform(_completed(queue, job_id, deadline), total=timeout)
-    except ConnectionLost as error:
-        raise not_in_time(queue, job_id, timeout) from error
+    except ConnectionLost:
+        raise not_in_time(queue, job_id, timeout) from None
 
 
 def not_in_time(queue: QueueKeys, job_id: str, timeout: float | None) -> TimeoutError:

@@ -9,6 +9,8 @@ from weakref import WeakKeyDictionary
 from anyio.lowlevel import current_token
 
 from taskbull.core.keys import QueueKeys
+from taskbull.errors import TaskbullError
+from taskbull.queue.border import alone
 from taskbull.queue.watch import Watch
 from taskbull.scripts.steps import Stages
 from taskbull.store.address import Address, default_url, parse
@@ -84,6 +86,8 @@ class Stores:
         except StopIteration as end:
             result_of_all: T = end.value
             return result_of_all
+        except TaskbullError as error:
+            raise alone(error) from error.__cause__
 
     async def aperform(self, stages: Stages[T], timeout: float | None) -> T:
         """Perform a long operation; `timeout` is for each of its stages."""
@@ -100,6 +104,8 @@ class Stores:
         except StopIteration as end:
             result_of_all: T = end.value
             return result_of_all
+        except TaskbullError as error:
+            raise alone(error) from error.__cause__
 
     def close(self) -> None:
         """Close the sync connections that are not in use; the others end with their event loop."""

@@ -96,7 +96,7 @@ async def test_untagged_keys_are_refused_by_a_cluster(make: Any) -> None:  # FR-
     untagged = make("emails", hash_tag=False)
     with pytest.raises(Exception, match="slot") as refused:
         await untagged.add("job")
-    cause = refused.value.__cause__
+    cause = refused.value.__context__
     assert isinstance(cause, ServerRefused)
     assert cause.code == "CROSSSLOT"
 
