@@ -89,7 +89,7 @@ def test_a_value_is_read_by_the_annotation(shop: Shop, word: str, stored: object
         (("rsize", "path=a"), "has no task rsize (did you mean resize?)"),
         (("resize", "path=a", "--delay=1", "--eta=2030-01-31T09:00:00Z"), "exclude each other"),
         (("resize", "path=a", "--eta=2030-01-31T09:00:00"), "has no time zone"),
-        (("resize", "path=a", "--eta=soon"), "no date and time"),
+        (("resize", "path=a", "--eta=soon"), "is not a date and time"),
         (("resize", "path=a", "--queue=a:b"), "queue name must have no ':'"),
     ],
 )
