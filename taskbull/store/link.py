@@ -11,6 +11,7 @@ import os
 import socket
 import ssl
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import Protocol, cast
 
 import anyio
@@ -18,6 +19,7 @@ from anyio.abc import ByteStream, SocketAttribute, SocketStream
 
 from taskbull.store.address import Endpoint
 from taskbull.store.backend import Waiter, on_trio, waiters
+from taskbull.store.names import addresses_of
 from taskbull.store.pipeline import Pipeline, ProtocolError, Reply, ReplyError
 
 BROKEN = (
@@ -38,6 +40,9 @@ _KEEP_ALIVE = {
     "TCP_KEEPCNT": 3,
     "TCP_USER_TIMEOUT": 10_000,  # ms for which the peer may leave what was sent unacknowledged
 }
+NEXT_ADDRESS = 1.0
+"""Seconds after which the next address of a host is tried."""
+
 PIECE = 1 << 16  # bytes of a write whose progress is seen
 
 
@@ -83,31 +88,43 @@ class Link(Protocol):
 
 async def open_link(endpoint: Endpoint, tls: ssl.SSLContext | None, pipeline: Pipeline) -> Link:
     """Connect a socket to `endpoint`; raises `OSError` if that cannot be done."""
-    if on_trio():
-        return await _open_stream_link(endpoint, tls, pipeline)
-    return await _open_protocol_link(endpoint, tls, pipeline)
+    open_one = _open_stream_link if on_trio() else _open_protocol_link
+    if endpoint.path:
+        return await open_one(endpoint, "", tls, pipeline)
+    *others, last = await addresses_of(endpoint.host, endpoint.port)
+    for address in others:  # such as ::1, where a server listens at 127.0.0.1 only
+        with suppress(OSError), anyio.move_on_after(NEXT_ADDRESS):
+            return await open_one(endpoint, address, tls, pipeline)
+    return await open_one(endpoint, last, tls, pipeline)
 
 
 async def _open_protocol_link(
-    endpoint: Endpoint, tls: ssl.SSLContext | None, pipeline: Pipeline
+    endpoint: Endpoint, address: str, tls: ssl.SSLContext | None, pipeline: Pipeline
 ) -> Link:
     loop = asyncio.get_running_loop()
     link = ProtocolLink(pipeline, loop)
     if endpoint.path:
         await loop.create_unix_connection(lambda: link, endpoint.path)
     else:
-        await loop.create_connection(lambda: link, endpoint.host, endpoint.port, ssl=tls)
+        name = endpoint.host if tls else None
+        await loop.create_connection(
+            lambda: link, address, endpoint.port, ssl=tls, server_hostname=name
+        )
     return link
 
 
 async def _open_stream_link(
-    endpoint: Endpoint, tls: ssl.SSLContext | None, pipeline: Pipeline
+    endpoint: Endpoint, address: str, tls: ssl.SSLContext | None, pipeline: Pipeline
 ) -> Link:
     from taskbull.store.trio_io import socket_io  # noqa: PLC0415 - trio is optional
 
     if tls is not None:
         encrypted = await anyio.connect_tcp(
-            endpoint.host, endpoint.port, ssl_context=tls, tls_standard_compatible=False
+            address,
+            endpoint.port,
+            ssl_context=tls,
+            tls_standard_compatible=False,
+            tls_hostname=endpoint.host,
         )
         keep_alive(encrypted.extra(SocketAttribute.raw_socket))
         return StreamLink(pipeline, encrypted, encrypted.send, encrypted.receive)
@@ -115,7 +132,7 @@ async def _open_stream_link(
     if endpoint.path:
         stream = await anyio.connect_unix(endpoint.path)
     else:
-        stream = await anyio.connect_tcp(endpoint.host, endpoint.port)
+        stream = await anyio.connect_tcp(address, endpoint.port)
     raw = stream.extra(SocketAttribute.raw_socket)
     keep_alive(raw)
     return StreamLink(pipeline, stream, *socket_io(raw))
