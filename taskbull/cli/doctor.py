@@ -7,22 +7,40 @@ from collections.abc import Iterator
 import click
 
 from taskbull.app.app import App
-from taskbull.cli.errors import FAILED
+from taskbull.cli.acl import acl_of
+from taskbull.cli.advice import advice
+from taskbull.cli.errors import FAILED, note
 from taskbull.cli.findings import Finding, Level, describe, ok, problem, show, summary
-from taskbull.cli.loading import find_app_of_site, find_redis, site_options
+from taskbull.cli.loading import find_app_of_site, find_redis, find_site, site_options
 from taskbull.cli.output import json_option, plural, show_json
 from taskbull.cli.queue_checks import check_queues
+from taskbull.cli.rights import check_rights
 from taskbull.cli.server_checks import check_server
 from taskbull.cli.site import Site
-from taskbull.errors import ServerRefused, TaskbullError
+from taskbull.errors import TaskbullError
 from taskbull.scripts.replies import info
 
 
 @click.command()
 @site_options
 @json_option
-def doctor(app: str | None, redis: str | None, prefix: str | None, as_json: bool) -> None:
+@click.option(
+    "--acl",
+    is_flag=False,
+    flag_value="file",
+    type=click.Choice(["file", "setuser"]),
+    show_default="file",
+    help="Print the least rights that a user of Redis needs, for an ACL file or for ACL SETUSER.",
+)
+def doctor(
+    app: str | None, redis: str | None, prefix: str | None, as_json: bool, acl: str | None
+) -> None:
     """Examine the app, Redis and the queues; say what to do."""
+    if acl is not None:
+        begin = "user" if acl == "file" else "ACL SETUSER"
+        note("write a password of your own for PASSWORD")
+        click.echo(f"{begin} {acl_of(find_site(app, redis, prefix))}")
+        return
     findings: list[Finding] = []
     for finding in _examine(app, redis, prefix):
         findings.append(finding)
@@ -52,11 +70,14 @@ def _examine(app: str | None, redis: str | None, prefix: str | None) -> Iterator
     try:
         yield from _reach(site)
     except TaskbullError as error:
-        yield problem("redis", f"{site.address} cannot be used: {error}", _advice(error))
+        yield problem(
+            "redis", f"{site.address} cannot be used: {error}", advice(error, site.address)
+        )
         return
     try:
         for server in site.redis.servers():
             yield from check_server(site.redis, server, str(server))
+        yield from check_rights(site)
         yield from check_queues(site)
     except TaskbullError as error:
         yield problem("redis", f"{site.address} was lost meanwhile: {error}")
@@ -99,20 +120,3 @@ def _cluster(site: Site) -> Finding:
             "look at CLUSTER NODES",
         )
     return ok("topology", f"{message}, whole; the names of queues are hash tags, as in {{emails}}")
-
-
-def _advice(error: TaskbullError) -> str:
-    if not isinstance(error, ServerRefused):
-        return (
-            "start a server, or say where it is: --redis URL, TASKBULL_REDIS_URL, or the app's "
-            "redis=…; embedded:// needs none"
-        )
-    match error.code:
-        case "NOAUTH" | "WRONGPASS":
-            return "put the user name and the password into the URL: redis://user:password@host"
-        case "NOPERM":
-            return "look at the ACL rules of the user"
-        case "TLS" | "PROTOCOL":
-            return "redis:// is without TLS, rediss:// with it: does the server agree?"
-        case _:
-            return ""

@@ -10,8 +10,16 @@ from typing import IO, Any
 
 import click
 
+from taskbull.cli.advice import advice
 from taskbull.cli.escaping import printable
-from taskbull.errors import ConfigurationError, MaybeExecuted, TaskbullError
+from taskbull.errors import (
+    ConfigurationError,
+    ConnectionLost,
+    MaybeExecuted,
+    ServerRefused,
+    TaskbullError,
+)
+from taskbull.store.address import Address
 
 FAILED = 1
 WRONG_USAGE = 2
@@ -35,12 +43,21 @@ class WrongUsage(Failure):
     exit_code = WRONG_USAGE
 
 
-def failure_of(error: TaskbullError) -> Failure:
-    """Give what a person is told about an error of the library."""
+def failure_of(error: TaskbullError, address: Address | None = None) -> Failure:
+    """Give what a person is told about an error of the library, met at Redis at `address`."""
     message = str(error)
-    if isinstance(error, MaybeExecuted):
+    if isinstance(error, ConnectionLost | ServerRefused):
+        message = _about_redis(error, address)
+    elif isinstance(error, MaybeExecuted):
         message += ". It may have been done or not: look before you try again"
     return (WrongUsage if isinstance(error, ConfigurationError) else Failure)(message)
+
+
+def _about_redis(error: ConnectionLost | ServerRefused, address: Address | None) -> str:
+    at = "" if address is None else f" at {address}"
+    said = str(error).removeprefix(f"cannot connect to {address}: ").rstrip(".")
+    todo = advice(error, address)
+    return f"Redis{at} cannot be used: {said}" + (f". {todo[0].upper()}{todo[1:]}" if todo else "")
 
 
 def complain(message: str) -> None:

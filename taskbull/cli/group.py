@@ -7,6 +7,7 @@ from typing import Any
 import click
 
 from taskbull.cli.errors import INTERRUPTED, colour, failure_of
+from taskbull.cli.site import ADDRESS
 from taskbull.errors import TaskbullError
 
 PARTS: dict[str, tuple[str, ...]] = {
@@ -31,7 +32,7 @@ class Commands(click.Group):
         try:
             return super().invoke(ctx)
         except TaskbullError as error:
-            raise failure_of(error) from error
+            raise failure_of(error, ctx.meta.get(ADDRESS)) from error
         except click.Abort:  # interrupted at a question
             click.echo(err=True)
             raise click.exceptions.Exit(INTERRUPTED) from None

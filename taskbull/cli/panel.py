@@ -8,14 +8,15 @@ import click
 
 from taskbull import __version__
 from taskbull.app.app import App
+from taskbull.cli.advice import advice
 from taskbull.cli.escaping import printable
 from taskbull.cli.output import shortened
-from taskbull.core.keys import QueueKeys
-from taskbull.errors import TaskbullError
-from taskbull.scripts.call import Command
+from taskbull.cli.rights import first_trouble
+from taskbull.cli.site import Site
+from taskbull.errors import ServerRefused, TaskbullError
 from taskbull.scripts.inspection import count_jobs
 from taskbull.scripts.replies import info
-from taskbull.store.sync import SyncStore
+from taskbull.store.address import Address
 from taskbull.worker.worker import Worker
 
 _PATIENCE = 2.0
@@ -34,19 +35,21 @@ def show_panel(app: App, worker: Worker, backend: str) -> None:
         "worker": worker.id,
         "to stop": f"Ctrl-C, and running jobs have {options.shutdown_timeout:g} s; twice: at once",
     }
-    store = SyncStore(worker.address)
+    site = Site(worker.address, app.producer.prefix, app.producer.hash_tag, app)
     try:
-        rows["redis"] = f"{worker.address} · {_server(store)}"
-        rows["queues"] = " · ".join(
-            _queue(store, app.producer.line(name).source.keys) for name in worker.queues
-        )
+        site.redis.knock()
+        rows["redis"] = f"{worker.address} · {_server(site, worker.queues[0])}"
+        rows["queues"] = " · ".join(_queue(site, name) for name in worker.queues)
         if strangers := _strangers(app, worker):
             rows["not here"] = strangers
+    except ServerRefused as error:
+        rows["redis"] = rows["redis"] or f"{worker.address} · cannot be used: {_with_advice(error)}"
+        rows["queues"] = " · ".join(worker.queues)
     except TaskbullError as error:
-        rows["redis"] = f"{worker.address} · not there yet: {error}"
+        rows["redis"] = f"{worker.address} · not there yet: {_with_advice(error, worker.address)}"
         rows["queues"] = " · ".join(worker.queues)
     finally:
-        store.close()
+        site.redis.close()
     title = click.style(f"taskbull {__version__}", bold=True)
     click.echo(f"{title} · Python {platform.python_version()} · {backend}")
     for name, text in rows.items():
@@ -74,18 +77,32 @@ def _concurrency(worker: Worker) -> str:
     return ", ".join(f"{name} {number}" for name, number in numbers.items())
 
 
-def _server(store: SyncStore) -> str:
-    fields = store.run(Command(("INFO",), "", info), timeout=_PATIENCE)
+def _with_advice(error: TaskbullError, address: Address | None = None) -> str:
+    todo = advice(error, address)
+    return f"{error} → {todo}" if todo else str(error)
+
+
+def _server(site: Site, queue: str) -> str:
+    trouble = first_trouble(site, queue)
+    try:
+        fields = info(site.redis.ask(site.redis.servers()[0], "INFO"))
+    except ServerRefused:  # it works all the same
+        return (
+            f"{trouble}: see taskbull doctor" if trouble else "it does not tell its version, fine"
+        )
     kind = "Valkey" if "valkey_version" in fields else "Redis"
     version = fields.get("valkey_version") or fields.get("redis_version", "of unknown version")
     policy = fields.get("maxmemory_policy", "noeviction")
+    if trouble:
+        return f"{kind} {version}, but {trouble}: see taskbull doctor"
     if policy != "noeviction":
         return f"{kind} {version}, but it may evict jobs (maxmemory-policy {policy}): see doctor"
     return f"{kind} {version}, fine"
 
 
-def _queue(store: SyncStore, queue: QueueKeys) -> str:
-    counts = store.run(count_jobs(queue), timeout=_PATIENCE)
+def _queue(site: Site, name: str) -> str:
+    queue = site.keys(name)
+    counts = site.redis.run(count_jobs(queue), timeout=_PATIENCE)
     shown = [
         f"{counts[state]:,} {state}"
         for state in ("waiting", "prioritized", "delayed", "active", "paused", "failed")

@@ -11,7 +11,6 @@ from typing import TypeAlias
 from taskbull.cli.asking import Asker
 from taskbull.cli.findings import Finding, ok, problem, warning
 from taskbull.errors import ServerRefused
-from taskbull.scripts.inspection import COUNT_JOBS
 from taskbull.scripts.replies import info, text
 from taskbull.store.address import Endpoint
 from taskbull.store.pipeline import Reply
@@ -39,7 +38,6 @@ def check_server(redis: Asker, server: Endpoint, name: str) -> Iterator[Finding]
         yield from _persistence(redis, server, fields, name)
     yield _latency(redis, server, name)
     yield _clock(redis, server, name)
-    yield _scripts(redis, server, name)
 
 
 def _info(redis: Asker, server: Endpoint) -> Fields | None:
@@ -104,7 +102,8 @@ def _memory(fields: Fields, name: str) -> Iterator[Finding]:
             advice,
         )
     if limit and used > _NEARLY_FULL * limit:
-        yield warning(
+        full = used >= limit and policy == "noeviction"
+        yield (problem if full else warning)(
             "memory",
             f"{name} uses {used / limit:.0%} of its memory; when it is full, no job can be added",
             "remove finished jobs (taskbull clean), keep fewer of them, or raise maxmemory",
@@ -168,18 +167,6 @@ def _clock(redis: Asker, server: Endpoint, name: str) -> Finding:
     message = f"the clock of {name} is {abs(skew):.1f} s {behind} this machine's"
     advice = "let all machines take their time from NTP: delayed jobs run by the clocks of workers"
     return (problem if abs(skew) >= _BAD_SKEW else warning)("clock", message, advice)
-
-
-def _scripts(redis: Asker, server: Endpoint, name: str) -> Finding:
-    try:
-        redis.ask(server, "SCRIPT", "LOAD", COUNT_JOBS.source)
-    except ServerRefused as error:
-        return problem(
-            "scripts",
-            f"{name} does not let us load scripts: {error}",
-            "ACL SETUSER … +@scripting +@read +@write +@stream +@connection ~<prefix>:*",
-        )
-    return ok("scripts", f"{name} lets us load scripts")
 
 
 def _timed(ask: Callable[[], Reply]) -> tuple[float, Reply]:

@@ -21,6 +21,9 @@ from taskbull.store.address import Address
 
 T = TypeVar("T")
 
+ADDRESS = f"{__name__}.address"
+"""By which click's context knows where a command has gone."""
+
 _SCANNED = 1000
 
 
@@ -36,6 +39,7 @@ class Site:
         self.redis = Asker(address)
         if ctx := click.get_current_context(silent=True):
             ctx.call_on_close(self.redis.close)
+            ctx.meta[ADDRESS] = address
         self._hash_tag = hash_tag
 
     @classmethod

@@ -49,6 +49,14 @@ _WRAPPED = re.compile(
 )
 
 
+# What an ACL rule forbids inside a script: Redis < 7 does not even say which command it was.
+_FORBIDDEN = re.compile(
+    r"^ERR (?:Error running script .*: |ACL failure in script: )"
+    r"(?P<said>(?:The user executing the script can't|User \S+ has no permissions) [^@]*)",
+    re.DOTALL,
+)
+
+
 class Trouble(Struct, frozen=True):
     """A reply that means trouble, read: what was said, and what to do about it."""
 
@@ -84,6 +92,9 @@ def read_trouble(reply: ReplyError | ConnectionLost) -> Trouble:
         return Trouble(message, Answer.LEAVE, reply)
     if wrapped := _WRAPPED.match(message):
         message = wrapped["inner"]
+    elif forbidden := _FORBIDDEN.match(message):
+        said = forbidden["said"].removesuffix(" script: on ").strip()
+        message = f"NOPERM {said}; taskbull doctor says what the user lacks"
     code = message.partition(" ")[0]
     answer = _ANSWERS.get(code, Answer.RAISE)
     transient = answer in {Answer.WAIT, Answer.LEAVE}

@@ -37,7 +37,7 @@ def test_a_server_as_it_should_be_has_no_problem(
     assert {level for each in found.values() for level, _ in each} == {"ok"}
     assert list(found) == [
         *("app", "redis", "topology", "server", "memory", "persistence", "latency", "clock"),
-        *("scripts", "queues"),
+        *("rights", "queues"),
     ]
     text = cli("doctor")
     assert text.splitlines()[-1] == "All is well."
@@ -102,7 +102,7 @@ def test_what_an_acl_rule_forbids_is_told(
     cli = open_cli(url, "bull")
     result = cli.run("doctor", *cli.where)
     assert result.exit_code == 1
-    assert "problem  scripts" in result.stdout
+    assert "problem  writing" in result.stdout
     assert "INFO is forbidden" in result.stdout
     assert "TIME is forbidden" in result.stdout
     assert "secret" not in result.output
@@ -113,7 +113,7 @@ def test_what_an_acl_rule_forbids_is_told(
     [
         ("redis://:wrong@127.0.0.1:{port}", "into the URL"),
         ("redis://127.0.0.1:{port}", "into the URL"),
-        ("rediss://127.0.0.1:{port}", "TLS"),
+        ("rediss://127.0.0.1:{port}", "write redis:// instead of rediss://"),
         ("redis://:secret@127.0.0.1:1", "start a server"),
         ("http://127.0.0.1", "must start with one of"),
     ],

@@ -38,7 +38,9 @@ def test_redis_away_is_one_sentence_at_once(
     words: tuple[str, ...], nowhere: Path, open_cli: Callable[[str, str], CommandLine]
 ) -> None:
     said = open_cli(AWAY, "bull").fails(*words)
-    assert said.startswith("taskbull: cannot connect to 127.0.0.1:1")
+    assert said.startswith(
+        "taskbull: Redis at 127.0.0.1:1 cannot be used: Connection refused. Start a server, or say"
+    )
     assert len(said.splitlines()) == 1
     assert "secret" not in said
 
@@ -58,7 +60,9 @@ def test_a_call_with_redis_away_is_one_sentence_at_once(nowhere: Path) -> None:
     )
     done = run("call", "add", "a=1", "b=2", "-A", "far_away:app", "--wait", cwd=nowhere)
     assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr.startswith("taskbull: cannot connect to 127.0.0.1:1")
+    assert done.stderr.startswith(
+        "taskbull: Redis at 127.0.0.1:1 cannot be used: Connection refused. Start a server, or say"
+    )
     assert len(done.stderr.splitlines()) == 1
 
 

@@ -14,6 +14,7 @@ from taskbull.scripts.add import Lane, add_jobs
 from taskbull.scripts.call import Call
 from taskbull.scripts.cycle import Taking, cycle
 from taskbull.scripts.settlement import adopt_jobs, settle_cycle
+from taskbull.scripts.trial import try_commands
 
 QUEUE = QueueKeys("emails")
 JOB = "id"
@@ -65,6 +66,7 @@ SAMPLES = calls(
         limits.is_maxed(QUEUE),
         add_jobs(QUEUE, [], 1, Lane("producer", 2, 3)),
         cycle(QUEUE, 1, [], 2, "token", Taking(3)),
+        try_commands(QUEUE, "token"),
     ]
 )
 
@@ -88,7 +90,10 @@ NAMES: dict[str, Callable[[Call[Any]], set[str]]] = {
     "points": lambda _: {QUEUE.metrics_failed_data},
     "memo": lambda _: {QUEUE.private("add", "producer", "2"), QUEUE.private("cycle", "token")},
     "counter": lambda _: {QUEUE.id},
+    "another": lambda _: {QUEUE.private("doctor", "token", "another")},
 }
+for kind in ("text", "hash", "list", "set", "zset", "stream"):
+    NAMES[f"a_{kind}"] = lambda _, kind=kind: {QUEUE.private("doctor", "token", kind)}  # type: ignore[misc]
 VALUES: dict[str, object] = {"prefix": QUEUE.base, "job_id": JOB, "token": "token"}
 
 

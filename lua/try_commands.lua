@@ -1,0 +1,93 @@
+-- try_commands: run each command that our scripts use once, on keys of its own, and say which fail.
+--
+-- KEYS
+--   a_text     string   whatever is tried with texts
+--   another    string   where the text is renamed to
+--   a_hash     hash     whatever is tried with hashes
+--   a_list     list     whatever is tried with lists
+--   a_set      set      whatever is tried with sets
+--   a_zset     zset     whatever is tried with sorted sets
+--   a_stream   stream   whatever is tried with streams
+-- RETURNS
+--   command, what Redis said, command, what Redis said, … of those that it refuses; the error of
+--   the first write if it refuses all of them
+-- EFFECTS
+--   none: the keys are removed; where that is what is refused, they expire
+
+local a_text, another, a_hash, a_list, a_set, a_zset, a_stream = unpack(KEYS)
+
+local life = 60000
+local calls = {
+  { "SET", a_text, "1", "PX", life },
+  { "GET", a_text },
+  { "MGET", a_text, another },
+  { "EXISTS", a_text },
+  { "TYPE", a_text },
+  { "INCR", a_text },
+  { "INCRBY", a_text, 1 },
+  { "PTTL", a_text },
+  { "PERSIST", a_text },
+  { "PEXPIRE", a_text, life },
+  { "RENAME", a_text, another },
+  { "HSET", a_hash, "field", 1 },
+  { "PEXPIRE", a_hash, life },
+  { "HGET", a_hash, "field" },
+  { "HMGET", a_hash, "field" },
+  { "HGETALL", a_hash },
+  { "HKEYS", a_hash },
+  { "HLEN", a_hash },
+  { "HEXISTS", a_hash, "field" },
+  { "HINCRBY", a_hash, "field", 1 },
+  { "HDEL", a_hash, "none" },
+  { "LPUSH", a_list, "a", "b" },
+  { "PEXPIRE", a_list, life },
+  { "RPUSH", a_list, "c" },
+  { "LLEN", a_list },
+  { "LPOS", a_list, "a" },
+  { "LRANGE", a_list, 0, 1 },
+  { "LSET", a_list, 0, "d" },
+  { "LREM", a_list, 1, "none" },
+  { "LTRIM", a_list, 0, 9 },
+  { "RPOP", a_list },
+  { "SADD", a_set, "a", "b" },
+  { "PEXPIRE", a_set, life },
+  { "SCARD", a_set },
+  { "SISMEMBER", a_set, "a" },
+  { "SMISMEMBER", a_set, "a" },
+  { "SMEMBERS", a_set },
+  { "SUNIONSTORE", a_set, a_set },
+  { "SREM", a_set, "none" },
+  { "ZADD", a_zset, 1, "a", 2, "b" },
+  { "PEXPIRE", a_zset, life },
+  { "ZCARD", a_zset },
+  { "ZCOUNT", a_zset, 0, 1 },
+  { "ZSCORE", a_zset, "a" },
+  { "ZRANGE", a_zset, 0, 1 },
+  { "ZREVRANGE", a_zset, 0, 1 },
+  { "ZRANGEBYSCORE", a_zset, 0, 1 },
+  { "ZREVRANGEBYSCORE", a_zset, 1, 0 },
+  { "ZREM", a_zset, "none" },
+  { "ZPOPMIN", a_zset },
+  { "XADD", a_stream, "*", "field", 1 },
+  { "PEXPIRE", a_stream, life },
+  { "XREVRANGE", a_stream, "+", "-", "COUNT", 1 },
+  { "XTRIM", a_stream, "MAXLEN", 1 },
+  { "DEL", another },
+  { "UNLINK", a_text, another, a_hash, a_list, a_set, a_zset, a_stream },
+}
+
+local refused = {}
+for _, call in ipairs(calls) do
+  local reply = redis.pcall(unpack(call))
+  local said = type(reply) == "table" and reply.err
+  if said then
+    for _, code in ipairs({ "OOM", "READONLY", "NOREPLICAS", "MISCONF" }) do
+      if said:find(code .. " ", 1, true) then
+        return redis.error_reply(said:sub((said:find(code, 1, true))))
+      end
+    end
+    refused[#refused + 1] = call[1]
+    refused[#refused + 1] = said
+  end
+end
+return refused
