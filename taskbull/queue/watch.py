@@ -82,9 +82,9 @@ class Watch:
                 for job_id in self._waiting:
                     self._tell(job_id, error)
             finally:
-                await connection.close()
-                self._scope.cancel()  # whoever comes now needs another watch
+                self._scope.cancel()  # whoever comes now, while it is closed, needs another watch
                 self._placed.set()
+                await connection.close()
 
     async def _read(self, connection: BlockingConnection) -> None:
         place: str = await self._store.perform(again(last_event_id(self._keys)))
