@@ -11,7 +11,14 @@ from taskbull.scripts.replies import info as read_info
 from taskbull.store.address import Credentials, Endpoint
 from taskbull.store.link import explain
 from taskbull.store.pipeline import ProtocolError, Reply, ReplyError, pack
-from taskbull.store.trouble import read_trouble
+from taskbull.store.trouble import Trouble, read_trouble
+
+_ADVICE = {
+    "NOAUTH": " Give the password in the URL, as in redis://:password@host or "
+    "redis://user:password@host (redis=…, TASKBULL_REDIS_URL or REDIS_URL)",
+    "WRONGPASS": " The user name or password in the URL (redis=…, TASKBULL_REDIS_URL or REDIS_URL)"
+    " is not the server's",
+}
 
 OLDEST = (6, 2)  # of Redis; Valkey calls itself 7.2 there
 
@@ -41,18 +48,29 @@ class Handshake(Struct, frozen=True):
 
         Gives the id of the server's run, empty if it is not told: another run has other clients.
         """
-        info = replies[-2] if len(replies) == len(self.commands()) else None
+        complete = len(replies) == len(self.commands())
+        info = replies[-2] if complete else None
+        named = replies[-3 - self.primary_only] if complete and self.name else None
         for reply in replies:
-            if isinstance(reply, ReplyError) and not _forbidden(reply, info):
-                trouble = read_trouble(reply)
-                if trouble.transient or "max number of clients" in trouble.message:
-                    raise ConnectionLost(f"{endpoint}: {trouble.message}")
-                raise trouble.error
+            if not isinstance(reply, ReplyError) or reply is named or _forbidden(reply, info):
+                continue  # without a name in CLIENT LIST, all else works
+            trouble = read_trouble(reply)
+            if trouble.transient or "max number of clients" in trouble.message:
+                raise ConnectionLost(f"{endpoint}: {trouble.message}")
+            raise _refused(endpoint, trouble)
         if self.primary_only and replies[-3][0] != b"master":
             raise ConnectionLost(f"{endpoint} is a replica, not the primary")
         fields = read_info(info) if isinstance(info, bytes) else {}
         _check_version(endpoint, fields.get("redis_version", ""))
         return fields.get("run_id", "")
+
+
+def _refused(endpoint: Endpoint, trouble: Trouble) -> TaskbullError:
+    """Say who refused us, and what to do where that is known."""
+    if not isinstance(trouble.error, ServerRefused):
+        return trouble.error
+    code = trouble.error.code
+    return ServerRefused(code, f"Redis at {endpoint}: {trouble.message}{_ADVICE.get(code, '')}")
 
 
 def _forbidden(reply: ReplyError, info: Reply) -> bool:

@@ -94,6 +94,33 @@ def test_other_things_may_not_be_forbidden(place: int) -> None:
     assert caught.value.code == "NOPERM"
 
 
+@pytest.mark.parametrize(
+    "refusal",
+    [
+        "NOPERM User anna has no permissions to run the 'client|setname' command",  # F22
+        "ERR unknown command 'CLIENT', with args beginning with: 'SETNAME'",
+    ],
+)
+@pytest.mark.parametrize("primary_only", [False, True])
+def test_a_server_that_lets_us_have_no_name_is_used_all_the_same(
+    refusal: str, primary_only: bool
+) -> None:
+    role = [[b"master", 0, []]] if primary_only else []
+    replies = [b"OK", b"OK", ReplyError(refusal), *role, info("7.0.0"), b"PONG"]
+    handshake = Handshake(Credentials(None, "x"), 1, "me", primary_only)
+    handshake.check(HERE, replies)
+    replies[1] = ReplyError(refusal)
+    with pytest.raises(ServerRefused):
+        handshake.check(HERE, replies)
+
+
+def test_a_missing_or_wrong_password_is_told_with_the_server_and_the_setting() -> None:
+    for code in ("NOAUTH", "WRONGPASS"):
+        with pytest.raises(ServerRefused, match=rf"^Redis at localhost:7000: {code}.*URL") as told:
+            Handshake(Credentials()).check(HERE, [ReplyError(f"{code} no."), b"PONG"])
+        assert "TASKBULL_REDIS_URL" in str(told.value)
+
+
 @pytest.mark.parametrize("role", [b"slave", b"sentinel"])
 def test_only_a_primary_is_used_where_one_is_needed(role: bytes) -> None:
     replies: list[Any] = [[role, b"host", 1], info("7.0.0"), b"PONG"]
