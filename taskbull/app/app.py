@@ -49,6 +49,7 @@ from taskbull.queue.queue import Queue
 from taskbull.queue.stores import Stores
 from taskbull.queue.sync_queue import SyncQueue
 from taskbull.scripts.inspection import names_waiting
+from taskbull.store.clients import Where
 from taskbull.worker.listeners import Listener, Listeners
 from taskbull.worker.work import Work
 from taskbull.worker.worker import Worker
@@ -68,9 +69,10 @@ _KEEP_FAILED = Keep(age=timedelta(days=14))
 class App:
     """A set of tasks, and the Redis where their jobs are.
 
-    What it is made with is the default of its tasks. `redis` is a URL; without one, the
-    environment (`TASKBULL_REDIS_URL`, `REDIS_URL`) or the server on this machine is used. Nothing
-    is connected before it is needed. Adding jobs ends within `enqueue_timeout`, every other call
+    What it is made with is the default of its tasks. `redis` is a URL, or a client of
+    redis-py whose settings are read; without one, the environment (`TASKBULL_REDIS_URL`,
+    `REDIS_URL`) or the server on this machine is used. Nothing is connected before it is needed.
+    Adding jobs ends within `enqueue_timeout`, every other call
     of queues and handles within `call_timeout`, if Redis is away. `include` names modules with
     tasks, which workers import.
     `attempts` is 3 for the jobs that this app adds. Given here, it also counts for jobs of others
@@ -82,7 +84,7 @@ class App:
         self,
         name: str,
         *,
-        redis: str | None = None,
+        redis: Where | None = None,
         prefix: str = "bull",
         queue: str = "default",
         attempts: int | None = None,
@@ -116,7 +118,7 @@ class App:
         )
         self._include = _module_names(include)
         self.producer = Producer(
-            Stores(_url(redis)),
+            Stores(redis),
             prefix,
             hash_tag,
             limit_of("enqueue_timeout", enqueue_timeout),
@@ -374,12 +376,6 @@ def load_app(target: str) -> App:
     if not isinstance(found, App):
         raise ConfigurationError(f"{target!r} is not an App but a {type(found).__qualname__}")
     return found
-
-
-def _url(redis: object) -> str | None:
-    if redis is not None and not isinstance(redis, str):
-        raise refusal("redis", "be a URL such as redis://localhost:6379/0", redis)
-    return redis
 
 
 def _module_names(include: object) -> tuple[str, ...]:

@@ -17,23 +17,24 @@ from taskbull.queue.handle import CALL_TIMEOUT, JobHandle, Source
 from taskbull.queue.operations import JobEntry, Operations
 from taskbull.queue.stores import Stores
 from taskbull.scripts.steps import Stages
+from taskbull.store.clients import Where
 
 
 class AnyQueue:
     """A BullMQ queue, to be filled and looked after.
 
-    `redis` is a URL; without one, the environment (`TASKBULL_REDIS_URL`, `REDIS_URL`) or the
-    server on this machine is used. `enqueue_timeout` is how long an `add` may take, or an
-    `add_bulk` without getting on; `call_timeout` is for every other call: seconds in which Redis
-    must answer, over all tries. None: no limit. What works in pieces, such as `clean`, may take
-    longer in all, as long as the pieces are answered in time.
+    `redis` is a URL, or a client of redis-py whose settings are read; without one, the environment
+    (`TASKBULL_REDIS_URL`, `REDIS_URL`) or the server on this machine is used. `enqueue_timeout` is
+    how long an `add` may take, or an `add_bulk` without getting on; `call_timeout` is for every
+    other call: seconds in which Redis must answer, over all tries. None: no limit. What works in
+    pieces, such as `clean`, may take longer in all, as long as the pieces are answered in time.
     """
 
     def __init__(
         self,
         name: str,
         *,
-        redis: str | Stores | None = None,
+        redis: Where | Stores | None = None,
         prefix: str = "bull",
         hash_tag: bool | None = None,
         enqueue_timeout: float | None = 5.0,

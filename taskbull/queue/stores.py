@@ -13,8 +13,8 @@ from taskbull.errors import TaskbullError
 from taskbull.queue.border import alone
 from taskbull.queue.watch import Watch
 from taskbull.scripts.steps import Stages
-from taskbull.store.address import Address, default_url, parse
 from taskbull.store.aio import Store, ambient_store
+from taskbull.store.clients import Where, address_of
 from taskbull.store.dialing import ConnectionOptions
 from taskbull.store.sync import SyncStore
 
@@ -35,8 +35,8 @@ class _Side:
 class Stores:
     """Gives the store that fits where it is asked for; made when first needed."""
 
-    def __init__(self, redis: str | None = None) -> None:
-        self.address: Address = parse(redis or default_url())
+    def __init__(self, redis: Where | None = None) -> None:
+        self.address = address_of(redis)
         self._by_loop: WeakKeyDictionary[Any, _Side] = WeakKeyDictionary()
         self._sync: SyncStore | None = None
 

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import os
 import re
-import ssl
 from pathlib import Path
 from typing import Literal
 from urllib.parse import unquote
@@ -24,6 +23,8 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from taskbull.store.home import IDLE, project_folder
+from taskbull.store.parameters import check_parameters, read_seconds
+from taskbull.store.tls import Tls, read_tls
 from taskbull.store.url import Url, read_url, wrong
 
 Topology = Literal["single", "sentinel", "cluster", "embedded"]
@@ -39,14 +40,8 @@ _SCHEMES: dict[str, tuple[Topology, bool]] = {
     "embedded": ("embedded", False),
 }
 _DEFAULT_PORT = {"single": 6379, "sentinel": 26379, "cluster": 6379}
-_TLS_OPTIONS = frozenset(
-    {"ssl_ca_certs", "ssl_certfile", "ssl_keyfile", "ssl_password", "ssl_cert_reqs"}
-    | {"ssl_check_hostname"}
-)
-_OPTIONS = _TLS_OPTIONS | {"db", "username", "password"}
-_SENTINEL_OPTIONS = frozenset({"sentinel_username", "sentinel_password"})
 
-
+_PLACE = re.compile(r"[A-Za-z0-9.-]+:[0-9]{1,5}(/[0-9]{0,3})?|localhost")
 _HOST = re.compile(r"(\[(?P<six>[0-9A-Fa-f:.]+)\]|(?P<name>[^:\[\]\s]+))(:(?P<port>[0-9]{1,6}))?")
 
 
@@ -81,32 +76,6 @@ class Credentials(Struct, frozen=True):
         return ("AUTH", self.username, self.password) if self.username else ("AUTH", self.password)
 
 
-class Tls(Struct, frozen=True):
-    """How the server proves itself to us, and we to it."""
-
-    ca_certs: str | None = None
-    certfile: str | None = None
-    keyfile: str | None = None
-    password: str | None = None
-    cert_reqs: str = "required"
-    check_hostname: bool = True
-
-    def __repr__(self) -> str:
-        """Show the files, never the password."""
-        return f"Tls({self.ca_certs!r}, {self.certfile!r}, {self.cert_reqs!r})"
-
-    def context(self) -> ssl.SSLContext:
-        context = ssl.create_default_context(cafile=self.ca_certs)
-        if self.cert_reqs == "none":
-            context.check_hostname = False
-            context.verify_mode = ssl.CERT_NONE
-        else:
-            context.check_hostname = self.check_hostname
-        if self.certfile:
-            context.load_cert_chain(self.certfile, self.keyfile, self.password)
-        return context
-
-
 class Address(Struct, frozen=True):
     """Everything that is needed to reach Redis and be let in."""
 
@@ -119,6 +88,9 @@ class Address(Struct, frozen=True):
     sentinel_credentials: Credentials = Credentials()
     folder: str = ""
     idle: float = IDLE
+    connect_timeout: float | None = None
+    response_timeout: float | None = None
+    client_name: str = ""
 
     def __str__(self) -> str:
         """Show where, never the password."""
@@ -138,19 +110,26 @@ def parse(url: str) -> Address:
     """Read a URL; a wrong one is refused with a sentence that says what is wrong."""
     scheme = url.partition("://")[0]
     if scheme not in _SCHEMES:
-        raise wrong(url, f"it must start with one of {', '.join(f'{s}://' for s in _SCHEMES)}")
+        hint = f"; did you mean redis://{url}?" if _PLACE.fullmatch(url) else ""
+        known = ", ".join(f"{scheme}://" for scheme in _SCHEMES)
+        raise wrong(url, f"it must start with one of {known}{hint}")
     topology, encrypted = _SCHEMES[scheme]
     parts = read_url(url)
     if topology == "embedded":
         return _embedded(parts)
-    _check_options(parts, encrypted=encrypted, topology=topology)
+    check_parameters(parts, encrypted=encrypted, sentinel=topology == "sentinel")
     address = Address(
         topology,
         credentials=_credentials(parts),
         tls=_tls(parts) if encrypted else None,
+        connect_timeout=read_seconds(parts, "socket_connect_timeout"),
+        response_timeout=read_seconds(parts, "socket_timeout"),
+        client_name=parts.options.get("client_name", ""),
     )
     if scheme == "unix":
         return _unix(parts, address)
+    if topology == "cluster" and not parts.hosts:
+        raise parts.wrong("a Redis Cluster needs a host: redis+cluster://host:7000,host:7001")
     hosts = parts.hosts or ("localhost",)
     endpoints = tuple(_endpoint(parts, host, _DEFAULT_PORT[topology]) for host in hosts)
     path = [unquote(part) for part in parts.path.split("/") if part]
@@ -201,20 +180,6 @@ def _embedded(url: Url) -> Address:
     return Address("embedded", folder=str(folder), idle=float(idle))
 
 
-def _check_options(url: Url, *, encrypted: bool, topology: Topology) -> None:
-    known = _OPTIONS if encrypted else _OPTIONS - _TLS_OPTIONS
-    if topology == "sentinel":
-        known |= _SENTINEL_OPTIONS
-    for name in url.options:
-        if name in _TLS_OPTIONS and not encrypted:
-            raise url.wrong(f"option {name!r} needs TLS: use rediss")
-        if name not in known:
-            # After a password that has a "&" in it, its rest would look like an option.
-            secret = any("password" in option for option in url.options)
-            shown = "an option" if secret else f"option {name!r}"
-            raise url.wrong(f"{shown} is unknown; known are {', '.join(sorted(known))}")
-
-
 def _credentials(url: Url) -> Credentials:
     username = url.username or url.options.get("username")
     password = url.password or url.options.get("password")
@@ -224,26 +189,10 @@ def _credentials(url: Url) -> Credentials:
 
 
 def _tls(url: Url) -> Tls:
-    options = url.options
-    requirement = options.get("ssl_cert_reqs", "required")
-    if requirement not in {"required", "none"}:
-        raise url.wrong(f"ssl_cert_reqs is 'required' or 'none', not {requirement!r}")
-    check = options.get("ssl_check_hostname", "true").lower()
-    if check not in {"true", "false", "1", "0", "yes", "no"}:
-        raise url.wrong(f"ssl_check_hostname is true or false, not {check!r}")
-    tls = Tls(
-        ca_certs=options.get("ssl_ca_certs"),
-        certfile=options.get("ssl_certfile"),
-        keyfile=options.get("ssl_keyfile"),
-        password=options.get("ssl_password"),
-        cert_reqs=requirement,
-        check_hostname=check in {"true", "1", "yes"},
-    )
     try:
-        tls.context()
-    except OSError as error:  # a missing file, or one that is no certificate
-        raise url.wrong(f"the TLS files cannot be used: {error}") from error
-    return tls
+        return read_tls(url.options)
+    except ValueError as error:
+        raise url.wrong(str(error)) from error
 
 
 def _db(url: Url, text: str) -> int:

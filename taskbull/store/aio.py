@@ -148,7 +148,7 @@ class Store:
         async def resolve() -> Endpoint:
             return await self._topology.endpoint(key)
 
-        to = self._topology.part(key)
+        to, name = self._topology.part(key), name or self.address.client_name
         options = structs.replace(self._options, name=name, insist=True, to=to)
         return BlockingConnection(resolve, self._topology.doubt, options, self._notify)
 
@@ -201,6 +201,9 @@ def _for_address(options: ConnectionOptions, address: Address) -> ConnectionOpti
         options,
         credentials=address.credentials,
         where=str(address),
+        name=address.client_name,
+        connect_timeout=address.connect_timeout or options.connect_timeout,
+        response_timeout=address.response_timeout or options.response_timeout,
         db=address.db,
         tls=address.tls.context() if address.tls else None,
         primary_only=address.topology == "sentinel",

@@ -42,8 +42,12 @@ class Line:
         """Connect and be let in; `ConnectionLost` if it may work later, else `ServerRefused`."""
         self._endpoint = endpoint
         self._reader = Reader()
+        self._quiet = address.response_timeout or RESPONSE_TIMEOUT
         handshake = Handshake(
-            address.credentials, address.db, primary_only=address.topology == "sentinel"
+            address.credentials,
+            address.db,
+            address.client_name,
+            primary_only=address.topology == "sentinel",
         )
         within = Limit(limit, monotonic)
         try:
@@ -124,12 +128,12 @@ class Line:
     def _send(self, data: bytes, limit: Limit) -> int:
         rest = memoryview(data)
         while rest:  # not `sendall`: what the socket accepts is progress
-            self._wait_at_most(min(limit.left, RESPONSE_TIMEOUT))
+            self._wait_at_most(min(limit.left, self._quiet))
             rest = rest[self._socket.send(rest) :]
         return len(data)
 
     def _receive(self, limit: Limit, patience: float, answers_others: AnswersOthers) -> bytes:
-        quiet = Limit(patience + RESPONSE_TIMEOUT, monotonic)
+        quiet = Limit(patience + self._quiet, monotonic)
         while True:
             self._wait_at_most(min(limit.left, quiet.left, patience))
             try:
@@ -168,7 +172,8 @@ class Lines:
         idle = self._idle[endpoint]
         line = self._usable(idle)
         if line is None:
-            line = Line(endpoint, self._address, min(limit.left, CONNECT_TIMEOUT))
+            connecting = self._address.connect_timeout or CONNECT_TIMEOUT
+            line = Line(endpoint, self._address, min(limit.left, connecting))
 
         def answers_others() -> bool:
             # The lines that were idle are as old as this one: what was forgotten was all of them.

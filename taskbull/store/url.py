@@ -17,6 +17,11 @@ _SHAPE = re.compile(
     r"(\?(?P<query>[^#@]*))?"
 )
 
+# A scheme, a host and a port, with a slip between them; nothing here is a password.
+_HARMLESS = re.compile(
+    r"\s*([a-z+]{4,16}:?/{1,2})?(localhost|[A-Za-z0-9.-]+:[0-9]{1,5})(/[0-9]{0,3})?\s*"
+)
+
 
 class Url(Struct, frozen=True):
     """What a URL says; escapes are resolved, but nothing else is."""
@@ -61,10 +66,10 @@ def wrong(text: str, rule: str) -> ConfigurationError:
 
 
 def masked(text: str) -> str:
-    """Show a URL without its password and options; one that cannot be read, not at all."""
+    """Show a URL without its password and options; of one that cannot be read, what is harmless."""
     shape = _SHAPE.fullmatch(text)
     if shape is None:
-        return "***"
+        return text if _HARMLESS.fullmatch(text) else "***"
     username, colon, _ = (shape["userinfo"] or "").partition(":")
     login = "" if shape["userinfo"] is None else f"{username}{colon and ':***'}@"
     return f"{shape['scheme']}://{login}{shape['hosts']}{shape['path'] or ''}"

@@ -30,8 +30,8 @@ from taskbull.core.retry import NO_POLICY, RetryPolicy
 from taskbull.errors import ConfigurationError, ConnectionLost
 from taskbull.observability.logs import LogLines
 from taskbull.observability.metrics import NO_TASKS, Declared, Metrics, application_metrics
-from taskbull.store.address import Address, default_url, parse
 from taskbull.store.aio import Store, open_store
+from taskbull.store.clients import Where, address_of
 from taskbull.store.dialing import ConnectionOptions
 from taskbull.store.sync import SyncStore
 from taskbull.worker.availability import Availability
@@ -81,7 +81,7 @@ class Worker:
         queues: str | Sequence[str],
         handler: Handler | SyncHandler | None = None,
         *,
-        redis: str | Address | None = None,
+        redis: Where | None = None,
         options: WorkerOptions = DEFAULT,
         queue_options: Mapping[str, QueueOptions] | None = None,
         prefix: str = "bull",
@@ -97,7 +97,7 @@ class Worker:
         check_type("options", options, WorkerOptions, "be WorkerOptions")
         self.options = options
         self.id = options.worker_id or make_worker_id()
-        self.address = redis if isinstance(redis, Address) else parse(redis or default_url())
+        self.address = address_of(redis)
         names = [queues] if isinstance(queues, str) else list(queues)
         if not names or len(set(names)) < len(names):
             raise refusal("queues", "be one name or several different ones", queues)

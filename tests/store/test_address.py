@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import inspect
 import traceback
 from pathlib import Path
 from urllib.parse import quote
 
 import pytest
+import redis.asyncio.connection
+import redis.connection
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 from taskbull.errors import ConfigurationError
-from taskbull.store.address import Address, Credentials, Endpoint, Tls, parse
+from taskbull.store.address import Address, Credentials, Endpoint, parse
+from taskbull.store.tls import Tls
 from tests.servers.certificates import Certificates
 
 HERE = (Endpoint("localhost", 6379),)
@@ -217,11 +221,23 @@ def test_the_check_of_certificates_can_be_switched_off() -> None:
         ("redis://localhost?db=x", "the database is a number, not 'x'"),
         ("redis://localhost/" + "1" * 5000, "the database is a number"),
         ("redis://one,two", "several hosts need redis+cluster:// or redis+sentinel://"),
-        ("redis://localhost?timeout=1", "option 'timeout' is unknown; known are db, password"),
+        ("redis://localhost?time_out=1", "option 'time_out' is unknown; did you mean 'timeout'?"),
+        (
+            "redis://h?sokcet_timeout=1",
+            "'sokcet_timeout' is unknown; did you mean 'socket_t",
+        ),
+        ("redis://localhost?colour=red", "option 'colour' is unknown; redis-py has none"),
+        ("redis://localhost?socket_timeout=soon", "socket_timeout is a number of seconds"),
+        ("redis://localhost?socket_connect_timeout=0", "socket_connect_timeout is a number of"),
+        ("redis+cluster://", "a Redis Cluster needs a host"),
+        ("rediss+cluster:///0", "a Redis Cluster needs a host"),
         ("redis://localhost?ssl_cert_reqs=none", "option 'ssl_cert_reqs' needs TLS: use rediss"),
         ("redis://localhost/0#1", "#"),
         ("unix:///run/redis.sock#1", "#"),
-        ("rediss://localhost?ssl_cert_reqs=maybe", "ssl_cert_reqs is 'required' or 'none'"),
+        (
+            "rediss://localhost?ssl_cert_reqs=maybe",
+            "'optional' or 'none', not 'maybe'",
+        ),
         ("rediss://localhost?ssl_check_hostname=2", "ssl_check_hostname is true or false, not '2'"),
         ("rediss://localhost?ssl_ca_certs=/no/file", "the TLS files cannot be used"),
         ("rediss://localhost?ssl_certfile=/no/file", "the TLS files cannot be used"),
@@ -248,6 +264,79 @@ def test_a_wrong_url_is_refused_with_what_is_wrong(url: str, wrong: str) -> None
     with pytest.raises(ConfigurationError) as caught:
         parse(url)
     assert wrong in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("localhost:6379", "'localhost:6379' is not valid"),
+        ("localhost:6379", "did you mean redis://localhost:6379?"),
+        ("redis.example.org:6379/1", "did you mean redis://redis.example.org:6379/1?"),
+        ("redis:/localhost:6379", "'redis:/localhost:6379' is not valid"),
+        ("redis//localhost:6379/0", "'redis//localhost:6379/0' is not valid"),
+        ("anna:secret@localhost:6379", "'***' is not valid"),
+        ("secret", "'***' is not valid"),
+    ],
+)
+def test_what_is_wrong_is_shown_where_no_password_can_be_in_it(url: str, shown: str) -> None:
+    with pytest.raises(ConfigurationError) as caught:  # G5
+        parse(url)
+    assert shown in str(caught.value)
+    assert "secret" not in str(caught.value)
+
+
+def test_every_parameter_of_redis_py_is_accepted() -> None:  # G5
+    names: set[str] = set()
+    for module in (redis.connection, redis.asyncio.connection):
+        for kind in (module.SSLConnection, module.Connection, module.AbstractConnection):
+            names |= inspect.signature(kind.__init__).parameters.keys()
+        names |= vars(module)["URL_QUERY_ARGUMENT_PARSERS"].keys()
+    names -= {"self", "kwargs", *VALUES}
+    names -= {name for name in names if name.startswith(("maint", "orig_", "himport", "oss_"))}
+    query = "&".join(f"{name}=" for name in sorted(names))
+    query += "".join(f"&{name}={value}" for name, value in VALUES.items())
+    assert parse(f"rediss://host?{query}").endpoints == (Endpoint("host", 6379),)
+
+
+VALUES = {
+    "db": "1",
+    "socket_timeout": "3",
+    "socket_connect_timeout": "2.5",
+    "ssl_cert_reqs": "CERT_NONE",
+    "ssl_check_hostname": "false",
+    "ssl_min_version": "771",
+    "protocol": "3",
+    "decode_responses": "True",
+}
+
+
+def test_the_parameters_that_mean_something_are_obeyed() -> None:  # G5
+    address = parse("redis://h?socket_timeout=3&socket_connect_timeout=2.5&client_name=web")
+    assert address == Address(
+        "single",
+        (Endpoint("h", 6379),),
+        response_timeout=3,
+        connect_timeout=2.5,
+        client_name="web",
+    )
+
+
+@pytest.mark.parametrize(
+    ("spelling", "meant"),
+    [
+        *(("none", "none"), ("CERT_NONE", "none"), ("None", "none"), ("ssl.CERT_NONE", "none")),
+        *(("required", "required"), ("CERT_REQUIRED", "required"), ("CERT_OPTIONAL", "optional")),
+    ],
+)
+def test_the_check_of_certificates_is_spelled_in_many_ways(spelling: str, meant: str) -> None:
+    assert parse(f"rediss://h?ssl_cert_reqs={spelling}").tls == Tls(cert_reqs=meant)  # G5
+
+
+def test_certificates_may_stand_in_the_url(tmp_path: Path) -> None:  # G5
+    data = Certificates(tmp_path).ca_file.read_text()
+    tls = parse(f"rediss://h?ssl_ca_data={quote(data)}").tls
+    assert tls == Tls(ca_data=data)
+    assert len(tls.context().get_ca_certs()) == 1
 
 
 def test_a_file_that_is_no_certificate_is_refused(tmp_path: Path) -> None:

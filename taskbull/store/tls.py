@@ -1,0 +1,97 @@
+"""How the server proves itself to us, and we to it: redis-py's `ssl_…` settings."""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Mapping
+from typing import Any
+
+from msgspec import Struct
+
+_REQUIREMENTS = {
+    "none": ssl.CERT_NONE,
+    "optional": ssl.CERT_OPTIONAL,
+    "required": ssl.CERT_REQUIRED,
+}
+_WORDS = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
+
+
+class Tls(Struct, frozen=True):
+    """How the server proves itself to us, and we to it."""
+
+    ca_certs: str | None = None
+    certfile: str | None = None
+    keyfile: str | None = None
+    password: str | None = None
+    cert_reqs: str = "required"
+    check_hostname: bool = True
+    ca_path: str | None = None
+    ca_data: str | None = None
+    ciphers: str | None = None
+    min_version: int | None = None
+
+    def __repr__(self) -> str:
+        """Show the files, never the password."""
+        return f"Tls({self.ca_certs!r}, {self.certfile!r}, {self.cert_reqs!r})"
+
+    def context(self) -> ssl.SSLContext:
+        """Make what a socket needs; `OSError` or `ValueError` for what cannot be used."""
+        context = ssl.create_default_context(
+            cafile=self.ca_certs, capath=self.ca_path, cadata=self.ca_data
+        )
+        requirement = _REQUIREMENTS[self.cert_reqs]
+        context.check_hostname = self.check_hostname and requirement is not ssl.CERT_NONE
+        context.verify_mode = requirement
+        if self.certfile:
+            context.load_cert_chain(self.certfile, self.keyfile, self.password)
+        if self.ciphers:
+            context.set_ciphers(self.ciphers)
+        if self.min_version is not None:
+            context.minimum_version = ssl.TLSVersion(self.min_version)
+        return context
+
+
+def read_tls(settings: Mapping[str, Any]) -> Tls:
+    """Read redis-py's `ssl_…` settings, words or values; `ValueError` says what is wrong."""
+    minimum = settings.get("ssl_min_version")
+    tls = Tls(
+        ca_certs=_text(settings.get("ssl_ca_certs")),
+        certfile=_text(settings.get("ssl_certfile")),
+        keyfile=_text(settings.get("ssl_keyfile")),
+        password=_text(settings.get("ssl_password")),
+        cert_reqs=_requirement(settings.get("ssl_cert_reqs")),
+        check_hostname=_switch("ssl_check_hostname", settings.get("ssl_check_hostname")),
+        ca_path=_text(settings.get("ssl_ca_path")),
+        ca_data=_text(settings.get("ssl_ca_data")),
+        ciphers=_text(settings.get("ssl_ciphers")),
+        min_version=None if minimum is None else int(minimum),
+    )
+    try:
+        tls.context()
+    except (OSError, ValueError) as error:  # a missing file, or one that is no certificate
+        raise ValueError(f"the TLS files cannot be used: {error}") from error
+    return tls
+
+
+def _text(value: object) -> str | None:
+    return str(value) if value else None
+
+
+def _requirement(value: object) -> str:
+    """Read what Python (`CERT_NONE`), redis-py (`none`) and Celery (either) call it."""
+    if value is None:
+        return "required"
+    if isinstance(value, ssl.VerifyMode):
+        value = value.name
+    name = str(value).lower().removeprefix("ssl.").removeprefix("cert_")
+    if name not in _REQUIREMENTS:
+        raise ValueError(f"ssl_cert_reqs is 'required', 'optional' or 'none', not {value!r}")
+    return name
+
+
+def _switch(name: str, value: object) -> bool:
+    if value is None or isinstance(value, bool):
+        return value is not False
+    if str(value).lower() not in _WORDS:
+        raise ValueError(f"{name} is true or false, not {value!r}")
+    return _WORDS[str(value).lower()]
