@@ -35,7 +35,8 @@ class JobSpec(Struct, Generic[R_co], frozen=True):
 
     queue: str
     job: NewJob
-    _read: ReadResult
+    read: ReadResult
+    """Makes a result of its JSON."""
 
     def __repr__(self) -> str:
         return f"<JobSpec {self.name}({', '.join(self.data)}) in {self.queue}>"
@@ -63,10 +64,6 @@ class JobSpec(Struct, Generic[R_co], frozen=True):
     def anew(self) -> JobSpec[R_co]:
         """Give the job as one that was never sent: it is added, whatever became of this one."""
         return replace(self, job=self.job.anew())
-
-    def read(self, raw: bytes) -> Any:
-        """Make a result of its JSON."""
-        return self._read(raw)
 
 
 Enqueue: TypeAlias = Callable[[Sequence[JobSpec[Any]]], list[JobHandle[Any]]]

@@ -58,7 +58,8 @@ class Registry:
             name,
             f"Task {cut(name)!r} of a job in queue {queue} is not registered in app "
             f"{self._app}{hint}. It has {shown or 'no tasks'}; if its module is not imported, name "
-            "that by include=…, or find it by app.autodiscover(…)",
+            "that by include=…, or find it by app.autodiscover(…); a task that is declared inside "
+            "a function exists only where that function was called",
         )
 
     def _check_breaker(self, task: Task[..., Any], breaker: CircuitBreaker) -> None:

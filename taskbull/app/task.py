@@ -38,13 +38,14 @@ class _Calling:
         self.binder = Binder(name, function)
         self.alarm = Alarm(f"{name}.delay()", f"await {name}.adelay()")
         self._function = function
+        self._read = self.read_result  # one for all handles
 
     def spec(
         self, queue: str, options: JobOptions, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> JobSpec[Any]:
         arguments = self.binder.bind(args, kwargs)
         self._check(arguments)
-        return JobSpec(queue, NewJob(self.name, arguments, options), self.read_result)
+        return JobSpec(queue, NewJob(self.name, arguments, options), self._read)
 
     def __reduce__(self) -> tuple[Any, ...]:  # as its task: by the name in its module
         return _calling_of, (self._function.__module__, self._function.__qualname__)

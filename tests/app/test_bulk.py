@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import pickle
 import threading
+import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -43,6 +45,14 @@ def proxy(server: Reachable) -> Iterator[Proxy]:
     endpoint = parse(server.url).endpoints[0]
     with Proxy((endpoint.host, endpoint.port)) as running, connected(shop, running.url):
         yield running
+
+
+class Watched(dict[str, Any]):
+    """Data that holds on to something else."""
+
+    def __init__(self, data: dict[str, Any], held: object) -> None:
+        super().__init__(data)
+        self.held = held
 
 
 def stored(admin: Any, *queues: str) -> Counter[int]:
@@ -226,6 +236,25 @@ def test_a_generator_is_streamed_and_progress_is_told(proxy: Proxy, admin: Any) 
     assert max(held) <= bulk.BULK
     assert [handle.id for handle in handles] == [str(n + 1) for n in range(5000)]
     assert stored(admin) == once(range(5000))
+
+
+def test_a_handle_does_not_keep_what_was_sent(proxy: Proxy) -> None:
+    class Big:
+        """Stands for something large; it can be watched."""
+
+    seen: list[weakref.ref[Big]] = []
+
+    def rows() -> Iterator[JobSpec[int]]:
+        for n in range(3):
+            big = Big()
+            seen.append(weakref.ref(big))
+            spec = row.job(n)
+            yield replace(spec, job=replace(spec.job, data=Watched({"n": n}, big)))
+
+    handles = shop.enqueue(rows())
+    gc.collect()
+    assert len(handles) == 3
+    assert [each() for each in seen] == [None] * 3
 
 
 async def test_a_generator_is_streamed_by_async_code(proxy: Proxy, admin: Any) -> None:
