@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from datetime import datetime
+from itertools import groupby
 from typing import Any
 
 import click
@@ -264,9 +265,18 @@ def _show(queue: str, listed: Listed, logs: Logs, extra: Extra) -> None:
     show_section("Options", to_json(extra.options).split("\n") if extra.options else [])
     if listed.state is JobState.COMPLETED:
         show_section("Result", to_json(job.returnvalue).split("\n"))
-    for number, stack in enumerate(job.stacktrace, 1):
-        show_section(f"Stack of failure {number}", printable_lines(stack.rstrip("\n")))
+    for numbers, stack in _alike(job.stacktrace):
+        show_section(f"Stack of failure {numbers}", printable_lines(stack.rstrip("\n")))
     show_section("Log", [line for each in logs.lines for line in printable_lines(each)])
+
+
+def _alike(stacks: list[str]) -> Iterator[tuple[str, str]]:
+    """Give each stack once with the numbers of the failures in a row that had it: `1 to 3`."""
+    number = 1
+    for stack, same in groupby(stacks):
+        last = number + len(list(same)) - 1
+        yield str(number) if last == number else f"{number} to {last}", stack
+        number = last + 1
 
 
 def _data_of(job: Job) -> tuple[Any, str | None]:

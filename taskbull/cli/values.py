@@ -82,7 +82,7 @@ def _json(name: str, text: str) -> Any:
     try:
         return payload.decode(text.encode())
     except ValueError as error:
-        raise WrongUsage(f"{name}: {text!r} is no JSON: {error}") from error
+        raise WrongUsage(f"{name}: {text!r} is not JSON: {error}") from error
 
 
 def _value(name: str, text: str, hint: Any) -> Any:
@@ -106,7 +106,7 @@ def _quoted(name: str, text: str) -> bytes:
     try:
         return msgspec.json.encode(text)
     except UnicodeEncodeError:
-        raise WrongUsage(f"{name}: {text!r} is no UTF-8") from None
+        raise WrongUsage(f"{name}: {text!r} is not UTF-8") from None
 
 
 def _problem(read: Callable[[bytes], Any], raw: bytes) -> Misfit | None:

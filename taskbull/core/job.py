@@ -99,6 +99,10 @@ class Job(Struct, frozen=True, kw_only=True, dict=True):
     """Whether its latest attempt has ended, as in events that tell of an end."""
     corrupt: CorruptJob | None = None
 
+    def __repr__(self) -> str:
+        # Without its data, which may be large or secret.
+        return f"<Job {self.name} {self.id}, {self.attempts_made} attempts made>"
+
     @property
     def attempt(self) -> int:
         """The number of the attempt that runs now, or has just ended, counted from 1."""

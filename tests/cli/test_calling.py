@@ -79,7 +79,7 @@ def test_a_value_is_read_by_the_annotation(shop: Shop, word: str, stored: object
         (("resize", "path=a", "sizes=[1,x]"), "sizes: '[1,x]' does not fit"),
         (("resize", "path=a", 'sizes=["x"]'), "Expected int, got str"),
         (("resize", "path=a", "when=tomorrow"), "when: 'tomorrow' does not fit"),
-        (("resize", "path=a", "width:=x"), "width: 'x' is no JSON"),
+        (("resize", "path=a", "width:=x"), "width: 'x' is not JSON"),
         (("resize", "path=a", 'width:="5"'), "argument width: Expected int, got str"),
         (("resize", "path=a", "path=b"), "path is given twice"),
         (("resize", "path"), "'path' must be key=value, or key:=json"),

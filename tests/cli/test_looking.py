@@ -186,6 +186,17 @@ def test_everything_about_a_job_is_shown(shop: Shop) -> None:
     assert row.endswith(r"no\x1b[31m such…")
 
 
+# users-5: three attempts that failed at the same place showed the same stack three times.
+def test_a_stack_is_shown_once_for_all_failures_in_a_row_that_had_it(shop: Shop) -> None:
+    handle = shop.queue("default").add("n", {})
+    stacks = ["first", "then", "then", "then", "last"]
+    with redis.Redis.from_url(shop.url) as client:
+        client.hset(f"{shop.prefix}:default:{handle.id}", "stacktrace", json.dumps(stacks))
+    shown = [line for line in shop("job", "default", handle.id).splitlines() if "Stack" in line]
+    titles = ["Stack of failure 1", "Stack of failure 2 to 4", "Stack of failure 5"]
+    assert [line.strip() for line in shown] == titles
+
+
 def test_a_job_has_the_same_keys_in_both_commands(shop: Shop) -> None:
     shop.run("call", "resize", "path=a")
     [listed] = shop.json("jobs", "default")

@@ -440,3 +440,8 @@ def test_stacks_with_lone_surrogates_become_valid_utf8() -> None:
 
 def test_a_job_id_with_strange_bytes_is_still_a_name() -> None:
     assert decode_job(b"\xff", {}).id == "\\xff"
+
+
+def test_a_job_is_shown_short_and_without_its_data() -> None:
+    job = decode_job(b"42", {b"name": b"send", b"data": b'{"card":"4111"}', b"atm": b"2"})
+    assert repr(job) == "<Job send 42, 2 attempts made>"
