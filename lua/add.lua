@@ -42,9 +42,6 @@ local prefix, now, call, mark, memo_life, jobs = unpack(ARGV)
 --- @include "event_limit"
 --- @include "mark_base"
 --- @include "mark_delay"
---- @include "delayed_score"
---- @include "attach_to_parent"
---- @include "deduplicate"
 
 local told = {} -- the answers of this call, by place
 local last = redis.call("GET", memo)
@@ -81,89 +78,108 @@ end
 local number = redis.call("INCRBY", counter, numbers) - numbers
 local queue = queue_state(meta, active, wait, paused)
 
-for n = 1, #new do
-  local i = new[n]
-  local id, name, data, opts, timestamp, delay, priority, is_lifo, special, place = unpack(jobs[i])
-  local code = replies[2 * i] or 0
-  if code == 0 then
-    number = number + 1
-    if id == "" then
-      id = string.format("%.0f", number)
-    elseif redis.call("EXISTS", prefix .. id) == 1 then
-      code = 1
-      if special and special.parent then
-        code = attach_to_parent(prefix, id, special.parent, completed, tonumber(now))
-      end
-      if code == 1 then
-        redis.call("XADD", events, "*", "event", "duplicated", "jobId", id)
-      end
-    end
-  end
-  if code == 0 and special and special.dedup then
-    local owner = deduplicate(prefix, id, jobs[i], active, delayed, events)
-    if owner then
-      id, code = owner, 2
-    end
-  end
-  if code == 0 then
-    local key = prefix .. id
-    redis.call("HSET", key, "name", name, "data", data, "opts", opts,
-      "timestamp", timestamp, "delay", delay, "priority", priority)
-    redis.call("XADD", events, "*", "event", "added", "jobId", id, "name", name)
-    if special then
-      if special.dedup then
-        redis.call("HSET", key, "deid", special.dedup[1])
-      end
-      if special.parent then
-        redis.call("HSET", key, "parentKey", special.parent[1], "parent", special.parent[4])
-        redis.call("SADD", special.parent[1] .. ":dependencies", key)
+local added = {}
+local function write()
+  for n = 1, #new do
+    local i = new[n]
+    local id, name, data, opts, timestamp, delay, priority, is_lifo, special, place =
+      unpack(jobs[i])
+    local code = replies[2 * i] or 0
+    if code == 0 then
+      number = number + 1
+      if id == "" then
+        id = string.format("%.0f", number)
+      elseif redis.call("EXISTS", prefix .. id) == 1 then
+        code = 1
+        if special and special.parent then
+          --- @include "attach_to_parent"
+          code = attach_to_parent(prefix, id, special.parent, completed, tonumber(now))
+        end
+        if code == 1 then
+          redis.call("XADD", events, "*", "event", "duplicated", "jobId", id)
+        end
       end
     end
-    if special and special.children then
-      redis.call("ZADD", waiting_children, timestamp, id)
-      redis.call("XADD", events, "*", "event", "waiting-children", "jobId", id)
-    elseif delay > 0 then
-      local due = timestamp + delay
-      any_delayed = true
-      redis.call("ZADD", delayed, delayed_score(delayed, due), id)
-      redis.call("XADD", events, "*", "event", "delayed", "jobId", id, "delay", due)
-    else
-      if priority > 0 then
-        classes[#classes + 1] = priority
-        classes[#classes + 1] = id
-      elseif is_lifo then
-        lifo[#lifo + 1] = id
+    if code == 0 and special and special.dedup then
+      --- @include "deduplicate"
+      local owner = deduplicate(prefix, id, jobs[i], active, delayed, events)
+      if owner then
+        id, code = owner, 2
+      end
+    end
+    if code == 0 then
+      local key = prefix .. id
+      added[#added + 1] = id
+      redis.call("XADD", events, "*", "event", "added", "jobId", id, "name", name)
+      redis.call("HSET", key, "name", name, "data", data, "opts", opts,
+        "timestamp", timestamp, "delay", delay, "priority", priority)
+      if special then
+        if special.dedup then
+          redis.call("HSET", key, "deid", special.dedup[1])
+        end
+        if special.parent then
+          redis.call("HSET", key, "parentKey", special.parent[1], "parent", special.parent[4])
+          redis.call("SADD", special.parent[1] .. ":dependencies", key)
+        end
+      end
+      if special and special.children then
+        redis.call("ZADD", waiting_children, timestamp, id)
+        redis.call("XADD", events, "*", "event", "waiting-children", "jobId", id)
+      elseif delay > 0 then
+        --- @include "delayed_score"
+        local due = timestamp + delay
+        any_delayed = true
+        redis.call("ZADD", delayed, delayed_score(delayed, due), id)
+        redis.call("XADD", events, "*", "event", "delayed", "jobId", id, "delay", due)
       else
-        fifo[#fifo + 1] = id
+        if priority > 0 then
+          classes[#classes + 1] = priority
+          classes[#classes + 1] = id
+        elseif is_lifo then
+          lifo[#lifo + 1] = id
+        else
+          fifo[#fifo + 1] = id
+        end
+        redis.call("XADD", events, "*", "event", "waiting", "jobId", id)
       end
-      redis.call("XADD", events, "*", "event", "waiting", "jobId", id)
     end
+    replies[2 * i - 1], replies[2 * i] = id, code
+    place = place or i
+    told[2 * place - 1], told[2 * place] = id, code
   end
-  replies[2 * i - 1], replies[2 * i] = id, code
-  place = place or i
-  told[2 * place - 1], told[2 * place] = id, code
+
+  if #fifo > 0 then
+    redis.call("LPUSH", queue.target, unpack(fifo))
+  end
+  if #lifo > 0 then
+    redis.call("RPUSH", queue.target, unpack(lifo))
+  end
+  if #classes > 0 then
+    local count = #classes / 2
+    local rank = redis.call("INCRBY", priority_counter, count) - count
+    for i = 1, #classes, 2 do
+      rank = rank + 1
+      classes[i] = classes[i] * 0x100000000 + rank % 0x100000000
+    end
+    redis.call("ZADD", prioritized, unpack(classes))
+  end
+  if #fifo + #lifo + #classes > 0 then
+    mark_base(marker, queue.blocked)
+  end
+  if any_delayed then
+    mark_delay(marker, delayed)
+  end
 end
 
-if #fifo > 0 then
-  redis.call("LPUSH", queue.target, unpack(fifo))
-end
-if #lifo > 0 then
-  redis.call("RPUSH", queue.target, unpack(lifo))
-end
-if #classes > 0 then
-  local count = #classes / 2
-  local place = redis.call("INCRBY", priority_counter, count) - count
-  for i = 1, #classes, 2 do
-    place = place + 1
-    classes[i] = classes[i] * 0x100000000 + place % 0x100000000
+-- All or nothing: a job that is in no list or set must not seem to be there, and none must be there
+-- whose producer was told that it is not.
+local is_written, problem = pcall(write)
+if not is_written then
+  --- @include "undo_add"
+  for i = 1, #added do
+    undo_add(prefix, added[i], { delayed, waiting_children, prioritized }, queue.target)
   end
-  redis.call("ZADD", prioritized, unpack(classes))
-end
-if #fifo + #lifo + #classes > 0 then
-  mark_base(marker, queue.blocked)
-end
-if any_delayed then
-  mark_delay(marker, delayed)
+  error(problem, 0)
 end
 redis.call("XTRIM", events, "MAXLEN", "~", event_limit(meta, queue))
 redis.call("SET", memo, call .. ":" .. mark .. ":" .. cmsgpack.pack(told), "PX", memo_life)

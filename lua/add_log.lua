@@ -26,7 +26,8 @@ if refused ~= 0 then
   return refused
 end
 local count = redis.call("RPUSH", logs, line)
-if tonumber(keep) == 0 then
+keep = tonumber(keep)
+if keep <= 0 then
   return count
 end
 redis.call("LTRIM", logs, -keep, -1)

@@ -31,10 +31,12 @@ local schedulers, scheduler, job, counter, meta, wait, paused, active, prioritiz
 local prefix, scheduler_id, job_id, now, count, due = unpack(ARGV)
 
 --- @include "current_iteration"
+--- @include "finite"
 --- @include "next_slot"
 --- @include "queue_state"
 --- @include "event_limit"
 --- @include "push_job"
+--- @include "undo_add"
 --- @include "delayed_score"
 --- @include "mark_delay"
 
@@ -47,12 +49,19 @@ if not taken[3] then
 end
 local known = redis.call("HMGET", scheduler, "name", "data", "every", "offset")
 local name, data = known[1] or taken[1] or "", known[2] or taken[2] or "{}"
-local opts = cjson.decode(taken[3])
+local readable, opts = pcall(cjson.decode, taken[3])
+if not readable or type(opts) ~= "table" or type(opts["repeat"]) ~= "table" then
+  return ""
+end
 
 now, count = tonumber(now), tonumber(count)
+local last = finite(redis.call("ZSCORE", schedulers, scheduler_id))
 if due == "" then
-  local last = tonumber(redis.call("ZSCORE", schedulers, scheduler_id))
-  due = next_slot(last, tonumber(known[3] or opts["repeat"].every), tonumber(known[4] or 0), now)
+  local every = finite(known[3] or opts["repeat"].every) or 0
+  if every < 1 then
+    return ""
+  end
+  due = next_slot(last, every, finite(known[4]) or 0, now)
   opts.prevMillis = nil
 else
   due = tonumber(due)
@@ -68,7 +77,7 @@ if redis.call("EXISTS", prefix .. id) == 1 then
 end
 
 local delay = math.max(0, due - now)
-local priority = tonumber(opts.priority) or 0
+local priority = finite(opts.priority) or 0
 opts.jobId, opts.delay, opts.timestamp, opts.repeatJobKey = id, delay, now, scheduler_id
 opts["repeat"].count = count
 opts.attempts = opts.attempts or 0
@@ -76,22 +85,36 @@ if type(opts.backoff) == "number" then
   opts.backoff = { type = "fixed", delay = opts.backoff }
 end
 
-redis.call("ZADD", schedulers, due, scheduler_id)
-redis.call("HINCRBY", scheduler, "ic", 1)
-redis.call("INCR", counter)
-redis.call("HSET", prefix .. id, "name", name, "data", data, "opts", cjson.encode(opts),
-  "timestamp", now, "delay", delay, "priority", priority, "rjk", scheduler_id)
-if type(opts.de) == "table" and type(opts.de.id) == "string" then
-  redis.call("HSET", prefix .. id, "deid", opts.de.id) -- it is noted, but stops no other job
+local is_json, text = pcall(cjson.encode, opts)
+if not is_json then -- it has an infinite number, or is nested too deeply
+  return ""
 end
-redis.call("XADD", events, "*", "event", "added", "jobId", id, "name", name)
-if delay > 0 then
-  redis.call("ZADD", delayed, delayed_score(delayed, due), id)
-  redis.call("XADD", events, "*", "event", "delayed", "jobId", id, "delay", due)
-  mark_delay(marker, delayed)
-else
-  push_job(queue, id, priority, opts.lifo == true, prioritized, priority_counter, marker)
-  redis.call("XADD", events, "*", "event", "waiting", "jobId", id)
+local function add()
+  redis.call("ZADD", schedulers, due, scheduler_id)
+  redis.call("HINCRBY", scheduler, "ic", 1)
+  redis.call("INCR", counter)
+  redis.call("HSET", prefix .. id, "name", name, "data", data, "opts", text,
+    "timestamp", now, "delay", delay, "priority", priority, "rjk", scheduler_id)
+  if type(opts.de) == "table" and type(opts.de.id) == "string" then
+    redis.call("HSET", prefix .. id, "deid", opts.de.id) -- it is noted, but stops no other job
+  end
+  redis.call("XADD", events, "*", "event", "added", "jobId", id, "name", name)
+  if delay > 0 then
+    redis.call("ZADD", delayed, delayed_score(delayed, due), id)
+    redis.call("XADD", events, "*", "event", "delayed", "jobId", id, "delay", due)
+    mark_delay(marker, delayed)
+  else
+    push_job(queue, id, priority, opts.lifo == true, prioritized, priority_counter, marker)
+    redis.call("XADD", events, "*", "event", "waiting", "jobId", id)
+  end
+end
+
+-- All or nothing: else the scheduler would take the run for added, and end.
+local is_added, problem = pcall(add)
+if not is_added then
+  redis.pcall("ZADD", schedulers, last, scheduler_id)
+  undo_add(prefix, id, { delayed, prioritized }, queue.target)
+  error(problem, 0)
 end
 redis.call("XTRIM", events, "MAXLEN", "~", event_limit(meta, queue))
 return id

@@ -25,12 +25,11 @@ if not is_hash(job) then
   return -1
 end
 local due = tonumber(now) + tonumber(delay)
-local score = delayed_score(delayed, due)
-if redis.call("ZREM", delayed, job_id) == 0 then
+if not redis.call("ZSCORE", delayed, job_id) then
   return -3
 end
+redis.call("ZADD", delayed, delayed_score(delayed, due), job_id)
 redis.call("HSET", job, "delay", delay)
-redis.call("ZADD", delayed, score, job_id)
 redis.call("XADD", events, "MAXLEN", "~", event_limit(meta), "*",
   "event", "delayed", "jobId", job_id, "delay", due)
 mark_delay(marker, delayed)

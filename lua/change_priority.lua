@@ -20,6 +20,7 @@ local job, wait, paused, active, prioritized, priority_counter, meta, marker = u
 local job_id, priority, lifo = unpack(ARGV)
 
 --- @include "is_hash"
+--- @include "may_leave"
 --- @include "queue_state"
 --- @include "push_job"
 
@@ -27,15 +28,26 @@ if not is_hash(job) then
   return -1
 end
 priority, lifo = tonumber(priority), lifo == "1"
-if redis.call("ZREM", prioritized, job_id) == 1
-  or redis.call("LREM", wait, -1, job_id) == 1
-  or redis.call("LREM", paused, -1, job_id) == 1 then
+local list = redis.call("LPOS", wait, job_id) and wait
+  or redis.call("LPOS", paused, job_id) and paused
+local is_ranked = redis.call("ZSCORE", prioritized, job_id)
+if is_ranked then
+  may_leave(prioritized)
+elseif list then
+  redis.call("LREM", list, 1, "") -- raises if the job could not leave the list below
+end
+redis.call("HSET", job, "priority", priority)
+if is_ranked or list then
   if priority > 0 and lifo then
     redis.call("ZADD", prioritized, priority * 0x100000000, job_id)
   else
     local queue = queue_state(meta, active, wait, paused)
     push_job(queue, job_id, priority, lifo, prioritized, priority_counter, marker)
   end
+  if not is_ranked then
+    redis.call("LREM", list, lifo and 1 or -1, job_id) -- where it was, not where it is now
+  elseif priority <= 0 then
+    redis.call("ZREM", prioritized, job_id)
+  end
 end
-redis.call("HSET", job, "priority", priority)
 return 0

@@ -8,5 +8,7 @@
 
 local active, meta = unpack(KEYS)
 
-local most = tonumber(redis.call("HGET", meta, "concurrency"))
+--- @include "finite"
+
+local most = finite(redis.call("HGET", meta, "concurrency"))
 return most and redis.call("LLEN", active) >= most and 1 or 0

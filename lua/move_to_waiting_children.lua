@@ -39,14 +39,16 @@ local refused = holds_lock(lock, token)
 if refused < 0 then
   return refused
 end
-if redis.call("LREM", active, -1, job_id) == 0 then
+if not redis.call("LPOS", active, job_id) then
   return -3
 end
+redis.call("LREM", active, 1, "") -- raises if it could not leave `active` below
+redis.call("ZADD", waiting_children, now, job_id)
+redis.call("LREM", active, -1, job_id)
 if token ~= "0" then
   redis.call("DEL", lock)
   redis.call("SREM", stalled, job_id)
 end
-redis.call("ZADD", waiting_children, now, job_id)
 redis.call("XADD", events, "MAXLEN", "~", event_limit(meta), "*",
   "event", "waiting-children", "jobId", job_id, "prev", "active")
 return 0

@@ -22,18 +22,23 @@ local prefix, job_id = unpack(ARGV)
 
 --- @include "queue_state"
 --- @include "is_hash"
+--- @include "finite"
+--- @include "may_leave"
 --- @include "push_job"
 
-if redis.call("ZREM", delayed, job_id) == 0 then
+if not redis.call("ZSCORE", delayed, job_id) then
   return -3
 end
 local job = prefix .. job_id
 if not is_hash(job) then
+  redis.call("ZREM", delayed, job_id)
   return -1
 end
 local queue = queue_state(meta, active, wait, paused)
-local priority = tonumber(redis.call("HGET", job, "priority")) or 0
+local priority = finite(redis.call("HGET", job, "priority")) or 0
+may_leave(delayed)
 push_job(queue, job_id, priority, false, prioritized, priority_counter, marker)
+redis.call("ZREM", delayed, job_id)
 redis.call("XADD", events, "*", "event", "waiting", "jobId", job_id, "prev", "delayed")
 redis.call("HSET", job, "delay", 0)
 return 0

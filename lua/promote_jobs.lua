@@ -25,21 +25,27 @@ local prefix, size = unpack(ARGV)
 --- @include "mark_base"
 --- @include "event_limit"
 --- @include "is_hash"
+--- @include "may_leave"
 
 local ids = redis.call("ZRANGE", delayed, 0, size - 1)
-local promoted = {}
+if #ids == 0 then
+  return { 0, 0 }
+end
+local queue, promoted = queue_state(meta, active, wait, paused), {}
 for i = 1, #ids do
   if is_hash(prefix .. ids[i]) then
     promoted[#promoted + 1] = ids[i]
-    redis.call("XADD", events, "*", "event", "waiting", "jobId", ids[i], "prev", "delayed")
   end
 end
-if #ids > 0 then
-  redis.call("ZREM", delayed, unpack(ids))
-end
+may_leave(delayed)
 if #promoted > 0 then
-  local queue = queue_state(meta, active, wait, paused)
   redis.call("LPUSH", queue.target, unpack(promoted))
+end
+redis.call("ZREM", delayed, unpack(ids))
+if #promoted > 0 then
+  for i = 1, #promoted do
+    redis.call("XADD", events, "*", "event", "waiting", "jobId", promoted[i], "prev", "delayed")
+  end
   mark_base(marker, queue.blocked)
   redis.call("XTRIM", events, "MAXLEN", "~", event_limit(meta, queue))
 end

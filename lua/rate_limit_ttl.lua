@@ -11,11 +11,13 @@
 local limiter, meta = unpack(KEYS)
 local max_jobs = unpack(ARGV)
 
+--- @include "finite"
+
 local most = tonumber(max_jobs)
 if most == 0 then
-  most = tonumber(redis.call("HGET", meta, "max"))
+  most = finite(redis.call("HGET", meta, "max"))
 end
-if most and (tonumber(redis.call("GET", limiter)) or 0) < most then
+if most and (finite(redis.call("GET", limiter)) or 0) < most then
   return 0
 end
 return redis.call("PTTL", limiter)

@@ -25,6 +25,8 @@ local job, ended, wait, paused, active, prioritized, priority_counter, meta, eve
 local job_id, state, afresh = unpack(ARGV)
 
 --- @include "is_hash"
+--- @include "finite"
+--- @include "may_leave"
 --- @include "queue_state"
 --- @include "event_limit"
 --- @include "push_job"
@@ -33,17 +35,19 @@ local job_id, state, afresh = unpack(ARGV)
 if not is_hash(job) then
   return -1
 end
-if redis.call("ZREM", ended, job_id) == 0 then
+if not redis.call("ZSCORE", ended, job_id) then
   return -3
 end
+may_leave(ended)
 local fields = redis.call("HMGET", job, "priority", "opts", "parentKey")
-local priority, parent_key = tonumber(fields[1]) or 0, fields[3]
+local priority, parent_key = finite(fields[1]) or 0, fields[3]
 local is_json, opts = pcall(cjson.decode, fields[2] or "")
 local lifo = is_json and type(opts) == "table" and opts.lifo == true
 local outcome = state == "failed" and "failedReason" or "returnvalue"
 redis.call("HDEL", job, "finishedOn", "processedOn", outcome, unpack(cmsgpack.unpack(afresh)))
 local queue = queue_state(meta, active, wait, paused)
 push_job(queue, job_id, priority, lifo, prioritized, priority_counter, marker)
+redis.call("ZREM", ended, job_id)
 rejoin_parent(job, parent_key, state)
 redis.call("XADD", events, "MAXLEN", "~", event_limit(meta, queue), "*",
   "event", "waiting", "jobId", job_id, "prev", state)

@@ -24,6 +24,7 @@ local ended, wait, paused, active, meta, events, marker = unpack(KEYS)
 local prefix, state, cutoff, size = unpack(ARGV)
 
 --- @include "is_hash"
+--- @include "may_leave"
 --- @include "queue_state"
 --- @include "mark_base"
 --- @include "event_limit"
@@ -36,18 +37,23 @@ end
 local queue = queue_state(meta, active, wait, paused)
 local outcome = state == "failed" and "failedReason" or "returnvalue"
 local retried = {}
+may_leave(ended)
 for i = 1, #ids do
   local job = prefix .. ids[i]
   if is_hash(job) then
     retried[#retried + 1] = ids[i]
     redis.call("HDEL", job, "finishedOn", "processedOn", outcome)
     rejoin_parent(job, redis.call("HGET", job, "parentKey"), state)
-    redis.call("XADD", events, "*", "event", "waiting", "jobId", ids[i], "prev", state)
   end
+end
+if #retried > 0 then
+  redis.call("LPUSH", queue.target, unpack(retried))
 end
 redis.call("ZREM", ended, unpack(ids))
 if #retried > 0 then
-  redis.call("LPUSH", queue.target, unpack(retried))
+  for i = 1, #retried do
+    redis.call("XADD", events, "*", "event", "waiting", "jobId", retried[i], "prev", state)
+  end
   mark_base(marker, queue.blocked)
   redis.call("XTRIM", events, "MAXLEN", "~", event_limit(meta, queue))
 end

@@ -33,6 +33,7 @@ local prefix, now, interval, max_stalls, position, size = unpack(ARGV)
 
 --- @include "queue_state"
 --- @include "mark_base"
+--- @include "may_cut_out"
 --- @include "cut_out"
 --- @include "begin_sweep"
 --- @include "stalled_places"
@@ -51,19 +52,32 @@ local length = redis.call("LLEN", active)
 local ids = redis.call("LRANGE", active, -(position + size), -(position + 1))
 local places, gone, alive = stalled_places(prefix, ids, position, suspects)
 
-local put_back, doomed = {}, {}
+local put_back, counts, doomed, is_doomed = {}, {}, {}, {}
 for i = #gone, 1, -1 do -- the oldest is pushed last, and so is the first to be taken
-  local exists, fails = count_stall(prefix, gone[i], max_stalls, schedulers)
-  if exists then
-    put_back[#put_back + 1] = gone[i]
-    doomed[#doomed + 1] = fails and gone[i] or nil
+  local id = gone[i]
+  local stalls, fails = count_stall(prefix, id, max_stalls, schedulers)
+  if stalls > 0 then
+    put_back[#put_back + 1], counts[#counts + 1] = id, stalls
+    doomed[#doomed + 1], is_doomed[id] = fails and id or nil, fails
   end
 end
-cut_out(active, places)
-if #put_back > 0 then
+if #places > 0 then
+  may_cut_out(active, -(position + 1), ids[#ids])
   local queue = queue_state(meta, active, wait, paused)
-  redis.call("RPUSH", queue.target, unpack(put_back))
-  mark_base(marker, queue.blocked)
+  if #put_back > 0 then
+    redis.call("RPUSH", queue.target, unpack(put_back))
+  end
+  cut_out(active, places)
+  if #put_back > 0 then
+    mark_base(marker, queue.paused or queue.room + #places <= 0)
+  end
+end
+for i = 1, #put_back do
+  local key = prefix .. put_back[i]
+  redis.call("HSET", key, "stc", counts[i])
+  if is_doomed[put_back[i]] then
+    redis.call("HSET", key, "defa", "job stalled more than allowable limit")
+  end
 end
 for i = 1, #put_back do
   redis.call("XADD", events, "*", "event", "waiting", "jobId", put_back[i], "prev", "active")

@@ -1,14 +1,17 @@
 --- @include "delayed_score"
+--- @include "finite"
 --- @include "mark_base"
 --- @include "mark_delay"
+--- @include "names_own_key"
 --- @include "priority_score"
+--- @include "typed"
 
 -- add_kept_last(prefix, name, keys, queue, now): add the job that was deduplicated last while the
 -- owner of `name` ran, if there is one. `keys` has counter, delayed, prioritized, priority_counter,
 -- marker, events; `queue` is what queue_state gave.
 local function add_kept_last(prefix, name, keys, queue, now)
   local stored_key = prefix .. "dn:" .. name
-  local flat = redis.call("HGETALL", stored_key)
+  local flat = typed(redis.pcall("HGETALL", stored_key)) or {}
   if #flat == 0 then
     return
   end
@@ -16,15 +19,18 @@ local function add_kept_last(prefix, name, keys, queue, now)
   for i = 1, #flat, 2 do
     stored[flat[i]] = flat[i + 1]
   end
-  redis.call("DEL", stored_key)
+  redis.call("DEL", prefix .. "tb:none") -- raises if the stored one could not be deleted below
   local number = redis.call("INCR", keys.counter)
-  local id = stored.jid or string.format("%.0f", number)
+  local id = string.format("%.0f", number)
+  if stored.jid and not names_own_key(stored.jid) then
+    id = stored.jid
+  end
   local readable, opts = pcall(cjson.decode, stored.opts or "{}")
   opts = readable and type(opts) == "table" and opts or {}
-  local delay, priority = tonumber(opts.delay) or 0, tonumber(opts.priority) or 0
+  local delay, priority = finite(opts.delay) or 0, finite(opts.priority) or 0
   local dedup = type(opts.de) == "table" and opts.de or {}
-  local ttl = tonumber(dedup.ttl) or 0
-  if ttl > 0 and not dedup.keepLastIfActive then
+  local ttl = math.floor(finite(dedup.ttl) or 0)
+  if ttl > 0 and dedup.keepLastIfActive ~= true then
     redis.call("SET", prefix .. "de:" .. name, id, "PX", ttl)
   else
     redis.call("SET", prefix .. "de:" .. name, id)
@@ -39,10 +45,14 @@ local function add_kept_last(prefix, name, keys, queue, now)
   if stored.pk then
     redis.call("HSET", key, "parentKey", stored.pk, "parent", stored.pd or "{}")
   end
+  if stored.pdk then
+    redis.pcall("SADD", stored.pdk, key)
+  end
   redis.call("XADD", keys.events, "*", "event", "added", "jobId", id, "name", stored.name or "")
   if delay > 0 then
     local due = now + delay
     redis.call("ZADD", keys.delayed, delayed_score(keys.delayed, due), id)
+    redis.call("DEL", stored_key)
     redis.call("XADD", keys.events, "*", "event", "delayed", "jobId", id, "delay", due)
     mark_delay(keys.marker, keys.delayed)
   else
@@ -50,12 +60,10 @@ local function add_kept_last(prefix, name, keys, queue, now)
       local score = priority_score(priority, keys.priority_counter)
       redis.call("ZADD", keys.prioritized, score, id)
     else
-      redis.call(opts.lifo and "RPUSH" or "LPUSH", queue.target, id)
+      redis.call(opts.lifo == true and "RPUSH" or "LPUSH", queue.target, id)
     end
+    redis.call("DEL", stored_key)
     mark_base(keys.marker, queue.blocked)
     redis.call("XADD", keys.events, "*", "event", "waiting", "jobId", id)
-  end
-  if stored.pdk then
-    redis.call("SADD", stored.pdk, key)
   end
 end

@@ -9,4 +9,5 @@ local function begin_sweep(stalled, suspects, meta, events)
   elseif redis.call("EXISTS", stalled) == 1 then
     redis.call("RENAME", stalled, suspects)
   end
+  redis.call("PEXPIRE", suspects, 3600000) -- if nobody ever sweeps again
 end

@@ -7,7 +7,7 @@ local function deduplicate(prefix, id, job, active, delayed, events)
   local key, next_key = prefix .. "de:" .. name, prefix .. "dn:" .. name
   local owner = redis.call("GET", key)
   if owner and redis.call("PTTL", key) == -1 and redis.call("EXISTS", prefix .. owner) == 0 then
-    redis.call("DEL", key, next_key) -- its owner is gone, and nothing else would ever release it
+    redis.call("DEL", key) -- its owner is gone, and nothing else would ever release it
     owner = false
   end
   if not owner then

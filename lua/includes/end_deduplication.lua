@@ -2,7 +2,7 @@
 -- one with a time to live is left to expire.
 local function end_deduplication(prefix, id, name)
   local key = prefix .. "de:" .. name
-  if redis.call("PTTL", key) == -1 and redis.call("GET", key) == id then
+  if redis.call("PTTL", key) == -1 and redis.pcall("GET", key) == id then
     redis.call("DEL", key)
   end
 end

@@ -1,3 +1,5 @@
+--- @include "finite"
+
 -- event_limit(meta, queue) -> about how many events are kept; noted in `meta` where nobody has said
 -- it yet. `queue` is what queue_state gave, or nil where it was not asked.
 local function event_limit(meta, queue)
@@ -6,8 +8,8 @@ local function event_limit(meta, queue)
     limit = redis.call("HGET", meta, "opts.maxLenEvents")
   end
   if not limit then
-    limit = 10000
-    redis.call("HSET", meta, "opts.maxLenEvents", limit)
+    redis.pcall("HSET", meta, "opts.maxLenEvents", 10000) -- or the next one does
   end
-  return limit
+  limit = finite(limit)
+  return limit and limit >= 0 and math.floor(limit) or 10000
 end

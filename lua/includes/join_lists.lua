@@ -1,9 +1,14 @@
+--- @include "may_shorten"
+
 -- join_lists(newer, older, whole, size) -> 1 if more is to be moved, else 0: make one list `whole`
 -- (one of the two) of both, `older` at the tail, where jobs are taken. The shorter one is moved, up
 -- to `size` entries, so that between two calls all entries are in the same order as at the end.
 local function join_lists(newer, older, whole, size)
   local lengths = { redis.call("LLEN", newer), redis.call("LLEN", older) }
   local count = math.min(lengths[1], lengths[2], size)
+  if count > 0 then
+    may_shorten(lengths[1] < lengths[2] and newer or older)
+  end
   for done = 0, count - 1, 5000 do
     local part = math.min(5000, count - done)
     if lengths[1] < lengths[2] then

@@ -1,11 +1,14 @@
+--- @include "may_leave"
 --- @include "queue_state"
 --- @include "mark_base"
 
 -- let_parent_go(base, id, silent): put a parent whose last pending child is no more to the front
--- of its queue, whatever its delay and priority. It has left `waiting-children`.
+-- of its queue, whatever its delay and priority.
 local function let_parent_go(base, id, silent)
   local queue = queue_state(base .. "meta", base .. "active", base .. "wait", base .. "paused")
+  may_leave(base .. "waiting-children")
   redis.call("RPUSH", queue.target, id)
+  redis.call("ZREM", base .. "waiting-children", id)
   mark_base(base .. "marker", queue.blocked)
   if not silent then
     redis.call("XADD", base .. "events", "*", "event", "waiting", "jobId", id,

@@ -1,7 +1,10 @@
+--- @include "finite"
+
 -- queue_state(meta, active, wait, paused) -> {paused, room, blocked, target, max_events,
 -- max_starts, window}: what holds for the whole queue now. `room`: how many jobs more may be
 -- active; `blocked`: none may; `target`: the list where jobs wait; `max_events` (false: not said):
--- how many events are kept; `max_starts` (false: any) jobs start per `window` ms.
+-- how many events are kept; `max_starts` (false: any) jobs start per `window` ms. What is no number
+-- is no limit; one and a half jobs are two, as in BullMQ.
 -- While a queue is paused, BullMQ 5 parks jobs in `paused` and BullMQ 6 leaves them in `wait`. If
 -- `paused` exists it is used. Else 5's way, unless the queue's version says 6 or more: its resume
 -- takes both lists, while 5's resume overwrites a `wait` that it does not expect.
@@ -16,10 +19,12 @@ local function queue_state(meta, active, wait, paused)
       target = paused
     end
   end
-  local room = math.huge
-  if fields[2] then
-    room = tonumber(fields[2]) - redis.call("LLEN", active)
+  local room, limit, max_starts = math.huge, finite(fields[2]), finite(fields[5])
+  if limit then
+    room = math.ceil(limit) - redis.call("LLEN", active)
   end
   return { paused = is_paused, room = room, blocked = is_paused or room <= 0, target = target,
-    max_events = fields[3], max_starts = tonumber(fields[5]) or false, window = fields[6] }
+    max_events = fields[3],
+    max_starts = max_starts and math.ceil(max_starts) or false,
+    window = math.floor(math.abs(finite(fields[6]) or 0)) }
 end

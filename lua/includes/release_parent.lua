@@ -1,3 +1,5 @@
+--- @include "finite"
+--- @include "may_leave"
 --- @include "queue_state"
 --- @include "mark_base"
 --- @include "mark_delay"
@@ -7,13 +9,15 @@
 -- the key of its hash, `base` the start of all keys of its queue. It goes to the front: it has
 -- waited.
 local function release_parent(parent, base, id, now)
-  redis.call("ZREM", base .. "waiting-children", id)
+  local waiting_children = base .. "waiting-children"
   local fields = redis.call("HMGET", parent, "priority", "delay")
-  local priority, delay = tonumber(fields[1]) or 0, tonumber(fields[2]) or 0
+  local priority, delay = finite(fields[1]) or 0, finite(fields[2]) or 0
   local events, marker = base .. "events", base .. "marker"
+  may_leave(waiting_children)
   if delay > 0 then
     local due = now + delay
     redis.call("ZADD", base .. "delayed", due * 4096, id)
+    redis.call("ZREM", waiting_children, id)
     redis.call("XADD", events, "*", "event", "delayed", "jobId", id, "delay", due)
     mark_delay(marker, base .. "delayed")
     return
@@ -25,6 +29,7 @@ local function release_parent(parent, base, id, now)
   else
     redis.call("ZADD", base .. "prioritized", priority_score(priority, base .. "pc"), id)
   end
+  redis.call("ZREM", waiting_children, id)
   mark_base(marker, queue.blocked)
   redis.call("XADD", events, "*", "event", "waiting", "jobId", id, "prev", "waiting-children")
 end

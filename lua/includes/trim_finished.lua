@@ -1,10 +1,9 @@
---- @include "leave_parent"
 --- @include "append_keys"
 
--- trim_finished(prefix, finished, keep, parents_may_wait, now): remove jobs from the set `finished`
+-- trim_finished(prefix, finished, keep, leave_parent, now): remove jobs from the set `finished`
 -- that are too old or too many by `keep` ({count, age in s, limit}; -1: no such bound), a bounded
--- number at once. `parents_may_wait`: a parent may still wait for a job of this set.
-local function trim_finished(prefix, finished, keep, parents_may_wait, now)
+-- number at once. `leave_parent` is that function, or nil if no parent waits for a job of this set.
+local function trim_finished(prefix, finished, keep, leave_parent, now)
   local count, age, limit = unpack(keep)
   local function remove(ids)
     if #ids == 0 then
@@ -13,7 +12,7 @@ local function trim_finished(prefix, finished, keep, parents_may_wait, now)
     local keys = {}
     for i = 1, #ids do
       local key = prefix .. ids[i]
-      if parents_may_wait then
+      if leave_parent then
         leave_parent(prefix, key, redis.call("HGET", key, "parentKey"), false)
       end
       append_keys(keys, key)

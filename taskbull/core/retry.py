@@ -99,9 +99,13 @@ def decide(
 
 def undecidable(job: Job, fault: Exception) -> Failed:
     """Give the outcome of a job that nothing else can be done with, because of what it holds."""
-    error = CorruptJob(job.id, "opts", shown(fault))
+    return failed_for_good(CorruptJob(job.id, "opts", shown(fault)))
+
+
+def failed_for_good(error: Exception) -> Failed:
+    """Give the outcome of a job that no attempt that remains would help."""
     return Failed(
-        Failure(Category.PERMANENT, reason_of(error), stack_of(fault), error), Verdict.PERMANENT
+        Failure(Category.PERMANENT, reason_of(error), stack_of(error), error), Verdict.PERMANENT
     )
 
 

@@ -26,6 +26,7 @@ from taskbull.core.states import MAX_DUE_MS
 from taskbull.core.wire.job import decode_taken, encode_stacktrace
 from taskbull.scripts.call import Call
 from taskbull.scripts.loader import load
+from taskbull.scripts.replies import texts
 
 CYCLE = load("cycle")
 
@@ -64,6 +65,12 @@ class Cycled(Struct, frozen=True):
     """How long the queue lets nobody start a job; 0 if it does."""
     next_due_ms: int
     """When the next delayed job is due, if no job was taken; 0 if there is none."""
+    full: bool
+    """No job was taken, for Redis is out of memory."""
+    reasons: list[str]
+    """Of each outcome that was refused or denied, in turn: what Redis said."""
+    dropped: list[str]
+    """Ids in the waiting list that were not those of jobs that can be run."""
 
 
 def cycle(
@@ -182,9 +189,9 @@ def _keep(keep: Keep | None) -> tuple[int, int, int]:
 
 
 def _cycled(now_ms: int, worker: str | None, reply: Any) -> Cycled:
-    codes, jobs, limited, next_due = reply
+    codes, jobs, limited, next_due, full, reasons, dropped = reply
     taken = [
         decode_taken(job_id, fields, now_ms, worker)
         for job_id, fields in zip(jobs[::2], jobs[1::2], strict=True)
     ]
-    return Cycled(codes, taken, limited, next_due)
+    return Cycled(codes, taken, limited, next_due, full == 1, texts(reasons), texts(dropped))

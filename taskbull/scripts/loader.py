@@ -27,7 +27,7 @@ _PACKAGED = Path(__file__).parent.parent / "lua"  # in the wheel
 _CHECKOUT = Path(__file__).parent.parent.parent / "lua"  # beside the package, in a checkout
 LUA = _PACKAGED if _PACKAGED.is_dir() else _CHECKOUT
 
-_INCLUDE = re.compile(r'^--- @include "(\w+)"(?:\n|\Z)', re.MULTILINE)
+_INCLUDE = re.compile(r'^ *--- @include "(\w+)"$')
 _SECTION = re.compile(r"^-- ([A-Z]+)$")
 _ENTRY = re.compile(r"^--   (\w+)\b")
 _NAMING = re.compile(r'\b(?:prefix|base) \.\. |\.\. ":')
@@ -50,7 +50,7 @@ def load(name: str) -> Script:
     """Read the script `name` with everything it includes."""
     text = (LUA / f"{name}.lua").read_text(encoding="utf-8")
     sections = _sections(text)
-    source = _paste_includes(text, pasted=set())
+    source = _paste_includes(text, [set()])
     digest = sha1(source.encode(), usedforsecurity=False).hexdigest()
     keys = sections.get("KEYS", ())
     whole = len(keys) > 1 or _NAMING.search(source) is not None
@@ -76,16 +76,32 @@ def _sections(text: str) -> dict[str, tuple[str, ...]]:
     return found
 
 
-def _paste_includes(text: str, pasted: set[str]) -> str:
-    def paste(include: re.Match[str]) -> str:
-        name = include[1]
-        if name in pasted:
-            return ""
-        pasted.add(name)
-        body = (LUA / "includes" / f"{name}.lua").read_text(encoding="utf-8")
-        return _paste_includes(body, pasted).rstrip("\n") + "\n"
+def _paste_includes(text: str, scopes: list[set[str]]) -> str:
+    """Paste what a text includes, each once in the scope where it is visible.
 
-    whole = _INCLUDE.sub(paste, text)
+    An indented include is in a block: what is pasted there is unknown again when the block ends.
+    `scopes` are the names that are visible, block by block.
+    """
+    lines: list[str] = []
+    indents = [0]
+    for line in text.splitlines(keepends=True):
+        indent = len(line) - len(line.lstrip(" "))
+        while line.strip() and indent < indents[-1]:
+            indents.pop()
+            scopes.pop()
+        if not (include := _INCLUDE.match(line)):
+            lines.append(line)
+            continue
+        if indent > indents[-1]:
+            indents.append(indent)
+            scopes.append(set())
+        name = include[1]
+        if not any(name in scope for scope in scopes):
+            scopes[-1].add(name)
+            body = (LUA / "includes" / f"{name}.lua").read_text(encoding="utf-8")
+            lines.append(_paste_includes(body, scopes).rstrip("\n") + "\n")
+    del scopes[len(scopes) - len(indents) + 1 :]
+    whole = "".join(lines)
     if "@include" in whole:  # it would load, and fail on the first run that needs the function
         raise ValueError(f'not of the form --- @include "name": {_misspelt(whole)}')
     return whole

@@ -15,6 +15,12 @@ def _wrong_state(code: int, problem: str) -> Refusal:
     return lambda queue, job_id: WrongState(queue, job_id, problem, code)
 
 
+REFUSED: Final = -10
+"""Something that stands in Redis keeps an outcome from being written."""
+
+DENIED: Final = -11
+"""The user whom we are to Redis may not run a command that it takes."""
+
 REFUSALS: Final[dict[int, Refusal]] = {
     -1: JobNotFound,
     -2: LockLost,
@@ -27,6 +33,14 @@ REFUSALS: Final[dict[int, Refusal]] = {
     -9: _wrong_state(-9, "has a failed child, which fails it as well"),
 }
 """What the codes of the scripts mean; they are BullMQ's own."""
+
+
+def is_denial(message: str) -> bool:
+    """Tell whether Redis said that our user may not run a command, by the words of any version."""
+    return any(words in message for words in _DENIALS)
+
+
+_DENIALS: Final = ("NOPERM", "ACL failure", "user executing the script")
 
 
 def accepted(queue: QueueKeys, job_id: str) -> Callable[[int], int]:

@@ -31,6 +31,7 @@ from typing import Final, TypeAlias, TypeVar
 from anyio import sleep
 
 from taskbull.core import events
+from taskbull.core.checks import shown
 from taskbull.core.durations import from_ms
 from taskbull.core.job import Job
 from taskbull.core.outcome import (
@@ -44,7 +45,14 @@ from taskbull.core.outcome import (
     Snoozed,
     Written,
 )
-from taskbull.core.retry import NO_POLICY, RetryPolicy, attempts_of, decide, undecidable
+from taskbull.core.retry import (
+    NO_POLICY,
+    RetryPolicy,
+    attempts_of,
+    decide,
+    failed_for_good,
+    undecidable,
+)
 from taskbull.errors import (
     MaybeExecuted,
     PermanentError,
@@ -54,7 +62,7 @@ from taskbull.errors import (
 )
 from taskbull.scripts.cycle import Cycled, Packed, Taking, cycle, pack_outcome
 from taskbull.scripts.locks import extend_locks
-from taskbull.scripts.replies import REFUSALS
+from taskbull.scripts.replies import DENIED, REFUSALS, REFUSED, is_denial
 from taskbull.scripts.settlement import Settled, adopt_jobs, settle_cycle
 from taskbull.store.backend import Waiter, waiters, wake
 from taskbull.store.reconnection import LONGEST_DELAY, reconnect_delay
@@ -82,6 +90,9 @@ _ENOUGH = 25
 
 _LONGEST_LIMIT = 30.0
 """Seconds after which a limited queue is asked again, whatever it said: limits can be lifted."""
+
+_LONGEST_FULL = 5.0
+"""Seconds after which a Redis that was out of memory is asked again, at the latest."""
 
 _INCOMPLETE: Final[dict[int, tuple[type[Exception], str]]] = {
     -4: (TaskbullError, "Job {} has pending dependencies. moveToFinished"),
@@ -113,6 +124,7 @@ class Cycle:
         self._limited_until = 0.0
         self._stopping = False
         self._refusals = 0
+        self._full = 0  # how often in a row Redis had no memory for jobs
         self._carriers: list[Waiter] = []
         self._watchers: list[tuple[Callable[[Cycle], bool], Waiter]] = []
         self._new_waiter = waiters()
@@ -239,18 +251,34 @@ class Cycle:
                 if isinstance(error, ServerRefused):
                     await self._refused(error, batch, want)
             else:
-                self._refusals = 0
-                self._answered(batch, cycled, want, wakes)
+                denied = self._heed(batch, cycled.codes, cycled.reasons)
+                if want:
+                    self._take_in(cycled, want, wakes)
                 await self._deliver(cycled.jobs, token, sent_at)
                 self._asked -= want
+                if denied is None:
+                    self._refusals = 0
+                else:
+                    await self._put_off(denied)
         finally:
             self._under_way -= 1
             self._nudge()
 
-    def _answered(self, batch: list[Ending], cycled: Cycled, want: int, wakes: int) -> None:
-        self._heed(batch, cycled.codes)
-        if not want:
+    def _take_in(self, cycled: Cycled, want: int, wakes: int) -> None:
+        """Take in what a call says about the queue that was to give jobs."""
+        if cycled.dropped:
+            logger.warning(
+                "Queue %s: %d entries of the waiting list are not jobs that can run, such as %s",
+                self._side.keys.queue,
+                len(cycled.dropped),
+                shown(cycled.dropped[0]),
+            )
+        if cycled.full:
+            self._be_full()
             return
+        if self._full:
+            logger.info("Queue %s: Redis has memory again", self._side.keys.queue)
+            self._full = 0
         if len(cycled.jobs) == want:
             self._hungry = True
         elif wakes == self._wakes:  # else somebody knows of jobs that came after this call
@@ -260,6 +288,17 @@ class Cycle:
         if cycled.next_due_ms:
             clock = self._side.clock
             self._side.alarm.set(clock.now() + from_ms(cycled.next_due_ms - clock.wall_ms()))
+
+    def _be_full(self) -> None:
+        """Take no jobs for a while: Redis is out of memory, and would refuse what they write."""
+        self._full += 1
+        if self._full == 1:
+            logger.warning(
+                "Queue %s: Redis is out of memory, so no job is taken until it has some again: "
+                "raise its maxmemory or remove what is not needed",
+                self._side.keys.queue,
+            )
+        self._limit(reconnect_delay(self._full, _LONGEST_FULL, random()))  # noqa: S311
 
     def _limit(self, duration: float) -> None:
         """Take no jobs for so many seconds."""
@@ -323,13 +362,25 @@ class Cycle:
             self._asked -= adopted.count
             job_ids = job_ids[adopted.count :]
 
-    def _heed(self, batch: list[Ending], codes: Sequence[int]) -> None:
-        """Take in what Redis answered for each outcome."""
+    def _heed(
+        self, batch: list[Ending], codes: Sequence[int], reasons: Sequence[str] = ()
+    ) -> ServerRefused | None:
+        """Take in what Redis answered for each outcome; what we may not write is sent again."""
+        said = iter(reasons)
+        denied: list[Ending] = []
+        reason = "this user may not write an outcome"
         for ending, code in zip(batch, codes, strict=True):
             if code == 0:
                 self._accept(ending)
+            elif code == DENIED:
+                reason = next(said, reason)
+                denied.append(ending)
+            elif code == REFUSED:
+                self._fail(ending, next(said, "something in Redis prevents it"))
             else:
                 self._reject(ending, code)
+        self._pending.extendleft(reversed(denied))
+        return ServerRefused("NOPERM", reason) if denied else None
 
     def _accept(self, ending: Ending) -> None:
         lease, outcome, _ = ending
@@ -353,6 +404,15 @@ class Cycle:
         self._side.leases.drop(lease)
         if is_suspect(lease.job):
             self._side.quarantine.gone(lease)
+
+    def _fail(self, ending: Ending, reason: str) -> None:
+        """Let a job fail whose outcome cannot be written because of what stands in Redis."""
+        lease, outcome, policy = ending
+        error = ServerRefused("REFUSED", f"Redis refused to write what became of it: {reason}")
+        if isinstance(outcome, Failed):
+            self._lose(lease, str(error))
+        else:
+            self._pending.append((lease, failed_for_good(error), policy))
 
     def _lose(self, lease: Lease, reason: str) -> None:
         self._let_go(lease)
@@ -402,12 +462,16 @@ class Cycle:
 
         So one that cannot be written holds up no other; the sweep gives its job to a worker again.
         """
-        if len(batch) == 1 and not want and error.code in {"WRONGTYPE", "ERR"}:
+        data_is_bad = error.code in {"WRONGTYPE", "ERR"} and not is_denial(str(error))
+        if len(batch) == 1 and not want and data_is_bad:
             lease, _, _ = batch[0]
             if self._pending and self._pending[0][0] is lease:
                 self._pending.popleft()
                 self._lose(lease, f"Redis refused to write what became of it: {error}")
                 return
+        await self._put_off(error)
+
+    async def _put_off(self, error: ServerRefused) -> None:
         self._apart = len(self._pending)
         self._refusals += 1
         await self._pause(self._refusals, error)

@@ -173,12 +173,18 @@ def test_includes_that_need_each_other_are_pasted_once(folder: Path) -> None:
     assert load("extend").source.count("local function") == 3
 
 
+def test_what_is_pasted_in_a_block_is_unknown_behind_it(folder: Path) -> None:
+    block = 'if 1 then\n  --- @include "twice"\n  --- @include "twice"\nend\n'
+    write(folder, {"blocks": f'-- blocks: scopes.\n\n{block}{block}--- @include "twice"\n{block}'})
+    assert load("blocks").source.count("local function twice(") == 3
+
+
 @pytest.mark.parametrize(
     "line",
     [
         '--- @include "twice" ',
         '--- @include "twice"\t-- it doubles',
-        '  --- @include "twice"',
+        '\t--- @include "twice"',
         '-- @include "twice"',
         "--- @include 'twice'",
         '--- @include "includes/twice"',

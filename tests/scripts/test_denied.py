@@ -1,0 +1,431 @@
+"""A command that Redis refuses in the middle of a script: no job is lost, and none is doubled.
+
+Each operation runs as a user who may do all but one command, and for each command in turn; then
+again, with all rights. In between every job is still somewhere, and at the end where it belongs.
+"""
+
+from __future__ import annotations
+
+import re
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from typing import Any
+
+import pytest
+import redis
+
+from taskbull.core.job import NewJob
+from taskbull.core.options import Dedup, JobOptions
+from taskbull.core.outcome import (
+    Category,
+    Completed,
+    Failed,
+    Failure,
+    Released,
+    Retried,
+    Snoozed,
+    Verdict,
+    Written,
+)
+from taskbull.core.wire.job import decode_job, encode_job
+from taskbull.errors import ServerRefused
+from taskbull.scripts import changes, pausing, removal, stalled
+from taskbull.scripts.add import Lane, add_jobs
+from taskbull.scripts.cycle import Taking, cycle, pack_outcome
+from taskbull.scripts.loader import load
+from taskbull.scripts.schedulers import advance_scheduler
+from taskbull.store import address
+from taskbull.store.sync import SyncStore
+from tests.scripts.bed import NOW, Bed
+from tests.servers.kinds import Reachable
+
+Do = Callable[[Bed, int], None]
+"""One try of an operation, told which number it is."""
+
+LISTS = ("wait", "paused", "active")
+SETS = ("prioritized", "delayed", "waiting-children", "completed", "failed")
+TAKING = Taking(30_000)
+FAILURE = Failure(Category.TRANSIENT, "broke", "Traceback", RuntimeError("broke"))
+
+
+class Operation:
+    """What is played: the script, how its queue looks before, one try, and where jobs end."""
+
+    def __init__(self, script: str, seed: Callable[[Bed], None], do: Do, **ends: list[str]) -> None:
+        source = load(script).source
+        self.commands = sorted(
+            set(re.findall(r'redis\.p?call\("([A-Z]+)"', source))
+            | set(re.findall(r'"([LR]PUSH)"', source))
+        )
+        self.seed = seed
+        self.do = do
+        self.ends = {name.replace("_", "-"): sorted(ids) for name, ids in ends.items()}
+
+
+def waiting(bed: Bed) -> None:
+    for number in range(3):
+        bed.job(f"w{number}")
+    for number in range(3):
+        bed.job(f"p{number}", "prioritized", score=(number + 1) << 32, priority=number + 1)
+    bed.job("due", "delayed", score=(NOW - 5) * 4096, delay=1)
+    bed.job("urgent", "delayed", score=(NOW - 4) * 4096, delay=1, priority=9)
+    bed.admin.hset(bed.queue.meta, "opts.maxLenEvents", 1000)
+
+
+def take(bed: Bed, number: int) -> None:
+    bed.run(cycle(bed.queue, NOW, [], 20, f"t:{number}", TAKING))
+
+
+def running(bed: Bed) -> None:
+    waiting(bed)
+    bed.job("parent", "waiting-children")
+    for name in ("a", "b"):
+        bed.job(name, "active", ats=1)
+        bed.lock(name)
+    bed.child("c", "parent", "active", ats=1)
+    bed.lock("c")
+    bed.job("d", "active", ats=1, deid="key")
+    bed.lock("d")
+    bed.admin.set(bed.queue.base + "de:key", "d")
+    bed.hset("dn:key", {"name": "last", "data": "{}", "opts": "{}", "jid": "kept"})
+    bed.job("e", "active", ats=1, priority=5)
+    bed.lock("e")
+
+
+def end_all(outcome: Written) -> Do:
+    def do(bed: Bed, number: int) -> None:
+        held = [name for name in "abcde" if bed.admin.get(bed.queue.lock(name)) == b"token"]
+        jobs = [
+            decode_job(name.encode(), bed.admin.hgetall(bed.queue.job(name)))  # type: ignore[arg-type]
+            for name in held
+        ]
+        packed = [pack_outcome(job, "token", outcome, 1, NOW) for job in jobs]
+        cycled = bed.run(cycle(bed.queue, NOW, packed, 0, f"t:{number}", TAKING))
+        if number and any(cycled.codes):
+            # It had ended, and only its lock could not be deleted.
+            assert all(bed.admin.lpos(bed.queue.active, name) is None for name in held)
+
+    return do
+
+
+def stale(bed: Bed) -> None:
+    waiting(bed)
+    for name in ("a", "b", "c", "d"):
+        bed.job(name, "active", ats=1)
+    bed.lock("b")
+    bed.admin.sadd(bed.queue.stalled, "a", "b", "c", "d")
+
+
+def sweep(bed: Bed, number: int) -> None:
+    bed.admin.delete(bed.queue.stalled_check)
+    bed.go(stalled.sweep_stalled(bed.queue, NOW, interval_ms=30_000, max_stalls=1))
+
+
+def later(bed: Bed) -> None:
+    for name in ("a", "b"):
+        bed.job(name, "delayed", score=(NOW + 60_000) * 4096, delay=60_000)
+    bed.job("c", "delayed", score=(NOW + 60_000) * 4096, delay=60_000, priority=3)
+
+
+def tolerant(do: Callable[[Bed], None]) -> Do:
+    """Play a single change; done before, it may be refused the second time."""
+
+    def play(bed: Bed, number: int) -> None:
+        if number == 0:
+            do(bed)
+        else:
+            with suppress(Exception):
+                do(bed)
+
+    return play
+
+
+def each(names: str, make: Callable[[Any, str], Any]) -> Do:
+    def do(bed: Bed, number: int) -> None:
+        errors: list[Exception] = []
+        for name in names:
+            try:
+                bed.run(make(bed.queue, name))
+            except Exception as error:  # noqa: BLE001 - told when all were tried
+                errors.append(error)
+        if errors and number == 0:
+            raise errors[0]
+
+    return do
+
+
+def ended(bed: Bed) -> None:
+    bed.job("parent", "waiting-children")
+    bed.job("x", "", parentKey="")
+    bed.child("a", "parent", "failed", failedReason="x", finishedOn=NOW)
+    for name in ("b", "c"):
+        priority = 4 if name == "c" else 0
+        bed.job(name, "failed", failedReason="x", finishedOn=NOW, priority=priority)
+    bed.admin.delete(bed.queue.job("x"))
+
+
+def waiters(bed: Bed) -> None:
+    bed.job("a")
+    bed.job("b", "paused")
+    bed.job("c", "prioritized", score=5 << 32, priority=5)
+    bed.job("other")
+
+
+def families(bed: Bed) -> None:
+    bed.job("parent", "active", ats=1)
+    bed.lock("parent")
+    bed.child("a", "parent")
+
+
+def schedule(bed: Bed) -> None:
+    opts = '{"repeat":{"every":1000,"count":1}}'
+    bed.job(f"repeat:s:{NOW}", "active", rjk="s", opts=opts, ats=1)
+    bed.admin.zadd(bed.queue.repeat, {"s": NOW})
+    bed.hset("repeat:s", {"name": "s", "every": 1000})
+
+
+def advance(bed: Bed, number: int) -> None:
+    fields: Any = bed.admin.hgetall(bed.queue.job(f"repeat:s:{NOW}"))
+    job = decode_job(f"repeat:s:{NOW}".encode(), fields)
+    call = advance_scheduler(bed.queue, job, NOW)
+    assert call is not None
+    bed.run(call)
+
+
+def produce(bed: Bed, number: int) -> None:
+    kinds: list[dict[str, Any]] = [
+        {"job_id": "a"},
+        {"job_id": "b", "lifo": True},
+        {"job_id": "c", "priority": 2},
+        {"job_id": "d", "delay": 5},
+        {"job_id": "e", "dedup": Dedup("k")},
+    ]
+    jobs = [encode_job(NewJob("n", {}, JobOptions(**kind)), NOW) for kind in kinds]
+    bed.run(add_jobs(bed.queue, jobs, NOW, Lane("p", 0, 1)))
+
+
+WAITING = {
+    "wait": ["w0", "w1", "w2", "due"],
+    "prioritized": ["p0", "p1", "p2", "urgent"],
+}
+UNTOUCHED = {
+    "wait": ["w0", "w1", "w2"],
+    "prioritized": ["p0", "p1", "p2"],
+    "delayed": ["due", "urgent"],
+}
+
+OPERATIONS = {
+    "take": Operation("cycle", waiting, take, active=[*WAITING["wait"], *WAITING["prioritized"]]),
+    "complete": Operation(
+        "cycle",
+        running,
+        end_all(Completed()),
+        completed=list("abcde"),
+        wait=[*UNTOUCHED["wait"], "parent", "kept"],
+        prioritized=UNTOUCHED["prioritized"],
+        delayed=UNTOUCHED["delayed"],
+    ),
+    "fail": Operation(
+        "cycle",
+        running,
+        end_all(Failed(FAILURE, Verdict.PERMANENT)),
+        failed=list("abcde"),
+        waiting_children=["parent"],
+        wait=[*UNTOUCHED["wait"], "kept"],
+        prioritized=UNTOUCHED["prioritized"],
+        delayed=UNTOUCHED["delayed"],
+    ),
+    "retry at once": Operation(
+        "cycle",
+        running,
+        end_all(Retried(FAILURE, 0.0)),
+        waiting_children=["parent"],
+        wait=[*WAITING["wait"], *"abcd"],
+        prioritized=[*WAITING["prioritized"], "e"],
+    ),
+    "retry later": Operation(
+        "cycle",
+        running,
+        end_all(Retried(FAILURE, 5.0)),
+        waiting_children=["parent"],
+        **{**UNTOUCHED, "delayed": [*UNTOUCHED["delayed"], *"abcde"]},
+    ),
+    "snooze": Operation(
+        "cycle",
+        running,
+        end_all(Snoozed(5.0)),
+        waiting_children=["parent"],
+        **{**UNTOUCHED, "delayed": [*UNTOUCHED["delayed"], *"abcde"]},
+    ),
+    "release": Operation(
+        "cycle",
+        running,
+        end_all(Released()),
+        waiting_children=["parent"],
+        wait=[*UNTOUCHED["wait"], *"abcd"],
+        prioritized=[*UNTOUCHED["prioritized"], "e"],
+        delayed=UNTOUCHED["delayed"],
+    ),
+    "sweep": Operation(
+        "sweep_stalled",
+        stale,
+        sweep,
+        active=["b"],
+        wait=[*UNTOUCHED["wait"], "a", "c", "d"],
+        prioritized=UNTOUCHED["prioritized"],
+        delayed=UNTOUCHED["delayed"],
+    ),
+    "promote": Operation(
+        "promote_job", later, each("abc", changes.promote_job), wait=["a", "b"], prioritized=["c"]
+    ),
+    "promote all": Operation(
+        "promote_jobs",
+        later,
+        lambda bed, _: (bed.go(changes.promote_jobs(bed.queue)), None)[1],
+        wait=["a", "b", "c"],
+    ),
+    "change delay": Operation(
+        "change_delay",
+        later,
+        each("abc", lambda queue, name: changes.change_delay(queue, name, 1_000, NOW)),
+        delayed=["a", "b", "c"],
+    ),
+    "give a priority": Operation(
+        "change_priority",
+        waiters,
+        each("abc", lambda queue, name: changes.change_priority(queue, name, 3)),
+        prioritized=["a", "b", "c"],
+        wait=["other"],
+    ),
+    "take a priority away": Operation(
+        "change_priority",
+        waiters,
+        each("abc", lambda queue, name: changes.change_priority(queue, name, 0)),
+        wait=["a", "b", "c", "other"],
+    ),
+    "retry one": Operation(
+        "retry_job",
+        ended,
+        each("abc", changes.retry_job),
+        waiting_children=["parent"],
+        wait=["a", "b"],
+        prioritized=["c"],
+    ),
+    "retry all": Operation(
+        "retry_jobs",
+        ended,
+        lambda bed, _: (bed.go(changes.retry_jobs(bed.queue, NOW)), None)[1],
+        waiting_children=["parent"],
+        wait=["a", "b", "c"],
+    ),
+    "wait for children": Operation(
+        "move_to_waiting_children",
+        families,
+        tolerant(
+            lambda bed: (
+                bed.run(changes.move_to_waiting_children(bed.queue, "parent", "token", NOW)),
+                None,
+            )[1]
+        ),
+        waiting_children=["parent"],
+        wait=["a"],
+    ),
+    "remove a child": Operation(
+        "remove_job",
+        lambda bed: (bed.job("parent", "waiting-children"), bed.child("a", "parent"), None)[2],
+        lambda bed, _: (bed.run(removal.remove_job(bed.queue, "a")), None)[1],
+        wait=["parent"],
+    ),
+    "pause": Operation(
+        "pause",
+        waiters,
+        lambda bed, _: bed.go(pausing.pause(bed.queue)),
+        paused=["a", "b", "other"],
+        prioritized=["c"],
+    ),
+    "resume": Operation(
+        "resume",
+        waiters,
+        lambda bed, _: bed.go(pausing.resume(bed.queue)),
+        wait=["a", "b", "other"],
+        prioritized=["c"],
+    ),
+    "add": Operation(
+        "add",
+        lambda _: None,
+        produce,
+        wait=["a", "b", "e"],
+        prioritized=["c"],
+        delayed=["d"],
+    ),
+    "advance a scheduler": Operation(
+        "advance_scheduler",
+        schedule,
+        advance,
+        active=[f"repeat:s:{NOW}"],
+        delayed=[f"repeat:s:{NOW + 1000}"],
+    ),
+}
+
+
+def _acl(admin: Any, *words: str) -> None:
+    admin.execute_command("ACL", *words)
+
+
+@pytest.fixture
+def limited(server: Reachable, admin: redis.Redis) -> Iterator[str]:
+    """A user who may do everything, until a test forbids something."""
+    name = f"u{uuid.uuid4().hex[:8]}"
+    _acl(admin, "SETUSER", name, "on", ">secret", "~*", "&*", "+@all")
+    yield name
+    _acl(admin, "DELUSER", name)
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_a_denied_command_loses_no_job(  # G2
+    name: str, server: Reachable, admin: redis.Redis, prefix: str, limited: str
+) -> None:
+    operation = OPERATIONS[name]
+    url = server.url.replace("//", f"//{limited}:secret@")
+    mine, theirs = SyncStore(address.parse(server.url)), SyncStore(address.parse(url))
+    faults: dict[str, Any] = {}
+    for command in ["NONE", *operation.commands]:
+        own = Bed(admin, mine, f"{prefix}-{command}")
+        denied = Bed(admin, theirs, own.prefix)
+        operation.seed(own)
+        before = set(_places(own))
+        rights = ["+@all"] if command == "NONE" else ["+@all", f"-{command.lower()}"]
+        _acl(admin, "SETUSER", limited, *rights)
+        with suppress(ServerRefused):
+            operation.do(denied, 0)
+        if missing := before - set(_places(own)) - {"a" if name == "remove a child" else ""}:
+            faults[command] = ("lost", missing)
+        operation.do(own, 1)
+        if (found := _by_place(own)) != operation.ends:
+            faults[command] = ("then", found)
+        attempts = {own.admin.hget(own.queue.job(job), "atm") for job in "abcde"}
+        if attempts - {None, b"0", b"1"}:
+            faults[command] = ("attempts", attempts)
+    mine.close()
+    theirs.close()
+    assert faults == {}
+
+
+def _by_place(bed: Bed) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for job, places in _places(bed).items():
+        for place in places:
+            found.setdefault(place, []).append(job)
+    return {place: sorted(jobs) for place, jobs in found.items()}
+
+
+def _places(bed: Bed) -> dict[str, list[str]]:
+    """Give where each job is, as often as it is there."""
+    admin: Any = bed.admin
+    places: dict[str, list[str]] = {}
+    for place in (*LISTS, *SETS):
+        read = admin.lrange if place in LISTS else admin.zrange
+        for job in read(bed.queue.base + place, 0, -1):
+            places.setdefault(job.decode(), []).append(place)
+    return places
