@@ -11,7 +11,7 @@ from taskbull.cli.acl import acl_of
 from taskbull.cli.advice import advice
 from taskbull.cli.errors import FAILED, note
 from taskbull.cli.findings import Finding, Level, describe, ok, problem, show, summary
-from taskbull.cli.loading import find_app_of_site, find_redis, find_site, site_options
+from taskbull.cli.loading import app_argument, find_app_of_site, find_redis, find_site, site_options
 from taskbull.cli.output import json_option, plural, show_json
 from taskbull.cli.queue_checks import check_queues
 from taskbull.cli.rights import check_rights
@@ -22,6 +22,7 @@ from taskbull.scripts.replies import info
 
 
 @click.command()
+@app_argument
 @site_options
 @json_option
 @click.option(
@@ -33,9 +34,15 @@ from taskbull.scripts.replies import info
     help="Print the least rights that a user of Redis needs, for an ACL file or for ACL SETUSER.",
 )
 def doctor(
-    app: str | None, redis: str | None, prefix: str | None, as_json: bool, acl: str | None
+    named: str | None,
+    app: str | None,
+    redis: str | None,
+    prefix: str | None,
+    as_json: bool,
+    acl: str | None,
 ) -> None:
     """Examine the app, Redis and the queues; say what to do."""
+    app = app or named
     if acl is not None:
         begin = "user" if acl == "file" else "ACL SETUSER"
         note("write a password of your own for PASSWORD")

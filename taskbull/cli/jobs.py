@@ -11,6 +11,7 @@ import click
 from msgspec import Struct
 
 from taskbull.cli.completion import complete_queue
+from taskbull.cli.errors import note
 from taskbull.cli.escaping import printable_lines, to_json
 from taskbull.cli.loading import find_site, site_options
 from taskbull.cli.looking import STATES
@@ -48,7 +49,7 @@ class Listed(Struct, frozen=True):
 
 
 @click.command()
-@click.argument("queue", shell_complete=complete_queue)
+@click.argument("queue", required=False, shell_complete=complete_queue)
 @click.option(
     "-s",
     "--state",
@@ -65,25 +66,32 @@ class Listed(Struct, frozen=True):
 @site_options
 @json_option
 def jobs(
-    queue: str,
+    queue: str | None,
     states: tuple[str, ...],
     limit: int,
     offset: int,
     as_json: bool,
     **where: str | None,
 ) -> None:
-    """List the jobs of a queue: the next to run first, of finished ones the latest."""
+    """List the jobs of a queue, or of all: the next to run first, of finished ones the latest."""
     site = find_site(**where)
-    operations = site.queue(queue)
     wanted = [JobState(state) for state in dict.fromkeys(states)] or list(_LISTED)
-    found, total = _list(site, operations, wanted, offset, limit)
+    found: list[tuple[str, Listed]] = []
+    for operations in _chosen(site, queue):
+        name = operations.keys.queue
+        some, total = _list(site, operations, wanted, offset, limit)
+        found += [(name, each) for each in some]
+        if total > offset + len(some) and not as_json:
+            rest = f"{offset + 1} to {offset + len(some)} of {total:,}"
+            note(f"jobs {rest} in queue {name}; the next: --offset {offset + len(some)}")
     if as_json:
-        show_json([describe(queue, each) for each in found])
+        show_json([describe(name, each) for name, each in found])
         return
     show_table(
-        ["job", "task", "state", "attempts", "added", "about"],
+        [*([] if queue else ["queue"]), "job", "task", "state", "attempts", "added", "about"],
         [
             (
+                *([] if queue else [name]),
                 each.job.id,
                 each.job.name,
                 each.state,
@@ -91,13 +99,17 @@ def jobs(
                 each.job.timestamp,
                 _about(each),
             )
-            for each in found
+            for name, each in found
         ],
-        empty=f"Queue {queue} has no such jobs.",
+        empty="There are no such jobs." if queue is None else f"Queue {queue} has no such jobs.",
     )
-    if total > offset + len(found):
-        rest = f"{offset + 1} to {offset + len(found)} of {total:,}"
-        click.echo(f"Jobs {rest}; the next: --offset {offset + len(found)}", err=True)
+
+
+def _chosen(site: Site, queue: str | None) -> list[Operations]:
+    if queue is not None:
+        return [site.queue(queue)]
+    site.redis.knock()
+    return [site.operations(name) for name in site.names()]
 
 
 @click.command()

@@ -113,6 +113,11 @@ def app_option(function: F) -> F:
     )(function)
 
 
+def app_argument(function: F) -> F:
+    """Take the app as an argument as well, as `worker` does; it comes as the parameter `named`."""
+    return click.argument("named", metavar="[APP]", required=False)(function)
+
+
 def site_options(function: F) -> F:
     """Add the options that say where the queues are, as parameters `app`, `redis`, `prefix`."""
     function = click.option(

@@ -13,7 +13,7 @@ from msgspec import Struct
 from taskbull.app.task import Task
 from taskbull.cli.completion import complete_queue
 from taskbull.cli.crowd import Crowd
-from taskbull.cli.loading import app_option, find_app, find_site, site_options
+from taskbull.cli.loading import app_argument, app_option, find_app, find_site, site_options
 from taskbull.cli.output import json_option, show_json, show_table
 from taskbull.cli.site import Site
 from taskbull.core.breaker import CircuitBreaker
@@ -34,11 +34,12 @@ STATES = (
 
 
 @click.command()
+@app_argument
 @app_option
 @json_option
-def tasks(app: str | None, as_json: bool) -> None:
+def tasks(named: str | None, app: str | None, as_json: bool) -> None:
     """List the tasks of the app."""
-    found = sorted(find_app(app).tasks.values(), key=lambda task: (task.queue, task.name))
+    found = sorted(find_app(app or named).tasks.values(), key=lambda task: (task.queue, task.name))
     if as_json:
         show_json([_describe_task(task) for task in found])
         return
@@ -62,11 +63,14 @@ def tasks(app: str | None, as_json: bool) -> None:
 
 
 @click.command()
+@app_argument
 @site_options
 @json_option
-def queues(app: str | None, redis: str | None, prefix: str | None, as_json: bool) -> None:
+def queues(
+    named: str | None, app: str | None, redis: str | None, prefix: str | None, as_json: bool
+) -> None:
     """List the queues with the number of jobs in each state."""
-    site = find_site(app, redis, prefix)
+    site = find_site(app or named, redis, prefix)
     site.redis.knock()
     found = survey(site)
     if as_json:

@@ -136,3 +136,14 @@ def test_a_broken_app_does_not_keep_one_from_a_named_server(
     monkeypatch.setenv("TASKBULL_APP", "no_such_module:app")
     assert cli.json("queues") == []
     assert "there is no module" in cli.run("queues").stderr
+
+
+def test_the_app_can_be_an_argument_where_there_is_no_other(
+    cli: CommandLine, write_shop: Callable[[], str]
+) -> None:
+    target = f"{write_shop()}:app"
+    for command in ("tasks", "queues"):
+        shown = cli.run(command, target, "--json")
+        assert shown.exit_code == 0
+        assert shown.stdout == cli.run(command, "-A", target, "--json").stdout
+    assert "shop has 4 tasks" in cli.run("doctor", target).stdout

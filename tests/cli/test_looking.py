@@ -159,7 +159,7 @@ def test_people_are_told_that_there_are_more_jobs(cli: CommandLine) -> None:
     cli.queue("emails").add_bulk([("send", {})] * 5)
     result = cli.run("jobs", "emails", "--limit", "2", *cli.where)
     assert len(result.stdout.splitlines()) == 3
-    assert "1 to 2 of 5; the next: --offset 2" in result.stderr
+    assert "1 to 2 of 5 in queue emails; the next: --offset 2" in result.stderr
 
 
 def test_everything_about_a_job_is_shown(shop: Shop) -> None:
@@ -250,3 +250,13 @@ def test_json_is_valid_whatever_a_job_holds(cli: CommandLine) -> None:
     assert printed.replace("\n", "").isprintable()
     assert "ä €" in printed
     assert json.loads(printed)[0]["data"]["text"] == hostile
+
+
+def test_the_jobs_of_all_queues_are_listed(cli: CommandLine) -> None:
+    first, second = cli.queue("emails").add("x"), cli.queue("other").add("y")
+    assert [(each["queue"], each["id"]) for each in cli.json("jobs")] == [
+        ("emails", first.id),
+        ("other", second.id),
+    ]
+    lines = cli("jobs").splitlines()
+    assert [line.split()[0] for line in lines] == ["QUEUE", "emails", "other"]

@@ -68,7 +68,7 @@ def test_a_call_with_redis_away_is_one_sentence_at_once(nowhere: Path) -> None:
 
 @pytest.mark.parametrize(
     "words",
-    [(), ("quues",), ("queues", "--jsn"), ("jobs",), ("jobs", "emails", "--state", "gone")],
+    [(), ("quues",), ("queues", "--jsn"), ("job",), ("jobs", "emails", "--state", "gone")],
 )
 def test_wrong_usage_is_2(nowhere: Path, words: tuple[str, ...]) -> None:
     done = run(*words, cwd=nowhere)
