@@ -21,7 +21,7 @@ QUICK_FAULTS = (
 def test_nothing_is_lost_doubled_or_told_wrongly(seed: int, faults: tuple[str, ...]) -> None:
     script = Script(
         seed=seed,
-        seconds=4.0,
+        seconds=3.0,
         rate=15.0,
         workers=("asyncio", "trio"),
         producers=("sync", "trio") if seed % 2 else ("sync", "asyncio"),
