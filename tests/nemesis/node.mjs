@@ -164,7 +164,7 @@ function openWorker(queue) {
     maxStalledCount: 1000,
     drainDelay: 1,
   });
-  worker.on('error', (error) => console.error(queue, error.message));
+  worker.on('error', (error) => console.error(new Date().toISOString(), queue, error.message));
   return worker;
 }
 

@@ -5,8 +5,12 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator
+from typing import Final
 
 from tests.nemesis.rules.case import Case, Violation
+
+AFTERMATH: Final = 6.0
+"""Seconds for which a fault has consequences: a dead link is noticed within five."""
 
 
 def last_run_counts(case: Case) -> Iterator[Violation]:
@@ -38,7 +42,7 @@ def extra_runs_explained(case: Case) -> Iterator[Violation]:
         if kind and len(taken) - kind.runs > len(stalled) + given_back:
             yield case.violation(3, f"{kind.name} {key} was taken {len(taken)} times", key)
         for one in stalled:
-            if not case.broken_between(one.began_ms / 1000 - 1, one.ended_ms / 1000):
+            if not case.broken_between(one.began_ms / 1000 - AFTERMATH, one.ended_ms / 1000):
                 yield case.violation(3, f"job {key} stalled, and nothing was broken", key)
 
 
