@@ -19,7 +19,7 @@ from msgspec import Struct
 from taskbull import App, TaskbullError
 from tests.nemesis.actors import Actor
 from tests.nemesis.kinds import QUEUES
-from tests.nemesis.place import Clustered, Place, Sentinels, Single, client
+from tests.nemesis.place import Clustered, Place, Sentinels, Single, client, keys_of
 from tests.nemesis.worker import LOCK
 from tests.servers.proxy import Proxy
 
@@ -55,11 +55,12 @@ class Fault(Struct, frozen=True):
     name: str
     lane: Lane
     act: Act
-    where: Literal["anywhere", "single", "replicated"] = "anywhere"
+    where: Literal["anywhere", "single", "replicated", "cluster"] = "anywhere"
 
     def possible(self, kind: str) -> bool:
         """Tell whether it can happen in a place of that kind."""
-        return self.where == "anywhere" or (self.where == "single") == (kind == "single")
+        replicated = self.where == "replicated" and kind != "single"
+        return self.where in {"anywhere", kind} or replicated
 
 
 def kill(scene: Scene, random: Random) -> str:
@@ -257,6 +258,14 @@ def kill_master(scene: Scene, random: Random) -> str:
     return "a master with a replica"
 
 
+def migrate(scene: Scene, random: Random) -> str:
+    """Leave a queue half on one master and half on another for a while."""
+    assert isinstance(scene.place, Clustered)
+    queue, seconds = random.choice(QUEUES), random.uniform(0.2, 2.0)
+    scene.place.migrate(keys_of(scene.place, queue).meta, lambda: scene.wait(seconds))
+    return queue
+
+
 FAULTS: Final = {
     fault.name: fault
     for fault in (
@@ -286,6 +295,7 @@ FAULTS: Final = {
         Fault("crash_server", "server", crash_server, where="single"),
         Fault("fail_over", "server", fail_over, where="replicated"),
         Fault("kill_master", "server", kill_master, where="replicated"),
+        Fault("migrate", "server", migrate, where="cluster"),
     )
 }
 

@@ -19,7 +19,7 @@ from redis.retry import Retry
 from taskbull.core.keys import QueueKeys
 from taskbull.store.server import HOST, Server
 from tests.nemesis.kinds import PREFIX
-from tests.servers.cluster import Cluster
+from tests.servers.cluster import Cluster, slot_of
 from tests.servers.proxy import Proxy
 from tests.servers.sentinel import NAME, SentinelSet
 from tests.servers.waiting import wait_until
@@ -212,6 +212,15 @@ class Clustered:
         self._cluster.kill_master_with_replica()
         self._expected = self._cluster.masters[0].server
         self._cluster.mend()
+
+    def migrate(self, key: str, wait: Callable[[], None]) -> None:
+        """Move the slot of a key to another master, half of it before `wait`, half after."""
+        source = self._cluster.owner(key)
+        migration = self._cluster.migrate(slot_of(key), source, self._cluster.other_than(source))
+        there = migration.keys_at_source()
+        migration.move(*there[: len(there) // 2])
+        wait()
+        migration.finish()
 
     def heal(self) -> None:
         self._cluster.mend()
