@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import contextmanager
-from itertools import count
 from typing import Any, Generic, TypeAlias, TypeVar
 
 from msgspec import Struct
@@ -169,8 +168,7 @@ class Producer:
     def _bulk(
         self, specs: Iterable[JobSpec[Any]], progress: Progress | None
     ) -> Stages[list[JobHandle[Any]]]:
-        entries = map(self._entry, count(), specs)
-        return Bulk(entries, len(specs) if isinstance(specs, Collection) else None, progress).run()
+        return Bulk(specs, self._entry, progress).run()
 
     def _entry(self, place: int, spec: JobSpec[Any]) -> Entry:
         if not isinstance(spec, JobSpec):  # pyright: ignore[reportUnnecessaryIsInstance]

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
-from itertools import count
+from collections.abc import Iterable
 from typing import Any
 
 from taskbull.core import payload
@@ -61,8 +60,8 @@ class AnyQueue:
     def _bulk(
         self, jobs: Iterable[JobEntry], progress: Progress | None = None
     ) -> Stages[list[JobHandle[Any]]]:
-        entries = (
-            Entry(self._line, job, job, payload.decode)
-            for job in map(self._operations.entry, count(), jobs)
-        )
-        return Bulk(entries, len(jobs) if isinstance(jobs, Collection) else None, progress).run()
+        return Bulk(jobs, self._entry, progress).run()
+
+    def _entry(self, place: int, job: JobEntry) -> Entry:
+        new = self._operations.entry(place, job)
+        return Entry(self._line, new, new, payload.decode)

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import inspect
 import time
 from array import array
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
-from itertools import pairwise
+from collections.abc import Callable, Collection, Iterable, Iterator
+from itertools import count, pairwise
 from typing import Any, Protocol, Self, TypeAlias, TypeVar
 
 from msgspec import Struct
 from msgspec.structs import replace
 
+from taskbull.core.checks import refusal
 from taskbull.core.job import NewJob, Ticket
 from taskbull.core.wire.job import EncodedJob, encode_job
 from taskbull.errors import EnqueueError
@@ -104,15 +106,19 @@ class _Left:
 class Bulk:
     """Adds jobs, and knows how far it has come.
 
-    With a `total`, all jobs are checked before the first is sent. Without, they are checked and
-    sent as they come.
+    Those of a list, or another collection, are all checked before the first is sent; others are
+    checked and sent as they come. `entry` is given each with its place.
     """
 
     def __init__(
-        self, entries: Iterable[Entry], total: int | None, progress: Progress | None
+        self,
+        jobs: Iterable[Any],
+        entry: Callable[[int, Any], Entry],
+        progress: Progress | None = None,
     ) -> None:
-        self._entries = entries
-        self._total = total
+        _check(jobs, progress)
+        self._entries = map(entry, count(), jobs)
+        self._total = len(jobs) if isinstance(jobs, Collection) else None
         self._progress = progress
         self._handles: list[JobHandle[Any]] = []
         self._places = array("Q")
@@ -198,13 +204,13 @@ class Bulk:
             left.put(part, part.line.adder.lanes.reserve(), None)
         missing = len(left.jobs) - left.unsure
         if self._total is None:
-            count = f"{len(self._handles)} jobs were added, {missing} that came next were not"
+            told = f"{len(self._handles)} jobs were added, {missing} that came next were not"
         else:
-            count = f"{missing} of {self._total} jobs were not added"
+            told = f"{missing} of {self._total} jobs were not added"
         if left.unsure:
-            count += f", and of {left.unsure} more it is not known"
+            told += f", and of {left.unsure} more it is not known"
         return EnqueueError(
-            f"{where}{count}: {why}",
+            f"{where}{told}: {why}",
             left.jobs,
             may_be_added=left.unsure > 0,
             added=self._in_order(),
@@ -217,6 +223,13 @@ class Bulk:
         return [
             one for _, one in sorted(zip(places, handles, strict=True), key=lambda pair: pair[0])
         ]
+
+
+def _check(jobs: object, progress: object) -> None:
+    if not isinstance(jobs, Iterable):
+        raise refusal("jobs", "be a list or another iterable of jobs", jobs)
+    if progress is not None and (not callable(progress) or inspect.iscoroutinefunction(progress)):
+        raise refusal("progress", "be a plain function that takes a number", progress)
 
 
 def _drained(jobs: deque[T]) -> Iterator[T]:

@@ -363,3 +363,22 @@ def test_queues_do_the_same(proxy: Proxy, admin: Any) -> None:
     queue.add_bulk(failed.value.spec)
     queue.add_bulk(failed.value.spec)
     assert stored(admin) == once(range(len(failed.value.spec) + 1000))
+
+
+async def told_later(number: int) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("jobs", "progress", "told"),
+    [
+        (row.job(1), None, "jobs must be a list or another iterable"),
+        (5, None, "jobs must be a list or another iterable"),
+        ([], told_later, "progress must be a plain function"),
+        ([], 5, "progress must be a plain function"),
+    ],
+)
+def test_what_is_no_bulk_is_refused(jobs: Any, progress: Any, told: str) -> None:
+    with pytest.raises(ConfigurationError, match=told):
+        shop.enqueue(jobs, progress=progress)
+    with pytest.raises(ConfigurationError, match=told):
+        shop.sync_queue("rows").add_bulk(jobs, progress=progress)
