@@ -9,7 +9,7 @@ from typing import Any
 from anyio import CancelScope, Event, current_time
 
 from taskbull.core.keys import QueueKeys
-from taskbull.errors import JobNotFound, MaybeExecuted
+from taskbull.errors import JobNotFound, MaybeExecuted, ServerUnavailable
 from taskbull.queue.feed import BLOCK, last_event_id, read_events
 from taskbull.queue.result import LOOK_AGAIN, Told, again, look, settle, told_by
 from taskbull.scripts.inspection import Ending
@@ -112,7 +112,7 @@ class Watch:
 
     async def _look(self, job_ids: list[str]) -> list[Told | None]:
         while True:
-            with suppress(MaybeExecuted):  # cut off: looking again does no harm
+            with suppress(MaybeExecuted, ServerUnavailable):  # looking again does no harm
                 return await self._store.run_all([look(self._keys, each) for each in job_ids])
 
     def _tell(self, job_id: str, told: Told | Exception) -> None:

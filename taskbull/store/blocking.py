@@ -24,6 +24,10 @@ PATIENCE = 10.0
 """Seconds for which half a reply may stand still."""
 
 
+PAUSE = 0.5
+"""Seconds before a server is asked again that cannot serve, or whose slot is on its way."""
+
+
 class _Always:
     """Whoever waits here waits until there is a connection."""
 
@@ -92,6 +96,8 @@ class BlockingConnection:
             raise trouble.error
         self._doubt()
         self._notify(Lost(str(self._dialer.endpoint), trouble.message))
+        if trouble.answer in {Answer.WAIT, Answer.ASK}:  # the same would be said again at once
+            await sleep(PAUSE)
 
     async def close(self) -> None:
         """Close the socket; the next call opens another."""

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from anyio import fail_after, to_thread
+import pytest
+from anyio import Event, create_task_group, fail_after, to_thread
 
 from taskbull.app.app import App
-from tests.servers.cluster import Cluster
+from taskbull.store import delivery
+from tests.servers.cluster import Cluster, slot_of
+from tests.worker.bed import until
 
 
 async def test_tasks_of_several_queues_give_their_results(cluster: Cluster, prefix: str) -> None:
@@ -21,4 +24,49 @@ async def test_tasks_of_several_queues_give_their_results(cluster: Cluster, pref
             jobs = await app.aenqueue([double.options(queue=name).job(5) for name in queues])
             assert [await job.aresult() for job in jobs] == [10] * 5
             assert await to_thread.run_sync(jobs[0].result) == 10
+    app.close()
+
+
+async def test_a_result_is_waited_for_while_its_queue_moves(
+    cluster: Cluster, prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:  # F12
+    monkeypatch.setattr(delivery, "PATIENCE", 0.2)
+    app = App("shop", redis=cluster.url, prefix=prefix)
+    started, go = Event(), Event()
+
+    @app.task
+    async def slow() -> str:
+        started.set()
+        await go.wait()
+        return "done"
+
+    results: list[str] = []
+    key = f"{prefix}:{{default}}:events"
+    source = cluster.owner(key)
+    with fail_after(60):
+        async with app.worker().running(), create_task_group() as tasks:
+            job = await slow.adelay()
+            await started.wait()
+
+            async def wait() -> None:
+                results.append(await job.aresult())
+
+            async def wait_in_thread() -> None:
+                results.append(await to_thread.run_sync(job.result))
+
+            tasks.start_soon(wait)
+            tasks.start_soon(wait_in_thread)
+            await until(lambda: source.run("CLIENT", "LIST").count("cmd=xread") == 2)
+            target = cluster.other_than(source)
+            migration = cluster.migrate(slot_of(key), source, target)
+            await to_thread.run_sync(lambda: migration.move(*migration.keys_at_source()))
+            for line in source.run("CLIENT", "LIST").splitlines():
+                fields = dict(word.partition("=")[::2] for word in line.split())
+                if fields["cmd"] == "xread":
+                    source.run("CLIENT", "KILL", "ID", fields["id"])
+            refused = target.refusals("TRYAGAIN")
+            await until(lambda: target.refusals("TRYAGAIN") > refused + 20)
+            await to_thread.run_sync(migration.finish)
+            go.set()
+    assert results == ["done", "done"]
     app.close()

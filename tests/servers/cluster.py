@@ -53,6 +53,13 @@ class Node:
         said = self.run("CLUSTER", "INFO").split()
         return "cluster_state:ok" in said and f"cluster_known_nodes:{nodes}" in said
 
+    def refusals(self, code: str) -> int:
+        """Count how often this node has answered with an error of that code."""
+        for line in self.run("INFO", "errorstats").splitlines():
+            if line.startswith(f"errorstat_{code}:"):
+                return int(line.partition("count=")[2])
+        return 0
+
     def is_master(self) -> bool:
         return bool(self.run("ROLE")[0] == "master")
 
