@@ -152,8 +152,12 @@ class Chores:
         self._check_nothing_left()
 
     def is_drained(self) -> bool:
-        """Tell whether Redis has ended every job."""
-        return looking.ends(self._bed).keys() == self.plans.keys()
+        """Tell whether every job has ended, as we were told and as Redis has it."""
+        told = all(
+            self.told[job_id][events.Completed] + self.told[job_id][events.Failed]
+            for job_id in self.plans
+        )
+        return told and not any(self._bed.admin.exists(key) for key in self._places())
 
     def check_redis(self) -> None:
         """Fail unless Redis has ended each job once, and nothing is left over."""
@@ -166,6 +170,10 @@ class Chores:
         self._check_ends()
         self._check_nothing_left()
 
+    def _places(self) -> tuple[str, ...]:
+        keys = self._bed.keys
+        return (keys.active, keys.wait, keys.delayed, keys.prioritized)
+
     def _check_ends(self) -> None:
         for entry in looking.entries(self._bed):
             if entry.event in _ENDS:
@@ -173,8 +181,7 @@ class Chores:
         assert looking.ends(self._bed) == Counter(dict.fromkeys(self.plans, 1))
 
     def _check_nothing_left(self) -> None:
-        keys = self._bed.keys
-        for key in (keys.active, keys.stalled, keys.wait, keys.delayed, keys.prioritized):
+        for key in (*self._places(), self._bed.keys.stalled):
             assert not self._bed.admin.exists(key), f"{key} is not empty"
         assert looking.locks(self._bed) == []
 
