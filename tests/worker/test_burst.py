@@ -51,7 +51,8 @@ async def test_a_job_that_comes_back_for_ever_does_not_keep_it_alive(bed: Worker
 
     await bed.queue.add("sleepy")
     await bed.worker(snooze, burst_wait=0.2).run(burst=True)
-    assert (await bed.queue.counts())["delayed"] == 1
+    counts = await bed.queue.counts()
+    assert counts["delayed"] + counts["waiting"] == 1  # its last run may have been given back
 
 
 async def test_delayed_jobs_of_a_paused_queue_are_not_waited_for(
