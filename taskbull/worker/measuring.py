@@ -34,6 +34,9 @@ PULSE = 1.0
 SAMPLING = 5.0
 """Seconds between two looks at a queue."""
 
+_LIMIT = SAMPLING
+"""Seconds that one look may take."""
+
 _TERM_MS = to_ms(2.5 * SAMPLING)
 """How long a worker that is gone keeps others from sampling its queues."""
 
@@ -106,7 +109,7 @@ class Measuring:
         reached, sample = True, None
         try:
             sample = await side.store.perform(
-                sample_queue(side.keys, self._worker_id), timeout=SAMPLING
+                sample_queue(side.keys, self._worker_id), timeout=_LIMIT
             )
         except ServerRefused as error:
             logger.debug("Queue %s: its length cannot be sampled: %s", queue, error)
