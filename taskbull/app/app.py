@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
-from contextlib import nullcontext
 from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, Unpack, cast, overload
@@ -12,20 +10,21 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, Unpack, cast, overloa
 import anyio
 
 from taskbull.app.discovery import find_attribute, import_modules, import_package
-from taskbull.app.dispatch import Dispatch, JobMiddleware
+from taskbull.app.dispatch import JobMiddleware
 from taskbull.app.function import check_function
-from taskbull.app.lifespan import Lifespan, LifespanFunction, lifespan
+from taskbull.app.lifespan import LifespanFunction, lifespan
 from taskbull.app.loops import backend_options
 from taskbull.app.options import TaskOptions, check_names, takes_settings
 from taskbull.app.producer import JobSpec, Producer
 from taskbull.app.registry import Registry
-from taskbull.app.rules import QueueRules, Queues
+from taskbull.app.rules import Queues
 from taskbull.app.running import run_until_signal
 from taskbull.app.settings import Defaults
+from taskbull.app.staff import Staff
 from taskbull.app.task import AsyncTask, Decorator, SyncTask, Task, make_task
 from taskbull.core import events, payload
 from taskbull.core.backoff import Backoff
-from taskbull.core.celery import APP, WORKER, no_attribute
+from taskbull.core.celery import APP, no_attribute
 from taskbull.core.checks import check_choice, check_text, refusal
 from taskbull.core.classification import Classifier
 from taskbull.core.durations import Duration, limit_of
@@ -37,7 +36,6 @@ from taskbull.core.options import (
     JobOptions,
     Limiter,
     QueueOptions,
-    WorkerOptions,
 )
 from taskbull.core.retention import Keep
 from taskbull.core.retry import RetryPolicy, UnknownErrors, attempts_of
@@ -50,7 +48,6 @@ from taskbull.queue.stores import Stores
 from taskbull.queue.sync_queue import SyncQueue
 from taskbull.scripts.inspection import names_waiting
 from taskbull.store.clients import Where
-from taskbull.worker.listeners import Listener, Listeners
 from taskbull.worker.work import Work
 from taskbull.worker.worker import Worker
 
@@ -127,10 +124,7 @@ class App:
         self.producer.line(queue)  # refuses a wrong name, prefix or hash_tag
         self._defaults = Defaults(queue, options, policy)
         self._registry = Registry(name)
-        self._rules = QueueRules()
-        self._dispatch = Dispatch(self._registry, policy)
-        self._lifespan: Lifespan | None = None
-        self._listeners: list[tuple[type[events.Event], Listener[Any]]] = []
+        self._staff = Staff(name, self._registry, policy)
         self._alarm = Alarm("app.enqueue()", "await app.aenqueue()")
 
     if not TYPE_CHECKING:  # which would take any name then
@@ -154,7 +148,7 @@ class App:
     @property
     def known_queues(self) -> list[str]:
         """The queues of all tasks, and those that have rules of their own."""
-        return list(dict.fromkeys([*self.queues, *self._rules.queues]))
+        return list(dict.fromkeys([*self.queues, *self._staff.rules.queues]))
 
     @overload
     def task(  # type: ignore[overload-overlap]  # pyright: ignore[reportOverlappingOverload]
@@ -230,31 +224,24 @@ class App:
 
         It takes the app, or nothing. There is one for an app.
         """
-        if self._lifespan is not None:
-            raise ConfigurationError(f"App {self.name} has a lifespan already: there is only one")
-        self._lifespan = lifespan(function, self)
+        self._staff.surround(lifespan(function, self))
         return function
 
     def middleware(self, function: M) -> M:
         """Put `async def layer(job, call_next)` around each job; the first one is outermost."""
-        is_async: bool = inspect.iscoroutinefunction(function)
-        if not is_async:
-            raise refusal("app.middleware", "be an async def that takes job, call_next", function)
-        self._dispatch.add_middleware(function)
+        self._staff.surround_jobs(function)
         return function
 
     @property
     def has_middleware(self) -> bool:
         """Whether anything is put around its tasks."""
-        return self._dispatch.has_middleware
+        return self._staff.dispatch.has_middleware
 
     def on(self, kind: type[E]) -> Callable[[Callable[[E], None]], Callable[[E], None]]:
         """Let a function hear the events of a kind in this app's workers; `Event` is all."""
-        check = Listeners()
 
         def register(listener: Callable[[E], None]) -> Callable[[E], None]:
-            check.on(kind, listener)
-            self._listeners.append((kind, listener))
+            self._staff.tell(kind, listener)
             return listener
 
         return register
@@ -287,7 +274,7 @@ class App:
 
     def find(self, job: Job) -> Work:
         """Tell how a job is to be run: what a worker asks."""
-        return self._dispatch.find(job)
+        return self._staff.dispatch.find(job)
 
     def queue_options(
         self,
@@ -304,7 +291,7 @@ class App:
         worker starts. Several calls for one queue add up, unless they contradict each other.
         """
         self.producer.line(queue)  # refuses a wrong name
-        self._rules.declare(
+        self._staff.rules.declare(
             queue,
             QueueOptions(
                 concurrency=concurrency, limiter=limiter, global_concurrency=global_concurrency
@@ -343,31 +330,8 @@ class App:
         anyio.run(work, backend=backend, backend_options=loop)
 
     def _worker(self, queues: Queues | None, options: dict[str, Any]) -> Worker:
-        check_names("a worker", options, WorkerOptions, WORKER)
         self.load_tasks()
-        self._dispatch.prepare()
-        names = self.queues if queues is None else queues
-        if not names:
-            raise ConfigurationError(
-                f"App {self.name} has no tasks, so there is nothing to work on: name their modules "
-                "by include=…, or the queues by queues=…"
-            )
-        rules = self._rules.for_worker(names)
-        worker = Worker(
-            list(rules) if isinstance(names, Mapping) else names,
-            redis=self.producer.stores.address,
-            options=WorkerOptions(**options),
-            queue_options=rules,
-            prefix=self.producer.prefix,
-            hash_tag=self.producer.hash_tag,
-            find=self._dispatch.find,
-            circuit_breaker=self._registry.circuit_breakers,
-            lifespan=self._lifespan or nullcontext,
-            tasks=self._registry.tasks,
-        )
-        for kind, listener in self._listeners:
-            worker.on(kind, listener)
-        return worker
+        return self._staff.worker(self.producer, queues, options)
 
 
 def load_app(target: str) -> App:

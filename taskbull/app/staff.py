@@ -1,0 +1,82 @@
+"""The workers of an app: what surrounds their jobs, and how they are made."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from contextlib import nullcontext
+from typing import Any, TypeVar
+
+from taskbull.app.dispatch import Dispatch, JobMiddleware
+from taskbull.app.lifespan import Lifespan
+from taskbull.app.options import check_names
+from taskbull.app.producer import Producer
+from taskbull.app.registry import Registry
+from taskbull.app.rules import QueueRules, Queues
+from taskbull.core import events
+from taskbull.core.celery import WORKER
+from taskbull.core.checks import refusal
+from taskbull.core.options import WorkerOptions
+from taskbull.core.retry import RetryPolicy
+from taskbull.errors import ConfigurationError
+from taskbull.worker.listeners import Listener, Listeners
+from taskbull.worker.worker import Worker
+
+E = TypeVar("E", bound=events.Event)
+
+
+class Staff:
+    """Makes workers, all of which serve the tasks of the app by the same rules."""
+
+    def __init__(self, app: str, registry: Registry, policy: RetryPolicy) -> None:
+        self._app = app
+        self._registry = registry
+        self.rules = QueueRules()
+        self.dispatch = Dispatch(registry, policy)
+        self._lifespan: Lifespan | None = None
+        self._listeners: list[tuple[type[events.Event], Listener[Any]]] = []
+
+    def surround(self, lifespan: Lifespan) -> None:
+        """Put a lifespan around each worker."""
+        if self._lifespan is not None:
+            raise ConfigurationError(f"App {self._app} has a lifespan already: there is only one")
+        self._lifespan = lifespan
+
+    def surround_jobs(self, layer: JobMiddleware) -> None:
+        """Put a layer around each job, inside of those that are there."""
+        is_async: bool = inspect.iscoroutinefunction(layer)
+        if not is_async:
+            raise refusal("app.middleware", "be an async def that takes job, call_next", layer)
+        self.dispatch.add_middleware(layer)
+
+    def tell(self, kind: type[E], listener: Listener[E]) -> None:
+        """Let a function hear the events of a kind."""
+        Listeners().on(kind, listener)  # refuses what is not an event or a listener
+        self._listeners.append((kind, listener))
+
+    def worker(self, producer: Producer, queues: Queues | None, options: dict[str, Any]) -> Worker:
+        """Make a worker for some queues, or for those of all tasks, which are loaded by now."""
+        check_names("a worker", options, WorkerOptions, WORKER)
+        self.dispatch.prepare()
+        names = self._registry.queues if queues is None else queues
+        if not names:
+            raise ConfigurationError(
+                f"App {self._app} has no tasks, so there is nothing to work on: name their modules "
+                "by include=…, or the queues by queues=…"
+            )
+        rules = self.rules.for_worker(names)
+        worker = Worker(
+            list(rules) if isinstance(names, Mapping) else names,
+            redis=producer.stores.address,
+            options=WorkerOptions(**options),
+            queue_options=rules,
+            prefix=producer.prefix,
+            hash_tag=producer.hash_tag,
+            find=self.dispatch.find,
+            circuit_breaker=self._registry.circuit_breakers,
+            lifespan=self._lifespan or nullcontext,
+            tasks=self._registry.tasks,
+        )
+        for kind, listener in self._listeners:
+            worker.on(kind, listener)
+        return worker
