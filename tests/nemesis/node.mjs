@@ -115,9 +115,15 @@ const BEHAVIOURS = {
   spawning: async (job) => {
     const intent = `${job.data.intent}-child`;
     note('Intent', { intent, kind: 'spawned', queue: MAIN });
-    const child = await spawner.add('spawned', { intent }, { jobId: intent });
-    note('Answer', { intent, said: 'added', job: child.id });
-    return runName(job);
+    for (;;) {
+      try {
+        const child = await spawner.add('spawned', { intent }, { jobId: intent });
+        note('Answer', { intent, said: 'added', job: child.id });
+        return runName(job);
+      } catch {
+        await sleep(100); // so that no attempt is spent on what is done to Redis
+      }
+    }
   },
 };
 

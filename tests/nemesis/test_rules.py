@@ -110,6 +110,12 @@ def _stall(story: Story) -> None:
     story.tell("Completed", 2, '"i/2"')
 
 
+def _run_too_often(story: Story) -> None:
+    story.names[3:3] = ["delayed", "waiting", "active"]
+    story.note(Run, 1.7, queue=MAIN, job="1", kind="flaky", intent="i", number=3)
+    story.fields["returnvalue"] = '"i/3"'
+
+
 def _begin_before_child(story: Story) -> None:
     story.note(Intent, 0.0, intent="1", kind="flow_child", queue=MAIN, parent="1")
 
@@ -142,6 +148,7 @@ SPOILT: list[tuple[int, Callable[[Story], Any]]] = [
         3,
         lambda story: story.note(Run, 1.5, queue=MAIN, job="1", kind="flaky", intent="i", number=1),
     ),
+    (3, _run_too_often),
     (4, _begin_before_child),
     (5, lambda story: story.tell("Retried", 1)),
     (5, lambda story: story.forget(Told)),

@@ -39,8 +39,9 @@ def extra_runs_explained(case: Case) -> Iterator[Violation]:
         kind = case.kind(key)
         given_back = sum(told.event == "Released" for told in case.book.told[key])
         stalled = [one for one in taken if one.ending == "stalled"]
-        if kind and len(taken) - kind.runs > len(stalled) + given_back:
-            yield case.violation(3, f"{kind.name} {key} was taken {len(taken)} times", key)
+        count = len(case.book.runs[key])
+        if kind and count - kind.runs > len(stalled) + given_back:
+            yield case.violation(3, f"{kind.name} {key} ran {count} times", key)
         for one in stalled:
             if not case.broken_between(one.began_ms / 1000 - AFTERMATH, one.ended_ms / 1000):
                 yield case.violation(3, f"job {key} stalled, and nothing was broken", key)
