@@ -8,11 +8,13 @@
 --   start           place of the first job
 --   stop            and of the last; a negative one counts from the end
 --   oldest_first    "1", or "0": the newest first
+--   size            bytes after which no more jobs are read
 -- RETURNS
---   id, fields, id, fields, ... of the jobs there; ids without a job are left out
+--   looked_at       how many places were looked at: not all, if the jobs have many bytes
+--   jobs            id, fields, id, fields, ... of the jobs there; ids without a job are left out
 
 local newer, older = unpack(KEYS)
-local prefix, start, stop, oldest_first = unpack(ARGV)
+local prefix, start, stop, oldest_first, size = unpack(ARGV)
 
 --- @include "append_job"
 
@@ -22,7 +24,7 @@ start, stop = tonumber(start), tonumber(stop)
 start = math.max(0, start < 0 and start + count or start)
 stop = math.min(count - 1, stop < 0 and stop + count or stop)
 if start > stop then
-  return {}
+  return { 0, {} }
 end
 if oldest_first == "1" then
   start, stop = count - 1 - stop, count - 1 - start
@@ -38,8 +40,11 @@ if stop >= newer_count then
     ids[#ids + 1] = id
   end
 end
-local jobs = {}
-for i = 1, #ids do
-  append_job(jobs, prefix, ids[oldest_first == "1" and #ids + 1 - i or i])
+local jobs, looked_at, bytes = {}, 0, 0
+size = tonumber(size)
+while looked_at < #ids and bytes < size do
+  looked_at = looked_at + 1
+  local place = oldest_first == "1" and #ids + 1 - looked_at or looked_at
+  bytes = bytes + append_job(jobs, prefix, ids[place])
 end
-return jobs
+return { looked_at, jobs }

@@ -1,8 +1,14 @@
--- append_job(jobs, prefix, id): append the job's id and its fields, if there is such a job.
+-- append_job(jobs, prefix, id) -> how many bytes were appended: the job's id and its fields, if
+-- there is such a job.
 local function append_job(jobs, prefix, id)
   local fields = redis.pcall("HGETALL", prefix .. id)
+  local bytes = 0
   if #fields > 0 then
     jobs[#jobs + 1] = id
     jobs[#jobs + 1] = fields
+    for i = 1, #fields do
+      bytes = bytes + #fields[i]
+    end
   end
+  return bytes
 end

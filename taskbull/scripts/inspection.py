@@ -33,6 +33,18 @@ PAGE: Final = 500
 """How many jobs one call reads: 2 ms, if they are small."""
 
 
+PAGE_BYTES: Final = 32_768
+"""After how many bytes a call reads no more: some servers end a connection that is given more."""
+
+
+class Page(Struct, frozen=True):
+    """Jobs that were read in one call."""
+
+    looked_at: int
+    """How many places were looked at; 0: there are no more."""
+    jobs: list[Job]
+
+
 class Counts(dict[str, int]):
     """How many jobs are in each state: by `JobState`, or by its name. Shown with plain names."""
 
@@ -130,34 +142,38 @@ def get_jobs(
     ascending: bool = True,
     page: int = PAGE,
 ) -> Steps[list[Job]]:
-    """Read the jobs from place `start` to `stop`, both included, in pages of bounded size.
+    """Read as many jobs as there are places from `start` to `stop`, in pieces of bounded size.
 
     Ascending: the oldest first, in `delayed` the first to be due, in `prioritized` the most urgent.
-    A negative `stop` counts from the end. Ids without a job are left out.
+    A negative `stop` counts from the end. Ids without a job are left out, and others come instead.
     """
     jobs: dict[str, Job] = {}
     if stop < 0:
         stop += yield _count(queue, state)
-    for first in range(start, stop + 1, page):
-        last = min(first + page - 1, stop)
-        found: list[Job] = yield get_page(queue, state, first, last, ascending=ascending)
-        jobs.update((job.id, job) for job in found)
+    place, wanted = start, stop - start + 1
+    while len(jobs) < wanted:
+        last = place + min(page, wanted - len(jobs)) - 1
+        found: Page = yield get_page(queue, state, place, last, ascending=ascending)
+        if found.looked_at == 0:
+            break
+        jobs.update((job.id, job) for job in found.jobs)
+        place += found.looked_at
     return list(jobs.values())
 
 
 def get_page(
     queue: QueueKeys, state: JobState, start: int, stop: int, *, ascending: bool = True
-) -> Call[list[Job]]:
-    """Read the jobs from place `start` to `stop` in one call: not too many at once."""
-    args = (queue.base, start, stop, int(ascending))
+) -> Call[Page]:
+    """Read the jobs from place `start` to `stop`, or the first of them, as one reply holds."""
+    args = (queue.base, start, stop, int(ascending), PAGE_BYTES)
     match state:
         case JobState.WAITING:  # whoever paused the queue, and however
-            return Call(GET_LISTED, (queue.wait, queue.paused), args, _jobs)
+            return Call(GET_LISTED, (queue.wait, queue.paused), args, _page)
         case JobState.PAUSED | JobState.ACTIVE:
             key = queue.paused if state is JobState.PAUSED else queue.active
-            return Call(GET_LISTED, (key, queue.private("none")), args, _jobs)
+            return Call(GET_LISTED, (key, queue.private("none")), args, _page)
         case _:
-            return Call(GET_SORTED, (_sorted(queue, state),), args, _jobs)
+            return Call(GET_SORTED, (_sorted(queue, state),), args, _page)
 
 
 def get_job(queue: QueueKeys, job_id: str) -> Command[Job | None]:
@@ -249,10 +265,10 @@ def _sorted(queue: QueueKeys, state: JobState) -> str:
     return sets[state]
 
 
-def _jobs(reply: Any) -> list[Job]:
-    return [
-        decode_job(job_id, fields) for job_id, fields in zip(reply[::2], reply[1::2], strict=True)
-    ]
+def _page(reply: Any) -> Page:
+    looked_at, flat = reply
+    jobs = [decode_job(*pair) for pair in zip(flat[::2], flat[1::2], strict=True)]
+    return Page(looked_at, jobs)
 
 
 def _metrics(reply: Any) -> Metrics:

@@ -5,12 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+import redis
 
 from taskbull.core.states import JobState
 from taskbull.errors import JobNotFound
 from taskbull.scripts import inspection
 from taskbull.scripts.inspection import ChildCounts, Ending, Logs, Metrics
+from taskbull.store import address
+from taskbull.store.sync import SyncStore
 from tests.scripts.bed import NOW, Bed
+from tests.servers.kinds import KINDS, PrivateServers
 
 PLACES = {
     JobState.WAITING: "wait",
@@ -165,3 +169,32 @@ def test_metrics(bed: Bed) -> None:
     bed.admin.rpush(bed.queue.metrics_completed_data, 1, 0, 2)
     found = bed.run(inspection.get_metrics(bed.queue, JobState.COMPLETED, 0, 1))
     assert found == Metrics(5, NOW, 3, [1, 0], 3)
+
+
+@pytest.mark.parametrize("place", ["wait", "completed"])
+def test_a_page_is_filled_where_jobs_are_gone(bed: Bed, place: str) -> None:  # G8
+    state = JobState.WAITING if place == "wait" else JobState.COMPLETED
+    for number in range(1, 6):
+        bed.job(str(number), place, score=number)
+    bed.admin.delete(bed.queue.job("2"))
+    assert ids(bed, state, 0, 2, up=True, page=500) == ["1", "3", "4"]
+    assert ids(bed, state, 0, 2, up=False, page=500) == ["5", "4", "3"]
+    assert ids(bed, state, 0, -1, up=True, page=2) == ["1", "3", "4", "5"]
+
+
+@pytest.mark.parametrize("server", KINDS[:1], indirect=True)
+@pytest.mark.parametrize("place", ["wait", "completed"])
+def test_a_server_that_gives_little_at_once_is_read_in_pieces(  # G10
+    private_server: PrivateServers, prefix: str, place: str
+) -> None:
+    state = JobState.WAITING if place == "wait" else JobState.COMPLETED
+    strict = private_server()
+    with redis.Redis.from_url(strict.url) as admin:
+        admin.config_set("client-output-buffer-limit", "normal 65536 0 0")
+        store = SyncStore(address.parse(strict.url))
+        bed = Bed(admin, store, prefix)
+        for number in range(200):
+            bed.job(str(number), place, score=number, data='"' + "x" * 20_000 + '"')
+        found = ids(bed, state, 0, -1, up=True, page=500)
+        store.close()
+    assert found == [str(number) for number in range(200)]
