@@ -1,0 +1,79 @@
+"""A user who may do all but one command: his worker loses no job, and ends all when he may."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from typing import Any
+
+import redis
+from anyio import create_task_group
+
+from taskbull.core import events
+from taskbull.scripts.loader import load
+from tests.servers.kinds import VALKEY_9, PrivateServers, Reachable
+from tests.worker.bed import WorkerBed, until
+
+SOURCE = load("cycle").source
+COMMANDS = sorted(
+    set(re.findall(r'redis\.p?call\("([A-Z]+)"', SOURCE)) | {"LPUSH", "RPUSH", "LTRIM", "ZREM"}
+)
+JOBS = 12
+
+
+class Denied:
+    """A queue whose worker lacks one command at first."""
+
+    def __init__(self, server: Reachable, admin: Any, command: str) -> None:
+        self.command = command
+        self.admin = admin
+        self.user = f"without-{command.lower()}"
+        self.bed = WorkerBed(server, admin, f"denied-{command.lower()}")
+        self.url = server.url.replace("//", f"//{self.user}:secret@")
+        self.runs: Counter[str] = Counter()
+        self.allow("on", ">secret", "~*", "&*", "+@all", f"-{command.lower()}")
+
+    def allow(self, *rules: str) -> None:
+        self.admin.execute_command("ACL", "SETUSER", self.user, *rules)
+
+    def tried(self) -> bool:
+        """Tell whether the worker has met the denial, or can do without the command."""
+        log = str(self.admin.execute_command("ACL", "LOG", 1000))
+        return f"'{self.user}'" in log or self.admin.zcard(self.bed.keys.completed) == JOBS
+
+    async def play(self) -> None:
+        for number in range(JOBS):
+            await self.bed.queue.add(
+                "n", priority=number % 3, delay=0.001 if number % 4 == 0 else None, backoff=None
+            )
+        async with self.bed.worker(self._handle, redis=self.url, concurrency=5).running():
+            await until(self.tried)
+            self.allow("+@all")
+            await self.bed.record.wait_for(events.Completed, JOBS, limit=60)
+
+    async def _handle(self, job: Any) -> None:
+        self.runs[job.id] += 1
+        if self.runs[job.id] == 1 and job.id in {"2", "3"}:
+            raise TimeoutError
+
+
+async def test_all_jobs_end_when_a_denied_command_is_allowed(  # G2
+    private_server: PrivateServers,
+) -> None:
+    server = private_server()
+    admin: Any = redis.Redis.from_url(server.url)
+    admin.config_set("acllog-max-len", 1000)
+    places = [Denied(Reachable(VALKEY_9, server.url), admin, command) for command in COMMANDS]
+    async with create_task_group() as tasks:
+        for place in places:
+            tasks.start_soon(place.play)
+    for place in places:
+        keys = place.bed.keys
+        assert place.runs == Counter({str(n): 2 if n in {2, 3} else 1 for n in range(1, JOBS + 1)})
+        assert sorted(place.bed.record.jobs(events.Completed), key=int) == sorted(
+            place.runs, key=int
+        )
+        left = [admin.llen(key) for key in (keys.wait, keys.active)]
+        left += [admin.zcard(key) for key in (keys.prioritized, keys.delayed, keys.failed)]
+        assert (place.command, left) == (place.command, [0] * 5)
+    admin.close()
