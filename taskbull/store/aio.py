@@ -104,7 +104,7 @@ class Store:
             call = next(steps)
             while True:
                 try:
-                    if failed is not None and limit.left <= limit.last_answer:
+                    if failed is not None and limit.too_late_after(failed):
                         raise ConnectionLost(str(failed)) from failed
                     if limit.seconds is None:
                         result = await self.run(call)

@@ -22,7 +22,7 @@ from taskbull.store.address import Endpoint
 from taskbull.store.backend import Waiter, waiters
 from taskbull.store.dialing import ConnectionOptions, Dialer, hang_up
 from taskbull.store.limit import Limit
-from taskbull.store.link import Link, explain
+from taskbull.store.link import LEFT, Link, explain
 from taskbull.store.pipeline import Note, Pipeline, Reply
 from taskbull.store.reconnection import Lost, Notify, log_change
 from taskbull.store.silence import FORGOTTEN
@@ -50,6 +50,8 @@ class Connection:
         self._demand: Waiter | None = None
         self._pause: Waiter | None = None
         self._closed = False
+        self._lost_for = ""
+        self._losses = 0
         self.links = 0
         """How many links there have been."""
 
@@ -167,6 +169,14 @@ class Connection:
                 raise
         return None
 
+    def _tell_lost(self, reason: str) -> None:
+        """Tell that a link was lost; one that is left time and again, the 1st, 2nd, 4th time."""
+        again = reason == self._lost_for and reason.startswith(LEFT)
+        self._losses = self._losses + 1 if again else 1
+        self._lost_for = reason
+        if self._losses.bit_count() == 1:
+            self._notify(Lost(str(self.endpoint), reason))
+
     async def _carry(self, link: Link) -> Link | None:
         """Let the link do its work until it is lost; give the one that took its place, if any."""
         self.links += 1
@@ -180,7 +190,7 @@ class Connection:
                 reason = explain(await link.carry())
                 tasks.cancel_scope.cancel()
             reason = reason if watch.successor is None else FORGOTTEN
-            self._notify(Lost(str(self.endpoint), reason))
+            self._tell_lost(reason)
         except BaseException:
             if watch.successor is not None:
                 await hang_up(watch.successor)
@@ -192,7 +202,7 @@ class Connection:
             if watch.successor is not None:
                 self._pipeline = watch.pipeline
                 self._pipeline.succeed(former)
-            former.lose(reason)
+            former.lose(f"Redis at {self.where}: {reason}")
         return watch.successor
 
 

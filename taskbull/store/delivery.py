@@ -116,7 +116,7 @@ class _Insistence:
     def try_again(self, node: Endpoint, trouble: Trouble) -> Generator[Step, Any, Replied]:
         limit, patience = self._limit, self._patience
         if trouble.answer is Answer.LEAVE:  # whoever gives up: the next need not find out again
-            yield Leave(node, trouble.message)
+            yield Leave(node, trouble.summary)
         if not self._insist:
             raise trouble.error
         left = limit.left - self._answer

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from math import inf
 
+from taskbull.errors import ConnectionLost, TaskbullError
+
 
 class Limit:
     """So many seconds from now, over all tries; None: no limit."""
@@ -30,6 +32,14 @@ class Limit:
     def last_answer(self) -> float:
         """The seconds to keep for an answer: with fewer left, a call is not sent again."""
         return 0.0 if self.seconds is None else min(1.0, self.seconds / 3)
+
+    def too_late_after(self, failed: TaskbullError) -> bool:
+        """Tell whether a call that failed so is not to be sent again.
+
+        What was refused was surely not executed, and keeps that by time for an answer; where that
+        is uncertain already, any time will do.
+        """
+        return self.left <= (self.last_answer if isinstance(failed, ConnectionLost) else 0)
 
     def __str__(self) -> str:
         return "" if self.seconds is None else f" within {self.seconds:.3g} s"

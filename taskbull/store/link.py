@@ -31,7 +31,7 @@ BROKEN = (
 )
 
 CLOSED = "the connection was closed by the server"
-LEFT = ConnectionAbortedError("the connection was left")
+LEFT = "the connection was left"
 
 RECEIVE = 1 << 18
 _KEEP_ALIVE = {
@@ -211,7 +211,7 @@ class ProtocolLink(asyncio.Protocol):
         self._transport.abort()
 
     async def close(self) -> None:
-        self.fail(LEFT)
+        self.fail(left())
 
     # What asyncio calls:
 
@@ -259,7 +259,7 @@ class StreamLink:
         self._held = False
         self._draining: Exception | None = None
         self._pieces = 0
-        self._error: Exception = LEFT
+        self._error: Exception = left()
 
     async def exchange(self, commands: list[bytes]) -> list[Reply]:
         replies = [self._new_waiter() for _ in commands]
@@ -331,9 +331,9 @@ class StreamLink:
         await anyio.aclose_forcefully(self._stream)
 
 
-def left(reason: str) -> Exception:
-    """Make the error of a link that was left for a reason."""
-    return ConnectionAbortedError(f"the connection was left: {reason}") if reason else LEFT
+def left(reason: str = "") -> Exception:
+    """Make the error of a link that was left, for a reason if there was one."""
+    return ConnectionAbortedError(f"{LEFT}: {reason}" if reason else LEFT)
 
 
 def last_words(replies: list[Reply], error: Exception) -> list[Reply]:

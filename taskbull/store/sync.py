@@ -77,7 +77,7 @@ class SyncStore:
             call = next(steps)
             while True:
                 try:
-                    if failed is not None and limit.left <= limit.last_answer:
+                    if failed is not None and limit.too_late_after(failed):
                         raise ConnectionLost(str(failed)) from failed
                     result = self._run_within(call, limit)
                 except TaskbullError as error:

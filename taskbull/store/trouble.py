@@ -70,6 +70,11 @@ class Trouble(Struct, frozen=True):
         """Whether time alone may heal it."""
         return self.answer in {Answer.WAIT, Answer.LEAVE}
 
+    @property
+    def summary(self) -> str:
+        """What was said, without the place in a script."""
+        return self.message.partition(" script: ")[0]
+
     def given_up(self, node: Endpoint, limit: Limit) -> TaskbullError:
         """Make the error of a call that was tried until its limit."""
         where = f"Redis at {node}" if node != Endpoint() else "Redis"

@@ -187,6 +187,26 @@ async def test_without_a_limit_a_call_waits(private_server: PrivateServers) -> N
     assert results == [JobState.UNKNOWN]
 
 
+@pytest.mark.parametrize("kind", [Queue, SyncQueue])
+async def test_looking_and_adding_get_through_a_link_that_was_forgotten(  # N2
+    private_server: PrivateServers, kind: Any
+) -> None:
+    server = private_server()
+
+    async def call(method: Any, *arguments: Any) -> Any:
+        if kind is Queue:
+            return await method(*arguments)
+        return await to_thread.run_sync(method, *arguments)
+
+    with Proxy(("127.0.0.1", server.port)) as proxy, fail_after(LIMIT):
+        queue = kind("q", redis=proxy.url, enqueue_timeout=20, call_timeout=20)
+        await call(queue.add, "x")
+        await to_thread.run_sync(proxy.forget)
+        await call(queue.add, "x")
+        await to_thread.run_sync(proxy.forget)
+        assert (await call(queue.counts))["waiting"] == 2
+
+
 @pytest.mark.parametrize("way", ["sync", "async"])
 async def test_the_timeout_of_a_result_is_for_all_of_the_wait(  # N3
     private_server: PrivateServers, way: str

@@ -12,11 +12,11 @@ import pytest
 import redis
 from anyio import create_task_group, fail_after, to_thread
 
-from taskbull.errors import MaybeExecuted
+from taskbull.errors import MaybeExecuted, ServerUnavailable
 from taskbull.store.address import parse
 from taskbull.store.aio import open_store
 from taskbull.store.dialing import ConnectionOptions
-from taskbull.store.reconnection import Change, Lost
+from taskbull.store.reconnection import Back, Change, Lost
 from taskbull.store.silence import FORGOTTEN
 from taskbull.store.sync import SyncStore
 from tests.conftest import emptied
@@ -218,3 +218,18 @@ def test_idle_connections_after_a_burst_of_threads_are_few(  # F23
         thread.join()
     wait_until(lambda: len(admin.client_list()) - before <= 16, "most of them are closed")
     store.close()
+
+
+async def test_a_server_that_takes_no_writes_is_told_with_the_reason_and_not_each_time(  # G10
+    private_server: PrivateServers, prefix: str
+) -> None:
+    server = private_server({"replicaof": "127.0.0.1 1"})
+    changes: list[Change] = []
+    with fail_after(LIMIT):
+        async with open_store(parse(server.url), LONG, changes.append) as store:
+            with pytest.raises(ServerUnavailable, match="within 3 s: READONLY"):
+                await store.run(count(prefix), timeout=3)
+    reasons = [change.reason for change in changes if isinstance(change, Lost)]
+    assert reasons
+    assert all("READONLY You can't write" in reason for reason in reasons)
+    assert len(reasons) < sum(isinstance(change, Back) for change in changes)
