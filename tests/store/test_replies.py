@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.server
+import re
 import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -318,7 +319,7 @@ async def test_who_is_not_let_in_is_told_at_once(
     [
         ("+ping +info", "evalsha"),
         ("+ping +info +evalsha", "script"),
-        ("+ping +info +evalsha +script", "script"),
+        ("+ping +info +evalsha +script", "hincrby|script"),  # Redis 7 names no command there
         ("+info +evalsha +script +hincrby", "ping"),
     ],
 )
@@ -329,7 +330,7 @@ async def test_who_may_not_do_something_is_told_at_once(
     async with running(way, f"redis://anna:pw@127.0.0.1:{own.port}") as run:
         refused = await refusal(run(count(prefix)))
     assert refused.code in {"NOPERM", "ERR"}
-    assert problem in str(refused)
+    assert re.search(problem, str(refused))
     assert runs(client, prefix) == 0
 
 
