@@ -20,15 +20,11 @@ from __future__ import annotations
 import logging
 import uuid
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
-from functools import partial
+from collections.abc import Callable, Sequence
 from itertools import count
-from math import inf
 from random import random
 from time import monotonic
-from typing import Final, TypeAlias, TypeVar
-
-from anyio import sleep
+from typing import Final, TypeAlias
 
 from taskbull.core import events
 from taskbull.core.checks import shown
@@ -61,18 +57,16 @@ from taskbull.errors import (
     TaskbullError,
 )
 from taskbull.scripts.cycle import Cycled, Packed, Taking, cycle, pack_outcome
-from taskbull.scripts.locks import extend_locks
 from taskbull.scripts.replies import DENIED, REFUSALS, REFUSED, is_denial
-from taskbull.scripts.settlement import Settled, adopt_jobs, settle_cycle
+from taskbull.scripts.settlement import Settled
 from taskbull.store.backend import Waiter, waiters, wake
-from taskbull.store.reconnection import LONGEST_DELAY, reconnect_delay
+from taskbull.store.reconnection import reconnect_delay
+from taskbull.worker.inquiry import Inquiry
 from taskbull.worker.lease import Lease
 from taskbull.worker.quarantine import is_suspect
 from taskbull.worker.side import QueueSide
 
 logger = logging.getLogger(__name__)
-
-T = TypeVar("T")
 
 Ending: TypeAlias = tuple[Lease, Written, RetryPolicy]
 """A job whose run is over, what became of it, and the rules by which that was decided."""
@@ -114,6 +108,7 @@ class Cycle:
         self._enough = max(1, min(_ENOUGH, concurrency // 2))
         self._taking = taking
         self._fresh_for = fresh_for
+        self._inquiry = Inquiry(side, taking.lock_life_ms)
         self._pending: deque[Ending] = deque()
         self._apart = 0  # how many of those are to be sent one by one
         self._occupied = 0  # slots with a job, taken and not ended
@@ -242,9 +237,10 @@ class Cycle:
                 self._asked -= want
                 self._pending.extendleft(reversed(batch))
                 self._apart += apart
-                await self._pause(1, error)
+                await self._inquiry.pause(1, error)
             except (MaybeExecuted, ServerRefused) as error:
-                settled = await self._settle(batch, want, token)
+                ended = [(lease.job.id, lease.token) for lease, _, _ in batch]
+                settled = await self._inquiry.settle(token, ended, want)
                 self._asked -= want - len(settled.taken)
                 self._recover(batch, settled)
                 await self._adopt(settled.taken, token)
@@ -308,7 +304,7 @@ class Cycle:
     async def _deliver(self, jobs: Sequence[Job], token: str, renewed: float) -> None:
         """Let jobs run that were taken; give them back if that is no longer wanted."""
         if monotonic() - renewed > self._fresh_for:
-            jobs, renewed = await self._renew(jobs, token)
+            jobs, renewed = await self._inquiry.renew(token, jobs)
         if not jobs:
             return
         side = self._side
@@ -329,35 +325,11 @@ class Cycle:
                 self.ended(lease, Snoozed(wait))
         side.bench.put(leases)
 
-    async def _renew(self, jobs: Sequence[Job], token: str) -> tuple[Sequence[Job], float]:
-        """Renew the locks of jobs that were taken a while ago; give those that are still ours.
-
-        The loop was blocked, the process stood still, or the reply was slow. Of the others nothing
-        has been told, and nothing is: they are another worker's, or wait for the sweep.
-        """
-        side, renewed = self._side, -inf
-        taken = len(jobs)
-        while jobs and monotonic() - renewed > from_ms(self._taking.lock_life_ms):
-            renewed = monotonic()
-            held = [(job.id, token) for job in jobs]
-            call = extend_locks(side.keys, held, self._taking.lock_life_ms)
-            lost = set(await self._insist(partial(side.store.run, call)))
-            jobs = [job for job in jobs if job.id not in lost]
-        if len(jobs) < taken:
-            logger.warning(
-                "Queue %s: %d jobs that were taken are not started, because their locks are gone",
-                side.keys.queue,
-                taken - len(jobs),
-            )
-        return jobs, renewed
-
     async def _adopt(self, job_ids: list[str], token: str) -> None:
         """Let jobs run that a call took whose reply was lost."""
-        side = self._side
         while job_ids:
-            call = adopt_jobs(side.keys, token, job_ids, self._taking.lock_life_ms)
             renewed = monotonic()
-            adopted = await self._insist(partial(side.store.run, call))
+            adopted = await self._inquiry.adopt(token, job_ids)
             await self._deliver(adopted.jobs, token, renewed)
             self._asked -= adopted.count
             job_ids = job_ids[adopted.count :]
@@ -418,26 +390,6 @@ class Cycle:
         self._let_go(lease)
         self._side.reporter.lost(lease, reason)
 
-    async def _settle(self, batch: list[Ending], want: int, token: str) -> Settled:
-        """Find out what a call did, as soon as Redis can be asked."""
-        ended = [(lease.job.id, lease.token) for lease, _, _ in batch]
-        side = self._side
-        return await self._insist(
-            lambda: side.store.perform(settle_cycle(side.keys, token, ended, want))
-        )
-
-    async def _insist(self, ask: Callable[[], Awaitable[T]]) -> T:
-        """Ask Redis, as often as it takes, for what may be asked again."""
-        failures = 0
-        while True:
-            try:
-                return await ask()
-            except MaybeExecuted:
-                continue
-            except ServerRefused as error:
-                failures += 1
-                await self._pause(failures, error)
-
     def _recover(self, batch: list[Ending], settled: Settled) -> None:
         again: list[Ending] = []
         if settled.codes:  # it was executed
@@ -474,14 +426,7 @@ class Cycle:
     async def _put_off(self, error: ServerRefused) -> None:
         self._apart = len(self._pending)
         self._refusals += 1
-        await self._pause(self._refusals, error)
-
-    async def _pause(self, failures: int, error: ServerRefused) -> None:
-        delay = reconnect_delay(failures, LONGEST_DELAY, random())  # noqa: S311
-        logger.warning(
-            "Queue %s: Redis refused, next try in %.1f s: %s", self._side.keys.queue, delay, error
-        )
-        await sleep(delay)
+        await self._inquiry.pause(self._refusals, error)
 
 
 def _pack(batch: list[Ending], now_ms: int) -> list[Packed]:

@@ -62,10 +62,14 @@ class Runner:
         while (lease := await take()) is not None:
             if lease.lost is not None:  # the loop was held up, and another may run the job by now
                 self._cycle.ended(lease, Lost())
-            elif monotonic() - lease.renewed > self._lock_life:  # the same, and nobody has noticed
+            elif self._lapsed(lease):  # the same, and nobody has noticed
                 self._cycle.ended(lease, Released())
             else:
                 await run(lease)
+
+    def _lapsed(self, lease: Lease) -> bool:
+        """Tell whether the lock may be gone: Redis gives the job back only if it is not."""
+        return monotonic() - lease.renewed > self._lock_life
 
     async def _run_traced(self, tracing: Processing, lease: Lease) -> Outcome:
         with tracing.span(lease.job) as span:
@@ -82,6 +86,8 @@ class Runner:
             outcome: Outcome | None = None
             if job.scheduler_id is not None:  # also if this run is doomed: the schedule goes on
                 outcome = await self._advance(lease)
+                if self._lapsed(lease):  # Redis let us wait
+                    outcome = Released()
             outcome = outcome or doomed(job)
             if outcome is None:
                 work = self._find(job)

@@ -13,6 +13,7 @@ from taskbull.core import events
 from taskbull.core.retention import Keep
 from taskbull.errors import PermanentError, Retry, Snooze
 from taskbull.scripts.cycle import CYCLE
+from taskbull.scripts.schedulers import ADVANCE_SCHEDULER
 from taskbull.worker.running_job import RunningJob
 from tests.servers.kinds import VALKEY_9, PrivateServers, Reachable
 from tests.servers.proxy import Proxy
@@ -148,6 +149,37 @@ async def test_a_job_whose_lock_lapsed_on_the_way_is_not_started(
         await bed.record.wait_for(events.Completed)
     assert locked == [True]
     assert bed.record.of(events.Lost) == []
+
+
+async def test_a_run_whose_lock_lapsed_while_the_next_was_added_is_not_started(
+    way: tuple[WorkerBed, Proxy],
+) -> None:  # F9
+    bed, proxy = way
+    late, prompt = Recorder(), Recorder()
+    ran: list[str] = []
+
+    def handler(name: str) -> Any:
+        async def handle(_: RunningJob) -> None:
+            ran.append(name)
+
+        return handle
+
+    async with bed.worker(handler("late"), redis=proxy.url, record=late, **SHORT).running():
+        await until(lambda: waits_at_marker(bed))
+        await bed.queue.pause()
+        handle = await bed.queue.add("run")
+        options = '{"repeat":{"every":3600000,"count":1}}'
+        bed.admin.hset(bed.keys.job(handle.id), mapping={"rjk": "s", "opts": options})
+        proxy.refuse()
+        proxy.cut_before_request(ADVANCE_SCHEDULER.sha.encode())
+        await bed.queue.resume()
+        await until(lambda: proxy.cuts == 1)
+        proxy.cut()
+        async with bed.worker(handler("prompt"), record=prompt, **SHORT).running():
+            await prompt.wait_for(events.Completed)
+        proxy.heal()
+        await late.wait_for(events.Lost)
+    assert ran == ["prompt"]
 
 
 async def test_a_job_that_came_late_is_started_when_its_lock_was_renewed(

@@ -1,0 +1,87 @@
+"""What a cycle asks Redis when it is in doubt; all of it may be asked again."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+from math import inf
+from random import random
+from time import monotonic
+from typing import TypeVar
+
+from anyio import sleep
+
+from taskbull.core.durations import from_ms
+from taskbull.core.job import Job
+from taskbull.errors import MaybeExecuted, ServerRefused
+from taskbull.scripts.locks import extend_locks
+from taskbull.scripts.settlement import Adopted, Settled, adopt_jobs, settle_cycle
+from taskbull.store.reconnection import LONGEST_DELAY, reconnect_delay
+from taskbull.worker.side import QueueSide
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+class Inquiry:
+    """Asks about jobs and outcomes of one queue, as often as it takes to get an answer."""
+
+    def __init__(self, side: QueueSide, lock_life_ms: int) -> None:
+        self._side = side
+        self._lock_life_ms = lock_life_ms
+
+    async def settle(self, token: str, ended: Sequence[tuple[str, str]], want: int) -> Settled:
+        """Find out what a call did whose reply was lost, as soon as Redis can be asked."""
+        side = self._side
+        return await self._insist(
+            lambda: side.store.perform(settle_cycle(side.keys, token, ended, want))
+        )
+
+    async def adopt(self, token: str, job_ids: Sequence[str]) -> Adopted:
+        """Renew the locks of jobs that such a call took, and read some of them."""
+        side = self._side
+        call = adopt_jobs(side.keys, token, job_ids, self._lock_life_ms)
+        return await self._insist(partial(side.store.run, call))
+
+    async def renew(self, token: str, jobs: Sequence[Job]) -> tuple[Sequence[Job], float]:
+        """Renew the locks of jobs that were taken a while ago; give those still ours, and when.
+
+        The loop was blocked, the process stood still, or the reply was slow. Of the others nothing
+        has been told, and nothing is: they are another worker's, or wait for the sweep.
+        """
+        side, renewed = self._side, -inf
+        taken = len(jobs)
+        while jobs and monotonic() - renewed > from_ms(self._lock_life_ms):
+            renewed = monotonic()
+            held = [(job.id, token) for job in jobs]
+            call = extend_locks(side.keys, held, self._lock_life_ms)
+            lost = set(await self._insist(partial(side.store.run, call)))
+            jobs = [job for job in jobs if job.id not in lost]
+        if len(jobs) < taken:
+            logger.warning(
+                "Queue %s: %d jobs that were taken are not started, because their locks are gone",
+                side.keys.queue,
+                taken - len(jobs),
+            )
+        return jobs, renewed
+
+    async def pause(self, failures: int, error: ServerRefused) -> None:
+        """Wait after a refusal, the longer the more there were."""
+        delay = reconnect_delay(failures, LONGEST_DELAY, random())  # noqa: S311
+        logger.warning(
+            "Queue %s: Redis refused, next try in %.1f s: %s", self._side.keys.queue, delay, error
+        )
+        await sleep(delay)
+
+    async def _insist(self, ask: Callable[[], Awaitable[T]]) -> T:
+        failures = 0
+        while True:
+            try:
+                return await ask()
+            except MaybeExecuted:
+                continue
+            except ServerRefused as error:
+                failures += 1
+                await self.pause(failures, error)
