@@ -102,13 +102,14 @@ class ThreadPool:
         """
         errand = _Errand(function, args, copy_context(), self._new_waiter())
         self._busy += 1
-        if self._threads < min(self._busy + self.abandoned, self._limit):
-            self._threads += 1
-            Thread(target=self._work, name=f"taskbull-{self._threads}", daemon=True).start()
+        another = self._threads < min(self._busy + self.abandoned, self._limit)
+        self._threads += another
         if clock is not None and self._busy + self.abandoned > self._threads:
             errand.clock = clock
             clock.stop()
         self._queue.put(errand)
+        if another:
+            Thread(target=self._work, name=f"taskbull-{self._threads}", daemon=True).start()
         try:
             await errand.waiter
         except get_cancelled_exc_class():

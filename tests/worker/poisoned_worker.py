@@ -24,8 +24,6 @@ async def main(url: str, prefix: str) -> None:
 
     options = WorkerOptions(
         concurrency=10,
-        lock_duration=0.5,
-        heartbeat_interval=0.1,
         stalled_interval=0.3,
         drain_delay=0.2,
     )

@@ -290,9 +290,10 @@ async def test_a_handler_with_tasks_of_its_own_is_given_back_unspent(
 
 
 async def test_a_thread_that_outlives_the_stop_does_not_hold_it_up(bed: WorkerBed) -> None:
-    go, ended = threading.Event(), threading.Event()
+    begun, go, ended = threading.Event(), threading.Event(), threading.Event()
 
     def handler(_: RunningJob) -> str:
+        begun.set()
         go.wait(20)
         ended.set()
         return "too late"
@@ -301,8 +302,7 @@ async def test_a_thread_that_outlives_the_stop_does_not_hold_it_up(bed: WorkerBe
     try:
         with fail_after(15):
             async with bed.worker(handler, shutdown_timeout=0).running():
-                await bed.record.wait_for(events.Started)
-                await until(_any_thread_waits)
+                await until(begun.is_set)
         assert not ended.is_set()
         assert bed.record.jobs(events.Released) == [handle.id]
         assert bed.record.jobs(events.ThreadAbandoned) == [handle.id]
@@ -314,10 +314,6 @@ async def test_a_thread_that_outlives_the_stop_does_not_hold_it_up(bed: WorkerBe
     async with bed.worker(echo, record=other).running():
         await other.wait_for(events.Completed)
     assert (await bed.job(handle.id)).attempts_made == 1
-
-
-def _any_thread_waits() -> bool:
-    return any(thread.name == "taskbull-1" for thread in threading.enumerate())
 
 
 async def test_a_stop_without_redis_ends_within_its_limit(
