@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -12,7 +13,7 @@ from taskbull.core.job import Job
 from taskbull.core.keys import QueueKeys
 from taskbull.core.wire.job import decode_taken
 from taskbull.scripts.call import Call
-from taskbull.scripts.cycle import memo
+from taskbull.scripts.cycle import Taking, memo
 from taskbull.scripts.loader import load
 from taskbull.scripts.replies import texts
 from taskbull.scripts.steps import Steps
@@ -86,16 +87,18 @@ def adopt_jobs(
     queue: QueueKeys,
     token: str,
     job_ids: Sequence[str],
-    lock_life_ms: int,
+    taken_ms: int,
+    taking: Taking,
     *,
     size: int = REPLY_BYTES,
 ) -> Call[Adopted]:
     """Renew the locks of jobs that a lost cycle took, and read as many as one reply may hold.
 
-    Doing it again does no harm.
+    `taken_ms` and `taking` are what the cycle was given. Doing it again does no harm.
     """
-    args = (queue.base, token, pack(job_ids), lock_life_ms, size)
-    return Call(ADOPT_JOBS, (queue.stalled,), args, _adopted)
+    args = (queue.base, token, pack(job_ids), taking.lock_life_ms, size)
+    read = partial(_adopted, taken_ms, taking.worker_name or None)
+    return Call(ADOPT_JOBS, (queue.stalled,), args, read)
 
 
 def _look(
@@ -110,7 +113,10 @@ def _piece(reply: Any) -> _Piece:
     return _Piece(position, Settled(texts(taken), codes, [one == 1 for one in held]))
 
 
-def _adopted(reply: Any) -> Adopted:
+def _adopted(taken_ms: int, worker: str | None, reply: Any) -> Adopted:
     count, flat = reply
-    jobs = [decode_taken(*pair) for pair in zip(flat[::2], flat[1::2], strict=True)]
+    jobs = [
+        decode_taken(job_id, fields, taken_ms, worker)
+        for job_id, fields in zip(flat[::2], flat[1::2], strict=True)
+    ]
     return Adopted(count, jobs)

@@ -108,7 +108,7 @@ class Cycle:
         self._enough = max(1, min(_ENOUGH, concurrency // 2))
         self._taking = taking
         self._fresh_for = fresh_for
-        self._inquiry = Inquiry(side, taking.lock_life_ms)
+        self._inquiry = Inquiry(side, taking)
         self._pending: deque[Ending] = deque()
         self._apart = 0  # how many of those are to be sent one by one
         self._occupied = 0  # slots with a job, taken and not ended
@@ -243,7 +243,7 @@ class Cycle:
                 settled = await self._inquiry.settle(token, ended, want)
                 self._asked -= want - len(settled.taken)
                 self._recover(batch, settled)
-                await self._adopt(settled.taken, token)
+                await self._adopt(settled.taken, token, now_ms)
                 if isinstance(error, ServerRefused):
                     await self._refused(error, batch, want)
             else:
@@ -325,11 +325,11 @@ class Cycle:
                 self.ended(lease, Snoozed(wait))
         side.bench.put(leases)
 
-    async def _adopt(self, job_ids: list[str], token: str) -> None:
+    async def _adopt(self, job_ids: list[str], token: str, taken_ms: int) -> None:
         """Let jobs run that a call took whose reply was lost."""
         while job_ids:
             renewed = monotonic()
-            adopted = await self._inquiry.adopt(token, job_ids)
+            adopted = await self._inquiry.adopt(token, job_ids, taken_ms)
             await self._deliver(adopted.jobs, token, renewed)
             self._asked -= adopted.count
             job_ids = job_ids[adopted.count :]

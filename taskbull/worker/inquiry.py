@@ -15,6 +15,7 @@ from anyio import sleep
 from taskbull.core.durations import from_ms
 from taskbull.core.job import Job
 from taskbull.errors import MaybeExecuted, ServerRefused
+from taskbull.scripts.cycle import Taking
 from taskbull.scripts.locks import extend_locks
 from taskbull.scripts.settlement import Adopted, Settled, adopt_jobs, settle_cycle
 from taskbull.store.reconnection import LONGEST_DELAY, reconnect_delay
@@ -28,9 +29,9 @@ T = TypeVar("T")
 class Inquiry:
     """Asks about jobs and outcomes of one queue, as often as it takes to get an answer."""
 
-    def __init__(self, side: QueueSide, lock_life_ms: int) -> None:
+    def __init__(self, side: QueueSide, taking: Taking) -> None:
         self._side = side
-        self._lock_life_ms = lock_life_ms
+        self._taking = taking
 
     async def settle(self, token: str, ended: Sequence[tuple[str, str]], want: int) -> Settled:
         """Find out what a call did whose reply was lost, as soon as Redis can be asked."""
@@ -39,10 +40,10 @@ class Inquiry:
             lambda: side.store.perform(settle_cycle(side.keys, token, ended, want))
         )
 
-    async def adopt(self, token: str, job_ids: Sequence[str]) -> Adopted:
+    async def adopt(self, token: str, job_ids: Sequence[str], taken_ms: int) -> Adopted:
         """Renew the locks of jobs that such a call took, and read some of them."""
         side = self._side
-        call = adopt_jobs(side.keys, token, job_ids, self._lock_life_ms)
+        call = adopt_jobs(side.keys, token, job_ids, taken_ms, self._taking)
         return await self._insist(partial(side.store.run, call))
 
     async def renew(self, token: str, jobs: Sequence[Job]) -> tuple[Sequence[Job], float]:
@@ -53,10 +54,10 @@ class Inquiry:
         """
         side, renewed = self._side, -inf
         taken = len(jobs)
-        while jobs and monotonic() - renewed > from_ms(self._lock_life_ms):
+        while jobs and monotonic() - renewed > from_ms(self._taking.lock_life_ms):
             renewed = monotonic()
             held = [(job.id, token) for job in jobs]
-            call = extend_locks(side.keys, held, self._lock_life_ms)
+            call = extend_locks(side.keys, held, self._taking.lock_life_ms)
             lost = set(await self._insist(partial(side.store.run, call)))
             jobs = [job for job in jobs if job.id not in lost]
         if len(jobs) < taken:

@@ -32,7 +32,7 @@ SAMPLES = calls(
         locks.extend_lock(QUEUE, JOB, "token", 1),
         stalled.sweep_piece(QUEUE, 1, 2, 3),
         settle_cycle(QUEUE, "token", [(JOB, "token")], 1),
-        adopt_jobs(QUEUE, "token", [JOB], 1),
+        adopt_jobs(QUEUE, "token", [JOB], 1, Taking(2)),
         pausing.pause(QUEUE),
         changes.note_unclaimed(QUEUE, JOB, 1, 2),
         inspection.names_waiting(QUEUE, 1),

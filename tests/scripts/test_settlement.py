@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from taskbull.core.outcome import Completed, Retried, Snoozed, Written
 from taskbull.core.retention import Keep
-from taskbull.scripts.cycle import cycle
+from taskbull.scripts.cycle import Taking, cycle
 from taskbull.scripts.settlement import Settled, adopt_jobs, settle_cycle
 from tests.scripts.bed import NOW, Bed
 from tests.scripts.test_cycle import FAILURE, TAKING, pack, seed, take
+
+LONG = Taking(60_000)
 
 
 def test_the_jobs_that_a_call_took_are_found_by_its_token(bed: Bed) -> None:
@@ -56,8 +58,8 @@ def test_jobs_are_adopted_with_a_new_life_of_their_locks(bed: Bed) -> None:  # F
         bed.admin.pexpire(bed.queue.lock(job.id), 5_000)
     bed.lock(jobs[1].id, "another:1")
     bed.admin.sadd(bed.queue.stalled, jobs[0].id)
-    adopted = bed.run(adopt_jobs(bed.queue, "me:1", [job.id for job in jobs], 60_000))
-    assert (adopted.count, [job.id for job in adopted.jobs]) == (3, [jobs[0].id, jobs[2].id])
+    adopted = bed.run(adopt_jobs(bed.queue, "me:1", [job.id for job in jobs], NOW, LONG))
+    assert (adopted.count, adopted.jobs) == (3, [jobs[0], jobs[2]])
     assert bed.admin.pttl(bed.queue.lock(jobs[0].id)) > 30_000
     assert bed.admin.pttl(bed.queue.lock(jobs[1].id)) <= 30_000
     assert not bed.admin.exists(bed.queue.stalled)
@@ -70,10 +72,10 @@ def test_big_jobs_are_adopted_in_pieces_and_all_locks_are_renewed_by_each(bed: B
         bed.hset(job.id, {"data": "x" * 600})
         bed.admin.pexpire(bed.queue.lock(job.id), 5_000)
     ids = [job.id for job in jobs]
-    adopted = bed.run(adopt_jobs(bed.queue, "me:1", ids, 60_000, size=1_000))
+    adopted = bed.run(adopt_jobs(bed.queue, "me:1", ids, NOW, LONG, size=1_000))
     assert (adopted.count, [job.id for job in adopted.jobs]) == (2, ids[:2])
     assert all(bed.admin.pttl(bed.queue.lock(job_id)) > 30_000 for job_id in ids)
-    assert bed.run(adopt_jobs(bed.queue, "me:1", ids[2:], 60_000, size=1)).count == 1
+    assert bed.run(adopt_jobs(bed.queue, "me:1", ids[2:], NOW, LONG, size=1)).count == 1
 
 
 def test_a_long_list_is_searched_in_pieces(bed: Bed) -> None:
@@ -96,5 +98,5 @@ def test_a_job_that_is_no_hash_any_more_is_not_adopted(bed: Bed) -> None:
     take(bed, 1, "me:1")
     bed.admin.delete(bed.queue.job("1"))
     bed.admin.set(bed.queue.job("1"), "no hash")
-    adopted = bed.run(adopt_jobs(bed.queue, "me:1", ["1"], 60_000))
+    adopted = bed.run(adopt_jobs(bed.queue, "me:1", ["1"], NOW, LONG))
     assert (adopted.count, adopted.jobs) == (1, [])
