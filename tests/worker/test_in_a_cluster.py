@@ -89,6 +89,27 @@ async def test_a_slot_that_is_on_two_nodes_for_long_costs_no_job_and_no_lock(
     chores.check()
 
 
+async def test_a_slot_that_moves_in_one_go_costs_no_job_and_no_lock(
+    cluster: Cluster, bed: WorkerBed, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.CRITICAL, "taskbull")
+    chores = Chores(bed, Random(SEED))
+    held = HeldChores(bed, chores)
+    await held.add("after", 5)
+    await chores.add(scaled(1000, 10_000))
+    source, slot = cluster.owner(bed.keys.meta), slot_of(bed.keys.meta)
+    target = cluster.other_than(source)
+    with fail_after(120):
+        async with bed.worker(held.handler, record=chores, **SHORT).running():
+            await chores.more(100)
+            source.run("CLUSTER", "MIGRATESLOTS", "SLOTSRANGE", slot, slot, "NODE", target.id)
+            await until(lambda: cluster.owner(bed.keys.meta) is target)
+            await chores.others_more(events.LocksRenewed, 1)
+            held.open("after")
+            await chores.at_most(0)
+    chores.check()
+
+
 @pytest.fixture
 def replicated(cluster: Cluster, prefix: str) -> Iterator[WorkerBed]:
     """A queue on the master that has a replica; the prefix says where."""
