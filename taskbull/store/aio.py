@@ -69,26 +69,38 @@ class Store:
     async def run_all(self, calls: Sequence[Request[T]]) -> list[T]:
         """Run several calls in one trip; results in order. If some fail, the first error is raised
         when all have ended."""
-        sent: list[tuple[Request[T], Connection, backend.Waiter]] = []
+        sent: list[tuple[Connection, backend.Waiter] | None] = []
         results: list[T] = []
         errors: list[TaskbullError] = []
         try:
             for call in calls:
-                connection = self._only or await self._topology.find(call.key)
-                await connection.room()
-                words = call.words if self._topology.single else call.cluster_words
-                sent.append((call, connection, connection.submit(pack(words))))
-            for call, connection, waiter in sent:
+                sent.append(await self._submit(call))  # noqa: PERF401 - if it is cancelled, see below
+            for call, way in zip(calls, sent, strict=True):
                 try:
-                    results.append(call.parse(await self._reply(call, connection, waiter)))
+                    reply = await (self._reply(call, *way) if way else self._errand(call).run())
+                    results.append(call.parse(reply))
                 except TaskbullError as error:
                     errors.append(error)
         finally:
-            for _, _, waiter in sent:
-                waiter.cancel()
+            for way in sent:
+                if way:
+                    way[1].cancel()
         if errors:
             raise errors[0]
         return results
+
+    async def _submit(self, call: Request[Any]) -> tuple[Connection, backend.Waiter] | None:
+        """Send a call; None if no node of a Cluster is to be had for it now."""
+        connection = self._only
+        if connection is not None:
+            await connection.room()
+            return connection, connection.submit(pack(call.words))
+        try:
+            connection = await self._topology.find(call.key)
+        except ConnectionLost:
+            return None
+        await connection.room()
+        return connection, connection.submit(pack(call.cluster_words))
 
     async def perform(
         self, steps: Steps[T], *, timeout: float | None = None, total: float | None = None

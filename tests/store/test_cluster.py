@@ -249,19 +249,30 @@ async def test_a_cluster_that_is_away_is_waited_for(
     url = f"redis+cluster://127.0.0.1:{server.port}"
     server.stop()
     results: list[int] = []
+    away = [anyio.Event(), anyio.Event()]
+
+    def notice(change: Change) -> None:
+        if isinstance(change, Waiting):
+            next((one for one in away if not one.is_set()), away[0]).set()
+
     with fail_after(30):
-        async with open_store(parse(url), OPTIONS) as store, create_task_group() as tasks:
+        async with open_store(parse(url), OPTIONS, notice) as store, create_task_group() as tasks:
 
             async def call() -> None:
                 results.append(await store.run(count(prefix)))
 
+            async def call_twice() -> None:
+                results.extend(await store.run_all([count(prefix)] * 2))
+
             tasks.start_soon(call)
-            await anyio.lowlevel.checkpoint()
+            await away[0].wait()
+            tasks.start_soon(call_twice)  # a relative of F12
+            await away[1].wait()
             await to_thread.run_sync(server.start)
             node = Node(server)
             node.run("CLUSTER", "ADDSLOTS", *range(16_384))
             node.close()
-    assert results == [1]
+    assert sorted(results) == [1, 2, 3]
 
 
 def _executed(node: Node, command: str) -> int:
