@@ -89,4 +89,5 @@ def _give_back() -> None:
     _let_go()
 
 
-os.register_at_fork(before=_hold_back, after_in_parent=_let_go, after_in_child=_give_back)
+if hasattr(os, "register_at_fork"):  # where there is a fork
+    os.register_at_fork(before=_hold_back, after_in_parent=_let_go, after_in_child=_give_back)

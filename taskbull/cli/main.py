@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
 from io import TextIOWrapper
 
@@ -27,7 +28,7 @@ from taskbull.cli.doctor import doctor
 from taskbull.cli.following import events
 from taskbull.cli.group import Commands
 from taskbull.cli.jobs import job, jobs
-from taskbull.cli.loading import COMPLETING
+from taskbull.cli.loading import COMPLETING, VARIABLE
 from taskbull.cli.looking import queues, tasks, workers
 from taskbull.cli.stopping import stop_server
 from taskbull.cli.worker import worker
@@ -38,14 +39,18 @@ _SETTINGS = {"help_option_names": ["-h", "--help"], "show_default": True}
 
 @click.group(cls=Commands, context_settings=_SETTINGS)
 @click.version_option(__version__, prog_name="taskbull")
-def commands() -> None:
+@click.option("-A", "--app", metavar="MODULE:ATTRIBUTE", hidden=True)
+def commands(app: str | None) -> None:
     """BullMQ for Python, with Celery's ease.
 
     The app is found by -A module:attribute, TASKBULL_APP, [tool.taskbull] app in pyproject.toml, or
     in this folder, if it has just one; Redis by --redis, the app, TASKBULL_REDIS_URL, REDIS_URL, or
     on this machine.
+
     Exit codes: 0 fine, 1 failed, 2 wrong usage.
     """
+    if app is not None:  # before the command, as Celery has it
+        os.environ[VARIABLE] = app
 
 
 for command in (

@@ -19,11 +19,11 @@ def ends_the_slot(error: BaseException) -> bool:
     `CancelledError` although nobody cancels us, for it may have awaited something that was
     cancelled. Those are failures of the job.
     """
+    if isinstance(error, GeneratorExit):
+        return _without_a_loop()
     cancelled = get_cancelled_exc_class()
     if all(isinstance(leaf, cancelled) for leaf in leaves(error)):  # a nursery groups them
         return current_effective_deadline() == -inf
-    if isinstance(error, GeneratorExit):
-        return _without_a_loop()
     return any(pressed(leaf) for leaf in leaves(error))
 
 

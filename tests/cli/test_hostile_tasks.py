@@ -201,3 +201,4 @@ def test_whatever_a_task_raises_fails_its_job_only(  # D2
         terminal.read_until("Stopping: running jobs have 30 s to end")
         assert terminal.end() == 0
     assert {handle.state() for handle in handles} == {"failed"}
+    assert "is started again" not in terminal.seen

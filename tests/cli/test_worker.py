@@ -320,6 +320,8 @@ def test_what_fingers_type_that_know_celery(folder: Path, url: str) -> None:
     done = run(*words, cwd=folder, env=env)
     assert done.returncode == 0, done.stderr
     assert "taskbull: -P is not needed: " in done.stderr
+    done = run("-A", "tasks:app", "worker", "-l", "info", "--burst", cwd=folder, env=env)
+    assert done.returncode == 0, done.stderr
     done = run("worker", "-A", "tasks:app", "--autoscale=10,3", cwd=folder, env=env)
     assert done.returncode == 2
     assert "There is no --autoscale here: -c" in done.stderr
