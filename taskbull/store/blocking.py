@@ -7,6 +7,7 @@ time closes it as well: a blocked worker is never left waiting on a peer that is
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from time import monotonic
 
 from anyio import current_time, move_on_after, sleep
 
@@ -66,9 +67,11 @@ class BlockingConnection:
         finished = False
         try:
             with move_on_after(timeout + SLACK) as scope:
+                # Where bytes arrive, anyio knows of no event loop unless it has started it itself.
+                ahead = current_time() - monotonic()
 
                 def prolong() -> None:  # a large reply may take long, as long as it comes
-                    scope.deadline = max(scope.deadline, current_time() + PATIENCE)
+                    scope.deadline = max(scope.deadline, monotonic() + ahead + PATIENCE)
 
                 self._pipeline.on_bytes = prolong
                 [reply] = await self._link.exchange([pack(words)])

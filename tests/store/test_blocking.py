@@ -5,6 +5,7 @@ from __future__ import annotations
 from time import monotonic
 
 import anyio
+import pytest
 import redis
 from anyio import create_task_group, fail_after, move_on_after
 
@@ -50,6 +51,24 @@ async def test_a_blocked_command_is_woken(
                 admin.zadd(prefix, {"0": 0})
         await line.close()
     assert replies == [[prefix.encode(), b"0", b"0"]]
+
+
+@pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
+def test_replies_come_in_an_event_loop_that_anyio_did_not_start(
+    server: Reachable, admin: redis.Redis, prefix: str, loop: str
+) -> None:
+    run = pytest.importorskip(loop).run
+    admin.zadd(prefix, {"0": 0})
+
+    async def wait() -> object:
+        async with open_store(parse(server.url)) as store:
+            line = store.blocking(prefix)
+            try:
+                return await line.execute(("BZPOPMIN", prefix, 10), 10)
+            finally:
+                await line.close()
+
+    assert run(wait()) == [prefix.encode(), b"0", b"0"]
 
 
 async def test_nothing_comes_of_a_wait_that_times_out(server: Reachable, prefix: str) -> None:
