@@ -21,7 +21,7 @@ from taskbull.scripts import changes, inspection, limits, locks, pausing, remova
 from taskbull.scripts.add import Lane, add_jobs
 from taskbull.scripts.call import Request
 from taskbull.scripts.cycle import Taking, cycle, pack_outcome
-from taskbull.scripts.settlement import settle_cycle
+from taskbull.scripts.settlement import adopt_jobs, settle_cycle
 from taskbull.scripts.steps import Steps
 from taskbull.store.address import parse
 from taskbull.store.sync import SyncStore
@@ -78,6 +78,7 @@ OPERATIONS: dict[str, Operation] = {
     ),
     "settle": lambda q: settle_cycle(q, "mine", [(job_id, "mine") for job_id in HELD], 3),
     "settle one": lambda q: settle_cycle(q, "mine", [("a1", "mine")], 0),
+    "adopt": lambda q: adopt_jobs(q, "mine", HELD, NOW, Taking(60_000)),
     "renew": lambda q: locks.extend_locks(q, [(job_id, "mine") for job_id in HELD], 60_000),
     "renew one": lambda q: locks.extend_locks(q, [("a1", "mine")], 60_000),
     "renew by itself": lambda q: locks.extend_lock(q, "a1", "mine", 60_000),
@@ -91,9 +92,9 @@ OPERATIONS: dict[str, Operation] = {
     "let wait": lambda q: changes.move_to_waiting_children(q, "a3", "mine", NOW),
     "change delay": lambda q: changes.change_delay(q, "d1", 5, NOW),
     "change priority": lambda q: changes.change_priority(q, "w1", 3),
-    "progress": lambda q: changes.update_progress(q, "a1", b"1"),
-    "data": lambda q: changes.update_data(q, "a1", b"1"),
-    "log": lambda q: changes.add_log(q, "a1", "line", keep=1),
+    "progress": lambda q: changes.update_progress(q, "a1", b"1", token="mine"),
+    "data": lambda q: changes.update_data(q, "a1", b"1", token="mine"),
+    "log": lambda q: changes.add_log(q, "a1", "line", keep=1, token="mine"),
     "remove": lambda q: removal.remove_job(q, "w1"),
     "remove a running one": lambda q: removal.remove_job(q, "a1"),
     "remove a child": lambda q: removal.remove_job(q, "w2"),
