@@ -55,7 +55,9 @@ def failure_of(error: TaskbullError, address: Address | None = None) -> Failure:
 
 def _about_redis(error: ConnectionLost | ServerRefused, address: Address | None) -> str:
     at = "" if address is None else f" at {address}"
-    said = str(error).removeprefix(f"cannot connect to {address}: ").rstrip(".")
+    said = str(error).rstrip(".")
+    for known in (f"cannot connect to {address}: ", f"Redis at {address}: "):
+        said = said.removeprefix(known)
     todo = advice(error, address)
     return f"Redis{at} cannot be used: {said}" + (f". {todo[0].upper()}{todo[1:]}" if todo else "")
 

@@ -51,7 +51,7 @@ _WRAPPED = re.compile(
 
 # What an ACL rule forbids inside a script: Redis < 7 does not even say which command it was.
 _FORBIDDEN = re.compile(
-    r"^ERR (?:Error running script .*: |ACL failure in script: )"
+    r"^(?:ERR )+(?:Error running script .*: |ACL failure in script: )"
     r"(?P<said>(?:The user executing the script can't|User \S+ has no permissions) [^@]*)",
     re.DOTALL,
 )
