@@ -190,10 +190,18 @@ def _keep(home: Home, idle: float) -> None:
     if idle and python.name.startswith(("python", "pypy")):  # not the program of a web server
         words = ["-I", "-S", str(KEEPER), str(home.socket), str(home.lock), str(idle)]
         with _not_forking:
-            subprocess.run([python, *words], stdin=subprocess.DEVNULL, cwd="/", check=False)  # noqa: S603
+            subprocess.run(  # noqa: S603 - our own file, no shell
+                [python, *words],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                cwd="/",
+                check=False,
+            )
     else:
         ends = ""
-    logger.info("The embedded server runs in %s. %s`taskbull stop` ends it", home.folder, ends)
+    where = home.folder
+    logger.info("The embedded server runs in %s. %s`taskbull stop %s` ends it", where, ends, where)
 
 
 def _check_listener(home: Home) -> None:
