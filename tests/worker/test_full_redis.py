@@ -1,0 +1,43 @@
+"""A Redis that is out of memory: nothing is taken, nothing is lost, and it is said once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import redis
+
+from taskbull.core import events
+from tests.servers.kinds import VALKEY_9, PrivateServers, Reachable
+from tests.worker.bed import WorkerBed, until
+
+
+async def test_no_job_is_taken_until_redis_has_memory_again(  # G1
+    private_server: PrivateServers, prefix: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    server = private_server({"maxmemory-policy": "noeviction"})
+    runs: list[str] = []
+
+    async def note(job: Any) -> None:
+        runs.append(job.id)
+
+    with redis.Redis.from_url(server.url) as admin:
+        bed = WorkerBed(Reachable(VALKEY_9, server.url), admin, prefix)
+        for _ in range(20):
+            await bed.queue.add("n", attempts=1)
+        admin.config_set("maxmemory", 1)
+
+        def asked() -> int:
+            stats: Any = admin.info("commandstats")
+            return int(stats.get("cmdstat_evalsha", {"calls": 0})["calls"])
+
+        async with bed.worker(note).running():
+            before = asked()
+            await until(lambda: asked() > before + 4)
+            assert runs == []
+            assert admin.llen(bed.keys.wait) == 20
+            admin.config_set("maxmemory", 0)
+            await bed.record.wait_for(events.Completed, 20)
+    lines = [record.getMessage() for record in caplog.records if "out of memory" in record.message]
+    assert len(lines) == 1
+    assert sorted(runs, key=int) == [str(number) for number in range(1, 21)]
