@@ -81,8 +81,13 @@ class Consumer:
         await self._cycle.until(Cycle.flushed)
         await pass_on(self.side)
 
-    async def empty(self) -> None:
-        """Wait until no job runs, and none is to be had."""
+    @property
+    def is_idle(self) -> bool:
+        """Whether no job runs, and none is to be had."""
+        return self._cycle.idle()
+
+    async def until_idle(self) -> None:
+        """Wait until that is so."""
         await self._cycle.until(Cycle.idle)
 
     def _ring(self) -> None:

@@ -7,6 +7,7 @@ import os
 import re
 import secrets
 import socket
+import warnings
 from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
 from contextlib import (
     AbstractAsyncContextManager,
@@ -153,12 +154,22 @@ class Worker:
     async def until_done(self) -> None:
         """Wait until no job runs, none waits, and none is due within `burst_wait`."""
         sides = [consumer.side for consumer in self._consumers.values()]
-        await until_done(sides, self.empty, seconds("burst_wait", self.options.burst_wait))
+        await until_done(sides, self.until_idle, seconds("burst_wait", self.options.burst_wait))
+
+    async def until_idle(self) -> None:
+        """Wait, while it is running, until no job runs and none is to be had in any queue."""
+        while busy := [one for one in self._consumers.values() if not one.is_idle]:
+            for consumer in busy:
+                await consumer.until_idle()
 
     async def empty(self) -> None:
-        """Wait until no job runs and none is to be had, while it is running."""
-        for consumer in self._consumers.values():
-            await consumer.empty()
+        """Wait until it is idle: the former name of `until_idle`."""
+        warnings.warn(
+            "worker.empty() is worker.until_idle() now, and goes with the next release",
+            DeprecationWarning,
+            stacklevel=2,
+        )
+        await self.until_idle()
 
     @asynccontextmanager
     async def running(self) -> AsyncGenerator[Shutdown, None]:

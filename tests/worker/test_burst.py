@@ -64,3 +64,20 @@ async def test_delayed_jobs_of_a_paused_queue_are_not_waited_for(
     with caplog.at_level(logging.INFO):
         await bed.worker(echo).run(burst=True)
     assert "the burst leaves 1 paused, 1 delayed (the queue is paused)" in caplog.text
+
+
+async def test_a_worker_tells_when_it_is_idle(bed: WorkerBed) -> None:
+    await bed.queue.add_bulk([("work", {})] * 20)
+    worker = bed.worker(echo, concurrency=3)
+    async with worker.running():
+        await worker.until_idle()
+        assert await bed.count("completed") == 20
+
+
+async def test_the_former_name_of_that_wait_warns_and_works(bed: WorkerBed) -> None:
+    await bed.queue.add("work")
+    worker = bed.worker(echo)
+    async with worker.running():
+        with pytest.warns(DeprecationWarning, match="until_idle"):
+            await worker.empty()
+        assert await bed.count("completed") == 1
