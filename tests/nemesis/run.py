@@ -28,6 +28,7 @@ from tests.servers.waiting import wait_until
 
 DRAIN_LIMIT: Final = 120.0
 PROBE_LIMIT: Final = 60.0
+NODE_PRODUCER: Final = "node-producer"
 STARVED: Final = 1.0
 """Seconds by which the machine may be late before that counts as a fault of its own."""
 
@@ -166,9 +167,9 @@ class Run:
             self._trouble(0, f"{surprise}: this run proves nothing")
         for queue in QUEUES:
             insist(self._prober.sync_queue(queue).resume)
-        if self._script.node is not None:
-            self._await_ticks()
-        for actor in self._producers:
+        for actor in self._producers:  # Node's is the last: it removes the scheduler
+            if actor.name == NODE_PRODUCER:
+                self._await_ticks()
             self._expect_end(actor, actor.finish())
         try:
             wait_until(lambda: not open_jobs(self._place), "the queues are drained", DRAIN_LIMIT)
