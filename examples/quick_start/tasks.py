@@ -4,7 +4,7 @@
     taskbull worker tasks:app          # in one terminal, in this folder
     python send.py                     # in another
 
-`embedded://` is a private server in `.taskbull/` of the folder, shared by both. With
+`embedded://` is a private server in `.taskbull/` of the project, shared by both. With
 TASKBULL_REDIS_URL set, your own server is used instead.
 """
 

@@ -10,10 +10,14 @@ A queue is enough: no task is needed where the code is in Node.
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 from taskbull import SyncQueue
 
-queue = SyncQueue("translations", redis=os.environ.get("TASKBULL_REDIS_URL", "embedded://"))
+# In this folder, where connection.mjs looks for it.
+EMBEDDED = f"embedded://{Path(__file__).resolve().parent / '.taskbull'}"
+
+queue = SyncQueue("translations", redis=os.environ.get("TASKBULL_REDIS_URL", EMBEDDED))
 job = queue.add("translate", {"words": ["hello", "world"]}, attempts=5)
 print(f"job {job.id} waits for Node")
 print("Node says", job.result(timeout=60))

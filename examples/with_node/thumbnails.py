@@ -11,10 +11,14 @@ the progress and the errors as from any worker of its own.
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 from taskbull import App, current_job
 
-app = App("thumbnails", redis=os.environ.get("TASKBULL_REDIS_URL", "embedded://"))
+# In this folder, where connection.mjs looks for it.
+EMBEDDED = f"embedded://{Path(__file__).resolve().parent / '.taskbull'}"
+
+app = App("thumbnails", redis=os.environ.get("TASKBULL_REDIS_URL", EMBEDDED))
 
 
 @app.task(queue="thumbnails")

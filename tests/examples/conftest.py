@@ -26,3 +26,13 @@ def embedded_only(tmp_path: Path) -> Iterator[OpenExample]:
     """Copy an example; it runs without being told of a server."""
     yield lambda name: copy_of(name, tmp_path, None)
     embedded.stop(tmp_path / ".taskbull")
+
+
+@pytest.fixture
+def in_a_clone(tmp_path: Path) -> Iterator[OpenExample]:
+    """Copy an example to a folder of a project; it runs without being told of a server."""
+    (tmp_path / ".git").mkdir()
+    folder = tmp_path / "example"
+    yield lambda name: copy_of(name, folder, None)
+    for place in (tmp_path, folder):
+        embedded.stop(place / ".taskbull")

@@ -38,8 +38,8 @@ def test_node_works_for_python(on_server: OpenExample, version: Version) -> None
         worker.stop()
 
 
-def test_they_share_the_embedded_server(embedded_only: OpenExample) -> None:
-    place = install(embedded_only("with_node"), 6)
+def test_they_share_the_embedded_server(in_a_clone: OpenExample) -> None:
+    place = install(in_a_clone("with_node"), 6)
     with place.python("ask_node.py") as producer:
         producer.read_until("job 1 waits for Node")
         with place.node("translate_worker.mjs") as worker:
