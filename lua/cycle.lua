@@ -38,7 +38,8 @@
 --   codes                       per outcome: 0, or why it was refused: -1 no such job, -2 no lock,
 --                               -3 not active, -4 children pending, -6 another's lock,
 --                               -9 children failed, -10 something in Redis prevents it, -11 this
---                               user may not; the job is still active and locked by its token
+--                               user may not, or the queue itself is broken: another try may do
+--                               it; the job is still active and locked by its token
 --   jobs                        id and values of the fields of each job taken, in turn
 --   limited                     ms until jobs may start again; 0: they may
 --   next_due                    ms when the next delayed job is due, if none was taken; 0: unknown
@@ -336,7 +337,11 @@ if #outcomes > 0 then
     if not is_settled then
       local problem = type(code) == "table" and code.err or tostring(code)
       undo(id)
-      code = is_denied(problem) and -11 or -10
+      --- @include "misfit"
+      local broken = misfit(KEYS, { "hash", "list", "list", "list", "zset", "number", "zset",
+        "zset", "zset", "set", "string", "zset", "stream", "number" })
+      problem = broken or problem
+      code = (broken or is_denied(problem)) and -11 or -10
       if code == -10 and kind == FAILED and has_left then
         -- Whatever is wrong with its parent or its deduplication, a job can fail by itself.
         is_settled, code = pcall(settle, outcome, holders[i], any_children, true)

@@ -19,7 +19,7 @@ REFUSED: Final = -10
 """Something that stands in Redis keeps an outcome from being written."""
 
 DENIED: Final = -11
-"""The user whom we are to Redis may not run a command that it takes."""
+"""No outcome like this can be written: our user may not, or a key of the queue is broken."""
 
 REFUSALS: Final[dict[int, Refusal]] = {
     -1: JobNotFound,

@@ -82,6 +82,11 @@ BATCH_BYTES = 1 << 20
 _ENOUGH = 25
 """Jobs that are worth a second call while another is under way."""
 
+MOST_CUTS = 8
+"""How often in a row the connection may be cut while a large outcome is sent by itself."""
+
+_LARGE = 100_000
+
 _LONGEST_LIMIT = 30.0
 """Seconds after which a limited queue is asked again, whatever it said: limits can be lifted."""
 
@@ -246,6 +251,8 @@ class Cycle:
                 await self._adopt(settled.taken, token, now_ms)
                 if isinstance(error, ServerRefused):
                     await self._refused(error, batch, want)
+                elif batch and not settled.codes:
+                    await self._cut_off(error, batch, want)
             else:
                 denied = self._heed(batch, cycled.codes, cycled.reasons)
                 if want:
@@ -337,10 +344,10 @@ class Cycle:
     def _heed(
         self, batch: list[Ending], codes: Sequence[int], reasons: Sequence[str] = ()
     ) -> ServerRefused | None:
-        """Take in what Redis answered for each outcome; what we may not write is sent again."""
+        """Take in what Redis answered for each outcome; what cannot be written yet comes last."""
         said = iter(reasons)
         denied: list[Ending] = []
-        reason = "this user may not write an outcome"
+        reason = "NOPERM this user may not write an outcome"
         for ending, code in zip(batch, codes, strict=True):
             if code == 0:
                 self._accept(ending)
@@ -351,8 +358,8 @@ class Cycle:
                 self._fail(ending, next(said, "something in Redis prevents it"))
             else:
                 self._reject(ending, code)
-        self._pending.extendleft(reversed(denied))
-        return ServerRefused("NOPERM", reason) if denied else None
+        self._pending.extend(denied)
+        return ServerRefused(reason.partition(" ")[0], reason) if denied else None
 
     def _accept(self, ending: Ending) -> None:
         lease, outcome, _ = ending
@@ -409,21 +416,31 @@ class Cycle:
             resent=len(again),
         )
 
-    async def _refused(self, error: ServerRefused, batch: list[Ending], want: int) -> None:
-        """Go on after Redis refused a call: later, and each outcome in a call of its own.
+    async def _refused(self, error: TaskbullError, batch: list[Ending], want: int) -> None:
+        """Go on after a call that had no effect: later, and each outcome in a call of its own.
 
-        So one that cannot be written holds up no other; the sweep gives its job to a worker again.
+        The one that was refused comes last, so that it holds up no other. If what it says is at
+        fault, and not the queue, its job fails.
         """
-        data_is_bad = error.code in {"WRONGTYPE", "ERR"} and not is_denial(str(error))
-        if len(batch) == 1 and not want and data_is_bad:
-            lease, _, _ = batch[0]
-            if self._pending and self._pending[0][0] is lease:
-                self._pending.popleft()
-                self._lose(lease, f"Redis refused to write what became of it: {error}")
+        if len(batch) == 1 and not want and self._pending and self._pending[0] is batch[0]:
+            self._pending.popleft()
+            lease = batch[0][0]
+            lease.refusals += 1
+            if _is_at_fault(batch[0], error):
+                self._fail(batch[0], str(error))
                 return
+            self._pending.append(batch[0])
+            self._refusals = max(self._refusals, lease.refusals)
         await self._put_off(error)
 
-    async def _put_off(self, error: ServerRefused) -> None:
+    async def _cut_off(self, error: MaybeExecuted, batch: list[Ending], want: int) -> None:
+        """Go on after outcomes did not get through: at once, but not if that happens again."""
+        if self._refusals < CARRIERS:  # each may have had a call under way
+            self._refusals += 1
+        else:
+            await self._refused(error, batch, want)
+
+    async def _put_off(self, error: TaskbullError) -> None:
         self._apart = len(self._pending)
         self._refusals += 1
         await self._inquiry.pause(self._refusals, error)
@@ -444,6 +461,14 @@ def _pack(batch: list[Ending], now_ms: int) -> list[Packed]:
             # Bare: what the job says of itself, such as for how long it is kept, is not sound.
             packed.append(pack_outcome(Job(id=job.id), token, failed, 1, now_ms))
     return packed
+
+
+def _is_at_fault(ending: Ending, error: TaskbullError) -> bool:
+    """Tell whether an outcome that did not get through by itself is too much for Redis."""
+    if isinstance(error, ServerRefused):
+        return error.code == "ERR" and not is_denial(str(error))
+    # Some servers and proxies cut the connection on which something too large comes.
+    return ending[0].refusals >= MOST_CUTS and _size(ending) > _LARGE
 
 
 def _size(ending: Ending) -> int:

@@ -14,7 +14,7 @@ from anyio import sleep
 
 from taskbull.core.durations import from_ms
 from taskbull.core.job import Job
-from taskbull.errors import MaybeExecuted, ServerRefused
+from taskbull.errors import MaybeExecuted, ServerRefused, TaskbullError
 from taskbull.scripts.cycle import Taking
 from taskbull.scripts.locks import extend_locks
 from taskbull.scripts.settlement import Adopted, Settled, adopt_jobs, settle_cycle
@@ -68,11 +68,15 @@ class Inquiry:
             )
         return jobs, renewed
 
-    async def pause(self, failures: int, error: ServerRefused) -> None:
+    async def pause(self, failures: int, error: TaskbullError) -> None:
         """Wait after a refusal, the longer the more there were."""
         delay = reconnect_delay(failures, LONGEST_DELAY, random())  # noqa: S311
         logger.warning(
-            "Queue %s: Redis refused, next try in %.1f s: %s", self._side.keys.queue, delay, error
+            "Queue %s: %s, next try in %.1f s: %s",
+            self._side.keys.queue,
+            "Redis refused" if isinstance(error, ServerRefused) else "no reply from Redis",
+            delay,
+            error,
         )
         await sleep(delay)
 

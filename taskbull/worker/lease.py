@@ -22,6 +22,7 @@ class Lease:
         "job",
         "lost",
         "raw_progress",
+        "refusals",
         "renewed",
         "scope",
         "token",
@@ -41,6 +42,8 @@ class Lease:
         """The progress that the job has told last."""
         self.written_ms = 0
         """When its end was written, as it stands in Redis."""
+        self.refusals = 0
+        """How often its end did not get through, sent by itself."""
         self.ended = False
         """Whether it is known what became of the job; Redis may not know yet."""
         self.lost: str | None = None

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import redis
 
-from taskbull.core.outcome import Completed, Failed, Retried, Verdict
+from taskbull.core.outcome import Completed, Failed, Released, Retried, Verdict
 from taskbull.core.wire.job import decode_job
 from taskbull.scripts.cycle import Taking, cycle
 from taskbull.scripts.schedulers import advance_scheduler
@@ -60,6 +60,38 @@ def test_a_child_that_cannot_tell_its_parent_can_still_fail(bed: Bed) -> None:  
     ends = [pack(job, Failed(FAILURE, Verdict.PERMANENT))]
     assert bed.run(cycle(bed.queue, NOW, ends, 0, "t:1", TAKING)).codes == [0]
     assert list(bed.state()["failed"]) == ["c"]
+
+
+@pytest.mark.parametrize(
+    ("key", "outcome"),
+    [
+        ("wait", Retried(FAILURE, 0.0)),
+        ("wait", Released()),
+        ("active", Completed()),
+        ("delayed", Retried(FAILURE, 5.0)),
+        ("prioritized", Released()),
+        ("pc", Retried(FAILURE, 0.0)),
+    ],
+)
+def test_no_job_fails_because_a_key_of_the_queue_is_broken(  # relative of F5
+    bed: Bed, key: str, outcome: Any
+) -> None:
+    bed.job("a", "prioritized", priority=3 if key in {"prioritized", "pc"} else 0)
+    jobs = take(bed, 1).jobs
+    broken = bed.queue.base + key
+    if bed.admin.exists(broken):
+        bed.admin.rename(broken, bed.queue.base + "aside")
+    bed.admin.set(broken, "garbage")
+    cycled = bed.run(cycle(bed.queue, NOW, [pack(jobs[0], outcome)], 0, "t:1", TAKING))
+    assert cycled.codes == [-11]
+    assert f"{broken} is a string" in cycled.reasons[0]
+    bed.admin.delete(broken)
+    if key == "active":
+        bed.admin.rename(bed.queue.base + "aside", broken)
+    assert bed.admin.lrange(bed.queue.active, 0, -1) == [b"a"]
+    cycled = bed.run(cycle(bed.queue, NOW, [pack(jobs[0], outcome)], 0, "t:2", TAKING))
+    assert cycled.codes == [0]
+    assert "active" not in bed.state()
 
 
 @pytest.mark.parametrize("number", GARBAGE)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import partial
 from random import Random
 from typing import Any
@@ -17,6 +17,7 @@ from taskbull.core import events
 from taskbull.errors import ConnectionLost, Retry
 from taskbull.store import delivery
 from taskbull.store.server import Server
+from taskbull.worker import cycle
 from taskbull.worker.running_job import RunningJob
 from tests.servers.kinds import VALKEY_9, PrivateServers, Reachable
 from tests.servers.waiting import wait_until
@@ -328,3 +329,46 @@ async def test_ends_that_redis_cannot_take_hold_up_no_others(place: MakePlace) -
     assert set(here.record.jobs(events.Completed)) == {handles[i].id for i in (1, 3)}
     counts = await here.bed.queue.counts()
     assert (counts["completed"], counts["failed"], counts["active"]) == (2, 3, 0)
+
+
+@pytest.mark.parametrize("key", ["meta", "events", "completed", "active"])
+async def test_ends_wait_for_a_queue_whose_key_was_broken(  # relative of F5
+    place: MakePlace, key: str
+) -> None:
+    here = place({})
+    held = Held()
+    handles = await here.bed.queue.add_bulk([("work", {})] * 5)
+    broken = here.bed.keys.base + key
+    async with here.bed.worker(held, concurrency=5).running():
+        await here.record.wait_for(events.Started, 5)
+        with suppress(redis.ResponseError):  # there is none
+            here.admin.rename(broken, "aside")
+        here.admin.set(broken, "garbage")
+        refused = here.admin.info("stats")["total_error_replies"]
+        held.go.set()
+        await until(lambda: here.admin.info("stats")["total_error_replies"] >= refused + 4)
+        here.admin.delete(broken)
+        if here.admin.exists("aside"):
+            here.admin.rename("aside", broken)
+        await here.record.wait_for(events.Completed, 5)
+    assert len(here.record.of(events.Started)) == 5
+    assert not here.record.of(events.Lost)
+    assert ends(here.bed) == {handle.id: 1 for handle in handles}
+
+
+async def test_a_result_that_is_cut_off_each_time_fails_its_job(  # relative of F2
+    place: MakePlace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cycle, "MOST_CUTS", 3)
+    here = place({"client-query-buffer-limit": "1mb"})
+
+    async def handler(job: RunningJob) -> Any:
+        return "x" * 3_000_000 if job.name == "large" else job.name
+
+    await here.bed.queue.add("large", attempts=3)
+    await here.bed.queue.add("small")
+    async with here.bed.worker(handler).running():
+        [failed] = await here.record.wait_for(events.Failed)
+        await here.record.wait_for(events.Completed)
+    assert failed.job.name == "large"
+    assert await here.bed.count("active") == 0
