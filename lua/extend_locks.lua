@@ -14,6 +14,8 @@
 local stalled = unpack(KEYS)
 local prefix, held, duration = unpack(ARGV)
 
+--- @include "typed"
+
 local lost = {}
 local jobs = cmsgpack.unpack(held)
 for first = 1, #jobs, 2000 do
@@ -33,7 +35,7 @@ for first = 1, #jobs, 2000 do
     end
   end
   if #renewed > 0 then
-    redis.call("SREM", stalled, unpack(renewed))
+    typed(redis.pcall("SREM", stalled, unpack(renewed))) -- what is no set is dropped by a sweep
   end
 end
 return lost

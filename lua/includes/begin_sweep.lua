@@ -1,7 +1,14 @@
 --- @include "event_limit"
 
--- begin_sweep(stalled, suspects, meta, events): set apart the ids that the last sweep marked.
+-- begin_sweep(stalled, suspects, meta, events): set apart the ids that the last sweep marked. What
+-- is no set is nothing of ours, and would keep all sweeps from being made.
 local function begin_sweep(stalled, suspects, meta, events)
+  for _, marks in ipairs({ stalled, suspects }) do
+    local kind = redis.call("TYPE", marks).ok
+    if kind ~= "set" and kind ~= "none" then
+      redis.call("UNLINK", marks)
+    end
+  end
   redis.call("XTRIM", events, "MAXLEN", "~", event_limit(meta))
   if redis.call("EXISTS", suspects) == 1 then -- of a sweep that was broken off
     redis.call("SUNIONSTORE", suspects, suspects, stalled)

@@ -177,7 +177,9 @@ class RunningJob:
     def _log(self, line: str) -> Request[int]:
         kept = self.job.options.keep_logs
         keep = KEEP_LOGS if kept is None else int(kept)
-        return add_log(self._desk.keys, self.id, line, keep=keep, token=self._lease.token)
+        # A name from the file system may have bytes that are no UTF-8: no line is worth the job.
+        text = str(line).encode("utf-8", "backslashreplace").decode()
+        return add_log(self._desk.keys, self.id, text, keep=keep, token=self._lease.token)
 
     def _data(self, data: Any) -> Request[None]:
         return update_data(self._desk.keys, self.id, encode_data(data), token=self._lease.token)

@@ -10,6 +10,7 @@ import redis
 from taskbull.core.outcome import Completed, Failed, Released, Retried, Verdict
 from taskbull.core.wire.job import decode_job
 from taskbull.scripts.cycle import Taking, cycle
+from taskbull.scripts.locks import extend_locks
 from taskbull.scripts.schedulers import advance_scheduler
 from taskbull.scripts.stalled import sweep_piece
 from taskbull.store import address
@@ -256,6 +257,21 @@ def test_the_suspects_of_a_sweep_that_nobody_ends_expire(bed: Bed) -> None:  # F
     bed.admin.sadd(bed.queue.stalled, "0", "1", "2")
     bed.run(sweep_piece(bed.queue, NOW, 30_000, 1, size=1))
     assert 0 < int(bed.admin.pttl(bed.queue.private("suspects"))) <= 3_600_000
+
+
+@pytest.mark.parametrize("key", ["stalled", "tb:suspects"])
+def test_marks_that_are_no_set_keep_no_job_from_being_rescued(  # relative of F23
+    bed: Bed, key: str
+) -> None:
+    bed.job("orphan", "active")
+    bed.job("held", "active")
+    bed.lock("held", "t:0")
+    bed.admin.set(bed.queue.base + key, "garbage")
+    assert bed.run(extend_locks(bed.queue, [("held", "t:0")], 9_000)) == []
+    for _ in range(2):
+        bed.admin.delete(bed.queue.stalled_check)
+        swept = bed.run(sweep_piece(bed.queue, NOW, 1_000, 1))
+    assert swept.put_back == ["orphan"]
 
 
 def test_the_last_of_deduplicated_jobs_outlives_an_owner_that_is_gone(bed: Bed) -> None:  # nemesis

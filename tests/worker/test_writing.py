@@ -369,3 +369,15 @@ async def test_an_error_that_waiting_does_not_change_is_the_tasks_own(bed: Worke
     async with bed.worker(handler).running():
         await bed.record.wait_for(events.Completed)
     assert told in (["NOPERM"], ["ERR"])
+
+
+async def test_a_log_line_that_is_not_utf_8_costs_no_attempt(bed: WorkerBed) -> None:
+    # relative of F17
+
+    async def handler(job: RunningJob) -> None:
+        await job.alog("file \udcff")
+
+    handle = await bed.queue.add("work", attempts=1)
+    async with bed.worker(handler).running():
+        await bed.record.wait_for(events.Completed)
+    assert bed.admin.lrange(bed.keys.logs(handle.id), 0, -1) == [b"file \\udcff"]
