@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from functools import partial
 from random import random
 from time import monotonic
@@ -20,6 +21,7 @@ from taskbull.observability.tracing import Processing, describe_outcome, process
 from taskbull.scripts.schedulers import advance_scheduler
 from taskbull.worker.cycle import Cycle
 from taskbull.worker.desk import Desk
+from taskbull.worker.fork import end_child_of
 from taskbull.worker.interruption import ends_the_slot
 from taskbull.worker.lease import Lease
 from taskbull.worker.running_job import RunningJob, enter, leave
@@ -53,6 +55,7 @@ class Runner:
         self._find = find
         self._lock_life = lock_life
         self._cancel_lost = cancel_lost
+        self._process = os.getpid()
         self._tracing = processing(side.keys.queue, desk.worker_id)
 
     async def occupy(self) -> None:
@@ -94,10 +97,12 @@ class Runner:
                 policy = work.policy
                 outcome = await self._execute(lease, work)
         except BaseException as error:
+            end_child_of(self._process, error)
             if ends_the_slot(error):
                 self._cycle.ended(lease, Released())
                 raise
             outcome = decide(error, job, policy, random=random)
+        end_child_of(self._process)
         lease.duration = monotonic() - began
         self._cycle.ended(lease, outcome, policy)
         return outcome

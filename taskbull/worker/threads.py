@@ -6,6 +6,7 @@ where a hand-over of its own for each (`to_thread`) costs 70 to 110.
 
 from __future__ import annotations
 
+import os
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
@@ -17,6 +18,7 @@ from typing import Any, Protocol
 from anyio import get_cancelled_exc_class
 
 from taskbull.store.backend import Waiter, poster, waiters
+from taskbull.worker.fork import end_child_of
 
 
 class Stoppable(Protocol):
@@ -87,6 +89,7 @@ class ThreadPool:
         self._posted = False
         self._post = poster()
         self._new_waiter = waiters()
+        self._process = os.getpid()
 
     @property
     def busy(self) -> int:
@@ -152,6 +155,7 @@ class ThreadPool:
                     errand.value = errand.context.run(errand.function, *errand.args)
                 except BaseException as error:  # noqa: BLE001 - raised where the caller waits
                     errand.error = error
+                end_child_of(self._process, errand.error)
             self._ended.append(errand)
             self._tell()
             del errand

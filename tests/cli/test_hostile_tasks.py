@@ -61,10 +61,26 @@ def terminate_program():
     child.terminate()
     return child.wait()
 
+def leave_fork(child_end):
+    pid = os.fork()
+    if pid == 0:
+        return child_end()  # out of the task, in the child
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+def return_from_fork():
+    return leave_fork(lambda: "never seen")
+
+def exit_from_fork():
+    return leave_fork(lambda: sys.exit(5))
+
+def raise_from_fork():
+    return leave_fork(lambda: 1 / 0)
+
 def who():
     return os.getpid()
 
-for function in (use_pool, terminate_process, kill_fork, interrupt_fork, terminate_program, who):
+for function in (use_pool, terminate_process, kill_fork, interrupt_fork, terminate_program,
+                 return_from_fork, exit_from_fork, raise_from_fork, who):
     app.task(name=function.__name__)(function)
 
     async def in_the_loop(function=function):
@@ -129,6 +145,7 @@ def overhear(event) -> None:
 """
 
 FORKING = ("use_pool", "terminate_process", "kill_fork", "interrupt_fork", "terminate_program")
+LEFT = {"return_from_fork": 0, "exit_from_fork": 5, "raise_from_fork": 1}
 EXPECTED = {"use_pool": 6, "interrupt_fork": 7}
 RAISED = ("interrupt", "exit", "generator", "cancelled", "strange", "group", "deep", "stop")
 LOOPS = {"asyncio": (), "uvloop": ("--uvloop",), "trio": ("--backend", "trio")}
@@ -176,6 +193,21 @@ def test_forked_children_do_not_reach_the_signals_of_the_worker(  # D1
         terminal.type("\x03")
         assert terminal.end() == 0
     assert "is started again" not in terminal.seen
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+def test_a_forked_child_that_leaves_its_task_ends_there(  # a relative of D1
+    folder: Path, url: str, queue: SyncQueue, loop: str
+) -> None:
+    with worker(folder, url, *LOOPS[loop]) as terminal:
+        for name, code in LEFT.items():
+            for form in (name, f"{name}_in_the_loop"):
+                assert queue.add(form).result(timeout=20) == code, form
+        assert queue.counts()["completed"] == 2 * len(LEFT)
+        terminal.type("\x03")
+        assert terminal.end() == 0
+    assert "ZeroDivisionError" in terminal.seen
+    assert "failed" not in terminal.seen
 
 
 @pytest.mark.parametrize("loop", LOOPS)
