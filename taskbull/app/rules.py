@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TypeAlias
 
 from msgspec.structs import asdict, replace
 
-from taskbull.core.checks import check_int
-from taskbull.core.options import NO_RULES, QueueOptions
+from taskbull.core.checks import check_type
+from taskbull.core.options import NO_RULES, QueueOptions, check_concurrency
 from taskbull.errors import ConfigurationError
 
 Queues: TypeAlias = str | Sequence[str] | Mapping[str, int | None]
@@ -43,6 +43,7 @@ class QueueRules:
         """Give the rules of a worker's queues; a number in `queues` wins over a declared one."""
         if isinstance(queues, str):
             queues = [queues]
+        check_type("queues", queues, Iterable, "be a queue, a list of them, or a mapping")
         numbers = queues if isinstance(queues, Mapping) else dict.fromkeys(queues)
         return {queue: self._with(queue, number) for queue, number in numbers.items()}
 
@@ -50,5 +51,5 @@ class QueueRules:
         rules = self._declared.get(queue, NO_RULES)
         if concurrency is None:
             return rules
-        check_int(f"concurrency of queue {queue}", concurrency, least=1)
+        check_concurrency(f"concurrency of queue {queue}", concurrency)
         return replace(rules, concurrency=concurrency)

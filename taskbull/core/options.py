@@ -37,6 +37,7 @@ ATTEMPTS = 3
 SIZE_LIMIT = 10_000_000
 KEEP_LOGS = 1000
 MAX_DATA_POINTS = 100_000  # ten weeks
+MAX_CONCURRENCY = 100_000
 
 _MANY_KEPT = 10_000
 
@@ -159,7 +160,7 @@ class WorkerOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """Minutes for which BullMQ's own counts per minute are kept in Redis; 0: none are."""
 
     def __post_init__(self) -> None:
-        check_int("concurrency", self.concurrency, least=1)
+        check_concurrency("concurrency", self.concurrency)
         for field in _POSITIVE_DURATIONS:
             force_setattr(self, field, seconds(field, getattr(self, field), positive=True))
         for field in ("shutdown_timeout", "burst_wait"):
@@ -192,9 +193,10 @@ class QueueOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """Jobs of this queue that run at once in all workers together, those of Node among them."""
 
     def __post_init__(self) -> None:
-        for field in ("concurrency", "global_concurrency"):
-            if (value := getattr(self, field)) is not None:
-                check_int(field, value, least=1, most=MAX_SAFE_INTEGER)
+        if self.concurrency is not None:
+            check_concurrency("concurrency", self.concurrency)
+        if self.global_concurrency is not None:
+            check_int("global_concurrency", self.global_concurrency, least=1, most=MAX_SAFE_INTEGER)
         if self.limiter is not None:
             check_type("limiter", self.limiter, Limiter, "be a Limiter")
 
@@ -215,6 +217,11 @@ _POSITIVE_DURATIONS = (
     "loop_block_limit",
     "drain_delay",
 )
+
+
+def check_concurrency(field: str, value: object) -> None:
+    """Refuse a number of slots that no process can have: each costs memory before a job comes."""
+    check_int(field, value, least=1, most=MAX_CONCURRENCY)
 
 
 def check_job_id(job_id: object) -> None:

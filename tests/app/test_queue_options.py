@@ -72,6 +72,10 @@ def test_a_wrong_queue_or_number_is_refused(local: App) -> None:
         local.queue_options("", concurrency=5)
     with pytest.raises(ConfigurationError, match="concurrency of queue emails must be an integer"):
         local.worker({"emails": 0})
+    with pytest.raises(ConfigurationError, match="concurrency of queue emails must be an integer"):
+        local.worker({"emails": 10**11})
+    with pytest.raises(ConfigurationError, match="queues must be a queue, a list of them"):
+        local.worker(5)  # type: ignore[arg-type]
 
 
 async def test_each_queue_runs_as_many_jobs_as_its_rule_says(app: App) -> None:

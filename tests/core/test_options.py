@@ -184,7 +184,8 @@ def test_a_job_wants_job_options() -> None:
 @pytest.mark.parametrize(
     ("field", "value", "message"),
     [
-        ("concurrency", 0, "concurrency must be an integer of at least 1, not 0"),
+        ("concurrency", 0, "concurrency must be an integer from 1 to 100000, not 0"),
+        ("concurrency", 10**11, "concurrency"),  # it would fill the memory, slot by slot
         ("concurrency", "10", "concurrency"),
         ("concurrency", True, "concurrency"),
         ("lock_duration", 0, "lock_duration must be greater than 0"),
