@@ -200,8 +200,8 @@ def command_words(context: click.Context, leave_out: set[str]) -> list[str]:
     for parameter in context.command.params:
         name = parameter.name or ""
         value: Any = context.params.get(name)
-        if name in leave_out or value in {None, False, ()}:
-            continue
+        if name in leave_out or value is None or value is False or value == ():
+            continue  # 0 was typed, and is told
         if not isinstance(parameter, click.Option):
             words.append(str(value))
         elif value is True:

@@ -314,6 +314,17 @@ def test_a_burst_waits_for_retries_and_says_what_it_leaves(  # D4
     assert "Queue default: the burst leaves 1 delayed, 1 active in other workers" in done.stderr
 
 
+def test_an_option_that_is_0_reaches_the_worker_process(  # a relative of D4
+    folder: Path, url: str, queue: SyncQueue
+) -> None:
+    job = queue.add("work", delay=20)
+    words = ("worker", "tasks:app", "--burst", "--burst-wait", "0")
+    done = run(*words, cwd=folder, env={"TASKBULL_REDIS_URL": url})
+    assert done.returncode == 0
+    assert "Queue default: the burst leaves 1 delayed" in done.stderr
+    assert queue.get_state(job.id) == "delayed"
+
+
 def test_what_fingers_type_that_know_celery(folder: Path, url: str) -> None:
     env = {"TASKBULL_REDIS_URL": url}
     words = ("worker", "-A", "tasks:app", "--burst", "--loglevel=INFO", "-P", "threads", "-E")
