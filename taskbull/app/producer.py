@@ -15,7 +15,7 @@ from taskbull.core.keys import QueueKeys
 from taskbull.core.options import JobOptions
 from taskbull.queue.adder import Adder
 from taskbull.queue.any_queue import AnyQueue
-from taskbull.queue.bulk import Bulk, Entry, Line, Progress
+from taskbull.queue.bulk import Bulk, Entry, Line, Progress, check_bulk
 from taskbull.queue.handle import JobHandle, ReadResult, Source
 from taskbull.queue.queue import Queue
 from taskbull.queue.stores import Stores
@@ -156,11 +156,11 @@ class Producer:
             return self._divert(self._elsewhere, specs, progress)
         return await self.stores.aperform(self._bulk(specs, progress), self._timeout)
 
-    @staticmethod
     def _divert(
-        elsewhere: Enqueue, specs: Iterable[JobSpec[Any]], progress: Progress | None
+        self, elsewhere: Enqueue, specs: Iterable[JobSpec[Any]], progress: Progress | None
     ) -> list[JobHandle[Any]]:
-        handles = elsewhere(list(specs))
+        check_bulk(specs, progress)
+        handles = elsewhere([self._checked(*each) for each in enumerate(specs)])
         if progress is not None:
             progress(len(handles))
         return handles
@@ -171,6 +171,11 @@ class Producer:
         return Bulk(specs, self._entry, progress).run()
 
     def _entry(self, place: int, spec: JobSpec[Any]) -> Entry:
+        self._checked(place, spec)
+        return Entry(self.line(spec.queue), spec.job, spec, spec.read)
+
+    @staticmethod
+    def _checked(place: int, spec: JobSpec[Any]) -> JobSpec[Any]:
         if not isinstance(spec, JobSpec):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise refusal(f"jobs[{place}]", "be what task.job(…) makes", spec)
-        return Entry(self.line(spec.queue), spec.job, spec, spec.read)
+        return spec

@@ -116,7 +116,7 @@ class Bulk:
         entry: Callable[[int, Any], Entry],
         progress: Progress | None = None,
     ) -> None:
-        _check(jobs, progress)
+        check_bulk(jobs, progress)
         self._entries = map(entry, count(), jobs)
         self._total = len(jobs) if isinstance(jobs, Collection) else None
         self._progress = progress
@@ -225,7 +225,8 @@ class Bulk:
         ]
 
 
-def _check(jobs: object, progress: object) -> None:
+def check_bulk(jobs: object, progress: object) -> None:
+    """Refuse what is not a bulk, and a progress that cannot be told."""
     if not isinstance(jobs, Iterable):
         raise refusal("jobs", "be a list or another iterable of jobs", jobs)
     if progress is not None and (not callable(progress) or inspect.iscoroutinefunction(progress)):

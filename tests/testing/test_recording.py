@@ -11,6 +11,7 @@ import pytest
 from taskbull import (
     App,
     Backoff,
+    ConfigurationError,
     Dedup,
     InvalidArguments,
     JobFailed,
@@ -258,3 +259,10 @@ def test_after_the_block_redis_is_used_again(shop: Shop) -> None:
         assert (len(outer.jobs), len(inner.jobs)) == (0, 1)
     with pytest.raises(TaskbullError, match=r"could not be reached|refused|cannot connect"):
         shop.send.delay("a", "")
+
+
+@pytest.mark.parametrize("jobs", [5, "abc", [5], {"a": 1}, [("send", {})]])
+def test_what_is_no_bulk_is_refused_as_without_recording(jobs: Any) -> None:
+    app = App("shop", redis=NOWHERE)
+    with recorded(app), pytest.raises(ConfigurationError, match=r"jobs.* must be"):
+        app.enqueue(jobs)
