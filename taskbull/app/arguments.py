@@ -13,7 +13,7 @@ from msgspec.structs import asdict
 
 from taskbull.app.binding import Binder
 from taskbull.app.conversion import Misfit, converter
-from taskbull.app.function import place_of
+from taskbull.app.function import hints_of, place_of
 from taskbull.core import payload
 from taskbull.errors import ConfigurationError, InvalidArguments
 
@@ -109,7 +109,7 @@ def by_keyword(function: Callable[..., Any], binder: Binder) -> Callable[..., An
 
 def _hints(task: str, function: Callable[..., Any]) -> dict[str, Any]:
     try:
-        return get_type_hints(function, include_extras=True)
+        return hints_of(function)
     except Exception as error:
         raise ConfigurationError(
             f"The annotations of task {task} ({place_of(function)}) cannot be resolved: "

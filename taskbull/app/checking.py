@@ -12,13 +12,14 @@ from collections.abc import Callable
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from enum import Enum
-from typing import Any, Final, TypeAlias, TypeGuard, Union, get_args, get_origin, get_type_hints
+from typing import Any, Final, TypeAlias, TypeGuard, Union, get_args, get_origin
 from uuid import UUID
 
 from msgspec import Struct
 
 from taskbull.app.binding import Binder
 from taskbull.app.conversion import Misfit, converter
+from taskbull.app.function import hints_of
 from taskbull.core import payload
 from taskbull.core.foreign import is_pydantic_model
 from taskbull.errors import InvalidArguments, SerializationError
@@ -72,7 +73,7 @@ def argument_check(task: str, function: Callable[..., Any], binder: Binder) -> C
 def _rule(function: Callable[..., Any], parameter: str) -> _Rule | None:
     """Give the rule of a parameter; None where anything goes, or nothing can be said here."""
     try:
-        hint = get_type_hints(function, include_extras=True)[parameter]
+        hint = hints_of(function)[parameter]
         read = converter(hint)
     except Exception:  # noqa: BLE001 - foreign code: annotations may contain anything
         return None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Optional, get_type_hints
 
 from taskbull.errors import ConfigurationError
 
@@ -13,6 +13,15 @@ def place_of(function: Callable[..., Any]) -> str:
     """Tell where a function is defined, as `file:line`."""
     code = inspect.unwrap(function).__code__
     return f"{code.co_filename}:{code.co_firstlineno}"
+
+
+def hints_of(function: Callable[..., Any]) -> dict[str, Any]:
+    """Give the annotations, resolved; what is None by default may be None: `path: str = None`."""
+    hints = get_type_hints(function, include_extras=True)
+    for name, parameter in inspect.signature(function).parameters.items():
+        if parameter.default is None and name in hints:
+            hints[name] = Optional[hints[name]]  # noqa: UP045 - `|` does not take every annotation
+    return hints
 
 
 def check_function(function: object, name: str | None) -> None:

@@ -9,7 +9,7 @@ from contextlib import suppress
 from taskbull.errors import ServerRefused, TaskbullError
 from taskbull.store.address import Address, Endpoint
 
-WHERE = "--redis URL, TASKBULL_REDIS_URL, or the app's redis=…"
+WHERE = "--redis URL, TASKBULL_REDIS_URL, or the app's redis=… (-A module:app names the app)"
 
 _PATIENCE = 2.0
 """Seconds to find out what the other side speaks."""

@@ -190,3 +190,15 @@ def test_annotations_that_this_process_cannot_name_are_left_to_the_worker(app: A
 
     wrong: Any = "6"
     assert work.job("5", wrong).data == {"n": "5", "m": "6"}
+
+
+def test_a_parameter_that_is_none_by_default_takes_none(app: App) -> None:
+    @app.task
+    def resize(path: str = None, sizes: list[int] = None) -> str:  # type: ignore[assignment] # noqa: RUF013
+        return f"{path} {sizes}"
+
+    with recorded(app) as box:
+        resize.delay(path=None, sizes=None)  # type: ignore[arg-type]
+        with pytest.raises(InvalidArguments, match="argument path"):
+            resize.delay(5)  # type: ignore[arg-type]
+        box.run()
