@@ -19,9 +19,13 @@ _SHORTEST = 0.5
 """Seconds for which a job goes back that must wait for another, at the least."""
 
 _LONGEST = 15.0
+"""Seconds for which it does so because of that one, at the most; others may be before it."""
 
-_STEP = 0.1
-"""Seconds between the returns of jobs that go back together."""
+_LONGEST_STEP = 0.1
+"""Seconds between the returns of two jobs that go back, at the most."""
+
+_FIRST_STEP = 0.02
+_SHORTEST_STEP = 0.01
 
 
 def is_suspect(job: Job) -> bool:
@@ -36,16 +40,19 @@ class Quarantine:
         self._inside: Lease | None = None
         self._bench: Bench | None = None  # where it is to go; None: it has gone there
         self._leaving: set[Lease] = set()  # given back, and Redis does not know yet
+        self._entered = 0.0
+        self._step = _FIRST_STEP  # what one of them takes, as far as is known
+        self._line = 0.0  # when the last of those that wait outside comes back
 
     def admit(self, suspects: Sequence[Lease], bench: Bench) -> list[tuple[Lease, float]]:
         """Take one in, if there is room; give the others, each with the seconds to stay away."""
         refused = list(suspects)
         if self._inside is None:
             self._inside, self._bench = refused.pop(0), bench
+            self._entered = monotonic()
         self._leaving.update(refused)
         self._start()
-        wait = self._wait()
-        return [(lease, wait + place * _STEP) for place, lease in enumerate(refused)]
+        return [(lease, self._wait()) for lease in refused]
 
     def withdraw(self, bench: Bench) -> Lease | None:
         """Give the job that was to go to a bench and has not."""
@@ -58,6 +65,8 @@ class Quarantine:
         """Note that a suspect is no longer ours, and Redis knows."""
         if lease is self._inside:
             self._inside = self._bench = None
+            took = min(monotonic() - self._entered, _LONGEST_STEP)
+            self._step = max((self._step + took) / 2, _SHORTEST_STEP)
         self._leaving.discard(lease)
         self._start()
 
@@ -67,7 +76,14 @@ class Quarantine:
             bench.put([self._inside])
 
     def _wait(self) -> float:
-        """The longer the one inside runs, the longer the others stay away."""
+        """Give the seconds after which the next one comes back.
+
+        The longer the one inside runs, the longer the others stay away; and they come one after the
+        other, about as fast as they can be run: thousands that came at once would only go again.
+        """
+        now = monotonic()
         began = 0.0 if self._inside is None else self._inside.began
-        ran = monotonic() - began if began else 0.0
-        return min(max(ran, _SHORTEST), _LONGEST)
+        ran = now - began if began else 0.0
+        step = max(self._step, min(ran, _LONGEST_STEP))
+        self._line = max(self._line + step, now + min(max(ran, _SHORTEST), _LONGEST))
+        return self._line - now

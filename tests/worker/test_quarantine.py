@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 import pytest
@@ -14,13 +15,17 @@ from anyio import Event, fail_after, to_thread
 from anyio.lowlevel import checkpoint
 
 from taskbull.core import events
+from taskbull.core.job import Job
 from taskbull.queue.queue import Queue
+from taskbull.worker.bench import Bench
+from taskbull.worker.lease import Lease
+from taskbull.worker.quarantine import Quarantine
 from taskbull.worker.running_job import RunningJob
 from tests.worker.bed import WorkerBed
 from tests.worker.looking import listed, locks
 from tests.worker.scale import ROUGH_KINDS
 
-pytestmark = pytest.mark.parametrize("server", ROUGH_KINDS, indirect=True)
+on_a_server = pytest.mark.parametrize("server", ROUGH_KINDS, indirect=True)
 
 
 def _have_stalled(bed: WorkerBed, queue: Queue, job_ids: Iterable[str]) -> None:
@@ -53,6 +58,7 @@ class Crowd:
         self._running.remove(job.name)
 
 
+@on_a_server
 async def test_jobs_that_have_stalled_run_one_at_a_time_in_all_queues(bed: WorkerBed) -> None:
     # F13
     other = Queue("other", redis=bed.url, prefix=bed.prefix)
@@ -69,6 +75,7 @@ async def test_jobs_that_have_stalled_run_one_at_a_time_in_all_queues(bed: Worke
         assert (counts["completed"], counts["active"]) == (8, 0)
 
 
+@on_a_server
 async def test_one_that_takes_long_holds_up_no_sound_job_and_the_others_wait_unlocked(
     bed: WorkerBed,
 ) -> None:  # F13
@@ -92,6 +99,20 @@ async def test_one_that_takes_long_holds_up_no_sound_job_and_the_others_wait_unl
     assert [(await bed.job(job_id)).attempts_made for job_id in stalled] == [1] * 4
 
 
+async def test_those_that_go_back_in_several_calls_return_one_after_the_other() -> None:
+    # relative of F13: thousands that come together would all but one go again, and again
+    quarantine, bench = Quarantine(), Bench()
+    waits = []
+    for call in range(20):
+        leases = [Lease(Job(id=f"{call}:{i}", stalled_count=1), "t", 0.0) for i in range(50)]
+        began = monotonic()
+        waits += [began + wait for _, wait in quarantine.admit(leases, bench)]
+    assert len(waits) == 999
+    assert waits == sorted(waits)
+    assert waits[-1] - waits[0] > 5
+
+
+@on_a_server
 async def test_a_stop_at_any_time_leaves_none_of_them_active(bed: WorkerBed) -> None:  # F13
     async def handler(_: RunningJob) -> None:
         await checkpoint()
@@ -110,6 +131,7 @@ async def test_a_stop_at_any_time_leaves_none_of_them_active(bed: WorkerBed) -> 
     assert locks(bed) == []
 
 
+@on_a_server
 async def test_a_poison_job_takes_no_other_with_it(
     bed: WorkerBed, anyio_backend_name: str
 ) -> None:  # F13
