@@ -10,7 +10,9 @@ and when LOCK is gone: somebody has removed the folder, and nobody can find the 
 from __future__ import annotations
 
 import os
+import signal
 import socket
+import struct
 import sys
 import time
 
@@ -38,7 +40,11 @@ def _keep(line: socket.socket, lock: str, at_first: tuple[int, int], idle: float
     connections = -1
     while True:
         now = time.monotonic()
-        if _identity(lock) != at_first or now - used_at >= idle:
+        if _identity(lock) != at_first:
+            # Not by SHUTDOWN: it removes the socket, which may be that of the next server by now.
+            os.kill(_server(line), signal.SIGKILL)
+            return
+        if now - used_at >= idle:
             line.sendall(b"SHUTDOWN NOSAVE\r\n")  # the append-only file is written to its end
             line.recv(1)
             return
@@ -66,6 +72,16 @@ def _ask(line: socket.socket) -> tuple[int, int]:
         said += more
     fields = dict(row.split(b":", 1) for row in said.split(b"\r\n") if b":" in row)
     return int(fields[b"connected_clients"]), int(fields[b"total_connections_received"])
+
+
+def _server(line: socket.socket) -> int:
+    """Give the process at the other end."""
+    if sys.platform == "linux":
+        credentials = line.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+        pid, _, _ = struct.unpack("iII", credentials)
+    else:
+        pid = line.getsockopt(0, 2)  # LOCAL_PEERPID
+    return int(pid)
 
 
 def _identity(path: str) -> tuple[int, int]:

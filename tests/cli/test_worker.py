@@ -317,7 +317,7 @@ def test_a_burst_waits_for_retries_and_says_what_it_leaves(  # D4
 def test_an_option_that_is_0_reaches_the_worker_process(  # a relative of D4
     folder: Path, url: str, queue: SyncQueue
 ) -> None:
-    job = queue.add("work", delay=20)
+    job = queue.add("greet", {"name": "Ann"}, delay=20)
     words = ("worker", "tasks:app", "--burst", "--burst-wait", "0")
     done = run(*words, cwd=folder, env={"TASKBULL_REDIS_URL": url})
     assert done.returncode == 0

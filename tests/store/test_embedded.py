@@ -204,6 +204,16 @@ def test_a_server_whose_folder_was_removed_ends(folder: Path) -> None:
     wait_until(lambda: not lives(pid), "the server has ended")
 
 
+def test_a_server_whose_folder_was_removed_leaves_the_next_one_alone(folder: Path) -> None:
+    old = server_pid(start_or_join(folder))
+    shutil.rmtree(folder)
+    path = start_or_join(folder)
+    wait_until(lambda: not lives(old), "the old server has ended")
+    with client_of(path) as client:  # its socket is still there
+        assert client.ping()
+    assert (folder / "valkey.pid").exists()
+
+
 def test_a_server_may_be_told_to_stay(folder: Path) -> None:
     assert keepers(start_or_join(folder, idle=0)) == []
 
