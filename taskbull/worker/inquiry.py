@@ -15,8 +15,10 @@ from anyio import sleep
 from taskbull.core.durations import from_ms
 from taskbull.core.job import Job
 from taskbull.errors import MaybeExecuted, ServerRefused, TaskbullError
+from taskbull.scripts.call import Command
 from taskbull.scripts.cycle import Taking
 from taskbull.scripts.locks import extend_locks
+from taskbull.scripts.replies import text
 from taskbull.scripts.settlement import Adopted, Settled, adopt_jobs, settle_cycle
 from taskbull.store.reconnection import LONGEST_DELAY, reconnect_delay
 from taskbull.worker.side import QueueSide
@@ -76,9 +78,33 @@ class Inquiry:
             self._side.keys.queue,
             "Redis refused" if isinstance(error, ServerRefused) else "no reply from Redis",
             delay,
-            error,
+            await self._explained(error),
         )
         await sleep(delay)
+
+    async def _explained(self, error: TaskbullError) -> str:
+        """Give an error's words; if a key of the queue is of a wrong type, with its name."""
+        if not isinstance(error, ServerRefused) or error.code != "WRONGTYPE":
+            return str(error)
+        keys = self._side.keys
+        kinds = {
+            "hash": (keys.meta,),
+            "list": (keys.wait, keys.paused, keys.active),
+            "zset": (keys.prioritized, keys.delayed, keys.completed, keys.failed, keys.marker),
+            "stream": (keys.events,),
+        }
+        wanted = {key: kind for kind, of_kind in kinds.items() for key in of_kind}
+        asked = [Command(("TYPE", key), key, text) for key in wanted]
+        try:
+            found = await self._side.store.run_all(asked)
+        except TaskbullError:
+            return str(error)
+        wrong = [
+            f"{key} is a {kind}, and not a {wanted[key]}"
+            for key, kind in zip(wanted, found, strict=True)
+            if kind not in {wanted[key], "none"}
+        ]
+        return f"WRONGTYPE {', '.join(wrong)}" if wrong else str(error)
 
     async def _insist(self, ask: Callable[[], Awaitable[T]]) -> T:
         failures = 0

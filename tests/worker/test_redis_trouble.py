@@ -333,7 +333,7 @@ async def test_ends_that_redis_cannot_take_hold_up_no_others(place: MakePlace) -
 
 @pytest.mark.parametrize("key", ["meta", "events", "completed", "active"])
 async def test_ends_wait_for_a_queue_whose_key_was_broken(  # relative of F5
-    place: MakePlace, key: str
+    place: MakePlace, key: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     here = place({})
     held = Held()
@@ -353,6 +353,7 @@ async def test_ends_wait_for_a_queue_whose_key_was_broken(  # relative of F5
         await here.record.wait_for(events.Completed, 5)
     assert len(here.record.of(events.Started)) == 5
     assert not here.record.of(events.Lost)
+    assert f"{broken} is a string, and not a " in caplog.text
     assert ends(here.bed) == {handle.id: 1 for handle in handles}
 
 
