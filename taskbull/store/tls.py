@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ssl
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from msgspec import Struct
@@ -66,6 +67,9 @@ def read_tls(settings: Mapping[str, Any]) -> Tls:
         ciphers=_text(settings.get("ssl_ciphers")),
         min_version=None if minimum is None else int(minimum),
     )
+    for file in (tls.ca_certs, tls.certfile, tls.keyfile):
+        if file is not None and not Path(file).is_file():
+            raise ValueError(f"the TLS files cannot be used: there is no file {file!r}")
     try:
         tls.context()
     except (OSError, ValueError) as error:  # a missing file, or one that is no certificate
