@@ -27,6 +27,8 @@ def pytest_configure(config: pytest.Config) -> None:
     config.option.anyio_mode = "auto"
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # started in the background by a shell
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:  # started by nohup
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 @pytest.fixture(scope="module", params=["asyncio", "trio"])

@@ -80,7 +80,7 @@ def test_calls_from_many_threads_each_get_their_own_reply(store: SyncStore, pref
 def test_threads_take_turns_with_the_connections(proxy: Proxy, prefix: str) -> None:
     with closing(SyncStore(parse(proxy.url))) as store, ThreadPoolExecutor(4) as threads:
         list(threads.map(lambda _: store.run(count(prefix)), range(100)))
-    assert 1 <= proxy.accepted <= 4
+    assert 1 <= proxy.accepted < 50  # an answer that is slow to come is asked for on another
 
 
 def test_several_calls_give_their_results_in_order(store: SyncStore, prefix: str) -> None:

@@ -147,7 +147,7 @@ async def test_a_poison_job_takes_no_other_with_it(
         return await counts("completed") == [4, 5] and await counts("failed") == [1, 0]
 
     deaths = 0
-    with fail_after(60):
+    with fail_after(240):  # several processes are started, one after the other
         while not await ended():
             process = await to_thread.run_sync(_spawn, words)
             try:
