@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TypeAlias
 
 import pytest
@@ -29,10 +30,16 @@ def embedded_only(tmp_path: Path) -> Iterator[OpenExample]:
 
 
 @pytest.fixture
-def in_a_clone(tmp_path: Path) -> Iterator[OpenExample]:
-    """Copy an example to a folder of a project; it runs without being told of a server."""
-    (tmp_path / ".git").mkdir()
-    folder = tmp_path / "example"
-    yield lambda name: copy_of(name, folder, None)
-    for place in (tmp_path, folder):
-        embedded.stop(place / ".taskbull")
+def in_a_clone() -> Iterator[OpenExample]:
+    """Copy an example to a folder of a project; it runs without being told of a server.
+
+    Its path is short: the embedded server's socket is elsewhere where that would be too long, and
+    Node does not look there.
+    """
+    with TemporaryDirectory(prefix="taskbull-") as name:
+        clone = Path(name)
+        (clone / ".git").mkdir()
+        folder = clone / "example"
+        yield lambda name: copy_of(name, folder, None)
+        for place in (clone, folder):
+            embedded.stop(place / ".taskbull")
