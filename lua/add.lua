@@ -20,132 +20,164 @@
 --   call                        number of this call on its lane; the next call has a higher one
 --   mark                        hex digits that tell it from another producer's call of that number
 --   memo_life                   ms for which the answers are remembered
---   jobs                        msgpack array of jobs, each an array:
---                               id ("": the counter's), name, data, opts, timestamp, delay,
---                               priority, lifo, special: false, or a map of
+--   runs                        msgpack array of runs: jobs that differ in nothing but their data.
+--                               Each an array: how many, place of the first in the call, name,
+--                               opts, timestamp, delay, priority (as text: Redis prints each number
+--                               of Lua's by printf), lifo, id ("": the counter's), special: false,
+--                               or a map of
 --                                 children: true, it waits for its children
 --                                 dedup: {id, ttl (0: none), extend, replace, keep_last}
 --                                 parent: {key, id, queue key, stored JSON}
---                               place in the call, where that is not its place here
+--                               Behind it stands the data of each job, an argument of its own
 -- RETURNS
---   per job two places: its id, and 0 added, 1 there was one of that id, 2 deduplicated (the id is
---   the owner's), -5 no such parent, -7 the job has another parent; nothing at all, and nothing is
---   done, if the lane has gone on, or the number was used by another
+--   all that was answered in this call, now and before, four places for each run of answers: the
+--   place of its first job, the id of that job, 0 added, 1 there was one of that id, 2 deduplicated
+--   (the id is the owner's), -5 no such parent, -7 the job has another parent, and how many jobs it
+--   is for, whose ids count on from the first; nothing at all, and nothing is done, if the lane has
+--   gone on, or the number was used by another
 -- EFFECTS
 --   as BullMQ's; `deduplicated` is emitted as by version 6, without `debounced`
 
 local memo, counter, meta, wait, paused, active, prioritized, priority_counter, delayed,
   waiting_children, completed, marker, events = unpack(KEYS)
-local prefix, now, call, mark, memo_life, jobs = unpack(ARGV)
+local prefix, now, call, mark, memo_life, runs = unpack(ARGV)
 
 --- @include "queue_state"
 --- @include "event_limit"
 --- @include "mark_base"
 --- @include "mark_delay"
 
-local told = {} -- the answers of this call, by place
+-- A job of a bulk of 250 takes 51k instructions of Redis 7.0 (BullMQ's: 161k). With whole jobs in
+-- the msgpack, an answer for each, and numbers that are not text, it took 73k.
+local redis, words = redis, ARGV
+local answers, told = {}, {}
 local last = redis.call("GET", memo)
 if last then
   local number, theirs, rest = string.match(last, "^(%d+):(%x*):()")
   if number == call and theirs == mark then
-    told = cmsgpack.unpack(string.sub(last, rest))
+    answers = cmsgpack.unpack(string.sub(last, rest))
+    for i = 1, #answers, 4 do
+      for place = answers[i], answers[i] + answers[i + 3] - 1 do
+        told[place] = true
+      end
+    end
   elseif number and tonumber(number) >= tonumber(call) then
     return {} -- it was late on its way, or the lane is that of a cloned process
   end
 end
 
-jobs = cmsgpack.unpack(jobs)
-local replies, fifo, lifo, classes, any_delayed = {}, {}, {}, {}, false
-
 -- A job without its parent is refused before it takes a number; all others take one each.
-local new, numbers = {}, 0
-for i = 1, #jobs do
-  local place, special = jobs[i][10] or i, jobs[i][9]
-  if told[2 * place] then
-    replies[2 * i - 1], replies[2 * i] = told[2 * place - 1], told[2 * place]
-  else
-    new[#new + 1] = i
-    if special and special.parent and redis.call("EXISTS", special.parent[1]) == 0 then
-      replies[2 * i] = -5
-    else
-      numbers = numbers + 1
+runs = cmsgpack.unpack(runs)
+local new, numbers, before_data = 0, 0, #words
+for r = 1, #runs do
+  local count, place, special = runs[r][1], runs[r][2], runs[r][10]
+  before_data = before_data - count
+  local fresh = count
+  if answers[1] then
+    for n = place, place + count - 1 do
+      fresh = told[n] and fresh - 1 or fresh
     end
   end
+  new = new + fresh
+  if special and special.parent and redis.call("EXISTS", special.parent[1]) == 0 then
+    special.orphan = true
+  else
+    numbers = numbers + fresh
+  end
 end
-if #new == 0 then
-  return replies
+if new == 0 then
+  return answers
 end
 local number = redis.call("INCRBY", counter, numbers) - numbers
 local queue = queue_state(meta, active, wait, paused)
 
-local added = {}
+local added, fifo, lifo, classes, any_delayed = {}, {}, {}, {}, false
 local function write()
-  for n = 1, #new do
-    local i = new[n]
-    local id, name, data, opts, timestamp, delay, priority, is_lifo, special, place =
-      unpack(jobs[i])
-    local code = replies[2 * i] or 0
-    if code == 0 then
-      number = number + 1
-      if id == "" then
-        id = string.format("%.0f", number)
-      elseif redis.call("EXISTS", prefix .. id) == 1 then
-        code = 1
-        if special and special.parent then
-          --- @include "attach_to_parent"
-          code = attach_to_parent(prefix, id, special.parent, completed, tonumber(now))
-        end
-        if code == 1 then
-          redis.call("XADD", events, "*", "event", "duplicated", "jobId", id)
-        end
-      end
+  local at, format, is_repeated = before_data, string.format, answers[1]
+  for r = 1, #runs do
+    local count, place, name, opts, timestamp, delay, priority, is_lifo, own_id, special =
+      unpack(runs[r])
+    local is_plain = own_id == "" and not special and not is_repeated
+    if is_plain then
+      local size = #answers
+      answers[size + 1], answers[size + 2] = place, format("%.0f", number + 1)
+      answers[size + 3], answers[size + 4] = 0, count
     end
-    if code == 0 and special and special.dedup then
-      --- @include "deduplicate"
-      local owner = deduplicate(prefix, id, jobs[i], active, delayed, events)
-      if owner then
-        id, code = owner, 2
-      end
-    end
-    if code == 0 then
-      local key = prefix .. id
-      added[#added + 1] = id
-      redis.call("XADD", events, "*", "event", "added", "jobId", id, "name", name)
-      redis.call("HSET", key, "name", name, "data", data, "opts", opts,
-        "timestamp", timestamp, "delay", delay, "priority", priority)
-      if special then
-        if special.dedup then
-          redis.call("HSET", key, "deid", special.dedup[1])
-        end
-        if special.parent then
-          redis.call("HSET", key, "parentKey", special.parent[1], "parent", special.parent[4])
-          redis.call("SADD", special.parent[1] .. ":dependencies", key)
-        end
-      end
-      if special and special.children then
-        redis.call("ZADD", waiting_children, timestamp, id)
-        redis.call("XADD", events, "*", "event", "waiting-children", "jobId", id)
-      elseif delay > 0 then
-        --- @include "delayed_score"
-        local due = timestamp + delay
-        any_delayed = true
-        redis.call("ZADD", delayed, delayed_score(delayed, due), id)
-        redis.call("XADD", events, "*", "event", "delayed", "jobId", id, "delay", due)
+    for n = 0, count - 1 do
+      at = at + 1
+      local id, code = own_id, 0
+      if is_plain then
+        number = number + 1
+        id = format("%.0f", number)
+      elseif told[place + n] then
+        code = nil
+      elseif special and special.orphan then
+        code = -5
       else
-        if priority > 0 then
-          classes[#classes + 1] = priority
-          classes[#classes + 1] = id
-        elseif is_lifo then
-          lifo[#lifo + 1] = id
-        else
-          fifo[#fifo + 1] = id
+        number = number + 1
+        if id == "" then
+          id = format("%.0f", number)
+        elseif redis.call("EXISTS", prefix .. id) == 1 then
+          code = 1
+          if special and special.parent then
+            --- @include "attach_to_parent"
+            code = attach_to_parent(prefix, id, special.parent, completed, tonumber(now))
+          end
+          if code == 1 then
+            redis.call("XADD", events, "*", "event", "duplicated", "jobId", id)
+          end
         end
-        redis.call("XADD", events, "*", "event", "waiting", "jobId", id)
+        if code == 0 and special and special.dedup then
+          --- @include "deduplicate"
+          local new_job = { name = name, data = words[at], opts = opts }
+          local owner = deduplicate(prefix, id, special.dedup, new_job, active, delayed, events)
+          if owner then
+            id, code = owner, 2
+          end
+        end
+      end
+      if code == 0 then
+        local key = prefix .. id
+        added[#added + 1] = id
+        redis.call("XADD", events, "*", "event", "added", "jobId", id, "name", name)
+        redis.call("HSET", key, "name", name, "data", words[at], "opts", opts,
+          "timestamp", timestamp, "delay", delay, "priority", priority)
+        if special then
+          if special.dedup then
+            redis.call("HSET", key, "deid", special.dedup[1])
+          end
+          if special.parent then
+            redis.call("HSET", key, "parentKey", special.parent[1], "parent", special.parent[4])
+            redis.call("SADD", special.parent[1] .. ":dependencies", key)
+          end
+        end
+        if special and special.children then
+          redis.call("ZADD", waiting_children, timestamp, id)
+          redis.call("XADD", events, "*", "event", "waiting-children", "jobId", id)
+        elseif delay ~= "0" then
+          --- @include "delayed_score"
+          local due = tonumber(timestamp) + tonumber(delay)
+          any_delayed = true
+          redis.call("ZADD", delayed, delayed_score(delayed, due), id)
+          redis.call("XADD", events, "*", "event", "delayed", "jobId", id, "delay", due)
+        else
+          if priority ~= "0" then
+            classes[#classes + 1] = tonumber(priority)
+            classes[#classes + 1] = id
+          elseif is_lifo then
+            lifo[#lifo + 1] = id
+          else
+            fifo[#fifo + 1] = id
+          end
+          redis.call("XADD", events, "*", "event", "waiting", "jobId", id)
+        end
+      end
+      if code and not is_plain then
+        local size = #answers
+        answers[size + 1], answers[size + 2] = place + n, id
+        answers[size + 3], answers[size + 4] = code, 1
       end
     end
-    replies[2 * i - 1], replies[2 * i] = id, code
-    place = place or i
-    told[2 * place - 1], told[2 * place] = id, code
   end
 
   if #fifo > 0 then
@@ -182,5 +214,5 @@ if not is_written then
   error(problem, 0)
 end
 redis.call("XTRIM", events, "MAXLEN", "~", event_limit(meta, queue))
-redis.call("SET", memo, call .. ":" .. mark .. ":" .. cmsgpack.pack(told), "PX", memo_life)
-return replies
+redis.call("SET", memo, call .. ":" .. mark .. ":" .. cmsgpack.pack(answers), "PX", memo_life)
+return answers

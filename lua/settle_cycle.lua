@@ -3,6 +3,7 @@
 -- KEYS
 --   active   list     jobs that run, newest at the head
 --   memo     string   token and codes of the last call of the same carrier that ended jobs
+--                     (the token alone: all were 0)
 -- ARGV
 --   prefix            start of every key of this queue
 --   token             of the call: value of the locks of the jobs that it may have taken
@@ -19,6 +20,7 @@ local active, memo = unpack(KEYS)
 local prefix, token, ended, position, size = unpack(ARGV)
 
 local STEP = 1000
+local PAIR = 0x92 -- how an array of two begins in msgpack
 
 position, size = tonumber(position), tonumber(size)
 
@@ -45,12 +47,19 @@ for i = 1, #ended, 2 do
   held[#held + 1] = holder == ended[i + 1] and 1 or 0
 end
 
-local remembered = redis.call("GET", memo)
-local last_call = remembered and cmsgpack.unpack(remembered) or {}
+local codes, remembered = {}, redis.call("GET", memo)
+if remembered == token then
+  for i = 1, #held do
+    codes[i] = 0
+  end
+elseif remembered and string.byte(remembered) == PAIR then -- else another token
+  local last_call = cmsgpack.unpack(remembered)
+  codes = last_call[1] == token and last_call[2] or {}
+end
 
 local next_position = -1
 if #ids == size then
   -- A little is looked at twice: jobs that end meanwhile let the others move towards the head.
   next_position = position + size - math.floor(size / 8)
 end
-return { next_position, taken, last_call[1] == token and last_call[2] or {}, held }
+return { next_position, taken, codes, held }

@@ -19,6 +19,7 @@ local a_text, another, a_hash, a_list, a_set, a_zset, a_stream = unpack(KEYS)
 local life = 60000
 local calls = {
   { "SET", a_text, "1", "PX", life },
+  { "PSETEX", a_text, life, "1" },
   { "GET", a_text },
   { "MGET", a_text, another },
   { "EXISTS", a_text },
@@ -48,6 +49,7 @@ local calls = {
   { "LSET", a_list, 0, "d" },
   { "LREM", a_list, 1, "none" },
   { "LTRIM", a_list, 0, 9 },
+  { "RPOPLPUSH", a_list, a_list },
   { "SADD", a_set, "a", "b" },
   { "PEXPIRE", a_set, life },
   { "SCARD", a_set },

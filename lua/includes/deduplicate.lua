@@ -1,9 +1,10 @@
 --- @include "delete_job"
 
--- deduplicate(prefix, id, job, active, delayed, events) -> the id of the job that stands for this
--- one, or nil if it is to be added; it owns the deduplication id then. `job` is as in `add`.
-local function deduplicate(prefix, id, job, active, delayed, events)
-  local name, ttl, extend, replace, keep_last = unpack(job[9].dedup)
+-- deduplicate(prefix, id, dedup, job, active, delayed, events) -> the id of the job that stands for
+-- this one, or nil if it is to be added; it owns the deduplication id then. `dedup` is as in `add`;
+-- `job` has name, data, opts.
+local function deduplicate(prefix, id, dedup, job, active, delayed, events)
+  local name, ttl, extend, replace, keep_last = unpack(dedup)
   local key, next_key = prefix .. "de:" .. name, prefix .. "dn:" .. name
   local owner = redis.call("GET", key)
   if owner and redis.call("PTTL", key) == -1 and redis.call("EXISTS", prefix .. owner) == 0 then
@@ -20,7 +21,8 @@ local function deduplicate(prefix, id, job, active, delayed, events)
   end
   if keep_last and redis.call("LPOS", active, owner) then
     redis.call("DEL", next_key)
-    redis.call("HSET", next_key, "name", job[2], "data", job[3], "opts", job[4], "jid", id)
+    redis.call("HSET", next_key, "name", job.name, "data", job.data, "opts", job.opts,
+      "jid", id)
     redis.call("PERSIST", key)
   elseif replace then
     if redis.call("ZREM", delayed, owner) == 0 then

@@ -10,6 +10,9 @@ local function event_limit(meta, queue)
   if not limit then
     redis.pcall("HSET", meta, "opts.maxLenEvents", 10000) -- or the next one does
   end
+  if limit and #limit < 16 and string.find(limit, "^[1-9]%d*$") then
+    return limit -- as text: Redis prints each number of Lua's, which costs as much as a command
+  end
   limit = finite(limit)
   return limit and limit >= 0 and math.floor(limit) or 10000
 end

@@ -1,15 +1,20 @@
--- misfit(keys, types) -> in words, which of the keys is not of its type ("number": a string that
--- can be counted up), or nil if all are, or are not there. If one is, it is not the fault of a job
--- that something cannot be written.
-local function misfit(keys, types)
-  for i = 1, #types do
-    local found, wanted = redis.pcall("TYPE", keys[i]).ok, types[i]
+-- misfit(keys) -> in words, which of the queue's keys (by name) is not of its type, or nil if all
+-- are, or are not there. If one is, it is not the fault of a job that something cannot be written.
+local function misfit(keys)
+  -- A "number" is a string that can be counted up.
+  local types = { "meta", "hash", "wait", "list", "paused", "list", "active", "list",
+    "prioritized", "zset", "priority_counter", "number", "delayed", "zset", "completed", "zset",
+    "failed", "zset", "stalled", "set", "limiter", "string", "marker", "zset", "events", "stream",
+    "counter", "number" }
+  for i = 1, #types, 2 do
+    local key, wanted = keys[types[i]], types[i + 1]
+    local found = redis.pcall("TYPE", key).ok
     local fits = found == wanted
     if wanted == "number" and found == "string" then
-      fits = string.find(tostring(redis.pcall("GET", keys[i])), "^-?%d+$")
+      fits = string.find(tostring(redis.pcall("GET", key)), "^-?%d+$")
     end
     if found and found ~= "none" and not fits then
-      return "WRONGTYPE " .. keys[i] .. " is a " .. found .. ", and not a " .. wanted
+      return "WRONGTYPE " .. key .. " is a " .. found .. ", and not a " .. wanted
     end
   end
 end

@@ -3,11 +3,12 @@
 --- @include "may_leave"
 --- @include "mark_base"
 
--- promote_due(prefix, delayed, prioritized, priority_counter, marker, events, queue, now): let jobs
--- wait whose time has come, up to 1000 of them. `queue` is what queue_state gave.
-local function promote_due(
-  prefix, delayed, prioritized, priority_counter, marker, events, queue, now)
-  local due = redis.call("ZRANGEBYSCORE", delayed, "-inf", (now + 1) * 4096 - 1, "LIMIT", 0, 1000)
+-- promote_due(prefix, keys, queue, now, most): let jobs wait whose time has come, up to `most` of
+-- them. `keys` has delayed, prioritized, priority_counter, marker, events; `queue` is what
+-- queue_state gave.
+local function promote_due(prefix, keys, queue, now, most)
+  local delayed, events = keys.delayed, keys.events
+  local due = redis.call("ZRANGEBYSCORE", delayed, "-inf", (now + 1) * 4096 - 1, "LIMIT", 0, most)
   if #due == 0 then
     return
   end
@@ -21,7 +22,7 @@ local function promote_due(
     else
       ranked[#ranked + 1] = id
       classes[#classes + 1] = priority * 0x100000000
-        + redis.call("INCR", priority_counter) % 0x100000000
+        + redis.call("INCR", keys.priority_counter) % 0x100000000
       classes[#classes + 1] = id
     end
   end
@@ -30,12 +31,12 @@ local function promote_due(
     redis.call("ZREM", delayed, unpack(waiting))
   end
   if #ranked > 0 then
-    redis.call("ZADD", prioritized, unpack(classes))
+    redis.call("ZADD", keys.prioritized, unpack(classes))
     redis.call("ZREM", delayed, unpack(ranked))
   end
   for i = 1, #due do
     redis.call("XADD", events, "*", "event", "waiting", "jobId", due[i], "prev", "delayed")
-    redis.pcall("HSET", prefix .. due[i], "delay", 0)
+    redis.pcall("HSET", prefix .. due[i], "delay", "0")
   end
-  mark_base(marker, queue.blocked)
+  mark_base(keys.marker, queue.blocked)
 end

@@ -1,10 +1,12 @@
 --- @include "append_keys"
 
--- trim_finished(prefix, finished, keep, leave_parent, now): remove jobs from the set `finished`
--- that are too old or too many by `keep` ({count, age in s, limit}; -1: no such bound), a bounded
--- number at once. `leave_parent` is that function, or nil if no parent waits for a job of this set.
-local function trim_finished(prefix, finished, keep, leave_parent, now)
+-- trim_finished(prefix, finished, keep, leave_parent, now, most) -> how many: remove jobs from the
+-- set `finished` that are too old or too many by `keep` ({count, age in s, limit}; -1: no such
+-- bound), up to `most` of them. `leave_parent` is that function, or nil if no parent waits for a
+-- job of this set.
+local function trim_finished(prefix, finished, keep, leave_parent, now, most)
   local count, age, limit = unpack(keep)
+  local removed = 0
   local function remove(ids)
     if #ids == 0 then
       return
@@ -19,15 +21,17 @@ local function trim_finished(prefix, finished, keep, leave_parent, now)
     end
     redis.call("DEL", unpack(keys))
     redis.call("ZREM", finished, unpack(ids))
+    removed = removed + #ids
   end
   if age >= 0 then
-    local most = limit > 0 and math.min(limit, 1000) or 1000
-    remove(redis.call("ZREVRANGEBYSCORE", finished, now - age * 1000, 0, "LIMIT", 0, most))
+    local old = limit > 0 and math.min(limit, most) or most
+    remove(redis.call("ZREVRANGEBYSCORE", finished, now - age * 1000, 0, "LIMIT", 0, old))
   end
   if count > 0 then
-    local excess = math.min(redis.call("ZCARD", finished) - count, 1000)
+    local excess = math.min(redis.call("ZCARD", finished) - count, most - removed)
     if excess > 0 then
       remove(redis.call("ZRANGE", finished, 0, excess - 1))
     end
   end
+  return removed
 end

@@ -7,18 +7,13 @@ from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, Unpack, cast, overload
 
-import anyio
-
 from taskbull.app.discovery import find_attribute, import_modules, import_package
-from taskbull.app.dispatch import JobMiddleware
 from taskbull.app.function import check_function
 from taskbull.app.lifespan import LifespanFunction, lifespan
-from taskbull.app.loops import backend_options
 from taskbull.app.options import TaskOptions, check_names, takes_settings
 from taskbull.app.producer import JobSpec, Producer
 from taskbull.app.registry import Registry
 from taskbull.app.rules import Queues
-from taskbull.app.running import run_until_signal
 from taskbull.app.settings import Defaults
 from taskbull.app.staff import Staff
 from taskbull.app.task import AsyncTask, Decorator, SyncTask, Task, make_task
@@ -43,18 +38,21 @@ from taskbull.errors import ConfigurationError
 from taskbull.queue.bulk import Progress
 from taskbull.queue.event_loop import Alarm
 from taskbull.queue.handle import CALL_TIMEOUT, JobHandle
-from taskbull.queue.queue import Queue
 from taskbull.queue.stores import Stores
-from taskbull.queue.sync_queue import SyncQueue
 from taskbull.scripts.inspection import names_waiting
 from taskbull.store.clients import Where
-from taskbull.worker.work import Work
-from taskbull.worker.worker import Worker
+
+if TYPE_CHECKING:
+    from taskbull.app.dispatch import JobMiddleware
+    from taskbull.queue.queue import Queue
+    from taskbull.queue.sync_queue import SyncQueue
+    from taskbull.worker.work import Work
+    from taskbull.worker.worker import Worker
 
 P = ParamSpec("P")
 R = TypeVar("R")
 E = TypeVar("E", bound=events.Event)
-M = TypeVar("M", bound=JobMiddleware)
+M = TypeVar("M", bound="JobMiddleware")
 L = TypeVar("L", bound=LifespanFunction)
 
 _LOOKED_AT = 100
@@ -235,7 +233,7 @@ class App:
     @property
     def has_middleware(self) -> bool:
         """Whether anything is put around its tasks."""
-        return self._staff.dispatch.has_middleware
+        return bool(self._staff.layers)
 
     def on(self, kind: type[E]) -> Callable[[Callable[[E], None]], Callable[[E], None]]:
         """Let a function hear the events of a kind in this app's workers; `Event` is all."""
@@ -325,9 +323,10 @@ class App:
     ) -> None:
         """Run a worker in an event loop of its own, until SIGTERM or SIGINT stop it gracefully."""
         check_choice("backend", backend, ("asyncio", "trio"))
-        work = partial(run_until_signal, self._worker(queues, options), burst=burst)
-        loop = backend_options(backend, uvloop=uvloop)
-        anyio.run(work, backend=backend, backend_options=loop)
+        from taskbull.app.running import run_as_program  # noqa: PLC0415 - see `Staff`
+
+        worker = self._worker(queues, options)
+        run_as_program(worker, backend=backend, uvloop=uvloop, burst=burst)
 
     def _worker(self, queues: Queues | None, options: dict[str, Any]) -> Worker:
         self.load_tasks()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Sequence
 from typing import Any, TypeAlias
 
 from taskbull.app.registry import Registry
@@ -20,9 +20,11 @@ JobMiddleware: TypeAlias = Middleware[RunningJob]
 class Dispatch:
     """Finds out how jobs are run. What it needs for a task is prepared once."""
 
-    def __init__(self, registry: Registry, policy: RetryPolicy) -> None:
+    def __init__(
+        self, registry: Registry, policy: RetryPolicy, layers: Sequence[JobMiddleware] = ()
+    ) -> None:
         self._registry = registry
-        self._layers: list[JobMiddleware] = []
+        self._layers = [*layers]
         self._known: dict[str, Work] = {}
         self._unclaimed = Work(Unclaimed(registry).put_off, policy)
 
@@ -35,11 +37,6 @@ class Dispatch:
         """Put a layer around all tasks, inside of those that are there."""
         self._layers.append(layer)
         self._known.clear()
-
-    @property
-    def has_middleware(self) -> bool:
-        """Whether there is any layer."""
-        return bool(self._layers)
 
     def prepare(self) -> None:
         """Prepare all tasks, so that what is wrong with one shows before the first job."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import contextmanager
-from typing import Any, Generic, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -14,15 +14,18 @@ from taskbull.core.job import NewJob, Ticket
 from taskbull.core.keys import QueueKeys
 from taskbull.core.options import JobOptions
 from taskbull.queue.adder import Adder
-from taskbull.queue.any_queue import AnyQueue
 from taskbull.queue.bulk import Bulk, Entry, Line, Progress, check_bulk
 from taskbull.queue.handle import JobHandle, ReadResult, Source
-from taskbull.queue.queue import Queue
+from taskbull.queue.single import add_at_once
 from taskbull.queue.stores import Stores
-from taskbull.queue.sync_queue import SyncQueue
 from taskbull.scripts.steps import Stages
 
-Q = TypeVar("Q", bound=AnyQueue)
+if TYPE_CHECKING:
+    from taskbull.queue.any_queue import AnyQueue
+    from taskbull.queue.queue import Queue
+    from taskbull.queue.sync_queue import SyncQueue
+
+Q = TypeVar("Q", bound="AnyQueue")
 R_co = TypeVar("R_co", covariant=True)
 
 
@@ -111,9 +114,9 @@ class Producer:
 
     def line(self, queue: str) -> Line:
         """Give what belongs to a queue; refuse a name that no queue can have."""
-        check_type("queue name", queue, str, "be a string")
-        line = self._lines.get(queue)
+        line = self._lines.get(queue) if queue.__class__ is str else None
         if line is None:
+            check_type("queue name", queue, str, "be a string")
             clustered = self.stores.address.topology == "cluster"
             keys = QueueKeys(queue, self.prefix, clustered, self.hash_tag)
             source = Source(keys, self.stores, self._call_timeout)
@@ -122,10 +125,15 @@ class Producer:
 
     def queue(self, name: str) -> Queue:
         """Give the async queue of a name, always the same."""
+        # With all that can be done to a queue it takes as long as to start Python.
+        from taskbull.queue.queue import Queue  # noqa: PLC0415
+
         return self._kept(self._queues, name, Queue)
 
     def sync_queue(self, name: str) -> SyncQueue:
         """Give the sync queue of a name, always the same."""
+        from taskbull.queue.sync_queue import SyncQueue  # noqa: PLC0415 - as above
+
         return self._kept(self._sync_queues, name, SyncQueue)
 
     def _kept(self, kept: dict[str, Q], name: str, kind: type[Q]) -> Q:
@@ -139,6 +147,21 @@ class Producer:
                 call_timeout=self._call_timeout,
             )
         return queue
+
+    def add(self, spec: JobSpec[Any]) -> JobHandle[Any]:
+        """Add one job."""
+        if self._elsewhere is not None:
+            return self._elsewhere([spec])[0]
+        return add_at_once(self._alone(spec), self._timeout)
+
+    async def aadd(self, spec: JobSpec[Any]) -> JobHandle[Any]:
+        """Add one job, together with those of other tasks of the event loop."""
+        if self._elsewhere is not None:
+            return self._elsewhere([spec])[0]
+        return await self.stores.here.add(self._alone(spec), self._timeout)
+
+    def _alone(self, spec: JobSpec[Any]) -> Entry:
+        return Entry(self.line(spec.queue), spec.job, spec, spec.read)
 
     def enqueue(
         self, specs: Iterable[JobSpec[Any]], progress: Progress | None = None
@@ -171,8 +194,7 @@ class Producer:
         return Bulk(specs, self._entry, progress).run()
 
     def _entry(self, place: int, spec: JobSpec[Any]) -> Entry:
-        self._checked(place, spec)
-        return Entry(self.line(spec.queue), spec.job, spec, spec.read)
+        return self._alone(self._checked(place, spec))
 
     @staticmethod
     def _checked(place: int, spec: JobSpec[Any]) -> JobSpec[Any]:

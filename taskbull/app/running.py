@@ -6,10 +6,13 @@ import logging
 import os
 import signal
 from collections.abc import Callable, Coroutine, Sequence
+from functools import partial
 from typing import Any, TypeAlias
 
+import anyio
 from anyio import CancelScope, create_task_group
 
+from taskbull.app.loops import backend_options
 from taskbull.app.signals import heard
 from taskbull.worker.shutdown import Shutdown
 from taskbull.worker.worker import Worker
@@ -80,3 +83,10 @@ async def run_until_signal(
 async def _stop_when_done(worker: Worker, shutdown: Shutdown) -> None:
     await worker.until_done()
     shutdown.begin()
+
+
+def run_as_program(worker: Worker, *, backend: str, uvloop: bool, burst: bool) -> None:
+    """Run a worker in an event loop of its own, until a signal stops it."""
+    work = partial(run_until_signal, worker, burst=burst)
+    loop = backend_options(backend, uvloop=uvloop)
+    anyio.run(work, backend=backend, backend_options=loop)

@@ -5,9 +5,8 @@ from __future__ import annotations
 import inspect
 from collections.abc import Mapping
 from contextlib import nullcontext
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from taskbull.app.dispatch import Dispatch, JobMiddleware
 from taskbull.app.lifespan import Lifespan
 from taskbull.app.options import check_names
 from taskbull.app.producer import Producer
@@ -19,22 +18,30 @@ from taskbull.core.checks import refusal
 from taskbull.core.options import WorkerOptions
 from taskbull.core.retry import RetryPolicy
 from taskbull.errors import ConfigurationError
-from taskbull.worker.listeners import Listener, Listeners
-from taskbull.worker.worker import Worker
+
+if TYPE_CHECKING:
+    from taskbull.app.dispatch import Dispatch, JobMiddleware
+    from taskbull.worker.worker import Worker
 
 E = TypeVar("E", bound=events.Event)
 
 
 class Staff:
-    """Makes workers, all of which serve the tasks of the app by the same rules."""
+    """Makes workers, all of which serve the tasks of the app by the same rules.
+
+    Whoever only adds jobs has the rules, but no worker: that, with anyio, is not imported before
+    one is asked for.
+    """
 
     def __init__(self, app: str, registry: Registry, policy: RetryPolicy) -> None:
         self._app = app
         self._registry = registry
+        self._policy = policy
+        self._dispatch: Dispatch | None = None
         self.rules = QueueRules()
-        self.dispatch = Dispatch(registry, policy)
+        self.layers: list[JobMiddleware] = []
         self._lifespan: Lifespan | None = None
-        self._listeners: list[tuple[type[events.Event], Listener[Any]]] = []
+        self._listeners: list[tuple[type[events.Event], events.Listener[Any]]] = []
 
     def surround(self, lifespan: Lifespan) -> None:
         """Put a lifespan around each worker."""
@@ -47,15 +54,28 @@ class Staff:
         is_async: bool = inspect.iscoroutinefunction(layer)
         if not is_async:
             raise refusal("app.middleware", "be an async def that takes job, call_next", layer)
-        self.dispatch.add_middleware(layer)
+        self.layers.append(layer)
+        if self._dispatch is not None:
+            self._dispatch.add_middleware(layer)
 
-    def tell(self, kind: type[E], listener: Listener[E]) -> None:
+    def tell(self, kind: type[E], listener: events.Listener[E]) -> None:
         """Let a function hear the events of a kind."""
-        Listeners().on(kind, listener)  # refuses what is not an event or a listener
+        events.check_listener(kind, listener)
         self._listeners.append((kind, listener))
+
+    @property
+    def dispatch(self) -> Dispatch:
+        """From a job to the call of its task's function."""
+        if self._dispatch is None:
+            from taskbull.app.dispatch import Dispatch  # noqa: PLC0415 - see above
+
+            self._dispatch = Dispatch(self._registry, self._policy, self.layers)
+        return self._dispatch
 
     def worker(self, producer: Producer, queues: Queues | None, options: dict[str, Any]) -> Worker:
         """Make a worker for some queues, or for those of all tasks, which are loaded by now."""
+        from taskbull.worker.worker import Worker  # noqa: PLC0415 - see above
+
         check_names("a worker", options, WorkerOptions, WORKER)
         self.dispatch.prepare()
         names = self._registry.queues if queues is None else queues

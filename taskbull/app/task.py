@@ -21,7 +21,7 @@ from taskbull.app.settings import TaskSettings
 from taskbull.core.celery import TASK, no_attribute
 from taskbull.core.job import NewJob
 from taskbull.core.options import JobOptions
-from taskbull.observability.tracing import in_this_span
+from taskbull.observability.provider import in_this_span
 from taskbull.queue.event_loop import Alarm
 from taskbull.queue.handle import JobHandle
 
@@ -98,13 +98,11 @@ class Enqueueable(Generic[P, R]):
         longer than the app's `enqueue_timeout`.
         """
         self.calling.alarm.check()
-        [handle] = self.calling.producer.enqueue([self._spec(args, kwargs)])
-        return handle
+        return self.calling.producer.add(self._spec(args, kwargs))
 
     async def adelay(self, *args: P.args, **kwargs: P.kwargs) -> JobHandle[R]:
         """Add a job that calls the task with these arguments; from asyncio or trio. See `delay`."""
-        [handle] = await self.calling.producer.aenqueue([self._spec(args, kwargs)])
-        return handle
+        return await self.calling.producer.aadd(self._spec(args, kwargs))
 
     def job(self, *args: P.args, **kwargs: P.kwargs) -> JobSpec[R]:
         """Make a job for `app.enqueue`; nothing is sent."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-import ssl
 from contextlib import suppress
 
 from taskbull.errors import ServerRefused, TaskbullError
@@ -82,6 +81,8 @@ def _about_the_other_side(address: Address | None) -> str:
 
 
 def _speaks_tls(endpoint: Endpoint) -> bool:
+    import ssl  # noqa: PLC0415 - see `Tls.context`
+
     context = ssl.create_default_context()
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE  # it is only asked whether it speaks TLS at all

@@ -32,7 +32,6 @@ from taskbull.cli.loading import COMPLETING, VARIABLE
 from taskbull.cli.looking import queues, tasks, workers
 from taskbull.cli.stopping import stop_server
 from taskbull.cli.worker import worker
-from taskbull.store import embedded
 
 _SETTINGS = {"help_option_names": ["-h", "--help"], "show_default": True}
 
@@ -80,5 +79,6 @@ def _show_the_embedded_server() -> None:
             if not (logging.root.handlers or logging.getLogger("taskbull").handlers):
                 click.echo(record.getMessage(), err=True)
 
-    embedded.logger.addHandler(Shown())
-    embedded.logger.setLevel(logging.INFO)
+    of_the_server = logging.getLogger("taskbull.store.embedded")  # it is not imported for that
+    of_the_server.addHandler(Shown())
+    of_the_server.setLevel(logging.INFO)

@@ -6,14 +6,15 @@ from pathlib import Path
 
 import click
 
-from taskbull.store.embedded import stop
-from taskbull.store.home import project_folder
+from taskbull.store.project import project_folder
 
 
 @click.command(name="stop")
 @click.argument("folder", type=click.Path(path_type=Path), required=False)
 def stop_server(folder: Path | None) -> None:
     """Stop the embedded server in FOLDER (.taskbull of the project); its jobs are kept."""
+    from taskbull.store.embedded import stop  # noqa: PLC0415 - see `worker`
+
     folder = project_folder() if folder is None else folder
     if stop(folder):
         click.echo(f"the server in {folder} is stopped; its jobs are kept")

@@ -6,11 +6,14 @@ when Redis has accepted it, not before: a job whose lock was lost is never repor
 
 from __future__ import annotations
 
-from typing import Any
+import inspect
+from collections.abc import Callable
+from typing import Any, TypeAlias, TypeVar
 
 from msgspec import Struct
 
 from taskbull.core import payload
+from taskbull.core.checks import refusal
 from taskbull.core.job import Job
 from taskbull.core.outcome import Failure, Verdict
 
@@ -179,3 +182,20 @@ class CircuitClosed(Event, frozen=True, kw_only=True):
     """The jobs that were tried succeeded: all are taken again."""
 
     test_job_id: str
+
+
+E = TypeVar("E", bound=Event)
+
+Listener: TypeAlias = Callable[[E], object]
+
+
+def check_listener(kind: object, listener: object) -> None:
+    """Refuse what is not a kind of event, or cannot listen."""
+    if not _is_event(kind):
+        raise refusal("event", "be a class of taskbull.events", kind)
+    if not callable(listener) or inspect.iscoroutinefunction(listener):
+        raise refusal("listener", "be a plain function that takes the event", listener)
+
+
+def _is_event(kind: object) -> bool:
+    return isinstance(kind, type) and issubclass(kind, Event)

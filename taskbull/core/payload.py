@@ -57,16 +57,21 @@ _decode = msgspec.json.Decoder().decode
 # After this translation, 16 zeros are a number that may be too big (or only look like one), and
 # `,"0` is the start of a key that may have been a number. With `null`, which may have been a NaN,
 # that is all msgspec lets through. So three searches of the text settle the ordinary case (0.4 µs;
-# walking the value costs more), and only a suspicious one is walked.
+# walking the value costs more), and only a suspicious one is walked. A long text of few values is
+# walked first: a string of 1 MB takes 0.3 ms in all, and 2.4 if it is searched.
 _SKELETON: Final = bytes.maketrans(b"123456789-{", b"0000000000,")
 _LONG_NUMBER: Final = b"0" * 16
 _NUMBER_AS_KEY: Final = b',"0'
+_LONG: Final = 4096
+_FEW: Final = 100
 
 
 def encode(value: object, field: str) -> bytes:
     """Give the value as JSON; a `SerializationError` names the place in `field` that has none."""
     try:
         text = _encode(value)
+        if len(text) > _LONG and _is_plainly_sound(value):
+            return text
         skeleton = text.translate(_SKELETON)
         suspicious = (
             text.find(b"null") >= 0
@@ -136,6 +141,30 @@ def _is_sound(value: Any) -> bool:
     for child in children:  # noqa: SIM110 - half the time of all() with a generator
         if type(child) not in _HARMLESS and not _is_sound(child):
             return False
+    return True
+
+
+def _is_plainly_sound(value: Any) -> bool:
+    """Tell whether a value of few parts needs no inspection."""
+    left = [value]
+    parts = 0
+    while left:
+        children: Any = left.pop()
+        if children.__class__ is not dict and children.__class__ is not list:
+            return False
+        parts += len(children)
+        if parts > _FEW:
+            return False
+        if children.__class__ is dict:
+            if not _ONLY_STR.issuperset(map(type, children)):
+                return False
+            children = children.values()
+        for child in children:
+            kind = child.__class__
+            if kind is dict or kind is list:
+                left.append(child)
+            elif kind not in _HARMLESS and not _is_sound(child):
+                return False
     return True
 
 

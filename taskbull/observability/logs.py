@@ -181,6 +181,11 @@ class LogLines:
         self._clock = clock
         self._repeats: dict[tuple[type[events.Event], str], Repeats] = {}
 
+    def hears(self, kind: type[events.Event]) -> bool:
+        """Tell whether events of a kind have a line that would be written."""
+        line = _LINES.get(kind)
+        return line is not None and logger.isEnabledFor(line[0])
+
     def __call__(self, event: events.Event) -> None:
         """Write the line of an event, if it has one and it is time for it."""
         kind = type(event)

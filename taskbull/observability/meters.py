@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
 from opentelemetry import metrics
@@ -22,13 +22,14 @@ class Counter(Protocol):
 class Histogram(Protocol):
     """Something whose values are spread."""
 
-    def record(self, value: float, labels: Labels = ()) -> None: ...
+    def record(self, values: Sequence[float], labels: Labels = ()) -> None: ...
 
 
 class Gauge(Protocol):
     """Something that has a value now."""
 
     def set(self, value: float, labels: Labels = ()) -> None: ...
+    def follow(self, read: Callable[[], float], labels: Labels = ()) -> None: ...
     def remove(self, label: str) -> None: ...
 
 
@@ -48,7 +49,8 @@ class OpenTelemetryMeter:
 
     def counter(self, metric: Metric) -> Counter:
         """Make a counter."""
-        return _Counter(metric, self._meter.create_counter(metric.name, metric.unit, metric.help))
+        made = self._meter.create_counter(metric.name, metric.unit, metric.help)
+        return _Counter(_Attributes(metric), made)
 
     def histogram(self, metric: Metric) -> Histogram:
         """Make a histogram."""
@@ -58,40 +60,51 @@ class OpenTelemetryMeter:
             metric.help,
             explicit_bucket_boundaries_advisory=metric.buckets,
         )
-        return _Histogram(metric, made)
+        return _Histogram(_Attributes(metric), made)
 
     def gauge(self, metric: Metric) -> Gauge:
         """Make a gauge; it is read whenever the provider collects."""
         kept = TalliedNumber()
+        attributes = _Attributes(metric)
 
         def observe(_: CallbackOptions) -> Iterable[Observation]:
-            for labels, value in kept.values.copy().items():
-                yield Observation(value, _attributes(metric, labels))
+            for labels, value in kept.now().items():
+                yield Observation(value, attributes[labels])
 
         self._meter.create_observable_gauge(metric.name, [observe], metric.unit, metric.help)
         return kept
 
 
+class _Attributes(dict[Labels, dict[str, str]]):
+    """The labels of a metric in OpenTelemetry's form, each made once."""
+
+    def __init__(self, metric: Metric) -> None:
+        super().__init__()
+        self._names = metric.labels
+
+    def __missing__(self, labels: Labels) -> dict[str, str]:
+        made = self[labels] = dict(zip(self._names, labels, strict=True))
+        return made
+
+
 class _Counter:
-    def __init__(self, metric: Metric, made: metrics.Counter) -> None:
-        self._metric = metric
+    def __init__(self, attributes: _Attributes, made: metrics.Counter) -> None:
+        self._attributes = attributes
         self._made = made
 
     def add(self, amount: float, labels: Labels = ()) -> None:
-        self._made.add(amount, _attributes(self._metric, labels))
+        self._made.add(amount, self._attributes[labels])
 
 
 class _Histogram:
-    def __init__(self, metric: Metric, made: metrics.Histogram) -> None:
-        self._metric = metric
+    def __init__(self, attributes: _Attributes, made: metrics.Histogram) -> None:
+        self._attributes = attributes
         self._made = made
 
-    def record(self, value: float, labels: Labels = ()) -> None:
-        self._made.record(value, _attributes(self._metric, labels))
-
-
-def _attributes(metric: Metric, labels: Labels) -> dict[str, str]:
-    return dict(zip(metric.labels, labels, strict=True))
+    def record(self, values: Sequence[float], labels: Labels = ()) -> None:
+        attributes = self._attributes[labels]
+        for value in values:  # it takes one at a time
+            self._made.record(value, attributes)
 
 
 def current_provider() -> MeterProvider | None:

@@ -6,6 +6,7 @@ Only the event loop writes. Any thread may take a snapshot: what it copies is co
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from msgspec import Struct, field
@@ -40,6 +41,12 @@ class TalliedNumber:
 
     def __init__(self) -> None:
         self.values: dict[Labels, float] = {}
+        self._followed: dict[Labels, Callable[[], float]] = {}
+
+    def now(self) -> dict[Labels, float]:
+        """Give the values as they are now; in any thread."""
+        followed = {labels: read() for labels, read in self._followed.copy().items()}
+        return self.values | followed
 
     def add(self, amount: float, labels: Labels = ()) -> None:
         """Add to a counter."""
@@ -50,10 +57,15 @@ class TalliedNumber:
         """Set a gauge."""
         self.values[labels] = value
 
+    def follow(self, read: Callable[[], float], labels: Labels = ()) -> None:
+        """Let a gauge have the value that `read` gives, in any thread, whenever it is asked."""
+        self._followed[labels] = read
+
     def remove(self, label: str) -> None:
         """Forget what a gauge says of a worker, or of a queue."""
-        for labels in [labels for labels in self.values if label in labels]:
-            del self.values[labels]
+        for kept in (self.values, self._followed):
+            for labels in [labels for labels in kept if label in labels]:
+                del kept[labels]
 
 
 class TalliedTimes:
@@ -63,13 +75,15 @@ class TalliedTimes:
         self._buckets = buckets
         self.values: dict[Labels, Distribution] = {}
 
-    def record(self, value: float, labels: Labels = ()) -> None:
-        """Note a value."""
+    def record(self, values: Sequence[float], labels: Labels = ()) -> None:
+        """Note values."""
         one = self.values.get(labels)
         if one is None:
             one = self.values[labels] = Distribution([0] * (len(self._buckets) + 1))
-        one.counts[bisect_left(self._buckets, value)] += 1
-        one.total += value
+        counts, buckets = one.counts, self._buckets
+        for value in values:
+            counts[bisect_left(buckets, value)] += 1
+        one.total += sum(values)
 
 
 class Tally:
@@ -91,7 +105,7 @@ class Tally:
 
     def snapshot(self) -> Snapshot:
         """Give the values as they are now; in any thread."""
-        numbers = {name: one.values.copy() for name, one in self._numbers.items()}
+        numbers = {name: one.now() for name, one in self._numbers.items()}
         distributions = {
             name: {
                 labels: Distribution(value.counts.copy(), value.total)

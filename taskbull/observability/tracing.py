@@ -44,6 +44,7 @@ from taskbull.core.outcome import (
     Retried,
     Snoozed,
 )
+from taskbull.observability.sampling import drops_of
 
 SYSTEM = "bullmq"
 SCOPE = "taskbull"
@@ -51,6 +52,8 @@ SCOPE = "taskbull"
 Attributes: TypeAlias = Mapping[str, str | int]
 
 _EMPTY = Context()
+# As `set_span_in_context` does it, but at half the price, of which each job pays 0.4 µs.
+[_SPAN_KEY] = trace.set_span_in_context(trace.INVALID_SPAN, _EMPTY)
 _carrier = msgspec.json.Decoder(dict[str, str]).decode
 
 
@@ -180,15 +183,18 @@ class Processing:
             "messaging.destination.name": queue,
             "messaging.client.id": worker_id,
         }
+        self._drops = drops_of(tracer)
 
-    @contextmanager
-    def span(self, job: Job) -> Generator[Span]:
-        """Be in the span of one attempt at a job; `end_span` says what became of it."""
+    def span(self, job: Job) -> Attempt:
+        """Give the span of one attempt at a job, to be in while it runs."""
         options = job.options
-        parent = _EMPTY if options.omit_context else extract(options.telemetry)
+        telemetry = None if options.omit_context else options.telemetry
+        if (dropped := self._drops.dropped(telemetry)) is not None:
+            return Attempt(dropped, Context({_SPAN_KEY: dropped}))
+        # Never the context of whoever started the worker: its span may be long over.
+        parent = extract(telemetry)
         span = self._tracer.start_span(
             self._name,
-            # Never the context of whoever started the worker: its span may be long over.
             context=parent,
             kind=SpanKind.CONSUMER,
             attributes={
@@ -198,12 +204,25 @@ class Processing:
                 "bullmq.job.attempts.made": job.attempt,
             },
         )
-        token = context.attach(trace.set_span_in_context(span, parent))
-        try:
-            yield span
-        finally:
-            context.detach(token)
-            span.end()
+        return Attempt(span, trace.set_span_in_context(span, parent))
+
+
+class Attempt:
+    """Is in a span while an attempt at a job runs, and ends it then."""
+
+    __slots__ = ("_context", "_span", "_token")
+
+    def __init__(self, span: Span, within: Context) -> None:
+        self._span = span
+        self._context = within
+
+    def __enter__(self) -> Span:
+        self._token = context.attach(self._context)
+        return self._span
+
+    def __exit__(self, *_: object) -> None:
+        context.detach(self._token)
+        self._span.end()
 
 
 def processing(queue: str, worker_id: str) -> Processing | None:

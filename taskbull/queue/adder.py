@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from typing import TYPE_CHECKING
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -20,10 +21,13 @@ from taskbull.errors import (
     ServerRefused,
     TaskbullError,
 )
-from taskbull.observability.tracing import Tracer, current_tracer, sending
+from taskbull.observability.provider import current_tracer, sending
 from taskbull.queue.lanes import Lanes
 from taskbull.scripts.add import MEMO_LIFE_MS, Added, Lane, add_jobs
 from taskbull.scripts.steps import Steps
+
+if TYPE_CHECKING:
+    from taskbull.observability.tracing import Tracer
 
 SEND_AGAIN_MS = MEMO_LIFE_MS - 300_000
 """For how long a call may be sent again: five minutes less than Redis knows what it has done."""
@@ -46,12 +50,18 @@ class Adder:
         self.lanes = Lanes()
 
     def add(
-        self, jobs: Sequence[EncodedJob], ticket: Ticket | None = None
+        self,
+        jobs: Sequence[EncodedJob],
+        ticket: Ticket | None = None,
+        lane: Lane | None = None,
     ) -> Steps[list[Added] | Unsent]:
-        """Add jobs in one call, under the ticket they have; in a span, where the app traces."""
-        tracer = current_tracer()
+        """Add jobs in one call, under the ticket they have; in a span, where the app traces.
+
+        `lane` is one that was borrowed for them already.
+        """
+        tracer = None if lane else current_tracer()
         if tracer is None:
-            return self._add(jobs, ticket)
+            return self._add(jobs, ticket, lane)
         return self._add_traced(jobs, ticket, tracer)
 
     def _add_traced(
@@ -68,16 +78,17 @@ class Adder:
         return added
 
     def _add(
-        self, jobs: Sequence[EncodedJob], ticket: Ticket | None
+        self, jobs: Sequence[EncodedJob], ticket: Ticket | None, lane: Lane | None = None
     ) -> Steps[list[Added] | Unsent]:
         if ticket is not None:
             lane = Lane(ticket.producer, ticket.lane, ticket.call, ticket.mark)
-            if added := (yield from self._send(jobs, lane, ticket.sent_ms)):
+            if added := (yield from self.send(jobs, lane, ticket.sent_ms)):
                 return added
+            lane = None
         while True:
-            lane = self.lanes.borrow()
+            lane = lane or self.lanes.borrow()
             try:
-                added = yield from self._send(jobs, lane, None)
+                added = yield from self.send(jobs, lane, None)
             except BaseException:
                 self.lanes.give_back(lane)
                 raise
@@ -87,8 +98,9 @@ class Adder:
                 self.lanes.give_back(lane)
                 return added
             self.lanes.renew()
+            lane = None
 
-    def _send(
+    def send(
         self, jobs: Sequence[EncodedJob], lane: Lane, sent_ms: int | None
     ) -> Steps[list[Added] | Unsent]:
         """Make one call, until it is answered; no answers: the lane is that of a clone."""

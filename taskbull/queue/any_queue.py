@@ -9,7 +9,7 @@ from taskbull.core import payload
 from taskbull.core.durations import Duration, limit_of
 from taskbull.core.job import NewJob
 from taskbull.core.keys import QueueKeys
-from taskbull.observability.tracing import in_this_span
+from taskbull.observability.provider import in_this_span
 from taskbull.queue.adder import Adder
 from taskbull.queue.bulk import Bulk, Entry, Line, Progress
 from taskbull.queue.handle import CALL_TIMEOUT, JobHandle, Source

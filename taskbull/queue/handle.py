@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar, cast
 
-from anyio import fail_after
 from msgspec import Struct, field
 
 from taskbull.core import payload
@@ -18,7 +17,7 @@ from taskbull.errors import SerializationError, TaskbullError
 from taskbull.queue.border import alone
 from taskbull.queue.event_loop import Alarm
 from taskbull.queue.own_queue import OwnQueueAlarm
-from taskbull.queue.result import again, failure, gone, not_in_time, wait_for_ending
+from taskbull.queue.result import again, gone
 from taskbull.queue.stores import Stores
 from taskbull.scripts.add import Added, Result
 from taskbull.scripts.call import Request
@@ -80,9 +79,8 @@ class JobHandle(Struct, Generic[R_co], frozen=True, repr_omit_defaults=True):
         source = self._where
         source.alarm.check()
         self._check_own_queue(source)
-        store = source.stores.sync()
         try:
-            ending = wait_for_ending(store, source.keys, self.id, limit)
+            ending = source.stores.sync_watch(source.keys).ending(self.id, limit)
         except TaskbullError as error:
             raise alone(error) from error.__cause__
         return self._value(ending)
@@ -93,13 +91,7 @@ class JobHandle(Struct, Generic[R_co], frozen=True, repr_omit_defaults=True):
         source = self._where
         self._check_own_queue(source)
         try:
-            with fail_after(limit):
-                ending = await source.stores.watch(source.keys).ending(self.id)
-                if ending.state is JobState.FAILED:
-                    steps = failure(source.keys, self.id, ending.failed_reason or "")
-                    raise await source.stores.running().perform(steps)
-        except TimeoutError:
-            raise not_in_time(source.keys, self.id, limit) from None
+            ending = await source.stores.here.ending(source.keys, self.id, limit)
         except TaskbullError as error:
             raise alone(error) from error.__cause__
         return self._value(ending)

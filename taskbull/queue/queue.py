@@ -35,8 +35,8 @@ class Queue(AnyQueue):
 
     async def add(self, name: str, data: Any = None, **options: Any) -> JobHandle[Any]:
         """Add a job. Never twice, whatever happens to the connection; `EnqueueError` if not."""
-        [handle] = await self.add_bulk([self._operations.job(name, data, **options)])
-        return handle
+        job = self._operations.job(name, data, **options)
+        return await self._stores.here.add(self._entry(0, job), self._enqueue_timeout)
 
     async def add_bulk(
         self, jobs: Iterable[JobEntry], *, progress: Progress | None = None

@@ -8,20 +8,17 @@ again now and then, because a stream is trimmed, and some ways of removing a job
 
 from __future__ import annotations
 
-from math import inf
-from time import monotonic
 from typing import Any, Final, TypeAlias, TypeVar
 
 from taskbull.core.job import Job
 from taskbull.core.keys import QueueKeys
 from taskbull.core.states import JobState
-from taskbull.errors import ConnectionLost, JobFailed, JobNotFound, MaybeExecuted, ServerUnavailable
-from taskbull.queue.feed import AT_ONCE, BLOCK, last_event_id, read_events
+from taskbull.errors import JobFailed, JobNotFound, MaybeExecuted, ServerUnavailable
+from taskbull.queue.feed import AT_ONCE
 from taskbull.scripts.call import Call, Command, Request, Word
 from taskbull.scripts.inspection import Ending, get_ending, get_job
 from taskbull.scripts.replies import text
 from taskbull.scripts.steps import Steps
-from taskbull.store.sync import SyncStore
 
 T = TypeVar("T")
 
@@ -113,67 +110,20 @@ def again(request: Request[T]) -> Steps[T]:
             continue
 
 
-def wait_for_ending(
-    store: SyncStore, queue: QueueKeys, job_id: str, timeout: float | None
-) -> Ending:
-    """Wait in this thread until a job has ended, on a connection that is blocked meanwhile.
-
-    Raises `JobFailed` for one that failed; the timeout is for all of it.
-    """
-    deadline = inf if timeout is None else monotonic() + timeout
-    try:
-        return store.perform(_completed(queue, job_id, deadline), total=timeout)
-    except ConnectionLost:
-        raise not_in_time(queue, job_id, timeout) from None
-
-
 def not_in_time(queue: QueueKeys, job_id: str, timeout: float | None) -> TimeoutError:
     """Make the error of a wait that took too long."""
     limit = "" if timeout is None else f" within {timeout:g} s"
     return TimeoutError(f"Job {job_id} in queue {queue.queue} has not ended{limit}")
 
 
-def _completed(queue: QueueKeys, job_id: str, deadline: float) -> Steps[Ending]:
-    ending = yield from _follow(queue, job_id, deadline)
-    if ending.state is JobState.FAILED:
-        raise (yield from failure(queue, job_id, ending.failed_reason or ""))
-    return ending
-
-
-def _follow(queue: QueueKeys, job_id: str, deadline: float) -> Steps[Ending]:
-    place: str = yield from again(last_event_id(queue))
-    look_at = 0.0
-    while True:
-        if monotonic() >= look_at:
-            told: Told | None = yield from again(look(queue, job_id))
-            if told is not None:
-                return (yield from settle(queue, job_id, told))
-            look_at = monotonic() + LOOK_AGAIN
-        block = min(BLOCK, deadline - monotonic())
-        if block <= 0:
-            raise ConnectionLost("the time is over")
-        try:
-            words = read_events(queue, place, block)
-            reply = yield Command(words, queue.events, _as_it_is, held=block)
-        except (
-            MaybeExecuted,
-            ServerUnavailable,
-        ):  # cut off: the stream may have been trimmed until we are back
-            look_at = 0.0
-            continue
-        place, ended = told_by(queue, reply, place)
-        for who, how in ended:
-            if who == job_id:
-                return (yield from settle(queue, job_id, how))
-
-
-def _as_it_is(reply: Any) -> Any:
+def as_it_is(reply: Any) -> Any:
+    """Give a reply that is read elsewhere."""
     return reply
 
 
 def _page(queue: QueueKeys, newest: str) -> Command[list[tuple[bytes, list[bytes]]]]:
     words: tuple[Word, ...] = ("XREVRANGE", queue.events, newest, "-", "COUNT", AT_ONCE)
-    return Command(words, queue.events, _as_it_is)
+    return Command(words, queue.events, as_it_is)
 
 
 def _fields(flat: list[bytes]) -> dict[bytes, bytes]:

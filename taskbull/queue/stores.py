@@ -2,34 +2,22 @@
 
 from __future__ import annotations
 
-import asyncio
-from typing import Any, TypeVar
-from weakref import WeakKeyDictionary
-
-from anyio.lowlevel import current_token
+import os
+from typing import TYPE_CHECKING, TypeVar
 
 from taskbull.core.keys import QueueKeys
 from taskbull.errors import TaskbullError
 from taskbull.queue.border import alone
-from taskbull.queue.watch import Watch
+from taskbull.queue.sync_watch import SyncWatch
 from taskbull.scripts.steps import Stages
-from taskbull.store.aio import Store, ambient_store
 from taskbull.store.clients import Where, address_of
-from taskbull.store.dialing import ConnectionOptions
 from taskbull.store.sync import SyncStore
 
+if TYPE_CHECKING:
+    from taskbull.queue.loops import Loops, Side
+    from taskbull.store.aio import Store
+
 T = TypeVar("T")
-
-# A producer's callers have deadlines of a few seconds: it must notice soon that Redis is back.
-_PRODUCER = ConnectionOptions(longest_delay=1.0)
-
-
-class _Side:
-    """What belongs to one event loop."""
-
-    def __init__(self, store: Store) -> None:
-        self.store = store
-        self.watches: dict[str, Watch] = {}
 
 
 class Stores:
@@ -37,39 +25,37 @@ class Stores:
 
     def __init__(self, redis: Where | None = None) -> None:
         self.address = address_of(redis)
-        self._by_loop: WeakKeyDictionary[Any, _Side] = WeakKeyDictionary()
+        self._loops: Loops | None = None
         self._sync: SyncStore | None = None
+        self._sync_watches: tuple[int, dict[str, SyncWatch]] = (os.getpid(), {})
+
+    @property
+    def here(self) -> Side:
+        """What belongs to the running event loop."""
+        if self._loops is None:
+            # With asyncio, anyio and all it takes a third as long again as the rest of taskbull.
+            from taskbull.queue.loops import Loops  # noqa: PLC0415
+
+            self._loops = Loops(self.address)
+        return self._loops.running()
 
     def running(self) -> Store:
         """Give the store of the running event loop."""
-        return self._side().store
-
-    def watch(self, keys: QueueKeys) -> Watch:
-        """Give the watch over the ends of a queue's jobs, in the running event loop."""
-        side = self._side()
-        watch = side.watches.get(keys.base)
-        if watch is None or watch.over:
-            watch = side.watches[keys.base] = Watch(keys, side.store)
-        return watch
-
-    def _side(self) -> _Side:
-        loop = current_token().native_token
-        if (side := self._by_loop.get(loop)) is None:
-            self._forget_closed_loops()
-            side = self._by_loop[loop] = _Side(ambient_store(self.address, _PRODUCER))
-        return side
-
-    def _forget_closed_loops(self) -> None:
-        # A store holds on to its loop of asyncio, so that none of them would ever be collected.
-        for loop in list(self._by_loop):
-            if isinstance(loop, asyncio.AbstractEventLoop) and loop.is_closed():
-                self._by_loop.pop(loop, None)
+        return self.here.store
 
     def sync(self) -> SyncStore:
         """Give the store for code without an event loop."""
         if self._sync is None:
             self._sync = SyncStore(self.address)
         return self._sync
+
+    def sync_watch(self, keys: QueueKeys) -> SyncWatch:
+        """Give the watch over the ends of a queue's jobs, for all threads of this process."""
+        process, watches = self._sync_watches
+        if process != os.getpid():  # forked: whoever read there does not read here
+            process, watches = self._sync_watches = (os.getpid(), {})
+        watch = watches.get(keys.base)
+        return watch or watches.setdefault(keys.base, SyncWatch(keys, self.sync()))
 
     def perform(self, stages: Stages[T], timeout: float | None) -> T:
         """Perform a long operation; `timeout` is for each of its stages."""

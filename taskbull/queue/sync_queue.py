@@ -23,6 +23,7 @@ from taskbull.queue.feed import (
 from taskbull.queue.handle import JobHandle
 from taskbull.queue.operations import ConnectedWorker, Finished, JobEntry
 from taskbull.queue.result import again
+from taskbull.queue.single import add_at_once
 from taskbull.scripts.call import Command, Request
 from taskbull.scripts.inspection import Logs, Metrics
 from taskbull.scripts.steps import Steps
@@ -35,8 +36,8 @@ class SyncQueue(AnyQueue):
 
     def add(self, name: str, data: Any = None, **options: Any) -> JobHandle[Any]:
         """Add a job. Never twice, whatever happens to the connection; `EnqueueError` if not."""
-        [handle] = self.add_bulk([self._operations.job(name, data, **options)])
-        return handle
+        job = self._operations.job(name, data, **options)
+        return add_at_once(self._entry(0, job), self._enqueue_timeout)
 
     def add_bulk(
         self, jobs: Iterable[JobEntry], *, progress: Progress | None = None

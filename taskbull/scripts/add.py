@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from enum import IntEnum
+from functools import partial
 from hashlib import blake2b
 from typing import Any
 
@@ -21,6 +22,9 @@ ADD = load("add")
 MEMO_LIFE_MS = 900_000
 """For how long Redis knows what a call has done."""
 
+_LONG = 1 << 13
+"""Bytes of data above which only its ends are digested: that takes as long as sending it."""
+
 pack = msgspec.msgpack.encode
 
 
@@ -34,6 +38,9 @@ class Result(IntEnum):
     """Another job stands for it; the id is that one's."""
     NO_PARENT = -5
     OTHER_PARENT = -7
+
+
+_RESULTS = {int(result): result for result in Result}
 
 
 class Added(Struct, frozen=True):
@@ -85,26 +92,66 @@ def add_jobs(
         queue.marker,
         queue.events,
     )
-    packed = pack([_entry(job) for job in jobs])
+    if len(jobs) == 1 and jobs[0].place is None:  # the shortest way, at 2/3 of the price
+        runs, data, read = [_run(jobs[0], 1)], [jobs[0].data], _added_alone
+    else:
+        runs, data = _runs(jobs)
+        read = partial(_added, [job.place for job in jobs])
+    packed = pack(runs)
     if not lane.mark:
-        lane.mark = blake2b(packed, digest_size=8).hexdigest()
-    args = (queue.base, now_ms, lane.calls, lane.mark, MEMO_LIFE_MS, packed)
-    return Call(ADD, keys, args, _added)
+        lane.mark = _digest(packed, data)
+    fixed = (queue.base, now_ms, lane.calls, lane.mark, MEMO_LIFE_MS, packed)
+    return Call(ADD, keys, (*fixed, *data), read)
 
 
-def _entry(job: EncodedJob) -> tuple[object, ...]:
-    entry = (  # text, not bytes: the msgpack in Redis knows no binary strings
-        job.job_id,
+def _runs(jobs: Sequence[EncodedJob]) -> tuple[list[list[Any]], list[bytes]]:
+    """Give what jobs that follow each other share, once for all of them; and the data of each.
+
+    Data is an argument of its own: inside of the msgpack it would be copied four times more.
+    """
+    runs: list[list[Any]] = []
+    data: list[bytes] = []
+    former: tuple[object, ...] = ()
+    for number, job in enumerate(jobs, 1):
+        place = job.place or number
+        data.append(job.data)
+        shared: tuple[object, ...] = ()
+        if not (job.job_id or job.dedup or job.parent or job.has_children):
+            shared = (job.name, job.options, job.timestamp_ms, job.delay_ms, job.priority, job.lifo)
+        if shared and shared == former and place == runs[-1][0] + runs[-1][1]:
+            runs[-1][0] += 1
+        else:
+            runs.append(_run(job, place))
+        former = shared
+    return runs, data
+
+
+def _run(job: EncodedJob, place: int) -> list[Any]:
+    return [  # text, not bytes: the msgpack in Redis knows no binary strings
+        1,
+        place,
         job.name,
-        job.data.decode(),
         job.options.decode(),
-        job.timestamp_ms,
-        job.delay_ms,
-        job.priority,
+        str(job.timestamp_ms),
+        str(job.delay_ms),
+        str(job.priority),
         job.lifo,
+        job.job_id,
         _special(job) if job.dedup or job.parent or job.has_children else False,
-    )
-    return entry if job.place is None else (*entry, job.place)
+    ]
+
+
+def _digest(packed: bytes, data: list[bytes]) -> str:
+    """Tell a call from others; of long data the ends will do, and the moment is in `packed`."""
+    digest = blake2b(packed, digest_size=8)
+    for each in data:
+        if len(each) <= _LONG:
+            digest.update(each)
+        else:
+            digest.update(b"%d" % len(each))
+            digest.update(each[: _LONG // 2])
+            digest.update(each[-_LONG // 2 :])
+    return digest.hexdigest()
 
 
 def _special(job: EncodedJob) -> dict[str, object]:
@@ -117,8 +164,24 @@ def _special(job: EncodedJob) -> dict[str, object]:
     return special
 
 
-def _added(reply: Any) -> list[Added]:
-    return [
-        Added(job_id.decode(), Result(code))
-        for job_id, code in zip(reply[::2], reply[1::2], strict=True)
-    ]
+def _added_alone(reply: Any) -> list[Added]:
+    """Give the answer for the only job of a call."""
+    if not reply:
+        return []
+    _, job_id, code, _ = reply
+    return [Added(job_id.decode(), _RESULTS[code])]
+
+
+def _added(places: list[int | None], reply: Any) -> list[Added]:
+    """Give the answers for the jobs at `places` of their call; None: the next place."""
+    by_place: dict[int, Added] = {}
+    for first, job_id, code, count in zip(*[iter(reply)] * 4, strict=True):
+        result = _RESULTS[code]
+        if count == 1:
+            by_place[first] = Added(job_id.decode(), result)
+        else:
+            for n, number in enumerate(range(int(job_id), int(job_id) + count), first):
+                by_place[n] = Added(str(number), result)
+    if not by_place:
+        return []
+    return [by_place[place or number] for number, place in enumerate(places, 1)]

@@ -10,7 +10,7 @@ from taskbull.scripts.steps import Steps
 PAUSE = load("pause")
 RESUME = load("resume")
 
-PIECE = 2_000
+PIECE = 1_000
 """How many ids one call moves from list to list, if there are jobs in both."""
 
 

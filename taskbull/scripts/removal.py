@@ -26,7 +26,7 @@ CLEAN_LISTED = load("clean_listed")
 CLEAN_SORTED = load("clean_sorted")
 CLEAR_SCHEDULERS = load("clear_schedulers")
 
-PIECE: Final = 100
+PIECE: Final = 50
 """How many jobs one call looks at, and removes if it may."""
 
 _SCANNED = 1000

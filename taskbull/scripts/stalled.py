@@ -14,7 +14,7 @@ from taskbull.scripts.steps import Steps
 
 SWEEP_STALLED = load("sweep_stalled")
 
-PIECE = 250
+PIECE = 150
 """How many active jobs one call looks at."""
 
 _BEGIN, _OVER, _NOT_DUE = -1, -1, -2

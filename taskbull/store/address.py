@@ -22,8 +22,8 @@ from urllib.parse import unquote
 from msgspec import Struct
 from msgspec.structs import replace
 
-from taskbull.store.home import IDLE, project_folder
 from taskbull.store.parameters import check_parameters, read_seconds
+from taskbull.store.project import IDLE, project_folder
 from taskbull.store.tls import Tls, read_tls
 from taskbull.store.url import Url, read_url, wrong
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
-from typing import Any, TypeVar
+from time import monotonic
+from typing import Any, TypeAlias, TypeVar
 
-from anyio import create_task_group, current_time
+from anyio import create_task_group
 from msgspec import structs
 
 from taskbull.errors import ConnectionLost, TaskbullError
@@ -24,6 +25,9 @@ from taskbull.store.reconnection import Notify, log_change, time_for
 from taskbull.store.topology import ClusterNodes, OneServer, Spawn, Topology
 
 T = TypeVar("T")
+
+Way: TypeAlias = tuple[Connection, int]
+"""Where a call was sent: the connection, and how many links it had had by then."""
 
 DEFAULT = ConnectionOptions()
 
@@ -59,12 +63,40 @@ class Store:
         """
         only = self._only
         if timeout is not None or only is None or only.full:
-            return await self._run_within(call, Limit(timeout, current_time))
+            return await self.run_within(call, Limit(timeout, monotonic))
         links = only.links
         reply = await only.submit(pack(call.words))
         if isinstance(reply, ReplyError):
             reply = await self._errand(call).go_on(only, links, reply)
         return call.parse(reply)
+
+    def start(self, call: Request[Any], waiter: backend.Recipient) -> Way | None:
+        """Send a call before this returns, and let `waiter` have its raw reply.
+
+        A reply that means trouble goes to `finish`; and so does a call for which this gives None,
+        because it cannot be sent without waiting.
+        """
+        only = self._only
+        connection = self._topology.known(call.key) if only is None else only
+        if connection is None or not connection.ready:
+            return None
+        words = call.cluster_words if only is None else call.words
+        connection.send(pack(words), waiter)
+        return connection, connection.links
+
+    async def finish(self, call: Request[T], way: Way | None, reply: Reply) -> T:
+        """Give the result of a call that was started, whatever it has met."""
+        if way is None:
+            return await self.run(call)
+        if isinstance(reply, ReplyError) or self._may_go_on(reply):
+            reply = await self._errand(call).go_on(*way, reply)
+        elif isinstance(reply, BaseException):
+            raise reply
+        return call.parse(reply)
+
+    def _may_go_on(self, error: object) -> bool:
+        """Tell whether another node may do what one has surely not done."""
+        return self._only is None and isinstance(error, ConnectionLost)
 
     async def run_all(self, calls: Sequence[Request[T]]) -> list[T]:
         """Run several calls in one trip; results in order. If some fail, the first error is raised
@@ -110,10 +142,20 @@ class Store:
         `timeout` is for each of them, over all tries: one that works in pieces may take long, as
         long as the pieces come. `total` is for everything.
         """
-        limit = Limit(timeout if total is None else total, current_time)
-        failed: TaskbullError | None = None
+        limit = Limit(timeout if total is None else total, monotonic)
+        return await self._drive(steps, limit, renew=total is None)
+
+    async def go_on(self, steps: Steps[T], limit: Limit, failed: TaskbullError) -> T:
+        """Run an operation of which the first call was made already, and failed."""
+        return await self._drive(steps, limit, failed, renew=True)
+
+    async def _drive(
+        self, steps: Steps[T], limit: Limit, failed: TaskbullError | None = None, *, renew: bool
+    ) -> T:
         try:
             call = next(steps)
+            if failed is not None:
+                call = steps.throw(failed)
             while True:
                 try:
                     if failed is not None and limit.too_late_after(failed):
@@ -121,20 +163,28 @@ class Store:
                     if limit.seconds is None:
                         result = await self.run(call)
                     else:
-                        result = await self._run_within(call, limit)
+                        result = await self.run_within(call, limit)
                 except TaskbullError as error:
                     call = steps.throw(failed := error)
                 else:
                     failed = None
-                    if total is None:
-                        limit = Limit(timeout, current_time)
+                    if renew:
+                        limit = Limit(limit.seconds, monotonic)
                     call = steps.send(result)
         except StopIteration as end:
             result_of_all: T = end.value
             return result_of_all
 
-    async def _run_within(self, call: Request[T], limit: Limit) -> T:
-        return call.parse(await self._errand(call, limit).run())
+    async def run_within(self, call: Request[T], limit: Limit) -> T:
+        """Run one call and give its result; as `run`, with a limit that others may share."""
+        only = self._only
+        if only is None:
+            return call.parse(await self._errand(call, limit).run())
+        links = only.links
+        reply = await only.execute(pack(call.words), limit)
+        if isinstance(reply, ReplyError):
+            reply = await self._errand(call, limit).go_on(only, links, reply)
+        return call.parse(reply)
 
     async def _reply(
         self, call: Request[Any], connection: Connection, waiter: backend.Waiter
@@ -143,7 +193,7 @@ class Store:
         try:
             reply = await waiter
         except ConnectionLost as error:
-            if self._only is not None:
+            if not self._may_go_on(error):
                 raise
             reply = error
         if isinstance(reply, ReplyError | ConnectionLost):
@@ -151,7 +201,7 @@ class Store:
         return reply
 
     def _errand(self, call: Request[Any], limit: Limit | None = None) -> Errand:
-        limit = Limit(None, current_time) if limit is None else limit
+        limit = Limit(None, monotonic) if limit is None else limit
         return Errand(call, self._topology, self._loader, self._lookout, limit)
 
     def blocking(self, key: str, name: str = "") -> BlockingConnection:

@@ -7,20 +7,12 @@ twice as much on asyncio (4.6 against 7.3 µs for a suspension and its end).
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Generator
-from typing import Any, Protocol
+from collections.abc import Awaitable, Callable
 
 from anyio.lowlevel import current_token
 
-
-class Waiter(Protocol):
-    """A value that comes later, awaited by one task. A cancelled task leaves it `done`."""
-
-    def __await__(self) -> Generator[Any, Any, Any]: ...
-    def done(self) -> bool: ...
-    def set_result(self, value: Any, /) -> None: ...
-    def set_exception(self, error: BaseException, /) -> None: ...
-    def cancel(self) -> object: ...
+from taskbull.store.waiter import Recipient as Recipient
+from taskbull.store.waiter import Waiter as Waiter
 
 
 def on_trio() -> bool:

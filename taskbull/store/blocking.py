@@ -13,9 +13,10 @@ from anyio import current_time, move_on_after, sleep
 
 from taskbull.store.address import Endpoint
 from taskbull.store.dialing import ConnectionOptions, Dialer, hang_up
-from taskbull.store.link import BROKEN, Link, explain
+from taskbull.store.link import BROKEN, Link
 from taskbull.store.pipeline import Pipeline, ProtocolError, Reply, ReplyError, Word, pack
 from taskbull.store.reconnection import Change, Lost, Notify, Waiting, log_change
+from taskbull.store.sockets import explain
 from taskbull.store.trouble import Answer, Trouble, read_trouble
 
 SLACK = 1.0

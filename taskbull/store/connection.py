@@ -17,16 +17,24 @@ from collections.abc import Awaitable, Callable
 
 from anyio import create_task_group, move_on_after
 
-from taskbull.errors import ConfigurationError, ConnectionLost, MaybeExecuted, ServerRefused
+from taskbull.errors import (
+    ConfigurationError,
+    ConnectionLost,
+    MaybeExecuted,
+    ServerRefused,
+    TaskbullError,
+)
 from taskbull.store.address import Endpoint
-from taskbull.store.backend import Waiter, waiters
+from taskbull.store.backend import Recipient, Waiter, waiters
+from taskbull.store.deadlines import Deadlines
 from taskbull.store.dialing import ConnectionOptions, Dialer, hang_up
 from taskbull.store.limit import Limit
-from taskbull.store.link import LEFT, Link, explain
-from taskbull.store.pipeline import Note, Pipeline, Reply
+from taskbull.store.link import LEFT, Link
+from taskbull.store.pipeline import LARGE, Note, Pipeline, Reply
 from taskbull.store.reconnection import Lost, Notify, log_change
 from taskbull.store.silence import FORGOTTEN
 from taskbull.store.silence_watch import SilenceWatch
+from taskbull.store.sockets import explain
 
 
 class Connection:
@@ -46,6 +54,7 @@ class Connection:
         self._notify = notify
         self._pipeline = Pipeline()
         self._new_waiter = waiters()
+        self._deadlines = Deadlines(self._too_late)
         self._link: Link | None = None
         self._demand: Waiter | None = None
         self._pause: Waiter | None = None
@@ -66,18 +75,26 @@ class Connection:
         Past the limit it raises `ConnectionLost` if the command was not sent (it is dropped then),
         else `MaybeExecuted`.
         """
-        timeout = limit.timeout
-        if timeout is None and not asking and not self._pipeline.full:
-            return await self.submit(command)
         note = Note(asking=asking)
-        if timeout != 0:
-            with move_on_after(timeout):
+        if self._pipeline.full:
+            with move_on_after(limit.timeout):
                 await self.room()
-                return await self.submit(command, note)
+        if limit.seconds is None:
+            return await self.submit(command, note)
+        if limit.left <= 0:
+            raise self._too_late(note, limit)
+        waiter = self.submit(command, note)
+        self._deadlines.watch(waiter, note, limit)
+        try:
+            return await waiter
+        finally:
+            self._deadlines.forget(waiter)
+
+    def _too_late(self, note: Note, limit: Limit) -> TaskbullError:
         if note.sent:
-            raise MaybeExecuted(f"No reply from Redis at {self.where}{limit}")
+            return MaybeExecuted(f"No reply from Redis at {self.where}{limit}")
         reason = f": {self._dialer.reason}" if self._dialer.reason else ""
-        raise ConnectionLost(f"Redis at {self.where} could not be reached{limit}{reason}")
+        return ConnectionLost(f"Redis at {self.where} could not be reached{limit}{reason}")
 
     @property
     def where(self) -> str:
@@ -89,6 +106,11 @@ class Connection:
         """Whether so much waits to be sent that one had better wait for `room`."""
         return self._pipeline.full
 
+    @property
+    def ready(self) -> bool:
+        """Whether a command can be submitted at once."""
+        return not (self._pipeline.full or self._closed)
+
     async def room(self) -> None:
         """Wait while too much waits to be sent."""
         while self._pipeline.full:
@@ -97,17 +119,40 @@ class Connection:
 
     def submit(self, command: bytes, note: Note | None = None) -> Waiter:
         """Queue a packed command at once; the waiter gives its reply."""
+        waiter = self._new_waiter()
+        self.send(command, waiter, note, at_once=not self._pipeline.sent)
+        return waiter
+
+    def send(
+        self, command: bytes, waiter: Recipient, note: Note | None = None, *, at_once: bool = True
+    ) -> None:
+        """Queue a packed command; `waiter` is given its reply.
+
+        `at_once`: hand it to the socket before this returns, and not with all others when the event
+        loop has finished its pass. That pays where nothing is under way (20 µs less until a single
+        caller has its reply) or where Redis would be idle meanwhile.
+        """
         if self._closed:
             raise _closed()
         if self._pause is not None and not self._pause.done() and not self.wanted:
             self._pause.set_result(None)  # the long pause was for callers that have left
-        waiter = self._new_waiter()
-        self._pipeline.queue(command, waiter, note)
-        if self._link is not None:
-            self._link.kick()
+        pipeline, link = self._pipeline, self._link
+        is_plain = len(command) < LARGE and (note is None or not note.asking)
+        passes = at_once and is_plain and not pipeline.queued
+        if passes and link is not None and link.is_free():  # by the queue: 3 µs less
+            if note is not None:
+                note.sent = True
+            pipeline.expect(waiter)
+            link.write(command)
+            return
+        pipeline.queue(command, waiter, note)
+        if link is not None:
+            if at_once:
+                link.push()
+            else:
+                link.kick()
         elif self._demand is not None and not self._demand.done():
             self._demand.set_result(None)
-        return waiter
 
     @property
     def wanted(self) -> bool:

@@ -12,7 +12,6 @@ from typing import TypeAlias, cast
 
 from taskbull.errors import ConnectionLost, MaybeExecuted, ServerRefused
 from taskbull.store.address import Address, Endpoint
-from taskbull.store.embedded import start_or_join
 from taskbull.store.limit import Limit
 from taskbull.store.line import Line
 from taskbull.store.pipeline import ReplyError, pack
@@ -37,6 +36,9 @@ def locate(address: Address) -> Locate:
 
 
 def _embedded(address: Address, limit: float) -> Endpoint:
+    # What starts a server, subprocess and all, is half as much again as `python -c pass`.
+    from taskbull.store.embedded import start_or_join  # noqa: PLC0415
+
     limit = min(limit, EMBEDDED_TIMEOUT)
     return Endpoint(path=str(start_or_join(Path(address.folder), limit, address.idle)))
 

@@ -33,7 +33,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from taskbull.errors import ConfigurationError, ConnectionLost
-from taskbull.store.home import IDLE, Home, find_home, project_folder
+from taskbull.store.home import Home, find_home
+from taskbull.store.project import IDLE, project_folder
 from taskbull.store.server import (
     ask,
     is_ready,

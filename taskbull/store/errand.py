@@ -26,10 +26,19 @@ class ScriptLoader:
 
     def __init__(self) -> None:
         self._loading: dict[tuple[Endpoint, str], Event] = {}
+        self._loaded: set[tuple[Endpoint, str]] = set()
 
-    async def load(self, connection: Connection, script: Script, limit: Limit) -> Reply | None:
-        """Load a script, or wait while another call does; give the reply if it means trouble."""
+    async def load(
+        self, connection: Connection, script: Script, limit: Limit, *, again: bool
+    ) -> Reply | None:
+        """Load a script, or wait while another call does; give the reply if it means trouble.
+
+        One that was loaded before is loaded only if the call needs it `again`: else the call was
+        sent before that, and is only to be repeated.
+        """
         what = (connection.endpoint, script.sha)
+        if what in self._loaded and not again:
+            return None
         if (loading := self._loading.get(what)) is not None:
             with move_on_after(limit.timeout):
                 await loading.wait()
@@ -38,7 +47,10 @@ class ScriptLoader:
         try:
             load = pack(("SCRIPT", "LOAD", script.source))
             reply = await connection.execute(load, limit)
-            return reply if isinstance(reply, ReplyError) else None
+            if isinstance(reply, ReplyError):
+                return reply
+            self._loaded.add(what)
+            return None
         except ConnectionLost as error:
             return error
         except MaybeExecuted:
@@ -101,6 +113,7 @@ class Errand:
         self._command = pack(call.words if topology.single else call.cluster_words)
         self._limit = limit
         self._links = 0
+        self._unknown = False  # the server did not know its script once
         self._outage: Outage | None = None
 
     async def run(self) -> Reply:
@@ -127,8 +140,10 @@ class Errand:
                 return await self._send(step)
             case Load(node):
                 if self._call.script is not None:
+                    again, self._unknown = self._unknown, True
                     connection = self._topology.node(node)
-                    return await self._loader.load(connection, self._call.script, self._limit)
+                    script = self._call.script
+                    return await self._loader.load(connection, script, self._limit, again=again)
             case Moved(node):
                 self._topology.moved(self._call.key, node)
             case Leave(node, reason):

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import ssl
-
 from msgspec import Struct
 
 from taskbull.errors import ConnectionLost, ServerRefused, TaskbullError
 from taskbull.scripts.replies import info as read_info
 from taskbull.store.address import Credentials, Endpoint
-from taskbull.store.link import explain
 from taskbull.store.pipeline import ProtocolError, Reply, ReplyError, pack
+from taskbull.store.sockets import explain
 from taskbull.store.trouble import Trouble, read_trouble
 
 _ADVICE = {
@@ -97,7 +95,7 @@ def dial_error(endpoint: Endpoint, error: Exception, limit: float, *, tls: bool)
             return ConnectionLost(f"no answer from {endpoint} within {limit:.3g} s{hint}")
         case ProtocolError():
             return ServerRefused("PROTOCOL", f"{endpoint} does not speak the Redis protocol")
-        case ssl.SSLError():
+        case _ if type(error).__module__ == "ssl":  # not imported where nobody wants TLS
             return ServerRefused("TLS", f"{endpoint}: no TLS connection ({error})")
         case _:
             return ConnectionLost(f"cannot connect to {endpoint}: {explain(error)}")

@@ -10,28 +10,10 @@ from pathlib import Path
 from msgspec import Struct
 
 from taskbull.errors import ConfigurationError
+from taskbull.store.project import FOLDER
 from taskbull.store.server import valkey_binary
 
-FOLDER = ".taskbull"
-
-IDLE = 3600.0
-"""Seconds without a client after which a server ends by itself."""
-
-_MARKS = ("pyproject.toml", ".git")
 _SOCKET_PATH_LIMIT = 100  # bytes; the system's own is 104 on macOS, 108 on Linux
-
-
-def project_folder() -> Path:
-    """Give the folder for the embedded server of the project in which the program was started.
-
-    It is the nearest one upwards with a `pyproject.toml` or `.git`, else the working directory.
-    Folders of other users are passed over: anybody may put such a file into /tmp.
-    """
-    here = Path.cwd()
-    for place in (here, *here.parents):
-        if place.stat().st_uid == os.getuid() and any((place / mark).exists() for mark in _MARKS):
-            return place / FOLDER
-    return here / FOLDER
 
 
 class Home(Struct, frozen=True):

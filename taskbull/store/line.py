@@ -7,7 +7,6 @@ run), and its errors do not tell what was sent from what was not.
 from __future__ import annotations
 
 import os
-import select
 import socket
 from collections import defaultdict, deque
 from collections.abc import Callable
@@ -20,9 +19,10 @@ from taskbull.errors import ConnectionLost, MaybeExecuted, TaskbullError
 from taskbull.store.address import Address, Endpoint
 from taskbull.store.handshake import Handshake, dial_error
 from taskbull.store.limit import Limit
-from taskbull.store.link import BROKEN, CLOSED, RECEIVE, explain, keep_alive, last_words
 from taskbull.store.pipeline import ProtocolError, Reply
 from taskbull.store.silence import FORGOTTEN, GRACE, PROBE_TIMEOUT, SUSPICIOUS, allowance
+from taskbull.store.sockets import BROKEN, CLOSED, explain, keep_alive, last_words
+from taskbull.store.sync_socket import EncryptedSocket, PlainSocket, SyncSocket
 
 CONNECT_TIMEOUT = 5.0
 RESPONSE_TIMEOUT = 10.0
@@ -60,13 +60,11 @@ class Line:
                 raise
         except (ProtocolError, *BROKEN) as error:
             raise dial_error(endpoint, error, limit, tls=address.tls is not None) from error
-        self._ready = select.poll()
-        self._ready.register(self._socket, select.POLLIN)
 
     @property
     def stale(self) -> bool:
         """Whether the server has closed it, or said something unasked, while it was idle."""
-        return self._reader.has_data() or bool(self._ready.poll(0))
+        return self._reader.has_data() or self._socket.readable()
 
     def exchange(
         self,
@@ -111,13 +109,13 @@ class Line:
         answers_others: AnswersOthers = lambda: False,
     ) -> list[Reply]:
         replies: list[Reply] = []
+        feed, gets = self._reader.feed, self._reader.gets
         try:
             size = self._send(b"".join(commands), limit)
             patience = held + SUSPICIOUS + allowance(size)
             while len(replies) < len(commands):
-                data = self._receive(limit, patience, answers_others)
-                self._reader.feed(data)
-                while (reply := self._reader.gets()) is not False:
+                feed(self._receive(limit, patience, answers_others))
+                while (reply := gets()) is not False:
                     replies.append(reply)
         except OSError as error:
             return last_words(replies, error)
@@ -126,31 +124,29 @@ class Line:
         return replies
 
     def _send(self, data: bytes, limit: Limit) -> int:
-        rest = memoryview(data)
-        while rest:  # not `sendall`: what the socket accepts is progress
-            self._wait_at_most(min(limit.left, self._quiet))
-            rest = rest[self._socket.send(rest) :]
-        return len(data)
+        size = len(data)
+        sent = self._socket.send(data, min(limit.left, self._quiet))
+        if sent < size:
+            rest = memoryview(data)[sent:]
+            while rest:  # not `sendall`: what the socket accepts is progress
+                rest = rest[self._socket.send(rest, min(limit.left, self._quiet)) :]
+        return size
 
     def _receive(self, limit: Limit, patience: float, answers_others: AnswersOthers) -> bytes:
-        quiet = Limit(patience + self._quiet, monotonic)
+        quiet = monotonic() + patience + self._quiet
         while True:
-            self._wait_at_most(min(limit.left, quiet.left, patience))
             try:
-                data = self._socket.recv(RECEIVE)
+                data = self._socket.receive(min(limit.left, quiet - monotonic(), patience))
                 break
             except TimeoutError:
-                if limit.left <= 0 or quiet.left <= 0:
+                if limit.left <= 0 or monotonic() >= quiet:
                     raise
-                if answers_others() and not self._ready.poll(GRACE * 1000):
+                if answers_others() and not self._socket.readable(GRACE):
                     raise TimeoutError(FORGOTTEN) from None
                 patience = SUSPICIOUS
         if not data:
             raise ConnectionResetError(CLOSED)
         return data
-
-    def _wait_at_most(self, seconds: float) -> None:
-        self._socket.settimeout(max(seconds, 0.001))  # 0 would mean "do not block" to a socket
 
 
 class Lines:
@@ -214,7 +210,7 @@ class Lines:
             line.close()
 
 
-def _connect(endpoint: Endpoint, address: Address, limit: float) -> socket.socket:
+def _connect(endpoint: Endpoint, address: Address, limit: float) -> SyncSocket:
     if endpoint.path:
         plain = socket.socket(socket.AF_UNIX)
         try:
@@ -223,14 +219,15 @@ def _connect(endpoint: Endpoint, address: Address, limit: float) -> socket.socke
         except BaseException:
             plain.close()
             raise
-        return plain
+        return PlainSocket(plain)
     plain = socket.create_connection((endpoint.host, endpoint.port), limit)
     try:
         plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         keep_alive(plain)
         if address.tls is None:
-            return plain
-        return address.tls.context().wrap_socket(plain, server_hostname=endpoint.host)
+            return PlainSocket(plain)
+        context = address.tls.context()
+        return EncryptedSocket(context.wrap_socket(plain, server_hostname=endpoint.host))
     except BaseException:
         plain.close()
         raise

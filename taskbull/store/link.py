@@ -7,8 +7,6 @@ callers, against 5.7 through streams); trio has no such layer.
 from __future__ import annotations
 
 import asyncio
-import os
-import socket
 import ssl
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
@@ -17,29 +15,22 @@ from typing import Protocol, cast
 import anyio
 from anyio.abc import ByteStream, SocketAttribute, SocketStream
 
+from taskbull.store import sockets
 from taskbull.store.address import Endpoint
 from taskbull.store.backend import Waiter, on_trio, waiters
 from taskbull.store.names import addresses_of
-from taskbull.store.pipeline import Pipeline, ProtocolError, Reply, ReplyError
+from taskbull.store.pipeline import Pipeline, ProtocolError, Reply
+from taskbull.store.sockets import RECEIVE, keep_alive, last_words
 
 BROKEN = (
-    OSError,
+    *sockets.BROKEN,
     anyio.EndOfStream,
     anyio.BrokenResourceError,
     anyio.ClosedResourceError,
-    UnicodeError,  # a name that is no host
 )
 
-CLOSED = "the connection was closed by the server"
 LEFT = "the connection was left"
 
-RECEIVE = 1 << 18
-_KEEP_ALIVE = {
-    "TCP_KEEPIDLE": 5,
-    "TCP_KEEPINTVL": 2,
-    "TCP_KEEPCNT": 3,
-    "TCP_USER_TIMEOUT": 10_000,  # ms for which the peer may leave what was sent unacknowledged
-}
 NEXT_ADDRESS = 1.0
 """Seconds after which the next address of a host is tried."""
 
@@ -58,6 +49,18 @@ class Link(Protocol):
 
     def kick(self) -> None:
         """Say that the pipeline has commands to send."""
+        ...
+
+    def push(self) -> None:
+        """Hand them to the socket before this returns, as far as it takes them."""
+        ...
+
+    def is_free(self) -> bool:
+        """Tell whether `write` can be used."""
+        ...
+
+    def write(self, command: bytes) -> None:
+        """Hand a command to the socket, past the queue."""
         ...
 
     async def carry(self) -> Exception:
@@ -135,27 +138,21 @@ async def _open_stream_link(
         stream = await anyio.connect_tcp(address, endpoint.port)
     raw = stream.extra(SocketAttribute.raw_socket)
     keep_alive(raw)
-    return StreamLink(pipeline, stream, *socket_io(raw))
+    return StreamLink(pipeline, stream, *socket_io(raw), raw.send)
 
 
-def keep_alive(raw: socket.socket) -> None:
-    """Let the kernel find out about a peer that vanished: it costs no command."""
-    if raw.family == socket.AF_UNIX:
-        return
-    raw.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for option, value in _KEEP_ALIVE.items():
-        if hasattr(socket, option):  # macOS lacks the first and the last
-            raw.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
+class ProtocolLink(asyncio.BufferedProtocol):
+    """The link on asyncio. Commands of one pass of the loop go out in one write.
 
-
-class ProtocolLink(asyncio.Protocol):
-    """The link on asyncio. Commands of one pass of the loop go out in one write."""
+    It receives into a buffer of its own: see `RECEIVE`. asyncio would take one of 256 kB each time.
+    """
 
     def __init__(self, pipeline: Pipeline, loop: asyncio.AbstractEventLoop) -> None:
         self._pipeline = pipeline
         self._loop = loop
         self._lost: asyncio.Future[Exception] = loop.create_future()
         self._transport: asyncio.Transport
+        self._buffer = memoryview(bytearray(RECEIVE))
         self._flushing = False
         self._paused = False
         self._held = False
@@ -179,9 +176,18 @@ class ProtocolLink(asyncio.Protocol):
             self._flushing = True
             self._loop.call_soon(self._flush)
 
+    def push(self) -> None:
+        self._flush()
+
+    def is_free(self) -> bool:
+        return not (self._paused or self._held or self._draining or self._lost.done())
+
+    def write(self, command: bytes) -> None:
+        self._transport.write(command)
+
     def _flush(self) -> None:
         self._flushing = False
-        if self._paused or self._held or self._draining or self._lost.done():
+        if not self.is_free():
             return
         if data := self._pipeline.take():
             self._transport.write(data)
@@ -219,9 +225,12 @@ class ProtocolLink(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)
         keep_alive(transport.get_extra_info("socket"))
 
-    def data_received(self, data: bytes) -> None:
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self._buffer
+
+    def buffer_updated(self, nbytes: int) -> None:
         try:
-            self._pipeline.feed(data)
+            self._pipeline.feed(bytes(self._buffer[:nbytes]))
         except ProtocolError as error:
             self.fail(error)
         if self._draining and not self._pipeline.sent:
@@ -248,11 +257,14 @@ class StreamLink:
         stream: ByteStream,
         send: Callable[[bytes], Awaitable[None]],
         receive: Callable[[int], Awaitable[bytes]],
+        send_now: Callable[[bytes], int] | None = None,
     ) -> None:
         self._pipeline = pipeline
         self._stream = stream
         self._send = send
         self._receive = receive
+        self._send_now = send_now  # where what is sent needs no encryption
+        self._rest = b""  # what the socket did not take of it
         self._new_waiter = waiters()
         self._idle: Waiter | None = None
         self._scope = anyio.CancelScope()
@@ -277,6 +289,29 @@ class StreamLink:
         if self._idle is not None and not self._idle.done():
             self._idle.set_result(None)
 
+    def push(self) -> None:
+        if self.is_free() and (data := self._pipeline.take()):
+            self.write(data)
+        if self._pipeline.queued:
+            self.kick()
+
+    def is_free(self) -> bool:
+        if self._send_now is None or self._held or self._draining:
+            return False
+        return self._idle is not None and not self._idle.done()
+
+    def write(self, command: bytes) -> None:
+        try:
+            self._rest = command[self._send_now(command[:PIECE]) :] if self._send_now else command
+        except BlockingIOError:
+            self._rest = command
+        except OSError as error:
+            self.fail(error)
+            return
+        self._pieces += 1
+        if self._rest:
+            self.kick()
+
     async def carry(self) -> Exception:
         with self._scope:
             async with anyio.create_task_group() as tasks:
@@ -288,7 +323,8 @@ class StreamLink:
         pipeline, send = self._pipeline, self._send
         try:
             while True:
-                if not (self._draining or self._held) and (data := pipeline.take()):
+                data, self._rest = self._rest, b""
+                if data or (not (self._draining or self._held) and (data := pipeline.take())):
                     for start in range(0, len(data), PIECE):
                         await send(data[start : start + PIECE])
                         self._pieces += 1
@@ -334,27 +370,3 @@ class StreamLink:
 def left(reason: str = "") -> Exception:
     """Make the error of a link that was left, for a reason if there was one."""
     return ConnectionAbortedError(f"{LEFT}: {reason}" if reason else LEFT)
-
-
-def last_words(replies: list[Reply], error: Exception) -> list[Reply]:
-    """Give what a server said before it closed, if that was why; else raise the error."""
-    if replies and isinstance(replies[-1], ReplyError):
-        return replies
-    raise error
-
-
-def explain(error: Exception) -> str:
-    """Say in a few words why there is no connection (any more)."""
-    match error:
-        case ProtocolError():
-            return "the peer does not speak the Redis protocol"
-        case anyio.EndOfStream() | anyio.ClosedResourceError() | anyio.BrokenResourceError():
-            return CLOSED
-        case OSError(errno=int(number)) if number > 0:  # asyncio words them in its own way
-            return os.strerror(number)
-        case OSError(__cause__=OSError() as cause):  # anyio: all connection attempts failed
-            return explain(cause)
-        case OSError(__cause__=BaseExceptionGroup(exceptions=[OSError() as first, *_])):
-            return explain(first)
-        case _:
-            return str(error)

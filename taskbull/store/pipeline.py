@@ -14,21 +14,17 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from typing import Any, TypeAlias, cast
+from typing import Any, TypeAlias
 
-import hiredis
 from hiredis import ProtocolError, Reader, ReplyError
 
 from taskbull.errors import MaybeExecuted, TaskbullError
 from taskbull.scripts.call import Word
-from taskbull.store.backend import Waiter
+from taskbull.store.packing import pack
+from taskbull.store.waiter import Recipient, Waiter
 
 Reply: TypeAlias = Any
 """What hiredis makes of a reply: bytes, int, None, a list of those, or a ReplyError."""
-
-# hiredis annotates it for one word only.
-pack = cast(Callable[[tuple[Word, ...]], bytes], hiredis.pack_command)  # pyright: ignore[reportUnknownMemberType]
-"""Make a command's bytes of its words."""
 
 ASKING = pack(("ASKING",))
 CHUNK = 1 << 18  # bytes handed to a socket at once; a larger command goes alone
@@ -61,9 +57,9 @@ class Pipeline:
     """The commands that wait to be sent, and the callers that wait for replies."""
 
     def __init__(self) -> None:
-        self.queued: deque[tuple[bytes, Waiter, Note | None]] = deque()
+        self.queued: deque[tuple[bytes, Recipient, Note | None]] = deque()
         self.room: deque[Waiter] = deque()  # callers that wait until the queue is shorter
-        self.sent: deque[Waiter] = deque()
+        self.sent: deque[Recipient] = deque()
         self.full = False  # so much waits to be sent that a caller had better wait before more
         self.written = 0  # commands ever sent
         self.received = 0  # times that bytes came, be it half a reply
@@ -82,7 +78,7 @@ class Pipeline:
         """Whether anybody still waits for a command to be sent."""
         return any(not waiter.done() for _, waiter, _ in self.queued)
 
-    def queue(self, command: bytes, waiter: Waiter, note: Note | None = None) -> None:
+    def queue(self, command: bytes, waiter: Recipient, note: Note | None = None) -> None:
         """Let a packed command wait its turn."""
         self.queued.append((command, waiter, note))
         self._queued_bytes += len(command)
@@ -127,7 +123,7 @@ class Pipeline:
         self._queued_bytes = former._queued_bytes
         former.queued, former.room = deque(), deque()
 
-    def expect(self, waiter: Waiter) -> None:
+    def expect(self, waiter: Recipient) -> None:
         """Expect the reply of a command that was sent past the queue."""
         self.sent.append(waiter)
         self.written += 1
@@ -174,7 +170,7 @@ class Pipeline:
                     waiter.set_result(None)
 
 
-def _fail(waiter: Waiter, make_error: Callable[[], TaskbullError]) -> None:
+def _fail(waiter: Recipient, make_error: Callable[[], TaskbullError]) -> None:
     if not waiter.done():
         waiter.set_exception(make_error())  # one each: a shared one would collect tracebacks
 

@@ -2,11 +2,25 @@
 
 from __future__ import annotations
 
+from binascii import crc_hqx
+
 from taskbull.errors import ConfigurationError, ConnectionLost, ServerRefused
 from taskbull.store.address import Endpoint
 from taskbull.store.pipeline import Reply, ReplyError, pack
 
 READ_SLOTS = pack(("CLUSTER", "SLOTS"))
+
+
+_SLOTS = 16384
+
+
+def key_slot(key: str) -> int:
+    """Give the slot of a key: the CRC16 of it, or of what stands in its first braces."""
+    raw = key.encode()
+    start = raw.find(b"{") + 1
+    if start and (end := raw.find(b"}", start)) > start:
+        raw = raw[start:end]
+    return crc_hqx(raw, 0) % _SLOTS
 
 
 def read_slots(reply: Reply, asked: Endpoint) -> dict[int, Endpoint]:

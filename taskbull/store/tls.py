@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import ssl
 from collections.abc import Mapping
+from enum import IntEnum
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
 
-_REQUIREMENTS = {
-    "none": ssl.CERT_NONE,
-    "optional": ssl.CERT_OPTIONAL,
-    "required": ssl.CERT_REQUIRED,
-}
+if TYPE_CHECKING:
+    import ssl
+
+_REQUIREMENTS = ("none", "optional", "required")  # as `ssl.CERT_…` numbers them
 _WORDS = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
 
 
@@ -37,10 +36,12 @@ class Tls(Struct, frozen=True):
 
     def context(self) -> ssl.SSLContext:
         """Make what a socket needs; `OSError` or `ValueError` for what cannot be used."""
+        import ssl  # noqa: PLC0415 - only who wants TLS pays for it: as much as `python -c pass`
+
         context = ssl.create_default_context(
             cafile=self.ca_certs, capath=self.ca_path, cadata=self.ca_data
         )
-        requirement = _REQUIREMENTS[self.cert_reqs]
+        requirement = ssl.VerifyMode(_REQUIREMENTS.index(self.cert_reqs))
         context.check_hostname = self.check_hostname and requirement is not ssl.CERT_NONE
         context.verify_mode = requirement
         if self.certfile:
@@ -85,7 +86,7 @@ def _requirement(value: object) -> str:
     """Read what Python (`CERT_NONE`), redis-py (`none`) and Celery (either) call it."""
     if value is None:
         return "required"
-    if isinstance(value, ssl.VerifyMode):
+    if isinstance(value, IntEnum):  # of `ssl`
         value = value.name
     name = str(value).lower().removeprefix("ssl.").removeprefix("cert_")
     if name not in _REQUIREMENTS:

@@ -8,7 +8,6 @@ from typing import Protocol, TypeAlias
 
 from anyio import CapacityLimiter, current_time, to_thread
 from msgspec import structs
-from redis.crc import key_slot
 
 from taskbull.errors import ConnectionLost, MaybeExecuted
 from taskbull.store.address import Address, Endpoint
@@ -17,7 +16,7 @@ from taskbull.store.dialing import ConnectionOptions
 from taskbull.store.discovery import EMBEDDED_TIMEOUT, locate
 from taskbull.store.limit import Limit
 from taskbull.store.reconnection import Notify
-from taskbull.store.slots import READ_SLOTS, is_clustered, read_slots
+from taskbull.store.slots import READ_SLOTS, is_clustered, key_slot, read_slots
 
 Spawn: TypeAlias = Callable[[Callable[[], Awaitable[None]]], None]
 """Starts a task that lives as long as the store."""
@@ -31,6 +30,10 @@ class Topology(Protocol):
 
     async def find(self, key: str) -> Connection:
         """Give the connection that leads to `key`."""
+        ...
+
+    def known(self, key: str) -> Connection | None:
+        """Give the same if it is known without asking anybody."""
         ...
 
     def node(self, endpoint: Endpoint) -> Connection:
@@ -71,6 +74,9 @@ class OneServer:
         spawn(self.connection.run)
 
     async def find(self, key: str) -> Connection:
+        return self.connection
+
+    def known(self, key: str) -> Connection:
         return self.connection
 
     def node(self, endpoint: Endpoint) -> Connection:
@@ -116,6 +122,10 @@ class ClusterNodes:
     async def find(self, key: str) -> Connection:
         return self.node(await self.endpoint(key))
 
+    def known(self, key: str) -> Connection | None:
+        endpoint = self._slots.get(key_slot(key))
+        return None if endpoint is None else self.node(endpoint)
+
     def node(self, endpoint: Endpoint) -> Connection:
         if (connection := self._nodes.get(endpoint)) is None:
 
@@ -128,16 +138,16 @@ class ClusterNodes:
         return connection
 
     def moved(self, key: str, endpoint: Endpoint) -> None:
-        self._slots[key_slot(key.encode())] = endpoint
+        self._slots[key_slot(key)] = endpoint
 
     def doubt(self) -> None:
         self._slots.clear()
 
     def part(self, key: str) -> str:
-        return f"slot {key_slot(key.encode())}"
+        return f"slot {key_slot(key)}"
 
     async def endpoint(self, key: str) -> Endpoint:
-        slot = key_slot(key.encode())
+        slot = key_slot(key)
         if slot not in self._slots:
             await self._draw_map()
         try:

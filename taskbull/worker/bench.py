@@ -18,41 +18,42 @@ class Bench:
     """
 
     def __init__(self) -> None:
-        self._jobs: deque[Lease] = deque()
+        self.jobs: deque[Lease] = deque()
+        """Those that wait. A slot may take one from the left; where there is none, it waits."""
         self._slots: list[Waiter] = []
         self._closed = False
         self._new_waiter = waiters()
 
     def put(self, leases: Iterable[Lease]) -> None:
         """Let jobs wait for slots."""
-        self._jobs.extend(leases)
+        self.jobs.extend(leases)
         self._wake()
 
-    async def take(self) -> Lease | None:
+    async def wait(self) -> Lease | None:
         """Give the next job, as soon as there is one; None: there will be no more."""
-        jobs = self._jobs
-        if not jobs:
-            while not jobs:
-                if self._closed:
-                    return None
-                waiter = self._new_waiter()
-                self._slots.append(waiter)
-                await waiter
-            job = jobs.popleft()
-            self._wake()
-            return job
-        return jobs.popleft()
+        jobs = self.jobs
+        while not jobs:
+            if self._closed:
+                return None
+            waiter = self._new_waiter()
+            self._slots.append(waiter)
+            await waiter
+        job = jobs.popleft()
+        self._wake()
+        return job
 
     def close(self) -> list[Lease]:
         """Let the slots end; give the jobs that no slot has taken."""
         self._closed = True
-        left = list(self._jobs)
-        self._jobs.clear()
+        left = list(self.jobs)
+        self.jobs.clear()
         for waiter in self._slots:
             wake(waiter)
         self._slots.clear()
         return left
 
     def _wake(self) -> None:
-        for _ in range(min(2, len(self._jobs), len(self._slots))):
+        if not (self.jobs and self._slots):
+            return
+        for _ in range(min(2, len(self.jobs), len(self._slots))):
             wake(self._slots.pop())

@@ -8,7 +8,8 @@ from taskbull.core.breaker import BreakerState
 from taskbull.core.durations import seconds, to_ms
 from taskbull.core.options import QueueOptions, WorkerOptions
 from taskbull.scripts.cycle import Taking
-from taskbull.worker.cycle import CARRIERS, Cycle
+from taskbull.worker.cycle import Cycle
+from taskbull.worker.demand import CALLS
 from taskbull.worker.desk import Desk
 from taskbull.worker.global_concurrency import limit_all_workers
 from taskbull.worker.runner import Runner
@@ -55,7 +56,7 @@ class Consumer:
     async def _carry(self, tasks: TaskGroup) -> None:
         if self._global_concurrency is not None:  # no job is taken before the rule stands
             await limit_all_workers(self.side, self._global_concurrency)
-        for _ in range(CARRIERS):
+        for _ in range(CALLS):
             tasks.start_soon(self._cycle.carry)
 
     def start_slots(self, tasks: TaskGroup) -> None:

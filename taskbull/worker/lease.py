@@ -7,49 +7,37 @@ works on a copy. For a lost lease nothing is written any more.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from anyio import CancelScope
+from msgspec import Struct
 
 from taskbull.core.job import Job
 
 
-class Lease:
+class Lease(Struct, eq=False):
     """One job that this worker has taken."""
 
-    __slots__ = (
-        "began",
-        "duration",
-        "ended",
-        "job",
-        "lost",
-        "raw_progress",
-        "refusals",
-        "renewed",
-        "scope",
-        "token",
-        "written_ms",
-    )
-
-    def __init__(self, job: Job, token: str, renewed: float) -> None:
-        self.job = job
-        self.token = token
-        self.renewed = renewed
-        """When the lock was surely alive, by `time.monotonic`."""
-        self.began = 0.0
-        """When the handler was called."""
-        self.duration = 0.0
-        """Seconds for which the handler ran."""
-        self.raw_progress: bytes | None = None
-        """The progress that the job has told last."""
-        self.written_ms = 0
-        """When its end was written, as it stands in Redis."""
-        self.refusals = 0
-        """How often its end did not get through, sent by itself."""
-        self.ended = False
-        """Whether it is known what became of the job; Redis may not know yet."""
-        self.lost: str | None = None
-        """Why the lock is gone, if it is."""
-        self.scope: CancelScope | None = None
-        """What the handler runs in, where somebody may want to cancel it."""
+    job: Job
+    token: str
+    renewed: float
+    """When the lock was surely alive, by `time.monotonic`."""
+    began: float = 0.0
+    """When the handler was called."""
+    duration: float = 0.0
+    """Seconds for which the handler ran."""
+    raw_progress: bytes | None = None
+    """The progress that the job has told last."""
+    written_ms: int = 0
+    """When its end was written, as it stands in Redis."""
+    refusals: int = 0
+    """How often its end did not get through, sent by itself."""
+    ended: bool = False
+    """Whether it is known what became of the job; Redis may not know yet."""
+    lost: str | None = None
+    """Why the lock is gone, if it is."""
+    scope: CancelScope | None = None
+    """What the handler runs in, where somebody may want to cancel it."""
 
 
 class Leases:
@@ -61,9 +49,18 @@ class Leases:
     def __len__(self) -> int:
         return len(self._held)
 
+    def running(self) -> int:
+        """Count the jobs that were started; may be called from any thread."""
+        return sum(lease.began > 0 for lease in self.copy())
+
     def add(self, lease: Lease) -> None:
         """Hold a lease; an older one of the same job is lost already, only not yet known to be."""
         self._held[lease.job.id] = lease
+
+    def add_all(self, leases: Iterable[Lease]) -> None:
+        """Hold several."""
+        for lease in leases:
+            self.add(lease)
 
     def drop(self, lease: Lease) -> None:
         """Let a lease go."""

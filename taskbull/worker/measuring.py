@@ -15,6 +15,7 @@ from anyio import CancelScope, create_task_group, current_time, move_on_after, s
 from taskbull.core.durations import seconds, to_ms
 from taskbull.core.keys import QueueKeys
 from taskbull.core.options import WorkerOptions
+from taskbull.core.states import JobState
 from taskbull.core.wire.options import decode_options
 from taskbull.errors import ServerRefused, TaskbullError
 from taskbull.observability.metrics import NO_TASKS, Declared, Metrics
@@ -67,8 +68,9 @@ class Measuring:
             side.keys.queue: None if side.guard is None else side.guard.state
             for side in self._sides
         }
+        running = {side.keys.queue: side.leases.running for side in self._sides}
         for sink in self._sinks:
-            sink.begin(self._worker_id, circuits, self._block_limit, self._tasks)
+            sink.begin(self._worker_id, circuits, running, self._block_limit, self._tasks)
         try:
             async with create_task_group() as tasks:
                 tasks.start_soon(self._pulse)
@@ -95,6 +97,8 @@ class Measuring:
                     abandoned=threads.abandoned,
                 )
             await sleep_until(due)
+            for side in self._sides:
+                side.reporter.count_started()  # else those that run for long would come late
             for sink in self._sinks:
                 sink.pulse(current_time() - due)
 
@@ -108,9 +112,8 @@ class Measuring:
         queue = side.keys.queue
         reached, sample = True, None
         try:
-            sample = await side.store.perform(
-                sample_queue(side.keys, self._worker_id), timeout=_LIMIT
-            )
+            steps = sample_queue(side.keys, self._worker_id, held=queue in self._chosen)
+            sample = await side.store.perform(steps, timeout=_LIMIT)
         except ServerRefused as error:
             logger.debug("Queue %s: its length cannot be sampled: %s", queue, error)
         except TaskbullError:
@@ -139,13 +142,23 @@ class Measuring:
             await side.store.run(Command(("DEL", key), key, int), timeout=1.0)
 
 
-def sample_queue(keys: QueueKeys, worker_id: str) -> Steps[tuple[dict[str, int], float] | None]:
-    """Give the counts of a queue and the age of its next job; None if that is another's to do."""
-    if not (yield from _chosen(keys, worker_id)):
+def sample_queue(
+    keys: QueueKeys, worker_id: str, *, held: bool
+) -> Steps[tuple[dict[str, int], float] | None]:
+    """Give the counts of a queue and the age of its next job; None if that is another's to do.
+
+    `held`: it was this worker's the last time.
+    """
+    if not (yield from _chosen(keys, worker_id, held=held)):
         return None
     counts: dict[str, int] = yield count_jobs(keys)
     oldest = 0.0
-    for words in (("LRANGE", keys.wait, -1, -1), ("ZRANGE", keys.prioritized, 0, 0)):
+    for state, words in (
+        (JobState.WAITING, ("LRANGE", keys.wait, -1, -1)),
+        (JobState.PRIORITIZED, ("ZRANGE", keys.prioritized, 0, 0)),
+    ):
+        if not counts[state]:
+            continue
         found: list[str] = yield Command(words, keys.wait, texts)
         for job_id in found:
             key = keys.job(job_id)
@@ -154,13 +167,16 @@ def sample_queue(keys: QueueKeys, worker_id: str) -> Steps[tuple[dict[str, int],
     return counts, oldest
 
 
-def _chosen(keys: QueueKeys, worker_id: str) -> Steps[bool]:
+def _chosen(keys: QueueKeys, worker_id: str, *, held: bool) -> Steps[bool]:
     # Between these commands the key may pass to another: then two workers tell the same, once.
     key = _key(keys)
-    words = ("SET", key, worker_id, "NX", "PX", _TERM_MS)
-    if (yield Command(words, key, bool)):
+    take = Command(("SET", key, worker_id, "NX", "PX", _TERM_MS), key, bool)
+    if not held and (yield take):
         return True
-    if (yield Command(("GET", key), key, lambda held: held)) != worker_id.encode():
+    holder: bytes | None = yield Command(("GET", key), key, lambda found: found)
+    if holder is None:
+        return bool((yield take))
+    if holder != worker_id.encode():
         return False
     return bool((yield Command(("PEXPIRE", key, _TERM_MS), key, int)))
 

@@ -19,7 +19,7 @@ from taskbull.core.outcome import (
     Written,
 )
 from taskbull.worker.lease import Lease
-from taskbull.worker.listeners import Listeners
+from taskbull.worker.listeners import Endings, Listeners
 
 E = TypeVar("E", bound=events.Event)
 
@@ -31,16 +31,21 @@ class Reporter:
         self._listeners = listeners
         self._worker_id = worker_id
         self._queue = queue
+        self._started: list[Lease] = []  # not counted yet
 
     def tell(self, kind: type[E], **fields: Any) -> None:
         """Tell an event; `fields` are those of its kind."""
         self._listeners.tell(kind(worker_id=self._worker_id, queue=self._queue, **fields))
 
     def started(self, lease: Lease) -> None:
-        """Tell that a job begins to run."""
-        self._listeners.tell(
-            events.Started(worker_id=self._worker_id, queue=self._queue, job=lease.job)
-        )
+        """Tell that a job begins to run; it is counted with others, within a second."""
+        listeners = self._listeners
+        if listeners.counters:
+            self._started.append(lease)
+        if listeners.wanted(events.Started):
+            listeners.tell(
+                events.Started(worker_id=self._worker_id, queue=self._queue, job=lease.job)
+            )
 
     def lost(self, lease: Lease, reason: str) -> None:
         """Tell that a job's lock is gone."""
@@ -50,7 +55,24 @@ class Reporter:
 
     def ended(self, lease: Lease, outcome: Written) -> None:
         """Tell that Redis has accepted what became of a job."""
-        self._listeners.tell(self._event(lease, outcome))
+        self.ended_all([(lease, outcome)])
+
+    def ended_all(self, endings: Endings) -> None:
+        """Tell that Redis has accepted what became of several jobs."""
+        listeners = self._listeners
+        if listeners.counters:
+            self.count_started()
+            listeners.count_ended(self._worker_id, self._queue, endings)
+        completed = listeners.wanted(events.Completed)
+        for lease, outcome in endings:
+            if completed or type(outcome) is not Completed:
+                listeners.tell(self._event(lease, outcome))
+
+    def count_started(self) -> None:
+        """Count the jobs that have begun to run since the last time."""
+        if self._started:
+            started, self._started = self._started, []
+            self._listeners.count_started(self._worker_id, self._queue, started)
 
     def _event(self, lease: Lease, outcome: Written) -> events.Event:
         common: Any = {

@@ -60,9 +60,9 @@ class Runner:
 
     async def occupy(self) -> None:
         """Be a slot: run one job after the other, as long as there are any."""
-        take = self._side.bench.take
+        jobs, wait = self._side.bench.jobs, self._side.bench.wait
         run = self._run if self._tracing is None else partial(self._run_traced, self._tracing)
-        while (lease := await take()) is not None:
+        while (lease := jobs.popleft() if jobs else await wait()) is not None:
             if lease.lost is not None:  # the loop was held up, and another may run the job by now
                 self._cycle.ended(lease, Lost())
             elif self._lapsed(lease):  # the same, and nobody has noticed
@@ -172,5 +172,10 @@ class Runner:
         return None
 
 
+_NOTHING = Completed()
+
+
 def _completed(job: Job, value: Any) -> Completed:
+    if value is None:
+        return _NOTHING
     return Completed(encode_value(value, job.options.result_limit))

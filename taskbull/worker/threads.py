@@ -16,6 +16,7 @@ from threading import Thread
 from typing import Any, Protocol
 
 from anyio import get_cancelled_exc_class
+from msgspec import Struct
 
 from taskbull.store.backend import Waiter, poster, waiters
 from taskbull.worker.fork import end_child_of
@@ -33,37 +34,23 @@ class Stoppable(Protocol):
         ...
 
 
-class _Errand:
+class _Errand(Struct, eq=False):
     """One call of a function, on its way through a thread."""
 
-    __slots__ = (
-        "abandoned",
-        "args",
-        "begun",
-        "clock",
-        "collected",
-        "context",
-        "counted",
-        "error",
-        "function",
-        "value",
-        "waiter",
-    )
-
-    def __init__(
-        self, function: Callable[..., Any], args: tuple[Any, ...], context: Context, waiter: Waiter
-    ) -> None:
-        self.function = function
-        self.args = args
-        self.context = context
-        self.waiter = waiter
-        self.begun = False
-        self.abandoned = False
-        self.counted = False  # among the abandoned ones: a thread was at it
-        self.collected = False  # its end is known in the event loop
-        self.clock: Stoppable | None = None  # stopped until a thread is free
-        self.value: Any = None
-        self.error: BaseException | None = None
+    function: Callable[..., Any]
+    args: tuple[Any, ...]
+    context: Context
+    waiter: Waiter
+    begun: bool = False
+    abandoned: bool = False
+    counted: bool = False
+    """Whether it is among the abandoned ones: a thread was at it."""
+    collected: bool = False
+    """Whether its end is known in the event loop."""
+    clock: Stoppable | None = None
+    """What is stopped until a thread is free."""
+    value: Any = None
+    error: BaseException | None = None
 
 
 class ThreadPool:

@@ -33,7 +33,7 @@ Find: TypeAlias = Callable[[Job], Work]
 def in_thread(function: SyncHandler) -> Handler:
     """Make a handler of a function that blocks: it runs in one of the worker's threads."""
 
-    async def handler(job: RunningJob) -> Any:
-        return await job.threads.run(function, job, clock=job.time_limit)
+    def handler(job: RunningJob) -> Awaitable[Any]:
+        return job.threads.run(function, job, clock=job.time_limit)
 
     return handler

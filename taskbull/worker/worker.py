@@ -135,6 +135,7 @@ class Worker:
         """Let these metrics be kept, too; those of OpenTelemetry are, where it has a provider."""
         if metrics not in self._metrics:
             self._metrics.append(metrics)
+            self._listeners.counters.append(metrics)
             for kind, hear in metrics.listeners().items():
                 self.on(kind, hear)
 

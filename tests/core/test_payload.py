@@ -178,6 +178,18 @@ def test_a_number_as_a_key_is_found_wherever_it_is(around: object, key: float) -
         encode([around, {"x": 1, key: 2}], "data")
 
 
+WRONG = [math.nan, -math.inf, 2**53, [1, {"k": 10**30}], {1: "a"}, Point(math.nan), Count(2**60)]
+
+
+@pytest.mark.parametrize("value", WRONG, ids=str)
+@pytest.mark.parametrize("others", [0, 1000])
+def test_the_same_is_found_beside_a_long_text(value: object, others: int) -> None:
+    around = {"long": "x" * 10_000, "few or many": list(range(others))}
+    assert decode(encode(around, "data")) == around
+    with pytest.raises(SerializationError, match=r"data.value.* (JSON cannot|beyond|has the key)"):
+        encode({**around, "value": value}, "data")
+
+
 def nested(depth: int) -> list[Any]:
     value: list[Any] = []
     for _ in range(depth):

@@ -18,12 +18,23 @@ from taskbull.core import events
 from taskbull.core.backoff import Backoff
 from taskbull.core.breaker import CircuitBreaker
 from taskbull.core.job import Job
-from taskbull.core.outcome import Category
+from taskbull.core.outcome import (
+    Category,
+    Completed,
+    Failed,
+    Failure,
+    Released,
+    Retried,
+    Snoozed,
+    Verdict,
+    Written,
+)
 from taskbull.errors import PermanentError, Snooze, TransientError
 from taskbull.observability.catalogue import ALL
 from taskbull.observability.endpoint import Endpoint
 from taskbull.observability.source import OwnMetrics
 from taskbull.worker import measuring
+from taskbull.worker.lease import Lease, Leases
 from taskbull.worker.worker import Worker
 from tests.observability.scraping import Scrape, get, scrape
 from tests.servers.proxy import Proxy
@@ -243,6 +254,7 @@ async def test_stalled_jobs_and_sweeps_are_counted(bed: WorkerBed) -> None:
     with served(worker) as url:
         async with worker.running():
             await bed.record.wait_for(events.Completed)
+            await bed.record.wait_for(events.Swept)  # the job may be faster
             clock.turn(95)
             await bed.record.wait_for(events.SweepSkipped, 2)
             await bed.record.wait_for(events.Swept, 2)
@@ -436,9 +448,9 @@ def collected(reader: InMemoryMetricReader) -> dict[str, dict[tuple[str, ...], f
     return values
 
 
-def gets(admin: redis.Redis) -> int:
-    """Tell how many GET commands the server has executed."""
-    return int(admin.info("commandstats").get("cmdstat_get", {"calls": 0})["calls"])
+def sets(admin: redis.Redis) -> int:
+    """Tell how many SET commands the server has executed."""
+    return int(admin.info("commandstats").get("cmdstat_set", {"calls": 0})["calls"])
 
 
 async def test_two_workers_of_a_process_do_not_disturb_each_other(
@@ -447,26 +459,102 @@ async def test_two_workers_of_a_process_do_not_disturb_each_other(
     monkeypatch.setattr(measuring, "SAMPLING", 0.02)
     async with bed.worker(echo, worker_id="first").running():
         await until(lambda: "bullmq_queue_length" in collected(reader))
-        asked = gets(bed.admin)
+        asked = sets(bed.admin)
         async with bed.worker(echo, worker_id="second").running():
             # The second has asked several times for what is the first one's to do.
-            await until(lambda: gets(bed.admin) > asked + 8)
+            await until(lambda: sets(bed.admin) > asked + 8)
             assert ("q", "waiting") in collected(reader)["bullmq_queue_length"]
         workers = collected(reader)["bullmq_active_workers"]
     assert workers == {("q", "first"): 1}
 
 
-def test_a_job_that_was_never_started_is_not_counted_as_ended() -> None:
+def test_a_job_that_was_lost_is_counted_by_its_reason() -> None:
     own = OwnMetrics()
-    hear = own.metrics.listeners()
-    own.metrics.begin("me", {"q": None}, 300)
+    own.metrics.begin("me", {"q": None}, {"q": lambda: 0}, 300)
+    hear = own.metrics.listeners()[events.Lost]
     job = Job(id="1", name="n")
-    about: Any = {"worker_id": "me", "queue": "q", "job": job}
-    hear[events.Released](events.Released(duration=0.0, **about))
-    assert own.snapshot().numbers["bullmq_jobs_running"] == {("q", "me"): 0}
-    hear[events.Started](events.Started(**about))
-    assert own.snapshot().numbers["bullmq_jobs_running"] == {("q", "me"): 1}
-    hear[events.Lost](events.Lost(duration=1.0, reason="Redis could not be reached", **about))
-    assert own.snapshot().numbers["bullmq_jobs_running"] == {("q", "me"): 0}
+    reason = "Redis could not be reached"
+    hear(events.Lost(worker_id="me", queue="q", job=job, duration=1.0, reason=reason))
     lost = own.snapshot().numbers["bullmq_locks_lost_total"]
     assert {labels: count for labels, count in lost.items() if count} == {("q", "redis_away"): 1}
+
+
+def test_only_jobs_that_were_started_are_running() -> None:
+    own = OwnMetrics()
+    leases = Leases()
+    own.metrics.begin("me", {"q": None}, {"q": leases.running}, 300)
+
+    def running() -> float:
+        return own.snapshot().numbers["bullmq_jobs_running"][("q", "me")]
+
+    lease = Lease(Job(id="1"), "token", monotonic())
+    leases.add(lease)
+    assert running() == 0
+    lease.began = monotonic()
+    assert running() == 1
+    leases.drop(lease)
+    assert running() == 0
+    own.metrics.end("me")
+    assert own.snapshot().numbers["bullmq_jobs_running"] == {}
+
+
+async def test_a_job_that_runs_for_long_has_its_wait_counted_before_it_ends(
+    bed: WorkerBed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(measuring, "PULSE", 0.02)
+    release = Event()
+
+    async def hold(_: Any) -> None:
+        await release.wait()
+
+    await bed.queue.add("held")
+    worker = bed.worker(hold)
+    with served(worker) as url:
+        async with worker.running():
+            await shown(url, "bullmq_job_wait_seconds_count", 1, queue="q", task="other")
+            release.set()
+            await bed.record.wait_for(events.Completed)
+            found = await scraped(url)
+    assert found.total("bullmq_job_wait_seconds_count", queue="q") == 1
+
+
+def test_a_batch_is_counted_as_its_jobs_one_by_one_would_be() -> None:
+    error = ValueError("no")
+    failure = Failure(Category.UNKNOWN, "ValueError: no", "", error)
+    outcomes: list[Written] = [
+        Completed(),
+        Completed(),
+        Failed(failure, Verdict.PERMANENT),
+        Retried(failure, 1.0),
+        Snoozed(1.0),
+        Released(),
+    ]
+    batch: list[tuple[Lease, Written]] = []
+    for number, outcome in enumerate(outcomes):
+        lease = Lease(Job(id=str(number), name="ab"[number % 2], created_ms=1), "t", 0.0)
+        lease.began, lease.duration = monotonic(), number / 100
+        batch.append((lease, outcome))
+    at_once, one_by_one = OwnMetrics(), OwnMetrics()
+    for own, parts in ((at_once, [batch]), (one_by_one, [[each] for each in batch])):
+        own.metrics.begin("me", {"q": None}, {"q": lambda: 0}, 300, {"a": app_task("q")})
+        for part in parts:
+            own.metrics.count_ended("me", "q", part)
+            own.metrics.count_started("me", "q", [lease for lease, _ in part])
+    together, apart = at_once.snapshot(), one_by_one.snapshot()
+    assert together.numbers == apart.numbers
+    assert together.numbers["bullmq_jobs_processed_total"][("q", "completed", "a")] == 1
+    assert together.numbers["bullmq_jobs_released_total"] == {("q",): 2}
+    for name in ("bullmq_job_duration_seconds", "bullmq_job_wait_seconds"):
+        counts = {labels: one.counts for labels, one in together.distributions[name].items()}
+        assert counts == {labels: one.counts for labels, one in apart.distributions[name].items()}
+        assert set(counts) == {("q", "a"), ("q", "other")}
+
+
+def app_task(queue: str) -> Any:
+    """Make a task of a queue."""
+    app = App("shop", redis="redis://127.0.0.1:1", queue=queue)
+
+    @app.task
+    def a() -> None: ...
+
+    return app.tasks["a"]

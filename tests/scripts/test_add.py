@@ -6,11 +6,12 @@ from typing import Any
 
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from taskbull.core.job import NewJob
 from taskbull.core.keys import QueueKeys
 from taskbull.core.options import Dedup, JobOptions
-from taskbull.core.wire.job import EncodedJob, encode_job
+from taskbull.core.wire.job import EncodedJob, ParentLink, encode_job
 from taskbull.scripts.add import MEMO_LIFE_MS, Added, Lane, Result, add_jobs
 from tests.scripts.bed import NOW, Bed
 
@@ -32,6 +33,44 @@ def test_a_call_that_comes_after_the_next_one_is_not_executed(bed: Bed) -> None:
     before = bed.state()
     assert bed.run(add_jobs(bed.queue, [job("first")], NOW, Lane("p", 0, 9))) == []
     assert bed.state() == before
+
+
+def test_the_rest_of_a_call_of_which_a_part_was_answered_is_added_around_it(bed: Bed) -> None:
+    jobs = [replace(job(f"job-{place // 3}"), place=place) for place in range(1, 8)]
+    lane = Lane("p", 0, 1, "ab")
+    part = bed.run(add_jobs(bed.queue, [jobs[4], jobs[1]], NOW, lane))
+    assert [one.id for one in part] == ["1", "2"]
+    whole = bed.run(add_jobs(bed.queue, jobs, NOW, lane))
+    assert [one.id for one in whole] == ["3", "2", "4", "5", "1", "6", "7"]
+    assert bed.run(add_jobs(bed.queue, jobs[::-1], NOW, lane)) == whole[::-1]
+    assert bed.state()["id"] == "7"
+    assert [bed.state()[one.id]["name"] for one in whole] == [each.name for each in jobs]
+
+
+def test_equal_jobs_are_told_once(bed: Bed) -> None:
+    data = [{"n": number} for number in range(250)]
+    jobs = [encode_job(NewJob("n", each, JobOptions()), NOW) for each in data]
+    call = add_jobs(bed.queue, jobs, NOW, Lane("p", 0, 1))
+    assert len(str(call.args[5])) < 300
+    assert [one.id for one in bed.run(call)] == [str(number) for number in range(1, 251)]
+    assert [bed.state()[str(number)]["data"] for number in (1, 250)] == ['{"n":0}', '{"n":249}']
+
+
+def test_a_child_among_equals_has_its_parent_and_they_have_none(bed: Bed) -> None:
+    bed.job("top", "waiting-children")
+    parent = ParentLink(bed.queue.job("top"), "top", bed.queue.qualified_name, b"{}")
+    gone = ParentLink(bed.queue.job("gone"), "gone", bed.queue.qualified_name, b"{}")
+    jobs = [job(), replace(job(), parent=parent), replace(job(), parent=gone), job(), job()]
+    added = bed.run(add_jobs(bed.queue, jobs, NOW, Lane("p", 0, 1)))
+    assert [(one.id, one.result) for one in added] == [
+        ("1", Result.ADDED),
+        ("2", Result.ADDED),
+        ("", Result.NO_PARENT),
+        ("3", Result.ADDED),
+        ("4", Result.ADDED),
+    ]
+    assert bed.state()["top:dependencies"] == {bed.queue.job("2")}
+    assert bed.state()["wait"] == ["4", "3", "2", "1"]
 
 
 def test_lanes_do_not_know_of_each_other(bed: Bed) -> None:

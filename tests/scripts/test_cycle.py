@@ -27,8 +27,10 @@ from taskbull.core.outcome import (
 from taskbull.core.retention import Keep
 from taskbull.core.retry import attempts_of
 from taskbull.core.wire.job import RUN_FIELDS, encode_job
+from taskbull.errors import ServerRefused
 from taskbull.scripts.add import Lane, add_jobs
 from taskbull.scripts.cycle import CYCLE, Cycled, Taking, cycle, pack_outcome
+from taskbull.scripts.settlement import settle_cycle
 from tests.scripts.bed import NOW, Bed, without
 
 TAKING = Taking(30_000)
@@ -209,3 +211,80 @@ def by_job(state: dict[str, Any]) -> dict[str, Any]:
         events[fields.get("jobId")].append(event)
     events.pop(None, None)
     return state | {"events": dict(events)}
+
+
+def test_a_job_with_six_other_fields_than_a_new_one_is_not_taken_for_new(bed: Bed) -> None:
+    seed(bed, [{}, {}])
+    bed.admin.hdel(bed.queue.job("1"), "delay")
+    bed.admin.hset(bed.queue.job("1"), "deid", "key")
+    odd, new = take(bed, 2).jobs
+    assert (odd.fresh, odd.dedup_key, new.fresh) == (False, "key", True)
+
+
+def test_a_parent_that_a_job_gets_while_it_runs_is_told(bed: Bed) -> None:
+    seed(bed, [{}, {}])
+    jobs = take(bed, 2).jobs
+    bed.job("parent", "waiting-children")
+    parent = bed.queue.job("parent")
+    bed.admin.sadd(f"{parent}:dependencies", bed.queue.job("1"))
+    stored = f'{{"id":"parent","queueKey":"{bed.queue.qualified_name}"}}'
+    bed.hset("1", {"parentKey": parent, "parent": stored})
+    ends = [pack(job, Completed(b"7")) for job in jobs]
+    assert bed.run(cycle(bed.queue, NOW, ends, 0, "t:1", TAKING)).codes == [0, 0]
+    state = bed.state()
+    assert state["parent:processed"] == {bed.queue.job("1"): "7"}
+    assert (state["wait"], set(state["completed"])) == (["parent"], {"1", "2"})
+
+
+def test_a_job_that_gets_children_while_it_runs_is_not_completed(bed: Bed) -> None:
+    seed(bed, [{}] * 3)
+    jobs = take(bed, 3).jobs
+    bed.admin.sadd(bed.queue.dependencies("2"), "child")
+    ends = [pack(job, Completed()) for job in jobs]
+    assert bed.run(cycle(bed.queue, NOW, ends, 0, "t:1", TAKING)).codes == [0, -4, 0]
+    assert bed.state()["active"] == ["2"]
+
+
+@pytest.mark.parametrize("order", [[0, 1, 2, 3], [1, 0], [3], [2, 3], [3, 0, 1]])
+def test_jobs_end_in_any_order_and_those_with_progress_too(bed: Bed, order: list[int]) -> None:
+    seed(bed, [{}] * 4)
+    jobs = take(bed, 4).jobs
+    bed.admin.hset(bed.queue.job("2"), "progress", "50")
+    ends = [pack(jobs[place], Completed()) for place in order]
+    assert bed.run(cycle(bed.queue, NOW, ends, 0, "t:1", TAKING)).codes == [0] * len(order)
+    state = bed.state()
+    ended = {jobs[place].id for place in order}
+    assert set(state["completed"]) == ended
+    assert set(state.get("active", [])) == {job.id for job in jobs} - ended
+    assert {state[job_id]["atm"] for job_id in ended} == {"1"}
+
+
+def test_many_due_jobs_are_promoted_in_pieces_and_in_order(bed: Bed) -> None:
+    seed(bed, [{"delay": 1 + number % 3} for number in range(250)])
+    order: list[str] = []
+    now = NOW + 10_000
+    for left in (150, 50, 0):
+        taken = bed.run(cycle(bed.queue, now, [], 100, "t:0", TAKING)).jobs
+        order += [job.id for job in taken]
+        assert bed.admin.zcard(bed.queue.delayed) == left
+    assert order == sorted(order, key=lambda job_id: ((int(job_id) - 1) % 3, int(job_id)))
+
+
+def test_due_jobs_that_are_left_in_a_paused_queue_are_asked_for_at_once(bed: Bed) -> None:
+    seed(bed, [{"delay": 1}] * 150)
+    bed.admin.hset(bed.queue.meta, "paused", 1)
+    first = bed.run(cycle(bed.queue, NOW + 5_000, [], 10, "t:0", TAKING))
+    assert first.next_due_ms == NOW + 1_000
+    assert bed.run(cycle(bed.queue, NOW + 5_000, [], 10, "t:0", TAKING)).next_due_ms == 0
+
+
+def test_what_was_written_is_known_where_the_rest_of_a_call_is_refused(bed: Bed) -> None:
+    seed(bed, [{}, {}])
+    done, broken = take(bed, 2, "me:1").jobs
+    bed.admin.set(bed.queue.failed, "no set")
+    ends = [pack(done, Completed(), "me:1"), pack(broken, OUTCOMES["failed"], "me:1")]
+    with pytest.raises(ServerRefused):
+        bed.run(cycle(bed.queue, NOW, ends, 0, "me:2", TAKING))
+    ended = [(done.id, "me:1"), (broken.id, "me:1")]
+    assert bed.go(settle_cycle(bed.queue, "me:2", ended, 0)).codes == [0, -11]
+    assert bed.state()["active"] == [broken.id]

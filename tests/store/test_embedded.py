@@ -21,7 +21,7 @@ import redis
 from taskbull.errors import ConfigurationError, ConnectionLost
 from taskbull.store.address import parse
 from taskbull.store.embedded import start_or_join, stop
-from taskbull.store.home import project_folder
+from taskbull.store.project import project_folder
 from taskbull.store.server import ask
 from tests.servers.starter import client_of, kill_server, lives, server_pid, starter, told
 from tests.servers.waiting import wait_until
@@ -373,7 +373,7 @@ FORK = """
 import json, os, sys, threading, time
 from taskbull.store.address import parse
 from taskbull.store.embedded import start_or_join, stop
-from taskbull.store.home import project_folder
+from taskbull.store.project import project_folder
 folder = sys.argv[1]
 starting = threading.Thread(target=start_or_join, args=(folder,))
 starting.start()

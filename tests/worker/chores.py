@@ -178,7 +178,11 @@ class Chores:
         for entry in looking.entries(self._bed):
             if entry.event in _ENDS:
                 assert entry.event == self.plans[entry.job_id][-1], f"job {entry}"
-        assert looking.ends(self._bed) == Counter(dict.fromkeys(self.plans, 1))
+        wanted = Counter(dict.fromkeys(self.plans, 1))
+        found = looking.ends(self._bed)
+        differ = {job_id for job_id in {**found, **wanted} if found[job_id] != wanted[job_id]}
+        history = [entry for entry in looking.entries(self._bed) if entry.job_id in differ]
+        assert not differ, f"jobs ended once too often or never: {history[:20]}"
 
     def _check_nothing_left(self) -> None:
         for key in (*self._places(), self._bed.keys.stalled):

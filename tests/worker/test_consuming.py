@@ -16,7 +16,7 @@ from taskbull.core.outcome import Verdict
 from taskbull.errors import ConfigurationError
 from taskbull.worker.running_job import RunningJob, current_job
 from taskbull.worker.worker import Worker
-from tests.worker.bed import WorkerBed, echo, until
+from tests.worker.bed import HandClock, WorkerBed, echo, until
 
 
 async def test_a_job_is_run_and_its_result_is_kept(bed: WorkerBed) -> None:  # FR-1, FR-6
@@ -303,3 +303,24 @@ async def test_a_worker_runs_once_at_a_time(bed: WorkerBed) -> None:
     async with worker.running():
         await bed.queue.add("again")
         await bed.record.wait_for(events.Completed)
+
+
+async def test_hundreds_of_jobs_that_are_due_at_one_moment_all_run(bed: WorkerBed) -> None:
+    clock = HandClock()
+    await bed.queue.add_bulk([("n", {}, {"delay": 60})] * 250)
+    async with bed.worker(echo, clock=clock, concurrency=3).running():
+        clock.turn(61)
+        await bed.record.wait_for(events.Completed, 250)
+    assert await bed.count("delayed") == 0
+
+
+async def test_they_wait_also_while_the_queue_is_paused(bed: WorkerBed) -> None:
+    clock = HandClock()
+    await bed.queue.add_bulk([("n", {}, {"delay": 60})] * 250)
+    await bed.queue.pause()
+    async with bed.worker(echo, clock=clock, concurrency=3).running():
+        clock.turn(61)
+        await until(lambda: bed.admin.zcard(bed.keys.delayed) == 0)
+        assert not bed.record.of(events.Started)
+        await bed.queue.resume()
+        await bed.record.wait_for(events.Completed, 250)

@@ -17,7 +17,7 @@ from taskbull.core import events
 from taskbull.errors import ConnectionLost, Retry
 from taskbull.store import delivery
 from taskbull.store.server import Server
-from taskbull.worker import cycle
+from taskbull.worker import outbox
 from taskbull.worker.running_job import RunningJob
 from tests.servers.kinds import VALKEY_9, PrivateServers, Reachable
 from tests.servers.waiting import wait_until
@@ -360,7 +360,7 @@ async def test_ends_wait_for_a_queue_whose_key_was_broken(  # relative of F5
 async def test_a_result_that_is_cut_off_each_time_fails_its_job(  # relative of F2
     place: MakePlace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cycle, "MOST_CUTS", 3)
+    monkeypatch.setattr(outbox, "MOST_CUTS", 3)
     here = place({"client-query-buffer-limit": "1mb"})
 
     async def handler(job: RunningJob) -> Any:

@@ -117,7 +117,9 @@ async def test_an_end_that_was_written_is_told_however_late_that_is_known(
         _end(job)
 
     jobs = await _add_one_of_each_kind(bed)
-    async with bed.worker(held, redis=proxy.url, drain_delay=0.2, **SHORT).running():
+    # So many slots that the ends of all go in one call.
+    worker = bed.worker(held, redis=proxy.url, drain_delay=0.2, concurrency=100, **SHORT)
+    async with worker.running():
         await bed.record.wait_for(events.Started, len(jobs))
         proxy.refuse()
         proxy.cut_before_reply(_CYCLE)

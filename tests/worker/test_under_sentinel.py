@@ -54,6 +54,8 @@ async def test_another_primary_costs_no_job(
     sentinels: SentinelSet, bed: WorkerBed, how: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.CRITICAL, "taskbull")
+    # All events are looked at in the end, and jobs that have stalled bring many.
+    bed.admin.hset(bed.keys.meta, "opts.maxLenEvents", 1_000_000)
     chores = Chores(bed, Random(SEED))
     held = HeldChores(bed, chores)
     await held.add("after", 5)

@@ -1,0 +1,92 @@
+"""What belongs to event loops: of each, one store, and what waits or gathers there.
+
+Code without an event loop never comes here: see `Stores`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from anyio import fail_after
+from anyio.lowlevel import current_token
+
+from taskbull.core.keys import QueueKeys
+from taskbull.core.states import JobState
+from taskbull.errors import TaskbullError
+from taskbull.queue.border import alone
+from taskbull.queue.bulk import Entry, Line
+from taskbull.queue.group import Group
+from taskbull.queue.handle import JobHandle
+from taskbull.queue.result import failure, not_in_time
+from taskbull.queue.watch import Watch
+from taskbull.scripts.inspection import Ending
+from taskbull.store.address import Address
+from taskbull.store.aio import Store, ambient_store
+from taskbull.store.dialing import ConnectionOptions
+
+# A producer's callers have deadlines of a few seconds: it must notice soon that Redis is back.
+_PRODUCER = ConnectionOptions(longest_delay=1.0)
+
+
+class Side:
+    """What belongs to one event loop."""
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+        self._watches: dict[str, Watch] = {}
+        self._groups: dict[Line, Group] = {}
+
+    async def add(self, entry: Entry, timeout: float | None) -> JobHandle[Any]:
+        """Add one job, together with those of other callers in this event loop."""
+        group = self._groups.get(entry.line)
+        if group is None:
+            group = self._groups[entry.line] = Group(entry.line, self.store, timeout)
+        try:
+            return await group.add(entry)
+        except TaskbullError as error:
+            raise alone(error) from error.__cause__
+
+    async def ending(self, keys: QueueKeys, job_id: str, timeout: float | None) -> Ending:
+        """Wait until a job has completed; the timeout is for all of it.
+
+        Raises `JobFailed` for one that failed, `JobNotFound`, or `TimeoutError`.
+        """
+        try:
+            with fail_after(timeout):
+                ending = await self._watch(keys).ending(job_id)
+                if ending.state is JobState.FAILED:
+                    steps = failure(keys, job_id, ending.failed_reason or "")
+                    raise await self.store.perform(steps)
+        except TimeoutError:
+            raise not_in_time(keys, job_id, timeout) from None
+        return ending
+
+    def _watch(self, keys: QueueKeys) -> Watch:
+        watch = self._watches.get(keys.base)
+        if watch is None or watch.over:
+            watch = self._watches[keys.base] = Watch(keys, self.store)
+        return watch
+
+
+class Loops:
+    """Gives what belongs to the running event loop; made when first needed."""
+
+    def __init__(self, address: Address) -> None:
+        self._address = address
+        self._sides: WeakKeyDictionary[Any, Side] = WeakKeyDictionary()
+
+    def running(self) -> Side:
+        """Give the side of the running event loop."""
+        loop = current_token().native_token
+        if (side := self._sides.get(loop)) is None:
+            self._forget_closed()
+            side = self._sides[loop] = Side(ambient_store(self._address, _PRODUCER))
+        return side
+
+    def _forget_closed(self) -> None:
+        # A store holds on to its loop of asyncio, so that none of them would ever be collected.
+        for loop in list(self._sides):
+            if isinstance(loop, asyncio.AbstractEventLoop) and loop.is_closed():
+                self._sides.pop(loop, None)

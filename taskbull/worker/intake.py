@@ -1,0 +1,190 @@
+"""What Redis says to a worker, taken in: what became of outcomes, which jobs it gives, how it is.
+
+Its rules:
+
+- A job's lease ends when Redis has accepted what became of the job, or when the lock is gone.
+- A job whose outcome cannot be written because of what stands in Redis has failed.
+- Where jobs are not wanted any more, those that come go back.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from random import random
+from typing import Final
+
+from taskbull.core.checks import shown
+from taskbull.core.durations import from_ms
+from taskbull.core.job import Job
+from taskbull.core.outcome import Completed, Failed, Limited, Lost, Outcome, Released, Snoozed
+from taskbull.core.retry import NO_POLICY, RetryPolicy, decide, failed_for_good
+from taskbull.errors import PermanentError, ServerRefused, TaskbullError
+from taskbull.scripts.cycle import Cycled
+from taskbull.scripts.replies import DENIED, REFUSALS, REFUSED
+from taskbull.store.reconnection import reconnect_delay
+from taskbull.worker.demand import Demand
+from taskbull.worker.lease import Lease
+from taskbull.worker.outbox import Ending, Outbox
+from taskbull.worker.quarantine import is_suspect
+from taskbull.worker.side import QueueSide
+
+logger = logging.getLogger(__name__)
+
+_LONGEST_LIMIT = 30.0
+"""Seconds after which a limited queue is asked again, whatever it said: limits can be lifted."""
+
+_LONGEST_FULL = 5.0
+"""Seconds after which a Redis that was out of memory is asked again, at the latest."""
+
+_INCOMPLETE: Final[dict[int, tuple[type[Exception], str]]] = {
+    -4: (TaskbullError, "Job {} has pending dependencies. moveToFinished"),
+    -9: (
+        PermanentError,
+        "Cannot complete job {} because it has at least one failed child. moveToFinished",
+    ),
+}
+"""What a job has failed of that its children keep from being completed; the words are BullMQ's."""
+
+
+class Intake:
+    """Takes in what calls bring, for one queue of a worker."""
+
+    def __init__(self, side: QueueSide, demand: Demand, outbox: Outbox) -> None:
+        self._side = side
+        self._demand = demand
+        self._outbox = outbox
+        self._full = 0  # how often in a row Redis had no memory for jobs
+
+    def ended(self, lease: Lease, outcome: Outcome, policy: RetryPolicy = NO_POLICY) -> None:
+        """Note what became of a job, and that its slot is free."""
+        lease.ended = True
+        self._demand.occupied -= 1
+        guard = self._side.guard
+        if guard is not None:
+            guard.ended(lease.job.id, outcome)
+        if lease.lost is None and not isinstance(outcome, Lost):
+            self._outbox.append((lease, outcome, policy))
+        else:
+            self._let_go(lease)
+
+    def deliver(self, jobs: Sequence[Job], token: str, renewed: float) -> None:
+        """Let jobs run that were taken; give them back if that is no longer wanted."""
+        if not jobs:
+            return
+        side = self._side
+        leases = [Lease(job, token, renewed) for job in jobs]
+        side.leases.add_all(leases)
+        self._demand.occupied += len(leases)
+        if self._demand.stopping or (side.guard is not None and side.guard.open):
+            for lease in leases:
+                self.ended(lease, Released())
+            return
+        if side.guard is not None:
+            for lease in leases:
+                side.guard.started(lease.job.id)
+        if suspects := [lease for lease in leases if is_suspect(lease.job)]:
+            leases = [lease for lease in leases if lease not in suspects]
+            for lease, wait in side.quarantine.admit(suspects, side.bench):
+                self.ended(lease, Snoozed(wait))
+        side.bench.put(leases)
+
+    def heed(
+        self, batch: list[Ending], codes: Sequence[int], reasons: Sequence[str] = ()
+    ) -> ServerRefused | None:
+        """Take in what Redis answered for each outcome; what cannot be written yet comes last."""
+        if not any(codes):
+            self._accept(batch)
+            return None
+        said = iter(reasons)
+        accepted: list[Ending] = []
+        denied: list[Ending] = []
+        reason = "NOPERM this user may not write an outcome"
+        for ending, code in zip(batch, codes, strict=True):
+            if code == 0:
+                accepted.append(ending)
+            elif code == DENIED:
+                reason = next(said, reason)
+                denied.append(ending)
+            elif code == REFUSED:
+                self.fail(ending, next(said, "something in Redis prevents it"))
+            else:
+                self._reject(ending, code)
+        self._accept(accepted)
+        self._outbox.extend(denied)
+        return ServerRefused(reason.partition(" ")[0], reason) if denied else None
+
+    def look(self, cycled: Cycled, want: int, wakes: int) -> None:
+        """Take in what a call says about the queue that was to give jobs."""
+        if cycled.dropped:
+            logger.warning(
+                "Queue %s: %d entries of the waiting list are not jobs that can run, such as %s",
+                self._side.keys.queue,
+                len(cycled.dropped),
+                shown(cycled.dropped[0]),
+            )
+        if cycled.full:
+            self._be_full()
+            return
+        if self._full:
+            logger.info("Queue %s: Redis has memory again", self._side.keys.queue)
+            self._full = 0
+        self._demand.answered(want, len(cycled.jobs), wakes)
+        if cycled.limited_ms:
+            self._limit(min(from_ms(cycled.limited_ms), _LONGEST_LIMIT))
+        if cycled.next_due_ms:
+            clock = self._side.clock
+            self._side.alarm.set(clock.now() + from_ms(cycled.next_due_ms - clock.wall_ms()))
+
+    def fail(self, ending: Ending, reason: str) -> None:
+        """Let a job fail whose outcome cannot be written because of what stands in Redis."""
+        lease, outcome, policy = ending
+        error = ServerRefused("REFUSED", f"Redis refused to write what became of it: {reason}")
+        if isinstance(outcome, Failed):
+            self.lose(lease, str(error))
+        else:
+            self._outbox.append((lease, failed_for_good(error), policy))
+
+    def lose(self, lease: Lease, reason: str) -> None:
+        """Take in that a job is no longer ours."""
+        self._let_go(lease)
+        self._side.reporter.lost(lease, reason)
+
+    def _accept(self, batch: list[Ending]) -> None:
+        for lease, outcome, _ in batch:
+            self._let_go(lease)
+            if isinstance(outcome, Limited) and outcome.delay > 0:
+                self._limit(outcome.delay)  # also where no limit of the queue's keeps us from it
+        self._side.reporter.ended_all([ending[:2] for ending in batch])
+
+    def _reject(self, ending: Ending, code: int) -> None:
+        """Take in that Redis did not write an outcome."""
+        lease, outcome, policy = ending
+        if code in _INCOMPLETE and isinstance(outcome, Completed):
+            # The lock is still ours: a job that cannot be completed has failed.
+            kind, words = _INCOMPLETE[code]
+            error = kind(words.format(lease.job.id))
+            self._outbox.append((lease, decide(error, lease.job, policy, random=random), policy))
+            return
+        self.lose(lease, str(REFUSALS[code](self._side.keys.queue, lease.job.id)))
+
+    def _let_go(self, lease: Lease) -> None:
+        self._side.leases.drop(lease)
+        if is_suspect(lease.job):
+            self._side.quarantine.gone(lease)
+
+    def _be_full(self) -> None:
+        """Take no jobs for a while: Redis is out of memory, and would refuse what they write."""
+        self._full += 1
+        if self._full == 1:
+            logger.warning(
+                "Queue %s: Redis is out of memory, so no job is taken until it has some again: "
+                "raise its maxmemory or remove what is not needed",
+                self._side.keys.queue,
+            )
+        self._limit(reconnect_delay(self._full, _LONGEST_FULL, random()))  # noqa: S311
+
+    def _limit(self, duration: float) -> None:
+        """Take no jobs for so many seconds."""
+        self._demand.limited_until = self._side.clock.now() + duration
+        self._side.alarm.set(self._demand.limited_until)

@@ -1,0 +1,154 @@
+"""What a worker does about a call that did not go well: it is settled by what is in Redis.
+
+Its rules:
+
+- A call that Redis has surely not executed is made again, later and anew.
+- A call that may or may not have been executed is asked about: jobs that it took are adopted,
+  outcomes that it wrote are counted as written, and of the others those whose job is still locked
+  are sent again.
+- No job starts on the word of a reply that is so old that its lock may be gone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from time import monotonic
+
+from taskbull.core import events
+from taskbull.core.job import Job
+from taskbull.errors import MaybeExecuted, ServerRefused, ServerUnavailable, TaskbullError
+from taskbull.scripts.cycle import Cycled, Taking
+from taskbull.scripts.settlement import Settled
+from taskbull.store.aio import Way
+from taskbull.store.pipeline import Reply
+from taskbull.worker.demand import Demand
+from taskbull.worker.inquiry import Inquiry
+from taskbull.worker.intake import Intake
+from taskbull.worker.outbox import Ending, Outbox, is_at_fault
+from taskbull.worker.side import QueueSide
+from taskbull.worker.trip import Trip
+
+_CUTS = 2
+"""How many cuts in a row are taken for the network's fault, not for that of what was sent."""
+
+
+class Recovery:
+    """Sees calls through that need more than one answer."""
+
+    def __init__(
+        self, side: QueueSide, demand: Demand, outbox: Outbox, intake: Intake, taking: Taking
+    ) -> None:
+        self._side = side
+        self._demand = demand
+        self._outbox = outbox
+        self._intake = intake
+        self._inquiry = Inquiry(side, taking)
+        self._refusals = 0
+        self._last_cut: Way | None = None  # where the last call was that was cut off
+
+    def went_well(self) -> None:
+        """Take in that Redis does what it is asked for."""
+        self._refusals = 0
+
+    async def see_through(self, trip: Trip, reply: Reply) -> None:
+        """Bring a call to its end, from its first reply on, which may be an error."""
+        demand, want = self._demand, trip.want
+        try:
+            cycled = await self._side.store.finish(trip.call, trip.way, reply)
+        except ServerUnavailable as error:  # it was not executed: there is nothing to settle
+            demand.asked -= want
+            self._outbox.put_back(trip.batch, apart=trip.apart)
+            await self._inquiry.pause(1, error)
+        except (MaybeExecuted, ServerRefused) as error:
+            ended = [(lease.job.id, lease.token) for lease, _, _ in trip.batch]
+            settled = await self._inquiry.settle(trip.token, ended, want)
+            demand.asked -= want - len(settled.taken)
+            self._recover(trip.batch, settled)
+            await self._adopt(settled.taken, trip)
+            if isinstance(error, ServerRefused):
+                await self._refused(error, trip)
+            elif trip.batch and not settled.codes:
+                await self._cut_off(error, trip)
+        else:
+            await self._take_in(trip, cycled)
+
+    async def _take_in(self, trip: Trip, cycled: Cycled) -> None:
+        denied = self._intake.heed(trip.batch, cycled.codes, cycled.reasons)
+        if trip.want:
+            self._intake.look(cycled, trip.want, trip.wakes)
+        await self._deliver(cycled.jobs, trip, trip.sent_at)
+        self._demand.asked -= trip.want
+        if denied is None:
+            self.went_well()
+        else:
+            await self._put_off(denied)
+
+    async def _deliver(self, jobs: Sequence[Job], trip: Trip, renewed: float) -> None:
+        """Let jobs run whose locks were surely alive at `renewed`."""
+        if jobs and monotonic() - renewed > trip.fresh_for:
+            jobs, renewed = await self._inquiry.renew(trip.token, jobs)
+        self._intake.deliver(jobs, trip.token, renewed)
+
+    async def _adopt(self, job_ids: list[str], trip: Trip) -> None:
+        """Let jobs run that a call took whose reply was lost."""
+        while job_ids:
+            renewed = monotonic()
+            adopted = await self._inquiry.adopt(trip.token, job_ids, trip.now_ms)
+            await self._deliver(adopted.jobs, trip, renewed)
+            self._demand.asked -= adopted.count
+            job_ids = job_ids[adopted.count :]
+
+    def _recover(self, batch: list[Ending], settled: Settled) -> None:
+        again: list[Ending] = []
+        if settled.codes:  # it was executed
+            self._intake.heed(batch, settled.codes)
+        else:
+            again = [one for one, held in zip(batch, settled.held, strict=True) if held]
+            for ending, held in zip(batch, settled.held, strict=True):
+                if not held:
+                    reason = "the lock expired before Redis could be told of its end"
+                    self._intake.lose(ending[0], reason)
+        self._outbox.put_back(again)
+        self._demand.wake()
+        self._side.reporter.tell(
+            events.Recovered,
+            adopted=len(settled.taken),
+            settled=settled.codes.count(0),
+            resent=len(again),
+        )
+
+    async def _refused(self, error: TaskbullError, trip: Trip) -> None:
+        """Go on after a call that had no effect: later, and each outcome in a call of its own.
+
+        The one that was refused comes last, so that it holds up no other. If what it says is at
+        fault, and not the queue, its job fails.
+        """
+        batch = trip.batch
+        if len(batch) == 1 and not trip.want and self._outbox.withdraw(batch[0]):
+            lease = batch[0][0]
+            lease.refusals += 1
+            if is_at_fault(batch[0], error):
+                self._intake.fail(batch[0], str(error))
+                return
+            self._outbox.append(batch[0])
+            self._refusals = max(self._refusals, lease.refusals)
+        await self._put_off(error)
+
+    async def _cut_off(self, error: MaybeExecuted, trip: Trip) -> None:
+        """Go on after outcomes did not get through: at once, but not if that happens again.
+
+        A link that took several calls along counts once: else four calls under way would make the
+        pauses sixteen times as long.
+        """
+        if trip.way is not None and trip.way == self._last_cut:
+            return
+        self._last_cut = trip.way
+        if self._refusals < _CUTS:
+            self._refusals += 1
+        else:
+            await self._refused(error, trip)
+
+    async def _put_off(self, error: TaskbullError) -> None:
+        self._outbox.separate()
+        self._refusals += 1
+        await self._inquiry.pause(self._refusals, error)

@@ -1,0 +1,112 @@
+"""How many jobs a worker asks for, and when: tables."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+
+from taskbull.worker.demand import BATCH, CALLS, Demand
+
+
+def demand(
+    concurrency: int = 10,
+    *,
+    occupied: int = 0,
+    asked: int = 0,
+    under_way: int = 0,
+    hungry: bool = True,
+) -> Demand:
+    made = Demand(concurrency)
+    made.occupied, made.asked, made.under_way, made.hungry = occupied, asked, under_way, hungry
+    return made
+
+
+@dataclass
+class AtMost:
+    """A circuit that lets so many jobs through."""
+
+    most: int
+
+    def allowed(self, wanted: int, asked: int) -> int:
+        return max(0, min(wanted, self.most - asked))
+
+
+@pytest.mark.parametrize(
+    ("state", "room"),
+    [
+        (demand(), 10),
+        (demand(occupied=4), 6),
+        (demand(occupied=4, asked=5), 1),
+        (demand(occupied=10), 0),
+    ],
+)
+def test_no_more_jobs_are_asked_for_than_there_are_free_slots(state: Demand, room: int) -> None:
+    assert state.room() == room
+
+
+def test_nothing_is_asked_for_while_the_queue_is_limited_or_the_worker_stops() -> None:
+    limited, stopping = demand(), demand()
+    limited.limited_until = 5.0
+    stopping.stopping = True
+    assert (limited.room(), stopping.room()) == (0, 0)
+
+
+def test_a_circuit_breaker_has_the_last_word() -> None:
+    state = Demand(10, AtMost(3))
+    state.asked = 1
+    assert state.room() == 2
+
+
+@pytest.mark.parametrize(
+    ("state", "outcomes", "apart", "want"),
+    [
+        # Nothing is under way: whatever there is to say is said.
+        (demand(occupied=10), 1, 0, 0),
+        (demand(occupied=9), 1, 0, 1),
+        (demand(occupied=9, hungry=False), 1, 0, 1),
+        (demand(hungry=False), 0, 0, None),
+        (demand(hungry=True), 0, 0, 10),
+        (demand(occupied=10, hungry=True), 0, 0, None),
+        (demand(100), 0, 0, BATCH),
+        # One is: a further one is worth it for half of the slots.
+        (demand(occupied=10, under_way=1), 4, 0, None),
+        (demand(occupied=5, under_way=1), 5, 0, 5),
+        (demand(occupied=6, under_way=1), 0, 0, None),
+        (demand(occupied=5, under_way=1), 0, 0, 5),
+        (demand(occupied=5, under_way=1, hungry=False), 0, 0, None),
+        (demand(1, under_way=1), 1, 0, 1),
+        # There is an end to it.
+        (demand(under_way=CALLS), 50, 0, None),
+        # After a refusal, one by one, and no jobs.
+        (demand(), 3, 3, 0),
+        (demand(under_way=1), 50, 1, None),
+    ],
+)
+def test_when_a_call_is_due_and_what_it_asks_for(
+    state: Demand, outcomes: int, apart: int, want: int | None
+) -> None:
+    assert state.due(outcomes, apart) == want
+
+
+@pytest.mark.parametrize(
+    ("taken", "woken", "hungry"),
+    [
+        (5, False, True),  # all that was wanted: there may be more
+        (4, False, False),
+        (0, False, False),
+        (0, True, True),  # somebody knows of jobs that came after this call
+    ],
+)
+def test_whether_there_may_be_more_jobs(taken: int, woken: bool, hungry: bool) -> None:
+    state = demand()
+    wakes = state.wakes
+    if woken:
+        state.wake()
+    state.answered(5, taken, wakes)
+    assert state.hungry is hungry
+
+
+@pytest.mark.parametrize(("concurrency", "enough"), [(1, 1), (2, 1), (10, 5), (100, 25)])
+def test_how_many_jobs_are_worth_a_call(concurrency: int, enough: int) -> None:
+    assert Demand(concurrency).enough == enough

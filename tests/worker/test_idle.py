@@ -1,0 +1,78 @@
+"""What an idle worker asks of Redis, counted by the server: a period is one wait at the marker."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+import redis
+
+from taskbull.core import events
+from taskbull.core.durations import seconds
+from taskbull.core.options import WorkerOptions
+from taskbull.observability.source import OwnMetrics
+from taskbull.worker import measuring
+from tests.worker.bed import WorkerBed, echo, until
+
+PERIOD = 0.2
+"""Seconds of one wait here; what is counted is commands per wait, however long it takes."""
+
+WAITS = 5
+"""How many waits are looked at."""
+
+OF_THE_CYCLE = {"hmget", "zadd", "zrangebyscore", "lrange", "zrange", "del", "type", "exists"}
+"""What its script calls."""
+
+OF_COUNTING = {"llen", "zcard"}
+"""What the script calls that counts jobs."""
+
+
+def executed(admin: redis.Redis) -> Counter[str]:
+    """Count the commands that the server has executed, those of scripts among them."""
+    stats = admin.info("commandstats")
+    counts = {name.removeprefix("cmdstat_"): stats[name]["calls"] for name in stats}
+    return Counter({name: int(calls) for name, calls in counts.items() if name != "info"})
+
+
+async def while_idle(bed: WorkerBed, queues: int = 1) -> Counter[str]:
+    """Give what was executed during so many waits; the worker has just started."""
+    await bed.record.wait_for(events.Swept, queues)  # the next sweep is in half a minute
+    await until(lambda: executed(bed.admin)["bzpopmin"] >= 2 * queues)
+    before = executed(bed.admin)
+    await until(lambda: executed(bed.admin)["bzpopmin"] >= before["bzpopmin"] + WAITS * queues)
+    return executed(bed.admin) - before
+
+
+@pytest.fixture(autouse=True)
+def from_nothing(bed: WorkerBed) -> None:
+    bed.admin.config_resetstat()
+
+
+@pytest.mark.parametrize("queues", [["q"], ["a", "b", "c"]])
+async def test_an_idle_worker_sends_two_commands_per_wait_of_each_queue(
+    bed: WorkerBed, queues: list[str]
+) -> None:
+    async with bed.worker(echo, queues=queues, drain_delay=PERIOD).running():
+        sent = await while_idle(bed, len(queues))
+    assert set(sent) <= {"bzpopmin", "evalsha", *OF_THE_CYCLE}
+    assert sent["evalsha"] <= sent["bzpopmin"] + len(queues)
+
+
+def test_with_the_defaults_that_is_less_than_one_command_in_two_seconds() -> None:
+    options = WorkerOptions()
+    wait = seconds("drain_delay", options.drain_delay)
+    sweep = seconds("stalled_interval", options.stalled_interval)
+    assert 2 / wait + 1 / sweep <= 0.5
+
+
+async def test_metrics_add_three_commands_per_sample(
+    bed: WorkerBed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(measuring, "SAMPLING", PERIOD)
+    worker = bed.worker(echo, drain_delay=PERIOD)
+    worker.measure(OwnMetrics().metrics)
+    async with worker.running():
+        sent = await while_idle(bed)
+    assert set(sent) <= {"bzpopmin", "evalsha", "get", "pexpire", *OF_THE_CYCLE, *OF_COUNTING}
+    assert abs(sent["get"] - sent["pexpire"]) <= 1
+    assert sent["evalsha"] <= sent["bzpopmin"] + sent["get"] + 2
