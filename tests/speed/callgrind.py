@@ -1,0 +1,151 @@
+"""Instructions that the server executes per job, counted by valgrind's callgrind.
+
+    python -m tests.speed.callgrind [--kind redis-7|valkey-9] [--rounds N]
+
+The figure is the same to a few per cent on any machine, whatever else it does. ECHO makes callgrind
+write down what was executed since the last one: no debugger has to interrupt the server.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+import shutil
+from argparse import ArgumentParser
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import count
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import redis
+from msgspec import Struct
+
+from taskbull.store.address import parse
+from taskbull.store.server import Server
+from taskbull.store.sync import SyncStore
+from tests.servers.kinds import REDIS_7, VALKEY_9, binary
+from tests.speed.pieces import play
+from tests.speed.player import ADDED_PER_CALL, Player
+
+CYCLES = {50: 1000, 10: 500, 1: 250}
+"""Jobs per call, and how many of them are run."""
+
+PIECES = {
+    "add in bulk": 500,
+    "add 100 kB in bulk": 20,
+    "run what is due at one moment": 300,
+    "promote all": 300,
+    "retry all": 300,
+    "clean completed": 300,
+    "sweep, all dead": 500,
+}
+"""Operations, and on how many jobs: two full calls, or more. More jobs are just more calls."""
+
+QUIET = {"hz": "1", "activerehashing": "no", "loglevel": "warning"}
+"""Of what the server does by itself, as little as can be."""
+
+_START_LIMIT = 60.0
+_TOTAL = re.compile(rb"^totals: (\d+)$", re.MULTILINE)
+
+
+class Instructions(Struct, frozen=True):
+    """What a plain job costs the server, in instructions."""
+
+    add: int
+    """Added by `ADDED_PER_CALL` per call."""
+    cycle: dict[int, int]
+    """Taken and ended; by the number of jobs per call."""
+
+
+def has_valgrind() -> bool:
+    """Tell whether instructions can be counted here."""
+    return shutil.which("valgrind") is not None
+
+
+def measure(program: Path) -> Instructions:
+    """Play plain jobs through the scripts, and count."""
+    with _counted(program) as (url, folder), redis.Redis.from_url(url) as admin:
+        store = SyncStore(parse(url))
+        player = Player(store)
+        player.add(ADDED_PER_CALL)  # loads the scripts
+        player.drain(10)
+        player.drain(1)
+        counter = _Counter(admin, folder)
+        added, cycles = 0, {}
+        for at_once, jobs in CYCLES.items():
+            counter.count()
+            player.add(jobs)
+            added += counter.count()
+            player.drain(at_once)
+            cycles[at_once] = counter.count() // jobs
+        store.close()
+    return Instructions(added // sum(CYCLES.values()), cycles)
+
+
+def measure_calls(program: Path) -> dict[str, int]:
+    """Play operations on many jobs; give the instructions of the costliest call of each but one.
+
+    That one may have met the server's chores: 600,000 instructions, once per second.
+    """
+    with _counted(program) as (url, folder), redis.Redis.from_url(url) as admin:
+        counter = _Counter(admin, folder)
+        costliest = {}
+        for operation, jobs in PIECES.items():
+            play(operation, url, counter.count, 1)  # loads the scripts
+            costliest[operation] = sorted(play(operation, url, counter.count, jobs))[-2]
+    return costliest
+
+
+@contextmanager
+def _counted(program: Path) -> Iterator[tuple[str, Path]]:
+    """Start a server whose instructions are counted; gives its address and callgrind's folder."""
+    with TemporaryDirectory(prefix="taskbull-callgrind-") as name:
+        folder = Path(name)
+        words = [
+            *("valgrind", "--tool=callgrind", "--dump-before=echoCommand"),
+            *(f"--callgrind-out-file={folder}/counts", str(program)),
+        ]
+        starter = folder / "server"
+        starter.write_text(f'#!/bin/sh\nexec {shlex.join(words)} "$@"\n')
+        starter.chmod(0o700)
+        server = Server(starter, QUIET)
+        try:
+            server.start(_START_LIMIT)
+            yield server.url, folder
+        finally:
+            server.close()
+
+
+class _Counter:
+    """Gives how many instructions were executed since it was last asked."""
+
+    def __init__(self, admin: redis.Redis, folder: Path) -> None:
+        self._admin = admin
+        self._folder = folder
+        self._numbers = count(1)
+
+    def count(self) -> int:
+        self._admin.echo("")
+        written = (self._folder / f"counts.{next(self._numbers)}").read_bytes()
+        found = _TOTAL.search(written)
+        if found is None:
+            raise ValueError("callgrind wrote no total")
+        return int(found[1])
+
+
+def main() -> None:
+    parser = ArgumentParser(description=__doc__)
+    parser.add_argument("--kind", choices=[REDIS_7, VALKEY_9], default=REDIS_7)
+    parser.add_argument("--rounds", type=int, default=1)
+    options = parser.parse_args()
+    for _ in range(options.rounds):
+        found = measure(binary(options.kind))
+        cycles = ", ".join(f"{cost:,} at {at_once}" for at_once, cost in found.cycle.items())
+        print(f"{options.kind}: add {found.add:,}; take and end {cycles} per call", flush=True)
+        for operation, cost in measure_calls(binary(options.kind)).items():
+            print(f"{options.kind}: a call of {operation!r}: {cost:,}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,70 @@
+"""Plain jobs played through the scripts, with fixed data at a fixed time: each run is the same."""
+
+from __future__ import annotations
+
+from itertools import count
+
+from taskbull.core.job import Job, NewJob
+from taskbull.core.keys import QueueKeys
+from taskbull.core.options import JobOptions
+from taskbull.core.outcome import Completed
+from taskbull.core.wire.job import encode_job
+from taskbull.scripts.add import Lane, add_jobs
+from taskbull.scripts.cycle import Packed, Taking, cycle, pack_outcome
+from taskbull.store.sync import SyncStore
+
+NOW = 1_800_000_000_000
+LATER = NOW + 3_600_000
+ADDED_PER_CALL = 250
+DATA = {"to": "ann@example.org", "subject": "Hi", "n": 1}
+PLAIN = JobOptions(attempts=3, backoff=None, keep_completed=None, keep_failed=None, keep_logs=None)
+DELAYED = JobOptions(
+    attempts=3, backoff=None, keep_completed=None, keep_failed=None, keep_logs=None, delay=60
+)
+_TAKING = Taking(30_000, worker_name="host-1234-abcdef")
+
+
+class Player:
+    """Adds plain jobs and runs them, as a worker with two calls under way does."""
+
+    def __init__(self, store: SyncStore, queue: str = "counted") -> None:
+        self.keys = QueueKeys(queue)
+        self.store = store
+        self._lane = Lane("0d7b4a52-52a2-4f86-ae37-6a2a0a0d7c11", 0)
+        self._calls = count(1)
+
+    def add(self, jobs: int, per_call: int = ADDED_PER_CALL, options: JobOptions = PLAIN) -> None:
+        """Add so many jobs."""
+        job = encode_job(NewJob("noop", DATA, options), NOW)
+        for first in range(0, jobs, per_call):
+            self._lane.begin_call()
+            part = [job] * min(per_call, jobs - first)
+            self.store.run(add_jobs(self.keys, part, NOW, self._lane))
+
+    def drain(self, at_once: int, *, from_ms: int = NOW) -> None:
+        """Run all jobs that there are, so many per call."""
+        running: list[list[Packed]] = [[], []]
+        while True:
+            now = from_ms + next(self._calls)
+            tokens = [f"3f1c1d1e-aaaa-bbbb-cccc-1234567890a{n}:{now - from_ms}" for n in range(2)]
+            calls = [
+                cycle(self.keys, now, ends, at_once, token, _TAKING)
+                for ends, token in zip(running, tokens, strict=True)
+            ]
+            taken = self.store.run_all(calls)
+            running = [
+                [_done(job, token, now) for job in cycled.jobs]
+                for cycled, token in zip(taken, tokens, strict=True)
+            ]
+            if not any(running):
+                return
+
+    def take(self, at_once: int) -> None:
+        """Take all jobs, and leave them running."""
+        token = "3f1c1d1e-aaaa-bbbb-cccc-1234567890ab:1"
+        while self.store.run(cycle(self.keys, NOW, [], at_once, token, _TAKING)).jobs:
+            pass
+
+
+def _done(job: Job, token: str, now_ms: int) -> Packed:
+    return pack_outcome(job, token, Completed(b"null"), 1, now_ms)

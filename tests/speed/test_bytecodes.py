@@ -1,0 +1,85 @@
+"""How many bytecode instructions a job costs the interpreter: a figure that no neighbour disturbs.
+
+Those of taskbull's own code are bounded more narrowly than all of them: the event loops and anyio
+are what pip finds, and may change by themselves.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.servers.kinds import KINDS, Reachable, SharedServers
+from tests.speed.bounds import check_not_grown
+
+Figures = dict[str, tuple[int, int]]
+
+WERE: dict[tuple[int, int], dict[str, Figures]] = {
+    (3, 11): {
+        "asyncio": {
+            "delay": (1_341, 1_341),
+            "enqueue": (787, 777),
+            "adelay": (2_104, 1_353),
+            "adelay from 100 tasks": (1_222, 844),
+            "aenqueue": (790, 777),
+            "worker at 1": (2_837, 2_137),
+            "worker at 100": (950, 887),
+        },
+        "trio": {
+            "adelay": (2_687, 1_453),
+            "adelay from 100 tasks": (1_480, 914),
+            "aenqueue": (791, 776),
+            "worker at 1": (3_418, 2_236),
+            "worker at 100": (991, 903),
+        },
+    },
+}
+"""By version of Python: per job in all, and in taskbull's own code. Write less when it is less."""
+
+SLACK = 0.05
+SLACK_IN_ALL = 0.12
+
+
+@pytest.fixture
+def server(shared_servers: SharedServers) -> Reachable:
+    """One kind is enough: it is the interpreter's work that is counted."""
+    return shared_servers.get(KINDS[0])
+
+
+@pytest.mark.parametrize("loop", ["asyncio", "trio"])
+def test_a_job_costs_no_more_bytecodes(loop: str, server: Reachable) -> None:
+    found = measured(server.url, loop)
+    version = sys.version_info[:2]
+    if version not in WERE:
+        told = {name: round(figures["all"]) for name, figures in found.items()}
+        pytest.skip(f"no bounds are set for Python {version[0]}.{version[1]}: found {told}")
+    were = WERE[version][loop]
+    ours = {f"{name}, in taskbull": float(most) for name, (_, most) in were.items()}
+    check_not_grown({f"{k}, in taskbull": v["taskbull"] for k, v in found.items()}, ours, SLACK)
+    in_all = {f"{name}, in all": float(most) for name, (most, _) in were.items()}
+    check_not_grown({f"{k}, in all": v["all"] for k, v in found.items()}, in_all, SLACK_IN_ALL)
+
+
+def measured(url: str, loop: str) -> dict[str, dict[str, float]]:
+    command = [sys.executable, "-m", "tests.speed.bytecodes", url, loop]
+    # Not what pytest-cov leaves behind for children: a second tracer would end the first.
+    environment = {name: value for name, value in os.environ.items() if "COV" not in name}
+    ran = subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        cwd=Path(__file__).parents[2],
+        env=environment | {"PYTHONHASHSEED": "0"},
+        check=False,
+    )
+    if "somebody else traces" in ran.stderr:
+        pytest.skip(ran.stderr.strip())
+    assert ran.returncode == 0, ran.stderr
+    figures: dict[str, dict[str, float]] = json.loads(ran.stdout)
+    return figures
