@@ -1,0 +1,1 @@
+"""How fast, next to what else there is: `python -m benchmarks --help`."""

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
-import threading
-import urllib.request
-from collections.abc import Generator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Generator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from time import perf_counter, process_time
 
 import anyio
 from opentelemetry import metrics, trace
@@ -15,12 +15,15 @@ from opentelemetry.exporter.prometheus import PrometheusMetricReader
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
+from opentelemetry.sdk.trace.sampling import ParentBased, Sampler, TraceIdRatioBased
 
-from benchmarks import drain_worker
+from taskbull.core.options import WorkerOptions
 from taskbull.observability.endpoint import Endpoint
 from taskbull.observability.source import OwnMetrics
-from taskbull.worker.runner import Runner
+from taskbull.worker.running_job import RunningJob
 from taskbull.worker.worker import Worker
+
+QUEUE = "drain"
 
 SCRAPING = 1.0
 """Seconds between two scrapes."""
@@ -33,84 +36,89 @@ class Discarding(SpanExporter):
         return SpanExportResult.SUCCESS
 
 
-@contextmanager
-def without_hooks() -> Generator[None]:
-    """Take out what asks, for each job, whether anybody watches."""
-
-    async def occupy(self: Runner) -> None:
-        take = self._side.bench.take
-        while (lease := await take()) is not None:
-            if lease.lost is None:
-                await self._run(lease)
-
-    setattr(Runner, "occupy", occupy)  # noqa: B010 - mypy minds the plain form
-    yield
+Watch = Callable[[Worker], AbstractContextManager[None]]
 
 
 @contextmanager
-def sdk() -> Generator[None]:
-    """Have providers that nobody reads from."""
-    trace.set_tracer_provider(TracerProvider(shutdown_on_exit=False))
-    metrics.set_meter_provider(MeterProvider(shutdown_on_exit=False))
-    yield
-
-
-@contextmanager
-def endpoint() -> Generator[None]:
-    """Serve and scrape metrics, as `--metrics-port` does."""
+def endpoint(worker: Worker) -> Generator[None]:
+    """Serve metrics as `--metrics-port` does, and let another process scrape them."""
     own = OwnMetrics()
-    made = Worker.__init__
+    worker.measure(own.metrics)
+    with Endpoint(own, "127.0.0.1", 0) as served:
+        command = [sys.executable, "-c", _SCRAPER, f"{served.url}/metrics", str(SCRAPING)]
+        with subprocess.Popen(command) as scraper:
+            try:
+                yield
+            finally:
+                scraper.terminate()
 
-    def init(self: Worker, *args: object, **more: object) -> None:
-        made(self, *args, **more)  # type: ignore[arg-type]
-        self.measure(own.metrics)
 
-    setattr(Worker, "__init__", init)  # noqa: B010
-    with Endpoint(own, "127.0.0.1", 0) as served, scraped(f"{served.url}/metrics"):
+_SCRAPER = """
+import sys, time, urllib.request
+while True:
+    time.sleep(float(sys.argv[2]))
+    urllib.request.urlopen(sys.argv[1]).read()
+"""
+
+
+def traces(sampled: float, *exporters: SpanExporter) -> Watch:
+    """Have a tracer provider that samples so much of what begins here."""
+
+    @contextmanager
+    def watch(_: Worker) -> Generator[None]:
+        sampler: Sampler = ParentBased(TraceIdRatioBased(sampled))
+        provider = TracerProvider(sampler, shutdown_on_exit=False)
+        for exporter in exporters:
+            provider.add_span_processor(BatchSpanProcessor(exporter))
+        trace.set_tracer_provider(provider)
         yield
+
+    return watch
 
 
 @contextmanager
-def everything() -> Generator[None]:
-    """Export spans, have a Prometheus reader of the SDK's, and the endpoint beside it."""
-    provider = TracerProvider(shutdown_on_exit=False)
-    provider.add_span_processor(BatchSpanProcessor(Discarding()))
-    trace.set_tracer_provider(provider)
+def meters(_: Worker) -> Generator[None]:
+    """Have a meter provider with a Prometheus reader."""
     metrics.set_meter_provider(MeterProvider([PrometheusMetricReader()], shutdown_on_exit=False))
-    with endpoint():
-        yield
-
-
-@contextmanager
-def scraped(url: str) -> Generator[None]:
-    over = threading.Event()
-
-    def scrape() -> None:
-        while not over.wait(SCRAPING):
-            urllib.request.urlopen(url).read()
-
-    thread = threading.Thread(target=scrape, daemon=True)
-    thread.start()
     yield
-    over.set()
-    thread.join()
 
 
-WATCHES = {
-    "hooks taken out": [without_hooks],
-    "nobody watches": [],
-    "--metrics-port, scraped each second": [endpoint],
-    "SDK, no exporter": [sdk],
-    "SDK with exporters, and --metrics-port": [everything],
+WATCHES: dict[str, Watch] = {
+    "nobody watches": lambda _: nullcontext(),
+    "nobody watches, jobs carry a context": lambda _: nullcontext(),
+    "--metrics-port, scraped each second": endpoint,
+    "traces, none sampled": traces(0),
+    "traces, none sampled, jobs carry a context": traces(0),
+    "traces, all sampled": traces(1),
+    "traces, all sampled, with an exporter": traces(1, Discarding()),
+    "metrics through OpenTelemetry's SDK": meters,
 }
+
+
+async def drain(mode: str, url: str, jobs: int, concurrency: int) -> tuple[float, float]:
+    """Run a worker until so many jobs are done; give the seconds, and those of its own CPU."""
+    done = anyio.Event()
+    left = jobs
+
+    async def noop(_: RunningJob) -> dict[str, bool]:
+        nonlocal left
+        left -= 1
+        if left == 0:
+            done.set()
+        return {"ok": True}
+
+    worker = Worker(QUEUE, noop, redis=url, options=WorkerOptions(concurrency=concurrency))
+    with WATCHES[mode](worker):
+        began, cpu = perf_counter(), process_time()
+        async with worker.running():
+            await done.wait()
+            await worker.until_idle()
+            return perf_counter() - began, process_time() - cpu
 
 
 def main() -> None:
     mode, url, jobs, concurrency = sys.argv[1:]
-    with ExitStack() as stack:
-        for watch in WATCHES[mode]:
-            stack.enter_context(watch())
-        seconds, cpu = anyio.run(drain_worker.drain, url, int(jobs), int(concurrency))
+    seconds, cpu = anyio.run(drain, mode, url, int(jobs), int(concurrency))
     print(json.dumps({"seconds": seconds, "cpu_us": cpu / int(jobs) * 1e6}))
 
 

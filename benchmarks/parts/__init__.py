@@ -1,0 +1,35 @@
+"""The parts, in the order in which they are run and told of."""
+
+from __future__ import annotations
+
+from benchmarks.parts import (
+    backlog,
+    cluster,
+    drain,
+    due,
+    enqueue,
+    idle,
+    latency,
+    memory,
+    payloads,
+    processes,
+    threads,
+)
+from benchmarks.parts.part import Part
+
+PARTS: dict[str, Part] = {
+    module.PART.name: module.PART
+    for module in (
+        drain,
+        enqueue,
+        threads,
+        latency,
+        due,
+        payloads,
+        idle,
+        backlog,
+        memory,
+        processes,
+        cluster,
+    )
+}

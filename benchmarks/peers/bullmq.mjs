@@ -1,0 +1,40 @@
+// Node BullMQ. `given` is the assignment, `body` what a job does.
+export default ({ Queue, QueueEvents, Worker }, given, body) => {
+  const { hostname: host, port } = new URL(given.url);
+  const connection = { host, port: Number(port) };
+  const [name] = given.queues;
+  const options = ({ delay, priority }) => ({
+    ...(delay === undefined ? {} : { delay: Math.round(delay * 1000) }),
+    ...(priority === undefined ? {} : { priority }),
+  });
+
+  class Producer {
+    async open() {
+      this.queue = new Queue(name, { connection });
+      await this.queue.waitUntilReady();
+      if (given.results) {
+        this.events = new QueueEvents(name, { connection });
+        await this.events.waitUntilReady();
+      }
+    }
+    add(data, more = {}) {
+      return this.queue.add("quick", data, options(more));
+    }
+    addMany(datas, more = {}) {
+      const opts = options(more);
+      return this.queue.addBulk(datas.map((data) => ({ name: "quick", data, opts })));
+    }
+    wait(job) {
+      return job.waitUntilFinished(this.events);
+    }
+  }
+
+  const worker = (concurrency) => {
+    const made = new Worker(name, async (job) => body(job.data.i), {
+      connection: { ...connection, maxRetriesPerRequest: null },
+      concurrency,
+    });
+    made.on("error", (error) => console.error(error));
+  };
+  return { Producer, worker };
+};

@@ -1,0 +1,91 @@
+"""taskbull itself; variants: sync, asyncio, uvloop, trio."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from taskbull import App, JobHandle, Keep
+
+from .assignment import GIVEN, nap, perform
+
+LOOP = GIVEN.variant
+app = App(
+    "benchmark",
+    redis=GIVEN.url,
+    queue=GIVEN.queues[0],
+    keep_completed=Keep.all(),
+    keep_failed=Keep.all(),
+)
+
+
+@app.task
+async def quick(i: int, pad: str) -> dict[str, bool]:
+    return perform(i)
+
+
+@app.task(name="nap")
+def plain(i: int, pad: str) -> dict[str, bool]:
+    return nap(i)
+
+
+task = plain if GIVEN.task == "nap" else quick
+
+
+class SyncProducer:
+    def open(self) -> None:
+        pass
+
+    def add(self, data: dict[str, Any], **options: Any) -> JobHandle[Any]:
+        made = task.options(**options) if options else task
+        return made.delay(**data)
+
+    def add_many(self, datas: Sequence[dict[str, Any]], **options: Any) -> None:
+        app.enqueue(specs(datas, options))
+
+    def wait(self, job: JobHandle[Any]) -> Any:
+        return job.result(timeout=30)
+
+    def close(self) -> None:
+        app.close()
+
+
+class AsyncProducer:
+    async def open(self) -> None:
+        pass
+
+    async def add(self, data: dict[str, Any], **options: Any) -> JobHandle[Any]:
+        made = task.options(**options) if options else task
+        return await made.adelay(**data)
+
+    async def add_many(self, datas: Sequence[dict[str, Any]], **options: Any) -> None:
+        await app.aenqueue(specs(datas, options))
+
+    async def wait(self, job: JobHandle[Any]) -> Any:
+        return await job.aresult(timeout=30)
+
+    async def close(self) -> None:
+        pass
+
+
+def specs(datas: Sequence[dict[str, Any]], options: dict[str, Any]) -> list[Any]:
+    """Make the jobs, shared out over the queues."""
+    if len(GIVEN.queues) == 1 and not options:
+        return [task.job(**data) for data in datas]
+    made = [task.options(queue=queue, **options) for queue in GIVEN.queues]
+    return [made[data["i"] % len(made)].job(**data) for data in datas]
+
+
+Producer = SyncProducer if LOOP == "sync" else AsyncProducer
+
+
+def worker(at_once: int) -> list[str] | None:
+    backend = "trio" if LOOP == "trio" else "asyncio"
+    if GIVEN.processes:
+        return [
+            *("taskbull", "worker", "peers.taskbull:app", "-q", ",".join(GIVEN.queues)),
+            "--any-queue",
+            *("--processes", str(GIVEN.processes), "-c", str(at_once), "--log-level", "warning"),
+        ]
+    app.run(GIVEN.queues, backend=backend, uvloop=LOOP == "uvloop", concurrency=at_once)
+    return None

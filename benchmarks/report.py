@@ -1,0 +1,91 @@
+"""docs/benchmarks.md and its picture: what was measured, of what versions, on what machine."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+
+from benchmarks import picture
+from benchmarks.catalogue import OWN, ROOT, Peer
+from benchmarks.rounds import Taken
+from benchmarks.table import markdown
+from taskbull import __version__
+
+DOCS = ROOT / "docs"
+_HEAD = """# Benchmarks
+
+![Jobs per second of taskbull and other libraries](benchmarks.svg)
+
+{machine} Made by `{command}`. Anybody can run `python -m benchmarks --write`: it installs
+the others, starts private servers and takes about 25 minutes. `python -m benchmarks drain`
+measures one part beside Node in a minute; `--help` says more.
+
+**What these figures say.** Every measurement has a fresh server without persistence on the
+loopback interface and processes of its own; all sides take turns in shuffled rounds, so that the
+machine's moods meet them alike. A job has 100 bytes of data, notes the time and gives a small
+result: what is measured is the library, its client and the server's work for it. Figures are
+medians, with the least and the most in brackets; x is how many times the baseline's it is (Node's
+where nothing else is said), as the median of the ratios of each round. CPU is that of all
+processes of a worker or producer; commands are counted by the server, with those that scripts call.
+
+**What they do not say.** Real jobs do something, and mostly that takes longest. Worker, producer
+and server share one machine: over a network a round trip costs more, which favours those that make
+few. The libraries do not do the same for a job: BullMQ's format keeps the job, its result and an
+event stream; some of the others pop a job and forget it, so that a crash loses it, or keep no
+result. Each is in the fastest configuration that we found to be fair; their authors may know a
+better one. Small machines that share their host are noisy: take differences under a quarter as
+none, and look at the CPU per job, which moves less.
+"""
+
+
+def write(
+    results: Mapping[str, Taken], texts: Mapping[str, str], peers: Mapping[str, Peer], server: str
+) -> None:
+    """Write the page and the picture into docs/."""
+    there = {side for taken in results.values() for _, side in taken.samples}
+    measured = {name: peer for name, peer in peers.items() if name in there}
+    command = " ".join(["python -m benchmarks", *sys.argv[1:]])
+    head = _HEAD.format(machine=machine(server), command=command)
+    parts = [head, "## Who is measured", versions(measured)]
+    for name, text in texts.items():
+        parts.append(f"## {name}\n\n{text}")
+    (DOCS / "benchmarks.md").write_text("\n\n".join(part.strip() for part in parts) + "\n")
+    (DOCS / "benchmarks.svg").write_text(picture.draw(picture.panels(results)))
+
+
+def machine(server: str) -> str:
+    """Say when, where and with what it was measured."""
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    node = f", Node {node_version()}" if shutil.which("node") else ""
+    return (
+        f"{datetime.now(UTC):%Y-%m-%d}, on {os.cpu_count()} cores ({processor()}), "
+        f"{memory:.0f} GB, {platform.system()}: Python {platform.python_version()}{node}, {server}."
+    )
+
+
+def processor() -> str:
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.machine()
+
+
+def node_version() -> str:
+    done = subprocess.run(["node", "--version"], check=True, capture_output=True, text=True)
+    return done.stdout.strip().removeprefix("v")
+
+
+def versions(peers: Mapping[str, Peer]) -> str:
+    """List what was installed, and how each one is run; N is the number of jobs at once."""
+    rows = []
+    for name, peer in peers.items():
+        own = f"{OWN} {__version__}" if peer.adapter == OWN else "-"
+        installed = ", ".join(one.replace("==", " ") for one in peer.npm + peer.pip) or own
+        rows.append([name, installed, peer.how])
+    return markdown(["name", "versions", "how it is run, and what it keeps"], rows, rule="---")
