@@ -20,7 +20,7 @@ Behaviour = Mapping[str, Sequence[Sequence[Sequence[Any]]]]
 TOKEN = "token"
 
 
-class Hands(Protocol):
+class ManualWorker(Protocol):
     """A worker that does one step when told to, and nothing by itself."""
 
     def take(self, token: str = TOKEN) -> str | None:
@@ -95,7 +95,7 @@ class Actor(Protocol):
     def set_clock(self, ms: int) -> None:
         """Let every instant this implementation sends to the server be `ms` from now on."""
 
-    def worker(self, **options: Any) -> Hands:
+    def worker(self, **options: Any) -> ManualWorker:
         """Give a worker to be driven by hand; the options are BullMQ's WorkerOptions."""
 
     def running(self, behaviour: Behaviour, **options: Any) -> AbstractContextManager[Running]:

@@ -13,10 +13,10 @@ from typing import Any, Final
 import pytest
 from redis import Redis
 
-from tests.interop import watching
+from tests.interop import waiting
 from tests.interop.actor import Actor, Behaviour
 from tests.interop.node import Refused
-from tests.interop.watching import PATIENCE, is_blocked, wait_until
+from tests.interop.waiting import PATIENCE, is_blocked, wait_until
 
 WORK: Final[Behaviour] = {"*": [[["return", {"v": 1}]]]}
 EACH: Final = 250
@@ -31,7 +31,7 @@ def wait_until_blocked(redis: Redis, name: str) -> None:
 
 def client_name(actor: Actor, worker: str) -> str:
     """Give the name that a worker's blocking connection has."""
-    return watching.client_name(actor.prefix, actor.queue, worker)
+    return waiting.client_name(actor.prefix, actor.queue, worker)
 
 
 def workers_are_listed_by_name(redis: Redis, a: Actor, b: Actor) -> None:

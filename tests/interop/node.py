@@ -18,7 +18,7 @@ from typing import Any, Final, Literal, Self
 
 from msgspec import Struct
 
-from tests.interop.watching import PATIENCE
+from tests.interop.waiting import PATIENCE
 
 HERE = Path(__file__).parent
 

@@ -10,7 +10,7 @@ from tests.interop.actor import TOKEN, Behaviour, Options
 from tests.interop.node import UNDEFINED, Events, Node, Version
 
 
-class NodeHands:
+class NodeManualWorker:
     """A BullMQ worker with `autorun: false`."""
 
     def __init__(self, actor: NodeActor, options: Options) -> None:
@@ -122,8 +122,8 @@ class NodeActor:
     def set_clock(self, ms: int) -> None:
         self.call("setClock", ms)
 
-    def worker(self, **options: Any) -> NodeHands:
-        return NodeHands(self, options)
+    def worker(self, **options: Any) -> NodeManualWorker:
+        return NodeManualWorker(self, options)
 
     @contextmanager
     def running(self, behaviour: Behaviour, **options: Any) -> Iterator[NodeRunning]:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 from msgspec import Struct
 
-from tests.interop.actor import Hands
+from tests.interop.actor import ManualWorker
 from tests.interop.stage import Case, Stage
 
 
@@ -72,7 +72,7 @@ class _Run:
         job_id, token = self.held.pop(operation.job % len(self.held))
         return _END[operation.value](self, self.stage.a.worker(), job_id, token)
 
-    def renew(self, worker: Hands, job_id: str, token: str) -> bool:
+    def renew(self, worker: ManualWorker, job_id: str, token: str) -> bool:
         self.held.append((job_id, token))
         return worker.extend_lock(job_id, 30_000, token)
 
@@ -88,7 +88,7 @@ class _Run:
         return self.stage.a.worker().sweep()
 
 
-End = Callable[[_Run, Hands, str, str], Any]
+End = Callable[[_Run, ManualWorker, str, str], Any]
 Perform = Callable[[_Run, Operation], Any]
 
 _END: Final[dict[str, End]] = {

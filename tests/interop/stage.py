@@ -12,7 +12,7 @@ from tests.interop.actor import Actor
 from tests.interop.compare import Difference, Exempt, compare_values, differences
 from tests.interop.node import Refused
 from tests.interop.snapshot import Snapshot, normalise, take
-from tests.interop.watching import is_idle, wait_until
+from tests.interop.waiting import is_idle, wait_until
 
 T0: Final = 1_800_000_000_123
 """When every case begins: 2027-01-15 08:00:00.123 UTC, aligned to nothing."""

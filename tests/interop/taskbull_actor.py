@@ -21,8 +21,8 @@ from taskbull.scripts.steps import Steps
 from tests.interop.actor import TOKEN, Behaviour, Options
 from tests.interop.node import UNDEFINED, Node, Refused, Version
 from tests.interop.node_actor import NodeActor
-from tests.interop.our_hands import OurHands
 from tests.interop.our_listener import OurListener, following
+from tests.interop.our_manual_worker import OurManualWorker
 from tests.interop.our_producer import OurProducer
 from tests.interop.our_worker import OurRunning, Workplace, process, working
 from tests.interop.runner import Runner
@@ -33,7 +33,7 @@ _STATES = {"wait": JobState.WAITING, **{str(state): state for state in JobState}
 STALLED_INTERVAL_MS = 30_000
 
 
-class TaskbullHands(OurHands):
+class TaskbullManualWorker(OurManualWorker):
     """A worker driven by hand."""
 
     def __init__(self, actor: TaskbullActor, options: Options) -> None:
@@ -129,8 +129,8 @@ class TaskbullActor(NodeActor):
         self._now = ms
         super().set_clock(ms)
 
-    def worker(self, **options: Any) -> TaskbullHands:  # type: ignore[override]
-        return TaskbullHands(self, options)
+    def worker(self, **options: Any) -> TaskbullManualWorker:  # type: ignore[override]
+        return TaskbullManualWorker(self, options)
 
     @contextmanager
     def running(self, behaviour: Behaviour, **options: Any) -> Iterator[OurRunning]:  # type: ignore[override]

@@ -9,7 +9,7 @@ import pytest
 from redis import Redis
 
 from tests.interop import cases
-from tests.interop.actor import Actor, Hands
+from tests.interop.actor import Actor, ManualWorker
 from tests.interop.cases import CASES
 from tests.interop.compare import ANY_VERSION, Difference
 from tests.interop.conftest import MakeActor, Solo
@@ -57,7 +57,7 @@ def test_both_versions_share_a_queue(
 def test_every_method_of_an_actor_is_used() -> None:
     modules = [*(HERE / "cases").glob("*.py"), HERE / "live.py", HERE / "pausing.py"]
     text = "\n".join(path.read_text() for path in modules)
-    for protocol in (Actor, Hands):
+    for protocol in (Actor, ManualWorker):
         for name, _ in inspect.getmembers(protocol, inspect.isfunction):
             if not name.startswith("_") and name != "set_clock":
                 assert re.search(rf"\.{name}\b", text), f"no case uses {protocol.__name__}.{name}"

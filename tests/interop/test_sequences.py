@@ -29,7 +29,7 @@ RANDOM = settings(
 )
 
 
-class Theatre:
+class SequencePlayer:
     """Plays sequences, each on a prefix of its own."""
 
     def __init__(self, node: Node, redis: Redis, prefix: str) -> None:
@@ -58,32 +58,32 @@ class Theatre:
 
 
 @pytest.fixture
-def theatre(node: Node, redis: Redis, prefix: str) -> Iterator[Theatre]:
-    yield Theatre(node, redis, prefix)
+def player(node: Node, redis: Redis, prefix: str) -> Iterator[SequencePlayer]:
+    yield SequencePlayer(node, redis, prefix)
     node.call("realClock")
 
 
 @RANDOM
 @given(sequence=sequences())
-def test_the_same_version_does_the_same_twice(theatre: Theatre, sequence: Sequence) -> None:
-    theatre.compare(theatre.play(sequence, 5), theatre.play(sequence, 5))
+def test_the_same_version_does_the_same_twice(player: SequencePlayer, sequence: Sequence) -> None:
+    player.compare(player.play(sequence, 5), player.play(sequence, 5))
 
 
 @RANDOM
 @given(sequence=sequences(without=VERSIONS_DIFFER))
-def test_both_versions_do_the_same(theatre: Theatre, sequence: Sequence) -> None:
-    five, six = theatre.play(sequence, 5), theatre.play(sequence, 6)
-    theatre.compare(five, six, *ANY_VERSION)
+def test_both_versions_do_the_same(player: SequencePlayer, sequence: Sequence) -> None:
+    five, six = player.play(sequence, 5), player.play(sequence, 6)
+    player.compare(five, six, *ANY_VERSION)
 
 
 @RANDOM
 @given(sequence=sequences(without=VERSIONS_DIFFER))
-def test_both_versions_by_turns_do_the_same(theatre: Theatre, sequence: Sequence) -> None:
-    five, both = theatre.play(sequence, 5), theatre.play(sequence, 5, 6)
-    theatre.compare(five, both, *ANY_VERSION)
+def test_both_versions_by_turns_do_the_same(player: SequencePlayer, sequence: Sequence) -> None:
+    five, both = player.play(sequence, 5), player.play(sequence, 5, 6)
+    player.compare(five, both, *ANY_VERSION)
 
 
-def test_a_known_difference_between_versions_is_found(theatre: Theatre) -> None:
+def test_a_known_difference_between_versions_is_found(player: SequencePlayer) -> None:
     search = settings(RANDOM, max_examples=200, phases=[Phase.generate], database=None)
-    found = find(sequences(), theatre.differ, settings=search)
+    found = find(sequences(), player.differ, settings=search)
     assert {operation.kind for operation in found} & VERSIONS_DIFFER

@@ -26,7 +26,7 @@ LONG = 300
 SEED = int(os.environ.get("TASKBULL_SEQUENCE_SEED", "20261116"))
 
 
-class Theatre:
+class SequencePlayer:
     """Plays sequences, each on a prefix of its own."""
 
     def __init__(self, node: Node, redis: Redis, runner: Runner, prefix: str) -> None:
@@ -65,32 +65,32 @@ class Theatre:
 
 
 @pytest.fixture
-def theatre(node: Node, redis: Redis, interop_url: str, prefix: str) -> Iterator[Theatre]:
+def player(node: Node, redis: Redis, interop_url: str, prefix: str) -> Iterator[SequencePlayer]:
     with running("sync", interop_url) as runner:
-        yield Theatre(node, redis, runner, prefix)
+        yield SequencePlayer(node, redis, runner, prefix)
     node.call("realClock")
 
 
 @RANDOM
 @given(sequence=sequences())
-def test_taskbull_does_what_bullmq_6_does(theatre: Theatre, sequence: Sequence) -> None:
-    assert not theatre.differences(sequence, 6, theirs=False)
+def test_taskbull_does_what_bullmq_6_does(player: SequencePlayer, sequence: Sequence) -> None:
+    assert not player.differences(sequence, 6, theirs=False)
 
 
 @RANDOM
 @given(sequence=sequences())
-def test_taskbull_and_bullmq_6_by_turns(theatre: Theatre, sequence: Sequence) -> None:
-    assert not theatre.differences(sequence, 6, theirs=True)
+def test_taskbull_and_bullmq_6_by_turns(player: SequencePlayer, sequence: Sequence) -> None:
+    assert not player.differences(sequence, 6, theirs=True)
 
 
 @RANDOM
 @given(sequence=sequences(without=VERSIONS_DIFFER))
-def test_taskbull_and_bullmq_5_by_turns(theatre: Theatre, sequence: Sequence) -> None:
-    assert not theatre.differences(sequence, 5, theirs=True)
+def test_taskbull_and_bullmq_5_by_turns(player: SequencePlayer, sequence: Sequence) -> None:
+    assert not player.differences(sequence, 5, theirs=True)
 
 
 @pytest.mark.parametrize("company", [5, 6])
-def test_a_long_sequence_by_turns(theatre: Theatre, company: Version) -> None:
+def test_a_long_sequence_by_turns(player: SequencePlayer, company: Version) -> None:
     print(f"seed {SEED}: TASKBULL_SEQUENCE_SEED={SEED} plays it again")
     without = VERSIONS_DIFFER if company == 5 else frozenset[str]()
     one = settings(
@@ -102,5 +102,5 @@ def test_a_long_sequence_by_turns(theatre: Theatre, company: Version) -> None:
     )
     strategy = sequences(without=without, least=LONG, length=LONG + 50)
     sequence: Sequence = find(strategy, lambda _: True, settings=one, random=Random(SEED))
-    found = theatre.differences(sequence, company, theirs=True)
+    found = player.differences(sequence, company, theirs=True)
     assert not found, "\n".join(map(str, found[:10]))

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.interop.cases.book import Book
+from tests.interop.cases.case_list import CaseList
 from tests.interop.node import UNDEFINED
 from tests.interop.stage import T0, Stage
 
-CASES = Book()
+CASES = CaseList()
 
 EVERY_OPTION = {
     "attempts": 3,

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.interop.cases.book import Book
+from tests.interop.cases.case_list import CaseList
 from tests.interop.cases.finishing import run_one
 from tests.interop.stage import Stage
 
-CASES = Book()
+CASES = CaseList()
 
 IN_PAUSED = "jobs of a paused queue are in `paused` in BullMQ 5 (7.1, 1)"
 

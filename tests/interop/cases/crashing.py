@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.interop.cases.book import Book
+from tests.interop.cases.case_list import CaseList
 from tests.interop.cases.flows import node
 from tests.interop.cases.serving import NAME, WORK, serve, serving
 from tests.interop.stage import Stage
 
-CASES = Book()
+CASES = CaseList()
 
 
 def crash(s: Stage, token: str, **options: Any) -> str:

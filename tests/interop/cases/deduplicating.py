@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.interop.cases.book import Book
+from tests.interop.cases.case_list import CaseList
 from tests.interop.stage import Stage
 
-CASES = Book()
+CASES = CaseList()
 
 
 def _add(s: Stage, mode: dict[str, Any], **opts: Any) -> str:

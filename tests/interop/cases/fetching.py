@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from tests.interop.cases.book import Book
+from tests.interop.cases.case_list import CaseList
 from tests.interop.stage import Stage
 
-CASES = Book()
+CASES = CaseList()
 
 
 def take_all(s: Stage, limit: int = 20) -> None:

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.interop.actor import Hands
-from tests.interop.cases.book import Book
+from tests.interop.actor import ManualWorker
+from tests.interop.cases.case_list import CaseList
 from tests.interop.node import UNDEFINED
 from tests.interop.stage import Stage
 
-CASES = Book()
+CASES = CaseList()
 
 KEEPS: tuple[Any, ...] = (True, False, 0, 1, 2, {"age": 10}, {"count": 2, "age": 10}, {"count": 0})
 
 
-def run_one(s: Stage, worker: Hands, outcome: str = "complete", **opts: Any) -> None:
+def run_one(s: Stage, worker: ManualWorker, outcome: str = "complete", **opts: Any) -> None:
     """Add a job and end it; a millisecond passes."""
     job = s.a.add("n", {}, opts)
     taken = worker.take()

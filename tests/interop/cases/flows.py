@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from tests.interop.cases.book import Book
+from tests.interop.cases.case_list import CaseList
 from tests.interop.stage import Stage
 
-CASES = Book()
+CASES = CaseList()
 
 WORK = {"*": [[["return", "done"]]]}
 RELEASED = "BullMQ 6 releases the parent after the whole insert (7.1, 14)"

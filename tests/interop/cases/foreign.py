@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 from typing import Any, Final
 
-from tests.interop.cases.book import Book
+from tests.interop.cases.case_list import CaseList
 from tests.interop.cases.serving import WORK, serve, serving, throws
 from tests.interop.stage import Stage
 
-CASES = Book()
+CASES = CaseList()
 
 BREAKING: Final = {"bad": [throws()], **WORK}
 

@@ -6,12 +6,12 @@ from collections.abc import Callable
 from typing import Any
 
 from tests.interop.actor import Behaviour
-from tests.interop.cases.book import Book
+from tests.interop.cases.case_list import CaseList
 from tests.interop.cases.flows import FLAGS, node
 from tests.interop.cases.serving import WORK, serve, serving, throws
 from tests.interop.stage import Stage
 
-CASES = Book()
+CASES = CaseList()
 
 POLICIES: dict[str, dict[str, Any]] = {
     **{flag: {option: True} for flag, option in FLAGS.items()},

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from tests.interop.actor import Behaviour
-from tests.interop.cases.book import Book
+from tests.interop.cases.case_list import CaseList
 from tests.interop.cases.serving import WORK, serve, serving, throws
 from tests.interop.stage import Stage
 
-CASES = Book()
+CASES = CaseList()
 
 WAITING: Behaviour = {"*": [[["wait", None], ["return", 1]]]}
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.interop.cases.book import Book
+from tests.interop.cases.case_list import CaseList
 from tests.interop.cases.changing import one_in_each_state
 from tests.interop.stage import Stage
 
-CASES = Book()
+CASES = CaseList()
 
 
 @CASES(87)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from tests.interop.cases.book import Book
+from tests.interop.cases.case_list import CaseList
 from tests.interop.cases.flows import finish_next, node
 from tests.interop.stage import Stage
 
-CASES = Book()
+CASES = CaseList()
 
 
 @CASES(63)

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from tests.interop.actor import Behaviour
-from tests.interop.cases.book import Book
+from tests.interop.cases.case_list import CaseList
 from tests.interop.cases.scheduling import TEMPLATE
 from tests.interop.cases.serving import WORK, serve, serving, throws
 from tests.interop.stage import Stage
 
-CASES = Book()
+CASES = CaseList()
 
 MINUTE = 60_000
 

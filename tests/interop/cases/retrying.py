@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from tests.interop.actor import Behaviour
-from tests.interop.cases.book import Book
+from tests.interop.cases.case_list import CaseList
 from tests.interop.cases.finishing import KEEPS
 from tests.interop.cases.serving import WORK, serve, serving, throws
 from tests.interop.node import UNDEFINED
 from tests.interop.stage import Stage
 
-CASES = Book()
+CASES = CaseList()
 
 LIMITED: dict[str, Any] = {"limiter": {"max": 100, "duration": 60_000}}
 

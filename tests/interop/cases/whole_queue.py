@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from tests.interop.cases.book import Book
+from tests.interop.cases.case_list import CaseList
 from tests.interop.cases.changing import IN_PAUSED, one_in_each_state
 from tests.interop.cases.finishing import run_one
 from tests.interop.stage import Stage
 
-CASES = Book()
+CASES = CaseList()
 
 
 @CASES(62)

@@ -8,7 +8,7 @@ from typing import Any, cast
 import pytest
 from redis import Redis
 
-from tests.interop.cases.touring import TOUR
+from tests.interop.cases.tour import TOUR
 from tests.interop.compare import (
     ANY_VERSION,
     DEBOUNCED,

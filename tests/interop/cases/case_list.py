@@ -9,8 +9,8 @@ from tests.interop.stage import Case, Stage
 Play = Callable[[Stage], None]
 
 
-class Book(list[Case]):
-    """The cases of one topic, in order; `@book(12)` adds one."""
+class CaseList(list[Case]):
+    """The cases of one topic, in order; `@CASES(12)` adds one."""
 
     def __call__(
         self,

@@ -22,7 +22,7 @@ from tests.interop.our_producer import keep_of
 from tests.interop.runner import Runner
 
 
-class OurHands:
+class OurManualWorker:
     """Runs one cycle per step."""
 
     def __init__(
