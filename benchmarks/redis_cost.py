@@ -19,7 +19,7 @@ import redis
 from taskbull.core.job import Job, NewJob
 from taskbull.core.keys import QueueKeys
 from taskbull.core.options import JobOptions
-from taskbull.core.outcome import Completed
+from taskbull.core.outcome import Complete
 from taskbull.core.wire.job import encode_job
 from taskbull.scripts.add import Lane, add_jobs
 from taskbull.scripts.cycle import Packed, Taking, cycle, pack_outcome
@@ -91,7 +91,7 @@ class Ours:
 
 
 def _done(job: Job, now_ms: int) -> Packed:
-    return pack_outcome(job, "t:0", Completed(b'{"ok":true}'), 1, now_ms)
+    return pack_outcome(job, "t:0", Complete(b'{"ok":true}'), 1, now_ms)
 
 
 class Theirs:

@@ -9,7 +9,7 @@ from msgspec.structs import force_setattr
 
 from taskbull.core.checks import check_int
 from taskbull.core.durations import Duration, from_ms, seconds, to_ms
-from taskbull.core.outcome import Completed, Failed, Outcome, Retried, Verdict
+from taskbull.core.outcome import Complete, Fail, Outcome, RetryAfter, Verdict
 
 
 class CircuitBreaker(Struct, frozen=True):
@@ -125,11 +125,11 @@ class Breaker:
             return None
         self._running.discard(job_id)
         match outcome:
-            case Completed():
+            case Complete():
                 return self._succeeded(job_id)
-            case Failed(verdict=Verdict.DOOMED):
+            case Fail(verdict=Verdict.DOOMED):
                 return None
-            case Failed() | Retried():
+            case Fail() | RetryAfter():
                 return self._failed(now)
             case _:
                 return None

@@ -1,8 +1,9 @@
-"""The ways in which the run of a job can end; one place turns each into one change in Redis."""
+"""What is to become of a job whose run is over; one place turns each into one change in Redis."""
 
 from __future__ import annotations
 
 from enum import StrEnum
+from typing import ClassVar
 
 from msgspec import Struct
 
@@ -35,21 +36,27 @@ class Failure(Struct, frozen=True):
     error: BaseException
 
 
-class Completed(Struct, frozen=True):
-    """The job is done; `value` is its result as JSON."""
+class Complete(Struct, frozen=True):
+    """Store the job as completed; `value` is its result as JSON."""
+
+    label: ClassVar[str] = "completed"
 
     value: bytes = b"null"
 
 
-class Failed(Struct, frozen=True):
-    """The job failed for good."""
+class Fail(Struct, frozen=True):
+    """Store the job as failed for good."""
+
+    label: ClassVar[str] = "failed"
 
     failure: Failure
     verdict: Verdict
 
 
-class Retried(Struct, frozen=True):
-    """The attempt failed and is spent; the job runs again after `delay` seconds."""
+class RetryAfter(Struct, frozen=True):
+    """Spend the attempt, which failed, and run the job again after `delay` seconds."""
+
+    label: ClassVar[str] = "retried"
 
     failure: Failure
     delay: float
@@ -57,27 +64,35 @@ class Retried(Struct, frozen=True):
     """What decorrelated jitter must be given the next time."""
 
 
-class Snoozed(Struct, frozen=True):
-    """The task asked to run again after `delay` seconds; no attempt is spent."""
+class SnoozeFor(Struct, frozen=True):
+    """Run the job again after `delay` seconds, with no attempt spent."""
+
+    label: ClassVar[str] = "snoozed"
 
     delay: float
 
 
-class Limited(Struct, frozen=True):
-    """The task asked its queue to wait `delay` seconds; the job waits, no attempt is spent."""
+class LimitQueue(Struct, frozen=True):
+    """Start no job of the queue for `delay` seconds; this one waits, with no attempt spent."""
+
+    label: ClassVar[str] = "limited"
 
     delay: float
 
 
-class Released(Struct, frozen=True):
-    """The worker is stopping: the job goes back to the front of its queue."""
+class GiveBack(Struct, frozen=True):
+    """Put the job back at the front of its queue, with no attempt spent."""
+
+    label: ClassVar[str] = "released"
 
 
-class Lost(Struct, frozen=True):
-    """The lock is another worker's now: nothing may be written."""
+class LetGo(Struct, frozen=True):
+    """Write nothing: the lock is gone, and the job is another worker's."""
+
+    label: ClassVar[str] = "lost"
 
 
-Written = Completed | Failed | Retried | Snoozed | Limited | Released
+Written = Complete | Fail | RetryAfter | SnoozeFor | LimitQueue | GiveBack
 """The outcomes that change something in Redis."""
 
-Outcome = Written | Lost
+Outcome = Written | LetGo

@@ -18,11 +18,11 @@ from taskbull.core.job import Job
 from taskbull.core.options import ErrorBackoffs, check_error_backoffs
 from taskbull.core.outcome import (
     Category,
-    Failed,
+    Fail,
     Failure,
-    Limited,
-    Retried,
-    Snoozed,
+    LimitQueue,
+    RetryAfter,
+    SnoozeFor,
     Verdict,
     Written,
 )
@@ -97,14 +97,14 @@ def decide(
         return undecidable(job, fault)
 
 
-def undecidable(job: Job, fault: Exception) -> Failed:
+def undecidable(job: Job, fault: Exception) -> Fail:
     """Give the outcome of a job that nothing else can be done with, because of what it holds."""
     return failed_for_good(CorruptJob(job.id, "opts", shown(fault)))
 
 
-def failed_for_good(error: Exception) -> Failed:
+def failed_for_good(error: Exception) -> Fail:
     """Give the outcome of a job that no attempt that remains would help."""
-    return Failed(
+    return Fail(
         Failure(Category.PERMANENT, reason_of(error), stack_of(error), error), Verdict.PERMANENT
     )
 
@@ -114,9 +114,9 @@ def _decide(
 ) -> Written:
     word = _only_leaf(error)
     if isinstance(word, Snooze):
-        return Snoozed(word.seconds)
+        return SnoozeFor(word.seconds)
     if isinstance(word, RateLimited):
-        return Limited(word.seconds)
+        return LimitQueue(word.seconds)
     notes: list[str] = []
     category = _categorize(word, policy, notes)
     verdict = _verdict(category, job, policy)
@@ -126,11 +126,11 @@ def _decide(
     leave_out_our_frames(error)
     failure = Failure(category, reason_of(word), stack_of(error, notes), error)
     if delay is None:
-        return Failed(failure, verdict or Verdict.EXHAUSTED)
-    return Retried(failure, delay.seconds, delay.remembered)
+        return Fail(failure, verdict or Verdict.EXHAUSTED)
+    return RetryAfter(failure, delay.seconds, delay.remembered)
 
 
-def doomed(job: Job) -> Failed | None:
+def doomed(job: Job) -> Fail | None:
     """Give the outcome of a job that must not be run, or None for one that may be."""
     error: Exception
     if job.deferred_failure is not None:
@@ -140,7 +140,7 @@ def doomed(job: Job) -> Failed | None:
     else:
         return None
     reason = reason_of(error)
-    return Failed(Failure(Category.PERMANENT, reason, reason, error), Verdict.DOOMED)
+    return Fail(Failure(Category.PERMANENT, reason, reason, error), Verdict.DOOMED)
 
 
 def _only_leaf(error: BaseException) -> BaseException:

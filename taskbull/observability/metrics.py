@@ -13,7 +13,7 @@ from opentelemetry.metrics import MeterProvider
 from taskbull.core import events
 from taskbull.core.breaker import BreakerState
 from taskbull.core.job import Job
-from taskbull.core.outcome import Category, Completed, Failed, Retried, Verdict, Written
+from taskbull.core.outcome import Category, Complete, Fail, RetryAfter, Verdict, Written
 from taskbull.observability import catalogue
 from taskbull.observability.health import Vitals
 from taskbull.observability.meters import Meter, OpenTelemetryMeter, current_provider
@@ -49,7 +49,7 @@ NO_TASKS: Mapping[str, Declared] = {}
 
 _BREAKER = {BreakerState.CLOSED: 0, BreakerState.HALF_OPEN: 1, BreakerState.OPEN: 2}
 
-_STATUSES: dict[type, str] = {Completed: "completed", Failed: "failed", Retried: "retried"}
+_STATUSES: dict[type, str] = {Complete: "completed", Fail: "failed", RetryAfter: "retried"}
 
 # What a job fails of that is not even run cannot be helped by trying again.
 _REASONS = {
@@ -239,7 +239,7 @@ class Metrics:
         for run, outcome in ended:
             name = run.job.name
             durations[type(outcome), name].append(run.duration)
-            if type(outcome) is not Completed and isinstance(outcome, Failed | Retried):
+            if type(outcome) is not Complete and isinstance(outcome, Fail | RetryAfter):
                 self._count_failure(queue, self._task(worker_id, name), outcome)
         for (kind, name), values in durations.items():
             status = _STATUSES.get(kind)
@@ -250,9 +250,9 @@ class Metrics:
                 self._processed.add(len(values), (queue, status, task))
                 self._duration.record(values, (queue, task))
 
-    def _count_failure(self, queue: str, task: str, outcome: Failed | Retried) -> None:
+    def _count_failure(self, queue: str, task: str, outcome: Fail | RetryAfter) -> None:
         self._errors.add(1, (queue, outcome.failure.category.value, task))
-        if isinstance(outcome, Failed):
+        if isinstance(outcome, Fail):
             self._failed.add(1, (queue, _REASONS[outcome.verdict], task))
 
     def _task(self, worker_id: str, name: str) -> str:

@@ -34,15 +34,15 @@ from opentelemetry.trace import Tracer as Tracer
 from taskbull.core.failure import message_of
 from taskbull.core.job import Job, NewJob
 from taskbull.core.outcome import (
-    Completed,
-    Failed,
+    Complete,
+    Fail,
     Failure,
-    Limited,
-    Lost,
+    GiveBack,
+    LetGo,
+    LimitQueue,
     Outcome,
-    Released,
-    Retried,
-    Snoozed,
+    RetryAfter,
+    SnoozeFor,
 )
 from taskbull.observability.sampling import drops_of
 
@@ -235,13 +235,13 @@ def describe_outcome(span: Span, outcome: Outcome) -> None:
     """Write into a job's span what became of the attempt."""
     if not span.is_recording():
         return
-    span.set_attribute("taskbull.outcome", type(outcome).__name__.lower())
+    span.set_attribute("taskbull.outcome", outcome.label)
     match outcome:
-        case Failed(failure, _) | Retried(failure):
+        case Fail(failure, _) | RetryAfter(failure):
             _fail_by(span, failure)
-        case Lost():
+        case LetGo():
             span.set_status(StatusCode.ERROR, "the job's lock was lost")
-        case Completed() | Snoozed() | Limited() | Released():
+        case Complete() | SnoozeFor() | LimitQueue() | GiveBack():
             pass
         case _:
             assert_never(outcome)

@@ -13,12 +13,12 @@ from taskbull.core.durations import to_ms
 from taskbull.core.job import Job
 from taskbull.core.keys import QueueKeys
 from taskbull.core.outcome import (
-    Completed,
-    Failed,
-    Limited,
-    Released,
-    Retried,
-    Snoozed,
+    Complete,
+    Fail,
+    GiveBack,
+    LimitQueue,
+    RetryAfter,
+    SnoozeFor,
     Written,
 )
 from taskbull.core.retention import Keep
@@ -185,7 +185,7 @@ def pack_outcome(
     `keep`. Delays end before BullMQ's own end of time. Each outcome is packed by itself, so that
     one that cannot be packed raises alone.
     """
-    if isinstance(outcome, Completed):
+    if isinstance(outcome, Complete):
         kept = job.options.completed_bounds or keep_bounds(keep.completed)
         return Completion(job.id, token, outcome.value, kept, job.fresh)
     return msgspec.Raw(pack(_entry(job, token, outcome, attempts, now_ms, keep)))
@@ -194,27 +194,27 @@ def pack_outcome(
 def _entry(
     job: Job,
     token: str,
-    outcome: Failed | Retried | Snoozed | Limited | Released,
+    outcome: Fail | RetryAfter | SnoozeFor | LimitQueue | GiveBack,
     attempts: int,
     now_ms: int,
     keep: Keeping,
 ) -> tuple[object, ...]:
     match outcome:
-        case Failed(failure, _):
+        case Fail(failure, _):
             stacks = encode_stacktrace(job, failure.stack).decode()
             kept = keep_bounds(job.options.keep_failed or keep.failed)
             return job.id, token, 2, failure.reason, stacks, kept, attempts
-        case Retried(failure, delay, remembered):
+        case RetryAfter(failure, delay, remembered):
             stacks = encode_stacktrace(job, failure.stack).decode()
             previous = -1 if remembered is None else to_ms(remembered)
             wait = _wait_ms(delay, now_ms)
             lifo = job.options.lifo
             return job.id, token, 3, failure.reason, stacks, wait, lifo, previous
-        case Snoozed(delay):
+        case SnoozeFor(delay):
             return job.id, token, 4, _wait_ms(delay, now_ms)
-        case Limited(delay):
+        case LimitQueue(delay):
             return job.id, token, 5, to_ms(delay)
-        case Released():
+        case GiveBack():
             return job.id, token, 5, 0
         case _:
             assert_never(outcome)

@@ -14,12 +14,12 @@ from taskbull.app.task import Enqueueable
 from taskbull.core import payload
 from taskbull.core.job import Job
 from taskbull.core.outcome import (
-    Completed,
-    Failed,
-    Limited,
-    Released,
-    Retried,
-    Snoozed,
+    Complete,
+    Fail,
+    GiveBack,
+    LimitQueue,
+    RetryAfter,
+    SnoozeFor,
     Written,
 )
 from taskbull.core.states import JobState
@@ -189,21 +189,21 @@ class Box:
 
     def _settle(self, job: RecordedJob, outcome: Written) -> None:
         match outcome:
-            case Completed(value):
+            case Complete(value):
                 job.attempts += 1
                 job.value = payload.decode(value)
                 job.state = JobState.COMPLETED
-            case Failed(failure):
+            case Fail(failure):
                 job.attempts += 1
                 job.failure = failure
                 job.state = JobState.FAILED
-            case Retried(failure, delay):
+            case RetryAfter(failure, delay):
                 job.attempts += 1
                 job.failure = failure
                 self._put_off(job, delay)
-            case Snoozed(delay) | Limited(delay):
+            case SnoozeFor(delay) | LimitQueue(delay):
                 self._put_off(job, delay)
-            case Released():
+            case GiveBack():
                 self._put_off(job, 0.0)
             case _:
                 assert_never(outcome)

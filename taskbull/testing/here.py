@@ -11,7 +11,7 @@ from anyio import move_on_after, to_thread
 
 from taskbull.app.app import App
 from taskbull.core.keys import QueueKeys
-from taskbull.core.outcome import Completed, Written
+from taskbull.core.outcome import Complete, Written
 from taskbull.core.retry import NO_POLICY, RetryPolicy, decide, doomed
 from taskbull.core.wire.job import encode_data, encode_progress, encode_value
 from taskbull.testing.recorded_job import RecordedJob
@@ -94,9 +94,9 @@ async def run_here(app: App, recorded: RecordedJob, *, in_loop: bool) -> Written
         try:
             timeout, limit = job.options.timeout or work.timeout, job.options.result_limit
             if not in_loop or timeout is None:
-                return Completed(encode_value(await work.handler(running), limit))
+                return Complete(encode_value(await work.handler(running), limit))
             with move_on_after(timeout):
-                return Completed(encode_value(await work.handler(running), limit))
+                return Complete(encode_value(await work.handler(running), limit))
         finally:
             leave(token)
         raise TimeoutError(f"the job took longer than its timeout of {timeout:g} s")

@@ -18,7 +18,7 @@ from collections import deque
 from collections.abc import Callable
 from time import monotonic
 
-from taskbull.core.outcome import Outcome, Released
+from taskbull.core.outcome import GiveBack, Outcome
 from taskbull.core.retry import NO_POLICY, RetryPolicy
 from taskbull.scripts.cycle import Cycled, Taking, cycle
 from taskbull.store.backend import Waiter, waiters, wake
@@ -92,7 +92,7 @@ class Cycle:
         self._demand.stopping = True
         suspect = self._side.quarantine.withdraw(self._side.bench)
         for lease in (*self._side.bench.close(), *([] if suspect is None else [suspect])):
-            self._intake.ended(lease, Released())
+            self._intake.ended(lease, GiveBack())
         self._send_what_is_due()
 
     def ended(self, lease: Lease, outcome: Outcome, policy: RetryPolicy = NO_POLICY) -> None:

@@ -17,7 +17,7 @@ from typing import Final
 from taskbull.core.checks import shown
 from taskbull.core.durations import from_ms
 from taskbull.core.job import Job
-from taskbull.core.outcome import Completed, Failed, Limited, Lost, Outcome, Released, Snoozed
+from taskbull.core.outcome import Complete, Fail, GiveBack, LetGo, LimitQueue, Outcome, SnoozeFor
 from taskbull.core.retry import NO_POLICY, RetryPolicy, decide, failed_for_good
 from taskbull.errors import PermanentError, ServerRefused, TaskbullError
 from taskbull.scripts.cycle import Cycled
@@ -63,7 +63,7 @@ class Intake:
         guard = self._side.guard
         if guard is not None:
             guard.ended(lease.job.id, outcome)
-        if lease.lost is None and not isinstance(outcome, Lost):
+        if lease.lost is None and not isinstance(outcome, LetGo):
             self._outbox.append((lease, outcome, policy))
         else:
             self._let_go(lease)
@@ -78,7 +78,7 @@ class Intake:
         self._demand.occupied += len(leases)
         if self._demand.stopping or (side.guard is not None and side.guard.open):
             for lease in leases:
-                self.ended(lease, Released())
+                self.ended(lease, GiveBack())
             return
         if side.guard is not None:
             for lease in leases:
@@ -86,7 +86,7 @@ class Intake:
         if suspects := [lease for lease in leases if is_suspect(lease.job)]:
             leases = [lease for lease in leases if lease not in suspects]
             for lease, wait in side.quarantine.admit(suspects, side.bench):
-                self.ended(lease, Snoozed(wait))
+                self.ended(lease, SnoozeFor(wait))
         side.bench.put(leases)
 
     def heed(
@@ -140,7 +140,7 @@ class Intake:
         """Let a job fail whose outcome cannot be written because of what stands in Redis."""
         lease, outcome, policy = ending
         error = ServerRefused("REFUSED", f"Redis refused to write what became of it: {reason}")
-        if isinstance(outcome, Failed):
+        if isinstance(outcome, Fail):
             self.lose(lease, str(error))
         else:
             self._outbox.append((lease, failed_for_good(error), policy))
@@ -153,14 +153,14 @@ class Intake:
     def _accept(self, batch: list[Ending]) -> None:
         for lease, outcome, _ in batch:
             self._let_go(lease)
-            if isinstance(outcome, Limited) and outcome.delay > 0:
+            if isinstance(outcome, LimitQueue) and outcome.delay > 0:
                 self._limit(outcome.delay)  # also where no limit of the queue's keeps us from it
         self._side.reporter.ended_all([ending[:2] for ending in batch])
 
     def _reject(self, ending: Ending, code: int) -> None:
         """Take in that Redis did not write an outcome."""
         lease, outcome, policy = ending
-        if code in _INCOMPLETE and isinstance(outcome, Completed):
+        if code in _INCOMPLETE and isinstance(outcome, Complete):
             # The lock is still ours: a job that cannot be completed has failed.
             kind, words = _INCOMPLETE[code]
             error = kind(words.format(lease.job.id))

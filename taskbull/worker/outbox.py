@@ -6,7 +6,7 @@ from collections import deque
 from typing import TypeAlias
 
 from taskbull.core.job import Job
-from taskbull.core.outcome import Completed, Failed, Retried, Written
+from taskbull.core.outcome import Complete, Fail, RetryAfter, Written
 from taskbull.core.retry import RetryPolicy, attempts_of, undecidable
 from taskbull.errors import ServerRefused, TaskbullError
 from taskbull.scripts.cycle import Packed, pack_outcome
@@ -73,7 +73,7 @@ def pack(batch: list[Ending], now_ms: int) -> list[Packed]:
         job, token = lease.job, lease.token
         lease.written_ms = now_ms
         try:
-            attempts = attempts_of(job, policy) if isinstance(outcome, Failed) else 0
+            attempts = attempts_of(job, policy) if isinstance(outcome, Fail) else 0
             packed.append(pack_outcome(job, token, outcome, attempts, now_ms))
         except Exception as fault:  # noqa: BLE001 - whatever is in a job, its worker lives on
             failed = undecidable(job, fault)
@@ -94,8 +94,8 @@ def is_at_fault(ending: Ending, error: TaskbullError) -> bool:
 def _size(ending: Ending) -> int:
     """Give about how many bytes an outcome sends."""
     lease, outcome, _ = ending
-    if isinstance(outcome, Completed):
+    if isinstance(outcome, Complete):
         return len(outcome.value)
-    if isinstance(outcome, Failed | Retried):
+    if isinstance(outcome, Fail | RetryAfter):
         return len(outcome.failure.stack) + len(lease.job.raw_stacktrace or b"")
     return 0

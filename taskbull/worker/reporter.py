@@ -10,12 +10,12 @@ from msgspec.structs import replace
 from taskbull.core import events
 from taskbull.core.job import Job
 from taskbull.core.outcome import (
-    Completed,
-    Failed,
-    Limited,
-    Released,
-    Retried,
-    Snoozed,
+    Complete,
+    Fail,
+    GiveBack,
+    LimitQueue,
+    RetryAfter,
+    SnoozeFor,
     Written,
 )
 from taskbull.worker.lease import Lease
@@ -65,7 +65,7 @@ class Reporter:
             listeners.count_ended(self._worker_id, self._queue, endings)
         completed = listeners.wanted(events.Completed)
         for lease, outcome in endings:
-            if completed or type(outcome) is not Completed:
+            if completed or type(outcome) is not Complete:
                 listeners.tell(self._event(lease, outcome))
 
     def count_started(self) -> None:
@@ -81,19 +81,19 @@ class Reporter:
             "duration": lease.duration,
         }
         match outcome:
-            case Completed(value):
+            case Complete(value):
                 job = _after(lease, finished_ms=lease.written_ms, raw_returnvalue=value)
                 return events.Completed(job=job, raw_value=value, **common)
-            case Failed(failure, verdict):
+            case Fail(failure, verdict):
                 reason = failure.reason
                 job = _after(lease, finished_ms=lease.written_ms, failed_reason=reason)
                 return events.Failed(job=job, failure=failure, verdict=verdict, **common)
-            case Retried(failure, delay):
+            case RetryAfter(failure, delay):
                 job = _after(lease, failed_reason=failure.reason)
                 return events.Retried(job=job, failure=failure, delay=delay, **common)
-            case Snoozed(delay) | Limited(delay):
+            case SnoozeFor(delay) | LimitQueue(delay):
                 return events.Released(job=lease.job, delay=delay, **common)
-            case Released():
+            case GiveBack():
                 return events.Released(job=lease.job, **common)
             case _:
                 assert_never(outcome)

@@ -12,7 +12,7 @@ from typing import Any
 from anyio import CancelScope
 
 from taskbull.core.job import Job
-from taskbull.core.outcome import Completed, Lost, Outcome, Released, Snoozed
+from taskbull.core.outcome import Complete, GiveBack, LetGo, Outcome, SnoozeFor
 from taskbull.core.retry import NO_POLICY, decide, doomed
 from taskbull.core.wire.job import encode_value
 from taskbull.errors import ConfigurationError, MaybeExecuted, ServerRefused
@@ -64,9 +64,9 @@ class Runner:
         run = self._run if self._tracing is None else partial(self._run_traced, self._tracing)
         while (lease := jobs.popleft() if jobs else await wait()) is not None:
             if lease.lost is not None:  # the loop was held up, and another may run the job by now
-                self._cycle.ended(lease, Lost())
+                self._cycle.ended(lease, LetGo())
             elif self._lapsed(lease):  # the same, and nobody has noticed
-                self._cycle.ended(lease, Released())
+                self._cycle.ended(lease, GiveBack())
             else:
                 await run(lease)
 
@@ -90,7 +90,7 @@ class Runner:
             if job.scheduler_id is not None:  # also if this run is doomed: the schedule goes on
                 outcome = await self._advance(lease)
                 if self._lapsed(lease):  # Redis let us wait
-                    outcome = Released()
+                    outcome = GiveBack()
             outcome = outcome or doomed(job)
             if outcome is None:
                 work = self._find(job)
@@ -99,7 +99,7 @@ class Runner:
         except BaseException as error:
             end_child_of(self._process, error)
             if ends_the_slot(error):
-                self._cycle.ended(lease, Released())
+                self._cycle.ended(lease, GiveBack())
                 raise
             outcome = decide(error, job, policy, random=random)
         end_child_of(self._process)
@@ -127,14 +127,14 @@ class Runner:
             leave(token)
             lease.scope = None
         if lease.lost is not None:
-            return Lost()
+            return LetGo()
         if running.time_limit is not None and running.time_limit.stopped:
             return self._put_off(lease, f"no thread was free for it in {THREAD_PATIENCE:g} s")
         if timeout is not None and running.held_up >= timeout * _OUR_SHARE:
             return self._put_off(lease, "its time is up, and Redis has let it wait")
         raise TimeoutError(f"the job took longer than its timeout of {timeout:g} s")
 
-    def _put_off(self, lease: Lease, reason: str) -> Snoozed:
+    def _put_off(self, lease: Lease, reason: str) -> SnoozeFor:
         """Give an outcome that spends no attempt, for a job that could not run to its end."""
         job = lease.job
         logger.warning(
@@ -145,7 +145,7 @@ class Runner:
             RELEASE_PAUSE,
             reason,
         )
-        return Snoozed(RELEASE_PAUSE)
+        return SnoozeFor(RELEASE_PAUSE)
 
     async def _advance(self, lease: Lease) -> Outcome | None:
         """Add what follows a scheduler's run, before it runs; give an outcome if that fails."""
@@ -172,10 +172,10 @@ class Runner:
         return None
 
 
-_NOTHING = Completed()
+_NOTHING = Complete()
 
 
-def _completed(job: Job, value: Any) -> Completed:
+def _completed(job: Job, value: Any) -> Complete:
     if value is None:
         return _NOTHING
-    return Completed(encode_value(value, job.options.result_limit))
+    return Complete(encode_value(value, job.options.result_limit))

@@ -18,23 +18,23 @@ from taskbull.core.breaker import (
 )
 from taskbull.core.outcome import (
     Category,
-    Completed,
-    Failed,
+    Complete,
+    Fail,
     Failure,
-    Limited,
-    Lost,
+    GiveBack,
+    LetGo,
+    LimitQueue,
     Outcome,
-    Released,
-    Retried,
-    Snoozed,
+    RetryAfter,
+    SnoozeFor,
     Verdict,
 )
 
 FAILURE = Failure(Category.UNKNOWN, "x", "x", ValueError("x"))
-DONE = Completed()
-RETRIED = Retried(FAILURE, 1)
-EXHAUSTED = Failed(FAILURE, Verdict.EXHAUSTED)
-DOOMED = Failed(FAILURE, Verdict.DOOMED)
+DONE = Complete()
+RETRIED = RetryAfter(FAILURE, 1)
+EXHAUSTED = Fail(FAILURE, Verdict.EXHAUSTED)
+DOOMED = Fail(FAILURE, Verdict.DOOMED)
 
 
 def run(breaker: Breaker, job_id: str, outcome: Outcome, now: float = 0) -> Transition | None:
@@ -149,7 +149,7 @@ def test_a_job_that_arrives_after_it_opened_runs_without_counting() -> None:
 
 
 # CB-4 (VAL-18 without a worker)
-@pytest.mark.parametrize("outcome", [DOOMED, Lost(), Released(), Snoozed(1), Limited(1)])
+@pytest.mark.parametrize("outcome", [DOOMED, LetGo(), GiveBack(), SnoozeFor(1), LimitQueue(1)])
 def test_what_is_no_result_of_the_task_does_not_count(outcome: Outcome) -> None:
     breaker = Breaker(CircuitBreaker(2, 30))
     run(breaker, "a", RETRIED)

@@ -13,7 +13,15 @@ from hypothesis import strategies as st
 from taskbull.core.backoff import Backoff
 from taskbull.core.failure import REASON_LIMIT, STACK_LIMIT, reason_of, stack_of
 from taskbull.core.job import Job
-from taskbull.core.outcome import Category, Failed, Limited, Outcome, Retried, Snoozed, Verdict
+from taskbull.core.outcome import (
+    Category,
+    Fail,
+    LimitQueue,
+    Outcome,
+    RetryAfter,
+    SnoozeFor,
+    Verdict,
+)
 from taskbull.core.retry import RetryPolicy, attempts_of, decide, doomed
 from taskbull.core.wire.backoff import StoredBackoff
 from taskbull.core.wire.job import decode_job
@@ -44,7 +52,7 @@ def job(attempts: int | None = 5, made: int = 0, **options: Any) -> Job:
 
 def delay_after(error: BaseException, job: Job, policy: RetryPolicy | None = None) -> float:
     outcome = decide(error, job, policy or RetryPolicy(), random=half)
-    assert isinstance(outcome, Retried)
+    assert isinstance(outcome, RetryAfter)
     return outcome.delay
 
 
@@ -112,9 +120,9 @@ def test_attempts_are_counted_as_bullmq_does(
 
 # FR-4
 def test_a_job_is_retried_while_attempts_remain_and_then_fails() -> None:
-    assert isinstance(decide(ValueError("x"), job(3, made=1), random=half), Retried)
+    assert isinstance(decide(ValueError("x"), job(3, made=1), random=half), RetryAfter)
     outcome = decide(ValueError("x"), job(3, made=2), random=half)
-    assert isinstance(outcome, Failed)
+    assert isinstance(outcome, Fail)
     assert outcome.verdict is Verdict.EXHAUSTED
     assert outcome.failure.category is Category.UNKNOWN
     assert outcome.failure.reason == "ValueError: x"
@@ -123,7 +131,7 @@ def test_a_job_is_retried_while_attempts_remain_and_then_fails() -> None:
 
 def test_a_permanent_error_fails_at_once() -> None:
     outcome = decide(PermanentError("bad address"), job(), random=half)
-    assert isinstance(outcome, Failed)
+    assert isinstance(outcome, Fail)
     assert outcome.verdict is Verdict.PERMANENT
     assert outcome.failure.category is Category.PERMANENT
 
@@ -131,19 +139,19 @@ def test_a_permanent_error_fails_at_once() -> None:
 def test_unknown_errors_fail_at_once_where_the_policy_says_so() -> None:
     policy = RetryPolicy(unknown_errors="fail")
     outcome = decide(ValueError("x"), job(), policy, random=half)
-    assert isinstance(outcome, Failed)
+    assert isinstance(outcome, Fail)
     assert (outcome.verdict, outcome.failure.category) == (Verdict.PERMANENT, Category.UNKNOWN)
-    assert isinstance(decide(TransientError("x"), job(), policy, random=half), Retried)
-    assert isinstance(decide(TimeoutError(), job(), policy, random=half), Retried)
+    assert isinstance(decide(TransientError("x"), job(), policy, random=half), RetryAfter)
+    assert isinstance(decide(TimeoutError(), job(), policy, random=half), RetryAfter)
 
 
 @pytest.mark.parametrize(
     ("error", "outcome"),
     [
-        (Snooze(30), Snoozed(30)),
-        (RateLimited(30), Limited(30)),
-        (ExceptionGroup("task group", [Snooze(5)]), Snoozed(5)),
-        (ExceptionGroup("outer", [ExceptionGroup("inner", [RateLimited(6)])]), Limited(6)),
+        (Snooze(30), SnoozeFor(30)),
+        (RateLimited(30), LimitQueue(30)),
+        (ExceptionGroup("task group", [Snooze(5)]), SnoozeFor(5)),
+        (ExceptionGroup("outer", [ExceptionGroup("inner", [RateLimited(6)])]), LimitQueue(6)),
     ],
 )
 def test_a_word_of_the_task_is_followed_and_spends_no_attempt(
@@ -157,7 +165,7 @@ def test_a_retry_waits_exactly_as_long_as_asked_and_spends_an_attempt() -> None:
     assert delay_after(Retry(after=12.5), failing) == 12.5
     assert delay_after(Retry(), failing) == 0
     last = decide(Retry("again", after=1), job(3, made=2), random=half)
-    assert isinstance(last, Failed)
+    assert isinstance(last, Fail)
     assert last.verdict is Verdict.EXHAUSTED
     assert last.failure.reason == "again"
 
@@ -165,7 +173,7 @@ def test_a_retry_waits_exactly_as_long_as_asked_and_spends_an_attempt() -> None:
 def test_a_group_of_several_is_one_failure() -> None:
     group = ExceptionGroup("two went wrong", [ValueError("a"), Snooze(5)])
     outcome = decide(group, job(), random=half)
-    assert isinstance(outcome, Retried)
+    assert isinstance(outcome, RetryAfter)
     told = "ValueError: a; the task asked to be run again in 5 s"
     assert outcome.failure.reason == f"ExceptionGroup: two went wrong (2 sub-exceptions): {told}"
     assert outcome.failure.error is group
@@ -173,7 +181,7 @@ def test_a_group_of_several_is_one_failure() -> None:
 
 def test_the_only_error_of_a_group_gives_the_reason() -> None:
     outcome = decide(ExceptionGroup("g", [PermanentError("inner")]), job(), random=half)
-    assert isinstance(outcome, Failed)
+    assert isinstance(outcome, Fail)
     assert outcome.failure.reason == "inner"
     assert "ExceptionGroup: g" in outcome.failure.stack
 
@@ -194,13 +202,13 @@ def test_an_own_classifier_is_asked_and_may_leave_it_to_the_default(
 ) -> None:
     policy = RetryPolicy(classify=lambda error: answer)
     outcome = decide(ValueError("x"), job(), policy, random=half)
-    assert isinstance(outcome, Failed | Retried)
+    assert isinstance(outcome, Fail | RetryAfter)
     assert outcome.failure.category is category
 
 
 def test_the_tasks_own_word_is_not_up_to_the_classifier() -> None:
     policy = RetryPolicy(classify=lambda error: Category.TRANSIENT)
-    assert isinstance(decide(PermanentError("x"), job(), policy, random=half), Failed)
+    assert isinstance(decide(PermanentError("x"), job(), policy, random=half), Fail)
 
 
 def test_a_classifier_that_raises_is_ignored_and_the_stack_says_so() -> None:
@@ -208,7 +216,7 @@ def test_a_classifier_that_raises_is_ignored_and_the_stack_says_so() -> None:
         raise RuntimeError("oops")
 
     outcome = decide(TimeoutError("x"), job(), RetryPolicy(classify=broken), random=half)
-    assert isinstance(outcome, Retried)
+    assert isinstance(outcome, RetryAfter)
     assert outcome.failure.category is Category.TRANSIENT
     assert (
         "The classifier was ignored, because it raised RuntimeError('oops')"
@@ -237,7 +245,7 @@ def test_a_cap_holds_for_a_custom_backoff_too() -> None:
 def test_a_custom_backoff_that_gives_none_gives_up() -> None:
     policy = RetryPolicy(backoff=Backoff.custom(lambda n, error, job: None))
     outcome = decide(ValueError(), job(), policy, random=half)
-    assert isinstance(outcome, Failed)
+    assert isinstance(outcome, Fail)
     assert outcome.verdict is Verdict.EXHAUSTED
 
 
@@ -250,7 +258,7 @@ def test_a_custom_backoff_that_raises_or_talks_nonsense_becomes_exponential(answ
 
     policy = RetryPolicy(backoff=Backoff.custom(broken))
     outcome = decide(ValueError(), job(made=2), policy, random=half)
-    assert isinstance(outcome, Retried)
+    assert isinstance(outcome, RetryAfter)
     assert outcome.delay == 4
     assert "The backoff function was ignored" in outcome.failure.stack
 
@@ -273,14 +281,14 @@ def test_a_type_that_nobody_knows_is_exponential_from_its_delay() -> None:
 def test_decorrelated_jitter_remembers_its_delay_in_the_job() -> None:
     stored = Backoff.decorrelated_jitter(1).to_stored()
     first = decide(ValueError(), job(backoff=stored), random=half)
-    assert isinstance(first, Retried)
+    assert isinstance(first, RetryAfter)
     assert (first.delay, first.remembered_delay) == (2, 2)
     later = Job(id="1", previous_delay_ms=2000, options=StoredOptions(attempts=5, backoff=stored))
     second = decide(ValueError(), later, random=half)
-    assert isinstance(second, Retried)
+    assert isinstance(second, RetryAfter)
     assert (second.delay, second.remembered_delay) == (3.5, 3.5)
     other = decide(ValueError(), job(backoff=EXPONENTIAL), random=half)
-    assert isinstance(other, Retried)
+    assert isinstance(other, RetryAfter)
     assert other.remembered_delay is None
 
 
@@ -305,7 +313,7 @@ def test_corrupt_data_met_by_the_handler_fails_permanently() -> None:
     with pytest.raises(ValueError) as caught:
         _ = corrupt.data
     outcome = decide(caught.value, corrupt, random=half)
-    assert isinstance(outcome, Failed)
+    assert isinstance(outcome, Fail)
     assert outcome.verdict is Verdict.PERMANENT
 
 
@@ -322,7 +330,7 @@ def test_corrupt_data_met_by_the_handler_fails_permanently() -> None:
 def test_the_reason_and_the_stack_are_always_valid_text(error: BaseException) -> None:
     reason_of(error).encode()
     stack_of(error).encode()
-    assert isinstance(decide(error, job(), random=half), Retried)
+    assert isinstance(decide(error, job(), random=half), RetryAfter)
 
 
 def test_the_stack_is_the_traceback_with_its_causes() -> None:
@@ -357,7 +365,7 @@ def test_an_error_that_breaks_its_own_traceback_still_has_a_stack() -> None:
             return super().__getattribute__(name)
 
     assert stack_of(BrokenError("x"), ["a note"]) == "BrokenError: x\na note"
-    assert isinstance(decide(BrokenError("x"), job(), random=half), Retried)
+    assert isinstance(decide(BrokenError("x"), job(), random=half), RetryAfter)
 
 
 numbers = st.none() | st.integers(-5, 10)
@@ -375,10 +383,10 @@ def test_a_decision_never_exceeds_the_attempts(
     policy = RetryPolicy(attempts=policy_attempts)
     failing = job(attempts, made=made)
     outcome = decide(error, failing, policy, random=half)
-    if isinstance(outcome, Retried):
+    if isinstance(outcome, RetryAfter):
         assert failing.attempt < attempts_of(failing, policy)
     else:
-        assert isinstance(outcome, Failed)
+        assert isinstance(outcome, Fail)
 
 
 def test_random_is_the_callers() -> None:
@@ -391,5 +399,5 @@ def test_random_is_the_callers() -> None:
     source: Callable[[], float] = random
     policy = RetryPolicy(backoff=Backoff.fixed(10, jitter=0.5))
     outcome = decide(ValueError(), job(), policy, random=source)
-    assert isinstance(outcome, Retried)
+    assert isinstance(outcome, RetryAfter)
     assert (outcome.delay, asked) == (5, [1])

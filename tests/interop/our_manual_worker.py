@@ -9,7 +9,7 @@ from typing import Any
 
 from taskbull.core.job import Job
 from taskbull.core.keys import QueueKeys
-from taskbull.core.outcome import Completed, Released, Snoozed, Written
+from taskbull.core.outcome import Complete, GiveBack, SnoozeFor, Written
 from taskbull.core.retry import attempts_of, decide
 from taskbull.core.wire.job import decode_job, encode_value
 from taskbull.errors import ConfigurationError, PermanentError, TransientError
@@ -58,7 +58,7 @@ class OurManualWorker:
         # NaN, too: BullMQ makes it null, and a worker of ours fails the job (tests/core).
         nothing = value is UNDEFINED or value != value  # noqa: PLR0124
         result = encode_value(None if nothing else value)
-        return self._end(job_id, Completed(result), token, fetch_next=fetch_next)
+        return self._end(job_id, Complete(result), token, fetch_next=fetch_next)
 
     def fail(
         self,
@@ -74,10 +74,10 @@ class OurManualWorker:
         return self._end(job_id, outcome, token, fetch_next=fetch_next)
 
     def move_to_delayed(self, job_id: str, until_ms: int, token: str = TOKEN) -> None:
-        self._end(job_id, Snoozed((until_ms - self._clock()) / 1000), token)
+        self._end(job_id, SnoozeFor((until_ms - self._clock()) / 1000), token)
 
     def move_to_wait(self, job_id: str, token: str = TOKEN) -> int:
-        self._end(job_id, Released(), token)
+        self._end(job_id, GiveBack(), token)
         limiter = Command(("PTTL", self._keys.limiter), self._keys.limiter, int)
         return max(0, self._store.run(limiter))
 

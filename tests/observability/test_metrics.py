@@ -20,12 +20,12 @@ from taskbull.core.breaker import CircuitBreaker
 from taskbull.core.job import Job
 from taskbull.core.outcome import (
     Category,
-    Completed,
-    Failed,
+    Complete,
+    Fail,
     Failure,
-    Released,
-    Retried,
-    Snoozed,
+    GiveBack,
+    RetryAfter,
+    SnoozeFor,
     Verdict,
     Written,
 )
@@ -522,12 +522,12 @@ def test_a_batch_is_counted_as_its_jobs_one_by_one_would_be() -> None:
     error = ValueError("no")
     failure = Failure(Category.UNKNOWN, "ValueError: no", "", error)
     outcomes: list[Written] = [
-        Completed(),
-        Completed(),
-        Failed(failure, Verdict.PERMANENT),
-        Retried(failure, 1.0),
-        Snoozed(1.0),
-        Released(),
+        Complete(),
+        Complete(),
+        Fail(failure, Verdict.PERMANENT),
+        RetryAfter(failure, 1.0),
+        SnoozeFor(1.0),
+        GiveBack(),
     ]
     batch: list[tuple[Lease, Written]] = []
     for number, outcome in enumerate(outcomes):

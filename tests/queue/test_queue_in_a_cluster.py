@@ -11,7 +11,7 @@ from anyio import fail_after
 
 from taskbull.core.job import NewJob
 from taskbull.core.keys import QueueKeys
-from taskbull.core.outcome import Completed, Released, Written
+from taskbull.core.outcome import Complete, GiveBack, Written
 from taskbull.core.wire.job import encode_job
 from taskbull.errors import ServerRefused
 from taskbull.queue.queue import Queue
@@ -82,7 +82,7 @@ async def test_jobs_are_taken_and_ended_in_a_cluster(cluster: Cluster, prefix: s
             jobs = [encode_job(NewJob("job", {"n": n}), NOW) for n in range(10)]
             await store.run(add_jobs(keys, jobs, NOW, Lane("p", 0, 1)))
             taken = await store.run(cycle(keys, NOW, [], 5, "t:0", taking))
-            ends: list[Written] = [Completed(), Completed(), Released(), Completed()]
+            ends: list[Written] = [Complete(), Complete(), GiveBack(), Complete()]
             outcomes = [
                 pack_outcome(job, "t:0", end, 1, NOW)
                 for job, end in zip(taken.jobs, ends, strict=False)

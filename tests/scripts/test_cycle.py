@@ -14,13 +14,13 @@ from taskbull.core.job import Job, NewJob
 from taskbull.core.options import Dedup, JobOptions
 from taskbull.core.outcome import (
     Category,
-    Completed,
-    Failed,
+    Complete,
+    Fail,
     Failure,
-    Limited,
-    Released,
-    Retried,
-    Snoozed,
+    GiveBack,
+    LimitQueue,
+    RetryAfter,
+    SnoozeFor,
     Verdict,
     Written,
 )
@@ -38,12 +38,12 @@ MEMO = "tb:cycle:t"
 FAILURE = Failure(Category.TRANSIENT, "broke", "Traceback", RuntimeError("broke"))
 
 OUTCOMES: dict[str, Written] = {
-    "completed": Completed(b'{"ok":true}'),
-    "failed": Failed(FAILURE, Verdict.EXHAUSTED),
-    "retried": Retried(FAILURE, 0.0),
-    "retried later": Retried(FAILURE, 5.0, remembered_delay=5.0),
-    "snoozed": Snoozed(7.0),
-    "released": Released(),
+    "completed": Complete(b'{"ok":true}'),
+    "failed": Fail(FAILURE, Verdict.EXHAUSTED),
+    "retried": RetryAfter(FAILURE, 0.0),
+    "retried later": RetryAfter(FAILURE, 5.0, remembered_delay=5.0),
+    "snoozed": SnoozeFor(7.0),
+    "released": GiveBack(),
 }
 
 
@@ -98,7 +98,7 @@ def test_global_concurrency_holds_for_a_batch_and_what_ends_makes_room(bed: Bed)
     running = take(bed, 10).jobs
     assert len(running) == 3
     assert take(bed, 10).jobs == []
-    ends = [pack(job, Completed()) for job in running[:2]]
+    ends = [pack(job, Complete()) for job in running[:2]]
     cycled = bed.run(cycle(bed.queue, NOW, ends, 10, "t:1", TAKING))
     assert (cycled.codes, len(cycled.jobs)) == ([0, 0], 2)
 
@@ -147,7 +147,7 @@ def test_an_outcome_is_refused_without_the_lock_and_nothing_is_written(bed: Bed,
 def test_an_outcome_that_is_sent_twice_is_refused_the_second_time(bed: Bed) -> None:
     seed(bed, [{}])
     [job] = take(bed, 1).jobs
-    end = pack(job, Completed())
+    end = pack(job, Complete())
     assert bed.run(cycle(bed.queue, NOW, [end, end], 0, "t:1", TAKING)).codes == [0, -3]
     assert bed.run(cycle(bed.queue, NOW, [end], 0, "t:1", TAKING)).codes == [-2]
     assert bed.state()["completed"] == {"1": NOW}
@@ -156,7 +156,7 @@ def test_an_outcome_that_is_sent_twice_is_refused_the_second_time(bed: Bed) -> N
 def test_a_task_that_asks_its_queue_to_wait_is_heard(bed: Bed) -> None:
     seed(bed, [{}])
     [job] = take(bed, 1).jobs
-    bed.run(cycle(bed.queue, NOW, [pack(job, Limited(30.0))], 0, "t:1", TAKING))
+    bed.run(cycle(bed.queue, NOW, [pack(job, LimitQueue(30.0))], 0, "t:1", TAKING))
     assert bed.admin.get(bed.queue.limiter) == b"9007199254740991"
     assert 0 < bed.admin.pttl(bed.queue.limiter) <= 30_000
     assert bed.state()["wait"] == ["1"]
@@ -229,7 +229,7 @@ def test_a_parent_that_a_job_gets_while_it_runs_is_told(bed: Bed) -> None:
     bed.admin.sadd(f"{parent}:dependencies", bed.queue.job("1"))
     stored = f'{{"id":"parent","queueKey":"{bed.queue.qualified_name}"}}'
     bed.hset("1", {"parentKey": parent, "parent": stored})
-    ends = [pack(job, Completed(b"7")) for job in jobs]
+    ends = [pack(job, Complete(b"7")) for job in jobs]
     assert bed.run(cycle(bed.queue, NOW, ends, 0, "t:1", TAKING)).codes == [0, 0]
     state = bed.state()
     assert state["parent:processed"] == {bed.queue.job("1"): "7"}
@@ -240,7 +240,7 @@ def test_a_job_that_gets_children_while_it_runs_is_not_completed(bed: Bed) -> No
     seed(bed, [{}] * 3)
     jobs = take(bed, 3).jobs
     bed.admin.sadd(bed.queue.dependencies("2"), "child")
-    ends = [pack(job, Completed()) for job in jobs]
+    ends = [pack(job, Complete()) for job in jobs]
     assert bed.run(cycle(bed.queue, NOW, ends, 0, "t:1", TAKING)).codes == [0, -4, 0]
     assert bed.state()["active"] == ["2"]
 
@@ -250,7 +250,7 @@ def test_jobs_end_in_any_order_and_those_with_progress_too(bed: Bed, order: list
     seed(bed, [{}] * 4)
     jobs = take(bed, 4).jobs
     bed.admin.hset(bed.queue.job("2"), "progress", "50")
-    ends = [pack(jobs[place], Completed()) for place in order]
+    ends = [pack(jobs[place], Complete()) for place in order]
     assert bed.run(cycle(bed.queue, NOW, ends, 0, "t:1", TAKING)).codes == [0] * len(order)
     state = bed.state()
     ended = {jobs[place].id for place in order}
@@ -282,7 +282,7 @@ def test_what_was_written_is_known_where_the_rest_of_a_call_is_refused(bed: Bed)
     seed(bed, [{}, {}])
     done, broken = take(bed, 2, "me:1").jobs
     bed.admin.set(bed.queue.failed, "no set")
-    ends = [pack(done, Completed(), "me:1"), pack(broken, OUTCOMES["failed"], "me:1")]
+    ends = [pack(done, Complete(), "me:1"), pack(broken, OUTCOMES["failed"], "me:1")]
     with pytest.raises(ServerRefused):
         bed.run(cycle(bed.queue, NOW, ends, 0, "me:2", TAKING))
     ended = [(done.id, "me:1"), (broken.id, "me:1")]

@@ -19,12 +19,12 @@ from taskbull.core.job import NewJob
 from taskbull.core.options import Dedup, JobOptions
 from taskbull.core.outcome import (
     Category,
-    Completed,
-    Failed,
+    Complete,
+    Fail,
     Failure,
-    Released,
-    Retried,
-    Snoozed,
+    GiveBack,
+    RetryAfter,
+    SnoozeFor,
     Verdict,
     Written,
 )
@@ -220,7 +220,7 @@ OPERATIONS = {
     "complete": Operation(
         "cycle",
         running,
-        end_all(Completed()),
+        end_all(Complete()),
         completed=list("abcde"),
         wait=[*UNTOUCHED["wait"], "parent", "kept"],
         prioritized=UNTOUCHED["prioritized"],
@@ -229,7 +229,7 @@ OPERATIONS = {
     "fail": Operation(
         "cycle",
         running,
-        end_all(Failed(FAILURE, Verdict.PERMANENT)),
+        end_all(Fail(FAILURE, Verdict.PERMANENT)),
         failed=list("abcde"),
         waiting_children=["parent"],
         wait=[*UNTOUCHED["wait"], "kept"],
@@ -239,7 +239,7 @@ OPERATIONS = {
     "retry at once": Operation(
         "cycle",
         running,
-        end_all(Retried(FAILURE, 0.0)),
+        end_all(RetryAfter(FAILURE, 0.0)),
         waiting_children=["parent"],
         wait=[*WAITING["wait"], *"abcd"],
         prioritized=[*WAITING["prioritized"], "e"],
@@ -247,21 +247,21 @@ OPERATIONS = {
     "retry later": Operation(
         "cycle",
         running,
-        end_all(Retried(FAILURE, 5.0)),
+        end_all(RetryAfter(FAILURE, 5.0)),
         waiting_children=["parent"],
         **{**UNTOUCHED, "delayed": [*UNTOUCHED["delayed"], *"abcde"]},
     ),
     "snooze": Operation(
         "cycle",
         running,
-        end_all(Snoozed(5.0)),
+        end_all(SnoozeFor(5.0)),
         waiting_children=["parent"],
         **{**UNTOUCHED, "delayed": [*UNTOUCHED["delayed"], *"abcde"]},
     ),
     "release": Operation(
         "cycle",
         running,
-        end_all(Released()),
+        end_all(GiveBack()),
         waiting_children=["parent"],
         wait=[*UNTOUCHED["wait"], *"abcd"],
         prioritized=[*UNTOUCHED["prioritized"], "e"],

@@ -13,7 +13,7 @@ import redis
 from taskbull.core.job import Job, NewJob
 from taskbull.core.keys import QueueKeys
 from taskbull.core.options import Dedup, JobOptions
-from taskbull.core.outcome import Completed, Failed, Released, Verdict, Written
+from taskbull.core.outcome import Complete, Fail, GiveBack, Verdict, Written
 from taskbull.core.states import JobState
 from taskbull.core.wire.job import encode_job
 from taskbull.errors import ServerRefused, ServerUnavailable, TaskbullError
@@ -71,7 +71,7 @@ OPERATIONS: dict[str, Operation] = {
     "end": lambda q: cycle(
         q,
         NOW,
-        end(Completed(b"1"), Failed(FAILURE, Verdict.EXHAUSTED), Released()),
+        end(Complete(b"1"), Fail(FAILURE, Verdict.EXHAUSTED), GiveBack()),
         0,
         "next",
         Taking(30_000),

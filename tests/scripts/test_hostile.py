@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import redis
 
-from taskbull.core.outcome import Completed, Failed, Released, Retried, Verdict
+from taskbull.core.outcome import Complete, Fail, GiveBack, RetryAfter, Verdict
 from taskbull.core.wire.job import decode_job
 from taskbull.scripts.cycle import Taking, cycle
 from taskbull.scripts.locks import extend_locks
@@ -37,7 +37,7 @@ def test_an_outcome_that_cannot_be_written_hurts_no_other(bed: Bed) -> None:  # 
     bed.admin.set(bed.queue.job("parent") + ":processed", "not a hash")
     jobs = take(bed, 5).jobs
     cycled = bed.run(
-        cycle(bed.queue, NOW, [pack(job, Completed()) for job in jobs], 0, "t:1", TAKING)
+        cycle(bed.queue, NOW, [pack(job, Complete()) for job in jobs], 0, "t:1", TAKING)
     )
     assert cycled.codes == [0, 0, -10, 0, 0]
     assert "WRONGTYPE" in cycled.reasons[0]
@@ -46,7 +46,7 @@ def test_an_outcome_that_cannot_be_written_hurts_no_other(bed: Bed) -> None:  # 
     assert state["c:lock"] == "t:0"
     assert state["c"].get("atm", "0") == "0"
     assert [event["jobId"] for event in bed.events() if event["event"] == "completed"] == [*"abde"]
-    failed = pack(jobs[2], Failed(FAILURE, Verdict.PERMANENT))
+    failed = pack(jobs[2], Fail(FAILURE, Verdict.PERMANENT))
     assert bed.run(cycle(bed.queue, NOW, [failed], 0, "t:2", TAKING)).codes == [0]
     assert "active" not in bed.state()
 
@@ -58,7 +58,7 @@ def test_a_child_that_cannot_tell_its_parent_can_still_fail(bed: Bed) -> None:  
     bed.hset("c", {"parent": stored})
     bed.admin.set(bed.queue.job("parent") + ":unsuccessful", "not a set")
     [job] = take(bed, 1).jobs
-    ends = [pack(job, Failed(FAILURE, Verdict.PERMANENT))]
+    ends = [pack(job, Fail(FAILURE, Verdict.PERMANENT))]
     assert bed.run(cycle(bed.queue, NOW, ends, 0, "t:1", TAKING)).codes == [0]
     assert list(bed.state()["failed"]) == ["c"]
 
@@ -66,12 +66,12 @@ def test_a_child_that_cannot_tell_its_parent_can_still_fail(bed: Bed) -> None:  
 @pytest.mark.parametrize(
     ("key", "outcome"),
     [
-        ("wait", Retried(FAILURE, 0.0)),
-        ("wait", Released()),
-        ("active", Completed()),
-        ("delayed", Retried(FAILURE, 5.0)),
-        ("prioritized", Released()),
-        ("pc", Retried(FAILURE, 0.0)),
+        ("wait", RetryAfter(FAILURE, 0.0)),
+        ("wait", GiveBack()),
+        ("active", Complete()),
+        ("delayed", RetryAfter(FAILURE, 5.0)),
+        ("prioritized", GiveBack()),
+        ("pc", RetryAfter(FAILURE, 0.0)),
     ],
 )
 def test_no_job_fails_because_a_key_of_the_queue_is_broken(  # relative of F5
@@ -106,7 +106,7 @@ def test_no_priority_keeps_due_jobs_from_running(bed: Bed, number: str) -> None:
 def test_no_priority_loses_a_job_that_is_retried(bed: Bed, number: str) -> None:  # F6
     bed.job("1", priority=number, delay=number, atm=number, ats=number)
     [job] = take(bed, 1).jobs
-    cycled = bed.run(cycle(bed.queue, NOW, [pack(job, Retried(FAILURE, 0.0))], 5, "t:1", TAKING))
+    cycled = bed.run(cycle(bed.queue, NOW, [pack(job, RetryAfter(FAILURE, 0.0))], 5, "t:1", TAKING))
     assert (cycled.codes, [job.id for job in cycled.jobs]) == ([0], ["1"])
 
 
@@ -115,7 +115,7 @@ def test_no_number_keeps_a_parent_from_running(bed: Bed, number: str) -> None:  
     bed.job("parent", "waiting-children", priority=number, delay=number)
     bed.child("c", "parent")
     [job] = take(bed, 1).jobs
-    assert bed.run(cycle(bed.queue, NOW, [pack(job, Completed())], 0, "t:1", TAKING)).codes == [0]
+    assert bed.run(cycle(bed.queue, NOW, [pack(job, Complete())], 0, "t:1", TAKING)).codes == [0]
     assert waiting(bed) == [b"parent"]
 
 
@@ -132,7 +132,7 @@ def test_no_number_keeps_the_last_of_deduplicated_jobs_from_being_added(  # F6
     )
     bed.hset("dn:k", {"name": "last", "data": "{}", "opts": opts, "jid": "kept"})
     [job] = take(bed, 1).jobs
-    assert bed.run(cycle(bed.queue, NOW, [pack(job, Completed())], 0, "t:1", TAKING)).codes == [0]
+    assert bed.run(cycle(bed.queue, NOW, [pack(job, Complete())], 0, "t:1", TAKING)).codes == [0]
     assert waiting(bed) == [b"kept"]
     assert not bed.admin.exists(bed.queue.base + "dn:k")
 
@@ -166,7 +166,7 @@ def test_no_setting_of_the_queue_keeps_jobs_from_running(bed: Bed, value: str) -
     for number in range(7):
         bed.admin.delete(bed.queue.limiter)
         jobs = take(bed, 10, f"t:{number}").jobs
-        ends = [pack(job, Completed(), f"t:{number}") for job in jobs]
+        ends = [pack(job, Complete(), f"t:{number}") for job in jobs]
         assert bed.run(cycle(bed.queue, NOW, ends, 0, "u:0", TAKING)).codes == [0] * len(jobs)
         done += len(jobs)
     assert done == 6
@@ -279,7 +279,7 @@ def test_the_last_of_deduplicated_jobs_outlives_an_owner_that_is_gone(bed: Bed) 
     bed.hset("dn:k", {"name": "last", "data": "{}", "opts": "{}", "jid": "kept"})
     seed(bed, [{"dedup": "k", "job_id": "next"}])
     [job] = take(bed, 1).jobs
-    cycled = bed.run(cycle(bed.queue, NOW, [pack(job, Completed())], 5, "t:1", TAKING))
+    cycled = bed.run(cycle(bed.queue, NOW, [pack(job, Complete())], 5, "t:1", TAKING))
     assert [job.id for job in cycled.jobs] == ["kept"]
 
 
@@ -324,7 +324,7 @@ def test_no_job_is_taken_while_redis_is_full_and_outcomes_are_written(  # G1
         admin.config_set("maxmemory", 1)
         cycled = take(own, 2)
         assert (cycled.full, cycled.jobs) == (True, [])
-        ends = [pack(running[0], Completed()), pack(running[1], Retried(FAILURE, 5.0))]
+        ends = [pack(running[0], Complete()), pack(running[1], RetryAfter(FAILURE, 5.0))]
         for end in ends:
             cycled = own.run(cycle(own.queue, NOW, [end], 2, "t:1", TAKING))
             assert (cycled.codes, cycled.full, cycled.jobs) == ([0], True, [])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from taskbull.core.outcome import Completed, Retried, Snoozed, Written
+from taskbull.core.outcome import Complete, RetryAfter, SnoozeFor, Written
 from taskbull.core.retention import Keep
 from taskbull.scripts.cycle import Taking, cycle
 from taskbull.scripts.settlement import Settled, adopt_jobs, settle_cycle
@@ -34,7 +34,7 @@ def test_what_a_call_answered_for_each_outcome_is_remembered(bed: Bed) -> None: 
     seed(bed, [{"keep_completed": Keep.none()}, {}, {}, {}])
     jobs = take(bed, 4, "me:1").jobs
     bed.admin.delete(bed.queue.lock(jobs[3].id))
-    kinds: list[Written] = [Completed(), Retried(FAILURE, 0.0), Snoozed(5.0), Completed()]
+    kinds: list[Written] = [Complete(), RetryAfter(FAILURE, 0.0), SnoozeFor(5.0), Complete()]
     outcomes = [pack(job, kind, "me:1") for job, kind in zip(jobs, kinds, strict=True)]
     lost = bed.run(cycle(bed.queue, NOW, outcomes, 0, "me:2", TAKING))
     ended = [(job.id, "me:1") for job in jobs]
@@ -48,7 +48,7 @@ def test_what_another_wrote_is_not_ours(bed: Bed) -> None:  # N1
     seed(bed, [{}] * 2)
     [gone, here] = take(bed, 2, "me:1").jobs
     bed.lock(gone.id, "another:1")
-    bed.run(cycle(bed.queue, NOW, [pack(gone, Completed(), "another:1")], 0, "another:2", TAKING))
+    bed.run(cycle(bed.queue, NOW, [pack(gone, Complete(), "another:1")], 0, "another:2", TAKING))
     settled = bed.go(settle_cycle(bed.queue, "me:2", [(gone.id, "me:1"), (here.id, "me:1")], 0))
     assert settled == Settled([], [], [False, True])
 

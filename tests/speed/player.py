@@ -7,7 +7,7 @@ from itertools import count
 from taskbull.core.job import Job, NewJob
 from taskbull.core.keys import QueueKeys
 from taskbull.core.options import JobOptions
-from taskbull.core.outcome import Completed
+from taskbull.core.outcome import Complete
 from taskbull.core.wire.job import encode_job
 from taskbull.scripts.add import Lane, add_jobs
 from taskbull.scripts.cycle import Packed, Taking, cycle, pack_outcome
@@ -67,4 +67,4 @@ class Player:
 
 
 def _done(job: Job, token: str, now_ms: int) -> Packed:
-    return pack_outcome(job, token, Completed(b"null"), 1, now_ms)
+    return pack_outcome(job, token, Complete(b"null"), 1, now_ms)

@@ -8,7 +8,7 @@ import pytest
 
 from taskbull.core import events
 from taskbull.core.job import Job
-from taskbull.core.outcome import Completed, Released
+from taskbull.core.outcome import Complete, GiveBack
 from taskbull.observability.logs import LogLines
 from taskbull.worker.lease import Lease
 from taskbull.worker.listeners import Endings, Listeners
@@ -32,7 +32,7 @@ class Choosy:
 
 
 def ended(count: int = 1) -> Endings:
-    return [(Lease(Job(id=str(n)), "t", 0.0), Completed()) for n in range(count)]
+    return [(Lease(Job(id=str(n)), "t", 0.0), Complete()) for n in range(count)]
 
 
 def test_what_nobody_listens_to_is_not_wanted() -> None:
@@ -99,7 +99,7 @@ def test_completed_jobs_that_nobody_hears_of_are_not_told() -> None:
     reporter.started(lease)
     reporter.ended(lease, outcome)
     assert choosy.heard == []
-    reporter.ended(lease, Released())
+    reporter.ended(lease, GiveBack())
     assert [type(event) for event in choosy.heard] == [events.Released]
 
 

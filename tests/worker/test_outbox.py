@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from taskbull.core.job import Job
-from taskbull.core.outcome import Completed
+from taskbull.core.outcome import Complete
 from taskbull.core.retry import NO_POLICY
 from taskbull.worker.demand import BATCH
 from taskbull.worker.lease import Lease
@@ -11,7 +11,7 @@ from taskbull.worker.outbox import BATCH_BYTES, Ending, Outbox
 
 
 def ending(name: str, value: bytes = b"null") -> Ending:
-    return Lease(Job(id=name), "token", 0.0), Completed(value), NO_POLICY
+    return Lease(Job(id=name), "token", 0.0), Complete(value), NO_POLICY
 
 
 def filled(*endings: Ending) -> Outbox:
