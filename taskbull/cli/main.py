@@ -10,7 +10,8 @@ from io import TextIOWrapper
 import click
 
 from taskbull import __version__
-from taskbull.cli.acting import (
+from taskbull.cli.app_loading import COMPLETING, VARIABLE
+from taskbull.cli.commands.admin import (
     clean,
     drain,
     obliterate,
@@ -21,17 +22,16 @@ from taskbull.cli.acting import (
     retry,
     retry_all,
 )
-from taskbull.cli.calling import call
-from taskbull.cli.completion import completion
-from taskbull.cli.demo import demo
-from taskbull.cli.doctor import doctor
-from taskbull.cli.following import events
+from taskbull.cli.commands.call import call
+from taskbull.cli.commands.completion import completion
+from taskbull.cli.commands.demo import demo
+from taskbull.cli.commands.doctor import doctor
+from taskbull.cli.commands.events import events
+from taskbull.cli.commands.jobs import job, jobs
+from taskbull.cli.commands.queues import queues, tasks, workers
+from taskbull.cli.commands.stop import stop_server
+from taskbull.cli.commands.worker import worker
 from taskbull.cli.group import Commands
-from taskbull.cli.jobs import job, jobs
-from taskbull.cli.loading import COMPLETING, VARIABLE
-from taskbull.cli.looking import queues, tasks, workers
-from taskbull.cli.stopping import stop_server
-from taskbull.cli.worker import worker
 
 _SETTINGS = {"help_option_names": ["-h", "--help"], "show_default": True}
 

@@ -14,7 +14,7 @@ import pytest
 import redis
 
 from taskbull.app.app import App
-from taskbull.cli.panel import show_panel
+from taskbull.cli.worker.banner import show_panel
 from taskbull.store.server import Server
 from tests.cli.conftest import OpenCli
 from tests.cli.programs import run

@@ -16,7 +16,7 @@ from anyio import create_task_group, fail_after
 import taskbull
 from taskbull import events
 from taskbull.app.app import App
-from taskbull.cli.acl import rules
+from taskbull.cli.doctor.acl import rules
 from taskbull.core.options import WorkerOptions
 from taskbull.queue.queue import Queue
 from taskbull.scripts import loader
@@ -80,12 +80,14 @@ def granted() -> set[str]:
 
 def test_the_file_grants_what_scripts_and_code_use(commands: set[str]) -> None:
     missing = (in_lua(commands) | in_python(commands)) - granted()
-    assert not missing, f"add to cli/least_rights.acl: {' '.join(f'+{m}' for m in sorted(missing))}"
+    assert not missing, (
+        f"add to least_rights.acl: {' '.join(f'+{m}' for m in sorted(missing))}"
+    )
 
 
 def test_the_file_grants_nothing_else(commands: set[str]) -> None:
     spare = granted() - in_lua(commands) - in_python(commands) - {"script", "client", "cluster"}
-    assert not spare, f"take out of cli/least_rights.acl: {sorted(spare)}"
+    assert not spare, f"take out of least_rights.acl: {sorted(spare)}"
 
 
 def test_the_doctor_tries_what_scripts_use(commands: set[str]) -> None:

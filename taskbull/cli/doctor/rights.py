@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from secrets import token_hex
 
 from taskbull.cli.advice import advice
-from taskbull.cli.findings import Finding, ok, problem, warning
+from taskbull.cli.doctor.findings import Finding, ok, problem, warning
 from taskbull.cli.site import Site
 from taskbull.core.keys import QueueKeys
 from taskbull.errors import ServerRefused

@@ -9,7 +9,7 @@ from statistics import median
 from typing import TypeAlias
 
 from taskbull.cli.asking import Asker
-from taskbull.cli.findings import Finding, ok, problem, warning
+from taskbull.cli.doctor.findings import Finding, ok, problem, warning
 from taskbull.errors import ServerRefused
 from taskbull.scripts.replies import info, text
 from taskbull.store.address import Endpoint

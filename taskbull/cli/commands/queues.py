@@ -11,11 +11,11 @@ import click
 from msgspec import Struct
 
 from taskbull.app.task import Task
+from taskbull.cli.app_loading import app_argument, app_option, find_app, find_site, site_options
 from taskbull.cli.completion import complete_queue
-from taskbull.cli.crowd import Crowd
-from taskbull.cli.loading import app_argument, app_option, find_app, find_site, site_options
-from taskbull.cli.output import json_option, show_json, show_table
+from taskbull.cli.connected_workers import Crowd
 from taskbull.cli.site import Site
+from taskbull.cli.terminal import json_option, show_json, show_table
 from taskbull.core.breaker import CircuitBreaker
 from taskbull.core.states import JobState
 from taskbull.scripts.call import Command, Request

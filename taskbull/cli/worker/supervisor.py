@@ -28,8 +28,8 @@ from anyio.abc import Process
 from msgspec import Struct
 
 from taskbull.app.signals import heard
-from taskbull.cli.lifeline import Lifeline, Presence
-from taskbull.cli.post_mortem import what_it_ran
+from taskbull.cli.worker.lifeline import Lifeline, Presence
+from taskbull.cli.worker.post_mortem import what_it_ran
 
 logger = logging.getLogger(__name__)
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import click
 
-from taskbull.cli.habits import WorkerCommand
-from taskbull.cli.kinds import read_seconds
-from taskbull.cli.queue_names import read_queues
+from taskbull.cli.durations import read_seconds
+from taskbull.cli.worker.celery_options import WorkerCommand
+from taskbull.cli.worker.queue_names import read_queues
 from taskbull.core.options import WorkerOptions
 
 _LEVELS = ("debug", "info", "warning", "error")
@@ -112,7 +112,7 @@ def worker(context: click.Context, /, **given: Any) -> None:
     or [tool.taskbull] app in pyproject.toml is used, or the only app in this folder.
     """
     # Not above: `taskbull --help` would take twice as long.
-    from taskbull.cli.working import supervise, work  # noqa: PLC0415
+    from taskbull.cli.worker.run import supervise, work  # noqa: PLC0415
 
     read_queues(given["queues"])
     _check_installed(given["backend"], uvloop=given["uvloop"])

@@ -9,14 +9,14 @@ from typing import Any, TypeVar
 import click
 from msgspec import Struct
 
+from taskbull.cli.app_loading import find_site, site_options
+from taskbull.cli.commands.jobs import find_job
+from taskbull.cli.commands.queues import STATES
 from taskbull.cli.completion import complete_queue
+from taskbull.cli.durations import read_seconds
 from taskbull.cli.errors import FAILED, Failure, WrongUsage, complain
-from taskbull.cli.jobs import find_job
-from taskbull.cli.kinds import read_seconds
-from taskbull.cli.loading import find_site, site_options
-from taskbull.cli.looking import STATES
-from taskbull.cli.output import cell, json_option, plural, show_json
 from taskbull.cli.site import Site
+from taskbull.cli.terminal import cell, json_option, plural, show_json
 from taskbull.core.states import JobState
 from taskbull.errors import JobNotFound, WrongState
 from taskbull.queue.operations import Finished, Operation, Operations

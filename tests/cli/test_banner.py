@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from taskbull.app.app import App
-from taskbull.cli.panel import show_panel
+from taskbull.cli.worker.banner import show_panel
 
 
 def test_names_in_the_queue_that_the_app_lacks_are_shown(  # D8

@@ -7,16 +7,22 @@ from collections.abc import Iterator
 import click
 
 from taskbull.app.app import App
-from taskbull.cli.acl import acl_of
 from taskbull.cli.advice import advice
+from taskbull.cli.app_loading import (
+    app_argument,
+    find_app_of_site,
+    find_redis,
+    find_site,
+    site_options,
+)
+from taskbull.cli.doctor.acl import acl_of
+from taskbull.cli.doctor.findings import Finding, Level, describe, ok, problem, show, summary
+from taskbull.cli.doctor.queue_checks import check_queues
+from taskbull.cli.doctor.rights import check_rights
+from taskbull.cli.doctor.server_checks import check_server
 from taskbull.cli.errors import FAILED, note
-from taskbull.cli.findings import Finding, Level, describe, ok, problem, show, summary
-from taskbull.cli.loading import app_argument, find_app_of_site, find_redis, find_site, site_options
-from taskbull.cli.output import json_option, plural, show_json
-from taskbull.cli.queue_checks import check_queues
-from taskbull.cli.rights import check_rights
-from taskbull.cli.server_checks import check_server
 from taskbull.cli.site import Site
+from taskbull.cli.terminal import json_option, plural, show_json
 from taskbull.errors import TaskbullError
 from taskbull.scripts.replies import info
 

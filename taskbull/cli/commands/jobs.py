@@ -10,12 +10,13 @@ from typing import Any
 import click
 from msgspec import Struct
 
+from taskbull.cli.app_loading import find_site, site_options
+from taskbull.cli.commands.queues import STATES
 from taskbull.cli.completion import complete_queue
 from taskbull.cli.errors import note
 from taskbull.cli.escaping import printable_lines, to_json
-from taskbull.cli.loading import find_site, site_options
-from taskbull.cli.looking import STATES
-from taskbull.cli.output import (
+from taskbull.cli.site import Site
+from taskbull.cli.terminal import (
     instant,
     json_option,
     shortened,
@@ -24,7 +25,6 @@ from taskbull.cli.output import (
     show_section,
     show_table,
 )
-from taskbull.cli.site import Site
 from taskbull.core import payload
 from taskbull.core.durations import instant_from_ms
 from taskbull.core.job import Job

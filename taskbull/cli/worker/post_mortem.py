@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from taskbull.cli.lifeline import Presence
-from taskbull.cli.output import plural
 from taskbull.cli.site import Site
+from taskbull.cli.terminal import plural
+from taskbull.cli.worker.lifeline import Presence
 from taskbull.core.keys import QueueKeys
 from taskbull.errors import TaskbullError
 from taskbull.scripts.call import Command

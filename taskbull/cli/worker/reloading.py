@@ -9,7 +9,7 @@ from pathlib import Path
 
 from anyio import sleep, to_thread
 
-from taskbull.cli.supervisor import Supervisor
+from taskbull.cli.worker.supervisor import Supervisor
 
 logger = logging.getLogger(__name__)
 

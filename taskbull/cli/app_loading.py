@@ -12,8 +12,8 @@ from typing import Any, TypeVar
 import click
 
 from taskbull.app.app import App, load_app
+from taskbull.cli.app_search import apps_in
 from taskbull.cli.errors import WrongUsage, failure_of, note
-from taskbull.cli.searching import apps_in
 from taskbull.cli.site import Site
 from taskbull.errors import TaskbullError
 from taskbull.store.address import default_url, parse

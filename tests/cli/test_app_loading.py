@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 import pytest
 
-from taskbull.cli.loading import find_app, find_site
+from taskbull.cli.app_loading import find_app, find_site
 from tests.cli.conftest import CommandLine
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from taskbull.cli.findings import Finding, ok, problem, warning
-from taskbull.cli.looking import QueueSummary, survey
-from taskbull.cli.output import plural
-from taskbull.cli.server_checks import major_of
+from taskbull.cli.commands.queues import QueueSummary, survey
+from taskbull.cli.doctor.findings import Finding, ok, problem, warning
+from taskbull.cli.doctor.server_checks import major_of
 from taskbull.cli.site import Site
+from taskbull.cli.terminal import plural
 from taskbull.core.states import JobState
 from taskbull.errors import ServerRefused
 from taskbull.scripts.call import Command

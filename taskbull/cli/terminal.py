@@ -35,7 +35,7 @@ def show_table(columns: Sequence[str], rows: Sequence[Row], *, empty: str) -> No
     if sys.stdout.isatty():
         if cells:
             # Only here: it takes a tenth of a second to import.
-            from taskbull.cli.drawing import draw_table  # noqa: PLC0415
+            from taskbull.cli.tables import draw_table  # noqa: PLC0415
 
             draw_table(columns, cells)
         else:

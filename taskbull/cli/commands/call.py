@@ -12,15 +12,15 @@ import click
 from taskbull.app.app import App
 from taskbull.app.options import CallOptions
 from taskbull.app.task import Task
+from taskbull.cli.app_loading import app_option, find_app
+from taskbull.cli.arguments import Arguments
 from taskbull.cli.completion import complete_task
-from taskbull.cli.crowd import Crowd
+from taskbull.cli.connected_workers import Crowd
+from taskbull.cli.durations import read_instant, read_seconds
 from taskbull.cli.errors import FAILED, Failure, WrongUsage, complain, note
 from taskbull.cli.escaping import printable_lines, to_json
-from taskbull.cli.kinds import read_instant, read_seconds
-from taskbull.cli.loading import app_option, find_app
-from taskbull.cli.output import cell, json_option, show_json
 from taskbull.cli.site import Site
-from taskbull.cli.values import Arguments
+from taskbull.cli.terminal import cell, json_option, show_json
 from taskbull.core import payload
 from taskbull.core.checks import did_you_mean
 from taskbull.core.states import MAX_PRIORITY

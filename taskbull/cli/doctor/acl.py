@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from taskbull.cli.rights import glob
+from taskbull.cli.doctor.rights import glob
 from taskbull.cli.site import Site
 
 _FILE = Path(__file__).parent / "least_rights.acl"

@@ -16,14 +16,14 @@ import click
 from taskbull.app.app import App
 from taskbull.app.loops import backend_options
 from taskbull.app.running import run_until_signal
-from taskbull.cli.lifeline import Presence, Tether
-from taskbull.cli.loading import find_app
-from taskbull.cli.measuring import gathered, measured
-from taskbull.cli.panel import show_panel
-from taskbull.cli.queue_names import check_known, read_queues
-from taskbull.cli.recycling import Recycling, Share
-from taskbull.cli.reloading import Reloader
-from taskbull.cli.supervisor import RECYCLED, Supervisor
+from taskbull.cli.app_loading import find_app
+from taskbull.cli.worker.banner import show_panel
+from taskbull.cli.worker.lifeline import Presence, Tether
+from taskbull.cli.worker.metrics import gathered, measured
+from taskbull.cli.worker.queue_names import check_known, read_queues
+from taskbull.cli.worker.recycling import Recycling, Share
+from taskbull.cli.worker.reloading import Reloader
+from taskbull.cli.worker.supervisor import RECYCLED, Supervisor
 from taskbull.observability.formats import LogFormat, set_up_logging
 from taskbull.worker.worker import Worker
 

@@ -1,0 +1,1 @@
+"""What `taskbull worker` does: a supervisor and its worker processes."""
