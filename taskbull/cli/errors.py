@@ -11,7 +11,7 @@ from typing import IO, Any
 import click
 
 from taskbull.cli.advice import advice
-from taskbull.cli.escaping import printable
+from taskbull.cli.terminal import printable
 from taskbull.errors import (
     ConfigurationError,
     ConnectionLost,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import click
@@ -10,21 +11,18 @@ from taskbull.cli.errors import INTERRUPTED, colour, failure_of
 from taskbull.cli.site import ADDRESS
 from taskbull.errors import TaskbullError
 
-PARTS: dict[str, tuple[str, ...]] = {
-    "Run": ("worker", "demo", "stop"),
-    "Look": ("tasks", "queues", "workers", "jobs", "job", "events", "doctor"),
-    "Act on jobs": ("call", "retry", "retry-all", "promote", "remove"),
-    "Act on queues": ("pause", "resume", "drain", "clean", "obliterate"),
-}
-"""The commands as the help shows them; those that are not named here come last."""
-
-
 _UNCUT = 1000
 """More characters than a summary has: it goes on in the next line."""
 
 
 class Commands(click.Group):
     """Runs a command; an expected error is one sentence, and 1 (2: wrong usage) as exit code."""
+
+    def __init__(self, *, parts: Mapping[str, Sequence[click.Command]], **settings: Any) -> None:
+        super().__init__(**settings)
+        self._parts = parts
+        for command in (command for part in parts.values() for command in part):
+            self.add_command(command)
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command that was asked for."""
@@ -41,16 +39,12 @@ class Commands(click.Group):
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the commands, part by part."""
-        known = self.commands
-        named = {name for names in PARTS.values() for name in names}
-        rest = tuple(name for name in sorted(known) if name not in named)
-        width = max(map(len, known), default=0)
-        for title, names in {**PARTS, "Other": rest}.items():
-            shown = [
-                (name.ljust(width), known[name].get_short_help_str(_UNCUT))
-                for name in names
-                if name in known
-            ]
-            if shown:
-                with formatter.section(title):
-                    formatter.write_dl(shown)
+        width = max(map(len, self.commands), default=0)
+        for title, part in self._parts.items():
+            with formatter.section(title):
+                formatter.write_dl(
+                    [
+                        (str(command.name).ljust(width), command.get_short_help_str(_UNCUT))
+                        for command in part
+                    ]
+                )

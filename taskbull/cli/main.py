@@ -28,15 +28,26 @@ from taskbull.cli.commands.demo import demo
 from taskbull.cli.commands.doctor import doctor
 from taskbull.cli.commands.events import events
 from taskbull.cli.commands.jobs import job, jobs
-from taskbull.cli.commands.queues import queues, tasks, workers
-from taskbull.cli.commands.stop import stop_server
+from taskbull.cli.commands.queues import queues
+from taskbull.cli.commands.stop import stop
+from taskbull.cli.commands.tasks import tasks
 from taskbull.cli.commands.worker import worker
+from taskbull.cli.commands.workers import workers
 from taskbull.cli.group import Commands
+
+PARTS: dict[str, tuple[click.Command, ...]] = {
+    "Run": (worker, demo, stop),
+    "Look": (tasks, queues, workers, jobs, job, events, doctor),
+    "Act on jobs": (call, retry, retry_all, promote, remove),
+    "Act on queues": (pause, resume, drain, clean, obliterate),
+    "Other": (completion,),
+}
+"""All commands, as the help shows them."""
 
 _SETTINGS = {"help_option_names": ["-h", "--help"], "show_default": True}
 
 
-@click.group(cls=Commands, context_settings=_SETTINGS)
+@click.group(cls=Commands, parts=PARTS, context_settings=_SETTINGS)
 @click.version_option(__version__, prog_name="taskbull")
 @click.option("-A", "--app", metavar="MODULE:ATTRIBUTE", hidden=True)
 def commands(app: str | None) -> None:
@@ -52,16 +63,6 @@ def commands(app: str | None) -> None:
         os.environ[VARIABLE] = app
 
 
-for command in (
-    *(worker, demo, stop_server),
-    *(tasks, queues, workers, jobs, job, events, doctor),
-    *(call, retry, retry_all, promote, remove),
-    *(pause, resume, drain, clean, obliterate),
-    completion,
-):
-    commands.add_command(command)
-
-
 def main() -> None:
     """Run a command, and end the process with its exit code."""
     for stream in (sys.stdout, sys.stderr):
@@ -72,7 +73,7 @@ def main() -> None:
 
 
 def _show_the_embedded_server() -> None:
-    """Let people see, once, that a server was started: where a command writes no log."""
+    """Print, once, that a server was started, if the command writes no log."""
 
     class Shown(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:

@@ -80,9 +80,7 @@ def granted() -> set[str]:
 
 def test_the_file_grants_what_scripts_and_code_use(commands: set[str]) -> None:
     missing = (in_lua(commands) | in_python(commands)) - granted()
-    assert not missing, (
-        f"add to least_rights.acl: {' '.join(f'+{m}' for m in sorted(missing))}"
-    )
+    assert not missing, f"add to least_rights.acl: {' '.join(f'+{m}' for m in sorted(missing))}"
 
 
 def test_the_file_grants_nothing_else(commands: set[str]) -> None:

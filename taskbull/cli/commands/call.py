@@ -18,9 +18,8 @@ from taskbull.cli.completion import complete_task
 from taskbull.cli.connected_workers import Crowd
 from taskbull.cli.durations import read_instant, read_seconds
 from taskbull.cli.errors import FAILED, Failure, WrongUsage, complain, note
-from taskbull.cli.escaping import printable_lines, to_json
 from taskbull.cli.site import Site
-from taskbull.cli.terminal import cell, json_option, show_json
+from taskbull.cli.terminal import cell, json_option, printable_lines, show_json, to_json
 from taskbull.core import payload
 from taskbull.core.checks import did_you_mean
 from taskbull.core.states import MAX_PRIORITY

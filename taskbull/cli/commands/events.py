@@ -11,9 +11,8 @@ import click
 from taskbull.cli.app_loading import find_site, site_options
 from taskbull.cli.completion import complete_queue
 from taskbull.cli.errors import note
-from taskbull.cli.escaping import to_json
 from taskbull.cli.site import Site
-from taskbull.cli.terminal import cell, instant, json_option, shortened
+from taskbull.cli.terminal import cell, instant, json_option, shortened, to_json
 from taskbull.core.keys import QueueKeys
 from taskbull.errors import ConnectionLost, MaybeExecuted
 from taskbull.queue.feed import QueueEvent, check_last_id, events_of, last_event_id, read_events

@@ -14,16 +14,17 @@ from taskbull.cli.app_loading import find_site, site_options
 from taskbull.cli.commands.queues import STATES
 from taskbull.cli.completion import complete_queue
 from taskbull.cli.errors import note
-from taskbull.cli.escaping import printable_lines, to_json
 from taskbull.cli.site import Site
 from taskbull.cli.terminal import (
     instant,
     json_option,
+    printable_lines,
     shortened,
     show_fields,
     show_json,
     show_section,
     show_table,
+    to_json,
 )
 from taskbull.core import payload
 from taskbull.core.durations import instant_from_ms

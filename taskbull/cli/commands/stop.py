@@ -9,14 +9,14 @@ import click
 from taskbull.store.project import project_folder
 
 
-@click.command(name="stop")
+@click.command()
 @click.argument("folder", type=click.Path(path_type=Path), required=False)
-def stop_server(folder: Path | None) -> None:
+def stop(folder: Path | None) -> None:
     """Stop the embedded server in FOLDER (.taskbull of the project); its jobs are kept."""
-    from taskbull.store.embedded import stop  # noqa: PLC0415 - see `worker`
+    from taskbull.store import embedded  # noqa: PLC0415 - see `worker`
 
     folder = project_folder() if folder is None else folder
-    if stop(folder):
+    if embedded.stop(folder):
         click.echo(f"the server in {folder} is stopped; its jobs are kept")
     else:
         click.echo(f"no server runs in {folder}")

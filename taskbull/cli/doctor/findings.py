@@ -9,7 +9,7 @@ from typing import Any
 import click
 from msgspec import Struct
 
-from taskbull.cli.escaping import printable
+from taskbull.cli.terminal import printable
 
 
 class Level(StrEnum):

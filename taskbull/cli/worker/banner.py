@@ -10,9 +10,8 @@ from taskbull import __version__
 from taskbull.app.app import App
 from taskbull.cli.advice import advice
 from taskbull.cli.doctor.rights import first_trouble
-from taskbull.cli.escaping import printable
 from taskbull.cli.site import Site
-from taskbull.cli.terminal import shortened
+from taskbull.cli.terminal import printable, shortened
 from taskbull.errors import ServerRefused, TaskbullError
 from taskbull.scripts.inspection import count_jobs
 from taskbull.scripts.replies import info
