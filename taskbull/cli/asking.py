@@ -10,10 +10,10 @@ from taskbull.errors import ConnectionLost, MaybeExecuted
 from taskbull.scripts.call import Request, Word
 from taskbull.scripts.steps import Steps
 from taskbull.store.address import Endpoint
+from taskbull.store.error_replies import read_refusal
 from taskbull.store.limit import Limit
 from taskbull.store.pipeline import Reply, ReplyError, pack
 from taskbull.store.sync import SyncStore
-from taskbull.store.trouble import read_trouble
 
 T = TypeVar("T")
 
@@ -65,7 +65,7 @@ class Asker(SyncStore):
         """Have one of the servers answer one command; `ServerRefused` if it will not."""
         [reply] = self._lines.exchange(server, [pack(words)], Limit(limit, monotonic))
         if isinstance(reply, ReplyError):
-            raise read_trouble(reply).error
+            raise read_refusal(reply).error
         return reply
 
 

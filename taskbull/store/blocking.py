@@ -13,11 +13,11 @@ from anyio import current_time, move_on_after, sleep
 
 from taskbull.store.address import Endpoint
 from taskbull.store.dialing import ConnectionOptions, Dialer, hang_up
+from taskbull.store.error_replies import Reaction, Refusal, read_refusal
 from taskbull.store.link import BROKEN, Link
 from taskbull.store.pipeline import Pipeline, ProtocolError, Reply, ReplyError, Word, pack
 from taskbull.store.reconnection import Change, Lost, Notify, Waiting, log_change
 from taskbull.store.sockets import explain
-from taskbull.store.trouble import Answer, Trouble, read_trouble
 
 SLACK = 1.0
 """Seconds by which a reply may come later than the server's own time-out."""
@@ -84,7 +84,7 @@ class BlockingConnection:
             if not finished:
                 await self.close()
         if isinstance(reply, ReplyError):
-            await self._give_up(read_trouble(reply))
+            await self._give_up(read_refusal(reply))
             return None
         return reply
 
@@ -93,14 +93,17 @@ class BlockingConnection:
             self._doubt()  # another node may have taken over: the next try looks for it
         self._notify(change)
 
-    async def _give_up(self, trouble: Trouble) -> None:
+    async def _give_up(self, refusal: Refusal) -> None:
         """Leave a server that refused; the next call looks for the right one."""
         await self.close()
-        if trouble.answer is Answer.RAISE:
-            raise trouble.error
+        if refusal.reaction is Reaction.RAISE:
+            raise refusal.error
         self._doubt()
-        self._notify(Lost(str(self._dialer.endpoint), trouble.message))
-        if trouble.answer in {Answer.WAIT, Answer.ASK}:  # the same would be said again at once
+        self._notify(Lost(str(self._dialer.endpoint), refusal.message))
+        if refusal.reaction in {
+            Reaction.WAIT,
+            Reaction.ASK,
+        }:  # it would say the same at once
             await sleep(PAUSE)
 
     async def close(self) -> None:

@@ -1,7 +1,7 @@
 """How a call that met trouble is brought to its end: a generator of steps, without IO.
 
 Both stores drive it: they perform each `Step` and send back what came of it. The ordinary call
-never comes here; it begins with the first reply that means trouble.
+never comes here; it begins with the first reply that means refusal.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from msgspec import Struct
 
 from taskbull.errors import ConnectionLost, ServerUnavailable
 from taskbull.store.address import Endpoint
+from taskbull.store.error_replies import Reaction, Refusal, read_refusal
 from taskbull.store.limit import Limit
 from taskbull.store.pipeline import Reply
-from taskbull.store.trouble import Answer, Trouble, read_trouble
 
 PATIENCE = 10.0
 """Seconds for which a call insists when the server says "not now"."""
@@ -79,20 +79,20 @@ def deliver(first: Replied, limit: Limit, *, insist: bool = True) -> Delivery:
     insistence = _Insistence(limit, insist=insist)
     redirections = 0
     while isinstance(reply, ReplyError | ConnectionLost):
-        trouble = read_trouble(reply)
-        if trouble.transient:
+        refusal = read_refusal(reply)
+        if refusal.transient:
             asking = False
-            node, reply = yield from insistence.try_again(node, trouble)
+            node, reply = yield from insistence.try_again(node, refusal)
             continue
         redirections += 1
-        if trouble.answer is Answer.RAISE or redirections > REDIRECTIONS:
-            raise trouble.error
-        if trouble.answer is Answer.LOAD:
-            if refusal := (yield Load(node)):
-                reply = refusal
+        if refusal.reaction is Reaction.RAISE or redirections > REDIRECTIONS:
+            raise refusal.error
+        if refusal.reaction is Reaction.LOAD:
+            if not_loaded := (yield Load(node)):
+                reply = not_loaded
                 continue
         else:
-            node, asking = trouble.target(node), trouble.answer is Answer.ASK
+            node, asking = refusal.target(node), refusal.reaction is Reaction.ASK
             if not asking:
                 yield Moved(node)
         node, reply = yield Send(node, asking)
@@ -113,20 +113,20 @@ class _Insistence:
         self._pause = 0.005
         self._answer = limit.last_answer
 
-    def try_again(self, node: Endpoint, trouble: Trouble) -> Generator[Step, Any, Replied]:
+    def try_again(self, node: Endpoint, refusal: Refusal) -> Generator[Step, Any, Replied]:
         limit, patience = self._limit, self._patience
-        if trouble.answer is Answer.LEAVE:  # whoever gives up: the next need not find out again
-            yield Leave(node, trouble.summary)
+        if refusal.reaction is Reaction.LEAVE:  # whoever gives up: the next need not find out again
+            yield Leave(node, refusal.summary)
         if not self._insist:
-            raise trouble.error
+            raise refusal.error
         left = limit.left - self._answer
-        if isinstance(trouble.error, ServerUnavailable):  # no connection at all is waited out
+        if isinstance(refusal.error, ServerUnavailable):  # no connection at all is waited out
             left = min(left, patience.left)
         if left < _INSTANT:
-            raise trouble.given_up(node, limit if limit.left < patience.left else patience)
+            raise refusal.given_up(node, limit if limit.left < patience.left else patience)
         yield Pause(min(self._pause, left))
         if limit.left < self._answer / 2:  # it was a long pause, on a busy machine
-            raise trouble.given_up(node, limit)
+            raise refusal.given_up(node, limit)
         self._pause = min(self._pause * 2, LONGEST_PAUSE)
         sent_at = limit.clock()
         replied: Replied = yield Send()

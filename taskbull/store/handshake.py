@@ -7,9 +7,9 @@ from msgspec import Struct
 from taskbull.errors import ConnectionLost, ServerRefused, TaskbullError
 from taskbull.scripts.replies import info as read_info
 from taskbull.store.address import Credentials, Endpoint
+from taskbull.store.error_replies import Refusal, read_refusal
 from taskbull.store.pipeline import ProtocolError, Reply, ReplyError, pack
 from taskbull.store.sockets import explain
-from taskbull.store.trouble import Trouble, read_trouble
 
 _ADVICE = {
     "NOAUTH": " Give the password in the URL, as in redis://:password@host or "
@@ -52,10 +52,10 @@ class Handshake(Struct, frozen=True):
         for reply in replies:
             if not isinstance(reply, ReplyError) or reply is named or _forbidden(reply, info):
                 continue  # without a name in CLIENT LIST, all else works
-            trouble = read_trouble(reply)
-            if trouble.transient or "max number of clients" in trouble.message:
-                raise ConnectionLost(f"{endpoint}: {trouble.message}")
-            raise _refused(endpoint, trouble)
+            refusal = read_refusal(reply)
+            if refusal.transient or "max number of clients" in refusal.message:
+                raise ConnectionLost(f"{endpoint}: {refusal.message}")
+            raise _refused(endpoint, refusal)
         if self.primary_only and replies[-3][0] != b"master":
             raise ConnectionLost(f"{endpoint} is a replica, not the primary")
         fields = read_info(info) if isinstance(info, bytes) else {}
@@ -63,12 +63,12 @@ class Handshake(Struct, frozen=True):
         return fields.get("run_id", "")
 
 
-def _refused(endpoint: Endpoint, trouble: Trouble) -> TaskbullError:
+def _refused(endpoint: Endpoint, refusal: Refusal) -> TaskbullError:
     """Say who refused us, and what to do where that is known."""
-    if not isinstance(trouble.error, ServerRefused):
-        return trouble.error
-    code = trouble.error.code
-    return ServerRefused(code, f"Redis at {endpoint}: {trouble.message}{_ADVICE.get(code, '')}")
+    if not isinstance(refusal.error, ServerRefused):
+        return refusal.error
+    code = refusal.error.code
+    return ServerRefused(code, f"Redis at {endpoint}: {refusal.message}{_ADVICE.get(code, '')}")
 
 
 def _forbidden(reply: ReplyError, info: Reply) -> bool:

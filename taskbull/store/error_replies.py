@@ -1,4 +1,4 @@
-"""What each error reply of Redis means for the call that got it: the decided answers, in one table.
+"""What each error reply of Redis means for the call that got it: one table of reactions.
 
 Every code below says that the command was **not executed**, so that sending it again is safe.
 That holds for scripts too: Redis refuses `READONLY`, `OOM` and `MISCONF` at a script's first write.
@@ -18,7 +18,7 @@ from taskbull.store.address import Endpoint
 from taskbull.store.limit import Limit
 
 
-class Answer(Enum):
+class Reaction(Enum):
     """What a store does about an error reply."""
 
     RAISE = auto()  # it is the caller's: waiting would not change it
@@ -29,18 +29,18 @@ class Answer(Enum):
     ASK = auto()  # the slot is on its way: ask there, this once
 
 
-_ANSWERS = {
-    "LOADING": Answer.WAIT,  # reading its data after a start
-    "BUSY": Answer.WAIT,  # someone's script runs for too long
-    "TRYAGAIN": Answer.WAIT,  # the keys of a migrating slot are on both sides
-    "CLUSTERDOWN": Answer.WAIT,  # a slot has no node, or the cluster has no majority
-    "NOREPLICAS": Answer.WAIT,  # min-replicas-to-write is not met
-    "MASTERDOWN": Answer.LEAVE,  # a replica without its primary
-    "READONLY": Answer.LEAVE,  # a primary that was made a replica
-    "UNBLOCKED": Answer.LEAVE,  # the same, told to a blocked command
-    "NOSCRIPT": Answer.LOAD,
-    "MOVED": Answer.MOVED,
-    "ASK": Answer.ASK,
+_REACTIONS = {
+    "LOADING": Reaction.WAIT,  # reading its data after a start
+    "BUSY": Reaction.WAIT,  # someone's script runs for too long
+    "TRYAGAIN": Reaction.WAIT,  # the keys of a migrating slot are on both sides
+    "CLUSTERDOWN": Reaction.WAIT,  # a slot has no node, or the cluster has no majority
+    "NOREPLICAS": Reaction.WAIT,  # min-replicas-to-write is not met
+    "MASTERDOWN": Reaction.LEAVE,  # a replica without its primary
+    "READONLY": Reaction.LEAVE,  # a primary that was made a replica
+    "UNBLOCKED": Reaction.LEAVE,  # the same, told to a blocked command
+    "NOSCRIPT": Reaction.LOAD,
+    "MOVED": Reaction.MOVED,
+    "ASK": Reaction.ASK,
 }
 
 # Redis < 7 wraps what a command inside a script said: "ERR Error running script …: -READONLY …"
@@ -57,18 +57,18 @@ _FORBIDDEN = re.compile(
 )
 
 
-class Trouble(Struct, frozen=True):
-    """A reply that means trouble, read: what was said, and what to do about it."""
+class Refusal(Struct, frozen=True):
+    """An error reply, read: what was said, and what to do about it."""
 
     message: str
-    answer: Answer
+    reaction: Reaction
     error: TaskbullError
     """What the caller gets if it comes to that."""
 
     @property
     def transient(self) -> bool:
         """Whether time alone may heal it."""
-        return self.answer in {Answer.WAIT, Answer.LEAVE}
+        return self.reaction in {Reaction.WAIT, Reaction.LEAVE}
 
     @property
     def summary(self) -> str:
@@ -90,18 +90,18 @@ class Trouble(Struct, frozen=True):
         return Endpoint(host.strip("[]") or asked.host, int(port))
 
 
-def read_trouble(reply: ReplyError | ConnectionLost) -> Trouble:
+def read_refusal(reply: ReplyError | ConnectionLost) -> Refusal:
     """Read an error reply, or the lack of one."""
     message = str(reply)
     if isinstance(reply, ConnectionLost):  # never sent: another node may have taken over
-        return Trouble(message, Answer.LEAVE, reply)
+        return Refusal(message, Reaction.LEAVE, reply)
     if wrapped := _WRAPPED.match(message):
         message = wrapped["inner"]
     elif forbidden := _FORBIDDEN.match(message):
         said = forbidden["said"].removesuffix(" script: on ").strip()
         message = f"NOPERM {said}; taskbull doctor says what the user lacks"
     code = message.partition(" ")[0]
-    answer = _ANSWERS.get(code, Answer.RAISE)
-    transient = answer in {Answer.WAIT, Answer.LEAVE}
+    reaction = _REACTIONS.get(code, Reaction.RAISE)
+    transient = reaction in {Reaction.WAIT, Reaction.LEAVE}
     error = (ServerUnavailable if transient else ServerRefused)(code, message)
-    return Trouble(message, answer, error)
+    return Refusal(message, reaction, error)
