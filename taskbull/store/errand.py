@@ -12,10 +12,10 @@ from taskbull.scripts.call import Request
 from taskbull.scripts.loader import Script
 from taskbull.store.address import Endpoint
 from taskbull.store.connection import Connection
-from taskbull.store.delivery import Leave, Load, Moved, Pause, Replied, Send, Step, deliver
 from taskbull.store.limit import Limit
 from taskbull.store.pipeline import Reply, ReplyError, pack
 from taskbull.store.reconnection import Back, Notify, Waiting
+from taskbull.store.redelivery import Leave, Load, Moved, Pause, Replied, Send, Step, redeliver
 from taskbull.store.topology import Topology
 
 NOWHERE = Endpoint()
@@ -126,11 +126,11 @@ class Errand:
         return await self._see_through((connection.endpoint, reply))
 
     async def _see_through(self, replied: Replied) -> Reply:
-        delivery = deliver(replied, self._limit)
+        redelivery = redeliver(replied, self._limit)
         try:
-            step = next(delivery)
+            step = next(redelivery)
             while True:
-                step = delivery.send(await self._perform(step))
+                step = redelivery.send(await self._perform(step))
         except StopIteration as end:
             return end.value
 

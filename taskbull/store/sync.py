@@ -11,11 +11,11 @@ from taskbull.scripts.call import Request
 from taskbull.scripts.loader import Script
 from taskbull.scripts.steps import Steps
 from taskbull.store.address import Address, Endpoint
-from taskbull.store.delivery import Leave, Load, Moved, Pause, Replied, Send, Step, deliver
 from taskbull.store.discovery import locate
 from taskbull.store.limit import Limit
 from taskbull.store.line import Lines
 from taskbull.store.pipeline import ASKING, Reply, ReplyError, pack
+from taskbull.store.redelivery import Leave, Load, Moved, Pause, Replied, Send, Step, redeliver
 from taskbull.store.slots import READ_SLOTS, is_clustered, key_slot, read_slots
 
 T = TypeVar("T")
@@ -124,11 +124,11 @@ class SyncStore:
     ) -> Reply:
         if not isinstance(replied[1], _TROUBLE):
             return replied[1]
-        delivery = deliver(replied, limit, insist=insist)
+        redelivery = redeliver(replied, limit, insist=insist)
         try:
-            step = next(delivery)
+            step = next(redelivery)
             while True:
-                step = delivery.send(self._perform(call, step, limit))
+                step = redelivery.send(self._perform(call, step, limit))
         except StopIteration as end:
             return end.value
 

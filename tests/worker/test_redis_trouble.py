@@ -15,7 +15,7 @@ from anyio import Event, create_task_group, fail_after, sleep_forever, to_thread
 
 from taskbull.core import events
 from taskbull.errors import ConnectionLost, Retry
-from taskbull.store import delivery
+from taskbull.store import redelivery
 from taskbull.store.server import Server
 from taskbull.worker import outbox
 from taskbull.worker.running_job import RunningJob
@@ -214,7 +214,7 @@ async def test_jobs_go_on_while_redis_refuses_to_write(
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(delivery, "PATIENCE", patience)
+    monkeypatch.setattr(redelivery, "PATIENCE", patience)
     here = place(SAVED)
     held, second = Held(), Held()
 

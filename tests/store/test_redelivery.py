@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from taskbull.errors import ConnectionLost, ServerRefused, ServerUnavailable
 from taskbull.store.address import Endpoint
-from taskbull.store.delivery import (
+from taskbull.store.limit import Limit
+from taskbull.store.redelivery import (
     LONGEST_PAUSE,
     PATIENCE,
     REDIRECTIONS,
@@ -23,9 +24,8 @@ from taskbull.store.delivery import (
     Pause,
     Send,
     Step,
-    deliver,
+    redeliver,
 )
-from taskbull.store.limit import Limit
 
 ONE, TWO, THREE = (Endpoint("host", port) for port in (1, 2, 3))
 LOADING = ReplyError("LOADING not yet")
@@ -50,13 +50,13 @@ class Postman:
         self._limit = Limit(None if deadline == inf else deadline, lambda: self.now)
         self._insist = insist
 
-    def deliver(self, first: Any) -> Any:
+    def redeliver(self, first: Any) -> Any:
         """Give the reply in which it ends, or raise."""
-        delivery = deliver((ONE, first), self._limit, insist=self._insist)
+        redelivery = redeliver((ONE, first), self._limit, insist=self._insist)
         answer = None
         try:
             while True:
-                step = delivery.send(answer)
+                step = redelivery.send(answer)
                 self.steps.append(step)
                 answer = self._perform(step)
         except StopIteration as end:
@@ -82,13 +82,13 @@ class Postman:
 @pytest.mark.parametrize("reply", [b"bytes", 7, None, [], [b"a", 1]])
 def test_a_true_reply_needs_no_step(reply: Any) -> None:
     postman = Postman()
-    assert postman.deliver(reply) == reply
+    assert postman.redeliver(reply) == reply
     assert postman.steps == []
 
 
 def test_a_server_that_cannot_serve_now_is_asked_again_after_a_pause() -> None:
     postman = Postman([LOADING, b"there"])
-    assert postman.deliver(LOADING) == b"there"
+    assert postman.redeliver(LOADING) == b"there"
     first, second = postman.pauses
     assert postman.steps == [Pause(first), Send(), Pause(second), Send()]
     assert 0 < first < second
@@ -96,49 +96,49 @@ def test_a_server_that_cannot_serve_now_is_asked_again_after_a_pause() -> None:
 
 def test_a_primary_no_more_is_left_before_the_next_try() -> None:
     postman = Postman([b"there"])
-    assert postman.deliver(READONLY) == b"there"
+    assert postman.redeliver(READONLY) == b"there"
     assert postman.steps == [Leave(ONE, str(READONLY)), Pause(postman.pauses[0]), Send()]
 
 
 def test_a_missing_script_is_loaded_where_it_is_missing() -> None:
     postman = Postman([b"ran"])
-    assert postman.deliver(NOSCRIPT) == b"ran"
+    assert postman.redeliver(NOSCRIPT) == b"ran"
     assert postman.steps == [Load(ONE), Send(ONE)]
 
 
 def test_a_moved_slot_is_noted_and_followed() -> None:
     postman = Postman([b"there"])
-    assert postman.deliver(MOVED) == b"there"
+    assert postman.redeliver(MOVED) == b"there"
     assert postman.steps == [Moved(TWO), Send(TWO)]
 
 
 def test_a_slot_on_its_way_is_asked_for_this_once_and_not_noted() -> None:
     postman = Postman([b"there"])
-    assert postman.deliver(ASK) == b"there"
+    assert postman.redeliver(ASK) == b"there"
     assert postman.steps == [Send(TWO, asking=True)]
 
 
 def test_a_node_that_is_asked_and_lacks_the_script_is_asked_again() -> None:
     postman = Postman([NOSCRIPT, b"ran"])
-    assert postman.deliver(ASK) == b"ran"
+    assert postman.redeliver(ASK) == b"ran"
     assert postman.steps == [Send(TWO, asking=True), Load(TWO), Send(TWO, asking=True)]
 
 
 def test_a_script_missing_on_the_way_after_a_move_is_loaded_there() -> None:
     postman = Postman([NOSCRIPT, b"ran"])
-    assert postman.deliver(MOVED) == b"ran"
+    assert postman.redeliver(MOVED) == b"ran"
     assert postman.steps == [Moved(TWO), Send(TWO), Load(TWO), Send(TWO)]
 
 
 def test_one_node_asks_to_ask_the_next() -> None:
     postman = Postman([ASK_THREE, b"there"])
-    assert postman.deliver(ASK) == b"there"
+    assert postman.redeliver(ASK) == b"there"
     assert postman.steps == [Send(TWO, asking=True), Send(THREE, asking=True)]
 
 
 def test_a_move_ends_the_asking() -> None:
     postman = Postman([MOVED, NOSCRIPT, b"ran"])
-    assert postman.deliver(ASK) == b"ran"
+    assert postman.redeliver(ASK) == b"ran"
     assert postman.steps == [
         *(Send(TWO, asking=True), Moved(TWO), Send(TWO)),
         *(Load(TWO), Send(TWO)),
@@ -147,14 +147,14 @@ def test_a_move_ends_the_asking() -> None:
 
 def test_after_a_pause_the_way_is_looked_for_anew_without_asking() -> None:
     postman = Postman([TRYAGAIN, NOSCRIPT, b"ran"])
-    assert postman.deliver(ASK) == b"ran"
+    assert postman.redeliver(ASK) == b"ran"
     assert postman.without_pauses == [Send(TWO, asking=True), Send(), Load(ONE), Send(ONE)]
 
 
 def test_an_error_of_the_call_itself_is_raised_and_nothing_is_repeated() -> None:
     postman = Postman()
     with pytest.raises(ServerRefused) as caught:
-        postman.deliver(ReplyError("WRONGTYPE not that"))
+        postman.redeliver(ReplyError("WRONGTYPE not that"))
     assert caught.value.code == "WRONGTYPE"
     assert postman.steps == []
 
@@ -162,14 +162,14 @@ def test_an_error_of_the_call_itself_is_raised_and_nothing_is_repeated() -> None
 def test_an_error_after_trouble_is_raised_too() -> None:
     postman = Postman([NOSCRIPT, ReplyError("OOM no")])
     with pytest.raises(ServerRefused) as caught:
-        postman.deliver(LOADING)
+        postman.redeliver(LOADING)
     assert caught.value.code == "OOM"
 
 
 def test_patience_has_an_end() -> None:
     postman = Postman([LOADING] * 1000)
     with pytest.raises(ServerUnavailable) as caught:
-        postman.deliver(LOADING)
+        postman.redeliver(LOADING)
     assert caught.value.code == "LOADING"
     assert PATIENCE <= postman.now - 100 <= PATIENCE + LONGEST_PAUSE
 
@@ -177,7 +177,7 @@ def test_patience_has_an_end() -> None:
 def test_pauses_grow_and_have_a_longest() -> None:
     postman = Postman([LOADING] * 1000)
     with pytest.raises(ServerUnavailable):
-        postman.deliver(LOADING)
+        postman.redeliver(LOADING)
     *pauses, _rest = postman.pauses
     assert pauses == sorted(pauses)
     assert pauses[0] <= 0.01
@@ -189,7 +189,7 @@ def test_pauses_grow_and_have_a_longest() -> None:
 def test_a_limit_ends_it_while_an_answer_could_still_come(refusal: Any, limit: float) -> None:
     postman = Postman([refusal] * 1000, deadline=limit)
     with pytest.raises(ConnectionLost, match=f"within {limit:g} s: {refusal}"):
-        postman.deliver(refusal)
+        postman.redeliver(refusal)
     assert limit / 2 < postman.now - 100 < limit
 
 
@@ -205,7 +205,7 @@ class SlowPostman(Postman):
 def test_a_refused_call_is_never_sent_with_less_time_left_than_answers_take(limit: float) -> None:
     postman = SlowPostman([LOADING] * 1000, deadline=limit)  # N5
     with pytest.raises(ServerUnavailable) as caught:
-        postman.deliver(LOADING)
+        postman.redeliver(LOADING)
     assert caught.value.code == "LOADING"
     assert postman.now - 100 <= max(limit, 0.41)
 
@@ -213,7 +213,7 @@ def test_a_refused_call_is_never_sent_with_less_time_left_than_answers_take(limi
 def test_a_deadline_that_has_passed_allows_no_further_try() -> None:
     postman = Postman(deadline=0.0)
     with pytest.raises(ServerUnavailable):
-        postman.deliver(READONLY)
+        postman.redeliver(READONLY)
     assert postman.steps == [Leave(ONE, str(READONLY))]  # the next call need not find out again
 
 
@@ -224,19 +224,19 @@ def test_a_deadline_that_has_passed_allows_no_further_try() -> None:
 def test_who_does_not_insist_is_told_at_once(reply: Any, steps: list[Step]) -> None:
     postman = Postman(insist=False)
     with pytest.raises((ServerUnavailable, ConnectionLost)):
-        postman.deliver(reply)
+        postman.redeliver(reply)
     assert postman.steps == steps
 
 
 def test_who_does_not_insist_still_goes_where_the_call_belongs() -> None:
     postman = Postman([NOSCRIPT, b"ran"], insist=False)
-    assert postman.deliver(ASK) == b"ran"
+    assert postman.redeliver(ASK) == b"ran"
 
 
 def test_a_lost_connection_is_waited_out_without_end() -> None:
     away = 100 * int(PATIENCE / LONGEST_PAUSE)
     postman = Postman([*[LOST] * away, b"back"])
-    assert postman.deliver(LOST) == b"back"
+    assert postman.redeliver(LOST) == b"back"
     assert postman.now - 100 > 10 * PATIENCE
     assert postman.without_pauses == [Leave(ONE, str(LOST)), Send()] * (away + 1)
 
@@ -244,7 +244,7 @@ def test_a_lost_connection_is_waited_out_without_end() -> None:
 def test_endless_redirections_are_given_up() -> None:
     postman = Postman([ASK_THREE, MOVED] * 100)
     with pytest.raises(ServerRefused) as caught:
-        postman.deliver(MOVED)
+        postman.redeliver(MOVED)
     assert caught.value.code in {"ASK", "MOVED"}
     assert sum(isinstance(step, Send) for step in postman.steps) == REDIRECTIONS
 
@@ -252,7 +252,7 @@ def test_endless_redirections_are_given_up() -> None:
 def test_a_script_that_never_stays_loaded_is_given_up() -> None:
     postman = Postman([NOSCRIPT] * 100)
     with pytest.raises(ServerRefused) as caught:
-        postman.deliver(NOSCRIPT)
+        postman.redeliver(NOSCRIPT)
     assert caught.value.code == "NOSCRIPT"
     assert postman.steps == [Load(ONE), Send(ONE)] * REDIRECTIONS
 
@@ -264,7 +264,7 @@ _TROUBLES = [LOADING, READONLY, NOSCRIPT, MOVED, ASK, ASK_THREE, TRYAGAIN, LOST]
 def test_whatever_is_met_it_ends_and_each_try_has_a_reason(met: list[Any]) -> None:
     postman = Postman([*met, b"there"])
     try:
-        reply = postman.deliver(LOADING)
+        reply = postman.redeliver(LOADING)
     except ServerRefused:
         assert postman.steps
     else:

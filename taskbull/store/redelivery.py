@@ -66,10 +66,10 @@ Step: TypeAlias = Send | Load | Moved | Leave | Pause
 Replied: TypeAlias = tuple[Endpoint, Reply]
 """The node that was asked, and its reply; a `ConnectionLost` may stand for one."""
 
-Delivery: TypeAlias = Generator[Step, Any, Reply]
+Redelivery: TypeAlias = Generator[Step, Any, Reply]
 
 
-def deliver(first: Replied, limit: Limit, *, insist: bool = True) -> Delivery:
+def redeliver(first: Replied, limit: Limit, *, insist: bool = True) -> Redelivery:
     """Go on from a first reply until there is a true one, or no hope.
 
     Who does not `insist` is told at once what only time may heal, and comes back later.
