@@ -15,10 +15,10 @@ from taskbull.scripts.call import Request
 from taskbull.scripts.steps import Steps
 from taskbull.store import backend
 from taskbull.store.address import Address, Endpoint
+from taskbull.store.async_call import AsyncCall, OutagePolicy, ScriptLoader
 from taskbull.store.blocking import BlockingConnection
 from taskbull.store.connection import Connection
 from taskbull.store.dialing import ConnectionOptions
-from taskbull.store.errand import Errand, Lookout, ScriptLoader
 from taskbull.store.limit import Limit
 from taskbull.store.pipeline import Reply, ReplyError, pack
 from taskbull.store.reconnection import Notify, log_change, time_for
@@ -46,7 +46,7 @@ class Store:
         self._notify = notify
         self._loader = ScriptLoader()
         patience = time_for(options.max_reconnect_attempts, options.longest_delay)
-        self._lookout = Lookout(notify, patience)
+        self._policy = OutagePolicy(notify, patience)
         self._only: Connection | None = None  # where there is but one, each call is spared a search
         self._topology: Topology
         if address.topology == "cluster":
@@ -67,7 +67,7 @@ class Store:
         links = only.links
         reply = await only.submit(pack(call.words))
         if isinstance(reply, ReplyError):
-            reply = await self._errand(call).go_on(only, links, reply)
+            reply = await self._calling(call).go_on(only, links, reply)
         return call.parse(reply)
 
     def start(self, call: Request[Any], waiter: backend.Recipient) -> Way | None:
@@ -89,7 +89,7 @@ class Store:
         if way is None:
             return await self.run(call)
         if isinstance(reply, ReplyError) or self._may_go_on(reply):
-            reply = await self._errand(call).go_on(*way, reply)
+            reply = await self._calling(call).go_on(*way, reply)
         elif isinstance(reply, BaseException):
             raise reply
         return call.parse(reply)
@@ -109,7 +109,7 @@ class Store:
                 sent.append(await self._submit(call))  # noqa: PERF401 - if it is cancelled, see below
             for call, way in zip(calls, sent, strict=True):
                 try:
-                    reply = await (self._reply(call, *way) if way else self._errand(call).run())
+                    reply = await (self._reply(call, *way) if way else self._calling(call).run())
                     results.append(call.parse(reply))
                 except TaskbullError as error:
                     errors.append(error)
@@ -179,11 +179,11 @@ class Store:
         """Run one call and give its result; as `run`, with a limit that others may share."""
         only = self._only
         if only is None:
-            return call.parse(await self._errand(call, limit).run())
+            return call.parse(await self._calling(call, limit).run())
         links = only.links
         reply = await only.execute(pack(call.words), limit)
         if isinstance(reply, ReplyError):
-            reply = await self._errand(call, limit).go_on(only, links, reply)
+            reply = await self._calling(call, limit).go_on(only, links, reply)
         return call.parse(reply)
 
     async def _reply(
@@ -197,12 +197,12 @@ class Store:
                 raise
             reply = error
         if isinstance(reply, ReplyError | ConnectionLost):
-            return await self._errand(call).go_on(connection, links, reply)
+            return await self._calling(call).go_on(connection, links, reply)
         return reply
 
-    def _errand(self, call: Request[Any], limit: Limit | None = None) -> Errand:
+    def _calling(self, call: Request[Any], limit: Limit | None = None) -> AsyncCall:
         limit = Limit(None, monotonic) if limit is None else limit
-        return Errand(call, self._topology, self._loader, self._lookout, limit)
+        return AsyncCall(call, self._topology, self._loader, self._policy, limit)
 
     def blocking(self, key: str, name: str = "") -> BlockingConnection:
         """Give a connection of its own for blocking commands on `key`; `name` it in CLIENT LIST."""

@@ -60,7 +60,7 @@ class ScriptLoader:
             loaded.set()
 
 
-class Lookout(Struct, frozen=True):
+class OutagePolicy(Struct, frozen=True):
     """What all calls do about a node of a Cluster that cannot be reached."""
 
     notify: Notify
@@ -71,10 +71,10 @@ class Lookout(Struct, frozen=True):
 class Outage:
     """A part of a Cluster that one call cannot reach; told at growing intervals."""
 
-    def __init__(self, lookout: Lookout, part: str) -> None:
-        self._lookout = lookout
+    def __init__(self, policy: OutagePolicy, part: str) -> None:
+        self._policy = policy
         self._part = part
-        self._limit = current_time() + lookout.patience
+        self._limit = current_time() + policy.patience
         self._failures = 0
         self._reason = ""
 
@@ -88,14 +88,14 @@ class Outage:
     def wait(self, delay: float) -> None:
         """Take in that the next try is made after a while."""
         if self._failures.bit_count() == 1:  # the tries 1, 2, 4, 8, ...
-            self._lookout.notify(Waiting(self._reason, self._failures, delay, self._part))
+            self._policy.notify(Waiting(self._reason, self._failures, delay, self._part))
 
     def end(self, node: Endpoint) -> None:
         """Take in that there is an answer again."""
-        self._lookout.notify(Back(str(node), self._failures, self._part))
+        self._policy.notify(Back(str(node), self._failures, self._part))
 
 
-class Errand:
+class AsyncCall:
     """Brings one call to its end, whatever it meets on the way."""
 
     def __init__(
@@ -103,13 +103,13 @@ class Errand:
         call: Request[Any],
         topology: Topology,
         loader: ScriptLoader,
-        lookout: Lookout,
+        policy: OutagePolicy,
         limit: Limit,
     ) -> None:
         self._call = call
         self._topology = topology
         self._loader = loader
-        self._lookout = lookout
+        self._policy = policy
         self._command = pack(call.words if topology.single else call.cluster_words)
         self._limit = limit
         self._links = 0
@@ -186,5 +186,5 @@ class Errand:
         if self._limit.seconds is not None:
             return  # whoever has set it is told
         if self._outage is None:
-            self._outage = Outage(self._lookout, self._topology.part(self._call.key))
+            self._outage = Outage(self._policy, self._topology.part(self._call.key))
         self._outage.go_on(error)
