@@ -47,7 +47,7 @@ class Asker(SyncStore):
         try:
             self.ask(server, "PING", limit=CONNECT_LIMIT)
         except (ConnectionLost, MaybeExecuted):
-            self._lines.discard(server)
+            self._pool.discard(server)
             self._server, self._slots = None, {}  # another may take over: look anew
             raise
 
@@ -63,7 +63,7 @@ class Asker(SyncStore):
 
     def ask(self, server: Endpoint, *words: Word, limit: float = LIMIT) -> Reply:
         """Have one of the servers answer one command; `ServerRefused` if it will not."""
-        [reply] = self._lines.exchange(server, [pack(words)], Limit(limit, monotonic))
+        [reply] = self._pool.exchange(server, [pack(words)], Limit(limit, monotonic))
         if isinstance(reply, ReplyError):
             raise read_refusal(reply).error
         return reply

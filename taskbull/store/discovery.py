@@ -13,8 +13,8 @@ from typing import TypeAlias, cast
 from taskbull.errors import ConnectionLost, MaybeExecuted, ServerRefused
 from taskbull.store.address import Address, Endpoint
 from taskbull.store.limit import Limit
-from taskbull.store.line import Line
 from taskbull.store.pipeline import ReplyError, pack
+from taskbull.store.sync_connection import SyncConnection
 
 Locate: TypeAlias = Callable[[float], Endpoint]
 """Finds the server within so many seconds, or raises `ConnectionLost`."""
@@ -55,9 +55,9 @@ def _primary(address: Address, limit: float) -> Endpoint:
             reasons.append("time is up")
             break
         try:
-            line = Line(sentinel, login, left)
-            [reply] = line.exchange([ask], Limit(left, monotonic))
-            line.close()
+            connection = SyncConnection(sentinel, login, left)
+            [reply] = connection.exchange([ask], Limit(left, monotonic))
+            connection.close()
         except (ConnectionLost, MaybeExecuted, ServerRefused) as error:
             reasons.append(str(error))
             continue

@@ -13,10 +13,10 @@ from taskbull.scripts.steps import Steps
 from taskbull.store.address import Address, Endpoint
 from taskbull.store.discovery import locate
 from taskbull.store.limit import Limit
-from taskbull.store.line import Lines
 from taskbull.store.pipeline import ASKING, Reply, ReplyError, pack
 from taskbull.store.redelivery import Leave, Load, Moved, Pause, Replied, Send, Step, redeliver
 from taskbull.store.slots import READ_SLOTS, is_clustered, key_slot, read_slots
+from taskbull.store.sync_connection import ConnectionPool
 
 T = TypeVar("T")
 
@@ -28,7 +28,7 @@ class SyncStore:
 
     def __init__(self, address: Address) -> None:
         self.address = address
-        self._lines = Lines(address)
+        self._pool = ConnectionPool(address)
         self._clustered = address.topology == "cluster"
         self._locate = locate(address)
         self._server: Endpoint | None = None
@@ -51,7 +51,7 @@ class SyncStore:
             node, reply = self._send(call, Send(), limit)
         else:  # the ordinary case, at half the price
             try:
-                [reply] = self._lines.exchange(node, [pack(call.words)], limit, call.held)
+                [reply] = self._pool.exchange(node, [pack(call.words)], limit, call.held)
             except ConnectionLost as error:
                 reply = error
         if isinstance(reply, _TROUBLE):
@@ -117,7 +117,7 @@ class SyncStore:
 
     def close(self) -> None:
         """Close the connections that are not in use."""
-        self._lines.close()
+        self._pool.close()
 
     def _see_through(
         self, call: Request[Any], replied: Replied, limit: Limit, *, insist: bool = True
@@ -144,7 +144,7 @@ class SyncStore:
                     raise is_clustered(node)
                 self._slots[key_slot(call.key)] = node
             case Leave(node, _):
-                self._lines.discard(node)
+                self._pool.discard(node)
                 self._server = None
                 self._slots = {}
             case Pause(seconds):
@@ -154,7 +154,7 @@ class SyncStore:
     def _load(self, node: Endpoint, script: Script, limit: Limit) -> Reply | None:
         load = pack(("SCRIPT", "LOAD", script.source))
         try:
-            [reply] = self._lines.exchange(node, [load], limit)
+            [reply] = self._pool.exchange(node, [load], limit)
         except ConnectionLost as error:
             return error
         except MaybeExecuted:
@@ -167,7 +167,7 @@ class SyncStore:
         commands = [ASKING, self._pack(call)] if step.asking else [self._pack(call)]
         try:
             node = step.node or self._endpoint(call.key, limit)
-            reply = self._lines.exchange(node, commands, limit, call.held)[-1]
+            reply = self._pool.exchange(node, commands, limit, call.held)[-1]
         except ConnectionLost as error:
             reply = error
         return node, reply
@@ -187,7 +187,7 @@ class SyncStore:
             commands = [self._pack(calls[place]) for place in places]
             answers: list[Reply]
             try:
-                answers = self._lines.exchange(node, commands, limit)
+                answers = self._pool.exchange(node, commands, limit)
             except ConnectionLost as error:
                 answers = [error] * len(places)
             for place, answer in zip(places, answers, strict=True):
@@ -217,7 +217,7 @@ class SyncStore:
         for node in dict.fromkeys((*self._guide, *self._slots.values(), *self.address.endpoints)):
             try:
                 soon = Limit(min(limit.left, 2.0), monotonic)
-                [reply] = self._lines.exchange(node, [READ_SLOTS], soon)
+                [reply] = self._pool.exchange(node, [READ_SLOTS], soon)
                 slots = read_slots(reply, node)
                 self._guide = (node,)
                 return slots

@@ -26,16 +26,16 @@ from taskbull.store.sync_socket import EncryptedSocket, PlainSocket, SyncSocket
 
 CONNECT_TIMEOUT = 5.0
 RESPONSE_TIMEOUT = 10.0
-"""Seconds without a byte, either way, after which a line is given up."""
+"""Seconds without a byte, either way, after which a connection is given up."""
 
-IDLE_LINES = 16
-"""Lines to one server that are kept for later; a burst of threads may have needed more."""
+MOST_IDLE = 16
+"""Connections to one server that are kept for later; a burst of threads may have needed more."""
 
 AnswersOthers = Callable[[], bool]
-"""Tells whether the server answers on another line."""
+"""Tells whether the server answers on another connection."""
 
 
-class Line:
+class SyncConnection:
     """A connected socket that one thread uses at a time."""
 
     def __init__(self, endpoint: Endpoint, address: Address, limit: float) -> None:
@@ -97,7 +97,7 @@ class Line:
         self._socket.close()
 
     def __del__(self) -> None:
-        # A producer is rarely closed by hand: its idle lines end with it, in silence.
+        # A producer is rarely closed by hand: its idle connections end with it, in silence.
         if hasattr(self, "_socket"):
             self.close()
 
@@ -149,42 +149,42 @@ class Line:
         return data
 
 
-class Lines:
-    """The lines that wait to be used again, by server. Threads share it without a lock."""
+class ConnectionPool:
+    """The connections that wait to be used again, by server. Threads share it without a lock."""
 
     def __init__(self, address: Address) -> None:
         self._address = address
-        self._idle: defaultdict[Endpoint, deque[Line]] = defaultdict(deque)
+        self._idle: defaultdict[Endpoint, deque[SyncConnection]] = defaultdict(deque)
         self._process = os.getpid()
 
     def exchange(
         self, endpoint: Endpoint, commands: list[bytes], limit: Limit, held: float = 0.0
     ) -> list[Reply]:
-        """Have packed commands answered by a server; see `Line.exchange`."""
+        """Have packed commands answered by a server; see `SyncConnection.exchange`."""
         if limit.left <= 0:
             raise ConnectionLost(f"No time was left to send a command to Redis at {endpoint}")
         if self._process != os.getpid():  # forked: the sockets are the parent's
             self._idle, self._process = defaultdict(deque), os.getpid()
         idle = self._idle[endpoint]
-        line = self._usable(idle)
-        if line is None:
+        connection = self._usable(idle)
+        if connection is None:
             connecting = self._address.connect_timeout or CONNECT_TIMEOUT
-            line = Line(endpoint, self._address, min(limit.left, connecting))
+            connection = SyncConnection(endpoint, self._address, min(limit.left, connecting))
 
         def answers_others() -> bool:
-            # The lines that were idle are as old as this one: what was forgotten was all of them.
+            # The idle ones are as old as this one: the network has forgotten them, too.
             with suppress(TaskbullError):
-                another = Line(endpoint, self._address, min(limit.left, PROBE_TIMEOUT))
+                another = SyncConnection(endpoint, self._address, min(limit.left, PROBE_TIMEOUT))
                 self.discard(endpoint)
                 idle.append(another)
                 return True
             return False
 
-        replies = line.exchange(commands, limit, held, answers_others)
-        if len(idle) < IDLE_LINES:
-            idle.append(line)
+        replies = connection.exchange(commands, limit, held, answers_others)
+        if len(idle) < MOST_IDLE:
+            idle.append(connection)
         else:
-            line.close()
+            connection.close()
         return replies
 
     def discard(self, endpoint: Endpoint) -> None:
@@ -199,15 +199,15 @@ class Lines:
             self.discard(endpoint)
 
     @staticmethod
-    def _usable(idle: deque[Line]) -> Line | None:
+    def _usable(idle: deque[SyncConnection]) -> SyncConnection | None:
         while True:
             try:
-                line = idle.pop()
+                connection = idle.pop()
             except IndexError:
                 return None
-            if not line.stale:
-                return line
-            line.close()
+            if not connection.stale:
+                return connection
+            connection.close()
 
 
 def _connect(endpoint: Endpoint, address: Address, limit: float) -> SyncSocket:

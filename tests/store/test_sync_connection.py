@@ -13,8 +13,8 @@ import pytest
 from taskbull.errors import ConnectionLost, MaybeExecuted, ServerRefused
 from taskbull.store.address import Endpoint, parse
 from taskbull.store.limit import Limit
-from taskbull.store.line import Line, Lines
 from taskbull.store.pipeline import pack
+from taskbull.store.sync_connection import ConnectionPool, SyncConnection
 from tests.servers.certificates import Certificates, tls_in_front_of
 from tests.servers.kinds import PrivateServers, Reachable
 from tests.servers.proxy import Proxy
@@ -41,89 +41,97 @@ def proxy(server: Reachable) -> Iterator[Proxy]:
 
 
 @pytest.fixture
-def lines(proxy: Proxy) -> Iterator[Lines]:
-    lines = Lines(parse(proxy.url))
-    yield lines
-    lines.close()
+def pool(proxy: Proxy) -> Iterator[ConnectionPool]:
+    pool = ConnectionPool(parse(proxy.url))
+    yield pool
+    pool.close()
 
 
 def at(proxy: Proxy) -> Endpoint:
     return Endpoint(*proxy.address)
 
 
-def test_replies_come_in_order(proxy: Proxy, lines: Lines) -> None:
+def test_replies_come_in_order(proxy: Proxy, pool: ConnectionPool) -> None:
     commands = [echo(str(number)) for number in range(1000)]
-    replies = lines.exchange(at(proxy), commands, within(LIMIT))
+    replies = pool.exchange(at(proxy), commands, within(LIMIT))
     assert replies == [b"%d" % number for number in range(1000)]
 
 
-def test_a_large_exchange_goes_through(proxy: Proxy, lines: Lines) -> None:
+def test_a_large_exchange_goes_through(proxy: Proxy, pool: ConnectionPool) -> None:
     text = "x" * 3_000_000
-    replies = lines.exchange(at(proxy), [echo(text)] * 5, within(LIMIT))
+    replies = pool.exchange(at(proxy), [echo(text)] * 5, within(LIMIT))
     assert replies == [text.encode()] * 5
 
 
-def test_a_connection_is_used_again(proxy: Proxy, lines: Lines) -> None:
+def test_a_connection_is_used_again(proxy: Proxy, pool: ConnectionPool) -> None:
     for _ in range(10):
-        lines.exchange(at(proxy), [PING], within(LIMIT))
+        pool.exchange(at(proxy), [PING], within(LIMIT))
     assert proxy.accepted == 1
 
 
-def test_a_limit_of_time_may_be_infinite_or_past(proxy: Proxy, lines: Lines) -> None:
-    assert lines.exchange(at(proxy), [PING], within(None)) == [b"PONG"]
-    lines.close()
+def test_a_limit_of_time_may_be_infinite_or_past(proxy: Proxy, pool: ConnectionPool) -> None:
+    assert pool.exchange(at(proxy), [PING], within(None)) == [b"PONG"]
+    pool.close()
     with suppress(ConnectionLost, MaybeExecuted):  # it may be quick enough
-        assert lines.exchange(at(proxy), [PING], within(-1.0)) == [b"PONG"]
+        assert pool.exchange(at(proxy), [PING], within(-1.0)) == [b"PONG"]
 
 
-def test_a_connection_that_was_closed_while_idle_is_replaced(proxy: Proxy, lines: Lines) -> None:
-    lines.exchange(at(proxy), [PING], within(LIMIT))
+def test_a_connection_that_was_closed_while_idle_is_replaced(
+    proxy: Proxy, pool: ConnectionPool
+) -> None:
+    pool.exchange(at(proxy), [PING], within(LIMIT))
     proxy.cut()
     wait_until(lambda: proxy.connections == 0, "the proxy has let go")
-    assert lines.exchange(at(proxy), [PING], within(LIMIT)) == [b"PONG"]
+    assert pool.exchange(at(proxy), [PING], within(LIMIT)) == [b"PONG"]
     assert proxy.accepted == 2
 
 
-def test_closed_connections_are_closed_on_the_server_too(proxy: Proxy, lines: Lines) -> None:
-    lines.exchange(at(proxy), [PING], within(LIMIT))
-    lines.discard(at(proxy))
+def test_closed_connections_are_closed_on_the_server_too(
+    proxy: Proxy, pool: ConnectionPool
+) -> None:
+    pool.exchange(at(proxy), [PING], within(LIMIT))
+    pool.discard(at(proxy))
     wait_until(lambda: proxy.connections == 0, "the server has seen it")
-    lines.exchange(at(proxy), [PING], within(LIMIT))
-    lines.close()
+    pool.exchange(at(proxy), [PING], within(LIMIT))
+    pool.close()
     wait_until(lambda: proxy.connections == 0, "the server has seen it")
 
 
-def test_a_cut_connection_leaves_doubt_and_is_not_used_again(proxy: Proxy, lines: Lines) -> None:
-    lines.exchange(at(proxy), [PING], within(LIMIT))
+def test_a_cut_connection_leaves_doubt_and_is_not_used_again(
+    proxy: Proxy, pool: ConnectionPool
+) -> None:
+    pool.exchange(at(proxy), [PING], within(LIMIT))
     proxy.cut_before_reply()
     with pytest.raises(MaybeExecuted, match="before the reply came"):
-        lines.exchange(at(proxy), [PING], within(LIMIT))
-    assert lines.exchange(at(proxy), [PING], within(LIMIT)) == [b"PONG"]
+        pool.exchange(at(proxy), [PING], within(LIMIT))
+    assert pool.exchange(at(proxy), [PING], within(LIMIT)) == [b"PONG"]
 
 
 @pytest.mark.parametrize("after", [1, 7, 50])
-def test_half_a_reply_is_none(proxy: Proxy, lines: Lines, after: int) -> None:
-    lines.exchange(at(proxy), [PING], within(LIMIT))
+def test_half_a_reply_is_none(proxy: Proxy, pool: ConnectionPool, after: int) -> None:
+    pool.exchange(at(proxy), [PING], within(LIMIT))
     proxy.cut_after(reply_bytes=after)
     with pytest.raises(MaybeExecuted):
-        lines.exchange(at(proxy), [echo("x" * 100)], within(LIMIT))
-    assert lines.exchange(at(proxy), [echo("y")], within(LIMIT)) == [b"y"]
+        pool.exchange(at(proxy), [echo("x" * 100)], within(LIMIT))
+    assert pool.exchange(at(proxy), [echo("y")], within(LIMIT)) == [b"y"]
 
 
-def test_a_silent_server_leaves_doubt_when_time_is_up(proxy: Proxy, lines: Lines) -> None:
-    lines.exchange(at(proxy), [PING], within(LIMIT))
+def test_a_silent_server_leaves_doubt_when_time_is_up(proxy: Proxy, pool: ConnectionPool) -> None:
+    pool.exchange(at(proxy), [PING], within(LIMIT))
     proxy.black_hole()
     begun = time.monotonic()
     with pytest.raises(MaybeExecuted):
-        lines.exchange(at(proxy), [PING], within(0.2))
+        pool.exchange(at(proxy), [PING], within(0.2))
     assert 0.2 <= time.monotonic() - begun < 1.0
 
 
-def test_a_server_that_lets_nobody_in_in_time_is_not_there(proxy: Proxy, lines: Lines) -> None:
+def test_a_server_that_lets_nobody_in_in_time_is_not_there(
+    proxy: Proxy, pool: ConnectionPool
+) -> None:
     proxy.black_hole()
     begun = time.monotonic()
     with pytest.raises(ConnectionLost, match=r"no answer from 127.0.0.1:\d+ within 0.2 s"):
-        lines.exchange(at(proxy), [PING], within(0.2))
+        pool.exchange(at(proxy), [PING], within(0.2))
     assert 0.2 <= time.monotonic() - begun < 1.0
 
 
@@ -136,10 +144,10 @@ def test_the_limit_holds_for_connecting_and_answering_together() -> None:
         return b"" if words[0] == b"ECHO" else greet(words)
 
     with Peer(answer) as peer:
-        lines = Lines(parse(peer.url))
+        pool = ConnectionPool(parse(peer.url))
         begun = time.monotonic()
         with pytest.raises(MaybeExecuted):
-            lines.exchange(Endpoint("127.0.0.1", peer.port), [echo("x")], within(0.6))
+            pool.exchange(Endpoint("127.0.0.1", peer.port), [echo("x")], within(0.6))
         assert time.monotonic() - begun < 0.9
 
 
@@ -155,10 +163,10 @@ def test_a_server_that_drips_is_given_up_when_time_is_up() -> None:
         return b"\r\n"
 
     with Peer(answer) as peer:
-        lines = Lines(parse(peer.url))
+        pool = ConnectionPool(parse(peer.url))
         begun = time.monotonic()
         with pytest.raises(MaybeExecuted):
-            lines.exchange(Endpoint("127.0.0.1", peer.port), [echo("x")], within(0.4))
+            pool.exchange(Endpoint("127.0.0.1", peer.port), [echo("x")], within(0.4))
         assert 0.4 <= time.monotonic() - begun < 1.0
 
 
@@ -170,12 +178,12 @@ def test_what_nobody_asked_for_is_not_taken_for_the_next_reply(too_much: bytes) 
     with Peer(
         lambda words: answers.pop() if words[0] == b"ECHO" and answers else greet(words)
     ) as peer:
-        lines = Lines(parse(peer.url))
+        pool = ConnectionPool(parse(peer.url))
         endpoint = Endpoint("127.0.0.1", peer.port)
         with suppress(MaybeExecuted):
-            assert lines.exchange(endpoint, [echo("x")], within(LIMIT)) == [b"mine"]
-        assert lines.exchange(endpoint, [echo("x")], within(LIMIT)) == [b"ECHO"]
-        lines.close()
+            assert pool.exchange(endpoint, [echo("x")], within(LIMIT)) == [b"mine"]
+        assert pool.exchange(endpoint, [echo("x")], within(LIMIT)) == [b"ECHO"]
+        pool.close()
 
 
 def test_an_encrypted_connection_is_used_again(server: Reachable, tmp_path: Path) -> None:
@@ -183,10 +191,10 @@ def test_an_encrypted_connection_is_used_again(server: Reachable, tmp_path: Path
     certificates = Certificates(tmp_path)
     endpoint = parse(server.url).endpoints[0]
     with tls_in_front_of((endpoint.host, endpoint.port), certificates) as proxy:
-        lines = Lines(parse(f"{proxy.url}?ssl_ca_certs={certificates.ca_file}"))
+        pool = ConnectionPool(parse(f"{proxy.url}?ssl_ca_certs={certificates.ca_file}"))
         for _ in range(10):
-            assert lines.exchange(at(proxy), [echo("x" * 50_000)], within(LIMIT)) == [b"x" * 50_000]
-        lines.close()
+            assert pool.exchange(at(proxy), [echo("x" * 50_000)], within(LIMIT)) == [b"x" * 50_000]
+        pool.close()
         assert proxy.accepted == 1
 
 
@@ -194,12 +202,12 @@ def test_a_refused_line_is_closed(private_server: PrivateServers) -> None:
     server = private_server({"requirepass": "right"})
     with Proxy(("127.0.0.1", server.port)) as proxy:
         with pytest.raises(ServerRefused):
-            Line(at(proxy), parse(proxy.url), LIMIT)
+            SyncConnection(at(proxy), parse(proxy.url), LIMIT)
         wait_until(lambda: proxy.connections == 0, "the server has seen it")
 
 
 @pytest.mark.parametrize("host", ["nowhere.invalid", "a..b"])
 def test_a_name_that_is_no_host_is_no_connection(host: str) -> None:
-    lines = Lines(parse("redis://localhost"))
+    pool = ConnectionPool(parse("redis://localhost"))
     with pytest.raises(ConnectionLost):
-        lines.exchange(Endpoint(host, 6379), [PING], within(LIMIT))
+        pool.exchange(Endpoint(host, 6379), [PING], within(LIMIT))
