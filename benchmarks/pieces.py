@@ -26,7 +26,7 @@ from taskbull.scripts import changes, pausing, removal, stalled
 from taskbull.scripts.steps import Steps
 from taskbull.store import address
 from taskbull.store.server import Server, valkey_binary
-from taskbull.store.sync import SyncStore
+from taskbull.store.sync_store import SyncStore
 
 T = TypeVar("T")
 

@@ -25,7 +25,7 @@ from taskbull.scripts.add import Lane, add_jobs
 from taskbull.scripts.cycle import Packed, Taking, cycle, pack_outcome
 from taskbull.store.address import parse
 from taskbull.store.server import Server, valkey_binary
-from taskbull.store.sync import SyncStore
+from taskbull.store.sync_store import SyncStore
 from tests.interop.install import require_node_modules
 from tests.interop.node import Node
 from tests.interop.node_actor import NodeActor

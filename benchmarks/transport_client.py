@@ -17,7 +17,7 @@ from msgspec import Struct
 from taskbull.scripts.call import Call
 from taskbull.scripts.loader import Script
 from taskbull.store.address import parse
-from taskbull.store.aio import open_store
+from taskbull.store.async_store import open_store
 
 SECONDS = 2.0
 SOURCE = """

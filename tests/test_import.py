@@ -28,7 +28,7 @@ LEFT_OUT = [
     "taskbull.queue.operations",
     "taskbull.scripts.cycle",
     "taskbull.scripts.removal",
-    "taskbull.store.aio",
+    "taskbull.store.async_store",
     "taskbull.store.embedded",
     "taskbull.store.link",
     "taskbull.worker",

@@ -83,7 +83,7 @@ def test_a_module_imports_only_what_its_layer_may(path: Path) -> None:
     ("layer", "source"),
     [
         ("core", "import anyio"),
-        ("core", "from taskbull.store.aio import Store"),
+        ("core", "from taskbull.store.async_store import Store"),
         ("scripts", "import redis"),
         ("store", "from taskbull import queue"),
         ("worker", "from taskbull.queue.queue import Queue"),

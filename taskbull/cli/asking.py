@@ -13,7 +13,7 @@ from taskbull.store.address import Endpoint
 from taskbull.store.error_replies import read_refusal
 from taskbull.store.limit import Limit
 from taskbull.store.pipeline import Reply, ReplyError, pack
-from taskbull.store.sync import SyncStore
+from taskbull.store.sync_store import SyncStore
 
 T = TypeVar("T")
 

@@ -33,7 +33,7 @@ from taskbull.queue.single import FirstTry, add_one, encode, not_added
 from taskbull.scripts.add import Added
 from taskbull.scripts.steps import Steps
 from taskbull.store import backend
-from taskbull.store.aio import Store
+from taskbull.store.async_store import Store
 from taskbull.store.limit import Limit
 
 

@@ -23,7 +23,7 @@ from taskbull.queue.result import failure, not_in_time
 from taskbull.queue.watch import Watch
 from taskbull.scripts.inspection import Ending
 from taskbull.store.address import Address
-from taskbull.store.aio import Store, ambient_store
+from taskbull.store.async_store import Store, ambient_store
 from taskbull.store.dialing import ConnectionOptions
 
 # A producer's callers have deadlines of a few seconds: it must notice soon that Redis is back.

@@ -17,7 +17,7 @@ from taskbull.queue.handle import JobHandle, handle
 from taskbull.scripts.add import Added, Lane, add_jobs
 from taskbull.scripts.steps import Steps
 from taskbull.store.limit import Limit
-from taskbull.store.sync import SyncStore
+from taskbull.store.sync_store import SyncStore
 
 
 def encode(entry: Entry) -> EncodedJob:

@@ -11,11 +11,11 @@ from taskbull.queue.border import alone
 from taskbull.queue.sync_watch import SyncWatch
 from taskbull.scripts.steps import Stages
 from taskbull.store.clients import Where, address_of
-from taskbull.store.sync import SyncStore
+from taskbull.store.sync_store import SyncStore
 
 if TYPE_CHECKING:
     from taskbull.queue.loops import Loops, Side
-    from taskbull.store.aio import Store
+    from taskbull.store.async_store import Store
 
 T = TypeVar("T")
 

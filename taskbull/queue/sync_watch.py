@@ -33,7 +33,7 @@ from taskbull.queue.result import (
 from taskbull.scripts.call import Command
 from taskbull.scripts.inspection import Ending
 from taskbull.scripts.steps import Steps
-from taskbull.store.sync import SyncStore
+from taskbull.store.sync_store import SyncStore
 
 
 class _Waiter:

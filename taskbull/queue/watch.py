@@ -13,7 +13,7 @@ from taskbull.errors import JobNotFound, MaybeExecuted, ServerUnavailable
 from taskbull.queue.feed import BLOCK, last_event_id, read_events
 from taskbull.queue.result import LOOK_AGAIN, Told, again, look, settle, told_by
 from taskbull.scripts.inspection import Ending
-from taskbull.store.aio import Store
+from taskbull.store.async_store import Store
 from taskbull.store.backend import Waiter, spawn, waiters
 from taskbull.store.blocking import BlockingConnection
 

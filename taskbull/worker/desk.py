@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from taskbull.core.keys import QueueKeys
-from taskbull.store.aio import Store
-from taskbull.store.sync import SyncStore
+from taskbull.store.async_store import Store
+from taskbull.store.sync_store import SyncStore
 from taskbull.worker.threads import ThreadPool
 
 

@@ -17,7 +17,7 @@ from taskbull.errors import ServerUnavailable, TaskbullError
 from taskbull.scripts.locks import extend_lock, extend_locks
 from taskbull.store.address import Endpoint
 from taskbull.store.backend import poster
-from taskbull.store.sync import SyncStore
+from taskbull.store.sync_store import SyncStore
 from taskbull.worker.lease import Lease
 from taskbull.worker.side import QueueSide
 from taskbull.worker.watchdog import Watchdog

@@ -19,7 +19,7 @@ from taskbull.core.job import Job
 from taskbull.errors import MaybeExecuted, ServerRefused, ServerUnavailable, TaskbullError
 from taskbull.scripts.cycle import Cycled, Taking
 from taskbull.scripts.settlement import Settled
-from taskbull.store.aio import Way
+from taskbull.store.async_store import Way
 from taskbull.store.pipeline import Reply
 from taskbull.worker.demand import Demand
 from taskbull.worker.inquiry import Inquiry

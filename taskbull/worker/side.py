@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from taskbull.core.breaker import CircuitBreaker
 from taskbull.core.keys import QueueKeys
-from taskbull.store.aio import Store
+from taskbull.store.async_store import Store
 from taskbull.worker.bench import Bench
 from taskbull.worker.clock import Alarm, Clock
 from taskbull.worker.guard import Guard

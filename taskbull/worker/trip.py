@@ -9,7 +9,7 @@ from msgspec import Struct
 
 from taskbull.scripts.call import Call
 from taskbull.scripts.cycle import Cycled
-from taskbull.store.aio import Way
+from taskbull.store.async_store import Way
 from taskbull.store.pipeline import Reply
 from taskbull.worker.outbox import Ending
 

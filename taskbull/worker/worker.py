@@ -31,10 +31,10 @@ from taskbull.core.retry import NO_POLICY, RetryPolicy
 from taskbull.errors import ConfigurationError, ConnectionLost
 from taskbull.observability.logs import LogLines
 from taskbull.observability.metrics import NO_TASKS, Declared, Metrics, application_metrics
-from taskbull.store.aio import Store, open_store
+from taskbull.store.async_store import Store, open_store
 from taskbull.store.clients import Where, address_of
 from taskbull.store.dialing import ConnectionOptions
-from taskbull.store.sync import SyncStore
+from taskbull.store.sync_store import SyncStore
 from taskbull.worker.availability import Availability
 from taskbull.worker.burst import until_done
 from taskbull.worker.clock import Clock

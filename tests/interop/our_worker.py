@@ -22,8 +22,8 @@ from taskbull.scripts.changes import move_to_waiting_children
 from taskbull.scripts.cycle import Taking
 from taskbull.scripts.replies import text
 from taskbull.store import address
-from taskbull.store.aio import open_store
-from taskbull.store.sync import SyncStore
+from taskbull.store.async_store import open_store
+from taskbull.store.sync_store import SyncStore
 from taskbull.worker.clock import Clock
 from taskbull.worker.cycle import Cycle
 from taskbull.worker.desk import Desk

@@ -12,8 +12,8 @@ from anyio.from_thread import BlockingPortal, start_blocking_portal
 from taskbull.scripts.call import Request
 from taskbull.scripts.steps import Steps
 from taskbull.store import address
-from taskbull.store.aio import Store, open_store
-from taskbull.store.sync import SyncStore
+from taskbull.store.async_store import Store, open_store
+from taskbull.store.sync_store import SyncStore
 
 T = TypeVar("T")
 

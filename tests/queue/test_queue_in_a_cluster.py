@@ -19,7 +19,7 @@ from taskbull.queue.sync_queue import SyncQueue
 from taskbull.scripts.add import Lane, add_jobs
 from taskbull.scripts.cycle import Taking, cycle, pack_outcome
 from taskbull.store.address import parse
-from taskbull.store.aio import open_store
+from taskbull.store.async_store import open_store
 from tests.queue.conftest import Both
 from tests.servers.cluster import Cluster
 

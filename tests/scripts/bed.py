@@ -10,7 +10,7 @@ import redis
 from taskbull.core.keys import QueueKeys
 from taskbull.scripts.call import Request
 from taskbull.scripts.steps import Steps
-from taskbull.store.sync import SyncStore
+from taskbull.store.sync_store import SyncStore
 
 T = TypeVar("T")
 

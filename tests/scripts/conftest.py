@@ -8,7 +8,7 @@ import pytest
 import redis
 
 from taskbull.store import address
-from taskbull.store.sync import SyncStore
+from taskbull.store.sync_store import SyncStore
 from tests.scripts.bed import Bed
 from tests.servers.kinds import Reachable
 

@@ -13,7 +13,7 @@ from taskbull.scripts import changes, inspection, limits, locks, pausing, remova
 from taskbull.scripts.call import Command, Request
 from taskbull.scripts.steps import Steps
 from taskbull.store import address
-from taskbull.store.sync import SyncStore
+from taskbull.store.sync_store import SyncStore
 from tests.scripts.bed import NOW
 from tests.servers.cluster import Cluster
 

@@ -36,7 +36,7 @@ from taskbull.scripts.cycle import Taking, cycle, pack_outcome
 from taskbull.scripts.loader import load
 from taskbull.scripts.schedulers import advance_scheduler
 from taskbull.store import address
-from taskbull.store.sync import SyncStore
+from taskbull.store.sync_store import SyncStore
 from tests.scripts.bed import NOW, Bed
 from tests.servers.kinds import Reachable
 

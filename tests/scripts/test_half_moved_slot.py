@@ -24,7 +24,7 @@ from taskbull.scripts.cycle import Taking, cycle, pack_outcome
 from taskbull.scripts.settlement import adopt_jobs, settle_cycle
 from taskbull.scripts.steps import Steps
 from taskbull.store.address import parse
-from taskbull.store.sync import SyncStore
+from taskbull.store.sync_store import SyncStore
 from tests.scripts.bed import NOW, Bed
 from tests.scripts.test_cycle import FAILURE
 from tests.servers.cluster import SLOTS, Cluster, Migration, Node, slot_of

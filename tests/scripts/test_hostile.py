@@ -14,7 +14,7 @@ from taskbull.scripts.locks import extend_locks
 from taskbull.scripts.schedulers import advance_scheduler
 from taskbull.scripts.stalled import sweep_piece
 from taskbull.store import address
-from taskbull.store.sync import SyncStore
+from taskbull.store.sync_store import SyncStore
 from tests.scripts.bed import NOW, Bed
 from tests.scripts.test_cycle import FAILURE, TAKING, pack, seed, take
 from tests.servers.kinds import KINDS, PrivateServers

@@ -12,7 +12,7 @@ from taskbull.errors import JobNotFound
 from taskbull.scripts import inspection
 from taskbull.scripts.inspection import ChildCounts, Ending, Logs, Metrics
 from taskbull.store import address
-from taskbull.store.sync import SyncStore
+from taskbull.store.sync_store import SyncStore
 from tests.scripts.bed import NOW, Bed
 from tests.servers.kinds import KINDS, PrivateServers
 

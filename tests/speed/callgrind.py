@@ -23,7 +23,7 @@ from msgspec import Struct
 
 from taskbull.store.address import parse
 from taskbull.store.server import Server
-from taskbull.store.sync import SyncStore
+from taskbull.store.sync_store import SyncStore
 from tests.servers.kinds import REDIS_7, VALKEY_9, binary
 from tests.speed.pieces import play
 from tests.speed.player import ADDED_PER_CALL, Player

@@ -13,7 +13,7 @@ from taskbull.scripts.call import Command, Request
 from taskbull.store.address import Address
 from taskbull.store.limit import Limit
 from taskbull.store.pipeline import pack
-from taskbull.store.sync import SyncStore
+from taskbull.store.sync_store import SyncStore
 
 T = TypeVar("T")
 C = TypeVar("C")

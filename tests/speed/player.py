@@ -11,7 +11,7 @@ from taskbull.core.outcome import Complete
 from taskbull.core.wire.job import encode_job
 from taskbull.scripts.add import Lane, add_jobs
 from taskbull.scripts.cycle import Packed, Taking, cycle, pack_outcome
-from taskbull.store.sync import SyncStore
+from taskbull.store.sync_store import SyncStore
 
 NOW = 1_800_000_000_000
 LATER = NOW + 3_600_000

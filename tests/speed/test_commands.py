@@ -16,7 +16,7 @@ from msgspec import structs
 from taskbull import App
 from taskbull.store.address import parse
 from taskbull.store.server import Server
-from taskbull.store.sync import SyncStore
+from taskbull.store.sync_store import SyncStore
 from tests.servers.kinds import KINDS
 from tests.speed.bounds import check_not_grown
 from tests.speed.counting import Counter, Counts

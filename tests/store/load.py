@@ -7,7 +7,7 @@ from collections import Counter
 import anyio
 
 from taskbull.errors import MaybeExecuted
-from taskbull.store.aio import Store
+from taskbull.store.async_store import Store
 from tests.store.sample import count
 
 

@@ -10,7 +10,7 @@ import redis
 from anyio import create_task_group, fail_after, move_on_after
 
 from taskbull.store.address import parse
-from taskbull.store.aio import open_store
+from taskbull.store.async_store import open_store
 from taskbull.store.blocking import SLACK
 from taskbull.store.reconnection import Change, Lost
 from tests.servers.kinds import PrivateServers, Reachable

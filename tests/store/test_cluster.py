@@ -12,7 +12,7 @@ from anyio import create_task_group, fail_after, to_thread
 from taskbull.errors import ConfigurationError, ConnectionLost, ServerRefused
 from taskbull.scripts.call import Call
 from taskbull.store.address import parse
-from taskbull.store.aio import open_store
+from taskbull.store.async_store import open_store
 from taskbull.store.dialing import ConnectionOptions
 from taskbull.store.reconnection import Change, Waiting
 from tests.servers.cluster import Cluster, Node, slot_of

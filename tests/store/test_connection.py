@@ -12,7 +12,7 @@ from anyio import create_task_group, fail_after, move_on_after
 
 from taskbull.errors import ConnectionLost, MaybeExecuted
 from taskbull.store.address import parse
-from taskbull.store.aio import Store, ambient_store, open_store
+from taskbull.store.async_store import Store, ambient_store, open_store
 from taskbull.store.dialing import ConnectionOptions
 from taskbull.store.reconnection import Back, Change, Lost, Waiting
 from tests.servers.kinds import PrivateServers, Reachable

@@ -12,10 +12,10 @@ from hiredis import ProtocolError, Reader, ReplyError
 
 from taskbull.errors import ConnectionLost, ServerRefused, TaskbullError
 from taskbull.store.address import Credentials, Endpoint, parse
-from taskbull.store.aio import open_store
+from taskbull.store.async_store import open_store
 from taskbull.store.dialing import ConnectionOptions
 from taskbull.store.handshake import Handshake, dial_error
-from taskbull.store.sync import SyncStore
+from taskbull.store.sync_store import SyncStore
 from tests.servers.kinds import PrivateServers
 from tests.servers.waiting import plain_client
 from tests.store.sample import Peer, Words, bulk, command, count, greet

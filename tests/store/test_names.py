@@ -12,7 +12,7 @@ from anyio import fail_after, to_thread
 
 from taskbull.errors import ConnectionLost
 from taskbull.store.address import parse
-from taskbull.store.aio import open_store
+from taskbull.store.async_store import open_store
 from taskbull.store.backend import on_trio
 from taskbull.store.names import addresses_of
 from tests.servers.kinds import VALKEY_9, Reachable

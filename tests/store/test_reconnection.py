@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from taskbull.errors import ConfigurationError, ConnectionLost
 from taskbull.store.address import parse
-from taskbull.store.aio import ambient_store, open_store
+from taskbull.store.async_store import ambient_store, open_store
 from taskbull.store.dialing import ConnectionOptions
 from taskbull.store.reconnection import (
     LONGEST_DELAY,

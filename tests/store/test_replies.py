@@ -24,10 +24,10 @@ from taskbull.errors import (
 )
 from taskbull.scripts.call import Request
 from taskbull.store.address import parse
-from taskbull.store.aio import open_store
+from taskbull.store.async_store import open_store
 from taskbull.store.dialing import ConnectionOptions
 from taskbull.store.server import Server, ask
-from taskbull.store.sync import SyncStore
+from taskbull.store.sync_store import SyncStore
 from tests.servers.cluster import Cluster
 from tests.servers.kinds import REDIS_6, REDIS_7, VALKEY_9, PrivateServers
 from tests.servers.proxy import Proxy

@@ -17,7 +17,7 @@ from anyio import create_task_group, fail_after, move_on_after, to_thread
 from taskbull.errors import ConnectionLost, MaybeExecuted
 from taskbull.scripts.call import Call
 from taskbull.store.address import parse
-from taskbull.store.aio import Store, open_store
+from taskbull.store.async_store import Store, open_store
 from taskbull.store.dialing import ConnectionOptions
 from tests.servers.kinds import PrivateServers
 from tests.servers.proxy import Proxy

@@ -10,7 +10,7 @@ from anyio import Event, fail_after
 
 from taskbull.errors import ConnectionLost, MaybeExecuted
 from taskbull.store.address import parse
-from taskbull.store.aio import Store, open_store
+from taskbull.store.async_store import Store, open_store
 from taskbull.store.dialing import ConnectionOptions
 from tests.servers.cluster import Cluster
 from tests.servers.kinds import PrivateServers, Reachable

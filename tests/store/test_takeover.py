@@ -11,7 +11,7 @@ from anyio import fail_after
 from taskbull.errors import MaybeExecuted
 from taskbull.scripts.call import Command
 from taskbull.store.address import parse
-from taskbull.store.aio import open_store
+from taskbull.store.async_store import open_store
 from taskbull.store.dialing import ConnectionOptions
 from tests.servers.kinds import PrivateServers
 from tests.servers.proxy import Proxy

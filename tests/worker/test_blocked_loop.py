@@ -16,7 +16,7 @@ from anyio import create_task_group
 from taskbull.core import events
 from taskbull.scripts.stalled import sweep_stalled
 from taskbull.store.address import parse
-from taskbull.store.sync import SyncStore
+from taskbull.store.sync_store import SyncStore
 from taskbull.worker.running_job import RunningJob
 from tests.worker.bed import WorkerBed, until
 from tests.worker.scale import ROUGH_KINDS

@@ -17,7 +17,7 @@ from anyio.lowlevel import checkpoint
 from taskbull.core import events
 from taskbull.scripts.stalled import sweep_piece
 from taskbull.store.address import parse
-from taskbull.store.aio import Store, open_store
+from taskbull.store.async_store import Store, open_store
 from taskbull.worker.running_job import RunningJob
 from tests.worker.bed import Recorder, WorkerBed, until
 from tests.worker.chores import Chores

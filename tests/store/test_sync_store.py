@@ -20,7 +20,7 @@ import redis
 from taskbull.errors import ConnectionLost, MaybeExecuted, ServerRefused
 from taskbull.store.address import parse
 from taskbull.store.server import Server
-from taskbull.store.sync import SyncStore
+from taskbull.store.sync_store import SyncStore
 from tests.servers.certificates import Certificates, tls_in_front_of
 from tests.servers.cluster import Cluster, slot_of
 from tests.servers.kinds import VALKEY_9, PrivateServers, Reachable, binary
@@ -170,7 +170,7 @@ def test_an_encrypted_connection_carries_calls(
 _FORKING = """
 import os, sys
 from taskbull.store.address import parse
-from taskbull.store.sync import SyncStore
+from taskbull.store.sync_store import SyncStore
 from tests.store.sample import count, echo
 
 url, prefix, how = sys.argv[1:]
