@@ -38,9 +38,9 @@ from taskbull.errors import ConfigurationError
 from taskbull.queue.bulk import Progress
 from taskbull.queue.event_loop import Alarm
 from taskbull.queue.handle import CALL_TIMEOUT, JobHandle
-from taskbull.queue.stores import Stores
 from taskbull.scripts.inspection import names_waiting
-from taskbull.store.clients import Where
+from taskbull.store.clients import Where, address_of
+from taskbull.store.namespace import Namespace
 
 if TYPE_CHECKING:
     from taskbull.app.dispatch import JobMiddleware
@@ -113,13 +113,11 @@ class App:
         )
         self._include = _module_names(include)
         self.producer = Producer(
-            Stores(redis),
-            prefix,
-            hash_tag,
+            Namespace(address_of(redis), prefix, hash_tag),
             limit_of("enqueue_timeout", enqueue_timeout),
             limit_of("call_timeout", call_timeout),
         )
-        self.producer.line(queue)  # refuses a wrong name, prefix or hash_tag
+        self.producer.line(queue)  # refuses a wrong name
         self._defaults = Defaults(queue, options, policy)
         self._registry = Registry(name)
         self._staff = Staff(name, self._registry, policy)
@@ -330,7 +328,7 @@ class App:
 
     def _worker(self, queues: Queues | None, options: dict[str, Any]) -> Worker:
         self.load_tasks()
-        return self._staff.worker(self.producer, queues, options)
+        return self._staff.worker(self.producer.namespace, queues, options)
 
 
 def load_app(target: str) -> App:

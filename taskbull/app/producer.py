@@ -11,7 +11,6 @@ from msgspec.structs import replace
 
 from taskbull.core.checks import check_type, refusal
 from taskbull.core.job import NewJob, Ticket
-from taskbull.core.keys import QueueKeys
 from taskbull.core.options import JobOptions
 from taskbull.queue.adder import Adder
 from taskbull.queue.bulk import Bulk, Entry, Line, Progress, check_bulk
@@ -19,6 +18,8 @@ from taskbull.queue.handle import JobHandle, ReadResult, Source
 from taskbull.queue.single import add_at_once
 from taskbull.queue.stores import Stores
 from taskbull.scripts.steps import Stages
+from taskbull.store.address import Address
+from taskbull.store.namespace import Namespace
 
 if TYPE_CHECKING:
     from taskbull.queue.any_queue import AnyQueue
@@ -76,15 +77,12 @@ class Producer:
 
     def __init__(
         self,
-        stores: Stores,
-        prefix: str,
-        hash_tag: bool | None,
+        namespace: Namespace,
         timeout: float | None,
         call_timeout: float | None,
     ) -> None:
-        self.stores = stores
-        self.prefix = prefix
-        self.hash_tag = hash_tag
+        self.namespace = namespace
+        self.stores = Stores(namespace.address)
         self._timeout = timeout
         self._call_timeout = call_timeout
         self._lines: dict[str, Line] = {}
@@ -102,23 +100,23 @@ class Producer:
             self._elsewhere = before
 
     @contextmanager
-    def moved(self, stores: Stores) -> Generator[None]:
+    def moved(self, address: Address) -> Generator[None]:
         """Use another server in the block: for tests."""
-        before = (self.stores, self._lines, self._queues, self._sync_queues)
-        self.stores, self._lines, self._queues, self._sync_queues = stores, {}, {}, {}
+        before = (self.namespace, self.stores, self._lines, self._queues, self._sync_queues)
+        self.namespace = replace(self.namespace, address=address)
+        self.stores, self._lines, self._queues, self._sync_queues = Stores(address), {}, {}, {}
         try:
             yield
         finally:
-            self.stores, self._lines, self._queues, self._sync_queues = before
-            stores.close()
+            self.stores.close()
+            self.namespace, self.stores, self._lines, self._queues, self._sync_queues = before
 
     def line(self, queue: str) -> Line:
         """Give what belongs to a queue; refuse a name that no queue can have."""
         line = self._lines.get(queue) if queue.__class__ is str else None
         if line is None:
             check_type("queue name", queue, str, "be a string")
-            clustered = self.stores.address.topology == "cluster"
-            keys = QueueKeys(queue, self.prefix, clustered, self.hash_tag)
+            keys = self.namespace.keys(queue)
             source = Source(keys, self.stores, self._call_timeout)
             line = self._lines[queue] = Line(Adder(keys), source)
         return line
@@ -141,8 +139,8 @@ class Producer:
             queue = kept[name] = kind(
                 name,
                 redis=self.stores,
-                prefix=self.prefix,
-                hash_tag=self.hash_tag,
+                prefix=self.namespace.prefix,
+                hash_tag=self.namespace.hash_tag,
                 enqueue_timeout=self._timeout,
                 call_timeout=self._call_timeout,
             )

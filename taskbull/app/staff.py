@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from taskbull.app.lifespan import Lifespan
 from taskbull.app.options import check_names
-from taskbull.app.producer import Producer
 from taskbull.app.registry import Registry
 from taskbull.app.rules import QueueRules, Queues
 from taskbull.core import events
@@ -18,6 +17,7 @@ from taskbull.core.checks import refusal
 from taskbull.core.options import WorkerOptions
 from taskbull.core.retry import RetryPolicy
 from taskbull.errors import ConfigurationError
+from taskbull.store.namespace import Namespace
 
 if TYPE_CHECKING:
     from taskbull.app.dispatch import Dispatch, JobMiddleware
@@ -72,7 +72,9 @@ class Staff:
             self._dispatch = Dispatch(self._registry, self._policy, self.layers)
         return self._dispatch
 
-    def worker(self, producer: Producer, queues: Queues | None, options: dict[str, Any]) -> Worker:
+    def worker(
+        self, namespace: Namespace, queues: Queues | None, options: dict[str, Any]
+    ) -> Worker:
         """Make a worker for some queues, or for those of all tasks, which are loaded by now."""
         from taskbull.worker.worker import Worker  # noqa: PLC0415 - see above
 
@@ -87,11 +89,11 @@ class Staff:
         rules = self.rules.for_worker(names)
         worker = Worker(
             list(rules) if isinstance(names, Mapping) else names,
-            redis=producer.stores.address,
+            redis=namespace.address,
             options=WorkerOptions(**options),
             queue_options=rules,
-            prefix=producer.prefix,
-            hash_tag=producer.hash_tag,
+            prefix=namespace.prefix,
+            hash_tag=namespace.hash_tag,
             find=self.dispatch.find,
             circuit_breaker=self._registry.circuit_breakers,
             lifespan=self._lifespan or nullcontext,

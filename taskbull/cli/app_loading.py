@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import click
+from msgspec.structs import replace
 
 from taskbull.app.app import App, load_app
 from taskbull.cli.app_search import apps_in
@@ -17,6 +18,7 @@ from taskbull.cli.errors import WrongUsage, failure_of, note
 from taskbull.cli.site import Site
 from taskbull.errors import TaskbullError
 from taskbull.store.address import default_url, parse
+from taskbull.store.namespace import Namespace
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -75,21 +77,17 @@ def _load_the_only_one(folder: Path, *, quiet: bool) -> App | None:
 def find_redis(app: App | None, redis: str | None = None, prefix: str | None = None) -> Site:
     """Give the place of the queues: what is given here, else the app's, else the default."""
     try:
-        if redis is None and app is not None:
-            address = app.producer.stores.address
-        else:
-            address = parse(redis or default_url())
         if app is None:
-            site = Site(address, "bull" if prefix is None else prefix)
+            namespace = Namespace(parse(redis or default_url()))
         else:
-            producer = app.producer
-            site = Site(
-                address, producer.prefix if prefix is None else prefix, producer.hash_tag, app
-            )
-        site.keys("any")  # refuses a wrong prefix
+            namespace = app.producer.namespace
+            if redis is not None:
+                namespace = replace(namespace, address=parse(redis or default_url()))
+        if prefix is not None:
+            namespace = replace(namespace, prefix=prefix)
+        return Site(namespace, app)
     except TaskbullError as error:
         raise failure_of(error) from error
-    return site
 
 
 def find_site(app: str | None, redis: str | None, prefix: str | None) -> Site:

@@ -17,7 +17,7 @@ from taskbull.core.retry import attempts_of
 from taskbull.queue.operations import Operation, Operations
 from taskbull.scripts.call import Call, Command
 from taskbull.scripts.replies import text
-from taskbull.store.address import Address
+from taskbull.store.namespace import Namespace
 
 T = TypeVar("T")
 
@@ -30,23 +30,20 @@ _SCANNED = 1000
 class Site:
     """The queues under one prefix; nothing is connected before it is asked for."""
 
-    def __init__(
-        self, address: Address, prefix: str, hash_tag: bool | None = None, app: App | None = None
-    ) -> None:
-        self.address = address
-        self.prefix = prefix
+    def __init__(self, namespace: Namespace, app: App | None = None) -> None:
+        self.namespace = namespace
+        self.address = namespace.address
+        self.prefix = namespace.prefix
         self.app = app
-        self.redis = Asker(address)
+        self.redis = Asker(namespace.address)
         if ctx := click.get_current_context(silent=True):
             ctx.call_on_close(self.redis.close)
-            ctx.meta[ADDRESS] = address
-        self._hash_tag = hash_tag
+            ctx.meta[ADDRESS] = namespace.address
 
     @classmethod
     def of(cls, app: App) -> Site:
         """Give the place of an app's queues."""
-        producer = app.producer
-        return cls(producer.stores.address, producer.prefix, producer.hash_tag, app)
+        return cls(app.producer.namespace, app)
 
     def ask(self, operation: Operation[T]) -> T:
         """Do what a queue's `Operations` gave."""
@@ -56,8 +53,7 @@ class Site:
 
     def keys(self, name: str) -> QueueKeys:
         """Give the keys of a queue, whether it is there or not."""
-        clustered = self.address.topology == "cluster"
-        return QueueKeys(name, self.prefix, clustered, self._hash_tag)
+        return self.namespace.keys(name)
 
     def operations(self, name: str) -> Operations:
         """Give what can be done with a queue, whether it is there or not."""
@@ -113,6 +109,6 @@ class Site:
 
     def _plain(self, name: str) -> str:
         inner = name[1:-1]
-        if name == f"{{{inner}}}" and inner and self.keys(inner).name == name:
+        if name == f"{{{inner}}}" and inner and self.keys(inner).tagged == name:
             return inner
         return name

@@ -56,7 +56,7 @@ class QueueKeys(Struct, frozen=True):
     hash_tag: bool | None = None
 
     # Derived from the above, whatever is given: plain attributes, because hot paths read them.
-    name: str = ""
+    tagged: str = ""
     """The queue's name as it stands in the keys: `{emails}` where `queue` is `emails`."""
     base: str = ""
     wait: str = ""
@@ -89,9 +89,9 @@ class QueueKeys(Struct, frozen=True):
         check_bool("cluster", self.cluster)
         if self.hash_tag is not None:
             check_bool("hash_tag", self.hash_tag)
-        name = self._tagged_name()
-        base = f"{self.prefix}:{name}:"
-        force_setattr(self, "name", name)
+        tagged = self._tagged_name()
+        base = f"{self.prefix}:{tagged}:"
+        force_setattr(self, "tagged", tagged)
         force_setattr(self, "base", base)
         for attribute, suffix in _SUFFIXES.items():
             force_setattr(self, attribute, base + suffix)
@@ -100,17 +100,17 @@ class QueueKeys(Struct, frozen=True):
         wanted = self.cluster if self.hash_tag is None else self.hash_tag
         if not wanted or has_hash_tag(f"{self.prefix}:{self.queue}:"):
             return self.queue
-        name = f"{{{self.queue}}}"
-        if not has_hash_tag(f"{self.prefix}:{name}:"):
+        tagged = f"{{{self.queue}}}"
+        if not has_hash_tag(f"{self.prefix}:{tagged}:"):
             raise ConfigurationError(
                 f"prefix {self.prefix!r} has an empty hash tag, so that Redis Cluster spreads the "
-                f"keys of queue {self.queue!r} over its nodes: take another prefix"
+                "keys of each queue over its nodes: take another prefix"
             )
-        return name
+        return tagged
 
     @property
     def qualified_name(self) -> str:
-        """`<prefix>:<name>`, as children and parents name a queue."""
+        """`<prefix>:<tagged>`, as children and parents name a queue."""
         return self.base[:-1]
 
     def job(self, job_id: str) -> str:
@@ -163,12 +163,12 @@ class QueueKeys(Struct, frozen=True):
         """Name the connection by which BullMQ's `getWorkers` finds a worker of this queue."""
         # CLIENT SETNAME refuses spaces and control characters; the base64 part has none.
         prefix = re.sub(r"[^!-~]", "-", self.prefix)
-        name = f"{prefix}:{b64encode(self.name.encode()).decode()}"
+        name = f"{prefix}:{b64encode(self.tagged.encode()).decode()}"
         return f"{name}:w:{worker_name}" if worker_name else name
 
 
 def has_hash_tag(key: str) -> bool:
-    """Tell whether Redis Cluster hashes only a part of the key: the first {…}, if not empty."""
+    """Return whether Redis Cluster hashes only a part of the key: the first {…}, if not empty."""
     _, opened, rest = key.partition("{")
     tag, closed, _ = rest.partition("}")
     return bool(opened and closed and tag)

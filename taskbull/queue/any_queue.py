@@ -8,7 +8,6 @@ from typing import Any
 from taskbull.core import payload
 from taskbull.core.durations import Duration, limit_of
 from taskbull.core.job import NewJob
-from taskbull.core.keys import QueueKeys
 from taskbull.observability.provider import in_this_span
 from taskbull.queue.adder import Adder
 from taskbull.queue.bulk import Bulk, Entry, Line, Progress
@@ -17,6 +16,7 @@ from taskbull.queue.operations import JobEntry, Operations
 from taskbull.queue.stores import Stores
 from taskbull.scripts.steps import Stages
 from taskbull.store.clients import Where
+from taskbull.store.namespace import Namespace
 
 
 class AnyQueue:
@@ -40,8 +40,7 @@ class AnyQueue:
         call_timeout: Duration | None = CALL_TIMEOUT,
     ) -> None:
         self._stores = redis if isinstance(redis, Stores) else Stores(redis)
-        clustered = self._stores.address.topology == "cluster"
-        self.keys = QueueKeys(name, prefix, clustered, hash_tag)
+        self.keys = Namespace(self._stores.address, prefix, hash_tag).keys(name)
         self._operations = Operations(self.keys)
         self._enqueue_timeout = enqueue_timeout
         self._call_timeout = limit_of("call_timeout", call_timeout)

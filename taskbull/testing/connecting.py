@@ -6,7 +6,7 @@ from collections.abc import Generator
 from contextlib import contextmanager
 
 from taskbull.app.app import App
-from taskbull.queue.stores import Stores
+from taskbull.store.clients import address_of
 
 
 @contextmanager
@@ -15,5 +15,5 @@ def connected(app: App, redis: str) -> Generator[None]:
 
     For apps that are made where their module is imported: `with connected(app, server.url): …`.
     """
-    with app.producer.moved(Stores(redis)):
+    with app.producer.moved(address_of(redis)):
         yield

@@ -25,15 +25,16 @@ from taskbull.core.breaker import BreakerState, CircuitBreaker
 from taskbull.core.checks import check_type, refusal
 from taskbull.core.classification import leaves
 from taskbull.core.durations import seconds
-from taskbull.core.keys import QueueKeys
 from taskbull.core.options import NO_RULES, QueueOptions, WorkerOptions
 from taskbull.core.retry import NO_POLICY, RetryPolicy
 from taskbull.errors import ConfigurationError, ConnectionLost
 from taskbull.observability.logs import LogLines
 from taskbull.observability.metrics import NO_TASKS, Declared, Metrics, application_metrics
+from taskbull.store.address import Address
 from taskbull.store.async_store import Store, open_store
 from taskbull.store.clients import Where, address_of
 from taskbull.store.dialing import ConnectionOptions
+from taskbull.store.namespace import Namespace
 from taskbull.store.sync_store import SyncStore
 from taskbull.worker.availability import Availability
 from taskbull.worker.burst import until_done
@@ -98,12 +99,11 @@ class Worker:
         check_type("options", options, WorkerOptions, "be WorkerOptions")
         self.options = options
         self.id = options.worker_id or make_worker_id()
-        self.address = address_of(redis)
+        self.namespace = Namespace(address_of(redis), prefix, hash_tag)
         names = [queues] if isinstance(queues, str) else list(queues)
         if not names or len(set(names)) < len(names):
             raise refusal("queues", "be one name or several different ones", queues)
-        cluster = self.address.topology == "cluster"
-        self._keys = {name: QueueKeys(name, prefix, cluster, hash_tag) for name in names}
+        self._keys = {name: self.namespace.keys(name) for name in names}
         self._rules = {name: (queue_options or {}).get(name, NO_RULES) for name in names}
         self._find = find or _constant(handler, policy)
         self._breakers = _by_queue(circuit_breaker, names)
@@ -116,6 +116,11 @@ class Worker:
         for kind, listener in (on or {}).items():
             self.on(kind, listener)
         self._consumers: dict[str, Consumer] = {}  # while it runs
+
+    @property
+    def address(self) -> Address:
+        """Where its Redis is."""
+        return self.namespace.address
 
     @property
     def queues(self) -> list[str]:

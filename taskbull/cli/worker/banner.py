@@ -34,7 +34,7 @@ def show_panel(app: App, worker: Worker, backend: str) -> None:
         "worker": worker.id,
         "to stop": f"Ctrl-C, and running jobs have {options.shutdown_timeout:g} s; twice: at once",
     }
-    site = Site(worker.address, app.producer.prefix, app.producer.hash_tag, app)
+    site = Site(worker.namespace, app)
     try:
         site.redis.knock()
         rows["redis"] = f"{worker.address} · {_server(site, worker.queues[0])}"

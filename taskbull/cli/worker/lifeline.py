@@ -20,8 +20,8 @@ import msgspec
 from msgspec import Struct
 
 from taskbull.app.running import Stop
-from taskbull.store.address import Address
 from taskbull.store.backend import poster
+from taskbull.store.namespace import Namespace
 
 _MOST = 1 << 20
 
@@ -30,9 +30,7 @@ class Presence(Struct, frozen=True):
     """Who a worker process is, and where its jobs are."""
 
     worker_id: str
-    address: Address
-    prefix: str
-    hash_tag: bool | None
+    namespace: Namespace
     queues: list[str]
 
 

@@ -18,7 +18,7 @@ _NAMED = 10
 
 def what_it_ran(presence: Presence) -> str:
     """Name the jobs that a dead worker process has left, for the line that tells of its end."""
-    site = Site(presence.address, presence.prefix, presence.hash_tag)
+    site = Site(presence.namespace)
     try:
         site.redis.knock()
         jobs = [job for queue in presence.queues for job in _jobs(site, queue, presence.worker_id)]

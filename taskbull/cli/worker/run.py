@@ -13,7 +13,6 @@ from typing import Any
 import anyio
 import click
 
-from taskbull.app.app import App
 from taskbull.app.loops import backend_options
 from taskbull.app.running import run_until_signal
 from taskbull.cli.app_loading import find_app
@@ -67,7 +66,7 @@ def work(given: dict[str, Any]) -> int:
     recycling = Recycling(share, made) if share.limited else None
     watchers = [] if recycling is None else [recycling.watch]
     if given["lifeline"] is not None:
-        watchers.append(Tether(given["lifeline"], _presence(app, made)).watch)
+        watchers.append(Tether(given["lifeline"], _presence(made)).watch)
     run = partial(run_until_signal, made, burst=given["burst"], watchers=watchers)
     settings = backend_options(backend, uvloop=given["uvloop"])
     with measured(made, given["metrics_host"], given["metrics_port"], given["metrics_to"]):
@@ -75,11 +74,8 @@ def work(given: dict[str, Any]) -> int:
     return RECYCLED if recycling is not None and recycling.done else 0
 
 
-def _presence(app: App, worker: Worker) -> Presence:
-    producer = app.producer
-    return Presence(
-        worker.id, worker.address, producer.prefix, producer.hash_tag, worker.queues[:1000]
-    )
+def _presence(worker: Worker) -> Presence:
+    return Presence(worker.id, worker.namespace, worker.queues[:1000])
 
 
 def command_words(context: click.Context, leave_out: set[str]) -> list[str]:
