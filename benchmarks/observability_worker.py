@@ -17,7 +17,7 @@ from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
 from opentelemetry.sdk.trace.sampling import ParentBased, Sampler, TraceIdRatioBased
 
-from taskbull.core.options import WorkerOptions
+from taskbull.core.worker_options import WorkerOptions
 from taskbull.observability.endpoint import Endpoint
 from taskbull.observability.source import OwnMetrics
 from taskbull.worker.running_job import RunningJob

@@ -12,9 +12,10 @@ from taskbull.app.task import Task
 from taskbull.core.backoff import Backoff
 from taskbull.core.breaker import CircuitBreaker
 from taskbull.core.celery import MODULE, celery_hint
-from taskbull.core.options import Dedup, Limiter, WorkerOptions
+from taskbull.core.options import Dedup
 from taskbull.core.retention import Keep
 from taskbull.core.states import JobState
+from taskbull.core.worker_options import Limiter, WorkerOptions
 from taskbull.errors import (
     ConfigurationError,
     ConnectionLost,

@@ -25,15 +25,10 @@ from taskbull.core.classification import Classifier
 from taskbull.core.durations import Duration, limit_of
 from taskbull.core.job import Job
 from taskbull.core.keys import NAME_LIMIT
-from taskbull.core.options import (
-    ATTEMPTS,
-    ErrorBackoffs,
-    JobOptions,
-    Limiter,
-    QueueOptions,
-)
+from taskbull.core.options import ATTEMPTS, ErrorBackoffs, JobOptions
 from taskbull.core.retention import Keep
 from taskbull.core.retry import RetryPolicy, UnknownErrors, attempts_of
+from taskbull.core.worker_options import Limiter, QueueOptions
 from taskbull.errors import ConfigurationError
 from taskbull.queue.bulk import Progress
 from taskbull.queue.event_loop import Alarm

@@ -8,7 +8,7 @@ from typing import TypeAlias
 from msgspec.structs import asdict, replace
 
 from taskbull.core.checks import check_type
-from taskbull.core.options import NO_RULES, QueueOptions, check_concurrency
+from taskbull.core.worker_options import NO_RULES, QueueOptions, check_concurrency
 from taskbull.errors import ConfigurationError
 
 Queues: TypeAlias = str | Sequence[str] | Mapping[str, int | None]

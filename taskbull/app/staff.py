@@ -14,8 +14,8 @@ from taskbull.app.rules import QueueRules, Queues
 from taskbull.core import events
 from taskbull.core.celery import WORKER
 from taskbull.core.checks import refusal
-from taskbull.core.options import WorkerOptions
 from taskbull.core.retry import RetryPolicy
+from taskbull.core.worker_options import WorkerOptions
 from taskbull.errors import ConfigurationError
 from taskbull.store.namespace import Namespace
 

@@ -1,5 +1,4 @@
-"""What users may set, with defaults and limits: the field's default is the only default, and
-`__post_init__` the only check."""
+"""What users may set for a job."""
 
 from __future__ import annotations
 
@@ -7,15 +6,14 @@ import re
 import warnings
 from collections.abc import Mapping
 from datetime import datetime
-from typing import Literal, cast
+from typing import cast
 
 from msgspec import Struct
-from msgspec.structs import force_setattr, replace
+from msgspec.structs import force_setattr
 
 from taskbull.core.backoff import DEFAULT_BACKOFF, Backoff
 from taskbull.core.checks import (
     check_bool,
-    check_choice,
     check_int,
     check_text,
     check_type,
@@ -36,8 +34,6 @@ ATTEMPTS = 3
 
 SIZE_LIMIT = 10_000_000
 KEEP_LOGS = 1000
-MAX_DATA_POINTS = 100_000  # ten weeks
-MAX_CONCURRENCY = 100_000
 
 _MANY_KEPT = 10_000
 
@@ -67,17 +63,6 @@ class Dedup(Struct, frozen=True):
             raise ConfigurationError(
                 "dedup extend=True needs a ttl: without one there is nothing to extend"
             )
-
-
-class Limiter(Struct, frozen=True):
-    """Start at most `max` jobs of the queue per `duration`, over all its workers."""
-
-    max: int
-    duration: Duration
-
-    def __post_init__(self) -> None:
-        check_int("limiter max", self.max, least=1, most=MAX_SAFE_INTEGER - 1)
-        force_setattr(self, "duration", seconds("limiter duration", self.duration, positive=True))
 
 
 class JobOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -138,92 +123,6 @@ class JobOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             force_setattr(self, "timeout", seconds("timeout", self.timeout, positive=True))
 
 
-class WorkerOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How a worker runs. `max_reconnect_attempts` 0 is without end."""
-
-    concurrency: int = 10
-    lock_duration: Duration = 30.0
-    heartbeat_interval: Duration = 15.0
-    stalled_interval: Duration = 30.0
-    max_stalled_count: int = 1
-    limiter: Limiter | None = None
-    threads: int | None = None
-    shutdown_timeout: Duration = 30.0
-    max_reconnect_attempts: int = 0
-    worker_id: str | None = None
-    on_lost_lock: Literal["continue", "cancel"] = "continue"
-    loop_block_limit: Duration = 300.0
-    drain_delay: Duration = 5.0
-    burst_wait: Duration = 30.0
-    """How soon a delayed job must be due for a burst to wait for it."""
-    metrics_data_points: int = 0
-    """Minutes for which BullMQ's own counts per minute are kept in Redis; 0: none are."""
-
-    def __post_init__(self) -> None:
-        check_concurrency("concurrency", self.concurrency)
-        for field in _POSITIVE_DURATIONS:
-            force_setattr(self, field, seconds(field, getattr(self, field), positive=True))
-        for field in ("shutdown_timeout", "burst_wait"):
-            force_setattr(self, field, seconds(field, getattr(self, field)))
-        if not _shorter(self.heartbeat_interval, self.lock_duration):
-            raise refusal(
-                "heartbeat_interval",
-                f"be shorter than lock_duration ({self.lock_duration} s)",
-                self.heartbeat_interval,
-            )
-        check_int("max_stalled_count", self.max_stalled_count, least=0)
-        if self.limiter is not None:
-            check_type("limiter", self.limiter, Limiter, "be a Limiter")
-        if self.threads is not None:
-            check_int("threads", self.threads, least=1)
-        check_int("max_reconnect_attempts", self.max_reconnect_attempts, least=0)
-        if self.worker_id is not None:
-            check_worker_id(self.worker_id)
-        check_choice("on_lost_lock", self.on_lost_lock, ("continue", "cancel"))
-        check_int("metrics_data_points", self.metrics_data_points, least=0, most=MAX_DATA_POINTS)
-
-
-class QueueOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The rules of one queue, whichever worker serves it. None: there is no such rule."""
-
-    concurrency: int | None = None
-    """Jobs of this queue that run at once in each worker."""
-    limiter: Limiter | None = None
-    global_concurrency: int | None = None
-    """Jobs of this queue that run at once in all workers together, those of Node among them."""
-
-    def __post_init__(self) -> None:
-        if self.concurrency is not None:
-            check_concurrency("concurrency", self.concurrency)
-        if self.global_concurrency is not None:
-            check_int("global_concurrency", self.global_concurrency, least=1, most=MAX_SAFE_INTEGER)
-        if self.limiter is not None:
-            check_type("limiter", self.limiter, Limiter, "be a Limiter")
-
-    def over(self, worker: WorkerOptions) -> WorkerOptions:
-        """Give a worker's options with the rules of this queue in them."""
-        if self.concurrency is None and self.limiter is None:
-            return worker
-        concurrency, limiter = self.concurrency or worker.concurrency, self.limiter
-        return replace(worker, concurrency=concurrency, limiter=limiter or worker.limiter)
-
-
-NO_RULES = QueueOptions()
-
-_POSITIVE_DURATIONS = (
-    "lock_duration",
-    "heartbeat_interval",
-    "stalled_interval",
-    "loop_block_limit",
-    "drain_delay",
-)
-
-
-def check_concurrency(field: str, value: object) -> None:
-    """Refuse a number of slots that no process can have: each costs memory before a job comes."""
-    check_int(field, value, least=1, most=MAX_CONCURRENCY)
-
-
 def check_job_id(job_id: object) -> None:
     """Refuse an id that BullMQ refuses, or that names another key of the queue."""
     text = check_text("job_id", job_id)
@@ -236,13 +135,6 @@ def check_job_id(job_id: object) -> None:
         raise refusal("job_id", "have no ':' (or exactly two of them)", text)
     if text in RESERVED_IDS or (len(parts) == 3 and parts[0] in RESERVED_IDS - {"repeat"}):
         raise refusal("job_id", "not name another key of the queue", text)
-
-
-def check_worker_id(worker_id: object) -> None:
-    """Refuse what cannot stand in the name of a Redis connection."""
-    text = check_text("worker_id", worker_id, most=255)
-    if not re.fullmatch(r"[!-~]+", text):
-        raise refusal("worker_id", "be printable ASCII without spaces", text)
 
 
 def check_error_backoffs(value: object) -> None:
@@ -269,8 +161,3 @@ def _check_keep(field: str, keep: Keep | None) -> None:
             "time",
             stacklevel=3,
         )
-
-
-def _shorter(one: Duration, other: Duration) -> bool:
-    # Both are seconds by now, whatever was given.
-    return seconds("", one) < seconds("", other)

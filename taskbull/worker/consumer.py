@@ -6,7 +6,7 @@ from anyio.abc import TaskGroup
 
 from taskbull.core.breaker import BreakerState
 from taskbull.core.durations import seconds, to_ms
-from taskbull.core.options import QueueOptions, WorkerOptions
+from taskbull.core.worker_options import QueueOptions, WorkerOptions
 from taskbull.scripts.cycle import Taking
 from taskbull.worker.cycle import Cycle
 from taskbull.worker.demand import CALLS

@@ -12,7 +12,7 @@ from anyio import CancelScope, Event, move_on_after
 
 from taskbull.core import events
 from taskbull.core.durations import seconds, to_ms
-from taskbull.core.options import WorkerOptions
+from taskbull.core.worker_options import WorkerOptions
 from taskbull.errors import ServerUnavailable, TaskbullError
 from taskbull.scripts.locks import extend_lock, extend_locks
 from taskbull.store.address import Endpoint

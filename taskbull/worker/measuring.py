@@ -14,9 +14,9 @@ from anyio import CancelScope, create_task_group, current_time, move_on_after, s
 
 from taskbull.core.durations import seconds, to_ms
 from taskbull.core.keys import QueueKeys
-from taskbull.core.options import WorkerOptions
 from taskbull.core.states import JobState
 from taskbull.core.wire.options import decode_options
+from taskbull.core.worker_options import WorkerOptions
 from taskbull.errors import ServerRefused, TaskbullError
 from taskbull.observability.metrics import NO_TASKS, Declared, Metrics
 from taskbull.scripts.call import Command

@@ -25,8 +25,8 @@ from taskbull.core.breaker import BreakerState, CircuitBreaker
 from taskbull.core.checks import check_type, refusal
 from taskbull.core.classification import leaves
 from taskbull.core.durations import seconds
-from taskbull.core.options import NO_RULES, QueueOptions, WorkerOptions
 from taskbull.core.retry import NO_POLICY, RetryPolicy
+from taskbull.core.worker_options import NO_RULES, QueueOptions, WorkerOptions
 from taskbull.errors import ConfigurationError, ConnectionLost
 from taskbull.observability.logs import LogLines
 from taskbull.observability.metrics import NO_TASKS, Declared, Metrics, application_metrics

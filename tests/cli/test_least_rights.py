@@ -17,7 +17,7 @@ import taskbull
 from taskbull import events
 from taskbull.app.app import App
 from taskbull.cli.doctor.acl import rules
-from taskbull.core.options import WorkerOptions
+from taskbull.core.worker_options import WorkerOptions
 from taskbull.queue.queue import Queue
 from taskbull.scripts import loader
 from taskbull.scripts.trial import TRY_COMMANDS

@@ -15,7 +15,7 @@ from msgspec import Struct
 from taskbull.core import events
 from taskbull.core.job import Job
 from taskbull.core.keys import QueueKeys
-from taskbull.core.options import Limiter, WorkerOptions
+from taskbull.core.worker_options import Limiter, WorkerOptions
 from taskbull.errors import PermanentError, RateLimited, Snooze, TransientError
 from taskbull.scripts.call import Command
 from taskbull.scripts.changes import move_to_waiting_children

@@ -11,8 +11,8 @@ from anyio import Event
 
 from taskbull.core import events
 from taskbull.core.breaker import CircuitBreaker
-from taskbull.core.options import Limiter
 from taskbull.core.outcome import Verdict
+from taskbull.core.worker_options import Limiter
 from taskbull.errors import ConfigurationError
 from taskbull.worker.running_job import RunningJob, current_job
 from taskbull.worker.worker import Worker

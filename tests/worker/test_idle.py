@@ -9,7 +9,7 @@ import redis
 
 from taskbull.core import events
 from taskbull.core.durations import seconds
-from taskbull.core.options import WorkerOptions
+from taskbull.core.worker_options import WorkerOptions
 from taskbull.observability.source import OwnMetrics
 from taskbull.worker import measuring
 from tests.worker.bed import WorkerBed, echo, until

@@ -15,7 +15,7 @@ from anyio import Event, fail_after, to_thread
 
 from taskbull.core import events
 from taskbull.core.keys import QueueKeys
-from taskbull.core.options import WorkerOptions
+from taskbull.core.worker_options import WorkerOptions
 from taskbull.queue.queue import Queue
 from taskbull.store import redelivery
 from taskbull.worker.running_job import RunningJob

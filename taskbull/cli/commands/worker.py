@@ -11,7 +11,7 @@ import click
 from taskbull.cli.durations import read_seconds
 from taskbull.cli.worker.celery_options import WorkerCommand
 from taskbull.cli.worker.queue_names import read_queues
-from taskbull.core.options import WorkerOptions
+from taskbull.core.worker_options import WorkerOptions
 
 _LEVELS = ("debug", "info", "warning", "error")
 
