@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import cast
-
 from msgspec import Struct
 
 from taskbull.app.arguments import Extra
@@ -28,7 +26,7 @@ class TaskSettings(Struct, frozen=True, kw_only=True):
     @property
     def timeout(self) -> float | None:
         """Seconds that one attempt may take."""
-        return None if self.options.timeout is None else cast("float", self.options.timeout)
+        return self.options.timeout
 
 
 class Defaults(Struct, frozen=True):

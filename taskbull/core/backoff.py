@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from msgspec import Struct
@@ -32,11 +32,23 @@ class Backoff(Struct, frozen=True):
     """A rule for the delay between attempts; made by the class methods."""
 
     curve: Curve
-    delay: Duration
-    max_delay: Duration | None = None
+    delay: float
+    max_delay: float | None = None
     jitter: float = 0.0
     exponent: float = 2.0
     function: BackoffFunction | None = None
+
+    if TYPE_CHECKING:  # a timedelta may be given, and is seconds from then on
+
+        def __init__(
+            self,
+            curve: Curve,
+            delay: Duration,
+            max_delay: Duration | None = None,
+            jitter: float = 0.0,
+            exponent: float = 2.0,
+            function: BackoffFunction | None = None,
+        ) -> None: ...
 
     def __post_init__(self) -> None:
         positive = self.curve is not Curve.NONE

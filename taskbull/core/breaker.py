@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enum import StrEnum
+from typing import TYPE_CHECKING
 
 from msgspec import Struct
 from msgspec.structs import force_setattr
@@ -20,8 +21,14 @@ class CircuitBreaker(Struct, frozen=True):
     """
 
     threshold: int
-    duration: Duration
+    duration: float
     half_open_max_attempts: int = 1
+
+    if TYPE_CHECKING:  # a timedelta may be given, and is seconds from then on
+
+        def __init__(
+            self, threshold: int, duration: Duration, half_open_max_attempts: int = 1
+        ) -> None: ...
 
     def __post_init__(self) -> None:
         check_int("threshold", self.threshold, least=1)

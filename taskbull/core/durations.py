@@ -19,7 +19,7 @@ _MS = timedelta(milliseconds=1)
 
 
 def seconds(field: str, value: object, *, positive: bool = False) -> float:
-    """Give a duration as float seconds; refuse what is none, is negative, or has no end."""
+    """Return a duration as float seconds; refuse what is none, is negative, or has no end."""
     given = value
     if isinstance(value, timedelta):
         value = value.total_seconds()
@@ -34,19 +34,17 @@ def seconds(field: str, value: object, *, positive: bool = False) -> float:
 
 
 def limit_of(field: str, value: object) -> float | None:
-    """Give a limit of time in float seconds; None is no limit, and 0 is refused."""
+    """Return a limit of time in float seconds; None is no limit, and 0 is refused."""
     return None if value is None else seconds(field, value, positive=True)
 
 
-def to_ms(duration: Duration) -> int:
-    """Give a checked duration in whole milliseconds; a positive one is never 0."""
-    if isinstance(duration, timedelta):
-        duration = duration.total_seconds()
+def to_ms(duration: float) -> int:
+    """Return checked seconds in whole milliseconds; never 0 for more than 0 seconds."""
     return max(1, round(duration * 1000)) if duration > 0 else 0
 
 
 def from_ms(ms: float) -> float:
-    """Give milliseconds as seconds."""
+    """Return milliseconds as seconds."""
     return ms / 1000
 
 
@@ -62,12 +60,12 @@ def check_instant(field: str, value: object) -> None:
 
 
 def instant_to_ms(instant: datetime) -> int:
-    """Give an aware datetime as milliseconds since 1970."""
+    """Return an aware datetime as milliseconds since 1970."""
     return (instant - _EPOCH) // _MS
 
 
 def instant_from_ms(ms: float) -> datetime | None:
-    """Give milliseconds since 1970 as an aware datetime; None if no datetime holds them."""
+    """Return milliseconds since 1970 as an aware datetime; None if no datetime holds them."""
     try:
         return _EPOCH + timedelta(milliseconds=ms)
     except (OverflowError, ValueError):

@@ -1,4 +1,9 @@
-"""What users may set for a job."""
+"""What users may set for a job: its field is the only default, `__post_init__` the only check.
+
+Each option stands twice: among the keywords, with the type that users may give and where they may
+give it, and as a field of `JobOptions`, with the type that it has inside. A test holds them against
+each other. How it is stored is in `core.wire.options`.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +11,7 @@ import re
 import warnings
 from collections.abc import Mapping
 from datetime import datetime
-from typing import cast
+from typing import TYPE_CHECKING, TypedDict, Unpack, cast
 
 from msgspec import Struct
 from msgspec.structs import force_setattr
@@ -47,10 +52,21 @@ class Dedup(Struct, frozen=True):
     """
 
     key: str
-    ttl: Duration | None = None
+    ttl: float | None = None
     extend: bool = False
     replace: bool = False
     keep_last: bool = False
+
+    if TYPE_CHECKING:  # a timedelta may be given, and is seconds from then on
+
+        def __init__(
+            self,
+            key: str,
+            ttl: Duration | None = None,
+            extend: bool = False,
+            replace: bool = False,
+            keep_last: bool = False,
+        ) -> None: ...
 
     def __post_init__(self) -> None:
         check_text("dedup key", self.key)
@@ -65,10 +81,48 @@ class Dedup(Struct, frozen=True):
             )
 
 
+class AppKeywords(TypedDict, total=False):
+    """The job options of an app, and of all below: tasks, calls and `queue.add`."""
+
+    backoff: Backoff | None
+    error_backoffs: ErrorBackoffs | None
+    keep_completed: Keep | None
+    keep_failed: Keep | None
+    timeout: Duration | None
+
+
+class TaskKeywords(AppKeywords, total=False):
+    """The job options of a task, and of all below."""
+
+    priority: int
+    lifo: bool
+
+
+class CallKeywords(TaskKeywords, total=False):
+    """The job options of one call, and of `queue.add`.
+
+    Apps and tasks have `attempts` too, but None there: then nothing is said to foreign jobs.
+    """
+
+    attempts: int
+    delay: Duration | None
+    eta: datetime | None
+    job_id: str | None
+    dedup: Dedup | str | None
+
+
+class JobKeywords(CallKeywords, total=False):
+    """The job options of `queue.add`: all of them."""
+
+    keep_logs: int | None
+    stack_trace_limit: int | None
+    size_limit: int
+
+
 class JobOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How one job is to be queued, run and kept. None writes nothing: the worker's rules apply."""
 
-    delay: Duration | None = None
+    delay: float | None = None
     eta: datetime | None = None
     priority: int = 0
     lifo: bool = False
@@ -76,13 +130,17 @@ class JobOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     backoff: Backoff | None = DEFAULT_BACKOFF
     error_backoffs: ErrorBackoffs | None = None
     job_id: str | None = None
-    dedup: Dedup | str | None = None
+    dedup: Dedup | None = None
     keep_completed: Keep | None = DEFAULT_KEEP_COMPLETED
     keep_failed: Keep | None = DEFAULT_KEEP_FAILED
-    timeout: Duration | None = None
+    timeout: float | None = None
     keep_logs: int | None = KEEP_LOGS
     stack_trace_limit: int | None = None
     size_limit: int = SIZE_LIMIT
+
+    if TYPE_CHECKING:
+
+        def __init__(self, **options: Unpack[JobKeywords]) -> None: ...
 
     def __post_init__(self) -> None:
         self._check_time()
@@ -95,10 +153,8 @@ class JobOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             check_error_backoffs(self.error_backoffs)
         if self.job_id is not None:
             check_job_id(self.job_id)
-        if isinstance(self.dedup, str):
-            force_setattr(self, "dedup", Dedup(self.dedup))
-        elif self.dedup is not None:
-            check_type("dedup", self.dedup, Dedup, "be a Dedup or its key")
+        if self.dedup is not None:
+            force_setattr(self, "dedup", _read_dedup(self.dedup))
         _check_keep("keep_completed", self.keep_completed)
         _check_keep("keep_failed", self.keep_failed)
         if self.keep_logs is not None:
@@ -149,6 +205,13 @@ def check_error_backoffs(value: object) -> None:
 
 def _is_exception_class(value: object) -> bool:
     return isinstance(value, type) and issubclass(value, BaseException)
+
+
+def _read_dedup(value: object) -> object:
+    if isinstance(value, str):
+        return Dedup(value)
+    check_type("dedup", value, Dedup, "be a Dedup or its key")
+    return value
 
 
 def _check_keep(field: str, keep: Keep | None) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from typing import TYPE_CHECKING
 
 from msgspec import Struct
 from msgspec.structs import force_setattr
@@ -17,9 +18,19 @@ class Keep(Struct, frozen=True, kw_only=True):
     `limit` bounds how many too old jobs one finishing job removes.
     """
 
-    age: Duration | None = None
+    age: float | None = None
     count: int | None = None
     limit: int | None = None
+
+    if TYPE_CHECKING:  # a timedelta may be given, and is seconds from then on
+
+        def __init__(
+            self,
+            *,
+            age: Duration | None = None,
+            count: int | None = None,
+            limit: int | None = None,
+        ) -> None: ...
 
     def __post_init__(self) -> None:
         if self.age is not None:

@@ -1,9 +1,9 @@
-"""What users may set for a worker and for the queues it serves."""
+"""What users may set for a worker and for the queues it serves, in the manner of `core.options`."""
 
 from __future__ import annotations
 
 import re
-from typing import Literal
+from typing import TYPE_CHECKING, Literal, TypeAlias, TypedDict, Unpack
 
 from msgspec import Struct
 from msgspec.structs import force_setattr, replace
@@ -20,33 +20,64 @@ class Limiter(Struct, frozen=True):
     """Start at most `max` jobs of the queue per `duration`, over all its workers."""
 
     max: int
-    duration: Duration
+    duration: float
+
+    if TYPE_CHECKING:  # a timedelta may be given, and is seconds from then on
+
+        def __init__(self, max: int, duration: Duration) -> None: ...  # noqa: A002
 
     def __post_init__(self) -> None:
         check_int("limiter max", self.max, least=1, most=MAX_SAFE_INTEGER - 1)
         force_setattr(self, "duration", seconds("limiter duration", self.duration, positive=True))
 
 
+OnLostLock: TypeAlias = Literal["continue", "cancel"]
+
+
+class WorkerKeywords(TypedDict, total=False):
+    """The options of a worker as users may give them."""
+
+    concurrency: int
+    lock_duration: Duration
+    heartbeat_interval: Duration
+    stalled_interval: Duration
+    max_stalled_count: int
+    limiter: Limiter | None
+    threads: int | None
+    shutdown_timeout: Duration
+    max_reconnect_attempts: int
+    worker_id: str | None
+    on_lost_lock: OnLostLock
+    loop_block_limit: Duration
+    drain_delay: Duration
+    burst_wait: Duration
+    metrics_data_points: int
+
+
 class WorkerOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How a worker runs. `max_reconnect_attempts` 0 is without end."""
 
     concurrency: int = 10
-    lock_duration: Duration = 30.0
-    heartbeat_interval: Duration = 15.0
-    stalled_interval: Duration = 30.0
+    lock_duration: float = 30.0
+    heartbeat_interval: float = 15.0
+    stalled_interval: float = 30.0
     max_stalled_count: int = 1
     limiter: Limiter | None = None
     threads: int | None = None
-    shutdown_timeout: Duration = 30.0
+    shutdown_timeout: float = 30.0
     max_reconnect_attempts: int = 0
     worker_id: str | None = None
-    on_lost_lock: Literal["continue", "cancel"] = "continue"
-    loop_block_limit: Duration = 300.0
-    drain_delay: Duration = 5.0
-    burst_wait: Duration = 30.0
+    on_lost_lock: OnLostLock = "continue"
+    loop_block_limit: float = 300.0
+    drain_delay: float = 5.0
+    burst_wait: float = 30.0
     """How soon a delayed job must be due for a burst to wait for it."""
     metrics_data_points: int = 0
     """Minutes for which BullMQ's own counts per minute are kept in Redis; 0: none are."""
+
+    if TYPE_CHECKING:
+
+        def __init__(self, **options: Unpack[WorkerKeywords]) -> None: ...
 
     def __post_init__(self) -> None:
         check_concurrency("concurrency", self.concurrency)
@@ -54,7 +85,7 @@ class WorkerOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             force_setattr(self, field, seconds(field, getattr(self, field), positive=True))
         for field in ("shutdown_timeout", "burst_wait"):
             force_setattr(self, field, seconds(field, getattr(self, field)))
-        if not _shorter(self.heartbeat_interval, self.lock_duration):
+        if self.heartbeat_interval >= self.lock_duration:
             raise refusal(
                 "heartbeat_interval",
                 f"be shorter than lock_duration ({self.lock_duration} s)",
@@ -72,6 +103,14 @@ class WorkerOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         check_int("metrics_data_points", self.metrics_data_points, least=0, most=MAX_DATA_POINTS)
 
 
+class QueueKeywords(TypedDict, total=False):
+    """The rules of one queue as users may give them."""
+
+    concurrency: int | None
+    limiter: Limiter | None
+    global_concurrency: int | None
+
+
 class QueueOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The rules of one queue, whichever worker serves it. None: there is no such rule."""
 
@@ -80,6 +119,10 @@ class QueueOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     limiter: Limiter | None = None
     global_concurrency: int | None = None
     """Jobs of this queue that run at once in all workers together, those of Node among them."""
+
+    if TYPE_CHECKING:
+
+        def __init__(self, **options: Unpack[QueueKeywords]) -> None: ...
 
     def __post_init__(self) -> None:
         if self.concurrency is not None:
@@ -90,7 +133,7 @@ class QueueOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
             check_type("limiter", self.limiter, Limiter, "be a Limiter")
 
     def over(self, worker: WorkerOptions) -> WorkerOptions:
-        """Give a worker's options with the rules of this queue in them."""
+        """Return a worker's options with the rules of this queue in them."""
         if self.concurrency is None and self.limiter is None:
             return worker
         concurrency, limiter = self.concurrency or worker.concurrency, self.limiter
@@ -118,8 +161,3 @@ def check_worker_id(worker_id: object) -> None:
     text = check_text("worker_id", worker_id, most=255)
     if not re.fullmatch(r"[!-~]+", text):
         raise refusal("worker_id", "be printable ASCII without spaces", text)
-
-
-def _shorter(one: Duration, other: Duration) -> bool:
-    # Both are seconds by now, whatever was given.
-    return seconds("", one) < seconds("", other)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from anyio.abc import TaskGroup
 
 from taskbull.core.breaker import BreakerState
-from taskbull.core.durations import seconds, to_ms
+from taskbull.core.durations import to_ms
 from taskbull.core.worker_options import QueueOptions, WorkerOptions
 from taskbull.scripts.cycle import Taking
 from taskbull.worker.cycle import Cycle
@@ -36,11 +36,10 @@ class Consumer:
             self._cycle,
             desk,
             find,
-            lock_life=seconds("lock_duration", options.lock_duration),
+            lock_life=options.lock_duration,
             cancel_lost=options.on_lost_lock == "cancel",
         )
-        interval = seconds("stalled_interval", options.stalled_interval)
-        self._sweeper = Sweeper(side, interval, options.max_stalled_count)
+        self._sweeper = Sweeper(side, options.stalled_interval, options.max_stalled_count)
 
     @property
     def circuit(self) -> BreakerState | None:
@@ -70,8 +69,7 @@ class Consumer:
         connection = self.side.store.blocking(
             keys.marker, keys.connection_name(self._desk.worker_id)
         )
-        drain_delay = seconds("drain_delay", self._options.drain_delay)
-        await wait_at_marker(self.side, self._cycle, connection, drain_delay)
+        await wait_at_marker(self.side, self._cycle, connection, self._options.drain_delay)
 
     def stop_taking(self) -> None:
         """Take no more jobs."""
@@ -98,9 +96,8 @@ class Consumer:
 
 
 def _fresh_for(options: WorkerOptions) -> float:
-    """Give the age up to which a lock lives until the next heartbeat, with something to spare."""
-    life = seconds("lock_duration", options.lock_duration)
-    return (life - seconds("heartbeat_interval", options.heartbeat_interval)) / 2
+    """Return the age up to which a lock lives until the next heartbeat, with something to spare."""
+    return (options.lock_duration - options.heartbeat_interval) / 2
 
 
 def _taking(options: WorkerOptions, worker_id: str) -> Taking:

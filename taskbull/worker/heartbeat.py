@@ -11,7 +11,7 @@ from time import monotonic
 from anyio import CancelScope, Event, move_on_after
 
 from taskbull.core import events
-from taskbull.core.durations import seconds, to_ms
+from taskbull.core.durations import to_ms
 from taskbull.core.worker_options import WorkerOptions
 from taskbull.errors import ServerUnavailable, TaskbullError
 from taskbull.scripts.locks import extend_lock, extend_locks
@@ -84,9 +84,9 @@ class Heartbeat:
         post: Callable[[Callable[[], object]], object],
     ) -> None:
         self._store = store
-        self._lock_duration = seconds("lock_duration", options.lock_duration)
-        self._interval = seconds("heartbeat_interval", options.heartbeat_interval)
-        self._block_limit = seconds("loop_block_limit", options.loop_block_limit)
+        self._lock_duration = options.lock_duration
+        self._interval = options.heartbeat_interval
+        self._block_limit = options.loop_block_limit
         self._cancel_lost = options.on_lost_lock == "cancel"
         self._watchdog = watchdog
         self._post = post

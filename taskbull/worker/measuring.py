@@ -12,7 +12,7 @@ from contextlib import suppress
 
 from anyio import CancelScope, create_task_group, current_time, move_on_after, sleep, sleep_until
 
-from taskbull.core.durations import seconds, to_ms
+from taskbull.core.durations import to_ms
 from taskbull.core.keys import QueueKeys
 from taskbull.core.states import JobState
 from taskbull.core.wire.options import decode_options
@@ -57,7 +57,7 @@ class Measuring:
         self._sides = sides
         self._threads = threads
         self._worker_id = worker_id
-        self._block_limit = seconds("loop_block_limit", options.loop_block_limit)
+        self._block_limit = options.loop_block_limit
         self._sinks = sinks
         self._tasks = tasks
         self._chosen: set[str] = set()  # the queues that this worker samples

@@ -24,7 +24,6 @@ from taskbull.core import events
 from taskbull.core.breaker import BreakerState, CircuitBreaker
 from taskbull.core.checks import check_type, refusal
 from taskbull.core.classification import leaves
-from taskbull.core.durations import seconds
 from taskbull.core.retry import NO_POLICY, RetryPolicy
 from taskbull.core.worker_options import NO_RULES, QueueOptions, WorkerOptions
 from taskbull.errors import ConfigurationError, ConnectionLost
@@ -160,7 +159,7 @@ class Worker:
     async def until_done(self) -> None:
         """Wait until no job runs, none waits, and none is due within `burst_wait`."""
         sides = [consumer.side for consumer in self._consumers.values()]
-        await until_done(sides, self.until_idle, seconds("burst_wait", self.options.burst_wait))
+        await until_done(sides, self.until_idle, self.options.burst_wait)
 
     async def until_idle(self) -> None:
         """Wait, while it is running, until no job runs and none is to be had in any queue."""
@@ -182,7 +181,7 @@ class Worker:
         """Work during the block; its end is a graceful stop. What it gives can stop it sooner."""
         if self._consumers:
             raise ConfigurationError("This worker is running already: make another one")
-        shutdown = Shutdown(seconds("shutdown_timeout", self.options.shutdown_timeout))
+        shutdown = Shutdown(self.options.shutdown_timeout)
         started = Event()
         with _unwrapped():
             async with create_task_group() as tasks:

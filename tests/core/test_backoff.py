@@ -112,7 +112,7 @@ def test_no_delay_is_negative_or_above_the_cap(
 ) -> None:
     wait = backoff.wait(attempt, random=always(fraction), previous=5)
     assert 0 <= wait <= LONGEST_DELAY
-    assert wait <= (backoff.max_delay or LONGEST_DELAY)  # type: ignore[operator]
+    assert wait <= (backoff.max_delay or LONGEST_DELAY)
 
 
 @given(st.integers(1, 10**7), jitters, st.integers(1, 20), fractions)

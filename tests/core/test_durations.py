@@ -50,7 +50,7 @@ def test_zero_is_refused_where_it_makes_no_sense() -> None:
 def test_a_positive_duration_is_never_zero_on_the_wire() -> None:
     assert to_ms(0.0000001) == 1
     assert to_ms(0) == 0
-    assert to_ms(timedelta(seconds=1.5)) == 1500
+    assert to_ms(1.5) == 1500
 
 
 @given(st.integers(0, to_ms(LONGEST)))

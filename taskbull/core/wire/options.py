@@ -254,8 +254,8 @@ def _write_error_backoffs(backoffs: ErrorBackoffs | None) -> dict[str, StoredBac
     }
 
 
-def _write_dedup(dedup: Dedup | str | None) -> StoredDedup | None:
-    if not isinstance(dedup, Dedup):
+def _write_dedup(dedup: Dedup | None) -> StoredDedup | None:
+    if dedup is None:
         return None
     ttl_ms = None if dedup.ttl is None else to_ms(dedup.ttl)
     return StoredDedup(dedup.key, ttl_ms, dedup.extend, dedup.replace, dedup.keep_last)

@@ -1,0 +1,58 @@
+"""The keywords that type checkers know, and the fields that they become, are the same."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from types import UnionType
+from typing import Any, Union, get_args, get_origin, get_type_hints
+
+import pytest
+
+from taskbull.core.options import JobKeywords, JobOptions
+from taskbull.core.worker_options import (
+    QueueKeywords,
+    QueueOptions,
+    WorkerKeywords,
+    WorkerOptions,
+)
+
+CONVERTED = {timedelta, str}
+"""What may be given for something else: for seconds, and for a `Dedup`."""
+
+
+@pytest.mark.parametrize(
+    ("options", "keywords"),
+    [(JobOptions, JobKeywords), (WorkerOptions, WorkerKeywords), (QueueOptions, QueueKeywords)],
+)
+def test_each_field_has_a_keyword_of_its_type(options: type, keywords: type) -> None:
+    fields, given = get_type_hints(options), get_type_hints(keywords)
+    assert fields.keys() == given.keys()
+    for name, held in fields.items():
+        assert members(held) <= members(given[name]), name
+        assert members(given[name]) - members(held) <= CONVERTED, name
+
+
+@pytest.mark.parametrize("options", [JobOptions, WorkerOptions, QueueOptions])
+def test_no_field_holds_what_is_converted(options: type) -> None:
+    for name, held in get_type_hints(options).items():
+        assert timedelta not in members(held), name
+
+
+@pytest.mark.parametrize(
+    ("options", "given"),
+    [(JobOptions, JobKeywords), (WorkerOptions, WorkerKeywords)],
+)
+def test_a_duration_is_float_seconds_once_it_is_given(options: type, given: type) -> None:
+    hints = get_type_hints(given)
+    durations = [name for name, hint in hints.items() if timedelta in members(hint)]
+    assert durations
+    for name in durations:
+        for value in (2, 2.0, timedelta(seconds=2)):
+            extra: dict[str, Any] = {"heartbeat_interval": 1} if name == "lock_duration" else {}
+            held = getattr(options(**{name: value}, **extra), name)
+            assert (type(held), held) == (float, 2.0), name
+
+
+def members(hint: Any) -> set[Any]:
+    """Return the types in a union, or the one type."""
+    return set(get_args(hint)) if get_origin(hint) in {Union, UnionType} else {hint}
