@@ -27,9 +27,9 @@ from taskbull.store.project import IDLE, project_folder
 from taskbull.store.tls import Tls, read_tls
 from taskbull.store.url import Url, read_url, wrong
 
-Topology = Literal["single", "sentinel", "cluster", "embedded"]
+TopologyKind = Literal["single", "sentinel", "cluster", "embedded"]
 
-_SCHEMES: dict[str, tuple[Topology, bool]] = {
+_SCHEMES: dict[str, tuple[TopologyKind, bool]] = {
     "redis": ("single", False),
     "rediss": ("single", True),
     "unix": ("single", False),
@@ -79,7 +79,7 @@ class Credentials(Struct, frozen=True):
 class Address(Struct, frozen=True):
     """Everything that is needed to reach Redis and be let in."""
 
-    topology: Topology
+    topology: TopologyKind
     endpoints: tuple[Endpoint, ...] = ()
     credentials: Credentials = Credentials()
     db: int = 0

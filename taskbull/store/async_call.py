@@ -14,7 +14,7 @@ from taskbull.store.address import Endpoint
 from taskbull.store.connection import Connection
 from taskbull.store.limit import Limit
 from taskbull.store.pipeline import Reply, ReplyError, pack
-from taskbull.store.reconnection import Back, Notify, Waiting
+from taskbull.store.reconnection import Connected, DialFailed, Notify
 from taskbull.store.redelivery import Leave, Load, Moved, Pause, Replied, Send, Step, redeliver
 from taskbull.store.topology import Topology
 
@@ -88,11 +88,11 @@ class Outage:
     def wait(self, delay: float) -> None:
         """Take in that the next try is made after a while."""
         if self._failures.bit_count() == 1:  # the tries 1, 2, 4, 8, ...
-            self._policy.notify(Waiting(self._reason, self._failures, delay, self._part))
+            self._policy.notify(DialFailed(self._reason, self._failures, delay, self._part))
 
     def end(self, node: Endpoint) -> None:
         """Take in that there is an answer again."""
-        self._policy.notify(Back(str(node), self._failures, self._part))
+        self._policy.notify(Connected(str(node), self._failures, self._part))
 
 
 class AsyncCall:

@@ -210,8 +210,8 @@ class Store:
         async def resolve() -> Endpoint:
             return await self._topology.endpoint(key)
 
-        to, name = self._topology.part(key), name or self.address.client_name
-        options = structs.replace(self._options, name=name, insist=True, to=to)
+        part, name = self._topology.part(key), name or self.address.client_name
+        options = structs.replace(self._options, name=name, insist=True, part=part)
         return BlockingConnection(resolve, self._topology.doubt, options, self._notify)
 
 

@@ -16,7 +16,7 @@ from taskbull.store.dialing import ConnectionOptions, Dialer, hang_up
 from taskbull.store.error_replies import Reaction, Refusal, read_refusal
 from taskbull.store.link import BROKEN, Link
 from taskbull.store.pipeline import Pipeline, ProtocolError, Reply, ReplyError, Word, pack
-from taskbull.store.reconnection import Change, Lost, Notify, Waiting, log_change
+from taskbull.store.reconnection import Change, DialFailed, LinkLost, Notify, log_change
 from taskbull.store.sockets import explain
 
 SLACK = 1.0
@@ -78,7 +78,7 @@ class BlockingConnection:
                 [reply] = await self._link.exchange([pack(words)])
                 finished = True
         except (ProtocolError, *BROKEN) as error:
-            self._notify(Lost(str(self._dialer.endpoint), explain(error)))
+            self._notify(LinkLost(str(self._dialer.endpoint), explain(error)))
         finally:
             self._pipeline.on_bytes = None
             if not finished:
@@ -89,7 +89,7 @@ class BlockingConnection:
         return reply
 
     def _tell(self, change: Change) -> None:
-        if isinstance(change, Waiting):
+        if isinstance(change, DialFailed):
             self._doubt()  # another node may have taken over: the next try looks for it
         self._notify(change)
 
@@ -99,7 +99,7 @@ class BlockingConnection:
         if refusal.reaction is Reaction.RAISE:
             raise refusal.error
         self._doubt()
-        self._notify(Lost(str(self._dialer.endpoint), refusal.message))
+        self._notify(LinkLost(str(self._dialer.endpoint), refusal.message))
         if refusal.reaction in {
             Reaction.WAIT,
             Reaction.ASK,

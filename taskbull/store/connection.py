@@ -31,7 +31,7 @@ from taskbull.store.dialing import ConnectionOptions, Dialer, hang_up
 from taskbull.store.limit import Limit
 from taskbull.store.link import LEFT, Link
 from taskbull.store.pipeline import LARGE, Note, Pipeline, Reply
-from taskbull.store.reconnection import Lost, Notify, log_change
+from taskbull.store.reconnection import LinkLost, Notify, log_change
 from taskbull.store.silence import FORGOTTEN
 from taskbull.store.silence_watch import SilenceWatch
 from taskbull.store.sockets import explain
@@ -220,7 +220,7 @@ class Connection:
         self._losses = self._losses + 1 if again else 1
         self._lost_for = reason
         if self._losses.bit_count() == 1:
-            self._notify(Lost(str(self.endpoint), reason))
+            self._notify(LinkLost(str(self.endpoint), reason))
 
     async def _carry(self, link: Link) -> Link | None:
         """Let the link do its work until it is lost; give the one that took its place, if any."""

@@ -13,7 +13,14 @@ from taskbull.store.address import Credentials, Endpoint
 from taskbull.store.handshake import Handshake, dial_error
 from taskbull.store.link import BROKEN, Link, open_link
 from taskbull.store.pipeline import Pipeline, ProtocolError, pack
-from taskbull.store.reconnection import LONGEST_DELAY, Back, Demand, Notify, Waiting, reconnecting
+from taskbull.store.reconnection import (
+    LONGEST_DELAY,
+    Connected,
+    Demand,
+    DialFailed,
+    Notify,
+    reconnecting,
+)
 from taskbull.store.silence import PROBE_TIMEOUT
 
 
@@ -25,7 +32,7 @@ class ConnectionOptions(Struct, frozen=True, kw_only=True):
     db: int = 0
     tls: ssl.SSLContext | None = None
     name: str = ""
-    to: str = ""  # what is told of where it leads: see `Waiting`
+    part: str = ""  # what is told of where it leads: see `DialFailed`
     primary_only: bool = False
     connect_timeout: float = 5.0
     response_timeout: float = 10.0
@@ -71,7 +78,7 @@ class Dialer:
         attempts = self._options.max_reconnect_attempts if self._options.insist else 1
         persevere = reconnecting(attempts, self._options.longest_delay, demand, self._failed)
         link: Link = await persevere(self._open, pipeline)
-        self._notify(Back(str(self.endpoint), self._failures, self._options.to))
+        self._notify(Connected(str(self.endpoint), self._failures, self._options.part))
         self._failures = 0
         self.reason = ""
         return link
@@ -79,7 +86,7 @@ class Dialer:
     def _failed(self, error: ConnectionLost, attempts: int, delay: float) -> None:
         self._failures = attempts
         self.reason = str(error)
-        self._notify(Waiting(str(error), attempts, delay, self._options.to))
+        self._notify(DialFailed(str(error), attempts, delay, self._options.part))
 
     async def replace(self, pipeline: Pipeline, grace: float) -> Link:
         """Make a link in place of one that is silent, in one try.

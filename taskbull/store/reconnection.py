@@ -37,46 +37,46 @@ class Demand(Protocol):
         ...
 
 
-class Lost(Struct, frozen=True):
+class LinkLost(Struct, frozen=True):
     """A link that worked has died."""
 
     where: str
     reason: str
 
 
-class Waiting(Struct, frozen=True):
+class DialFailed(Struct, frozen=True):
     """A connection could not be made; the next try is in `delay` seconds.
 
-    `to` is the same for all that lead to the same place: empty for the one server, else a part of a
-    Cluster.
+    `part` is the same for all connections that lead to the same place: empty for the one server,
+    else a part of a Cluster.
     """
 
     reason: str
     attempts: int
     delay: float
-    to: str = ""
+    part: str = ""
 
 
-class Back(Struct, frozen=True):
-    """There is a working link, after so many tries that failed; `to` is as in `Waiting`."""
+class Connected(Struct, frozen=True):
+    """There is a working link, after so many tries that failed; `part` is as in `DialFailed`."""
 
     where: str
     attempts: int
-    to: str = ""
+    part: str = ""
 
 
-Change: TypeAlias = Lost | Waiting | Back
+Change: TypeAlias = LinkLost | DialFailed | Connected
 Notify: TypeAlias = Callable[[Change], None]
 
 
 def log_change(change: Change) -> None:
     """Write one line per change: their intervals grow as the delays do."""
     match change:
-        case Lost(where, reason):
+        case LinkLost(where, reason):
             logger.warning("Redis at %s: %s", where, reason)
-        case Waiting(reason, _, delay):
+        case DialFailed(reason, _, delay):
             logger.warning("No connection to Redis, next try in %.1f s: %s", delay, reason)
-        case Back(where, attempts):
+        case Connected(where, attempts):
             if attempts:
                 logger.info("Redis at %s is back after %d tries", where, attempts)
 

@@ -132,7 +132,7 @@ class ClusterNodes:
             async def here() -> Endpoint:
                 return endpoint
 
-            options = structs.replace(self._options, to=str(endpoint))
+            options = structs.replace(self._options, part=str(endpoint))
             connection = self._nodes[endpoint] = Connection(here, options, self._notify)
             self._spawn(connection.run)
         return connection

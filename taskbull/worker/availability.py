@@ -5,7 +5,7 @@ from __future__ import annotations
 from time import monotonic
 
 from taskbull.core import events
-from taskbull.store.reconnection import Back, Change, Lost, Waiting, log_change
+from taskbull.store.reconnection import Change, Connected, DialFailed, LinkLost, log_change
 from taskbull.worker.reporter import Reporter
 
 
@@ -31,18 +31,18 @@ class Availability:
         was not in use may find out long after the others. Of a Cluster all parts must be back.
         """
         match change:
-            case Lost():
+            case LinkLost():
                 self._log(change, 0.1)
-            case Waiting(reason, attempts, delay, to):
+            case DialFailed(reason, attempts, delay, part):
                 self._log(change, delay)
                 self._attempts = max(self._attempts, attempts)
                 if not self._away:
                     self._lost_at = monotonic()
                     self._reporter.tell(events.RedisLost, reason=reason)
-                self._away.add(to)
+                self._away.add(part)
                 self._reporter.tell(events.ReconnectFailed, reason=reason, delay=delay)
-            case Back(to=to):
-                self._return(to)
+            case Connected(part=part):
+                self._return(part)
 
     def _log(self, change: Change, quiet: float) -> None:
         now = monotonic()
@@ -50,10 +50,10 @@ class Availability:
             log_change(change)
             self._quiet_until = now + quiet
 
-    def _return(self, to: str) -> None:
-        if to not in self._away:
+    def _return(self, part: str) -> None:
+        if part not in self._away:
             return
-        self._away.remove(to)
+        self._away.remove(part)
         if self._away:  # other parts of the Cluster cannot be reached yet
             return
         duration = monotonic() - self._lost_at

@@ -12,7 +12,7 @@ from anyio import create_task_group, fail_after, move_on_after
 from taskbull.store.address import parse
 from taskbull.store.async_store import open_store
 from taskbull.store.blocking import SLACK
-from taskbull.store.reconnection import Change, Lost
+from taskbull.store.reconnection import Change, LinkLost
 from tests.servers.kinds import PrivateServers, Reachable
 from tests.servers.waiting import wait_until
 from tests.store.sample import count
@@ -134,7 +134,7 @@ async def test_a_cut_wait_counts_as_no_reply_and_the_next_one_works(
             assert replies == [None]
             assert await line.execute(("PING",), 1) == b"PONG"
             await line.close()
-    assert any(isinstance(change, Lost) for change in changes)
+    assert any(isinstance(change, LinkLost) for change in changes)
 
 
 async def test_a_wait_outlives_a_restart_of_the_server(

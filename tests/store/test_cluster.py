@@ -14,7 +14,7 @@ from taskbull.scripts.call import Call
 from taskbull.store.address import parse
 from taskbull.store.async_store import open_store
 from taskbull.store.dialing import ConnectionOptions
-from taskbull.store.reconnection import Change, Waiting
+from taskbull.store.reconnection import Change, DialFailed
 from tests.servers.cluster import Cluster, Node, slot_of
 from tests.servers.kinds import REDIS_6, VALKEY_9, PrivateServers, Reachable, binary
 from tests.store.load import Load
@@ -190,7 +190,7 @@ async def test_a_blocking_connection_waits_for_a_node_that_is_full(
     replies: list[object] = []
 
     def notice(change: Change) -> None:
-        if isinstance(change, Waiting):
+        if isinstance(change, DialFailed):
             refused.set()
 
     with fail_after(30):
@@ -226,7 +226,8 @@ async def test_a_call_gives_up_on_a_node_after_as_long_as_its_attempts_take(
         async with open_store(parse(url), options, changes.append) as store:
             with pytest.raises(ConnectionLost, match="no node of the cluster answers"):
                 await store.run(count(prefix))
-    assert {one.to for one in changes if isinstance(one, Waiting)} == {f"slot {slot_of(prefix)}"}
+    parts = {one.part for one in changes if isinstance(one, DialFailed)}
+    assert parts == {f"slot {slot_of(prefix)}"}
 
 
 async def test_a_cluster_url_for_a_single_server_is_refused(server: Reachable, prefix: str) -> None:
@@ -252,7 +253,7 @@ async def test_a_cluster_that_is_away_is_waited_for(
     away = [anyio.Event(), anyio.Event()]
 
     def notice(change: Change) -> None:
-        if isinstance(change, Waiting):
+        if isinstance(change, DialFailed):
             next((one for one in away if not one.is_set()), away[0]).set()
 
     with fail_after(30):

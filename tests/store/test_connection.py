@@ -14,7 +14,7 @@ from taskbull.errors import ConnectionLost, MaybeExecuted
 from taskbull.store.address import parse
 from taskbull.store.async_store import Store, ambient_store, open_store
 from taskbull.store.dialing import ConnectionOptions
-from taskbull.store.reconnection import Back, Change, Lost, Waiting
+from taskbull.store.reconnection import Change, Connected, DialFailed, LinkLost
 from tests.servers.kinds import PrivateServers, Reachable
 from tests.servers.proxy import Proxy
 from tests.servers.waiting import wait_until
@@ -114,7 +114,7 @@ async def test_what_was_not_yet_sent_goes_out_with_the_next_connection(
             async with create_task_group() as callers:
                 for _ in range(10):
                     callers.start_soon(call)
-                await until(lambda: Waiting in map(type, changes), "a first try has failed")
+                await until(lambda: DialFailed in map(type, changes), "a first try has failed")
                 await anyio.to_thread.run_sync(server.start)
     assert sorted(results) == list(range(1, 11))
 
@@ -179,10 +179,10 @@ async def test_a_peer_that_went_silent_is_given_up(server: Reachable, prefix: st
                 await store.run(count(prefix))
             proxy.heal()
             assert await store.run(count(prefix)) == 2
-    assert [type(change) for change in changes if not isinstance(change, Waiting)] == [
-        Back,
-        Lost,
-        Back,
+    assert [type(change) for change in changes if not isinstance(change, DialFailed)] == [
+        Connected,
+        LinkLost,
+        Connected,
     ]
 
 
@@ -250,7 +250,7 @@ async def test_a_limit_of_attempts_ends_the_store(server: Reachable, prefix: str
         with pytest.raises(ConnectionLost, match="cannot connect"):
             async with open_store(parse(proxy.url), options, changes.append) as store:
                 await store.run(count(prefix))
-    assert [change.attempts for change in changes if isinstance(change, Waiting)] == [1, 2]
+    assert [change.attempts for change in changes if isinstance(change, DialFailed)] == [1, 2]
 
 
 async def test_a_store_without_a_block_lives_with_the_event_loop(
@@ -288,6 +288,6 @@ async def test_a_name_that_is_no_host_is_reported_and_tried_again(prefix: str) -
         with pytest.raises(ConnectionLost):
             await store.run(count(prefix), timeout=1.0)
     assert any(
-        isinstance(change, Waiting) and "no-such-host.invalid:1" in change.reason
+        isinstance(change, DialFailed) and "no-such-host.invalid:1" in change.reason
         for change in changes
     )

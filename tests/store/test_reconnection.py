@@ -17,10 +17,10 @@ from taskbull.store.async_store import ambient_store, open_store
 from taskbull.store.dialing import ConnectionOptions
 from taskbull.store.reconnection import (
     LONGEST_DELAY,
-    Back,
     Change,
-    Lost,
-    Waiting,
+    Connected,
+    DialFailed,
+    LinkLost,
     log_change,
     reconnect_delay,
 )
@@ -70,13 +70,13 @@ def test_the_longest_delay_can_be_chosen(failures: int, chance: float, longest: 
 @pytest.mark.parametrize(
     ("change", "level", "line"),
     [
-        (Lost("host:1", "it was closed"), "WARNING", "Redis at host:1: it was closed"),
+        (LinkLost("host:1", "it was closed"), "WARNING", "Redis at host:1: it was closed"),
         (
-            Waiting("refused", 3, 0.41),
+            DialFailed("refused", 3, 0.41),
             "WARNING",
             "No connection to Redis, next try in 0.4 s: refused",
         ),
-        (Back("host:1", 3), "INFO", "Redis at host:1 is back after 3 tries"),
+        (Connected("host:1", 3), "INFO", "Redis at host:1 is back after 3 tries"),
     ],
 )
 def test_each_change_is_one_line(
@@ -91,7 +91,7 @@ def test_each_change_is_one_line(
 
 def test_a_first_connection_is_not_worth_a_line(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
-    log_change(Back("host:1", 0))
+    log_change(Connected("host:1", 0))
     assert caplog.records == []
 
 
@@ -113,12 +113,12 @@ class Watch:
             await self._news.wait()
 
     @property
-    def waits(self) -> list[Waiting]:
-        return [change for change in self.changes if isinstance(change, Waiting)]
+    def waits(self) -> list[DialFailed]:
+        return [change for change in self.changes if isinstance(change, DialFailed)]
 
     @property
-    def backs(self) -> list[Back]:
-        return [change for change in self.changes if isinstance(change, Back)]
+    def backs(self) -> list[Connected]:
+        return [change for change in self.changes if isinstance(change, Connected)]
 
 
 async def test_each_failed_try_is_one_line_without_traceback_or_password(
@@ -134,7 +134,7 @@ async def test_each_failed_try_is_one_line_without_traceback_or_password(
             assert await store.run(count(prefix)) == 1
             await anyio.to_thread.run_sync(proxy.refuse)
             await anyio.to_thread.run_sync(proxy.cut)
-            await watch.until(lambda: any(isinstance(change, Lost) for change in watch.changes))
+            await watch.until(lambda: any(isinstance(change, LinkLost) for change in watch.changes))
             callers.start_soon(store.run, count(prefix))
             await watch.until(lambda: len(watch.waits) == 3)
             await anyio.to_thread.run_sync(proxy.accept)

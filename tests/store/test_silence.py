@@ -16,7 +16,7 @@ from taskbull.errors import MaybeExecuted, ServerUnavailable
 from taskbull.store.address import parse
 from taskbull.store.async_store import open_store
 from taskbull.store.dialing import ConnectionOptions
-from taskbull.store.reconnection import Back, Change, Lost
+from taskbull.store.reconnection import Change, Connected, LinkLost
 from taskbull.store.silence import FORGOTTEN
 from taskbull.store.sync_store import SyncStore
 from tests.conftest import emptied
@@ -84,10 +84,10 @@ async def test_what_comes_after_a_forgotten_command_is_not_sent_after_it(  # N2
                 await store.run(count(prefix), timeout=0.1)
             # The link is replaced because of the call that has left, and others get through.
             await to_thread.run_sync(
-                wait_until, lambda: any(isinstance(one, Lost) for one in changes), "it is lost"
+                wait_until, lambda: any(isinstance(one, LinkLost) for one in changes), "it is lost"
             )
             assert await store.run(count(prefix)) == 2
-            assert changes[1] == Lost(f"127.0.0.1:{proxy.port}", FORGOTTEN)
+            assert changes[1] == LinkLost(f"127.0.0.1:{proxy.port}", FORGOTTEN)
 
 
 async def test_a_server_that_stands_still_for_a_while_loses_nothing(
@@ -131,7 +131,9 @@ async def test_what_is_sent_to_a_server_that_stands_still_is_held_back(
             async with create_task_group() as callers:
                 callers.start_soon(call, 1)
                 await to_thread.run_sync(
-                    wait_until, lambda: any(isinstance(one, Lost) for one in changes), "given up"
+                    wait_until,
+                    lambda: any(isinstance(one, LinkLost) for one in changes),
+                    "given up",
                 )
                 callers.start_soon(call, 2)
                 server.resume()
@@ -229,7 +231,7 @@ async def test_a_server_that_takes_no_writes_is_told_with_the_reason_and_not_eac
         async with open_store(parse(server.url), LONG, changes.append) as store:
             with pytest.raises(ServerUnavailable, match="within 3 s: READONLY"):
                 await store.run(count(prefix), timeout=3)
-    reasons = [change.reason for change in changes if isinstance(change, Lost)]
+    reasons = [change.reason for change in changes if isinstance(change, LinkLost)]
     assert reasons
     assert all("READONLY You can't write" in reason for reason in reasons)
-    assert len(reasons) < sum(isinstance(change, Back) for change in changes)
+    assert len(reasons) < sum(isinstance(change, Connected) for change in changes)
