@@ -9,9 +9,9 @@ Its rules:
   off the write while a sync is under way, up to two seconds, and replies all the same: a kill -9
   would then lose acknowledged jobs.
 - The server is a daemon, in a session of its own: it outlives its starter and hears no Ctrl-C.
-- Nothing is killed in order to start. `stop` ends a server, and so does its keeper: when nobody has
-  used it for a while, or its folder is gone.
-- The folder, its lock and whoever answers are this user's: see `home`.
+- Nothing is killed in order to start. `stop` ends a server, and so does its stopper: when nobody
+  has used it for a while, or its folder is gone.
+- The folder, its lock and whoever answers are this user's: see `embedded_files`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from taskbull.errors import ConfigurationError, ConnectionLost
-from taskbull.store.home import Home, find_home
+from taskbull.store.embedded_files import ServerFiles, find_files
 from taskbull.store.project import IDLE, project_folder
 from taskbull.store.server import (
     ask,
@@ -47,7 +47,7 @@ from taskbull.store.server import (
 
 logger = logging.getLogger(__name__)
 
-KEEPER = Path(__file__).with_name("keeper.py")
+STOPPER = Path(__file__).with_name("embedded_stopper.py")
 _LOG_LIMIT, _LOG_KEPT = 256 * 1024, 64 * 1024
 _POLL = 0.005
 
@@ -71,21 +71,21 @@ def start_or_join(
     limit = time.monotonic() + deadline
     log_start: int | None = None
     with _explaining(folder):
-        home = find_home(folder)
+        files = find_files(folder)
         while True:
-            with _trying_lock(home) as lock:
+            with _trying_lock(files) as lock:
                 if lock is not None and log_start is not None:
-                    raise _died(home, log_start)
+                    raise _died(files, log_start)
                 if lock is not None:
-                    log_start = _launch(home, lock, limit)
-            reply = ask(home.socket, "PING") if lock is None else None
+                    log_start = _launch(files, lock, limit)
+            reply = ask(files.socket, "PING") if lock is None else None
             if is_ready(reply):
-                _check_listener(home)
+                _check_listener(files)
                 if log_start is not None:
-                    _keep(home, idle)
-                return home.socket
+                    _start_stopper(files, idle)
+                return files.socket
             if time.monotonic() > limit:
-                raise _silent(home, reply, deadline)
+                raise _silent(files, reply, deadline)
             time.sleep(_POLL)
 
 
@@ -94,25 +94,25 @@ def stop(folder: Path | str | None = None, deadline: float = 10.0) -> bool:
     folder = project_folder() if folder is None else folder
     limit = time.monotonic() + deadline
     with _explaining(folder):
-        home = find_home(folder, create=False)
-        if not home.lock.exists() or not _lives(home):
+        files = find_files(folder, create=False)
+        if not files.lock.exists() or not _lives(files):
             return False
-        while _lives(home):
-            ask(home.socket, "SHUTDOWN NOSAVE")  # the append-only file is written to its end
+        while _lives(files):
+            ask(files.socket, "SHUTDOWN NOSAVE")  # the append-only file is written to its end
             if time.monotonic() > limit:
-                _kill(home)
+                _kill(files)
                 limit += deadline
             time.sleep(_POLL)
-        home.socket.unlink(missing_ok=True)
+        files.socket.unlink(missing_ok=True)
     return True
 
 
 @contextmanager
-def _trying_lock(home: Home) -> Generator[int | None, None, None]:
+def _trying_lock(files: ServerFiles) -> Generator[int | None, None, None]:
     """Give the locked descriptor, or None when a server or a starter holds the lock."""
     with _not_forking:
         descriptor = os.open(
-            home.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600
+            files.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600
         )
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -124,24 +124,24 @@ def _trying_lock(home: Home) -> Generator[int | None, None, None]:
             os.close(descriptor)
 
 
-def _lives(home: Home) -> bool:
-    with _trying_lock(home) as lock:
+def _lives(files: ServerFiles) -> bool:
+    with _trying_lock(files) as lock:
         return lock is None
 
 
-def _launch(home: Home, lock: int, limit: float) -> int:
+def _launch(files: ServerFiles, lock: int, limit: float) -> int:
     """Start the server, which gets the lock; give where its part of the log begins."""
     binary = valkey_binary()
     # It answers, but does not hold the lock: its folder was removed under it.
-    while ask(home.socket, "SHUTDOWN NOSAVE") is not None and time.monotonic() < limit:
+    while ask(files.socket, "SHUTDOWN NOSAVE") is not None and time.monotonic() < limit:
         time.sleep(_POLL)
-    home.log.touch(mode=0o600)
-    _shorten(home.log)
-    write_config(home.config, _options(home))
-    log_start = log_size(home.log)
-    with home.log.open("ab") as log:
+    files.log.touch(mode=0o600)
+    _shorten(files.log)
+    write_config(files.config, _options(files))
+    log_start = log_size(files.log)
+    with files.log.open("ab") as log:
         daemon = subprocess.Popen(  # noqa: S603 - our own binary, no shell
-            [binary, home.config],
+            [binary, files.config],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
@@ -158,15 +158,15 @@ def _launch(home: Home, lock: int, limit: float) -> int:
     return log_start
 
 
-def _options(home: Home) -> dict[str, str]:
+def _options(files: ServerFiles) -> dict[str, str]:
     return {
         "port": "0",
-        "unixsocket": quoted(home.socket),
+        "unixsocket": quoted(files.socket),
         "unixsocketperm": "600",
         "daemonize": "yes",
-        "pidfile": quoted(home.folder / "valkey.pid"),  # for people; nothing here reads it
-        "dir": quoted(home.folder),
-        "logfile": quoted(home.log),
+        "pidfile": quoted(files.folder / "valkey.pid"),  # for people; nothing here reads it
+        "dir": quoted(files.folder),
+        "logfile": quoted(files.log),
         "appendonly": "yes",
         "appendfsync": "always",
         "aof-load-truncated": "yes",  # a crash may leave half a command at the end
@@ -184,12 +184,12 @@ def _shorten(log: Path) -> None:
         log.write_bytes(kept)
 
 
-def _keep(home: Home, idle: float) -> None:
-    """Start the server's keeper, which daemonizes itself; and tell the user about the server."""
+def _start_stopper(files: ServerFiles, idle: float) -> None:
+    """Start the server's stopper, which daemonizes itself; and tell the user about the server."""
     python = Path(sys.executable or "")
     ends = f"It ends by itself after {idle:g} s without a client; "
     if idle and python.name.startswith(("python", "pypy")):  # not the program of a web server
-        words = ["-I", "-S", str(KEEPER), str(home.socket), str(home.lock), str(idle)]
+        words = ["-I", "-S", str(STOPPER), str(files.socket), str(files.lock), str(idle)]
         with _not_forking:
             subprocess.run(  # noqa: S603 - our own file, no shell
                 [python, *words],
@@ -201,34 +201,34 @@ def _keep(home: Home, idle: float) -> None:
             )
     else:
         ends = ""
-    where = home.folder
+    where = files.folder
     logger.info("The embedded server runs in %s. %s`taskbull stop %s` ends it", where, ends, where)
 
 
-def _check_listener(home: Home) -> None:
+def _check_listener(files: ServerFiles) -> None:
     """Refuse a server of another user."""
-    _, uid = _listener(home)
+    _, uid = _listener(files)
     if uid != os.getuid():
         raise ConfigurationError(
-            f"embedded:// does not use {home.folder}: a process of another user answers there"
+            f"embedded:// does not use {files.folder}: a process of another user answers there"
         )
 
 
-def _kill(home: Home) -> None:
-    pid, _ = _listener(home)
+def _kill(files: ServerFiles) -> None:
+    pid, _ = _listener(files)
     os.kill(pid, signal.SIGKILL)
 
 
-def _listener(home: Home) -> tuple[int, int]:
+def _listener(files: ServerFiles) -> tuple[int, int]:
     """Give the process that listens on the server's socket, and its user: the kernel knows."""
     with socket.socket(socket.AF_UNIX) as line:
         line.settimeout(1.0)
         try:
-            line.connect(str(home.socket))
+            line.connect(str(files.socket))
         except OSError as error:
             raise ConnectionLost(
-                f"The embedded server in {home.folder} runs, but its socket {home.socket} is gone:"
-                f" {_by_hand(home)}"
+                f"The embedded server in {files.folder} runs, but its socket {files.socket} is"
+                f" gone: {_by_hand(files)}"
             ) from error
         if sys.platform == "linux":
             credentials = line.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
@@ -240,32 +240,32 @@ def _listener(home: Home) -> tuple[int, int]:
         return int(pid), int(uid)
 
 
-def _by_hand(home: Home) -> str:
-    return f"end it by hand (its process number is in {home.folder / 'valkey.pid'})"
+def _by_hand(files: ServerFiles) -> str:
+    return f"end it by hand (its process number is in {files.folder / 'valkey.pid'})"
 
 
-def _died(home: Home, log_start: int) -> ConfigurationError:
-    tail = log_tail(home.log, log_start)
+def _died(files: ServerFiles, log_start: int) -> ConfigurationError:
+    tail = log_tail(files.log, log_start)
     advice = "its last words were"
-    if shutil.disk_usage(home.folder).free < 1 << 20:
+    if shutil.disk_usage(files.folder).free < 1 << 20:
         advice = "its disk is full: free some space. Its last words were"
     elif "Bad file format" in tail or "Unexpected end of file" in tail:
         advice = (
-            f"its data is damaged: restore {home.folder} from a copy, or move it away to start"
+            f"its data is damaged: restore {files.folder} from a copy, or move it away to start"
             " empty. Its last words were"
         )
     return ConfigurationError(
-        f"The embedded server in {home.folder} cannot start; {advice}:\n{tail}"
+        f"The embedded server in {files.folder} cannot start; {advice}:\n{tail}"
     )
 
 
-def _silent(home: Home, reply: str | None, deadline: float) -> ConnectionLost:
-    trouble = f"runs, but does not answer after {deadline:g} s: {_by_hand(home)}"
+def _silent(files: ServerFiles, reply: str | None, deadline: float) -> ConnectionLost:
+    trouble = f"runs, but does not answer after {deadline:g} s: {_by_hand(files)}"
     if reply is not None:
         trouble = f"is still loading its data after {deadline:g} s: try again later"
     return ConnectionLost(
-        f"The embedded server in {home.folder} {trouble}. Its last words were:"
-        f"\n{log_tail(home.log)}"
+        f"The embedded server in {files.folder} {trouble}. Its last words were:"
+        f"\n{log_tail(files.log)}"
     )
 
 

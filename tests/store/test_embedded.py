@@ -161,13 +161,13 @@ def test_a_listener_of_another_user_is_refused(folder: Path) -> None:  # F16
     path.unlink()
 
 
-def keepers(path: Path) -> list[int]:
-    """Find the keeper of a server among all processes."""
+def stoppers(path: Path) -> list[int]:
+    """Find the stopper of a server among all processes."""
     found: list[int] = []
     for process in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
             words = (process / "cmdline").read_bytes().split(b"\0")
-            if os.fsencode(path) in words and b"keeper.py" in b" ".join(words):
+            if os.fsencode(path) in words and b"embedded_stopper.py" in b" ".join(words):
                 found.append(int(process.name))
     return found
 
@@ -177,11 +177,11 @@ def test_a_server_that_nobody_uses_ends_and_its_data_stays(folder: Path) -> None
     pid = server_pid(path)
     with client_of(path) as client:
         client.set("x", 1)
-        [keeper] = keepers(path)
-        wait_until(lambda: asked(client) > 6, "the keeper has looked often")
+        [stopper] = stoppers(path)
+        wait_until(lambda: asked(client) > 6, "the stopper has looked often")
         assert client.ping()  # it is in use as long as somebody is connected
     wait_until(lambda: not lives(pid), "the server has ended")
-    wait_until(lambda: not lives(keeper), "so has its keeper")
+    wait_until(lambda: not lives(stopper), "so has its stopper")
     with client_of(start_or_join(folder)) as client:
         assert client.get("x") == "1"
 
@@ -190,11 +190,11 @@ def asked(client: redis.Redis) -> int:
     return int(client.info("commandstats").get("cmdstat_info", {"calls": 0})["calls"])
 
 
-def test_a_keeper_ends_with_its_server(folder: Path) -> None:
+def test_a_stopper_ends_with_its_server(folder: Path) -> None:
     path = start_or_join(folder)
-    [keeper] = keepers(path)
+    [stopper] = stoppers(path)
     stop(folder)
-    wait_until(lambda: not lives(keeper), "the keeper has ended")
+    wait_until(lambda: not lives(stopper), "the stopper has ended")
 
 
 def test_a_server_whose_folder_was_removed_ends(folder: Path) -> None:
@@ -215,7 +215,7 @@ def test_a_server_whose_folder_was_removed_leaves_the_next_one_alone(folder: Pat
 
 
 def test_a_server_may_be_told_to_stay(folder: Path) -> None:
-    assert keepers(start_or_join(folder, idle=0)) == []
+    assert stoppers(start_or_join(folder, idle=0)) == []
 
 
 def test_it_says_once_where_it_is_and_how_to_stop_it(

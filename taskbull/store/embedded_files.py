@@ -16,7 +16,7 @@ from taskbull.store.server import valkey_binary
 _SOCKET_PATH_LIMIT = 100  # bytes; the system's own is 104 on macOS, 108 on Linux
 
 
-class Home(Struct, frozen=True):
+class ServerFiles(Struct, frozen=True):
     """Where the files of one embedded server are."""
 
     folder: Path
@@ -49,31 +49,31 @@ class Home(Struct, frozen=True):
                 )
 
 
-def find_home(folder: Path | str, *, create: bool = True) -> Home:
-    """Give the home in a folder; refuse one that is not this user's alone."""
+def find_files(folder: Path | str, *, create: bool = True) -> ServerFiles:
+    """Return the files in a folder; refuse one that is not this user's alone."""
     path = Path(folder).resolve()
     socket_path = path / "valkey.sock"
     if len(os.fsencode(socket_path)) > _SOCKET_PATH_LIMIT:
         socket_path = _short_socket(path)
-    home = Home(path, socket_path)
-    if create and not home.lock.exists():
+    files = ServerFiles(path, socket_path)
+    if create and not files.lock.exists():
         valkey_binary()  # where it is missing, no folder is left behind
-        _make(home)
-    if home.lock.exists():
-        home.check()
-    return home
+        _make(files)
+    if files.lock.exists():
+        files.check()
+    return files
 
 
-def _make(home: Home) -> None:
-    home.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    if any(home.folder.iterdir()) and not home.lock.exists():
+def _make(files: ServerFiles) -> None:
+    files.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if any(files.folder.iterdir()) and not files.lock.exists():
         raise ConfigurationError(
-            f"embedded:// needs a folder of its own, and {home.folder} has other files in it:"
-            f" use {home.folder / FOLDER}"
+            f"embedded:// needs a folder of its own, and {files.folder} has other files in it:"
+            f" use {files.folder / FOLDER}"
         )
-    home.lock.touch(mode=0o600)  # first: with it the folder is known to be ours
-    home.folder.chmod(0o700)
-    (home.folder / ".gitignore").write_text("*\n")
+    files.lock.touch(mode=0o600)  # first: with it the folder is known to be ours
+    files.folder.chmod(0o700)
+    (files.folder / ".gitignore").write_text("*\n")
 
 
 def _short_socket(folder: Path) -> Path:

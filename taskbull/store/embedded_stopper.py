@@ -1,9 +1,9 @@
-"""The keeper of an embedded server: a small process that ends it when nobody needs it.
+"""The stopper of an embedded server: a small process that ends it when nobody needs it.
 
-    python -I -S keeper.py SOCKET LOCK IDLE
+    python -I -S embedded_stopper.py SOCKET LOCK IDLE
 
 It is run as a file, with the standard library only, and goes into the background by itself. It
-ends with the server. It ends the server when there was no client but the keeper for IDLE seconds,
+ends with the server. It ends the server when there was no client but the stopper for IDLE seconds,
 and when LOCK is gone: somebody has removed the folder, and nobody can find the server any more.
 """
 
@@ -31,10 +31,10 @@ def main(path: str, lock: str, idle: float) -> None:
             os._exit(0)
         os.setsid()
         _forget_streams()
-        _keep(line, lock, at_first, idle)
+        _watch(line, lock, at_first, idle)
 
 
-def _keep(line: socket.socket, lock: str, at_first: tuple[int, int], idle: float) -> None:
+def _watch(line: socket.socket, lock: str, at_first: tuple[int, int], idle: float) -> None:
     used_at = time.monotonic()
     ask_at = 0.0
     connections = -1
