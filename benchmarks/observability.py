@@ -26,7 +26,7 @@ from benchmarks.observability_worker import QUEUE, WATCHES
 from benchmarks.servers import spent
 from taskbull.observability.tracing import current_tracer
 from taskbull.queue.sync_queue import SyncQueue
-from taskbull.store.server import Server, valkey_binary
+from taskbull.store.server_process import ServerProcess, valkey_binary
 
 BASELINE = next(iter(WATCHES))
 DATA = {"to": "ann@example.org", "subject": "Hi", "n": 1}
@@ -48,7 +48,7 @@ class Measure(Struct, frozen=True):
     redis_us: float
 
 
-def measure(mode: str, server: Server, jobs: int, at_once: int) -> Measure:
+def measure(mode: str, server: ServerProcess, jobs: int, at_once: int) -> Measure:
     """Fill the queue and let one worker empty it."""
     with redis.Redis(port=server.port) as admin:
         admin.flushall()
@@ -83,7 +83,7 @@ def main() -> None:
     taken: dict[str, list[Measure]] = {mode: [] for mode in chosen}
     order = chosen * options.rounds
     Random(1).shuffle(order)
-    with Server(valkey_binary()) as server:
+    with ServerProcess(valkey_binary()) as server:
         for number, mode in enumerate(order):
             taken[mode].append(measure(mode, server, options.jobs, options.at_once))
             print(f"run {number + 1} of {len(order)} done", file=sys.stderr)

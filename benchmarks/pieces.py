@@ -25,7 +25,7 @@ from taskbull.core.states import JobState
 from taskbull.scripts import changes, pausing, removal, stalled
 from taskbull.scripts.steps import Steps
 from taskbull.store import address
-from taskbull.store.server import Server, valkey_binary
+from taskbull.store.server_process import ServerProcess, valkey_binary
 from taskbull.store.sync_store import SyncStore
 
 T = TypeVar("T")
@@ -206,7 +206,10 @@ def main() -> None:
     parser.add_argument("--kind", choices=["valkey", "redis"], default="valkey")
     parser.add_argument("--only", default="", help="part of the name of an operation")
     options = parser.parse_args()
-    with Server(server_binary(options.kind)) as server, redis.Redis(port=server.port) as admin:
+    with (
+        ServerProcess(server_binary(options.kind)) as server,
+        redis.Redis(port=server.port) as admin,
+    ):
         store = SyncStore(address.parse(server.url))
         print(f"{options.jobs:,} jobs on {options.kind}; ms of the server\n")
         print("| operation | calls | all of them | 99.9 % under | the longest |")

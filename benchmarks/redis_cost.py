@@ -24,7 +24,7 @@ from taskbull.core.wire.job import encode_job
 from taskbull.scripts.add import Lane, add_jobs
 from taskbull.scripts.cycle import Packed, Taking, cycle, pack_outcome
 from taskbull.store.address import parse
-from taskbull.store.server import Server, valkey_binary
+from taskbull.store.server_process import ServerProcess, valkey_binary
 from taskbull.store.sync_store import SyncStore
 from tests.interop.install import require_node_modules
 from tests.interop.node import Node
@@ -124,7 +124,7 @@ def main() -> None:
     require_node_modules()
     rows: dict[tuple[str, int], list[float]] = {}
     with (
-        Server(options.server or valkey_binary()) as server,
+        ServerProcess(options.server or valkey_binary()) as server,
         redis.Redis(port=server.port) as admin,
         Node(server.url) as node,
     ):

@@ -10,7 +10,7 @@ from typing import Any
 import redis
 from msgspec import Struct
 
-from taskbull.store.server import Server, valkey_binary
+from taskbull.store.server_process import ServerProcess, valkey_binary
 
 # Calls over a millisecond are told by SLOWLOG.
 OPTIONS = {"slowlog-log-slower-than": "1000", "slowlog-max-len": "10000"}
@@ -43,7 +43,7 @@ def binary(kind: str) -> Path:
 
 def version(program: Path) -> str:
     """Say which server it is, by its own word."""
-    with Server(program) as server, redis.Redis(port=server.port) as admin:
+    with ServerProcess(program) as server, redis.Redis(port=server.port) as admin:
         said: Any = admin.info("server")
     if "valkey_version" in said:
         return f"Valkey {said['valkey_version']}"

@@ -22,7 +22,7 @@ from benchmarks.catalogue import Side
 from benchmarks.host import cpu_of, family_of, memory_of, note_orphans
 from benchmarks.install import CACHE
 from benchmarks.ticks import Ticks
-from taskbull.store.server import Server
+from taskbull.store.server_process import ServerProcess
 from tests.servers.cluster import Cluster
 
 PEERS = Path(__file__).with_name("peers")
@@ -180,7 +180,7 @@ class Stage:
             cluster = self._stack.enter_context(made)
             self.ports, url = [node.port for node in cluster.masters], cluster.url
         else:
-            server = Server(self._bench.program, servers.OPTIONS)
+            server = ServerProcess(self._bench.program, servers.OPTIONS)
             self._stack.callback(server.close)
             if self._setting.fill:
                 shutil.copy(self._filled(), server.folder / "dump.rdb")

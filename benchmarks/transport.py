@@ -18,7 +18,7 @@ import redis
 from msgspec import Struct
 
 from benchmarks.transport_client import CLIENTS
-from taskbull.store.server import Server, valkey_binary
+from taskbull.store.server_process import ServerProcess, valkey_binary
 
 CALLERS = (1, 10, 100)
 BASELINE = "redis-py asyncio"
@@ -43,7 +43,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     rounds = parser.parse_args().rounds
     taken: dict[tuple[str, int], list[Measure]] = {}
-    with Server(valkey_binary()) as server, redis.Redis(port=server.port) as admin:
+    with ServerProcess(valkey_binary()) as server, redis.Redis(port=server.port) as admin:
         for number in range(rounds):
             for callers in CALLERS:
                 for client in CLIENTS:

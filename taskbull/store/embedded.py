@@ -35,7 +35,7 @@ from pathlib import Path
 from taskbull.errors import ConfigurationError, ConnectionLost
 from taskbull.store.embedded_files import ServerFiles, find_files
 from taskbull.store.project import IDLE, project_folder
-from taskbull.store.server import (
+from taskbull.store.server_process import (
     ask,
     is_ready,
     log_size,

@@ -11,7 +11,7 @@ from msgspec import Struct
 
 from taskbull.errors import ConfigurationError
 from taskbull.store.project import FOLDER
-from taskbull.store.server import valkey_binary
+from taskbull.store.server_process import valkey_binary
 
 _SOCKET_PATH_LIMIT = 100  # bytes; the system's own is 104 on macOS, 108 on Linux
 

@@ -6,20 +6,20 @@ from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from taskbull.store.server import Server, valkey_binary
+from taskbull.store.server_process import ServerProcess, valkey_binary
 
 
 @contextmanager
-def private_server() -> Generator[Server]:
+def private_server() -> Generator[ServerProcess]:
     """Give an empty Valkey server of one's own for the block: `private_server().url`.
 
     Needs the extra `taskbull[embedded]`.
     """
-    with Server(valkey_binary()) as one:
+    with ServerProcess(valkey_binary()) as one:
         yield one
 
 
-def _server() -> Iterator[Server]:
+def _server() -> Iterator[ServerProcess]:
     """A private server for one test: `def test_x(server): app = App("x", redis=server.url)`."""
     with private_server() as one:
         yield one

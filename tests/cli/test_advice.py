@@ -15,7 +15,7 @@ import redis
 
 from taskbull.app.app import App
 from taskbull.cli.worker.banner import show_panel
-from taskbull.store.server import Server
+from taskbull.store.server_process import ServerProcess
 from tests.cli.conftest import OpenCli
 from tests.cli.programs import run
 from tests.servers.certificates import Certificates, tls_in_front_of
@@ -26,7 +26,7 @@ from tests.servers.waiting import wait_until
 def work() -> None: ...
 
 
-def admin(server: Server) -> redis.Redis:
+def admin(server: ServerProcess) -> redis.Redis:
     return redis.Redis(unix_socket_path=str(server.socket))
 
 

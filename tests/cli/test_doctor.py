@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import redis
 
-from taskbull.store.server import Server
+from taskbull.store.server_process import ServerProcess
 from tests.cli.conftest import CommandLine, OpenCli, Shop
 from tests.servers.cluster import Cluster
 from tests.servers.kinds import PrivateServers, Reachable
@@ -25,7 +25,7 @@ def findings(cli: CommandLine, code: int = 0) -> dict[str, list[tuple[str, str]]
     return found
 
 
-def admin(server: Server) -> redis.Redis:
+def admin(server: ServerProcess) -> redis.Redis:
     return redis.Redis(unix_socket_path=str(server.socket))
 
 

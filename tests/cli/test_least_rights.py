@@ -21,7 +21,7 @@ from taskbull.core.worker_options import WorkerOptions
 from taskbull.queue.queue import Queue
 from taskbull.scripts import loader
 from taskbull.scripts.trial import TRY_COMMANDS
-from taskbull.store.server import Server
+from taskbull.store.server_process import ServerProcess
 from taskbull.worker.running_job import RunningJob
 from taskbull.worker.worker import Worker
 from tests.cli.conftest import OpenCli, Shop
@@ -51,7 +51,10 @@ NOT_NEEDED = {
 @pytest.fixture(scope="module")
 def commands() -> set[str]:
     """The commands that Redis has: of the newest server there is, in small letters."""
-    with Server(binary(VALKEY_9)) as server, redis.Redis(unix_socket_path=str(server.socket)) as r:
+    with (
+        ServerProcess(binary(VALKEY_9)) as server,
+        redis.Redis(unix_socket_path=str(server.socket)) as r,
+    ):
         return {str(name).lower() for name in r.command()}
 
 
@@ -108,7 +111,7 @@ def test_the_line_can_be_read_from_a_file(tmp_path: Path, open_cli: OpenCli, url
     line = open_cli(url, "bull")("doctor", "--acl").replace("PASSWORD", "secret")
     (tmp_path / "users.acl").write_text(f"user default on nopass ~* &* +@all\n{line}")
     with (
-        Server(binary(VALKEY_9), {"aclfile": str(tmp_path / "users.acl")}) as server,
+        ServerProcess(binary(VALKEY_9), {"aclfile": str(tmp_path / "users.acl")}) as server,
         redis.Redis(
             host="127.0.0.1", port=server.port, username="taskbull", password="secret"
         ) as client,

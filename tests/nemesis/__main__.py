@@ -11,7 +11,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Final, Literal
 
-from taskbull.store.server import valkey_binary
+from taskbull.store.server_process import valkey_binary
 from tests.nemesis.place import PLACES
 from tests.nemesis.run import Report, Script, perform
 

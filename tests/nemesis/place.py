@@ -17,7 +17,7 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from taskbull.core.keys import QueueKeys
-from taskbull.store.server import HOST, Server
+from taskbull.store.server_process import HOST, ServerProcess
 from tests.nemesis.kinds import PREFIX
 from tests.servers.cluster import Cluster, slot_of
 from tests.servers.proxy import Proxy
@@ -50,10 +50,10 @@ class Place(Protocol):
     def for_node(self) -> dict[str, Any]:
         """Give the address as ioredis wants it: see node.mjs."""
 
-    def masters(self) -> list[Server]:
+    def masters(self) -> list[ServerProcess]:
         """Give the servers that take writes now."""
 
-    def owner(self, key: str) -> Server:
+    def owner(self, key: str) -> ServerProcess:
         """Give the server that has a key."""
 
     def heal(self) -> None:
@@ -70,7 +70,7 @@ class Single:
 
     def __init__(self, binary: Path) -> None:
         self._stack = ExitStack()
-        self.server = Server(binary, DURABLE)
+        self.server = ServerProcess(binary, DURABLE)
         self.proxy: Proxy
         self.url = self.direct_url = ""
 
@@ -89,10 +89,10 @@ class Single:
         host, port = self.proxy.address
         return {"host": host, "port": port}
 
-    def masters(self) -> list[Server]:
+    def masters(self) -> list[ServerProcess]:
         return [self.server]
 
-    def owner(self, key: str) -> Server:
+    def owner(self, key: str) -> ServerProcess:
         return self.server
 
     def heal(self) -> None:
@@ -114,7 +114,7 @@ class Sentinels:
 
     def __init__(self, binary: Path) -> None:
         self._set = SentinelSet(binary)
-        self._expected: Server
+        self._expected: ServerProcess
         self.url = self.direct_url = ""
 
     def __enter__(self) -> Self:
@@ -132,10 +132,10 @@ class Sentinels:
         sentinels = [{"host": HOST, "port": one.port} for one in self._set.sentinels]
         return {"sentinels": sentinels, "name": NAME}
 
-    def masters(self) -> list[Server]:
+    def masters(self) -> list[ServerProcess]:
         return [self._expected]
 
-    def owner(self, key: str) -> Server:
+    def owner(self, key: str) -> ServerProcess:
         return self._expected
 
     def fail_over(self) -> None:
@@ -163,7 +163,7 @@ class Sentinels:
         same = self._set.master is self._expected
         return "" if same else "the sentinels changed the master by themselves"
 
-    def _hold_up_writers(self) -> Server:
+    def _hold_up_writers(self) -> ServerProcess:
         [replica] = [one for one in self._set.servers if one is not self._expected]
         hold_up_writers(self._expected, replica)
         return self._expected
@@ -176,7 +176,7 @@ class Clustered:
 
     def __init__(self, binary: Path) -> None:
         self._cluster = Cluster(binary)
-        self._expected: Server
+        self._expected: ServerProcess
         self.url = self.direct_url = ""
 
     def __enter__(self) -> Self:
@@ -193,10 +193,10 @@ class Clustered:
     def for_node(self) -> dict[str, Any]:
         return {"nodes": [{"host": HOST, "port": one.port} for one in self._cluster.nodes]}
 
-    def masters(self) -> list[Server]:
+    def masters(self) -> list[ServerProcess]:
         return [node.server for node in self._cluster.masters]
 
-    def owner(self, key: str) -> Server:
+    def owner(self, key: str) -> ServerProcess:
         return self._cluster.owner(key).server
 
     def fail_over(self) -> None:
@@ -240,7 +240,7 @@ PLACES: Final[dict[str, Callable[[Path], Place]]] = {
 }
 
 
-def hold_up_writers(master: Server, replica: Server) -> None:
+def hold_up_writers(master: ServerProcess, replica: ServerProcess) -> None:
     """Let the master take no writes; return when its replica has all that it took."""
     with client(master) as admin, client(replica) as other:
         admin.execute_command("CLIENT", "PAUSE", _HOLD_UP_MS, "WRITE")
@@ -251,14 +251,14 @@ def hold_up_writers(master: Server, replica: Server) -> None:
         )
 
 
-def _patient(sentinel: Server) -> None:
+def _patient(sentinel: ServerProcess) -> None:
     """Let a sentinel give a master more time than a busy machine may need."""
     with client(sentinel) as admin:
         setting = ("down-after-milliseconds", _PATIENCE_MS)
         admin.execute_command("SENTINEL", "SET", NAME, *setting)
 
 
-def client(server: Server) -> redis.Redis:
+def client(server: ServerProcess) -> redis.Redis:
     """Give a client of the server itself, out of reach of the network's faults."""
     return redis.Redis(
         unix_socket_path=str(server.socket), decode_responses=True, retry=Retry(NoBackoff(), 0)

@@ -14,7 +14,7 @@ from taskbull.core.keys import QueueKeys
 from taskbull.core.states import JobState
 from taskbull.queue.queue import Queue
 from taskbull.queue.sync_queue import SyncQueue
-from taskbull.store.server import Server
+from taskbull.store.server_process import ServerProcess
 from tests.servers.cluster import Cluster
 from tests.servers.kinds import PrivateServers
 from tests.servers.proxy import Proxy
@@ -105,7 +105,7 @@ async def test_a_server_that_stands_still(private_server: PrivateServers) -> Non
 
 
 @pytest.fixture(params=["READONLY", "NOREPLICAS"])
-def refusing(request: pytest.FixtureRequest, private_server: PrivateServers) -> Server:
+def refusing(request: pytest.FixtureRequest, private_server: PrivateServers) -> ServerProcess:
     server = private_server()
     with plain_client(server) as client:
         if request.param == "READONLY":

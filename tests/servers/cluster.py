@@ -10,7 +10,7 @@ from typing import Any, Self
 
 from redis.crc import key_slot
 
-from taskbull.store.server import HOST, Server
+from taskbull.store.server_process import HOST, ServerProcess
 from tests.servers.waiting import plain_client, wait_until
 
 SLOTS = 16_384
@@ -32,7 +32,7 @@ _OPTIONS = {
 class Node:
     """One server of the cluster, and a plain client of it that follows no redirection."""
 
-    def __init__(self, server: Server) -> None:
+    def __init__(self, server: ServerProcess) -> None:
         self.server = server
         self.client = plain_client(server)
         self.id = str(self.run("CLUSTER", "MYID"))
@@ -199,7 +199,7 @@ class Cluster:
         self.masters[0], self.replica = self.replica, self.masters[0]
 
     def _node(self) -> Node:
-        node = Node(self._stack.enter_context(Server(self._binary, _OPTIONS)))
+        node = Node(self._stack.enter_context(ServerProcess(self._binary, _OPTIONS)))
         self._stack.callback(node.close)
         return node
 

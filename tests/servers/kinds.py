@@ -18,7 +18,7 @@ import redis
 from msgspec import Struct
 
 from taskbull.errors import ConfigurationError
-from taskbull.store.server import Server, valkey_binary
+from taskbull.store.server_process import ServerProcess, valkey_binary
 from tests.servers.waiting import wait_until
 
 VALKEY_9 = "valkey-9"
@@ -93,7 +93,7 @@ class SharedServers:
     def _start(self, kind: str) -> str:
         if kind == CONTAINER:
             return self._stack.enter_context(_container(str(IMAGE)))
-        return self._stack.enter_context(Server(binary(kind))).url
+        return self._stack.enter_context(ServerProcess(binary(kind))).url
 
 
 @contextmanager
@@ -120,5 +120,5 @@ class PrivateServers:
 
     def __call__(
         self, options: Mapping[str, str] | None = None, *, kind: str = VALKEY_9, tcp: bool = True
-    ) -> Server:
-        return self._stack.enter_context(Server(binary(kind), options, tcp=tcp))
+    ) -> ServerProcess:
+        return self._stack.enter_context(ServerProcess(binary(kind), options, tcp=tcp))

@@ -8,7 +8,7 @@ from typing import Any, Self
 
 import redis
 
-from taskbull.store.server import HOST, Server
+from taskbull.store.server_process import HOST, ServerProcess
 from tests.servers.waiting import plain_client, wait_until
 
 NAME = "mymaster"
@@ -27,8 +27,8 @@ class SentinelSet:
         self._binary = binary
         self._counts = (replicas, sentinels)
         self._stack = ExitStack()
-        self.servers: list[Server] = []
-        self.sentinels: list[Server] = []
+        self.servers: list[ServerProcess] = []
+        self.sentinels: list[ServerProcess] = []
 
     def __enter__(self) -> Self:
         replicas, sentinels = self._counts
@@ -51,7 +51,7 @@ class SentinelSet:
         return f"redis+sentinel://{hosts}/{NAME}/0"
 
     @property
-    def master(self) -> Server:
+    def master(self) -> ServerProcess:
         """The server that all living sentinels call the master; LookupError while they differ."""
         master = self._agreed()
         if master is None:
@@ -68,14 +68,14 @@ class SentinelSet:
             "the replicas have the master's data",
         )
 
-    def fail_over(self) -> Server:
+    def fail_over(self) -> ServerProcess:
         """Let the sentinels change the master; give the new one, when all know it."""
         self.await_ready()
         old = self.master
         assert _run(self.sentinels[0], "SENTINEL FAILOVER", NAME)
         return self._await_master_other_than(old)
 
-    def kill_master(self) -> Server:
+    def kill_master(self) -> ServerProcess:
         """Kill -9 the master; give the new one, when all sentinels know it."""
         self.await_ready()
         old = self.master
@@ -108,11 +108,11 @@ class SentinelSet:
                 _run(server, "REPLICAOF", HOST, str(master.port))
         wait_until(self._is_ready, "sentinels know each other, and replicas are in sync", 30.0)
 
-    def _agreed(self) -> Server | None:
+    def _agreed(self) -> ServerProcess | None:
         ports = {self._master_port(sentinel) for sentinel in self.sentinels if sentinel.running}
         return next((server for server in self.servers if ports == {server.port}), None)
 
-    def _serving(self) -> Server | None:
+    def _serving(self) -> ServerProcess | None:
         """Give the master on which all agree, if it lives and knows of it."""
         master = self._agreed()
         alive = master is not None and master.running and _run(master, "ROLE")[0] == "master"
@@ -127,7 +127,7 @@ class SentinelSet:
             self._sees_all(sentinel) for sentinel in self.sentinels
         )
 
-    def _sees_all(self, sentinel: Server) -> bool:
+    def _sees_all(self, sentinel: ServerProcess) -> bool:
         known = _pairs(_run(sentinel, "SENTINEL MASTER", NAME))
         following = [_pairs(row)["flags"] for row in _run(sentinel, "SENTINEL REPLICAS", NAME)]
         return (
@@ -136,38 +136,38 @@ class SentinelSet:
             and following == ["slave"] * (len(self.servers) - 1)
         )
 
-    def _await_master_other_than(self, old: Server) -> Server:
+    def _await_master_other_than(self, old: ServerProcess) -> ServerProcess:
         wait_until(
             lambda: self._serving() not in (None, old), "the sentinels agree on a new master", 30.0
         )
         return self.master
 
-    def _server(self, options: dict[str, str]) -> Server:
-        return self._stack.enter_context(Server(self._binary, options))
+    def _server(self, options: dict[str, str]) -> ServerProcess:
+        return self._stack.enter_context(ServerProcess(self._binary, options))
 
-    def _sentinel(self, port: int) -> Server:
+    def _sentinel(self, port: int) -> ServerProcess:
         options = {
             "sentinel monitor": f"{NAME} {HOST} {port} {QUORUM}",
             "sentinel down-after-milliseconds": f"{NAME} 500",
             "sentinel failover-timeout": f"{NAME} 2000",
             "sentinel parallel-syncs": f"{NAME} 1",
         }
-        sentinel = Server(self._binary, options, arguments=("--sentinel",))
+        sentinel = ServerProcess(self._binary, options, arguments=("--sentinel",))
         self._stack.enter_context(sentinel)
         with suppress(redis.ResponseError):  # 6.2 cannot be told to look more often: it is slower
             _run(sentinel, "SENTINEL DEBUG", *_HASTE)
         return sentinel
 
-    def _master_port(self, sentinel: Server) -> int:
+    def _master_port(self, sentinel: ServerProcess) -> int:
         return int(_run(sentinel, "SENTINEL GET-MASTER-ADDR-BY-NAME", NAME)[1])
 
 
-def _follows(server: Server, master: Server) -> bool:
+def _follows(server: ServerProcess, master: ServerProcess) -> bool:
     role = _run(server, "ROLE")
     return bool(role[0] == "slave" and int(role[2]) == master.port and role[3] == "connected")
 
 
-def _run(server: Server, command: str, *arguments: str) -> Any:
+def _run(server: ServerProcess, command: str, *arguments: str) -> Any:
     with plain_client(server) as client:
         return client.execute_command(command, *arguments)
 

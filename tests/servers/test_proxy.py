@@ -11,7 +11,7 @@ from random import Random
 
 import pytest
 
-from taskbull.store.server import Server, ask, valkey_binary
+from taskbull.store.server_process import ServerProcess, ask, valkey_binary
 from tests.servers.certificates import Certificates, tls_in_front_of
 from tests.servers.proxy import Proxy
 from tests.servers.waiting import wait_until
@@ -20,13 +20,13 @@ PONG = b"+PONG\r\n"
 
 
 @pytest.fixture(scope="module")
-def target() -> Iterator[Server]:
-    with Server(valkey_binary()) as server:
+def target() -> Iterator[ServerProcess]:
+    with ServerProcess(valkey_binary()) as server:
         yield server
 
 
 @pytest.fixture
-def proxy(target: Server) -> Iterator[Proxy]:
+def proxy(target: ServerProcess) -> Iterator[Proxy]:
     with Proxy(target.socket) as proxy:
         yield proxy
 
@@ -48,7 +48,7 @@ def test_bytes_pass_both_ways_and_connections_are_counted(proxy: Proxy) -> None:
     assert proxy.accepted == 2
 
 
-def test_a_tcp_address_is_forwarded_to_as_well(target: Server) -> None:
+def test_a_tcp_address_is_forwarded_to_as_well(target: ServerProcess) -> None:
     with Proxy(("127.0.0.1", target.port)) as proxy, connect(proxy) as line:
         assert talk(line) == PONG
 
@@ -143,7 +143,7 @@ def test_a_black_hole_swallows_and_closes_nothing(proxy: Proxy) -> None:
 
 
 def test_a_server_does_not_hear_that_a_dead_connection_was_closed(
-    proxy: Proxy, target: Server
+    proxy: Proxy, target: ServerProcess
 ) -> None:
     with connect(proxy) as line:
         assert talk(line, b"CLIENT SETNAME ghost") == b"+OK\r\n"
@@ -193,7 +193,7 @@ def test_a_server_that_is_not_there_is_a_reset(tmp_path: Path) -> None:
         line.recv(1)
 
 
-def test_what_nobody_reads_does_not_pile_up(proxy: Proxy, target: Server) -> None:
+def test_what_nobody_reads_does_not_pile_up(proxy: Proxy, target: ServerProcess) -> None:
     big = b"x" * 1_000_000
     with connect(proxy) as line:
         line.sendall(b"*3\r\n$3\r\nSET\r\n$3\r\nbig\r\n$1000000\r\n" + big + b"\r\n")
@@ -207,7 +207,7 @@ def test_what_nobody_reads_does_not_pile_up(proxy: Proxy, target: Server) -> Non
         assert received == expected
 
 
-def test_the_end_of_the_block_ends_thread_and_connections(target: Server) -> None:
+def test_the_end_of_the_block_ends_thread_and_connections(target: ServerProcess) -> None:
     before = threading.active_count()
     with Proxy(target.socket) as proxy:
         line = connect(proxy)
@@ -217,7 +217,7 @@ def test_the_end_of_the_block_ends_thread_and_connections(target: Server) -> Non
     assert threading.active_count() == before
 
 
-def test_tls_is_spoken_for_a_server_that_cannot(target: Server, tmp_path: Path) -> None:
+def test_tls_is_spoken_for_a_server_that_cannot(target: ServerProcess, tmp_path: Path) -> None:
     certificates = Certificates(tmp_path)
     context = ssl.create_default_context(cafile=str(certificates.ca_file))
     with (
@@ -227,7 +227,7 @@ def test_tls_is_spoken_for_a_server_that_cannot(target: Server, tmp_path: Path) 
         assert talk(line) == PONG
 
 
-def test_a_client_without_certificate_is_turned_away(target: Server, tmp_path: Path) -> None:
+def test_a_client_without_certificate_is_turned_away(target: ServerProcess, tmp_path: Path) -> None:
     certificates = Certificates(tmp_path)
     context = ssl.create_default_context(cafile=str(certificates.ca_file))
     with tls_in_front_of(target.socket, certificates, client_must_have_one=True) as proxy:

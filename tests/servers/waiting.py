@@ -9,10 +9,10 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from taskbull.store.server import Server
+from taskbull.store.server_process import ServerProcess
 
 
-def plain_client(server: Server) -> redis.Redis:
+def plain_client(server: ServerProcess) -> redis.Redis:
     """Give a client whose replies are what the server said: text, parsed by nobody."""
     client = redis.Redis(
         unix_socket_path=str(server.socket),

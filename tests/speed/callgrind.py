@@ -22,7 +22,7 @@ import redis
 from msgspec import Struct
 
 from taskbull.store.address import parse
-from taskbull.store.server import Server
+from taskbull.store.server_process import ServerProcess
 from taskbull.store.sync_store import SyncStore
 from tests.servers.kinds import REDIS_7, VALKEY_9, binary
 from tests.speed.pieces import play
@@ -109,7 +109,7 @@ def _counted(program: Path) -> Iterator[tuple[str, Path]]:
         starter = folder / "server"
         starter.write_text(f'#!/bin/sh\nexec {shlex.join(words)} "$@"\n')
         starter.chmod(0o700)
-        server = Server(starter, QUIET)
+        server = ServerProcess(starter, QUIET)
         try:
             server.start(_START_LIMIT)
             yield server.url, folder

@@ -7,16 +7,16 @@ from collections.abc import Iterator
 import pytest
 import redis
 
-from taskbull.store.server import Server
+from taskbull.store.server_process import ServerProcess
 from tests.servers.kinds import CONTAINER, KINDS, binary
 from tests.speed.callgrind import QUIET
 
 
 @pytest.fixture(scope="module")
-def shared_lone_server(kind: str) -> Iterator[Server]:
+def shared_lone_server(kind: str) -> Iterator[ServerProcess]:
     if kind == CONTAINER:
         pytest.skip("counts need a server of the test's own, and a container is shared")
-    with Server(binary(kind), QUIET) as server:
+    with ServerProcess(binary(kind), QUIET) as server:
         yield server
 
 
@@ -26,7 +26,7 @@ def kind(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-def lone_server(shared_lone_server: Server) -> Server:
+def lone_server(shared_lone_server: ServerProcess) -> ServerProcess:
     """A server of each kind in turn, empty, that only the test talks to."""
     with redis.Redis.from_url(shared_lone_server.url) as admin:
         admin.flushall()

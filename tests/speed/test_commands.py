@@ -15,7 +15,7 @@ from msgspec import structs
 
 from taskbull import App
 from taskbull.store.address import parse
-from taskbull.store.server import Server
+from taskbull.store.server_process import ServerProcess
 from taskbull.store.sync_store import SyncStore
 from tests.servers.kinds import KINDS
 from tests.speed.bounds import check_not_grown
@@ -56,7 +56,7 @@ WAYS: dict[str, Callable[[Player], None]] = {
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_a_job_costs_no_more_commands_and_bytes(way: str, lone_server: Server) -> None:
+def test_a_job_costs_no_more_commands_and_bytes(way: str, lone_server: ServerProcess) -> None:
     address = parse(lone_server.url)
     store, counter = SyncStore(address), Counter(address)
     load_scripts(store)
@@ -79,7 +79,7 @@ def load_scripts(store: SyncStore) -> None:
 
 @pytest.mark.parametrize("kind", KINDS[:1], indirect=True)
 @pytest.mark.parametrize("at_once", WORKER_WAS)
-async def test_a_worker_needs_no_more_calls(at_once: int, lone_server: Server) -> None:
+async def test_a_worker_needs_no_more_calls(at_once: int, lone_server: ServerProcess) -> None:
     app = App("counted", redis=lone_server.url)
     begun, all_begun = 0, Event()
 

@@ -13,7 +13,7 @@ import pytest
 from msgspec import structs
 
 from taskbull.store.address import parse
-from taskbull.store.server import Server
+from taskbull.store.server_process import ServerProcess
 from tests.servers.kinds import KINDS
 from tests.speed.bounds import check_not_grown
 from tests.speed.counting import Counter, Counts
@@ -48,7 +48,7 @@ def most(calls: Sequence[Counts]) -> Counts:
 @pytest.mark.parametrize("operation", OPERATIONS)
 @pytest.mark.parametrize("kind", KINDS[:1], indirect=True)  # it was the same on all kinds
 def test_a_call_does_no_more_however_many_jobs_there_are(
-    operation: str, lone_server: Server
+    operation: str, lone_server: ServerProcess
 ) -> None:
     url = lone_server.url
     counter = Counter(parse(url))

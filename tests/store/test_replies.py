@@ -26,7 +26,7 @@ from taskbull.scripts.call import Request
 from taskbull.store.address import parse
 from taskbull.store.async_store import open_store
 from taskbull.store.dialing import ConnectionOptions
-from taskbull.store.server import Server, ask
+from taskbull.store.server_process import ServerProcess, ask
 from taskbull.store.sync_store import SyncStore
 from tests.servers.cluster import Cluster
 from tests.servers.kinds import REDIS_6, REDIS_7, VALKEY_9, PrivateServers
@@ -53,13 +53,13 @@ def anyio_backend(way: str) -> str:
 
 
 @pytest.fixture(params=[VALKEY_9, REDIS_6, REDIS_7])
-def own(request: pytest.FixtureRequest, private_server: PrivateServers) -> Server:
+def own(request: pytest.FixtureRequest, private_server: PrivateServers) -> ServerProcess:
     """A server of each kind in turn, for this test alone."""
     return private_server(kind=request.param)
 
 
 @pytest.fixture
-def client(own: Server) -> Iterator[Any]:
+def client(own: ServerProcess) -> Iterator[Any]:
     with plain_client(own) as client:
         yield client
 
@@ -118,7 +118,7 @@ async def refusal(run: Awaitable[Any]) -> ServerRefused:
 LOADING_SLOWLY = {"key-load-delay": "3000", "rdbcompression": "no"}
 
 
-def fill(server: Server) -> None:
+def fill(server: ServerProcess) -> None:
     with plain_client(server) as client, client.pipeline() as pipeline:
         for number in range(100):
             pipeline.set(f"filling:{number}", "x" * 100_000)
@@ -159,7 +159,7 @@ async def test_a_server_that_loads_its_data_anew_is_waited_for(
 
 
 async def test_a_primary_that_becomes_a_replica_is_waited_for(
-    own: Server, client: Any, way: str, prefix: str
+    own: ServerProcess, client: Any, way: str, prefix: str
 ) -> None:
     async with running(way, own.url) as run:
         assert await run(count(prefix)) == 1
@@ -181,7 +181,7 @@ async def test_a_primary_that_becomes_a_replica_is_waited_for(
 
 
 async def test_a_replica_for_good_is_reported_when_time_is_up(
-    own: Server, client: Any, way: str, prefix: str
+    own: ServerProcess, client: Any, way: str, prefix: str
 ) -> None:
     client.execute_command("REPLICAOF", "127.0.0.1", "1")
     async with running(way, own.url) as run:
@@ -192,7 +192,7 @@ async def test_a_replica_for_good_is_reported_when_time_is_up(
 
 
 async def test_too_few_replicas_are_waited_for(
-    own: Server, client: Any, way: str, prefix: str
+    own: ServerProcess, client: Any, way: str, prefix: str
 ) -> None:
     async with running(way, own.url) as run:
         client.execute_command("CONFIG", "SET", "min-replicas-to-write", "1")
@@ -202,7 +202,7 @@ async def test_too_few_replicas_are_waited_for(
 
 
 async def test_a_server_that_runs_somebodys_endless_script_is_waited_for(
-    own: Server, client: Any, way: str, prefix: str
+    own: ServerProcess, client: Any, way: str, prefix: str
 ) -> None:
     client.execute_command("CONFIG", "SET", "lua-time-limit", "10")
     async with running(way, own.url) as run:
@@ -225,13 +225,13 @@ async def test_a_server_that_runs_somebodys_endless_script_is_waited_for(
             assert results == [2]
 
 
-def run_endless_script(server: Server) -> None:
+def run_endless_script(server: ServerProcess) -> None:
     with plain_client(server) as client, suppress(redis.RedisError):
         client.execute_command("EVAL", ENDLESS, 0)
 
 
 async def test_a_new_connection_to_a_busy_server_is_waited_for(
-    own: Server, client: Any, way: str, prefix: str
+    own: ServerProcess, client: Any, way: str, prefix: str
 ) -> None:
     client.execute_command("CONFIG", "SET", "lua-time-limit", "10")
     async with create_task_group() as others:
@@ -259,7 +259,7 @@ async def test_a_slot_that_nobody_serves_is_reported_when_time_is_up(
 
 
 async def test_a_full_server_is_told_at_once_and_nothing_is_written(
-    own: Server, client: Any, way: str, prefix: str
+    own: ServerProcess, client: Any, way: str, prefix: str
 ) -> None:
     async with running(way, own.url) as run:
         assert await run(count(prefix)) == 1
@@ -324,7 +324,7 @@ async def test_who_is_not_let_in_is_told_at_once(
     ],
 )
 async def test_who_may_not_do_something_is_told_at_once(
-    own: Server, client: Any, way: str, prefix: str, rights: str, problem: str
+    own: ServerProcess, client: Any, way: str, prefix: str, rights: str, problem: str
 ) -> None:
     client.execute_command("ACL", "SETUSER", "anna", "on", ">pw", "~*", *rights.split())
     async with running(way, f"redis://anna:pw@127.0.0.1:{own.port}") as run:
@@ -335,7 +335,7 @@ async def test_who_may_not_do_something_is_told_at_once(
 
 
 async def test_a_script_that_fails_in_the_middle_is_not_run_again(
-    own: Server, client: Any, way: str, prefix: str
+    own: ServerProcess, client: Any, way: str, prefix: str
 ) -> None:
     async with running(way, own.url) as run:
         await refusal(run(stop_half_way(f"{prefix}:first")))
@@ -350,7 +350,7 @@ async def test_a_script_that_fails_in_the_middle_is_not_run_again(
 
 
 async def test_a_script_that_the_server_forgot_is_loaded_again(
-    own: Server, client: Any, way: str, prefix: str
+    own: ServerProcess, client: Any, way: str, prefix: str
 ) -> None:
     async with running(way, own.url) as run:
         for number in range(1, 4):
@@ -359,7 +359,7 @@ async def test_a_script_that_the_server_forgot_is_loaded_again(
 
 
 async def test_many_callers_load_a_script_once(
-    own: Server, client: Any, way: str, prefix: str
+    own: ServerProcess, client: Any, way: str, prefix: str
 ) -> None:
     if way == "sync":
         pytest.skip("threads do not know of each other's calls")
@@ -402,7 +402,7 @@ async def test_a_single_server_that_was_taken_for_a_cluster_is_reported(
 
 
 async def test_a_blocked_command_that_is_unblocked_with_an_error_has_no_reply(
-    own: Server, client: Any, way: str, prefix: str
+    own: ServerProcess, client: Any, way: str, prefix: str
 ) -> None:
     if way == "sync":
         pytest.skip("the sync store has no blocking commands")
@@ -433,7 +433,7 @@ def blocked(client: Any) -> list[str]:
 
 
 async def test_a_server_that_becomes_a_replica_ends_the_wait_and_is_asked_anew(
-    own: Server, client: Any, way: str, prefix: str
+    own: ServerProcess, client: Any, way: str, prefix: str
 ) -> None:
     if way == "sync":
         pytest.skip("the sync store has no blocking commands")
@@ -561,7 +561,7 @@ async def test_loading_is_tried_again_when_the_server_cannot_just_then(
 
 
 async def test_trouble_of_some_is_no_trouble_of_others(
-    own: Server, client: Any, way: str, prefix: str
+    own: ServerProcess, client: Any, way: str, prefix: str
 ) -> None:
     async with running(way, own.url) as run:
 

@@ -19,7 +19,7 @@ import redis
 
 from taskbull.errors import ConnectionLost, MaybeExecuted, ServerRefused
 from taskbull.store.address import parse
-from taskbull.store.server import Server
+from taskbull.store.server_process import ServerProcess
 from taskbull.store.sync_store import SyncStore
 from tests.servers.certificates import Certificates, tls_in_front_of
 from tests.servers.cluster import Cluster, slot_of
@@ -401,7 +401,7 @@ def test_an_interrupted_call_leaves_no_reply_behind(
                 assert client.execute_command("DEL", prefix + ":list") in (0, 1)
 
 
-def interrupt_when_blocked(server: Server) -> None:
+def interrupt_when_blocked(server: ServerProcess) -> None:
     with plain_client(server) as client:
         wait_until(
             lambda: "blocked_clients:1" in client.execute_command("INFO", "clients"), "it waits"
@@ -525,7 +525,7 @@ def test_sentinels_are_told_their_own_login(private_server: PrivateServers, pref
         "sentinel monitor": f"mymaster 127.0.0.1 {server.port} 1",
         "sentinel auth-pass": "mymaster hush",
     }
-    with Server(binary(VALKEY_9), options, arguments=("--sentinel",)) as sentinel:
+    with ServerProcess(binary(VALKEY_9), options, arguments=("--sentinel",)) as sentinel:
         url = f"redis+sentinel://:hush@127.0.0.1:{sentinel.port}/mymaster"
         with pytest.raises(ConnectionLost, match=r"[Aa]uthentication"):
             SyncStore(parse(url)).run(count(prefix), timeout=0.2)

@@ -16,7 +16,7 @@ from anyio import Event, create_task_group, fail_after, sleep_forever, to_thread
 from taskbull.core import events
 from taskbull.errors import ConnectionLost, Retry
 from taskbull.store import redelivery
-from taskbull.store.server import Server
+from taskbull.store.server_process import ServerProcess
 from taskbull.worker import outbox
 from taskbull.worker.running_job import RunningJob
 from tests.servers.kinds import VALKEY_9, PrivateServers, Reachable
@@ -33,7 +33,7 @@ SAVED = {"save": "3600 1000000", "dbfilename": "saved"}
 class Place:
     """A queue on a server of its own."""
 
-    def __init__(self, server: Server, prefix: str) -> None:
+    def __init__(self, server: ServerProcess, prefix: str) -> None:
         self.server = server
         self.admin = redis.Redis.from_url(server.url)
         self.bed = WorkerBed(Reachable(VALKEY_9, server.url), self.admin, prefix)

@@ -14,7 +14,7 @@ from anyio import Event, create_task_group
 from taskbull.core import events
 from taskbull.errors import LockLost, PermanentError, ServerRefused, TaskbullError
 from taskbull.scripts.changes import ADD_LOG, UPDATE_DATA, UPDATE_PROGRESS
-from taskbull.store.server import Server
+from taskbull.store.server_process import ServerProcess
 from taskbull.worker import running_job
 from taskbull.worker.running_job import RunningJob
 from taskbull.worker.writing import Kind
@@ -22,16 +22,16 @@ from tests.servers.kinds import VALKEY_9, PrivateServers, Reachable
 from tests.servers.proxy import Proxy
 from tests.worker.bed import WorkerBed, until
 
-Trouble = Callable[[Server], AbstractContextManager[None]]
+Trouble = Callable[[ServerProcess], AbstractContextManager[None]]
 
 
 @pytest.fixture
-def server(private_server: PrivateServers) -> Server:
+def server(private_server: PrivateServers) -> ServerProcess:
     return private_server()
 
 
 @pytest.fixture
-def bed(server: Server, prefix: str) -> Iterator[WorkerBed]:
+def bed(server: ServerProcess, prefix: str) -> Iterator[WorkerBed]:
     with redis.Redis.from_url(server.url) as admin:
         yield WorkerBed(Reachable(VALKEY_9, server.url), admin, prefix)
 
@@ -45,7 +45,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @contextmanager
-def _configured(server: Server, **options: str) -> Iterator[None]:
+def _configured(server: ServerProcess, **options: str) -> Iterator[None]:
     with redis.Redis.from_url(server.url) as admin:
         before = {name: admin.config_get(name)[name] for name in options}
         admin.config_set(*(word for pair in options.items() for word in pair))
@@ -55,16 +55,16 @@ def _configured(server: Server, **options: str) -> Iterator[None]:
             admin.config_set(*(word for pair in before.items() for word in pair))
 
 
-def _full(server: Server) -> AbstractContextManager[None]:
+def _full(server: ServerProcess) -> AbstractContextManager[None]:
     return _configured(server, maxmemory="1")
 
 
-def _without_replicas(server: Server) -> AbstractContextManager[None]:
+def _without_replicas(server: ServerProcess) -> AbstractContextManager[None]:
     return _configured(server, **{"min-replicas-to-write": "1"})
 
 
 @contextmanager
-def _read_only(server: Server) -> Iterator[None]:
+def _read_only(server: ServerProcess) -> Iterator[None]:
     with redis.Redis.from_url(server.url) as admin:
         admin.replicaof("127.0.0.1", "1")  # where nobody is: it keeps its data
         try:
@@ -74,7 +74,7 @@ def _read_only(server: Server) -> Iterator[None]:
 
 
 @contextmanager
-def _frozen(server: Server) -> Iterator[None]:
+def _frozen(server: ServerProcess) -> Iterator[None]:
     server.pause()
     try:
         yield
@@ -127,7 +127,11 @@ def _handlers(gate: Gate, done: list[str]) -> dict[str, Any]:
 @pytest.mark.parametrize("kind", ["async", "sync"])
 @pytest.mark.parametrize("trouble", TROUBLES)
 async def test_progress_and_log_lines_are_lost_and_the_job_goes_on(
-    bed: WorkerBed, server: Server, trouble: Trouble, kind: str, caplog: pytest.LogCaptureFixture
+    bed: WorkerBed,
+    server: ServerProcess,
+    trouble: Trouble,
+    kind: str,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:  # G1, N4
     gate = Gate()
     done: list[str] = []
@@ -172,7 +176,7 @@ async def _by_its_own_word(job: RunningJob) -> None:
 @pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize("update", [_direct, _wrapped, _in_a_group, _in_a_thread])
 async def test_a_job_whose_data_is_not_taken_runs_again_with_no_attempt_spent(
-    bed: WorkerBed, server: Server, update: Any
+    bed: WorkerBed, server: ServerProcess, update: Any
 ) -> None:  # G1
     gate = Gate()
 
@@ -199,7 +203,7 @@ async def test_a_job_whose_data_is_not_taken_runs_again_with_no_attempt_spent(
 
 @pytest.mark.usefixtures("impatient")
 async def test_a_word_of_the_task_counts_more_than_the_trouble_behind_it(
-    bed: WorkerBed, server: Server
+    bed: WorkerBed, server: ServerProcess
 ) -> None:  # G1
     gate = Gate()
 
@@ -216,7 +220,7 @@ async def test_a_word_of_the_task_counts_more_than_the_trouble_behind_it(
 
 
 async def test_data_is_taken_as_soon_as_redis_has_room_again(
-    bed: WorkerBed, server: Server
+    bed: WorkerBed, server: ServerProcess
 ) -> None:  # G1
     gate, refused = Gate(), Event()
 
@@ -239,7 +243,7 @@ async def test_data_is_taken_as_soon_as_redis_has_room_again(
 
 @pytest.mark.parametrize("kind", ["async", "sync"])
 async def test_time_that_redis_takes_is_not_the_fault_of_the_job(
-    bed: WorkerBed, server: Server, kind: str, caplog: pytest.LogCaptureFixture
+    bed: WorkerBed, server: ServerProcess, kind: str, caplog: pytest.LogCaptureFixture
 ) -> None:  # G1
     gate = Gate()
     writes = threading.Event()
@@ -277,7 +281,7 @@ WRITES: dict[str, tuple[Any, bytes]] = {
 
 @pytest.mark.parametrize("write", WRITES)
 async def test_a_cut_connection_fails_no_attempt(
-    bed: WorkerBed, server: Server, write: str
+    bed: WorkerBed, server: ServerProcess, write: str
 ) -> None:  # F17
     act, sha = WRITES[write]
 

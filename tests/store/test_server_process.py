@@ -12,8 +12,8 @@ import redis
 import sniffio
 
 from taskbull.errors import ConfigurationError, ConnectionLost
-from taskbull.store import server as server_module
-from taskbull.store.server import Server, ask, log_tail, quoted, valkey_binary
+from taskbull.store import server_process as server_module
+from taskbull.store.server_process import ServerProcess, ask, log_tail, quoted, valkey_binary
 from tests.servers import kinds
 from tests.servers.kinds import REDIS_6, REDIS_7, VALKEY_9, PrivateServers, Reachable
 from tests.servers.starter import lives
@@ -25,7 +25,7 @@ ROOT = Path(__file__).parents[2]
 every_kind = pytest.mark.parametrize("kind", [VALKEY_9, REDIS_6, REDIS_7])
 
 
-def answers(server: Server) -> bool:
+def answers(server: ServerProcess) -> bool:
     return ask(server.socket, "PING", timeout=0.2) == "+PONG"
 
 
@@ -132,7 +132,7 @@ def test_a_running_server_is_not_started_again(private_server: PrivateServers) -
 
 
 def test_a_server_that_was_not_started_cannot_be_paused() -> None:
-    server = Server(valkey_binary())
+    server = ServerProcess(valkey_binary())
     with pytest.raises(ConfigurationError, match="was not started"):
         server.pause()
     server.close()
@@ -140,7 +140,7 @@ def test_a_server_that_was_not_started_cannot_be_paused() -> None:
 
 @every_kind
 def test_a_server_that_dies_while_starting_says_why(kind: str) -> None:
-    server = Server(kinds.binary(kind), {"no-such-directive": "1"})
+    server = ServerProcess(kinds.binary(kind), {"no-such-directive": "1"})
     with (
         pytest.raises(ConnectionLost, match=r"(?s)ended while starting.*no-such-directive"),
         server,
@@ -150,7 +150,7 @@ def test_a_server_that_dies_while_starting_says_why(kind: str) -> None:
 
 
 def test_a_server_that_does_not_answer_in_time_is_ended() -> None:
-    server = Server(valkey_binary())
+    server = ServerProcess(valkey_binary())
     with pytest.raises(ConnectionLost, match="did not answer in time"):
         server.start(deadline=-1)
     assert not server.running
@@ -158,7 +158,7 @@ def test_a_server_that_does_not_answer_in_time_is_ended() -> None:
 
 
 def test_a_closed_server_leaves_neither_process_nor_folder() -> None:
-    with Server(valkey_binary()) as server:
+    with ServerProcess(valkey_binary()) as server:
         pid, folder = server.pid, server.folder
     assert not lives(pid)
     assert not folder.exists()

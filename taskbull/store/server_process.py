@@ -95,7 +95,7 @@ def log_tail(log: Path, start: int = 0) -> str:
     return "\n".join(lines[-TAIL_LINES:]) or "(it wrote no log)"
 
 
-class Server:
+class ServerProcess:
     """One server process on the loopback interface, with a folder of its own.
 
     It owns the process and the folder until `close`. `stop`, `kill` and `start` keep folder and
