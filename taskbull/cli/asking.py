@@ -10,8 +10,8 @@ from taskbull.errors import ConnectionLost, MaybeExecuted
 from taskbull.scripts.call import Request, Word
 from taskbull.scripts.steps import Steps
 from taskbull.store.address import Endpoint
+from taskbull.store.deadline import Deadline
 from taskbull.store.error_replies import read_refusal
-from taskbull.store.limit import Limit
 from taskbull.store.pipeline import Reply, ReplyError, pack
 from taskbull.store.sync_store import SyncStore
 
@@ -54,16 +54,16 @@ class Asker(SyncStore):
     def servers(self) -> list[Endpoint]:
         """Give the servers that hold the data: one, or the masters of a Cluster."""
         # Any key does: on a Cluster, this draws the map of all slots.
-        first = self._endpoint("", Limit(CONNECT_LIMIT, monotonic))
+        first = self._endpoint("", Deadline(CONNECT_LIMIT, monotonic))
         return list(dict.fromkeys(self._slots.values())) if self._clustered else [first]
 
     def server_of(self, key: str) -> Endpoint:
         """Give the server that holds a key."""
-        return self._endpoint(key, Limit(CONNECT_LIMIT, monotonic))
+        return self._endpoint(key, Deadline(CONNECT_LIMIT, monotonic))
 
     def ask(self, server: Endpoint, *words: Word, limit: float = LIMIT) -> Reply:
         """Have one of the servers answer one command; `ServerRefused` if it will not."""
-        [reply] = self._pool.exchange(server, [pack(words)], Limit(limit, monotonic))
+        [reply] = self._pool.exchange(server, [pack(words)], Deadline(limit, monotonic))
         if isinstance(reply, ReplyError):
             raise read_refusal(reply).error
         return reply

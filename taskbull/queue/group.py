@@ -34,7 +34,7 @@ from taskbull.scripts.add import Added
 from taskbull.scripts.steps import Steps
 from taskbull.store import backend
 from taskbull.store.async_store import Store
-from taskbull.store.limit import Limit
+from taskbull.store.deadline import Deadline
 
 
 class _Member(Struct, frozen=True, eq=False):
@@ -42,7 +42,7 @@ class _Member(Struct, frozen=True, eq=False):
 
     entry: Entry
     job: EncodedJob
-    limit: Limit
+    limit: Deadline
     waiter: backend.Waiter
 
 
@@ -90,7 +90,7 @@ class Group:
 
     async def _join(self, entry: Entry, job: EncodedJob) -> JobHandle[Any]:
         waiter = self._new_waiter()
-        member = _Member(entry, job, Limit(self._timeout, monotonic), waiter)
+        member = _Member(entry, job, Deadline(self._timeout, monotonic), waiter)
         self._gathered.append(member)
         if self._turn is None:
             self._turn = self._new_waiter()

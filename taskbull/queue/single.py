@@ -16,7 +16,7 @@ from taskbull.queue.bulk import Entry
 from taskbull.queue.handle import JobHandle, handle
 from taskbull.scripts.add import Added, Lane, add_jobs
 from taskbull.scripts.steps import Steps
-from taskbull.store.limit import Limit
+from taskbull.store.deadline import Deadline
 from taskbull.store.sync_store import SyncStore
 
 
@@ -46,7 +46,7 @@ class FirstTry:
         self._entry = entry
         self._job = job
         self._lane = lane = adder.lanes.borrow()
-        self.limit = Limit(timeout, monotonic)
+        self.limit = Deadline(timeout, monotonic)
         self.call = add_jobs(adder.keys, (job,), job.timestamp_ms, lane)
 
     def ended(self, added: list[Added]) -> JobHandle[Any] | None:

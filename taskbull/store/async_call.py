@@ -12,7 +12,7 @@ from taskbull.scripts.call import Request
 from taskbull.scripts.loader import Script
 from taskbull.store.address import Endpoint
 from taskbull.store.connection import Connection
-from taskbull.store.limit import Limit
+from taskbull.store.deadline import Deadline
 from taskbull.store.pipeline import Reply, ReplyError, pack
 from taskbull.store.reconnection import Connected, DialFailed, Notify
 from taskbull.store.redelivery import Leave, Load, Moved, Pause, Replied, Send, Step, redeliver
@@ -29,7 +29,7 @@ class ScriptLoader:
         self._loaded: set[tuple[Endpoint, str]] = set()
 
     async def load(
-        self, connection: Connection, script: Script, limit: Limit, *, again: bool
+        self, connection: Connection, script: Script, deadline: Deadline, *, again: bool
     ) -> Reply | None:
         """Load a script, or wait while another call does; give the reply if it means trouble.
 
@@ -40,13 +40,13 @@ class ScriptLoader:
         if what in self._loaded and not again:
             return None
         if (loading := self._loading.get(what)) is not None:
-            with move_on_after(limit.timeout):
+            with move_on_after(deadline.timeout):
                 await loading.wait()
             return None
         self._loading[what] = loaded = Event()
         try:
             load = pack(("SCRIPT", "LOAD", script.source))
-            reply = await connection.execute(load, limit)
+            reply = await connection.execute(load, deadline)
             if isinstance(reply, ReplyError):
                 return reply
             self._loaded.add(what)
@@ -65,7 +65,7 @@ class OutagePolicy(Struct, frozen=True):
 
     notify: Notify
     patience: float
-    """Seconds for which a call waits for it that sets no limit itself."""
+    """Seconds for which a call waits for it that sets no deadline itself."""
 
 
 class Outage:
@@ -74,7 +74,7 @@ class Outage:
     def __init__(self, policy: OutagePolicy, part: str) -> None:
         self._policy = policy
         self._part = part
-        self._limit = current_time() + policy.patience
+        self._until = current_time() + policy.patience
         self._failures = 0
         self._reason = ""
 
@@ -82,7 +82,7 @@ class Outage:
         """Take in that a try failed; raise if it was the last one."""
         self._failures += 1
         self._reason = str(error)
-        if current_time() > self._limit:
+        if current_time() > self._until:
             raise error
 
     def wait(self, delay: float) -> None:
@@ -104,14 +104,14 @@ class AsyncCall:
         topology: Topology,
         loader: ScriptLoader,
         policy: OutagePolicy,
-        limit: Limit,
+        deadline: Deadline,
     ) -> None:
         self._call = call
         self._topology = topology
         self._loader = loader
         self._policy = policy
         self._command = pack(call.words if topology.single else call.cluster_words)
-        self._limit = limit
+        self._deadline = deadline
         self._links = 0
         self._unknown = False  # the server did not know its script once
         self._outage: Outage | None = None
@@ -126,7 +126,7 @@ class AsyncCall:
         return await self._see_through((connection.endpoint, reply))
 
     async def _see_through(self, replied: Replied) -> Reply:
-        redelivery = redeliver(replied, self._limit)
+        redelivery = redeliver(replied, self._deadline)
         try:
             step = next(redelivery)
             while True:
@@ -143,7 +143,7 @@ class AsyncCall:
                     again, self._unknown = self._unknown, True
                     connection = self._topology.node(node)
                     script = self._call.script
-                    return await self._loader.load(connection, script, self._limit, again=again)
+                    return await self._loader.load(connection, script, self._deadline, again=again)
             case Moved(node):
                 self._topology.moved(self._call.key, node)
             case Leave(node, reason):
@@ -159,16 +159,16 @@ class AsyncCall:
     async def _find(self, node: Endpoint | None) -> Connection:
         if node is not None:
             return self._topology.node(node)
-        with move_on_after(self._limit.timeout):
+        with move_on_after(self._deadline.timeout):
             return await self._topology.find(self._call.key)
-        raise ConnectionLost(f"no node of the cluster was found{self._limit}")
+        raise ConnectionLost(f"no node of the cluster was found{self._deadline}")
 
     async def _send(self, step: Send) -> Replied:
         node = step.node or NOWHERE
         try:
             connection = await self._find(step.node)
             self._links = connection.links
-            reply = await connection.execute(self._command, self._limit, asking=step.asking)
+            reply = await connection.execute(self._command, self._deadline, asking=step.asking)
             node = connection.endpoint
         except ConnectionLost as error:
             if self._topology.single:  # it has waited for the server to come back already
@@ -183,7 +183,7 @@ class AsyncCall:
 
     def _miss(self, error: ConnectionLost) -> None:
         """Take in that there is no node to be had now."""
-        if self._limit.seconds is not None:
+        if self._deadline.seconds is not None:
             return  # whoever has set it is told
         if self._outage is None:
             self._outage = Outage(self._policy, self._topology.part(self._call.key))

@@ -18,8 +18,8 @@ from taskbull.store.address import Address, Endpoint
 from taskbull.store.async_call import AsyncCall, OutagePolicy, ScriptLoader
 from taskbull.store.blocking import BlockingConnection
 from taskbull.store.connection import Connection
+from taskbull.store.deadline import Deadline
 from taskbull.store.dialing import ConnectionOptions
-from taskbull.store.limit import Limit
 from taskbull.store.pipeline import Reply, ReplyError, pack
 from taskbull.store.reconnection import Notify, log_change, time_for
 from taskbull.store.topology import ClusterNodes, OneServer, Spawn, Topology
@@ -63,7 +63,7 @@ class Store:
         """
         only = self._only
         if timeout is not None or only is None or only.full:
-            return await self.run_within(call, Limit(timeout, monotonic))
+            return await self.run_within(call, Deadline(timeout, monotonic))
         links = only.links
         reply = await only.submit(pack(call.words))
         if isinstance(reply, ReplyError):
@@ -142,15 +142,20 @@ class Store:
         `timeout` is for each of them, over all tries: one that works in pieces may take long, as
         long as the pieces come. `total` is for everything.
         """
-        limit = Limit(timeout if total is None else total, monotonic)
-        return await self._drive(steps, limit, renew=total is None)
+        deadline = Deadline(timeout if total is None else total, monotonic)
+        return await self._drive(steps, deadline, renew=total is None)
 
-    async def go_on(self, steps: Steps[T], limit: Limit, failed: TaskbullError) -> T:
+    async def go_on(self, steps: Steps[T], deadline: Deadline, failed: TaskbullError) -> T:
         """Run an operation of which the first call was made already, and failed."""
-        return await self._drive(steps, limit, failed, renew=True)
+        return await self._drive(steps, deadline, failed, renew=True)
 
     async def _drive(
-        self, steps: Steps[T], limit: Limit, failed: TaskbullError | None = None, *, renew: bool
+        self,
+        steps: Steps[T],
+        deadline: Deadline,
+        failed: TaskbullError | None = None,
+        *,
+        renew: bool,
     ) -> T:
         try:
             call = next(steps)
@@ -158,32 +163,32 @@ class Store:
                 call = steps.throw(failed)
             while True:
                 try:
-                    if failed is not None and limit.too_late_after(failed):
+                    if failed is not None and deadline.too_late_after(failed):
                         raise ConnectionLost(str(failed)) from failed
-                    if limit.seconds is None:
+                    if deadline.seconds is None:
                         result = await self.run(call)
                     else:
-                        result = await self.run_within(call, limit)
+                        result = await self.run_within(call, deadline)
                 except TaskbullError as error:
                     call = steps.throw(failed := error)
                 else:
                     failed = None
                     if renew:
-                        limit = Limit(limit.seconds, monotonic)
+                        deadline = Deadline(deadline.seconds, monotonic)
                     call = steps.send(result)
         except StopIteration as end:
             result_of_all: T = end.value
             return result_of_all
 
-    async def run_within(self, call: Request[T], limit: Limit) -> T:
-        """Run one call and give its result; as `run`, with a limit that others may share."""
+    async def run_within(self, call: Request[T], deadline: Deadline) -> T:
+        """Run one call and give its result; as `run`, with a deadline that others may share."""
         only = self._only
         if only is None:
-            return call.parse(await self._calling(call, limit).run())
+            return call.parse(await self._calling(call, deadline).run())
         links = only.links
-        reply = await only.execute(pack(call.words), limit)
+        reply = await only.execute(pack(call.words), deadline)
         if isinstance(reply, ReplyError):
-            reply = await self._calling(call, limit).go_on(only, links, reply)
+            reply = await self._calling(call, deadline).go_on(only, links, reply)
         return call.parse(reply)
 
     async def _reply(
@@ -200,9 +205,9 @@ class Store:
             return await self._calling(call).go_on(connection, links, reply)
         return reply
 
-    def _calling(self, call: Request[Any], limit: Limit | None = None) -> AsyncCall:
-        limit = Limit(None, monotonic) if limit is None else limit
-        return AsyncCall(call, self._topology, self._loader, self._policy, limit)
+    def _calling(self, call: Request[Any], deadline: Deadline | None = None) -> AsyncCall:
+        deadline = Deadline(None, monotonic) if deadline is None else deadline
+        return AsyncCall(call, self._topology, self._loader, self._policy, deadline)
 
     def blocking(self, key: str, name: str = "") -> BlockingConnection:
         """Give a connection of its own for blocking commands on `key`; `name` it in CLIENT LIST."""

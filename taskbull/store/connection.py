@@ -6,7 +6,7 @@ Its rules, on which everything above rests:
   its caller gets `MaybeExecuted`. Not yet sent: it waits for the next link.
 - Nothing hangs: a link that is silent while it owes an answer is held, and replaced if the server
   answers on another; after `response_timeout` it is given up. Any byte, either way, is progress.
-  A caller may set a limit of its own.
+  A caller may set a deadline of its own.
 - It connects when there is something to send, not before: an idle producer costs nothing.
 - Blocking commands do not belong here: they would hold up everybody behind them.
 """
@@ -26,9 +26,9 @@ from taskbull.errors import (
 )
 from taskbull.store.address import Endpoint
 from taskbull.store.backend import Recipient, Waiter, waiters
-from taskbull.store.deadlines import Deadlines
+from taskbull.store.deadline import Deadline
+from taskbull.store.deadline_watch import DeadlineWatch
 from taskbull.store.dialing import ConnectionOptions, Dialer, hang_up
-from taskbull.store.limit import Limit
 from taskbull.store.link import LEFT, Link
 from taskbull.store.pipeline import LARGE, Note, Pipeline, Reply
 from taskbull.store.reconnection import LinkLost, Notify, log_change
@@ -54,7 +54,7 @@ class Connection:
         self._notify = notify
         self._pipeline = Pipeline()
         self._new_waiter = waiters()
-        self._deadlines = Deadlines(self._too_late)
+        self._deadlines = DeadlineWatch(self._too_late)
         self._link: Link | None = None
         self._demand: Waiter | None = None
         self._pause: Waiter | None = None
@@ -69,32 +69,32 @@ class Connection:
         """Where the server was the last time."""
         return self._dialer.endpoint
 
-    async def execute(self, command: bytes, limit: Limit, *, asking: bool = False) -> Reply:
+    async def execute(self, command: bytes, deadline: Deadline, *, asking: bool = False) -> Reply:
         """Send a packed command and give its reply, which may be a `ReplyError`.
 
-        Past the limit it raises `ConnectionLost` if the command was not sent (it is dropped then),
+        Past the deadline it raises `ConnectionLost` if the command was not sent, and drops it;
         else `MaybeExecuted`.
         """
         note = Note(asking=asking)
         if self._pipeline.full:
-            with move_on_after(limit.timeout):
+            with move_on_after(deadline.timeout):
                 await self.room()
-        if limit.seconds is None:
+        if deadline.seconds is None:
             return await self.submit(command, note)
-        if limit.left <= 0:
-            raise self._too_late(note, limit)
+        if deadline.left <= 0:
+            raise self._too_late(note, deadline)
         waiter = self.submit(command, note)
-        self._deadlines.watch(waiter, note, limit)
+        self._deadlines.watch(waiter, note, deadline)
         try:
             return await waiter
         finally:
             self._deadlines.forget(waiter)
 
-    def _too_late(self, note: Note, limit: Limit) -> TaskbullError:
+    def _too_late(self, note: Note, deadline: Deadline) -> TaskbullError:
         if note.sent:
-            return MaybeExecuted(f"No reply from Redis at {self.where}{limit}")
+            return MaybeExecuted(f"No reply from Redis at {self.where}{deadline}")
         reason = f": {self._dialer.reason}" if self._dialer.reason else ""
-        return ConnectionLost(f"Redis at {self.where} could not be reached{limit}{reason}")
+        return ConnectionLost(f"Redis at {self.where} could not be reached{deadline}{reason}")
 
     @property
     def where(self) -> str:

@@ -12,7 +12,7 @@ from typing import TypeAlias, cast
 
 from taskbull.errors import ConnectionLost, MaybeExecuted, ServerRefused
 from taskbull.store.address import Address, Endpoint
-from taskbull.store.limit import Limit
+from taskbull.store.deadline import Deadline
 from taskbull.store.pipeline import ReplyError, pack
 from taskbull.store.sync_connection import SyncConnection
 
@@ -27,27 +27,27 @@ def locate(address: Address) -> Locate:
     """Give the function that finds a server; for a Cluster, one of those that were named."""
     match address.topology:
         case "sentinel":
-            return lambda limit: _primary(address, limit)
+            return lambda timeout: _primary(address, timeout)
         case "embedded":
-            return lambda limit: _embedded(address, limit)
+            return lambda timeout: _embedded(address, timeout)
         case _:
             first = address.endpoints[0]
             return lambda _limit: first
 
 
-def _embedded(address: Address, limit: float) -> Endpoint:
+def _embedded(address: Address, timeout: float) -> Endpoint:
     # What starts a server, subprocess and all, is half as much again as `python -c pass`.
     from taskbull.store.embedded import start_or_join  # noqa: PLC0415
 
-    limit = min(limit, EMBEDDED_TIMEOUT)
-    return Endpoint(path=str(start_or_join(Path(address.folder), limit, address.idle)))
+    timeout = min(timeout, EMBEDDED_TIMEOUT)
+    return Endpoint(path=str(start_or_join(Path(address.folder), timeout, address.idle)))
 
 
-def _primary(address: Address, limit: float) -> Endpoint:
+def _primary(address: Address, timeout: float) -> Endpoint:
     """Ask the sentinels, one after the other, for the primary of the service."""
     ask = pack(("SENTINEL", "GET-MASTER-ADDR-BY-NAME", address.service))
     login = Address("single", credentials=address.sentinel_credentials, tls=address.tls)
-    deadline = monotonic() + limit
+    deadline = monotonic() + timeout
     reasons: list[str] = []
     for sentinel in address.endpoints:
         left = min(deadline - monotonic(), SENTINEL_TIMEOUT)
@@ -56,7 +56,7 @@ def _primary(address: Address, limit: float) -> Endpoint:
             break
         try:
             connection = SyncConnection(sentinel, login, left)
-            [reply] = connection.exchange([ask], Limit(left, monotonic))
+            [reply] = connection.exchange([ask], Deadline(left, monotonic))
             connection.close()
         except (ConnectionLost, MaybeExecuted, ServerRefused) as error:
             reasons.append(str(error))

@@ -15,7 +15,7 @@ from msgspec import Struct
 
 from taskbull.errors import ConnectionLost, ServerRefused, ServerUnavailable, TaskbullError
 from taskbull.store.address import Endpoint
-from taskbull.store.limit import Limit
+from taskbull.store.deadline import Deadline
 
 
 class Reaction(Enum):
@@ -75,13 +75,13 @@ class Refusal(Struct, frozen=True):
         """What was said, without the place in a script."""
         return self.message.partition(" script: ")[0]
 
-    def given_up(self, node: Endpoint, limit: Limit) -> TaskbullError:
-        """Make the error of a call that was tried until its limit."""
+    def given_up(self, node: Endpoint, deadline: Deadline) -> TaskbullError:
+        """Make the error of a call that was tried until its deadline."""
         where = f"Redis at {node}" if node != Endpoint() else "Redis"
         if isinstance(self.error, ServerUnavailable):
-            told = f"{where} could not serve the call{limit}: {self.message}"
+            told = f"{where} could not serve the call{deadline}: {self.message}"
             return ServerUnavailable(self.error.code, told)
-        return ConnectionLost(f"{where} could not be reached{limit}: {self.message}")
+        return ConnectionLost(f"{where} could not be reached{deadline}: {self.message}")
 
     def target(self, asked: Endpoint) -> Endpoint:
         """Where a MOVED or ASK points to; an empty host means the one that was asked."""

@@ -86,13 +86,13 @@ def _check_version(endpoint: Endpoint, version: str) -> None:
         )
 
 
-def dial_error(endpoint: Endpoint, error: Exception, limit: float, *, tls: bool) -> TaskbullError:
+def dial_error(endpoint: Endpoint, error: Exception, timeout: float, *, tls: bool) -> TaskbullError:
     """Tell an error that may pass from one that will not."""
     match error:
         case TimeoutError():
             # A server without TLS takes the greeting for a command that is not yet complete.
             hint = "; does it speak TLS?" if tls else ""
-            return ConnectionLost(f"no answer from {endpoint} within {limit:.3g} s{hint}")
+            return ConnectionLost(f"no answer from {endpoint} within {timeout:.3g} s{hint}")
         case ProtocolError():
             return ServerRefused("PROTOCOL", f"{endpoint} does not speak the Redis protocol")
         case _ if type(error).__module__ == "ssl":  # not imported where nobody wants TLS

@@ -14,8 +14,8 @@ from msgspec import Struct
 
 from taskbull.errors import ConnectionLost, ServerUnavailable
 from taskbull.store.address import Endpoint
+from taskbull.store.deadline import Deadline
 from taskbull.store.error_replies import Reaction, Refusal, read_refusal
-from taskbull.store.limit import Limit
 from taskbull.store.pipeline import Reply
 
 PATIENCE = 10.0
@@ -69,14 +69,14 @@ Replied: TypeAlias = tuple[Endpoint, Reply]
 Redelivery: TypeAlias = Generator[Step, Any, Reply]
 
 
-def redeliver(first: Replied, limit: Limit, *, insist: bool = True) -> Redelivery:
+def redeliver(first: Replied, deadline: Deadline, *, insist: bool = True) -> Redelivery:
     """Go on from a first reply until there is a true one, or no hope.
 
     Who does not `insist` is told at once what only time may heal, and comes back later.
     """
     node, reply = first
     asking = False
-    insistence = _Insistence(limit, insist=insist)
+    insistence = _Insistence(deadline, insist=insist)
     redirections = 0
     while isinstance(reply, ReplyError | ConnectionLost):
         refusal = read_refusal(reply)
@@ -106,30 +106,30 @@ class _Insistence:
     executed, and a last try without an answer would make that uncertain.
     """
 
-    def __init__(self, limit: Limit, *, insist: bool) -> None:
-        self._limit = limit
+    def __init__(self, deadline: Deadline, *, insist: bool) -> None:
+        self._deadline = deadline
         self._insist = insist
-        self._patience = Limit(PATIENCE, limit.clock)
+        self._patience = Deadline(PATIENCE, deadline.clock)
         self._pause = 0.005
-        self._answer = limit.last_answer
+        self._answer = deadline.last_answer
 
     def try_again(self, node: Endpoint, refusal: Refusal) -> Generator[Step, Any, Replied]:
-        limit, patience = self._limit, self._patience
+        deadline, patience = self._deadline, self._patience
         if refusal.reaction is Reaction.LEAVE:  # whoever gives up: the next need not find out again
             yield Leave(node, refusal.summary)
         if not self._insist:
             raise refusal.error
-        left = limit.left - self._answer
+        left = deadline.left - self._answer
         if isinstance(refusal.error, ServerUnavailable):  # no connection at all is waited out
             left = min(left, patience.left)
         if left < _INSTANT:
-            raise refusal.given_up(node, limit if limit.left < patience.left else patience)
+            raise refusal.given_up(node, deadline if deadline.left < patience.left else patience)
         yield Pause(min(self._pause, left))
-        if limit.left < self._answer / 2:  # it was a long pause, on a busy machine
-            raise refusal.given_up(node, limit)
+        if deadline.left < self._answer / 2:  # it was a long pause, on a busy machine
+            raise refusal.given_up(node, deadline)
         self._pause = min(self._pause * 2, LONGEST_PAUSE)
-        sent_at = limit.clock()
+        sent_at = deadline.clock()
         replied: Replied = yield Send()
-        if limit.seconds is not None:
-            self._answer = max(self._answer, 2 * (limit.clock() - sent_at))
+        if deadline.seconds is not None:
+            self._answer = max(self._answer, 2 * (deadline.clock() - sent_at))
         return replied

@@ -17,8 +17,8 @@ from hiredis import Reader
 
 from taskbull.errors import ConnectionLost, MaybeExecuted, TaskbullError
 from taskbull.store.address import Address, Endpoint
+from taskbull.store.deadline import Deadline
 from taskbull.store.handshake import Handshake, dial_error
-from taskbull.store.limit import Limit
 from taskbull.store.pipeline import ProtocolError, Reply
 from taskbull.store.silence import FORGOTTEN, GRACE, PROBE_TIMEOUT, SUSPICIOUS, allowance
 from taskbull.store.sockets import BROKEN, CLOSED, explain, keep_alive, last_words
@@ -38,7 +38,7 @@ AnswersOthers = Callable[[], bool]
 class SyncConnection:
     """A connected socket that one thread uses at a time."""
 
-    def __init__(self, endpoint: Endpoint, address: Address, limit: float) -> None:
+    def __init__(self, endpoint: Endpoint, address: Address, timeout: float) -> None:
         """Connect and be let in; `ConnectionLost` if it may work later, else `ServerRefused`."""
         self._endpoint = endpoint
         self._reader = Reader()
@@ -49,9 +49,9 @@ class SyncConnection:
             address.client_name,
             primary_only=address.topology == "sentinel",
         )
-        within = Limit(limit, monotonic)
+        within = Deadline(timeout, monotonic)
         try:
-            self._socket = _connect(endpoint, address, limit)
+            self._socket = _connect(endpoint, address, timeout)
             try:
                 replies = self._converse(handshake.commands(), within)
                 handshake.check(endpoint, replies)
@@ -59,7 +59,7 @@ class SyncConnection:
                 self._socket.close()
                 raise
         except (ProtocolError, *BROKEN) as error:
-            raise dial_error(endpoint, error, limit, tls=address.tls is not None) from error
+            raise dial_error(endpoint, error, timeout, tls=address.tls is not None) from error
 
     @property
     def stale(self) -> bool:
@@ -69,7 +69,7 @@ class SyncConnection:
     def exchange(
         self,
         commands: list[bytes],
-        limit: Limit,
+        deadline: Deadline,
         held: float = 0.0,
         answers_others: AnswersOthers = lambda: False,
     ) -> list[Reply]:
@@ -78,14 +78,14 @@ class SyncConnection:
         `held` is for how many seconds the server may hold the commands before it answers.
         """
         try:
-            replies = self._converse(commands, limit, held, answers_others)
+            replies = self._converse(commands, deadline, held, answers_others)
             if len(replies) < len(commands):
                 raise ConnectionResetError(CLOSED)
             return replies
         except (ProtocolError, *BROKEN) as error:
             self.close()
-            if limit.left <= 0:
-                raise MaybeExecuted(f"No reply from Redis at {self._endpoint}{limit}") from error
+            if deadline.left <= 0:
+                raise MaybeExecuted(f"No reply from Redis at {self._endpoint}{deadline}") from error
             raise MaybeExecuted(
                 f"Redis at {self._endpoint}: {explain(error)} before the reply came"
             ) from error
@@ -104,17 +104,17 @@ class SyncConnection:
     def _converse(
         self,
         commands: list[bytes],
-        limit: Limit,
+        deadline: Deadline,
         held: float = 0.0,
         answers_others: AnswersOthers = lambda: False,
     ) -> list[Reply]:
         replies: list[Reply] = []
         feed, gets = self._reader.feed, self._reader.gets
         try:
-            size = self._send(b"".join(commands), limit)
+            size = self._send(b"".join(commands), deadline)
             patience = held + SUSPICIOUS + allowance(size)
             while len(replies) < len(commands):
-                feed(self._receive(limit, patience, answers_others))
+                feed(self._receive(deadline, patience, answers_others))
                 while (reply := gets()) is not False:
                     replies.append(reply)
         except OSError as error:
@@ -123,23 +123,23 @@ class SyncConnection:
             raise ProtocolError("a reply that no command asked for")
         return replies
 
-    def _send(self, data: bytes, limit: Limit) -> int:
+    def _send(self, data: bytes, deadline: Deadline) -> int:
         size = len(data)
-        sent = self._socket.send(data, min(limit.left, self._quiet))
+        sent = self._socket.send(data, min(deadline.left, self._quiet))
         if sent < size:
             rest = memoryview(data)[sent:]
             while rest:  # not `sendall`: what the socket accepts is progress
-                rest = rest[self._socket.send(rest, min(limit.left, self._quiet)) :]
+                rest = rest[self._socket.send(rest, min(deadline.left, self._quiet)) :]
         return size
 
-    def _receive(self, limit: Limit, patience: float, answers_others: AnswersOthers) -> bytes:
+    def _receive(self, deadline: Deadline, patience: float, answers_others: AnswersOthers) -> bytes:
         quiet = monotonic() + patience + self._quiet
         while True:
             try:
-                data = self._socket.receive(min(limit.left, quiet - monotonic(), patience))
+                data = self._socket.receive(min(deadline.left, quiet - monotonic(), patience))
                 break
             except TimeoutError:
-                if limit.left <= 0 or monotonic() >= quiet:
+                if deadline.left <= 0 or monotonic() >= quiet:
                     raise
                 if answers_others() and not self._socket.readable(GRACE):
                     raise TimeoutError(FORGOTTEN) from None
@@ -158,10 +158,10 @@ class ConnectionPool:
         self._process = os.getpid()
 
     def exchange(
-        self, endpoint: Endpoint, commands: list[bytes], limit: Limit, held: float = 0.0
+        self, endpoint: Endpoint, commands: list[bytes], deadline: Deadline, held: float = 0.0
     ) -> list[Reply]:
         """Have packed commands answered by a server; see `SyncConnection.exchange`."""
-        if limit.left <= 0:
+        if deadline.left <= 0:
             raise ConnectionLost(f"No time was left to send a command to Redis at {endpoint}")
         if self._process != os.getpid():  # forked: the sockets are the parent's
             self._idle, self._process = defaultdict(deque), os.getpid()
@@ -169,18 +169,18 @@ class ConnectionPool:
         connection = self._usable(idle)
         if connection is None:
             connecting = self._address.connect_timeout or CONNECT_TIMEOUT
-            connection = SyncConnection(endpoint, self._address, min(limit.left, connecting))
+            connection = SyncConnection(endpoint, self._address, min(deadline.left, connecting))
 
         def answers_others() -> bool:
             # The idle ones are as old as this one: the network has forgotten them, too.
             with suppress(TaskbullError):
-                another = SyncConnection(endpoint, self._address, min(limit.left, PROBE_TIMEOUT))
+                another = SyncConnection(endpoint, self._address, min(deadline.left, PROBE_TIMEOUT))
                 self.discard(endpoint)
                 idle.append(another)
                 return True
             return False
 
-        replies = connection.exchange(commands, limit, held, answers_others)
+        replies = connection.exchange(commands, deadline, held, answers_others)
         if len(idle) < MOST_IDLE:
             idle.append(connection)
         else:
@@ -210,17 +210,17 @@ class ConnectionPool:
             connection.close()
 
 
-def _connect(endpoint: Endpoint, address: Address, limit: float) -> SyncSocket:
+def _connect(endpoint: Endpoint, address: Address, timeout: float) -> SyncSocket:
     if endpoint.path:
         plain = socket.socket(socket.AF_UNIX)
         try:
-            plain.settimeout(limit)
+            plain.settimeout(timeout)
             plain.connect(endpoint.path)
         except BaseException:
             plain.close()
             raise
         return PlainSocket(plain)
-    plain = socket.create_connection((endpoint.host, endpoint.port), limit)
+    plain = socket.create_connection((endpoint.host, endpoint.port), timeout)
     try:
         plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         keep_alive(plain)

@@ -11,8 +11,8 @@ from taskbull.scripts.call import Request
 from taskbull.scripts.loader import Script
 from taskbull.scripts.steps import Steps
 from taskbull.store.address import Address, Endpoint
+from taskbull.store.deadline import Deadline
 from taskbull.store.discovery import locate
-from taskbull.store.limit import Limit
 from taskbull.store.pipeline import ASKING, Reply, ReplyError, pack
 from taskbull.store.redelivery import Leave, Load, Moved, Pause, Replied, Send, Step, redeliver
 from taskbull.store.slots import READ_SLOTS, is_clustered, key_slot, read_slots
@@ -42,31 +42,31 @@ class SyncStore:
         `timeout` it waits for Redis to come back, as long as that takes; who does not `insist` is
         told at once that it cannot serve now.
         """
-        return self.run_within(call, Limit(timeout, monotonic), insist=insist)
+        return self.run_within(call, Deadline(timeout, monotonic), insist=insist)
 
-    def run_within(self, call: Request[T], limit: Limit, *, insist: bool = True) -> T:
-        """Run one call and give its result; as `run`, with a limit that others may share."""
+    def run_within(self, call: Request[T], deadline: Deadline, *, insist: bool = True) -> T:
+        """Run one call and give its result; as `run`, with a deadline that others may share."""
         node = self._server
         if node is None or self._clustered:
-            node, reply = self._send(call, Send(), limit)
+            node, reply = self._send(call, Send(), deadline)
         else:  # the ordinary case, at half the price
             try:
-                [reply] = self._pool.exchange(node, [pack(call.words)], limit, call.held)
+                [reply] = self._pool.exchange(node, [pack(call.words)], deadline, call.held)
             except ConnectionLost as error:
                 reply = error
         if isinstance(reply, _TROUBLE):
-            reply = self._see_through(call, (node, reply), limit, insist=insist)
+            reply = self._see_through(call, (node, reply), deadline, insist=insist)
         return call.parse(reply)
 
     def run_all(self, calls: Sequence[Request[T]], *, timeout: float | None = None) -> list[T]:
         """Run several calls in one trip; results in order. If some fail, the first error is raised
         when all have ended."""
-        limit = Limit(timeout, monotonic)
+        deadline = Deadline(timeout, monotonic)
         results: list[T] = []
         errors: list[TaskbullError] = []
-        for call, replied in zip(calls, self._send_all(calls, limit), strict=True):
+        for call, replied in zip(calls, self._send_all(calls, deadline), strict=True):
             try:
-                results.append(call.parse(self._see_through(call, replied, limit)))
+                results.append(call.parse(self._see_through(call, replied, deadline)))
             except TaskbullError as error:
                 errors.append(error)
         if errors:
@@ -81,15 +81,20 @@ class SyncStore:
         `timeout` is for each of them, over all tries: one that works in pieces may take long, as
         long as the pieces come. `total` is for everything.
         """
-        limit = Limit(timeout if total is None else total, monotonic)
-        return self._drive(steps, limit, renew=total is None)
+        deadline = Deadline(timeout if total is None else total, monotonic)
+        return self._drive(steps, deadline, renew=total is None)
 
-    def go_on(self, steps: Steps[T], limit: Limit, failed: TaskbullError) -> T:
+    def go_on(self, steps: Steps[T], deadline: Deadline, failed: TaskbullError) -> T:
         """Run an operation of which the first call was made already, and failed."""
-        return self._drive(steps, limit, failed, renew=True)
+        return self._drive(steps, deadline, failed, renew=True)
 
     def _drive(
-        self, steps: Steps[T], limit: Limit, failed: TaskbullError | None = None, *, renew: bool
+        self,
+        steps: Steps[T],
+        deadline: Deadline,
+        failed: TaskbullError | None = None,
+        *,
+        renew: bool,
     ) -> T:
         try:
             call = next(steps)
@@ -97,15 +102,15 @@ class SyncStore:
                 call = steps.throw(failed)
             while True:
                 try:
-                    if failed is not None and limit.too_late_after(failed):
+                    if failed is not None and deadline.too_late_after(failed):
                         raise ConnectionLost(str(failed)) from failed
-                    result = self.run_within(call, limit)
+                    result = self.run_within(call, deadline)
                 except TaskbullError as error:
                     call = steps.throw(failed := error)
                 else:
                     failed = None
                     if renew:
-                        limit = Limit(limit.seconds, monotonic)
+                        deadline = Deadline(deadline.seconds, monotonic)
                     call = steps.send(result)
         except StopIteration as end:
             result_of_all: T = end.value
@@ -120,25 +125,25 @@ class SyncStore:
         self._pool.close()
 
     def _see_through(
-        self, call: Request[Any], replied: Replied, limit: Limit, *, insist: bool = True
+        self, call: Request[Any], replied: Replied, deadline: Deadline, *, insist: bool = True
     ) -> Reply:
         if not isinstance(replied[1], _TROUBLE):
             return replied[1]
-        redelivery = redeliver(replied, limit, insist=insist)
+        redelivery = redeliver(replied, deadline, insist=insist)
         try:
             step = next(redelivery)
             while True:
-                step = redelivery.send(self._perform(call, step, limit))
+                step = redelivery.send(self._perform(call, step, deadline))
         except StopIteration as end:
             return end.value
 
-    def _perform(self, call: Request[Any], step: Step, limit: Limit) -> Any:
+    def _perform(self, call: Request[Any], step: Step, deadline: Deadline) -> Any:
         match step:
             case Send():
-                return self._send(call, step, limit)
+                return self._send(call, step, deadline)
             case Load(node):
                 if call.script is not None:
-                    return self._load(node, call.script, limit)
+                    return self._load(node, call.script, deadline)
             case Moved(node):
                 if not self._clustered:
                     raise is_clustered(node)
@@ -151,33 +156,33 @@ class SyncStore:
                 sleep(seconds)
         return None
 
-    def _load(self, node: Endpoint, script: Script, limit: Limit) -> Reply | None:
+    def _load(self, node: Endpoint, script: Script, deadline: Deadline) -> Reply | None:
         load = pack(("SCRIPT", "LOAD", script.source))
         try:
-            [reply] = self._pool.exchange(node, [load], limit)
+            [reply] = self._pool.exchange(node, [load], deadline)
         except ConnectionLost as error:
             return error
         except MaybeExecuted:
             return None  # loading twice does no harm: the call itself will find out
         return reply if isinstance(reply, ReplyError) else None
 
-    def _send(self, call: Request[Any], step: Send, limit: Limit) -> Replied:
+    def _send(self, call: Request[Any], step: Send, deadline: Deadline) -> Replied:
         """Send the call; that no connection could be had counts as a reply."""
         node = step.node or Endpoint()
         commands = [ASKING, self._pack(call)] if step.asking else [self._pack(call)]
         try:
-            node = step.node or self._endpoint(call.key, limit)
-            reply = self._pool.exchange(node, commands, limit, call.held)[-1]
+            node = step.node or self._endpoint(call.key, deadline)
+            reply = self._pool.exchange(node, commands, deadline, call.held)[-1]
         except ConnectionLost as error:
             reply = error
         return node, reply
 
-    def _send_all(self, calls: Sequence[Request[Any]], limit: Limit) -> list[Replied]:
+    def _send_all(self, calls: Sequence[Request[Any]], deadline: Deadline) -> list[Replied]:
         replies: list[Replied] = []
         by_node: dict[Endpoint, list[int]] = {}
         for place, call in enumerate(calls):
             try:
-                node = self._endpoint(call.key, limit)
+                node = self._endpoint(call.key, deadline)
             except ConnectionLost as error:
                 replies.append((Endpoint(), error))
             else:
@@ -187,7 +192,7 @@ class SyncStore:
             commands = [self._pack(calls[place]) for place in places]
             answers: list[Reply]
             try:
-                answers = self._pool.exchange(node, commands, limit)
+                answers = self._pool.exchange(node, commands, deadline)
             except ConnectionLost as error:
                 answers = [error] * len(places)
             for place, answer in zip(places, answers, strict=True):
@@ -197,26 +202,26 @@ class SyncStore:
     def _pack(self, call: Request[Any]) -> bytes:
         return pack(call.cluster_words if self._clustered else call.words)
 
-    def _endpoint(self, key: str, limit: Limit) -> Endpoint:
+    def _endpoint(self, key: str, deadline: Deadline) -> Endpoint:
         """Find the server of `key`; raises `ConnectionLost` if there is none now."""
         if not self._clustered:
             if self._server is None:
-                self._server = self._locate(limit.left)
+                self._server = self._locate(deadline.left)
             return self._server
         slot = key_slot(key)
         if slot not in self._slots:
-            self._slots = self._draw_map(limit)
+            self._slots = self._draw_map(deadline)
         try:
             return self._slots[slot]
         except KeyError:
             raise ConnectionLost(f"no node of the cluster serves slot {slot} now") from None
 
-    def _draw_map(self, limit: Limit) -> dict[int, Endpoint]:
+    def _draw_map(self, deadline: Deadline) -> dict[int, Endpoint]:
         """Ask the nodes, one after the other, which slots are where."""
         reasons: list[str] = []
         for node in dict.fromkeys((*self._guide, *self._slots.values(), *self.address.endpoints)):
             try:
-                soon = Limit(min(limit.left, 2.0), monotonic)
+                soon = Deadline(min(deadline.left, 2.0), monotonic)
                 [reply] = self._pool.exchange(node, [READ_SLOTS], soon)
                 slots = read_slots(reply, node)
                 self._guide = (node,)

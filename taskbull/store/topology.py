@@ -12,9 +12,9 @@ from msgspec import structs
 from taskbull.errors import ConnectionLost, MaybeExecuted
 from taskbull.store.address import Address, Endpoint
 from taskbull.store.connection import Connection
+from taskbull.store.deadline import Deadline
 from taskbull.store.dialing import ConnectionOptions
 from taskbull.store.discovery import EMBEDDED_TIMEOUT, locate
-from taskbull.store.limit import Limit
 from taskbull.store.reconnection import Notify
 from taskbull.store.slots import READ_SLOTS, is_clustered, key_slot, read_slots
 
@@ -160,7 +160,7 @@ class ClusterNodes:
         reasons: list[str] = []
         for endpoint in dict.fromkeys((*self._guide, *self._nodes, *self._seeds)):
             try:
-                reply = await self.node(endpoint).execute(READ_SLOTS, Limit(2.0, current_time))
+                reply = await self.node(endpoint).execute(READ_SLOTS, Deadline(2.0, current_time))
                 self._slots = read_slots(reply, endpoint)
                 self._guide = (endpoint,)
             except (ConnectionLost, MaybeExecuted) as error:

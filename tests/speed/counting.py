@@ -11,7 +11,7 @@ from msgspec import Struct, structs
 
 from taskbull.scripts.call import Command, Request
 from taskbull.store.address import Address
-from taskbull.store.limit import Limit
+from taskbull.store.deadline import Deadline
 from taskbull.store.pipeline import pack
 from taskbull.store.sync_store import SyncStore
 
@@ -87,8 +87,8 @@ class CountedStore(SyncStore, Generic[C]):
     def run_all(self, calls: Sequence[Request[T]], *, timeout: float | None = None) -> list[T]:
         return [self.run(call, timeout=timeout) for call in calls]
 
-    def run_within(self, call: Request[T], limit: Limit, *, insist: bool = True) -> T:
+    def run_within(self, call: Request[T], deadline: Deadline, *, insist: bool = True) -> T:
         try:
-            return super().run_within(call, limit, insist=insist)
+            return super().run_within(call, deadline, insist=insist)
         finally:
             self.calls.append(self._count())

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from taskbull.errors import ConnectionLost, ServerRefused, ServerUnavailable
 from taskbull.store.address import Endpoint
-from taskbull.store.limit import Limit
+from taskbull.store.deadline import Deadline
 from taskbull.store.redelivery import (
     LONGEST_PAUSE,
     PATIENCE,
@@ -47,7 +47,7 @@ class Postman:
         self.now = 100.0
         self.steps: list[Step] = []
         self._replies = iter(replies)
-        self._limit = Limit(None if deadline == inf else deadline, lambda: self.now)
+        self._limit = Deadline(None if deadline == inf else deadline, lambda: self.now)
         self._insist = insist
 
     def redeliver(self, first: Any) -> Any:

@@ -12,7 +12,7 @@ import pytest
 
 from taskbull.errors import ConnectionLost, MaybeExecuted, ServerRefused
 from taskbull.store.address import Endpoint, parse
-from taskbull.store.limit import Limit
+from taskbull.store.deadline import Deadline
 from taskbull.store.pipeline import pack
 from taskbull.store.sync_connection import ConnectionPool, SyncConnection
 from tests.servers.certificates import Certificates, tls_in_front_of
@@ -25,8 +25,8 @@ PING = pack(("PING",))
 LIMIT = 5.0
 
 
-def within(seconds: float | None) -> Limit:
-    return Limit(seconds, time.monotonic)
+def within(seconds: float | None) -> Deadline:
+    return Deadline(seconds, time.monotonic)
 
 
 def echo(text: str) -> bytes:

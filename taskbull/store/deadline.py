@@ -8,8 +8,8 @@ from math import inf
 from taskbull.errors import ConnectionLost, TaskbullError
 
 
-class Limit:
-    """So many seconds from now, over all tries; None: no limit."""
+class Deadline:
+    """So many seconds from now, over all tries; None: no deadline."""
 
     __slots__ = ("_end", "clock", "seconds")
 
@@ -20,7 +20,7 @@ class Limit:
 
     @property
     def left(self) -> float:
-        """The seconds that are left: below 0 when it is over, `inf` where there is no limit."""
+        """The seconds that are left: below 0 when it is over, `inf` where there is no deadline."""
         return self._end - self.clock()
 
     @property

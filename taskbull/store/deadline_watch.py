@@ -1,4 +1,4 @@
-"""The time limits of the calls on one connection: one task watches over all of them.
+"""The deadlines of the calls on one connection: one task watches over all of them.
 
 A cancel scope for each call took 45 µs of the 285 that `await task.adelay()` took; to be watched
 over takes 1.
@@ -14,32 +14,32 @@ from anyio import move_on_after
 
 from taskbull.errors import TaskbullError
 from taskbull.store.backend import spawn, waiters, wake
-from taskbull.store.limit import Limit
+from taskbull.store.deadline import Deadline
 from taskbull.store.pipeline import Note
 from taskbull.store.waiter import Waiter
 
-TooLate = Callable[[Note, Limit], TaskbullError]
+TooLate = Callable[[Note, Deadline], TaskbullError]
 """Makes the error of a call that is out of time."""
 
 
-class Deadlines:
+class DeadlineWatch:
     """Fails the waiters of calls that are out of time.
 
-    Its task belongs to the event loop, begins with the first call that has a limit, and ends when
-    it wakes and nobody waits.
+    Its task belongs to the event loop, begins with the first call that has a deadline, and ends
+    when it wakes and nobody waits.
     """
 
     def __init__(self, too_late: TooLate) -> None:
         self._too_late = too_late
         self._new_waiter = waiters()
-        self._waiting: dict[Waiter, tuple[float, Note, Limit]] = {}
+        self._waiting: dict[Waiter, tuple[float, Note, Deadline]] = {}
         self._next = inf  # when the task wakes; inf: there is none
         self._sooner: Waiter | None = None
 
-    def watch(self, waiter: Waiter, note: Note, limit: Limit) -> None:
-        """Fail a waiter at the end of its limit, unless it is forgotten before."""
-        end = monotonic() + limit.left  # whichever clock the limit has
-        self._waiting[waiter] = (end, note, limit)
+    def watch(self, waiter: Waiter, note: Note, deadline: Deadline) -> None:
+        """Fail a waiter at the end of its deadline, unless it is forgotten before."""
+        end = monotonic() + deadline.left  # whichever clock the deadline has
+        self._waiting[waiter] = (end, note, deadline)
         if end < self._next:
             if self._next == inf:
                 spawn(self._run)
@@ -67,6 +67,6 @@ class Deadlines:
         now = monotonic()
         late = [each for each, (end, _, _) in self._waiting.items() if end <= now]
         for waiter in late:
-            _, note, limit = self._waiting.pop(waiter)
+            _, note, deadline = self._waiting.pop(waiter)
             if not waiter.done():
-                waiter.set_exception(self._too_late(note, limit))
+                waiter.set_exception(self._too_late(note, deadline))

@@ -11,15 +11,15 @@ from anyio.lowlevel import checkpoint
 
 from taskbull.errors import ConnectionLost, MaybeExecuted, TaskbullError
 from taskbull.store.backend import waiters
-from taskbull.store.deadlines import Deadlines
-from taskbull.store.limit import Limit
+from taskbull.store.deadline import Deadline
+from taskbull.store.deadline_watch import DeadlineWatch
 from taskbull.store.pipeline import Note
 from taskbull.store.waiter import Waiter
 
 LIMIT = 20.0  # for a whole test: nothing here may hang
 
 
-def too_late(note: Note, limit: Limit) -> TaskbullError:
+def too_late(note: Note, limit: Deadline) -> TaskbullError:
     told = f"{limit.seconds}"
     return MaybeExecuted(told) if note.sent else ConnectionLost(told)
 
@@ -28,14 +28,14 @@ class Calls:
     """Calls that are never answered."""
 
     def __init__(self) -> None:
-        self.deadlines = Deadlines(too_late)
+        self.deadlines = DeadlineWatch(too_late)
         self.ended: list[float] = []
         self._new_waiter: Callable[[], Waiter] = waiters()
 
     async def wait(self, seconds: float, *, sent: bool = False) -> None:
         waiter, note = self._new_waiter(), Note()
         note.sent = sent
-        self.deadlines.watch(waiter, note, Limit(seconds, monotonic))
+        self.deadlines.watch(waiter, note, Deadline(seconds, monotonic))
         with pytest.raises(MaybeExecuted if sent else ConnectionLost, match=str(seconds)):
             await waiter
         self.ended.append(seconds)
@@ -62,10 +62,10 @@ async def test_it_watches_again_when_all_had_ended() -> None:
 
 
 async def test_a_call_that_was_answered_is_left_alone() -> None:
-    deadlines = Deadlines(too_late)
+    deadlines = DeadlineWatch(too_late)
     answered, forgotten = waiters()(), waiters()()
-    deadlines.watch(answered, Note(), Limit(0.01, monotonic))
-    deadlines.watch(forgotten, Note(), Limit(0.01, monotonic))
+    deadlines.watch(answered, Note(), Deadline(0.01, monotonic))
+    deadlines.watch(forgotten, Note(), Deadline(0.01, monotonic))
     answered.set_result("yes")
     deadlines.forget(forgotten)
     calls = Calls()
