@@ -112,7 +112,7 @@ class AsyncCall:
         self._policy = policy
         self._command = pack(call.words if topology.single else call.cluster_words)
         self._deadline = deadline
-        self._links = 0
+        self._generation = 0
         self._unknown = False  # the server did not know its script once
         self._outage: Outage | None = None
 
@@ -120,9 +120,9 @@ class AsyncCall:
         """Send the call and see it through."""
         return await self._see_through(await self._send(Send()))
 
-    async def go_on(self, connection: Connection, links: int, reply: Reply) -> Reply:
-        """Go on from a reply that means trouble; it came while the connection had `links` links."""
-        self._links = links
+    async def go_on(self, connection: Connection, generation: int, reply: Reply) -> Reply:
+        """Go on from an error reply that came on the connection's link of that generation."""
+        self._generation = generation
         return await self._see_through((connection.endpoint, reply))
 
     async def _see_through(self, replied: Replied) -> Reply:
@@ -148,7 +148,7 @@ class AsyncCall:
                 self._topology.moved(self._call.key, node)
             case Leave(node, reason):
                 if node != NOWHERE:
-                    self._topology.node(node).leave(self._links, reason)
+                    self._topology.node(node).leave(self._generation, reason)
                 self._topology.doubt()
             case Pause(seconds):
                 if self._outage is not None:
@@ -167,7 +167,7 @@ class AsyncCall:
         node = step.node or NOWHERE
         try:
             connection = await self._find(step.node)
-            self._links = connection.links
+            self._generation = connection.generation
             reply = await connection.execute(self._command, self._deadline, asking=step.asking)
             node = connection.endpoint
         except ConnectionLost as error:

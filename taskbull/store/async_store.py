@@ -26,8 +26,8 @@ from taskbull.store.topology import ClusterNodes, OneServer, Spawn, Topology
 
 T = TypeVar("T")
 
-Way: TypeAlias = tuple[Connection, int]
-"""Where a call was sent: the connection, and how many links it had had by then."""
+SentOn: TypeAlias = tuple[Connection, int]
+"""The link on which a call was sent: its connection, and the generation of the link."""
 
 DEFAULT = ConnectionOptions()
 
@@ -64,13 +64,13 @@ class Store:
         only = self._only
         if timeout is not None or only is None or only.full:
             return await self.run_within(call, Deadline(timeout, monotonic))
-        links = only.links
+        generation = only.generation
         reply = await only.submit(pack(call.words))
         if isinstance(reply, ReplyError):
-            reply = await self._calling(call).go_on(only, links, reply)
+            reply = await self._calling(call).go_on(only, generation, reply)
         return call.parse(reply)
 
-    def start(self, call: Request[Any], waiter: backend.Recipient) -> Way | None:
+    def start(self, call: Request[Any], waiter: backend.Recipient) -> SentOn | None:
         """Send a call before this returns, and let `waiter` have its raw reply.
 
         A reply that means trouble goes to `finish`; and so does a call for which this gives None,
@@ -82,14 +82,14 @@ class Store:
             return None
         words = call.cluster_words if only is None else call.words
         connection.send(pack(words), waiter)
-        return connection, connection.links
+        return connection, connection.generation
 
-    async def finish(self, call: Request[T], way: Way | None, reply: Reply) -> T:
+    async def finish(self, call: Request[T], sent_on: SentOn | None, reply: Reply) -> T:
         """Give the result of a call that was started, whatever it has met."""
-        if way is None:
+        if sent_on is None:
             return await self.run(call)
         if isinstance(reply, ReplyError) or self._may_go_on(reply):
-            reply = await self._calling(call).go_on(*way, reply)
+            reply = await self._calling(call).go_on(*sent_on, reply)
         elif isinstance(reply, BaseException):
             raise reply
         return call.parse(reply)
@@ -107,16 +107,16 @@ class Store:
         try:
             for call in calls:
                 sent.append(await self._submit(call))  # noqa: PERF401 - if it is cancelled, see below
-            for call, way in zip(calls, sent, strict=True):
+            for call, one in zip(calls, sent, strict=True):
                 try:
-                    reply = await (self._reply(call, *way) if way else self._calling(call).run())
+                    reply = await (self._reply(call, *one) if one else self._calling(call).run())
                     results.append(call.parse(reply))
                 except TaskbullError as error:
                     errors.append(error)
         finally:
-            for way in sent:
-                if way:
-                    way[1].cancel()
+            for one in sent:
+                if one:
+                    one[1].cancel()
         if errors:
             raise errors[0]
         return results
@@ -185,16 +185,16 @@ class Store:
         only = self._only
         if only is None:
             return call.parse(await self._calling(call, deadline).run())
-        links = only.links
+        generation = only.generation
         reply = await only.execute(pack(call.words), deadline)
         if isinstance(reply, ReplyError):
-            reply = await self._calling(call, deadline).go_on(only, links, reply)
+            reply = await self._calling(call, deadline).go_on(only, generation, reply)
         return call.parse(reply)
 
     async def _reply(
         self, call: Request[Any], connection: Connection, waiter: backend.Waiter
     ) -> Reply:
-        links = connection.links
+        generation = connection.generation
         try:
             reply = await waiter
         except ConnectionLost as error:
@@ -202,7 +202,7 @@ class Store:
                 raise
             reply = error
         if isinstance(reply, ReplyError | ConnectionLost):
-            return await self._calling(call).go_on(connection, links, reply)
+            return await self._calling(call).go_on(connection, generation, reply)
         return reply
 
     def _calling(self, call: Request[Any], deadline: Deadline | None = None) -> AsyncCall:

@@ -61,8 +61,8 @@ class Connection:
         self._closed = False
         self._lost_for = ""
         self._losses = 0
-        self.links = 0
-        """How many links there have been."""
+        self.generation = 0
+        """The number of the current link, or of the last one."""
 
     @property
     def endpoint(self) -> Endpoint:
@@ -166,13 +166,13 @@ class Connection:
             await self._pause
         self._pause = None
 
-    def leave(self, links: int, reason: str = "") -> None:
-        """Send nothing more on the link that was `links` in number, and look for the server anew.
+    def leave(self, generation: int, reason: str = "") -> None:
+        """Send nothing more on the link of that generation, and look for the server anew.
 
         The replies that are on their way still come. Which link is meant must be said, because
         many callers find out at once, and some when the next link is there already.
         """
-        if self._link is not None and self.links == links:
+        if self._link is not None and self.generation == generation:
             self._link.drain(reason)
             self._link = None
 
@@ -224,7 +224,7 @@ class Connection:
 
     async def _carry(self, link: Link) -> Link | None:
         """Let the link do its work until it is lost; give the one that took its place, if any."""
-        self.links += 1
+        self.generation += 1
         self._link = link
         link.kick()
         reason = "the connection was closed"

@@ -19,7 +19,7 @@ from taskbull.core.job import Job
 from taskbull.errors import MaybeExecuted, ServerRefused, ServerUnavailable, TaskbullError
 from taskbull.scripts.cycle import Cycled, Taking
 from taskbull.scripts.settlement import Settled
-from taskbull.store.async_store import Way
+from taskbull.store.async_store import SentOn
 from taskbull.store.pipeline import Reply
 from taskbull.worker.demand import Demand
 from taskbull.worker.inquiry import Inquiry
@@ -44,7 +44,7 @@ class Recovery:
         self._intake = intake
         self._inquiry = Inquiry(side, taking)
         self._refusals = 0
-        self._last_cut: Way | None = None  # where the last call was that was cut off
+        self._last_cut: SentOn | None = None  # where the last call was that was cut off
 
     def went_well(self) -> None:
         """Take in that Redis does what it is asked for."""

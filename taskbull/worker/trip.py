@@ -9,7 +9,7 @@ from msgspec import Struct
 
 from taskbull.scripts.call import Call
 from taskbull.scripts.cycle import Cycled
-from taskbull.store.async_store import Way
+from taskbull.store.async_store import SentOn
 from taskbull.store.pipeline import Reply
 from taskbull.worker.outbox import Ending
 
@@ -51,7 +51,7 @@ class Trip(Struct, eq=False):
     """Seconds after which the locks of the jobs that it takes are in doubt."""
     apart: bool
     """Whether its outcome is sent by itself, because a call with several was refused."""
-    way: Way | None = None
+    way: SentOn | None = None
     """Where it was sent; None: it could not be sent at once."""
 
     def done(self) -> bool:
