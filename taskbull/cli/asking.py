@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from time import monotonic
 from typing import TypeVar
 
-from taskbull.errors import ConnectionLost, MaybeExecuted
-from taskbull.scripts.call import Request, Word
+from taskbull.scripts.call import Command, Request, Word
+from taskbull.scripts.replies import nothing
 from taskbull.scripts.steps import Steps
 from taskbull.store.address import Endpoint
-from taskbull.store.deadline import Deadline
-from taskbull.store.error_replies import read_refusal
-from taskbull.store.pipeline import Reply, ReplyError, pack
+from taskbull.store.pipeline import Reply
 from taskbull.store.sync_store import SyncStore
 
 T = TypeVar("T")
@@ -43,30 +40,24 @@ class Asker(SyncStore):
 
     def knock(self) -> None:
         """Raise at once if Redis is not there; what comes later is tried for longer."""
-        server = self.servers()[0]
-        try:
-            self.ask(server, "PING", limit=CONNECT_LIMIT)
-        except (ConnectionLost, MaybeExecuted):
-            self._pool.discard(server)
-            self._server, self._slots = None, {}  # another may take over: look anew
-            raise
+        ping = Command(("PING",), "", nothing)
+        self.run_on(self.servers()[0], ping, timeout=CONNECT_LIMIT)
 
-    def servers(self) -> list[Endpoint]:
-        """Give the servers that hold the data: one, or the masters of a Cluster."""
-        # Any key does: on a Cluster, this draws the map of all slots.
-        first = self._endpoint("", Deadline(CONNECT_LIMIT, monotonic))
-        return list(dict.fromkeys(self._slots.values())) if self._clustered else [first]
+    def servers(self, *, timeout: float | None = CONNECT_LIMIT) -> list[Endpoint]:
+        """Return the servers that hold the data: one, or the masters of a Cluster."""
+        return super().servers(timeout=timeout)
 
-    def server_of(self, key: str) -> Endpoint:
-        """Give the server that holds a key."""
-        return self._endpoint(key, Deadline(CONNECT_LIMIT, monotonic))
+    def server_of(self, key: str, *, timeout: float | None = CONNECT_LIMIT) -> Endpoint:
+        """Return the server that holds a key."""
+        return super().server_of(key, timeout=timeout)
 
     def ask(self, server: Endpoint, *words: Word, limit: float = LIMIT) -> Reply:
         """Have one of the servers answer one command; `ServerRefused` if it will not."""
-        [reply] = self._pool.exchange(server, [pack(words)], Deadline(limit, monotonic))
-        if isinstance(reply, ReplyError):
-            raise read_refusal(reply).error
-        return reply
+        return self.run_on(server, Command(words, "", as_it_is), timeout=limit)
+
+
+def as_it_is(reply: Reply) -> Reply:
+    return reply
 
 
 def _limit(timeout: float | None) -> float:

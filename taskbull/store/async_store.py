@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager, suppress
 from time import monotonic
 from typing import Any, TypeAlias, TypeVar
 
-from anyio import create_task_group
+from anyio import create_task_group, move_on_after
 from msgspec import structs
 
 from taskbull.errors import ConnectionLost, TaskbullError
@@ -20,6 +20,7 @@ from taskbull.store.blocking import BlockingConnection
 from taskbull.store.connection import Connection
 from taskbull.store.deadline import Deadline
 from taskbull.store.dialing import ConnectionOptions
+from taskbull.store.direct_call import loading, read_replies
 from taskbull.store.pipeline import Reply, ReplyError, pack
 from taskbull.store.reconnection import Notify, log_change, time_for
 from taskbull.store.topology import ClusterNodes, OneServer, Spawn, Topology
@@ -190,6 +191,30 @@ class Store:
         if isinstance(reply, ReplyError):
             reply = await self._calling(call, deadline).go_on(only, generation, reply)
         return call.parse(reply)
+
+    async def servers(self, *, timeout: float | None = None) -> list[Endpoint]:
+        """Return the servers that hold the data: one, or the masters of a Cluster."""
+        with move_on_after(timeout):
+            return await self._topology.servers()
+        raise self._not_found(timeout)
+
+    async def server_of(self, key: str, *, timeout: float | None = None) -> Endpoint:
+        """Return the server that holds a key."""
+        with move_on_after(timeout):
+            return await self._topology.endpoint(key)
+        raise self._not_found(timeout)
+
+    async def run_on(
+        self, server: Endpoint, call: Request[T], *, timeout: float | None = None
+    ) -> T:
+        """Run one call on one of the servers; nothing is tried again, nor anywhere else."""
+        connection, deadline = self._topology.node(server), Deadline(timeout, monotonic)
+        commands = (*loading(call), call.words)
+        return read_replies(call, [await connection.execute(pack(c), deadline) for c in commands])
+
+    def _not_found(self, timeout: float | None) -> ConnectionLost:
+        within = Deadline(timeout, monotonic)
+        return ConnectionLost(f"Redis at {self.address} could not be reached{within}")
 
     async def _reply(
         self, call: Request[Any], connection: Connection, waiter: backend.Waiter

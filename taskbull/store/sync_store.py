@@ -12,6 +12,7 @@ from taskbull.scripts.loader import Script
 from taskbull.scripts.steps import Steps
 from taskbull.store.address import Address, Endpoint
 from taskbull.store.deadline import Deadline
+from taskbull.store.direct_call import loading, read_replies
 from taskbull.store.discovery import locate
 from taskbull.store.pipeline import ASKING, Reply, ReplyError, pack
 from taskbull.store.redelivery import Leave, Load, Moved, Pause, Replied, Send, Step, redeliver
@@ -116,6 +117,27 @@ class SyncStore:
             result_of_all: T = end.value
             return result_of_all
 
+    def servers(self, *, timeout: float | None = None) -> list[Endpoint]:
+        """Return the servers that hold the data: one, or the masters of a Cluster."""
+        first = self._endpoint(
+            "", Deadline(timeout, monotonic)
+        )  # any key does: it draws the map of all slots
+        return list(dict.fromkeys(self._slots.values())) if self._clustered else [first]
+
+    def server_of(self, key: str, *, timeout: float | None = None) -> Endpoint:
+        """Return the server that holds a key."""
+        return self._endpoint(key, Deadline(timeout, monotonic))
+
+    def run_on(self, server: Endpoint, call: Request[T], *, timeout: float | None = None) -> T:
+        """Run one call on one of the servers; nothing is tried again, nor anywhere else."""
+        commands = [*map(pack, loading(call)), pack(call.words)]
+        try:
+            replies = self._pool.exchange(server, commands, Deadline(timeout, monotonic), call.held)
+        except (ConnectionLost, MaybeExecuted):
+            self._leave(server)  # another may take over: look anew
+            raise
+        return read_replies(call, replies)
+
     def whereabouts(self, key: str) -> Endpoint | None:
         """Tell where `key` was found the last time, if that is remembered; nobody is asked."""
         return self._slots.get(key_slot(key)) if self._clustered else self._server
@@ -149,12 +171,15 @@ class SyncStore:
                     raise is_clustered(node)
                 self._slots[key_slot(call.key)] = node
             case Leave(node, _):
-                self._pool.discard(node)
-                self._server = None
-                self._slots = {}
+                self._leave(node)
             case Pause(seconds):
                 sleep(seconds)
         return None
+
+    def _leave(self, node: Endpoint) -> None:
+        self._pool.discard(node)
+        self._server = None
+        self._slots = {}
 
     def _load(self, node: Endpoint, script: Script, deadline: Deadline) -> Reply | None:
         load = pack(("SCRIPT", "LOAD", script.source))

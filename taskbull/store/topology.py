@@ -40,6 +40,10 @@ class Topology(Protocol):
         """Give the connection that leads to `endpoint`."""
         ...
 
+    async def servers(self) -> list[Endpoint]:
+        """Return the servers that hold the data."""
+        ...
+
     def moved(self, key: str, endpoint: Endpoint) -> None:
         """Note that `key` lives at `endpoint` now."""
         ...
@@ -81,6 +85,9 @@ class OneServer:
 
     def node(self, endpoint: Endpoint) -> Connection:
         return self.connection
+
+    async def servers(self) -> list[Endpoint]:
+        return [await self._resolve()]
 
     def moved(self, key: str, endpoint: Endpoint) -> None:
         raise is_clustered(self.connection.endpoint)
@@ -136,6 +143,10 @@ class ClusterNodes:
             connection = self._nodes[endpoint] = Connection(here, options, self._notify)
             self._spawn(connection.run)
         return connection
+
+    async def servers(self) -> list[Endpoint]:
+        await self.endpoint("")  # any key does: it draws the map of all slots
+        return list(dict.fromkeys(self._slots.values()))
 
     def moved(self, key: str, endpoint: Endpoint) -> None:
         self._slots[key_slot(key)] = endpoint
