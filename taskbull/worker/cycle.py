@@ -90,8 +90,8 @@ class Cycle:
     def stop_taking(self) -> None:
         """Take no more jobs, and give back those that no slot has begun."""
         self._demand.stopping = True
-        suspect = self._side.quarantine.withdraw(self._side.bench)
-        for lease in (*self._side.bench.close(), *([] if suspect is None else [suspect])):
+        suspect = self._side.quarantine.withdraw(self._side.ready)
+        for lease in (*self._side.ready.close(), *([] if suspect is None else [suspect])):
             self._intake.ended(lease, GiveBack())
         self._send_what_is_due()
 

@@ -85,9 +85,9 @@ class Intake:
                 side.guard.started(lease.job.id)
         if suspects := [lease for lease in leases if is_suspect(lease.job)]:
             leases = [lease for lease in leases if lease not in suspects]
-            for lease, wait in side.quarantine.admit(suspects, side.bench):
+            for lease, wait in side.quarantine.admit(suspects, side.ready):
                 self.ended(lease, SnoozeFor(wait))
-        side.bench.put(leases)
+        side.ready.put(leases)
 
     def heed(
         self, batch: list[Ending], codes: Sequence[int], reasons: Sequence[str] = ()

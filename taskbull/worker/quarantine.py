@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from time import monotonic
 
 from taskbull.core.job import Job
-from taskbull.worker.bench import Bench
 from taskbull.worker.lease import Lease
+from taskbull.worker.ready import ReadyJobs
 
 _SHORTEST = 0.5
 """Seconds for which a job goes back that must wait for another, at the least."""
@@ -38,42 +38,42 @@ class Quarantine:
 
     def __init__(self) -> None:
         self._inside: Lease | None = None
-        self._bench: Bench | None = None  # where it is to go; None: it has gone there
+        self._ready: ReadyJobs | None = None  # where it is to go; None: it has gone there
         self._leaving: set[Lease] = set()  # given back, and Redis does not know yet
         self._entered = 0.0
         self._step = _FIRST_STEP  # what one of them takes, as far as is known
         self._line = 0.0  # when the last of those that wait outside comes back
 
-    def admit(self, suspects: Sequence[Lease], bench: Bench) -> list[tuple[Lease, float]]:
+    def admit(self, suspects: Sequence[Lease], ready: ReadyJobs) -> list[tuple[Lease, float]]:
         """Take one in, if there is room; give the others, each with the seconds to stay away."""
         refused = list(suspects)
         if self._inside is None:
-            self._inside, self._bench = refused.pop(0), bench
+            self._inside, self._ready = refused.pop(0), ready
             self._entered = monotonic()
         self._leaving.update(refused)
         self._start()
         return [(lease, self._wait()) for lease in refused]
 
-    def withdraw(self, bench: Bench) -> Lease | None:
-        """Give the job that was to go to a bench and has not."""
-        if self._bench is not bench:
+    def withdraw(self, ready: ReadyJobs) -> Lease | None:
+        """Give the job that was to be made ready and has not been."""
+        if self._ready is not ready:
             return None
-        lease, self._inside, self._bench = self._inside, None, None
+        lease, self._inside, self._ready = self._inside, None, None
         return lease
 
     def gone(self, lease: Lease) -> None:
         """Note that a suspect is no longer ours, and Redis knows."""
         if lease is self._inside:
-            self._inside = self._bench = None
+            self._inside = self._ready = None
             took = min(monotonic() - self._entered, _LONGEST_STEP)
             self._step = max((self._step + took) / 2, _SHORTEST_STEP)
         self._leaving.discard(lease)
         self._start()
 
     def _start(self) -> None:
-        if self._inside is not None and self._bench is not None and not self._leaving:
-            bench, self._bench = self._bench, None
-            bench.put([self._inside])
+        if self._inside is not None and self._ready is not None and not self._leaving:
+            ready, self._ready = self._ready, None
+            ready.put([self._inside])
 
     def _wait(self) -> float:
         """Give the seconds after which the next one comes back.

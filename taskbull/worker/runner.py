@@ -60,7 +60,7 @@ class Runner:
 
     async def occupy(self) -> None:
         """Be a slot: run one job after the other, as long as there are any."""
-        jobs, wait = self._side.bench.jobs, self._side.bench.wait
+        jobs, wait = self._side.ready.jobs, self._side.ready.wait
         run = self._run if self._tracing is None else partial(self._run_traced, self._tracing)
         while (lease := jobs.popleft() if jobs else await wait()) is not None:
             if lease.lost is not None:  # the loop was held up, and another may run the job by now

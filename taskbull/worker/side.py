@@ -5,11 +5,11 @@ from __future__ import annotations
 from taskbull.core.breaker import CircuitBreaker
 from taskbull.core.keys import QueueKeys
 from taskbull.store.async_store import Store
-from taskbull.worker.bench import Bench
 from taskbull.worker.clock import Alarm, Clock
 from taskbull.worker.guard import Guard
 from taskbull.worker.lease import Leases
 from taskbull.worker.quarantine import Quarantine
+from taskbull.worker.ready import ReadyJobs
 from taskbull.worker.reporter import Reporter
 
 
@@ -31,6 +31,6 @@ class QueueSide:
         self.clock = clock
         self.alarm = Alarm(clock)
         self.leases = Leases()
-        self.bench = Bench()
+        self.ready = ReadyJobs()
         self.quarantine = quarantine
         self.guard = None if breaker is None else Guard(breaker, reporter, clock, self.alarm)

@@ -213,7 +213,7 @@ async def _process(place: Workplace, job: Job, token: str, behaviour: Behaviour)
         cycle.stop_taking()  # this one job, and no other
         lease = Lease(job, token, monotonic())
         side.leases.add(lease)
-        side.bench.put([lease])
+        side.ready.put([lease])
         async with create_task_group() as tasks:
             tasks.start_soon(cycle.carry)
             await runner.occupy()

@@ -9,7 +9,7 @@ from taskbull.store.backend import Waiter, waiters, wake
 from taskbull.worker.lease import Lease
 
 
-class Bench:
+class ReadyJobs:
     """Hands the jobs that were taken to the slots of a queue.
 
     A slot that finds a job waiting takes it without giving way to others. Of the slots that wait,
