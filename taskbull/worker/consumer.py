@@ -42,9 +42,9 @@ class Consumer:
         self._sweeper = Sweeper(side, options.stalled_interval, options.max_stalled_count)
 
     @property
-    def circuit(self) -> BreakerState | None:
+    def circuit_state(self) -> BreakerState | None:
         """The state of its circuit breaker, if it has one."""
-        return None if self.side.guard is None else self.side.guard.state
+        return None if self.side.circuit is None else self.side.circuit.state
 
     def start_upkeep(self, tasks: TaskGroup) -> None:
         """Start what must outlive the last job: what is said to Redis, and the sweep."""
@@ -90,8 +90,8 @@ class Consumer:
         await self._cycle.until(Cycle.idle)
 
     def _ring(self) -> None:
-        if self.side.guard is not None:
-            self.side.guard.look()
+        if self.side.circuit is not None:
+            self.side.circuit.look()
         self._cycle.wake()
 
 

@@ -40,7 +40,7 @@ class Cycle:
         self._side = side
         self._taking = taking
         self._fresh_for = fresh_for
-        self._demand = Demand(concurrency, side.guard)
+        self._demand = Demand(concurrency, side.circuit)
         self._outbox = Outbox()
         self._intake = Intake(side, self._demand, self._outbox)
         self._recovery = Recovery(side, self._demand, self._outbox, self._intake, taking)

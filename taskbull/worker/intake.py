@@ -60,9 +60,9 @@ class Intake:
         """Note what became of a job, and that its slot is free."""
         lease.ended = True
         self._demand.occupied -= 1
-        guard = self._side.guard
-        if guard is not None:
-            guard.ended(lease.job.id, outcome)
+        circuit = self._side.circuit
+        if circuit is not None:
+            circuit.ended(lease.job.id, outcome)
         if lease.lost is None and not isinstance(outcome, LetGo):
             self._outbox.append((lease, outcome, policy))
         else:
@@ -76,13 +76,13 @@ class Intake:
         leases = [Lease(job, token, renewed) for job in jobs]
         side.leases.add_all(leases)
         self._demand.occupied += len(leases)
-        if self._demand.stopping or (side.guard is not None and side.guard.open):
+        if self._demand.stopping or (side.circuit is not None and side.circuit.open):
             for lease in leases:
                 self.ended(lease, GiveBack())
             return
-        if side.guard is not None:
+        if side.circuit is not None:
             for lease in leases:
-                side.guard.started(lease.job.id)
+                side.circuit.started(lease.job.id)
         if suspects := [lease for lease in leases if is_suspect(lease.job)]:
             leases = [lease for lease in leases if lease not in suspects]
             for lease, wait in side.quarantine.admit(suspects, side.ready):

@@ -65,7 +65,7 @@ class Measuring:
     async def run(self, shutdown: Shutdown) -> None:
         """Measure until cancelled; from the shutdown on, the worker is not ready for jobs."""
         circuits = {
-            side.keys.queue: None if side.guard is None else side.guard.state
+            side.keys.queue: None if side.circuit is None else side.circuit.state
             for side in self._sides
         }
         running = {side.keys.queue: side.leases.running for side in self._sides}

@@ -5,8 +5,8 @@ from __future__ import annotations
 from taskbull.core.breaker import CircuitBreaker
 from taskbull.core.keys import QueueKeys
 from taskbull.store.async_store import Store
+from taskbull.worker.circuit import Circuit
 from taskbull.worker.clock import Alarm, Clock
-from taskbull.worker.guard import Guard
 from taskbull.worker.lease import Leases
 from taskbull.worker.quarantine import Quarantine
 from taskbull.worker.ready import ReadyJobs
@@ -33,4 +33,4 @@ class QueueSide:
         self.leases = Leases()
         self.ready = ReadyJobs()
         self.quarantine = quarantine
-        self.guard = None if breaker is None else Guard(breaker, reporter, clock, self.alarm)
+        self.circuit = None if breaker is None else Circuit(breaker, reporter, clock, self.alarm)

@@ -148,7 +148,7 @@ class Worker:
         if queue not in self._keys:
             raise refusal("queue", f"be one of this worker's ({', '.join(self._keys)})", queue)
         if queue in self._consumers:
-            return self._consumers[queue].circuit
+            return self._consumers[queue].circuit_state
         return BreakerState.CLOSED if queue in self._breakers else None
 
     async def run(self, *, burst: bool = False) -> None:

@@ -17,7 +17,7 @@ from taskbull.worker.clock import Alarm, Clock
 from taskbull.worker.reporter import Reporter
 
 
-class Guard:
+class Circuit:
     """Says how many jobs may be taken, by what became of the last ones."""
 
     def __init__(
