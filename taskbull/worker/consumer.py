@@ -12,10 +12,10 @@ from taskbull.worker.cycle import Cycle
 from taskbull.worker.demand import CALLS
 from taskbull.worker.desk import Desk
 from taskbull.worker.global_concurrency import limit_all_workers
+from taskbull.worker.marker import pass_on, wait_at_marker
 from taskbull.worker.runner import Runner
 from taskbull.worker.side import QueueSide
 from taskbull.worker.sweeper import Sweeper
-from taskbull.worker.waiting import pass_on, wait_at_marker
 from taskbull.worker.work import Find
 
 

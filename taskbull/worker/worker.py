@@ -42,10 +42,10 @@ from taskbull.worker.consumer import Consumer
 from taskbull.worker.desk import Desk
 from taskbull.worker.heartbeat import beating
 from taskbull.worker.listeners import Listener, Listeners
-from taskbull.worker.measuring import Measuring
 from taskbull.worker.quarantine import Quarantine
 from taskbull.worker.reporter import Reporter
 from taskbull.worker.running_job import job_of
+from taskbull.worker.sampler import Sampler
 from taskbull.worker.shutdown import Shutdown
 from taskbull.worker.side import QueueSide
 from taskbull.worker.threads import ThreadPool
@@ -223,10 +223,8 @@ class Worker:
             for consumer in consumers:
                 consumer.start_upkeep(upkeep)
             if self._metrics:
-                measuring = Measuring(
-                    sides, threads, self.options, self.id, self._metrics, self._tasks
-                )
-                upkeep.start_soon(measuring.run, shutdown)
+                sampler = Sampler(sides, threads, self.options, self.id, self._metrics, self._tasks)
+                upkeep.start_soon(sampler.run, shutdown)
             async with beating(sides, sync_store, self.options, self.id):
                 with shutdown.working:
                     async with create_task_group() as slots:

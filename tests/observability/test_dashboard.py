@@ -17,7 +17,7 @@ from taskbull.core.breaker import CircuitBreaker
 from taskbull.observability.catalogue import ALL
 from taskbull.observability.endpoint import Endpoint
 from taskbull.observability.source import OwnMetrics
-from taskbull.worker import measuring
+from taskbull.worker import sampler
 from tests.observability.scraping import Scrape, scrape
 from tests.worker.bed import WorkerBed, until
 
@@ -44,7 +44,7 @@ def expressions() -> list[str]:
 
 async def real_scrape(bed: WorkerBed, monkeypatch: pytest.MonkeyPatch) -> Scrape:
     """Scrape a worker of which everything can be seen."""
-    monkeypatch.setattr(measuring, "PULSE", 0.02)
+    monkeypatch.setattr(sampler, "PULSE", 0.02)
     release = Event()
 
     async def handler(job: Any) -> None:

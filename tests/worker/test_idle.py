@@ -11,7 +11,7 @@ from taskbull.core import events
 from taskbull.core.durations import seconds
 from taskbull.core.worker_options import WorkerOptions
 from taskbull.observability.source import OwnMetrics
-from taskbull.worker import measuring
+from taskbull.worker import sampler
 from tests.worker.bed import WorkerBed, echo, until
 
 PERIOD = 0.2
@@ -68,7 +68,7 @@ def test_with_the_defaults_that_is_less_than_one_command_in_two_seconds() -> Non
 async def test_metrics_add_three_commands_per_sample(
     bed: WorkerBed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(measuring, "SAMPLING", PERIOD)
+    monkeypatch.setattr(sampler, "SAMPLING", PERIOD)
     worker = bed.worker(echo, drain_delay=PERIOD)
     worker.measure(OwnMetrics().metrics)
     async with worker.running():

@@ -42,7 +42,7 @@ _TERM_MS = to_ms(2.5 * SAMPLING)
 """How long a worker that is gone keeps others from sampling its queues."""
 
 
-class Measuring:
+class Sampler:
     """Measures a running worker, and gives it to all who keep metrics."""
 
     def __init__(
