@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from taskbull.app.dispatch import JobMiddleware
     from taskbull.queue.queue import Queue
     from taskbull.queue.sync_queue import SyncQueue
-    from taskbull.worker.work import Work
+    from taskbull.worker.route import Route
     from taskbull.worker.worker import Worker
 
 P = ParamSpec("P")
@@ -263,9 +263,9 @@ class App:
         names = self.producer.stores.sync().run(call, timeout=limit)
         return sorted(set(names) - self.tasks.keys())
 
-    def find(self, job: Job) -> Work:
+    def resolve(self, job: Job) -> Route:
         """Tell how a job is to be run: what a worker asks."""
-        return self._staff.dispatch.find(job)
+        return self._staff.dispatch.resolve(job)
 
     def queue_options(
         self,

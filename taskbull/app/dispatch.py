@@ -11,8 +11,8 @@ from taskbull.app.unclaimed import Unclaimed
 from taskbull.core.job import Job
 from taskbull.core.middleware import Middleware, compose
 from taskbull.core.retry import RetryPolicy
+from taskbull.worker.route import Handler, Route, in_thread
 from taskbull.worker.running_job import RunningJob
-from taskbull.worker.work import Handler, Work, in_thread
 
 JobMiddleware: TypeAlias = Middleware[RunningJob]
 
@@ -25,13 +25,13 @@ class Dispatch:
     ) -> None:
         self._registry = registry
         self._layers = [*layers]
-        self._known: dict[str, Work] = {}
-        self._unclaimed = Work(Unclaimed(registry).put_off, policy)
+        self._known: dict[str, Route] = {}
+        self._unclaimed = Route(Unclaimed(registry).put_off, policy)
 
-    def find(self, job: Job) -> Work:
+    def resolve(self, job: Job) -> Route:
         """Tell how a job is run; a task that cannot be prepared is a `ConfigurationError`."""
-        work = self._known.get(job.name)
-        return self._prepared(job.name) if work is None else work
+        route = self._known.get(job.name)
+        return self._prepared(job.name) if route is None else route
 
     def add_middleware(self, layer: JobMiddleware) -> None:
         """Put a layer around all tasks, inside of those that are there."""
@@ -43,14 +43,14 @@ class Dispatch:
         for name in self._registry.tasks:
             self._prepared(name)
 
-    def _prepared(self, name: str) -> Work:
+    def _prepared(self, name: str) -> Route:
         task = self._registry.tasks.get(name)
         if task is None:
             return self._unclaimed  # not kept: what names stand in Redis is not in our hands
         handler = compose(self._layers, _handler(task))
-        work = Work(handler, task.settings.policy, task.settings.timeout)
-        self._known[name] = work
-        return work
+        route = Route(handler, task.settings.policy, task.settings.timeout)
+        self._known[name] = route
+        return route
 
 
 def _handler(task: Task[..., Any]) -> Handler:

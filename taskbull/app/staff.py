@@ -94,7 +94,7 @@ class Staff:
             queue_options=rules,
             prefix=namespace.prefix,
             hash_tag=namespace.hash_tag,
-            find=self.dispatch.find,
+            resolve=self.dispatch.resolve,
             circuit_breaker=self._registry.circuit_breakers,
             lifespan=self._lifespan or nullcontext,
             tasks=self._registry.tasks,

@@ -80,8 +80,8 @@ async def run_here(app: App, recorded: RecordedJob, *, in_loop: bool) -> Written
     if (fate := doomed(job)) is not None:
         return fate
     try:
-        work = app.find(job)
-        policy = work.policy
+        route = app.resolve(job)
+        policy = route.policy
         desk = Desk(
             QueueKeys(recorded.queue),
             WORKER_ID,
@@ -92,11 +92,11 @@ async def run_here(app: App, recorded: RecordedJob, *, in_loop: bool) -> Written
         running = _JobHere(recorded, desk, policy)
         token = enter(running)
         try:
-            timeout, limit = job.options.timeout or work.timeout, job.options.result_limit
+            timeout, limit = job.options.timeout or route.timeout, job.options.result_limit
             if not in_loop or timeout is None:
-                return Complete(encode_value(await work.handler(running), limit))
+                return Complete(encode_value(await route.handler(running), limit))
             with move_on_after(timeout):
-                return Complete(encode_value(await work.handler(running), limit))
+                return Complete(encode_value(await route.handler(running), limit))
         finally:
             leave(token)
         raise TimeoutError(f"the job took longer than its timeout of {timeout:g} s")

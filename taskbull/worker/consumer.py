@@ -13,17 +13,22 @@ from taskbull.worker.demand import CALLS
 from taskbull.worker.desk import Desk
 from taskbull.worker.global_concurrency import limit_all_workers
 from taskbull.worker.marker import pass_on, wait_at_marker
+from taskbull.worker.route import Resolve
 from taskbull.worker.runner import Runner
 from taskbull.worker.side import QueueSide
 from taskbull.worker.sweeper import Sweeper
-from taskbull.worker.work import Find
 
 
 class Consumer:
     """Takes the jobs of one queue and runs them."""
 
     def __init__(
-        self, side: QueueSide, desk: Desk, worker: WorkerOptions, rules: QueueOptions, find: Find
+        self,
+        side: QueueSide,
+        desk: Desk,
+        worker: WorkerOptions,
+        rules: QueueOptions,
+        resolve: Resolve,
     ) -> None:
         self.side = side
         self._desk = desk
@@ -35,7 +40,7 @@ class Consumer:
             side,
             self._cycle,
             desk,
-            find,
+            resolve,
             lock_life=options.lock_duration,
             cancel_lost=options.on_lost_lock == "cancel",
         )

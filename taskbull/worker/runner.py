@@ -24,10 +24,10 @@ from taskbull.worker.desk import Desk
 from taskbull.worker.fork import end_child_of
 from taskbull.worker.interruption import ends_the_slot
 from taskbull.worker.lease import Lease
+from taskbull.worker.route import Resolve, Route
 from taskbull.worker.running_job import RunningJob, enter, leave
 from taskbull.worker.side import QueueSide
 from taskbull.worker.time_limit import THREAD_PATIENCE, TimeLimit
-from taskbull.worker.work import Find, Work
 from taskbull.worker.writing import RELEASE_PAUSE
 
 logger = logging.getLogger(__name__)
@@ -44,7 +44,7 @@ class Runner:
         side: QueueSide,
         cycle: Cycle,
         desk: Desk,
-        find: Find,
+        resolve: Resolve,
         *,
         lock_life: float,
         cancel_lost: bool,
@@ -52,7 +52,7 @@ class Runner:
         self._side = side
         self._cycle = cycle
         self._desk = desk
-        self._find = find
+        self._resolve = resolve
         self._lock_life = lock_life
         self._cancel_lost = cancel_lost
         self._process = os.getpid()
@@ -93,9 +93,9 @@ class Runner:
                     outcome = GiveBack()
             outcome = outcome or doomed(job)
             if outcome is None:
-                work = self._find(job)
-                policy = work.policy
-                outcome = await self._execute(lease, work)
+                route = self._resolve(job)
+                policy = route.policy
+                outcome = await self._execute(lease, route)
         except BaseException as error:
             end_child_of(self._process, error)
             if ends_the_slot(error):
@@ -107,18 +107,18 @@ class Runner:
         self._cycle.ended(lease, outcome, policy)
         return outcome
 
-    async def _execute(self, lease: Lease, work: Work) -> Outcome:
+    async def _execute(self, lease: Lease, route: Route) -> Outcome:
         job = lease.job
-        timeout = job.options.timeout or work.timeout
-        running = RunningJob(lease, self._desk, work.policy)
+        timeout = job.options.timeout or route.timeout
+        running = RunningJob(lease, self._desk, route.policy)
         token = enter(running)
         try:
             if timeout is None and not self._cancel_lost:
-                return _completed(job, await work.handler(running))
+                return _completed(job, await route.handler(running))
             with CancelScope() as lease.scope:
                 if timeout is not None:
                     running.time_limit = TimeLimit(lease.scope, timeout)
-                return _completed(job, await work.handler(running))
+                return _completed(job, await route.handler(running))
         except Exception as error:
             if running.writing.caused(error):
                 return self._put_off(lease, f"Redis did not take what it wrote: {error}")

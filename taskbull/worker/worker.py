@@ -44,12 +44,12 @@ from taskbull.worker.heartbeat import beating
 from taskbull.worker.listeners import Listener, Listeners
 from taskbull.worker.quarantine import Quarantine
 from taskbull.worker.reporter import Reporter
+from taskbull.worker.route import Handler, Resolve, Route, SyncHandler, in_thread
 from taskbull.worker.running_job import job_of
 from taskbull.worker.sampler import Sampler
 from taskbull.worker.shutdown import Shutdown
 from taskbull.worker.side import QueueSide
 from taskbull.worker.threads import ThreadPool
-from taskbull.worker.work import Find, Handler, SyncHandler, Work, in_thread
 
 E = TypeVar("E", bound=events.Event)
 
@@ -73,7 +73,7 @@ class Worker:
     once: a crash, a lost lock or a cut network can run a job twice, so handlers must be idempotent.
 
     `concurrency` counts the jobs that run at once in each queue, but for one that has a number of
-    its own in `queue_options`. A handler that is not an `async def` runs in a thread. `find`
+    its own in `queue_options`. A handler that is not an `async def` runs in a thread. `resolve`
     serves those who have a handler for each kind of job; metrics count each of `tasks` by itself.
     """
 
@@ -87,7 +87,7 @@ class Worker:
         queue_options: Mapping[str, QueueOptions] | None = None,
         prefix: str = "bull",
         hash_tag: bool | None = None,
-        find: Find | None = None,
+        resolve: Resolve | None = None,
         policy: RetryPolicy = NO_POLICY,
         circuit_breaker: CircuitBreaker | Mapping[str, CircuitBreaker] | None = None,
         on: Mapping[type[E], Listener[E]] | None = None,
@@ -104,7 +104,7 @@ class Worker:
             raise refusal("queues", "be one name or several different ones", queues)
         self._keys = {name: self.namespace.keys(name) for name in names}
         self._rules = {name: (queue_options or {}).get(name, NO_RULES) for name in names}
-        self._find = find or _constant(handler, policy)
+        self._resolve = resolve or _constant(handler, policy)
         self._breakers = _by_queue(circuit_breaker, names)
         self._lifespan = lifespan
         self._tasks = tasks
@@ -257,7 +257,7 @@ class Worker:
             side = QueueSide(keys, store, reporter, self._clock, breaker, quarantine)
             desk = Desk(keys, self.id, store, sync_store, threads)
             rules = self._rules[name]
-            consumers[name] = Consumer(side, desk, self.options, rules, self._find)
+            consumers[name] = Consumer(side, desk, self.options, rules, self._resolve)
         return consumers
 
     def _thread_count(self) -> int:
@@ -281,15 +281,15 @@ def make_worker_id() -> str:
     return f"{host}-{os.getpid()}-{secrets.token_hex(3)}"
 
 
-def _constant(handler: Handler | SyncHandler | None, policy: RetryPolicy) -> Find:
+def _constant(handler: Handler | SyncHandler | None, policy: RetryPolicy) -> Resolve:
     if not callable(handler):
         raise refusal("handler", "be a function that takes the job", handler)
     # An object with an `async def __call__` is as good as a function.
     is_async = inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(
         getattr(handler, "__call__", None)  # noqa: B004 - its kind is asked, not whether it is there
     )
-    work = Work(handler if is_async else in_thread(handler), policy)
-    return lambda _: work
+    route = Route(handler if is_async else in_thread(handler), policy)
+    return lambda _: route
 
 
 def _by_queue(

@@ -30,14 +30,14 @@ def test_what_a_task_needs_is_made_once(local: App) -> None:
     async def work() -> None: ...
 
     job = Job(id="1", name="work")
-    found = local.find(job)
-    assert found is local.find(Job(id="2", name="work"))
+    found = local.resolve(job)
+    assert found is local.resolve(Job(id="2", name="work"))
     assert (found.policy.attempts, found.timeout) == (9, 5.0)
 
 
 def test_names_from_redis_are_not_collected(local: App) -> None:
-    first = local.find(Job(id="1", name="nobody"))
-    assert first is local.find(Job(id="2", name="nobody else"))
+    first = local.resolve(Job(id="1", name="nobody"))
+    assert first is local.resolve(Job(id="2", name="nobody else"))
     assert first.policy.attempts == 4
 
 
@@ -48,7 +48,7 @@ def test_a_task_that_cannot_be_prepared_is_told_before_the_first_job(local: App)
     with pytest.raises(ConfigurationError, match="Parameter x of task work"):
         local.worker()
     with pytest.raises(ConfigurationError, match="Parameter x of task work"):
-        local.find(Job(id="1", name="work"))
+        local.resolve(Job(id="1", name="work"))
 
 
 def test_a_task_that_is_missing_may_be_there_later() -> None:

@@ -31,11 +31,11 @@ from taskbull.worker.lease import Lease
 from taskbull.worker.listeners import Listeners
 from taskbull.worker.quarantine import Quarantine
 from taskbull.worker.reporter import Reporter
+from taskbull.worker.route import Route
 from taskbull.worker.runner import Runner as JobRunner
 from taskbull.worker.running_job import RunningJob
 from taskbull.worker.side import QueueSide
 from taskbull.worker.threads import ThreadPool
-from taskbull.worker.work import Work
 from taskbull.worker.worker import Worker
 from tests.interop.actor import Behaviour, Options
 from tests.interop.node import UNDEFINED
@@ -207,9 +207,9 @@ async def _process(place: Workplace, job: Job, token: str, behaviour: Behaviour)
         reporter = Reporter(listeners, "worker", place.keys.queue)
         side = QueueSide(place.keys, store, reporter, SetClock(place.clock), None, Quarantine())
         cycle = Cycle(side, 1, Taking(lock_life_ms=30_000), fresh_for=5.0)
-        work = Work(Performer(place, behaviour))
+        route = Route(Performer(place, behaviour))
         desk = Desk(place.keys, "worker", store, sync_store, threads)
-        runner = JobRunner(side, cycle, desk, lambda _: work, lock_life=30.0, cancel_lost=False)
+        runner = JobRunner(side, cycle, desk, lambda _: route, lock_life=30.0, cancel_lost=False)
         cycle.stop_taking()  # this one job, and no other
         lease = Lease(job, token, monotonic())
         side.leases.add(lease)

@@ -95,7 +95,7 @@ class WorkerBed:
 
     def worker(self, handler: Any, **more: Any) -> Worker:
         """Make a worker of the queue; `more` are its options, or parameters of its own."""
-        own = {"find", "policy", "circuit_breaker", "clock", "redis", "on"}
+        own = {"resolve", "policy", "circuit_breaker", "clock", "redis", "on"}
         given = {name: more.pop(name) for name in own & set(more)}
         queues = more.pop("queues", "q")
         record = more.pop("record", self.record)

@@ -19,8 +19,8 @@ from taskbull.core import events
 from taskbull.core.job import Job
 from taskbull.core.retention import Keep
 from taskbull.worker.lease import Lease
+from taskbull.worker.route import Route, in_thread
 from taskbull.worker.running_job import RunningJob
-from taskbull.worker.work import Work, in_thread
 from tests.worker.bed import WorkerBed, until
 from tests.worker.scale import ROUGH_KINDS, scaled
 
@@ -84,8 +84,8 @@ def _in_thread(job: RunningJob) -> object:
     return job.data
 
 
-def _find(job: Job) -> Work:
-    return Work(in_thread(_in_thread)) if int(job.id) % 4 == 1 else Work(_handler)
+def _resolve(job: Job) -> Route:
+    return Route(in_thread(_in_thread)) if int(job.id) % 4 == 1 else Route(_handler)
 
 
 async def _run(bed: WorkerBed, count: int) -> None:
@@ -96,7 +96,7 @@ async def _run(bed: WorkerBed, count: int) -> None:
         nonlocal ended
         ended += isinstance(event, events.Completed | events.Failed)
 
-    worker = bed.worker(None, find=_find, record=note, concurrency=50, threads=8)
+    worker = bed.worker(None, resolve=_resolve, record=note, concurrency=50, threads=8)
     gone = Keep.none()
     async with worker.running():
         for added in range(0, count, BATCH):

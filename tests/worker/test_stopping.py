@@ -20,9 +20,9 @@ from anyio.abc import TaskStatus
 from taskbull.core import events
 from taskbull.core.job import Job
 from taskbull.worker import worker as module
+from taskbull.worker.route import Route, in_thread
 from taskbull.worker.running_job import RunningJob
 from taskbull.worker.shutdown import Shutdown
-from taskbull.worker.work import Work, in_thread
 from taskbull.worker.worker import Worker
 from tests.servers.kinds import VALKEY_9, PrivateServers, Reachable
 from tests.worker.bed import Recorder, WorkerBed, echo, until
@@ -53,8 +53,8 @@ class Errands:
         ]
         self.ids += [handle.id for handle in await self._bed.queue.add_bulk(jobs)]
 
-    def find(self, job: Job) -> Work:
-        return Work(in_thread(self._block)) if job.name == "thread" else Work(self._run)
+    def resolve(self, job: Job) -> Route:
+        return Route(in_thread(self._block)) if job.name == "thread" else Route(self._run)
 
     async def _run(self, job: RunningJob) -> None:
         if self.hurry:
@@ -139,7 +139,7 @@ async def test_every_instant_is_a_safe_one_to_stop(
         grace = 30.0 if way is _second_word else random.choice((0.0, 0.0, 0.01))
         worker = bed.worker(
             None,
-            find=errands.find,
+            resolve=errands.resolve,
             record=errands.note,
             shutdown_timeout=grace,
             concurrency=random.choice((1, 3, 20)),
@@ -152,7 +152,7 @@ async def test_every_instant_is_a_safe_one_to_stop(
         used[way.__name__.strip("_")] += 1
     errands.hurry = True
     with fail_after(60):
-        await bed.worker(None, find=errands.find, record=errands.note).run(burst=True)
+        await bed.worker(None, resolve=errands.resolve, record=errands.note).run(burst=True)
     errands.check()
     assert ends(bed) == Counter(errands.ids)
     print(f"{INSTANTS} stops {dict(used)}, {len(errands.ids)} jobs, seed {SEED}")

@@ -17,7 +17,7 @@ Handler: TypeAlias = Callable[[RunningJob], Awaitable[Any]]
 SyncHandler: TypeAlias = Callable[[RunningJob], Any]
 
 
-class Work(Struct, frozen=True):
+class Route(Struct, frozen=True):
     """How the jobs of a task are run."""
 
     handler: Handler
@@ -26,7 +26,7 @@ class Work(Struct, frozen=True):
     """Seconds that one attempt may take; a job's own time wins."""
 
 
-Find: TypeAlias = Callable[[Job], Work]
+Resolve: TypeAlias = Callable[[Job], Route]
 """Tells how a job is to be run; what it raises is the job's failure."""
 
 
