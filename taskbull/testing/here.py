@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Coroutine
 from random import random
+from types import SimpleNamespace
 from typing import Any, cast
 
 from anyio import move_on_after, to_thread
@@ -15,10 +16,9 @@ from taskbull.core.outcome import Complete, Written
 from taskbull.core.retry import NO_POLICY, RetryPolicy, decide, doomed
 from taskbull.core.wire.job import encode_data, encode_progress, encode_value
 from taskbull.testing.recorded_job import RecordedJob
-from taskbull.worker.desk import Desk
+from taskbull.worker.context import QueueContext
 from taskbull.worker.lease import Lease
 from taskbull.worker.running_job import RunningJob, enter, leave
-from taskbull.worker.threads import ThreadPool
 
 WORKER_ID = "taskbull.testing"
 
@@ -40,8 +40,8 @@ class _JobHere(RunningJob):
 
     __slots__ = ("_recorded",)
 
-    def __init__(self, recorded: RecordedJob, desk: Desk, policy: RetryPolicy) -> None:
-        super().__init__(Lease(recorded.as_job(), "", 0.0), desk, policy)
+    def __init__(self, recorded: RecordedJob, context: QueueContext, policy: RetryPolicy) -> None:
+        super().__init__(Lease(recorded.as_job(), "", 0.0), context, policy)
         self._recorded = recorded
 
     def progress(self, value: Any) -> None:
@@ -82,14 +82,15 @@ async def run_here(app: App, recorded: RecordedJob, *, in_loop: bool) -> Written
     try:
         route = app.resolve(job)
         policy = route.policy
-        desk = Desk(
-            QueueKeys(recorded.queue),
-            WORKER_ID,
-            cast("Any", None),  # nothing goes to Redis
-            cast("Any", None),
-            cast("ThreadPool", _Threads(in_loop=in_loop)),
+        context = cast(
+            "QueueContext",  # nothing goes to Redis
+            SimpleNamespace(
+                keys=QueueKeys(recorded.queue),
+                worker_id=WORKER_ID,
+                threads=_Threads(in_loop=in_loop),
+            ),
         )
-        running = _JobHere(recorded, desk, policy)
+        running = _JobHere(recorded, context, policy)
         token = enter(running)
         try:
             timeout, limit = job.options.timeout or route.timeout, job.options.result_limit

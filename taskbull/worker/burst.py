@@ -12,7 +12,7 @@ from taskbull.errors import ConnectionLost, MaybeExecuted
 from taskbull.scripts.call import Command, Request
 from taskbull.scripts.inspection import count_jobs
 from taskbull.scripts.pausing import is_paused
-from taskbull.worker.side import QueueSide
+from taskbull.worker.context import QueueContext
 
 logger = logging.getLogger(__name__)
 
@@ -32,7 +32,7 @@ _LEFT = {
 
 
 async def until_done(
-    sides: Sequence[QueueSide], until_idle: Callable[[], Awaitable[None]], wait: float
+    contexts: Sequence[QueueContext], until_idle: Callable[[], Awaitable[None]], wait: float
 ) -> None:
     """Wait until there is nothing more to do; log what is left.
 
@@ -40,27 +40,27 @@ async def until_done(
     queues were empty for the first time: a schedule that never ends does not keep a burst alive.
     """
     await until_idle()
-    clock = sides[0].clock
+    clock = contexts[0].clock
     deadline = clock.now() + wait
-    while (due := await _next_due(sides)) <= deadline:
+    while (due := await _next_due(contexts)) <= deadline:
         await clock.sleep_until(max(due, clock.now() + _LOOK))
         await until_idle()
         if clock.now() >= deadline:
             break
-    for side in sides:
-        await _tell_what_is_left(side)
+    for context in contexts:
+        await _tell_what_is_left(context)
 
 
-async def _next_due(sides: Sequence[QueueSide]) -> float:
+async def _next_due(contexts: Sequence[QueueContext]) -> float:
     """Give when the next delayed job is due that can run, by the workers' clock."""
     earliest = inf
-    for side in sides:
-        delayed = side.keys.delayed
+    for context in contexts:
+        delayed = context.keys.delayed
         first = Command(("ZRANGE", delayed, 0, 0, "WITHSCORES"), delayed, _score)
-        score = await _ask(side, first)
-        if score is not None and not await _ask(side, is_paused(side.keys)):
-            seconds = (due_ms_of_score(score) - side.clock.wall_ms()) / 1000
-            earliest = min(earliest, side.clock.now() + max(0.0, seconds))
+        score = await _ask(context, first)
+        if score is not None and not await _ask(context, is_paused(context.keys)):
+            seconds = (due_ms_of_score(score) - context.clock.wall_ms()) / 1000
+            earliest = min(earliest, context.clock.now() + max(0.0, seconds))
     return earliest
 
 
@@ -68,17 +68,17 @@ def _score(reply: list[Any]) -> float | None:
     return float(reply[1]) if reply else None
 
 
-async def _tell_what_is_left(side: QueueSide) -> None:
-    counts = await _ask(side, count_jobs(side.keys))
+async def _tell_what_is_left(context: QueueContext) -> None:
+    counts = await _ask(context, count_jobs(context.keys))
     left = [f"{counts[state]:,} {words}" for state, words in _LEFT.items() if counts[state]]
     if left:
-        paused = " (the queue is paused)" if await _ask(side, is_paused(side.keys)) else ""
-        logger.info("Queue %s: the burst leaves %s%s", side.keys.queue, ", ".join(left), paused)
+        paused = " (the queue is paused)" if await _ask(context, is_paused(context.keys)) else ""
+        logger.info("Queue %s: the burst leaves %s%s", context.keys.queue, ", ".join(left), paused)
 
 
-async def _ask(side: QueueSide, request: Request[T]) -> T:
+async def _ask(context: QueueContext, request: Request[T]) -> T:
     while True:
         try:
-            return await side.store.run(request)
+            return await context.store.run(request)
         except (ConnectionLost, MaybeExecuted):
             continue  # a mere question: it is asked again when Redis is back

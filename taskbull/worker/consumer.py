@@ -8,14 +8,13 @@ from taskbull.core.breaker import BreakerState
 from taskbull.core.durations import to_ms
 from taskbull.core.worker_options import QueueOptions, WorkerOptions
 from taskbull.scripts.cycle import Taking
+from taskbull.worker.context import QueueContext
 from taskbull.worker.cycle import Cycle
 from taskbull.worker.demand import CALLS
-from taskbull.worker.desk import Desk
 from taskbull.worker.global_concurrency import limit_all_workers
 from taskbull.worker.marker import pass_on, wait_at_marker
 from taskbull.worker.route import Resolve
 from taskbull.worker.runner import Runner
-from taskbull.worker.side import QueueSide
 from taskbull.worker.sweeper import Sweeper
 
 
@@ -24,42 +23,39 @@ class Consumer:
 
     def __init__(
         self,
-        side: QueueSide,
-        desk: Desk,
+        context: QueueContext,
         worker: WorkerOptions,
         rules: QueueOptions,
         resolve: Resolve,
     ) -> None:
-        self.side = side
-        self._desk = desk
+        self.context = context
         self._options = options = rules.over(worker)
         self._global_concurrency = rules.global_concurrency
-        taking = _taking(options, desk.worker_id)
-        self._cycle = Cycle(side, options.concurrency, taking, _fresh_for(options))
+        taking = _taking(options, context.worker_id)
+        self._cycle = Cycle(context, options.concurrency, taking, _fresh_for(options))
         self._runner = Runner(
-            side,
+            context,
             self._cycle,
-            desk,
             resolve,
             lock_life=options.lock_duration,
             cancel_lost=options.on_lost_lock == "cancel",
         )
-        self._sweeper = Sweeper(side, options.stalled_interval, options.max_stalled_count)
+        self._sweeper = Sweeper(context, options.stalled_interval, options.max_stalled_count)
 
     @property
     def circuit_state(self) -> BreakerState | None:
         """The state of its circuit breaker, if it has one."""
-        return None if self.side.circuit is None else self.side.circuit.state
+        return None if self.context.circuit is None else self.context.circuit.state
 
     def start_upkeep(self, tasks: TaskGroup) -> None:
         """Start what must outlive the last job: what is said to Redis, and the sweep."""
         tasks.start_soon(self._carry, tasks)
-        tasks.start_soon(self.side.alarm.run, self._ring)
+        tasks.start_soon(self.context.alarm.run, self._ring)
         tasks.start_soon(self._sweeper.run)
 
     async def _carry(self, tasks: TaskGroup) -> None:
         if self._global_concurrency is not None:  # no job is taken before the rule stands
-            await limit_all_workers(self.side, self._global_concurrency)
+            await limit_all_workers(self.context, self._global_concurrency)
         for _ in range(CALLS):
             tasks.start_soon(self._cycle.carry)
 
@@ -70,11 +66,11 @@ class Consumer:
 
     async def wait_for_jobs(self) -> None:
         """Wait at the marker, until cancelled."""
-        keys = self.side.keys
-        connection = self.side.store.blocking(
-            keys.marker, keys.connection_name(self._desk.worker_id)
+        keys = self.context.keys
+        connection = self.context.store.blocking(
+            keys.marker, keys.connection_name(self.context.worker_id)
         )
-        await wait_at_marker(self.side, self._cycle, connection, self._options.drain_delay)
+        await wait_at_marker(self.context, self._cycle, connection, self._options.drain_delay)
 
     def stop_taking(self) -> None:
         """Take no more jobs."""
@@ -83,7 +79,7 @@ class Consumer:
     async def flush(self) -> None:
         """Wait until Redis knows all that it is to know."""
         await self._cycle.until(Cycle.flushed)
-        await pass_on(self.side)
+        await pass_on(self.context)
 
     @property
     def is_idle(self) -> bool:
@@ -95,8 +91,8 @@ class Consumer:
         await self._cycle.until(Cycle.idle)
 
     def _ring(self) -> None:
-        if self.side.circuit is not None:
-            self.side.circuit.look()
+        if self.context.circuit is not None:
+            self.context.circuit.look()
         self._cycle.wake()
 
 

@@ -23,27 +23,29 @@ from taskbull.core.retry import NO_POLICY, RetryPolicy
 from taskbull.scripts.cycle import Cycled, Taking, cycle
 from taskbull.store.backend import Waiter, waiters, wake
 from taskbull.store.pipeline import Reply
+from taskbull.worker.context import QueueContext
 from taskbull.worker.demand import BATCH, CALLS, Demand
 from taskbull.worker.intake import Intake
 from taskbull.worker.lease import Lease
 from taskbull.worker.outbox import Outbox, pack
 from taskbull.worker.recovery import Recovery
-from taskbull.worker.side import QueueSide
 from taskbull.worker.trip import Carrier, Trip
 
 
 class Cycle:
     """The worker's side of one queue in Redis: outcomes go out, jobs come in."""
 
-    def __init__(self, side: QueueSide, concurrency: int, taking: Taking, fresh_for: float) -> None:
+    def __init__(
+        self, context: QueueContext, concurrency: int, taking: Taking, fresh_for: float
+    ) -> None:
         """Make it; a lock that is younger than `fresh_for` lives until the next heartbeat."""
-        self._side = side
+        self._context = context
         self._taking = taking
         self._fresh_for = fresh_for
-        self._demand = Demand(concurrency, side.circuit)
+        self._demand = Demand(concurrency, context.circuit)
         self._outbox = Outbox()
-        self._intake = Intake(side, self._demand, self._outbox)
-        self._recovery = Recovery(side, self._demand, self._outbox, self._intake, taking)
+        self._intake = Intake(context, self._demand, self._outbox)
+        self._recovery = Recovery(context, self._demand, self._outbox, self._intake, taking)
         self._carriers = [Carrier() for _ in range(CALLS)]  # those that are free
         self._troubled: deque[tuple[Trip, Reply]] = deque()
         self._carrying = 0  # tasks that see to those; without one nothing is sent
@@ -80,18 +82,18 @@ class Cycle:
     def wake(self) -> None:
         """Ask for jobs: there may be some."""
         demand = self._demand
-        if self._side.clock.now() >= demand.limited_until:
+        if self._context.clock.now() >= demand.limited_until:
             demand.limited_until = 0.0
         else:
-            self._side.alarm.set(demand.limited_until)  # it may have rung for a job that is due
+            self._context.alarm.set(demand.limited_until)  # it may have rung for a job that is due
         demand.wake()
         self._send_what_is_due()
 
     def stop_taking(self) -> None:
         """Take no more jobs, and give back those that no slot has begun."""
         self._demand.stopping = True
-        suspect = self._side.quarantine.withdraw(self._side.ready)
-        for lease in (*self._side.ready.close(), *([] if suspect is None else [suspect])):
+        suspect = self._context.quarantine.withdraw(self._context.ready)
+        for lease in (*self._context.ready.close(), *([] if suspect is None else [suspect])):
             self._intake.ended(lease, GiveBack())
         self._send_what_is_due()
 
@@ -133,13 +135,13 @@ class Cycle:
 
     def _send(self, want: int) -> None:
         """Send one call, which asks for `want` jobs."""
-        side, demand, outbox = self._side, self._demand, self._outbox
+        context, demand, outbox = self._context, self._demand, self._outbox
         apart = outbox.apart > 0
         batch = outbox.gather()
-        now_ms = side.clock.wall_ms()
+        now_ms = context.clock.wall_ms()
         carrier = self._carriers.pop()
         token = carrier.next_token()
-        call = cycle(side.keys, now_ms, pack(batch, now_ms), want, token, self._taking)
+        call = cycle(context.keys, now_ms, pack(batch, now_ms), want, token, self._taking)
         trip = Trip(
             self._arrive,
             carrier,
@@ -154,7 +156,7 @@ class Cycle:
             apart,
         )
         demand.sent(want)
-        trip.way = side.store.start(call, trip)
+        trip.way = context.store.start(call, trip)
         if trip.way is None:
             self._leave(trip, None)
 

@@ -10,18 +10,18 @@ from anyio import sleep
 from taskbull.errors import MaybeExecuted, ServerRefused
 from taskbull.scripts.limits import get_global_concurrency, set_global_concurrency
 from taskbull.store.reconnection import LONGEST_DELAY, reconnect_delay
-from taskbull.worker.side import QueueSide
+from taskbull.worker.context import QueueContext
 
 logger = logging.getLogger(__name__)
 
 
-async def limit_all_workers(side: QueueSide, limit: int) -> None:
+async def limit_all_workers(context: QueueContext, limit: int) -> None:
     """Write the limit where all workers find it, unless it stands there; insist until it does."""
     failures = 0
     while True:
         try:
-            if await side.store.run(get_global_concurrency(side.keys)) != limit:
-                await side.store.run(set_global_concurrency(side.keys, limit))
+            if await context.store.run(get_global_concurrency(context.keys)) != limit:
+                await context.store.run(set_global_concurrency(context.keys, limit))
         except MaybeExecuted:
             continue  # writing it twice does no harm
         except ServerRefused as error:
@@ -30,7 +30,7 @@ async def limit_all_workers(side: QueueSide, limit: int) -> None:
             logger.warning(
                 "Queue %s: no job is taken yet: Redis refuses its global_concurrency of %d; "
                 "next try in %.1f s: %s",
-                side.keys.queue,
+                context.keys.queue,
                 limit,
                 delay,
                 error,

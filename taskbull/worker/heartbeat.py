@@ -18,8 +18,8 @@ from taskbull.scripts.locks import extend_lock, extend_locks
 from taskbull.store.address import Endpoint
 from taskbull.store.backend import poster
 from taskbull.store.sync_store import SyncStore
+from taskbull.worker.context import QueueContext
 from taskbull.worker.lease import Lease
-from taskbull.worker.side import QueueSide
 from taskbull.worker.watchdog import Watchdog
 
 logger = logging.getLogger(__name__)
@@ -43,8 +43,8 @@ _PIECE = 500
 class Pulse:
     """The renewals of one queue: when the next is due, and how the last ones went."""
 
-    def __init__(self, side: QueueSide, due: float) -> None:
-        self.side = side
+    def __init__(self, context: QueueContext, due: float) -> None:
+        self.context = context
         self.due = due
         self.node: Endpoint | None = None
         """Where the queue was when its locks were last to be renewed."""
@@ -77,7 +77,7 @@ class Heartbeat:
 
     def __init__(
         self,
-        sides: Sequence[QueueSide],
+        contexts: Sequence[QueueContext],
         store: SyncStore,
         options: WorkerOptions,
         watchdog: Watchdog,
@@ -91,7 +91,7 @@ class Heartbeat:
         self._watchdog = watchdog
         self._post = post
         self._over = threading.Event()
-        self._pulses = [Pulse(side, monotonic() + self._interval) for side in sides]
+        self._pulses = [Pulse(context, monotonic() + self._interval) for context in contexts]
 
     def run(self, ended: Callable[[], None]) -> None:
         """Beat until `stop`; the thread's own function."""
@@ -134,7 +134,7 @@ class Heartbeat:
 
     def _doubtful(self, pulse: Pulse) -> bool:
         """Tell whether a queue had better wait for the others, and not for long for its node."""
-        node = self._store.whereabouts(pulse.side.keys.meta) or pulse.node
+        node = self._store.whereabouts(pulse.context.keys.meta) or pulse.node
         return any(one.failures > 0 and one.node == node for one in self._pulses)
 
     def _postpone(self, pause: float) -> None:
@@ -148,51 +148,51 @@ class Heartbeat:
         limit = min(self._interval, _LONGEST)
         if self._doubtful(pulse):
             limit = min(limit, _DOUBTFUL * 2.0 ** min(pulse.failures, 10))
-        pulse.node = self._store.whereabouts(pulse.side.keys.meta) or pulse.node
-        leases = pulse.side.leases.copy()
+        pulse.node = self._store.whereabouts(pulse.context.keys.meta) or pulse.node
+        leases = pulse.context.leases.copy()
         try:
             for first in range(0, len(leases), _PIECE):
                 self._renew(pulse, leases[first : first + _PIECE], limit)
         except TaskbullError as error:
             pulse.failed(began, min(_SOON, self._interval))
-            self._tell(pulse.side, events.HeartbeatFailed, count=len(leases), reason=str(error))
+            self._tell(pulse.context, events.HeartbeatFailed, count=len(leases), reason=str(error))
         else:
             pulse.succeeded(self._interval)
 
     def _renew(self, pulse: Pulse, leases: list[Lease], limit: float) -> None:
         began = monotonic()
-        lost = self._extend(pulse.side, leases, limit)
+        lost = self._extend(pulse.context, leases, limit)
         gone = [lease for lease in leases if lease.job.id in lost]
         reason = self._reason(pulse, gone)
         for lease in leases:
             if lease.job.id not in lost:
                 lease.renewed = began
         self._tell(
-            pulse.side,
+            pulse.context,
             events.LocksRenewed,
             count=len(leases) - len(lost),
             duration=monotonic() - began,
         )
         if gone:
-            self._post(lambda: self._revoke(pulse.side, gone, reason))
+            self._post(lambda: self._revoke(pulse.context, gone, reason))
 
-    def _extend(self, side: QueueSide, leases: list[Lease], limit: float) -> set[str]:
+    def _extend(self, context: QueueContext, leases: list[Lease], limit: float) -> set[str]:
         """Let locks live on; give the ids of those that are gone."""
         life = to_ms(self._lock_duration)
         held = [(lease.job.id, lease.token) for lease in leases]
         try:
-            call = extend_locks(side.keys, held, life)
+            call = extend_locks(context.keys, held, life)
             return set(self._store.run(call, timeout=limit, insist=False))
         except ServerUnavailable as error:
             if error.code != "TRYAGAIN":
                 raise
         # The slot is on two nodes of a Cluster, and may be for long: each lock is on one of them.
-        calls = [extend_lock(side.keys, job_id, token, life) for job_id, token in held]
+        calls = [extend_lock(context.keys, job_id, token, life) for job_id, token in held]
         kept = self._store.run_all(calls, timeout=limit)
         return {job_id for (job_id, _), is_held in zip(held, kept, strict=True) if not is_held}
 
-    def _tell(self, side: QueueSide, kind: type[events.Event], **fields: object) -> None:
-        self._post(lambda: side.reporter.tell(kind, **fields))
+    def _tell(self, context: QueueContext, kind: type[events.Event], **fields: object) -> None:
+        self._post(lambda: context.reporter.tell(kind, **fields))
 
     def _reason(self, pulse: Pulse, gone: list[Lease]) -> str:
         if pulse.away_since is not None:
@@ -204,23 +204,23 @@ class Heartbeat:
             return f"the lock was not renewed for {late:.1f} s"
         return "the lock was removed, or another worker has taken the job"
 
-    def _revoke(self, side: QueueSide, leases: list[Lease], reason: str) -> None:
+    def _revoke(self, context: QueueContext, leases: list[Lease], reason: str) -> None:
         """Take in that locks are gone; in the event loop."""
         for lease in leases:
-            if side.leases.revoke(lease, reason):
-                side.reporter.lost(lease, reason)
+            if context.leases.revoke(lease, reason):
+                context.reporter.lost(lease, reason)
                 if self._cancel_lost and lease.scope is not None:
                     lease.scope.cancel()
 
 
 @asynccontextmanager
 async def beating(
-    sides: Sequence[QueueSide], store: SyncStore, options: WorkerOptions, worker_id: str
+    contexts: Sequence[QueueContext], store: SyncStore, options: WorkerOptions, worker_id: str
 ) -> AsyncGenerator[None, None]:
-    """Renew the locks of all sides during the block."""
+    """Renew the locks of all queues during the block."""
     post = poster()
-    watchdog = Watchdog(post, sides[0].reporter, worker_id)
-    heartbeat = Heartbeat(sides, store, options, watchdog, post)
+    watchdog = Watchdog(post, contexts[0].reporter, worker_id)
+    heartbeat = Heartbeat(contexts, store, options, watchdog, post)
     ended = Event()
     thread = threading.Thread(
         target=heartbeat.run, args=(ended.set,), name="taskbull-heartbeat", daemon=True

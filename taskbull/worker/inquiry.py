@@ -21,7 +21,7 @@ from taskbull.scripts.locks import extend_locks
 from taskbull.scripts.replies import text
 from taskbull.scripts.settlement import Adopted, Settled, adopt_jobs, settle_cycle
 from taskbull.store.reconnection import LONGEST_DELAY, reconnect_delay
-from taskbull.worker.side import QueueSide
+from taskbull.worker.context import QueueContext
 
 logger = logging.getLogger(__name__)
 
@@ -31,22 +31,22 @@ T = TypeVar("T")
 class Inquiry:
     """Asks about jobs and outcomes of one queue, as often as it takes to get an answer."""
 
-    def __init__(self, side: QueueSide, taking: Taking) -> None:
-        self._side = side
+    def __init__(self, context: QueueContext, taking: Taking) -> None:
+        self._context = context
         self._taking = taking
 
     async def settle(self, token: str, ended: Sequence[tuple[str, str]], want: int) -> Settled:
         """Find out what a call did whose reply was lost, as soon as Redis can be asked."""
-        side = self._side
+        context = self._context
         return await self._insist(
-            lambda: side.store.perform(settle_cycle(side.keys, token, ended, want))
+            lambda: context.store.perform(settle_cycle(context.keys, token, ended, want))
         )
 
     async def adopt(self, token: str, job_ids: Sequence[str], taken_ms: int) -> Adopted:
         """Renew the locks of jobs that such a call took, and read some of them."""
-        side = self._side
-        call = adopt_jobs(side.keys, token, job_ids, taken_ms, self._taking)
-        return await self._insist(partial(side.store.run, call))
+        context = self._context
+        call = adopt_jobs(context.keys, token, job_ids, taken_ms, self._taking)
+        return await self._insist(partial(context.store.run, call))
 
     async def renew(self, token: str, jobs: Sequence[Job]) -> tuple[Sequence[Job], float]:
         """Renew the locks of jobs that were taken a while ago; give those still ours, and when.
@@ -54,18 +54,18 @@ class Inquiry:
         The loop was blocked, the process stood still, or the reply was slow. Of the others nothing
         has been told, and nothing is: they are another worker's, or wait for the sweep.
         """
-        side, renewed = self._side, -inf
+        context, renewed = self._context, -inf
         taken = len(jobs)
         while jobs and monotonic() - renewed > from_ms(self._taking.lock_life_ms):
             renewed = monotonic()
             held = [(job.id, token) for job in jobs]
-            call = extend_locks(side.keys, held, self._taking.lock_life_ms)
-            lost = set(await self._insist(partial(side.store.run, call)))
+            call = extend_locks(context.keys, held, self._taking.lock_life_ms)
+            lost = set(await self._insist(partial(context.store.run, call)))
             jobs = [job for job in jobs if job.id not in lost]
         if len(jobs) < taken:
             logger.warning(
                 "Queue %s: %d jobs that were taken are not started, because their locks are gone",
-                side.keys.queue,
+                context.keys.queue,
                 taken - len(jobs),
             )
         return jobs, renewed
@@ -75,7 +75,7 @@ class Inquiry:
         delay = reconnect_delay(failures, LONGEST_DELAY, random())  # noqa: S311
         logger.warning(
             "Queue %s: %s, next try in %.1f s: %s",
-            self._side.keys.queue,
+            self._context.keys.queue,
             "Redis refused" if isinstance(error, ServerRefused) else "no reply from Redis",
             delay,
             await self._explained(error),
@@ -86,7 +86,7 @@ class Inquiry:
         """Give an error's words; if a key of the queue is of a wrong type, with its name."""
         if not isinstance(error, ServerRefused) or error.code != "WRONGTYPE":
             return str(error)
-        keys = self._side.keys
+        keys = self._context.keys
         kinds = {
             "hash": (keys.meta,),
             "list": (keys.wait, keys.paused, keys.active),
@@ -96,7 +96,7 @@ class Inquiry:
         wanted = {key: kind for kind, of_kind in kinds.items() for key in of_kind}
         asked = [Command(("TYPE", key), key, text) for key in wanted]
         try:
-            found = await self._side.store.run_all(asked)
+            found = await self._context.store.run_all(asked)
         except TaskbullError:
             return str(error)
         wrong = [

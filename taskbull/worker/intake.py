@@ -23,11 +23,11 @@ from taskbull.errors import PermanentError, ServerRefused, TaskbullError
 from taskbull.scripts.cycle import Cycled
 from taskbull.scripts.replies import DENIED, REFUSALS, REFUSED
 from taskbull.store.reconnection import reconnect_delay
+from taskbull.worker.context import QueueContext
 from taskbull.worker.demand import Demand
 from taskbull.worker.lease import Lease
 from taskbull.worker.outbox import Ending, Outbox
 from taskbull.worker.quarantine import is_suspect
-from taskbull.worker.side import QueueSide
 
 logger = logging.getLogger(__name__)
 
@@ -50,8 +50,8 @@ _INCOMPLETE: Final[dict[int, tuple[type[Exception], str]]] = {
 class Intake:
     """Takes in what calls bring, for one queue of a worker."""
 
-    def __init__(self, side: QueueSide, demand: Demand, outbox: Outbox) -> None:
-        self._side = side
+    def __init__(self, context: QueueContext, demand: Demand, outbox: Outbox) -> None:
+        self._context = context
         self._demand = demand
         self._outbox = outbox
         self._full = 0  # how often in a row Redis had no memory for jobs
@@ -60,7 +60,7 @@ class Intake:
         """Note what became of a job, and that its slot is free."""
         lease.ended = True
         self._demand.occupied -= 1
-        circuit = self._side.circuit
+        circuit = self._context.circuit
         if circuit is not None:
             circuit.ended(lease.job.id, outcome)
         if lease.lost is None and not isinstance(outcome, LetGo):
@@ -72,22 +72,22 @@ class Intake:
         """Let jobs run that were taken; give them back if that is no longer wanted."""
         if not jobs:
             return
-        side = self._side
+        context = self._context
         leases = [Lease(job, token, renewed) for job in jobs]
-        side.leases.add_all(leases)
+        context.leases.add_all(leases)
         self._demand.occupied += len(leases)
-        if self._demand.stopping or (side.circuit is not None and side.circuit.open):
+        if self._demand.stopping or (context.circuit is not None and context.circuit.open):
             for lease in leases:
                 self.ended(lease, GiveBack())
             return
-        if side.circuit is not None:
+        if context.circuit is not None:
             for lease in leases:
-                side.circuit.started(lease.job.id)
+                context.circuit.started(lease.job.id)
         if suspects := [lease for lease in leases if is_suspect(lease.job)]:
             leases = [lease for lease in leases if lease not in suspects]
-            for lease, wait in side.quarantine.admit(suspects, side.ready):
+            for lease, wait in context.quarantine.admit(suspects, context.ready):
                 self.ended(lease, SnoozeFor(wait))
-        side.ready.put(leases)
+        context.ready.put(leases)
 
     def heed(
         self, batch: list[Ending], codes: Sequence[int], reasons: Sequence[str] = ()
@@ -119,7 +119,7 @@ class Intake:
         if cycled.dropped:
             logger.warning(
                 "Queue %s: %d entries of the waiting list are not jobs that can run, such as %s",
-                self._side.keys.queue,
+                self._context.keys.queue,
                 len(cycled.dropped),
                 shown(cycled.dropped[0]),
             )
@@ -127,14 +127,14 @@ class Intake:
             self._be_full()
             return
         if self._full:
-            logger.info("Queue %s: Redis has memory again", self._side.keys.queue)
+            logger.info("Queue %s: Redis has memory again", self._context.keys.queue)
             self._full = 0
         self._demand.answered(want, len(cycled.jobs), wakes)
         if cycled.limited_ms:
             self._limit(min(from_ms(cycled.limited_ms), _LONGEST_LIMIT))
         if cycled.next_due_ms:
-            clock = self._side.clock
-            self._side.alarm.set(clock.now() + from_ms(cycled.next_due_ms - clock.wall_ms()))
+            clock = self._context.clock
+            self._context.alarm.set(clock.now() + from_ms(cycled.next_due_ms - clock.wall_ms()))
 
     def fail(self, ending: Ending, reason: str) -> None:
         """Let a job fail whose outcome cannot be written because of what stands in Redis."""
@@ -148,14 +148,14 @@ class Intake:
     def lose(self, lease: Lease, reason: str) -> None:
         """Take in that a job is no longer ours."""
         self._let_go(lease)
-        self._side.reporter.lost(lease, reason)
+        self._context.reporter.lost(lease, reason)
 
     def _accept(self, batch: list[Ending]) -> None:
         for lease, outcome, _ in batch:
             self._let_go(lease)
             if isinstance(outcome, LimitQueue) and outcome.delay > 0:
                 self._limit(outcome.delay)  # also where no limit of the queue's keeps us from it
-        self._side.reporter.ended_all([ending[:2] for ending in batch])
+        self._context.reporter.ended_all([ending[:2] for ending in batch])
 
     def _reject(self, ending: Ending, code: int) -> None:
         """Take in that Redis did not write an outcome."""
@@ -166,12 +166,12 @@ class Intake:
             error = kind(words.format(lease.job.id))
             self._outbox.append((lease, decide(error, lease.job, policy, random=random), policy))
             return
-        self.lose(lease, str(REFUSALS[code](self._side.keys.queue, lease.job.id)))
+        self.lose(lease, str(REFUSALS[code](self._context.keys.queue, lease.job.id)))
 
     def _let_go(self, lease: Lease) -> None:
-        self._side.leases.drop(lease)
+        self._context.leases.drop(lease)
         if is_suspect(lease.job):
-            self._side.quarantine.gone(lease)
+            self._context.quarantine.gone(lease)
 
     def _be_full(self) -> None:
         """Take no jobs for a while: Redis is out of memory, and would refuse what they write."""
@@ -180,11 +180,11 @@ class Intake:
             logger.warning(
                 "Queue %s: Redis is out of memory, so no job is taken until it has some again: "
                 "raise its maxmemory or remove what is not needed",
-                self._side.keys.queue,
+                self._context.keys.queue,
             )
         self._limit(reconnect_delay(self._full, _LONGEST_FULL, random()))  # noqa: S311
 
     def _limit(self, duration: float) -> None:
         """Take no jobs for so many seconds."""
-        self._demand.limited_until = self._side.clock.now() + duration
-        self._side.alarm.set(self._demand.limited_until)
+        self._demand.limited_until = self._context.clock.now() + duration
+        self._context.alarm.set(self._demand.limited_until)

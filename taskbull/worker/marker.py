@@ -14,8 +14,8 @@ from taskbull.errors import ServerRefused, TaskbullError
 from taskbull.scripts.call import Command
 from taskbull.scripts.replies import nothing, number
 from taskbull.store.blocking import SLACK, BlockingConnection
+from taskbull.worker.context import QueueContext
 from taskbull.worker.cycle import Cycle
-from taskbull.worker.side import QueueSide
 
 logger = logging.getLogger(__name__)
 
@@ -29,7 +29,7 @@ _MIDDLE = 0.6
 
 
 async def wait_at_marker(
-    side: QueueSide, cycle: Cycle, connection: BlockingConnection, drain_delay: float
+    context: QueueContext, cycle: Cycle, connection: BlockingConnection, drain_delay: float
 ) -> None:
     """Wake the cycle whenever there may be jobs that it does not know of; for ever.
 
@@ -38,39 +38,39 @@ async def wait_at_marker(
     the wait is over, but in its middle: so both connections of an idle worker are answered on
     every few seconds, and one that the network has forgotten is noticed soon.
     """
-    words = ("BZPOPMIN", side.keys.marker, drain_delay)
+    words = ("BZPOPMIN", context.keys.marker, drain_delay)
     try:
         while True:
             await cycle.until(Cycle.sated)
-            side.alarm.set(side.clock.now() + _MIDDLE * drain_delay)
+            context.alarm.set(context.clock.now() + _MIDDLE * drain_delay)
             asked_at = current_time()
             try:
                 reply = await connection.execute(words, drain_delay)
             except ServerRefused as error:
-                logger.warning("Queue %s: waiting was refused: %s", side.keys.queue, error)
+                logger.warning("Queue %s: waiting was refused: %s", context.keys.queue, error)
                 await sleep(drain_delay)
                 reply = None
-            due_in = _due_in(reply, side.clock.wall_ms())
+            due_in = _due_in(reply, context.clock.wall_ms())
             if due_in > 0:  # a job was delayed: there is none to fetch before that time
-                side.alarm.set(side.clock.now() + due_in)
+                context.alarm.set(context.clock.now() + due_in)
             elif reply is not None or not _in_time(current_time() - asked_at, drain_delay):
                 cycle.wake()
     finally:
         await connection.close()
 
 
-async def pass_on(side: QueueSide) -> None:
+async def pass_on(context: QueueContext) -> None:
     """Wake another worker if there are jobs: our own wait may have eaten the marker of one.
 
     Twice, for the server may see only after the first that the connection of that wait is closed.
     """
-    keys = side.keys
+    keys = context.keys
     left = Command(("EXISTS", keys.wait, keys.prioritized, keys.delayed), keys.wait, number)
     ring = Command(("ZADD", keys.marker, 0, "0"), keys.marker, nothing)
     with suppress(TaskbullError):  # the others will look by themselves, only later
         for _ in range(2):
-            if await side.store.run(left, timeout=_PASS_ON_LIMIT):
-                await side.store.run(ring, timeout=_PASS_ON_LIMIT)
+            if await context.store.run(left, timeout=_PASS_ON_LIMIT):
+                await context.store.run(ring, timeout=_PASS_ON_LIMIT)
 
 
 def _in_time(took: float, drain_delay: float) -> bool:

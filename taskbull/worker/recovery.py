@@ -21,11 +21,11 @@ from taskbull.scripts.cycle import Cycled, Taking
 from taskbull.scripts.settlement import Settled
 from taskbull.store.async_store import SentOn
 from taskbull.store.pipeline import Reply
+from taskbull.worker.context import QueueContext
 from taskbull.worker.demand import Demand
 from taskbull.worker.inquiry import Inquiry
 from taskbull.worker.intake import Intake
 from taskbull.worker.outbox import Ending, Outbox, is_at_fault
-from taskbull.worker.side import QueueSide
 from taskbull.worker.trip import Trip
 
 _CUTS = 2
@@ -36,13 +36,13 @@ class Recovery:
     """Sees calls through that need more than one answer."""
 
     def __init__(
-        self, side: QueueSide, demand: Demand, outbox: Outbox, intake: Intake, taking: Taking
+        self, context: QueueContext, demand: Demand, outbox: Outbox, intake: Intake, taking: Taking
     ) -> None:
-        self._side = side
+        self._context = context
         self._demand = demand
         self._outbox = outbox
         self._intake = intake
-        self._inquiry = Inquiry(side, taking)
+        self._inquiry = Inquiry(context, taking)
         self._refusals = 0
         self._last_cut: SentOn | None = None  # where the last call was that was cut off
 
@@ -54,7 +54,7 @@ class Recovery:
         """Bring a call to its end, from its first reply on, which may be an error."""
         demand, want = self._demand, trip.want
         try:
-            cycled = await self._side.store.finish(trip.call, trip.way, reply)
+            cycled = await self._context.store.finish(trip.call, trip.way, reply)
         except ServerUnavailable as error:  # it was not executed: there is nothing to settle
             demand.asked -= want
             self._outbox.put_back(trip.batch, apart=trip.apart)
@@ -110,7 +110,7 @@ class Recovery:
                     self._intake.lose(ending[0], reason)
         self._outbox.put_back(again)
         self._demand.wake()
-        self._side.reporter.tell(
+        self._context.reporter.tell(
             events.Recovered,
             adopted=len(settled.taken),
             settled=settled.codes.count(0),

@@ -19,14 +19,13 @@ from taskbull.errors import ConfigurationError, MaybeExecuted, ServerRefused
 from taskbull.observability.job_filter import cut
 from taskbull.observability.tracing import Processing, describe_outcome, processing
 from taskbull.scripts.schedulers import advance_scheduler
+from taskbull.worker.context import QueueContext
 from taskbull.worker.cycle import Cycle
-from taskbull.worker.desk import Desk
 from taskbull.worker.fork import end_child_of
 from taskbull.worker.interruption import ends_the_slot
 from taskbull.worker.lease import Lease
 from taskbull.worker.route import Resolve, Route
 from taskbull.worker.running_job import RunningJob, enter, leave
-from taskbull.worker.side import QueueSide
 from taskbull.worker.time_limit import THREAD_PATIENCE, TimeLimit
 from taskbull.worker.writing import RELEASE_PAUSE
 
@@ -41,26 +40,24 @@ class Runner:
 
     def __init__(
         self,
-        side: QueueSide,
+        context: QueueContext,
         cycle: Cycle,
-        desk: Desk,
         resolve: Resolve,
         *,
         lock_life: float,
         cancel_lost: bool,
     ) -> None:
-        self._side = side
+        self._context = context
         self._cycle = cycle
-        self._desk = desk
         self._resolve = resolve
         self._lock_life = lock_life
         self._cancel_lost = cancel_lost
         self._process = os.getpid()
-        self._tracing = processing(side.keys.queue, desk.worker_id)
+        self._tracing = processing(context.keys.queue, context.worker_id)
 
     async def occupy(self) -> None:
         """Be a slot: run one job after the other, as long as there are any."""
-        jobs, wait = self._side.ready.jobs, self._side.ready.wait
+        jobs, wait = self._context.ready.jobs, self._context.ready.wait
         run = self._run if self._tracing is None else partial(self._run_traced, self._tracing)
         while (lease := jobs.popleft() if jobs else await wait()) is not None:
             if lease.lost is not None:  # the loop was held up, and another may run the job by now
@@ -84,7 +81,7 @@ class Runner:
         job = lease.job
         policy = NO_POLICY
         lease.began = began = monotonic()
-        self._side.reporter.started(lease)
+        self._context.reporter.started(lease)
         try:
             outcome: Outcome | None = None
             if job.scheduler_id is not None:  # also if this run is doomed: the schedule goes on
@@ -110,7 +107,7 @@ class Runner:
     async def _execute(self, lease: Lease, route: Route) -> Outcome:
         job = lease.job
         timeout = job.options.timeout or route.timeout
-        running = RunningJob(lease, self._desk, route.policy)
+        running = RunningJob(lease, self._context, route.policy)
         token = enter(running)
         try:
             if timeout is None and not self._cancel_lost:
@@ -141,7 +138,7 @@ class Runner:
             "Job %s (%s) of queue %s is put off for %g s, with no attempt spent: %s",
             cut(job.id),
             cut(job.name),
-            self._side.keys.queue,
+            self._context.keys.queue,
             RELEASE_PAUSE,
             reason,
         )
@@ -149,13 +146,13 @@ class Runner:
 
     async def _advance(self, lease: Lease) -> Outcome | None:
         """Add what follows a scheduler's run, before it runs; give an outcome if that fails."""
-        job, side = lease.job, self._side
+        job, context = lease.job, self._context
         try:
-            call = advance_scheduler(side.keys, job, side.clock.wall_ms())
+            call = advance_scheduler(context.keys, job, context.clock.wall_ms())
         except ConfigurationError as error:
             logger.error(  # noqa: TRY400 - whoever wrote the rule is not in our stack
                 "Queue %s: scheduler %s ends with job %s, because its rule cannot be read: %s",
-                side.keys.queue,
+                context.keys.queue,
                 cut(job.scheduler_id or ""),
                 cut(job.id),
                 error,
@@ -163,7 +160,7 @@ class Runner:
             return None
         while call is not None:
             try:
-                await side.store.run(call)
+                await context.store.run(call)
             except MaybeExecuted:
                 continue  # doing it again does nothing
             except ServerRefused as error:

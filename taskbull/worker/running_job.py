@@ -17,7 +17,7 @@ from taskbull.core.wire.job import encode_data, encode_progress
 from taskbull.errors import TaskbullError
 from taskbull.scripts.call import Request
 from taskbull.scripts.changes import add_log, note_unclaimed, update_data, update_progress
-from taskbull.worker.desk import Desk
+from taskbull.worker.context import QueueContext
 from taskbull.worker.lease import Lease
 from taskbull.worker.threads import ThreadPool
 from taskbull.worker.time_limit import TimeLimit
@@ -32,11 +32,11 @@ class RunningJob:
     is no longer this worker's, or the attempt is over.
     """
 
-    __slots__ = ("_desk", "_lease", "_policy", "_writing", "job", "time_limit")
+    __slots__ = ("_context", "_lease", "_policy", "_writing", "job", "time_limit")
 
-    def __init__(self, lease: Lease, desk: Desk, policy: RetryPolicy) -> None:
+    def __init__(self, lease: Lease, context: QueueContext, policy: RetryPolicy) -> None:
         self._lease = lease
-        self._desk = desk
+        self._context = context
         self._policy = policy
         self._writing: Writing | None = None
         self.time_limit: TimeLimit | None = None
@@ -65,7 +65,7 @@ class RunningJob:
     @property
     def queue(self) -> str:
         """The name of its queue."""
-        return self._desk.keys.queue
+        return self._context.keys.queue
 
     @property
     def attempt(self) -> int:
@@ -90,7 +90,7 @@ class RunningJob:
     @property
     def worker_id(self) -> str:
         """The worker that runs it."""
-        return self._desk.worker_id
+        return self._context.worker_id
 
     @property
     def lost(self) -> bool:
@@ -100,7 +100,7 @@ class RunningJob:
     @property
     def threads(self) -> ThreadPool:
         """The worker's threads for functions that block."""
-        return self._desk.threads
+        return self._context.threads
 
     def progress(self, value: Any) -> None:
         """Tell how far the job has come: a number or anything else that is JSON.
@@ -154,7 +154,7 @@ class RunningJob:
     def writing(self) -> Writing:
         """What brings all this to Redis."""
         if self._writing is None:
-            self._writing = Writing(self._lease, self._desk)
+            self._writing = Writing(self._lease, self._context)
         return self._writing
 
     @property
@@ -163,7 +163,7 @@ class RunningJob:
         return 0.0 if self._writing is None else self._writing.held_up
 
     def _progress(self, raw: bytes) -> Request[None]:
-        return update_progress(self._desk.keys, self.id, raw, token=self._lease.token)
+        return update_progress(self._context.keys, self.id, raw, token=self._lease.token)
 
     async def aunclaimed(self, patience: float) -> float:
         """Note that nobody here can run the job; give for how many seconds that is known.
@@ -171,18 +171,18 @@ class RunningJob:
         When that is longer than `patience`, it is forgotten: then the job is to fail.
         """
         now_ms = int(time.time() * 1000)
-        note = note_unclaimed(self._desk.keys, self.id, now_ms, to_ms(patience))
-        return from_ms(await self._desk.store.run(note, timeout=1.0))
+        note = note_unclaimed(self._context.keys, self.id, now_ms, to_ms(patience))
+        return from_ms(await self._context.store.run(note, timeout=1.0))
 
     def _log(self, line: str) -> Request[int]:
         kept = self.job.options.keep_logs
         keep = KEEP_LOGS if kept is None else int(kept)
         # A name from the file system may have bytes that are no UTF-8: no line is worth the job.
         text = str(line).encode("utf-8", "backslashreplace").decode()
-        return add_log(self._desk.keys, self.id, text, keep=keep, token=self._lease.token)
+        return add_log(self._context.keys, self.id, text, keep=keep, token=self._lease.token)
 
     def _data(self, data: Any) -> Request[None]:
-        return update_data(self._desk.keys, self.id, encode_data(data), token=self._lease.token)
+        return update_data(self._context.keys, self.id, encode_data(data), token=self._lease.token)
 
 
 _current = cast("ContextVar[RunningJob]", current)

@@ -23,8 +23,8 @@ from taskbull.scripts.call import Command
 from taskbull.scripts.inspection import count_jobs
 from taskbull.scripts.replies import texts
 from taskbull.scripts.steps import Steps
+from taskbull.worker.context import QueueContext
 from taskbull.worker.shutdown import Shutdown
-from taskbull.worker.side import QueueSide
 from taskbull.worker.threads import ThreadPool
 
 logger = logging.getLogger(__name__)
@@ -47,14 +47,14 @@ class Sampler:
 
     def __init__(
         self,
-        sides: Sequence[QueueSide],
+        contexts: Sequence[QueueContext],
         threads: ThreadPool,
         options: WorkerOptions,
         worker_id: str,
         sinks: Sequence[Metrics],
         tasks: Mapping[str, Declared] = NO_TASKS,
     ) -> None:
-        self._sides = sides
+        self._contexts = contexts
         self._threads = threads
         self._worker_id = worker_id
         self._block_limit = options.loop_block_limit
@@ -65,17 +65,17 @@ class Sampler:
     async def run(self, shutdown: Shutdown) -> None:
         """Measure until cancelled; from the shutdown on, the worker is not ready for jobs."""
         circuits = {
-            side.keys.queue: None if side.circuit is None else side.circuit.state
-            for side in self._sides
+            context.keys.queue: None if context.circuit is None else context.circuit.state
+            for context in self._contexts
         }
-        running = {side.keys.queue: side.leases.running for side in self._sides}
+        running = {context.keys.queue: context.leases.running for context in self._contexts}
         for sink in self._sinks:
             sink.begin(self._worker_id, circuits, running, self._block_limit, self._tasks)
         try:
             async with create_task_group() as tasks:
                 tasks.start_soon(self._pulse)
-                for side in self._sides:
-                    tasks.start_soon(self._sample, side)
+                for context in self._contexts:
+                    tasks.start_soon(self._sample, context)
                 await shutdown.wait()
                 for sink in self._sinks:
                     sink.stop_taking()
@@ -97,23 +97,23 @@ class Sampler:
                     abandoned=threads.abandoned,
                 )
             await sleep_until(due)
-            for side in self._sides:
-                side.reporter.count_started()  # else those that run for long would come late
+            for context in self._contexts:
+                context.reporter.count_started()  # else those that run for long would come late
             for sink in self._sinks:
                 sink.pulse(current_time() - due)
 
-    async def _sample(self, side: QueueSide) -> None:
+    async def _sample(self, context: QueueContext) -> None:
         while True:
-            await self.look(side)
+            await self.look(context)
             await sleep(SAMPLING)
 
-    async def look(self, side: QueueSide) -> None:
+    async def look(self, context: QueueContext) -> None:
         """Sample a queue once, if it is this worker's to do; that Redis answers is worth noting."""
-        queue = side.keys.queue
+        queue = context.keys.queue
         reached, sample = True, None
         try:
-            steps = sample_queue(side.keys, self._worker_id, held=queue in self._chosen)
-            sample = await side.store.perform(steps, timeout=_LIMIT)
+            steps = sample_queue(context.keys, self._worker_id, held=queue in self._chosen)
+            sample = await context.store.perform(steps, timeout=_LIMIT)
         except ServerRefused as error:
             logger.debug("Queue %s: its length cannot be sampled: %s", queue, error)
         except TaskbullError:
@@ -134,12 +134,12 @@ class Sampler:
 
     async def _resign(self) -> None:
         """Let another worker sample what this one did."""
-        held = [side for side in self._sides if side.keys.queue in self._chosen]
-        for side in held:
-            self._forget(side.keys.queue)
-        for side in held:
-            key = _key(side.keys)
-            await side.store.run(Command(("DEL", key), key, int), timeout=1.0)
+        held = [context for context in self._contexts if context.keys.queue in self._chosen]
+        for context in held:
+            self._forget(context.keys.queue)
+        for context in held:
+            key = _key(context.keys)
+            await context.store.run(Command(("DEL", key), key, int), timeout=1.0)
 
 
 def sample_queue(

@@ -39,7 +39,7 @@ from taskbull.worker.availability import Availability
 from taskbull.worker.burst import until_done
 from taskbull.worker.clock import Clock
 from taskbull.worker.consumer import Consumer
-from taskbull.worker.desk import Desk
+from taskbull.worker.context import QueueContext
 from taskbull.worker.heartbeat import beating
 from taskbull.worker.listeners import Listener, Listeners
 from taskbull.worker.quarantine import Quarantine
@@ -48,7 +48,6 @@ from taskbull.worker.route import Handler, Resolve, Route, SyncHandler, in_threa
 from taskbull.worker.running_job import job_of
 from taskbull.worker.sampler import Sampler
 from taskbull.worker.shutdown import Shutdown
-from taskbull.worker.side import QueueSide
 from taskbull.worker.threads import ThreadPool
 
 E = TypeVar("E", bound=events.Event)
@@ -158,8 +157,8 @@ class Worker:
 
     async def until_done(self) -> None:
         """Wait until no job runs, none waits, and none is due within `burst_wait`."""
-        sides = [consumer.side for consumer in self._consumers.values()]
-        await until_done(sides, self.until_idle, self.options.burst_wait)
+        contexts = [consumer.context for consumer in self._consumers.values()]
+        await until_done(contexts, self.until_idle, self.options.burst_wait)
 
     async def until_idle(self) -> None:
         """Wait, while it is running, until no job runs and none is to be had in any queue."""
@@ -218,14 +217,16 @@ class Worker:
         self, shutdown: Shutdown, started: Event, sync_store: SyncStore, threads: ThreadPool
     ) -> None:
         consumers = list(self._consumers.values())
-        sides = [consumer.side for consumer in consumers]
+        contexts = [consumer.context for consumer in consumers]
         async with create_task_group() as upkeep:
             for consumer in consumers:
                 consumer.start_upkeep(upkeep)
             if self._metrics:
-                sampler = Sampler(sides, threads, self.options, self.id, self._metrics, self._tasks)
+                sampler = Sampler(
+                    contexts, threads, self.options, self.id, self._metrics, self._tasks
+                )
                 upkeep.start_soon(sampler.run, shutdown)
-            async with beating(sides, sync_store, self.options, self.id):
+            async with beating(contexts, sync_store, self.options, self.id):
                 with shutdown.working:
                     async with create_task_group() as slots:
                         for consumer in consumers:
@@ -252,12 +253,19 @@ class Worker:
         consumers: dict[str, Consumer] = {}
         quarantine = Quarantine()
         for name, keys in self._keys.items():
-            reporter = Reporter(self._listeners, self.id, name)
-            breaker = self._breakers.get(name)
-            side = QueueSide(keys, store, reporter, self._clock, breaker, quarantine)
-            desk = Desk(keys, self.id, store, sync_store, threads)
+            context = QueueContext(
+                keys=keys,
+                worker_id=self.id,
+                store=store,
+                sync_store=sync_store,
+                threads=threads,
+                reporter=Reporter(self._listeners, self.id, name),
+                clock=self._clock,
+                quarantine=quarantine,
+                breaker=self._breakers.get(name),
+            )
             rules = self._rules[name]
-            consumers[name] = Consumer(side, desk, self.options, rules, self._resolve)
+            consumers[name] = Consumer(context, self.options, rules, self._resolve)
         return consumers
 
     def _thread_count(self) -> int:

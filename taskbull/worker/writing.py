@@ -33,7 +33,7 @@ from taskbull.errors import (
 )
 from taskbull.observability.job_filter import cut
 from taskbull.scripts.call import Request
-from taskbull.worker.desk import Desk
+from taskbull.worker.context import QueueContext
 from taskbull.worker.lease import Lease
 
 logger = logging.getLogger(__name__)
@@ -74,9 +74,9 @@ Tries: TypeAlias = Generator[float, None, None]
 class Writing:
     """Brings what one running job writes to Redis, in as many tries as it takes."""
 
-    def __init__(self, lease: Lease, desk: Desk) -> None:
+    def __init__(self, lease: Lease, context: QueueContext) -> None:
         self._lease = lease
-        self._desk = desk
+        self._context = context
         self._trouble: TaskbullError | None = None  # what the task was told
         self._warned = False
         self._waited = 0.0
@@ -99,7 +99,7 @@ class Writing:
         tries = self._tries(kind)
         for timeout in tries:
             try:
-                self._desk.sync_store.run(call, timeout=timeout)
+                self._context.sync_store.run(call, timeout=timeout)
             except TaskbullError as error:
                 try:
                     pause = tries.throw(error)
@@ -112,7 +112,7 @@ class Writing:
         tries = self._tries(kind)
         for timeout in tries:
             try:
-                await self._desk.store.run(call, timeout=timeout)
+                await self._context.store.run(call, timeout=timeout)
             except TaskbullError as error:
                 try:
                     pause = tries.throw(error)
@@ -122,7 +122,7 @@ class Writing:
 
     def _tries(self, kind: Kind) -> Tries:
         began = monotonic()
-        if not kind.vital and began < self._desk.quiet_until:
+        if not kind.vital and began < self._context.quiet_until:
             self._lose(kind, "Redis could not be reached a moment ago")
             return
         deadline = began + kind.patience
@@ -163,7 +163,7 @@ class Writing:
         doubtful = isinstance(error, MaybeExecuted) and not kind.repeatable
         if late or doubtful or isinstance(error, ServerRefused):
             if late:
-                self._desk.quiet_until = monotonic() + _QUIET
+                self._context.quiet_until = monotonic() + _QUIET
             self._lose(kind, str(error))
             return False
         return True
@@ -176,14 +176,14 @@ class Writing:
                 "Job %s (%s) of queue %s goes on, but some of its %s may be lost: %s",
                 cut(job.id),
                 cut(job.name),
-                self._desk.keys.queue,
+                self._context.keys.queue,
                 kind.name,
                 reason,
             )
 
     def _check(self) -> None:
         if self._lease.lost is not None or self._lease.ended:
-            raise LockLost(self._desk.keys.queue, self._lease.job.id)
+            raise LockLost(self._context.keys.queue, self._lease.job.id)
 
 
 def _causes(error: BaseException) -> list[BaseException]:

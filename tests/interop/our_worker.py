@@ -25,8 +25,8 @@ from taskbull.store import address
 from taskbull.store.async_store import open_store
 from taskbull.store.sync_store import SyncStore
 from taskbull.worker.clock import Clock
+from taskbull.worker.context import QueueContext
 from taskbull.worker.cycle import Cycle
-from taskbull.worker.desk import Desk
 from taskbull.worker.lease import Lease
 from taskbull.worker.listeners import Listeners
 from taskbull.worker.quarantine import Quarantine
@@ -34,7 +34,6 @@ from taskbull.worker.reporter import Reporter
 from taskbull.worker.route import Route
 from taskbull.worker.runner import Runner as JobRunner
 from taskbull.worker.running_job import RunningJob
-from taskbull.worker.side import QueueSide
 from taskbull.worker.threads import ThreadPool
 from taskbull.worker.worker import Worker
 from tests.interop.actor import Behaviour, Options
@@ -205,15 +204,23 @@ async def _process(place: Workplace, job: Job, token: str, behaviour: Behaviour)
     sync_store, threads = SyncStore(where), ThreadPool(1, lambda *_: None)
     async with open_store(where) as store:
         reporter = Reporter(listeners, "worker", place.keys.queue)
-        side = QueueSide(place.keys, store, reporter, SetClock(place.clock), None, Quarantine())
-        cycle = Cycle(side, 1, Taking(lock_life_ms=30_000), fresh_for=5.0)
+        context = QueueContext(
+            keys=place.keys,
+            worker_id="worker",
+            store=store,
+            sync_store=sync_store,
+            threads=threads,
+            reporter=reporter,
+            clock=SetClock(place.clock),
+            quarantine=Quarantine(),
+        )
+        cycle = Cycle(context, 1, Taking(lock_life_ms=30_000), fresh_for=5.0)
         route = Route(Performer(place, behaviour))
-        desk = Desk(place.keys, "worker", store, sync_store, threads)
-        runner = JobRunner(side, cycle, desk, lambda _: route, lock_life=30.0, cancel_lost=False)
+        runner = JobRunner(context, cycle, lambda _: route, lock_life=30.0, cancel_lost=False)
         cycle.stop_taking()  # this one job, and no other
         lease = Lease(job, token, monotonic())
-        side.leases.add(lease)
-        side.ready.put([lease])
+        context.leases.add(lease)
+        context.ready.put([lease])
         async with create_task_group() as tasks:
             tasks.start_soon(cycle.carry)
             await runner.occupy()

@@ -1,36 +1,47 @@
-"""What a worker has for each of its queues."""
+"""What the parts of a worker share that serve one of its queues."""
 
 from __future__ import annotations
 
 from taskbull.core.breaker import CircuitBreaker
 from taskbull.core.keys import QueueKeys
 from taskbull.store.async_store import Store
+from taskbull.store.sync_store import SyncStore
 from taskbull.worker.circuit import Circuit
 from taskbull.worker.clock import Alarm, Clock
 from taskbull.worker.lease import Leases
 from taskbull.worker.quarantine import Quarantine
 from taskbull.worker.ready import ReadyJobs
 from taskbull.worker.reporter import Reporter
+from taskbull.worker.threads import ThreadPool
 
 
-class QueueSide:
-    """A worker's side of one queue: what its parts share while the worker runs."""
+class QueueContext:
+    """One queue of a running worker: the parts that serve it find each other here."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - written by name, in one place
         self,
+        *,
         keys: QueueKeys,
+        worker_id: str,
         store: Store,
+        sync_store: SyncStore,
+        threads: ThreadPool,
         reporter: Reporter,
         clock: Clock,
-        breaker: CircuitBreaker | None,
         quarantine: Quarantine,
+        breaker: CircuitBreaker | None = None,
     ) -> None:
         self.keys = keys
+        self.worker_id = worker_id
         self.store = store
+        self.sync_store = sync_store
+        self.threads = threads
         self.reporter = reporter
         self.clock = clock
+        self.quarantine = quarantine
         self.alarm = Alarm(clock)
         self.leases = Leases()
         self.ready = ReadyJobs()
-        self.quarantine = quarantine
         self.circuit = None if breaker is None else Circuit(breaker, reporter, clock, self.alarm)
+        self.quiet_until = 0.0
+        """Until when no job waits for Redis with what may be lost, by `time.monotonic`."""
