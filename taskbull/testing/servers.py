@@ -1,4 +1,4 @@
-"""A real server for tests, which pip has brought along."""
+"""Real servers for tests: one that pip has brought along, and an app that uses another one."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from taskbull.app.app import App
+from taskbull.store.clients import address_of
 from taskbull.store.server_process import ServerProcess, valkey_binary
 
 
@@ -17,6 +19,16 @@ def private_server() -> Generator[ServerProcess]:
     """
     with ServerProcess(valkey_binary()) as one:
         yield one
+
+
+@contextmanager
+def connected(app: App, redis: str) -> Generator[None]:
+    """Let the app's tasks, queues and new workers use the Redis at this URL in the block.
+
+    For apps that are made where their module is imported: `with connected(app, server.url): …`.
+    """
+    with app.producer.moved(address_of(redis)):
+        yield
 
 
 def _server() -> Iterator[ServerProcess]:

@@ -27,8 +27,8 @@ from taskbull.core.wire.job import encode_data
 from taskbull.errors import JobFailed, TaskbullError
 from taskbull.queue.handle import JobHandle
 from taskbull.scripts.inspection import Logs
-from taskbull.testing.here import is_plain, run_here, run_without_loop
 from taskbull.testing.recorded_job import RecordedJob
+from taskbull.testing.run_recorded import is_plain, run_here, run_without_loop
 
 R_co = TypeVar("R_co", covariant=True)
 
