@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, Unpack, cast, overloa
 from taskbull.app.discovery import find_attribute, import_modules, import_package
 from taskbull.app.function import check_function
 from taskbull.app.lifespan import LifespanFunction, lifespan
-from taskbull.app.options import TaskOptions, check_names, takes_settings
+from taskbull.app.options import TaskOptions, takes_settings
 from taskbull.app.producer import JobSpec, Producer
 from taskbull.app.registry import Registry
 from taskbull.app.rules import Queues
@@ -25,6 +25,7 @@ from taskbull.core.classification import Classifier
 from taskbull.core.durations import Duration, limit_of
 from taskbull.core.job import Job
 from taskbull.core.keys import NAME_LIMIT
+from taskbull.core.keywords import check_keywords
 from taskbull.core.options import ATTEMPTS, ErrorBackoffs, JobOptions
 from taskbull.core.retention import Keep
 from taskbull.core.retry import RetryPolicy, UnknownErrors, attempts_of
@@ -157,7 +158,7 @@ class App:
         Its name is the function's, unless given. `extra` says what becomes of fields in a job's
         data that no parameter takes: "error" or "ignore".
         """
-        check_names("@app.task", options, TaskOptions)
+        check_keywords("@app.task", options, TaskOptions)
         if function is None:
             return cast("Decorator", partial(self._add, options))
         return self._add(options, function)

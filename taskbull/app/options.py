@@ -13,8 +13,8 @@ from msgspec import structs
 from taskbull.app.arguments import Extra
 from taskbull.core.backoff import Backoff
 from taskbull.core.breaker import CircuitBreaker
-from taskbull.core.celery import OPTIONS, SETTINGS, celery_hint
-from taskbull.core.checks import did_you_mean, refusal
+from taskbull.core.celery import SETTINGS, celery_hint
+from taskbull.core.checks import did_you_mean
 from taskbull.core.classification import Classifier
 from taskbull.core.durations import Duration
 from taskbull.core.options import Dedup, ErrorBackoffs, JobOptions
@@ -70,19 +70,6 @@ _STORED_BY_TASK = (
     "keep_completed",
     "keep_failed",
 )
-
-
-def check_names(
-    where: str, given: Mapping[str, Any], known: type, celery: Mapping[str, str] = OPTIONS
-) -> None:
-    """Refuse an option that does not exist; one that Celery has is told by its name here."""
-    names = known.__annotations__
-    for name in given:
-        if name not in names:
-            if hint := celery_hint(name, celery):
-                raise ConfigurationError(f"{where} has no option {name!r}{hint}")
-            rule = f"be one of {', '.join(names)}{did_you_mean(name, names)}"
-            raise refusal(f"an option of {where}", rule, name)
 
 
 def takes_settings(function: F) -> F:

@@ -8,12 +8,12 @@ from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from taskbull.app.lifespan import Lifespan
-from taskbull.app.options import check_names
 from taskbull.app.registry import Registry
 from taskbull.app.rules import QueueRules, Queues
 from taskbull.core import events
 from taskbull.core.celery import WORKER
 from taskbull.core.checks import refusal
+from taskbull.core.keywords import check_keywords
 from taskbull.core.retry import RetryPolicy
 from taskbull.core.worker_options import WorkerOptions
 from taskbull.errors import ConfigurationError
@@ -78,7 +78,7 @@ class Staff:
         """Make a worker for some queues, or for those of all tasks, which are loaded by now."""
         from taskbull.worker.worker import Worker  # noqa: PLC0415 - see above
 
-        check_names("a worker", options, WorkerOptions, WORKER)
+        check_keywords("a worker", options, WorkerOptions, WORKER)
         self.dispatch.prepare()
         names = self._registry.queues if queues is None else queues
         if not names:

@@ -15,11 +15,12 @@ from taskbull.app.arguments import Read, arguments_reader, by_keyword, result_re
 from taskbull.app.binding import Binder
 from taskbull.app.checking import Check, argument_check
 from taskbull.app.function import place_of
-from taskbull.app.options import CallOptions, check_names, of_call
+from taskbull.app.options import CallOptions, of_call
 from taskbull.app.producer import JobSpec, Producer
 from taskbull.app.settings import TaskSettings
 from taskbull.core.celery import TASK, no_attribute
 from taskbull.core.job import NewJob
+from taskbull.core.keywords import check_keywords
 from taskbull.core.options import JobOptions
 from taskbull.observability.provider import in_this_span
 from taskbull.queue.event_loop import Alarm
@@ -111,7 +112,7 @@ class Enqueueable(Generic[P, R]):
 
     def options(self, **options: Unpack[CallOptions]) -> Variant[P, R]:
         """Give the task with other options, to call or to keep."""
-        check_names(f"{self.name}.options()", options, CallOptions)
+        check_keywords(f"{self.name}.options()", options, CallOptions)
         queue = options.get("queue", self._queue)
         self.calling.producer.line(queue)
         return Variant(self.calling, queue, of_call(self._options, options))

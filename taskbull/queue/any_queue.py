@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Unpack
 
 from taskbull.core import payload
 from taskbull.core.durations import Duration, limit_of
 from taskbull.core.job import NewJob
+from taskbull.core.options import JobKeywords
 from taskbull.observability.provider import in_this_span
 from taskbull.queue.adder import Adder
 from taskbull.queue.bulk import Bulk, Entry, Line, Progress
@@ -52,8 +53,8 @@ class AnyQueue:
         """The queue's name, as it was given."""
         return self.keys.queue
 
-    def job(self, name: str, data: Any = None, **options: Any) -> NewJob:
-        """Make a job for `add_bulk`; the options are those of `JobOptions`."""
+    def job(self, name: str, data: Any = None, **options: Unpack[JobKeywords]) -> NewJob:
+        """Make a job for `add_bulk`, with the options of `add`."""
         return in_this_span(self._operations.job(name, data, **options))
 
     def _bulk(

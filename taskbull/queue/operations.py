@@ -6,7 +6,7 @@ Users' units come in (seconds, datetimes, names of states), calls come out; noth
 from __future__ import annotations
 
 import time
-from typing import Any, Literal, TypeAlias, TypeVar
+from typing import Any, Literal, TypeAlias, TypeVar, Unpack
 
 from msgspec import Struct
 
@@ -14,7 +14,8 @@ from taskbull.core.checks import check_bool, check_choice, check_int, check_text
 from taskbull.core.durations import Duration, seconds, to_ms
 from taskbull.core.job import Job, NewJob
 from taskbull.core.keys import RESERVED_IDS, QueueKeys
-from taskbull.core.options import JobOptions
+from taskbull.core.keywords import check_keywords
+from taskbull.core.options import JobKeywords, JobOptions
 from taskbull.core.states import MAX_PRIORITY, JobState
 from taskbull.errors import (
     JobNotFound,
@@ -54,10 +55,13 @@ class Operations:
     def __init__(self, keys: QueueKeys) -> None:
         self.keys = keys
 
-    def job(self, name: str, data: Any = None, **options: Any) -> NewJob:
+    def job(self, name: str, data: Any = None, **options: Unpack[JobKeywords]) -> NewJob:
         """Make a job to be added later, checked in full; without `data` it has an empty object."""
         # One object for all jobs without options: what stands in Redis for it is made once.
-        chosen = JobOptions(**_known(options)) if options else _DEFAULT
+        chosen = _DEFAULT
+        if options:
+            check_keywords("queue.add", options, JobKeywords)
+            chosen = JobOptions(**options)
         return NewJob(name, {} if data is None else data, chosen)
 
     def entry(self, place: int, job: JobEntry) -> NewJob:
@@ -181,14 +185,6 @@ def _state(state: JobState | str) -> JobState:
         return JobState(state)
     except ValueError:
         raise refusal("state", f"be one of {', '.join(JobState)}", state) from None
-
-
-def _known(options: dict[str, Any]) -> dict[str, Any]:
-    known = JobOptions.__struct_fields__
-    for name in options:
-        if name not in known:
-            raise refusal("option", f"be one of {', '.join(known)}", name)
-    return options
 
 
 def _workers(reply: bytes, name: str) -> list[ConnectedWorker]:

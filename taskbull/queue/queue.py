@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Iterable
-from typing import Any, TypeVar
+from typing import Any, TypeVar, Unpack
 
 from taskbull.core.durations import Duration
 from taskbull.core.job import Job
+from taskbull.core.options import JobKeywords
 from taskbull.core.states import JobState
 from taskbull.errors import TaskbullError
 from taskbull.queue.any_queue import AnyQueue
@@ -33,7 +34,9 @@ T = TypeVar("T")
 class Queue(AnyQueue):
     """The queue for asyncio and trio: every operation is awaited."""
 
-    async def add(self, name: str, data: Any = None, **options: Any) -> JobHandle[Any]:
+    async def add(
+        self, name: str, data: Any = None, **options: Unpack[JobKeywords]
+    ) -> JobHandle[Any]:
         """Add a job. Never twice, whatever happens to the connection; `EnqueueError` if not."""
         job = self._operations.job(name, data, **options)
         return await self._stores.here.add(self._entry(0, job), self._enqueue_timeout)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Iterable
-from typing import Any, TypeVar
+from typing import Any, TypeVar, Unpack
 
 from taskbull.core.durations import Duration
 from taskbull.core.job import Job
+from taskbull.core.options import JobKeywords
 from taskbull.core.states import JobState
 from taskbull.errors import TaskbullError
 from taskbull.queue.any_queue import AnyQueue
@@ -34,7 +35,7 @@ T = TypeVar("T")
 class SyncQueue(AnyQueue):
     """The queue for code without an event loop, from any thread."""
 
-    def add(self, name: str, data: Any = None, **options: Any) -> JobHandle[Any]:
+    def add(self, name: str, data: Any = None, **options: Unpack[JobKeywords]) -> JobHandle[Any]:
         """Add a job. Never twice, whatever happens to the connection; `EnqueueError` if not."""
         job = self._operations.job(name, data, **options)
         return add_at_once(self._entry(0, job), self._enqueue_timeout)

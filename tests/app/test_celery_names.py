@@ -70,6 +70,15 @@ def test_a_setting_of_the_app(setting: str, told: str) -> None:
         App("shop", **misspelt)
 
 
+def test_an_option_of_a_job_that_a_queue_adds(app: App) -> None:
+    wrong: Any = {"countdown": 5}
+    with pytest.raises(ConfigurationError, match=r"queue\.add has no option 'countdown'.*delay="):
+        app.sync_queue("q").add("work", {}, **wrong)
+    misspelt: Any = {"prioritty": 5}
+    with pytest.raises(ConfigurationError, match=r"\(did you mean priority\?\), not 'prioritty'"):
+        app.sync_queue("q").job("work", {}, **misspelt)
+
+
 def test_an_option_of_a_worker(app: App) -> None:
     with pytest.raises(ConfigurationError, match=r"Celery's max_tasks_per_child is .*--max-jobs"):
         app.worker("q", max_tasks_per_child=5)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Coroutine
+from datetime import timedelta
 from typing import Any, assert_type
 
-from taskbull import App, Backoff, CircuitBreaker, JobHandle
+from taskbull import App, Backoff, CircuitBreaker, Dedup, JobHandle, Keep, Limiter, WorkerOptions
 from taskbull.app.producer import JobSpec
 from taskbull.app.task import AsyncTask, SyncTask, Variant
 
@@ -45,6 +46,23 @@ async def async_code() -> None:
     assert_type(await fetch.adelay("a", 5), JobHandle[list[int]])
     assert_type(await (await fetch.adelay("a")).aresult(), list[int])
     assert_type(await app.aenqueue([fetch.job("a")]), list[JobHandle[list[int]]])
+
+
+async def queues() -> None:
+    queue, sync_queue = app.queue("pictures"), app.sync_queue("pictures")
+    soon = timedelta(minutes=1)
+    assert_type(await queue.add("resize", {"path": "a"}, delay=soon), JobHandle[Any])
+    assert_type(sync_queue.add("resize", dedup="a", keep_logs=5), JobHandle[Any])
+    sync_queue.add("resize", dedup=Dedup("a", ttl=soon), keep_failed=Keep(age=soon), timeout=20)
+    await queue.add_bulk([queue.job("resize", None, priority=1, lifo=True), ("resize", {})])
+
+
+def durations_are_seconds_inside() -> None:
+    options = WorkerOptions(lock_duration=timedelta(minutes=1), limiter=Limiter(5, timedelta(1)))
+    assert_type(options.lock_duration, float)
+    assert_type(Keep(age=timedelta(days=1)).age, float | None)
+    assert_type(resize.job("a").options.timeout, float | None)
+    assert_type(resize.job("a").options.dedup, Dedup | None)
 
 
 def kinds(

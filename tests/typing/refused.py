@@ -40,3 +40,13 @@ def wrong_options() -> None:
     app.task(atempts=5)  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue]
     app.task(attempts="5")  # type: ignore[call-overload]  # pyright: ignore[reportArgumentType]
     app.enqueue(["a"])  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+
+
+async def wrong_options_of_queues() -> None:
+    queue, sync_queue = app.queue("pictures"), app.sync_queue("pictures")
+    await queue.add("a", {}, prioritty=1)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+    await queue.add("a", {}, priority="1")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    sync_queue.add("a", {}, queue="b")  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+    sync_queue.add("a", {}, delay="1m")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    sync_queue.job("a", {}, atempts=1)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+    queue.job("a", {}, attempts=None)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
