@@ -90,7 +90,7 @@ _MONTH: Final = _Field("month", 1, 12, "janfebmaraprmayjunjulaugsepoctnovdec")
 _WEEKDAY: Final = _Field("weekday", 0, 7, "sunmontuewedthufrisat")
 
 
-class Cron(Struct, frozen=True, kw_only=True):
+class CronLine(Struct, frozen=True, kw_only=True):
     """A cron line in a time zone; without one, in that of the process."""
 
     seconds: tuple[int, ...]
@@ -188,10 +188,21 @@ class Cron(Struct, frozen=True, kw_only=True):
         return before + bisect_left(range(before, after), x=True, key=changed)
 
 
+def expand_macro(pattern: str) -> str:
+    """Return the fields that a name such as `@daily` stands for; any other line as it is."""
+    return _MACROS.get(pattern.strip(), pattern)
+
+
+def pad_line(pattern: str) -> str:
+    """Return a line with the fields that BullMQ lets its users leave out, on the left."""
+    words = expand_macro(pattern).split()
+    return " ".join((*_DEFAULTS[: -len(words)], *words) if 0 < len(words) < 5 else words)
+
+
 @lru_cache(maxsize=256)
-def parse_cron(pattern: str, zone: str | None = None) -> Cron:
+def parse_cron(pattern: str, zone: str | None = None) -> CronLine:
     """Read a cron line for a time zone; refuse what is none, saying why."""
-    words = _MACROS.get(pattern.strip(), pattern).split()
+    words = expand_macro(pattern).split()
     if not 1 <= len(words) <= len(_DEFAULTS) or len(pattern) > _LONGEST:
         raise ConfigurationError(
             f"cron line {shown(pattern)} must have 5 or 6 fields, and {_LONGEST} characters at most"
@@ -203,7 +214,7 @@ def parse_cron(pattern: str, zone: str | None = None) -> Cron:
             tuple(sorted(field.values(text))) for field, text in zip(_TIMES, fields, strict=False)
         )
         weekday, which = _split_which(weekday)
-        return Cron(
+        return CronLine(
             seconds=seconds,
             minutes=minutes,
             hours=hours,

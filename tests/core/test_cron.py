@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from taskbull.core.cron import Cron, parse_cron
+from taskbull.core.cron import CronLine, parse_cron
 from taskbull.errors import ConfigurationError
 
 PRAGUE = "Europe/Prague"
@@ -273,7 +273,7 @@ def listed(values: frozenset[int]) -> str:
     return ",".join(map(str, sorted(values)))
 
 
-def walk(cron: Cron, zone: str, start: int, steps: int) -> int | None:
+def walk(cron: CronLine, zone: str, start: int, steps: int) -> int | None:
     """Follow the clock on the wall, second by second, until a line is due."""
     second = timedelta(seconds=1)
 
