@@ -54,12 +54,19 @@ class OurProducer:
         return [one.id for one in added]
 
 
+def stored_options(opts: Options) -> dict[str, Any]:
+    """Return the options of a schedule's jobs as BullMQ stores them: only what was given."""
+    short = {"keepLogs": "kl", "deduplication": "de"}
+    given = {short.get(name, name): value for name, value in opts.items() if name in OURS}
+    return given | _extra(opts)
+
+
 def _encode(job: Options, now_ms: int) -> EncodedJob:
     opts = {
         name: value for name, value in (job.get("opts") or {}).items() if value is not UNDEFINED
     }
     data = job.get("data", UNDEFINED)
-    new = NewJob(job["name"], {} if data is UNDEFINED else data, _options(opts))
+    new = NewJob(job["name"], {} if data is UNDEFINED else data, options_of(opts))
     encoded = encode_job(new, opts.get("timestamp", now_ms))
     stored = json.loads(encoded.options)
     stored["attempts"] = opts.get("attempts", 0)  # Node writes 0 where nothing was said
@@ -70,7 +77,8 @@ def _encode(job: Options, now_ms: int) -> EncodedJob:
     return replace(encoded, options=json.dumps(stored).encode(), parent=_parent(opts))
 
 
-def _options(opts: dict[str, Any]) -> JobOptions:
+def options_of(opts: Options) -> JobOptions:
+    """Read BullMQ's options as ours."""
     if sum(name in POLICIES and bool(value) for name, value in opts.items()) > 1:
         raise ConfigurationError("a child has one policy for its failure")
     return JobOptions(
@@ -89,7 +97,7 @@ def _options(opts: dict[str, Any]) -> JobOptions:
     )
 
 
-def _extra(opts: dict[str, Any]) -> dict[str, Any]:
+def _extra(opts: Options) -> dict[str, Any]:
     extra: dict[str, Any] = {}
     for name, value in opts.items():
         if name == "telemetry":

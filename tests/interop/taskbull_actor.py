@@ -15,9 +15,19 @@ from taskbull.core.keys import QueueKeys
 from taskbull.core.states import JobState
 from taskbull.core.wire.job import encode_data, encode_progress
 from taskbull.errors import TaskbullError
-from taskbull.scripts import changes, inspection, limits, locks, pausing, removal, stalled
+from taskbull.scripts import (
+    changes,
+    inspection,
+    limits,
+    locks,
+    pausing,
+    removal,
+    schedulers,
+    stalled,
+)
 from taskbull.scripts.call import Request
 from taskbull.scripts.steps import Steps
+from tests.interop import our_schedules
 from tests.interop.actor import TOKEN, Behaviour, Options
 from tests.interop.node import UNDEFINED, Node, Refused, Version
 from tests.interop.node_actor import NodeActor
@@ -147,10 +157,13 @@ class TaskbullActor(NodeActor):
         return self.add_bulk([{"name": name, "data": data, "opts": opts}])[0]
 
     def add_bulk(self, jobs: Sequence[Options]) -> list[str]:
+        self._introduce()
+        return self._producer.add_all(jobs, self.now)
+
+    def _introduce(self) -> None:
         if not self._introduced:  # BullMQ notes its version in a queue before all else; we do not
             super().is_paused()
             self._introduced = True
-        return self._producer.add_all(jobs, self.now)
 
     # the queue as a whole
     def pause(self) -> None:
@@ -244,6 +257,17 @@ class TaskbullActor(NodeActor):
 
     def remove_unprocessed_children(self, job_id: str) -> None:
         self.run(removal.remove_unprocessed_children(self.keys, job_id))
+
+    # schedules
+    def upsert_scheduler(
+        self, scheduler_id: str, repeat: Options, template: Options | None = None
+    ) -> str | None:
+        self._introduce()
+        call = our_schedules.upsert(self.keys, scheduler_id, repeat, template, self.now)
+        return self.run(call).job_id
+
+    def remove_scheduler(self, scheduler_id: str) -> bool:
+        return self.run(schedulers.remove_scheduler(self.keys, scheduler_id))
 
     # looking
     def state(self, job_id: str) -> str:

@@ -35,8 +35,13 @@ AS_BULLMQ_6 = {
     "retrying_an_idof_child",
     "a_child_whose_parent_is_gone",
     "a_slot_missed_by_part_of_an_interval",
+    "every_so_often_with_an_offset",
+    "a_changed_rule",
 }
 """Where the versions differ we do as 6 does, whichever is in company."""
+
+AS_BULLMQ_5 = {"an_upsert_while_paused"}
+"""Where 6 has a defect that 5 does not have."""
 
 ON_PURPOSE = {
     "delay_zero_absent_and_negative": "a negative delay is refused",
@@ -98,8 +103,8 @@ def _exempt(case: Case) -> tuple[Exempt, ...]:
 
 
 def _assert_same(case: Case, found: list[Difference]) -> None:
-    if case.name in ON_PURPOSE:
-        assert found, f"no difference any more: {ON_PURPOSE[case.name]}"
+    if case.name in ON_PURPOSE or case.name in AS_BULLMQ_5:
+        assert found, f"no difference any more: {ON_PURPOSE.get(case.name, 'as BullMQ 5')}"
     else:
         assert not found, report(found)
 

@@ -28,13 +28,15 @@ from taskbull.core.outcome import (
     Verdict,
     Written,
 )
+from taskbull.core.rules import Every
 from taskbull.core.wire.job import decode_job, encode_job
+from taskbull.core.wire.schedule import encode_schedule
 from taskbull.errors import ServerRefused
 from taskbull.scripts import changes, pausing, removal, stalled
 from taskbull.scripts.add import Lane, add_jobs
 from taskbull.scripts.cycle import Taking, cycle, pack_outcome
 from taskbull.scripts.loader import load
-from taskbull.scripts.schedulers import advance_scheduler
+from taskbull.scripts.schedulers import advance_scheduler, upsert_scheduler
 from taskbull.store import address
 from taskbull.store.sync_store import SyncStore
 from tests.scripts.bed import NOW, Bed
@@ -191,6 +193,20 @@ def advance(bed: Bed, number: int) -> None:
     call = advance_scheduler(bed.queue, job, NOW)
     assert call is not None
     bed.run(call)
+
+
+def change_schedule(bed: Bed, number: int) -> None:
+    encoded = encode_schedule(Every(2), NewJob("changed"), NOW)
+    bed.run(upsert_scheduler(bed.queue, "s", encoded, NOW, keeps=True))
+
+
+def pending_run(into: str) -> Callable[[Bed], None]:
+    def seed(bed: Bed) -> None:
+        schedule(bed)
+        bed.admin.lrem(bed.queue.active, 1, f"repeat:s:{NOW}")
+        bed.put(f"repeat:s:{NOW}", into, score=NOW * 4096)
+
+    return seed
 
 
 def produce(bed: Bed, number: int) -> None:
@@ -365,6 +381,12 @@ OPERATIONS = {
         advance,
         active=[f"repeat:s:{NOW}"],
         delayed=[f"repeat:s:{NOW + 1000}"],
+    ),
+    "change a schedule whose run is delayed": Operation(
+        "upsert_scheduler", pending_run("delayed"), change_schedule, wait=[f"repeat:s:{NOW}"]
+    ),
+    "change a schedule whose run waits": Operation(
+        "upsert_scheduler", pending_run("wait"), change_schedule, wait=[f"repeat:s:{NOW}"]
     ),
 }
 

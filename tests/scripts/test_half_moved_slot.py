@@ -14,10 +14,21 @@ from taskbull.core.job import Job, NewJob
 from taskbull.core.keys import QueueKeys
 from taskbull.core.options import Dedup, JobOptions
 from taskbull.core.outcome import Complete, Fail, GiveBack, Verdict, Written
+from taskbull.core.rules import Every
 from taskbull.core.states import JobState
 from taskbull.core.wire.job import encode_job
+from taskbull.core.wire.schedule import encode_schedule
 from taskbull.errors import ServerRefused, ServerUnavailable, TaskbullError
-from taskbull.scripts import changes, inspection, limits, locks, pausing, removal, stalled
+from taskbull.scripts import (
+    changes,
+    inspection,
+    limits,
+    locks,
+    pausing,
+    removal,
+    schedulers,
+    stalled,
+)
 from taskbull.scripts.add import Lane, add_jobs
 from taskbull.scripts.call import Request
 from taskbull.scripts.cycle import Taking, cycle, pack_outcome
@@ -65,6 +76,8 @@ def add(queue: QueueKeys) -> Request[Any]:
     return add_jobs(queue, jobs, NOW, Lane("p", 0, 2))
 
 
+SCHEDULE = encode_schedule(Every(1), NewJob("n"), NOW)
+
 OPERATIONS: dict[str, Operation] = {
     "add": add,
     "take": lambda q: cycle(q, NOW, [], 3, "next", Taking(30_000)),
@@ -111,6 +124,10 @@ OPERATIONS: dict[str, Operation] = {
     "counts": inspection.count_jobs,
     "children": lambda q: inspection.count_children(q, "top"),
     "is maxed": limits.is_maxed,
+    "write a schedule": lambda q: schedulers.upsert_scheduler(q, "t", SCHEDULE, NOW, keeps=True),
+    "change a schedule": lambda q: schedulers.upsert_scheduler(q, "s", SCHEDULE, NOW, keeps=True),
+    "remove a schedule": lambda q: schedulers.remove_scheduler(q, "s"),
+    "schedules": lambda q: schedulers.get_schedulers(q, 0, -1),
 }
 
 MOVED: dict[str, Callable[[str], bool]] = {

@@ -7,9 +7,24 @@ from typing import Any
 
 import pytest
 
+from taskbull.core.durations import instant_from_ms
+from taskbull.core.job import NewJob
+from taskbull.core.options import JobOptions
+from taskbull.core.rules import Cron, Every, Rule
 from taskbull.core.wire.job import decode_job
+from taskbull.core.wire.schedule import encode_schedule
+from taskbull.errors import ConfigurationError, TaskbullError
 from taskbull.scripts.call import Call, Command
-from taskbull.scripts.schedulers import ADVANCE_SCHEDULER, advance_scheduler
+from taskbull.scripts.schedulers import (
+    ADVANCE_SCHEDULER,
+    UPSERT_SCHEDULER,
+    Upserted,
+    advance_scheduler,
+    get_scheduler,
+    get_schedulers,
+    remove_scheduler,
+    upsert_scheduler,
+)
 from tests.scripts.bed import NOW, Bed, without
 
 META = {"opts.maxLenEvents": "10000"}
@@ -233,3 +248,129 @@ def test_an_old_scheduler_has_its_slots_at_multiples(bed: Bed) -> None:
     now = NOW + 701
     assert advance(bed, now=now) == f"repeat:s:{now // 700 * 700 + 700}"
     assert bed.state()["repeat:s"]["ic"] == "1"
+
+
+TEMPLATE = NewJob("tick", {"x": 1}, JobOptions(attempts=2, backoff=None, keep_logs=None))
+
+
+def upsert(
+    bed: Bed, rule: Rule, *, now: int = NOW, keeps: bool = False, job: NewJob = TEMPLATE
+) -> Upserted:
+    encoded = encode_schedule(rule, job, now, "shop" if keeps else None)
+    return bed.run(upsert_scheduler(bed.queue, "s", encoded, now, keeps=keeps))
+
+
+def test_an_upsert_is_what_its_header_says(bed: Bed) -> None:
+    encoded = encode_schedule(Every(1), TEMPLATE, NOW)
+    call = upsert_scheduler(bed.queue, "s", encoded, NOW, keeps=True)
+    queue = bed.queue
+    others = {"schedulers": queue.repeat, "scheduler": queue.scheduler("s")}
+    names = UPSERT_SCHEDULER.keys
+    assert call.keys == tuple(others.get(name) or getattr(queue, name) for name in names)
+    assert len(call.args) == len(UPSERT_SCHEDULER.args)
+
+
+def test_a_declared_schedule_that_stands_there_is_left_alone(bed: Bed) -> None:
+    assert upsert(bed, Every(10), keeps=True) == Upserted(RUN, is_changed=True)
+    before = bed.state()
+    assert upsert(bed, Every(10), now=NOW + 5, keeps=True) == Upserted(RUN, is_changed=False)
+    assert bed.state() == before
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"rule": Every(11)},
+        {"rule": Every(10, limit=3)},
+        {"rule": Every(10, offset=3)},
+        {"rule": Cron("* * * * *")},
+        {"job": NewJob("tick", {"x": 2}, TEMPLATE.options)},
+        {"job": NewJob("tock", {"x": 1}, TEMPLATE.options)},
+        {"job": NewJob("tick", {"x": 1}, JobOptions(attempts=3))},
+        {"job": NewJob("tick", {}, TEMPLATE.options)},
+    ],
+    ids=repr,
+)
+def test_a_declared_schedule_that_differs_is_written(bed: Bed, other: dict[str, Any]) -> None:
+    upsert(bed, Every(10), keeps=True)
+    written = upsert(bed, **{"rule": Every(10), **other}, now=NOW + 5, keeps=True)
+    assert written.is_changed
+    assert len(bed.state()["repeat"]) == 1
+    pending = [key for key in bed.state() if key.startswith("repeat:s:")]
+    assert pending == [written.job_id]
+    assert not upsert(bed, **{"rule": Every(10), **other}, now=NOW + 6, keeps=True).is_changed
+
+
+def test_a_declared_schedule_whose_run_is_gone_is_mended(bed: Bed) -> None:
+    job_id = upsert(bed, Cron("0 * * * *"), keeps=True).job_id
+    bed.admin.delete(bed.queue.job(job_id))
+    bed.admin.zrem(bed.queue.delayed, job_id)
+    assert upsert(bed, Cron("0 * * * *"), keeps=True) == Upserted(job_id, is_changed=True)
+    assert list(bed.state()["delayed"]) == [job_id]
+
+
+def test_a_run_at_the_same_instant_is_not_overwritten(bed: Bed) -> None:
+    due = Cron("0 * * * *").line.next_after(NOW)
+    bed.job(f"repeat:s:{due}", "active", name="precious")
+    before = bed.state()
+    with pytest.raises(TaskbullError, match="there is a job at the time of its next run"):
+        upsert(bed, Cron("0 * * * *"))
+    assert bed.state() == before
+
+
+def test_an_interval_looks_for_a_free_slot(bed: Bed) -> None:
+    for n in range(3):
+        bed.job(f"repeat:s:{NOW + n * 1000}", "completed")
+    assert upsert(bed, Every(1)).job_id == f"repeat:s:{NOW + 3000}"
+
+
+def test_a_schedule_is_read_as_it_was_written(bed: Bed) -> None:
+    rule = Cron("0 3 * * *", "Europe/Berlin", limit=7)
+    upsert(bed, rule, keeps=True)
+    [read] = bed.run(get_schedulers(bed.queue, 0, -1))
+    assert (read.id, read.queue, read.task, read.rule) == ("s", "q", "tick", rule)
+    assert (read.data, read.options.attempts, read.count, read.ended) == ({"x": 1}, 2, 1, False)
+    assert (read.declared_by, read.next_run) == ("shop", rule.next(instant_from_ms(NOW)))
+    assert bed.run(get_scheduler(bed.queue, "s")) == read
+    assert bed.run(get_scheduler(bed.queue, "t")) is None
+
+
+def test_a_schedule_whose_limit_is_reached_has_ended(bed: Bed) -> None:
+    upsert(bed, Every(1, limit=1))
+    bed.admin.hset(bed.queue.job(RUN), "ats", 1)
+    [read] = bed.run(get_schedulers(bed.queue, 0, -1))
+    assert (read.ended, read.next_run) == (True, None)
+
+
+def test_what_is_no_schedule_is_read_all_the_same(bed: Bed) -> None:
+    bed.admin.zadd(bed.queue.repeat, {"a": NOW, "b": 1e300, "c": NOW, "d": NOW, "e": NOW})
+    bed.hset("repeat:a", {"pattern": "no pattern", "tz": "nowhere", "data": "{"})
+    bed.hset("repeat:b", {"every": "0", "offset": "x", "opts": "["})
+    bed.admin.set(bed.queue.scheduler("c"), "text")
+    bed.hset("repeat:d", {"pattern": "5 4"})
+    found = {read.id: read for read in bed.run(get_schedulers(bed.queue, 0, -1))}
+    assert {name: read.rule for name, read in found.items() if name != "d"} == dict.fromkeys("abce")
+    assert found["d"].describe() == "every minute, on Thursday in May, local"
+
+
+def test_a_schedule_is_removed_with_its_delayed_run(bed: Bed) -> None:
+    job_id = upsert(bed, Cron("0 * * * *")).job_id
+    assert bed.run(remove_scheduler(bed.queue, "s")) is True
+    assert without(bed.state(), "events", "marker", "meta", "id") == {}
+    assert bed.events()[-1] == {"event": "removed", "jobId": job_id, "prev": "delayed"}
+    assert bed.run(remove_scheduler(bed.queue, "s")) is False
+
+
+@pytest.mark.parametrize("option", [{"delay": 5}, {"job_id": "x"}, {"dedup": "x"}])
+def test_runs_have_their_own_time_and_id(option: dict[str, Any]) -> None:
+    with pytest.raises(ConfigurationError, match=f"cannot have the option {next(iter(option))}"):
+        encode_schedule(Every(1), NewJob("n", {}, JobOptions(**option)), NOW)
+
+
+def test_a_schedule_without_a_run_to_come_is_refused() -> None:
+    past = instant_from_ms(NOW - 1000)
+    with pytest.raises(ConfigurationError, match="is in the past"):
+        encode_schedule(Every(1, end=past), TEMPLATE, NOW)
+    soon = instant_from_ms(NOW + 1000)
+    with pytest.raises(ConfigurationError, match="has no run between now and its end"):
+        encode_schedule(Cron("0 0 1 1 *", end=soon), TEMPLATE, NOW)

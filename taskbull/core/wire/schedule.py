@@ -1,0 +1,192 @@
+"""Job schedulers as they stand in Redis: written from a rule and a template, read into `Schedule`.
+
+What is read may have been written by anybody: a rule that makes no sense is None.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from taskbull.core import payload
+from taskbull.core.cron import pad_line
+from taskbull.core.durations import from_ms, instant_from_ms, instant_to_ms
+from taskbull.core.job import NewJob
+from taskbull.core.rules import Cron, Every, Rule, Schedule
+from taskbull.core.wire.numbers import read_number
+from taskbull.core.wire.options import StoredOptions, decode_options, encode_options
+from taskbull.errors import ConfigurationError
+
+DECLARED_BY = "tbapp"
+"""The field that names the app whose code declares a schedule; Node keeps and ignores it."""
+
+
+class EncodedSchedule(Struct, frozen=True):
+    """A schedule in the form in which a script takes it."""
+
+    due_ms: int | None
+    """When a cron rule comes next; None for an interval, whose slots the script knows."""
+    every_ms: int | None
+    offset_ms: int | None
+    start_ms: int | None
+    fields: dict[str, str]
+    """What is to stand in its hash."""
+    name: str
+    data: str
+    options: str
+    """Of its jobs, with the rule in them."""
+
+
+def encode_schedule(
+    rule: Rule, template: NewJob, now_ms: int, declared_by: str | None = None
+) -> EncodedSchedule:
+    """Return a schedule as it is written at `now_ms`; refuse one that has no run to come."""
+    _check_template(template)
+    data = payload.encode(template.data, "data").decode()
+    options = encode_options(template.options, delay_ms=0)
+    payload.check_size(len(data) + len(options), template.options.size_limit)
+    repeat = _repeat(rule)
+    fields = {"name": template.name, **{name: str(value) for name, value in repeat.items()}}
+    if options != b"{}":
+        fields["opts"] = options.decode()
+    if data != "{}":
+        fields["data"] = data
+    if declared_by is not None:
+        fields[DECLARED_BY] = declared_by
+    every_ms, offset_ms = None, None
+    if isinstance(rule, Every):
+        every_ms, offset_ms = rule.interval_ms, rule.offset_ms
+        if offset_ms is not None:
+            repeat["offset"] = offset_ms  # the script writes that of the hash
+    stored: dict[str, Any] = msgspec.json.decode(options)
+    return EncodedSchedule(
+        due_ms=_first_ms(rule, now_ms),
+        every_ms=every_ms,
+        offset_ms=offset_ms,
+        start_ms=None if rule.start is None else instant_to_ms(rule.start),
+        fields=fields,
+        name=template.name,
+        data=data,
+        options=msgspec.json.encode(stored | {"repeat": repeat}).decode(),
+    )
+
+
+def _check_template(template: NewJob) -> None:
+    options = template.options
+    for name in ("delay", "eta", "job_id", "dedup"):
+        if getattr(options, name) is not None:
+            raise ConfigurationError(
+                f"a schedule's job cannot have the option {name}: each run has its own time and id"
+            )
+
+
+def _repeat(rule: Rule) -> dict[str, Any]:
+    """Return the rule as the object `repeat` of its jobs; the hash has the same fields."""
+    repeat: dict[str, Any] = (
+        {"every": rule.interval_ms}
+        if isinstance(rule, Every)
+        else {"pattern": rule.pattern, "tz": rule.tz}
+    )
+    if rule.limit is not None:
+        repeat["limit"] = rule.limit
+    if rule.start is not None:
+        repeat["startDate"] = instant_to_ms(rule.start)
+    if rule.end is not None:
+        repeat["endDate"] = instant_to_ms(rule.end)
+    return repeat
+
+
+def _first_ms(rule: Rule, now_ms: int) -> int | None:
+    end_ms = None if rule.end is None else instant_to_ms(rule.end)
+    if end_ms is not None and end_ms < now_ms:
+        raise ConfigurationError(f"the schedule's end, {rule.end}, is in the past")
+    if isinstance(rule, Every):
+        return None
+    if rule.immediately:
+        return now_ms
+    start_ms = 0 if rule.start is None else instant_to_ms(rule.start)
+    due_ms = rule.line.next_after(max(now_ms, start_ms))
+    if due_ms is None or (end_ms is not None and due_ms > end_ms):
+        raise ConfigurationError(
+            f"the cron pattern {rule.pattern!r} has no run between now and its end, {rule.end}"
+        )
+    return due_ms
+
+
+def decode_schedule(
+    queue: str,
+    scheduler_id: bytes,
+    score: bytes,
+    fields: Mapping[bytes, bytes] | Sequence[bytes],
+    pending: Sequence[bytes | None],
+) -> Schedule:
+    """Read a scheduler: its id, score and hash, and `ats` and `opts` of the run at its score."""
+    if not isinstance(fields, Mapping):
+        fields = dict(zip(fields[::2], fields[1::2], strict=True))
+    texts = {
+        name.decode("utf-8", "backslashreplace"): value.decode("utf-8", "backslashreplace")
+        for name, value in fields.items()
+    }
+    rule = _read_rule(texts)
+    started, options = pending
+    is_waiting = options is not None and not read_number(started)
+    due = instant_from_ms(read_number(score) or 0)
+    ended = not is_waiting and _is_last(rule, due, options)
+    raw_options = fields.get(b"opts")
+    return Schedule(
+        id=scheduler_id.decode("utf-8", "backslashreplace"),
+        queue=queue,
+        task=texts.get("name", ""),
+        rule=rule,
+        raw_data=fields.get(b"data", b"{}"),
+        options=_read_options(raw_options),
+        next_run=None if ended else due,
+        count=max(1, read_number(fields.get(b"ic")) or 1),
+        ended=ended,
+        declared_by=texts.get(DECLARED_BY),
+        is_pending=is_waiting,
+    )
+
+
+def _is_last(rule: Rule | None, due: datetime | None, options: bytes | None) -> bool:
+    """Return whether no run follows the one that was due last, which has begun or is gone."""
+    if rule is None or (rule.limit is None and rule.end is None):
+        return False
+    if rule.limit is not None:
+        count = None if options is None else (decode_options(options).repeat or {}).get("count")
+        if not isinstance(count, int) or count >= rule.limit:
+            return True
+    return rule.end is not None and rule.next(after=due) is None
+
+
+def _read_options(raw: bytes | None) -> StoredOptions:
+    try:
+        return StoredOptions() if raw is None else decode_options(raw)
+    except ValueError:
+        return StoredOptions()
+
+
+def _read_rule(fields: Mapping[str, str]) -> Rule | None:
+    def number(name: str) -> int | None:
+        raw = fields.get(name)
+        return None if raw is None else read_number(raw.encode())
+
+    def instant(name: str) -> datetime | None:
+        ms = number(name)
+        return None if ms is None else instant_from_ms(ms)
+
+    start, end, limit = instant("startDate"), instant("endDate"), number("limit")
+    try:
+        if pattern := fields.get("pattern"):
+            return Cron(pad_line(pattern), fields.get("tz", "local"), start, end, limit)
+        every_ms, offset_ms = number("every"), number("offset")
+        if every_ms is None:
+            return None
+        offset = None if offset_ms is None else from_ms(offset_ms % every_ms)
+        return Every(from_ms(every_ms), offset, start, end, limit)
+    except (ConfigurationError, ZeroDivisionError):
+        return None
