@@ -23,24 +23,24 @@ _HEAD = """# Benchmarks
 ![Jobs per second of taskbull and other libraries](benchmarks.svg)
 
 {machine} Made by `{command}`. Anybody can run `python -m benchmarks --write`: it installs
-the others, starts private servers and takes about 25 minutes. `python -m benchmarks drain`
-measures one part beside Node in a minute; `--help` says more.
+the other libraries, starts private servers and takes about 25 minutes. `python -m benchmarks drain`
+measures one part beside Node in a minute; `--help` lists the options.
 
-**What these figures say.** Every measurement has a fresh server without persistence on the
-loopback interface and processes of its own; all sides take turns in shuffled rounds, so that the
-machine's moods meet them alike. A job has 100 bytes of data, notes the time and gives a small
-result: what is measured is the library, its client and the server's work for it. Figures are
-medians, with the least and the most in brackets; x is how many times the baseline's it is (Node's
-where nothing else is said), as the median of the ratios of each round. CPU is that of all
-processes of a worker or producer; commands are counted by the server, with those that scripts call.
+**What these figures show.** Every measurement uses a fresh server without persistence on the
+loopback interface and its own processes; all sides take turns in shuffled rounds, so that the
+machine's load affects them alike. A job has 100 bytes of data, records the time and returns a small
+result, so we measure the library, its client and the server's work for it. Figures are
+medians, with the minimum and maximum in brackets; x is the ratio to the baseline (Node unless
+stated otherwise), as the median of the ratios of each round. CPU is the CPU time of all
+processes of a worker or producer. The server counts commands, including those that scripts call.
 
-**What they do not say.** Real jobs do something, and mostly that takes longest. Worker, producer
-and server share one machine: over a network a round trip costs more, which favours those that make
-few. The libraries do not do the same for a job: BullMQ's format keeps the job, its result and an
-event stream; some of the others pop a job and forget it, so that a crash loses it, or keep no
-result. Each is in the fastest configuration that we found to be fair; their authors may know a
-better one. Small machines that share their host are noisy: take differences under a quarter as
-none, and look at the CPU per job, which moves less.
+**What they do not show.** Real jobs do real work, which usually takes most of the time. Worker,
+producer and server share one machine: over a network a round trip costs more, which favours
+libraries that make few. The libraries do not do the same work for a job: BullMQ's format keeps the
+job, its result and an event stream; some of the others pop a job and forget it, so that a crash
+loses it, or keep no result. Each runs in the fastest configuration that we considered fair; their
+authors may know a better one. Small machines that share a host are noisy: ignore differences under
+25 %, and look at the CPU per job, which varies less.
 """
 
 

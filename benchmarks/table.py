@@ -100,7 +100,7 @@ class Tables:
         told = [f"{side} failed: {reason.splitlines()[0]}." for side, reason in failures]
         bases = {base for base in self._baselines.values() if base}
         if any(metric.compared for metric in self._metrics) and bases & set(self._baselines):
-            told.insert(0, f"x: times what {' or '.join(sorted(bases))} has in the same round.")
+            told.insert(0, f"x: the ratio to {' or '.join(sorted(bases))} in the same round.")
         return " ".join([*told, *self._disturbance()])
 
     def _disturbance(self) -> list[str]:
@@ -111,12 +111,13 @@ class Tables:
         others = [sample.others for sample in samples]
         told = [
             f"{len(samples)} measurements in {self._taken.seconds:.0f} s.",
-            "Others had of the cores meanwhile, median and most: other machines on the host",
+            "Share of the CPU used by others meanwhile, median and maximum:",
+            "other machines on the host",
             f"{median(stolen):.0%} and {max(stolen):.0%},",
             f"other programs {median(others):.0%} and {max(others):.0%}.",
         ]
         if marked := sum(sample.disturbed for sample in samples):
-            told.append(f"In {marked} of them it was over {MUCH:.0%} in all: one * each.")
+            told.append(f"In {marked} of them it was over {MUCH:.0%} in total; each has a *.")
         return told
 
 
