@@ -21,7 +21,7 @@ from taskbull.core.keys import QueueKeys
 from taskbull.core.options import JobOptions
 from taskbull.core.outcome import Complete
 from taskbull.core.wire.job import encode_job
-from taskbull.scripts.add import Lane, add_jobs
+from taskbull.scripts.add import CallSequence, add_jobs
 from taskbull.scripts.cycle import Packed, Taking, cycle, pack_outcome
 from taskbull.store.address import parse
 from taskbull.store.server_process import ServerProcess, valkey_binary
@@ -61,13 +61,13 @@ class Ours:
         self._store = store
         self._at_once = at_once
         self._keys = QueueKeys("ours")
-        self._lane = Lane("bench", 0)
+        self._sequence = CallSequence("bench", 0)
 
     def add(self) -> None:
         job = encode_job(NewJob("noop", DATA, PLAIN), NOW)
         for _ in range(JOBS // self._at_once):
-            self._lane.calls += 1
-            self._store.run(add_jobs(self._keys, [job] * self._at_once, NOW, self._lane))
+            self._sequence.calls += 1
+            self._store.run(add_jobs(self._keys, [job] * self._at_once, NOW, self._sequence))
 
     def drain(self) -> None:
         taking, now = Taking(30_000), NOW

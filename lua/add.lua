@@ -1,7 +1,7 @@
 -- add: add jobs to a queue, in order. A job that is sent again in its call gets its first answer.
 --
 -- KEYS
---   memo               string   the last call of this producer's lane, its mark, and its answers
+--   memo               string   number, mark and answers of the last call in its sequence
 --   counter            string   number of the last job
 --   meta               hash     settings of the queue
 --   wait               list     jobs that may run, taken from the tail
@@ -17,7 +17,7 @@
 -- ARGV
 --   prefix                      start of every key of this queue
 --   now                         ms
---   call                        number of this call on its lane; the next call has a higher one
+--   call                        number of this call in its sequence; the next call has a higher one
 --   mark                        hex digits that tell it from another producer's call of that number
 --   memo_life                   ms for which the answers are remembered
 --   runs                        msgpack array of runs: jobs that differ in nothing but their data.
@@ -33,8 +33,8 @@
 --   all that was answered in this call, now and before, four places for each run of answers: the
 --   place of its first job, the id of that job, 0 added, 1 there was one of that id, 2 deduplicated
 --   (the id is the owner's), -5 no such parent, -7 the job has another parent, and how many jobs it
---   is for, whose ids count on from the first; nothing at all, and nothing is done, if the lane has
---   gone on, or the number was used by another
+--   is for, whose ids count on from the first; nothing at all, and nothing is done, if the sequence
+--   has gone on, or the number was used by another
 -- EFFECTS
 --   as BullMQ's; `deduplicated` is emitted as by version 6, without `debounced`
 
@@ -62,7 +62,7 @@ if last then
       end
     end
   elseif number and tonumber(number) >= tonumber(call) then
-    return {} -- it was late on its way, or the lane is that of a cloned process
+    return {} -- it was late on its way, or the sequence is that of a cloned process
   end
 end
 

@@ -24,7 +24,7 @@ LEFT_OUT = [
     "subprocess",
     "taskbull.cli",
     "taskbull.observability.tracing",
-    "taskbull.queue.loops",
+    "taskbull.queue.event_loops",
     "taskbull.queue.operations",
     "taskbull.scripts.cycle",
     "taskbull.scripts.removal",

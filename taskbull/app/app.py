@@ -31,8 +31,8 @@ from taskbull.core.retention import Keep
 from taskbull.core.retry import RetryPolicy, UnknownErrors, attempts_of
 from taskbull.core.worker_options import Limiter, QueueOptions
 from taskbull.errors import ConfigurationError
-from taskbull.queue.bulk import Progress
-from taskbull.queue.event_loop import Alarm
+from taskbull.queue.add_bulk import Progress
+from taskbull.queue.call_checks import BlockingCheck
 from taskbull.queue.handle import CALL_TIMEOUT, JobHandle
 from taskbull.scripts.inspection import names_waiting
 from taskbull.store.clients import Where, address_of
@@ -117,7 +117,7 @@ class App:
         self._defaults = Defaults(queue, options, policy)
         self._registry = Registry(name)
         self._staff = Staff(name, self._registry, policy)
-        self._alarm = Alarm("app.enqueue()", "await app.aenqueue()")
+        self._blocking = BlockingCheck("app.enqueue()", "await app.aenqueue()")
 
     if not TYPE_CHECKING:  # which would take any name then
 
@@ -185,7 +185,7 @@ class App:
         `EnqueueError.spec` holds the jobs that were not added; enqueued again, none is added twice.
         So does one that a generator, or `progress`, broke off by raising; the rest is still in it.
         """
-        self._alarm.check()
+        self._blocking.check()
         return self.producer.enqueue(jobs, progress)
 
     async def aenqueue(
@@ -261,7 +261,7 @@ class App:
         """
         call = names_waiting(self.producer.line(queue).source.keys, _LOOKED_AT)
         limit = limit_of("timeout", timeout)
-        names = self.producer.stores.sync().run(call, timeout=limit)
+        names = self.producer.stores.sync_store().run(call, timeout=limit)
         return sorted(set(names) - self.tasks.keys())
 
     def resolve(self, job: Job) -> Route:

@@ -12,10 +12,10 @@ from msgspec.structs import replace
 from taskbull.core.checks import check_type, refusal
 from taskbull.core.job import NewJob, Ticket
 from taskbull.core.options import JobOptions
-from taskbull.queue.adder import Adder
-from taskbull.queue.bulk import Bulk, Entry, Line, Progress, check_bulk
+from taskbull.queue.add_bulk import Bulk, Entry, Line, Progress, check_bulk
+from taskbull.queue.add_call import Adder
+from taskbull.queue.add_single import add_at_once
 from taskbull.queue.handle import JobHandle, ReadResult, Source
-from taskbull.queue.single import add_at_once
 from taskbull.queue.stores import Stores
 from taskbull.scripts.steps import Stages
 from taskbull.store.address import Address
@@ -156,7 +156,7 @@ class Producer:
         """Add one job, together with those of other tasks of the event loop."""
         if self._elsewhere is not None:
             return self._elsewhere([spec])[0]
-        return await self.stores.here.add(self._alone(spec), self._timeout)
+        return await self.stores.loop.add(self._alone(spec), self._timeout)
 
     def _alone(self, spec: JobSpec[Any]) -> Entry:
         return Entry(self.line(spec.queue), spec.job, spec, spec.read)

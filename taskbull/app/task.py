@@ -23,7 +23,7 @@ from taskbull.core.job import NewJob
 from taskbull.core.keywords import check_keywords
 from taskbull.core.options import JobOptions
 from taskbull.observability.provider import in_this_span
-from taskbull.queue.event_loop import Alarm
+from taskbull.queue.call_checks import BlockingCheck
 from taskbull.queue.handle import JobHandle
 
 P = ParamSpec("P")
@@ -37,7 +37,7 @@ class _Calling:
         self.name = name
         self.producer = producer
         self.binder = Binder(name, function)
-        self.alarm = Alarm(f"{name}.delay()", f"await {name}.adelay()")
+        self.blocking = BlockingCheck(f"{name}.delay()", f"await {name}.adelay()")
         self._function = function
         self._read = self.read_result  # one for all handles
 
@@ -98,7 +98,7 @@ class Enqueueable(Generic[P, R]):
         latter an `InvalidArguments`, which is one), and `EnqueueError` if Redis is away for
         longer than the app's `enqueue_timeout`.
         """
-        self.calling.alarm.check()
+        self.calling.blocking.check()
         return self.calling.producer.add(self._spec(args, kwargs))
 
     async def adelay(self, *args: P.args, **kwargs: P.kwargs) -> JobHandle[R]:

@@ -27,7 +27,7 @@ class Ticket(Struct, frozen=True):
     """
 
     producer: str
-    lane: int
+    sequence: int
     call: int
     mark: str
     place: int

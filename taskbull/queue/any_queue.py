@@ -10,8 +10,8 @@ from taskbull.core.durations import Duration, limit_of
 from taskbull.core.job import NewJob
 from taskbull.core.options import JobKeywords
 from taskbull.observability.provider import in_this_span
-from taskbull.queue.adder import Adder
-from taskbull.queue.bulk import Bulk, Entry, Line, Progress
+from taskbull.queue.add_bulk import Bulk, Entry, Line, Progress
+from taskbull.queue.add_call import Adder
 from taskbull.queue.handle import CALL_TIMEOUT, JobHandle, Source
 from taskbull.queue.operations import JobEntry, Operations
 from taskbull.queue.stores import Stores

@@ -14,11 +14,10 @@ from taskbull.core.job import Job
 from taskbull.core.keys import QueueKeys
 from taskbull.core.states import JobState
 from taskbull.errors import SerializationError, TaskbullError
-from taskbull.queue.border import alone
-from taskbull.queue.event_loop import Alarm
-from taskbull.queue.own_queue import OwnQueueAlarm
-from taskbull.queue.result import again, gone
+from taskbull.queue.call_checks import BlockingCheck, OwnQueueCheck
+from taskbull.queue.endings import again, gone
 from taskbull.queue.stores import Stores
+from taskbull.queue.tracebacks import stripped
 from taskbull.scripts.add import Added, Result
 from taskbull.scripts.call import Request
 from taskbull.scripts.inspection import Ending, Logs, get_job, get_logs, get_state
@@ -40,8 +39,10 @@ class Source(Struct, frozen=True, eq=False):
     keys: QueueKeys
     stores: Stores
     call_timeout: float | None = CALL_TIMEOUT
-    alarm: Alarm = field(default_factory=lambda: Alarm("job.result()", "await job.aresult()"))
-    own_queue: OwnQueueAlarm = field(default_factory=OwnQueueAlarm)
+    blocking: BlockingCheck = field(
+        default_factory=lambda: BlockingCheck("job.result()", "await job.aresult()")
+    )
+    own_queue: OwnQueueCheck = field(default_factory=OwnQueueCheck)
 
 
 class JobHandle(Struct, Generic[R_co], frozen=True, repr_omit_defaults=True):
@@ -77,12 +78,12 @@ class JobHandle(Struct, Generic[R_co], frozen=True, repr_omit_defaults=True):
         """
         limit = _limit(timeout)
         source = self._where
-        source.alarm.check()
+        source.blocking.check()
         self._check_own_queue(source)
         try:
-            ending = source.stores.sync_watch(source.keys).ending(self.id, limit)
+            ending = source.stores.sync_result_watch(source.keys).ending(self.id, limit)
         except TaskbullError as error:
-            raise alone(error) from error.__cause__
+            raise stripped(error) from error.__cause__
         return self._value(ending)
 
     async def aresult(self, timeout: Duration | None = None) -> R_co:
@@ -91,9 +92,9 @@ class JobHandle(Struct, Generic[R_co], frozen=True, repr_omit_defaults=True):
         source = self._where
         self._check_own_queue(source)
         try:
-            ending = await source.stores.here.ending(source.keys, self.id, limit)
+            ending = await source.stores.loop.ending(source.keys, self.id, limit)
         except TaskbullError as error:
-            raise alone(error) from error.__cause__
+            raise stripped(error) from error.__cause__
         return self._value(ending)
 
     def state(self) -> JobState:
@@ -147,16 +148,18 @@ class JobHandle(Struct, Generic[R_co], frozen=True, repr_omit_defaults=True):
         # It only looks: asking again does no harm.
         source = self._where
         try:
-            return source.stores.sync().perform(again(call), timeout=source.call_timeout)
+            return source.stores.sync_store().perform(again(call), timeout=source.call_timeout)
         except TaskbullError as error:
-            raise alone(error) from error.__cause__
+            raise stripped(error) from error.__cause__
 
     async def _arun(self, call: Request[T]) -> T:
         source = self._where
         try:
-            return await source.stores.running().perform(again(call), timeout=source.call_timeout)
+            return await source.stores.async_store().perform(
+                again(call), timeout=source.call_timeout
+            )
         except TaskbullError as error:
-            raise alone(error) from error.__cause__
+            raise stripped(error) from error.__cause__
 
 
 def handle(source: Source, name: str, added: Added, read: ReadResult) -> JobHandle[Any]:

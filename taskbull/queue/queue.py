@@ -10,10 +10,10 @@ from taskbull.core.job import Job
 from taskbull.core.options import JobKeywords
 from taskbull.core.states import JobState
 from taskbull.errors import TaskbullError
+from taskbull.queue.add_bulk import Progress
 from taskbull.queue.any_queue import AnyQueue
-from taskbull.queue.border import alone
-from taskbull.queue.bulk import Progress
-from taskbull.queue.feed import (
+from taskbull.queue.endings import again
+from taskbull.queue.event_stream import (
     BLOCK,
     QueueEvent,
     check_last_id,
@@ -23,7 +23,7 @@ from taskbull.queue.feed import (
 )
 from taskbull.queue.handle import JobHandle
 from taskbull.queue.operations import ConnectedWorker, Finished, JobEntry
-from taskbull.queue.result import again
+from taskbull.queue.tracebacks import stripped
 from taskbull.scripts.call import Request
 from taskbull.scripts.inspection import Logs, Metrics
 from taskbull.scripts.steps import Steps
@@ -39,7 +39,7 @@ class Queue(AnyQueue):
     ) -> JobHandle[Any]:
         """Add a job. Never twice, whatever happens to the connection; `EnqueueError` if not."""
         job = self._operations.job(name, data, **options)
-        return await self._stores.here.add(self._entry(0, job), self._enqueue_timeout)
+        return await self._stores.loop.add(self._entry(0, job), self._enqueue_timeout)
 
     async def add_bulk(
         self, jobs: Iterable[JobEntry], *, progress: Progress | None = None
@@ -152,7 +152,7 @@ class Queue(AnyQueue):
     async def events(self, last_id: str = "$") -> AsyncGenerator[QueueEvent, None]:
         """Follow what happens in the queue, from now on or from an event's id on."""
         check_last_id(last_id)
-        store = self._stores.running()
+        store = self._stores.async_store()
         if last_id == "$":
             last_id = await store.perform(again(last_event_id(self.keys)))
         connection = store.blocking(self.keys.events)
@@ -170,12 +170,12 @@ class Queue(AnyQueue):
 
     async def _run(self, call: Request[T]) -> T:
         try:
-            return await self._stores.running().run(call, timeout=self._call_timeout)
+            return await self._stores.async_store().run(call, timeout=self._call_timeout)
         except TaskbullError as error:
-            raise alone(error) from error.__cause__
+            raise stripped(error) from error.__cause__
 
     async def _perform(self, steps: Steps[T]) -> T:
         try:
-            return await self._stores.running().perform(steps, timeout=self._call_timeout)
+            return await self._stores.async_store().perform(steps, timeout=self._call_timeout)
         except TaskbullError as error:
-            raise alone(error) from error.__cause__
+            raise stripped(error) from error.__cause__

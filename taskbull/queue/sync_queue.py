@@ -10,10 +10,11 @@ from taskbull.core.job import Job
 from taskbull.core.options import JobKeywords
 from taskbull.core.states import JobState
 from taskbull.errors import TaskbullError
+from taskbull.queue.add_bulk import Progress
+from taskbull.queue.add_single import add_at_once
 from taskbull.queue.any_queue import AnyQueue
-from taskbull.queue.border import alone
-from taskbull.queue.bulk import Progress
-from taskbull.queue.feed import (
+from taskbull.queue.endings import again
+from taskbull.queue.event_stream import (
     BLOCK,
     QueueEvent,
     check_last_id,
@@ -23,8 +24,7 @@ from taskbull.queue.feed import (
 )
 from taskbull.queue.handle import JobHandle
 from taskbull.queue.operations import ConnectedWorker, Finished, JobEntry
-from taskbull.queue.result import again
-from taskbull.queue.single import add_at_once
+from taskbull.queue.tracebacks import stripped
 from taskbull.scripts.call import Command, Request
 from taskbull.scripts.inspection import Logs, Metrics
 from taskbull.scripts.steps import Steps
@@ -151,7 +151,7 @@ class SyncQueue(AnyQueue):
     def events(self, last_id: str = "$") -> Generator[QueueEvent, None, None]:
         """Follow what happens in the queue, from now on or from an event's id on."""
         check_last_id(last_id)
-        store = self._stores.sync()  # without a limit: a reader waits until Redis is back
+        store = self._stores.sync_store()  # without a limit: a reader waits until Redis is back
         if last_id == "$":
             last_id = store.perform(again(last_event_id(self.keys)))
         while True:
@@ -170,12 +170,12 @@ class SyncQueue(AnyQueue):
 
     def _run(self, call: Request[T]) -> T:
         try:
-            return self._stores.sync().run(call, timeout=self._call_timeout)
+            return self._stores.sync_store().run(call, timeout=self._call_timeout)
         except TaskbullError as error:
-            raise alone(error) from error.__cause__
+            raise stripped(error) from error.__cause__
 
     def _perform(self, steps: Steps[T]) -> T:
         try:
-            return self._stores.sync().perform(steps, timeout=self._call_timeout)
+            return self._stores.sync_store().perform(steps, timeout=self._call_timeout)
         except TaskbullError as error:
-            raise alone(error) from error.__cause__
+            raise stripped(error) from error.__cause__

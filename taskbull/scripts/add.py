@@ -12,6 +12,7 @@ import msgspec
 from msgspec import Struct
 
 from taskbull.core.durations import to_ms
+from taskbull.core.job import Ticket
 from taskbull.core.keys import QueueKeys
 from taskbull.core.wire.job import EncodedJob
 from taskbull.scripts.call import Call
@@ -50,35 +51,46 @@ class Added(Struct, frozen=True):
     result: Result
 
 
-class Lane(Struct):
-    """A line of add calls, one after the other: each is numbered, and the last is remembered.
+class CallSequence(Struct):
+    """Add calls of one producer, one after the other: numbered, and Redis remembers the last.
 
     That makes adding idempotent: a call whose reply was lost is sent again under its number, and
-    gets the first answer if it had been executed. One that arrives when the lane has gone on is
+    gets the first answer if it had been executed. One that arrives when the sequence has gone on is
     not executed at all. The mark is a digest of the call's jobs: two processes that are clones of
-    one image have the same lanes, but not the same calls.
+    one image have the same sequences, but not the same calls.
     """
 
     producer: str
     number: int
+    """Which of the producer's sequences it is."""
     calls: int = 0
+    """How many calls it has had: the number of the current one."""
     mark: str = ""
+
+    @classmethod
+    def of(cls, ticket: Ticket) -> CallSequence:
+        """Return the sequence as it was for the call of a ticket."""
+        return cls(ticket.producer, ticket.sequence, ticket.call, ticket.mark)
 
     def begin_call(self) -> None:
         """Go on to the next call."""
         self.calls += 1
         self.mark = ""
 
+    def ticket(self, place: int, sent_ms: int | None) -> Ticket:
+        """Return what lets the job at that place of the current call be sent again."""
+        return Ticket(self.producer, self.number, self.calls, self.mark, place, sent_ms)
+
 
 def add_jobs(
-    queue: QueueKeys, jobs: Sequence[EncodedJob], now_ms: int, lane: Lane
+    queue: QueueKeys, jobs: Sequence[EncodedJob], now_ms: int, sequence: CallSequence
 ) -> Call[list[Added]]:
-    """Add jobs, in order, as the lane's current call; it gives one answer for each.
+    """Add jobs, in order, as the current call of `sequence`; it gives one answer for each.
 
-    No answer at all: the lane's number was used by another, and nothing was done.
+    No answer at all: the sequence's number was used by another, and nothing was done.
     """
     keys = (
-        queue.private("add", lane.producer, str(lane.number)),
+        queue.private("add", sequence.producer, str(sequence.number)),
         queue.id,
         queue.meta,
         queue.wait,
@@ -98,9 +110,9 @@ def add_jobs(
         runs, data = _runs(jobs)
         read = partial(_added, [job.place for job in jobs])
     packed = pack(runs)
-    if not lane.mark:
-        lane.mark = _digest(packed, data)
-    fixed = (queue.base, now_ms, lane.calls, lane.mark, MEMO_LIFE_MS, packed)
+    if not sequence.mark:
+        sequence.mark = _digest(packed, data)
+    fixed = (queue.base, now_ms, sequence.calls, sequence.mark, MEMO_LIFE_MS, packed)
     return Call(ADD, keys, (*fixed, *data), read)
 
 

@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from taskbull.app.app import App
 from taskbull.app.producer import JobSpec
 from taskbull.errors import ConfigurationError, EnqueueError, SerializationError
-from taskbull.queue import bulk
+from taskbull.queue import add_bulk
 from taskbull.store.address import parse
 from taskbull.testing import connected
 from tests.servers.kinds import Reachable
@@ -215,7 +215,7 @@ def test_what_redis_may_have_forgotten_is_not_sent_again_by_itself(
 def test_the_time_limit_is_for_getting_on_and_not_for_the_whole(
     proxy: Proxy, admin: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bulk, "BULK", 1)
+    monkeypatch.setattr(add_bulk, "BULK", 1)
     monkeypatch.setattr(shop.producer, "_timeout", 1.5)
     proxy.slow_down(0.03)
     shop.enqueue([row.job(n) for n in range(40)])
@@ -233,7 +233,7 @@ def test_a_generator_is_streamed_and_progress_is_told(proxy: Proxy, admin: Any) 
 
     handles = shop.enqueue(rows(), progress=told.append)
     assert told[1:] == list(range(250, 5001, 250))
-    assert max(held) <= bulk.BULK
+    assert max(held) <= add_bulk.BULK
     assert [handle.id for handle in handles] == [str(n + 1) for n in range(5000)]
     assert stored(admin) == once(range(5000))
 
@@ -267,7 +267,7 @@ async def test_a_generator_is_streamed_by_async_code(proxy: Proxy, admin: Any) -
 def test_of_a_generator_with_many_queues_few_jobs_wait_and_handles_are_in_order(
     proxy: Proxy, admin: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bulk, "_OPEN_JOBS", 300)
+    monkeypatch.setattr(add_bulk, "_OPEN_JOBS", 300)
     told: list[int] = [0]
     held: list[int] = []
     kinds = [row.options(queue=f"q{number}") for number in range(40)]

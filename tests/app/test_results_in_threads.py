@@ -16,7 +16,7 @@ from anyio import fail_after, to_thread
 from taskbull.app.app import App
 from taskbull.errors import JobFailed, JobNotFound, ServerRefused
 from taskbull.queue.handle import JobHandle
-from taskbull.queue.sync_watch import SyncWatch
+from taskbull.queue.sync_result_watch import SyncResultWatch
 from taskbull.store.address import parse
 from tests.servers.kinds import Reachable
 from tests.servers.proxy import Proxy
@@ -65,8 +65,8 @@ def far(proxy: Proxy, prefix: str) -> Iterator[App]:
     app.close()
 
 
-def watch_of(app: App) -> SyncWatch:
-    return app.producer.stores.sync_watch(app.queue("q").keys)
+def watch_of(app: App) -> SyncResultWatch:
+    return app.producer.stores.sync_result_watch(app.queue("q").keys)
 
 
 def waiting(app: App) -> int:

@@ -42,7 +42,7 @@ DEBOUNCED: Final = Exempt(
 )
 
 OUR_MEMORY: Final = Exempt(
-    reason="taskbull remembers the last call of each lane for a while (it expires)",
+    reason="taskbull remembers the last call of each sequence for a while (it expires)",
     key=r":tb:(add:\w+:\d+|cycle:.+)",
 )
 

@@ -15,7 +15,7 @@ from taskbull.core.options import Dedup, JobOptions
 from taskbull.core.retention import Keep
 from taskbull.core.wire.job import EncodedJob, ParentLink, encode_job
 from taskbull.errors import ConfigurationError, TaskbullError
-from taskbull.scripts.add import Lane, Result, add_jobs
+from taskbull.scripts.add import CallSequence, Result, add_jobs
 from tests.interop.actor import Options
 from tests.interop.node import UNDEFINED, Refused
 from tests.interop.runner import Runner
@@ -38,7 +38,7 @@ class OurProducer:
     def __init__(self, store: Runner, keys: QueueKeys) -> None:
         self._store = store
         self._keys = keys
-        self._lane = Lane("actor", 0)
+        self._sequence = CallSequence("actor", 0)
 
     def add_all(self, jobs: Sequence[Options], now_ms: int) -> list[str]:
         """Add jobs of the form {"name", "data", "opts"}; `Refused` as BullMQ would."""
@@ -46,8 +46,8 @@ class OurProducer:
             encoded = [_encode(job, now_ms) for job in jobs]
         except TaskbullError as error:
             raise Refused(str(error)) from error
-        self._lane.calls += 1
-        added = self._store.run(add_jobs(self._keys, encoded, now_ms, self._lane))
+        self._sequence.calls += 1
+        added = self._store.run(add_jobs(self._keys, encoded, now_ms, self._sequence))
         for one in added:
             if one.result in {Result.NO_PARENT, Result.OTHER_PARENT}:
                 raise Refused("refused by the script", int(one.result))

@@ -13,7 +13,7 @@ import pytest
 from anyio import create_task_group, fail_after, to_thread
 
 from taskbull.errors import ConfigurationError
-from taskbull.queue.feed import QueueEvent
+from taskbull.queue.event_stream import QueueEvent
 from taskbull.queue.queue import Queue
 from taskbull.queue.sync_queue import SyncQueue
 from taskbull.store.address import parse

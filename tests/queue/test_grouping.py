@@ -35,9 +35,9 @@ def proxy(server: Reachable) -> Iterator[Proxy]:
 
 def calls(queue: Queue) -> int:
     """Count the calls by which jobs were added."""
-    producer = queue._line.adder.lanes._producer
+    producer = queue._line.adder.sequences._producer
     assert producer is not None
-    return sum(lane.calls for lane in producer.free)
+    return sum(sequence.calls for sequence in producer.free)
 
 
 async def add_from_tasks(queue: Queue, rounds: int) -> dict[str, JobHandle[Any]]:
@@ -58,13 +58,13 @@ async def add_from_tasks(queue: Queue, rounds: int) -> dict[str, JobHandle[Any]]
 
 async def begun(queue: Queue) -> None:
     """Wait until a call is under way."""
-    while (group := queue._stores.here._groups.get(queue._line)) is None or not group._busy:
+    while (group := queue._stores.loop._groups.get(queue._line)) is None or not group._busy:
         await checkpoint()
 
 
 async def gathered(queue: Queue, number: int) -> None:
     """Wait until so many wait for the next call."""
-    group = queue._stores.here._groups[queue._line]
+    group = queue._stores.loop._groups[queue._line]
     while len(group._gathered) != number:
         await checkpoint()
 

@@ -141,12 +141,12 @@ async def test_an_unanswered_add_says_that_the_job_may_be_there(proxy: Proxy, pr
 def clone(queue: Queue, proxy: Proxy, prefix: str) -> Queue:
     """Make the same queue in a process that was restored from the image of this one."""
     twin = Queue("q", redis=proxy.url, prefix=prefix)
-    ours, theirs = queue._line.adder.lanes, twin._line.adder.lanes
+    ours, theirs = queue._line.adder.sequences, twin._line.adder.sequences
     if (producer := ours._producer) is not None:
         theirs.borrow()
         assert theirs._producer is not None
         theirs._producer.id = producer.id
-        theirs._producer.free.extend(replace(lane) for lane in producer.free)
+        theirs._producer.free.extend(replace(sequence) for sequence in producer.free)
         theirs._producer.numbers = count(len(producer.free))
     return twin
 

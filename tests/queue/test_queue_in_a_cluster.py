@@ -16,7 +16,7 @@ from taskbull.core.wire.job import encode_job
 from taskbull.errors import ServerRefused
 from taskbull.queue.queue import Queue
 from taskbull.queue.sync_queue import SyncQueue
-from taskbull.scripts.add import Lane, add_jobs
+from taskbull.scripts.add import CallSequence, add_jobs
 from taskbull.scripts.cycle import Taking, cycle, pack_outcome
 from taskbull.store.address import parse
 from taskbull.store.async_store import open_store
@@ -80,7 +80,7 @@ async def test_jobs_are_taken_and_ended_in_a_cluster(cluster: Cluster, prefix: s
         for name in ("emails", "reports", "images"):
             keys = QueueKeys(name, prefix, cluster=True)
             jobs = [encode_job(NewJob("job", {"n": n}), NOW) for n in range(10)]
-            await store.run(add_jobs(keys, jobs, NOW, Lane("p", 0, 1)))
+            await store.run(add_jobs(keys, jobs, NOW, CallSequence("p", 0, 1)))
             taken = await store.run(cycle(keys, NOW, [], 5, "t:0", taking))
             ends: list[Written] = [Complete(), Complete(), GiveBack(), Complete()]
             outcomes = [

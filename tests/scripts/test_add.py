@@ -12,7 +12,7 @@ from taskbull.core.job import NewJob
 from taskbull.core.keys import QueueKeys
 from taskbull.core.options import Dedup, JobOptions
 from taskbull.core.wire.job import EncodedJob, ParentLink, encode_job
-from taskbull.scripts.add import MEMO_LIFE_MS, Added, Lane, Result, add_jobs
+from taskbull.scripts.add import MEMO_LIFE_MS, Added, CallSequence, Result, add_jobs
 from tests.scripts.bed import NOW, Bed
 
 
@@ -21,28 +21,28 @@ def job(name: str = "n", **options: Any) -> EncodedJob:
 
 
 def test_a_repeated_call_adds_nothing_and_gives_its_first_answer(bed: Bed) -> None:
-    lane = Lane("p", 0, 1)
-    first = bed.run(add_jobs(bed.queue, [job("a"), job("b")], NOW, lane))
+    sequence = CallSequence("p", 0, 1)
+    first = bed.run(add_jobs(bed.queue, [job("a"), job("b")], NOW, sequence))
     before = bed.state()
-    assert bed.run(add_jobs(bed.queue, [job("a"), job("b")], NOW, lane)) == first
+    assert bed.run(add_jobs(bed.queue, [job("a"), job("b")], NOW, sequence)) == first
     assert bed.state() == before
 
 
 def test_a_call_that_comes_after_the_next_one_is_not_executed(bed: Bed) -> None:
-    bed.run(add_jobs(bed.queue, [job("second")], NOW, Lane("p", 0, 10)))
+    bed.run(add_jobs(bed.queue, [job("second")], NOW, CallSequence("p", 0, 10)))
     before = bed.state()
-    assert bed.run(add_jobs(bed.queue, [job("first")], NOW, Lane("p", 0, 9))) == []
+    assert bed.run(add_jobs(bed.queue, [job("first")], NOW, CallSequence("p", 0, 9))) == []
     assert bed.state() == before
 
 
 def test_the_rest_of_a_call_of_which_a_part_was_answered_is_added_around_it(bed: Bed) -> None:
     jobs = [replace(job(f"job-{place // 3}"), place=place) for place in range(1, 8)]
-    lane = Lane("p", 0, 1, "ab")
-    part = bed.run(add_jobs(bed.queue, [jobs[4], jobs[1]], NOW, lane))
+    sequence = CallSequence("p", 0, 1, "ab")
+    part = bed.run(add_jobs(bed.queue, [jobs[4], jobs[1]], NOW, sequence))
     assert [one.id for one in part] == ["1", "2"]
-    whole = bed.run(add_jobs(bed.queue, jobs, NOW, lane))
+    whole = bed.run(add_jobs(bed.queue, jobs, NOW, sequence))
     assert [one.id for one in whole] == ["3", "2", "4", "5", "1", "6", "7"]
-    assert bed.run(add_jobs(bed.queue, jobs[::-1], NOW, lane)) == whole[::-1]
+    assert bed.run(add_jobs(bed.queue, jobs[::-1], NOW, sequence)) == whole[::-1]
     assert bed.state()["id"] == "7"
     assert [bed.state()[one.id]["name"] for one in whole] == [each.name for each in jobs]
 
@@ -50,7 +50,7 @@ def test_the_rest_of_a_call_of_which_a_part_was_answered_is_added_around_it(bed:
 def test_equal_jobs_are_told_once(bed: Bed) -> None:
     data = [{"n": number} for number in range(250)]
     jobs = [encode_job(NewJob("n", each, JobOptions()), NOW) for each in data]
-    call = add_jobs(bed.queue, jobs, NOW, Lane("p", 0, 1))
+    call = add_jobs(bed.queue, jobs, NOW, CallSequence("p", 0, 1))
     assert len(str(call.args[5])) < 300
     assert [one.id for one in bed.run(call)] == [str(number) for number in range(1, 251)]
     assert [bed.state()[str(number)]["data"] for number in (1, 250)] == ['{"n":0}', '{"n":249}']
@@ -61,7 +61,7 @@ def test_a_child_among_equals_has_its_parent_and_they_have_none(bed: Bed) -> Non
     parent = ParentLink(bed.queue.job("top"), "top", bed.queue.qualified_name, b"{}")
     gone = ParentLink(bed.queue.job("gone"), "gone", bed.queue.qualified_name, b"{}")
     jobs = [job(), replace(job(), parent=parent), replace(job(), parent=gone), job(), job()]
-    added = bed.run(add_jobs(bed.queue, jobs, NOW, Lane("p", 0, 1)))
+    added = bed.run(add_jobs(bed.queue, jobs, NOW, CallSequence("p", 0, 1)))
     assert [(one.id, one.result) for one in added] == [
         ("1", Result.ADDED),
         ("2", Result.ADDED),
@@ -73,22 +73,22 @@ def test_a_child_among_equals_has_its_parent_and_they_have_none(bed: Bed) -> Non
     assert bed.state()["wait"] == ["4", "3", "2", "1"]
 
 
-def test_lanes_do_not_know_of_each_other(bed: Bed) -> None:
-    for lane in (Lane("p", 0, 1), Lane("p", 1, 1), Lane("other", 0, 1)):
-        [added] = bed.run(add_jobs(bed.queue, [job()], NOW, lane))
+def test_sequences_do_not_know_of_each_other(bed: Bed) -> None:
+    for sequence in (CallSequence("p", 0, 1), CallSequence("p", 1, 1), CallSequence("other", 0, 1)):
+        [added] = bed.run(add_jobs(bed.queue, [job()], NOW, sequence))
         assert added.result is Result.ADDED
     assert bed.state()["wait"] == ["3", "2", "1"]
 
 
 def test_the_memory_of_a_call_expires(bed: Bed) -> None:
-    bed.run(add_jobs(bed.queue, [job()], NOW, Lane("p", 7, 1)))
+    bed.run(add_jobs(bed.queue, [job()], NOW, CallSequence("p", 7, 1)))
     [memory] = [key for key in bed.admin.scan_iter(match=f"{bed.prefix}:q:tb:*")]  # noqa: C416
     assert 0 < bed.admin.pttl(memory) <= MEMO_LIFE_MS
 
 
 def test_a_number_beyond_the_exact_ones_of_a_format_is_written_out(bed: Bed) -> None:
     bed.admin.set(bed.queue.id, 10**15)
-    [added] = bed.run(add_jobs(bed.queue, [job()], NOW, Lane("p", 0, 1)))
+    [added] = bed.run(add_jobs(bed.queue, [job()], NOW, CallSequence("p", 0, 1)))
     assert added == Added("1000000000000001", Result.ADDED)
 
 
@@ -113,11 +113,11 @@ options = st.fixed_dictionaries(
 def test_a_bulk_leaves_what_its_jobs_leave_one_by_one(bed: Bed, kinds: list[Any]) -> None:
     bed.admin.flushall()
     jobs = [job(f"job-{number}", **kind) for number, kind in enumerate(kinds)]
-    together = bed.run(add_jobs(bed.queue, jobs, NOW, Lane("p", 0, 1)))
+    together = bed.run(add_jobs(bed.queue, jobs, NOW, CallSequence("p", 0, 1)))
     at_once = without_memory(bed.state())
     bed.admin.flushall()
     alone = [
-        bed.run(add_jobs(bed.queue, [one], NOW, Lane("p", 0, number + 1)))[0]
+        bed.run(add_jobs(bed.queue, [one], NOW, CallSequence("p", 0, number + 1)))[0]
         for number, one in enumerate(jobs)
     ]
     assert together == alone
@@ -131,5 +131,5 @@ def without_memory(state: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_a_cluster_finds_all_keys_in_one_slot() -> None:
-    keys = add_jobs(QueueKeys("q", cluster=True), [job()], NOW, Lane("p", 0, 1)).keys
+    keys = add_jobs(QueueKeys("q", cluster=True), [job()], NOW, CallSequence("p", 0, 1)).keys
     assert all(key.startswith("bull:{q}:") for key in keys)

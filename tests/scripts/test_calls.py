@@ -10,7 +10,7 @@ import pytest
 from taskbull.core.keys import QueueKeys
 from taskbull.core.states import JobState
 from taskbull.scripts import changes, inspection, limits, locks, pausing, removal, stalled
-from taskbull.scripts.add import Lane, add_jobs
+from taskbull.scripts.add import CallSequence, add_jobs
 from taskbull.scripts.call import Call
 from taskbull.scripts.cycle import Taking, cycle
 from taskbull.scripts.settlement import adopt_jobs, settle_cycle
@@ -64,7 +64,7 @@ SAMPLES = calls(
         inspection.get_metrics(QUEUE, JobState.FAILED),
         limits.rate_limit_ttl(QUEUE),
         limits.is_maxed(QUEUE),
-        add_jobs(QUEUE, [], 1, Lane("producer", 2, 3)),
+        add_jobs(QUEUE, [], 1, CallSequence("producer", 2, 3)),
         cycle(QUEUE, 1, [], 2, "token", Taking(3)),
         try_commands(QUEUE, "token"),
     ]

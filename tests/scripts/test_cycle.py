@@ -28,7 +28,7 @@ from taskbull.core.retention import Keep
 from taskbull.core.retry import attempts_of
 from taskbull.core.wire.job import RUN_FIELDS, encode_job
 from taskbull.errors import ServerRefused
-from taskbull.scripts.add import Lane, add_jobs
+from taskbull.scripts.add import CallSequence, add_jobs
 from taskbull.scripts.cycle import CYCLE, Cycled, Taking, cycle, pack_outcome
 from taskbull.scripts.settlement import settle_cycle
 from tests.scripts.bed import NOW, Bed, without
@@ -52,7 +52,7 @@ def seed(bed: Bed, kinds: list[dict[str, Any]]) -> None:
         encode_job(NewJob(f"job-{number}", {"n": number}, JobOptions(**kind)), NOW)
         for number, kind in enumerate(kinds)
     ]
-    bed.run(add_jobs(bed.queue, jobs, NOW, Lane("p", 0, 1)))
+    bed.run(add_jobs(bed.queue, jobs, NOW, CallSequence("p", 0, 1)))
 
 
 def take(bed: Bed, want: int, token: str = "t:0", taking: Taking = TAKING) -> Cycled:

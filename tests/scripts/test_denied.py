@@ -33,7 +33,7 @@ from taskbull.core.wire.job import decode_job, encode_job
 from taskbull.core.wire.schedule import encode_schedule
 from taskbull.errors import ServerRefused
 from taskbull.scripts import changes, pausing, removal, stalled
-from taskbull.scripts.add import Lane, add_jobs
+from taskbull.scripts.add import CallSequence, add_jobs
 from taskbull.scripts.cycle import Taking, cycle, pack_outcome
 from taskbull.scripts.loader import load
 from taskbull.scripts.schedulers import advance_scheduler, upsert_scheduler
@@ -218,7 +218,7 @@ def produce(bed: Bed, number: int) -> None:
         {"job_id": "e", "dedup": Dedup("k")},
     ]
     jobs = [encode_job(NewJob("n", {}, JobOptions(**kind)), NOW) for kind in kinds]
-    bed.run(add_jobs(bed.queue, jobs, NOW, Lane("p", 0, 1)))
+    bed.run(add_jobs(bed.queue, jobs, NOW, CallSequence("p", 0, 1)))
 
 
 WAITING = {

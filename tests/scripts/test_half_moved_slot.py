@@ -29,7 +29,7 @@ from taskbull.scripts import (
     schedulers,
     stalled,
 )
-from taskbull.scripts.add import Lane, add_jobs
+from taskbull.scripts.add import CallSequence, add_jobs
 from taskbull.scripts.call import Request
 from taskbull.scripts.cycle import Taking, cycle, pack_outcome
 from taskbull.scripts.settlement import adopt_jobs, settle_cycle
@@ -73,7 +73,7 @@ def add(queue: QueueKeys) -> Request[Any]:
         {},
     ]
     jobs = [encode_job(NewJob("n", {}, JobOptions(**one)), NOW) for one in options]
-    return add_jobs(queue, jobs, NOW, Lane("p", 0, 2))
+    return add_jobs(queue, jobs, NOW, CallSequence("p", 0, 2))
 
 
 SCHEDULE = encode_schedule(Every(1), NewJob("n"), NOW)

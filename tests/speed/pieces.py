@@ -33,7 +33,7 @@ class Stage(Generic[T]):
     def __init__(self, url: str, count: Callable[[], T], state: str, jobs: int) -> None:
         self.jobs = jobs
         self._stores = Stores(url)
-        self.player = Player(self._stores.sync())
+        self.player = Player(self._stores.sync_store())
         self.keys = self.player.keys
         self.admin = redis.Redis.from_url(url)
         self.admin.flushall()

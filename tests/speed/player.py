@@ -9,7 +9,7 @@ from taskbull.core.keys import QueueKeys
 from taskbull.core.options import JobOptions
 from taskbull.core.outcome import Complete
 from taskbull.core.wire.job import encode_job
-from taskbull.scripts.add import Lane, add_jobs
+from taskbull.scripts.add import CallSequence, add_jobs
 from taskbull.scripts.cycle import Packed, Taking, cycle, pack_outcome
 from taskbull.store.sync_store import SyncStore
 
@@ -30,16 +30,16 @@ class Player:
     def __init__(self, store: SyncStore, queue: str = "counted") -> None:
         self.keys = QueueKeys(queue)
         self.store = store
-        self._lane = Lane("0d7b4a52-52a2-4f86-ae37-6a2a0a0d7c11", 0)
+        self._sequence = CallSequence("0d7b4a52-52a2-4f86-ae37-6a2a0a0d7c11", 0)
         self._calls = count(1)
 
     def add(self, jobs: int, per_call: int = ADDED_PER_CALL, options: JobOptions = PLAIN) -> None:
         """Add so many jobs."""
         job = encode_job(NewJob("noop", DATA, options), NOW)
         for first in range(0, jobs, per_call):
-            self._lane.begin_call()
+            self._sequence.begin_call()
             part = [job] * min(per_call, jobs - first)
-            self.store.run(add_jobs(self.keys, part, NOW, self._lane))
+            self.store.run(add_jobs(self.keys, part, NOW, self._sequence))
 
     def drain(self, at_once: int, *, from_ms: int = NOW) -> None:
         """Run all jobs that there are, so many per call."""

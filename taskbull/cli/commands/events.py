@@ -15,7 +15,13 @@ from taskbull.cli.site import Site
 from taskbull.cli.terminal import cell, instant, json_option, shortened, to_json
 from taskbull.core.keys import QueueKeys
 from taskbull.errors import ConnectionLost, MaybeExecuted
-from taskbull.queue.feed import QueueEvent, check_last_id, events_of, last_event_id, read_events
+from taskbull.queue.event_stream import (
+    QueueEvent,
+    check_last_id,
+    events_of,
+    last_event_id,
+    read_events,
+)
 from taskbull.scripts.call import Command
 
 _PAUSE = 0.5

@@ -26,10 +26,10 @@ from msgspec.structs import replace
 from taskbull.core.wire.job import EncodedJob
 from taskbull.errors import TaskbullError
 from taskbull.observability.provider import current_tracer
-from taskbull.queue.adder import Unsent
-from taskbull.queue.bulk import BULK, BULK_BYTES, Entry, Line
+from taskbull.queue.add_bulk import BULK, BULK_BYTES, Entry, Line
+from taskbull.queue.add_call import Unsent
+from taskbull.queue.add_single import FirstTry, add_one, encode, not_added
 from taskbull.queue.handle import JobHandle, handle
-from taskbull.queue.single import FirstTry, add_one, encode, not_added
 from taskbull.scripts.add import Added
 from taskbull.scripts.steps import Steps
 from taskbull.store import backend
@@ -137,19 +137,19 @@ class Group:
     async def _send(self, members: list[_Member]) -> None:
         """Add the jobs of some callers in one call, and tell each what became of its own."""
         adder = self._line.adder
-        lane, sent_ms, is_free = adder.lanes.borrow(), None, True
+        sequence, sent_ms, is_free = adder.sequences.borrow(), None, True
         waiting = dict(enumerate(members, 1))
         while waiting:
             began_ms = int(time.time() * 1000)
-            added = await self._try(waiting, adder.send(_jobs(waiting), lane, sent_ms))
+            added = await self._try(waiting, adder.send(_jobs(waiting), sequence, sent_ms))
             if added is None:  # cut short: one of them has left
                 sent_ms = sent_ms or began_ms
             elif isinstance(added, Unsent):
                 sent_ms, is_free = added.sent_ms, False
                 _fail_late(waiting, added)
             elif not added:
-                adder.lanes.renew()
-                lane = adder.lanes.borrow()
+                adder.sequences.renew()
+                sequence = adder.sequences.borrow()
             else:
                 for member, one in zip(waiting.values(), added, strict=True):
                     if not member.waiter.done():
@@ -158,7 +158,7 @@ class Group:
                 place: member for place, member in waiting.items() if not member.waiter.done()
             }
         if is_free:
-            adder.lanes.give_back(lane)
+            adder.sequences.give_back(sequence)
 
     async def _try(
         self, waiting: dict[int, _Member], steps: Steps[list[Added] | Unsent]

@@ -18,8 +18,7 @@ from time import monotonic
 from taskbull.core.keys import QueueKeys
 from taskbull.core.states import JobState
 from taskbull.errors import ConnectionLost, MaybeExecuted, ServerUnavailable
-from taskbull.queue.feed import BLOCK, last_event_id, read_events
-from taskbull.queue.result import (
+from taskbull.queue.endings import (
     LOOK_AGAIN,
     Told,
     again,
@@ -30,6 +29,7 @@ from taskbull.queue.result import (
     settle,
     told_by,
 )
+from taskbull.queue.event_stream import BLOCK, last_event_id, read_events
 from taskbull.scripts.call import Command
 from taskbull.scripts.inspection import Ending
 from taskbull.scripts.steps import Steps
@@ -45,7 +45,7 @@ class _Waiter:
         self.news = Event()  # it was told, or is to read
 
 
-class SyncWatch:
+class SyncResultWatch:
     """Tells threads how the jobs of one queue end, in one process."""
 
     def __init__(self, keys: QueueKeys, store: SyncStore) -> None:

@@ -1,4 +1,4 @@
-"""The border between taskbull and whoever calls it: what is raised there is one error."""
+"""What a caller of taskbull sees of an error: the error, and not our way to it."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ _OF_REDIS = (ConnectionLost, MaybeExecuted, ServerRefused)
 E = TypeVar("E", bound=TaskbullError)
 
 
-def alone(error: E) -> E:
-    """Give an error of ours without the way that it came inside of taskbull, to be raised anew.
+def stripped(error: E) -> E:
+    """Return an error of ours without the way that it came inside of taskbull, to be raised anew.
 
     Its message says all, and forty lines of our own calls and of the errors that led to it would
     bury that. So it is raised `from error.__cause__`, which is left only if it is of the caller's

@@ -22,8 +22,8 @@ from taskbull.errors import (
     TaskbullError,
 )
 from taskbull.observability.provider import current_tracer, sending
-from taskbull.queue.lanes import Lanes
-from taskbull.scripts.add import MEMO_LIFE_MS, Added, Lane, add_jobs
+from taskbull.queue.call_sequences import CallSequences
+from taskbull.scripts.add import MEMO_LIFE_MS, Added, CallSequence, add_jobs
 from taskbull.scripts.steps import Steps
 
 if TYPE_CHECKING:
@@ -34,34 +34,34 @@ SEND_AGAIN_MS = MEMO_LIFE_MS - 300_000
 
 
 class Unsent(Struct, frozen=True):
-    """What became of a call that did not get through; `lane` is where it may be sent again."""
+    """What became of a call that did not get through; `sequence` is where it may be sent again."""
 
     error: TaskbullError
-    lane: Lane
+    sequence: CallSequence
     sent_ms: int | None
     """When it was sent for the first time, if it may have been executed."""
 
 
 class Adder:
-    """Adds jobs to one queue; it owns the lanes of its producer side."""
+    """Adds jobs to one queue; it owns the sequences of its producer side."""
 
     def __init__(self, keys: QueueKeys) -> None:
         self.keys = keys
-        self.lanes = Lanes()
+        self.sequences = CallSequences()
 
     def add(
         self,
         jobs: Sequence[EncodedJob],
         ticket: Ticket | None = None,
-        lane: Lane | None = None,
+        sequence: CallSequence | None = None,
     ) -> Steps[list[Added] | Unsent]:
         """Add jobs in one call, under the ticket they have; in a span, where the app traces.
 
-        `lane` is one that was borrowed for them already.
+        `sequence` is one that was borrowed for them already.
         """
-        tracer = None if lane else current_tracer()
+        tracer = None if sequence else current_tracer()
         if tracer is None:
-            return self._add(jobs, ticket, lane)
+            return self._add(jobs, ticket, sequence)
         return self._add_traced(jobs, ticket, tracer)
 
     def _add_traced(
@@ -78,46 +78,49 @@ class Adder:
         return added
 
     def _add(
-        self, jobs: Sequence[EncodedJob], ticket: Ticket | None, lane: Lane | None = None
+        self,
+        jobs: Sequence[EncodedJob],
+        ticket: Ticket | None,
+        sequence: CallSequence | None = None,
     ) -> Steps[list[Added] | Unsent]:
         if ticket is not None:
-            lane = Lane(ticket.producer, ticket.lane, ticket.call, ticket.mark)
-            if added := (yield from self.send(jobs, lane, ticket.sent_ms)):
+            sequence = CallSequence.of(ticket)
+            if added := (yield from self.send(jobs, sequence, ticket.sent_ms)):
                 return added
-            lane = None
+            sequence = None
         while True:
-            lane = lane or self.lanes.borrow()
+            sequence = sequence or self.sequences.borrow()
             try:
-                added = yield from self.send(jobs, lane, None)
+                added = yield from self.send(jobs, sequence, None)
             except BaseException:
-                self.lanes.give_back(lane)
+                self.sequences.give_back(sequence)
                 raise
             if isinstance(added, Unsent):
-                return added  # and its lane stays free for when the call is sent again
+                return added  # and its sequence stays free for when the call is sent again
             if added:
-                self.lanes.give_back(lane)
+                self.sequences.give_back(sequence)
                 return added
-            self.lanes.renew()
-            lane = None
+            self.sequences.renew()
+            sequence = None
 
     def send(
-        self, jobs: Sequence[EncodedJob], lane: Lane, sent_ms: int | None
+        self, jobs: Sequence[EncodedJob], sequence: CallSequence, sent_ms: int | None
     ) -> Steps[list[Added] | Unsent]:
-        """Make one call, until it is answered; no answers: the lane is that of a clone."""
+        """Make one call, until it is answered; no answers: the sequence is that of a clone."""
         now_ms = int(time.time() * 1000)
         if sent_ms is not None and now_ms - sent_ms > SEND_AGAIN_MS:
-            return Unsent(TaskbullError(_TOO_LATE), lane, sent_ms)
+            return Unsent(TaskbullError(_TOO_LATE), sequence, sent_ms)
         lost: MaybeExecuted | None = None
         while True:
             try:
-                added: list[Added] = yield add_jobs(self.keys, jobs, now_ms, lane)
+                added: list[Added] = yield add_jobs(self.keys, jobs, now_ms, sequence)
             except MaybeExecuted as error:  # sent again, it gives its first answer
                 lost, sent_ms = error, sent_ms or now_ms
             except (ConnectionLost, ServerRefused) as error:
-                return Unsent(lost or error, lane, sent_ms)
+                return Unsent(lost or error, sequence, sent_ms)
             else:
                 if not added and sent_ms is not None:
-                    return Unsent(TaskbullError(_OVERTAKEN), lane, sent_ms)
+                    return Unsent(TaskbullError(_OVERTAKEN), sequence, sent_ms)
                 return added
 
 

@@ -14,7 +14,7 @@ from taskbull.core.job import Job
 from taskbull.core.keys import QueueKeys
 from taskbull.core.states import JobState
 from taskbull.errors import JobFailed, JobNotFound, MaybeExecuted, ServerUnavailable
-from taskbull.queue.feed import AT_ONCE
+from taskbull.queue.event_stream import AT_ONCE
 from taskbull.scripts.call import Call, Command, Request, Word
 from taskbull.scripts.inspection import Ending, get_ending, get_job
 from taskbull.scripts.replies import text

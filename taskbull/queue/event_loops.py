@@ -15,12 +15,12 @@ from anyio.lowlevel import current_token
 from taskbull.core.keys import QueueKeys
 from taskbull.core.states import JobState
 from taskbull.errors import TaskbullError
-from taskbull.queue.border import alone
-from taskbull.queue.bulk import Entry, Line
-from taskbull.queue.group import Group
+from taskbull.queue.add_bulk import Entry, Line
+from taskbull.queue.add_group import Group
+from taskbull.queue.endings import failure, not_in_time
 from taskbull.queue.handle import JobHandle
-from taskbull.queue.result import failure, not_in_time
-from taskbull.queue.watch import Watch
+from taskbull.queue.result_watch import ResultWatch
+from taskbull.queue.tracebacks import stripped
 from taskbull.scripts.inspection import Ending
 from taskbull.store.address import Address
 from taskbull.store.async_store import Store, ambient_store
@@ -30,12 +30,12 @@ from taskbull.store.dialing import ConnectionOptions
 _PRODUCER = ConnectionOptions(longest_delay=1.0)
 
 
-class Side:
+class LoopContext:
     """What belongs to one event loop."""
 
     def __init__(self, store: Store) -> None:
         self.store = store
-        self._watches: dict[str, Watch] = {}
+        self._watches: dict[str, ResultWatch] = {}
         self._groups: dict[Line, Group] = {}
 
     async def add(self, entry: Entry, timeout: float | None) -> JobHandle[Any]:
@@ -46,7 +46,7 @@ class Side:
         try:
             return await group.add(entry)
         except TaskbullError as error:
-            raise alone(error) from error.__cause__
+            raise stripped(error) from error.__cause__
 
     async def ending(self, keys: QueueKeys, job_id: str, timeout: float | None) -> Ending:
         """Wait until a job has completed; the timeout is for all of it.
@@ -63,30 +63,30 @@ class Side:
             raise not_in_time(keys, job_id, timeout) from None
         return ending
 
-    def _watch(self, keys: QueueKeys) -> Watch:
+    def _watch(self, keys: QueueKeys) -> ResultWatch:
         watch = self._watches.get(keys.base)
         if watch is None or watch.over:
-            watch = self._watches[keys.base] = Watch(keys, self.store)
+            watch = self._watches[keys.base] = ResultWatch(keys, self.store)
         return watch
 
 
-class Loops:
-    """Gives what belongs to the running event loop; made when first needed."""
+class EventLoops:
+    """Knows what belongs to each event loop; made when first needed."""
 
     def __init__(self, address: Address) -> None:
         self._address = address
-        self._sides: WeakKeyDictionary[Any, Side] = WeakKeyDictionary()
+        self._contexts: WeakKeyDictionary[Any, LoopContext] = WeakKeyDictionary()
 
-    def running(self) -> Side:
-        """Give the side of the running event loop."""
+    def running(self) -> LoopContext:
+        """Return the context of the running event loop."""
         loop = current_token().native_token
-        if (side := self._sides.get(loop)) is None:
+        if (context := self._contexts.get(loop)) is None:
             self._forget_closed()
-            side = self._sides[loop] = Side(ambient_store(self._address, _PRODUCER))
-        return side
+            context = self._contexts[loop] = LoopContext(ambient_store(self._address, _PRODUCER))
+        return context
 
     def _forget_closed(self) -> None:
         # A store holds on to its loop of asyncio, so that none of them would ever be collected.
-        for loop in list(self._sides):
+        for loop in list(self._contexts):
             if isinstance(loop, asyncio.AbstractEventLoop) and loop.is_closed():
-                self._sides.pop(loop, None)
+                self._contexts.pop(loop, None)

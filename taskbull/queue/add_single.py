@@ -6,15 +6,14 @@ import time
 from time import monotonic
 from typing import Any
 
-from taskbull.core.job import Ticket
 from taskbull.core.wire.job import EncodedJob, encode_job
 from taskbull.errors import EnqueueError, TaskbullError
 from taskbull.observability.provider import current_tracer
-from taskbull.queue.adder import Unsent
-from taskbull.queue.border import alone
-from taskbull.queue.bulk import Entry
+from taskbull.queue.add_bulk import Entry
+from taskbull.queue.add_call import Unsent
 from taskbull.queue.handle import JobHandle, handle
-from taskbull.scripts.add import Added, Lane, add_jobs
+from taskbull.queue.tracebacks import stripped
+from taskbull.scripts.add import Added, CallSequence, add_jobs
 from taskbull.scripts.steps import Steps
 from taskbull.store.deadline import Deadline
 from taskbull.store.sync_store import SyncStore
@@ -25,9 +24,11 @@ def encode(entry: Entry) -> EncodedJob:
     return encode_job(entry.job, int(time.time() * 1000))
 
 
-def add_one(entry: Entry, job: EncodedJob, lane: Lane | None = None) -> Steps[JobHandle[Any]]:
+def add_one(
+    entry: Entry, job: EncodedJob, sequence: CallSequence | None = None
+) -> Steps[JobHandle[Any]]:
     """Add a job that was never sent before; raises `EnqueueError` if it could not be."""
-    added = yield from entry.line.adder.add((job,), lane=lane)
+    added = yield from entry.line.adder.add((job,), sequence=sequence)
     if isinstance(added, Unsent):
         raise not_added(entry, 1, added) from added.error
     return handle(entry.line.source, entry.job.name, added[0], entry.read)
@@ -39,45 +40,45 @@ class FirstTry:
     Made without the steps of that, which take 10 µs.
     """
 
-    __slots__ = ("_entry", "_job", "_lane", "call", "limit")
+    __slots__ = ("_entry", "_job", "_sequence", "call", "limit")
 
     def __init__(self, entry: Entry, job: EncodedJob, timeout: float | None) -> None:
         adder = entry.line.adder
         self._entry = entry
         self._job = job
-        self._lane = lane = adder.lanes.borrow()
+        self._sequence = sequence = adder.sequences.borrow()
         self.limit = Deadline(timeout, monotonic)
-        self.call = add_jobs(adder.keys, (job,), job.timestamp_ms, lane)
+        self.call = add_jobs(adder.keys, (job,), job.timestamp_ms, sequence)
 
     def ended(self, added: list[Added]) -> JobHandle[Any] | None:
-        """Give the handle of the job; None if it was not added: a clone had used the lane."""
+        """Give the handle of the job; None if it was not added: a clone had used the sequence."""
         entry = self._entry
-        lanes = entry.line.adder.lanes
+        sequences = entry.line.adder.sequences
         if not added:
-            lanes.renew()
+            sequences.renew()
             return None
-        lanes.give_back(self._lane)
+        sequences.give_back(self._sequence)
         return handle(entry.line.source, entry.job.name, added[0], entry.read)
 
     def broken_off(self) -> None:
-        """Free the lane: nobody goes on."""
-        self._entry.line.adder.lanes.give_back(self._lane)
+        """Free the sequence: nobody goes on."""
+        self._entry.line.adder.sequences.give_back(self._sequence)
 
     def rest(self) -> Steps[JobHandle[Any]]:
         """Give the steps that go on from a try that failed."""
-        return add_one(self._entry, self._job, self._lane)
+        return add_one(self._entry, self._job, self._sequence)
 
 
 def add_at_once(entry: Entry, timeout: float | None) -> JobHandle[Any]:
     """Add one job from code without an event loop."""
-    store = entry.line.source.stores.sync()
+    store = entry.line.source.stores.sync_store()
     job = encode(entry)
     try:
         if current_tracer() is None and (added := _add_plainly(store, entry, job, timeout)):
             return added
         return store.perform(add_one(entry, job), timeout=timeout)
     except TaskbullError as error:
-        raise alone(error) from error.__cause__
+        raise stripped(error) from error.__cause__
 
 
 def _add_plainly(
@@ -96,13 +97,12 @@ def _add_plainly(
 
 def not_added(entry: Entry, place: int, unsent: Unsent) -> EnqueueError:
     """Make the error of one caller, whose job had that place in a call."""
-    lane, sent_ms = unsent.lane, unsent.sent_ms
-    ticket = Ticket(lane.producer, lane.number, lane.calls, lane.mark, place, sent_ms)
+    sent_ms = unsent.sent_ms
     told = "1 of 1 jobs were not added"
     if sent_ms is not None:
         told = "0 of 1 jobs were not added, and of 1 more it is not known"
     return EnqueueError(
         f"Queue {entry.line.source.keys.queue}: {told}: {unsent.error}",
-        [entry.known_as.with_ticket(ticket)],
+        [entry.known_as.with_ticket(unsent.sequence.ticket(place, sent_ms))],
         may_be_added=sent_ms is not None,
     )

@@ -17,9 +17,9 @@ from taskbull.core.checks import refusal
 from taskbull.core.job import NewJob, Ticket
 from taskbull.core.wire.job import EncodedJob, encode_job
 from taskbull.errors import EnqueueError
-from taskbull.queue.adder import Adder, Unsent
+from taskbull.queue.add_call import Adder, Unsent
 from taskbull.queue.handle import JobHandle, ReadResult, Source, handle
-from taskbull.scripts.add import Added, Lane
+from taskbull.scripts.add import Added, CallSequence
 from taskbull.scripts.steps import Stages
 
 T = TypeVar("T")
@@ -92,15 +92,14 @@ class _Left:
         self.unsure = 0
         """How many of them may have been added after all."""
 
-    def put(self, part: _Part, lane: Lane, sent_ms: int | None) -> None:
+    def put(self, part: _Part, sequence: CallSequence, sent_ms: int | None) -> None:
         if part.ticket is not None and sent_ms is None:
             sent_ms = part.ticket.sent_ms
             self.jobs += [entry.known_as for _, entry in part.entries]
         else:
-            call = (lane.producer, lane.number, lane.calls, lane.mark)
             for number, (_, entry) in enumerate(part.entries, 1):
                 place = part.jobs[number - 1].place or number
-                self.jobs.append(entry.known_as.with_ticket(Ticket(*call, place, sent_ms)))
+                self.jobs.append(entry.known_as.with_ticket(sequence.ticket(place, sent_ms)))
         if sent_ms is not None:
             self.unsure += len(part.entries)
 
@@ -195,7 +194,7 @@ class Bulk:
 
     def _unsent(self, part: _Part, unsent: Unsent, parts: Iterator[_Part]) -> EnqueueError:
         left = _Left()
-        left.put(part, unsent.lane, unsent.sent_ms)
+        left.put(part, unsent.sequence, unsent.sent_ms)
         where = f"Queue {part.line.source.keys.queue}: "
         return self._error(left, parts, where, str(unsent.error))
 
@@ -203,7 +202,7 @@ class Bulk:
         """Make the error of a bulk that is broken off: with `left`, and all that was not sent."""
         self._closed = self._total is None  # what was not asked for stays with the caller
         for part in [*parts, *self._open.values()]:
-            left.put(part, part.line.adder.lanes.reserve(), None)
+            left.put(part, part.line.adder.sequences.reserve(), None)
         missing = len(left.jobs) - left.unsure
         if self._total is None:
             told = f"{len(self._handles)} jobs were added, {missing} that came next were not"

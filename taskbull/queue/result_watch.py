@@ -10,8 +10,8 @@ from anyio import CancelScope, Event, current_time
 
 from taskbull.core.keys import QueueKeys
 from taskbull.errors import JobNotFound, MaybeExecuted, ServerUnavailable
-from taskbull.queue.feed import BLOCK, last_event_id, read_events
-from taskbull.queue.result import LOOK_AGAIN, Told, again, look, settle, told_by
+from taskbull.queue.endings import LOOK_AGAIN, Told, again, look, settle, told_by
+from taskbull.queue.event_stream import BLOCK, last_event_id, read_events
 from taskbull.scripts.inspection import Ending
 from taskbull.store.async_store import Store
 from taskbull.store.backend import Waiter, spawn, waiters
@@ -23,7 +23,7 @@ LINGER = 1.0
 _LOOKS_AT_ONCE = 100
 
 
-class Watch:
+class ResultWatch:
     """Tells how the jobs of one queue end, in one event loop.
 
     Its reader is a task of the event loop, with a connection of its own. It ends, and the watch
