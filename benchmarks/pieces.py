@@ -22,8 +22,8 @@ from msgspec import Struct
 
 from taskbull.core.keys import QueueKeys
 from taskbull.core.states import JobState
-from taskbull.scripts import changes, pausing, removal, stalled
-from taskbull.scripts.steps import Steps
+from taskbull.scripts import changes, limits, locks, removal
+from taskbull.scripts.call import Steps
 from taskbull.store import address
 from taskbull.store.server_process import ServerProcess, valkey_binary
 from taskbull.store.sync_store import SyncStore
@@ -126,7 +126,7 @@ class Bench:
 
 
 def _sweep() -> Steps[Any]:
-    return stalled.sweep_stalled(QUEUE, NOW, interval_ms=30_000, max_stalls=1)
+    return locks.sweep_stalled(QUEUE, NOW, interval_ms=30_000, max_stalls=1)
 
 
 def _active(bench: Bench, count: int, *, dead: int) -> None:
@@ -178,9 +178,9 @@ OPERATIONS: dict[str, tuple[Seed, Operate]] = {
     ),
     "promote all": (_in("delayed"), lambda: changes.promote_jobs(QUEUE)),
     "retry all": (_in("failed"), lambda: changes.retry_jobs(QUEUE, NOW)),
-    "pause": (_in("wait"), lambda: pausing.pause(QUEUE)),
-    "pause, half of the jobs parked": (_both_lists, lambda: pausing.pause(QUEUE)),
-    "resume, half of the jobs parked": (_both_lists, lambda: pausing.resume(QUEUE)),
+    "pause": (_in("wait"), lambda: limits.pause(QUEUE)),
+    "pause, half of the jobs parked": (_both_lists, lambda: limits.pause(QUEUE)),
+    "resume, half of the jobs parked": (_both_lists, lambda: limits.resume(QUEUE)),
 }
 
 

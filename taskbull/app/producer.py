@@ -17,7 +17,7 @@ from taskbull.queue.add_call import Adder
 from taskbull.queue.add_single import add_at_once
 from taskbull.queue.handle import JobHandle, ReadResult, Source
 from taskbull.queue.stores import Stores
-from taskbull.scripts.steps import Stages
+from taskbull.scripts.call import Stages
 from taskbull.store.address import Address
 from taskbull.store.namespace import Namespace
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TypeVar
 
-from taskbull.scripts.call import Command, Request, Word
+from taskbull.scripts.call import Command, Request, Steps, Word
 from taskbull.scripts.replies import nothing
-from taskbull.scripts.steps import Steps
 from taskbull.store.address import Endpoint
 from taskbull.store.pipeline import Reply
 from taskbull.store.sync_store import SyncStore

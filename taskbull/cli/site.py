@@ -14,8 +14,8 @@ from taskbull.core.checks import did_you_mean
 from taskbull.core.job import Job
 from taskbull.core.keys import QueueKeys
 from taskbull.core.retry import attempts_of
-from taskbull.queue.operations import Operation, Operations
-from taskbull.scripts.call import Call, Command
+from taskbull.queue.operations import Operations
+from taskbull.scripts.call import Call, Command, Operation
 from taskbull.scripts.replies import text
 from taskbull.store.namespace import Namespace
 

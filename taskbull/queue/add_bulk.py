@@ -20,7 +20,7 @@ from taskbull.errors import EnqueueError
 from taskbull.queue.add_call import Adder, Unsent
 from taskbull.queue.handle import JobHandle, ReadResult, Source, handle
 from taskbull.scripts.add import Added, CallSequence
-from taskbull.scripts.steps import Stages
+from taskbull.scripts.call import Stages
 
 T = TypeVar("T")
 

@@ -24,7 +24,7 @@ from taskbull.errors import (
 from taskbull.observability.provider import current_tracer, sending
 from taskbull.queue.call_sequences import CallSequences
 from taskbull.scripts.add import MEMO_LIFE_MS, Added, CallSequence, add_jobs
-from taskbull.scripts.steps import Steps
+from taskbull.scripts.call import Steps
 
 if TYPE_CHECKING:
     from taskbull.observability.tracing import Tracer

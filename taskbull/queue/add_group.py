@@ -31,7 +31,7 @@ from taskbull.queue.add_call import Unsent
 from taskbull.queue.add_single import FirstTry, add_one, encode, not_added
 from taskbull.queue.handle import JobHandle, handle
 from taskbull.scripts.add import Added
-from taskbull.scripts.steps import Steps
+from taskbull.scripts.call import Steps
 from taskbull.store import backend
 from taskbull.store.async_store import Store
 from taskbull.store.deadline import Deadline

@@ -14,7 +14,7 @@ from taskbull.queue.add_call import Unsent
 from taskbull.queue.handle import JobHandle, handle
 from taskbull.queue.tracebacks import stripped
 from taskbull.scripts.add import Added, CallSequence, add_jobs
-from taskbull.scripts.steps import Steps
+from taskbull.scripts.call import Steps
 from taskbull.store.deadline import Deadline
 from taskbull.store.sync_store import SyncStore
 

@@ -15,7 +15,7 @@ from taskbull.queue.add_call import Adder
 from taskbull.queue.handle import CALL_TIMEOUT, JobHandle, Source
 from taskbull.queue.operations import JobEntry, Operations
 from taskbull.queue.stores import Stores
-from taskbull.scripts.steps import Stages
+from taskbull.scripts.call import Stages
 from taskbull.store.clients import Where
 from taskbull.store.namespace import Namespace
 

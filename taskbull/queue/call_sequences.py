@@ -53,7 +53,7 @@ class CallSequences:
             producer.free.append(sequence)
 
     def reserve(self) -> CallSequence:
-        """Return a sequence for one call that is made later, by whomever: it is not lent any more."""
+        """Return a sequence for one call that somebody makes later: it is not lent again."""
         sequence = self._own().new_sequence()
         sequence.begin_call()
         sequence.mark = uuid4().hex[:16]

@@ -15,10 +15,9 @@ from taskbull.core.keys import QueueKeys
 from taskbull.core.states import JobState
 from taskbull.errors import JobFailed, JobNotFound, MaybeExecuted, ServerUnavailable
 from taskbull.queue.event_stream import AT_ONCE
-from taskbull.scripts.call import Call, Command, Request, Word
+from taskbull.scripts.call import Call, Command, Request, Steps, Word
 from taskbull.scripts.inspection import Ending, get_ending, get_job
 from taskbull.scripts.replies import text
-from taskbull.scripts.steps import Steps
 
 T = TypeVar("T")
 

@@ -6,7 +6,7 @@ Users' units come in (seconds, datetimes, names of states), calls come out; noth
 from __future__ import annotations
 
 import time
-from typing import Any, Literal, TypeAlias, TypeVar, Unpack
+from typing import Any, Literal, TypeAlias, Unpack
 
 from msgspec import Struct
 
@@ -20,15 +20,9 @@ from taskbull.core.states import MAX_PRIORITY, JobState
 from taskbull.errors import (
     JobNotFound,
 )
-from taskbull.scripts import changes, inspection, limits, pausing, removal
-from taskbull.scripts.call import Command, Request
-from taskbull.scripts.inspection import Metrics
-from taskbull.scripts.steps import Steps
-
-T = TypeVar("T")
-
-Operation: TypeAlias = Request[T] | Steps[T]
-"""One call, or several."""
+from taskbull.scripts import changes, inspection, limits, removal
+from taskbull.scripts.call import Command, Request, Steps
+from taskbull.scripts.inspection import QueueMetrics
 
 Finished: TypeAlias = Literal["completed", "failed"]
 JobEntry: TypeAlias = NewJob | tuple[str, Any] | tuple[str, Any, dict[str, Any]]
@@ -97,13 +91,13 @@ class Operations:
         return inspection.get_state(self.keys, check_text("job_id", job_id))
 
     def pause(self) -> Steps[None]:
-        return pausing.pause(self.keys)
+        return limits.pause(self.keys)
 
     def resume(self) -> Steps[None]:
-        return pausing.resume(self.keys)
+        return limits.resume(self.keys)
 
     def is_paused(self) -> Request[bool]:
-        return pausing.is_paused(self.keys)
+        return limits.is_paused(self.keys)
 
     def drain(self, *, delayed: bool) -> Steps[int]:
         check_bool("delayed", delayed)
@@ -167,7 +161,7 @@ class Operations:
     def rate_limit(self, duration: Duration) -> Request[None]:
         return limits.rate_limit(self.keys, to_ms(seconds("duration", duration, positive=True)))
 
-    def metrics(self, state: Finished) -> Request[Metrics]:
+    def metrics(self, state: Finished) -> Request[QueueMetrics]:
         check_choice("state", state, ("completed", "failed"))
         return inspection.get_metrics(self.keys, JobState(state))
 

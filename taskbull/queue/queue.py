@@ -24,9 +24,8 @@ from taskbull.queue.event_stream import (
 from taskbull.queue.handle import JobHandle
 from taskbull.queue.operations import ConnectedWorker, Finished, JobEntry
 from taskbull.queue.tracebacks import stripped
-from taskbull.scripts.call import Request
-from taskbull.scripts.inspection import Logs, Metrics
-from taskbull.scripts.steps import Steps
+from taskbull.scripts.call import Request, Steps
+from taskbull.scripts.inspection import Logs, QueueMetrics
 
 T = TypeVar("T")
 
@@ -141,7 +140,7 @@ class Queue(AnyQueue):
         """Let no job start for `duration`, where workers or the queue have a rate limit."""
         await self._run(self._operations.rate_limit(duration))
 
-    async def metrics(self, state: Finished = "completed") -> Metrics:
+    async def metrics(self, state: Finished = "completed") -> QueueMetrics:
         """Give BullMQ's counts per minute, where a worker keeps them."""
         return await self._look(self._operations.metrics(state))
 

@@ -9,7 +9,7 @@ from taskbull.core.keys import QueueKeys
 from taskbull.errors import TaskbullError
 from taskbull.queue.sync_result_watch import SyncResultWatch
 from taskbull.queue.tracebacks import stripped
-from taskbull.scripts.steps import Stages
+from taskbull.scripts.call import Stages
 from taskbull.store.clients import Where, address_of
 from taskbull.store.sync_store import SyncStore
 

@@ -25,9 +25,8 @@ from taskbull.queue.event_stream import (
 from taskbull.queue.handle import JobHandle
 from taskbull.queue.operations import ConnectedWorker, Finished, JobEntry
 from taskbull.queue.tracebacks import stripped
-from taskbull.scripts.call import Command, Request
-from taskbull.scripts.inspection import Logs, Metrics
-from taskbull.scripts.steps import Steps
+from taskbull.scripts.call import Command, Request, Steps
+from taskbull.scripts.inspection import Logs, QueueMetrics
 
 T = TypeVar("T")
 
@@ -140,7 +139,7 @@ class SyncQueue(AnyQueue):
         """Let no job start for `duration`, where workers or the queue have a rate limit."""
         self._run(self._operations.rate_limit(duration))
 
-    def metrics(self, state: Finished = "completed") -> Metrics:
+    def metrics(self, state: Finished = "completed") -> QueueMetrics:
         """Give BullMQ's counts per minute, where a worker keeps them."""
         return self._look(self._operations.metrics(state))
 

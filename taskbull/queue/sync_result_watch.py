@@ -30,9 +30,8 @@ from taskbull.queue.endings import (
     told_by,
 )
 from taskbull.queue.event_stream import BLOCK, last_event_id, read_events
-from taskbull.scripts.call import Command
+from taskbull.scripts.call import Command, Steps
 from taskbull.scripts.inspection import Ending
-from taskbull.scripts.steps import Steps
 from taskbull.store.sync_store import SyncStore
 
 

@@ -1,14 +1,20 @@
-"""A call is a value: what to send to Redis, and how to read the answer."""
+"""A call is a value: what to send to Redis, and how to read the answer.
+
+An operation of several calls is a generator that yields each call and is sent its result. It does
+no IO, so that each store needs one small driver for all of them. Between two calls the server is
+free for others: an operation on a million jobs is made of calls of a few ms each.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from typing import Any, Generic, TypeAlias, TypeVar
 
 from msgspec import Struct
 
 from taskbull.scripts.loader import Script
 
+T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 
 Word: TypeAlias = str | bytes | int | float
@@ -73,3 +79,13 @@ class Command(Struct, Generic[T_co], frozen=True):
 
 
 Request: TypeAlias = Call[T_co] | Command[T_co]
+"""One call, or one plain command."""
+
+Steps: TypeAlias = Generator[Request[Any], Any, T]
+"""Several calls, one after the other."""
+
+Operation: TypeAlias = Request[T] | Steps[T]
+"""What a store runs."""
+
+Stages: TypeAlias = Generator[Steps[Any], Any, T]
+"""A long operation: it yields others, one after the other, each with a time limit of its own."""

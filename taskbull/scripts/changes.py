@@ -7,10 +7,9 @@ from typing import Final, Literal
 import msgspec
 
 from taskbull.core.keys import QueueKeys
-from taskbull.scripts.call import Call, Command
+from taskbull.scripts.call import Call, Command, Steps
 from taskbull.scripts.loader import load
 from taskbull.scripts.replies import accepted, done, nothing, pair
-from taskbull.scripts.steps import Steps
 
 PROMOTE_JOB = load("promote_job")
 PROMOTE_JOBS = load("promote_jobs")

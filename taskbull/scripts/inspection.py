@@ -13,10 +13,9 @@ from taskbull.core.keys import QueueKeys
 from taskbull.core.states import JobState
 from taskbull.core.wire.job import decode_job
 from taskbull.errors import ConfigurationError
-from taskbull.scripts.call import Call, Command
+from taskbull.scripts.call import Call, Command, Steps
 from taskbull.scripts.loader import load
 from taskbull.scripts.replies import accepted, number, text, texts
-from taskbull.scripts.steps import Steps
 
 COUNT_JOBS = load("count_jobs")
 COUNT_PRIORITIES = load("count_priorities")
@@ -67,7 +66,7 @@ class Logs(Struct, frozen=True):
     count: int
 
 
-class Metrics(Struct, frozen=True):
+class QueueMetrics(Struct, frozen=True):
     """How many jobs have ended: in all, and in each minute, the newest first."""
 
     count: int
@@ -227,7 +226,9 @@ def get_logs(
     return Call(GET_LOGS, (queue.logs(job_id),), args, lambda r: Logs(texts(r[0]), r[1]))
 
 
-def get_metrics(queue: QueueKeys, state: JobState, start: int = 0, stop: int = -1) -> Call[Metrics]:
+def get_metrics(
+    queue: QueueKeys, state: JobState, start: int = 0, stop: int = -1
+) -> Call[QueueMetrics]:
     """Read how many jobs have completed, or failed; `start` and `stop` choose the minutes."""
     keys = (queue.metrics_failed, queue.metrics_failed_data)
     if state is JobState.COMPLETED:
@@ -271,9 +272,9 @@ def _page(reply: Any) -> Page:
     return Page(looked_at, jobs)
 
 
-def _metrics(reply: Any) -> Metrics:
+def _metrics(reply: Any) -> QueueMetrics:
     (count, previous_ms, previous_count), points, point_count = reply
-    return Metrics(
+    return QueueMetrics(
         number(count),
         number(previous_ms),
         number(previous_count),

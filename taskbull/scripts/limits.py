@@ -1,15 +1,54 @@
-"""What a queue allows: how many jobs at once, how many in a while, how long a history."""
+"""What a queue allows: any jobs at all, how many at once, in a while, how long a history."""
 
 from __future__ import annotations
 
 from taskbull.core.keys import QueueKeys
 from taskbull.core.states import MAX_SAFE_INTEGER
-from taskbull.scripts.call import Call, Command
+from taskbull.scripts.call import Call, Command, Steps
 from taskbull.scripts.loader import load
 from taskbull.scripts.replies import nothing, number
 
 RATE_LIMIT_TTL = load("rate_limit_ttl")
 IS_MAXED = load("is_maxed")
+PAUSE = load("pause")
+RESUME = load("resume")
+
+PIECE = 1_000
+"""How many ids one call moves from list to list, if there are jobs in both."""
+
+
+def pause(queue: QueueKeys, *, piece: int = PIECE) -> Steps[None]:
+    """Let no worker take a job until the queue is resumed; jobs that run go on."""
+    more = yield _pause(queue, begin=True, size=piece)
+    while more:
+        more = yield _pause(queue, begin=False, size=piece)
+
+
+def resume(queue: QueueKeys, *, piece: int = PIECE) -> Steps[None]:
+    """Let workers take jobs again; nothing that waits is lost or loses its place."""
+    keys = (
+        queue.wait,
+        queue.paused,
+        queue.prioritized,
+        queue.delayed,
+        queue.active,
+        queue.meta,
+        queue.events,
+        queue.marker,
+    )
+    more = True
+    while more:
+        more = yield Call(RESUME, keys, (piece,), bool)
+
+
+def is_paused(queue: QueueKeys) -> Command[bool]:
+    """Tell whether the queue is paused."""
+    return Command(("HEXISTS", queue.meta, "paused"), queue.meta, bool)
+
+
+def _pause(queue: QueueKeys, *, begin: bool, size: int) -> Call[bool]:
+    keys = (queue.wait, queue.paused, queue.active, queue.meta, queue.events, queue.marker)
+    return Call(PAUSE, keys, (int(begin), size), bool)
 
 
 def get_global_concurrency(queue: QueueKeys) -> Command[int]:

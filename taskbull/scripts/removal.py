@@ -13,11 +13,10 @@ from msgspec import Struct
 from taskbull.core.keys import QueueKeys
 from taskbull.core.states import JobState
 from taskbull.errors import ConfigurationError, JobsActive
-from taskbull.scripts.call import Call, Command
+from taskbull.scripts.call import Call, Command, Steps
+from taskbull.scripts.limits import pause
 from taskbull.scripts.loader import load
-from taskbull.scripts.pausing import pause
 from taskbull.scripts.replies import accepted, nothing, number, text, texts
-from taskbull.scripts.steps import Steps
 
 REMOVE_JOB = load("remove_job")
 REMOVE_UNPROCESSED_CHILDREN = load("remove_unprocessed_children")

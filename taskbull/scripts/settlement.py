@@ -12,11 +12,10 @@ from msgspec import Struct
 from taskbull.core.job import Job
 from taskbull.core.keys import QueueKeys
 from taskbull.core.wire.job import decode_taken
-from taskbull.scripts.call import Call
+from taskbull.scripts.call import Call, Steps
 from taskbull.scripts.cycle import Taking, memo
 from taskbull.scripts.loader import load
 from taskbull.scripts.replies import texts
-from taskbull.scripts.steps import Steps
 
 SETTLE_CYCLE = load("settle_cycle")
 ADOPT_JOBS = load("adopt_jobs")

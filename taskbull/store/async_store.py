@@ -11,8 +11,7 @@ from anyio import create_task_group, move_on_after
 from msgspec import structs
 
 from taskbull.errors import ConnectionLost, TaskbullError
-from taskbull.scripts.call import Request
-from taskbull.scripts.steps import Steps
+from taskbull.scripts.call import Request, Steps
 from taskbull.store import backend
 from taskbull.store.address import Address, Endpoint
 from taskbull.store.async_call import AsyncCall, OutagePolicy, ScriptLoader

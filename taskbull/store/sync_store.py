@@ -7,9 +7,8 @@ from time import monotonic, sleep
 from typing import Any, TypeVar
 
 from taskbull.errors import ConnectionLost, MaybeExecuted, TaskbullError
-from taskbull.scripts.call import Request
+from taskbull.scripts.call import Request, Steps
 from taskbull.scripts.loader import Script
-from taskbull.scripts.steps import Steps
 from taskbull.store.address import Address, Endpoint
 from taskbull.store.deadline import Deadline
 from taskbull.store.direct_call import loading, read_replies

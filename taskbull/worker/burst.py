@@ -11,7 +11,7 @@ from taskbull.core.states import JobState, due_ms_of_score
 from taskbull.errors import ConnectionLost, MaybeExecuted
 from taskbull.scripts.call import Command, Request
 from taskbull.scripts.inspection import count_jobs
-from taskbull.scripts.pausing import is_paused
+from taskbull.scripts.limits import is_paused
 from taskbull.worker.context import QueueContext
 
 logger = logging.getLogger(__name__)

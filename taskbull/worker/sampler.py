@@ -19,10 +19,9 @@ from taskbull.core.wire.options import decode_options
 from taskbull.core.worker_options import WorkerOptions
 from taskbull.errors import ServerRefused, TaskbullError
 from taskbull.observability.metrics import NO_TASKS, Declared, Metrics
-from taskbull.scripts.call import Command
+from taskbull.scripts.call import Command, Steps
 from taskbull.scripts.inspection import count_jobs
 from taskbull.scripts.replies import texts
-from taskbull.scripts.steps import Steps
 from taskbull.worker.context import QueueContext
 from taskbull.worker.shutdown import Shutdown
 from taskbull.worker.threads import ThreadPool

@@ -9,7 +9,7 @@ from taskbull.core.durations import to_ms
 from taskbull.core.job import Job
 from taskbull.errors import MaybeExecuted, ServerRefused
 from taskbull.scripts.inspection import get_job
-from taskbull.scripts.stalled import Sweep, sweep_stalled
+from taskbull.scripts.locks import Sweep, sweep_stalled
 from taskbull.worker.context import QueueContext
 
 logger = logging.getLogger(__name__)

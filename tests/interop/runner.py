@@ -9,8 +9,7 @@ from typing import Any, Protocol, TypeVar
 
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 
-from taskbull.scripts.call import Request
-from taskbull.scripts.steps import Steps
+from taskbull.scripts.call import Request, Steps
 from taskbull.store import address
 from taskbull.store.async_store import Store, open_store
 from taskbull.store.sync_store import SyncStore

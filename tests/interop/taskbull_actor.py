@@ -20,13 +20,10 @@ from taskbull.scripts import (
     inspection,
     limits,
     locks,
-    pausing,
     removal,
     schedulers,
-    stalled,
 )
-from taskbull.scripts.call import Request
-from taskbull.scripts.steps import Steps
+from taskbull.scripts.call import Request, Steps
 from tests.interop import our_schedules
 from tests.interop.actor import TOKEN, Behaviour, Options
 from tests.interop.node import UNDEFINED, Node, Refused, Version
@@ -68,7 +65,7 @@ class TaskbullManualWorker(OurManualWorker):
 
     def sweep(self) -> list[str]:
         swept = self._self.go(
-            stalled.sweep_stalled(
+            locks.sweep_stalled(
                 self._self.keys,
                 self._self.now,
                 interval_ms=self._own_options.get("stalledInterval", STALLED_INTERVAL_MS),
@@ -167,13 +164,13 @@ class TaskbullActor(NodeActor):
 
     # the queue as a whole
     def pause(self) -> None:
-        self.go(pausing.pause(self.keys))
+        self.go(limits.pause(self.keys))
 
     def resume(self) -> None:
-        self.go(pausing.resume(self.keys))
+        self.go(limits.resume(self.keys))
 
     def is_paused(self) -> bool:
-        return self.run(pausing.is_paused(self.keys))
+        return self.run(limits.is_paused(self.keys))
 
     def is_maxed(self) -> bool:
         return self.run(limits.is_maxed(self.keys))

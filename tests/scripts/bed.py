@@ -8,8 +8,7 @@ from typing import Any, TypeVar
 import redis
 
 from taskbull.core.keys import QueueKeys
-from taskbull.scripts.call import Request
-from taskbull.scripts.steps import Steps
+from taskbull.scripts.call import Request, Steps
 from taskbull.store.sync_store import SyncStore
 
 T = TypeVar("T")

@@ -9,7 +9,7 @@ import pytest
 
 from taskbull.core.keys import QueueKeys
 from taskbull.core.states import JobState
-from taskbull.scripts import changes, inspection, limits, locks, pausing, removal, stalled
+from taskbull.scripts import changes, inspection, limits, locks, removal
 from taskbull.scripts.add import CallSequence, add_jobs
 from taskbull.scripts.call import Call
 from taskbull.scripts.cycle import Taking, cycle
@@ -30,13 +30,13 @@ SAMPLES = calls(
     [
         locks.extend_locks(QUEUE, [(JOB, "token")], 1),
         locks.extend_lock(QUEUE, JOB, "token", 1),
-        stalled.sweep_piece(QUEUE, 1, 2, 3),
+        locks.sweep_piece(QUEUE, 1, 2, 3),
         settle_cycle(QUEUE, "token", [(JOB, "token")], 1),
         adopt_jobs(QUEUE, "token", [JOB], 1, Taking(2)),
-        pausing.pause(QUEUE),
+        limits.pause(QUEUE),
         changes.note_unclaimed(QUEUE, JOB, 1, 2),
         inspection.names_waiting(QUEUE, 1),
-        pausing.resume(QUEUE),
+        limits.resume(QUEUE),
         removal.remove_job(QUEUE, JOB),
         removal.remove_unprocessed_children(QUEUE, JOB),
         removal.remove_child_dependency(QUEUE, JOB),

@@ -9,9 +9,8 @@ import pytest
 
 from taskbull.core.keys import QueueKeys
 from taskbull.core.states import JobState
-from taskbull.scripts import changes, inspection, limits, locks, pausing, removal, stalled
-from taskbull.scripts.call import Command, Request
-from taskbull.scripts.steps import Steps
+from taskbull.scripts import changes, inspection, limits, locks, removal
+from taskbull.scripts.call import Command, Request, Steps
 from taskbull.store import address
 from taskbull.store.sync_store import SyncStore
 from tests.scripts.bed import NOW
@@ -78,9 +77,9 @@ def operations() -> list[Steps[Any] | Request[Any]]:
         inspection.get_metrics(QUEUE, JobState.FAILED),
         limits.rate_limit_ttl(QUEUE),
         limits.is_maxed(QUEUE),
-        stalled.sweep_stalled(QUEUE, NOW, interval_ms=1_000, max_stalls=0),
-        pausing.pause(QUEUE),
-        pausing.resume(QUEUE),
+        locks.sweep_stalled(QUEUE, NOW, interval_ms=1_000, max_stalls=0),
+        limits.pause(QUEUE),
+        limits.resume(QUEUE),
         changes.update_progress(QUEUE, "a", b"1"),
         changes.update_data(QUEUE, "a", b"1"),
         changes.add_log(QUEUE, "a", "line", keep=1),

@@ -32,7 +32,7 @@ from taskbull.core.rules import Every
 from taskbull.core.wire.job import decode_job, encode_job
 from taskbull.core.wire.schedule import encode_schedule
 from taskbull.errors import ServerRefused
-from taskbull.scripts import changes, pausing, removal, stalled
+from taskbull.scripts import changes, limits, locks, removal
 from taskbull.scripts.add import CallSequence, add_jobs
 from taskbull.scripts.cycle import Taking, cycle, pack_outcome
 from taskbull.scripts.loader import load
@@ -121,7 +121,7 @@ def stale(bed: Bed) -> None:
 
 def sweep(bed: Bed, number: int) -> None:
     bed.admin.delete(bed.queue.stalled_check)
-    bed.go(stalled.sweep_stalled(bed.queue, NOW, interval_ms=30_000, max_stalls=1))
+    bed.go(locks.sweep_stalled(bed.queue, NOW, interval_ms=30_000, max_stalls=1))
 
 
 def later(bed: Bed) -> None:
@@ -356,14 +356,14 @@ OPERATIONS = {
     "pause": Operation(
         "pause",
         waiters,
-        lambda bed, _: bed.go(pausing.pause(bed.queue)),
+        lambda bed, _: bed.go(limits.pause(bed.queue)),
         paused=["a", "b", "other"],
         prioritized=["c"],
     ),
     "resume": Operation(
         "resume",
         waiters,
-        lambda bed, _: bed.go(pausing.resume(bed.queue)),
+        lambda bed, _: bed.go(limits.resume(bed.queue)),
         wait=["a", "b", "other"],
         prioritized=["c"],
     ),

@@ -24,16 +24,13 @@ from taskbull.scripts import (
     inspection,
     limits,
     locks,
-    pausing,
     removal,
     schedulers,
-    stalled,
 )
 from taskbull.scripts.add import CallSequence, add_jobs
-from taskbull.scripts.call import Request
+from taskbull.scripts.call import Request, Steps
 from taskbull.scripts.cycle import Taking, cycle, pack_outcome
 from taskbull.scripts.settlement import adopt_jobs, settle_cycle
-from taskbull.scripts.steps import Steps
 from taskbull.store.address import parse
 from taskbull.store.sync_store import SyncStore
 from tests.scripts.bed import NOW, Bed
@@ -95,9 +92,9 @@ OPERATIONS: dict[str, Operation] = {
     "renew": lambda q: locks.extend_locks(q, [(job_id, "mine") for job_id in HELD], 60_000),
     "renew one": lambda q: locks.extend_locks(q, [("a1", "mine")], 60_000),
     "renew by itself": lambda q: locks.extend_lock(q, "a1", "mine", 60_000),
-    "sweep": lambda q: stalled.sweep_stalled(q, NOW, interval_ms=1_000, max_stalls=0),
-    "pause": pausing.pause,
-    "resume": pausing.resume,
+    "sweep": lambda q: locks.sweep_stalled(q, NOW, interval_ms=1_000, max_stalls=0),
+    "pause": limits.pause,
+    "resume": limits.resume,
     "promote": lambda q: changes.promote_job(q, "d1"),
     "promote all": changes.promote_jobs,
     "retry": lambda q: changes.retry_job(q, "f1"),

@@ -10,7 +10,7 @@ import redis
 from taskbull.core.states import JobState
 from taskbull.errors import JobNotFound
 from taskbull.scripts import inspection
-from taskbull.scripts.inspection import ChildCounts, Ending, Logs, Metrics
+from taskbull.scripts.inspection import ChildCounts, Ending, Logs, QueueMetrics
 from taskbull.store import address
 from taskbull.store.sync_store import SyncStore
 from tests.scripts.bed import NOW, Bed
@@ -164,11 +164,13 @@ def test_pages_of_a_log(bed: Bed, start: int, stop: int, up: bool, lines: list[s
 
 
 def test_metrics(bed: Bed) -> None:
-    assert bed.run(inspection.get_metrics(bed.queue, JobState.FAILED)) == Metrics(0, 0, 0, [], 0)
+    assert bed.run(inspection.get_metrics(bed.queue, JobState.FAILED)) == QueueMetrics(
+        0, 0, 0, [], 0
+    )
     bed.hset("metrics:completed", {"count": 5, "prevTS": NOW, "prevCount": 3})
     bed.admin.rpush(bed.queue.metrics_completed_data, 1, 0, 2)
     found = bed.run(inspection.get_metrics(bed.queue, JobState.COMPLETED, 0, 1))
-    assert found == Metrics(5, NOW, 3, [1, 0], 3)
+    assert found == QueueMetrics(5, NOW, 3, [1, 0], 3)
 
 
 @pytest.mark.parametrize("place", ["wait", "completed"])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from taskbull.scripts.pausing import is_paused, pause, resume
+from taskbull.scripts.limits import is_paused, pause, resume
 from tests.scripts.bed import DUE, Bed
 
 FIVE, SIX = "bullmq:5.62.0", "bullmq:6.7.0"

@@ -11,10 +11,10 @@ from msgspec import Struct
 from taskbull.core.states import JobState
 from taskbull.queue.stores import Stores
 from taskbull.queue.sync_queue import SyncQueue
+from taskbull.scripts.call import Steps
 from taskbull.scripts.changes import promote_jobs, retry_jobs
+from taskbull.scripts.locks import sweep_stalled
 from taskbull.scripts.removal import clean, drain, obliterate
-from taskbull.scripts.stalled import sweep_stalled
-from taskbull.scripts.steps import Steps
 from taskbull.store.address import parse
 from tests.speed.counting import CountedStore
 from tests.speed.player import DELAYED, LATER, PLAIN, Player

@@ -19,7 +19,8 @@ from taskbull.cli.site import Site
 from taskbull.cli.terminal import cell, json_option, plural, show_json
 from taskbull.core.states import JobState
 from taskbull.errors import JobNotFound, WrongState
-from taskbull.queue.operations import Finished, Operation, Operations
+from taskbull.queue.operations import Finished, Operations
+from taskbull.scripts.call import Operation
 
 F = TypeVar("F", bound=Callable[..., Any])
 

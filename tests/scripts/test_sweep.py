@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from taskbull.scripts.stalled import Sweep, sweep_piece, sweep_stalled
-from taskbull.scripts.steps import Steps
+from taskbull.scripts.call import Steps
+from taskbull.scripts.locks import Sweep, sweep_piece, sweep_stalled
 from tests.scripts.bed import NOW, Bed
 
 INTERVAL = 30_000
