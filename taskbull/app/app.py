@@ -224,11 +224,6 @@ class App:
         self._staff.surround_jobs(function)
         return function
 
-    @property
-    def has_middleware(self) -> bool:
-        """Whether anything is put around its tasks."""
-        return bool(self._staff.layers)
-
     def on(self, kind: type[E]) -> Callable[[Callable[[E], None]], Callable[[E], None]]:
         """Let a function hear the events of a kind in this app's workers; `Event` is all."""
 

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Sequence
+from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 from taskbull.app.registry import Registry
 from taskbull.app.task import Task
 from taskbull.app.unclaimed import Unclaimed
 from taskbull.core.job import Job
-from taskbull.core.middleware import Middleware, compose
+from taskbull.core.middleware import Middleware
 from taskbull.core.retry import RetryPolicy
-from taskbull.worker.route import Handler, Route, in_thread
+from taskbull.worker.route import Route, SyncHandler
 from taskbull.worker.running_job import RunningJob
 
 JobMiddleware: TypeAlias = Middleware[RunningJob]
@@ -29,7 +29,7 @@ class Dispatch:
         self._unclaimed = Route(Unclaimed(registry).put_off, policy)
 
     def resolve(self, job: Job) -> Route:
-        """Tell how a job is run; a task that cannot be prepared is a `ConfigurationError`."""
+        """Return how a job is run; a task that cannot be prepared is a `ConfigurationError`."""
         route = self._known.get(job.name)
         return self._prepared(job.name) if route is None else route
 
@@ -47,19 +47,18 @@ class Dispatch:
         task = self._registry.tasks.get(name)
         if task is None:
             return self._unclaimed  # not kept: what names stand in Redis is not in our hands
-        handler = compose(self._layers, _handler(task))
-        route = Route(handler, task.settings.policy, task.settings.timeout)
+        settings = task.settings
+        route = Route(
+            _function(task),
+            settings.policy,
+            settings.timeout,
+            in_thread=not task.is_async,
+            layers=tuple(self._layers),
+        )
         self._known[name] = route
         return route
 
 
-def _handler(task: Task[..., Any]) -> Handler:
+def _function(task: Task[..., Any]) -> SyncHandler:
     read, call = task.reader(), task.caller()
-    if not task.is_async:
-        return in_thread(lambda job: call(**read(job.job.raw_data)))
-
-    def handler(job: RunningJob) -> Awaitable[Any]:
-        coroutine: Awaitable[Any] = call(**read(job.job.raw_data))
-        return coroutine
-
-    return handler
+    return lambda job: call(**read(job.job.raw_data))

@@ -39,7 +39,7 @@ class Staff:
         self._policy = policy
         self._dispatch: Dispatch | None = None
         self.rules = QueueRules()
-        self.layers: list[JobMiddleware] = []
+        self._layers: list[JobMiddleware] = []
         self._lifespan: Lifespan | None = None
         self._listeners: list[tuple[type[events.Event], events.Listener[Any]]] = []
 
@@ -54,7 +54,7 @@ class Staff:
         is_async: bool = inspect.iscoroutinefunction(layer)
         if not is_async:
             raise refusal("app.middleware", "be an async def that takes job, call_next", layer)
-        self.layers.append(layer)
+        self._layers.append(layer)
         if self._dispatch is not None:
             self._dispatch.add_middleware(layer)
 
@@ -69,7 +69,7 @@ class Staff:
         if self._dispatch is None:
             from taskbull.app.dispatch import Dispatch  # noqa: PLC0415 - see above
 
-            self._dispatch = Dispatch(self._registry, self._policy, self.layers)
+            self._dispatch = Dispatch(self._registry, self._policy, self._layers)
         return self._dispatch
 
     def worker(

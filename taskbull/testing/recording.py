@@ -17,10 +17,11 @@ from taskbull.core.outcome import (
     Complete,
     Fail,
     GiveBack,
+    LetGo,
     LimitQueue,
+    Outcome,
     RetryAfter,
     SnoozeFor,
-    Written,
 )
 from taskbull.core.states import JobState
 from taskbull.core.wire.job import encode_data
@@ -28,7 +29,7 @@ from taskbull.errors import JobFailed, TaskbullError
 from taskbull.queue.handle import JobHandle
 from taskbull.scripts.inspection import Logs
 from taskbull.testing.recorded_job import RecordedJob
-from taskbull.testing.run_recorded import is_plain, run_here, run_without_loop
+from taskbull.testing.run_recorded import is_plain, run_plain, run_recorded
 
 R_co = TypeVar("R_co", covariant=True)
 
@@ -142,20 +143,17 @@ class Box:
         """
         for job in self._turns(most):
             if is_plain(self._app, job):
-                outcome = run_without_loop(run_here(self._app, job, in_loop=False))
+                outcome = run_plain(self._app, job)
             else:
-                outcome = anyio.run(self._run_in_loop, job, backend=backend)
+                outcome = anyio.run(run_recorded, self._app, job, backend=backend)
             self._settle(job, outcome)
         self._check(check=check)
 
     async def arun(self, *, check: bool = True, most: int = 10_000) -> None:
         """Run all jobs in this event loop, plain functions in threads. See `run`."""
         for job in self._turns(most):
-            self._settle(job, await self._run_in_loop(job))
+            self._settle(job, await run_recorded(self._app, job))
         self._check(check=check)
-
-    async def _run_in_loop(self, job: RecordedJob) -> Written:
-        return await run_here(self._app, job, in_loop=True)
 
     def _put(self, job: RecordedJob) -> JobHandle[Any]:
         standing = self._standing_for(job)
@@ -187,7 +185,7 @@ class Box:
             yield job
         raise TaskbullError(f"After {most} attempts there are still jobs to run: do they ever end?")
 
-    def _settle(self, job: RecordedJob, outcome: Written) -> None:
+    def _settle(self, job: RecordedJob, outcome: Outcome) -> None:
         match outcome:
             case Complete(value):
                 job.attempts += 1
@@ -203,7 +201,7 @@ class Box:
                 self._put_off(job, delay)
             case SnoozeFor(delay) | LimitQueue(delay):
                 self._put_off(job, delay)
-            case GiveBack():
+            case GiveBack() | LetGo():
                 self._put_off(job, 0.0)
             case _:
                 assert_never(outcome)

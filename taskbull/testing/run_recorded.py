@@ -2,54 +2,38 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Coroutine
-from random import random
-from types import SimpleNamespace
-from typing import Any, cast
-
-from anyio import move_on_after, to_thread
+from collections.abc import Coroutine
+from typing import Any
 
 from taskbull.app.app import App
-from taskbull.core.keys import QueueKeys
-from taskbull.core.outcome import Complete, Written
-from taskbull.core.retry import NO_POLICY, RetryPolicy, decide, doomed
-from taskbull.core.wire.job import encode_data, encode_progress, encode_value
+from taskbull.core import payload
+from taskbull.core.outcome import Outcome
+from taskbull.errors import ConfigurationError
 from taskbull.testing.recorded_job import RecordedJob
-from taskbull.worker.context import QueueContext
+from taskbull.worker.attempt import Executor
 from taskbull.worker.lease import Lease
-from taskbull.worker.running_job import RunningJob, enter, leave
+from taskbull.worker.running_job import Place
+from taskbull.worker.threads import ThreadPool
 
 WORKER_ID = "taskbull.testing"
 
 
-class _Threads:
-    """Stands for a worker's threads: in an event loop one is used, without one none is needed."""
+class _Record:
+    """Keeps what a job writes in the job that was recorded."""
 
-    def __init__(self, *, in_loop: bool) -> None:
-        self._in_loop = in_loop
+    held_up = 0.0
 
-    async def run(self, function: Callable[..., Any], /, *args: Any, clock: Any = None) -> Any:
-        if self._in_loop:
-            return await to_thread.run_sync(functools.partial(function, *args))
-        return function(*args)
-
-
-class _JobHere(RunningJob):
-    """A running job whose progress and log lines stay in the box."""
-
-    __slots__ = ("_recorded",)
-
-    def __init__(self, recorded: RecordedJob, context: QueueContext, policy: RetryPolicy) -> None:
-        super().__init__(Lease(recorded.as_job(), "", 0.0), context, policy)
+    def __init__(self, recorded: RecordedJob) -> None:
         self._recorded = recorded
 
-    def progress(self, value: Any) -> None:
-        encode_progress(value)
-        self._recorded.progress = value
+    def caused(self, error: BaseException) -> bool:
+        return False
 
-    async def aprogress(self, value: Any) -> None:
-        self.progress(value)
+    def progress(self, raw: bytes) -> None:
+        self._recorded.progress = payload.decode(raw)
+
+    async def aprogress(self, raw: bytes) -> None:
+        self.progress(raw)
 
     def log(self, line: str) -> None:
         self._recorded.logs.append(line)
@@ -57,60 +41,53 @@ class _JobHere(RunningJob):
     async def alog(self, line: str) -> None:
         self.log(line)
 
-    def update_data(self, data: Any) -> None:
-        self._recorded.raw_data = encode_data(data)
+    def update_data(self, raw: bytes) -> None:
+        self._recorded.raw_data = raw
 
-    async def aupdate_data(self, data: Any) -> None:
-        self.update_data(data)
+    async def aupdate_data(self, raw: bytes) -> None:
+        self.update_data(raw)
 
     async def aunclaimed(self, patience: float) -> float:
         return patience  # no other worker will come
 
 
 def is_plain(app: App, recorded: RecordedJob) -> bool:
-    """Tell whether a job needs no event loop: its function is plain, and nothing is around it."""
-    task = app.tasks.get(recorded.name)
-    return task is not None and not task.is_async and not app.has_middleware
-
-
-async def run_here(app: App, recorded: RecordedJob, *, in_loop: bool) -> Written:
-    """Run one attempt of a job and tell what becomes of it."""
-    job = recorded.as_job()
-    policy = NO_POLICY
-    if (fate := doomed(job)) is not None:
-        return fate
+    """Return whether a job needs no event loop: its function is plain, with nothing around it."""
     try:
-        route = app.resolve(job)
-        policy = route.policy
-        context = cast(
-            "QueueContext",  # nothing goes to Redis
-            SimpleNamespace(
-                keys=QueueKeys(recorded.queue),
-                worker_id=WORKER_ID,
-                threads=_Threads(in_loop=in_loop),
-            ),
-        )
-        running = _JobHere(recorded, context, policy)
-        token = enter(running)
-        try:
-            timeout, limit = job.options.timeout or route.timeout, job.options.result_limit
-            if not in_loop or timeout is None:
-                return Complete(encode_value(await route.handler(running), limit))
-            with move_on_after(timeout):
-                return Complete(encode_value(await route.handler(running), limit))
-        finally:
-            leave(token)
-        raise TimeoutError(f"the job took longer than its timeout of {timeout:g} s")
-    except Exception as error:  # noqa: BLE001 - what becomes of it is the question
-        return decide(error, job, policy, random=random)
+        route = app.resolve(recorded.as_job())
+    except ConfigurationError:  # that is the job's failure, when it is run
+        return False
+    return route.in_thread and not route.layers
 
 
-def run_without_loop(coroutine: Coroutine[Any, Any, Written]) -> Written:
+async def run_recorded(app: App, recorded: RecordedJob) -> Outcome:
+    """Run one attempt of a job in this event loop, and return what is to become of it."""
+    threads = ThreadPool(1)
+    try:
+        return await _attempt(app, recorded, threads)
+    finally:
+        threads.close()
+
+
+def run_plain(app: App, recorded: RecordedJob) -> Outcome:
+    """Run one attempt of a plain function in this thread, without an event loop."""
+    return _finish(_attempt(app, recorded, None))
+
+
+def _attempt(
+    app: App, recorded: RecordedJob, threads: ThreadPool | None
+) -> Coroutine[Any, Any, Outcome]:
+    place = Place(recorded.queue, WORKER_ID, lambda _: _Record(recorded))
+    lease = Lease(recorded.as_job(), token="", renewed=0.0)
+    return Executor(place, app.resolve, threads=threads).attempt(lease)
+
+
+def _finish(coroutine: Coroutine[Any, Any, Outcome]) -> Outcome:
     """Run a coroutine that awaits nothing that has to wait."""
     try:
         coroutine.send(None)
     except StopIteration as end:
-        outcome: Written = end.value
+        outcome: Outcome = end.value
         return outcome
     coroutine.close()
     raise RuntimeError("a plain function cannot wait for an event loop")

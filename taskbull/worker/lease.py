@@ -8,11 +8,43 @@ works on a copy. For a lost lease nothing is written any more.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Protocol
 
 from anyio import CancelScope
 from msgspec import Struct
 
 from taskbull.core.job import Job
+from taskbull.core.retry import NO_POLICY, RetryPolicy
+
+
+class JobPort(Protocol):
+    """What a running job writes to: Redis, or the memory of a test.
+
+    Of each pair of methods the one that begins with `a` is awaited; the other blocks.
+    """
+
+    @property
+    def held_up(self) -> float:
+        """The seconds for which the job had to wait for it."""
+        ...
+
+    def caused(self, error: BaseException) -> bool:
+        """Return whether an error of the task comes from here; a word of the task's own wins."""
+        ...
+
+    def progress(self, raw: bytes) -> None: ...
+    async def aprogress(self, raw: bytes) -> None: ...
+    def log(self, line: str) -> None: ...
+    async def alog(self, line: str) -> None: ...
+    def update_data(self, raw: bytes) -> None: ...
+    async def aupdate_data(self, raw: bytes) -> None: ...
+
+    async def aunclaimed(self, patience: float) -> float:
+        """Note that nobody here can run the job; return for how many seconds that is known.
+
+        When that is longer than `patience`, it is forgotten: then the job is to fail.
+        """
+        ...
 
 
 class Lease(Struct, eq=False):
@@ -36,6 +68,10 @@ class Lease(Struct, eq=False):
     """Whether it is known what became of the job; Redis may not know yet."""
     lost: str | None = None
     """Why the lock is gone, if it is."""
+    policy: RetryPolicy = NO_POLICY
+    """The rules for its errors, as soon as its route is known."""
+    port: JobPort | None = None
+    """What it writes to, as soon as it has written something."""
     scope: CancelScope | None = None
     """What the handler runs in, where somebody may want to cancel it."""
 

@@ -44,7 +44,7 @@ from taskbull.worker.heartbeat import beating
 from taskbull.worker.listeners import Listener, Listeners
 from taskbull.worker.quarantine import Quarantine
 from taskbull.worker.reporter import Reporter
-from taskbull.worker.route import Handler, Resolve, Route, SyncHandler, in_thread
+from taskbull.worker.route import Handler, Resolve, Route, SyncHandler
 from taskbull.worker.running_job import job_of
 from taskbull.worker.sampler import Sampler
 from taskbull.worker.shutdown import Shutdown
@@ -296,7 +296,7 @@ def _constant(handler: Handler | SyncHandler | None, policy: RetryPolicy) -> Res
     is_async = inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(
         getattr(handler, "__call__", None)  # noqa: B004 - its kind is asked, not whether it is there
     )
-    route = Route(handler if is_async else in_thread(handler), policy)
+    route = Route(handler, policy, in_thread=not is_async)
     return lambda _: route
 
 

@@ -22,6 +22,8 @@ import anyio
 from msgspec import Struct
 
 from taskbull.core.classification import leaves
+from taskbull.core.durations import from_ms, to_ms
+from taskbull.core.options import KEEP_LOGS
 from taskbull.errors import (
     ConnectionLost,
     LockLost,
@@ -33,13 +35,11 @@ from taskbull.errors import (
 )
 from taskbull.observability.job_filter import cut
 from taskbull.scripts.call import Request
+from taskbull.scripts.changes import add_log, note_unclaimed, update_data, update_progress
 from taskbull.worker.context import QueueContext
 from taskbull.worker.lease import Lease
 
 logger = logging.getLogger(__name__)
-
-RELEASE_PAUSE: Final = 5.0
-"""Seconds after which a job runs again that Redis kept from being run to its end."""
 
 _QUIET: Final = 5.0
 """Seconds for which nobody waits with what may be lost, after something was."""
@@ -94,7 +94,53 @@ class Writing:
             return False
         return any(one is self._trouble for one in _causes(error))
 
-    def run(self, call: Request[Any], kind: Kind) -> None:
+    def progress(self, raw: bytes) -> None:
+        """Write how far the job has come."""
+        self._run(self._progress(raw), PROGRESS)
+
+    async def aprogress(self, raw: bytes) -> None:
+        """Write how far the job has come."""
+        await self._arun(self._progress(raw), PROGRESS)
+
+    def log(self, line: str) -> None:
+        """Append a line to the job's log."""
+        self._run(self._log(line), LOG_LINE)
+
+    async def alog(self, line: str) -> None:
+        """Append a line to the job's log."""
+        await self._arun(self._log(line), LOG_LINE)
+
+    def update_data(self, raw: bytes) -> None:
+        """Replace the payload."""
+        self._run(self._data(raw), DATA)
+
+    async def aupdate_data(self, raw: bytes) -> None:
+        """Replace the payload."""
+        await self._arun(self._data(raw), DATA)
+
+    async def aunclaimed(self, patience: float) -> float:
+        """Note that nobody here can run the job; return for how many seconds that is known."""
+        context, now_ms = self._context, int(time.time() * 1000)
+        note = note_unclaimed(context.keys, self._lease.job.id, now_ms, to_ms(patience))
+        return from_ms(await context.store.run(note, timeout=1.0))
+
+    def _progress(self, raw: bytes) -> Request[None]:
+        lease = self._lease
+        return update_progress(self._context.keys, lease.job.id, raw, token=lease.token)
+
+    def _log(self, line: str) -> Request[int]:
+        job, token = self._lease.job, self._lease.token
+        kept = job.options.keep_logs
+        keep = KEEP_LOGS if kept is None else int(kept)
+        # A name from the file system may have bytes that are not UTF-8: no line is worth the job.
+        text = str(line).encode("utf-8", "backslashreplace").decode()
+        return add_log(self._context.keys, job.id, text, keep=keep, token=token)
+
+    def _data(self, raw: bytes) -> Request[None]:
+        lease = self._lease
+        return update_data(self._context.keys, lease.job.id, raw, token=lease.token)
+
+    def _run(self, call: Request[Any], kind: Kind) -> None:
         """Write, from a thread."""
         tries = self._tries(kind)
         for timeout in tries:
@@ -107,7 +153,7 @@ class Writing:
                     return
                 time.sleep(pause)
 
-    async def arun(self, call: Request[Any], kind: Kind) -> None:
+    async def _arun(self, call: Request[Any], kind: Kind) -> None:
         """Write, from the event loop."""
         tries = self._tries(kind)
         for timeout in tries:

@@ -19,7 +19,7 @@ from taskbull.core import events
 from taskbull.core.job import Job
 from taskbull.core.retention import Keep
 from taskbull.worker.lease import Lease
-from taskbull.worker.route import Route, in_thread
+from taskbull.worker.route import Route
 from taskbull.worker.running_job import RunningJob
 from tests.worker.bed import WorkerBed, until
 from tests.worker.scale import ROUGH_KINDS, scaled
@@ -85,7 +85,7 @@ def _in_thread(job: RunningJob) -> object:
 
 
 def _resolve(job: Job) -> Route:
-    return Route(in_thread(_in_thread)) if int(job.id) % 4 == 1 else Route(_handler)
+    return Route(_in_thread, in_thread=True) if int(job.id) % 4 == 1 else Route(_handler)
 
 
 async def _run(bed: WorkerBed, count: int) -> None:

@@ -20,7 +20,7 @@ from anyio.abc import TaskStatus
 from taskbull.core import events
 from taskbull.core.job import Job
 from taskbull.worker import worker as module
-from taskbull.worker.route import Route, in_thread
+from taskbull.worker.route import Route
 from taskbull.worker.running_job import RunningJob
 from taskbull.worker.shutdown import Shutdown
 from taskbull.worker.worker import Worker
@@ -54,7 +54,7 @@ class Errands:
         self.ids += [handle.id for handle in await self._bed.queue.add_bulk(jobs)]
 
     def resolve(self, job: Job) -> Route:
-        return Route(in_thread(self._block)) if job.name == "thread" else Route(self._run)
+        return Route(self._block, in_thread=True) if job.name == "thread" else Route(self._run)
 
     async def _run(self, job: RunningJob) -> None:
         if self.hurry:

@@ -15,7 +15,7 @@ from taskbull.core import events
 from taskbull.errors import LockLost, PermanentError, ServerRefused, TaskbullError
 from taskbull.scripts.changes import ADD_LOG, UPDATE_DATA, UPDATE_PROGRESS
 from taskbull.store.server_process import ServerProcess
-from taskbull.worker import running_job
+from taskbull.worker import writing
 from taskbull.worker.running_job import RunningJob
 from taskbull.worker.writing import Kind
 from tests.servers.kinds import VALKEY_9, PrivateServers, Reachable
@@ -39,9 +39,9 @@ def bed(server: ServerProcess, prefix: str) -> Iterator[WorkerBed]:
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Give Redis less time, for a test has less."""
-    monkeypatch.setattr(running_job, "DATA", Kind("data", 0.3, vital=True))
-    monkeypatch.setattr(running_job, "PROGRESS", Kind("progress", 0.3))
-    monkeypatch.setattr(running_job, "LOG_LINE", Kind("log lines", 0.3, repeatable=False))
+    monkeypatch.setattr(writing, "DATA", Kind("data", 0.3, vital=True))
+    monkeypatch.setattr(writing, "PROGRESS", Kind("progress", 0.3))
+    monkeypatch.setattr(writing, "LOG_LINE", Kind("log lines", 0.3, repeatable=False))
 
 
 @contextmanager
