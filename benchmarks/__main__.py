@@ -7,7 +7,9 @@
     python -m benchmarks drain --against ../old   this checkout beside another, in the same rounds
 
 Peers are installed into .benchmarks/ when they are first needed. Every measurement has a private
-server and processes of its own; the order is shuffled in each round. Tables go to stdout.
+server and processes of its own; the order is shuffled in each round. Tables go to stdout. The last
+whole result of each part is kept in .benchmarks/, and `--write` makes the page of all of them, so
+that the parts can be measured one by one, whenever the machine is quiet.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from pathlib import Path
 from benchmarks import catalogue, report, servers
 from benchmarks.catalogue import BASELINE, EVERYBODY, OWN, Side
 from benchmarks.install import NotInstalled, ensure
+from benchmarks.kept import keep, load
 from benchmarks.parts import PARTS
 from benchmarks.rounds import Taken, take
 from benchmarks.stage import Bench
@@ -60,7 +63,8 @@ def main() -> None:
     peers = catalogue.read()
     program = servers.binary(given.server)
     results: dict[str, Taken] = {}
-    texts: dict[str, str] = {}
+    command = " ".join(["python -m benchmarks", *sys.argv[1:]]).replace(" --write", "")
+    is_whole = EVERYBODY in given.only and not given.quick and not given.against
     with tempfile.TemporaryDirectory(prefix="benchmarks-") as folder:
         bench = Bench(
             program=program,
@@ -76,10 +80,12 @@ def main() -> None:
             budget = float("inf") if given.asked else ALONE if given.parts else part.budget
             results[name] = take(part.cases(bench, sides), rounds, budget)
             tables = Tables(results[name], part.metrics, baselines(sides, part.baseline))
-            texts[name] = f"{part.text}\n\n{tables.text()}"
-            print(f"\n## {name}\n\n{texts[name]}", flush=True)
+            text = f"{part.text}\n\n{tables.text()}"
+            print(f"\n## {name}\n\n{text}", flush=True)
+            if is_whole:
+                keep(name, command, text, results[name])
     if given.write:
-        report.write(results, texts, peers, servers.version(program))
+        report.write(load(list(PARTS)), peers, servers.version(program))
     sys.exit(any(taken.failures for taken in results.values()))
 
 

@@ -6,14 +6,12 @@ import os
 import platform
 import shutil
 import subprocess
-import sys
-from collections.abc import Mapping
-from datetime import UTC, datetime
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from benchmarks import picture
 from benchmarks.catalogue import OWN, ROOT, Peer
-from benchmarks.rounds import Taken
+from benchmarks.kept import Kept
 from benchmarks.table import markdown
 from taskbull import __version__
 
@@ -22,9 +20,9 @@ _HEAD = """# Benchmarks
 
 ![Jobs per second of taskbull and other libraries](benchmarks.svg)
 
-{machine} Made by `{command}`. Anybody can run `python -m benchmarks --write`: it installs
-the other libraries, starts private servers and takes about 25 minutes. `python -m benchmarks drain`
-measures one part beside Node in a minute; `--help` lists the options.
+{machine} Anybody can run `python -m benchmarks --write`: it installs the other libraries, starts
+private servers and takes about 25 minutes. `python -m benchmarks drain` measures one part beside
+Node in a minute; `--help` lists the options.
 
 **What these figures show.** Every measurement uses a fresh server without persistence on the
 loopback interface and its own processes; all sides take turns in shuffled rounds, so that the
@@ -44,19 +42,15 @@ authors may know a better one. Small machines that share a host are noisy: ignor
 """
 
 
-def write(
-    results: Mapping[str, Taken], texts: Mapping[str, str], peers: Mapping[str, Peer], server: str
-) -> None:
+def write(results: Sequence[Kept], peers: Mapping[str, Peer], server: str) -> None:
     """Write the page and the picture into docs/."""
-    there = {side for taken in results.values() for _, side in taken.samples}
+    taken = {kept.part: kept.taken for kept in results}
+    there = {side for each in taken.values() for _, side in each.samples}
     measured = {name: peer for name, peer in peers.items() if name in there}
-    command = " ".join(["python -m benchmarks", *sys.argv[1:]])
-    head = _HEAD.format(machine=machine(server), command=command)
-    parts = [head, "## Who is measured", versions(measured)]
-    for name, text in texts.items():
-        parts.append(f"## {name}\n\n{text}")
+    parts = [_HEAD.format(machine=machine(server)), "## Who is measured", versions(measured)]
+    parts += [f"## {one.part}\n\n`{one.command}`, {one.day}. {one.text}" for one in results]
     (DOCS / "benchmarks.md").write_text("\n\n".join(part.strip() for part in parts) + "\n")
-    (DOCS / "benchmarks.svg").write_text(picture.draw(picture.panels(results)))
+    (DOCS / "benchmarks.svg").write_text(picture.draw(picture.panels(taken)))
 
 
 def machine(server: str) -> str:
@@ -64,7 +58,7 @@ def machine(server: str) -> str:
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
     node = f", Node {node_version()}" if shutil.which("node") else ""
     return (
-        f"{datetime.now(UTC):%Y-%m-%d}, on {os.cpu_count()} cores ({processor()}), "
+        f"On {os.cpu_count()} cores ({processor()}), "
         f"{memory:.0f} GB, {platform.system()}: Python {platform.python_version()}{node}, {server}."
     )
 

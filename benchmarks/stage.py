@@ -187,7 +187,8 @@ class Stage:
             server.start(60.0)
             self.ports, url = [server.port], server.url
         for port in self.ports:
-            self.admins.append(self._stack.enter_context(redis.Redis(port=port)))
+            admin = redis.Redis(port=port, socket_timeout=None)  # to save a million jobs takes long
+            self.admins.append(self._stack.enter_context(admin))
         self.url = url
         if self._setting.masters:
             self._fill(self._setting.fill)

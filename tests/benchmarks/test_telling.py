@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from xml.etree import ElementTree as ET
 
 import pytest
 
-from benchmarks import picture, report
+from benchmarks import kept, picture, report
 from benchmarks.catalogue import ROOT, choose, read
 from benchmarks.parts.drain import rate
 from benchmarks.rounds import Case, Metric, Sample, Taken, take
@@ -96,3 +97,12 @@ def test_the_versions_of_all_peers_are_listed() -> None:
     text = report.versions(read())
     assert "| node | bullmq@6.7.0, ioredis@6.0.0 |" in text
     assert "celery[redis] 5.7.0" in text
+
+
+def test_the_last_result_of_a_part_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kept, "FOLDER", tmp_path)
+    taken = Taken({("at 1", "us"): samples(10, 30), ("at 1", "node"): samples(5)})
+    kept.keep("drain", "python -m benchmarks", "old", Taken())
+    made = kept.keep("drain", "python -m benchmarks", "text", taken)
+    assert kept.load(["enqueue", "drain"]) == [made]
+    assert made.taken.samples == taken.samples
