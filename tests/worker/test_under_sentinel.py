@@ -66,6 +66,7 @@ async def test_another_primary_costs_no_job(
             await chores.more(100)
             await to_thread.run_sync(getattr(sentinels, how))
             await to_thread.run_sync(sentinels.await_ready)  # the old one accepts nothing more
+            bed.admin.connection_pool.disconnect()  # else it would go on to ask the old one
             await chores.others_more(events.LocksRenewed, 1)
             begun = chores.begun()
             held.open("after")
