@@ -30,15 +30,6 @@ PAUSE = 0.5
 """Seconds before a server is asked again that cannot serve, or whose slot is on its way."""
 
 
-class _Always:
-    """Whoever waits here waits until there is a connection."""
-
-    wanted = True
-
-    async def rest(self, seconds: float) -> None:
-        await sleep(seconds)
-
-
 class BlockingConnection:
     """Sends one blocking command and waits for its reply; connects when needed."""
 
@@ -63,7 +54,7 @@ class BlockingConnection:
         asked for again. Other errors of the server are raised.
         """
         if self._link is None:
-            self._link = await self._dialer.dial(self._pipeline, _Always())
+            self._link = await self._dialer.dial(self._pipeline)
         reply: Reply = None
         finished = False
         try:

@@ -134,7 +134,7 @@ class Connection:
         """
         if self._closed:
             raise _closed()
-        if self._pause is not None and not self._pause.done() and not self.wanted:
+        if self._pause is not None and not self._pause.done() and not self._pipeline.wanted:
             self._pause.set_result(None)  # the long pause was for callers that have left
         pipeline, link = self._pipeline, self._link
         is_plain = len(command) < LARGE and (note is None or not note.asking)
@@ -154,12 +154,7 @@ class Connection:
         elif self._demand is not None and not self._demand.done():
             self._demand.set_result(None)
 
-    @property
-    def wanted(self) -> bool:
-        """Whether anybody waits for a command to be sent."""
-        return self._pipeline.wanted
-
-    async def rest(self, seconds: float) -> None:
+    async def _rest(self, seconds: float) -> None:
         """Wait before the next try to connect; less long if somebody new comes."""
         self._pause = self._new_waiter()
         with move_on_after(seconds):
@@ -199,7 +194,7 @@ class Connection:
         """Make a link; None if there is none to be had, and those who waited know."""
         pipeline = self._pipeline
         try:
-            return await self._dialer.dial(pipeline, self)
+            return await self._dialer.dial(pipeline, lambda: pipeline.wanted, self._rest)
         except ServerRefused as error:
             code, message = error.code, str(error)
             pipeline.refuse(lambda: ServerRefused(code, message))
@@ -208,7 +203,7 @@ class Connection:
             pipeline.refuse(lambda: ConfigurationError(message))
         except ConnectionLost as error:
             message = str(error)
-            used_up = self.wanted and self._options.insist
+            used_up = pipeline.wanted and self._options.insist
             pipeline.refuse(lambda: ConnectionLost(message))
             if used_up:
                 raise

@@ -4,9 +4,17 @@ from __future__ import annotations
 
 import ssl
 from collections.abc import Awaitable, Callable
+from random import random
 
 from anyio import CancelScope, current_time, fail_after, sleep
 from msgspec import Struct
+from tenacity import (
+    AsyncRetrying,
+    RetryCallState,
+    retry_if_exception,
+    stop_after_attempt,
+    stop_never,
+)
 
 from taskbull.errors import ConnectionLost
 from taskbull.store.address import Credentials, Endpoint
@@ -16,10 +24,9 @@ from taskbull.store.pipeline import Pipeline, ProtocolError, pack
 from taskbull.store.reconnection import (
     LONGEST_DELAY,
     Connected,
-    Demand,
     DialFailed,
     Notify,
-    reconnecting,
+    reconnect_delay,
 )
 from taskbull.store.silence import PROBE_TIMEOUT
 
@@ -73,20 +80,42 @@ class Dialer:
         self.reason = ""
         """Why the last try failed, if it did."""
 
-    async def dial(self, pipeline: Pipeline, demand: Demand) -> Link:
-        """Try while there is demand; then `ConnectionLost`, or `ServerRefused` if futile."""
-        attempts = self._options.max_reconnect_attempts if self._options.insist else 1
-        persevere = reconnecting(attempts, self._options.longest_delay, demand, self._failed)
-        link: Link = await persevere(self._open, pipeline)
-        self._notify(Connected(str(self.endpoint), self._failures, self._options.part))
-        self._failures = 0
-        self.reason = ""
-        return link
+    async def dial(
+        self,
+        pipeline: Pipeline,
+        wanted: Callable[[], bool] = lambda: True,
+        pause: Callable[[float], Awaitable[None]] = sleep,
+    ) -> Link:
+        """Return a working link, after as many tries as it takes and growing pauses.
 
-    def _failed(self, error: ConnectionLost, attempts: int, delay: float) -> None:
-        self._failures = attempts
-        self.reason = str(error)
-        self._notify(DialFailed(str(error), attempts, delay, self._options.part))
+        Raises `ConnectionLost` when the tries are used up or the link is not `wanted` any more,
+        and `ServerRefused` at once where another try would be futile.
+        """
+        tries = self._options.max_reconnect_attempts if self._options.insist else 1
+        async for attempt in AsyncRetrying(
+            retry=retry_if_exception(lambda error: isinstance(error, ConnectionLost) and wanted()),
+            stop=stop_after_attempt(tries) if tries else stop_never,
+            wait=self._delay,
+            before_sleep=self._report_failure,
+            sleep=pause,
+            reraise=True,
+        ):
+            with attempt:
+                link = await self._open(pipeline)
+                self._notify(Connected(str(self.endpoint), self._failures, self._options.part))
+                self._failures, self.reason = 0, ""
+                return link
+        raise AssertionError("the last try returns or raises")
+
+    def _delay(self, state: RetryCallState) -> float:
+        chance = random()  # noqa: S311 - it need not be secret
+        return reconnect_delay(state.attempt_number, self._options.longest_delay, chance)
+
+    def _report_failure(self, state: RetryCallState) -> None:
+        self._failures = state.attempt_number
+        self.reason = str(state.outcome.exception()) if state.outcome else ""
+        delay, part = state.upcoming_sleep, self._options.part
+        self._notify(DialFailed(self.reason, self._failures, delay, part))
 
     async def replace(self, pipeline: Pipeline, grace: float) -> Link:
         """Make a link in place of one that is silent, in one try.

@@ -1,40 +1,17 @@
-"""Coming back after a lost connection: how long to wait, and what is told about it."""
+"""Reconnecting: how long to wait before the next try, and what a connection reports meanwhile."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable
 from math import inf
-from random import random
-from typing import Protocol, TypeAlias
+from typing import TypeAlias
 
 from msgspec import Struct
-from tenacity import (
-    AsyncRetrying,
-    RetryCallState,
-    retry_if_exception,
-    stop_after_attempt,
-    stop_never,
-)
-
-from taskbull.errors import ConnectionLost
 
 logger = logging.getLogger(__name__)
 
 LONGEST_DELAY = 30.0
-
-
-class Demand(Protocol):
-    """Whoever needs the connection."""
-
-    @property
-    def wanted(self) -> bool:
-        """Whether anybody still waits for it."""
-        ...
-
-    async def rest(self, seconds: float) -> None:
-        """Wait before the next try; less long if somebody new comes."""
-        ...
 
 
 class LinkLost(Struct, frozen=True):
@@ -70,7 +47,7 @@ Notify: TypeAlias = Callable[[Change], None]
 
 
 def log_change(change: Change) -> None:
-    """Write one line per change: their intervals grow as the delays do."""
+    """Write one line per change; their intervals grow as the delays do."""
     match change:
         case LinkLost(where, reason):
             logger.warning("Redis at %s: %s", where, reason)
@@ -82,39 +59,13 @@ def log_change(change: Change) -> None:
 
 
 def reconnect_delay(failures: int, longest: float, chance: float) -> float:
-    """Give the seconds to wait after so many failures in a row; `chance` is random in [0, 1)."""
+    """Return the seconds to wait after so many failures in a row; `chance` is random in [0, 1)."""
     doubled = 0.1 * 2.0 ** min(failures - 1, 32)
     return min(doubled * (0.8 + 0.4 * chance), longest)
 
 
 def time_for(attempts: int, longest: float) -> float:
-    """Give about how many seconds so many tries take; 0 of them stand for no end."""
+    """Return about how many seconds so many tries take; 0 tries mean no end."""
     if attempts == 0:
         return inf
     return sum(reconnect_delay(failures, longest, 0.5) for failures in range(1, attempts))
-
-
-def reconnecting(
-    attempts: int,
-    longest_delay: float,
-    demand: Demand,
-    failed: Callable[[ConnectionLost, int, float], None],
-) -> AsyncRetrying:
-    """Try while there is demand, at most `attempts` times (0: without end)."""
-
-    def delay(state: RetryCallState) -> float:
-        return reconnect_delay(state.attempt_number, longest_delay, random())  # noqa: S311
-
-    def told(state: RetryCallState) -> None:
-        error = state.outcome.exception() if state.outcome else None
-        if isinstance(error, ConnectionLost):
-            failed(error, state.attempt_number, state.upcoming_sleep)
-
-    return AsyncRetrying(
-        sleep=demand.rest,
-        stop=stop_after_attempt(attempts) if attempts else stop_never,
-        wait=delay,
-        retry=retry_if_exception(lambda error: isinstance(error, ConnectionLost) and demand.wanted),
-        before_sleep=told,
-        reraise=True,
-    )
