@@ -16,27 +16,27 @@ from taskbull.store.waiter import Waiter as Waiter
 
 
 def on_trio() -> bool:
-    """Tell whether the running event loop is trio's."""
+    """Return whether the running event loop is trio's."""
     return type(current_token().native_token).__module__.startswith("trio.")
 
 
 def waiters() -> Callable[[], Waiter]:
-    """Give the function that makes waiters for the running event loop."""
+    """Return the function that makes waiters for the running event loop."""
     if on_trio():
-        from taskbull.store.trio_io import TrioWaiter  # noqa: PLC0415 - trio is optional
+        from taskbull.store.trio_waiter import TrioWaiter  # noqa: PLC0415 - trio is optional
 
         return TrioWaiter
     return asyncio.get_running_loop().create_future
 
 
 def wake(waiter: Waiter) -> None:
-    """Let whoever waits go on, if anybody still does."""
+    """Resume whoever waits, if anybody still does."""
     if not waiter.done():  # else it was cancelled
         waiter.set_result(None)
 
 
 def poster() -> Callable[[Callable[[], object]], object]:
-    """Give the function by which other threads have something done in the running event loop.
+    """Return the function by which other threads have something done in the running event loop.
 
     It raises `RuntimeError` when that loop is over.
     """

@@ -18,8 +18,9 @@ from tenacity import (
 
 from taskbull.errors import ConnectionLost
 from taskbull.store.address import Credentials, Endpoint
+from taskbull.store.connect import open_link
 from taskbull.store.handshake import Handshake, dial_error
-from taskbull.store.link import BROKEN, Link, open_link
+from taskbull.store.link import BROKEN, Link
 from taskbull.store.pipeline import Pipeline, ProtocolError, pack
 from taskbull.store.reconnection import (
     LONGEST_DELAY,

@@ -1,25 +1,20 @@
-"""Trio's lowest layer, where it pays; imported only where trio runs.
+"""Waiting for one value on trio, in a third of the time that an `anyio.Event` takes.
 
-Measured at 100 callers: the waiter takes a third of the time of an `anyio.Event`, and a plain
-socket saves two of five passes of the scheduler per batch against a stream.
+Imported only where trio runs.
 """
 
 from __future__ import annotations
 
-import socket
-from collections.abc import Awaitable, Callable, Generator
+from collections.abc import Callable, Generator
 from typing import Any
 
-import anyio
 from outcome import Error, Outcome, Value
 from trio.lowlevel import (
     Abort,
     Task,
     current_task,
     reschedule,
-    wait_readable,
     wait_task_rescheduled,
-    wait_writable,
 )
 
 
@@ -67,30 +62,3 @@ class TrioWaiter:
 def _settled(result: Outcome[Any]) -> Generator[Any, Any, Any]:
     yield from ()
     return result.unwrap()
-
-
-def socket_io(
-    raw: socket.socket,
-) -> tuple[Callable[[bytes], Awaitable[None]], Callable[[int], Awaitable[bytes]]]:
-    """Give functions that send and receive on a connected, non-blocking socket."""
-
-    async def send(data: bytes) -> None:
-        rest = memoryview(data)
-        while rest:
-            try:
-                rest = rest[raw.send(rest) :]
-            except BlockingIOError:
-                await wait_writable(raw)
-
-    async def receive(limit: int) -> bytes:
-        while True:
-            await wait_readable(raw)
-            try:
-                data = raw.recv(limit)
-            except BlockingIOError:  # woken for nothing
-                continue
-            if not data:
-                raise anyio.EndOfStream
-            return data
-
-    return send, receive

@@ -14,7 +14,7 @@ from taskbull.errors import ConnectionLost
 from taskbull.store.address import parse
 from taskbull.store.async_store import open_store
 from taskbull.store.backend import on_trio
-from taskbull.store.names import addresses_of
+from taskbull.store.connect import addresses_of
 from tests.servers.kinds import VALKEY_9, Reachable
 from tests.store.sample import count
 
