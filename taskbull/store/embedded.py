@@ -30,6 +30,7 @@ import threading
 import time
 from collections.abc import Generator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 
 from taskbull.errors import ConfigurationError, ConnectionLost
@@ -51,13 +52,19 @@ STOPPER = Path(__file__).with_name("embedded_stopper.py")
 _LOG_LIMIT, _LOG_KEPT = 256 * 1024, 64 * 1024
 _POLL = 0.005
 
-# A fork of this process, while it holds the lock, would hold it too, for as long as it lives.
-_not_forking = threading.Lock()
-os.register_at_fork(
-    before=_not_forking.acquire,
-    after_in_parent=_not_forking.release,
-    after_in_child=_not_forking.release,
-)
+
+@cache
+def _not_forking() -> threading.Lock:
+    """Return the lock that forks of this process wait for.
+
+    A fork while we hold the lock file would hold it too, for as long as it lives. Hooks cannot be
+    removed again, so there is none before the first use.
+    """
+    lock = threading.Lock()
+    os.register_at_fork(
+        before=lock.acquire, after_in_parent=lock.release, after_in_child=lock.release
+    )
+    return lock
 
 
 def start_or_join(
@@ -110,7 +117,7 @@ def stop(folder: Path | str | None = None, deadline: float = 10.0) -> bool:
 @contextmanager
 def _trying_lock(files: ServerFiles) -> Generator[int | None, None, None]:
     """Give the locked descriptor, or None when a server or a starter holds the lock."""
-    with _not_forking:
+    with _not_forking():
         descriptor = os.open(
             files.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600
         )
@@ -190,7 +197,7 @@ def _start_stopper(files: ServerFiles, idle: float) -> None:
     ends = f"It ends by itself after {idle:g} s without a client; "
     if idle and python.name.startswith(("python", "pypy")):  # not the program of a web server
         words = ["-I", "-S", str(STOPPER), str(files.socket), str(files.lock), str(idle)]
-        with _not_forking:
+        with _not_forking():
             subprocess.run(  # noqa: S603 - our own file, no shell
                 [python, *words],
                 stdin=subprocess.DEVNULL,
