@@ -92,6 +92,16 @@ class Address(Struct, frozen=True):
     response_timeout: float | None = None
     client_name: str = ""
 
+    @property
+    def clustered(self) -> bool:
+        """Whether keys are spread over the nodes of a Redis Cluster."""
+        return self.topology == "cluster"
+
+    @property
+    def primary_only(self) -> bool:
+        """Whether a server must say that it is the primary: what names it may be out of date."""
+        return self.topology == "sentinel"
+
     def __str__(self) -> str:
         """Show where, never the password."""
         if self.topology == "embedded":

@@ -22,7 +22,7 @@ from taskbull.store.dialing import ConnectionOptions
 from taskbull.store.direct_call import loading, read_replies
 from taskbull.store.pipeline import Reply, ReplyError, pack
 from taskbull.store.reconnection import Notify, log_change, time_for
-from taskbull.store.topology import ClusterNodes, OneServer, Spawn, Topology
+from taskbull.store.topology import Spawn, topology
 
 T = TypeVar("T")
 
@@ -47,13 +47,8 @@ class Store:
         self._loader = ScriptLoader()
         patience = time_for(options.max_reconnect_attempts, options.longest_delay)
         self._policy = OutagePolicy(notify, patience)
-        self._only: Connection | None = None  # where there is but one, each call is spared a search
-        self._topology: Topology
-        if address.topology == "cluster":
-            self._topology = ClusterNodes(address, options, spawn, notify)
-        else:
-            self._topology = one = OneServer(address, options, spawn, notify)
-            self._only = one.connection
+        self._topology = topology(address, options, spawn, notify)
+        self._only = self._topology.only
 
     async def run(self, call: Request[T], *, timeout: float | None = None) -> T:
         """Run one call and give its result.
@@ -297,6 +292,6 @@ def _for_address(options: ConnectionOptions, address: Address) -> ConnectionOpti
         response_timeout=address.response_timeout or options.response_timeout,
         db=address.db,
         tls=address.tls.context() if address.tls else None,
-        primary_only=address.topology == "sentinel",
-        insist=address.topology != "cluster",
+        primary_only=address.primary_only,
+        insist=not address.clustered,
     )

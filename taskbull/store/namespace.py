@@ -21,4 +21,4 @@ class Namespace(Struct, frozen=True):
 
     def keys(self, queue: str) -> QueueKeys:
         """Return the keys of a queue; refuse a name that no queue can have."""
-        return QueueKeys(queue, self.prefix, self.address.topology == "cluster", self.hash_tag)
+        return QueueKeys(queue, self.prefix, self.address.clustered, self.hash_tag)

@@ -47,7 +47,7 @@ class SyncConnection:
             address.credentials,
             address.db,
             address.client_name,
-            primary_only=address.topology == "sentinel",
+            primary_only=address.primary_only,
         )
         within = Deadline(timeout, monotonic)
         try:

@@ -12,11 +12,10 @@ from taskbull.scripts.loader import Script
 from taskbull.store.address import Address, Endpoint
 from taskbull.store.deadline import Deadline
 from taskbull.store.direct_call import loading, read_replies
-from taskbull.store.discovery import locate
 from taskbull.store.pipeline import ASKING, Reply, ReplyError, pack
 from taskbull.store.redelivery import Leave, Load, Moved, Pause, Replied, Send, Step, redeliver
-from taskbull.store.slots import READ_SLOTS, is_clustered, key_slot, read_slots
 from taskbull.store.sync_connection import ConnectionPool
+from taskbull.store.sync_topology import sync_topology
 
 T = TypeVar("T")
 
@@ -29,11 +28,7 @@ class SyncStore:
     def __init__(self, address: Address) -> None:
         self.address = address
         self._pool = ConnectionPool(address)
-        self._clustered = address.topology == "cluster"
-        self._locate = locate(address)
-        self._server: Endpoint | None = None
-        self._slots: dict[int, Endpoint] = {}
-        self._guide: tuple[Endpoint, ...] = ()  # who told the slots the last time
+        self._topology = sync_topology(address, self._pool)
 
     def run(self, call: Request[T], *, timeout: float | None = None, insist: bool = True) -> T:
         """Run one call and give its result.
@@ -46,8 +41,8 @@ class SyncStore:
 
     def run_within(self, call: Request[T], deadline: Deadline, *, insist: bool = True) -> T:
         """Run one call and give its result; as `run`, with a deadline that others may share."""
-        node = self._server
-        if node is None or self._clustered:
+        node = self._topology.only
+        if node is None:
             node, reply = self._send(call, Send(), deadline)
         else:  # the ordinary case, at half the price
             try:
@@ -118,14 +113,11 @@ class SyncStore:
 
     def servers(self, *, timeout: float | None = None) -> list[Endpoint]:
         """Return the servers that hold the data: one, or the masters of a Cluster."""
-        first = self._endpoint(
-            "", Deadline(timeout, monotonic)
-        )  # any key does: it draws the map of all slots
-        return list(dict.fromkeys(self._slots.values())) if self._clustered else [first]
+        return self._topology.servers(Deadline(timeout, monotonic))
 
     def server_of(self, key: str, *, timeout: float | None = None) -> Endpoint:
         """Return the server that holds a key."""
-        return self._endpoint(key, Deadline(timeout, monotonic))
+        return self._topology.find(key, Deadline(timeout, monotonic))
 
     def run_on(self, server: Endpoint, call: Request[T], *, timeout: float | None = None) -> T:
         """Run one call on one of the servers; nothing is tried again, nor anywhere else."""
@@ -139,7 +131,7 @@ class SyncStore:
 
     def whereabouts(self, key: str) -> Endpoint | None:
         """Tell where `key` was found the last time, if that is remembered; nobody is asked."""
-        return self._slots.get(key_slot(key)) if self._clustered else self._server
+        return self._topology.known(key)
 
     def close(self) -> None:
         """Close the connections that are not in use."""
@@ -166,9 +158,7 @@ class SyncStore:
                 if call.script is not None:
                     return self._load(node, call.script, deadline)
             case Moved(node):
-                if not self._clustered:
-                    raise is_clustered(node)
-                self._slots[key_slot(call.key)] = node
+                self._topology.moved(call.key, node)
             case Leave(node, _):
                 self._leave(node)
             case Pause(seconds):
@@ -177,8 +167,7 @@ class SyncStore:
 
     def _leave(self, node: Endpoint) -> None:
         self._pool.discard(node)
-        self._server = None
-        self._slots = {}
+        self._topology.doubt()
 
     def _load(self, node: Endpoint, script: Script, deadline: Deadline) -> Reply | None:
         load = pack(("SCRIPT", "LOAD", script.source))
@@ -195,7 +184,7 @@ class SyncStore:
         node = step.node or Endpoint()
         commands = [ASKING, self._pack(call)] if step.asking else [self._pack(call)]
         try:
-            node = step.node or self._endpoint(call.key, deadline)
+            node = step.node or self._topology.find(call.key, deadline)
             reply = self._pool.exchange(node, commands, deadline, call.held)[-1]
         except ConnectionLost as error:
             reply = error
@@ -206,7 +195,7 @@ class SyncStore:
         by_node: dict[Endpoint, list[int]] = {}
         for place, call in enumerate(calls):
             try:
-                node = self._endpoint(call.key, deadline)
+                node = self._topology.find(call.key, deadline)
             except ConnectionLost as error:
                 replies.append((Endpoint(), error))
             else:
@@ -224,32 +213,4 @@ class SyncStore:
         return replies
 
     def _pack(self, call: Request[Any]) -> bytes:
-        return pack(call.cluster_words if self._clustered else call.words)
-
-    def _endpoint(self, key: str, deadline: Deadline) -> Endpoint:
-        """Find the server of `key`; raises `ConnectionLost` if there is none now."""
-        if not self._clustered:
-            if self._server is None:
-                self._server = self._locate(deadline.left)
-            return self._server
-        slot = key_slot(key)
-        if slot not in self._slots:
-            self._slots = self._draw_map(deadline)
-        try:
-            return self._slots[slot]
-        except KeyError:
-            raise ConnectionLost(f"no node of the cluster serves slot {slot} now") from None
-
-    def _draw_map(self, deadline: Deadline) -> dict[int, Endpoint]:
-        """Ask the nodes, one after the other, which slots are where."""
-        reasons: list[str] = []
-        for node in dict.fromkeys((*self._guide, *self._slots.values(), *self.address.endpoints)):
-            try:
-                soon = Deadline(min(deadline.left, 2.0), monotonic)
-                [reply] = self._pool.exchange(node, [READ_SLOTS], soon)
-                slots = read_slots(reply, node)
-                self._guide = (node,)
-                return slots
-            except (ConnectionLost, MaybeExecuted) as error:
-                reasons.append(str(error))
-        raise ConnectionLost(f"no node of the cluster answers ({'; '.join(reasons)})")
+        return pack(call.words if self._topology.single else call.cluster_words)

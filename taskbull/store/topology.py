@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from math import inf
+from time import monotonic
 from typing import Protocol, TypeAlias
 
-from anyio import CapacityLimiter, current_time, to_thread
+from anyio import CapacityLimiter, to_thread
 from msgspec import structs
 
 from taskbull.errors import ConnectionLost, MaybeExecuted
@@ -14,9 +15,16 @@ from taskbull.store.address import Address, Endpoint
 from taskbull.store.connection import Connection
 from taskbull.store.deadline import Deadline
 from taskbull.store.dialing import ConnectionOptions
-from taskbull.store.discovery import EMBEDDED_TIMEOUT, locate
+from taskbull.store.locate import EMBEDDED_TIMEOUT, locate
 from taskbull.store.reconnection import Notify
-from taskbull.store.slots import READ_SLOTS, is_clustered, key_slot, read_slots
+from taskbull.store.slot_map import (
+    GUIDE_TIMEOUT,
+    READ_SLOTS,
+    SlotMap,
+    is_clustered,
+    key_slot,
+    no_guide,
+)
 
 Spawn: TypeAlias = Callable[[Callable[[], Awaitable[None]]], None]
 """Starts a task that lives as long as the store."""
@@ -28,16 +36,21 @@ class Topology(Protocol):
     single: bool
     """Whether there is one server at a time: if it is away, no other will serve."""
 
+    @property
+    def only(self) -> Connection | None:
+        """The connection to that server: then no call needs to look for its own."""
+        ...
+
     async def find(self, key: str) -> Connection:
-        """Give the connection that leads to `key`."""
+        """Return the connection that leads to `key`."""
         ...
 
     def known(self, key: str) -> Connection | None:
-        """Give the same if it is known without asking anybody."""
+        """Return that connection if it is known without asking anybody."""
         ...
 
     def node(self, endpoint: Endpoint) -> Connection:
-        """Give the connection that leads to `endpoint`."""
+        """Return the connection that leads to `endpoint`."""
         ...
 
     async def servers(self) -> list[Endpoint]:
@@ -49,16 +62,24 @@ class Topology(Protocol):
         ...
 
     def doubt(self) -> None:
-        """Take it that what is known of the servers is out of date."""
+        """Look anew for the servers before the next call."""
         ...
 
     def part(self, key: str) -> str:
-        """Name the part of the servers where `key` is, by which its outages are told."""
+        """Return the name of the part of the servers that holds `key`, for reports of outages."""
         ...
 
     async def endpoint(self, key: str) -> Endpoint:
-        """Find the server of `key`, for a connection of one's own."""
+        """Return the server of `key`, for a connection of one's own."""
         ...
+
+
+def topology(
+    address: Address, options: ConnectionOptions, spawn: Spawn, notify: Notify
+) -> Topology:
+    """Return the topology of an address."""
+    kind = ClusterNodes if address.clustered else OneServer
+    return kind(address, options, spawn, notify)
 
 
 class OneServer:
@@ -74,23 +95,23 @@ class OneServer:
         # Its own, not anyio's, which tasks may hold: whoever waits for Redis in those would keep us
         # from finding it.
         self._threads = CapacityLimiter(inf)
-        self.connection = Connection(self._resolve, options, notify)
-        spawn(self.connection.run)
+        self.only = Connection(self._resolve, options, notify)
+        spawn(self.only.run)
 
     async def find(self, key: str) -> Connection:
-        return self.connection
+        return self.only
 
     def known(self, key: str) -> Connection:
-        return self.connection
+        return self.only
 
     def node(self, endpoint: Endpoint) -> Connection:
-        return self.connection
+        return self.only
 
     async def servers(self) -> list[Endpoint]:
         return [await self._resolve()]
 
     def moved(self, key: str, endpoint: Endpoint) -> None:
-        raise is_clustered(self.connection.endpoint)
+        raise is_clustered(self.only.endpoint)
 
     def doubt(self) -> None:
         pass  # it is looked for anew before each connection anyway
@@ -114,23 +135,22 @@ class ClusterNodes:
     """The masters of a Redis Cluster: one connection each, made when first needed."""
 
     single = False
+    only: Connection | None = None
 
     def __init__(
         self, address: Address, options: ConnectionOptions, spawn: Spawn, notify: Notify
     ) -> None:
-        self._seeds = address.endpoints
         self._options = options
         self._spawn = spawn
         self._notify = notify
         self._nodes: dict[Endpoint, Connection] = {}
-        self._slots: dict[int, Endpoint] = {}
-        self._guide: tuple[Endpoint, ...] = ()  # who told the slots the last time
+        self._map = SlotMap(address.endpoints)
 
     async def find(self, key: str) -> Connection:
         return self.node(await self.endpoint(key))
 
     def known(self, key: str) -> Connection | None:
-        endpoint = self._slots.get(key_slot(key))
+        endpoint = self._map.find(key)
         return None if endpoint is None else self.node(endpoint)
 
     def node(self, endpoint: Endpoint) -> Connection:
@@ -146,36 +166,31 @@ class ClusterNodes:
 
     async def servers(self) -> list[Endpoint]:
         await self.endpoint("")  # any key does: it draws the map of all slots
-        return list(dict.fromkeys(self._slots.values()))
+        return self._map.masters
 
     def moved(self, key: str, endpoint: Endpoint) -> None:
-        self._slots[key_slot(key)] = endpoint
+        self._map.move(key, endpoint)
 
     def doubt(self) -> None:
-        self._slots.clear()
+        self._map.forget()
 
     def part(self, key: str) -> str:
         return f"slot {key_slot(key)}"
 
     async def endpoint(self, key: str) -> Endpoint:
-        slot = key_slot(key)
-        if slot not in self._slots:
-            await self._draw_map()
-        try:
-            return self._slots[slot]
-        except KeyError:
-            raise ConnectionLost(f"no node of the cluster serves slot {slot} now") from None
+        if (node := self._map.find(key)) is not None:
+            return node
+        await self._draw_map()
+        return self._map.node_of(key)
 
     async def _draw_map(self) -> None:
         """Ask the nodes, one after the other, which slots are where."""
         reasons: list[str] = []
-        for endpoint in dict.fromkeys((*self._guide, *self._nodes, *self._seeds)):
+        for endpoint in self._map.guides():
+            soon = Deadline(GUIDE_TIMEOUT, monotonic)
             try:
-                reply = await self.node(endpoint).execute(READ_SLOTS, Deadline(2.0, current_time))
-                self._slots = read_slots(reply, endpoint)
-                self._guide = (endpoint,)
+                reply = await self.node(endpoint).execute(READ_SLOTS, soon)
+                return self._map.draw(reply, endpoint)
             except (ConnectionLost, MaybeExecuted) as error:
                 reasons.append(str(error))
-            else:
-                return
-        raise ConnectionLost(f"no node of the cluster answers ({'; '.join(reasons)})")
+        raise no_guide(reasons)
