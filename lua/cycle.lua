@@ -24,12 +24,7 @@
 --                                 how many minutes of metrics are kept; 0: none are taken
 --   outcomes                    msgpack array; "": all outcomes are plain, and all jobs are kept
 --                                 what became of jobs that are not plain: map of the place of an
---                                 outcome (from 1) to an array: id, token, kind, and for the kind
---                                   1 completed: value, keep
---                                   2 failed: reason, stacktrace, keep, attempts
---                                   3 retried: reason, stacktrace, delay, lifo, remembered (or -1)
---                                   4 snoozed: delay
---                                   5 given back: ms for which the queue starts no job (0: it does)
+--                                 outcome (from 1) to an array: see settle_outcomes
 --                                 how the plain ones are kept
 --                               keep is {count, age in s, limit}; -1 in a place: no such bound
 --   ...                         the plain outcomes, in the places that are left, of each id, token,

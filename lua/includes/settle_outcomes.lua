@@ -18,6 +18,14 @@
 -- `outcomes` are by their places, up to `last`, and each gets its code at its place in `codes`;
 -- `is_taking`: jobs are taken next. `full` is 1 if Redis is out of memory; `held_up`: the queue is
 -- to start no job now; `unfinished`: how many wait for children.
+--
+-- An outcome is an array: id, token, kind, and for the kind
+--   1 completed: value, keep
+--   2 failed: reason, stacktrace, keep, attempts
+--   3 retried: reason, stacktrace, delay, lifo, remembered (or -1)
+--   4 snoozed: delay
+--   5 given back: ms for which the queue starts no job (0: it does)
+-- keep is {count, age in s, limit}; -1 in a place: no such bound.
 local function settle_outcomes(prefix, keys, queue, outcomes, last, codes, now, is_taking)
   local COMPLETED, FAILED, RETRIED, SNOOZED = 1, 2, 3, 4
   local MOST_TRIMMED, MOST_PROMOTED = 100, 100

@@ -10,7 +10,7 @@ from msgspec.structs import force_setattr
 
 from taskbull.core.checks import check_int
 from taskbull.core.durations import Duration, from_ms, seconds, to_ms
-from taskbull.core.outcome import Complete, Fail, Outcome, RetryAfter, Verdict
+from taskbull.core.outcome import Fail, Outcome, Verdict
 
 
 class CircuitBreaker(Struct, frozen=True):
@@ -131,14 +131,14 @@ class Breaker:
         if job_id not in self._running:
             return None
         self._running.discard(job_id)
-        match outcome:
-            case Complete():
+        if isinstance(outcome, Fail) and outcome.verdict is Verdict.DOOMED:
+            return None
+        match outcome.kind.succeeded:
+            case True:
                 return self._succeeded(job_id)
-            case Fail(verdict=Verdict.DOOMED):
-                return None
-            case Fail() | RetryAfter():
+            case False:
                 return self._failed(now)
-            case _:
+            case None:
                 return None
 
     def _succeeded(self, job_id: str) -> Closed | None:

@@ -8,17 +8,58 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar, assert_never
 
 from msgspec import Struct
 
 from taskbull.core import payload
 from taskbull.core.checks import refusal
 from taskbull.core.job import Job
-from taskbull.core.outcome import Failure, Verdict
+from taskbull.core.outcome import (
+    Complete,
+    Fail,
+    Failure,
+    GiveBack,
+    Kind,
+    LetGo,
+    LimitQueue,
+    Loss,
+    Outcome,
+    RetryAfter,
+    SnoozeFor,
+    Verdict,
+)
+
+# Those that listeners may know: what `taskbull.events` has.
+__all__ = [
+    "CircuitClosed",
+    "CircuitHalfOpened",
+    "CircuitOpened",
+    "Completed",
+    "Ended",
+    "Event",
+    "Failed",
+    "HeartbeatFailed",
+    "JobEvent",
+    "LocksRenewed",
+    "LoopBlocked",
+    "Loss",
+    "Lost",
+    "ReconnectFailed",
+    "Recovered",
+    "RedisBack",
+    "RedisLost",
+    "Released",
+    "Retried",
+    "Stalled",
+    "Started",
+    "SweepSkipped",
+    "Swept",
+    "ThreadAbandoned",
+]
 
 
-class Event(Struct, frozen=True, kw_only=True):
+class Event(Struct, frozen=True):
     """Something that happened in a worker. A listener to this class hears everything."""
 
     worker_id: str
@@ -47,44 +88,99 @@ class Ended(JobEvent, frozen=True, kw_only=True):
 
     duration: float
     """Seconds for which it ran."""
+    outcome: Outcome
 
 
 class Completed(Ended, frozen=True, kw_only=True):
     """A job is done."""
 
-    raw_value: bytes
+    outcome: Complete
+
+    @property
+    def raw_value(self) -> bytes:
+        """What it returned, as JSON."""
+        return self.outcome.value
 
     @property
     def value(self) -> Any:
         """What it returned."""
-        return payload.decode(self.raw_value)
+        return payload.decode(self.outcome.value)
 
 
 class Failed(Ended, frozen=True, kw_only=True):
     """A job failed for good."""
 
-    failure: Failure
-    verdict: Verdict
+    outcome: Fail
+
+    @property
+    def failure(self) -> Failure:
+        """What went wrong in its last attempt."""
+        return self.outcome.failure
+
+    @property
+    def verdict(self) -> Verdict:
+        """Why it is not tried again."""
+        return self.outcome.verdict
 
 
 class Retried(Ended, frozen=True, kw_only=True):
     """An attempt failed; the job runs again after `delay` seconds."""
 
-    failure: Failure
-    delay: float
+    outcome: RetryAfter
+
+    @property
+    def failure(self) -> Failure:
+        """What went wrong."""
+        return self.outcome.failure
+
+    @property
+    def delay(self) -> float:
+        """Seconds until it may run again."""
+        return self.outcome.delay
 
 
 class Released(Ended, frozen=True, kw_only=True):
     """A job waits again with no attempt spent: the worker stops, or the task asked for it."""
 
-    delay: float = 0.0
-    """Seconds until it may run again."""
+    outcome: SnoozeFor | LimitQueue | GiveBack
+
+    @property
+    def delay(self) -> float:
+        """Seconds until it may run again."""
+        return self.outcome.delay
 
 
 class Lost(Ended, frozen=True, kw_only=True):
     """The job's lock is gone, so nothing was written: another worker runs it, or will."""
 
-    reason: str
+    outcome: LetGo
+
+    @property
+    def loss(self) -> Loss:
+        """Why the lock is gone."""
+        return self.outcome.loss
+
+    @property
+    def reason(self) -> str:
+        """Why the lock is gone, as a sentence."""
+        return self.outcome.reason
+
+
+def told_as(kind: Kind) -> type[Ended]:
+    """Return the class of the event that tells of an outcome."""
+    match kind:
+        case Kind.COMPLETED:
+            return Completed
+        case Kind.FAILED:
+            return Failed
+        case Kind.RETRIED:
+            return Retried
+        case Kind.SNOOZED | Kind.LIMITED | Kind.RELEASED:
+            return Released
+        case Kind.LOST:
+            return Lost
+        case _:
+            assert_never(kind)
 
 
 class Stalled(JobEvent, frozen=True, kw_only=True):

@@ -1,11 +1,22 @@
-"""What is to become of a job whose run is over; one place turns each into one change in Redis."""
+"""What is to become of a job whose run is over.
+
+`Kind` is the table: whatever is known of an outcome beside its fields stands in its row. How the
+script writes it is in `scripts/cycle.py`, and as which event it is told in `core/events.py`.
+"""
 
 from __future__ import annotations
 
-from enum import StrEnum
-from typing import ClassVar
+from collections.abc import Mapping
+from enum import Enum, IntEnum, StrEnum
+from logging import ERROR, INFO, WARNING
+from typing import ClassVar, TypeAlias
 
 from msgspec import Struct
+
+Fields: TypeAlias = Mapping[str, object]
+
+_SHORT = 0.1
+"""Seconds below which one digit would not say enough."""
 
 
 class Category(StrEnum):
@@ -26,6 +37,18 @@ class Verdict(StrEnum):
     DOOMED = "doomed"
     """It was never run: it had been condemned before, or cannot be read."""
 
+    @property
+    def words(self) -> str:
+        """The verdict as a log line says it."""
+        return _WORDS[self]
+
+
+_WORDS = {
+    Verdict.PERMANENT: "not retried",
+    Verdict.EXHAUSTED: "no attempts left",
+    Verdict.DOOMED: "not run",
+}
+
 
 class Failure(Struct, frozen=True):
     """What went wrong in one attempt. `reason` and `stack` are fit to be stored."""
@@ -36,63 +59,204 @@ class Failure(Struct, frozen=True):
     error: BaseException
 
 
-class Complete(Struct, frozen=True):
+class Loss(Enum):
+    """Why a job's lock is gone: the label of the metric, and a sentence; `{}` is the detail."""
+
+    REDIS_AWAY = "redis_away", "Redis could not be reached for {}"
+    LOOP_BLOCKED = "loop_blocked", "the event loop was blocked for {}"
+    NOT_RENEWED = "expired", "the lock was not renewed for {}"
+    EXPIRED = "expired", "the lock expired before Redis could be told of its end"
+    TAKEN = "taken", "the lock was removed, or another worker has taken the job"
+    DISOWNED = "taken", "{}"
+    """Redis refused the job's end, because the job is not this worker's: its answer says why."""
+    REFUSED = "refused", "{}"
+    """Redis refused the job's end, and then its failure, because of what is in Redis."""
+
+    def __init__(self, label: str, sentence: str) -> None:
+        self.label = label
+        self.sentence = sentence
+
+
+class Code(IntEnum):
+    """The number by which `settle_outcomes.lua` knows what it is to do with a job."""
+
+    COMPLETED = 1
+    FAILED = 2
+    RETRIED = 3
+    SNOOZED = 4
+    GIVEN_BACK = 5
+
+
+_AGAIN = "was given back and runs again %(when)s"
+
+
+class Kind(Enum):
+    """The kinds of outcomes, one row each."""
+
+    # label, code, succeeded, level and text of the log line, error of the span
+    COMPLETED = "completed", Code.COMPLETED, True, INFO, "completed in %(duration).3f s"
+    FAILED = (
+        "failed",
+        Code.FAILED,
+        False,
+        ERROR,
+        "failed for good (%(category)s error, %(why)s): %(reason)s",
+    )
+    RETRIED = (
+        "retried",
+        Code.RETRIED,
+        False,
+        WARNING,
+        "failed (%(category)s error) and runs again %(when)s: %(reason)s",
+    )
+    SNOOZED = "snoozed", Code.SNOOZED, None, INFO, _AGAIN
+    LIMITED = "limited", Code.GIVEN_BACK, None, INFO, _AGAIN
+    RELEASED = "released", Code.GIVEN_BACK, None, INFO, _AGAIN
+    LOST = (
+        "lost",
+        None,
+        None,
+        WARNING,
+        "lost its lock, so its outcome was not written: %(reason)s",
+        "the job's lock was lost",
+    )
+
+    def __init__(
+        self,
+        label: str,
+        code: Code | None,
+        succeeded: bool | None,
+        level: int,
+        line: str,
+        span_error: str | None = None,
+    ) -> None:
+        self.label = label
+        """What metrics and spans call it."""
+        self.code = code
+        """What the script calls it; None: nothing is written."""
+        self.succeeded = succeeded
+        """Whether the attempt succeeded; None: no attempt is spent."""
+        self.level = level
+        self.line = line
+        """How its log line goes on after the job's name; the outcome's `fields` are filled in."""
+        self.span_error = span_error
+        """What its span says went wrong, if that is not a `failure`."""
+
+
+class _Unfailing(Struct, frozen=True):
+    """An outcome of an attempt in which nothing went wrong."""
+
+    failure: ClassVar[None] = None
+
+
+class Complete(_Unfailing, frozen=True):
     """Store the job as completed; `value` is its result as JSON."""
 
-    label: ClassVar[str] = "completed"
+    kind: ClassVar = Kind.COMPLETED
 
     value: bytes = b"null"
+
+    def fields(self) -> Fields:
+        """Return what its log line says: nothing of the result."""
+        return {}
 
 
 class Fail(Struct, frozen=True):
     """Store the job as failed for good."""
 
-    label: ClassVar[str] = "failed"
+    kind: ClassVar = Kind.FAILED
 
     failure: Failure
     verdict: Verdict
+
+    def fields(self) -> Fields:
+        """Return what its log line says."""
+        return {
+            "category": self.failure.category.value,
+            "verdict": self.verdict.value,
+            "why": self.verdict.words,
+            "reason": self.failure.reason,
+        }
 
 
 class RetryAfter(Struct, frozen=True):
     """Spend the attempt, which failed, and run the job again after `delay` seconds."""
 
-    label: ClassVar[str] = "retried"
+    kind: ClassVar = Kind.RETRIED
 
     failure: Failure
     delay: float
     remembered_delay: float | None = None
     """What decorrelated jitter must be given the next time."""
 
+    def fields(self) -> Fields:
+        """Return what its log line says."""
+        return {
+            "category": self.failure.category.value,
+            **_when(self.delay),
+            "reason": self.failure.reason,
+        }
 
-class SnoozeFor(Struct, frozen=True):
+
+class SnoozeFor(_Unfailing, frozen=True):
     """Run the job again after `delay` seconds, with no attempt spent."""
 
-    label: ClassVar[str] = "snoozed"
+    kind: ClassVar = Kind.SNOOZED
 
     delay: float
 
+    def fields(self) -> Fields:
+        """Return what its log line says."""
+        return _when(self.delay)
 
-class LimitQueue(Struct, frozen=True):
+
+class LimitQueue(_Unfailing, frozen=True):
     """Start no job of the queue for `delay` seconds; this one waits, with no attempt spent."""
 
-    label: ClassVar[str] = "limited"
+    kind: ClassVar = Kind.LIMITED
 
     delay: float
 
+    def fields(self) -> Fields:
+        """Return what its log line says."""
+        return _when(self.delay)
 
-class GiveBack(Struct, frozen=True):
+
+class GiveBack(_Unfailing, frozen=True):
     """Put the job back at the front of its queue, with no attempt spent."""
 
-    label: ClassVar[str] = "released"
+    kind: ClassVar = Kind.RELEASED
+    delay: ClassVar = 0.0
+
+    def fields(self) -> Fields:
+        """Return what its log line says."""
+        return _when(self.delay)
 
 
-class LetGo(Struct, frozen=True):
+class LetGo(_Unfailing, frozen=True):
     """Write nothing: the lock is gone, and the job is another worker's."""
 
-    label: ClassVar[str] = "lost"
+    kind: ClassVar = Kind.LOST
+
+    loss: Loss
+    detail: str = ""
+
+    @property
+    def reason(self) -> str:
+        """Why the lock is gone, as a sentence."""
+        return self.loss.sentence.format(self.detail)
+
+    def fields(self) -> Fields:
+        """Return what its log line says."""
+        return {"reason": self.reason}
 
 
-Written = Complete | Fail | RetryAfter | SnoozeFor | LimitQueue | GiveBack
+Written: TypeAlias = Complete | Fail | RetryAfter | SnoozeFor | LimitQueue | GiveBack
 """The outcomes that change something in Redis."""
 
-Outcome = Written | LetGo
+Outcome: TypeAlias = Written | LetGo
+
+
+def _when(delay: float) -> Fields:
+    short = f"{delay:.1f}" if delay >= _SHORT else f"{delay:g}"
+    return {"delay": delay, "when": f"in {short} s" if delay else "at once"}

@@ -7,31 +7,19 @@ A job's arguments and results are never written.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from math import inf
 from time import monotonic
-from typing import Any, TypeAlias, cast
+from typing import Any
 
 from taskbull.core import events
-from taskbull.core.outcome import Failure, Verdict
+from taskbull.core.outcome import Failure, Fields, Kind
 from taskbull.observability.job_filter import cut
 
 logger = logging.getLogger("taskbull.worker")
 
-Fields: TypeAlias = Mapping[str, object]
-
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 300.0
 """Seconds between two lines of a kind that repeats itself."""
-
-
-_SHORT = 0.1
-"""Seconds below which one digit would not say enough."""
-
-_WHY = {
-    Verdict.PERMANENT: "not retried",
-    Verdict.EXHAUSTED: "no attempts left",
-    Verdict.DOOMED: "not run",
-}
 
 
 def _job(event: events.JobEvent) -> dict[str, object]:
@@ -40,33 +28,7 @@ def _job(event: events.JobEvent) -> dict[str, object]:
 
 
 def _ended(event: events.Ended) -> dict[str, object]:
-    return {**_job(event), "duration": round(event.duration, 6)}
-
-
-def _failed(event: events.Failed) -> dict[str, object]:
-    failure = event.failure
-    return {
-        **_ended(event),
-        "category": failure.category.value,
-        "verdict": event.verdict.value,
-        "why": _WHY[event.verdict],
-        "reason": failure.reason,
-    }
-
-
-def _when(delay: float) -> dict[str, object]:
-    short = f"{delay:.1f}" if delay >= _SHORT else f"{delay:g}"
-    return {"delay": delay, "when": f"in {short} s" if delay else "at once"}
-
-
-def _retried(event: events.Retried) -> dict[str, object]:
-    failure = event.failure
-    return {
-        **_ended(event),
-        "category": failure.category.value,
-        **_when(event.delay),
-        "reason": failure.reason,
-    }
+    return {**_job(event), "duration": round(event.duration, 6), **event.outcome.fields()}
 
 
 _JOB = "Job %(job_id)s (%(job_name)s) of queue %(queue)s"
@@ -74,27 +36,7 @@ _JOB = "Job %(job_id)s (%(job_name)s) of queue %(queue)s"
 # kind of event -> level, text, and its fields beside worker_id and queue
 _LINES: dict[type[events.Event], tuple[int, str, Callable[[Any], Fields]]] = {
     events.Started: (logging.INFO, f"{_JOB} started, attempt %(attempt)d", _job),
-    events.Completed: (logging.INFO, f"{_JOB} completed in %(duration).3f s", _ended),
-    events.Failed: (
-        logging.ERROR,
-        f"{_JOB} failed for good (%(category)s error, %(why)s): %(reason)s",
-        _failed,
-    ),
-    events.Retried: (
-        logging.WARNING,
-        f"{_JOB} failed (%(category)s error) and runs again %(when)s: %(reason)s",
-        _retried,
-    ),
-    events.Released: (
-        logging.INFO,
-        f"{_JOB} was given back and runs again %(when)s",
-        lambda event: {**_ended(event), **_when(event.delay)},
-    ),
-    events.Lost: (
-        logging.WARNING,
-        f"{_JOB} lost its lock, so its outcome was not written: %(reason)s",
-        lambda event: {**_ended(event), "reason": event.reason},
-    ),
+    **{events.told_as(kind): (kind.level, f"{_JOB} {kind.line}", _ended) for kind in Kind},
     events.Stalled: (
         logging.WARNING,
         f"{_JOB} stalled and was put back (stall number %(stalled_count)d)",
@@ -182,7 +124,7 @@ class LogLines:
         self._repeats: dict[tuple[type[events.Event], str], Repeats] = {}
 
     def hears(self, kind: type[events.Event]) -> bool:
-        """Tell whether events of a kind have a line that would be written."""
+        """Return whether events of a kind have a line that would be written."""
         line = _LINES.get(kind)
         return line is not None and logger.isEnabledFor(line[0])
 
@@ -202,10 +144,10 @@ class LogLines:
             if left_out:
                 fields["left_out"] = left_out
                 text += " (and %(left_out)d times since the last such line)"
-        if kind is events.Failed or (kind is events.Retried and logger.isEnabledFor(logging.DEBUG)):
-            _write(level, text, fields, cast("events.Failed | events.Retried", event).failure)
-        else:
-            _write(level, text, fields)
+        # That an attempt failed is no news, while others remain: its stack is for those who debug.
+        has_stack = level >= logging.ERROR or logger.isEnabledFor(logging.DEBUG)
+        failure = event.outcome.failure if isinstance(event, events.Ended) and has_stack else None
+        _write(level, text, fields, failure)
 
 
 def _write(level: int, text: str, fields: Fields, failure: Failure | None = None) -> None:
@@ -231,7 +173,7 @@ class Repeats:
         self._left_out = 0
 
     def left_out(self, now: float) -> int | None:
-        """Give how many lines were left out since the last one; None: leave this one out, too."""
+        """Return how many lines were left out since the last one; None: leave this one out, too."""
         if now < self._next_at:
             self._left_out += 1
             return None

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache, lru_cache
-from typing import TypeAlias, assert_never
+from typing import TypeAlias
 
 import msgspec
 from msgspec.structs import replace
@@ -33,17 +33,7 @@ from opentelemetry.trace import Tracer as Tracer
 
 from taskbull.core.failure import message_of
 from taskbull.core.job import Job, NewJob
-from taskbull.core.outcome import (
-    Complete,
-    Fail,
-    Failure,
-    GiveBack,
-    LetGo,
-    LimitQueue,
-    Outcome,
-    RetryAfter,
-    SnoozeFor,
-)
+from taskbull.core.outcome import Failure, Outcome
 from taskbull.observability.sampling import drops_of
 
 SYSTEM = "bullmq"
@@ -235,16 +225,12 @@ def describe_outcome(span: Span, outcome: Outcome) -> None:
     """Write into a job's span what became of the attempt."""
     if not span.is_recording():
         return
-    span.set_attribute("taskbull.outcome", outcome.label)
-    match outcome:
-        case Fail(failure, _) | RetryAfter(failure):
-            _fail_by(span, failure)
-        case LetGo():
-            span.set_status(StatusCode.ERROR, "the job's lock was lost")
-        case Complete() | SnoozeFor() | LimitQueue() | GiveBack():
-            pass
-        case _:
-            assert_never(outcome)
+    kind = outcome.kind
+    span.set_attribute("taskbull.outcome", kind.label)
+    if outcome.failure is not None:
+        _fail_by(span, outcome.failure)
+    elif kind.span_error is not None:
+        span.set_status(StatusCode.ERROR, kind.span_error)
 
 
 def _fail_by(span: Span, failure: Failure) -> None:

@@ -13,6 +13,7 @@ from taskbull.core.durations import to_ms
 from taskbull.core.job import Job
 from taskbull.core.keys import QueueKeys
 from taskbull.core.outcome import (
+    Code,
     Complete,
     Fail,
     GiveBack,
@@ -50,8 +51,8 @@ class Completion(Struct, frozen=True):
     fresh: bool
 
     def entry(self) -> tuple[object, ...]:
-        """Give it as other outcomes are."""
-        return self.job_id, self.token, 1, self.value.decode(), self.keep
+        """Return it in the form of the other outcomes."""
+        return self.job_id, self.token, Code.COMPLETED, self.value.decode(), self.keep
 
 
 Packed: TypeAlias = msgspec.Raw | Completion
@@ -136,7 +137,7 @@ def _settings(taking: Taking) -> bytes:
 
 
 def _sorted(outcomes: Sequence[Packed]) -> list[str | bytes]:
-    """Give the outcomes that are not plain with the rule for keeping the plain ones, then those.
+    """Return the outcomes that are not plain with the rule for keeping the plain ones, then those.
 
     Where not all jobs are kept, those of a call are completed in their order, by one rule or one
     by one: which are removed depends on it.
@@ -164,7 +165,7 @@ def _sorted(outcomes: Sequence[Packed]) -> list[str | bytes]:
 
 
 def memo(queue: QueueKeys, token: str) -> str:
-    """Name the key that remembers what the last call of a carrier answered to its outcomes."""
+    """Return the key that remembers what the last call of a carrier answered to its outcomes."""
     return queue.private("cycle", token.rpartition(":")[0] or token)
 
 
@@ -199,23 +200,24 @@ def _entry(
     now_ms: int,
     keep: Keeping,
 ) -> tuple[object, ...]:
+    head = job.id, token, outcome.kind.code
     match outcome:
         case Fail(failure, _):
             stacks = encode_stacktrace(job, failure.stack).decode()
             kept = keep_bounds(job.options.keep_failed or keep.failed)
-            return job.id, token, 2, failure.reason, stacks, kept, attempts
+            return *head, failure.reason, stacks, kept, attempts
         case RetryAfter(failure, delay, remembered):
             stacks = encode_stacktrace(job, failure.stack).decode()
             previous = -1 if remembered is None else to_ms(remembered)
             wait = _wait_ms(delay, now_ms)
             lifo = job.options.lifo
-            return job.id, token, 3, failure.reason, stacks, wait, lifo, previous
+            return *head, failure.reason, stacks, wait, lifo, previous
         case SnoozeFor(delay):
-            return job.id, token, 4, _wait_ms(delay, now_ms)
+            return *head, _wait_ms(delay, now_ms)
         case LimitQueue(delay):
-            return job.id, token, 5, to_ms(delay)
+            return *head, to_ms(delay)
         case GiveBack():
-            return job.id, token, 5, 0
+            return *head, 0
         case _:
             assert_never(outcome)
 

@@ -17,7 +17,7 @@ from anyio import CancelScope
 
 from taskbull.core.job import Job
 from taskbull.core.middleware import CallNext, compose
-from taskbull.core.outcome import Complete, LetGo, Outcome, SnoozeFor
+from taskbull.core.outcome import Complete, Outcome, SnoozeFor
 from taskbull.core.retry import decide, doomed
 from taskbull.core.wire.job import encode_value
 from taskbull.observability.job_filter import cut
@@ -111,7 +111,7 @@ class Executor:
         finally:
             lease.scope = None
         if lease.lost is not None:
-            return LetGo()
+            return lease.lost
         if limit is not None and limit.stopped:
             return self.put_off(job, f"no thread was free for it in {THREAD_PATIENCE:g} s")
         if timeout is not None and running.held_up >= timeout * _OUR_SHARE:

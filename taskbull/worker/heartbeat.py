@@ -7,11 +7,13 @@ import threading
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from time import monotonic
+from typing import Concatenate, ParamSpec
 
 from anyio import CancelScope, Event, move_on_after
 
 from taskbull.core import events
 from taskbull.core.durations import to_ms
+from taskbull.core.outcome import LetGo, Loss
 from taskbull.core.worker_options import WorkerOptions
 from taskbull.errors import ServerUnavailable, TaskbullError
 from taskbull.scripts.locks import extend_lock, extend_locks
@@ -23,6 +25,8 @@ from taskbull.worker.lease import Lease
 from taskbull.worker.watchdog import Watchdog
 
 logger = logging.getLogger(__name__)
+
+P = ParamSpec("P")
 
 _TICK = 0.5
 """Seconds between two looks at the event loop."""
@@ -163,7 +167,7 @@ class Heartbeat:
         began = monotonic()
         lost = self._extend(pulse.context, leases, limit)
         gone = [lease for lease in leases if lease.job.id in lost]
-        reason = self._reason(pulse, gone)
+        outcome = self._loss(pulse, gone)
         for lease in leases:
             if lease.job.id not in lost:
                 lease.renewed = began
@@ -174,7 +178,7 @@ class Heartbeat:
             duration=monotonic() - began,
         )
         if gone:
-            self._post(lambda: self._revoke(pulse.context, gone, reason))
+            self._post(lambda: self._revoke(pulse.context, gone, outcome))
 
     def _extend(self, context: QueueContext, leases: list[Lease], limit: float) -> set[str]:
         """Let locks live on; give the ids of those that are gone."""
@@ -191,24 +195,32 @@ class Heartbeat:
         kept = self._store.run_all(calls, timeout=limit)
         return {job_id for (job_id, _), is_held in zip(held, kept, strict=True) if not is_held}
 
-    def _tell(self, context: QueueContext, kind: type[events.Event], **fields: object) -> None:
-        self._post(lambda: context.reporter.tell(kind, **fields))
+    def _tell(
+        self,
+        context: QueueContext,
+        kind: Callable[Concatenate[str, str, P], events.Event],
+        *args: P.args,
+        **fields: P.kwargs,
+    ) -> None:
+        self._post(lambda: context.reporter.tell(kind, *args, **fields))
 
-    def _reason(self, pulse: Pulse, gone: list[Lease]) -> str:
+    def _loss(self, pulse: Pulse, gone: list[Lease]) -> LetGo:
+        """Return why locks are gone, as far as that is known here."""
+        now = monotonic()
         if pulse.away_since is not None:
-            return f"Redis could not be reached for {monotonic() - pulse.away_since:.1f} s"
+            return LetGo(Loss.REDIS_AWAY, f"{now - pulse.away_since:.1f} s")
         if pulse.blocked >= self._lock_duration:
-            return f"the event loop was blocked for {pulse.blocked:.1f} s"
-        late = max((monotonic() - lease.renewed for lease in gone), default=0.0)
+            return LetGo(Loss.LOOP_BLOCKED, f"{pulse.blocked:.1f} s")
+        late = max((now - lease.renewed for lease in gone), default=0.0)
         if late >= self._lock_duration:
-            return f"the lock was not renewed for {late:.1f} s"
-        return "the lock was removed, or another worker has taken the job"
+            return LetGo(Loss.NOT_RENEWED, f"{late:.1f} s")
+        return LetGo(Loss.TAKEN)
 
-    def _revoke(self, context: QueueContext, leases: list[Lease], reason: str) -> None:
+    def _revoke(self, context: QueueContext, leases: list[Lease], outcome: LetGo) -> None:
         """Take in that locks are gone; in the event loop."""
         for lease in leases:
-            if context.leases.revoke(lease, reason):
-                context.reporter.lost(lease, reason)
+            if context.leases.revoke(lease, outcome):
+                context.reporter.lost(lease, outcome)
                 if self._cancel_lost and lease.scope is not None:
                     lease.scope.cancel()
 

@@ -17,7 +17,16 @@ from typing import Final
 from taskbull.core.checks import shown
 from taskbull.core.durations import from_ms
 from taskbull.core.job import Job
-from taskbull.core.outcome import Complete, Fail, GiveBack, LetGo, LimitQueue, Outcome, SnoozeFor
+from taskbull.core.outcome import (
+    Complete,
+    Fail,
+    GiveBack,
+    LetGo,
+    LimitQueue,
+    Loss,
+    Outcome,
+    SnoozeFor,
+)
 from taskbull.core.retry import NO_POLICY, RetryPolicy, decide, failed_for_good
 from taskbull.errors import PermanentError, ServerRefused, TaskbullError
 from taskbull.scripts.cycle import Cycled
@@ -25,8 +34,9 @@ from taskbull.scripts.replies import DENIED, REFUSALS, REFUSED
 from taskbull.store.reconnection import reconnect_delay
 from taskbull.worker.context import QueueContext
 from taskbull.worker.demand import Demand
+from taskbull.worker.ending import Ending
 from taskbull.worker.lease import Lease
-from taskbull.worker.outbox import Ending, Outbox
+from taskbull.worker.outbox import Outbox
 from taskbull.worker.quarantine import is_suspect
 
 logger = logging.getLogger(__name__)
@@ -64,7 +74,7 @@ class Intake:
         if circuit is not None:
             circuit.ended(lease.job.id, outcome)
         if lease.lost is None and not isinstance(outcome, LetGo):
-            self._outbox.append((lease, outcome, policy))
+            self._outbox.append(Ending(lease, outcome, policy))
         else:
             self._let_go(lease)
 
@@ -138,35 +148,37 @@ class Intake:
 
     def fail(self, ending: Ending, reason: str) -> None:
         """Let a job fail whose outcome cannot be written because of what stands in Redis."""
-        lease, outcome, policy = ending
         error = ServerRefused("REFUSED", f"Redis refused to write what became of it: {reason}")
-        if isinstance(outcome, Fail):
-            self.lose(lease, str(error))
+        if isinstance(ending.outcome, Fail):
+            self.lose(ending.lease, LetGo(Loss.REFUSED, str(error)))
         else:
-            self._outbox.append((lease, failed_for_good(error), policy))
+            self._outbox.append(Ending(ending.lease, failed_for_good(error), ending.policy))
 
-    def lose(self, lease: Lease, reason: str) -> None:
+    def lose(self, lease: Lease, outcome: LetGo) -> None:
         """Take in that a job is no longer ours."""
         self._let_go(lease)
-        self._context.reporter.lost(lease, reason)
+        self._context.reporter.lost(lease, outcome)
 
     def _accept(self, batch: list[Ending]) -> None:
-        for lease, outcome, _ in batch:
-            self._let_go(lease)
+        for ending in batch:
+            self._let_go(ending.lease)
+            outcome = ending.outcome
             if isinstance(outcome, LimitQueue) and outcome.delay > 0:
                 self._limit(outcome.delay)  # also where no limit of the queue's keeps us from it
-        self._context.reporter.ended_all([ending[:2] for ending in batch])
+        self._context.reporter.ended(batch)
 
     def _reject(self, ending: Ending, code: int) -> None:
         """Take in that Redis did not write an outcome."""
-        lease, outcome, policy = ending
-        if code in _INCOMPLETE and isinstance(outcome, Complete):
+        lease, policy = ending.lease, ending.policy
+        if code in _INCOMPLETE and isinstance(ending.outcome, Complete):
             # The lock is still ours: a job that cannot be completed has failed.
             kind, words = _INCOMPLETE[code]
             error = kind(words.format(lease.job.id))
-            self._outbox.append((lease, decide(error, lease.job, policy, random=random), policy))
+            outcome = decide(error, lease.job, policy, random=random)
+            self._outbox.append(Ending(lease, outcome, policy))
             return
-        self.lose(lease, str(REFUSALS[code](self._context.keys.queue, lease.job.id)))
+        answer = str(REFUSALS[code](self._context.keys.queue, lease.job.id))
+        self.lose(lease, LetGo(Loss.DISOWNED, answer))
 
     def _let_go(self, lease: Lease) -> None:
         self._context.leases.drop(lease)

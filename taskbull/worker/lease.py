@@ -14,6 +14,7 @@ from anyio import CancelScope
 from msgspec import Struct
 
 from taskbull.core.job import Job
+from taskbull.core.outcome import LetGo
 from taskbull.core.retry import NO_POLICY, RetryPolicy
 
 
@@ -66,7 +67,7 @@ class Lease(Struct, eq=False):
     """How often its end did not get through, sent by itself."""
     ended: bool = False
     """Whether it is known what became of the job; Redis may not know yet."""
-    lost: str | None = None
+    lost: LetGo | None = None
     """Why the lock is gone, if it is."""
     policy: RetryPolicy = NO_POLICY
     """The rules for its errors, as soon as its route is known."""
@@ -107,7 +108,7 @@ class Leases:
         """Give all of them as they are now; may be called from any thread."""
         return list(self._held.copy().values())
 
-    def revoke(self, lease: Lease, reason: str) -> bool:
+    def revoke(self, lease: Lease, outcome: LetGo) -> bool:
         """Note that a lock is gone while its job runs; False if that says nothing new.
 
         Where the job has ended, its script call alone tells whether the lock was still there: the
@@ -115,6 +116,6 @@ class Leases:
         """
         if lease.ended or self._held.get(lease.job.id) is not lease:
             return False
-        lease.lost = reason
+        lease.lost = outcome
         self.drop(lease)
         return True

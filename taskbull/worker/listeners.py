@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol, TypeAlias, TypeVar, runtime_checkable
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from msgspec import Struct
 
 from taskbull.core.events import Event, check_listener
 from taskbull.core.events import Listener as Listener
-from taskbull.core.outcome import Written
+from taskbull.worker.ending import Ending
 from taskbull.worker.interruption import pressed
 from taskbull.worker.lease import Lease
 
@@ -18,15 +18,12 @@ logger = logging.getLogger(__name__)
 
 E = TypeVar("E", bound=Event)
 
-Endings: TypeAlias = Sequence[tuple[Lease, Written]]
-"""Jobs that have ended together, and what became of each."""
-
 
 class Counter(Protocol):
     """Whoever counts jobs, many at once, and needs no event of each."""
 
     def count_started(self, worker_id: str, queue: str, started: Sequence[Lease]) -> None: ...
-    def count_ended(self, worker_id: str, queue: str, ended: Endings) -> None: ...
+    def count_ended(self, worker_id: str, queue: str, ended: Sequence[Ending]) -> None: ...
 
 
 class Listeners:
@@ -44,13 +41,13 @@ class Listeners:
         self._by_kind: dict[type[Event], _Audience] = {}
 
     def on(self, kind: type[E], listener: Listener[E]) -> None:
-        """Let `listener` hear the events of a kind."""
+        """Have `listener` hear the events of a kind."""
         check_listener(kind, listener)
         self._all.append((kind, listener))
         self._by_kind.clear()
 
     def wanted(self, kind: type[Event]) -> bool:
-        """Tell whether anybody would hear an event of a kind; if not, it need not be made.
+        """Return whether anybody would hear an event of a kind; if not, it need not be made.
 
         To make and tell the two events of a job that nobody hears took 3.2 µs of its 26; to ask
         takes 0.4.
@@ -80,12 +77,12 @@ class Listeners:
                 logger.exception("A listener failed at %s", kind.__name__)
 
     def count_started(self, worker_id: str, queue: str, started: Sequence[Lease]) -> None:
-        """Let jobs be counted that have begun to run."""
+        """Count jobs that have begun to run."""
         for counter in self.counters:
             _safely(counter.count_started, worker_id, queue, started)
 
-    def count_ended(self, worker_id: str, queue: str, ended: Endings) -> None:
-        """Let jobs be counted that have ended."""
+    def count_ended(self, worker_id: str, queue: str, ended: Sequence[Ending]) -> None:
+        """Count jobs that have ended."""
         for counter in self.counters:
             _safely(counter.count_ended, worker_id, queue, ended)
 

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 from collections import deque
-from typing import TypeAlias
 
 from taskbull.core.job import Job
-from taskbull.core.outcome import Complete, Fail, RetryAfter, Written
-from taskbull.core.retry import RetryPolicy, attempts_of, undecidable
+from taskbull.core.outcome import Complete, Fail
+from taskbull.core.retry import attempts_of, undecidable
 from taskbull.errors import ServerRefused, TaskbullError
 from taskbull.scripts.cycle import Packed, pack_outcome
 from taskbull.scripts.replies import is_denial
 from taskbull.worker.demand import BATCH
-from taskbull.worker.lease import Lease
-
-Ending: TypeAlias = tuple[Lease, Written, RetryPolicy]
-"""A job whose run is over, what became of it, and the rules by which that was decided."""
+from taskbull.worker.ending import Ending
 
 BATCH_BYTES = 1 << 20
 
@@ -37,7 +33,7 @@ class Outbox(deque[Ending]):
         """How many of the next ones go one by one: a call with several was refused."""
 
     def separate(self) -> None:
-        """Let all that wait go one by one."""
+        """Have all that wait go one by one."""
         self.apart = len(self)
 
     def gather(self) -> list[Ending]:
@@ -54,12 +50,12 @@ class Outbox(deque[Ending]):
         return batch
 
     def put_back(self, batch: list[Ending], *, apart: bool = False) -> None:
-        """Let outcomes wait again, before all others."""
+        """Put outcomes back, before all others."""
         self.extendleft(reversed(batch))
         self.apart += apart
 
     def withdraw(self, ending: Ending) -> bool:
-        """Take an outcome out again if it is the next; tell whether it was."""
+        """Take an outcome out again if it is the next; return whether it was."""
         if not self or self[0] is not ending:
             return False
         self.popleft()
@@ -69,33 +65,33 @@ class Outbox(deque[Ending]):
 def pack(batch: list[Ending], now_ms: int) -> list[Packed]:
     """Put outcomes into the script's form; a job whose outcome has none has failed instead."""
     packed: list[Packed] = []
-    for place, (lease, outcome, policy) in enumerate(batch):
+    for ending in batch:
+        lease, outcome = ending.lease, ending.outcome
         job, token = lease.job, lease.token
         lease.written_ms = now_ms
         try:
-            attempts = attempts_of(job, policy) if isinstance(outcome, Fail) else 0
+            attempts = attempts_of(job, ending.policy) if isinstance(outcome, Fail) else 0
             packed.append(pack_outcome(job, token, outcome, attempts, now_ms))
         except Exception as fault:  # noqa: BLE001 - whatever is in a job, its worker lives on
-            failed = undecidable(job, fault)
-            batch[place] = (lease, failed, policy)
+            ending.outcome = failed = undecidable(job, fault)
             # Bare: what the job says of itself, such as for how long it is kept, is not sound.
             packed.append(pack_outcome(Job(id=job.id), token, failed, 1, now_ms))
     return packed
 
 
 def is_at_fault(ending: Ending, error: TaskbullError) -> bool:
-    """Tell whether an outcome that did not get through by itself is too much for Redis."""
+    """Return whether an outcome that did not get through by itself is too much for Redis."""
     if isinstance(error, ServerRefused):
         return error.code == "ERR" and not is_denial(str(error))
     # Some servers and proxies cut the connection on which something too large comes.
-    return ending[0].refusals >= MOST_CUTS and _size(ending) > _LARGE
+    return ending.lease.refusals >= MOST_CUTS and _size(ending) > _LARGE
 
 
 def _size(ending: Ending) -> int:
-    """Give about how many bytes an outcome sends."""
-    lease, outcome, _ = ending
+    """Return about how many bytes an outcome sends."""
+    outcome = ending.outcome
     if isinstance(outcome, Complete):
         return len(outcome.value)
-    if isinstance(outcome, Fail | RetryAfter):
-        return len(outcome.failure.stack) + len(lease.job.raw_stacktrace or b"")
+    if outcome.failure is not None:
+        return len(outcome.failure.stack) + len(ending.lease.job.raw_stacktrace or b"")
     return 0

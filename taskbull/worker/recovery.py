@@ -16,6 +16,7 @@ from time import monotonic
 
 from taskbull.core import events
 from taskbull.core.job import Job
+from taskbull.core.outcome import LetGo, Loss
 from taskbull.errors import MaybeExecuted, ServerRefused, ServerUnavailable, TaskbullError
 from taskbull.scripts.cycle import Cycled, Taking
 from taskbull.scripts.settlement import Settled
@@ -23,9 +24,10 @@ from taskbull.store.async_store import SentOn
 from taskbull.store.pipeline import Reply
 from taskbull.worker.context import QueueContext
 from taskbull.worker.demand import Demand
+from taskbull.worker.ending import Ending
 from taskbull.worker.inquiry import Inquiry
 from taskbull.worker.intake import Intake
-from taskbull.worker.outbox import Ending, Outbox, is_at_fault
+from taskbull.worker.outbox import Outbox, is_at_fault
 from taskbull.worker.trip import Trip
 
 _CUTS = 2
@@ -60,7 +62,8 @@ class Recovery:
             self._outbox.put_back(trip.batch, apart=trip.apart)
             await self._inquiry.pause(1, error)
         except (MaybeExecuted, ServerRefused) as error:
-            ended = [(lease.job.id, lease.token) for lease, _, _ in trip.batch]
+            leases = [ending.lease for ending in trip.batch]
+            ended = [(lease.job.id, lease.token) for lease in leases]
             settled = await self._inquiry.settle(trip.token, ended, want)
             demand.asked -= want - len(settled.taken)
             self._recover(trip.batch, settled)
@@ -106,8 +109,7 @@ class Recovery:
             again = [one for one, held in zip(batch, settled.held, strict=True) if held]
             for ending, held in zip(batch, settled.held, strict=True):
                 if not held:
-                    reason = "the lock expired before Redis could be told of its end"
-                    self._intake.lose(ending[0], reason)
+                    self._intake.lose(ending.lease, LetGo(Loss.EXPIRED))
         self._outbox.put_back(again)
         self._demand.wake()
         self._context.reporter.tell(
@@ -123,15 +125,14 @@ class Recovery:
         The one that was refused comes last, so that it holds up no other. If what it says is at
         fault, and not the queue, its job fails.
         """
-        batch = trip.batch
-        if len(batch) == 1 and not trip.want and self._outbox.withdraw(batch[0]):
-            lease = batch[0][0]
-            lease.refusals += 1
-            if is_at_fault(batch[0], error):
-                self._intake.fail(batch[0], str(error))
+        if len(trip.batch) == 1 and not trip.want and self._outbox.withdraw(trip.batch[0]):
+            [ending] = trip.batch
+            ending.lease.refusals += 1
+            if is_at_fault(ending, error):
+                self._intake.fail(ending, str(error))
                 return
-            self._outbox.append(batch[0])
-            self._refusals = max(self._refusals, lease.refusals)
+            self._outbox.append(ending)
+            self._refusals = max(self._refusals, ending.lease.refusals)
         await self._put_off(error)
 
     async def _cut_off(self, error: MaybeExecuted, trip: Trip) -> None:

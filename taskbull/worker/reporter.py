@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from time import monotonic
-from typing import Any, TypeVar, assert_never
+from typing import Concatenate, ParamSpec
 
 from msgspec.structs import replace
 
 from taskbull.core import events
 from taskbull.core.job import Job
-from taskbull.core.outcome import (
-    Complete,
-    Fail,
-    GiveBack,
-    LimitQueue,
-    RetryAfter,
-    SnoozeFor,
-    Written,
-)
+from taskbull.core.outcome import Complete, LetGo, Outcome, RetryAfter
+from taskbull.worker.ending import Ending
 from taskbull.worker.lease import Lease
-from taskbull.worker.listeners import Endings, Listeners
+from taskbull.worker.listeners import Listeners
 
-E = TypeVar("E", bound=events.Event)
+P = ParamSpec("P")
+
+_COMPLETED = events.told_as(Complete.kind)
 
 
 class Reporter:
@@ -33,9 +29,14 @@ class Reporter:
         self._queue = queue
         self._started: list[Lease] = []  # not counted yet
 
-    def tell(self, kind: type[E], **fields: Any) -> None:
-        """Tell an event; `fields` are those of its kind."""
-        self._listeners.tell(kind(worker_id=self._worker_id, queue=self._queue, **fields))
+    def tell(
+        self,
+        kind: Callable[Concatenate[str, str, P], events.Event],
+        *args: P.args,
+        **fields: P.kwargs,
+    ) -> None:
+        """Tell an event of a kind; `fields` are its own, beside `worker_id` and `queue`."""
+        self._listeners.tell(kind(self._worker_id, self._queue, *args, **fields))
 
     def started(self, lease: Lease) -> None:
         """Tell that a job begins to run; it is counted with others, within a second."""
@@ -43,30 +44,24 @@ class Reporter:
         if listeners.counters:
             self._started.append(lease)
         if listeners.wanted(events.Started):
-            listeners.tell(
-                events.Started(worker_id=self._worker_id, queue=self._queue, job=lease.job)
-            )
+            listeners.tell(events.Started(self._worker_id, self._queue, job=lease.job))
 
-    def lost(self, lease: Lease, reason: str) -> None:
+    def lost(self, lease: Lease, outcome: LetGo) -> None:
         """Tell that a job's lock is gone."""
         if not lease.ended and lease.began:
             lease.duration = monotonic() - lease.began
-        self.tell(events.Lost, job=lease.job, duration=lease.duration, reason=reason)
+        self._listeners.tell(self._event(lease, outcome))
 
-    def ended(self, lease: Lease, outcome: Written) -> None:
-        """Tell that Redis has accepted what became of a job."""
-        self.ended_all([(lease, outcome)])
-
-    def ended_all(self, endings: Endings) -> None:
-        """Tell that Redis has accepted what became of several jobs."""
+    def ended(self, endings: Sequence[Ending]) -> None:
+        """Tell that Redis has accepted what became of jobs."""
         listeners = self._listeners
         if listeners.counters:
             self.count_started()
             listeners.count_ended(self._worker_id, self._queue, endings)
-        completed = listeners.wanted(events.Completed)
-        for lease, outcome in endings:
-            if completed or type(outcome) is not Complete:
-                listeners.tell(self._event(lease, outcome))
+        completed = listeners.wanted(_COMPLETED)
+        for ending in endings:
+            if completed or type(ending.outcome) is not Complete:
+                listeners.tell(self._event(ending.lease, ending.outcome))
 
     def count_started(self) -> None:
         """Count the jobs that have begun to run since the last time."""
@@ -74,39 +69,29 @@ class Reporter:
             started, self._started = self._started, []
             self._listeners.count_started(self._worker_id, self._queue, started)
 
-    def _event(self, lease: Lease, outcome: Written) -> events.Event:
-        common: Any = {
-            "worker_id": self._worker_id,
-            "queue": self._queue,
-            "duration": lease.duration,
-        }
-        match outcome:
-            case Complete(value):
-                job = _after(lease, finished_ms=lease.written_ms, raw_returnvalue=value)
-                return events.Completed(job=job, raw_value=value, **common)
-            case Fail(failure, verdict):
-                reason = failure.reason
-                job = _after(lease, finished_ms=lease.written_ms, failed_reason=reason)
-                return events.Failed(job=job, failure=failure, verdict=verdict, **common)
-            case RetryAfter(failure, delay):
-                job = _after(lease, failed_reason=failure.reason)
-                return events.Retried(job=job, failure=failure, delay=delay, **common)
-            case SnoozeFor(delay) | LimitQueue(delay):
-                return events.Released(job=lease.job, delay=delay, **common)
-            case GiveBack():
-                return events.Released(job=lease.job, **common)
-            case _:
-                assert_never(outcome)
+    def _event(self, lease: Lease, outcome: Outcome) -> events.Ended:
+        return events.told_as(outcome.kind)(
+            self._worker_id,
+            self._queue,
+            job=_after(lease, outcome),
+            duration=lease.duration,
+            outcome=outcome,
+        )
 
 
-def _after(lease: Lease, **known: Any) -> Job:
-    """Give the job as it stands in Redis after an attempt, as far as that is known here."""
-    job = lease.job
+def _after(lease: Lease, outcome: Outcome) -> Job:
+    """Return the job as it stands in Redis after an attempt, as far as that is known here."""
+    job, failure = lease.job, outcome.failure
+    if outcome.kind.succeeded is None:  # no attempt was spent
+        return job
+    is_over = not isinstance(outcome, RetryAfter)
     return replace(  # 0.2 µs
         job,
         attempts_made=job.attempts_made + 1,
         attempt_over=True,
         processed_ms=job.processed_ms or lease.written_ms - round(lease.duration * 1000),
         raw_progress=lease.raw_progress or job.raw_progress,
-        **known,
+        finished_ms=lease.written_ms if is_over else job.finished_ms,
+        raw_returnvalue=outcome.value if isinstance(outcome, Complete) else job.raw_returnvalue,
+        failed_reason=job.failed_reason if failure is None else failure.reason,
     )

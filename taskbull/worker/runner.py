@@ -8,7 +8,7 @@ from functools import partial
 from random import random
 from time import monotonic
 
-from taskbull.core.outcome import GiveBack, LetGo, Outcome
+from taskbull.core.outcome import GiveBack, Outcome
 from taskbull.core.retry import decide
 from taskbull.errors import ConfigurationError, MaybeExecuted, ServerRefused
 from taskbull.observability.job_filter import cut
@@ -53,7 +53,7 @@ class Runner:
         run = self._run if self._tracing is None else partial(self._run_traced, self._tracing)
         while (lease := jobs.popleft() if jobs else await wait()) is not None:
             if lease.lost is not None:  # the loop was held up, and another may run the job by now
-                self._cycle.ended(lease, LetGo())
+                self._cycle.ended(lease, lease.lost)
             elif self._lapsed(lease):  # the same, and nobody has noticed
                 self._cycle.ended(lease, GiveBack())
             else:

@@ -11,7 +11,7 @@ from taskbull.scripts.call import Call
 from taskbull.scripts.cycle import Cycled
 from taskbull.store.async_store import SentOn
 from taskbull.store.pipeline import Reply
-from taskbull.worker.outbox import Ending
+from taskbull.worker.ending import Ending
 
 
 class Carrier:

@@ -24,6 +24,7 @@ from taskbull.core.outcome import (
     GiveBack,
     LetGo,
     LimitQueue,
+    Loss,
     Outcome,
     RetryAfter,
     SnoozeFor,
@@ -149,7 +150,9 @@ def test_a_job_that_arrives_after_it_opened_runs_without_counting() -> None:
 
 
 # CB-4 (VAL-18 without a worker)
-@pytest.mark.parametrize("outcome", [DOOMED, LetGo(), GiveBack(), SnoozeFor(1), LimitQueue(1)])
+@pytest.mark.parametrize(
+    "outcome", [DOOMED, LetGo(Loss.TAKEN), GiveBack(), SnoozeFor(1), LimitQueue(1)]
+)
 def test_what_is_no_result_of_the_task_does_not_count(outcome: Outcome) -> None:
     breaker = Breaker(CircuitBreaker(2, 30))
     run(breaker, "a", RETRIED)

@@ -15,7 +15,7 @@ from anyio.lowlevel import checkpoint
 
 from taskbull import App, events
 from taskbull.core.job import Job
-from taskbull.core.outcome import Category, Failure
+from taskbull.core.outcome import Category, Failure, RetryAfter
 from taskbull.observability import JobFilter
 from taskbull.observability.formats import LogFormat, set_up_logging
 from taskbull.observability.logs import LogLines
@@ -286,8 +286,7 @@ def retried() -> Any:
     failure = Failure(Category.UNKNOWN, "ValueError", "ValueError", ValueError())
 
     def make(delay: float) -> events.Retried:
-        return events.Retried(
-            worker_id="me", queue="q", job=Job(id="1"), duration=0.1, failure=failure, delay=delay
-        )
+        outcome = RetryAfter(failure, delay)
+        return events.Retried("me", "q", job=Job(id="1"), duration=0.1, outcome=outcome)
 
     return make

@@ -24,16 +24,20 @@ from taskbull.core.outcome import (
     Fail,
     Failure,
     GiveBack,
+    LetGo,
+    Loss,
     RetryAfter,
     SnoozeFor,
     Verdict,
     Written,
 )
+from taskbull.core.retry import NO_POLICY
 from taskbull.errors import PermanentError, Snooze, TransientError
 from taskbull.observability.catalogue import ALL
 from taskbull.observability.endpoint import Endpoint
 from taskbull.observability.source import OwnMetrics
 from taskbull.worker import sampler
+from taskbull.worker.ending import Ending
 from taskbull.worker.lease import Lease, Leases
 from taskbull.worker.worker import Worker
 from tests.observability.scraping import Scrape, get, scrape
@@ -473,8 +477,8 @@ def test_a_job_that_was_lost_is_counted_by_its_reason() -> None:
     own.metrics.begin("me", {"q": None}, {"q": lambda: 0}, 300)
     hear = own.metrics.listeners()[events.Lost]
     job = Job(id="1", name="n")
-    reason = "Redis could not be reached"
-    hear(events.Lost(worker_id="me", queue="q", job=job, duration=1.0, reason=reason))
+    outcome = LetGo(Loss.REDIS_AWAY, "3.1 s")
+    hear(events.Lost(worker_id="me", queue="q", job=job, duration=1.0, outcome=outcome))
     lost = own.snapshot().numbers["bullmq_locks_lost_total"]
     assert {labels: count for labels, count in lost.items() if count} == {("q", "redis_away"): 1}
 
@@ -529,17 +533,17 @@ def test_a_batch_is_counted_as_its_jobs_one_by_one_would_be() -> None:
         SnoozeFor(1.0),
         GiveBack(),
     ]
-    batch: list[tuple[Lease, Written]] = []
+    batch: list[Ending] = []
     for number, outcome in enumerate(outcomes):
         lease = Lease(Job(id=str(number), name="ab"[number % 2], created_ms=1), "t", 0.0)
         lease.began, lease.duration = monotonic(), number / 100
-        batch.append((lease, outcome))
+        batch.append(Ending(lease, outcome, NO_POLICY))
     at_once, one_by_one = OwnMetrics(), OwnMetrics()
     for own, parts in ((at_once, [batch]), (one_by_one, [[each] for each in batch])):
         own.metrics.begin("me", {"q": None}, {"q": lambda: 0}, 300, {"a": app_task("q")})
         for part in parts:
             own.metrics.count_ended("me", "q", part)
-            own.metrics.count_started("me", "q", [lease for lease, _ in part])
+            own.metrics.count_started("me", "q", [one.lease for one in part])
     together, apart = at_once.snapshot(), one_by_one.snapshot()
     assert together.numbers == apart.numbers
     assert together.numbers["bullmq_jobs_processed_total"][("q", "completed", "a")] == 1

@@ -6,12 +6,13 @@ from taskbull.core.job import Job
 from taskbull.core.outcome import Complete
 from taskbull.core.retry import NO_POLICY
 from taskbull.worker.demand import BATCH
+from taskbull.worker.ending import Ending
 from taskbull.worker.lease import Lease
-from taskbull.worker.outbox import BATCH_BYTES, Ending, Outbox
+from taskbull.worker.outbox import BATCH_BYTES, Outbox
 
 
 def ending(name: str, value: bytes = b"null") -> Ending:
-    return Lease(Job(id=name), "token", 0.0), Complete(value), NO_POLICY
+    return Ending(Lease(Job(id=name), "token", 0.0), Complete(value), NO_POLICY)
 
 
 def filled(*endings: Ending) -> Outbox:
@@ -21,7 +22,7 @@ def filled(*endings: Ending) -> Outbox:
 
 
 def ids(batch: list[Ending]) -> list[str]:
-    return [lease.job.id for lease, _, _ in batch]
+    return [one.lease.job.id for one in batch]
 
 
 def test_outcomes_go_together_in_their_order() -> None:
