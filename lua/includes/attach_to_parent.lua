@@ -1,8 +1,9 @@
 --- @include "release_parent"
 
--- attach_to_parent(prefix, id, parent, completed, now) -> 1, or -7: make an existing job a child of
--- `parent` ({key, id, queue key, stored JSON}), unless it has another one that still lives.
-local function attach_to_parent(prefix, id, parent, completed, now)
+-- attach_to_parent(prefix, id, parent, completed, now, waits) -> 1, or -7: make an existing job a
+-- child of `parent` ({key, id, queue key, stored JSON}), unless it has another that still lives.
+-- The parent is released if it waits for nothing more, but not if `waits`: others will come.
+local function attach_to_parent(prefix, id, parent, completed, now, waits)
   local key, parent_key = prefix .. id, parent[1]
   local old = redis.call("HGET", key, "parentKey")
   if old and old ~= parent_key and redis.call("EXISTS", old) == 1 then
@@ -13,7 +14,7 @@ local function attach_to_parent(prefix, id, parent, completed, now)
     local value = redis.call("HGET", key, "returnvalue")
     redis.call("HSET", parent_key .. ":processed", key, value or "null")
     local base = parent[3] .. ":"
-    if redis.call("SCARD", dependencies) == 0
+    if not waits and redis.call("SCARD", dependencies) == 0
       and redis.call("ZSCORE", base .. "waiting-children", parent[2]) then
       release_parent(parent_key, base, parent[2], now)
     end

@@ -111,7 +111,7 @@ def add_jobs(
         read = partial(_added, [job.place for job in jobs])
     packed = pack(runs)
     if not sequence.mark:
-        sequence.mark = _digest(packed, data)
+        sequence.mark = digest(packed, data)
     fixed = (queue.base, now_ms, sequence.calls, sequence.mark, MEMO_LIFE_MS, packed)
     return Call(ADD, keys, (*fixed, *data), read)
 
@@ -153,7 +153,7 @@ def _run(job: EncodedJob, place: int) -> list[Any]:
     ]
 
 
-def _digest(packed: bytes, data: list[bytes]) -> str:
+def digest(packed: bytes, data: list[bytes]) -> str:
     """Tell a call from others; of long data the ends will do, and the moment is in `packed`."""
     digest = blake2b(packed, digest_size=8)
     for each in data:

@@ -16,6 +16,7 @@ from taskbull.core.retention import Keep
 from taskbull.core.wire.job import EncodedJob, ParentLink, encode_job
 from taskbull.errors import ConfigurationError, TaskbullError
 from taskbull.scripts.add import CallSequence, Result, add_jobs
+from taskbull.scripts.flow import FlowNode, FlowPiece, FlowRefused, add_flow
 from tests.interop.actor import Options
 from tests.interop.node import UNDEFINED, Refused
 from tests.interop.runner import Runner
@@ -43,7 +44,7 @@ class OurProducer:
     def add_all(self, jobs: Sequence[Options], now_ms: int) -> list[str]:
         """Add jobs of the form {"name", "data", "opts"}; `Refused` as BullMQ would."""
         try:
-            encoded = [_encode(job, now_ms) for job in jobs]
+            encoded = [encode(job, now_ms) for job in jobs]
         except TaskbullError as error:
             raise Refused(str(error)) from error
         self._sequence.calls += 1
@@ -53,6 +54,15 @@ class OurProducer:
                 raise Refused("refused by the script", int(one.result))
         return [one.id for one in added]
 
+    def add_flow(self, nodes: Sequence[FlowNode], now_ms: int) -> None:
+        """Add the jobs of a flow; `Refused` as BullMQ would."""
+        self._sequence.calls += 1
+        self._sequence.mark = ""
+        try:
+            self._store.run(add_flow(nodes[0], FlowPiece(nodes), now_ms, self._sequence))
+        except FlowRefused as error:
+            raise Refused(str(error), int(error.result)) from error
+
 
 def stored_options(opts: Options) -> dict[str, Any]:
     """Return the options of a schedule's jobs as BullMQ stores them: only what was given."""
@@ -61,7 +71,8 @@ def stored_options(opts: Options) -> dict[str, Any]:
     return given | _extra(opts)
 
 
-def _encode(job: Options, now_ms: int) -> EncodedJob:
+def encode(job: Options, now_ms: int) -> EncodedJob:
+    """Return a job of the form {"name", "data", "opts"} as our scripts take it."""
     opts = {
         name: value for name, value in (job.get("opts") or {}).items() if value is not UNDEFINED
     }

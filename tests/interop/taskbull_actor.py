@@ -28,6 +28,7 @@ from tests.interop import our_schedules
 from tests.interop.actor import TOKEN, Behaviour, Options
 from tests.interop.node import UNDEFINED, Node, Refused, Version
 from tests.interop.node_actor import NodeActor
+from tests.interop.our_flows import flow_nodes
 from tests.interop.our_listener import OurListener, following
 from tests.interop.our_manual_worker import OurManualWorker
 from tests.interop.our_producer import OurProducer
@@ -156,6 +157,12 @@ class TaskbullActor(NodeActor):
     def add_bulk(self, jobs: Sequence[Options]) -> list[str]:
         self._introduce()
         return self._producer.add_all(jobs, self.now)
+
+    def add_flow(self, tree: Options) -> Any:
+        self._introduce()
+        nodes, ids = flow_nodes(tree, self.prefix, self.now)
+        self._producer.add_flow(nodes, self.now)
+        return ids
 
     def _introduce(self) -> None:
         if not self._introduced:  # BullMQ notes its version in a queue before all else; we do not

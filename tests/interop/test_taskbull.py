@@ -37,6 +37,9 @@ AS_BULLMQ_6 = {
     "a_slot_missed_by_part_of_an_interval",
     "every_so_often_with_an_offset",
     "a_changed_rule",
+    "a_child_that_was_completed_before_the_flow",
+    "all_children_were_completed_before_the_flow",
+    "some_children_were_completed_before_the_flow",
 }
 """Where the versions differ we do as 6 does, whichever is in company."""
 

@@ -35,10 +35,12 @@ from taskbull.errors import ServerRefused
 from taskbull.scripts import changes, limits, locks, removal
 from taskbull.scripts.add import CallSequence, add_jobs
 from taskbull.scripts.cycle import Taking, cycle, pack_outcome
+from taskbull.scripts.flow import Waits
 from taskbull.scripts.loader import load
 from taskbull.scripts.schedulers import advance_scheduler, upsert_scheduler
 from taskbull.store import address
 from taskbull.store.sync_store import SyncStore
+from tests.scripts import test_flow as flow
 from tests.scripts.bed import NOW, Bed
 from tests.servers.kinds import Reachable
 
@@ -231,6 +233,15 @@ UNTOUCHED = {
     "delayed": ["due", "urgent"],
 }
 
+
+def grow(bed: Bed, number: int) -> None:
+    top = flow.node(bed.queue, "top", waits=Waits.FOR_THESE)
+    children = [flow.node(bed.queue, name, top) for name in ("a", "old")]
+    children.append(flow.node(bed.queue, "b", top, delay=5))
+    children.append(flow.node(bed.queue, "c", top, priority=1))
+    flow.add(bed, [top, *children], number + 1)
+
+
 OPERATIONS = {
     "take": Operation("cycle", waiting, take, active=[*WAITING["wait"], *WAITING["prioritized"]]),
     "complete": Operation(
@@ -374,6 +385,15 @@ OPERATIONS = {
         wait=["a", "b", "e"],
         prioritized=["c"],
         delayed=["d"],
+    ),
+    "add a flow": Operation(
+        "add_flow",
+        lambda bed: (bed.job("old"), None)[1],
+        grow,
+        waiting_children=["top"],
+        wait=["a", "old"],
+        prioritized=["c"],
+        delayed=["b"],
     ),
     "advance a scheduler": Operation(
         "advance_scheduler",

@@ -30,9 +30,11 @@ from taskbull.scripts import (
 from taskbull.scripts.add import CallSequence, add_jobs
 from taskbull.scripts.call import Request, Steps
 from taskbull.scripts.cycle import Taking, cycle, pack_outcome
+from taskbull.scripts.flow import FlowPiece, Waits, add_flow
 from taskbull.scripts.settlement import adopt_jobs, settle_cycle
 from taskbull.store.address import parse
 from taskbull.store.sync_store import SyncStore
+from tests.scripts import test_flow as flow
 from tests.scripts.bed import NOW, Bed
 from tests.scripts.test_cycle import FAILURE
 from tests.servers.cluster import SLOTS, Cluster, Migration, Node, slot_of
@@ -71,6 +73,12 @@ def add(queue: QueueKeys) -> Request[Any]:
     ]
     jobs = [encode_job(NewJob("n", {}, JobOptions(**one)), NOW) for one in options]
     return add_jobs(queue, jobs, NOW, CallSequence("p", 0, 2))
+
+
+def add_tree(queue: QueueKeys) -> Any:
+    top = flow.node(queue, "root", waits=Waits.FOR_THESE)
+    nodes = [top, flow.node(queue, "leaf", top), flow.node(queue, "w1", top)]
+    return add_flow(top, FlowPiece(nodes), NOW, CallSequence("p", 0, 2))
 
 
 SCHEDULE = encode_schedule(Every(1), NewJob("n"), NOW)
@@ -121,6 +129,7 @@ OPERATIONS: dict[str, Operation] = {
     "counts": inspection.count_jobs,
     "children": lambda q: inspection.count_children(q, "top"),
     "is maxed": limits.is_maxed,
+    "add a flow": add_tree,
     "write a schedule": lambda q: schedulers.upsert_scheduler(q, "t", SCHEDULE, NOW, keeps=True),
     "change a schedule": lambda q: schedulers.upsert_scheduler(q, "s", SCHEDULE, NOW, keeps=True),
     "remove a schedule": lambda q: schedulers.remove_scheduler(q, "s"),

@@ -1,0 +1,163 @@
+-- add_flow: add a tree of jobs, over any number of queues, or a piece of a large one.
+--
+-- KEYS
+--   memo                string   the last call of this producer's sequence, its mark, its answers
+--   flows               zset     roots of trees of which pieces are missing, by ms when to give up
+-- ARGV
+--   root                         key of the tree's root
+--   now                          ms
+--   call                         number of this call in its sequence
+--   mark                         hex digits that tell it from another producer's call
+--   memo_life                    ms for which the answers are remembered
+--   deadline                     ms until which the rest of the tree must come; "": this is all
+--   bases                        msgpack array: the start of every key of each queue
+--   nodes                        msgpack array of jobs, each parent before its children. Each an
+--                                array: place of its queue in `bases`, name, opts, timestamp,
+--                                delay, priority (as text), lifo, id, parent: false or {key, id,
+--                                queue key, stored JSON}, waits: 0 without children, 1 if all of
+--                                them are in this call, 2 if more will come, and the order of its
+--                                children, or "". Behind it stands the data of each job, an
+--                                argument of its own
+--   complete                     msgpack array: place of its queue in `bases` and id of each
+--                                parent of former calls that has its last child in this one
+-- RETURNS
+--   for each job 0 added, 1 there was one of that id; or a refusal, and nothing is done: the place
+--   of a job in this call, and -5 there is no such parent, -7 it has another parent; nothing at all
+--   if the sequence has gone on, or the number was used by another
+-- EFFECTS
+--   as BullMQ 6's flow producer: a parent whose children have all ended is released at the end
+
+local memo, flows = unpack(KEYS)
+local root, now, call, mark, memo_life, deadline, bases, nodes, complete = unpack(ARGV)
+
+--- @include "queue_state"
+--- @include "event_limit"
+--- @include "push_job"
+--- @include "mark_delay"
+--- @include "delayed_score"
+--- @include "attach_to_parent"
+--- @include "release_parent"
+
+local words = ARGV
+local last = redis.call("GET", memo)
+if last then
+  local number, theirs, rest = string.match(last, "^(%d+):(%x*):()")
+  if number == call and theirs == mark then
+    return cmsgpack.unpack(string.sub(last, rest))
+  elseif number and tonumber(number) >= tonumber(call) then
+    return {}
+  end
+end
+now, bases, nodes = tonumber(now), cmsgpack.unpack(bases), cmsgpack.unpack(nodes)
+complete = cmsgpack.unpack(complete)
+
+-- Refuse before anything is written.
+local here, exists = {}, {}
+for n = 1, #nodes do
+  local key, parent = bases[nodes[n][1]] .. nodes[n][8], nodes[n][9]
+  here[key] = true
+  exists[n] = redis.call("EXISTS", key) == 1
+  if parent then
+    if not here[parent[1]] and redis.call("EXISTS", parent[1]) == 0 then
+      return { n, -5 }
+    end
+    local old = exists[n] and redis.call("HGET", key, "parentKey")
+    if old and old ~= parent[1] and redis.call("EXISTS", old) == 1 then
+      return { n, -7 }
+    end
+  end
+end
+
+local queues = {}
+for b = 1, #bases do
+  local base = bases[b]
+  queues[b] = queue_state(base .. "meta", base .. "active", base .. "wait", base .. "paused")
+end
+local hold = "tb:flow" -- in a parent's dependencies: it is not released while more will come
+local answers, added, at = {}, {}, #words - #nodes
+
+local function write_job(n, queue, base, job)
+  local _, name, opts, timestamp, delay, priority, is_lifo, id, parent, waits, order = unpack(job)
+  local key, events, marker = base .. id, base .. "events", base .. "marker"
+  added[#added + 1] = n
+  redis.call("HSET", key, "name", name, "data", words[at + n], "opts", opts,
+    "timestamp", timestamp, "delay", delay, "priority", priority)
+  redis.call("XADD", events, "*", "event", "added", "jobId", id, "name", name)
+  if parent then
+    redis.call("HSET", key, "parentKey", parent[1], "parent", parent[4])
+    redis.call("SADD", parent[1] .. ":dependencies", key)
+  end
+  if order ~= "" then
+    redis.call("HSET", key, "tbch", order)
+  end
+  if waits > 0 then
+    redis.call("ZADD", base .. "waiting-children", timestamp, id)
+    redis.call("XADD", events, "*", "event", "waiting-children", "jobId", id)
+  elseif delay ~= "0" then
+    local due = tonumber(timestamp) + tonumber(delay)
+    redis.call("ZADD", base .. "delayed", delayed_score(base .. "delayed", due), id)
+    redis.call("XADD", events, "*", "event", "delayed", "jobId", id, "delay", due)
+    mark_delay(marker, base .. "delayed")
+  else
+    push_job(queue, id, tonumber(priority), is_lifo, base .. "prioritized", base .. "pc", marker)
+    redis.call("XADD", events, "*", "event", "waiting", "jobId", id)
+  end
+end
+
+local function write()
+  for n = 1, #nodes do
+    local job, base = nodes[n], bases[nodes[n][1]]
+    local id, parent, waits = job[8], job[9], job[10]
+    redis.call("INCR", base .. "id")
+    if exists[n] then
+      if parent then
+        attach_to_parent(base, id, parent, base .. "completed", now, true)
+      end
+      redis.call("XADD", base .. "events", "*", "event", "duplicated", "jobId", id)
+    else
+      write_job(n, queues[job[1]], base, job)
+    end
+    if waits == 2 then
+      redis.call("SADD", base .. id .. ":dependencies", hold)
+    elseif waits == 1 then
+      complete[#complete + 1] = { job[1], id }
+    end
+    answers[n] = exists[n] and 1 or 0
+  end
+  if deadline ~= "" then
+    redis.call("ZADD", flows, deadline, root)
+  end
+end
+
+-- All or nothing: no child may be there without its parent, and none whose producer was told that
+-- it is not.
+local is_written, problem = pcall(write)
+if not is_written then
+  --- @include "undo_add"
+  for i = 1, #added do
+    local job = nodes[added[i]]
+    local base = bases[job[1]]
+    local sets = { base .. "delayed", base .. "waiting-children", base .. "prioritized" }
+    undo_add(base, job[8], sets, queues[job[1]].target)
+    redis.pcall("DEL", base .. job[8] .. ":dependencies")
+  end
+  error(problem, 0)
+end
+for i = 1, #complete do
+  local base, id = bases[complete[i][1]], complete[i][2]
+  local dependencies = base .. id .. ":dependencies"
+  redis.call("SREM", dependencies, hold)
+  if redis.call("SCARD", dependencies) == 0
+    and redis.call("ZSCORE", base .. "waiting-children", id) then
+    release_parent(base .. id, base, id, now)
+  end
+end
+if deadline == "" then
+  redis.call("ZREM", flows, root)
+end
+for b = 1, #bases do
+  local base = bases[b]
+  redis.call("XTRIM", base .. "events", "MAXLEN", "~", event_limit(base .. "meta", queues[b]))
+end
+redis.call("SET", memo, call .. ":" .. mark .. ":" .. cmsgpack.pack(answers), "PX", memo_life)
+return answers

@@ -1,0 +1,126 @@
+"""Adding trees of jobs: in one call, or a large one in several."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import IntEnum
+from functools import partial
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from taskbull.core.keys import QueueKeys
+from taskbull.core.wire.job import EncodedJob
+from taskbull.errors import TaskbullError
+from taskbull.scripts.add import MEMO_LIFE_MS, Added, CallSequence, Result, digest
+from taskbull.scripts.call import Call
+from taskbull.scripts.loader import load
+
+ADD_FLOW = load("add_flow")
+
+pack = msgspec.msgpack.encode
+
+
+class Waits(IntEnum):
+    """For which children a job of a flow waits."""
+
+    FOR_NONE = 0
+    FOR_THESE = 1
+    """All of them are in the same call."""
+    FOR_MORE = 2
+    """Others will come in later calls."""
+
+
+class FlowNode(Struct, frozen=True):
+    """A job of a flow; it has an id of its own, which its children know."""
+
+    queue: QueueKeys
+    job: EncodedJob
+    waits: Waits = Waits.FOR_NONE
+    order: str = ""
+    """The keys of its children in their order, as they are stored."""
+
+
+class FlowPiece(Struct, frozen=True):
+    """Jobs that are added in one call, each parent before its children."""
+
+    nodes: Sequence[FlowNode]
+    complete: Sequence[tuple[QueueKeys, str]] = ()
+    """Parents of former pieces whose last child is in this one."""
+    deadline_ms: int | None = None
+    """When to give up waiting for the rest of the flow; None: this is all of it."""
+
+
+def add_flow(
+    root: FlowNode, piece: FlowPiece, now_ms: int, sequence: CallSequence
+) -> Call[list[Added]]:
+    """Add a flow, or a piece of one, as the sequence's current call; it gives each job's answer.
+
+    No answer at all: the sequence's number was used by another, and nothing was done.
+    """
+    queues = {node.queue.base: node.queue for node in piece.nodes}
+    queues |= {queue.base: queue for queue, _ in piece.complete}
+    places = {base: place for place, base in enumerate(queues, 1)}
+    packed = pack([_entry(node, places[node.queue.base]) for node in piece.nodes])
+    complete = pack([(places[queue.base], job_id) for queue, job_id in piece.complete])
+    data = [node.job.data for node in piece.nodes]
+    if not sequence.mark:
+        sequence.mark = digest(packed, data)
+    keys = (
+        root.queue.private("add", sequence.producer, str(sequence.number)),
+        root.queue.private("flows"),
+    )
+    args = (
+        root.queue.job(root.job.job_id),
+        now_ms,
+        sequence.calls,
+        sequence.mark,
+        MEMO_LIFE_MS,
+        "" if piece.deadline_ms is None else piece.deadline_ms,
+        pack(list(queues)),
+        packed,
+        complete,
+        *data,
+    )
+    return Call(ADD_FLOW, keys, args, partial(_added, piece.nodes))
+
+
+def _entry(node: FlowNode, place: int) -> list[Any]:
+    job, parent = node.job, node.job.parent
+    link = (
+        False
+        if parent is None
+        else (parent.key, parent.id, parent.queue_key, parent.stored.decode())
+    )
+    return [  # text, not bytes: the msgpack in Redis knows no binary strings
+        place,
+        job.name,
+        job.options.decode(),
+        str(job.timestamp_ms),
+        str(job.delay_ms),
+        str(job.priority),
+        job.lifo,
+        job.job_id,
+        link,
+        int(node.waits),
+        node.order,
+    ]
+
+
+def _added(nodes: Sequence[FlowNode], reply: list[int]) -> list[Added]:
+    if len(reply) == 2 and reply[1] < 0:
+        node = nodes[reply[0] - 1]
+        refused = Result(reply[1])
+        why = "has another parent" if refused is Result.OTHER_PARENT else "has no parent any more"
+        raise FlowRefused(f"job {node.job.job_id} of queue {node.queue.queue} {why}", refused)
+    answers = zip(nodes, reply, strict=True) if reply else ()
+    return [Added(node.job.job_id, Result(code)) for node, code in answers]
+
+
+class FlowRefused(TaskbullError):
+    """A flow was not added, because of one of its jobs."""
+
+    def __init__(self, message: str, result: Result) -> None:
+        super().__init__(f"the flow was not added: {message}")
+        self.result = result

@@ -1,0 +1,137 @@
+"""Flows are added whole, in one call or in several, and once."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from taskbull.core.job import NewJob
+from taskbull.core.keys import QueueKeys
+from taskbull.core.options import JobOptions
+from taskbull.core.wire.job import EncodedJob, ParentLink, encode_job
+from taskbull.scripts.add import Added, CallSequence, Result
+from taskbull.scripts.flow import ADD_FLOW, FlowNode, FlowPiece, FlowRefused, Waits, add_flow
+from tests.scripts.bed import NOW, Bed, without
+
+
+def encoded(job_id: str, parent: FlowNode | None = None, **options: Any) -> EncodedJob:
+    job = encode_job(NewJob("n", {"of": job_id}, JobOptions(**options)), NOW)
+    if parent is None:
+        return replace(job, job_id=job_id)
+    queue, own = parent.queue, parent.job.job_id
+    stored = json.dumps({"id": own, "queueKey": queue.qualified_name}).encode()
+    link = ParentLink(queue.job(own), own, queue.qualified_name, stored)
+    return replace(job, job_id=job_id, parent=link)
+
+
+def node(
+    queue: QueueKeys,
+    job_id: str,
+    parent: FlowNode | None = None,
+    waits: Waits = Waits.FOR_NONE,
+    **options: Any,
+) -> FlowNode:
+    return FlowNode(queue, encoded(job_id, parent, **options), waits)
+
+
+def add(bed: Bed, nodes: Sequence[FlowNode], call: int = 1, **piece: Any) -> list[Added]:
+    sequence, root = CallSequence("p", 0, call), node(bed.queue, "top")
+    return bed.run(add_flow(root, FlowPiece(nodes, **piece), NOW, sequence))
+
+
+def tree(bed: Bed, waits: Waits = Waits.FOR_THESE) -> list[FlowNode]:
+    other = QueueKeys("other", bed.prefix)
+    top = node(bed.queue, "top", waits=waits)
+    return [top, node(other, "a", top), node(bed.queue, "b", top, delay=5)]
+
+
+def test_a_call_is_what_the_header_says(bed: Bed) -> None:
+    nodes = tree(bed)
+    call = add_flow(nodes[0], FlowPiece(nodes), NOW, CallSequence("p", 2, 3))
+    assert call.keys == (bed.queue.private("add", "p", "2"), bed.queue.private("flows"))
+    assert len(call.keys) == len(ADD_FLOW.keys)
+    assert len(call.args) == len(ADD_FLOW.args) + 3
+    assert call.args[:3] == (bed.queue.job("top"), NOW, 3)
+
+
+def test_all_jobs_of_a_flow_are_where_they_belong(bed: Bed) -> None:
+    added = add(bed, tree(bed))
+    assert added == [Added(job_id, Result.ADDED) for job_id in ("top", "a", "b")]
+    state = bed.state()
+    assert list(state["waiting-children"]) == ["top"]
+    assert list(state["delayed"]) == ["b"]
+    assert state[f"{bed.prefix}:other:wait"] == ["a"]
+    assert state["top:dependencies"] == {bed.queue.job("b"), f"{bed.prefix}:other:a"}
+    assert "tb:flows" not in state
+
+
+def test_a_flow_that_is_sent_again_is_added_once(bed: Bed) -> None:
+    first = add(bed, tree(bed))
+    before = bed.state()
+    assert add(bed, tree(bed)) == first
+    assert bed.state() == before
+
+
+def test_a_late_call_is_not_executed(bed: Bed) -> None:
+    add(bed, tree(bed), call=2)
+    before = bed.state()
+    assert add(bed, [node(bed.queue, "late")], call=1) == []
+    assert bed.state() == before
+
+
+def test_a_child_of_another_parent_refuses_the_flow(bed: Bed) -> None:
+    bed.job("mother", "waiting-children")
+    bed.child("b", "mother")
+    before = bed.state()
+    with pytest.raises(FlowRefused, match=r"job b of queue q has another parent") as refused:
+        add(bed, tree(bed))
+    assert refused.value.result is Result.OTHER_PARENT
+    assert bed.state() == before
+
+
+def test_a_child_without_its_parent_refuses_the_flow(bed: Bed) -> None:
+    nodes = tree(bed)
+    with pytest.raises(FlowRefused, match=r"job a of queue other has no parent any more"):
+        add(bed, nodes[1:])
+    assert bed.state() == {}
+
+
+def test_a_parent_in_pieces_waits_for_the_last_one(bed: Bed) -> None:
+    top, early, late = tree(bed, Waits.FOR_MORE)
+    add(bed, [top, early], 1, deadline_ms=NOW + 1000)
+    assert bed.state()["tb:flows"] == {bed.queue.job("top"): NOW + 1000}
+    bed.admin.srem(bed.queue.dependencies("top"), early.queue.job("a"))  # it has ended
+    assert list(bed.state()["waiting-children"]) == ["top"]
+    add(bed, [late], 2, complete=[(bed.queue, "top")])
+    state = bed.state()
+    assert state["top:dependencies"] == {bed.queue.job("b")}
+    assert list(state["waiting-children"]) == ["top"]
+    assert "tb:flows" not in state
+
+
+def test_a_parent_in_pieces_is_released_if_all_its_children_have_ended(bed: Bed) -> None:
+    top, early, _ = tree(bed, Waits.FOR_MORE)
+    add(bed, [top, early], 1, deadline_ms=NOW + 1000)
+    bed.admin.srem(bed.queue.dependencies("top"), early.queue.job("a"))
+    bed.job("done", "completed", returnvalue="7")
+    add(bed, [node(bed.queue, "done", top)], 2, complete=[(bed.queue, "top")])
+    state = bed.state()
+    assert state["wait"] == ["top"]
+    assert state["top:processed"] == {bed.queue.job("done"): "7"}
+    assert "top:dependencies" not in state
+
+
+def test_the_order_of_children_stands_in_a_field_of_our_own(bed: Bed) -> None:
+    top, *children = tree(bed)
+    add(bed, [replace(top, order="[1]"), *children])
+    assert bed.state()["top"]["tbch"] == "[1]"
+    assert without(bed.state()["top"], "tbch", "data", "opts") == {
+        "name": "n",
+        "timestamp": str(NOW),
+        "delay": "0",
+        "priority": "0",
+    }
