@@ -36,7 +36,7 @@ class Misfit(ValueError):
 def converter(kind: Any) -> Callable[[bytes], Any]:
     """Give the function that reads JSON as a `kind`, or raises `Misfit`.
 
-    Raises `TypeError` if the type has no form in JSON.
+    Raises `TypeError` if the type cannot be represented in JSON.
     """
     decode = msgspec.json.Decoder(kind, dec_hook=_construct).decode
     for custom in _custom_types(types.type_info(kind), set()):

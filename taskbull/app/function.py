@@ -44,7 +44,7 @@ def _problem(function: object, name: str | None) -> str | None:
     elif inspect.isasyncgenfunction(function) or inspect.isgeneratorfunction(function):
         problem = "it is a generator, which has no one result; return a list instead of yielding"
     elif function.__name__ == "<lambda>" and name is None:
-        problem = "a lambda has no name; give it one by name=…, or use def"
+        problem = "a lambda has no name; name it with name=…, or use def"
     elif _is_bound_to_a_job(function):
         problem = (
             "its first parameter is self, and a worker has no object for it; in a task "

@@ -113,6 +113,6 @@ def _refuse_functions(backoff: object, error_backoffs: object) -> None:
     for each in (backoff, *by_error.values()):
         if isinstance(each, Backoff) and each.function is not None:
             raise ConfigurationError(
-                "Backoff.custom(…) cannot be given to one call: a function does not travel with a "
+                "Backoff.custom(…) cannot be given to one call: a function cannot be stored with a "
                 "job. Give it to @app.task or to the App"
             )

@@ -197,5 +197,5 @@ class Producer:
     @staticmethod
     def _checked(place: int, spec: JobSpec[Any]) -> JobSpec[Any]:
         if not isinstance(spec, JobSpec):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise refusal(f"jobs[{place}]", "be what task.job(…) makes", spec)
+            raise refusal(f"jobs[{place}]", "be made by task.job(…)", spec)
         return spec

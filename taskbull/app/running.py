@@ -42,7 +42,7 @@ class Stop:
         if shutdown is None:  # not yet running
             self._scope.cancel()
         elif step == 2 and not shutdown.working.cancel_called:
-            logger.info("Stopping at once: running jobs are given back")
+            logger.info("Stopping at once: running jobs go back to their queues")
             shutdown.at_once()
         elif not shutdown.begun:
             logger.info("Stopping: running jobs have %g s to end", shutdown.grace)

@@ -46,7 +46,9 @@ class Staff:
     def surround(self, lifespan: Lifespan) -> None:
         """Put a lifespan around each worker."""
         if self._lifespan is not None:
-            raise ConfigurationError(f"App {self._app} has a lifespan already: there is only one")
+            raise ConfigurationError(
+                f"App {self._app} already has a lifespan: an app can have only one"
+            )
         self._lifespan = lifespan
 
     def surround_jobs(self, layer: JobMiddleware) -> None:

@@ -36,7 +36,7 @@ def find_app(given: str | None, *, quiet: bool = False) -> App:
     app = find_app_if_any(given, quiet=quiet)
     if app is None:
         raise WrongUsage(
-            "No app is named: say which by -A module:attribute, as in -A tasks:app. Tried: the "
+            "No app given: name one with -A module:attribute, such as -A tasks:app. Tried: the "
             f"command line; the environment variable {VARIABLE}, which is not set; {_tried_file()};"
             f" the Python files in {Path.cwd()}, none of which makes an App"
         )
@@ -64,8 +64,8 @@ def _load_the_only_one(folder: Path, *, quiet: bool) -> App | None:
     found = apps_in(folder)
     if len(found) > 1:
         raise WrongUsage(
-            f"There are several apps in {folder}: say which by -A, as in -A {found[0]}; the others "
-            f"are {', '.join(found[1:])}"
+            f"There are several apps in {folder}: choose one with -A, such as -A {found[0]}; "
+            f"the others are {', '.join(found[1:])}"
         )
     if not found:
         return None
@@ -119,13 +119,13 @@ def app_argument(function: F) -> F:
 def site_options(function: F) -> F:
     """Add the options that say where the queues are, as parameters `app`, `redis`, `prefix`."""
     function = click.option(
-        "--prefix", show_default="the app's, or bull", help="What all keys begin with."
+        "--prefix", show_default="the app's, or bull", help="The prefix of all keys."
     )(function)
     function = click.option(
         "--redis",
         metavar="URL",
         show_default="the app's, or the environment's",
-        help="Where Redis is.",
+        help="The URL of Redis.",
     )(function)
     return app_option(function)
 

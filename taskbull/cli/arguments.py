@@ -90,7 +90,9 @@ def _value(name: str, text: str, hint: Any) -> Any:
     try:
         read = converter(hint)
     except TypeError as error:
-        raise WrongUsage(f"{name}: its type {hint!r} has no form in JSON: {error}") from error
+        raise WrongUsage(
+            f"{name}: its type {hint!r} cannot be represented in JSON: {error}"
+        ) from error
     as_text = _quoted(name, text)
     readings = [as_text, text.encode()]
     if (word := _WORDS.get(text.strip().lower())) is not None:

@@ -16,7 +16,7 @@ class Crowd:
         self._clients: dict[Endpoint, bytes | None] = {}
 
     def of(self, queue: str) -> list[ConnectedWorker] | None:
-        """Give the workers of a queue; None if the server does not tell who is connected."""
+        """Give the workers of a queue; None if the server does not say who is connected."""
         keys = self._site.keys(queue)
         server = self._site.redis.server_of(keys.base)
         if server not in self._clients:

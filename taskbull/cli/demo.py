@@ -91,7 +91,7 @@ class Demo:
         say(f"{BULK:,} jobs: added at {BULK / (added - began):,.0f} per second")
         say(f"{BULK:,} jobs: completed at {BULK / (done - began):,.0f} per second, adding included")
         shown = ", ".join(f"{count:,} {what}" for what, count in sorted(self.ended.items()))
-        say(f"in all: {shown}; any BullMQ worker could have run them")
+        say(f"in total: {shown}; any BullMQ worker could have run them")
 
     def _say(self, text: str) -> None:
         click.echo(f"✔ {self.backend}: {text}")

@@ -49,7 +49,7 @@ def failure_of(error: TaskbullError, address: Address | None = None) -> Failure:
     if isinstance(error, ConnectionLost | ServerRefused):
         message = _about_redis(error, address)
     elif isinstance(error, MaybeExecuted):
-        message += ". It may have been done or not: look before you try again"
+        message += ". It may or may not have been done: check before you try again"
     return (WrongUsage if isinstance(error, ConfigurationError) else Failure)(message)
 
 

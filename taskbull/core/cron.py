@@ -80,7 +80,7 @@ class _Field(Struct, frozen=True):
             return int(word)
         place = self.names.find(word.lower())
         if len(word) != 3 or place % 3:  # -1 is no multiple of 3 either
-            raise ValueError(f"{word!r} is no {self.title}")
+            raise ValueError(f"{word!r} is not a {self.title}")
         return place // 3 + self.least
 
 

@@ -71,7 +71,7 @@ def next_run(options: StoredOptions, now_ms: int) -> NextRun | None:
         max(now_ms, options.previous_ms or 0)
     )
     if due_ms is None:
-        raise ConfigurationError(f"the cron line {shown(repeat.pattern)} never comes")
+        raise ConfigurationError(f"the cron line {shown(repeat.pattern)} never matches")
     return NextRun(count, due_ms) if end_ms is None or due_ms <= end_ms else None
 
 

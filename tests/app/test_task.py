@@ -261,8 +261,8 @@ WRONG_IN_A_CALL: list[tuple[dict[str, Any], str]] = [
     ({"job_id": "12"}, "job_id"),
     ({"dedup": 5}, "dedup"),
     ({"queue": ""}, "queue name"),
-    ({"backoff": Backoff.custom(lambda *_: 1)}, "does not travel"),
-    ({"error_backoffs": {"E": Backoff.custom(lambda *_: 1)}}, "does not travel"),
+    ({"backoff": Backoff.custom(lambda *_: 1)}, "cannot be stored"),
+    ({"error_backoffs": {"E": Backoff.custom(lambda *_: 1)}}, "cannot be stored"),
     ({"prioritty": 1}, r"an option of work.options\(\) must be one of .* not 'prioritty'"),
 ]
 

@@ -92,7 +92,7 @@ def test_there_is_one_lifespan(local: App) -> None:
     async def first() -> AsyncIterator[None]:
         yield
 
-    with pytest.raises(ConfigurationError, match="has a lifespan already"):
+    with pytest.raises(ConfigurationError, match="already has a lifespan"):
         local.lifespan(first)
 
 

@@ -95,7 +95,7 @@ def test_without_a_terminal_nothing_is_destroyed_unless_yes_is_said(
     cli: CommandLine, words: tuple[str, ...]
 ) -> None:
     cli.queue("emails").add("send")
-    assert "say --yes" in cli.fails(*words, code=2)
+    assert "pass --yes" in cli.fails(*words, code=2)
     assert cli.queue("emails").counts()["waiting"] == 1
     cli(*words, "--yes")
 
@@ -119,7 +119,7 @@ def test_a_running_job_is_not_removed(cli: CommandLine) -> None:
     with redis.Redis.from_url(cli.url) as client:
         client.rpoplpush(f"{cli.prefix}:emails:wait", f"{cli.prefix}:emails:active")
         client.set(f"{cli.prefix}:emails:1:lock", "token")
-    assert "Job 1 in queue emails runs" in cli.fails("remove", "emails", "1", "--yes")
+    assert "Job 1 in queue emails is running" in cli.fails("remove", "emails", "1", "--yes")
     assert cli.queue("emails").counts()["active"] == 1
 
 

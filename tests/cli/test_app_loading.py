@@ -56,7 +56,7 @@ def test_without_an_app_it_is_told_what_was_tried(
         ("[tool.taskbull]\napp = 5\n", "app must be module:attribute, not 5"),
         ("[tool", "cannot be read"),
         ('[tool.taskbull]\napp = "nope:app"\n', "there is no module 'nope'"),
-        ("[tool]\ntaskbull = 5\n", "No app is named"),
+        ("[tool]\ntaskbull = 5\n", "No app given"),
     ],
 )
 def test_a_wrong_project_file_is_told(nowhere: Path, content: str, said: str) -> None:

@@ -120,7 +120,7 @@ def test_a_job_of_the_same_key_is_not_added(shop: Shop) -> None:
     added = shop("call", "resize", "path=a", "--dedup=once")
     assert added == "job 1 (resize) added to queue default\n"
     again = shop("call", "resize", "path=a", "--dedup=once")
-    assert again == "not added: job 1 in queue default stands for it\n"
+    assert again == "not added: job 1 in queue default already stands for it\n"
     assert shop.json("call", "resize", "path=a", "--dedup=once") == {
         "id": "1",
         "queue": "default",

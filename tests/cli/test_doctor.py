@@ -57,7 +57,7 @@ def test_every_kind_of_server_is_named(server: Reachable, prefix: str, open_cli:
     [
         ({"maxmemory-policy": "allkeys-lru", "maxmemory": "100mb"}, "memory", "problem", "evict"),
         ({"maxmemory-policy": "allkeys-lru"}, "memory", "warning", "if it had a memory limit"),
-        ({"appendonly": "no", "save": ""}, "persistence", "warning", "keeps nothing"),
+        ({"appendonly": "no", "save": ""}, "persistence", "warning", "saves nothing"),
         ({"appendonly": "no", "save": "900 1"}, "persistence", "warning", "snapshots only"),
         ({"cluster-enabled": "yes"}, "topology", "problem", "use a redis+cluster:// URL"),
     ],
@@ -144,7 +144,10 @@ def test_a_cluster_is_examined_node_by_node(cluster: Cluster, open_cli: OpenCli)
     found = findings(open_cli(cluster.url, "bull"))
     assert found["topology"][0] == (
         "ok",
-        "a Redis Cluster with 3 masters, whole; the names of queues are hash tags, as in {emails}",
+        (
+            "a Redis Cluster with 3 masters, complete; "
+            "the names of queues are hash tags, as in {emails}"
+        ),
     )
     assert len(found["server"]) == 3
 

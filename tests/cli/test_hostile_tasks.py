@@ -192,7 +192,7 @@ def test_forked_children_do_not_reach_the_signals_of_the_worker(  # D1
         assert "Stopping" not in terminal.seen
         terminal.type("\x03")
         assert terminal.end() == 0
-    assert "is started again" not in terminal.seen
+    assert "is restarted" not in terminal.seen
 
 
 @pytest.mark.parametrize("loop", LOOPS)
@@ -233,4 +233,4 @@ def test_whatever_a_task_raises_fails_its_job_only(  # D2
         terminal.read_until("Stopping: running jobs have 30 s to end")
         assert terminal.end() == 0
     assert {handle.state() for handle in handles} == {"failed"}
-    assert "is started again" not in terminal.seen
+    assert "is restarted" not in terminal.seen

@@ -102,12 +102,12 @@ def test_the_end_of_a_process_is_told_with_the_jobs_that_it_ran(
         mail = emails.add("send_email")
         terminal.read_until("started, attempt 1")
         job = queue.add("crash", {"how": how})
-        terminal.read_until("it is started again in 1 s")
+        terminal.read_until("it is restarted in 1 s")
         terminal.read_until("to stop", times=2)
         assert queue.add("who").result(timeout=20)
         terminal.type("\x03")
         assert terminal.end() == 0
-    [line] = [line for line in terminal.seen.splitlines() if "is started again" in line]
+    [line] = [line for line in terminal.seen.splitlines() if "is restarted" in line]
     assert f"Worker process 1 ended with signal {number} while it ran" in line
     assert f"crash {job.id} (queue default)" in line
     assert f"send_email {mail.id} (queue emails)" in line
@@ -134,7 +134,7 @@ def test_a_burst_that_crashes_is_begun_again(folder: Path, url: str, queue: Sync
     who_runs = queue.add("who")
     done = run("worker", "tasks:app", "--burst", cwd=folder, env={"TASKBULL_REDIS_URL": url})
     assert done.returncode == 0, done.stderr
-    assert "is started again" in done.stderr
+    assert "is restarted" in done.stderr
     assert who_runs.state() in {"completed", "active"}  # it may have been beside the crash
 
 
@@ -234,7 +234,7 @@ def test_a_worker_that_never_comes_to_work_is_not_tried_again(folder: Path, url:
     done = run("worker", "tasks:app", cwd=folder, env={"TASKBULL_REDIS_URL": url})
     assert done.returncode == 1
     assert "no database" in done.stderr
-    assert "is started again" not in done.stderr
+    assert "is restarted" not in done.stderr
 
 
 def test_a_broken_file_is_waited_for_when_it_reloads(

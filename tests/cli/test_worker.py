@@ -155,7 +155,7 @@ def test_it_waits_for_redis_and_says_so_without_a_traceback(
     server = private_server()
     server.stop()
     with worker(folder, server.url) as terminal:
-        terminal.read_until("not there yet")
+        terminal.read_until("not reachable yet")
         terminal.read_until("No connection to Redis, next try in")
         server.start()
         terminal.read_until("is back after")
@@ -173,7 +173,7 @@ def test_several_processes_are_restarted_when_they_crash_and_end_together(
         wait_until(lambda: len({w.name for w in queue.workers()}) == 2, "two workers")
         names = {w.name for w in queue.workers()}
         queue.add("crash")
-        terminal.read_until("ended with exit code 9 while it ran crash 1 (queue default); it is s")
+        terminal.read_until("ended with exit code 9 while it ran crash 1 (queue default); it is r")
         wait_until(lambda: len({w.name for w in queue.workers()} - names) == 1, "a new worker")
         assert terminal.seen.count("to stop") >= 1
         terminal.type("\x03")
@@ -351,7 +351,7 @@ def test_what_fingers_type_that_know_celery(folder: Path, url: str) -> None:
         (["worker", "tasks:app", "--uvloop", "--backend", "trio"], "--uvloop is for asyncio"),
         (["worker", "tasks:app", "-q", "a:b"], "as in -q a:5"),
         (["worker", "tasks:app", "-q", "a:0"], "as in -q a:5"),
-        (["worker", "tasks:app", "-q", "a,,b"], "a name of a queue is missing"),
+        (["worker", "tasks:app", "-q", "a,,b"], "the name of a queue is missing"),
         (["worker", "broken:app", "--processes", "2"], "broken.py:2"),
     ],
 )

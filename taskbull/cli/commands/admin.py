@@ -41,7 +41,9 @@ _cleanable = click.Choice(
 
 
 def _yes_option(function: F) -> F:
-    return click.option("-y", "--yes", is_flag=True, help="Do not ask: for scripts.")(function)
+    return click.option(
+        "-y", "--yes", is_flag=True, help="Do not ask for confirmation, for use in scripts."
+    )(function)
 
 
 @click.command()
@@ -183,14 +185,14 @@ def drain(queue: str, delayed: bool, yes: bool, as_json: bool, **where: str | No
     callback=read_seconds,
     default="0",
     show_default="0",
-    help="Only jobs that are at least so old.",
+    help="Only jobs that are at least this old.",
 )
 @click.option(
     "--limit",
     type=click.IntRange(0),
     default=0,
     show_default="all",
-    help="How many jobs to remove.",
+    help="Remove at most this many jobs.",
 )
 @_yes_option
 @site_options
@@ -219,7 +221,7 @@ def clean(
 
 @click.command()
 @_queue_argument
-@click.option("--force", is_flag=True, help="Also while jobs are running.")
+@click.option("--force", is_flag=True, help="Even while jobs are running.")
 @_yes_option
 @site_options
 @json_option
@@ -245,7 +247,7 @@ def _ask(question: str, yes: bool) -> None:
     if yes:
         return
     if not sys.stdin.isatty():
-        raise WrongUsage(f"{question} There is no terminal to ask at: say --yes")
+        raise WrongUsage(f"{question} There is no terminal to ask on: pass --yes")
     if not click.confirm(cell(question), err=True):
         raise Failure("nothing was changed")
 
@@ -278,7 +280,7 @@ def _problem(
     try:
         _check_exists(site, queue, job_id)
         if site.ask(operation(job_id)) is False:
-            return f"Job {job_id} in queue {name} runs, or a child of it does"
+            return f"Job {job_id} in queue {name} is running, or one of its children is"
     except WrongState as error:
         return f"{error}: it is {site.ask(queue.get_state(job_id))}"
     except JobNotFound as error:

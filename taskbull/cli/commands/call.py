@@ -40,7 +40,7 @@ _LOOK = 10.0
 @click.option("--queue", help="Another queue than the task's own.")
 @click.option("--priority", type=click.IntRange(0, MAX_PRIORITY), help="1 is the most urgent.")
 @click.option(
-    "--lifo", is_flag=True, default=None, help="Run it before the jobs that wait already."
+    "--lifo", is_flag=True, default=None, help="Run it before the jobs that are already waiting."
 )
 @click.option("--attempts", type=click.IntRange(1), help="How often to try it.")
 @click.option(
@@ -166,7 +166,7 @@ def _warn_without_workers(app: App, queue: str) -> None:
 
 def _added(handle: JobHandle[Any]) -> str:
     if handle.deduplicated:
-        return f"not added: job {handle.id} in queue {handle.queue} stands for it"
+        return f"not added: job {handle.id} in queue {handle.queue} already stands for it"
     return f"job {handle.id} ({handle.name}) added to queue {handle.queue}"
 
 

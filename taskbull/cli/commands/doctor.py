@@ -51,7 +51,7 @@ def doctor(
     app = app or named
     if acl is not None:
         begin = "user" if acl == "file" else "ACL SETUSER"
-        note("write a password of your own for PASSWORD")
+        note("replace PASSWORD by a password of your own")
         click.echo(f"{begin} {acl_of(find_site(app, redis, prefix))}")
         return
     findings: list[Finding] = []
@@ -98,7 +98,7 @@ def _examine(app: str | None, redis: str | None, prefix: str | None) -> Iterator
 
 def _app(app: App | None) -> Finding:
     if app is None:
-        return ok("app", "none is named: only Redis is looked at")
+        return ok("app", "no app given: only Redis is checked")
     queues = ", ".join(app.queues) or "none"
     return ok("app", f"{app.name} has {plural(len(app.tasks), 'task')}; its queues: {queues}")
 
@@ -106,7 +106,7 @@ def _app(app: App | None) -> Finding:
 def _reach(site: Site) -> Iterator[Finding]:
     """Knock, and tell what kind of place it is."""
     site.redis.knock()
-    yield ok("redis", f"{site.address} is reached")
+    yield ok("redis", f"{site.address} can be reached")
     servers = site.redis.servers()
     match site.address.topology:
         case "cluster":
@@ -128,8 +128,10 @@ def _cluster(site: Site) -> Finding:
     if state.get("cluster_state") != "ok":
         return problem(
             "topology",
-            f"{message} that is not whole: its state is {state.get('cluster_state')}, "
+            f"{message} that is incomplete: its state is {state.get('cluster_state')}, "
             f"{slots} of 16384 slots are served",
             "look at CLUSTER NODES",
         )
-    return ok("topology", f"{message}, whole; the names of queues are hash tags, as in {{emails}}")
+    return ok(
+        "topology", f"{message}, complete; the names of queues are hash tags, as in {{emails}}"
+    )

@@ -22,7 +22,11 @@ _DEFAULT = WorkerOptions()
 @click.command(cls=WorkerCommand)
 @click.argument("app", required=False)
 @click.option(
-    "-A", "--app", "named_app", metavar="APP", help="The same, as other commands take it."
+    "-A",
+    "--app",
+    "named_app",
+    metavar="APP",
+    help="The same as APP, in the form of the other commands.",
 )
 @click.option(
     "-q",
@@ -32,7 +36,7 @@ _DEFAULT = WorkerOptions()
     show_default="all queues of the app's tasks",
     help="A queue to work on; several: -q a,b or -q a -q b. -q a:5 runs 5 jobs of it at once.",
 )
-@click.option("--any-queue", is_flag=True, help="Take a queue for which the app has no task, too.")
+@click.option("--any-queue", is_flag=True, help="Accept queues for which the app has no task.")
 @click.option(
     "-c",
     "--concurrency",
@@ -47,7 +51,7 @@ _DEFAULT = WorkerOptions()
     help="Threads for plain functions.",
 )
 @click.option("--processes", type=click.IntRange(1), default=1, help="Worker processes.")
-@click.option("--no-supervisor", is_flag=True, help="Be the worker; nobody restarts it.")
+@click.option("--no-supervisor", is_flag=True, help="Be the worker itself; nothing restarts it.")
 @click.option(
     "--backend",
     type=click.Choice(["asyncio", "trio"]),
@@ -55,13 +59,13 @@ _DEFAULT = WorkerOptions()
     help="The library of the event loop.",
 )
 @click.option("--uvloop", is_flag=True, help="Use uvloop with asyncio.")
-@click.option("--burst", is_flag=True, help="Stop when there is nothing more to do.")
+@click.option("--burst", is_flag=True, help="Stop when there is nothing left to do.")
 @click.option(
     "--burst-wait",
     metavar="SECONDS",
     callback=read_seconds,
     show_default=f"{_DEFAULT.burst_wait:g}",
-    help="A burst waits for retries and delayed jobs that are due so soon.",
+    help="A burst waits for retries and delayed jobs that are due within this time.",
 )
 @click.option("--reload", is_flag=True, help="Restart when a Python file changes.")
 @click.option(
@@ -69,25 +73,25 @@ _DEFAULT = WorkerOptions()
     metavar="SECONDS",
     callback=read_seconds,
     show_default=f"{_DEFAULT.shutdown_timeout:g}",
-    help="How long running jobs may go on when the worker stops.",
+    help="How long running jobs may continue when the worker stops.",
 )
 @click.option(
     "--max-jobs",
     type=click.IntRange(1),
     show_default="no limit",
-    help="Jobs after which a process is replaced.",
+    help="Replace a process after this many jobs.",
 )
 @click.option(
     "--max-memory",
     type=click.IntRange(1),
     show_default="no limit",
-    help="Memory, in MB, above which a process is replaced.",
+    help="Replace a process that uses more than this many MB.",
 )
 @click.option(
     "--log-level",
     type=click.Choice(_LEVELS, case_sensitive=False),
     default="info",
-    help="The least severe lines to log.",
+    help="The lowest level to log.",
 )
 @click.option(
     "--log-format", type=click.Choice(["text", "json"]), default="text", help="How to log them."
@@ -96,10 +100,10 @@ _DEFAULT = WorkerOptions()
     "--metrics-port",
     type=click.IntRange(0, 65535),
     show_default="none",
-    help="Serve metrics and probes there.",
+    help="Serve metrics and probes on this port.",
 )
 @click.option(
-    "--metrics-host", default="127.0.0.1", help="The address to serve at; 0.0.0.0 is everywhere."
+    "--metrics-host", default="127.0.0.1", help="The address to listen on; 0.0.0.0 is all of them."
 )
 @click.option("--metrics-to", hidden=True)
 @click.option("--process", type=int, hidden=True)

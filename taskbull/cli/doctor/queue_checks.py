@@ -23,12 +23,12 @@ def check_queues(site: Site) -> Iterator[Finding]:
     try:
         found = survey(site)
     except ServerRefused as error:
-        yield problem("queues", f"the queues cannot be read: {error}", "look at the ACL rules")
+        yield problem("queues", f"the queues cannot be read: {error}", "check the ACL rules")
         return
     if not found:
         yield ok("queues", f"there are none under the prefix {site.prefix!r}")
     if any(queue.workers is None for queue in found):
-        yield warning("workers", "the server does not tell who is connected (CLIENT LIST)")
+        yield warning("workers", "the server does not say who is connected (CLIENT LIST)")
     for queue in found:
         yield _who(queue)
         yield from _waiting(queue)
@@ -56,7 +56,7 @@ def _waiting(queue: QueueSummary) -> Iterator[Finding]:
     if ready and queue.workers == 0 and not queue.paused:
         yield warning(
             "queue",
-            f"{queue.name}: {plural(ready, 'job')} to be run, and no worker is connected",
+            f"{queue.name}: {plural(ready, 'job')} to run, but no worker is connected",
             f"taskbull worker -q {queue.name}",
         )
 
@@ -96,7 +96,7 @@ def _pausing(queue: QueueSummary) -> Iterator[Finding]:
     if major_of(queue.version) == 5 and waiting and parked:
         yield warning(
             "queue",
-            f"{queue.name}: jobs stand in both its lists, and BullMQ 5 would lose some when it "
+            f"{queue.name}: jobs are in both of its lists, and BullMQ 5 would lose some when it "
             "resumes or pauses the queue",
             f"resume it with taskbull resume {queue.name}, which loses none",
         )
@@ -107,6 +107,6 @@ def _kept(queue: QueueSummary) -> Iterator[Finding]:
     if kept >= _MANY:
         yield warning(
             "queue",
-            f"{queue.name}: {kept:,} finished jobs are kept, and fill the memory",
+            f"{queue.name}: {kept:,} finished jobs are kept, and take up memory",
             f"taskbull clean {queue.name} --older-than 7d; and keep fewer: keep_completed=Keep(…)",
         )

@@ -52,7 +52,7 @@ def _check(site: Site, server: Endpoint, keys: QueueKeys) -> Iterator[Finding]:
         if error.code == "NOPERM" and "key" in str(error):
             yield _about_keys(server, keys)
         else:
-            yield problem("writing", f"{server} does not let us work: {error}", advice(error))
+            yield problem("writing", f"{server} refuses our commands: {error}", advice(error))
         return
     refused |= _try_plainly(site, server, keys, token)
     needed = [name for name in refused if name not in _USEFUL]
@@ -63,10 +63,12 @@ def _check(site: Site, server: Endpoint, keys: QueueKeys) -> Iterator[Finding]:
         yield problem("rights", f"{server} forbids {', '.join(needed)}", _grant(needed))
     if useful:
         yield warning(
-            "rights", f"{server} forbids {', '.join(useful)}: all works, less well", _grant(useful)
+            "rights",
+            f"{server} forbids {', '.join(useful)}: everything works, but less well",
+            _grant(useful),
         )
     if not refused:
-        yield ok("rights", f"{server} lets us write, and run all that we need")
+        yield ok("rights", f"{server} lets us write, and run every command we need")
 
 
 def _try_scripts(site: Site, server: Endpoint, keys: QueueKeys, token: str) -> dict[str, str]:
@@ -100,7 +102,7 @@ def _try_plainly(site: Site, server: Endpoint, keys: QueueKeys, token: str) -> d
 def _about_keys(server: Endpoint, keys: QueueKeys) -> Finding:
     return problem(
         "rights",
-        f"{server} does not let our user touch the keys of queue {keys.queue}",
+        f"{server} does not let our user access the keys of queue {keys.queue}",
         f"ACL SETUSER <user> ~{glob(keys.base)}*; taskbull doctor --acl prints all that is needed",
     )
 

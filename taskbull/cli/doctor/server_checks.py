@@ -30,7 +30,7 @@ def check_server(redis: Asker, server: Endpoint, name: str) -> Iterator[Finding]
     """Examine one server; `name` is what its findings are about, such as a node of a Cluster."""
     fields = _info(redis, server)
     if fields is None:
-        yield warning("server", f"{name} does not tell about itself (INFO is forbidden)")
+        yield warning("server", f"{name} does not describe itself (INFO is forbidden)")
     else:
         yield _version(fields, name)
         yield from _role(redis, fields, name)
@@ -116,7 +116,9 @@ def _persistence(redis: Asker, server: Endpoint, fields: Fields, name: str) -> I
         yield ok("persistence", f"{name} keeps an append-only file")
     elif (points := _save_points(redis, server)) is None:
         yield warning(
-            "persistence", f"{name} keeps no append-only file; its snapshots are not known", advice
+            "persistence",
+            f"{name} keeps no append-only file; whether it takes snapshots is not known",
+            advice,
         )
     elif points:
         yield warning(
@@ -125,7 +127,7 @@ def _persistence(redis: Asker, server: Endpoint, fields: Fields, name: str) -> I
             advice,
         )
     else:
-        yield warning("persistence", f"{name} keeps nothing: a restart loses all jobs", advice)
+        yield warning("persistence", f"{name} saves nothing: a restart loses all jobs", advice)
     for field in ("rdb_last_bgsave_status", "aof_last_write_status", "aof_last_bgrewrite_status"):
         if fields.get(field, "ok") != "ok":
             yield problem(
@@ -150,7 +152,7 @@ def _latency(redis: Asker, server: Endpoint, name: str) -> Finding:
     message = f"{name} answers in {usual * 1000:.2g} ms (the slowest of {_PINGS}: "
     message += f"{max(times) * 1000:.2g} ms)"
     if usual > _SLOW:
-        return warning("latency", message, "run workers near to their Redis")
+        return warning("latency", message, "run workers close to their Redis")
     return ok("latency", message)
 
 
@@ -158,14 +160,14 @@ def _clock(redis: Asker, server: Endpoint, name: str) -> Finding:
     try:
         took, reply = _timed(lambda: redis.ask(server, "TIME"))
     except ServerRefused:
-        return warning("clock", f"{name} does not tell its time (TIME is forbidden)")
+        return warning("clock", f"{name} does not give its time (TIME is forbidden)")
     ours = time.time() - took / 2
     skew = int(reply[0]) + int(reply[1]) / 1e6 - ours
     if abs(skew) < _SKEW:
         return ok("clock", f"{name} and this machine differ by {abs(skew) * 1000:.0f} ms")
     behind = "ahead of" if skew > 0 else "behind"
     message = f"the clock of {name} is {abs(skew):.1f} s {behind} this machine's"
-    advice = "let all machines take their time from NTP: delayed jobs run by the clocks of workers"
+    advice = "synchronise all machines by NTP: delayed jobs run by the clocks of workers"
     return (problem if abs(skew) >= _BAD_SKEW else warning)("clock", message, advice)
 
 

@@ -45,7 +45,9 @@ def show_panel(app: App, worker: Worker, backend: str) -> None:
         rows["redis"] = rows["redis"] or f"{worker.address} · cannot be used: {_with_advice(error)}"
         rows["queues"] = " · ".join(worker.queues)
     except TaskbullError as error:
-        rows["redis"] = f"{worker.address} · not there yet: {_with_advice(error, worker.address)}"
+        rows["redis"] = (
+            f"{worker.address} · not reachable yet: {_with_advice(error, worker.address)}"
+        )
         rows["queues"] = " · ".join(worker.queues)
     finally:
         site.redis.close()
@@ -86,9 +88,7 @@ def _server(site: Site, queue: str) -> str:
     try:
         fields = info(site.redis.ask(site.redis.servers()[0], "INFO"))
     except ServerRefused:  # it works all the same
-        return (
-            f"{trouble}: see taskbull doctor" if trouble else "it does not tell its version, fine"
-        )
+        return f"{trouble}: see taskbull doctor" if trouble else "version unknown, fine"
     kind = "Valkey" if "valkey_version" in fields else "Redis"
     version = fields.get("valkey_version") or fields.get("redis_version", "of unknown version")
     policy = fields.get("maxmemory_policy", "noeviction")

@@ -14,9 +14,9 @@ _SAME = {
 }
 _POOL = "async tasks run in the event loop, plain functions in threads; --processes adds more"
 _BEAT = "the schedules of a queue need no process of their own"
-_NAME = "a worker names itself by host, process and chance"
+_NAME = "a worker's name is its host, its process and six random digits"
 _TIME = "it is timeout= of a task"
-_BACKGROUND = "let systemd, or your shell, put it into the background"
+_BACKGROUND = "run it in the background with systemd or your shell"
 
 _NEEDLESS = {
     "-P": _POOL,

@@ -23,7 +23,7 @@ def what_it_ran(presence: Presence) -> str:
         site.redis.knock()
         jobs = [job for queue in presence.queues for job in _jobs(site, queue, presence.worker_id)]
     except TaskbullError as error:
-        return f" (what it ran is not known, for Redis cannot be asked: {error})"
+        return f" (what it ran is not known, because Redis cannot be asked: {error})"
     finally:
         site.redis.close()
     if not jobs:

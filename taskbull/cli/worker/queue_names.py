@@ -15,10 +15,10 @@ def read_queues(words: Sequence[str]) -> dict[str, int | None]:
     for part in (part.strip() for word in words for part in word.split(",")):
         name, colon, number = part.partition(":")
         if not name:
-            raise WrongUsage(f"-q {','.join(words)}: a name of a queue is missing")
+            raise WrongUsage(f"-q {','.join(words)}: the name of a queue is missing")
         if colon and not (number.isdecimal() and int(number) > 0):
             raise WrongUsage(
-                f"-q {part}: behind the colon stands how many jobs run at once, as in -q {name}:5"
+                f"-q {part}: after the colon comes the number of jobs at once, as in -q {name}:5"
             )
         queues[name] = int(number) if colon else queues.get(name)
     return queues
@@ -31,5 +31,5 @@ def check_known(queues: Sequence[str], app: App) -> None:
         if name not in known:
             raise WrongUsage(
                 f"App {app.name} has no task in queue {name}{did_you_mean(name, known)}; its "
-                f"queues are {', '.join(known) or 'none'}. --any-queue serves it all the same"
+                f"queues are {', '.join(known) or 'none'}. --any-queue serves it anyway"
             )

@@ -166,7 +166,7 @@ class Supervisor:
             ran = ""
             if end.presence is not None:
                 ran = await to_thread.run_sync(what_it_ran, end.presence, abandon_on_cancel=True)
-            message = "Worker process %d ended with %s%s; it is started again in %.0f s"
+            message = "Worker process %d ended with %s%s; it is restarted in %.0f s"
             logger.error(message, number, end.told, ran, pause)
             await sleep(pause)
 
