@@ -19,6 +19,19 @@ class JobState(StrEnum):
     UNKNOWN = "unknown"
 
 
+STATES = (
+    JobState.WAITING,
+    JobState.ACTIVE,
+    JobState.PRIORITIZED,
+    JobState.DELAYED,
+    JobState.WAITING_CHILDREN,
+    JobState.PAUSED,
+    JobState.FAILED,
+    JobState.COMPLETED,
+)
+"""The states in which a job can be, in the order in which people look at them."""
+
+
 MAX_PRIORITY = 2**21 - 1
 """The least urgent priority: one more, and its scores would leave a double's integers."""
 

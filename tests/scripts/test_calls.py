@@ -9,7 +9,7 @@ import pytest
 
 from taskbull.core.keys import QueueKeys
 from taskbull.core.states import JobState
-from taskbull.scripts import changes, inspection, limits, locks, removal
+from taskbull.scripts import changes, inspection, limits, locks, removal, survey
 from taskbull.scripts.add import CallSequence, add_jobs
 from taskbull.scripts.call import Call
 from taskbull.scripts.cycle import Taking, cycle
@@ -62,6 +62,9 @@ SAMPLES = calls(
         inspection.get_ending(QUEUE, JOB),
         inspection.get_logs(QUEUE, JOB),
         inspection.get_metrics(QUEUE, JobState.FAILED),
+        survey.survey_queue(QUEUE),
+        survey.peek_active(QUEUE, 0, 1),
+        survey.peek_failures(QUEUE, 0, 1),
         limits.rate_limit_ttl(QUEUE),
         limits.is_maxed(QUEUE),
         add_jobs(QUEUE, [], 1, CallSequence("producer", 2, 3)),

@@ -50,6 +50,7 @@ NEW_FIELDS = 6
 PREVIOUS_DELAY_FIELD = "tbpd"
 """Where decorrelated jitter remembers its last delay, in ms; Node keeps it and ignores it."""
 
+OPTIONS_FIELD = "opts"
 FAILED_REASON_FIELD = "failedReason"
 STACKTRACE_FIELD = "stacktrace"
 

@@ -1,0 +1,129 @@
+"""What a server is asked that concerns no single queue."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from msgspec import Struct
+
+from taskbull.core.keys import QueueKeys
+from taskbull.scripts.call import Command, Word
+from taskbull.scripts.replies import info, nothing, text
+
+_SCANNED = 1000
+"""How many keys one step of a search looks at: a fraction of a millisecond."""
+
+_ANY = ""
+"""The key of a command that is for a server, not for what it holds."""
+
+
+class Client(Struct, frozen=True):
+    """A connection to a server."""
+
+    name: str
+    address: str
+    age: int
+    """Seconds since it connected."""
+    idle: int
+    """Seconds since it last sent a command."""
+
+
+class ConnectedWorker(Struct, frozen=True):
+    """A worker that is connected to the queue, Node's or ours."""
+
+    name: str
+    """Its own name; empty if it has none."""
+    address: str
+    age: int
+    """Seconds since it connected."""
+    idle: int
+    """Seconds since it last sent a command."""
+
+
+class FoundQueues(Struct, frozen=True):
+    """What one step of a search has found."""
+
+    names: list[str]
+    """The names as they stand in keys."""
+    cursor: bytes
+    """Where to go on; `b"0"`: nowhere, it was the last step."""
+
+
+def ping() -> Command[None]:
+    """Have a sign of life."""
+    return Command(("PING",), _ANY, nothing)
+
+
+def get_info() -> Command[dict[str, str]]:
+    """Read what a server tells about itself."""
+    return Command(("INFO",), _ANY, info)
+
+
+def get_cluster_info() -> Command[dict[str, str]]:
+    """Read what a node tells about its Cluster."""
+    return Command(("CLUSTER", "INFO"), _ANY, info)
+
+
+def get_save_points() -> Command[str]:
+    """Read when a server writes snapshots; empty: never."""
+
+    def read(reply: list[bytes]) -> str:
+        return text(reply[1]) if len(reply) > 1 else ""
+
+    return Command(("CONFIG", "GET", "save"), _ANY, read)
+
+
+def get_time() -> Command[float]:
+    """Read a server's clock, in seconds since 1970."""
+    return Command(("TIME",), _ANY, lambda reply: int(reply[0]) + int(reply[1]) / 1e6)
+
+
+def list_clients() -> Command[list[Client]]:
+    """List the connections to a server."""
+    return Command(("CLIENT", "LIST"), _ANY, _clients)
+
+
+def list_workers(queue: QueueKeys) -> Command[list[ConnectedWorker]]:
+    """List the workers that are connected to a queue."""
+    return Command(("CLIENT", "LIST"), queue.base, lambda reply: workers_of(queue, _clients(reply)))
+
+
+def workers_of(queue: QueueKeys, clients: Sequence[Client]) -> list[ConnectedWorker]:
+    """Choose the workers of a queue among all connections, by the names that BullMQ gives them."""
+    name = queue.connection_name()
+    return [
+        ConnectedWorker(each.name[len(name) + 3 :], each.address, each.age, each.idle)
+        for each in clients
+        if each.name == name or each.name.startswith(f"{name}:w:")
+    ]
+
+
+def find_queues(prefix: str, cursor: bytes = b"0") -> Command[FoundQueues]:
+    """Look for queues in the next piece of a server's keys."""
+    start, end = f"{prefix}:", ":meta"
+
+    def read(reply: Any) -> FoundQueues:
+        after, keys = reply
+        names = [text(key)[len(start) : -len(end)] for key in keys]
+        # A name has no ":"; what has one is a key of another prefix, or of a job scheduler.
+        return FoundQueues([name for name in names if name and ":" not in name], after)
+
+    pattern = f"{escape_pattern(start)}*{end}"
+    words: tuple[Word, ...] = ("SCAN", cursor, "MATCH", pattern, "COUNT", _SCANNED, "TYPE", "hash")
+    return Command(words, _ANY, read)
+
+
+def escape_pattern(text: str) -> str:
+    """Return a text as a pattern of Redis that matches nothing else."""
+    return re.sub(r"([*?\[\]\\])", r"\\\1", text)
+
+
+def _clients(reply: bytes) -> list[Client]:
+    clients: list[Client] = []
+    for line in text(reply).splitlines():
+        fields = dict(field.split("=", 1) for field in line.split(" ") if "=" in field)
+        age, idle = int(fields.get("age", 0)), int(fields.get("idle", 0))
+        clients.append(Client(fields.get("name", ""), fields.get("addr", ""), age, idle))
+    return clients
