@@ -25,8 +25,8 @@ local prefix, longest = unpack(ARGV)
 
 local first = {}
 for _, id in ipairs({
-  redis.call("LINDEX", wait, -1) or "",
-  redis.call("LINDEX", paused, -1) or "",
+  redis.call("LRANGE", wait, -1, -1)[1] or "",
+  redis.call("LRANGE", paused, -1, -1)[1] or "",
   redis.call("ZRANGE", prioritized, 0, 0)[1] or "",
 }) do
   local job = prefix .. id

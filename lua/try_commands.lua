@@ -37,6 +37,7 @@ local calls = {
   { "HGETALL", a_hash },
   { "HKEYS", a_hash },
   { "HLEN", a_hash },
+  { "HSTRLEN", a_hash, "field" },
   { "HEXISTS", a_hash, "field" },
   { "HINCRBY", a_hash, "field", 1 },
   { "HDEL", a_hash, "none" },

@@ -43,7 +43,9 @@ from taskbull.queue.handle import JobHandle
 if TYPE_CHECKING:
     from taskbull import events
     from taskbull.queue.queue import Queue
+    from taskbull.queue.server import Server
     from taskbull.queue.sync_queue import SyncQueue
+    from taskbull.queue.sync_server import SyncServer
     from taskbull.worker.running_job import RunningJob, current_job
     from taskbull.worker.worker import Worker
 
@@ -70,10 +72,12 @@ __all__ = [
     "Retry",
     "RunningJob",
     "SerializationError",
+    "Server",
     "ServerRefused",
     "ServerUnavailable",
     "Snooze",
     "SyncQueue",
+    "SyncServer",
     "Task",
     "TaskNotRegistered",
     "TaskbullError",
@@ -93,7 +97,9 @@ __version__ = "0.1.0"
 _LATER = {
     "Queue": "taskbull.queue.queue",
     "RunningJob": "taskbull.worker.running_job",
+    "Server": "taskbull.queue.server",
     "SyncQueue": "taskbull.queue.sync_queue",
+    "SyncServer": "taskbull.queue.sync_server",
     "Worker": "taskbull.worker.worker",
     "current_job": "taskbull.worker.running_job",
 }

@@ -41,7 +41,9 @@ from taskbull.store.namespace import Namespace
 if TYPE_CHECKING:
     from taskbull.app.dispatch import JobMiddleware
     from taskbull.queue.queue import Queue
+    from taskbull.queue.server import Server
     from taskbull.queue.sync_queue import SyncQueue
+    from taskbull.queue.sync_server import SyncServer
     from taskbull.worker.route import Route
     from taskbull.worker.worker import Worker
 
@@ -206,6 +208,18 @@ class App:
     def sync_queue(self, name: str) -> SyncQueue:
         """Give a queue for code without an event loop."""
         return self.producer.sync_queue(name)
+
+    def server(self) -> Server:
+        """Return all queues of the app's server, for async code."""
+        from taskbull.queue.server import Server  # noqa: PLC0415 - see `Producer.queue`
+
+        return self.producer.server(Server, self.queues, self.attempts_of)
+
+    def sync_server(self) -> SyncServer:
+        """Return all queues of the app's server, for code without an event loop."""
+        from taskbull.queue.sync_server import SyncServer  # noqa: PLC0415 - as above
+
+        return self.producer.server(SyncServer, self.queues, self.attempts_of)
 
     def close(self) -> None:
         """Close the connections of sync code that are not in use; more are made when needed."""

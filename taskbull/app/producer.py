@@ -10,7 +10,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from taskbull.core.checks import check_type, refusal
-from taskbull.core.job import NewJob, Ticket
+from taskbull.core.job import Job, NewJob, Ticket
 from taskbull.core.options import JobOptions
 from taskbull.queue.add_bulk import Bulk, Entry, Line, Progress, check_bulk
 from taskbull.queue.add_call import Adder
@@ -23,10 +23,12 @@ from taskbull.store.namespace import Namespace
 
 if TYPE_CHECKING:
     from taskbull.queue.any_queue import AnyQueue
+    from taskbull.queue.any_server import AnyServer
     from taskbull.queue.queue import Queue
     from taskbull.queue.sync_queue import SyncQueue
 
 Q = TypeVar("Q", bound="AnyQueue")
+S = TypeVar("S", bound="AnyServer")
 R_co = TypeVar("R_co", covariant=True)
 
 
@@ -145,6 +147,17 @@ class Producer:
                 call_timeout=self._call_timeout,
             )
         return queue
+
+    def server(self, kind: type[S], queues: Iterable[str], attempts_of: Callable[[Job], int]) -> S:
+        """Return all queues of the server, of which the app knows some."""
+        return kind(
+            self.stores,
+            prefix=self.namespace.prefix,
+            hash_tag=self.namespace.hash_tag,
+            call_timeout=self._call_timeout,
+            queues=queues,
+            attempts_of=attempts_of,
+        )
 
     def add(self, spec: JobSpec[Any]) -> JobHandle[Any]:
         """Add one job."""

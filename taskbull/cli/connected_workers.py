@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from taskbull.cli.site import Site
 from taskbull.errors import ServerRefused
-from taskbull.queue.operations import ConnectedWorker, Operations
+from taskbull.queue.operations import Operations
+from taskbull.scripts.servers import ConnectedWorker
 from taskbull.store.address import Endpoint
 
 

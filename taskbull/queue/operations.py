@@ -8,8 +8,6 @@ from __future__ import annotations
 import time
 from typing import Any, Literal, TypeAlias, Unpack
 
-from msgspec import Struct
-
 from taskbull.core.checks import check_bool, check_choice, check_int, check_text, refusal
 from taskbull.core.durations import Duration, seconds, to_ms
 from taskbull.core.job import Job, NewJob
@@ -20,27 +18,16 @@ from taskbull.core.states import MAX_PRIORITY, JobState
 from taskbull.errors import (
     JobNotFound,
 )
-from taskbull.scripts import changes, inspection, limits, removal
-from taskbull.scripts.call import Command, Request, Steps
+from taskbull.scripts import changes, inspection, limits, removal, servers
+from taskbull.scripts.call import Request, Steps
 from taskbull.scripts.inspection import QueueMetrics
+from taskbull.scripts.servers import ConnectedWorker
 
 Finished: TypeAlias = Literal["completed", "failed"]
 JobEntry: TypeAlias = NewJob | tuple[str, Any] | tuple[str, Any, dict[str, Any]]
 """A job for `add_bulk`: what `queue.job` makes, or (name, data) or (name, data, options)."""
 
 _DEFAULT = JobOptions()
-
-
-class ConnectedWorker(Struct, frozen=True):
-    """A worker that is connected to the queue, Node's or ours."""
-
-    name: str
-    """Its own name; empty if it has none."""
-    address: str
-    age: int
-    """Seconds since it connected."""
-    idle: int
-    """Seconds since it last sent a command."""
 
 
 class Operations:
@@ -143,8 +130,7 @@ class Operations:
         return inspection.get_logs(self.keys, check_text("job_id", job_id), start, end)
 
     def workers(self) -> Request[list[ConnectedWorker]]:
-        name = self.keys.connection_name()
-        return Command(("CLIENT", "LIST"), self.keys.base, lambda reply: _workers(reply, name))
+        return servers.list_workers(self.keys)
 
     def set_global_concurrency(self, limit: int | None) -> Request[None]:
         if limit is not None:
@@ -179,14 +165,3 @@ def _state(state: JobState | str) -> JobState:
         return JobState(state)
     except ValueError:
         raise refusal("state", f"be one of {', '.join(JobState)}", state) from None
-
-
-def _workers(reply: bytes, name: str) -> list[ConnectedWorker]:
-    workers: list[ConnectedWorker] = []
-    for line in reply.decode("utf-8", "backslashreplace").splitlines():
-        client = dict(field.split("=", 1) for field in line.split(" ") if "=" in field)
-        own = client.get("name", "")
-        if own == name or own.startswith(f"{name}:w:"):
-            address, age, idle = client.get("addr", ""), client["age"], client["idle"]
-            workers.append(ConnectedWorker(own[len(name) + 3 :], address, int(age), int(idle)))
-    return workers

@@ -22,10 +22,11 @@ from taskbull.queue.event_stream import (
     read_events,
 )
 from taskbull.queue.handle import JobHandle
-from taskbull.queue.operations import ConnectedWorker, Finished, JobEntry
+from taskbull.queue.operations import Finished, JobEntry
 from taskbull.queue.tracebacks import stripped
 from taskbull.scripts.call import Request, Steps
 from taskbull.scripts.inspection import Logs, QueueMetrics
+from taskbull.scripts.servers import ConnectedWorker
 
 T = TypeVar("T")
 

@@ -1,0 +1,49 @@
+"""What both servers are made of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from taskbull.core.durations import Duration, limit_of
+from taskbull.core.job import Job
+from taskbull.core.retry import attempts_of
+from taskbull.queue.handle import CALL_TIMEOUT
+from taskbull.queue.server_operations import ServerOperations
+from taskbull.queue.stores import Stores
+from taskbull.store.clients import Where
+from taskbull.store.namespace import Namespace
+
+
+class AnyServer:
+    """All queues under one prefix of a Redis server, Sentinel or Cluster, whoever made them.
+
+    `redis`, `prefix` and `hash_tag` are those of a queue. Every call reads a bounded part of what
+    is there, and ends within `call_timeout` seconds if Redis is away; None: no limit. What works in
+    pieces may take longer in all, as long as the pieces are answered in time. `queues` are there
+    even if Redis does not have them yet; `attempts_of` tells how often workers try a job.
+    """
+
+    def __init__(
+        self,
+        redis: Where | Stores | None = None,
+        *,
+        prefix: str = "bull",
+        hash_tag: bool | None = None,
+        call_timeout: Duration | None = CALL_TIMEOUT,
+        queues: Iterable[str] = (),
+        attempts_of: Callable[[Job], int] = attempts_of,
+    ) -> None:
+        self._stores = redis if isinstance(redis, Stores) else Stores(redis)
+        self._call_timeout = limit_of("call_timeout", call_timeout)
+        self.namespace = Namespace(self._stores.address, prefix, hash_tag)
+        self._operations = ServerOperations(self.namespace, frozenset(queues), attempts_of)
+
+    @property
+    def address(self) -> str:
+        """Where Redis is, without its password."""
+        return str(self.namespace.address)
+
+    @property
+    def prefix(self) -> str:
+        """What all keys begin with."""
+        return self.namespace.prefix
