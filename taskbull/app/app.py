@@ -3,37 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
-from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, Unpack, cast, overload
 
 from taskbull.app.discovery import find_attribute, import_modules, import_package
 from taskbull.app.function import check_function
 from taskbull.app.lifespan import LifespanFunction, lifespan
-from taskbull.app.options import TaskOptions, takes_settings
 from taskbull.app.producer import JobSpec, Producer
 from taskbull.app.registry import Registry
 from taskbull.app.rules import Queues
-from taskbull.app.settings import Defaults
+from taskbull.app.settings import Defaults, TaskOptions
 from taskbull.app.staff import Staff
 from taskbull.app.task import AsyncTask, Decorator, SyncTask, Task, make_task
 from taskbull.core import events, payload
-from taskbull.core.backoff import Backoff
 from taskbull.core.celery import APP, no_attribute
 from taskbull.core.checks import check_choice, check_text, refusal
 from taskbull.core.classification import Classifier
 from taskbull.core.durations import Duration, limit_of
 from taskbull.core.job import Job
-from taskbull.core.keys import NAME_LIMIT
-from taskbull.core.keywords import check_keywords
-from taskbull.core.options import ATTEMPTS, ErrorBackoffs, JobOptions
-from taskbull.core.retention import Keep
+from taskbull.core.keys import NAME_LIMIT, PREFIX
+from taskbull.core.keywords import check_keywords, unknown_setting
+from taskbull.core.options import ATTEMPTS, AppKeywords, JobOptions
 from taskbull.core.retry import RetryPolicy, UnknownErrors, attempts_of
-from taskbull.core.worker_options import Limiter, QueueOptions
+from taskbull.core.worker_options import QueueKeywords, QueueOptions, WorkerKeywords
 from taskbull.errors import ConfigurationError
 from taskbull.queue.add_bulk import Progress
 from taskbull.queue.call_checks import BlockingCheck
-from taskbull.queue.handle import CALL_TIMEOUT, JobHandle
+from taskbull.queue.handle import CALL_TIMEOUT, ENQUEUE_TIMEOUT, JobHandle
 from taskbull.scripts.inspection import names_waiting
 from taskbull.store.clients import Where, address_of
 from taskbull.store.namespace import Namespace
@@ -54,58 +50,44 @@ M = TypeVar("M", bound="JobMiddleware")
 L = TypeVar("L", bound=LifespanFunction)
 
 _LOOKED_AT = 100
-_BACKOFF = Backoff.exponential(1, max_delay=3600, jitter=0.2)
-_KEEP_COMPLETED = Keep(age=timedelta(days=1), count=10_000)
-_KEEP_FAILED = Keep(age=timedelta(days=14))
 
 
 class App:
     """A set of tasks, and the Redis where their jobs are.
 
-    What it is made with is the default of its tasks. `redis` is a URL, or a client of
-    redis-py whose settings are read; without one, the environment (`TASKBULL_REDIS_URL`,
-    `REDIS_URL`) or the server on this machine is used. Nothing is connected before it is needed.
-    Adding jobs ends within `enqueue_timeout`, every other call
-    of queues and handles within `call_timeout`, if Redis is away. `include` names modules with
-    tasks, which workers import.
+    The options of jobs that it is made with (`AppKeywords`) are the defaults of its tasks.
+    `redis` is a URL, or a client of redis-py whose settings are read; without one, the environment
+    (`TASKBULL_REDIS_URL`, `REDIS_URL`) or the server on this machine is used. Nothing is connected
+    before it is needed. Adding jobs ends within `enqueue_timeout`, every other call of queues and
+    handles within `call_timeout`, if Redis is away. `include` names modules with tasks, which
+    workers import.
     `attempts` is 3 for the jobs that this app adds. Given here, it also counts for jobs of others
     that say nothing about attempts; those have one otherwise, as BullMQ means it.
     """
 
-    @takes_settings
     def __init__(  # noqa: PLR0913 - users write them by name
         self,
         name: str,
         *,
         redis: Where | None = None,
-        prefix: str = "bull",
+        prefix: str = PREFIX,
         queue: str = "default",
         attempts: int | None = None,
-        backoff: Backoff | None = _BACKOFF,
-        error_backoffs: ErrorBackoffs | None = None,
-        keep_completed: Keep | None = _KEEP_COMPLETED,
-        keep_failed: Keep | None = _KEEP_FAILED,
-        timeout: Duration | None = None,
         classify: Classifier | None = None,
         unknown_errors: UnknownErrors = "retry",
         include: Sequence[str] = (),
         hash_tag: bool | None = None,
-        enqueue_timeout: Duration | None = 5.0,
+        enqueue_timeout: Duration | None = ENQUEUE_TIMEOUT,
         call_timeout: Duration | None = CALL_TIMEOUT,
+        **options: Unpack[AppKeywords],
     ) -> None:
+        _check_settings(options)
         self.name = check_text("app name", name, most=NAME_LIMIT)
-        options = JobOptions(
-            attempts=ATTEMPTS if attempts is None else attempts,
-            backoff=backoff,
-            error_backoffs=error_backoffs,
-            keep_completed=keep_completed,
-            keep_failed=keep_failed,
-            timeout=timeout,
-        )
+        jobs = JobOptions(attempts=ATTEMPTS if attempts is None else attempts, **options)
         policy = RetryPolicy(
             attempts=attempts,
-            backoff=backoff,
-            error_backoffs=error_backoffs,
+            backoff=jobs.backoff,
+            error_backoffs=jobs.error_backoffs,
             classify=classify,
             unknown_errors=unknown_errors,
         )
@@ -116,7 +98,7 @@ class App:
             limit_of("call_timeout", call_timeout),
         )
         self.producer.line(queue)  # refuses a wrong name
-        self._defaults = Defaults(queue, options, policy)
+        self._defaults = Defaults(queue, jobs, policy)
         self._registry = Registry(name)
         self._staff = Staff(name, self._registry, policy)
         self._blocking = BlockingCheck("app.enqueue()", "await app.aenqueue()")
@@ -277,14 +259,7 @@ class App:
         """Tell how a job is to be run: what a worker asks."""
         return self._staff.dispatch.resolve(job)
 
-    def queue_options(
-        self,
-        queue: str,
-        *,
-        concurrency: int | None = None,
-        limiter: Limiter | None = None,
-        global_concurrency: int | None = None,
-    ) -> None:
+    def queue_options(self, queue: str, **rules: Unpack[QueueKeywords]) -> None:
         """Declare the rules of a queue, for every worker of this app that serves it.
 
         They win over the worker's own `concurrency` and `limiter`, which are for all its queues.
@@ -292,14 +267,10 @@ class App:
         worker starts. Several calls for one queue add up, unless they contradict each other.
         """
         self.producer.line(queue)  # refuses a wrong name
-        self._staff.rules.declare(
-            queue,
-            QueueOptions(
-                concurrency=concurrency, limiter=limiter, global_concurrency=global_concurrency
-            ),
-        )
+        check_keywords("app.queue_options", rules, QueueKeywords)
+        self._staff.rules.declare(queue, QueueOptions(**rules))
 
-    def worker(self, queues: Queues | None = None, **options: Any) -> Worker:
+    def worker(self, queues: Queues | None = None, **options: Unpack[WorkerKeywords]) -> Worker:
         """Make a worker for some queues, or for those of all tasks; options: `WorkerOptions`.
 
         A mapping such as `{"emails": 5, "reports": None}` gives queues a concurrency of their own.
@@ -307,7 +278,11 @@ class App:
         return self._worker(queues, options)
 
     async def run_worker(
-        self, queues: Queues | None = None, *, burst: bool = False, **options: Any
+        self,
+        queues: Queues | None = None,
+        *,
+        burst: bool = False,
+        **options: Unpack[WorkerKeywords],
     ) -> None:
         """Run a worker until cancelled, then stop it gracefully; `burst`: until all is done.
 
@@ -322,7 +297,7 @@ class App:
         backend: str = "asyncio",
         uvloop: bool = False,
         burst: bool = False,
-        **options: Any,
+        **options: Unpack[WorkerKeywords],
     ) -> None:
         """Run a worker in an event loop of its own, until SIGTERM or SIGINT stop it gracefully."""
         check_choice("backend", backend, ("asyncio", "trio"))
@@ -331,9 +306,16 @@ class App:
         worker = self._worker(queues, options)
         run_as_program(worker, backend=backend, uvloop=uvloop, burst=burst)
 
-    def _worker(self, queues: Queues | None, options: dict[str, Any]) -> Worker:
+    def _worker(self, queues: Queues | None, options: WorkerKeywords) -> Worker:
         self.load_tasks()
         return self._staff.worker(self.producer.namespace, queues, options)
+
+
+def _check_settings(options: AppKeywords) -> None:
+    for name in options:
+        if name not in AppKeywords.__annotations__:
+            own = App.__init__.__kwdefaults__ or {}
+            raise unknown_setting(name, [*own, *AppKeywords.__annotations__])
 
 
 def load_app(target: str) -> App:

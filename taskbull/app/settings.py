@@ -1,16 +1,38 @@
-"""What a task was declared with, checked, its app's values filled in."""
+"""What users say about a task and about one call of it, over what they say about the app."""
 
 from __future__ import annotations
 
-from msgspec import Struct
+from collections.abc import Mapping
+from typing import Any, cast
+
+from msgspec import Struct, structs
 
 from taskbull.app.arguments import Extra
-from taskbull.app.options import TaskOptions, of_task
+from taskbull.core.backoff import Backoff
 from taskbull.core.breaker import CircuitBreaker
 from taskbull.core.checks import check_choice, check_text, check_type
+from taskbull.core.classification import Classifier
 from taskbull.core.keys import NAME_LIMIT
-from taskbull.core.options import JobOptions
+from taskbull.core.options import CallKeywords, JobOptions, TaskKeywords
 from taskbull.core.retry import RetryPolicy
+from taskbull.errors import ConfigurationError
+
+
+class TaskOptions(TaskKeywords, total=False):
+    """The options of `@app.task`; what is None, or not there, is the app's."""
+
+    name: str | None
+    queue: str | None
+    attempts: int | None
+    circuit_breaker: CircuitBreaker | None
+    classify: Classifier | None
+    extra: Extra
+
+
+class CallOptions(CallKeywords, total=False):
+    """The options of `task.options`, for one call or many; what is not there is the task's."""
+
+    queue: str
 
 
 class TaskSettings(Struct, frozen=True, kw_only=True):
@@ -37,7 +59,7 @@ class Defaults(Struct, frozen=True):
     policy: RetryPolicy
 
     def with_task(self, name: str, given: TaskOptions) -> TaskSettings:
-        """Give the settings of a task; refuse what is not valid."""
+        """Return the settings of a task; refuse what is not valid."""
         queue = given.get("queue")
         breaker = given.get("circuit_breaker")
         if breaker is not None:
@@ -50,11 +72,41 @@ class Defaults(Struct, frozen=True):
             error_backoffs=given.get("error_backoffs"),
             classify=given.get("classify"),
         )
+        said = {name: value for name, value in _of_job(given).items() if value is not None}
         return TaskSettings(
             name=check_text("task name", name, most=NAME_LIMIT),
             queue=self.queue if queue is None else queue,
-            options=of_task(self.options, given),
+            options=structs.replace(self.options, **said),
             policy=own.over(self.policy),
             circuit_breaker=breaker,
             extra=extra,
         )
+
+
+def with_call(task: JobOptions, given: CallOptions) -> JobOptions:
+    """Return what one job stores: the call's options over the task's."""
+    said = _of_job(given)
+    _refuse_functions(said.get("backoff"), said.get("error_backoffs"))
+    if said.get("delay") is not None:
+        said.setdefault("eta", None)
+    elif said.get("eta") is not None:
+        said.setdefault("delay", None)
+    return structs.replace(task, **said)
+
+
+def _of_job(given: TaskOptions | CallOptions) -> dict[str, Any]:
+    """Return the options that a job stores, without those of the task itself."""
+    fields = JobOptions.__struct_fields__
+    return {name: value for name, value in given.items() if name in fields}
+
+
+def _refuse_functions(backoff: object, error_backoffs: object) -> None:
+    by_error: Mapping[Any, object] = {}
+    if isinstance(error_backoffs, Mapping):
+        by_error = cast("Mapping[Any, object]", error_backoffs)
+    for each in (backoff, *by_error.values()):
+        if isinstance(each, Backoff) and each.function is not None:
+            raise ConfigurationError(
+                "Backoff.custom(…) cannot be given to one call: a function cannot be stored with a "
+                "job. Give it to @app.task or to the App"
+            )

@@ -15,7 +15,7 @@ from taskbull.core.celery import WORKER
 from taskbull.core.checks import refusal
 from taskbull.core.keywords import check_keywords
 from taskbull.core.retry import RetryPolicy
-from taskbull.core.worker_options import WorkerOptions
+from taskbull.core.worker_options import WorkerKeywords, WorkerOptions
 from taskbull.errors import ConfigurationError
 from taskbull.store.namespace import Namespace
 
@@ -75,12 +75,12 @@ class Staff:
         return self._dispatch
 
     def worker(
-        self, namespace: Namespace, queues: Queues | None, options: dict[str, Any]
+        self, namespace: Namespace, queues: Queues | None, options: WorkerKeywords
     ) -> Worker:
         """Make a worker for some queues, or for those of all tasks, which are loaded by now."""
         from taskbull.worker.worker import Worker  # noqa: PLC0415 - see above
 
-        check_keywords("a worker", options, WorkerOptions, WORKER)
+        check_keywords("a worker", options, WorkerKeywords, WORKER)
         self.dispatch.prepare()
         names = self._registry.queues if queues is None else queues
         if not names:

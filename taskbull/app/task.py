@@ -15,9 +15,8 @@ from taskbull.app.arguments import Read, arguments_reader, by_keyword, result_re
 from taskbull.app.binding import Binder
 from taskbull.app.checking import Check, argument_check
 from taskbull.app.function import place_of
-from taskbull.app.options import CallOptions, of_call
 from taskbull.app.producer import JobSpec, Producer
-from taskbull.app.settings import TaskSettings
+from taskbull.app.settings import CallOptions, TaskSettings, with_call
 from taskbull.core.celery import TASK, no_attribute
 from taskbull.core.job import NewJob
 from taskbull.core.keywords import check_keywords
@@ -111,11 +110,11 @@ class Enqueueable(Generic[P, R]):
         return replace(spec, job=in_this_span(spec.job))
 
     def options(self, **options: Unpack[CallOptions]) -> Variant[P, R]:
-        """Give the task with other options, to call or to keep."""
+        """Return the task with other options, to call or to keep."""
         check_keywords(f"{self.name}.options()", options, CallOptions)
         queue = options.get("queue", self._queue)
         self.calling.producer.line(queue)
-        return Variant(self.calling, queue, of_call(self._options, options))
+        return Variant(self.calling, queue, with_call(self._options, options))
 
     def _spec(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> JobSpec[Any]:
         return self.calling.spec(self._queue, self._options, args, kwargs)

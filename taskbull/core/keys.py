@@ -12,6 +12,9 @@ from msgspec.structs import force_setattr
 from taskbull.core.checks import check_bool, check_text, refusal
 from taskbull.errors import ConfigurationError
 
+PREFIX = "bull"
+"""What all keys begin with, unless users say otherwise: BullMQ's default, too."""
+
 NAME_LIMIT = 255
 
 _SUFFIXES: Final = {
@@ -51,7 +54,7 @@ class QueueKeys(Struct, frozen=True):
     """All keys of one queue, made once; `base` is the start of each, with its colon."""
 
     queue: str
-    prefix: str = "bull"
+    prefix: str = PREFIX
     cluster: bool = False
     hash_tag: bool | None = None
 

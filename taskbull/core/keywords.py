@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
-from taskbull.core.celery import OPTIONS, celery_hint
+from taskbull.core.celery import OPTIONS, SETTINGS, celery_hint
 from taskbull.core.checks import did_you_mean, refusal
 from taskbull.errors import ConfigurationError
 
@@ -20,3 +20,9 @@ def check_keywords(
                 raise ConfigurationError(f"{where} has no option {name!r}{hint}")
             rule = f"be one of {', '.join(names)}{did_you_mean(name, names)}"
             raise refusal(f"an option of {where}", rule, name)
+
+
+def unknown_setting(name: str, known: Collection[str]) -> TypeError:
+    """Return Python's own error for a keyword that `App` does not take, with what was meant."""
+    hint = celery_hint(name, SETTINGS) or did_you_mean(name, known)
+    return TypeError(f"App() got an unexpected keyword argument {name!r}{hint}")

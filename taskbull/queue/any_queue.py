@@ -8,11 +8,12 @@ from typing import Any, Unpack
 from taskbull.core import payload
 from taskbull.core.durations import Duration, limit_of
 from taskbull.core.job import NewJob
+from taskbull.core.keys import PREFIX
 from taskbull.core.options import JobKeywords
 from taskbull.observability.provider import in_this_span
 from taskbull.queue.add_bulk import Bulk, Entry, Line, Progress
 from taskbull.queue.add_call import Adder
-from taskbull.queue.handle import CALL_TIMEOUT, JobHandle, Source
+from taskbull.queue.handle import CALL_TIMEOUT, ENQUEUE_TIMEOUT, JobHandle, Source
 from taskbull.queue.operations import JobEntry, Operations
 from taskbull.queue.stores import Stores
 from taskbull.scripts.call import Stages
@@ -35,15 +36,15 @@ class AnyQueue:
         name: str,
         *,
         redis: Where | Stores | None = None,
-        prefix: str = "bull",
+        prefix: str = PREFIX,
         hash_tag: bool | None = None,
-        enqueue_timeout: float | None = 5.0,
+        enqueue_timeout: Duration | None = ENQUEUE_TIMEOUT,
         call_timeout: Duration | None = CALL_TIMEOUT,
     ) -> None:
         self._stores = redis if isinstance(redis, Stores) else Stores(redis)
         self.keys = Namespace(self._stores.address, prefix, hash_tag).keys(name)
         self._operations = Operations(self.keys)
-        self._enqueue_timeout = enqueue_timeout
+        self._enqueue_timeout = limit_of("enqueue_timeout", enqueue_timeout)
         self._call_timeout = limit_of("call_timeout", call_timeout)
         source = Source(self.keys, self._stores, self._call_timeout)
         self._line = Line(Adder(self.keys), source)

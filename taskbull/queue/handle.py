@@ -26,6 +26,9 @@ from taskbull.scripts.replies import REFUSALS
 R_co = TypeVar("R_co", covariant=True)
 T = TypeVar("T")
 
+ENQUEUE_TIMEOUT = 5.0
+"""Seconds that adding may take without getting on, unless somebody says otherwise."""
+
 CALL_TIMEOUT = 10.0
 """Seconds that a call of a queue or a handle may take, unless somebody says otherwise."""
 

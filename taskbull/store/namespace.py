@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from taskbull.core.keys import QueueKeys
+from taskbull.core.keys import PREFIX, QueueKeys
 from taskbull.store.address import Address
 
 
@@ -12,7 +12,7 @@ class Namespace(Struct, frozen=True):
     """The queues under one prefix of one Redis; a wrong prefix or hash tag is refused."""
 
     address: Address
-    prefix: str = "bull"
+    prefix: str = PREFIX
     hash_tag: bool | None = None
     """Whether names of queues stand in braces in keys; None: in a Cluster, which needs it."""
 

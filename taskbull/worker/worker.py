@@ -24,6 +24,7 @@ from taskbull.core import events
 from taskbull.core.breaker import BreakerState, CircuitBreaker
 from taskbull.core.checks import check_type, refusal
 from taskbull.core.classification import leaves
+from taskbull.core.keys import PREFIX
 from taskbull.core.retry import NO_POLICY, RetryPolicy
 from taskbull.core.worker_options import NO_RULES, QueueOptions, WorkerOptions
 from taskbull.errors import ConfigurationError, ConnectionLost
@@ -84,7 +85,7 @@ class Worker:
         redis: Where | None = None,
         options: WorkerOptions = DEFAULT,
         queue_options: Mapping[str, QueueOptions] | None = None,
-        prefix: str = "bull",
+        prefix: str = PREFIX,
         hash_tag: bool | None = None,
         resolve: Resolve | None = None,
         policy: RetryPolicy = NO_POLICY,

@@ -8,7 +8,7 @@ import pytest
 
 import taskbull
 from taskbull.app.app import App
-from taskbull.app.options import CallOptions, TaskOptions
+from taskbull.app.settings import CallOptions, TaskOptions
 from taskbull.core import celery
 from taskbull.core.worker_options import WorkerOptions
 from taskbull.errors import ConfigurationError
@@ -80,10 +80,14 @@ def test_an_option_of_a_job_that_a_queue_adds(app: App) -> None:
 
 
 def test_an_option_of_a_worker(app: App) -> None:
+    wrong: Any = {"max_tasks_per_child": 5}
     with pytest.raises(ConfigurationError, match=r"Celery's max_tasks_per_child is .*--max-jobs"):
-        app.worker("q", max_tasks_per_child=5)
+        app.worker("q", **wrong)
+    misspelt: Any = {"concurency": 5}
     with pytest.raises(ConfigurationError, match=r"did you mean concurrency\?"):
-        app.worker("q", concurency=5)
+        app.worker("q", **misspelt)
+    with pytest.raises(ConfigurationError, match=r"did you mean concurrency\?"):
+        app.queue_options("q", **misspelt)
 
 
 @pytest.mark.parametrize(

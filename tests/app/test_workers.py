@@ -165,11 +165,12 @@ def test_wrong_options_of_a_worker_are_refused(local: App) -> None:
     @local.task
     def work() -> None: ...
 
+    misspelt: Any = {"concurency": 3}
     with pytest.raises(
         ConfigurationError,
         match=r"be one of concurrency, .* \(did you mean concurrency\?\), not 'concurency'",
     ):
-        local.worker(concurency=3)
+        local.worker(**misspelt)
     with pytest.raises(ConfigurationError, match="concurrency"):
         local.worker(concurrency=0)
     with pytest.raises(ConfigurationError, match="backend must be one of 'asyncio', 'trio'"):

@@ -6,7 +6,17 @@ from collections.abc import Coroutine
 from datetime import timedelta
 from typing import Any, assert_type
 
-from taskbull import App, Backoff, CircuitBreaker, Dedup, JobHandle, Keep, Limiter, WorkerOptions
+from taskbull import (
+    App,
+    Backoff,
+    CircuitBreaker,
+    Dedup,
+    JobHandle,
+    Keep,
+    Limiter,
+    Worker,
+    WorkerOptions,
+)
 from taskbull.app.producer import JobSpec
 from taskbull.app.task import AsyncTask, SyncTask, Variant
 
@@ -46,6 +56,18 @@ async def async_code() -> None:
     assert_type(await fetch.adelay("a", 5), JobHandle[list[int]])
     assert_type(await (await fetch.adelay("a")).aresult(), list[int])
     assert_type(await app.aenqueue([fetch.job("a")]), list[JobHandle[list[int]]])
+
+
+def options_of_the_app_and_its_workers() -> None:
+    half = timedelta(seconds=30)
+    App("a", attempts=5, timeout=half, backoff=None, keep_failed=Keep(age=half), call_timeout=5)
+    app.queue_options("pictures", concurrency=5, limiter=Limiter(5, half), global_concurrency=None)
+    assert_type(app.worker(["a"], concurrency=5, lock_duration=half, threads=None), Worker)
+    app.run({"a": 5}, backend="trio", burst=True, on_lost_lock="cancel")
+
+
+async def running() -> None:
+    await app.run_worker("a", burst=True, shutdown_timeout=5)
 
 
 async def queues() -> None:

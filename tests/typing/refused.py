@@ -7,6 +7,7 @@ Never run, only checked.
 
 from __future__ import annotations
 
+from taskbull import App, WorkerOptions
 from tests.typing.accepted import app, fetch, resize
 
 
@@ -50,3 +51,19 @@ async def wrong_options_of_queues() -> None:
     sync_queue.add("a", {}, delay="1m")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     sync_queue.job("a", {}, atempts=1)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
     queue.job("a", {}, attempts=None)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+
+
+async def wrong_options_of_the_app_and_its_workers() -> None:
+    App("a", tiemout=5)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+    App("a", timeout="5")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    App("a", priority=5)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+    app.queue_options("a", concurency=5)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+    app.queue_options("a", limiter=5)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    app.worker("a", concurency=5)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+    app.worker("a", threads="5")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    await app.run_worker("a", burts=True)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+    app.run("a", on_lost_lock="stop")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    WorkerOptions(concurency=5)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+    WorkerOptions(lock_duration="5")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    resize.options(job_id=5)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    resize.options(size_limit=5)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]

@@ -10,7 +10,7 @@ from typing import Any, cast
 import click
 
 from taskbull.app.app import App
-from taskbull.app.options import CallOptions
+from taskbull.app.settings import CallOptions
 from taskbull.app.task import Task
 from taskbull.cli.app_loading import app_option, find_app
 from taskbull.cli.arguments import Arguments
