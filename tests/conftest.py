@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import signal
 import uuid
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack
+from pathlib import Path
 
 import pytest
 import redis
@@ -29,6 +31,26 @@ def pytest_configure(config: pytest.Config) -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:  # started by nohup
         signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
+LONG = (
+    "interop/test_taskbull.py",
+    "scripts/test_half_moved_slot.py",
+    "speed/test_instructions.py",
+)
+"""The files that take longest, whatever the number of their tests."""
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with what takes long: of several processes none goes on alone in the end."""
+    tests = Counter(item.path for item in items)
+    items.sort(key=lambda item: (_place(item.path), -tests[item.path]))
+
+
+def _place(path: Path) -> int:
+    file = path.relative_to(Path(__file__).parent).as_posix()
+    return LONG.index(file) if file in LONG else len(LONG)
 
 
 @pytest.fixture(scope="module", params=["asyncio", "trio"])

@@ -74,10 +74,18 @@ class Bed:
     def state(self, *, events: bool = True) -> State:
         """Give every key of the prefix; a stream as the fields of its entries."""
         start = f"{self.prefix}:q:"
-        found = {_text(name): name for name in self.admin.scan_iter(match=f"{self.prefix}:*")}
+        scanned = self.admin.scan_iter(match=f"{self.prefix}:*", count=10_000)
+        found = sorted({_text(name): name for name in scanned}.items())
+        # Together: tests look at hundreds of thousands of keys.
+        pipe: Any = self.admin.pipeline(transaction=False)
+        for _, key in found:
+            pipe.type(key)
+        kinds = _texts(pipe.execute())
+        for (_, key), kind in zip(found, kinds, strict=True):
+            _ASK[kind](pipe, key)
         state = {
-            name.removeprefix(start): _READ[_text(self.admin.type(key))](self.admin, key)
-            for name, key in sorted(found.items())
+            name.removeprefix(start): _READ[kind](raw)
+            for (name, _), kind, raw in zip(found, kinds, pipe.execute(), strict=True)
         }
         if not events:
             state.pop("events", None)
@@ -85,8 +93,7 @@ class Bed:
 
     def events(self) -> list[dict[str, str]]:
         """Give the queue's events."""
-        entries: list[dict[str, str]] = _READ["stream"](self.admin, self.queue.events.encode())
-        return entries
+        return _stream(self.admin.xrange(self.queue.events))
 
 
 def without(state: State, *names: str) -> State:
@@ -102,18 +109,24 @@ def _texts(raw: Any) -> list[str]:
     return [_text(item) for item in raw]
 
 
-def _stream(admin: Any, key: bytes) -> list[dict[str, str]]:
-    entries = admin.xrange(key)
+def _stream(entries: Any) -> list[dict[str, str]]:
     return [{_text(k): _text(v) for k, v in fields.items()} for _, fields in entries]
 
 
-_READ: dict[str, Any] = {
-    "string": lambda admin, key: _text(admin.get(key)),
-    "list": lambda admin, key: _texts(admin.lrange(key, 0, -1)),
-    "set": lambda admin, key: set(_texts(admin.smembers(key))),
-    "zset": lambda admin, key: {
-        _text(member): score for member, score in admin.zrange(key, 0, -1, withscores=True)
-    },
-    "hash": lambda admin, key: {_text(k): _text(v) for k, v in admin.hgetall(key).items()},
+_ASK: dict[str, Callable[[Any, bytes], object]] = {
+    "string": lambda client, key: client.get(key),
+    "list": lambda client, key: client.lrange(key, 0, -1),
+    "set": lambda client, key: client.smembers(key),
+    "zset": lambda client, key: client.zrange(key, 0, -1, withscores=True),
+    "hash": lambda client, key: client.hgetall(key),
+    "stream": lambda client, key: client.xrange(key),
+}
+
+_READ: dict[str, Callable[[Any], object]] = {
+    "string": _text,
+    "list": _texts,
+    "set": lambda raw: set(_texts(raw)),
+    "zset": lambda raw: {_text(member): score for member, score in raw},
+    "hash": lambda raw: {_text(k): _text(v) for k, v in raw.items()},
     "stream": _stream,
 }
