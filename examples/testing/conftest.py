@@ -1,4 +1,4 @@
-"""What the tests ask for: an empty outbox, and taskbull's `server`, a private Redis."""
+"""Fixtures: an empty outbox, and taskbull's `server`, a private Redis."""
 
 from __future__ import annotations
 

@@ -36,6 +36,6 @@ def send_email(to: str, subject: str) -> str:
 
 
 def sign_up(address: str) -> None:
-    """What a web request would call."""
+    """Sign somebody up, as a web request would."""
     send_email.delay(address, "Welcome")
     send_email.options(delay=timedelta(days=1)).delay(address, subject="How is it going?")

@@ -1,4 +1,4 @@
-"""What the web server and the worker both have to know: one place, read from the environment."""
+"""Settings that the web server and the worker share, read from the environment."""
 
 from __future__ import annotations
 

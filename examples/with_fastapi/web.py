@@ -30,7 +30,7 @@ PAGE = (Path(__file__).parent / "page.html").read_text()
 
 
 class Order(BaseModel):
-    """What a customer wants."""
+    """A customer's order."""
 
     customer: str
     pages: int = Field(default=10, ge=1, le=100)
@@ -48,7 +48,7 @@ async def order_report(order: Order) -> dict[str, str]:
 
 @api.get("/reports/{job_id}")
 async def show_report(job_id: str) -> dict[str, Any]:
-    """Tell what is known about a job."""
+    """Return what is known about a job."""
     job = app.job(build_report.queue, job_id)
     try:
         info = await job.ainfo()

@@ -137,7 +137,7 @@ class App:
     @overload
     def task(self, /, **options: Unpack[TaskOptions]) -> Decorator: ...
     def task(self, function: Any = None, /, **options: Unpack[TaskOptions]) -> Any:
-        """Make a task of a function: `@app.task`, or `@app.task(queue="emails", attempts=5)`.
+        """Turn a function into a task: `@app.task`, or `@app.task(queue="emails", attempts=5)`.
 
         Its name is the function's, unless given. `extra` says what becomes of fields in a job's
         data that no parameter takes: "error" or "ignore".
@@ -179,16 +179,16 @@ class App:
         return await self.producer.aenqueue(jobs, progress)
 
     def job(self, queue: str, job_id: str) -> JobHandle[Any]:
-        """Give the handle of a job that exists already, whoever added it; nothing is asked."""
+        """Return the handle of an existing job, whoever added it, without asking Redis."""
         source = self.producer.line(queue).source
         return JobHandle(queue, check_text("job_id", job_id), "", False, source, payload.decode)
 
     def queue(self, name: str) -> Queue:
-        """Give a queue for async code."""
+        """Return a queue for async code."""
         return self.producer.queue(name)
 
     def sync_queue(self, name: str) -> SyncQueue:
-        """Give a queue for code without an event loop."""
+        """Return a queue for code without an event loop."""
         return self.producer.sync_queue(name)
 
     def server(self) -> Server:
@@ -208,7 +208,7 @@ class App:
         self.producer.stores.close()
 
     def lifespan(self, function: L) -> L:
-        """Let an async generator, or async context manager function, surround each worker.
+        """Run an async generator, or async context manager function, around each worker.
 
         It takes the app, or nothing. There is one for an app.
         """
@@ -221,7 +221,7 @@ class App:
         return function
 
     def on(self, kind: type[E]) -> Callable[[Callable[[E], None]], Callable[[E], None]]:
-        """Let a function hear the events of a kind in this app's workers; `Event` is all."""
+        """Call a function for each event of a kind in this app's workers; `Event` means all."""
 
         def register(listener: Callable[[E], None]) -> Callable[[E], None]:
             self._staff.tell(kind, listener)
@@ -241,7 +241,7 @@ class App:
         return import_package(check_text("package", package), name)
 
     def attempts_of(self, job: Job) -> int:
-        """Tell how many attempts a worker of this app gives to a job."""
+        """Return how many attempts a worker of this app gives a job."""
         task = self.tasks.get(job.name)
         return attempts_of(job, self._defaults.policy if task is None else task.settings.policy)
 
@@ -256,7 +256,7 @@ class App:
         return sorted(set(names) - self.tasks.keys())
 
     def resolve(self, job: Job) -> Route:
-        """Tell how a job is to be run: what a worker asks."""
+        """Return how a worker is to run a job."""
         return self._staff.dispatch.resolve(job)
 
     def queue_options(self, queue: str, **rules: Unpack[QueueKeywords]) -> None:
@@ -271,7 +271,7 @@ class App:
         self._staff.rules.declare(queue, QueueOptions(**rules))
 
     def worker(self, queues: Queues | None = None, **options: Unpack[WorkerKeywords]) -> Worker:
-        """Make a worker for some queues, or for those of all tasks; options: `WorkerOptions`.
+        """Return a worker for some queues, or for those of all tasks; options: `WorkerOptions`.
 
         A mapping such as `{"emails": 5, "reports": None}` gives queues a concurrency of their own.
         """
@@ -319,7 +319,7 @@ def _check_settings(options: AppKeywords) -> None:
 
 
 def load_app(target: str) -> App:
-    """Give the app that `module:attribute` names; the working directory is importable."""
+    """Return the app that `module:attribute` names; the working directory is importable."""
     found = find_attribute(target)
     if not isinstance(found, App):
         raise ConfigurationError(f"{target!r} is not an App but a {type(found).__qualname__}")

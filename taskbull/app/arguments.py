@@ -26,7 +26,7 @@ _split = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 
 
 def arguments_reader(task: str, function: Callable[..., Any], binder: Binder, extra: Extra) -> Read:
-    """Give the function that reads a job's data as arguments by name.
+    """Return the function that reads a job's data as arguments by name.
 
     It raises `InvalidArguments` for data that do not fit. Raises `ConfigurationError` if an
     annotation cannot be resolved, or names a type that JSON has no form for.
@@ -62,7 +62,7 @@ def arguments_reader(task: str, function: Callable[..., Any], binder: Binder, ex
 
 
 def _open_reader(task: str, binder: Binder, read: Read, convert: Callable[[bytes], Any]) -> Read:
-    """Give a reader that also gives the fields which no parameter is named for."""
+    """Return a reader that also returns the fields that match no parameter."""
 
     def read_all(raw: bytes) -> dict[str, Any]:
         values = read(raw)
@@ -84,7 +84,7 @@ def _open_reader(task: str, binder: Binder, read: Read, convert: Callable[[bytes
 
 
 def result_reader(function: Callable[..., Any]) -> Callable[[bytes], Any]:
-    """Give the function that reads a result by the return annotation.
+    """Return the function that reads a result by the return annotation.
 
     Where there is none, or JSON cannot be converted to it, the result is the JSON value.
     """
@@ -95,7 +95,7 @@ def result_reader(function: Callable[..., Any]) -> Callable[[bytes], Any]:
 
 
 def by_keyword(function: Callable[..., Any], binder: Binder) -> Callable[..., Any]:
-    """Give the function in a form that takes all its arguments by name."""
+    """Return the function in a form that takes all its arguments by name."""
     if not binder.positional_only:
         return function
     defaults = {name: binder.parameters[name].default for name in binder.positional_only}

@@ -42,7 +42,7 @@ class Binder:
         )
 
     def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-        """Give the arguments by name; raise `TypeError` for a call that does not fit."""
+        """Return the arguments by name; raise `TypeError` for a call that does not fit."""
         bound = dict(zip(self._by_position, args))  # noqa: B905 - too many are counted below
         if kwargs:
             bound.update(kwargs)

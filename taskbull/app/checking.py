@@ -53,7 +53,7 @@ class _Rule(Struct, frozen=True):
 
 
 def argument_check(task: str, function: Callable[..., Any], binder: Binder) -> Check:
-    """Give the check of a task's arguments."""
+    """Return the check of a task's arguments."""
     rules = {name: rule for name in binder.parameters if (rule := _rule(function, name))}
     plain = {name: rule.plainly for name, rule in rules.items()}
     others = None if binder.catch_all is None else _rule(function, binder.catch_all.name)
@@ -71,7 +71,7 @@ def argument_check(task: str, function: Callable[..., Any], binder: Binder) -> C
 
 
 def _rule(function: Callable[..., Any], parameter: str) -> _Rule | None:
-    """Give the rule of a parameter; None where anything goes, or nothing can be said here."""
+    """Return the rule of a parameter; None if it takes anything, or cannot be checked here."""
     try:
         hint = hints_of(function)[parameter]
         read = converter(hint)

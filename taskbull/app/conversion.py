@@ -34,7 +34,7 @@ class Misfit(ValueError):
 
 
 def converter(kind: Any) -> Callable[[bytes], Any]:
-    """Give the function that reads JSON as a `kind`, or raises `Misfit`.
+    """Return the function that reads JSON as a `kind`, or raises `Misfit`.
 
     Raises `TypeError` if the type cannot be represented in JSON.
     """
@@ -69,7 +69,7 @@ def _read_tolerantly(kind: Any, raw: bytes) -> Any:
 
 
 def _construct(kind: type, value: Any) -> Any:
-    """Make what msgspec does not know: a model, or what only has to be of an abstract class."""
+    """Return a value of a type that msgspec does not know: a model, or an abstract class."""
     kind = get_origin(kind) or kind
     if is_pydantic_model(kind):
         return _validate(kind, value)
@@ -108,7 +108,7 @@ def _misfit(error: msgspec.ValidationError) -> Misfit:
 
 
 def _custom_types(info: object, seen: set[int]) -> Iterator[type]:
-    """Give the classes in a type that msgspec does not know; the type may contain itself."""
+    """Return the classes in a type that msgspec does not know; the type may contain itself."""
     if id(info) in seen:
         return
     seen.add(id(info))

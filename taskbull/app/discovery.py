@@ -58,7 +58,7 @@ def _modules(package: ModuleType, why: str) -> Iterable[str]:
 
 
 def find_attribute(target: str) -> Any:
-    """Give what `module:attribute` names; the working directory is importable."""
+    """Return what `module:attribute` names; the working directory is importable."""
     module_name, colon, path = target.partition(":")
     if not module_name or not colon or not path:
         raise ConfigurationError(
@@ -95,7 +95,7 @@ def _meant(name: str) -> str:
 
 
 def make_working_directory_importable() -> None:
-    """Let modules in the working directory be found, as `python -m` does."""
+    """Make modules in the working directory importable, as `python -m` does."""
     here = os.getcwd()
     if here not in sys.path and "" not in sys.path:
         sys.path.insert(0, here)

@@ -10,13 +10,13 @@ from taskbull.errors import ConfigurationError
 
 
 def place_of(function: Callable[..., Any]) -> str:
-    """Tell where a function is defined, as `file:line`."""
+    """Return where a function is defined, as `file:line`."""
     code = inspect.unwrap(function).__code__
     return f"{code.co_filename}:{code.co_firstlineno}"
 
 
 def hints_of(function: Callable[..., Any]) -> dict[str, Any]:
-    """Give the annotations, resolved; what is None by default may be None: `path: str = None`."""
+    """Return the annotations, resolved; a parameter that defaults to None may be None."""
     hints = get_type_hints(function, include_extras=True)
     for name, parameter in inspect.signature(function).parameters.items():
         if parameter.default is None and name in hints:

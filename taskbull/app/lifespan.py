@@ -16,7 +16,7 @@ Lifespan: TypeAlias = Callable[[], AbstractAsyncContextManager[Any]]
 
 
 def lifespan(function: LifespanFunction, app: object) -> Lifespan:
-    """Make one form of the ways to write it; the function takes the app, or nothing."""
+    """Return one form for all ways to write a lifespan; the function takes the app, or nothing."""
     if not inspect.isfunction(function) or inspect.iscoroutinefunction(function):
         raise refusal(
             "app.lifespan", "be an async generator or an async context manager function", function

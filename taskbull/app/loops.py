@@ -9,12 +9,12 @@ from taskbull.worker.interruption import pressed
 
 
 def backend_options(backend: str, *, uvloop: bool = False) -> dict[str, Any]:
-    """Give what `anyio.run` needs to run a worker on a backend."""
+    """Return the options that `anyio.run` needs to run a worker on a backend."""
     return {"loop_factory": _sturdy(uvloop)} if backend == "asyncio" else {}
 
 
 def _sturdy(uvloop: bool) -> Any:
-    """Make a class of event loops that go on when a task raises `SystemExit`.
+    """Return a class of event loops that keep running when a task raises `SystemExit`.
 
     asyncio gives a task's `SystemExit` and `KeyboardInterrupt` to whoever awaits the task, and
     stops the loop as well: so `sys.exit()` in a task that a job started would end the worker.

@@ -63,11 +63,11 @@ class JobSpec(Struct, Generic[R_co], frozen=True):
         return self.job.options
 
     def with_ticket(self, ticket: Ticket) -> JobSpec[R_co]:
-        """Give the job with the ticket under which it is sent again."""
+        """Return the job with the ticket under which it is sent again."""
         return replace(self, job=self.job.with_ticket(ticket))
 
     def anew(self) -> JobSpec[R_co]:
-        """Give the job as one that was never sent: it is added, whatever became of this one."""
+        """Return the job without its ticket: it is added, whatever happened to this one."""
         return replace(self, job=self.job.anew())
 
 

@@ -50,7 +50,7 @@ class Registry:
         }
 
     def missing(self, name: str, queue: str) -> TaskNotRegistered:
-        """Make the error of a job whose task is not here."""
+        """Return the error for a job whose task is not registered."""
         names = sorted(self._tasks)
         shown = ", ".join(names[:_SHOWN]) + (", …" if len(names) > _SHOWN else "")
         hint = did_you_mean(cut(name), names)  # of a name of 10 MB that would take seconds

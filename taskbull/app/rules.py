@@ -40,7 +40,7 @@ class QueueRules:
         self._declared[queue] = QueueOptions(**{**known, **new})
 
     def for_worker(self, queues: Queues) -> dict[str, QueueOptions]:
-        """Give the rules of a worker's queues; a number in `queues` wins over a declared one."""
+        """Return the rules of a worker's queues; a number in `queues` overrides a declared one."""
         if isinstance(queues, str):
             queues = [queues]
         check_type("queues", queues, Iterable, "be a queue, a list of them, or a mapping")

@@ -32,7 +32,7 @@ _held = threading.local()
 
 @contextmanager
 def heard(*numbers: signal.Signals, by: Callable[[signal.Signals], None]) -> Generator[None]:
-    """Let `by` be called in the event loop for each such signal that this process gets.
+    """Call `by` in the event loop for each such signal that this process receives.
 
     Only the main thread can hear signals: in another one, nothing is heard.
     """

@@ -61,7 +61,7 @@ class Staff:
             self._dispatch.add_middleware(layer)
 
     def tell(self, kind: type[E], listener: events.Listener[E]) -> None:
-        """Let a function hear the events of a kind."""
+        """Call a function for each event of a kind."""
         events.check_listener(kind, listener)
         self._listeners.append((kind, listener))
 
@@ -77,7 +77,7 @@ class Staff:
     def worker(
         self, namespace: Namespace, queues: Queues | None, options: WorkerKeywords
     ) -> Worker:
-        """Make a worker for some queues, or for those of all tasks, which are loaded by now."""
+        """Return a worker for some queues, or for those of all tasks, which are loaded by now."""
         from taskbull.worker.worker import Worker  # noqa: PLC0415 - see above
 
         check_keywords("a worker", options, WorkerKeywords, WORKER)

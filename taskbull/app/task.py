@@ -105,7 +105,7 @@ class Enqueueable(Generic[P, R]):
         return await self.calling.producer.aadd(self._spec(args, kwargs))
 
     def job(self, *args: P.args, **kwargs: P.kwargs) -> JobSpec[R]:
-        """Make a job for `app.enqueue`; nothing is sent."""
+        """Return a job for `app.enqueue`; nothing is sent."""
         spec = self._spec(args, kwargs)
         return replace(spec, job=in_this_span(spec.job))
 
@@ -165,7 +165,7 @@ class Task(Enqueueable[P, R]):
         return arguments_reader(settings.name, self.function, self.calling.binder, settings.extra)
 
     def caller(self) -> Callable[..., Any]:
-        """Give the function in a form that takes all its arguments by name."""
+        """Return the function in a form that takes all its arguments by name."""
         return by_keyword(self.function, self.calling.binder)
 
 
@@ -190,7 +190,7 @@ class SyncTask(Task[P, R]):
 def make_task(
     function: Callable[..., Any], settings: TaskSettings, producer: Producer
 ) -> Task[..., Any]:
-    """Make the kind of task that fits the function."""
+    """Return the kind of task that fits the function."""
     if inspect.iscoroutinefunction(function):
         return AsyncTask[..., Any](function, settings, producer)
     return SyncTask[..., Any](function, settings, producer)

@@ -37,9 +37,9 @@ from taskbull.cli.group import Commands
 
 PARTS: dict[str, tuple[click.Command, ...]] = {
     "Run": (worker, demo, stop),
-    "Look": (tasks, queues, workers, jobs, job, events, doctor),
-    "Act on jobs": (call, retry, retry_all, promote, remove),
-    "Act on queues": (pause, resume, drain, clean, obliterate),
+    "Inspect": (tasks, queues, workers, jobs, job, events, doctor),
+    "Change jobs": (call, retry, retry_all, promote, remove),
+    "Change queues": (pause, resume, drain, clean, obliterate),
     "Other": (completion,),
 }
 """All commands, as the help shows them."""

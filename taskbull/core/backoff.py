@@ -171,7 +171,7 @@ class Backoff(Struct, frozen=True):
         )
 
     def to_stored(self) -> StoredBackoff:
-        """Give what a job carries: valid for BullMQ, and complete for taskbull."""
+        """Return the form stored with a job: valid for BullMQ, and complete for taskbull."""
         decorrelated = self.curve is Curve.DECORRELATED_JITTER
         polynomial = self.curve is Curve.POLYNOMIAL
         return StoredBackoff(
@@ -186,7 +186,7 @@ class Backoff(Struct, frozen=True):
     def wait(
         self, attempt: int, *, random: Callable[[], float], previous: float | None = None
     ) -> float:
-        """Give the seconds to wait after failed attempt number `attempt`, counted from 1.
+        """Return the seconds to wait after failed attempt number `attempt`, counted from 1.
 
         `previous` is what this gave the last time, for decorrelated jitter. A custom curve without
         its function waits exponentially.
@@ -209,7 +209,7 @@ class Backoff(Struct, frozen=True):
         return self.capped(from_ms(delay_ms))
 
     def capped(self, delay: float) -> float:
-        """Give the delay, or the longest one allowed."""
+        """Return the delay, or the longest one allowed."""
         return min(delay, from_ms(to_ms(self.max_delay or LONGEST_DELAY)), LONGEST_DELAY)
 
     def _jittered(self, delay_ms: float, random: Callable[[], float]) -> float:

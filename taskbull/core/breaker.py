@@ -97,14 +97,14 @@ class Breaker:
         return None
 
     def look(self, now: float) -> HalfOpened | None:
-        """Let time pass: an open circuit becomes half-open when its duration is over."""
+        """Note the time: an open circuit becomes half-open when its duration is over."""
         if self.wakes_at is None or now < self.wakes_at:
             return None
         self._enter(BreakerState.HALF_OPEN)
         return HalfOpened(self._duration)
 
     def allowed(self, wanted: int, asked: int = 0) -> int:
-        """Give how many of the `wanted` jobs may be taken now.
+        """Return how many of the `wanted` jobs may be taken now.
 
         `asked` counts those for which a call to Redis is under way: they may yet come.
         """

@@ -161,12 +161,12 @@ MODULE: Final[Mapping[str, str]] = {
 
 
 def celery_hint(name: str, of: Mapping[str, str]) -> str:
-    """Say what one of Celery's names is here, as an addition to a sentence; empty for others."""
+    """Return taskbull's word for one of Celery's names, to end a sentence, or nothing."""
     return f". Celery's {name} is {of[name]}" if name in of else ""
 
 
 def no_attribute(owner: object, of: Mapping[str, str], name: str) -> AttributeError:
-    """Make the error of an object that lacks an attribute, with a word for whoever knows Celery."""
+    """Return the error for a missing attribute, with a hint for those who know Celery."""
     kind = type(owner).__name__
     message = f"{kind!r} object has no attribute {name!r}{celery_hint(name, of)}"
     return AttributeError(message, name=name, obj=owner)

@@ -11,7 +11,7 @@ _SHOWN = 80
 
 
 def refusal(field: str, rule: str, value: object) -> ConfigurationError:
-    """Make the error that says what `field` must be and what it is."""
+    """Return the error that says what `field` must be and what it is."""
     return ConfigurationError(f"{field} must {rule}, not {shown(value)}")
 
 
@@ -22,7 +22,7 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 
 
 def shown(value: object) -> str:
-    """Give the value's repr, cut to one line's length; never raise."""
+    """Return the value's repr, cut to the length of a line; never raise."""
     try:
         text = repr(value)
     except BaseException:  # noqa: BLE001 - foreign code: an object's own __repr__
@@ -31,7 +31,7 @@ def shown(value: object) -> str:
 
 
 def check_int(field: str, value: object, *, least: int, most: int | None = None) -> None:
-    """Refuse all but an int in the range; a bool is no int."""
+    """Refuse anything but an int in the range; a bool is not an int."""
     rule = f"be an integer of at least {least}"
     if most is not None:
         rule = f"be an integer from {least} to {most}"
@@ -54,7 +54,7 @@ def check_choice(field: str, value: object, choices: Collection[str]) -> None:
 
 
 def check_type(field: str, value: object, wanted: type | tuple[type, ...], rule: str) -> None:
-    """Refuse a value that is no instance of `wanted`."""
+    """Refuse a value that is not an instance of `wanted`."""
     if not isinstance(value, wanted):
         raise refusal(field, rule, value)
 

@@ -105,7 +105,7 @@ _TRANSIENT_STATUSES = frozenset({408, 425, 429})  # the server says: later
 
 
 def classify(error: BaseException) -> Category:
-    """Tell whether trying again may help; of a group, what its worst member says."""
+    """Return whether trying again may help; for a group, its worst member decides."""
     return min((_classify_one(leaf) for leaf in leaves(error)), key=_SEVERITY.index)
 
 
@@ -124,7 +124,7 @@ def _classify_one(error: BaseException) -> Category:
 
 
 def leaves(error: BaseException) -> Iterator[BaseException]:
-    """Give the errors in a group, or the error itself if it is none."""
+    """Return the errors in a group, or the error itself if it is not a group."""
     if isinstance(error, BaseExceptionGroup):
         for member in cast("BaseExceptionGroup[BaseException]", error).exceptions:
             yield from leaves(member)
@@ -150,7 +150,7 @@ def _classify_status(status: int) -> Category:
 
 
 def _http_status(error: BaseException) -> int | None:
-    """Give the status of the response that an HTTP client's error carries, if it does."""
+    """Return the HTTP status that a client's error carries, if it carries one."""
     packages = {kind.__module__.partition(".")[0] for kind in type(error).__mro__}
     if not packages & _HTTP_CLIENTS:
         return None

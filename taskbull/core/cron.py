@@ -57,7 +57,7 @@ class _Field(Struct, frozen=True):
     """The first letters of the names of its values, three of each."""
 
     def values(self, text: str) -> frozenset[int]:
-        """Give the values that a list of parts stands for."""
+        """Return the values that a list of parts stands for."""
         return frozenset(value for part in text.split(",") for value in self._part(part))
 
     def _part(self, part: str) -> range:
@@ -106,7 +106,7 @@ class CronLine(Struct, frozen=True, kw_only=True):
     zone: tzinfo | None = None
 
     def next_after(self, ms: float) -> int | None:
-        """Give the first instant after `ms` at which the line runs; None if there is none."""
+        """Return the first instant after `ms` at which the line runs; None if there is none."""
         try:
             found = self._next(int(ms // 1000) + 1)
         except (OverflowError, ValueError, OSError):  # beyond the end of the calendar
@@ -174,12 +174,12 @@ class CronLine(Struct, frozen=True, kw_only=True):
         return int(wall.replace(tzinfo=self.zone, fold=fold).timestamp())
 
     def _clocks_go_back(self, instant: int) -> int | None:
-        """Give when the hour of this instant begins anew, if it does."""
+        """Return when the clock repeats the hour of this instant, if it does."""
         twin = self._instant(self._wall(instant), fold=1)
         return self._change(instant, twin) if twin > instant else None
 
     def _change(self, before: int, after: int) -> int:
-        """Give the first instant whose clock is that of `after`, not that of `before`."""
+        """Return the first instant with the clock of `after`, not that of `before`."""
 
         def changed(instant: int) -> bool:
             return self._wall(instant) - _SECOND * instant == late

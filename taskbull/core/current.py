@@ -7,7 +7,7 @@ from typing import Protocol
 
 
 class Running(Protocol):
-    """What a running job tells of itself."""
+    """The running job, as log lines name it."""
 
     @property
     def id(self) -> str: ...

@@ -34,7 +34,7 @@ def seconds(field: str, value: object, *, positive: bool = False) -> float:
 
 
 def limit_of(field: str, value: object) -> float | None:
-    """Return a limit of time in float seconds; None is no limit, and 0 is refused."""
+    """Return a time limit in float seconds; None means no limit, and 0 is refused."""
     return None if value is None else seconds(field, value, positive=True)
 
 

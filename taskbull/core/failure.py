@@ -27,7 +27,7 @@ _OTHER_LOOP: Final = {
 
 
 def reason_of(error: BaseException) -> str:
-    """Say what went wrong, as `KeyError: 'customer_id'`; never raise.
+    """Return what went wrong, such as `KeyError: 'customer_id'`; never raise.
 
     The exceptions of taskbull itself stand without their type: their message is a sentence, which
     names what happened, and often it is BullMQ's own. A class that a user derives from one of them
@@ -37,12 +37,12 @@ def reason_of(error: BaseException) -> str:
 
 
 def message_of(error: BaseException) -> str:
-    """Give the message alone, for those who ask for the type as well; never raise."""
+    """Return the message without the type; never raise."""
     return _storable(_message(error), REASON_LIMIT)
 
 
 def stack_of(error: BaseException, notes: Sequence[str] = ()) -> str:
-    """Give the error's traceback with `notes` below it; never raise."""
+    """Return the error's traceback with `notes` below it; never raise."""
     try:
         stack = "".join(traceback.format_exception(error))
     except BaseException:  # noqa: BLE001 - foreign code: whatever hangs at an exception
@@ -88,7 +88,7 @@ def _members(group: BaseExceptionGroup[BaseException]) -> str:
 
 
 def _name(error: BaseException) -> str:
-    """Give a class as people write it: `Order.DoesNotExist`, whatever function it was made in."""
+    """Return a class's name as people write it: `Order.DoesNotExist`, without functions."""
     return type(error).__qualname__.rpartition("<locals>.")[2]
 
 
@@ -101,5 +101,5 @@ def _storable(text: str, limit: int) -> str:
 
 
 def scrubbed(text: str) -> str:
-    """Give the text with lone surrogates spelled out, so that UTF-8 can hold it."""
+    """Return the text with lone surrogates spelled out, so that UTF-8 can hold it."""
     return text.encode("utf-8", "backslashreplace").decode()

@@ -17,12 +17,12 @@ ERRORS = TaskbullError.__module__
 
 
 def is_ours(filename: str) -> bool:
-    """Tell whether a file belongs to taskbull itself."""
+    """Return whether a file belongs to taskbull itself."""
     return filename.startswith(_PACKAGE)
 
 
 def leave_out_our_frames(error: BaseException) -> None:
-    """Let the stacks of an error, and of all that hang at it, begin with the code of others.
+    """Drop our own frames from the top of an error's stack, and of those of the errors it carries.
 
     Those who called a task say nothing about it, nor does what stands between a middleware and the
     task. Frames of ours stay behind the last frame of others, for there something was asked of us;

@@ -68,11 +68,11 @@ class NewJob(Struct, frozen=True):
         return f"<NewJob {self.name}>"
 
     def with_ticket(self, ticket: Ticket) -> NewJob:
-        """Give the job with the ticket under which it is sent again."""
+        """Return the job with the ticket under which it is sent again."""
         return replace(self, ticket=ticket)
 
     def anew(self) -> NewJob:
-        """Give the job as one that was never sent: it is added, whatever became of this one."""
+        """Return the job without its ticket: it is added, whatever happened to this one."""
         return replace(self, ticket=None)
 
 
@@ -135,7 +135,7 @@ class Job(Struct, frozen=True, kw_only=True, dict=True):
 
     @cached_property
     def returnvalue(self) -> Any:
-        """What the job returned; None before, and for what is no JSON, as in BullMQ."""
+        """What the job returned; None before that, and for what is not JSON, as in BullMQ."""
         try:
             return payload.decode(self.raw_returnvalue or b"null")
         except ValueError:

@@ -67,7 +67,7 @@ _FEW: Final = 100
 
 
 def encode(value: object, field: str) -> bytes:
-    """Give the value as JSON; a `SerializationError` names the place in `field` that has none."""
+    """Return the value as JSON; a `SerializationError` names the spot in `field`."""
     try:
         text = _encode(value)
         if len(text) > _LONG and _is_plainly_sound(value):
@@ -124,7 +124,7 @@ _HARMLESS: Final = frozenset({str, bool, type(None)})
 
 
 def _is_sound(value: Any) -> bool:
-    """Tell whether a value needs no inspection; False means only that it must be looked at."""
+    """Return whether a value needs no inspection; False means only that it has to be inspected."""
     kind = value.__class__
     if kind is dict:
         if not _ONLY_STR.issuperset(map(type, value)):
@@ -145,7 +145,7 @@ def _is_sound(value: Any) -> bool:
 
 
 def _is_plainly_sound(value: Any) -> bool:
-    """Tell whether a value of few parts needs no inspection."""
+    """Return whether a value of few parts needs no inspection."""
     left = [value]
     parts = 0
     while left:

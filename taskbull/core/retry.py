@@ -1,4 +1,4 @@
-"""What becomes of a job whose handler raised: one pure decision."""
+"""What happens to a job whose handler raised: one pure decision."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class RetryPolicy(Struct, frozen=True, kw_only=True):
             check_choice("unknown_errors", self.unknown_errors, ("retry", "fail"))
 
     def over(self, other: RetryPolicy) -> RetryPolicy:
-        """Give this policy with its gaps filled by the other: a task's over its app's."""
+        """Return this policy with its gaps filled from the other: a task's over its app's."""
         return RetryPolicy(
             attempts=self.attempts or other.attempts,
             backoff=self.backoff or other.backoff,
@@ -70,7 +70,7 @@ NO_POLICY = RetryPolicy()
 
 
 def attempts_of(job: Job, policy: RetryPolicy = NO_POLICY) -> int:
-    """Give how many attempts the job has in all.
+    """Return how many attempts the job has in total.
 
     Node writes 0 where the producer said nothing, so 0 leaves it to the policy.
     """
@@ -84,7 +84,7 @@ def decide(
     *,
     random: Callable[[], float],
 ) -> Written:
-    """Tell what becomes of the job after `error`. The job's own options win over the policy.
+    """Return the outcome after `error`. The job's own options take precedence over the policy.
 
     A word of the task (`Retry`, `Snooze`, …) counts also as the only member of a group, as task
     groups raise it. A classifier that raises or talks nonsense is replaced by the default one, and
@@ -98,12 +98,12 @@ def decide(
 
 
 def undecidable(job: Job, fault: Exception) -> Fail:
-    """Give the outcome of a job that nothing else can be done with, because of what it holds."""
+    """Return the outcome of a job that cannot be decided on, because of its contents."""
     return failed_for_good(CorruptJob(job.id, "opts", shown(fault)))
 
 
 def failed_for_good(error: Exception) -> Fail:
-    """Give the outcome of a job that no attempt that remains would help."""
+    """Return the outcome of a job that no further attempt would help."""
     return Fail(
         Failure(Category.PERMANENT, reason_of(error), stack_of(error), error), Verdict.PERMANENT
     )
@@ -131,7 +131,7 @@ def _decide(
 
 
 def doomed(job: Job) -> Fail | None:
-    """Give the outcome of a job that must not be run, or None for one that may be."""
+    """Return the outcome of a job that must not be run, or None if it may run."""
     error: Exception
     if job.deferred_failure is not None:
         error = PermanentError(job.deferred_failure)
@@ -179,7 +179,7 @@ def _delay(
     random: Callable[[], float],
     notes: list[str],
 ) -> _Delay | None:
-    """Give how long the job waits, or None if its backoff function gives up."""
+    """Return how long the job waits, or None if its backoff function gives up."""
     if isinstance(error, Retry):
         return _Delay(error.after)
     backoff = _choose_backoff(error, job, policy)
@@ -212,7 +212,7 @@ def _choose_backoff(error: BaseException, job: Job, policy: RetryPolicy) -> Back
 
 
 def _find(error: BaseException, backoffs: Mapping[Any, Backoff] | None) -> Backoff | None:
-    """Give the entry for the error's class, or for the nearest of its bases that has one."""
+    """Return the entry for the error's class, or for its nearest base class that has one."""
     if not backoffs:
         return None
     for kind in _kinds(error):

@@ -1,4 +1,4 @@
-"""What comes after a run of a job scheduler, told from the options of that run."""
+"""What follows a run of a job scheduler, computed from the options of that run."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class NextRun(Struct, frozen=True):
 
 
 def next_run(options: StoredOptions, now_ms: int) -> NextRun | None:
-    """Give what follows the run with these options; None if it was the last, or is no such run.
+    """Return the run after the one with these options; None if there is none.
 
     A cron line without a time zone is read in that of this process, as in Node.
     """

@@ -46,31 +46,31 @@ _DELAY_STEP = 4096
 
 
 def priority_score(priority: int, counter: int) -> int:
-    """Give the score in `prioritized`; lower runs first, `counter` orders equal priorities."""
+    """Return the score in `prioritized`; lower runs first, `counter` orders equal priorities."""
     return priority * _PRIORITY_STEP + counter % _PRIORITY_STEP
 
 
 def priority_of_score(score: float) -> int:
-    """Give the priority that a score in `prioritized` stands for."""
+    """Return the priority that a score in `prioritized` stands for."""
     return int(score) // _PRIORITY_STEP
 
 
 def due_ms(base_ms: int, delay_ms: int) -> int:
-    """Give when a job is due; what no score can hold becomes the last instant that one can."""
+    """Return when a job is due, at most the last instant that a score can hold."""
     return min(base_ms + max(delay_ms, 0), MAX_DUE_MS)
 
 
 def delay_score_range(due: int) -> tuple[int, int]:
-    """Give the lowest and highest score of jobs that are due in this millisecond."""
+    """Return the lowest and highest score of jobs that are due in this millisecond."""
     lowest = due * _DELAY_STEP
     return lowest, lowest + _DELAY_STEP - 1
 
 
 def due_ms_of_score(score: float) -> int:
-    """Give the millisecond at which a job with this score in `delayed` is due."""
+    """Return the millisecond at which a job with this score in `delayed` is due."""
     return int(score) // _DELAY_STEP
 
 
 def highest_due_score(now_ms: int) -> int:
-    """Give the highest score in `delayed` that is due at `now_ms`."""
+    """Return the highest score in `delayed` that is due at `now_ms`."""
     return delay_score_range(now_ms)[1]

@@ -12,7 +12,7 @@ Labels: TypeAlias = tuple[str, ...]
 
 
 class Metric(Struct, frozen=True):
-    """What is measured."""
+    """One metric: its name, kind, labels and help text."""
 
     name: str
     kind: Kind

@@ -15,7 +15,7 @@ from taskbull.observability.tally import Distribution, Snapshot
 
 
 def render(snapshot: Snapshot, accept: str = "") -> tuple[bytes, str]:
-    """Give a snapshot as text in the form that the scraper accepts, and the name of that form."""
+    """Return a snapshot as text in the format that the scraper accepts, and the format's name."""
     registry = CollectorRegistry(auto_describe=False)
     registry.register(_Families(snapshot))
     encode, content_type = choose_encoder(accept)

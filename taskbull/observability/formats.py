@@ -64,7 +64,7 @@ class JsonFormatter(logging.Formatter):
 
 
 def _whose(record: logging.LogRecord) -> str:
-    """Say who wrote a line and in which job; our own lines say that in their words."""
+    """Return who logged a line and in which job; our own lines say so themselves."""
     if record.name.partition(".")[0] == "taskbull":
         return ""
     job = vars(record)
@@ -76,7 +76,7 @@ def _whose(record: logging.LogRecord) -> str:
 
 
 def _stack(formatter: logging.Formatter, record: logging.LogRecord) -> str:
-    """Give the traceback that a line brings; a worker's lines bring one that is cut to size."""
+    """Return the traceback of a record; the worker's own records bring one that is cut to size."""
     stack = record.exc_text or ""
     if not stack and record.exc_info:
         stack = formatter.formatException(record.exc_info)
@@ -110,7 +110,7 @@ def one_line(text: str) -> str:
 def set_up_logging(
     level: str, form: LogFormat, worker_id: str = "", stream: TextIO | None = None
 ) -> None:
-    """Let all loggers write to `stream` (standard error): what a program does, never a library."""
+    """Make all loggers write to `stream` (standard error): for programs, never for a library."""
     target: TextIO = stream or sys.stderr
     handler = logging.StreamHandler(target)
     formatter: logging.Formatter = JsonFormatter(worker_id)

@@ -34,7 +34,7 @@ _PATIENCE = 5.0
 
 
 class Report(Struct):
-    """What a child tells."""
+    """A child's report to the supervisor."""
 
     snapshot: Snapshot
     health: Health
@@ -64,12 +64,12 @@ class Hub:
                 self._past = merge([self._past, report.snapshot.counted()])
 
     def snapshot(self) -> Snapshot:
-        """Give the values of all children together, those that are gone among them."""
+        """Return the values of all children together, including those that are gone."""
         with self._lock:
             return merge([self._past, *(report.snapshot for report in self._present.values())])
 
     def health(self) -> Health:
-        """Tell how the children are: as bad as the worst of them."""
+        """Return the health of the children: that of the worst."""
         with self._lock:
             healths = [report.health for report in self._present.values()]
         if not healths:

@@ -16,7 +16,7 @@ class Health(Struct, frozen=True):
 
     @property
     def live(self) -> bool:
-        """Whether the event loop moves. Redis has nothing to do with it."""
+        """Whether the event loop is running, whatever Redis does."""
         return not self.stuck
 
     @property
@@ -26,7 +26,7 @@ class Health(Struct, frozen=True):
 
 
 class Vitals:
-    """What is known of a worker. The event loop writes; any thread may ask for the health."""
+    """The state of a worker. The event loop writes it; any thread may ask for the health."""
 
     def __init__(self) -> None:
         self.running = False
@@ -42,7 +42,7 @@ class Vitals:
         self._moved_at = monotonic()
 
     def health(self) -> Health:
-        """Tell how it is."""
+        """Return its health."""
         if not self.running:  # before and after it runs there is no loop that could hang
             return Health(idle="the worker is not running")
         still = monotonic() - self._moved_at

@@ -32,5 +32,5 @@ class JobFilter(logging.Filter):
 
 
 def cut(text: str) -> str:
-    """Give a job's id or name in the length that a log line has room for."""
+    """Return a job's id or name, cut to the length that a log line has room for."""
     return text if len(text) <= SHOWN else f"{text[:SHOWN]}…"

@@ -48,12 +48,12 @@ class OpenTelemetryMeter:
         self._meter = provider.get_meter(SCOPE)
 
     def counter(self, metric: Metric) -> Counter:
-        """Make a counter."""
+        """Return a counter."""
         made = self._meter.create_counter(metric.name, metric.unit, metric.help)
         return _Counter(_Attributes(metric), made)
 
     def histogram(self, metric: Metric) -> Histogram:
-        """Make a histogram."""
+        """Return a histogram."""
         made = self._meter.create_histogram(
             metric.name,
             metric.unit,
@@ -63,7 +63,7 @@ class OpenTelemetryMeter:
         return _Histogram(_Attributes(metric), made)
 
     def gauge(self, metric: Metric) -> Gauge:
-        """Make a gauge; it is read whenever the provider collects."""
+        """Create a gauge; it is read whenever the provider collects."""
         kept = TalliedNumber()
         attributes = _Attributes(metric)
 
@@ -108,7 +108,7 @@ class _Histogram:
 
 
 def current_provider() -> MeterProvider | None:
-    """Give the application's meter provider; None if it has none."""
+    """Return the application's meter provider; None if it has none."""
     provider = metrics.get_meter_provider()
     # Those of the API itself do nothing, or stand in for one that is not there yet.
     of_the_api = type(provider).__module__.startswith("opentelemetry.metrics")

@@ -100,7 +100,7 @@ class Metrics:
         self._threads_abandoned = meter.gauge(c.THREADS_ABANDONED)
 
     def listeners(self) -> Mapping[type[events.Event], Hear]:
-        """Give what is to hear each kind of event; jobs are counted, not heard of one by one."""
+        """Return the listener of each kind of event; jobs are counted in batches."""
         return {
             events.Lost: lambda event: self._lost.add(1, (event.queue, event.loss.label)),
             events.Stalled: lambda event: self._stalled.add(1, (event.queue,)),
@@ -271,7 +271,7 @@ class Metrics:
 
 
 def application_metrics() -> Sequence[Metrics]:
-    """Give the metrics that the application's meter provider wants: none, if it has none."""
+    """Return the metrics for the application's meter provider: none, if it has none."""
     provider = current_provider()
     return () if provider is None else (_of_provider(provider),)
 

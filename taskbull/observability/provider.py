@@ -23,14 +23,14 @@ _NAMED_BY = "OTEL_PYTHON_TRACER_PROVIDER"
 
 
 def current_tracer() -> Tracer | None:
-    """Give the tracer of the application's provider; None if it has none."""
+    """Return the tracer of the application's provider; None if it has none."""
     if _API not in sys.modules and not _is_named():
         return None
     return _ask_api()()
 
 
 def in_this_span(job: NewJob) -> NewJob:
-    """Give a job that is made here and added later the context of the span in which it is made."""
+    """Return the job with the context of the current span, for a job that is added later."""
     if current_tracer() is None:
         return job
     from taskbull.observability import tracing  # noqa: PLC0415 - see above

@@ -45,7 +45,7 @@ class Drops(Struct, frozen=True):
     """Those whose parent, in another process, was not sampled."""
 
     def dropped(self, telemetry: str | None) -> UnsampledSpan | None:
-        """Give what stands for the span of a job with that context; None: it may be sampled."""
+        """Return a stand-in for the span of a job with that context; None if it may be sampled."""
         if self.ids is None:
             return None
         if not telemetry:
@@ -67,7 +67,7 @@ class UnsampledSpan(NonRecordingSpan):
             self._parent = parent
 
     def get_span_context(self) -> SpanContext:
-        """Give its ids, to be told to others: what they do for it is not sampled, either."""
+        """Return its ids, to be passed on: what others do for it is not sampled, either."""
         if self._made is None:
             if self._parent is None:
                 trace_id, flags = self._ids.generate_trace_id(), 0

@@ -10,28 +10,28 @@ from taskbull.observability.tally import Snapshot, Tally
 
 
 class Source(Protocol):
-    """What there is to tell; asked in any thread."""
+    """A source of metrics and health; it may be read in any thread."""
 
     def snapshot(self) -> Snapshot:
-        """Give all values."""
+        """Return all values."""
         ...
 
     def health(self) -> Health:
-        """Tell what probes want to know."""
+        """Return what probes want to know."""
         ...
 
 
 class OwnMetrics:
-    """What one process has to tell of itself: `metrics` is for its worker."""
+    """The metrics and health of this process; `metrics` is for its worker."""
 
     def __init__(self) -> None:
         self._tally = Tally()
         self.metrics = Metrics(self._tally)
 
     def snapshot(self) -> Snapshot:
-        """Give all values."""
+        """Return all values."""
         return self._tally.snapshot()
 
     def health(self) -> Health:
-        """Tell what probes want to know."""
+        """Return what probes want to know."""
         return self.metrics.vitals.health()

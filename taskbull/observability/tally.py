@@ -29,7 +29,7 @@ class Snapshot(Struct):
     distributions: dict[str, dict[Labels, Distribution]] = field(default_factory=dict[str, Any])
 
     def counted(self) -> Snapshot:
-        """Give what stays true when the process is gone: all but the gauges."""
+        """Return what stays true when the process is gone: all but the gauges."""
         numbers = {
             name: values for name, values in self.numbers.items() if BY_NAME[name].kind == "counter"
         }
@@ -44,7 +44,7 @@ class TalliedNumber:
         self._followed: dict[Labels, Callable[[], float]] = {}
 
     def now(self) -> dict[Labels, float]:
-        """Give the values as they are now; in any thread."""
+        """Return the current values; in any thread."""
         followed = {labels: read() for labels, read in self._followed.copy().items()}
         return self.values | followed
 
@@ -58,7 +58,7 @@ class TalliedNumber:
         self.values[labels] = value
 
     def follow(self, read: Callable[[], float], labels: Labels = ()) -> None:
-        """Let a gauge have the value that `read` gives, in any thread, whenever it is asked."""
+        """Read a gauge's value by `read`, in any thread, whenever it is asked for."""
         self._followed[labels] = read
 
     def remove(self, label: str) -> None:
@@ -94,17 +94,17 @@ class Tally:
         self._times: dict[str, TalliedTimes] = {}
 
     def counter(self, metric: Metric) -> TalliedNumber:
-        """Make a counter."""
+        """Return a counter."""
         return self._numbers.setdefault(metric.name, TalliedNumber())
 
     gauge = counter
 
     def histogram(self, metric: Metric) -> TalliedTimes:
-        """Make a histogram."""
+        """Return a histogram."""
         return self._times.setdefault(metric.name, TalliedTimes(metric.buckets))
 
     def snapshot(self) -> Snapshot:
-        """Give the values as they are now; in any thread."""
+        """Return the current values; in any thread."""
         numbers = {name: one.now() for name, one in self._numbers.items()}
         distributions = {
             name: {
@@ -117,7 +117,7 @@ class Tally:
 
 
 def merge(snapshots: list[Snapshot]) -> Snapshot:
-    """Give the values of several processes together: counters are added, gauges stand side by side.
+    """Return the values of several processes together: counters added up, gauges side by side.
 
     Where two processes have the same gauge, the catalogue says which value counts.
     """

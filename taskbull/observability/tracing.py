@@ -48,7 +48,7 @@ _carrier = msgspec.json.Decoder(dict[str, str]).decode
 
 
 def current_tracer() -> Tracer | None:
-    """Give the tracer of the application's provider; None if it has none."""
+    """Return the tracer of the application's provider; None if it has none."""
     # To ask the API costs 2 µs where there is none, for it looks into the environment each time;
     # this costs 0.1. Should the API come to keep its provider elsewhere, it is asked each time.
     if _api.get("_TRACER_PROVIDER", _api) is None and _none_is_named():
@@ -61,7 +61,7 @@ _api = vars(trace)
 
 @cache
 def _none_is_named() -> bool:
-    """Let the API load the provider that the environment names; True if it names none."""
+    """Make the API load the provider that the environment names; return True if it names none."""
     return isinstance(trace.get_tracer_provider(), ProxyTracerProvider)
 
 
@@ -74,14 +74,14 @@ def _tracer_of(provider: TracerProvider) -> Tracer | None:
 
 
 def in_this_span(job: NewJob) -> NewJob:
-    """Give a job that is made here and added later the context of the span in which it is made."""
+    """Return the job with the context of the current span, for a job that is added later."""
     if current_tracer() is None or not trace.get_current_span().get_span_context().is_valid:
         return job
     return replace(job, telemetry=inject(context.get_current()))
 
 
 def inject(of: Context) -> str | None:
-    """Give a context in the form in which it travels with a job."""
+    """Return a context in the form in which it travels with a job."""
     carrier: dict[str, str] = {}
     propagate.inject(carrier, of)
     return msgspec.json.encode(carrier).decode() if carrier else None
@@ -107,7 +107,7 @@ class Sending:
         self._here = here
 
     def telemetry(self, own: str | None) -> str | None:
-        """Give the context that a job carries: its own, if it was made in another span."""
+        """Return the context for a job to carry: its own, if it was made in another span."""
         return self._telemetry if own is None or own == self._here else own
 
     def sent(self, job_ids: Sequence[str]) -> None:
@@ -176,7 +176,7 @@ class Processing:
         self._drops = drops_of(tracer)
 
     def span(self, job: Job) -> Attempt:
-        """Give the span of one attempt at a job, to be in while it runs."""
+        """Return the span of one attempt at a job, to be entered while it runs."""
         options = job.options
         telemetry = None if options.omit_context else options.telemetry
         if (dropped := self._drops.dropped(telemetry)) is not None:
@@ -216,7 +216,7 @@ class Attempt:
 
 
 def processing(queue: str, worker_id: str) -> Processing | None:
-    """Give what makes the spans of a worker's jobs in a queue; None if nobody traces."""
+    """Return what makes the spans of a worker's jobs in a queue; None if nobody traces."""
     tracer = current_tracer()
     return None if tracer is None else Processing(tracer, queue, worker_id)
 

@@ -66,7 +66,7 @@ class RecordedJob:
         return self.state in {JobState.COMPLETED, JobState.FAILED}
 
     def as_job(self) -> Job:
-        """Give it as a worker reads it."""
+        """Return the job as a worker reads it."""
         made, started = str(self.attempts).encode(), str(self.attempts + 1).encode()
         encoded = self._encoded
         times = (str(encoded.timestamp_ms), str(encoded.delay_ms), str(encoded.priority))

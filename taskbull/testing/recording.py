@@ -42,7 +42,7 @@ class RecordedHandle(JobHandle[R_co], frozen=True):
     _recorded: RecordedJob | None = None
 
     def result(self, timeout: Any = None) -> R_co:
-        """Give the value of a job that was run; raise `JobFailed`, or say that it was not run."""
+        """Return the result; raise `JobFailed`, or `TimeoutError` if the job has not run yet."""
         recorded = self._job
         if recorded.state is JobState.FAILED:
             raise failure_of(recorded)
@@ -56,28 +56,28 @@ class RecordedHandle(JobHandle[R_co], frozen=True):
         return self.result(timeout)
 
     def state(self) -> JobState:
-        """Tell in which state the job is."""
+        """Return the state of the job."""
         return self._job.state
 
     async def astate(self) -> JobState:
-        """Tell in which state the job is."""
+        """Return the state of the job."""
         return self.state()
 
     def info(self) -> Job:
-        """Give the job as a worker reads it."""
+        """Return the job as a worker reads it."""
         return self._job.as_job()
 
     async def ainfo(self) -> Job:
-        """Give the job as a worker reads it."""
+        """Return the job as a worker reads it."""
         return self.info()
 
     def logs(self, start: int = 0, end: int = -1) -> Logs:
-        """Give the job's log lines."""
+        """Return the job's log lines."""
         lines = self._job.logs
         return Logs(lines[start : None if end == -1 else end + 1], len(lines))
 
     async def alogs(self, start: int = 0, end: int = -1) -> Logs:
-        """Give the job's log lines."""
+        """Return the job's log lines."""
         return self.logs(start, end)
 
     @property
@@ -108,11 +108,11 @@ class Box:
         return [self._put(job) for job in made]
 
     def of(self, task: Enqueueable[..., Any]) -> list[RecordedJob]:
-        """Give the jobs of a task."""
+        """Return the jobs of a task."""
         return [job for job in self.jobs if job.name == task.name]
 
     def assert_enqueued(self, task: Enqueueable[..., Any], **expected: Any) -> RecordedJob:
-        """Give the job of a task with these arguments and options; fail if there is none.
+        """Return the job of a task with these arguments and options; fail if there is none.
 
         Only what is named is compared: arguments by name, then options such as `delay=60`, or
         `queue="emails"`.
@@ -226,7 +226,7 @@ def recorded(app: App) -> Generator[Box]:
 
 
 def failure_of(job: RecordedJob) -> JobFailed:
-    """Make the error of a job that failed."""
+    """Return the error of a job that failed."""
     failure = job.failure
     reason, stack = (failure.reason, [failure.stack]) if failure else ("", [])
     return JobFailed(job.queue, job.id, reason, stack, job.attempts)

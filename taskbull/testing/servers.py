@@ -13,7 +13,7 @@ from taskbull.store.server_process import ServerProcess, valkey_binary
 
 @contextmanager
 def private_server() -> Generator[ServerProcess]:
-    """Give an empty Valkey server of one's own for the block: `private_server().url`.
+    """Run an empty, private Valkey server for the block: `private_server().url`.
 
     Needs the extra `taskbull[embedded]`.
     """
@@ -23,7 +23,7 @@ def private_server() -> Generator[ServerProcess]:
 
 @contextmanager
 def connected(app: App, redis: str) -> Generator[None]:
-    """Let the app's tasks, queues and new workers use the Redis at this URL in the block.
+    """Make the app's tasks, queues and new workers use the Redis at this URL in the block.
 
     For apps that are made where their module is imported: `with connected(app, server.url): …`.
     """

@@ -1,4 +1,4 @@
-"""What is in the database."""
+"""The tables of the database."""
 
 from __future__ import annotations
 

@@ -24,6 +24,6 @@ def place_order(request: HttpRequest) -> JsonResponse:
 
 
 def show_order(_: HttpRequest, number: int) -> JsonResponse:
-    """Tell what the database knows."""
+    """Return what the database knows."""
     order = get_object_or_404(Order, pk=number)
     return JsonResponse({"book": order.book, "state": order.state})

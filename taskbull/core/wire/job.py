@@ -91,7 +91,7 @@ class EncodedJob(Struct, frozen=True):
 
 
 def encode_job(job: NewJob, timestamp_ms: int) -> EncodedJob:
-    """Give the job as it is written at `timestamp_ms`; refuse what Node could not read."""
+    """Return the job as it is written at `timestamp_ms`; refuse what Node could not read."""
     options = job.options
     delay_ms = _delay_ms(options, timestamp_ms)
     data = payload.encode(job.data, "data")
@@ -126,24 +126,24 @@ def _delay_ms(options: JobOptions, timestamp_ms: int) -> int:
 
 
 def encode_value(value: object, limit: int = SIZE_LIMIT) -> bytes:
-    """Give a task's result as it stands in `returnvalue`; refuse one of more than `limit` bytes."""
+    """Return a task's result as stored in `returnvalue`; refuse one of more than `limit` bytes."""
     text = payload.encode(value, "result")
     payload.check_size(len(text), limit, "Result")
     return text
 
 
 def encode_progress(value: object) -> bytes:
-    """Give a job's progress as it stands in `progress`."""
+    """Return a job's progress as stored in `progress`."""
     return payload.encode(value, "progress")
 
 
 def encode_data(value: object) -> bytes:
-    """Give a job's new data as it stands in `data`."""
+    """Return a job's new data as stored in `data`."""
     return payload.encode(value, "data")
 
 
 def encode_stacktrace(job: Job, stack: str) -> bytes:
-    """Give the stacks of the last attempts with this one behind them, as many as the job keeps."""
+    """Return the stacks of the last attempts, this one last, as many as the job keeps."""
     limit = job.options.stack_trace_limit
     kept = STACKS if limit is None or limit < 0 else int(limit)
     stacks = [*job.stacktrace, stack]

@@ -18,7 +18,7 @@ MOST = 2**53
 
 
 def bounded(number: Number) -> Number | None:
-    """Give the number, or the nearest that is allowed; None for NaN and the infinities."""
+    """Return the number, or the nearest one that is allowed; None for NaN and the infinities."""
     if -MOST <= number <= MOST:
         return number
     if number != number or number in (float("inf"), float("-inf")):  # noqa: PLR0124 - NaN
@@ -27,7 +27,7 @@ def bounded(number: Number) -> Number | None:
 
 
 def read_number(raw: bytes | None) -> int | None:
-    """Read a field of a hash as JavaScript may have written it; None for what is no number."""
+    """Read a field of a hash as JavaScript may have written it; None if it is not a number."""
     if raw is None:
         return None
     try:

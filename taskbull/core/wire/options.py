@@ -144,7 +144,7 @@ class StoredOptions(
 
 
 def keep_bounds(keep: Keep | None) -> Bounds:
-    """Give a rule for keeping jobs as a script takes it."""
+    """Return a rule for keeping jobs in the form that scripts take."""
     if keep is None:
         return NO_BOUNDS
     return (
@@ -192,14 +192,14 @@ def _salvage(options: Any) -> StoredOptions:
 
 
 def encode_options(options: JobOptions, *, delay_ms: int, telemetry: str | None = None) -> bytes:
-    """Give `opts` as BullMQ writes it. `attempts` always stands in it, as in Node's."""
+    """Return `opts` as BullMQ writes it. It always has `attempts`, as in Node."""
     # With an eta the delay depends on the moment, without one on the options only.
     text = _encode_cached(options, delay_ms) if options.eta is None else _encode(options, delay_ms)
     return text if telemetry is None else with_telemetry(text, telemetry)
 
 
 def with_telemetry(options: bytes, telemetry: str, instead_of: str | None = None) -> bytes:
-    """Give encoded options that carry a context, at their end; in place of the one they carry."""
+    """Return encoded options with this trace context at their end, instead of the one they have."""
     bare = options[:-1] if instead_of is None else options.removesuffix(_tail(instead_of))
     return bare + _tail(telemetry)
 
