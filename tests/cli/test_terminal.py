@@ -95,5 +95,5 @@ def test_help_is_in_parts(nowhere: Path) -> None:
     done = run("--help", cwd=nowhere)
     assert done.returncode == 0
     parts = re.findall(r"^([A-Z][a-z ]+):$", done.stdout, re.MULTILINE)
-    assert parts[:5] == ["Options", "Run", "Look", "Act on jobs", "Act on queues"]
+    assert parts[:5] == ["Options", "Run", "Inspect", "Change jobs", "Change queues"]
     assert max(map(len, done.stdout.splitlines())) <= 80
