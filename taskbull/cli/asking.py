@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TypeVar
 
-from taskbull.scripts.call import Command, Request, Steps, Word
+from taskbull.scripts.call import Command, Operation, Request, Word
 from taskbull.scripts.replies import nothing
 from taskbull.store.address import Endpoint
 from taskbull.store.pipeline import Reply
@@ -23,19 +23,20 @@ LIMIT = 8.0
 class Asker(SyncStore):
     """A store that gives up after a few seconds, whoever asks and whatever for."""
 
-    def run(self, call: Request[T], *, timeout: float | None = None, insist: bool = True) -> T:
-        """Run one call and give its result, within `LIMIT` at the most."""
-        return super().run(call, timeout=_limit(timeout), insist=insist)
+    def run(
+        self,
+        operation: Operation[T],
+        *,
+        timeout: float | None = None,
+        total: float | None = None,
+        insist: bool = True,
+    ) -> T:
+        """Run one call, or several, and return the result; each within `LIMIT` at the most."""
+        return super().run(operation, timeout=_limit(timeout), total=total, insist=insist)
 
     def run_all(self, calls: Sequence[Request[T]], *, timeout: float | None = None) -> list[T]:
         """Run several calls in one trip, within `LIMIT` at the most."""
         return super().run_all(calls, timeout=_limit(timeout))
-
-    def perform(
-        self, steps: Steps[T], *, timeout: float | None = None, total: float | None = None
-    ) -> T:
-        """Run several calls, one after the other, each within `LIMIT` at the most."""
-        return super().perform(steps, timeout=_limit(timeout), total=total)
 
     def knock(self) -> None:
         """Raise at once if Redis is not there; what comes later is tried for longer."""

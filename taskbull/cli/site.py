@@ -15,7 +15,7 @@ from taskbull.core.job import Job
 from taskbull.core.keys import QueueKeys
 from taskbull.core.retry import attempts_of
 from taskbull.queue.operations import Operations
-from taskbull.scripts.call import Call, Command, Operation
+from taskbull.scripts.call import Command, Operation
 from taskbull.scripts.replies import text
 from taskbull.store.namespace import Namespace
 
@@ -47,9 +47,7 @@ class Site:
 
     def ask(self, operation: Operation[T]) -> T:
         """Do what a queue's `Operations` gave."""
-        if isinstance(operation, Call | Command):
-            return self.redis.run(operation)
-        return self.redis.perform(operation)
+        return self.redis.run(operation)
 
     def keys(self, name: str) -> QueueKeys:
         """Give the keys of a queue, whether it is there or not."""

@@ -63,7 +63,7 @@ class Group:
         """Add one job; raises `EnqueueError` if it could not be added in time."""
         job = encode(entry)
         if current_tracer() is not None:
-            return await self._store.perform(add_one(entry, job), timeout=self._timeout)
+            return await self._store.run(add_one(entry, job), timeout=self._timeout)
         if self._busy:
             return await self._join(entry, job)
         self._busy = True
@@ -86,7 +86,7 @@ class Group:
             raise
         if (handle := first.ended(added)) is not None:
             return handle
-        return await self._store.perform(add_one(entry, job), timeout=self._timeout)
+        return await self._store.run(add_one(entry, job), timeout=self._timeout)
 
     async def _join(self, entry: Entry, job: EncodedJob) -> JobHandle[Any]:
         waiter = self._new_waiter()
@@ -167,7 +167,7 @@ class Group:
         limit = next(iter(waiting.values())).limit
         try:
             with CancelScope() as self._under_way:
-                return await self._store.perform(steps, timeout=limit.timeout)
+                return await self._store.run(steps, timeout=limit.timeout)
         except Exception as error:  # noqa: BLE001 - each caller gets one of its own
             for member in waiting.values():
                 if not member.waiter.done():

@@ -76,7 +76,7 @@ def add_at_once(entry: Entry, timeout: float | None) -> JobHandle[Any]:
     try:
         if current_tracer() is None and (added := _add_plainly(store, entry, job, timeout)):
             return added
-        return store.perform(add_one(entry, job), timeout=timeout)
+        return store.run(add_one(entry, job), timeout=timeout)
     except TaskbullError as error:
         raise stripped(error) from error.__cause__
 

@@ -58,7 +58,7 @@ class LoopContext:
                 ending = await self._watch(keys).ending(job_id)
                 if ending.state is JobState.FAILED:
                     steps = failure(keys, job_id, ending.failed_reason or "")
-                    raise await self.store.perform(steps)
+                    raise await self.store.run(steps)
         except TimeoutError:
             raise not_in_time(keys, job_id, timeout) from None
         return ending

@@ -151,16 +151,14 @@ class JobHandle(Struct, Generic[R_co], frozen=True, repr_omit_defaults=True):
         # It only looks: asking again does no harm.
         source = self._where
         try:
-            return source.stores.sync_store().perform(again(call), timeout=source.call_timeout)
+            return source.stores.sync_store().run(again(call), timeout=source.call_timeout)
         except TaskbullError as error:
             raise stripped(error) from error.__cause__
 
     async def _arun(self, call: Request[T]) -> T:
         source = self._where
         try:
-            return await source.stores.async_store().perform(
-                again(call), timeout=source.call_timeout
-            )
+            return await source.stores.async_store().run(again(call), timeout=source.call_timeout)
         except TaskbullError as error:
             raise stripped(error) from error.__cause__
 

@@ -154,7 +154,7 @@ class Queue(AnyQueue):
         check_last_id(last_id)
         store = self._stores.async_store()
         if last_id == "$":
-            last_id = await store.perform(again(last_event_id(self.keys)))
+            last_id = await store.run(again(last_event_id(self.keys)))
         connection = store.blocking(self.keys.events)
         try:
             while True:
@@ -176,6 +176,6 @@ class Queue(AnyQueue):
 
     async def _perform(self, steps: Steps[T]) -> T:
         try:
-            return await self._stores.async_store().perform(steps, timeout=self._call_timeout)
+            return await self._stores.async_store().run(steps, timeout=self._call_timeout)
         except TaskbullError as error:
             raise stripped(error) from error.__cause__

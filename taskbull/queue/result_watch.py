@@ -55,12 +55,12 @@ class ResultWatch:
             self._leave(job_id, waiter)
         if isinstance(told, Exception) and not isinstance(told, JobNotFound):
             raise told
-        return await self._store.perform(settle(self._keys, job_id, told))
+        return await self._store.run(settle(self._keys, job_id, told))
 
     async def _told(self, job_id: str, waiter: Waiter) -> Any:
         await self._placed.wait()
         if not waiter.done():
-            found = await self._store.perform(again(look(self._keys, job_id)))
+            found = await self._store.run(again(look(self._keys, job_id)))
             if isinstance(found, Ending) or (found is not None and not waiter.done()):
                 return found
         return await waiter
@@ -87,7 +87,7 @@ class ResultWatch:
                 await connection.close()
 
     async def _read(self, connection: BlockingConnection) -> None:
-        place: str = await self._store.perform(again(last_event_id(self._keys)))
+        place: str = await self._store.run(again(last_event_id(self._keys)))
         self._placed.set()
         look_at = current_time() + LOOK_AGAIN
         while True:

@@ -64,7 +64,7 @@ class Stores:
             steps = next(stages)
             while True:
                 try:
-                    result = store.perform(steps, timeout=timeout)
+                    result = store.run(steps, timeout=timeout)
                 except BaseException as error:  # noqa: BLE001 - the operation may know more
                     steps = stages.throw(error)
                 else:
@@ -82,7 +82,7 @@ class Stores:
             steps = next(stages)
             while True:
                 try:
-                    result = await store.perform(steps, timeout=timeout)
+                    result = await store.run(steps, timeout=timeout)
                 except BaseException as error:  # noqa: BLE001 - the operation may know more
                     steps = stages.throw(error)
                 else:

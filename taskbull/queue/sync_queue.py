@@ -153,11 +153,11 @@ class SyncQueue(AnyQueue):
         check_last_id(last_id)
         store = self._stores.sync_store()  # without a limit: a reader waits until Redis is back
         if last_id == "$":
-            last_id = store.perform(again(last_event_id(self.keys)))
+            last_id = store.run(again(last_event_id(self.keys)))
         while True:
             words = read_events(self.keys, last_id)
             read = Command(words, self.keys.events, events_of, held=BLOCK)
-            for event in store.perform(again(read)):
+            for event in store.run(again(read)):
                 last_id = event.id
                 yield event
 
@@ -176,6 +176,6 @@ class SyncQueue(AnyQueue):
 
     def _perform(self, steps: Steps[T]) -> T:
         try:
-            return self._stores.sync_store().perform(steps, timeout=self._call_timeout)
+            return self._stores.sync_store().run(steps, timeout=self._call_timeout)
         except TaskbullError as error:
             raise stripped(error) from error.__cause__

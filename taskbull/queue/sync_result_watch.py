@@ -64,7 +64,7 @@ class SyncResultWatch:
         """
         steps = self._completed(job_id, inf if timeout is None else monotonic() + timeout)
         try:
-            return self._store.perform(steps, total=timeout)
+            return self._store.run(steps, total=timeout)
         except ConnectionLost:
             raise not_in_time(self._keys, job_id, timeout) from None
         finally:

@@ -11,7 +11,7 @@ from anyio import create_task_group, move_on_after
 from msgspec import structs
 
 from taskbull.errors import ConnectionLost, TaskbullError
-from taskbull.scripts.call import Request, Steps
+from taskbull.scripts.call import Call, Command, Operation, Request, Steps
 from taskbull.store import backend
 from taskbull.store.address import Address, Endpoint
 from taskbull.store.async_call import AsyncCall, OutagePolicy, ScriptLoader
@@ -50,12 +50,26 @@ class Store:
         self._topology = topology(address, options, spawn, notify)
         self._only = self._topology.only
 
-    async def run(self, call: Request[T], *, timeout: float | None = None) -> T:
-        """Run one call and give its result.
+    async def run(
+        self,
+        operation: Operation[T],
+        *,
+        timeout: float | None = None,
+        total: float | None = None,
+    ) -> T:
+        """Run one call, or several, and return the result.
 
         Raises `ConnectionLost` (not executed), `MaybeExecuted`, or `ServerRefused`. Without a
-        `timeout` it waits for Redis to come back, as long as that takes.
+        `timeout` it waits for Redis to come back, as long as that takes. `timeout` is for each
+        call, over all tries: what works in pieces may take long, as long as the pieces come.
+        `total` is for everything.
         """
+        limit = timeout if total is None else total
+        if isinstance(operation, Call | Command):
+            return await self._run(operation, limit)
+        return await self._drive(operation, Deadline(limit, monotonic), renew=total is None)
+
+    async def _run(self, call: Request[T], timeout: float | None = None) -> T:
         only = self._only
         if timeout is not None or only is None or only.full:
             return await self.run_within(call, Deadline(timeout, monotonic))
@@ -82,7 +96,7 @@ class Store:
     async def finish(self, call: Request[T], sent_on: SentOn | None, reply: Reply) -> T:
         """Give the result of a call that was started, whatever it has met."""
         if sent_on is None:
-            return await self.run(call)
+            return await self._run(call)
         if isinstance(reply, ReplyError) or self._may_go_on(reply):
             reply = await self._calling(call).go_on(*sent_on, reply)
         elif isinstance(reply, BaseException):
@@ -129,17 +143,6 @@ class Store:
         await connection.room()
         return connection, connection.submit(pack(call.cluster_words))
 
-    async def perform(
-        self, steps: Steps[T], *, timeout: float | None = None, total: float | None = None
-    ) -> T:
-        """Run an operation of several calls.
-
-        `timeout` is for each of them, over all tries: one that works in pieces may take long, as
-        long as the pieces come. `total` is for everything.
-        """
-        deadline = Deadline(timeout if total is None else total, monotonic)
-        return await self._drive(steps, deadline, renew=total is None)
-
     async def go_on(self, steps: Steps[T], deadline: Deadline, failed: TaskbullError) -> T:
         """Run an operation of which the first call was made already, and failed."""
         return await self._drive(steps, deadline, failed, renew=True)
@@ -161,7 +164,7 @@ class Store:
                     if failed is not None and deadline.too_late_after(failed):
                         raise ConnectionLost(str(failed)) from failed
                     if deadline.seconds is None:
-                        result = await self.run(call)
+                        result = await self._run(call)
                     else:
                         result = await self.run_within(call, deadline)
                 except TaskbullError as error:
@@ -176,7 +179,7 @@ class Store:
             return result_of_all
 
     async def run_within(self, call: Request[T], deadline: Deadline) -> T:
-        """Run one call and give its result; as `run`, with a deadline that others may share."""
+        """Run one call and return its result; as `run`, with a deadline that others may share."""
         only = self._only
         if only is None:
             return call.parse(await self._calling(call, deadline).run())

@@ -7,7 +7,7 @@ from time import monotonic, sleep
 from typing import Any, TypeVar
 
 from taskbull.errors import ConnectionLost, MaybeExecuted, TaskbullError
-from taskbull.scripts.call import Request, Steps
+from taskbull.scripts.call import Call, Command, Operation, Request, Steps
 from taskbull.scripts.loader import Script
 from taskbull.store.address import Address, Endpoint
 from taskbull.store.deadline import Deadline
@@ -30,17 +30,29 @@ class SyncStore:
         self._pool = ConnectionPool(address)
         self._topology = sync_topology(address, self._pool)
 
-    def run(self, call: Request[T], *, timeout: float | None = None, insist: bool = True) -> T:
-        """Run one call and give its result.
+    def run(
+        self,
+        operation: Operation[T],
+        *,
+        timeout: float | None = None,
+        total: float | None = None,
+        insist: bool = True,
+    ) -> T:
+        """Run one call, or several, and return the result.
 
         Raises `ConnectionLost` (not executed), `MaybeExecuted`, or `ServerRefused`. Without a
-        `timeout` it waits for Redis to come back, as long as that takes; who does not `insist` is
-        told at once that it cannot serve now.
+        `timeout` it waits for Redis to come back, as long as that takes. `timeout` is for each
+        call, over all tries: what works in pieces may take long, as long as the pieces come.
+        `total` is for everything. One call that does not `insist` fails at once where Redis
+        cannot serve it now.
         """
-        return self.run_within(call, Deadline(timeout, monotonic), insist=insist)
+        deadline = Deadline(timeout if total is None else total, monotonic)
+        if isinstance(operation, Call | Command):
+            return self.run_within(operation, deadline, insist=insist)
+        return self._drive(operation, deadline, renew=total is None)
 
     def run_within(self, call: Request[T], deadline: Deadline, *, insist: bool = True) -> T:
-        """Run one call and give its result; as `run`, with a deadline that others may share."""
+        """Run one call and return its result; as `run`, with a deadline that others may share."""
         node = self._topology.only
         if node is None:
             node, reply = self._send(call, Send(), deadline)
@@ -67,17 +79,6 @@ class SyncStore:
         if errors:
             raise errors[0]
         return results
-
-    def perform(
-        self, steps: Steps[T], *, timeout: float | None = None, total: float | None = None
-    ) -> T:
-        """Run an operation of several calls.
-
-        `timeout` is for each of them, over all tries: one that works in pieces may take long, as
-        long as the pieces come. `total` is for everything.
-        """
-        deadline = Deadline(timeout if total is None else total, monotonic)
-        return self._drive(steps, deadline, renew=total is None)
 
     def go_on(self, steps: Steps[T], deadline: Deadline, failed: TaskbullError) -> T:
         """Run an operation of which the first call was made already, and failed."""

@@ -39,7 +39,7 @@ class Inquiry:
         """Find out what a call did whose reply was lost, as soon as Redis can be asked."""
         context = self._context
         return await self._insist(
-            lambda: context.store.perform(settle_cycle(context.keys, token, ended, want))
+            lambda: context.store.run(settle_cycle(context.keys, token, ended, want))
         )
 
     async def adopt(self, token: str, job_ids: Sequence[str], taken_ms: int) -> Adopted:

@@ -112,7 +112,7 @@ class Sampler:
         reached, sample = True, None
         try:
             steps = sample_queue(context.keys, self._worker_id, held=queue in self._chosen)
-            sample = await context.store.perform(steps, timeout=_LIMIT)
+            sample = await context.store.run(steps, timeout=_LIMIT)
         except ServerRefused as error:
             logger.debug("Queue %s: its length cannot be sampled: %s", queue, error)
         except TaskbullError:

@@ -46,7 +46,7 @@ class Sweeper:
             max_stalls=self._max_stalls,
         )
         try:
-            found = await context.store.perform(steps)
+            found = await context.store.run(steps)
             if found is not None and found.put_back:
                 await self._tell(found)
         except MaybeExecuted:

@@ -42,7 +42,7 @@ class SyncRunner:
         return self._store.run(call)
 
     def perform(self, steps: Steps[T]) -> T:
-        return self._store.perform(steps)
+        return self._store.run(steps)
 
 
 class AsyncRunner:
@@ -57,7 +57,7 @@ class AsyncRunner:
         return self.portal.call(self._store.run, call)
 
     def perform(self, steps: Steps[T]) -> T:
-        result: Any = self.portal.call(partial(self._store.perform, steps))
+        result: Any = self.portal.call(partial(self._store.run, steps))
         return result  # type: ignore[no-any-return]
 
 

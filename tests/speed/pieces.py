@@ -50,7 +50,7 @@ class Stage(Generic[T]):
         if state in ("active", "dead"):
             self.player.take(250)
         if state == "dead":
-            self.player.store.perform(_sweep(self))  # the first sweep notes them
+            self.player.store.run(_sweep(self))  # the first sweep notes them
             self.admin.delete(self.keys.stalled_check)
             ids = range(_FIRST_ID, _FIRST_ID + self.jobs)
             locks = [self.keys.lock(str(job_id)) for job_id in ids]
@@ -62,7 +62,7 @@ class Stage(Generic[T]):
         queue.add_bulk([queue.job("noop", data)] * jobs)
 
     def perform(self, steps: Steps[object]) -> None:
-        self.store.perform(steps)
+        self.store.run(steps)
 
     def close(self) -> None:
         self.store.close()

@@ -48,7 +48,7 @@ def _swept(bed: WorkerBed) -> Iterator[list[str]]:
         while not over.wait(0.02):
             bed.admin.delete(bed.keys.stalled_check)
             steps = sweep_stalled(bed.keys, 0, interval_ms=1, max_stalls=1)
-            if found := store.perform(steps, timeout=10):
+            if found := store.run(steps, timeout=10):
                 put_back.extend(found.put_back)
 
     thread = threading.Thread(target=sweep)
