@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from taskbull.cli.site import Site
 from taskbull.errors import ServerRefused
-from taskbull.queue.operations import Operations
-from taskbull.scripts.servers import ConnectedWorker
+from taskbull.scripts.servers import ConnectedWorker, list_workers
 from taskbull.store.address import Endpoint
 
 
@@ -23,7 +22,7 @@ class Crowd:
         if server not in self._clients:
             self._clients[server] = self._ask(server)
         clients = self._clients[server]
-        return None if clients is None else Operations(keys).workers().parse(clients)
+        return None if clients is None else list_workers(keys).parse(clients)
 
     def _ask(self, server: Endpoint) -> bytes | None:
         try:

@@ -3,25 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, Unpack
+from typing import Any, TypeAlias, Unpack
 
 from taskbull.core import payload
+from taskbull.core.checks import refusal
 from taskbull.core.durations import Duration, limit_of
 from taskbull.core.job import NewJob
 from taskbull.core.keys import PREFIX
-from taskbull.core.options import JobKeywords
+from taskbull.core.keywords import check_keywords
+from taskbull.core.options import JobKeywords, JobOptions
 from taskbull.observability.provider import in_this_span
 from taskbull.queue.add_bulk import Bulk, Entry, Line, Progress
 from taskbull.queue.add_call import Adder
 from taskbull.queue.handle import CALL_TIMEOUT, ENQUEUE_TIMEOUT, JobHandle, Source
-from taskbull.queue.operations import JobEntry, Operations
+from taskbull.queue.operations import QueueOperations
 from taskbull.queue.stores import Stores
 from taskbull.scripts.call import Stages
 from taskbull.store.clients import Where
 from taskbull.store.namespace import Namespace
 
+JobEntry: TypeAlias = NewJob | tuple[str, Any] | tuple[str, Any, dict[str, Any]]
+"""A job for `add_bulk`: what `queue.job` makes, or (name, data) or (name, data, options)."""
 
-class AnyQueue:
+_DEFAULT = JobOptions()
+
+
+class AnyQueue(QueueOperations):
     """A BullMQ queue, to be filled and looked after.
 
     `redis` is a URL, or a client of redis-py whose settings are read; without one, the environment
@@ -43,7 +50,6 @@ class AnyQueue:
     ) -> None:
         self._stores = redis if isinstance(redis, Stores) else Stores(redis)
         self.keys = Namespace(self._stores.address, prefix, hash_tag).keys(name)
-        self._operations = Operations(self.keys)
         self._enqueue_timeout = limit_of("enqueue_timeout", enqueue_timeout)
         self._call_timeout = limit_of("call_timeout", call_timeout)
         source = Source(self.keys, self._stores, self._call_timeout)
@@ -56,7 +62,7 @@ class AnyQueue:
 
     def job(self, name: str, data: Any = None, **options: Unpack[JobKeywords]) -> NewJob:
         """Make a job for `add_bulk`, with the options of `add`."""
-        return in_this_span(self._operations.job(name, data, **options))
+        return in_this_span(_new_job(name, data, **options))
 
     def _bulk(
         self, jobs: Iterable[JobEntry], progress: Progress | None = None
@@ -64,5 +70,31 @@ class AnyQueue:
         return Bulk(jobs, self._entry, progress).run()
 
     def _entry(self, place: int, job: JobEntry) -> Entry:
-        new = self._operations.entry(place, job)
+        new = _read_entry(place, job)
         return Entry(self._line, new, new, payload.decode)
+
+    def _single(self, name: str, data: Any, **options: Unpack[JobKeywords]) -> Entry:
+        new = _new_job(name, data, **options)
+        return Entry(self._line, new, new, payload.decode)
+
+
+def _new_job(name: str, data: Any = None, **options: Unpack[JobKeywords]) -> NewJob:
+    """Make a job to be added later, checked in full; without `data` it has an empty object."""
+    # One object for all jobs without options: what stands in Redis for it is made once.
+    chosen = _DEFAULT
+    if options:
+        check_keywords("queue.add", options, JobKeywords)
+        chosen = JobOptions(**options)
+    return NewJob(name, {} if data is None else data, chosen)
+
+
+def _read_entry(place: int, job: JobEntry) -> NewJob:
+    match job:
+        case NewJob():
+            return job
+        case (name, data):
+            return _new_job(name, data)
+        case (name, data, dict(options)):
+            return _new_job(name, data, **options)
+        case _:
+            raise refusal(f"jobs[{place}]", "be queue.job(…) or (name, data, options)", job)

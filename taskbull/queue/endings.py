@@ -13,9 +13,9 @@ from typing import Any, Final, TypeAlias, TypeVar
 from taskbull.core.job import Job
 from taskbull.core.keys import QueueKeys
 from taskbull.core.states import JobState
-from taskbull.errors import JobFailed, JobNotFound, MaybeExecuted, ServerUnavailable
+from taskbull.errors import JobFailed, JobNotFound
 from taskbull.queue.event_stream import AT_ONCE
-from taskbull.scripts.call import Call, Command, Request, Steps, Word
+from taskbull.scripts.call import Call, Command, Steps, Word, again
 from taskbull.scripts.inspection import Ending, get_ending, get_job
 from taskbull.scripts.replies import text
 
@@ -97,16 +97,6 @@ def failure(queue: QueueKeys, job_id: str, reason: str) -> Steps[JobFailed]:
     if job is None:
         return JobFailed(queue.queue, job_id, reason)
     return JobFailed(queue.queue, job_id, reason, job.stacktrace, job.attempts_made)
-
-
-def again(request: Request[T]) -> Steps[T]:
-    """Ask until there is an answer: asking twice does no harm."""
-    while True:
-        try:
-            answer: T = yield request
-            return answer
-        except (MaybeExecuted, ServerUnavailable):
-            continue
 
 
 def not_in_time(queue: QueueKeys, job_id: str, timeout: float | None) -> TimeoutError:

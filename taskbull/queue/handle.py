@@ -15,11 +15,11 @@ from taskbull.core.keys import QueueKeys
 from taskbull.core.states import JobState
 from taskbull.errors import SerializationError, TaskbullError
 from taskbull.queue.call_checks import BlockingCheck, OwnQueueCheck
-from taskbull.queue.endings import again, gone
+from taskbull.queue.endings import gone
 from taskbull.queue.stores import Stores
 from taskbull.queue.tracebacks import stripped
 from taskbull.scripts.add import Added, Result
-from taskbull.scripts.call import Request
+from taskbull.scripts.call import Request, again
 from taskbull.scripts.inspection import Ending, Logs, get_job, get_logs, get_state
 from taskbull.scripts.replies import REFUSALS
 

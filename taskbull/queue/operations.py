@@ -1,159 +1,188 @@
-"""Everything a queue can be asked, as calls: what the async and the sync queue share.
+"""Everything a queue can be asked: the methods that the async and the sync queue have in common.
 
 Users' units come in (seconds, datetimes, names of states), calls come out; nothing is sent here.
+A new operation of queues is one more method of this list.
 """
 
 from __future__ import annotations
 
 import time
-from typing import Any, Literal, TypeAlias, Unpack
+from typing import Literal, TypeAlias
 
 from taskbull.core.checks import check_bool, check_choice, check_int, check_text, refusal
 from taskbull.core.durations import Duration, seconds, to_ms
-from taskbull.core.job import Job, NewJob
+from taskbull.core.job import Job
 from taskbull.core.keys import RESERVED_IDS, QueueKeys
-from taskbull.core.keywords import check_keywords
-from taskbull.core.options import JobKeywords, JobOptions
 from taskbull.core.states import MAX_PRIORITY, JobState
-from taskbull.errors import (
-    JobNotFound,
-)
-from taskbull.scripts import changes, inspection, limits, removal, servers
-from taskbull.scripts.call import Request, Steps
-from taskbull.scripts.inspection import QueueMetrics
-from taskbull.scripts.servers import ConnectedWorker
+from taskbull.errors import JobNotFound
+from taskbull.queue.methods import Planned, reads, writes
+from taskbull.scripts import changes, inspection, limits, removal
+from taskbull.scripts.call import Operation
+from taskbull.scripts.inspection import Logs, QueueMetrics
+from taskbull.scripts.servers import ConnectedWorker, list_workers
 
 Finished: TypeAlias = Literal["completed", "failed"]
-JobEntry: TypeAlias = NewJob | tuple[str, Any] | tuple[str, Any, dict[str, Any]]
-"""A job for `add_bulk`: what `queue.job` makes, or (name, data) or (name, data, options)."""
-
-_DEFAULT = JobOptions()
 
 
-class Operations:
-    """The operations of one queue, but for adding to it: see `adder`."""
+class QueueOperations:
+    """The operations of one queue, but for adding to it and following it."""
 
-    def __init__(self, keys: QueueKeys) -> None:
-        self.keys = keys
+    keys: QueueKeys
 
-    def job(self, name: str, data: Any = None, **options: Unpack[JobKeywords]) -> NewJob:
-        """Make a job to be added later, checked in full; without `data` it has an empty object."""
-        # One object for all jobs without options: what stands in Redis for it is made once.
-        chosen = _DEFAULT
-        if options:
-            check_keywords("queue.add", options, JobKeywords)
-            chosen = JobOptions(**options)
-        return NewJob(name, {} if data is None else data, chosen)
-
-    def entry(self, place: int, job: JobEntry) -> NewJob:
-        """Read a job of a bulk."""
-        match job:
-            case NewJob():
-                return job
-            case (name, data):
-                return self.job(name, data)
-            case (name, data, dict(options)):
-                return self.job(name, data, **options)
-            case _:
-                raise refusal(f"jobs[{place}]", "be queue.job(…) or (name, data, options)", job)
-
-    def _id(self, job_id: str) -> str:
-        """Give the id of a job that is to be changed; what names another key is no job."""
-        if check_text("job_id", job_id) in RESERVED_IDS:
-            raise JobNotFound(self.keys.queue, job_id)
-        return job_id
-
-    def counts(self) -> Request[dict[str, int]]:
+    @reads
+    def counts(self) -> Operation[dict[str, int]]:
+        """Count the jobs in each state."""
         return inspection.count_jobs(self.keys)
 
-    def get_job(self, job_id: str) -> Request[Job | None]:
+    @reads
+    def get_job(self, job_id: str) -> Operation[Job | None]:
+        """Return a job as it stands in Redis, or None."""
         return inspection.get_job(self.keys, check_text("job_id", job_id))
 
-    def get_jobs(self, state: JobState | str, start: int, end: int) -> Steps[list[Job]]:
+    @reads
+    def get_jobs(
+        self, state: JobState | str, start: int = 0, end: int = -1
+    ) -> Operation[list[Job]]:
+        """List jobs in a state: the next to run first, of finished ones the latest."""
         wanted = _state(state)
         newest_first = wanted in {JobState.COMPLETED, JobState.FAILED}
         return inspection.get_jobs(self.keys, wanted, start, end, ascending=not newest_first)
 
-    def get_state(self, job_id: str) -> Request[JobState]:
+    @reads
+    def get_state(self, job_id: str) -> Operation[JobState]:
+        """Return the state of a job; `unknown` if there is no such job."""
         return inspection.get_state(self.keys, check_text("job_id", job_id))
 
-    def pause(self) -> Steps[None]:
+    @writes
+    def pause(self) -> Operation[None]:
+        """Stop workers from taking jobs of this queue; those that run go on."""
         return limits.pause(self.keys)
 
-    def resume(self) -> Steps[None]:
+    @writes
+    def resume(self) -> Operation[None]:
+        """Allow workers to take jobs again."""
         return limits.resume(self.keys)
 
-    def is_paused(self) -> Request[bool]:
+    @reads
+    def is_paused(self) -> Operation[bool]:
+        """Return whether the queue is paused."""
         return limits.is_paused(self.keys)
 
-    def drain(self, *, delayed: bool) -> Steps[int]:
+    @writes
+    def drain(self, *, delayed: bool = False) -> Operation[int]:
+        """Remove all jobs that wait, and the delayed ones if asked; return how many."""
         check_bool("delayed", delayed)
         return removal.drain(self.keys, delayed=delayed)
 
-    def clean(self, grace: Duration, limit: int, state: JobState | str) -> Steps[list[str]]:
+    @writes
+    def clean(self, grace: Duration, limit: int, state: JobState | str) -> Operation[list[str]]:
+        """Remove jobs of a state older than `grace`, at most `limit` (0: all); return their ids."""
         check_int("limit", limit, least=0)
         until_ms = _now_ms() - to_ms(seconds("grace", grace))
         return removal.clean(self.keys, _state(state), until_ms, limit=limit)
 
-    def obliterate(self, *, force: bool) -> Steps[None]:
+    @writes
+    def obliterate(self, *, force: bool = False) -> Operation[None]:
+        """Remove the queue with everything in it; `force` also while jobs run."""
         check_bool("force", force)
         return removal.obliterate(self.keys, force=force)
 
-    def remove(self, job_id: str) -> Request[bool]:
+    @writes
+    def remove(self, job_id: str) -> Operation[bool]:
+        """Remove a job and its children; False if one of them runs."""
         return removal.remove_job(self.keys, self._id(job_id))
 
-    def retry(self, job_id: str, state: Finished) -> Request[None]:
+    @writes
+    def retry(self, job_id: str, state: Finished = "failed") -> Operation[None]:
+        """Run a finished job once more."""
         check_choice("state", state, ("completed", "failed"))
         return changes.retry_job(self.keys, self._id(job_id), state)
 
-    def retry_all(self, state: Finished) -> Steps[int]:
+    @writes
+    def retry_all(self, state: Finished = "failed") -> Operation[int]:
+        """Run all jobs that failed (or completed) once more; return how many."""
         check_choice("state", state, ("completed", "failed"))
         return changes.retry_jobs(self.keys, _now_ms(), state)
 
-    def promote(self, job_id: str) -> Request[None]:
+    @writes
+    def promote(self, job_id: str) -> Operation[None]:
+        """Run a delayed job now."""
         return changes.promote_job(self.keys, self._id(job_id))
 
-    def promote_all(self) -> Steps[int]:
+    @writes
+    def promote_all(self) -> Operation[int]:
+        """Run all delayed jobs now; return how many."""
         return changes.promote_jobs(self.keys)
 
-    def change_priority(self, job_id: str, priority: int, *, lifo: bool) -> Request[None]:
+    @writes
+    def change_priority(self, job_id: str, priority: int, *, lifo: bool = False) -> Operation[None]:
+        """Change the priority of a job; `lifo` puts it first among its equals."""
         check_int("priority", priority, least=0, most=MAX_PRIORITY)
         check_bool("lifo", lifo)
         job = self._id(job_id)
         return changes.change_priority(self.keys, job, priority, lifo=lifo)
 
-    def change_delay(self, job_id: str, delay: Duration) -> Request[None]:
+    @writes
+    def change_delay(self, job_id: str, delay: Duration) -> Operation[None]:
+        """Run a delayed job in `delay` from now."""
         delay_ms = to_ms(seconds("delay", delay))
         return changes.change_delay(self.keys, self._id(job_id), delay_ms, _now_ms())
 
-    def logs(self, job_id: str, start: int, end: int) -> Request[inspection.Logs]:
+    @reads
+    def logs(self, job_id: str, start: int = 0, end: int = -1) -> Operation[Logs]:
+        """Return the log lines of a job, oldest first."""
         return inspection.get_logs(self.keys, check_text("job_id", job_id), start, end)
 
-    def workers(self) -> Request[list[ConnectedWorker]]:
-        return servers.list_workers(self.keys)
+    @reads
+    def workers(self) -> Operation[list[ConnectedWorker]]:
+        """List the workers that are connected to the queue, Node's among them."""
+        return list_workers(self.keys)
 
-    def set_global_concurrency(self, limit: int | None) -> Request[None]:
+    @writes
+    def set_global_concurrency(self, limit: int | None) -> Operation[None]:
+        """Limit how many jobs of the queue run at once, over all workers; None: no limit."""
         if limit is not None:
             check_int("global concurrency", limit, least=1)
         return limits.set_global_concurrency(self.keys, limit)
 
-    def set_global_rate_limit(self, max_jobs: int | None, duration: Duration) -> Request[None]:
-        if max_jobs is None:
+    @writes
+    def set_global_rate_limit(self, max: int | None, duration: Duration = 1) -> Operation[None]:  # noqa: A002
+        """Limit how many jobs start per `duration`, over all workers; None: no limit."""
+        if max is None:
             return limits.set_global_rate_limit(self.keys, None)
-        check_int("max", max_jobs, least=1)
+        check_int("max", max, least=1)
         window_ms = to_ms(seconds("duration", duration, positive=True))
-        return limits.set_global_rate_limit(self.keys, (max_jobs, window_ms))
+        return limits.set_global_rate_limit(self.keys, (max, window_ms))
 
-    def rate_limit(self, duration: Duration) -> Request[None]:
+    @writes
+    def rate_limit(self, duration: Duration) -> Operation[None]:
+        """Start no job for `duration`, where workers or the queue have a rate limit."""
         return limits.rate_limit(self.keys, to_ms(seconds("duration", duration, positive=True)))
 
-    def metrics(self, state: Finished) -> Request[QueueMetrics]:
+    @reads
+    def metrics(self, state: Finished = "completed") -> Operation[QueueMetrics]:
+        """Return BullMQ's counts per minute, where a worker keeps them."""
         check_choice("state", state, ("completed", "failed"))
         return inspection.get_metrics(self.keys, JobState(state))
 
-    def trim_events(self, length: int) -> Request[int]:
+    @writes
+    def trim_events(self, length: int) -> Operation[int]:
+        """Cut the event stream to about `length`; return how many events were removed."""
         check_int("length", length, least=0)
         return limits.trim_events(self.keys, length)
+
+    def _id(self, job_id: str) -> str:
+        """Return the id of a job that is to be changed; what names another key is not a job."""
+        if check_text("job_id", job_id) in RESERVED_IDS:
+            raise JobNotFound(self.keys.queue, job_id)
+        return job_id
+
+
+class Operations(QueueOperations, Planned):
+    """The operations of one queue as values, for whoever has a store."""
+
+    def __init__(self, keys: QueueKeys) -> None:
+        self.keys = keys
 
 
 def _now_ms() -> int:

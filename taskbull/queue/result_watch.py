@@ -10,8 +10,9 @@ from anyio import CancelScope, Event, current_time
 
 from taskbull.core.keys import QueueKeys
 from taskbull.errors import JobNotFound, MaybeExecuted, ServerUnavailable
-from taskbull.queue.endings import LOOK_AGAIN, Told, again, look, settle, told_by
+from taskbull.queue.endings import LOOK_AGAIN, Told, look, settle, told_by
 from taskbull.queue.event_stream import BLOCK, last_event_id, read_events
+from taskbull.scripts.call import again
 from taskbull.scripts.inspection import Ending
 from taskbull.store.async_store import Store
 from taskbull.store.backend import Waiter, spawn, waiters

@@ -10,14 +10,13 @@ from anyio import create_task_group
 from taskbull.core.states import JobState
 from taskbull.errors import TaskbullError
 from taskbull.queue.any_server import AnyServer
-from taskbull.queue.endings import again
 from taskbull.queue.failures import Failures
 from taskbull.queue.job_view import JobDetails, JobPage
 from taskbull.queue.questions import Look, On, Question, ServerOf, Servers, Together
 from taskbull.queue.queue import Queue
 from taskbull.queue.server_operations import QueueSummary, SearchPlace
 from taskbull.queue.tracebacks import stripped
-from taskbull.scripts.call import Request
+from taskbull.scripts.call import Request, again
 from taskbull.scripts.servers import ConnectedWorker
 from taskbull.scripts.survey import ActiveJob
 from taskbull.store.address import Endpoint
@@ -154,7 +153,7 @@ class Server(AnyServer):
             case ServerOf(queue):
                 return await store.server_of(queue.base, timeout=limit)
             case _:
-                return await store.perform(again(question), timeout=limit)  # it only looks
+                return await store.run(again(question), timeout=limit)  # it only looks
 
     async def _all(self, calls: Sequence[Request[Any]]) -> list[Any]:
         """Run calls at the same time, which is one trip: what they submit goes out together."""
@@ -164,7 +163,7 @@ class Server(AnyServer):
 
         async def run(place: int, call: Request[Any]) -> None:
             try:
-                answers[place] = await store.perform(again(call), timeout=limit)
+                answers[place] = await store.run(again(call), timeout=limit)
             except TaskbullError as error:
                 errors.append(error)
 

@@ -5,15 +5,11 @@ from __future__ import annotations
 from collections.abc import Generator, Iterable
 from typing import Any, TypeVar, Unpack
 
-from taskbull.core.durations import Duration
-from taskbull.core.job import Job
 from taskbull.core.options import JobKeywords
-from taskbull.core.states import JobState
 from taskbull.errors import TaskbullError
 from taskbull.queue.add_bulk import Progress
 from taskbull.queue.add_single import add_at_once
-from taskbull.queue.any_queue import AnyQueue
-from taskbull.queue.endings import again
+from taskbull.queue.any_queue import AnyQueue, JobEntry
 from taskbull.queue.event_stream import (
     BLOCK,
     QueueEvent,
@@ -23,27 +19,25 @@ from taskbull.queue.event_stream import (
     read_events,
 )
 from taskbull.queue.handle import JobHandle
-from taskbull.queue.operations import Finished, JobEntry
+from taskbull.queue.methods import Blocking
 from taskbull.queue.tracebacks import stripped
-from taskbull.scripts.call import Command, Request, Steps
-from taskbull.scripts.inspection import Logs, QueueMetrics
-from taskbull.scripts.servers import ConnectedWorker
+from taskbull.scripts.call import Command, Operation, again
 
 T = TypeVar("T")
 
 
-class SyncQueue(AnyQueue):
+class SyncQueue(AnyQueue, Blocking):
     """The queue for code without an event loop, from any thread."""
 
     def add(self, name: str, data: Any = None, **options: Unpack[JobKeywords]) -> JobHandle[Any]:
         """Add a job. Never twice, whatever happens to the connection; `EnqueueError` if not."""
-        job = self._operations.job(name, data, **options)
-        return add_at_once(self._entry(0, job), self._enqueue_timeout)
+        entry = self._single(name, data, **options)
+        return add_at_once(entry, self._enqueue_timeout)
 
     def add_bulk(
         self, jobs: Iterable[JobEntry], *, progress: Progress | None = None
     ) -> list[JobHandle[Any]]:
-        """Add jobs, in order; give their handles. `EnqueueError` tells what was not added.
+        """Add jobs, in order; return their handles. `EnqueueError` tells what was not added.
 
         Of a list, nothing is written unless all jobs are valid. Any other iterable is streamed:
         its jobs are checked and sent as they come, and few are in memory at once. `progress` is
@@ -51,102 +45,6 @@ class SyncQueue(AnyQueue):
         """
         bulk = self._bulk(jobs, progress)
         return self._stores.perform(bulk, self._enqueue_timeout)
-
-    def counts(self) -> dict[str, int]:
-        """Count the jobs in each state."""
-        return self._look(self._operations.counts())
-
-    def get_job(self, job_id: str) -> Job | None:
-        """Give a job as it stands in Redis, or None."""
-        return self._look(self._operations.get_job(job_id))
-
-    def get_jobs(self, state: JobState | str, start: int = 0, end: int = -1) -> list[Job]:
-        """List jobs in a state: the next to run first, of finished ones the latest."""
-        return self._perform(self._operations.get_jobs(state, start, end))
-
-    def get_state(self, job_id: str) -> JobState:
-        """Tell the state of a job; `unknown` if there is no such job."""
-        return self._look(self._operations.get_state(job_id))
-
-    def pause(self) -> None:
-        """Let no worker take a job of this queue any more; those that run go on."""
-        self._perform(self._operations.pause())
-
-    def resume(self) -> None:
-        """Let workers take jobs again."""
-        self._perform(self._operations.resume())
-
-    def is_paused(self) -> bool:
-        """Tell whether the queue is paused."""
-        return self._look(self._operations.is_paused())
-
-    def drain(self, *, delayed: bool = False) -> int:
-        """Remove all jobs that wait, and the delayed ones if asked; give how many."""
-        return self._perform(self._operations.drain(delayed=delayed))
-
-    def clean(self, grace: Duration, limit: int, state: JobState | str) -> list[str]:
-        """Remove jobs of a state older than `grace`, at most `limit` (0: all); give their ids."""
-        return self._perform(self._operations.clean(grace, limit, state))
-
-    def obliterate(self, *, force: bool = False) -> None:
-        """Remove the queue with everything in it; `force` also while jobs run."""
-        self._perform(self._operations.obliterate(force=force))
-
-    def remove(self, job_id: str) -> bool:
-        """Remove a job and its children; False if one of them runs."""
-        return self._run(self._operations.remove(job_id))
-
-    def retry(self, job_id: str, state: Finished = "failed") -> None:
-        """Let a finished job run once more."""
-        self._run(self._operations.retry(job_id, state))
-
-    def retry_all(self, state: Finished = "failed") -> int:
-        """Let all jobs that failed (or completed) run once more; give how many."""
-        return self._perform(self._operations.retry_all(state))
-
-    def promote(self, job_id: str) -> None:
-        """Let a delayed job run now."""
-        self._run(self._operations.promote(job_id))
-
-    def promote_all(self) -> int:
-        """Let all delayed jobs run now; give how many."""
-        return self._perform(self._operations.promote_all())
-
-    def change_priority(self, job_id: str, priority: int, *, lifo: bool = False) -> None:
-        """Give a job another priority; `lifo` puts it first among its equals."""
-        self._run(self._operations.change_priority(job_id, priority, lifo=lifo))
-
-    def change_delay(self, job_id: str, delay: Duration) -> None:
-        """Let a delayed job run in `delay` from now."""
-        self._run(self._operations.change_delay(job_id, delay))
-
-    def logs(self, job_id: str, start: int = 0, end: int = -1) -> Logs:
-        """Give the log lines of a job, oldest first."""
-        return self._look(self._operations.logs(job_id, start, end))
-
-    def workers(self) -> list[ConnectedWorker]:
-        """List the workers that are connected to the queue, Node's among them."""
-        return self._look(self._operations.workers())
-
-    def set_global_concurrency(self, limit: int | None) -> None:
-        """Let at most `limit` jobs of the queue run at once, over all workers; None: any number."""
-        self._run(self._operations.set_global_concurrency(limit))
-
-    def set_global_rate_limit(self, max: int | None, duration: Duration = 1) -> None:  # noqa: A002
-        """Let at most `max` jobs start per `duration`, over all workers; None: any number."""
-        self._run(self._operations.set_global_rate_limit(max, duration))
-
-    def rate_limit(self, duration: Duration) -> None:
-        """Let no job start for `duration`, where workers or the queue have a rate limit."""
-        self._run(self._operations.rate_limit(duration))
-
-    def metrics(self, state: Finished = "completed") -> QueueMetrics:
-        """Give BullMQ's counts per minute, where a worker keeps them."""
-        return self._look(self._operations.metrics(state))
-
-    def trim_events(self, length: int) -> int:
-        """Cut the event stream to about `length`; give how many events were removed."""
-        return self._run(self._operations.trim_events(length))
 
     def events(self, last_id: str = "$") -> Generator[QueueEvent, None, None]:
         """Follow what happens in the queue, from now on or from an event's id on."""
@@ -165,17 +63,8 @@ class SyncQueue(AnyQueue):
         """Close the connections that are not in use."""
         self._stores.close()
 
-    def _look(self, call: Request[T]) -> T:
-        return self._perform(again(call))  # asking twice does no harm
-
-    def _run(self, call: Request[T]) -> T:
+    def _run(self, operation: Operation[T]) -> T:
         try:
-            return self._stores.sync_store().run(call, timeout=self._call_timeout)
-        except TaskbullError as error:
-            raise stripped(error) from error.__cause__
-
-    def _perform(self, steps: Steps[T]) -> T:
-        try:
-            return self._stores.sync_store().run(steps, timeout=self._call_timeout)
+            return self._stores.sync_store().run(operation, timeout=self._call_timeout)
         except TaskbullError as error:
             raise stripped(error) from error.__cause__

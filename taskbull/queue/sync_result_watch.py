@@ -21,7 +21,6 @@ from taskbull.errors import ConnectionLost, MaybeExecuted, ServerUnavailable
 from taskbull.queue.endings import (
     LOOK_AGAIN,
     Told,
-    again,
     as_it_is,
     failure,
     look,
@@ -30,7 +29,7 @@ from taskbull.queue.endings import (
     told_by,
 )
 from taskbull.queue.event_stream import BLOCK, last_event_id, read_events
-from taskbull.scripts.call import Command, Steps
+from taskbull.scripts.call import Command, Steps, again
 from taskbull.scripts.inspection import Ending
 from taskbull.store.sync_store import SyncStore
 

@@ -8,13 +8,13 @@ from typing import Any, TypeVar
 from taskbull.core.states import JobState
 from taskbull.errors import TaskbullError
 from taskbull.queue.any_server import AnyServer
-from taskbull.queue.endings import again
 from taskbull.queue.failures import Failures
 from taskbull.queue.job_view import JobDetails, JobPage
 from taskbull.queue.questions import Look, On, Question, ServerOf, Servers, Together
 from taskbull.queue.server_operations import QueueSummary, SearchPlace
 from taskbull.queue.sync_queue import SyncQueue
 from taskbull.queue.tracebacks import stripped
+from taskbull.scripts.call import again
 from taskbull.scripts.servers import ConnectedWorker
 from taskbull.scripts.survey import ActiveJob
 from taskbull.store.address import Endpoint
@@ -151,4 +151,4 @@ class SyncServer(AnyServer):
             case ServerOf(queue):
                 return store.server_of(queue.base, timeout=limit)
             case _:
-                return store.perform(again(question), timeout=limit)  # it only looks
+                return store.run(again(question), timeout=limit)  # it only looks

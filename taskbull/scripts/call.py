@@ -12,6 +12,7 @@ from typing import Any, Generic, TypeAlias, TypeVar
 
 from msgspec import Struct
 
+from taskbull.errors import MaybeExecuted, ServerUnavailable
 from taskbull.scripts.loader import Script
 
 T = TypeVar("T")
@@ -89,3 +90,24 @@ Operation: TypeAlias = Request[T] | Steps[T]
 
 Stages: TypeAlias = Generator[Steps[Any], Any, T]
 """A long operation: it yields others, one after the other, each with a time limit of its own."""
+
+
+def again(operation: Operation[T]) -> Steps[T]:
+    """Run an operation that only reads, asking until there is an answer: twice does no harm."""
+    answer: Any
+    if isinstance(operation, Call | Command):
+        while True:
+            try:
+                answer = yield operation
+            except (MaybeExecuted, ServerUnavailable):
+                continue
+            result: T = answer
+            return result
+    try:
+        request = next(operation)
+        while True:
+            answer = yield from again(request)
+            request = operation.send(answer)
+    except StopIteration as end:
+        result_of_all: T = end.value
+        return result_of_all

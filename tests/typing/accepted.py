@@ -12,13 +12,18 @@ from taskbull import (
     CircuitBreaker,
     Dedup,
     JobHandle,
+    JobState,
     Keep,
     Limiter,
+    Queue,
+    SyncQueue,
     Worker,
     WorkerOptions,
 )
 from taskbull.app.producer import JobSpec
 from taskbull.app.task import AsyncTask, SyncTask, Variant
+from taskbull.core.job import Job
+from taskbull.scripts.inspection import Logs
 
 app = App("typed")
 
@@ -85,6 +90,32 @@ def durations_are_seconds_inside() -> None:
     assert_type(Keep(age=timedelta(days=1)).age, float | None)
     assert_type(resize.job("a").options.timeout, float | None)
     assert_type(resize.job("a").options.dedup, Dedup | None)
+
+
+async def async_queue(queue: Queue) -> None:
+    assert_type(await queue.counts(), dict[str, int])
+    assert_type(await queue.get_job("1"), Job | None)
+    assert_type(await queue.get_jobs("failed", end=9), list[Job])
+    assert_type(await queue.get_state(job_id="1"), JobState)
+    assert_type(await queue.retry("1", "completed"), None)
+    assert_type(await queue.clean(60, 0, JobState.FAILED), list[str])
+    assert_type(await queue.drain(delayed=True), int)
+    assert_type(await queue.logs("1", 0, 10), Logs)
+    pausing: Coroutine[Any, Any, None] = queue.pause()
+    pausing.close()
+    assert_type(await Queue.drain(queue, delayed=True), int)
+
+
+def sync_queue(queue: SyncQueue) -> None:
+    assert_type(queue.counts(), dict[str, int])
+    assert_type(queue.get_job("1"), Job | None)
+    assert_type(queue.get_jobs("failed", end=9), list[Job])
+    assert_type(queue.get_state(job_id="1"), JobState)
+    assert_type(queue.clean(60, 0, JobState.FAILED), list[str])
+    assert_type(queue.drain(delayed=True), int)
+    assert_type(queue.logs("1", 0, 10), Logs)
+    assert_type(queue.remove("1"), bool)
+    assert_type(SyncQueue.drain(queue, delayed=True), int)
 
 
 def kinds(

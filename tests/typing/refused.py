@@ -7,7 +7,7 @@ Never run, only checked.
 
 from __future__ import annotations
 
-from taskbull import App, WorkerOptions
+from taskbull import App, Queue, SyncQueue, WorkerOptions
 from tests.typing.accepted import app, fetch, resize
 
 
@@ -33,6 +33,20 @@ async def wrong_results() -> None:
     number: int = resize.delay("a").result()  # type: ignore[assignment]  # pyright: ignore[reportAssignmentType]
     text: str = await (await fetch.adelay("a")).aresult()  # type: ignore[assignment]  # pyright: ignore[reportAssignmentType]
     print(number, text)
+
+
+async def wrong_operations(queue: Queue, sync_queue: SyncQueue) -> None:
+    await queue.drain(True)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+    await queue.drain(delay=True)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+    await queue.get_job(5)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    await queue.retry("1", "waiting")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    await queue.clean(60)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+    await queue.cleen()  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
+    queue.pause()  # type: ignore[unused-coroutine]  # pyright: ignore[reportUnusedCoroutine]
+    count: str = sync_queue.drain()  # type: ignore[assignment]  # pyright: ignore[reportAssignmentType]
+    sync_queue.drain(True)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+    await sync_queue.is_paused()  # type: ignore[misc]  # pyright: ignore[reportGeneralTypeIssues]
+    print(count)
 
 
 def wrong_options() -> None:

@@ -13,6 +13,7 @@ from taskbull.cli.site import Site
 from taskbull.cli.terminal import json_option, show_json, show_table
 from taskbull.core.states import JobState
 from taskbull.scripts.call import Command, Request
+from taskbull.scripts.inspection import count_jobs
 from taskbull.scripts.replies import text
 
 STATES = (
@@ -80,9 +81,9 @@ def survey(site: Site) -> list[QueueSummary]:
     crowd = Crowd(site)
     asked: list[Request[Any]] = []
     for name in names:
-        queue = site.operations(name)
-        meta = ("HMGET", queue.keys.meta, "paused", "version")
-        asked += (queue.counts(), Command(meta, queue.keys.meta, _read_meta))
+        keys = site.keys(name)
+        meta = ("HMGET", keys.meta, "paused", "version")
+        asked += (count_jobs(keys), Command(meta, keys.meta, _read_meta))
     answers = site.redis.run_all(asked)
     summaries: list[QueueSummary] = []
     for place, name in enumerate(names):

@@ -1,0 +1,117 @@
+"""One function, two methods: awaited by a class for event loops, plain in one for other code.
+
+    class Operations:
+        @reads
+        def count(self) -> Operation[int]:
+            return count_jobs(self.keys)
+
+    class Queue(Operations, Awaited): ...       # await queue.count()
+    class SyncQueue(Operations, Blocking): ...  # queue.count()
+
+The function says what is to be asked of Redis, and the class how that is run. Signature, defaults
+and docstring are the function's, for type checkers and editors as for `help()`.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Coroutine
+from functools import wraps
+from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, overload
+
+from taskbull.scripts.call import Operation, again
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class Awaited:
+    """A class whose operations are awaited."""
+
+    async def _run(self, operation: Operation[T]) -> T:
+        raise NotImplementedError
+
+
+class Blocking:
+    """A class whose operations return their results."""
+
+    def _run(self, operation: Operation[T]) -> T:
+        raise NotImplementedError
+
+
+class Planned:
+    """A class whose operations are values that somebody else runs."""
+
+
+class Method(Generic[P, T]):
+    """Is a method of its owner, of the kind that the owner is."""
+
+    def __init__(
+        self, function: Callable[Concatenate[Any, P], Operation[T]], *, repeat: bool
+    ) -> None:
+        self.__doc__ = function.__doc__
+        self._function = function
+        self._repeat = repeat
+        self._made: dict[type, Callable[..., Any]] = {}
+
+    @overload
+    def __get__(
+        self, instance: None, owner: type[Awaited]
+    ) -> Callable[Concatenate[Any, P], Coroutine[Any, Any, T]]: ...
+    @overload
+    def __get__(
+        self, instance: None, owner: type[Blocking]
+    ) -> Callable[Concatenate[Any, P], T]: ...
+    @overload
+    def __get__(
+        self, instance: Awaited, owner: type[Awaited]
+    ) -> Callable[P, Coroutine[Any, Any, T]]: ...
+    @overload
+    def __get__(self, instance: Blocking, owner: type[Blocking]) -> Callable[P, T]: ...
+    @overload
+    def __get__(self, instance: Planned, owner: type[Planned]) -> Callable[P, Operation[T]]: ...
+    def __get__(self, instance: object, owner: type) -> Any:
+        method = self._made.get(owner)
+        if method is None:
+            method = self._made[owner] = self._make(owner)
+        return method if instance is None else method.__get__(instance, owner)
+
+    def _make(self, owner: type) -> Callable[..., Any]:
+        function, repeat = self._function, self._repeat
+        if issubclass(owner, Awaited):
+
+            @wraps(function)
+            async def awaited(self: Any, *args: Any, **kwargs: Any) -> Any:
+                operation = function(self, *args, **kwargs)
+                return await self._run(again(operation) if repeat else operation)
+
+            return _described(awaited, owner)
+        if issubclass(owner, Blocking):
+
+            @wraps(function)
+            def blocking(self: Any, *args: Any, **kwargs: Any) -> Any:
+                operation = function(self, *args, **kwargs)
+                return self._run(again(operation) if repeat else operation)
+
+            return _described(blocking, owner)
+        return function
+
+
+def reads(function: Callable[Concatenate[Any, P], Operation[T]]) -> Method[P, T]:
+    """Make a method of a function that only looks: asked again until there is an answer."""
+    return Method(function, repeat=True)
+
+
+def writes(function: Callable[Concatenate[Any, P], Operation[T]]) -> Method[P, T]:
+    """Make a method of a function that changes something: never sent twice."""
+    return Method(function, repeat=False)
+
+
+def _described(method: Callable[..., Any], owner: type) -> Callable[..., Any]:
+    """Let `help` and `inspect` show the result instead of the operation that gives it."""
+    method.__qualname__ = f"{owner.__qualname__}.{method.__name__}"
+    result = method.__annotations__["return"].removeprefix("Operation[").removesuffix("]")
+    method.__annotations__ = {**method.__annotations__, "return": result}
+    signature = inspect.signature(method).replace(return_annotation=result)
+    method.__signature__ = signature  # type: ignore[attr-defined]
+    return method
