@@ -70,7 +70,7 @@ class Credentials(Struct, frozen=True):
 
     @property
     def words(self) -> tuple[str, ...]:
-        """The AUTH command for them, empty if there is nothing to prove."""
+        """The AUTH command for them; empty if none is needed."""
         if self.password is None:
             return ()
         return ("AUTH", self.username, self.password) if self.username else ("AUTH", self.password)
@@ -117,7 +117,7 @@ class Address(Struct, frozen=True):
 
 
 def parse(url: str) -> Address:
-    """Read a URL; a wrong one is refused with a sentence that says what is wrong."""
+    """Read a URL; raise `ConfigurationError` with a sentence that says what is wrong with it."""
     scheme = url.partition("://")[0]
     if scheme not in _SCHEMES:
         hint = f"; did you mean redis://{url}?" if _PLACE.fullmatch(url) else ""
@@ -214,7 +214,7 @@ def _db(url: Url, text: str) -> int:
 
 
 def default_url() -> str:
-    """Find out where Redis is when nobody says: the environment, or this machine."""
+    """Return where Redis is when nobody says: what the environment names, else this machine."""
     for name in ("TASKBULL_REDIS_URL", "REDIS_URL"):
         if url := os.environ.get(name):
             return url

@@ -1,4 +1,4 @@
-"""One call that needs more than one step: a search for its node, a deadline, or trouble met."""
+"""One call of the async store that needs more than one step: a search, a deadline, an error."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ NOWHERE = Endpoint()
 
 
 class ScriptLoader:
-    """Loads scripts on servers that do not know them, once however many calls found out."""
+    """Loads scripts on servers that do not have them, once for all calls that need them."""
 
     def __init__(self) -> None:
         self._loading: dict[tuple[Endpoint, str], Event] = {}
@@ -31,10 +31,10 @@ class ScriptLoader:
     async def load(
         self, connection: Connection, script: Script, deadline: Deadline, *, again: bool
     ) -> Reply | None:
-        """Load a script, or wait while another call does; give the reply if it means trouble.
+        """Load a script, or wait while another call does; return the reply if it is an error.
 
-        One that was loaded before is loaded only if the call needs it `again`: else the call was
-        sent before that, and is only to be repeated.
+        A script that was loaded before is loaded only if the call needs it `again`: else the call
+        was sent before that, and need only be sent again.
         """
         what = (connection.endpoint, script.sha)
         if what in self._loaded and not again:
@@ -61,15 +61,15 @@ class ScriptLoader:
 
 
 class OutagePolicy(Struct, frozen=True):
-    """What all calls do about a node of a Cluster that cannot be reached."""
+    """How calls treat a node of a Cluster that cannot be reached."""
 
     notify: Notify
     patience: float
-    """Seconds for which a call waits for it that sets no deadline itself."""
+    """Seconds for which a call without a deadline waits for the node."""
 
 
 class Outage:
-    """A part of a Cluster that one call cannot reach; told at growing intervals."""
+    """A part of a Cluster that one call cannot reach; reported at growing intervals."""
 
     def __init__(self, policy: OutagePolicy, part: str) -> None:
         self._policy = policy
@@ -79,24 +79,24 @@ class Outage:
         self._reason = ""
 
     def go_on(self, error: ConnectionLost) -> None:
-        """Take in that a try failed; raise if it was the last one."""
+        """Count a failed try; raise its error if it was the last one."""
         self._failures += 1
         self._reason = str(error)
         if current_time() > self._until:
             raise error
 
     def wait(self, delay: float) -> None:
-        """Take in that the next try is made after a while."""
+        """Report that the next try comes after a pause."""
         if self._failures.bit_count() == 1:  # the tries 1, 2, 4, 8, ...
             self._policy.notify(DialFailed(self._reason, self._failures, delay, self._part))
 
     def end(self, node: Endpoint) -> None:
-        """Take in that there is an answer again."""
+        """Report that a node answers again."""
         self._policy.notify(Connected(str(node), self._failures, self._part))
 
 
 class AsyncCall:
-    """Brings one call to its end, whatever it meets on the way."""
+    """Brings one call to its result, whatever happens on the way."""
 
     def __init__(
         self,
@@ -117,11 +117,11 @@ class AsyncCall:
         self._outage: Outage | None = None
 
     async def run(self) -> Reply:
-        """Send the call and see it through."""
+        """Send the call and return its reply."""
         return await self._see_through(await self._send(Send()))
 
     async def go_on(self, connection: Connection, generation: int, reply: Reply) -> Reply:
-        """Go on from an error reply that came on the connection's link of that generation."""
+        """Continue after an error reply, which came on that generation of the connection's link."""
         self._generation = generation
         return await self._see_through((connection.endpoint, reply))
 
@@ -182,7 +182,7 @@ class AsyncCall:
         return node, reply
 
     def _miss(self, error: ConnectionLost) -> None:
-        """Take in that there is no node to be had now."""
+        """Count that no node can be reached now."""
         if self._deadline.seconds is not None:
             return  # whoever has set it is told
         if self._outage is None:

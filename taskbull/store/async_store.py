@@ -1,4 +1,4 @@
-"""The store for asyncio and trio: runs calls, and sees them through what may go wrong."""
+"""The store for asyncio and trio: runs calls, whatever may go wrong."""
 
 from __future__ import annotations
 
@@ -80,9 +80,9 @@ class Store:
         return call.parse(reply)
 
     def start(self, call: Request[Any], waiter: backend.Recipient) -> SentOn | None:
-        """Send a call before this returns, and let `waiter` have its raw reply.
+        """Send a call before this returns; `waiter` gets its raw reply.
 
-        A reply that means trouble goes to `finish`; and so does a call for which this gives None,
+        Pass an error reply on to `finish`. Do the same with a call for which this returns None,
         because it cannot be sent without waiting.
         """
         only = self._only
@@ -94,7 +94,7 @@ class Store:
         return connection, connection.generation
 
     async def finish(self, call: Request[T], sent_on: SentOn | None, reply: Reply) -> T:
-        """Give the result of a call that was started, whatever it has met."""
+        """Return the result of a call that was started, whatever came of it."""
         if sent_on is None:
             return await self._run(call)
         if isinstance(reply, ReplyError) or self._may_go_on(reply):
@@ -104,7 +104,7 @@ class Store:
         return call.parse(reply)
 
     def _may_go_on(self, error: object) -> bool:
-        """Tell whether another node may do what one has surely not done."""
+        """Return whether another node may run a call that was surely not executed."""
         return self._only is None and isinstance(error, ConnectionLost)
 
     async def run_all(self, calls: Sequence[Request[T]]) -> list[T]:
@@ -131,7 +131,7 @@ class Store:
         return results
 
     async def _submit(self, call: Request[Any]) -> tuple[Connection, backend.Waiter] | None:
-        """Send a call; None if no node of a Cluster is to be had for it now."""
+        """Send a call; return None if no node of a Cluster can be reached for it now."""
         connection = self._only
         if connection is not None:
             await connection.room()
@@ -144,7 +144,7 @@ class Store:
         return connection, connection.submit(pack(call.cluster_words))
 
     async def go_on(self, steps: Steps[T], deadline: Deadline, failed: TaskbullError) -> T:
-        """Run an operation of which the first call was made already, and failed."""
+        """Run an operation whose first call was made already, and failed."""
         return await self._drive(steps, deadline, failed, renew=True)
 
     async def _drive(
@@ -232,7 +232,7 @@ class Store:
         return AsyncCall(call, self._topology, self._loader, self._policy, deadline)
 
     def blocking(self, key: str, name: str = "") -> BlockingConnection:
-        """Give a connection of its own for blocking commands on `key`; `name` it in CLIENT LIST."""
+        """Return a connection for blocking commands on `key`; CLIENT LIST shows its `name`."""
 
         async def resolve() -> Endpoint:
             return await self._topology.endpoint(key)
@@ -246,7 +246,7 @@ class Store:
 async def open_store(
     address: Address, options: ConnectionOptions = DEFAULT, notify: Notify = log_change
 ) -> AsyncGenerator[Store, None]:
-    """Give a store for the block; `ConnectionLost` ends it when its attempts are used up."""
+    """Open a store for a block, which `ConnectionLost` ends when the attempts are used up."""
     failure: Exception | None = None
     async with create_task_group() as tasks:
 
@@ -273,7 +273,7 @@ async def open_store(
 def ambient_store(
     address: Address, options: ConnectionOptions = DEFAULT, notify: Notify = log_change
 ) -> Store:
-    """Give a store that needs no block: its tasks belong to the running event loop."""
+    """Return a store that needs no block: its tasks belong to the running event loop."""
 
     def spawn(run: Callable[[], Awaitable[None]]) -> None:
         async def carry() -> None:

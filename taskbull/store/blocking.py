@@ -27,7 +27,7 @@ PATIENCE = 10.0
 
 
 PAUSE = 0.5
-"""Seconds before a server is asked again that cannot serve, or whose slot is on its way."""
+"""Seconds before a server that cannot serve, or whose slot is moving, is asked again."""
 
 
 class BlockingConnection:
@@ -47,11 +47,11 @@ class BlockingConnection:
         self._link: Link | None = None
 
     async def execute(self, words: tuple[Word, ...], timeout: float) -> Reply:
-        """Give the reply, or None if none came within `timeout` (the server's) and some slack.
+        """Return the reply, or None if none came within `timeout` (the server's) and some slack.
 
-        A connection lost on the way counts as no reply, and so does a server that is not the one
-        to ask any more: what is asked for by blocking commands (a marker, the next events) can be
-        asked for again. Other errors of the server are raised.
+        A lost connection counts as no reply, and so does a server that is not the right one any
+        more: what blocking commands ask for (a marker, the next events) can be asked for again.
+        Other errors of the server are raised.
         """
         if self._link is None:
             self._link = await self._dialer.dial(self._pipeline)

@@ -1,7 +1,7 @@
 """Where a client of redis-py leads: its settings are read, its sockets are never used.
 
-Clients are known by what they have, not by their class: `redis.asyncio` need not be imported by a
-program that does not use it.
+Clients are recognized by their attributes, not by their class: `redis.asyncio` need not be
+imported by a program that does not use it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _MARKS = ("connection_pool", "nodes_manager", "master_for")
 
 
 def address_of(redis: Where | None) -> Address:
-    """Find out where Redis is from whatever a user gave."""
+    """Return the address that a URL or a client leads to; None: that of the environment."""
     match redis:
         case None:
             return parse(default_url())

@@ -66,11 +66,11 @@ class Connection:
 
     @property
     def endpoint(self) -> Endpoint:
-        """Where the server was the last time."""
+        """Where the last link led to."""
         return self._dialer.endpoint
 
     async def execute(self, command: bytes, deadline: Deadline, *, asking: bool = False) -> Reply:
-        """Send a packed command and give its reply, which may be a `ReplyError`.
+        """Send a packed command and return its reply, which may be a `ReplyError`.
 
         Past the deadline it raises `ConnectionLost` if the command was not sent, and drops it;
         else `MaybeExecuted`.
@@ -103,7 +103,7 @@ class Connection:
 
     @property
     def full(self) -> bool:
-        """Whether so much waits to be sent that one had better wait for `room`."""
+        """Whether so much waits to be sent that a caller should wait for `room`."""
         return self._pipeline.full
 
     @property
@@ -118,7 +118,7 @@ class Connection:
             await waiter
 
     def submit(self, command: bytes, note: Note | None = None) -> Waiter:
-        """Queue a packed command at once; the waiter gives its reply."""
+        """Queue a packed command at once; return the waiter for its reply."""
         waiter = self._new_waiter()
         self.send(command, waiter, note, at_once=not self._pipeline.sent)
         return waiter
@@ -128,9 +128,9 @@ class Connection:
     ) -> None:
         """Queue a packed command; `waiter` is given its reply.
 
-        `at_once`: hand it to the socket before this returns, and not with all others when the event
-        loop has finished its pass. That pays where nothing is under way (20 µs less until a single
-        caller has its reply) or where Redis would be idle meanwhile.
+        `at_once`: hand it to the socket before this returns, not together with all others when the
+        event loop has finished its pass. That pays where nothing is under way (20 µs less until a
+        single caller has its reply) or where Redis would be idle meanwhile.
         """
         if self._closed:
             raise _closed()
@@ -155,7 +155,7 @@ class Connection:
             self._demand.set_result(None)
 
     async def _rest(self, seconds: float) -> None:
-        """Wait before the next try to connect; less long if somebody new comes."""
+        """Wait before the next try to connect; not as long if a new caller comes."""
         self._pause = self._new_waiter()
         with move_on_after(seconds):
             await self._pause
@@ -164,8 +164,8 @@ class Connection:
     def leave(self, generation: int, reason: str = "") -> None:
         """Send nothing more on the link of that generation, and look for the server anew.
 
-        The replies that are on their way still come. Which link is meant must be said, because
-        many callers find out at once, and some when the next link is there already.
+        The replies that are on their way still come. Callers say which link they mean, because
+        many find out at once, and some when the next link is there already.
         """
         if self._link is not None and self.generation == generation:
             self._link.drain(reason)
@@ -191,7 +191,7 @@ class Connection:
             self._pipeline.refuse(_closed)
 
     async def _connect(self) -> Link | None:
-        """Make a link; None if there is none to be had, and those who waited know."""
+        """Return a link, or None if there is none to be had and all who waited were told."""
         pipeline = self._pipeline
         try:
             return await self._dialer.dial(pipeline, lambda: pipeline.wanted, self._rest)
@@ -210,7 +210,7 @@ class Connection:
         return None
 
     def _tell_lost(self, reason: str) -> None:
-        """Tell that a link was lost; one that is left time and again, the 1st, 2nd, 4th time."""
+        """Report a lost link; one that is left again and again, the 1st, 2nd, 4th, 8th time."""
         again = reason == self._lost_for and reason.startswith(LEFT)
         self._losses = self._losses + 1 if again else 1
         self._lost_for = reason
@@ -218,7 +218,7 @@ class Connection:
             self._notify(LinkLost(str(self.endpoint), reason))
 
     async def _carry(self, link: Link) -> Link | None:
-        """Let the link do its work until it is lost; give the one that took its place, if any."""
+        """Use the link until it is lost; return the one that took its place, if any."""
         self.generation += 1
         self._link = link
         link.kick()

@@ -20,24 +20,24 @@ class Deadline:
 
     @property
     def left(self) -> float:
-        """The seconds that are left: below 0 when it is over, `inf` where there is no deadline."""
+        """The seconds left: below 0 when it is over, `inf` without a deadline."""
         return self._end - self.clock()
 
     @property
     def timeout(self) -> float | None:
-        """The same for those who want None, and nothing below 0."""
+        """The seconds left, as timeouts are given: None without a deadline, and never below 0."""
         return None if self._end == inf else max(0.0, self._end - self.clock())
 
     @property
     def last_answer(self) -> float:
-        """The seconds to keep for an answer: with fewer left, a call is not sent again."""
+        """The seconds reserved for an answer: with fewer left, a call is not sent again."""
         return 0.0 if self.seconds is None else min(1.0, self.seconds / 3)
 
     def too_late_after(self, failed: TaskbullError) -> bool:
-        """Tell whether a call that failed so is not to be sent again.
+        """Return whether it is too late to send a call again that failed with this error.
 
-        What was refused was surely not executed, and keeps that by time for an answer; where that
-        is uncertain already, any time will do.
+        A refused call was surely not executed, and stays so: it is sent again only if there is
+        time for an answer. Where that is uncertain already, any time will do.
         """
         return self.left <= (self.last_answer if isinstance(failed, ConnectionLost) else 0)
 

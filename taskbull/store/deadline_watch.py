@@ -19,7 +19,7 @@ from taskbull.store.pipeline import Note
 from taskbull.store.waiter import Waiter
 
 TooLate = Callable[[Note, Deadline], TaskbullError]
-"""Makes the error of a call that is out of time."""
+"""Returns the error of a call that is out of time."""
 
 
 class DeadlineWatch:
@@ -37,7 +37,7 @@ class DeadlineWatch:
         self._sooner: Waiter | None = None
 
     def watch(self, waiter: Waiter, note: Note, deadline: Deadline) -> None:
-        """Fail a waiter at the end of its deadline, unless it is forgotten before."""
+        """Fail a waiter at its deadline, unless it is forgotten before."""
         end = monotonic() + deadline.left  # whichever clock the deadline has
         self._waiting[waiter] = (end, note, deadline)
         if end < self._next:

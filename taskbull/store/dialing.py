@@ -1,4 +1,4 @@
-"""Making a link to a server and being let in, in as many tries as it takes."""
+"""Opening a link to a server and logging in, in as many tries as it takes."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class ConnectionOptions(Struct, frozen=True, kw_only=True):
     db: int = 0
     tls: ssl.SSLContext | None = None
     name: str = ""
-    part: str = ""  # what is told of where it leads: see `DialFailed`
+    part: str = ""  # for reports: see `DialFailed`
     primary_only: bool = False
     connect_timeout: float = 5.0
     response_timeout: float = 10.0
@@ -58,11 +58,11 @@ class _Former(Struct, frozen=True):
 
 
 class Dialer:
-    """Knows how to get a working link; asks anew where the server is before each try.
+    """Opens working links; looks anew for the server before each try.
 
-    Before anything is sent on a new link, the server is told to forget the one before: what was
-    written on that and is still on its way is not executed any more, so whoever looks at Redis
-    after a lost reply sees what has become of the call, not what is yet to come.
+    Before anything is sent on a new link, the server is told to close the one before. What was
+    written there and is still on its way is not executed any more, so that whoever looks at Redis
+    after a lost reply sees what came of the call, not what is yet to come.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class Dialer:
         self._failures = 0
         self._former: _Former | None = None
         self.endpoint = Endpoint()
-        """Where it led to the last time."""
+        """Where the last link led to."""
         self.reason = ""
         """Why the last try failed, if it did."""
 
@@ -119,10 +119,10 @@ class Dialer:
         self._notify(DialFailed(self.reason, self._failures, delay, part))
 
     async def replace(self, pipeline: Pipeline, grace: float) -> Link:
-        """Make a link in place of one that is silent, in one try.
+        """Return a link in place of one that is silent, in one try.
 
-        Whoever cancels this within `grace` keeps the former link; then the server is told to
-        forget it.
+        Cancelled within `grace`, it leaves the former link alone; then the server is told to
+        close that one.
         """
         return await self._open(pipeline, PROBE_TIMEOUT, grace)
 
@@ -155,7 +155,7 @@ class Dialer:
         return link
 
     async def _take_over(self, link: Link, run_id: str) -> None:
-        """End the former link on the server's side; where that is forbidden, it ends by itself."""
+        """Close the former link on the server; where that is forbidden, it ends by itself."""
         commands = [pack(("CLIENT", "ID"))]
         former = self._former
         if former is not None and (former.endpoint, former.run_id) == (self.endpoint, run_id):

@@ -70,9 +70,9 @@ def _not_forking() -> threading.Lock:
 def start_or_join(
     folder: Path | str | None = None, deadline: float = 30.0, idle: float = IDLE
 ) -> Path:
-    """Give the unix socket of the folder's server, which is started if none runs.
+    """Return the unix socket of the folder's server, which is started if none runs.
 
-    One that is started ends when it had no client for `idle` seconds; 0: never.
+    A server started here ends when it had no client for `idle` seconds; 0: never.
     """
     folder = project_folder() if folder is None else folder
     limit = time.monotonic() + deadline
@@ -97,7 +97,7 @@ def start_or_join(
 
 
 def stop(folder: Path | str | None = None, deadline: float = 10.0) -> bool:
-    """End the folder's server, by force after `deadline`; tell whether there was one."""
+    """End the folder's server, by force after `deadline`; return whether there was one."""
     folder = project_folder() if folder is None else folder
     limit = time.monotonic() + deadline
     with _explaining(folder):
@@ -116,7 +116,7 @@ def stop(folder: Path | str | None = None, deadline: float = 10.0) -> bool:
 
 @contextmanager
 def _trying_lock(files: ServerFiles) -> Generator[int | None, None, None]:
-    """Give the locked descriptor, or None when a server or a starter holds the lock."""
+    """Yield the locked descriptor, or None when a server or a starter holds the lock."""
     with _not_forking():
         descriptor = os.open(
             files.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600
@@ -137,7 +137,7 @@ def _lives(files: ServerFiles) -> bool:
 
 
 def _launch(files: ServerFiles, lock: int, limit: float) -> int:
-    """Start the server, which gets the lock; give where its part of the log begins."""
+    """Start the server, which gets the lock; return where its part of the log begins."""
     binary = valkey_binary()
     # It answers, but does not hold the lock: its folder was removed under it.
     while ask(files.socket, "SHUTDOWN NOSAVE") is not None and time.monotonic() < limit:
@@ -227,7 +227,7 @@ def _kill(files: ServerFiles) -> None:
 
 
 def _listener(files: ServerFiles) -> tuple[int, int]:
-    """Give the process that listens on the server's socket, and its user: the kernel knows."""
+    """Return the process that listens on the server's socket, and its user: the kernel knows."""
     with socket.socket(socket.AF_UNIX) as line:
         line.settimeout(1.0)
         try:

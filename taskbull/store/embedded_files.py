@@ -37,7 +37,7 @@ class ServerFiles(Struct, frozen=True):
     def check(self) -> None:
         """Refuse a folder or a lock that another user has made, or may change.
 
-        Whoever owns them could be the server, and get every job.
+        Their owner could pretend to be the server, and get every job.
         """
         for path, is_kind in ((self.folder, stat.S_ISDIR), (self.lock, stat.S_ISREG)):
             found = path.lstat()

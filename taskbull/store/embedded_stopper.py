@@ -62,7 +62,7 @@ def _watch(line: socket.socket, lock: str, at_first: tuple[int, int], idle: floa
 
 
 def _ask(line: socket.socket) -> tuple[int, int]:
-    """Give how many clients there are, and how many there have been."""
+    """Return how many clients there are, and how many there have been."""
     line.settimeout(None)
     line.sendall(b"INFO clients stats\r\n")
     said = b""
@@ -75,7 +75,7 @@ def _ask(line: socket.socket) -> tuple[int, int]:
 
 
 def _server(line: socket.socket) -> int:
-    """Give the process at the other end."""
+    """Return the id of the process at the other end."""
     if sys.platform == "linux":
         credentials = line.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
         pid, _, _ = struct.unpack("iII", credentials)

@@ -76,7 +76,7 @@ class Refusal(Struct, frozen=True):
         return self.message.partition(" script: ")[0]
 
     def given_up(self, node: Endpoint, deadline: Deadline) -> TaskbullError:
-        """Make the error of a call that was tried until its deadline."""
+        """Return the error of a call that was tried until its deadline."""
         where = f"Redis at {node}" if node != Endpoint() else "Redis"
         if isinstance(self.error, ServerUnavailable):
             told = f"{where} could not serve the call{deadline}: {self.message}"

@@ -1,4 +1,4 @@
-"""The first words on a new link: who we are, which database, and is this a server we can use?"""
+"""The first commands on a new link: who we are, which database, is this a server we can use?"""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ OLDEST = (6, 2)  # of Redis; Valkey calls itself 7.2 there
 
 
 class Handshake(Struct, frozen=True):
-    """What is said at the beginning of every link, and what is expected in return."""
+    """The first commands on every link, and the replies that are expected."""
 
     credentials: Credentials
     db: int = 0
@@ -30,7 +30,7 @@ class Handshake(Struct, frozen=True):
     primary_only: bool = False
 
     def commands(self) -> list[bytes]:
-        """Give the commands, to be sent in one go."""
+        """Return the commands, to be sent in one go."""
         words: list[tuple[str, ...]] = [self.credentials.words] if self.credentials.words else []
         if self.db:
             words.append(("SELECT", str(self.db)))
@@ -42,9 +42,10 @@ class Handshake(Struct, frozen=True):
         return [pack(command) for command in words]
 
     def check(self, endpoint: Endpoint, replies: list[Reply]) -> str:
-        """Read the replies; `ConnectionLost` if it may work later, else `ServerRefused`.
+        """Check the replies; return the id of the server's run, empty if the server does not tell.
 
-        Gives the id of the server's run, empty if it is not told: another run has other clients.
+        Raises `ConnectionLost` if it may work later, else `ServerRefused`. Another run of a server
+        has other clients.
         """
         complete = len(replies) == len(self.commands())
         info = replies[-2] if complete else None
@@ -64,7 +65,7 @@ class Handshake(Struct, frozen=True):
 
 
 def _refused(endpoint: Endpoint, refusal: Refusal) -> TaskbullError:
-    """Say who refused us, and what to do where that is known."""
+    """Return the error with the server that refused us, and what to do where that is known."""
     if not isinstance(refusal.error, ServerRefused):
         return refusal.error
     code = refusal.error.code
@@ -72,7 +73,7 @@ def _refused(endpoint: Endpoint, refusal: Refusal) -> TaskbullError:
 
 
 def _forbidden(reply: ReplyError, info: Reply) -> bool:
-    """Tell whether an ACL rule keeps us from asking; the version is then taken on trust."""
+    """Return whether an ACL rule keeps us from asking; the version is then taken on trust."""
     return reply is info and str(reply).startswith("NOPERM")
 
 
@@ -87,7 +88,7 @@ def _check_version(endpoint: Endpoint, version: str) -> None:
 
 
 def dial_error(endpoint: Endpoint, error: Exception, timeout: float, *, tls: bool) -> TaskbullError:
-    """Tell an error that may pass from one that will not."""
+    """Return the error for callers: `ConnectionLost` if it may pass, else `ServerRefused`."""
     match error:
         case TimeoutError():
             # A server without TLS takes the greeting for a command that is not yet complete.

@@ -23,14 +23,14 @@ class Link(Protocol):
     """A connected socket. Between `open_link` and `close` it belongs to one `Connection`."""
 
     async def exchange(self, commands: list[bytes]) -> list[Reply]:
-        """Send commands past the queue and give their replies; for the handshake.
+        """Send commands past the queue and return their replies; for the handshake.
 
-        Fewer replies, with an error as the last, if the server said why and closed.
+        There are fewer, with an error as the last, if the server said why and closed.
         """
         ...
 
     def kick(self) -> None:
-        """Say that the pipeline has commands to send."""
+        """Note that the pipeline has commands to send."""
         ...
 
     def push(self) -> None:
@@ -38,7 +38,7 @@ class Link(Protocol):
         ...
 
     def is_free(self) -> bool:
-        """Tell whether `write` can be used."""
+        """Return whether `write` can be used."""
         ...
 
     def write(self, command: bytes) -> None:
@@ -46,7 +46,7 @@ class Link(Protocol):
         ...
 
     async def carry(self) -> Exception:
-        """Carry commands and replies until the link is lost; give the reason."""
+        """Carry commands and replies until the link is lost; return the reason."""
         ...
 
     @property
@@ -63,7 +63,7 @@ class Link(Protocol):
         ...
 
     def fail(self, error: Exception) -> None:
-        """Give the link up."""
+        """Give up the link."""
         ...
 
     async def close(self) -> None:
@@ -72,5 +72,5 @@ class Link(Protocol):
 
 
 def left(reason: str = "") -> Exception:
-    """Make the error of a link that was left, for a reason if there was one."""
+    """Return the error of a link that was left, with the reason if there is one."""
     return ConnectionAbortedError(f"{LEFT}: {reason}" if reason else LEFT)

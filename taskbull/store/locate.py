@@ -1,4 +1,4 @@
-"""Finding the server's socket: what is done before each connection, the same for both stores.
+"""Finding the server's socket before each connection, the same way for both stores.
 
 It is synchronous, and rare: the async store does it in a thread.
 """
@@ -24,7 +24,7 @@ EMBEDDED_TIMEOUT = 30.0
 
 
 def locate(address: Address) -> Locate:
-    """Give the function that finds a server; for a Cluster, one of those that were named."""
+    """Return the function that finds the server; for a Cluster, one of its nodes."""
     match address.topology:
         case "sentinel":
             return lambda timeout: _primary(address, timeout)
@@ -44,7 +44,7 @@ def _embedded(address: Address, timeout: float) -> Endpoint:
 
 
 def _primary(address: Address, timeout: float) -> Endpoint:
-    """Ask the sentinels, one after the other, for the primary of the service."""
+    """Return the primary of the service; the sentinels are asked one after the other."""
     ask = pack(("SENTINEL", "GET-MASTER-ADDR-BY-NAME", address.service))
     login = Address("single", credentials=address.sentinel_credentials, tls=address.tls)
     deadline = monotonic() + timeout

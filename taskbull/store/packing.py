@@ -1,4 +1,4 @@
-"""A command as bytes: hiredis packs it, but for long words."""
+"""A command as bytes: packed by hiredis, except for long words."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _pack = cast(Callable[[tuple[Word, ...]], bytes], hiredis.pack_command)  # pyrig
 
 
 def pack(words: tuple[Word, ...]) -> bytes:
-    """Make a command's bytes of its words.
+    """Return the bytes of a command.
 
-    A long word is joined in, for hiredis takes 1.4 ms to copy a MB, and this 0.04. They stand at
-    the end, and are bytes: the others are not looked at.
+    Commands with a long word are joined here: hiredis takes 1.4 ms to copy a MB, and this 0.04.
+    Long words stand at the end, and are bytes: the others are not looked at.
     """
     for word in reversed(words):
         if not isinstance(word, bytes):

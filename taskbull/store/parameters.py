@@ -34,7 +34,7 @@ IGNORED = frozenset(
 
 
 def check_parameters(url: Url, *, encrypted: bool, sentinel: bool) -> None:
-    """Refuse a URL with a parameter that nobody knows, or that needs another scheme."""
+    """Refuse a URL with an unknown parameter, or one that needs another scheme."""
     known = LOGIN | TLS | OBEYED | IGNORED
     if sentinel:
         known |= SENTINEL
@@ -51,7 +51,7 @@ def check_parameters(url: Url, *, encrypted: bool, sentinel: bool) -> None:
 
 
 def read_seconds(url: Url, name: str) -> float | None:
-    """Give a parameter that is a number of seconds; None where it is not there."""
+    """Return a parameter that is a number of seconds, or None where it is not there."""
     text = url.options.get(name)
     if text is None:
         return None

@@ -79,14 +79,14 @@ class Pipeline:
         return any(not waiter.done() for _, waiter, _ in self.queued)
 
     def queue(self, command: bytes, waiter: Recipient, note: Note | None = None) -> None:
-        """Let a packed command wait its turn."""
+        """Queue a packed command."""
         self.queued.append((command, waiter, note))
         self._queued_bytes += len(command)
         if self._queued_bytes > QUEUE_LIMIT:
             self.full = True
 
     def take(self) -> bytes:
-        """Give the bytes to send next, and expect their replies."""
+        """Return the bytes to send next, and expect their replies."""
         queued, sent = self.queued, self.sent
         out: list[bytes] = []
         size = 0
@@ -118,7 +118,7 @@ class Pipeline:
         return sum(size for _, size in self._large)
 
     def succeed(self, former: Pipeline) -> None:
-        """Take over what waits to be sent."""
+        """Take over what waits to be sent on the former pipeline."""
         self.queued, self.room, self.full = former.queued, former.room, former.full
         self._queued_bytes = former._queued_bytes
         former.queued, former.room = deque(), deque()
@@ -129,9 +129,9 @@ class Pipeline:
         self.written += 1
 
     def feed(self, data: bytes) -> None:
-        """Hand the replies in `data` to those who wait for them.
+        """Hand the replies in `data` to their waiters.
 
-        Raises `ProtocolError` if this is no Redis protocol, or more replies than commands.
+        Raises `ProtocolError` if this is not the Redis protocol, or more replies than commands.
         """
         reader, sent = self._reader, self.sent
         self.received += 1

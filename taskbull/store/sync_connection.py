@@ -32,14 +32,14 @@ MOST_IDLE = 16
 """Connections to one server that are kept for later; a burst of threads may have needed more."""
 
 AnswersOthers = Callable[[], bool]
-"""Tells whether the server answers on another connection."""
+"""Returns whether the server answers on another connection."""
 
 
 class SyncConnection:
     """A connected socket that one thread uses at a time."""
 
     def __init__(self, endpoint: Endpoint, address: Address, timeout: float) -> None:
-        """Connect and be let in; `ConnectionLost` if it may work later, else `ServerRefused`."""
+        """Connect and log in; raise `ConnectionLost` if it may work later, else `ServerRefused`."""
         self._endpoint = endpoint
         self._reader = Reader()
         self._quiet = address.response_timeout or RESPONSE_TIMEOUT
@@ -73,9 +73,9 @@ class SyncConnection:
         held: float = 0.0,
         answers_others: AnswersOthers = lambda: False,
     ) -> list[Reply]:
-        """Send packed commands and give their replies; closes itself and raises `MaybeExecuted`.
+        """Send packed commands and return their replies; else close it and raise `MaybeExecuted`.
 
-        `held` is for how many seconds the server may hold the commands before it answers.
+        `held` is the number of seconds for which the server may hold them before it answers.
         """
         try:
             replies = self._converse(commands, deadline, held, answers_others)
@@ -160,7 +160,7 @@ class ConnectionPool:
     def exchange(
         self, endpoint: Endpoint, commands: list[bytes], deadline: Deadline, held: float = 0.0
     ) -> list[Reply]:
-        """Have packed commands answered by a server; see `SyncConnection.exchange`."""
+        """Send packed commands to a server and return their replies; see `SyncConnection`."""
         if deadline.left <= 0:
             raise ConnectionLost(f"No time was left to send a command to Redis at {endpoint}")
         if self._process != os.getpid():  # forked: the sockets are the parent's
@@ -188,7 +188,7 @@ class ConnectionPool:
         return replies
 
     def discard(self, endpoint: Endpoint) -> None:
-        """Close what is idle to a server."""
+        """Close the idle connections to a server."""
         idle = self._idle[endpoint]  # it stays: another thread may be about to add to it
         with suppress(IndexError):
             while True:

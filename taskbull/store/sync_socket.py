@@ -1,8 +1,8 @@
-"""A connected socket for code that waits: each wait is as long as its caller says, and no longer.
+"""A connected socket for blocking code: each wait is as long as its caller says, and no longer.
 
 `settimeout` takes a system call of its own, and lets each `send` and `recv` ask first whether they
 would block: 3 system calls for each of the two. A plain socket needs 1 and 2 here. Encrypted ones
-keep it, for they read more than one has asked for, and `poll` does not see what they hold.
+keep it: they read more than was asked for, and `poll` does not see what they hold.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ class SyncSocket(ABC):
 
     @abstractmethod
     def send(self, data: memoryview | bytes, seconds: float) -> int:
-        """Send what the system takes; give how many bytes that was."""
+        """Send what the system takes; return the number of bytes."""
 
     @abstractmethod
     def receive(self, seconds: float) -> bytes:
-        """Give what has come; empty if the peer has closed."""
+        """Return what has come; empty if the peer has closed."""
 
     def readable(self, seconds: float = 0.0) -> bool:
-        """Tell whether something comes, be it the end."""
+        """Return whether there is something to receive, be it the end."""
         return bool(self._input.poll(seconds * 1000))
 
     def close(self) -> None:
@@ -61,7 +61,7 @@ class PlainSocket(SyncSocket):
             return 0
 
     def receive(self, seconds: float) -> bytes:
-        """Wait until something has come, and give it."""
+        """Wait until something has come, and return it."""
         while self._input.poll(max(seconds, _SHORTEST) * 1000):
             try:
                 return self._raw.recv(RECEIVE)
@@ -79,6 +79,6 @@ class EncryptedSocket(SyncSocket):
         return self._raw.send(data)
 
     def receive(self, seconds: float) -> bytes:
-        """Wait until something has come, and give it."""
+        """Wait until something has come, and return it."""
         self._raw.settimeout(max(seconds, _SHORTEST))
         return self._raw.recv(RECEIVE)

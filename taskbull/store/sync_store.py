@@ -81,7 +81,7 @@ class SyncStore:
         return results
 
     def go_on(self, steps: Steps[T], deadline: Deadline, failed: TaskbullError) -> T:
-        """Run an operation of which the first call was made already, and failed."""
+        """Run an operation whose first call was made already, and failed."""
         return self._drive(steps, deadline, failed, renew=True)
 
     def _drive(
@@ -131,7 +131,7 @@ class SyncStore:
         return read_replies(call, replies)
 
     def whereabouts(self, key: str) -> Endpoint | None:
-        """Tell where `key` was found the last time, if that is remembered; nobody is asked."""
+        """Return where `key` was found the last time, if that is known; nobody is asked."""
         return self._topology.known(key)
 
     def close(self) -> None:
@@ -181,7 +181,7 @@ class SyncStore:
         return reply if isinstance(reply, ReplyError) else None
 
     def _send(self, call: Request[Any], step: Send, deadline: Deadline) -> Replied:
-        """Send the call; that no connection could be had counts as a reply."""
+        """Send the call; a connection that could not be made counts as a reply."""
         node = step.node or Endpoint()
         commands = [ASKING, self._pack(call)] if step.asking else [self._pack(call)]
         try:

@@ -1,4 +1,4 @@
-"""How the server proves itself to us, and we to it: redis-py's `ssl_…` settings."""
+"""TLS: how the server proves itself to us, and we to it, by redis-py's `ssl_…` settings."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Tls(Struct, frozen=True):
         return f"Tls({self.ca_certs!r}, {self.certfile!r}, {self.cert_reqs!r})"
 
     def context(self) -> ssl.SSLContext:
-        """Make what a socket needs; `OSError` or `ValueError` for what cannot be used."""
+        """Return the context for sockets; raise `OSError` or `ValueError` if it cannot be made."""
         import ssl  # noqa: PLC0415 - only who wants TLS pays for it: as much as `python -c pass`
 
         context = ssl.create_default_context(
@@ -73,7 +73,7 @@ def read_tls(settings: Mapping[str, Any]) -> Tls:
             raise ValueError(f"the TLS files cannot be used: there is no file {file!r}")
     try:
         tls.context()
-    except (OSError, ValueError) as error:  # a missing file, or one that is no certificate
+    except (OSError, ValueError) as error:  # a missing file, or one that is not a certificate
         raise ValueError(f"the TLS files cannot be used: {error}") from error
     return tls
 
@@ -83,7 +83,7 @@ def _text(value: object) -> str | None:
 
 
 def _requirement(value: object) -> str:
-    """Read what Python (`CERT_NONE`), redis-py (`none`) and Celery (either) call it."""
+    """Return the requirement, named as in Python (`CERT_NONE`), redis-py (`none`) or Celery."""
     if value is None:
         return "required"
     if isinstance(value, IntEnum):  # of `ssl`

@@ -35,12 +35,12 @@ class Url(Struct, frozen=True):
     options: dict[str, str]
 
     def wrong(self, rule: str) -> ConfigurationError:
-        """Make the error for a URL that breaks a rule."""
+        """Return the error for a URL that breaks a rule."""
         return wrong(self.text, rule)
 
 
 def read_url(text: str) -> Url:
-    """Divide a URL; one that has no such form is refused, and its password never shown."""
+    """Split a URL into its parts; refuse another form, and never show its password."""
     shape = _SHAPE.fullmatch(text)
     if shape is None:
         raise wrong(
@@ -61,12 +61,12 @@ def read_url(text: str) -> Url:
 
 
 def wrong(text: str, rule: str) -> ConfigurationError:
-    """Make the error for a URL that breaks a rule."""
+    """Return the error for a URL that breaks a rule."""
     return ConfigurationError(f"Redis URL {masked(text)!r} is not valid: {rule}")
 
 
 def masked(text: str) -> str:
-    """Show a URL without its password and options; of one that cannot be read, what is harmless."""
+    """Return a URL without password and options; of an unreadable one, only what is harmless."""
     shape = _SHAPE.fullmatch(text)
     if shape is None:
         return text if _HARMLESS.fullmatch(text) else "***"

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 
 class Recipient(Protocol):
-    """Is given a value that comes later; one that is `done` does not want it any more."""
+    """Receives a value that comes later; one that is `done` does not want it any more."""
 
     def done(self) -> bool: ...
     def set_result(self, value: Any, /) -> None: ...
