@@ -15,6 +15,7 @@ LEFT_OUT = [
     "anyio",
     "asyncio",
     "click",
+    "difflib",
     "http.server",
     "opentelemetry",
     "redis",

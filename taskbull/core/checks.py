@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
-from difflib import get_close_matches
 
 from taskbull.errors import ConfigurationError
 
@@ -17,8 +16,15 @@ def refusal(field: str, rule: str, value: object) -> ConfigurationError:
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """Name the nearest of the known names, as an addition to a sentence; empty if none is near."""
-    near = get_close_matches(name, list(known), 1)
-    return f" (did you mean {near[0]}?)" if near else ""
+    near = nearest(name, known)
+    return f" (did you mean {near}?)" if near else ""
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """Return the known name that is nearest to `name`; empty if none is near."""
+    from difflib import get_close_matches  # noqa: PLC0415 - a quarter of `python -c pass`
+
+    return next(iter(get_close_matches(name, list(known), 1)), "")
 
 
 def shown(value: object) -> str:

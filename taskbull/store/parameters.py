@@ -6,8 +6,7 @@ that redis-py does not know either is a mistake.
 
 from __future__ import annotations
 
-from difflib import get_close_matches
-
+from taskbull.core.checks import nearest
 from taskbull.store.url import Url
 
 LOGIN = frozenset({"db", "username", "password"})
@@ -45,8 +44,8 @@ def check_parameters(url: Url, *, encrypted: bool, sentinel: bool) -> None:
             # After a password that has a "&" in it, its rest would look like an option.
             if any("password" in option for option in url.options):
                 raise url.wrong("an option is unknown")
-            similar = get_close_matches(name, known, 1)
-            hint = f"did you mean {similar[0]!r}?" if similar else "redis-py has none of that name"
+            near = nearest(name, known)
+            hint = f"did you mean {near!r}?" if near else "redis-py has none of that name"
             raise url.wrong(f"option {name!r} is unknown; {hint}")
 
 
