@@ -114,6 +114,7 @@ class Worker:
         self.on(events.Event, LogLines())
         for kind, listener in (on or {}).items():
             self.on(kind, listener)
+        self._is_running = False  # from the first moment on: to start takes a while
         self._consumers: dict[str, Consumer] = {}  # while it runs
 
     @property
@@ -179,18 +180,22 @@ class Worker:
     @asynccontextmanager
     async def running(self) -> AsyncGenerator[Shutdown, None]:
         """Work during the block; its end is a graceful stop. What it gives can stop it sooner."""
-        if self._consumers:
+        if self._is_running:
             raise ConfigurationError("This worker is running already: make another one")
+        self._is_running = True
         shutdown = Shutdown(self.options.shutdown_timeout)
         started = Event()
-        with _unwrapped():
-            async with create_task_group() as tasks:
-                tasks.start_soon(self._serve, shutdown, started)
-                try:
-                    await started.wait()
-                    yield shutdown
-                finally:
-                    shutdown.begin()
+        try:
+            with _unwrapped():
+                async with create_task_group() as tasks:
+                    tasks.start_soon(self._serve, shutdown, started)
+                    try:
+                        await started.wait()
+                        yield shutdown
+                    finally:
+                        shutdown.begin()
+        finally:
+            self._is_running = False
 
     async def _serve(self, shutdown: Shutdown, started: Event) -> None:
         """Work until `shutdown` says otherwise; whoever cancels us waits for that, too."""

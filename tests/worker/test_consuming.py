@@ -305,6 +305,25 @@ async def test_a_worker_runs_once_at_a_time(bed: WorkerBed) -> None:
         await bed.record.wait_for(events.Completed)
 
 
+async def test_of_two_starts_at_once_one_is_refused(bed: WorkerBed) -> None:
+    worker, refused = bed.worker(echo), 0
+
+    async def start() -> None:
+        nonlocal refused
+        try:
+            async with worker.running():
+                await until(lambda: refused > 0)
+        except ConfigurationError:
+            refused += 1
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(start)
+        tasks.start_soon(start)
+    assert refused == 1
+    async with worker.running():  # it can be started again
+        pass
+
+
 async def test_hundreds_of_jobs_that_are_due_at_one_moment_all_run(bed: WorkerBed) -> None:
     clock = HandClock()
     await bed.queue.add_bulk([("n", {}, {"delay": 60})] * 250)
