@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeAlias
 
 from msgspec import Struct
 
+from taskbull.core.checks import refusal
 from taskbull.core.job import Job
 from taskbull.core.middleware import Middleware
 from taskbull.core.retry import NO_POLICY, RetryPolicy
@@ -33,3 +35,15 @@ class Route(Struct, frozen=True):
 
 Resolve: TypeAlias = Callable[[Job], Route]
 """Returns how a job is to be run; what it raises is the job's failure."""
+
+
+def always(handler: Handler | SyncHandler | None, policy: RetryPolicy) -> Resolve:
+    """Resolve every job to one function, which runs in a thread unless it is an `async def`."""
+    if not callable(handler):
+        raise refusal("handler", "be a function that takes the job", handler)
+    # An object with an `async def __call__` is as good as a function.
+    is_async = inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(
+        getattr(handler, "__call__", None)  # noqa: B004 - its kind is asked, not whether it is there
+    )
+    route = Route(handler, policy, in_thread=not is_async)
+    return lambda _: route

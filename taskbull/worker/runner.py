@@ -7,7 +7,9 @@ import os
 from functools import partial
 from random import random
 from time import monotonic
+from types import FrameType
 
+from taskbull.core.job import Job
 from taskbull.core.outcome import GiveBack, Outcome
 from taskbull.core.retry import decide
 from taskbull.errors import ConfigurationError, MaybeExecuted, ServerRefused
@@ -92,6 +94,14 @@ class Runner:
         lease.duration = monotonic() - began
         self._cycle.ended(lease, outcome, lease.policy)
         return outcome
+
+    @classmethod
+    def job_in(cls, frame: FrameType) -> Job | None:
+        """Return the job that a frame runs, if any: the watchdog asks who blocks the loop."""
+        if frame.f_code is not cls._run.__code__:
+            return None
+        lease: Lease = frame.f_locals["lease"]
+        return lease.job
 
     async def _advance(self, lease: Lease) -> Outcome | None:
         """Add what follows a scheduler's run, before it runs; return an outcome if that fails."""

@@ -15,8 +15,8 @@ from taskbull.core import events
 from taskbull.core.frames import is_ours
 from taskbull.core.job import Job
 from taskbull.observability.job_filter import cut
-from taskbull.worker.lease import Lease
 from taskbull.worker.reporter import Reporter
+from taskbull.worker.runner import Runner
 
 logger = logging.getLogger(__name__)
 
@@ -54,7 +54,7 @@ class Watchdog:
         self._culprit: Culprit | None = None
 
     def look(self) -> float:
-        """Give for how many seconds the loop has not moved; called in a thread, often."""
+        """Return for how many seconds the loop has not moved; called in a thread, often."""
         asked_at = self._asked_at
         if asked_at is None:
             self._asked_at = monotonic()
@@ -86,13 +86,12 @@ class Watchdog:
 
 
 def find_culprit(frame: FrameType | None) -> Culprit:
-    """Tell the job in whose handler a thread is, and the line where the handler's own code is."""
+    """Return the job whose run a thread is in, and the line where the task's own code is."""
     innermost = frame
     line: FrameType | None = None
     for outer in _outwards(frame):
-        lease = outer.f_locals.get("lease")
-        if isinstance(lease, Lease) and _is_ours(outer):
-            return Culprit(_place(line or innermost), lease.job)
+        if (job := Runner.job_in(outer)) is not None:
+            return Culprit(_place(line or innermost), job)
         # What the handler calls is of less interest than the line of the handler that calls it.
         if not _is_ours(outer) and not _is_library(outer):
             line = outer

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import os
 import re
 import secrets
@@ -45,7 +44,7 @@ from taskbull.worker.heartbeat import beating
 from taskbull.worker.listeners import Listener, Listeners
 from taskbull.worker.quarantine import Quarantine
 from taskbull.worker.reporter import Reporter
-from taskbull.worker.route import Handler, Resolve, Route, SyncHandler
+from taskbull.worker.route import Handler, Resolve, SyncHandler, always
 from taskbull.worker.running_job import job_of
 from taskbull.worker.sampler import Sampler
 from taskbull.worker.shutdown import Shutdown
@@ -104,7 +103,7 @@ class Worker:
             raise refusal("queues", "be one name or several different ones", queues)
         self._keys = {name: self.namespace.keys(name) for name in names}
         self._rules = {name: (queue_options or {}).get(name, NO_RULES) for name in names}
-        self._resolve = resolve or _constant(handler, policy)
+        self._resolve = resolve or always(handler, policy)
         self._breakers = _by_queue(circuit_breaker, names)
         self._lifespan = lifespan
         self._tasks = tasks
@@ -293,17 +292,6 @@ def make_worker_id() -> str:
     """Make an id that tells where a worker runs: host, process, and six digits of chance."""
     host = re.sub(r"[^!-~]", "-", socket.gethostname()) or "host"
     return f"{host}-{os.getpid()}-{secrets.token_hex(3)}"
-
-
-def _constant(handler: Handler | SyncHandler | None, policy: RetryPolicy) -> Resolve:
-    if not callable(handler):
-        raise refusal("handler", "be a function that takes the job", handler)
-    # An object with an `async def __call__` is as good as a function.
-    is_async = inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(
-        getattr(handler, "__call__", None)  # noqa: B004 - its kind is asked, not whether it is there
-    )
-    route = Route(handler, policy, in_thread=not is_async)
-    return lambda _: route
 
 
 def _by_queue(
