@@ -26,15 +26,15 @@ class Stoppable(Protocol):
     """A clock that can be stopped."""
 
     def stop(self) -> None:
-        """Let it stand still."""
+        """Stop it."""
         ...
 
     def go_on(self) -> None:
-        """Let it run again."""
+        """Start it again."""
         ...
 
 
-class _Errand(Struct, eq=False):
+class _Call(Struct, eq=False):
     """One call of a function, on its way through a thread."""
 
     function: Callable[..., Any]
@@ -70,9 +70,9 @@ class ThreadPool:
         """How many threads run a function for which nobody waits any more."""
         self._threads = 0
         self._busy = 0
-        self._queue: SimpleQueue[_Errand | None] = SimpleQueue()
-        self._begun: deque[_Errand] = deque()
-        self._ended: deque[_Errand] = deque()
+        self._queue: SimpleQueue[_Call | None] = SimpleQueue()
+        self._begun: deque[_Call] = deque()
+        self._ended: deque[_Call] = deque()
         self._posted = False
         self._post = poster()
         self._new_waiter = waiters()
@@ -86,32 +86,32 @@ class ThreadPool:
     async def run(
         self, function: Callable[..., Any], /, *args: Any, clock: Stoppable | None = None
     ) -> Any:
-        """Run a function in a thread, in the context of the caller, and give what it gives.
+        """Run a function in a thread, in the context of the caller, and return what it returns.
 
         The clock stands still while the function waits for a thread.
         """
-        errand = _Errand(function, args, copy_context(), self._new_waiter())
+        call = _Call(function, args, copy_context(), self._new_waiter())
         self._busy += 1
         another = self._threads < min(self._busy + self.abandoned, self._limit)
         self._threads += another
         if clock is not None and self._busy + self.abandoned > self._threads:
-            errand.clock = clock
+            call.clock = clock
             clock.stop()
-        self._queue.put(errand)
+        self._queue.put(call)
         if another:
             Thread(target=self._work, name=f"taskbull-{self._threads}", daemon=True).start()
         try:
-            await errand.waiter
+            await call.waiter
         except get_cancelled_exc_class():
-            if not errand.collected:
-                self._abandon(errand)
+            if not call.collected:
+                self._abandon(call)
             raise
-        if errand.error is not None:
-            raise errand.error
-        return errand.value
+        if call.error is not None:
+            raise call.error
+        return call.value
 
     def close(self) -> None:
-        """Let the threads end: idle ones at once, the others after what they do."""
+        """End the threads: idle ones at once, the others after what they do."""
         for _ in range(self._threads):
             self._queue.put(None)
         self._threads = 0
@@ -120,32 +120,32 @@ class ThreadPool:
     def _limit(self) -> int:
         return self.size + min(self.abandoned, self.size)
 
-    def _abandon(self, errand: _Errand) -> None:
+    def _abandon(self, call: _Call) -> None:
         # The thread sets `begun` before it looks at `abandoned`, and here it is the other way
         # round: one of the two sees the other.
-        errand.abandoned = True
+        call.abandoned = True
         self._busy -= 1
-        if errand.begun:
-            errand.counted = True
+        if call.begun:
+            call.counted = True
             self.abandoned += 1
             if self._told is not None:
-                self._told(self, errand.context)
+                self._told(self, call.context)
 
     def _work(self) -> None:
-        while (errand := self._queue.get()) is not None:
-            errand.begun = True
-            if errand.clock is not None:
-                self._begun.append(errand)
+        while (call := self._queue.get()) is not None:
+            call.begun = True
+            if call.clock is not None:
+                self._begun.append(call)
                 self._tell()
-            if not errand.abandoned:
+            if not call.abandoned:
                 try:
-                    errand.value = errand.context.run(errand.function, *errand.args)
+                    call.value = call.context.run(call.function, *call.args)
                 except BaseException as error:  # noqa: BLE001 - raised where the caller waits
-                    errand.error = error
-                end_child_of(self._process, errand.error)
-            self._ended.append(errand)
+                    call.error = error
+                end_child_of(self._process, call.error)
+            self._ended.append(call)
             self._tell()
-            del errand
+            del call
 
     def _tell(self) -> None:
         if not self._posted:
@@ -156,22 +156,22 @@ class ThreadPool:
     def _collect(self) -> None:
         self._posted = False
         while self._begun:
-            errand = self._begun.popleft()
-            if errand.clock is not None and not errand.abandoned:
-                errand.clock.go_on()
+            call = self._begun.popleft()
+            if call.clock is not None and not call.abandoned:
+                call.clock.go_on()
         while self._ended:
-            errand = self._ended.popleft()
-            errand.collected = True
-            if errand.abandoned:
-                self._return(errand)
+            call = self._ended.popleft()
+            call.collected = True
+            if call.abandoned:
+                self._return(call)
                 continue
             self._busy -= 1
-            if not errand.waiter.done():
-                errand.waiter.set_result(None)
+            if not call.waiter.done():
+                call.waiter.set_result(None)
 
-    def _return(self, errand: _Errand) -> None:
+    def _return(self, call: _Call) -> None:
         """Note that an abandoned thread is free again; send one away if there are too many."""
-        if errand.counted:
+        if call.counted:
             self.abandoned -= 1
         if self._threads > self._limit:
             self._threads -= 1
