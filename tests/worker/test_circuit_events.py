@@ -1,0 +1,89 @@
+"""A circuit breaker at work: its transitions are told, and its timer is an alarm."""
+
+from __future__ import annotations
+
+from taskbull.core import events
+from taskbull.core.breaker import BreakerState, CircuitBreaker
+from taskbull.core.outcome import Category, Complete, Fail, Failure, GiveBack, Outcome, Verdict
+from taskbull.worker.circuit import Circuit
+from taskbull.worker.clock import Alarm, Clock
+from taskbull.worker.listeners import Listeners
+from taskbull.worker.reporter import Reporter
+
+FAILED = Fail(Failure(Category.UNKNOWN, "no", "no", ValueError("no")), Verdict.PERMANENT)
+
+
+class SetClock(Clock):
+    """A clock that shows what it is told."""
+
+    time = 100.0
+
+    def now(self) -> float:
+        return self.time
+
+
+class SetAlarm(Alarm):
+    """An alarm that remembers the times to which it was set."""
+
+    def __init__(self) -> None:
+        self.times: list[float] = []
+
+    def set(self, at: float) -> None:
+        self.times.append(at)
+
+
+class Case:
+    """A circuit that opens after two failures, for 30 seconds."""
+
+    def __init__(self) -> None:
+        listeners, self.heard = Listeners(), list[events.Event]()
+        listeners.on(events.Event, self.heard.append)
+        self.clock, self.alarm = SetClock(), SetAlarm()
+        options = CircuitBreaker(threshold=2, duration=30)
+        self.circuit = Circuit(options, Reporter(listeners, "me", "q"), self.clock, self.alarm)
+
+    def run(self, *outcomes: Outcome) -> Case:
+        for number, outcome in enumerate(outcomes):
+            self.circuit.started(str(number))
+            self.circuit.ended(str(number), outcome)
+        return self
+
+    def kinds(self) -> list[type[events.Event]]:
+        return [type(event) for event in self.heard]
+
+
+def test_a_closed_circuit_allows_all_and_tells_nothing() -> None:
+    case = Case().run(FAILED, Complete(), FAILED, GiveBack())
+    assert (case.circuit.state, case.circuit.open) == (BreakerState.CLOSED, False)
+    assert case.circuit.allowed(10, 3) == 10
+    assert (case.heard, case.alarm.times) == ([], [])
+
+
+def test_an_open_one_allows_nothing_and_sets_the_alarm_for_its_end() -> None:
+    case = Case().run(FAILED, FAILED)
+    assert (case.circuit.open, case.circuit.allowed(10, 0)) == (True, 0)
+    assert case.kinds() == [events.CircuitOpened]
+    assert case.alarm.times == [130.0]
+
+
+def test_an_alarm_that_rang_for_somebody_else_is_set_again() -> None:
+    case = Case().run(FAILED, FAILED)
+    case.clock.time = 110.0
+    case.circuit.look()
+    assert case.alarm.times == [130.0, 130.0]
+    assert case.kinds() == [events.CircuitOpened]
+
+
+def test_after_its_time_one_job_is_tried_and_decides() -> None:
+    for outcome, state, last in (
+        (Complete(), BreakerState.CLOSED, events.CircuitClosed),
+        (FAILED, BreakerState.OPEN, events.CircuitOpened),
+        (GiveBack(), BreakerState.HALF_OPEN, events.CircuitHalfOpened),  # it says nothing
+    ):
+        case = Case().run(FAILED, FAILED)
+        case.clock.time = 130.0
+        case.circuit.look()
+        assert case.kinds() == [events.CircuitOpened, events.CircuitHalfOpened]
+        assert (case.circuit.allowed(10, 0), case.circuit.allowed(10, 1)) == (1, 0)
+        case.run(outcome)
+        assert (case.circuit.state, case.kinds()[-1]) == (state, last)
