@@ -31,8 +31,8 @@ class Declared(Protocol):
     def queue(self) -> str: ...
 
 
-class Run(Protocol):
-    """One run of a job."""
+class CountedRun(Protocol):
+    """One run of a job, as far as it is counted."""
 
     @property
     def job(self) -> Job: ...
@@ -43,15 +43,10 @@ class Run(Protocol):
 
     @property
     def duration(self) -> float: ...
-
-
-class EndedRun(Protocol):
-    """One run of a job that is over."""
-
     @property
-    def lease(self) -> Run: ...
-    @property
-    def outcome(self) -> Written: ...
+    def outcome(self) -> Written:
+        """What became of the job, when it is over."""
+        ...
 
 
 NO_TASKS: Mapping[str, Declared] = {}
@@ -216,7 +211,7 @@ class Metrics:
         self._length.remove(queue)
         self._oldest.remove(queue)
 
-    def count_started(self, worker_id: str, queue: str, started: Sequence[Run]) -> None:
+    def count_started(self, worker_id: str, queue: str, started: Sequence[CountedRun]) -> None:
         """Count jobs that have begun to run."""
         waits: defaultdict[str, list[float]] = defaultdict(list)
         ahead = time.time() - time.monotonic()
@@ -229,15 +224,14 @@ class Metrics:
         for name, values in waits.items():
             self._wait.record(values, (queue, self._task(worker_id, name)))
 
-    def count_ended(self, worker_id: str, queue: str, ended: Sequence[EndedRun]) -> None:
+    def count_ended(self, worker_id: str, queue: str, ended: Sequence[CountedRun]) -> None:
         """Count jobs that have ended.
 
         With their starts 0.7 µs per job, 3 % of its 22; by an event for each it was 3.1.
         """
         durations: defaultdict[tuple[type[Written], str], list[float]] = defaultdict(list)
-        for one in ended:
-            run, outcome = one.lease, one.outcome
-            name = run.job.name
+        for run in ended:
+            name, outcome = run.job.name, run.outcome
             durations[type(outcome), name].append(run.duration)
             if type(outcome) is not Complete and outcome.failure is not None:
                 self._count_failure(queue, self._task(worker_id, name), outcome, outcome.failure)

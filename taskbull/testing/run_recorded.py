@@ -11,7 +11,7 @@ from taskbull.core.outcome import Outcome
 from taskbull.errors import ConfigurationError
 from taskbull.testing.recorded_job import RecordedJob
 from taskbull.worker.attempt import Executor
-from taskbull.worker.lease import Lease
+from taskbull.worker.run import Run
 from taskbull.worker.running_job import Place
 from taskbull.worker.threads import ThreadPool
 
@@ -78,8 +78,8 @@ def _attempt(
     app: App, recorded: RecordedJob, threads: ThreadPool | None
 ) -> Coroutine[Any, Any, Outcome]:
     place = Place(recorded.queue, WORKER_ID, lambda _: _Record(recorded))
-    lease = Lease(recorded.as_job(), token="", renewed=0.0)
-    return Executor(place, app.resolve, threads=threads).attempt(lease)
+    run = Run(recorded.as_job(), token="", renewed=0.0)
+    return Executor(place, app.resolve, threads=threads).attempt(run)
 
 
 def _finish(coroutine: Coroutine[Any, Any, Outcome]) -> Outcome:

@@ -22,8 +22,8 @@ from taskbull.core.retry import decide, doomed
 from taskbull.core.wire.job import encode_value
 from taskbull.observability.job_filter import cut
 from taskbull.worker.fork import end_child_of
-from taskbull.worker.lease import Lease
 from taskbull.worker.route import Resolve, Route, SyncHandler
+from taskbull.worker.run import Run
 from taskbull.worker.running_job import Place, RunningJob, enter, leave
 from taskbull.worker.threads import ThreadPool
 from taskbull.worker.time_limit import THREAD_PATIENCE, TimeLimit
@@ -58,32 +58,32 @@ class Executor:
         self._cancel_lost = cancel_lost
         self._process = os.getpid()
 
-    async def attempt(self, lease: Lease) -> Outcome:
+    async def attempt(self, run: Run) -> Outcome:
         """Run a job once, and return what is to become of it.
 
         It raises only what is not an `Exception`: whose end that is, the job's or that of all that
         runs here, is for the caller to say.
         """
-        job = lease.job
+        job = run.job
         if (fate := doomed(job)) is not None:
             return fate
         try:
             route = self._resolve(job)
-            lease.policy = route.policy
+            run.policy = route.policy
             timeout = job.options.timeout or route.timeout
-            running = RunningJob(lease, self._place)
+            running = RunningJob(run, self._place)
             token = enter(running)
             try:
                 if (timeout is None and not self._cancel_lost) or self._threads is None:
                     return _completed(job, await self._call(route, running))
-                return await self._within(timeout, route, running, lease)
+                return await self._within(timeout, route, running, run)
             finally:
                 leave(token)
         except Exception as error:  # noqa: BLE001 - foreign code
             end_child_of(self._process, error)
-            if lease.port is not None and lease.port.caused(error):
+            if run.port is not None and run.port.caused(error):
                 return self.put_off(job, f"Redis did not take what it wrote: {error}")
-            return decide(error, job, lease.policy, random=random)
+            return decide(error, job, run.policy, random=random)
 
     def put_off(self, job: Job, reason: str) -> SnoozeFor:
         """Return an outcome that spends no attempt, for a job that could not run to its end."""
@@ -98,20 +98,20 @@ class Executor:
         return SnoozeFor(RELEASE_PAUSE)
 
     async def _within(
-        self, timeout: float | None, route: Route, running: RunningJob, lease: Lease
+        self, timeout: float | None, route: Route, running: RunningJob, run: Run
     ) -> Outcome:
         """Call the function in a scope that is cancelled when its time is up, or its lock gone."""
-        job = lease.job
+        job = run.job
         limit: TimeLimit | None = None
         try:
-            with CancelScope() as lease.scope:
+            with CancelScope() as run.scope:
                 if timeout is not None:
-                    limit = TimeLimit(lease.scope, timeout)
+                    limit = TimeLimit(run.scope, timeout)
                 return _completed(job, await self._call(route, running, limit))
         finally:
-            lease.scope = None
-        if lease.lost is not None:
-            return lease.lost
+            run.scope = None
+        if run.lost is not None:
+            return run.lost
         if limit is not None and limit.stopped:
             return self.put_off(job, f"no thread was free for it in {THREAD_PATIENCE:g} s")
         if timeout is not None and running.held_up >= timeout * _OUR_SHARE:

@@ -51,8 +51,8 @@ class Circuit:
         """Note that a job was taken, to be run."""
         self._breaker.started(job_id)
 
-    def ended(self, job_id: str, outcome: Outcome) -> None:
-        """Note what became of it."""
+    def count(self, job_id: str, outcome: Outcome) -> None:
+        """Count what became of it."""
         self._tell(self._breaker.ended(job_id, outcome, self._clock.now()))
 
     def _set_alarm(self) -> None:

@@ -8,10 +8,10 @@ from taskbull.store.async_store import Store
 from taskbull.store.sync_store import SyncStore
 from taskbull.worker.circuit import Circuit
 from taskbull.worker.clock import Alarm, Clock
-from taskbull.worker.lease import Leases
 from taskbull.worker.quarantine import Quarantine
 from taskbull.worker.ready import ReadyJobs
 from taskbull.worker.reporter import Reporter
+from taskbull.worker.run import Runs
 from taskbull.worker.threads import ThreadPool
 
 
@@ -40,7 +40,7 @@ class QueueContext:
         self.clock = clock
         self.quarantine = quarantine
         self.alarm = Alarm(clock)
-        self.leases = Leases()
+        self.runs = Runs()
         self.ready = ReadyJobs()
         self.circuit = None if breaker is None else Circuit(breaker, reporter, clock, self.alarm)
         self.quiet_until = 0.0

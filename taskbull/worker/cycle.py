@@ -19,16 +19,15 @@ from collections.abc import Callable
 from time import monotonic
 
 from taskbull.core.outcome import GiveBack, Outcome
-from taskbull.core.retry import NO_POLICY, RetryPolicy
 from taskbull.scripts.cycle import Cycled, Taking, cycle
 from taskbull.store.backend import Waiter, waiters, wake
 from taskbull.store.pipeline import Reply
 from taskbull.worker.context import QueueContext
 from taskbull.worker.demand import BATCH, CALLS, Demand
 from taskbull.worker.intake import Intake
-from taskbull.worker.lease import Lease
 from taskbull.worker.outbox import Outbox, pack
 from taskbull.worker.recovery import Recovery
+from taskbull.worker.run import Run
 from taskbull.worker.trip import Carrier, Trip
 
 
@@ -93,13 +92,13 @@ class Cycle:
         """Take no more jobs, and give back those that no slot has begun."""
         self._demand.stopping = True
         suspect = self._context.quarantine.withdraw(self._context.ready)
-        for lease in (*self._context.ready.close(), *([] if suspect is None else [suspect])):
-            self._intake.ended(lease, GiveBack())
+        for run in (*self._context.ready.close(), *([] if suspect is None else [suspect])):
+            self._intake.decided(run, GiveBack())
         self._send_what_is_due()
 
-    def ended(self, lease: Lease, outcome: Outcome, policy: RetryPolicy = NO_POLICY) -> None:
-        """Note what became of a job; it is written as soon as the line is free."""
-        self._intake.ended(lease, outcome, policy)
+    def decided(self, run: Run, outcome: Outcome) -> None:
+        """Note what is to become of a job; it is written as soon as the line is free."""
+        self._intake.decided(run, outcome)
         if len(self._outbox) >= self._demand.enough:
             self._send_what_is_due()
             return

@@ -21,7 +21,7 @@ from taskbull.store.address import Endpoint
 from taskbull.store.backend import poster
 from taskbull.store.sync_store import SyncStore
 from taskbull.worker.context import QueueContext
-from taskbull.worker.lease import Lease
+from taskbull.worker.run import Run
 from taskbull.worker.watchdog import Watchdog
 
 logger = logging.getLogger(__name__)
@@ -153,37 +153,37 @@ class Heartbeat:
         if self._doubtful(pulse):
             limit = min(limit, _DOUBTFUL * 2.0 ** min(pulse.failures, 10))
         pulse.node = self._store.whereabouts(pulse.context.keys.meta) or pulse.node
-        leases = pulse.context.leases.copy()
+        runs = pulse.context.runs.copy()
         try:
-            for first in range(0, len(leases), _PIECE):
-                self._renew(pulse, leases[first : first + _PIECE], limit)
+            for first in range(0, len(runs), _PIECE):
+                self._renew(pulse, runs[first : first + _PIECE], limit)
         except TaskbullError as error:
             pulse.failed(began, min(_SOON, self._interval))
-            self._tell(pulse.context, events.HeartbeatFailed, count=len(leases), reason=str(error))
+            self._tell(pulse.context, events.HeartbeatFailed, count=len(runs), reason=str(error))
         else:
             pulse.succeeded(self._interval)
 
-    def _renew(self, pulse: Pulse, leases: list[Lease], limit: float) -> None:
+    def _renew(self, pulse: Pulse, runs: list[Run], limit: float) -> None:
         began = monotonic()
-        lost = self._extend(pulse.context, leases, limit)
-        gone = [lease for lease in leases if lease.job.id in lost]
+        lost = self._extend(pulse.context, runs, limit)
+        gone = [run for run in runs if run.job.id in lost]
         outcome = self._loss(pulse, gone)
-        for lease in leases:
-            if lease.job.id not in lost:
-                lease.renewed = began
+        for run in runs:
+            if run.job.id not in lost:
+                run.renewed = began
         self._tell(
             pulse.context,
             events.LocksRenewed,
-            count=len(leases) - len(lost),
+            count=len(runs) - len(lost),
             duration=monotonic() - began,
         )
         if gone:
             self._post(lambda: self._revoke(pulse.context, gone, outcome))
 
-    def _extend(self, context: QueueContext, leases: list[Lease], limit: float) -> set[str]:
+    def _extend(self, context: QueueContext, runs: list[Run], limit: float) -> set[str]:
         """Let locks live on; give the ids of those that are gone."""
         life = to_ms(self._lock_duration)
-        held = [(lease.job.id, lease.token) for lease in leases]
+        held = [(run.job.id, run.token) for run in runs]
         try:
             call = extend_locks(context.keys, held, life)
             return set(self._store.run(call, timeout=limit, insist=False))
@@ -204,25 +204,25 @@ class Heartbeat:
     ) -> None:
         self._post(lambda: context.reporter.tell(kind, *args, **fields))
 
-    def _loss(self, pulse: Pulse, gone: list[Lease]) -> LetGo:
+    def _loss(self, pulse: Pulse, gone: list[Run]) -> LetGo:
         """Return why locks are gone, as far as that is known here."""
         now = monotonic()
         if pulse.away_since is not None:
             return LetGo(Loss.REDIS_AWAY, f"{now - pulse.away_since:.1f} s")
         if pulse.blocked >= self._lock_duration:
             return LetGo(Loss.LOOP_BLOCKED, f"{pulse.blocked:.1f} s")
-        late = max((now - lease.renewed for lease in gone), default=0.0)
+        late = max((now - run.renewed for run in gone), default=0.0)
         if late >= self._lock_duration:
             return LetGo(Loss.NOT_RENEWED, f"{late:.1f} s")
         return LetGo(Loss.TAKEN)
 
-    def _revoke(self, context: QueueContext, leases: list[Lease], outcome: LetGo) -> None:
+    def _revoke(self, context: QueueContext, runs: list[Run], outcome: LetGo) -> None:
         """Take in that locks are gone; in the event loop."""
-        for lease in leases:
-            if context.leases.revoke(lease, outcome):
-                context.reporter.lost(lease, outcome)
-                if self._cancel_lost and lease.scope is not None:
-                    lease.scope.cancel()
+        for run in runs:
+            if context.runs.revoke(run, outcome):
+                context.reporter.lost(run, outcome)
+                if self._cancel_lost and run.scope is not None:
+                    run.scope.cancel()
 
 
 @asynccontextmanager

@@ -2,7 +2,7 @@
 
 Its rules:
 
-- A job's lease ends when Redis has accepted what became of the job, or when the lock is gone.
+- A run is over when Redis has written what became of the job, or when the lock is gone.
 - A job whose outcome cannot be written because of what stands in Redis has failed.
 - Where jobs are not wanted any more, those that come go back.
 """
@@ -27,17 +27,16 @@ from taskbull.core.outcome import (
     Outcome,
     SnoozeFor,
 )
-from taskbull.core.retry import NO_POLICY, RetryPolicy, decide, failed_for_good
+from taskbull.core.retry import decide, failed_for_good
 from taskbull.errors import PermanentError, ServerRefused, TaskbullError
 from taskbull.scripts.cycle import Cycled
 from taskbull.scripts.replies import DENIED, REFUSALS, REFUSED
 from taskbull.store.reconnection import reconnect_delay
 from taskbull.worker.context import QueueContext
 from taskbull.worker.demand import Demand
-from taskbull.worker.ending import Ending
-from taskbull.worker.lease import Lease
 from taskbull.worker.outbox import Outbox
 from taskbull.worker.quarantine import is_suspect
+from taskbull.worker.run import Run
 
 logger = logging.getLogger(__name__)
 
@@ -66,60 +65,61 @@ class Intake:
         self._outbox = outbox
         self._full = 0  # how often in a row Redis had no memory for jobs
 
-    def ended(self, lease: Lease, outcome: Outcome, policy: RetryPolicy = NO_POLICY) -> None:
-        """Note what became of a job, and that its slot is free."""
-        lease.ended = True
+    def decided(self, run: Run, outcome: Outcome) -> None:
+        """Note what is to become of a job, and that its slot is free."""
+        run.decided = True
         self._demand.occupied -= 1
         circuit = self._context.circuit
         if circuit is not None:
-            circuit.ended(lease.job.id, outcome)
-        if lease.lost is None and not isinstance(outcome, LetGo):
-            self._outbox.append(Ending(lease, outcome, policy))
+            circuit.count(run.job.id, outcome)
+        if run.lost is None and not isinstance(outcome, LetGo):
+            run.outcome = outcome
+            self._outbox.append(run)
         else:
-            self._let_go(lease)
+            self._let_go(run)
 
     def deliver(self, jobs: Sequence[Job], token: str, renewed: float) -> None:
         """Let jobs run that were taken; give them back if that is no longer wanted."""
         if not jobs:
             return
         context = self._context
-        leases = [Lease(job, token, renewed) for job in jobs]
-        context.leases.add_all(leases)
-        self._demand.occupied += len(leases)
+        runs = [Run(job, token, renewed) for job in jobs]
+        context.runs.add_all(runs)
+        self._demand.occupied += len(runs)
         if self._demand.stopping or (context.circuit is not None and context.circuit.open):
-            for lease in leases:
-                self.ended(lease, GiveBack())
+            for run in runs:
+                self.decided(run, GiveBack())
             return
         if context.circuit is not None:
-            for lease in leases:
-                context.circuit.started(lease.job.id)
-        if suspects := [lease for lease in leases if is_suspect(lease.job)]:
-            leases = [lease for lease in leases if lease not in suspects]
-            for lease, wait in context.quarantine.admit(suspects, context.ready):
-                self.ended(lease, SnoozeFor(wait))
-        context.ready.put(leases)
+            for run in runs:
+                context.circuit.started(run.job.id)
+        if suspects := [run for run in runs if is_suspect(run.job)]:
+            runs = [run for run in runs if run not in suspects]
+            for run, wait in context.quarantine.admit(suspects, context.ready):
+                self.decided(run, SnoozeFor(wait))
+        context.ready.put(runs)
 
     def heed(
-        self, batch: list[Ending], codes: Sequence[int], reasons: Sequence[str] = ()
+        self, batch: list[Run], codes: Sequence[int], reasons: Sequence[str] = ()
     ) -> ServerRefused | None:
         """Take in what Redis answered for each outcome; what cannot be written yet comes last."""
         if not any(codes):
             self._accept(batch)
             return None
         said = iter(reasons)
-        accepted: list[Ending] = []
-        denied: list[Ending] = []
+        accepted: list[Run] = []
+        denied: list[Run] = []
         reason = "NOPERM this user may not write an outcome"
-        for ending, code in zip(batch, codes, strict=True):
+        for run, code in zip(batch, codes, strict=True):
             if code == 0:
-                accepted.append(ending)
+                accepted.append(run)
             elif code == DENIED:
                 reason = next(said, reason)
-                denied.append(ending)
+                denied.append(run)
             elif code == REFUSED:
-                self.fail(ending, next(said, "something in Redis prevents it"))
+                self.fail(run, next(said, "something in Redis prevents it"))
             else:
-                self._reject(ending, code)
+                self._reject(run, code)
         self._accept(accepted)
         self._outbox.extend(denied)
         return ServerRefused(reason.partition(" ")[0], reason) if denied else None
@@ -146,44 +146,44 @@ class Intake:
             clock = self._context.clock
             self._context.alarm.set(clock.now() + from_ms(cycled.next_due_ms - clock.wall_ms()))
 
-    def fail(self, ending: Ending, reason: str) -> None:
+    def fail(self, run: Run, reason: str) -> None:
         """Let a job fail whose outcome cannot be written because of what stands in Redis."""
         error = ServerRefused("REFUSED", f"Redis refused to write what became of it: {reason}")
-        if isinstance(ending.outcome, Fail):
-            self.lose(ending.lease, LetGo(Loss.REFUSED, str(error)))
+        if isinstance(run.outcome, Fail):
+            self.lose(run, LetGo(Loss.REFUSED, str(error)))
         else:
-            self._outbox.append(Ending(ending.lease, failed_for_good(error), ending.policy))
+            run.outcome = failed_for_good(error)
+            self._outbox.append(run)
 
-    def lose(self, lease: Lease, outcome: LetGo) -> None:
+    def lose(self, run: Run, outcome: LetGo) -> None:
         """Take in that a job is no longer ours."""
-        self._let_go(lease)
-        self._context.reporter.lost(lease, outcome)
+        self._let_go(run)
+        self._context.reporter.lost(run, outcome)
 
-    def _accept(self, batch: list[Ending]) -> None:
-        for ending in batch:
-            self._let_go(ending.lease)
-            outcome = ending.outcome
+    def _accept(self, batch: list[Run]) -> None:
+        for run in batch:
+            self._let_go(run)
+            outcome = run.outcome
             if isinstance(outcome, LimitQueue) and outcome.delay > 0:
                 self._limit(outcome.delay)  # also where no limit of the queue's keeps us from it
-        self._context.reporter.ended(batch)
+        self._context.reporter.written(batch)
 
-    def _reject(self, ending: Ending, code: int) -> None:
+    def _reject(self, run: Run, code: int) -> None:
         """Take in that Redis did not write an outcome."""
-        lease, policy = ending.lease, ending.policy
-        if code in _INCOMPLETE and isinstance(ending.outcome, Complete):
+        if code in _INCOMPLETE and isinstance(run.outcome, Complete):
             # The lock is still ours: a job that cannot be completed has failed.
             kind, words = _INCOMPLETE[code]
-            error = kind(words.format(lease.job.id))
-            outcome = decide(error, lease.job, policy, random=random)
-            self._outbox.append(Ending(lease, outcome, policy))
+            error = kind(words.format(run.job.id))
+            run.outcome = decide(error, run.job, run.policy, random=random)
+            self._outbox.append(run)
             return
-        answer = str(REFUSALS[code](self._context.keys.queue, lease.job.id))
-        self.lose(lease, LetGo(Loss.DISOWNED, answer))
+        answer = str(REFUSALS[code](self._context.keys.queue, run.job.id))
+        self.lose(run, LetGo(Loss.DISOWNED, answer))
 
-    def _let_go(self, lease: Lease) -> None:
-        self._context.leases.drop(lease)
-        if is_suspect(lease.job):
-            self._context.quarantine.gone(lease)
+    def _let_go(self, run: Run) -> None:
+        self._context.runs.drop(run)
+        if is_suspect(run.job):
+            self._context.quarantine.gone(run)
 
     def _be_full(self) -> None:
         """Take no jobs for a while: Redis is out of memory, and would refuse what they write."""

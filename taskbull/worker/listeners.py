@@ -10,9 +10,8 @@ from msgspec import Struct
 
 from taskbull.core.events import Event, check_listener
 from taskbull.core.events import Listener as Listener
-from taskbull.worker.ending import Ending
 from taskbull.worker.interruption import pressed
-from taskbull.worker.lease import Lease
+from taskbull.worker.run import Run
 
 logger = logging.getLogger(__name__)
 
@@ -22,8 +21,8 @@ E = TypeVar("E", bound=Event)
 class Counter(Protocol):
     """Whoever counts jobs, many at once, and needs no event of each."""
 
-    def count_started(self, worker_id: str, queue: str, started: Sequence[Lease]) -> None: ...
-    def count_ended(self, worker_id: str, queue: str, ended: Sequence[Ending]) -> None: ...
+    def count_started(self, worker_id: str, queue: str, started: Sequence[Run]) -> None: ...
+    def count_ended(self, worker_id: str, queue: str, ended: Sequence[Run]) -> None: ...
 
 
 class Listeners:
@@ -76,12 +75,12 @@ class Listeners:
                     raise
                 logger.exception("A listener failed at %s", kind.__name__)
 
-    def count_started(self, worker_id: str, queue: str, started: Sequence[Lease]) -> None:
+    def count_started(self, worker_id: str, queue: str, started: Sequence[Run]) -> None:
         """Count jobs that have begun to run."""
         for counter in self.counters:
             _safely(counter.count_started, worker_id, queue, started)
 
-    def count_ended(self, worker_id: str, queue: str, ended: Sequence[Ending]) -> None:
+    def count_ended(self, worker_id: str, queue: str, ended: Sequence[Run]) -> None:
         """Count jobs that have ended."""
         for counter in self.counters:
             _safely(counter.count_ended, worker_id, queue, ended)

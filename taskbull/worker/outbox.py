@@ -11,7 +11,7 @@ from taskbull.errors import ServerRefused, TaskbullError
 from taskbull.scripts.cycle import Packed, pack_outcome
 from taskbull.scripts.replies import is_denial
 from taskbull.worker.demand import BATCH
-from taskbull.worker.ending import Ending
+from taskbull.worker.run import Run
 
 BATCH_BYTES = 1 << 20
 
@@ -21,7 +21,7 @@ MOST_CUTS = 8
 _LARGE = 100_000
 
 
-class Outbox(deque[Ending]):
+class Outbox(deque[Run]):
     """Outcomes that Redis is to be told, in order.
 
     It is a deque, rather than has one, because each job is appended and the length asked for.
@@ -36,62 +36,61 @@ class Outbox(deque[Ending]):
         """Have all that wait go one by one."""
         self.apart = len(self)
 
-    def gather(self) -> list[Ending]:
+    def gather(self) -> list[Run]:
         """Take out what the next call is to write."""
         if self.apart:
             self.apart -= 1
             return [self.popleft()]
-        batch: list[Ending] = []
+        batch: list[Run] = []
         size = 0
         while self and len(batch) < BATCH and size < BATCH_BYTES:
-            ending = self.popleft()
-            size += _size(ending)
-            batch.append(ending)
+            run = self.popleft()
+            size += _size(run)
+            batch.append(run)
         return batch
 
-    def put_back(self, batch: list[Ending], *, apart: bool = False) -> None:
+    def put_back(self, batch: list[Run], *, apart: bool = False) -> None:
         """Put outcomes back, before all others."""
         self.extendleft(reversed(batch))
         self.apart += apart
 
-    def withdraw(self, ending: Ending) -> bool:
+    def withdraw(self, run: Run) -> bool:
         """Take an outcome out again if it is the next; return whether it was."""
-        if not self or self[0] is not ending:
+        if not self or self[0] is not run:
             return False
         self.popleft()
         return True
 
 
-def pack(batch: list[Ending], now_ms: int) -> list[Packed]:
+def pack(batch: list[Run], now_ms: int) -> list[Packed]:
     """Put outcomes into the script's form; a job whose outcome has none has failed instead."""
     packed: list[Packed] = []
-    for ending in batch:
-        lease, outcome = ending.lease, ending.outcome
-        job, token = lease.job, lease.token
-        lease.written_ms = now_ms
+    for run in batch:
+        job, token, outcome = run.job, run.token, run.outcome
+        run.written_ms = now_ms
         try:
-            attempts = attempts_of(job, ending.policy) if isinstance(outcome, Fail) else 0
+            attempts = attempts_of(job, run.policy) if isinstance(outcome, Fail) else 0
             packed.append(pack_outcome(job, token, outcome, attempts, now_ms))
         except Exception as fault:  # noqa: BLE001 - whatever is in a job, its worker lives on
-            ending.outcome = failed = undecidable(job, fault)
+            run.outcome = failed = undecidable(job, fault)
             # Bare: what the job says of itself, such as for how long it is kept, is not sound.
             packed.append(pack_outcome(Job(id=job.id), token, failed, 1, now_ms))
     return packed
 
 
-def is_at_fault(ending: Ending, error: TaskbullError) -> bool:
+def is_at_fault(run: Run, error: TaskbullError) -> bool:
     """Return whether an outcome that did not get through by itself is too much for Redis."""
     if isinstance(error, ServerRefused):
         return error.code == "ERR" and not is_denial(str(error))
     # Some servers and proxies cut the connection on which something too large comes.
-    return ending.lease.refusals >= MOST_CUTS and _size(ending) > _LARGE
+    return run.refusals >= MOST_CUTS and _size(run) > _LARGE
 
 
-def _size(ending: Ending) -> int:
+def _size(run: Run) -> int:
     """Return about how many bytes an outcome sends."""
-    outcome = ending.outcome
+    outcome = run.outcome
     if isinstance(outcome, Complete):
         return len(outcome.value)
     if outcome.failure is not None:
-        return len(outcome.failure.stack) + len(ending.lease.job.raw_stacktrace or b"")
+        return len(outcome.failure.stack) + len(run.job.raw_stacktrace or b"")
     return 0

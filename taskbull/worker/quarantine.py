@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from time import monotonic
 
 from taskbull.core.job import Job
-from taskbull.worker.lease import Lease
 from taskbull.worker.ready import ReadyJobs
+from taskbull.worker.run import Run
 
 _SHORTEST = 0.5
 """Seconds for which a job goes back that must wait for another, at the least."""
@@ -37,14 +37,14 @@ class Quarantine:
     """Holds the one suspect that a process may run, for all its queues."""
 
     def __init__(self) -> None:
-        self._inside: Lease | None = None
+        self._inside: Run | None = None
         self._ready: ReadyJobs | None = None  # where it is to go; None: it has gone there
-        self._leaving: set[Lease] = set()  # given back, and Redis does not know yet
+        self._leaving: set[Run] = set()  # given back, and Redis does not know yet
         self._entered = 0.0
         self._step = _FIRST_STEP  # what one of them takes, as far as is known
         self._line = 0.0  # when the last of those that wait outside comes back
 
-    def admit(self, suspects: Sequence[Lease], ready: ReadyJobs) -> list[tuple[Lease, float]]:
+    def admit(self, suspects: Sequence[Run], ready: ReadyJobs) -> list[tuple[Run, float]]:
         """Take one in, if there is room; give the others, each with the seconds to stay away."""
         refused = list(suspects)
         if self._inside is None:
@@ -52,22 +52,22 @@ class Quarantine:
             self._entered = monotonic()
         self._leaving.update(refused)
         self._start()
-        return [(lease, self._wait()) for lease in refused]
+        return [(run, self._wait()) for run in refused]
 
-    def withdraw(self, ready: ReadyJobs) -> Lease | None:
+    def withdraw(self, ready: ReadyJobs) -> Run | None:
         """Give the job that was to be made ready and has not been."""
         if self._ready is not ready:
             return None
-        lease, self._inside, self._ready = self._inside, None, None
-        return lease
+        run, self._inside, self._ready = self._inside, None, None
+        return run
 
-    def gone(self, lease: Lease) -> None:
+    def gone(self, run: Run) -> None:
         """Note that a suspect is no longer ours, and Redis knows."""
-        if lease is self._inside:
+        if run is self._inside:
             self._inside = self._ready = None
             took = min(monotonic() - self._entered, _LONGEST_STEP)
             self._step = max((self._step + took) / 2, _SHORTEST_STEP)
-        self._leaving.discard(lease)
+        self._leaving.discard(run)
         self._start()
 
     def _start(self) -> None:

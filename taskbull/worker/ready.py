@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Iterable
 
 from taskbull.store.backend import Waiter, waiters, wake
-from taskbull.worker.lease import Lease
+from taskbull.worker.run import Run
 
 
 class ReadyJobs:
@@ -18,18 +18,18 @@ class ReadyJobs:
     """
 
     def __init__(self) -> None:
-        self.jobs: deque[Lease] = deque()
+        self.jobs: deque[Run] = deque()
         """Those that wait. A slot may take one from the left; where there is none, it waits."""
         self._slots: list[Waiter] = []
         self._closed = False
         self._new_waiter = waiters()
 
-    def put(self, leases: Iterable[Lease]) -> None:
+    def put(self, runs: Iterable[Run]) -> None:
         """Let jobs wait for slots."""
-        self.jobs.extend(leases)
+        self.jobs.extend(runs)
         self._wake()
 
-    async def wait(self) -> Lease | None:
+    async def wait(self) -> Run | None:
         """Give the next job, as soon as there is one; None: there will be no more."""
         jobs = self.jobs
         while not jobs:
@@ -42,7 +42,7 @@ class ReadyJobs:
         self._wake()
         return job
 
-    def close(self) -> list[Lease]:
+    def close(self) -> list[Run]:
         """Let the slots end; give the jobs that no slot has taken."""
         self._closed = True
         left = list(self.jobs)

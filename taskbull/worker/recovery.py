@@ -24,10 +24,10 @@ from taskbull.store.async_store import SentOn
 from taskbull.store.pipeline import Reply
 from taskbull.worker.context import QueueContext
 from taskbull.worker.demand import Demand
-from taskbull.worker.ending import Ending
 from taskbull.worker.inquiry import Inquiry
 from taskbull.worker.intake import Intake
 from taskbull.worker.outbox import Outbox, is_at_fault
+from taskbull.worker.run import Run
 from taskbull.worker.trip import Trip
 
 _CUTS = 2
@@ -62,8 +62,7 @@ class Recovery:
             self._outbox.put_back(trip.batch, apart=trip.apart)
             await self._inquiry.pause(1, error)
         except (MaybeExecuted, ServerRefused) as error:
-            leases = [ending.lease for ending in trip.batch]
-            ended = [(lease.job.id, lease.token) for lease in leases]
+            ended = [(run.job.id, run.token) for run in trip.batch]
             settled = await self._inquiry.settle(trip.token, ended, want)
             demand.asked -= want - len(settled.taken)
             self._recover(trip.batch, settled)
@@ -101,15 +100,15 @@ class Recovery:
             self._demand.asked -= adopted.count
             job_ids = job_ids[adopted.count :]
 
-    def _recover(self, batch: list[Ending], settled: Settled) -> None:
-        again: list[Ending] = []
+    def _recover(self, batch: list[Run], settled: Settled) -> None:
+        again: list[Run] = []
         if settled.codes:  # it was executed
             self._intake.heed(batch, settled.codes)
         else:
             again = [one for one, held in zip(batch, settled.held, strict=True) if held]
-            for ending, held in zip(batch, settled.held, strict=True):
+            for run, held in zip(batch, settled.held, strict=True):
                 if not held:
-                    self._intake.lose(ending.lease, LetGo(Loss.EXPIRED))
+                    self._intake.lose(run, LetGo(Loss.EXPIRED))
         self._outbox.put_back(again)
         self._demand.wake()
         self._context.reporter.tell(
@@ -126,13 +125,13 @@ class Recovery:
         fault, and not the queue, its job fails.
         """
         if len(trip.batch) == 1 and not trip.want and self._outbox.withdraw(trip.batch[0]):
-            [ending] = trip.batch
-            ending.lease.refusals += 1
-            if is_at_fault(ending, error):
-                self._intake.fail(ending, str(error))
+            [run] = trip.batch
+            run.refusals += 1
+            if is_at_fault(run, error):
+                self._intake.fail(run, str(error))
                 return
-            self._outbox.append(ending)
-            self._refusals = max(self._refusals, ending.lease.refusals)
+            self._outbox.append(run)
+            self._refusals = max(self._refusals, run.refusals)
         await self._put_off(error)
 
     async def _cut_off(self, error: MaybeExecuted, trip: Trip) -> None:

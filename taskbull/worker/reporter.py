@@ -11,9 +11,8 @@ from msgspec.structs import replace
 from taskbull.core import events
 from taskbull.core.job import Job
 from taskbull.core.outcome import Complete, LetGo, Outcome, RetryAfter
-from taskbull.worker.ending import Ending
-from taskbull.worker.lease import Lease
 from taskbull.worker.listeners import Listeners
+from taskbull.worker.run import Run
 
 P = ParamSpec("P")
 
@@ -27,7 +26,7 @@ class Reporter:
         self._listeners = listeners
         self._worker_id = worker_id
         self._queue = queue
-        self._started: list[Lease] = []  # not counted yet
+        self._started: list[Run] = []  # not counted yet
 
     def tell(
         self,
@@ -38,30 +37,30 @@ class Reporter:
         """Tell an event of a kind; `fields` are its own, beside `worker_id` and `queue`."""
         self._listeners.tell(kind(self._worker_id, self._queue, *args, **fields))
 
-    def started(self, lease: Lease) -> None:
+    def started(self, run: Run) -> None:
         """Tell that a job begins to run; it is counted with others, within a second."""
         listeners = self._listeners
         if listeners.counters:
-            self._started.append(lease)
+            self._started.append(run)
         if listeners.wanted(events.Started):
-            listeners.tell(events.Started(self._worker_id, self._queue, job=lease.job))
+            listeners.tell(events.Started(self._worker_id, self._queue, job=run.job))
 
-    def lost(self, lease: Lease, outcome: LetGo) -> None:
+    def lost(self, run: Run, outcome: LetGo) -> None:
         """Tell that a job's lock is gone."""
-        if not lease.ended and lease.began:
-            lease.duration = monotonic() - lease.began
-        self._listeners.tell(self._event(lease, outcome))
+        if not run.decided and run.began:
+            run.duration = monotonic() - run.began
+        self._listeners.tell(self._event(run, outcome))
 
-    def ended(self, endings: Sequence[Ending]) -> None:
-        """Tell that Redis has accepted what became of jobs."""
+    def written(self, runs: Sequence[Run]) -> None:
+        """Tell that Redis has written what became of jobs."""
         listeners = self._listeners
         if listeners.counters:
             self.count_started()
-            listeners.count_ended(self._worker_id, self._queue, endings)
+            listeners.count_ended(self._worker_id, self._queue, runs)
         completed = listeners.wanted(_COMPLETED)
-        for ending in endings:
-            if completed or type(ending.outcome) is not Complete:
-                listeners.tell(self._event(ending.lease, ending.outcome))
+        for run in runs:
+            if completed or type(run.outcome) is not Complete:
+                listeners.tell(self._event(run, run.outcome))
 
     def count_started(self) -> None:
         """Count the jobs that have begun to run since the last time."""
@@ -69,19 +68,19 @@ class Reporter:
             started, self._started = self._started, []
             self._listeners.count_started(self._worker_id, self._queue, started)
 
-    def _event(self, lease: Lease, outcome: Outcome) -> events.Ended:
+    def _event(self, run: Run, outcome: Outcome) -> events.Ended:
         return events.told_as(outcome.kind)(
             self._worker_id,
             self._queue,
-            job=_after(lease, outcome),
-            duration=lease.duration,
+            job=_after(run, outcome),
+            duration=run.duration,
             outcome=outcome,
         )
 
 
-def _after(lease: Lease, outcome: Outcome) -> Job:
+def _after(run: Run, outcome: Outcome) -> Job:
     """Return the job as it stands in Redis after an attempt, as far as that is known here."""
-    job, failure = lease.job, outcome.failure
+    job, failure = run.job, outcome.failure
     if outcome.kind.succeeded is None:  # no attempt was spent
         return job
     is_over = not isinstance(outcome, RetryAfter)
@@ -89,9 +88,9 @@ def _after(lease: Lease, outcome: Outcome) -> Job:
         job,
         attempts_made=job.attempts_made + 1,
         attempt_over=True,
-        processed_ms=job.processed_ms or lease.written_ms - round(lease.duration * 1000),
-        raw_progress=lease.raw_progress or job.raw_progress,
-        finished_ms=lease.written_ms if is_over else job.finished_ms,
+        processed_ms=job.processed_ms or run.written_ms - round(run.duration * 1000),
+        raw_progress=run.raw_progress or job.raw_progress,
+        finished_ms=run.written_ms if is_over else job.finished_ms,
         raw_returnvalue=outcome.value if isinstance(outcome, Complete) else job.raw_returnvalue,
         failed_reason=job.failed_reason if failure is None else failure.reason,
     )

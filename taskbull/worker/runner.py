@@ -21,8 +21,8 @@ from taskbull.worker.context import QueueContext
 from taskbull.worker.cycle import Cycle
 from taskbull.worker.fork import end_child_of
 from taskbull.worker.interruption import ends_the_slot
-from taskbull.worker.lease import Lease
 from taskbull.worker.route import Resolve
+from taskbull.worker.run import Run
 from taskbull.worker.running_job import Place
 from taskbull.worker.writing import Writing
 
@@ -45,54 +45,52 @@ class Runner:
         self._cycle = cycle
         self._lock_life = lock_life
         self._process = os.getpid()
-        place = Place(context.keys.queue, context.worker_id, lambda lease: Writing(lease, context))
+        place = Place(context.keys.queue, context.worker_id, lambda run: Writing(run, context))
         self._executor = Executor(place, resolve, threads=context.threads, cancel_lost=cancel_lost)
         self._tracing = processing(context.keys.queue, context.worker_id)
 
     async def occupy(self) -> None:
         """Be a slot: run one job after the other, as long as there are any."""
         jobs, wait = self._context.ready.jobs, self._context.ready.wait
-        run = self._run if self._tracing is None else partial(self._run_traced, self._tracing)
-        while (lease := jobs.popleft() if jobs else await wait()) is not None:
-            if lease.lost is not None:  # the loop was held up, and another may run the job by now
-                self._cycle.ended(lease, lease.lost)
-            elif self._lapsed(lease):  # the same, and nobody has noticed
-                self._cycle.ended(lease, GiveBack())
+        perform = self._run if self._tracing is None else partial(self._run_traced, self._tracing)
+        while (run := jobs.popleft() if jobs else await wait()) is not None:
+            if run.lost is not None:  # the loop was held up, and another may run the job by now
+                self._cycle.decided(run, run.lost)
+            elif self._lapsed(run):  # the same, and nobody has noticed
+                self._cycle.decided(run, GiveBack())
             else:
-                await run(lease)
+                await perform(run)
 
-    def _lapsed(self, lease: Lease) -> bool:
+    def _lapsed(self, run: Run) -> bool:
         """Return whether the lock may be gone: Redis gives the job back only if it is not."""
-        return monotonic() - lease.renewed > self._lock_life
+        return monotonic() - run.renewed > self._lock_life
 
-    async def _run_traced(self, tracing: Processing, lease: Lease) -> Outcome:
-        with tracing.span(lease.job) as span:
-            outcome = await self._run(lease)
+    async def _run_traced(self, tracing: Processing, run: Run) -> Outcome:
+        with tracing.span(run.job) as span:
+            outcome = await self._run(run)
             describe_outcome(span, outcome)
         return outcome
 
-    async def _run(self, lease: Lease) -> Outcome:
-        lease.began = began = monotonic()
-        self._context.reporter.started(lease)
+    async def _run(self, run: Run) -> Outcome:
+        run.began = began = monotonic()
+        self._context.reporter.started(run)
         try:
             outcome: Outcome | None = None
-            if (
-                lease.job.scheduler_id is not None
-            ):  # also if this run is doomed: the schedule goes on
-                outcome = await self._advance(lease)
-                if self._lapsed(lease):  # Redis let us wait
+            if run.job.scheduler_id is not None:  # also if it is doomed: the schedule goes on
+                outcome = await self._advance(run)
+                if self._lapsed(run):  # Redis let us wait
                     outcome = GiveBack()
             if outcome is None:
-                outcome = await self._executor.attempt(lease)
+                outcome = await self._executor.attempt(run)
         except BaseException as error:
             end_child_of(self._process, error)
             if ends_the_slot(error):
-                self._cycle.ended(lease, GiveBack())
+                self._cycle.decided(run, GiveBack())
                 raise
-            outcome = decide(error, lease.job, lease.policy, random=random)
+            outcome = decide(error, run.job, run.policy, random=random)
         end_child_of(self._process)
-        lease.duration = monotonic() - began
-        self._cycle.ended(lease, outcome, lease.policy)
+        run.duration = monotonic() - began
+        self._cycle.decided(run, outcome)
         return outcome
 
     @classmethod
@@ -100,12 +98,12 @@ class Runner:
         """Return the job that a frame runs, if any: the watchdog asks who blocks the loop."""
         if frame.f_code is not cls._run.__code__:
             return None
-        lease: Lease = frame.f_locals["lease"]
-        return lease.job
+        run: Run = frame.f_locals["run"]
+        return run.job
 
-    async def _advance(self, lease: Lease) -> Outcome | None:
+    async def _advance(self, run: Run) -> Outcome | None:
         """Add what follows a scheduler's run, before it runs; return an outcome if that fails."""
-        job, context = lease.job, self._context
+        job, context = run.job, self._context
         try:
             call = advance_scheduler(context.keys, job, context.clock.wall_ms())
         except ConfigurationError as error:

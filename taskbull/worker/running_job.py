@@ -15,7 +15,7 @@ from taskbull.core.job import Job
 from taskbull.core.retry import attempts_of
 from taskbull.core.wire.job import encode_data, encode_progress
 from taskbull.errors import TaskbullError
-from taskbull.worker.lease import JobPort, Lease
+from taskbull.worker.run import JobPort, Run
 
 
 class Place(Struct, frozen=True):
@@ -23,7 +23,7 @@ class Place(Struct, frozen=True):
 
     queue: str
     worker_id: str
-    open_port: Callable[[Lease], JobPort]
+    open_port: Callable[[Run], JobPort]
     """Makes what a job writes to, when it writes for the first time."""
 
 
@@ -35,12 +35,12 @@ class RunningJob:
     is no longer this worker's, or the attempt is over.
     """
 
-    __slots__ = ("_lease", "_place", "job")
+    __slots__ = ("_place", "_run", "job")
 
-    def __init__(self, lease: Lease, place: Place) -> None:
-        self._lease = lease
+    def __init__(self, run: Run, place: Place) -> None:
+        self._run = run
         self._place = place
-        self.job: Job = lease.job
+        self.job: Job = run.job
         """Everything that was read when the job was taken."""
 
     if not TYPE_CHECKING:  # which would take any name then
@@ -74,7 +74,7 @@ class RunningJob:
     @property
     def attempts(self) -> int:
         """How many attempts the job has in all."""
-        return attempts_of(self.job, self._lease.policy)
+        return attempts_of(self.job, self._run.policy)
 
     @property
     def data(self) -> Any:
@@ -94,7 +94,7 @@ class RunningJob:
     @property
     def lost(self) -> bool:
         """Whether the lock is gone, so that another worker may be running the job, too."""
-        return self._lease.lost is not None
+        return self._run.lost is not None
 
     def progress(self, value: Any) -> None:
         """Tell how far the job has come: a number or anything else that is JSON.
@@ -103,7 +103,7 @@ class RunningJob:
         """
         raw = encode_progress(value)
         self._port.progress(raw)
-        self._lease.raw_progress = raw
+        self._run.raw_progress = raw
 
     async def aprogress(self, value: Any) -> None:
         """Tell how far the job has come: a number or anything else that is JSON.
@@ -112,7 +112,7 @@ class RunningJob:
         """
         raw = encode_progress(value)
         await self._port.aprogress(raw)
-        self._lease.raw_progress = raw
+        self._run.raw_progress = raw
 
     def log(self, line: str) -> None:
         """Append a line to the job's log in Redis.
@@ -147,7 +147,7 @@ class RunningJob:
     @property
     def held_up(self) -> float:
         """The seconds for which Redis has let the job wait with what it writes."""
-        port = self._lease.port
+        port = self._run.port
         return 0.0 if port is None else port.held_up
 
     async def aunclaimed(self, patience: float) -> float:
@@ -159,10 +159,10 @@ class RunningJob:
 
     @property
     def _port(self) -> JobPort:
-        lease = self._lease
-        if lease.port is None:
-            lease.port = self._place.open_port(lease)
-        return lease.port
+        run = self._run
+        if run.port is None:
+            run.port = self._place.open_port(run)
+        return run.port
 
 
 _current = cast("ContextVar[RunningJob]", current)

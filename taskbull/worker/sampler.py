@@ -67,7 +67,7 @@ class Sampler:
             context.keys.queue: None if context.circuit is None else context.circuit.state
             for context in self._contexts
         }
-        running = {context.keys.queue: context.leases.running for context in self._contexts}
+        running = {context.keys.queue: context.runs.running for context in self._contexts}
         for sink in self._sinks:
             sink.begin(self._worker_id, circuits, running, self._block_limit, self._tasks)
         try:

@@ -11,7 +11,7 @@ from taskbull.scripts.call import Call
 from taskbull.scripts.cycle import Cycled
 from taskbull.store.async_store import SentOn
 from taskbull.store.pipeline import Reply
-from taskbull.worker.ending import Ending
+from taskbull.worker.run import Run
 
 
 class Carrier:
@@ -39,7 +39,7 @@ class Trip(Struct, eq=False):
     carrier: Carrier
     token: str
     call: Call[Cycled]
-    batch: list[Ending]
+    batch: list[Run]
     """What it writes."""
     want: int
     """How many jobs it asks for."""

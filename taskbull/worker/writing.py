@@ -37,7 +37,7 @@ from taskbull.observability.job_filter import cut
 from taskbull.scripts.call import Request
 from taskbull.scripts.changes import add_log, note_unclaimed, update_data, update_progress
 from taskbull.worker.context import QueueContext
-from taskbull.worker.lease import Lease
+from taskbull.worker.run import Run
 
 logger = logging.getLogger(__name__)
 
@@ -74,8 +74,8 @@ Tries: TypeAlias = Generator[float, None, None]
 class Writing:
     """Brings what one running job writes to Redis, in as many tries as it takes."""
 
-    def __init__(self, lease: Lease, context: QueueContext) -> None:
-        self._lease = lease
+    def __init__(self, run: Run, context: QueueContext) -> None:
+        self._run = run
         self._context = context
         self._trouble: TaskbullError | None = None  # what the task was told
         self._warned = False
@@ -96,40 +96,40 @@ class Writing:
 
     def progress(self, raw: bytes) -> None:
         """Write how far the job has come."""
-        self._run(self._progress(raw), PROGRESS)
+        self._send(self._progress(raw), PROGRESS)
 
     async def aprogress(self, raw: bytes) -> None:
         """Write how far the job has come."""
-        await self._arun(self._progress(raw), PROGRESS)
+        await self._asend(self._progress(raw), PROGRESS)
 
     def log(self, line: str) -> None:
         """Append a line to the job's log."""
-        self._run(self._log(line), LOG_LINE)
+        self._send(self._log(line), LOG_LINE)
 
     async def alog(self, line: str) -> None:
         """Append a line to the job's log."""
-        await self._arun(self._log(line), LOG_LINE)
+        await self._asend(self._log(line), LOG_LINE)
 
     def update_data(self, raw: bytes) -> None:
         """Replace the payload."""
-        self._run(self._data(raw), DATA)
+        self._send(self._data(raw), DATA)
 
     async def aupdate_data(self, raw: bytes) -> None:
         """Replace the payload."""
-        await self._arun(self._data(raw), DATA)
+        await self._asend(self._data(raw), DATA)
 
     async def aunclaimed(self, patience: float) -> float:
         """Note that nobody here can run the job; return for how many seconds that is known."""
         context, now_ms = self._context, int(time.time() * 1000)
-        note = note_unclaimed(context.keys, self._lease.job.id, now_ms, to_ms(patience))
+        note = note_unclaimed(context.keys, self._run.job.id, now_ms, to_ms(patience))
         return from_ms(await context.store.run(note, timeout=1.0))
 
     def _progress(self, raw: bytes) -> Request[None]:
-        lease = self._lease
-        return update_progress(self._context.keys, lease.job.id, raw, token=lease.token)
+        run = self._run
+        return update_progress(self._context.keys, run.job.id, raw, token=run.token)
 
     def _log(self, line: str) -> Request[int]:
-        job, token = self._lease.job, self._lease.token
+        job, token = self._run.job, self._run.token
         kept = job.options.keep_logs
         keep = KEEP_LOGS if kept is None else int(kept)
         # A name from the file system may have bytes that are not UTF-8: no line is worth the job.
@@ -137,10 +137,10 @@ class Writing:
         return add_log(self._context.keys, job.id, text, keep=keep, token=token)
 
     def _data(self, raw: bytes) -> Request[None]:
-        lease = self._lease
-        return update_data(self._context.keys, lease.job.id, raw, token=lease.token)
+        run = self._run
+        return update_data(self._context.keys, run.job.id, raw, token=run.token)
 
-    def _run(self, call: Request[Any], kind: Kind) -> None:
+    def _send(self, call: Request[Any], kind: Kind) -> None:
         """Write, from a thread."""
         tries = self._tries(kind)
         for timeout in tries:
@@ -153,7 +153,7 @@ class Writing:
                     return
                 time.sleep(pause)
 
-    async def _arun(self, call: Request[Any], kind: Kind) -> None:
+    async def _asend(self, call: Request[Any], kind: Kind) -> None:
         """Write, from the event loop."""
         tries = self._tries(kind)
         for timeout in tries:
@@ -217,7 +217,7 @@ class Writing:
     def _lose(self, kind: Kind, reason: str) -> None:
         if not self._warned:
             self._warned = True
-            job = self._lease.job
+            job = self._run.job
             logger.warning(
                 "Job %s (%s) of queue %s goes on, but some of its %s may be lost: %s",
                 cut(job.id),
@@ -228,8 +228,8 @@ class Writing:
             )
 
     def _check(self) -> None:
-        if self._lease.lost is not None or self._lease.ended:
-            raise LockLost(self._context.keys.queue, self._lease.job.id)
+        if self._run.lost is not None or self._run.decided:
+            raise LockLost(self._context.keys.queue, self._run.job.id)
 
 
 def _causes(error: BaseException) -> list[BaseException]:

@@ -27,11 +27,11 @@ from taskbull.store.sync_store import SyncStore
 from taskbull.worker.clock import Clock
 from taskbull.worker.context import QueueContext
 from taskbull.worker.cycle import Cycle
-from taskbull.worker.lease import Lease
 from taskbull.worker.listeners import Listeners
 from taskbull.worker.quarantine import Quarantine
 from taskbull.worker.reporter import Reporter
 from taskbull.worker.route import Route
+from taskbull.worker.run import Run
 from taskbull.worker.runner import Runner as JobRunner
 from taskbull.worker.running_job import RunningJob
 from taskbull.worker.threads import ThreadPool
@@ -218,9 +218,9 @@ async def _process(place: Workplace, job: Job, token: str, behaviour: Behaviour)
         route = Route(Performer(place, behaviour))
         runner = JobRunner(context, cycle, lambda _: route, lock_life=30.0, cancel_lost=False)
         cycle.stop_taking()  # this one job, and no other
-        lease = Lease(job, token, monotonic())
-        context.leases.add(lease)
-        context.ready.put([lease])
+        run = Run(job, token, monotonic())
+        context.runs.add(run)
+        context.ready.put([run])
         async with create_task_group() as tasks:
             tasks.start_soon(cycle.carry)
             await runner.occupy()

@@ -31,14 +31,12 @@ from taskbull.core.outcome import (
     Verdict,
     Written,
 )
-from taskbull.core.retry import NO_POLICY
 from taskbull.errors import PermanentError, Snooze, TransientError
 from taskbull.observability.catalogue import ALL
 from taskbull.observability.endpoint import Endpoint
 from taskbull.observability.source import OwnMetrics
 from taskbull.worker import sampler
-from taskbull.worker.ending import Ending
-from taskbull.worker.lease import Lease, Leases
+from taskbull.worker.run import Run, Runs
 from taskbull.worker.worker import Worker
 from tests.observability.scraping import Scrape, get, scrape
 from tests.servers.proxy import Proxy
@@ -485,18 +483,18 @@ def test_a_job_that_was_lost_is_counted_by_its_reason() -> None:
 
 def test_only_jobs_that_were_started_are_running() -> None:
     own = OwnMetrics()
-    leases = Leases()
-    own.metrics.begin("me", {"q": None}, {"q": leases.running}, 300)
+    runs = Runs()
+    own.metrics.begin("me", {"q": None}, {"q": runs.running}, 300)
 
     def running() -> float:
         return own.snapshot().numbers["bullmq_jobs_running"][("q", "me")]
 
-    lease = Lease(Job(id="1"), "token", monotonic())
-    leases.add(lease)
+    run = Run(Job(id="1"), "token", monotonic())
+    runs.add(run)
     assert running() == 0
-    lease.began = monotonic()
+    run.began = monotonic()
     assert running() == 1
-    leases.drop(lease)
+    runs.drop(run)
     assert running() == 0
     own.metrics.end("me")
     assert own.snapshot().numbers["bullmq_jobs_running"] == {}
@@ -533,17 +531,18 @@ def test_a_batch_is_counted_as_its_jobs_one_by_one_would_be() -> None:
         SnoozeFor(1.0),
         GiveBack(),
     ]
-    batch: list[Ending] = []
+    batch: list[Run] = []
     for number, outcome in enumerate(outcomes):
-        lease = Lease(Job(id=str(number), name="ab"[number % 2], created_ms=1), "t", 0.0)
-        lease.began, lease.duration = monotonic(), number / 100
-        batch.append(Ending(lease, outcome, NO_POLICY))
+        run = Run(Job(id=str(number), name="ab"[number % 2], created_ms=1), "t", 0.0)
+        run.began, run.duration = monotonic(), number / 100
+        run.outcome = outcome
+        batch.append(run)
     at_once, one_by_one = OwnMetrics(), OwnMetrics()
     for own, parts in ((at_once, [batch]), (one_by_one, [[each] for each in batch])):
         own.metrics.begin("me", {"q": None}, {"q": lambda: 0}, 300, {"a": app_task("q")})
         for part in parts:
             own.metrics.count_ended("me", "q", part)
-            own.metrics.count_started("me", "q", [one.lease for one in part])
+            own.metrics.count_started("me", "q", part)
     together, apart = at_once.snapshot(), one_by_one.snapshot()
     assert together.numbers == apart.numbers
     assert together.numbers["bullmq_jobs_processed_total"][("q", "completed", "a")] == 1

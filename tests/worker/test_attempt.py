@@ -14,8 +14,8 @@ from taskbull.core.outcome import Complete, Fail, Outcome, RetryAfter, SnoozeFor
 from taskbull.core.retry import RetryPolicy
 from taskbull.errors import PermanentError, Snooze
 from taskbull.worker.attempt import RELEASE_PAUSE, Executor
-from taskbull.worker.lease import Lease
 from taskbull.worker.route import Route
+from taskbull.worker.run import Run
 from taskbull.worker.running_job import Place, RunningJob, current_job
 from taskbull.worker.threads import ThreadPool
 
@@ -60,20 +60,20 @@ class Case:
 
     def __init__(self, **fields: Any) -> None:
         self.memory = Memory()
-        self.lease = Lease(Job(id="1", name="work", **fields), "token", 0.0)
+        self.run = Run(Job(id="1", name="work", **fields), "token", 0.0)
 
     async def attempt(self, route: Route | Callable[[Job], Route]) -> Outcome:
         place = Place("q", "me", lambda _: self.memory)
         resolve = route if callable(route) else lambda _: route
         threads = ThreadPool(1)
         try:
-            return await Executor(place, resolve, threads=threads).attempt(self.lease)
+            return await Executor(place, resolve, threads=threads).attempt(self.run)
         finally:
             threads.close()
 
     def without_a_loop(self, route: Route) -> Outcome:
         place = Place("q", "me", lambda _: self.memory)
-        attempt = Executor(place, lambda _: route, threads=None).attempt(self.lease)
+        attempt = Executor(place, lambda _: route, threads=None).attempt(self.run)
         with pytest.raises(StopIteration) as end:
             attempt.send(None)
         outcome: Outcome = end.value.value
@@ -105,7 +105,7 @@ async def test_what_the_function_returns_is_the_result() -> None:
 async def test_its_error_is_judged_by_the_rules_of_its_route(error: Exception, kind: type) -> None:
     case = Case()
     assert isinstance(await case.attempt(raising(error)), kind)
-    assert case.lease.policy.attempts == 2
+    assert case.run.policy.attempts == 2
 
 
 @pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt()])
@@ -158,7 +158,7 @@ async def test_time_that_is_up_is_an_error() -> None:
     outcome = await case.attempt(Route(function, RetryPolicy(attempts=2), timeout=0.01))
     assert isinstance(outcome, RetryAfter)
     assert outcome.failure.reason == "TimeoutError: the job took longer than its timeout of 0.01 s"
-    assert case.lease.scope is None
+    assert case.run.scope is None
 
 
 async def test_time_that_redis_has_taken_is_not() -> None:
@@ -191,4 +191,4 @@ def test_without_a_loop_a_plain_function_runs_here_and_no_time_is_kept() -> None
     outcome = case.without_a_loop(Route(function, timeout=1e-9, in_thread=True))
     assert outcome == Complete(str(threading.get_ident()).encode())
     assert case.memory.written == [b"1", "line", b"[2]"]
-    assert case.lease.raw_progress == b"1"
+    assert case.run.raw_progress == b"1"

@@ -45,7 +45,7 @@ class Case:
     def run(self, *outcomes: Outcome) -> Case:
         for number, outcome in enumerate(outcomes):
             self.circuit.started(str(number))
-            self.circuit.ended(str(number), outcome)
+            self.circuit.count(str(number), outcome)
         return self
 
     def kinds(self) -> list[type[events.Event]]:

@@ -18,8 +18,8 @@ from msgspec import Struct, structs
 from taskbull.core import events
 from taskbull.core.job import Job
 from taskbull.core.retention import Keep
-from taskbull.worker.lease import Lease
 from taskbull.worker.route import Route
+from taskbull.worker.run import Run
 from taskbull.worker.running_job import RunningJob
 from tests.worker.bed import WorkerBed, until
 from tests.worker.scale import ROUGH_KINDS, scaled
@@ -40,7 +40,7 @@ class Footprint(Struct, frozen=True):
     threads: int
     files: int
     clients: int
-    leases: int
+    runs: int
 
     def within(self, other: Footprint) -> bool:
         """Tell whether this is no more than the other, in anything."""
@@ -63,7 +63,7 @@ def _footprint(bed: WorkerBed, event_loop: str) -> Footprint:
         threads=threading.active_count(),
         files=len(os.listdir("/proc/self/fd")),
         clients=len(bed.admin.client_list()),
-        leases=sum(isinstance(one, Lease | RunningJob) for one in gc.get_objects()),
+        runs=sum(isinstance(one, Run | RunningJob) for one in gc.get_objects()),
     )
 
 

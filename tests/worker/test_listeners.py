@@ -9,12 +9,10 @@ import pytest
 from taskbull.core import events
 from taskbull.core.job import Job
 from taskbull.core.outcome import Complete, GiveBack, Written
-from taskbull.core.retry import NO_POLICY
 from taskbull.observability.logs import LogLines
-from taskbull.worker.ending import Ending
-from taskbull.worker.lease import Lease
 from taskbull.worker.listeners import Listeners
 from taskbull.worker.reporter import Reporter
+from taskbull.worker.run import Run
 
 LOGGER = "taskbull.worker"
 DONE = Complete()
@@ -34,8 +32,8 @@ class Choosy:
         self.heard.append(event)
 
 
-def ended(count: int = 1, outcome: Written = DONE) -> list[Ending]:
-    return [Ending(Lease(Job(id=str(n)), "t", 0.0), outcome, NO_POLICY) for n in range(count)]
+def ended(count: int = 1, outcome: Written = DONE) -> list[Run]:
+    return [Run(Job(id=str(n)), "t", 0.0, outcome=outcome) for n in range(count)]
 
 
 def test_what_nobody_listens_to_is_not_wanted() -> None:
@@ -87,7 +85,7 @@ def test_each_job_of_a_batch_is_told_to_those_who_hear(caplog: pytest.LogCapture
     listeners, choosy = Listeners(), Choosy(events.Completed)
     listeners.on(events.Event, LogLines())
     listeners.on(events.Event, choosy)
-    Reporter(listeners, "me", "q").ended(ended(3))
+    Reporter(listeners, "me", "q").written(ended(3))
     told = [event for event in choosy.heard if isinstance(event, events.Completed)]
     assert [(event.job.id, event.worker_id, event.queue) for event in told] == [
         (str(n), "me", "q") for n in range(3)
@@ -98,11 +96,11 @@ def test_completed_jobs_that_nobody_hears_of_are_not_told() -> None:
     listeners, choosy = Listeners(), Choosy()
     listeners.on(events.Event, choosy)
     reporter = Reporter(listeners, "me", "q")
-    [ending] = ended()
-    reporter.started(ending.lease)
-    reporter.ended([ending])
+    [run] = ended()
+    reporter.started(run)
+    reporter.written([run])
     assert choosy.heard == []
-    reporter.ended(ended(outcome=GiveBack()))
+    reporter.written(ended(outcome=GiveBack()))
     assert [type(event) for event in choosy.heard] == [events.Released]
 
 
@@ -118,8 +116,8 @@ def test_a_counter_that_fails_hinders_nobody(caplog: pytest.LogCaptureFixture) -
     listeners.on(events.Event, choosy)
     listeners.counters.append(Broken())
     reporter = Reporter(listeners, "me", "q")
-    [ending] = ended()
-    reporter.started(ending.lease)
-    reporter.ended([ending])
+    [run] = ended()
+    reporter.started(run)
+    reporter.written([run])
     assert len(choosy.heard) == 1
     assert caplog.text.count("Jobs could not be counted") == 2

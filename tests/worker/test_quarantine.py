@@ -17,9 +17,9 @@ from anyio.lowlevel import checkpoint
 from taskbull.core import events
 from taskbull.core.job import Job
 from taskbull.queue.queue import Queue
-from taskbull.worker.lease import Lease
 from taskbull.worker.quarantine import Quarantine
 from taskbull.worker.ready import ReadyJobs
+from taskbull.worker.run import Run
 from taskbull.worker.running_job import RunningJob
 from tests.worker.bed import WorkerBed
 from tests.worker.looking import listed, locks
@@ -104,9 +104,9 @@ async def test_those_that_go_back_in_several_calls_return_one_after_the_other() 
     quarantine, ready = Quarantine(), ReadyJobs()
     waits = []
     for call in range(20):
-        leases = [Lease(Job(id=f"{call}:{i}", stalled_count=1), "t", 0.0) for i in range(50)]
+        runs = [Run(Job(id=f"{call}:{i}", stalled_count=1), "t", 0.0) for i in range(50)]
         began = monotonic()
-        waits += [began + wait for _, wait in quarantine.admit(leases, ready)]
+        waits += [began + wait for _, wait in quarantine.admit(runs, ready)]
     assert len(waits) == 999
     assert waits == sorted(waits)
     assert waits[-1] - waits[0] > 5

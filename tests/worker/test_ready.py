@@ -5,12 +5,12 @@ from __future__ import annotations
 from anyio import create_task_group, wait_all_tasks_blocked
 
 from taskbull.core.job import Job
-from taskbull.worker.lease import Lease
 from taskbull.worker.ready import ReadyJobs
+from taskbull.worker.run import Run
 
 
-def leases(*ids: str) -> list[Lease]:
-    return [Lease(Job(id=name), "token", 0.0) for name in ids]
+def runs(*ids: str) -> list[Run]:
+    return [Run(Job(id=name), "token", 0.0) for name in ids]
 
 
 class Slots:
@@ -22,20 +22,20 @@ class Slots:
         self.ended = 0
 
     async def take_all(self) -> None:
-        while (lease := await self._ready.wait()) is not None:
-            self.taken.append(lease.job.id)
+        while (run := await self._ready.wait()) is not None:
+            self.taken.append(run.job.id)
         self.ended += 1
 
     async def take_one(self) -> None:
-        lease = await self._ready.wait()
-        assert lease is not None
-        self.taken.append(lease.job.id)
+        run = await self._ready.wait()
+        assert run is not None
+        self.taken.append(run.job.id)
 
 
 async def test_jobs_are_taken_in_the_order_in_which_they_were_put() -> None:
     ready = ReadyJobs()
-    ready.put(leases("1", "2"))
-    ready.put(leases("3"))
+    ready.put(runs("1", "2"))
+    ready.put(runs("3"))
     assert [one.job.id for one in ready.jobs] == ["1", "2", "3"]
     first = await ready.wait()
     assert first is not None
@@ -49,7 +49,7 @@ async def test_a_slot_waits_until_there_is_a_job() -> None:
         tasks.start_soon(slots.take_one)
         await wait_all_tasks_blocked()
         assert slots.taken == []
-        ready.put(leases("1"))
+        ready.put(runs("1"))
     assert slots.taken == ["1"]
 
 
@@ -61,7 +61,7 @@ async def test_every_slot_gets_a_job_if_there_are_as_many() -> None:
         for _ in ids:
             tasks.start_soon(slots.take_one)
         await wait_all_tasks_blocked()
-        ready.put(leases(*ids))
+        ready.put(runs(*ids))
     assert sorted(slots.taken, key=int) == ids
 
 
@@ -72,7 +72,7 @@ async def test_the_end_is_told_to_all_slots_and_gives_what_none_has_taken() -> N
         for _ in range(3):
             tasks.start_soon(slots.take_all)
         await wait_all_tasks_blocked()
-        ready.put(leases("1", "2"))
+        ready.put(runs("1", "2"))
         left = ready.close()  # before a slot that was woken has come to it
     assert [one.job.id for one in left] == ["1", "2"]
     assert (slots.taken, slots.ended) == ([], 3)

@@ -1,0 +1,144 @@
+"""One run of a job, from being taken to being told; and all runs of a worker in one queue.
+
+The life of a job in a worker:
+
+1. *Taken.* A call of `Cycle` brings jobs, each locked in Redis with the token of the call.
+   `Intake.deliver` makes a `Run` of each, which `Runs` holds until step 6.
+2. *Leased.* The `Heartbeat` renews the lock of each run that is held, from a thread of its own,
+   while the run waits in `ReadyJobs` for a slot.
+3. *Attempted.* A slot of the `Runner` takes it, and `Executor.attempt` calls the function of the
+   job's task.
+4. *Decided.* What the function returns or raises becomes an outcome. `Cycle.decided` frees the
+   slot, and puts the run into the `Outbox`.
+5. *Written.* The next call takes the outcome along, and Redis answers to each. Where the answer is
+   lost, `Recovery` asks what is in Redis.
+6. *Told.* `Intake` lets the run go, and the `Reporter` tells what became of the job.
+
+The lock may turn out to be gone at any step: then nothing is written any more, and that is told.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Protocol
+
+from anyio import CancelScope
+from msgspec import Struct
+
+from taskbull.core.job import Job
+from taskbull.core.outcome import GiveBack, LetGo, Written
+from taskbull.core.retry import NO_POLICY, RetryPolicy
+
+_GIVE_BACK = GiveBack()
+
+
+class JobPort(Protocol):
+    """What a running job writes to: Redis, or the memory of a test.
+
+    Of each pair of methods the one that begins with `a` is awaited; the other blocks.
+    """
+
+    @property
+    def held_up(self) -> float:
+        """The seconds for which the job had to wait for it."""
+        ...
+
+    def caused(self, error: BaseException) -> bool:
+        """Return whether an error of the task comes from here; a word of the task's own wins."""
+        ...
+
+    def progress(self, raw: bytes) -> None: ...
+    async def aprogress(self, raw: bytes) -> None: ...
+    def log(self, line: str) -> None: ...
+    async def alog(self, line: str) -> None: ...
+    def update_data(self, raw: bytes) -> None: ...
+    async def aupdate_data(self, raw: bytes) -> None: ...
+
+    async def aunclaimed(self, patience: float) -> float:
+        """Note that nobody here can run the job; return for how many seconds that is known.
+
+        When that is longer than `patience`, it is forgotten: then the job is to fail.
+        """
+        ...
+
+
+class Run(Struct, eq=False):
+    """One run of a job, as far as it has come.
+
+    Its fields stand in the order of its life. All of them are written in the event loop, but for
+    `renewed` (by the thread of the heartbeat), `port` and `raw_progress` (by the thread of a
+    function that blocks). Each thread writes one field at a time, and none waits for another.
+    """
+
+    job: Job
+    token: str
+    """That of the call which has taken the job: its lock in Redis."""
+    renewed: float
+    """When the lock was surely alive, by `time.monotonic`; the heartbeat writes it."""
+    lost: LetGo | None = None
+    """Why the lock is gone, if it is; `Runs.revoke` writes it."""
+    began: float = 0.0
+    """When a slot has started it, by `time.monotonic`; written by the runner."""
+    policy: RetryPolicy = NO_POLICY
+    """The rules for its errors, as soon as its route is known; written by the executor."""
+    scope: CancelScope | None = None
+    """What its function runs in, where somebody may want to cancel it; of the executor, too."""
+    port: JobPort | None = None
+    """What the job writes to, as soon as it has written something; of its `RunningJob`."""
+    raw_progress: bytes | None = None
+    """The progress that the job has told last; of its `RunningJob`, too."""
+    duration: float = 0.0
+    """Seconds for which it ran; written by the runner, or by the reporter if the lock is lost."""
+    outcome: Written = _GIVE_BACK
+    """What is to become of the job: until that is decided, it goes back. Intake writes it, and the
+    outbox if it cannot be sent."""
+    decided: bool = False
+    """Whether that was decided; Redis may not know yet. Written by intake."""
+    written_ms: int = 0
+    """When its outcome was sent, as it stands in Redis; written by the outbox."""
+    refusals: int = 0
+    """How often its outcome did not get through, sent by itself; written by the recovery."""
+
+
+class Runs:
+    """All runs of one queue that are not over, by the ids of their jobs."""
+
+    def __init__(self) -> None:
+        self._held: dict[str, Run] = {}
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def running(self) -> int:
+        """Count the jobs that were started; may be called from any thread."""
+        return sum(run.began > 0 for run in self.copy())
+
+    def add(self, run: Run) -> None:
+        """Hold a run; an older one of the same job is lost already, only not yet known to be."""
+        self._held[run.job.id] = run
+
+    def add_all(self, runs: Iterable[Run]) -> None:
+        """Hold several runs."""
+        for run in runs:
+            self.add(run)
+
+    def drop(self, run: Run) -> None:
+        """Let a run go."""
+        if self._held.get(run.job.id) is run:
+            del self._held[run.job.id]
+
+    def copy(self) -> list[Run]:
+        """Return all of them as they are now; may be called from any thread."""
+        return list(self._held.copy().values())
+
+    def revoke(self, run: Run, outcome: LetGo) -> bool:
+        """Note that a lock is gone while its job runs; return False if that says nothing new.
+
+        Where the run is over, its script call alone tells whether the lock was still there: the
+        heartbeat may have looked just after that call had released it.
+        """
+        if run.decided or self._held.get(run.job.id) is not run:
+            return False
+        run.lost = outcome
+        self.drop(run)
+        return True
