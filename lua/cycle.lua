@@ -9,7 +9,7 @@
 --   stalled            set      active jobs whose worker has not been heard of
 --   marker             zset     wakes workers
 --   events             stream   what happened
---   memo               string   token and codes of this carrier's last call that ended jobs
+--   memo               string   token and codes of the last call of this sequence that ended jobs
 --                               (the token alone: all were 0)
 -- ARGV
 --   prefix                      start of every key of this queue

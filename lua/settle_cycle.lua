@@ -2,7 +2,7 @@
 --
 -- KEYS
 --   active   list     jobs that run, newest at the head
---   memo     string   token and codes of the last call of the same carrier that ended jobs
+--   memo     string   token and codes of the last call of the same sequence that ended jobs
 --                     (the token alone: all were 0)
 -- ARGV
 --   prefix            start of every key of this queue

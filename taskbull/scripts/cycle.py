@@ -104,7 +104,7 @@ def cycle(
 ) -> Call[Cycled]:
     """End jobs and take up to `want` others; the call gives what became of both.
 
-    `token` is `<carrier>:<number>`, with a number that the carrier has not used before.
+    `token` is `<sequence>:<number>`, with a number that the sequence has not used before.
     """
     keys = (
         queue.meta,
@@ -165,7 +165,7 @@ def _sorted(outcomes: Sequence[Packed]) -> list[str | bytes]:
 
 
 def memo(queue: QueueKeys, token: str) -> str:
-    """Return the key that remembers what the last call of a carrier answered to its outcomes."""
+    """Return the key that remembers what the last call of a sequence answered to its outcomes."""
     return queue.private("cycle", token.rpartition(":")[0] or token)
 
 

@@ -49,15 +49,15 @@ class Consumer:
 
     def start_upkeep(self, tasks: TaskGroup) -> None:
         """Start what must outlive the last job: what is said to Redis, and the sweep."""
-        tasks.start_soon(self._carry, tasks)
+        tasks.start_soon(self._start_cycle, tasks)
         tasks.start_soon(self.context.alarm.run, self._ring)
         tasks.start_soon(self._sweeper.run)
 
-    async def _carry(self, tasks: TaskGroup) -> None:
+    async def _start_cycle(self, tasks: TaskGroup) -> None:
         if self._global_concurrency is not None:  # no job is taken before the rule stands
             await limit_all_workers(self.context, self._global_concurrency)
         for _ in range(CALLS):
-            tasks.start_soon(self._cycle.carry)
+            tasks.start_soon(self._cycle.run)
 
     def start_slots(self, tasks: TaskGroup) -> None:
         """Start what runs jobs."""

@@ -9,7 +9,7 @@ Its rules:
 - Nobody cancels it before everything is `flushed`: a call that takes jobs and whose reply is not
   read leaves them behind.
 - What goes well is taken in where the reply is read. What does not, or takes time, is left to the
-  tasks that `carry`.
+  tasks of `run`.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from taskbull.scripts.cycle import Cycled, Taking, cycle
 from taskbull.store.backend import Waiter, waiters, wake
 from taskbull.store.pipeline import Reply
 from taskbull.worker.context import QueueContext
+from taskbull.worker.cycle_call import CycleCall, TokenSequence
 from taskbull.worker.demand import BATCH, CALLS, Demand
 from taskbull.worker.intake import Intake
 from taskbull.worker.outbox import Outbox, pack
 from taskbull.worker.recovery import Recovery
 from taskbull.worker.run import Run
-from taskbull.worker.trip import Carrier, Trip
 
 
 class Cycle:
@@ -45,9 +45,9 @@ class Cycle:
         self._outbox = Outbox()
         self._intake = Intake(context, self._demand, self._outbox)
         self._recovery = Recovery(context, self._demand, self._outbox, self._intake, taking)
-        self._carriers = [Carrier() for _ in range(CALLS)]  # those that are free
-        self._troubled: deque[tuple[Trip, Reply]] = deque()
-        self._carrying = 0  # tasks that see to those; without one nothing is sent
+        self._sequences = [TokenSequence() for _ in range(CALLS)]  # those that are free
+        self._troubled: deque[tuple[CycleCall, Reply]] = deque()
+        self._running = 0  # tasks that see to those; without one nothing is sent
         self._resting: list[Waiter] = []  # where they wait
         self._watchers: list[tuple[Callable[[Cycle], bool], Waiter]] = []
         self._new_waiter = waiters()
@@ -107,9 +107,9 @@ class Cycle:
             wake(self._resting.pop())
         self._tell_watchers()
 
-    async def carry(self) -> None:
+    async def run(self) -> None:
         """See to all that takes time; `CALLS` tasks do this. Nothing is sent without them."""
-        self._carrying += 1
+        self._running += 1
         try:
             while True:
                 if self._troubled:
@@ -118,13 +118,13 @@ class Cycle:
                     self._resting.append(waiter := self._new_waiter())
                     await waiter
         finally:
-            self._carrying -= 1
+            self._running -= 1
 
     def _send_what_is_due(self) -> bool:
-        """Send calls, as many as are worth it now; tell whether any was sent."""
+        """Send calls, as many as are worth it now; return whether any was sent."""
         demand, outbox = self._demand, self._outbox
         was_sent = False
-        while self._carrying and (want := demand.due(len(outbox), outbox.apart)) is not None:
+        while self._running and (want := demand.due(len(outbox), outbox.apart)) is not None:
             self._send(want)
             was_sent = True
             if not outbox and want < BATCH:  # all free slots were asked for
@@ -138,12 +138,12 @@ class Cycle:
         apart = outbox.apart > 0
         batch = outbox.gather()
         now_ms = context.clock.wall_ms()
-        carrier = self._carriers.pop()
-        token = carrier.next_token()
+        sequence = self._sequences.pop()
+        token = sequence.next_token()
         call = cycle(context.keys, now_ms, pack(batch, now_ms), want, token, self._taking)
-        trip = Trip(
+        sent = CycleCall(
             self._arrive,
-            carrier,
+            sequence,
             token,
             call,
             batch,
@@ -155,54 +155,54 @@ class Cycle:
             apart,
         )
         demand.sent(want)
-        trip.way = context.store.start(call, trip)
-        if trip.way is None:
-            self._leave(trip, None)
+        sent.way = context.store.start(call, sent)
+        if sent.way is None:
+            self._leave(sent, None)
 
-    def _leave(self, trip: Trip, reply: Reply) -> None:
-        """Leave a call to those who carry, with its first reply, or why there is none."""
-        self._troubled.append((trip, reply))
+    def _leave(self, sent: CycleCall, reply: Reply) -> None:
+        """Leave a call to the tasks of `run`, with its first reply, or why there is none."""
+        self._troubled.append((sent, reply))
         if self._resting:
             wake(self._resting.pop())
 
-    def _arrive(self, trip: Trip, reply: Reply) -> None:
+    def _arrive(self, sent: CycleCall, reply: Reply) -> None:
         """Take a reply, where the connection reads it: nothing may be raised or awaited here."""
-        if not self._carrying:  # the worker has broken off: nobody would run what it brings
+        if not self._running:  # the worker has broken off: nobody would run what it brings
             return
-        is_plain = type(reply) is list and monotonic() - trip.sent_at <= self._fresh_for
+        is_plain = type(reply) is list and monotonic() - sent.sent_at <= self._fresh_for
         try:
             if is_plain:
-                cycled = trip.call.parse(reply)
+                cycled = sent.call.parse(reply)
                 is_plain = not any(cycled.codes)
                 if is_plain:
-                    self._take_in(trip, cycled)
-        except BaseException as error:  # noqa: BLE001 - raised by the task that carries
+                    self._take_in(sent, cycled)
+        except BaseException as error:  # noqa: BLE001 - raised by a task of `run`
             is_plain, reply = False, error
         if not is_plain:
-            self._leave(trip, reply)
+            self._leave(sent, reply)
         self._send_what_is_due()
 
-    def _take_in(self, trip: Trip, cycled: Cycled) -> None:
+    def _take_in(self, sent: CycleCall, cycled: Cycled) -> None:
         """Take in what a call gives that went well."""
         intake = self._intake
-        if trip.batch:
-            intake.heed(trip.batch, cycled.codes)
-        if trip.want:
-            intake.look(cycled, trip.want, trip.wakes)
-            intake.deliver(cycled.jobs, trip.token, trip.sent_at)
+        if sent.batch:
+            intake.heed(sent.batch, cycled.codes)
+        if sent.want:
+            intake.look(cycled, sent.want, sent.wakes)
+            intake.deliver(cycled.jobs, sent.token, sent.sent_at)
         self._recovery.went_well()
-        self._demand.asked -= trip.want
-        self._end(trip)
+        self._demand.asked -= sent.want
+        self._end(sent)
 
-    def _end(self, trip: Trip) -> None:
+    def _end(self, sent: CycleCall) -> None:
         self._demand.under_way -= 1
-        self._carriers.append(trip.carrier)
+        self._sequences.append(sent.sequence)
 
-    async def _see_through(self, trip: Trip, reply: Reply) -> None:
+    async def _see_through(self, sent: CycleCall, reply: Reply) -> None:
         try:
-            await self._recovery.see_through(trip, reply)
+            await self._recovery.see_through(sent, reply)
         finally:
-            self._end(trip)
+            self._end(sent)
             self._send_what_is_due()
 
     def _tell_watchers(self) -> None:

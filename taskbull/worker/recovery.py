@@ -23,12 +23,12 @@ from taskbull.scripts.settlement import Settled
 from taskbull.store.async_store import SentOn
 from taskbull.store.pipeline import Reply
 from taskbull.worker.context import QueueContext
+from taskbull.worker.cycle_call import CycleCall
 from taskbull.worker.demand import Demand
 from taskbull.worker.inquiry import Inquiry
 from taskbull.worker.intake import Intake
 from taskbull.worker.outbox import Outbox, is_at_fault
 from taskbull.worker.run import Run
-from taskbull.worker.trip import Trip
 
 _CUTS = 2
 """How many cuts in a row are taken for the network's fault, not for that of what was sent."""
@@ -52,51 +52,51 @@ class Recovery:
         """Take in that Redis does what it is asked for."""
         self._refusals = 0
 
-    async def see_through(self, trip: Trip, reply: Reply) -> None:
+    async def see_through(self, sent: CycleCall, reply: Reply) -> None:
         """Bring a call to its end, from its first reply on, which may be an error."""
-        demand, want = self._demand, trip.want
+        demand, want = self._demand, sent.want
         try:
-            cycled = await self._context.store.finish(trip.call, trip.way, reply)
+            cycled = await self._context.store.finish(sent.call, sent.way, reply)
         except ServerUnavailable as error:  # it was not executed: there is nothing to settle
             demand.asked -= want
-            self._outbox.put_back(trip.batch, apart=trip.apart)
+            self._outbox.put_back(sent.batch, apart=sent.apart)
             await self._inquiry.pause(1, error)
         except (MaybeExecuted, ServerRefused) as error:
-            ended = [(run.job.id, run.token) for run in trip.batch]
-            settled = await self._inquiry.settle(trip.token, ended, want)
+            ended = [(run.job.id, run.token) for run in sent.batch]
+            settled = await self._inquiry.settle(sent.token, ended, want)
             demand.asked -= want - len(settled.taken)
-            self._recover(trip.batch, settled)
-            await self._adopt(settled.taken, trip)
+            self._recover(sent.batch, settled)
+            await self._adopt(settled.taken, sent)
             if isinstance(error, ServerRefused):
-                await self._refused(error, trip)
-            elif trip.batch and not settled.codes:
-                await self._cut_off(error, trip)
+                await self._refused(error, sent)
+            elif sent.batch and not settled.codes:
+                await self._cut_off(error, sent)
         else:
-            await self._take_in(trip, cycled)
+            await self._take_in(sent, cycled)
 
-    async def _take_in(self, trip: Trip, cycled: Cycled) -> None:
-        denied = self._intake.heed(trip.batch, cycled.codes, cycled.reasons)
-        if trip.want:
-            self._intake.look(cycled, trip.want, trip.wakes)
-        await self._deliver(cycled.jobs, trip, trip.sent_at)
-        self._demand.asked -= trip.want
+    async def _take_in(self, sent: CycleCall, cycled: Cycled) -> None:
+        denied = self._intake.heed(sent.batch, cycled.codes, cycled.reasons)
+        if sent.want:
+            self._intake.look(cycled, sent.want, sent.wakes)
+        await self._deliver(cycled.jobs, sent, sent.sent_at)
+        self._demand.asked -= sent.want
         if denied is None:
             self.went_well()
         else:
             await self._put_off(denied)
 
-    async def _deliver(self, jobs: Sequence[Job], trip: Trip, renewed: float) -> None:
+    async def _deliver(self, jobs: Sequence[Job], sent: CycleCall, renewed: float) -> None:
         """Let jobs run whose locks were surely alive at `renewed`."""
-        if jobs and monotonic() - renewed > trip.fresh_for:
-            jobs, renewed = await self._inquiry.renew(trip.token, jobs)
-        self._intake.deliver(jobs, trip.token, renewed)
+        if jobs and monotonic() - renewed > sent.fresh_for:
+            jobs, renewed = await self._inquiry.renew(sent.token, jobs)
+        self._intake.deliver(jobs, sent.token, renewed)
 
-    async def _adopt(self, job_ids: list[str], trip: Trip) -> None:
+    async def _adopt(self, job_ids: list[str], sent: CycleCall) -> None:
         """Let jobs run that a call took whose reply was lost."""
         while job_ids:
             renewed = monotonic()
-            adopted = await self._inquiry.adopt(trip.token, job_ids, trip.now_ms)
-            await self._deliver(adopted.jobs, trip, renewed)
+            adopted = await self._inquiry.adopt(sent.token, job_ids, sent.now_ms)
+            await self._deliver(adopted.jobs, sent, renewed)
             self._demand.asked -= adopted.count
             job_ids = job_ids[adopted.count :]
 
@@ -118,14 +118,14 @@ class Recovery:
             resent=len(again),
         )
 
-    async def _refused(self, error: TaskbullError, trip: Trip) -> None:
+    async def _refused(self, error: TaskbullError, sent: CycleCall) -> None:
         """Go on after a call that had no effect: later, and each outcome in a call of its own.
 
         The one that was refused comes last, so that it holds up no other. If what it says is at
         fault, and not the queue, its job fails.
         """
-        if len(trip.batch) == 1 and not trip.want and self._outbox.withdraw(trip.batch[0]):
-            [run] = trip.batch
+        if len(sent.batch) == 1 and not sent.want and self._outbox.withdraw(sent.batch[0]):
+            [run] = sent.batch
             run.refusals += 1
             if is_at_fault(run, error):
                 self._intake.fail(run, str(error))
@@ -134,19 +134,19 @@ class Recovery:
             self._refusals = max(self._refusals, run.refusals)
         await self._put_off(error)
 
-    async def _cut_off(self, error: MaybeExecuted, trip: Trip) -> None:
+    async def _cut_off(self, error: MaybeExecuted, sent: CycleCall) -> None:
         """Go on after outcomes did not get through: at once, but not if that happens again.
 
         A link that took several calls along counts once: else four calls under way would make the
         pauses sixteen times as long.
         """
-        if trip.way is not None and trip.way == self._last_cut:
+        if sent.way is not None and sent.way == self._last_cut:
             return
-        self._last_cut = trip.way
+        self._last_cut = sent.way
         if self._refusals < _CUTS:
             self._refusals += 1
         else:
-            await self._refused(error, trip)
+            await self._refused(error, sent)
 
     async def _put_off(self, error: TaskbullError) -> None:
         self._outbox.separate()

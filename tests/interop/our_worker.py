@@ -222,7 +222,7 @@ async def _process(place: Workplace, job: Job, token: str, behaviour: Behaviour)
         context.runs.add(run)
         context.ready.put([run])
         async with create_task_group() as tasks:
-            tasks.start_soon(cycle.carry)
+            tasks.start_soon(cycle.run)
             await runner.occupy()
             await cycle.until(Cycle.flushed)
             tasks.cancel_scope.cancel()

@@ -1,4 +1,4 @@
-"""One call under way, from the worker to Redis and back."""
+"""One call of a cycle, from the worker to Redis and back."""
 
 from __future__ import annotations
 
@@ -14,29 +14,29 @@ from taskbull.store.pipeline import Reply
 from taskbull.worker.run import Run
 
 
-class Carrier:
-    """Makes one call at a time, and numbers them: Redis knows what it answered to the last."""
+class TokenSequence:
+    """Calls that are made one after the other: Redis remembers what it answered to the last."""
 
     def __init__(self) -> None:
         self._id = str(uuid.uuid4())  # its text is made once: 1 µs
         self._calls = 0
 
     def next_token(self) -> str:
-        """Give the token of its next call, which no other call has."""
+        """Return the token of the next call, which no other call has."""
         self._calls += 1
         return f"{self._id}:{self._calls}"
 
 
-class Trip(Struct, eq=False):
+class CycleCall(Struct, eq=False):
     """A call that was sent; it is given its reply where the connection reads it.
 
     No task waits for that: a job that runs alone is ended, and the next one taken, in two passes of
     the event loop where a task that waits for replies would need five.
     """
 
-    arrive: Callable[[Trip, Reply], None]
+    arrive: Callable[[CycleCall, Reply], None]
     """Takes the reply, or what went wrong."""
-    carrier: Carrier
+    sequence: TokenSequence
     token: str
     call: Call[Cycled]
     batch: list[Run]
@@ -55,7 +55,7 @@ class Trip(Struct, eq=False):
     """Where it was sent; None: it could not be sent at once."""
 
     def done(self) -> bool:
-        """Tell that the reply is wanted."""
+        """Return that the reply is wanted."""
         return False
 
     def set_result(self, reply: Reply, /) -> None:
