@@ -52,7 +52,7 @@ async def until_done(
 
 
 async def _next_due(contexts: Sequence[QueueContext]) -> float:
-    """Give when the next delayed job is due that can run, by the workers' clock."""
+    """Return when the next delayed job is due that can run, by the workers' clock."""
     earliest = inf
     for context in contexts:
         delayed = context.keys.delayed

@@ -39,12 +39,12 @@ class Circuit:
         return self._breaker.state is BreakerState.OPEN
 
     def look(self) -> None:
-        """Let time pass; to be called when the alarm rings."""
+        """Look at the time; to be called when the alarm rings."""
         self._tell(self._breaker.look(self._clock.now()))
         self._set_alarm()  # it may have rung for somebody else
 
     def allowed(self, wanted: int, asked: int) -> int:
-        """Give how many of the `wanted` jobs may be taken; `asked` ones may yet come."""
+        """Return how many of the `wanted` jobs may be taken; `asked` ones may yet come."""
         return self._breaker.allowed(wanted, asked)
 
     def started(self, job_id: str) -> None:

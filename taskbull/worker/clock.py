@@ -13,11 +13,11 @@ class Clock:
     """The event loop's time, and the wall's."""
 
     def now(self) -> float:
-        """Give the time in seconds since some moment."""
+        """Return the time in seconds since some moment."""
         return current_time()
 
     def wall_ms(self) -> int:
-        """Give the time as it stands in Redis."""
+        """Return the time as it stands in Redis."""
         return int(time.time() * 1000)
 
     async def sleep_until(self, at: float) -> None:

@@ -50,7 +50,7 @@ class Demand:
         self.stopping = False
 
     def room(self) -> int:
-        """Give how many jobs may be asked for now."""
+        """Return how many jobs may be asked for now."""
         if self.stopping or self.limited_until:
             return 0
         free = self._concurrency - self.occupied - self.asked
@@ -62,7 +62,7 @@ class Demand:
         self.hungry = True
 
     def due(self, outcomes: int, apart: int) -> int | None:
-        """Give how many jobs a call is to ask for that is due now; None if none is.
+        """Return how many jobs a call is to ask for that is due now; None if none is.
 
         So many `outcomes` are to be written. If `apart` of them go one by one, no jobs are asked
         for.

@@ -132,12 +132,12 @@ class Heartbeat:
             self._beat(pulse)
 
     def _next(self) -> Pulse:
-        """Give the queue that is first to be renewed: of those that are due, a sound one."""
+        """Return the queue that is first to be renewed: of those that are due, a sound one."""
         now = monotonic()
         return min(self._pulses, key=lambda one: (one.due > now, self._doubtful(one), one.due))
 
     def _doubtful(self, pulse: Pulse) -> bool:
-        """Tell whether a queue had better wait for the others, and not for long for its node."""
+        """Return whether a queue had better wait for the others, and not for long for its node."""
         node = self._store.whereabouts(pulse.context.keys.meta) or pulse.node
         return any(one.failures > 0 and one.node == node for one in self._pulses)
 
@@ -181,7 +181,7 @@ class Heartbeat:
             self._post(lambda: self._revoke(pulse.context, gone, outcome))
 
     def _extend(self, context: QueueContext, runs: list[Run], limit: float) -> set[str]:
-        """Let locks live on; give the ids of those that are gone."""
+        """Prolong locks; return the ids of those that are gone."""
         life = to_ms(self._lock_duration)
         held = [(run.job.id, run.token) for run in runs]
         try:

@@ -83,7 +83,7 @@ class Inquiry:
         await sleep(delay)
 
     async def _explained(self, error: TaskbullError) -> str:
-        """Give an error's words; if a key of the queue is of a wrong type, with its name."""
+        """Return an error's words; if a key of the queue is of a wrong type, with its name."""
         if not isinstance(error, ServerRefused) or error.code != "WRONGTYPE":
             return str(error)
         keys = self._context.keys

@@ -13,7 +13,7 @@ _SIGNAL_HANDLERS = frozenset({"asyncio.runners", "anyio._backends._asyncio", "tr
 
 
 def ends_the_slot(error: BaseException) -> bool:
-    """Tell whether a job ends for reasons that are not its own.
+    """Return whether a job ends for reasons that are not its own.
 
     A handler can raise anything: `KeyboardInterrupt` without a Ctrl-C, or, on asyncio,
     `CancelledError` although nobody cancels us, for it may have awaited something that was
@@ -28,7 +28,7 @@ def ends_the_slot(error: BaseException) -> bool:
 
 
 def pressed(error: BaseException) -> bool:
-    """Tell whether it is the interrupt of a real Ctrl-C."""
+    """Return whether it is the interrupt of a real Ctrl-C."""
     traceback = error.__traceback__
     if traceback is None or not isinstance(error, KeyboardInterrupt):
         return False
@@ -38,7 +38,7 @@ def pressed(error: BaseException) -> bool:
 
 
 def _without_a_loop() -> bool:
-    """Tell whether our coroutine is being closed because its event loop is gone."""
+    """Return whether our coroutine is being closed because its event loop is gone."""
     try:
         current_time()
     except RuntimeError:

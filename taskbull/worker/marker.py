@@ -74,12 +74,12 @@ async def pass_on(context: QueueContext) -> None:
 
 
 def _in_time(took: float, drain_delay: float) -> bool:
-    """Tell whether a wait without a marker ended as it should: nothing was lost on the way."""
+    """Return whether a wait without a marker ended as it should: nothing was lost on the way."""
     return drain_delay <= took < drain_delay + SLACK
 
 
 def _due_in(reply: Any, now_ms: int) -> float:
-    """Give the seconds until the job is due that a delay marker tells of; 0 for anything else."""
+    """Return the seconds until the job is due that a delay marker tells of; 0 for anything else."""
     if not reply:
         return 0.0
     _, member, score = reply

@@ -29,7 +29,7 @@ _SHORTEST_STEP = 0.01
 
 
 def is_suspect(job: Job) -> bool:
-    """Tell whether a job may have killed a process; one that is not to be run does no harm."""
+    """Return whether a job may have killed a process; one that is not to be run does no harm."""
     return job.stalled_count > 0 and job.deferred_failure is None
 
 
@@ -55,7 +55,7 @@ class Quarantine:
         return [(run, self._wait()) for run in refused]
 
     def withdraw(self, ready: ReadyJobs) -> Run | None:
-        """Give the job that was to be made ready and has not been."""
+        """Return the job that was to be made ready and has not been."""
         if self._ready is not ready:
             return None
         run, self._inside, self._ready = self._inside, None, None
@@ -76,7 +76,7 @@ class Quarantine:
             ready.put([self._inside])
 
     def _wait(self) -> float:
-        """Give the seconds after which the next one comes back.
+        """Return the seconds after which the next one comes back.
 
         The longer the one inside runs, the longer the others stay away; and they come one after the
         other, about as fast as they can be run: thousands that came at once would only go again.

@@ -25,12 +25,12 @@ class ReadyJobs:
         self._new_waiter = waiters()
 
     def put(self, runs: Iterable[Run]) -> None:
-        """Let jobs wait for slots."""
+        """Hand jobs to the slots that wait, or to the next ones that are free."""
         self.jobs.extend(runs)
         self._wake()
 
     async def wait(self) -> Run | None:
-        """Give the next job, as soon as there is one; None: there will be no more."""
+        """Return the next job, as soon as there is one; None: there will be no more."""
         jobs = self.jobs
         while not jobs:
             if self._closed:
@@ -43,7 +43,7 @@ class ReadyJobs:
         return job
 
     def close(self) -> list[Run]:
-        """Let the slots end; give the jobs that no slot has taken."""
+        """End the slots; return the jobs that none of them has taken."""
         self._closed = True
         left = list(self.jobs)
         self.jobs.clear()

@@ -123,7 +123,7 @@ class Runs:
             self.add(run)
 
     def drop(self, run: Run) -> None:
-        """Let a run go."""
+        """Hold a run no longer."""
         if self._held.get(run.job.id) is run:
             del self._held[run.job.id]
 

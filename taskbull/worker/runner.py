@@ -1,4 +1,4 @@
-"""One job, from its start to what becomes of it."""
+"""The slots of a queue, in which its jobs run: steps 3 and 4 in the life of a job (`run`)."""
 
 from __future__ import annotations
 
@@ -72,14 +72,12 @@ class Runner:
         return outcome
 
     async def _run(self, run: Run) -> Outcome:
+        """Start a job, attempt it, and hand on what was decided."""
         run.began = began = monotonic()
         self._context.reporter.started(run)
         try:
-            outcome: Outcome | None = None
-            if run.job.scheduler_id is not None:  # also if it is doomed: the schedule goes on
-                outcome = await self._advance(run)
-                if self._lapsed(run):  # Redis let us wait
-                    outcome = GiveBack()
+            # Also if the job is doomed: its schedule goes on.
+            outcome = None if run.job.scheduler_id is None else await self._advance(run)
             if outcome is None:
                 outcome = await self._executor.attempt(run)
         except BaseException as error:
@@ -102,7 +100,11 @@ class Runner:
         return run.job
 
     async def _advance(self, run: Run) -> Outcome | None:
-        """Add what follows a scheduler's run, before it runs; return an outcome if that fails."""
+        """Add what follows a scheduler's run, before it runs; return an outcome if it must not."""
+        outcome = await self._add_next(run)
+        return GiveBack() if self._lapsed(run) else outcome  # Redis may have let us wait
+
+    async def _add_next(self, run: Run) -> Outcome | None:
         job, context = run.job, self._context
         try:
             call = advance_scheduler(context.keys, job, context.clock.wall_ms())

@@ -132,7 +132,7 @@ class Sampler:
             sink.not_sampled(queue)
 
     async def _resign(self) -> None:
-        """Let another worker sample what this one did."""
+        """Leave it to another worker to sample what this one did."""
         held = [context for context in self._contexts if context.keys.queue in self._chosen]
         for context in held:
             self._forget(context.keys.queue)
@@ -144,7 +144,7 @@ class Sampler:
 def sample_queue(
     keys: QueueKeys, worker_id: str, *, held: bool
 ) -> Steps[tuple[dict[str, int], float] | None]:
-    """Give the counts of a queue and the age of its next job; None if that is another's to do.
+    """Return the counts of a queue and the age of its next job; None if that is another's to do.
 
     `held`: it was this worker's the last time.
     """

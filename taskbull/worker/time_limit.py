@@ -26,14 +26,14 @@ class TimeLimit:
         scope.deadline = now + seconds
 
     def stop(self) -> None:
-        """Let the clock stand still."""
+        """Stop the clock."""
         now = current_time()
         self._left = self._scope.deadline - now
         self._scope.deadline = now + THREAD_PATIENCE
         self.stopped = True
 
     def go_on(self) -> None:
-        """Let the clock run again."""
+        """Start the clock again."""
         # Called by the event loop itself, where it cannot be asked for its time.
         self._scope.deadline = self._loop_ahead + monotonic() + self._left
         self.stopped = False

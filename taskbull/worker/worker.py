@@ -132,11 +132,11 @@ class Worker:
         return {name: rules.over(self.options).concurrency for name, rules in self._rules.items()}
 
     def on(self, kind: type[E], listener: Listener[E]) -> None:
-        """Let `listener` be called with each event of a kind; it must not block."""
+        """Call `listener` with each event of a kind; it must not block."""
         self._listeners.on(kind, listener)
 
     def measure(self, metrics: Metrics) -> None:
-        """Let these metrics be kept, too; those of OpenTelemetry are, where it has a provider."""
+        """Keep these metrics, too; those of OpenTelemetry are kept where it has a provider."""
         if metrics not in self._metrics:
             self._metrics.append(metrics)
             self._listeners.counters.append(metrics)
@@ -144,7 +144,7 @@ class Worker:
                 self.on(kind, hear)
 
     def circuit_breaker_state(self, queue: str) -> BreakerState | None:
-        """Tell the state of a queue's circuit breaker; None if it has none."""
+        """Return the state of a queue's circuit breaker; None if it has none."""
         if queue not in self._keys:
             raise refusal("queue", f"be one of this worker's ({', '.join(self._keys)})", queue)
         if queue in self._consumers:

@@ -89,7 +89,7 @@ class Writing:
         return self._waited + (0.0 if since is None else monotonic() - since)
 
     def caused(self, error: BaseException) -> bool:
-        """Tell whether a task's error comes from what Redis did; a word of the task's own wins."""
+        """Return whether an error of the task comes from Redis; a word of the task's own wins."""
         if self._trouble is None or isinstance(error, Steering):
             return False
         return any(one is self._trouble for one in _causes(error))
@@ -194,7 +194,7 @@ class Writing:
                 self._waited += monotonic() - began
 
     def _goes_on(self, kind: Kind, error: TaskbullError, *, late: bool) -> bool:
-        """Tell whether to try again; if not, what is vital is raised, and the rest is lost."""
+        """Return whether to try again; if not, raise what is vital, and lose the rest."""
         self._check()
         passing = not isinstance(error, ServerRefused) or (
             isinstance(error, ServerUnavailable) or error.code in _PASSING
@@ -233,7 +233,7 @@ class Writing:
 
 
 def _causes(error: BaseException) -> list[BaseException]:
-    """Give the errors of a group, and all from which they were raised."""
+    """Return the errors of a group, and all from which they were raised."""
     found: list[BaseException] = []
     waiting = [error]
     while waiting:
