@@ -8,8 +8,8 @@
 --   stop            and of the last
 --   longest         bytes of a field after which it is cut
 -- RETURNS
---   id, name, worker, started, lock, ... of each job: `lock` is the life of its lock in ms, -2 if
---   it has none; what is not known is empty
+--   id, name, worker, started, lock, ... of each job: `lock` is the life of its lock in ms, -1 for
+--   ever, -2 if it has none; what is not known is empty
 
 local active = unpack(KEYS)
 local prefix, start, stop, longest = unpack(ARGV)

@@ -6,6 +6,8 @@ import logging
 import os
 import signal
 from collections.abc import Callable, Coroutine, Sequence
+from contextlib import suppress
+from contextvars import copy_context
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -14,6 +16,7 @@ from anyio import CancelScope, create_task_group
 
 from taskbull.app.loops import backend_options
 from taskbull.app.signals import heard
+from taskbull.store.backend import poster
 from taskbull.worker.shutdown import Shutdown
 from taskbull.worker.worker import Worker
 
@@ -47,6 +50,17 @@ class Stop:
         elif not shutdown.begun:
             logger.info("Stopping: running jobs have %g s to end", shutdown.grace)
             shutdown.begin()
+
+    def from_thread(self) -> Callable[[int], None]:
+        """Return `reach` for another thread; nothing happens when the event loop is over."""
+        post = poster()
+        context = copy_context()  # a thread's own knows no event loop
+
+        def reach(step: int) -> None:
+            with suppress(RuntimeError):  # the event loop is over
+                post(lambda: context.run(self.reach, step))
+
+        return reach
 
 
 Watcher: TypeAlias = Callable[[Stop], Coroutine[Any, Any, None]]

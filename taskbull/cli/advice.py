@@ -2,16 +2,10 @@
 
 from __future__ import annotations
 
-import socket
-from contextlib import suppress
-
 from taskbull.errors import ServerRefused, TaskbullError
-from taskbull.store.address import Address, Endpoint
+from taskbull.queue.sync_server import SyncServer
 
 WHERE = "--redis URL, TASKBULL_REDIS_URL, or the app's redis=… (-A module:app names the app)"
-
-_PATIENCE = 2.0
-"""Seconds to find out what the other side speaks."""
 
 _BY_CODE = {
     "NOAUTH": "put the user name and the password into the URL: redis://user:password@host",
@@ -31,8 +25,8 @@ _BY_CODE = {
 }
 
 
-def advice(error: TaskbullError, address: Address | None = None) -> str:
-    """Say what to do about an error; with `address`, the other side is looked at if need be."""
+def advice(error: TaskbullError, server: SyncServer | None = None) -> str:
+    """Say what to do about an error; with `server`, what answers there is looked at if need be."""
     if isinstance(error, ServerRefused) and error.code not in {"TLS", "PROTOCOL"}:
         return _about_refusal(error)
     message = str(error)
@@ -42,7 +36,7 @@ def advice(error: TaskbullError, address: Address | None = None) -> str:
         return "raise maxclients, or close connections: CLIENT LIST shows whose they are"
     if any(words in message for words in ("refused", "not known", "No such file")):
         return f"start a server, or say where it is: {WHERE}; embedded:// needs none"
-    return _about_the_other_side(address)
+    return _about_the_other_side(server)
 
 
 def _about_refusal(error: ServerRefused) -> str:
@@ -66,43 +60,19 @@ def _about_certificate(message: str) -> str:
     )
 
 
-def _about_the_other_side(address: Address | None) -> str:
+def _about_the_other_side(server: SyncServer | None) -> str:
+    address = None if server is None else server.namespace.address
     endpoint = address.endpoints[0] if address is not None and address.endpoints else None
-    if address is None or endpoint is None or endpoint.path:
+    if server is None or endpoint is None or endpoint.path:
         return f"start a server, or say where it is: {WHERE}"
-    if address.tls is None and _speaks_tls(endpoint):
-        return "the server speaks TLS: write rediss:// instead of redis://"
-    if address.tls is not None and _speaks_plainly(endpoint):
-        return "the server does not speak TLS: write redis:// instead of rediss://"
+    match server.wrong_protocol():
+        case "tls":
+            return "the server speaks TLS: write rediss:// instead of redis://"
+        case "plain":
+            return "the server does not speak TLS: write redis:// instead of rediss://"
+        case _:
+            pass
     return (
         f"is it Redis that listens at {endpoint}? A proxy in between must let scripts, blocking "
         "commands and CLIENT pass (twemproxy does not): connect to the server itself"
     )
-
-
-def _speaks_tls(endpoint: Endpoint) -> bool:
-    import ssl  # noqa: PLC0415 - see `Tls.context`
-
-    context = ssl.create_default_context()
-    context.check_hostname = False
-    context.verify_mode = ssl.CERT_NONE  # it is only asked whether it speaks TLS at all
-    with (
-        suppress(OSError),
-        socket.create_connection((endpoint.host, endpoint.port), _PATIENCE) as s,
-    ):
-        try:
-            context.wrap_socket(s).close()
-        except ssl.SSLError as error:  # an alert is TLS, too: it may want a certificate of ours
-            return "ALERT" in str(error)
-        return True
-    return False
-
-
-def _speaks_plainly(endpoint: Endpoint) -> bool:
-    with (
-        suppress(OSError),
-        socket.create_connection((endpoint.host, endpoint.port), _PATIENCE) as s,
-    ):
-        s.sendall(b"PING\r\n")
-        return s.recv(64)[:1] in {b"+", b"-"}
-    return False

@@ -10,15 +10,13 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import click
-from msgspec.structs import replace
 
 from taskbull.app.app import App, load_app
 from taskbull.cli.app_search import apps_in
-from taskbull.cli.errors import WrongUsage, failure_of, note
-from taskbull.cli.site import Site
+from taskbull.cli.errors import WrongUsage, note
+from taskbull.cli.server import open_server
 from taskbull.errors import TaskbullError
-from taskbull.store.address import default_url, parse
-from taskbull.store.namespace import Namespace
+from taskbull.queue.sync_server import SyncServer
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -29,7 +27,7 @@ COMPLETING = "_TASKBULL_COMPLETE"
 
 
 def find_app(given: str | None, *, quiet: bool = False) -> App:
-    """Give the app that was named, or that is found elsewhere.
+    """Return the app that was named, or that is found elsewhere.
 
     Its tasks are loaded. A `click.ClickException` says what was tried.
     """
@@ -44,7 +42,7 @@ def find_app(given: str | None, *, quiet: bool = False) -> App:
 
 
 def find_app_if_any(given: str | None, *, quiet: bool = False) -> App | None:
-    """Give the app that is named anywhere, or the only one in the working directory, or None.
+    """Return the app that is named anywhere, or the only one in the working directory, or None.
 
     One that cannot be loaded: as above. `quiet`: do not say that it was found by searching.
     """
@@ -74,32 +72,16 @@ def _load_the_only_one(folder: Path, *, quiet: bool) -> App | None:
     return _load(found[0], f" (found in {folder})")
 
 
-def find_redis(app: App | None, redis: str | None = None, prefix: str | None = None) -> Site:
-    """Give the place of the queues: what is given here, else the app's, else the default."""
-    try:
-        if app is None:
-            namespace = Namespace(parse(redis or default_url()))
-        else:
-            namespace = app.producer.namespace
-            if redis is not None:
-                namespace = replace(namespace, address=parse(redis or default_url()))
-        if prefix is not None:
-            namespace = replace(namespace, prefix=prefix)
-        return Site(namespace, app)
-    except TaskbullError as error:
-        raise failure_of(error) from error
-
-
-def find_site(app: str | None, redis: str | None, prefix: str | None) -> Site:
-    """Give the place of the queues, as the options of a command name it.
+def find_server(app: str | None, redis: str | None, prefix: str | None) -> SyncServer:
+    """Return the server of the queues, as the options of a command name it.
 
     With `redis` alone no app is looked for: so a server can be seen whatever is configured.
     """
-    return find_redis(find_app_of_site(app, redis), redis, prefix)
+    return open_server(find_app_of_server(app, redis), redis, prefix)
 
 
-def find_app_of_site(app: str | None, redis: str | None) -> App | None:
-    """Give the app to which the queues belong, if that is asked."""
+def find_app_of_server(app: str | None, redis: str | None) -> App | None:
+    """Return the app to which the queues belong, if that is asked."""
     return None if redis and not app else find_app_if_any(app)
 
 
@@ -116,7 +98,7 @@ def app_argument(function: F) -> F:
     return click.argument("named", metavar="[APP]", required=False)(function)
 
 
-def site_options(function: F) -> F:
+def server_options(function: F) -> F:
     """Add the options that say where the queues are, as parameters `app`, `redis`, `prefix`."""
     function = click.option(
         "--prefix", show_default="the app's, or bull", help="The prefix of all keys."

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 from click.shell_completion import CompletionItem
 
-from taskbull.cli.app_loading import find_app, find_site
+from taskbull.cli.app_loading import find_app, find_server
 from taskbull.errors import TaskbullError
 
 
@@ -15,8 +15,8 @@ def complete_queue(
     """Propose the queues that exist; none if Redis is away."""
     given = ctx.params
     try:
-        site = find_site(given.get("app"), given.get("redis"), given.get("prefix"))
-        names = site.names()
+        server = find_server(given.get("app"), given.get("redis"), given.get("prefix"))
+        names = server.queues()
     except (click.ClickException, TaskbullError):
         return []
     return [CompletionItem(name) for name in names if name.startswith(incomplete)]

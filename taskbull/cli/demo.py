@@ -12,10 +12,10 @@ from time import perf_counter
 import anyio
 import click
 
+from taskbull.app import embedded
 from taskbull.app.app import App
 from taskbull.core import events
 from taskbull.core.backoff import Backoff
-from taskbull.store import embedded
 from taskbull.worker.running_job import current_job
 
 BULK = 5_000

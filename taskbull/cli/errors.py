@@ -19,7 +19,10 @@ from taskbull.errors import (
     ServerRefused,
     TaskbullError,
 )
-from taskbull.store.address import Address
+from taskbull.queue.sync_server import SyncServer
+
+SERVER = f"{__name__}.server"
+"""By which click's context knows whom a command has asked."""
 
 FAILED = 1
 WRONG_USAGE = 2
@@ -43,22 +46,23 @@ class WrongUsage(Failure):
     exit_code = WRONG_USAGE
 
 
-def failure_of(error: TaskbullError, address: Address | None = None) -> Failure:
-    """Give what a person is told about an error of the library, met at Redis at `address`."""
+def failure_of(error: TaskbullError, server: SyncServer | None = None) -> Failure:
+    """Return what a person is told about an error of the library, met while asking `server`."""
     message = str(error)
     if isinstance(error, ConnectionLost | ServerRefused):
-        message = _about_redis(error, address)
+        message = _about_redis(error, server)
     elif isinstance(error, MaybeExecuted):
         message += ". It may or may not have been done: check before you try again"
     return (WrongUsage if isinstance(error, ConfigurationError) else Failure)(message)
 
 
-def _about_redis(error: ConnectionLost | ServerRefused, address: Address | None) -> str:
-    at = "" if address is None else f" at {address}"
-    said = str(error).rstrip(".")
-    for known in (f"cannot connect to {address}: ", f"Redis at {address}: "):
-        said = said.removeprefix(known)
-    todo = advice(error, address)
+def _about_redis(error: ConnectionLost | ServerRefused, server: SyncServer | None) -> str:
+    at, said = "", str(error).rstrip(".")
+    if server is not None:
+        at = f" at {server.address}"
+        for known in (f"cannot connect to {server.address}: ", f"Redis at {server.address}: "):
+            said = said.removeprefix(known)
+    todo = advice(error, server)
     return f"Redis{at} cannot be used: {said}" + (f". {todo[0].upper()}{todo[1:]}" if todo else "")
 
 
@@ -68,10 +72,10 @@ def complain(message: str) -> None:
 
 
 def colour() -> bool | None:
-    """Tell click whether to use colours: never, or (None) in a terminal."""
+    """Return whether click is to use colours: never, or (None) in a terminal."""
     return False if os.environ.get("NO_COLOR") else None
 
 
 def note(message: str) -> None:
-    """Say on stderr what is worth knowing and no part of the answer."""
+    """Say on stderr what is worth knowing but not part of the answer."""
     click.echo(f"taskbull: {printable(message)}", err=True)

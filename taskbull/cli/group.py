@@ -7,8 +7,7 @@ from typing import Any
 
 import click
 
-from taskbull.cli.errors import INTERRUPTED, colour, failure_of
-from taskbull.cli.site import ADDRESS
+from taskbull.cli.errors import INTERRUPTED, SERVER, colour, failure_of
 from taskbull.errors import TaskbullError
 
 _UNCUT = 1000
@@ -30,7 +29,7 @@ class Commands(click.Group):
         try:
             return super().invoke(ctx)
         except TaskbullError as error:
-            raise failure_of(error, ctx.meta.get(ADDRESS)) from error
+            raise failure_of(error, ctx.meta.get(SERVER)) from error
         except click.Abort:  # interrupted at a question
             click.echo(err=True)
             raise click.exceptions.Exit(INTERRUPTED) from None

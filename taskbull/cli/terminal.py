@@ -76,7 +76,7 @@ def show_section(title: str, lines: Sequence[str]) -> None:
 
 
 def cell(value: object) -> str:
-    """Give a value as a person reads it, on one line."""
+    """Return a value as a person reads it, on one line."""
     match value:
         case None | "":
             return NOTHING
@@ -92,13 +92,8 @@ def cell(value: object) -> str:
             return printable(str(value))
 
 
-def instant(value: datetime | None) -> str | None:
-    """Give an instant as JSON has it: ISO 8601, with its offset."""
-    return None if value is None else value.isoformat(timespec="milliseconds")
-
-
 def shortened(text: str, most: int = 80) -> str:
-    """Give the first line of a text, cut if it is long."""
+    """Return the first line of a text, cut if it is long."""
     line, _, rest = text.partition("\n")
     return f"{line[:most]}…" if rest or len(line) > most else line
 
@@ -109,19 +104,19 @@ def plural(count: int, noun: str) -> str:
 
 
 def printable(text: str) -> str:
-    """Give a text on one line, with all that a terminal would obey or hide shown as an escape."""
+    """Return a text on one line; what a terminal would obey or hide is shown as an escape."""
     if text.isprintable():
         return text
     return "".join(map(_shown, text))
 
 
 def printable_lines(text: str) -> list[str]:
-    """Give the lines of a text, each made printable; tabs become spaces."""
+    """Return the lines of a text, each made printable; tabs become spaces."""
     return [printable(line.expandtabs(4)) for line in text.split("\n")]
 
 
 def to_json(value: Any, *, indent: int | None = 2) -> str:
-    """Give a value as JSON that is safe to print, and still means the same."""
+    """Return a value as JSON that is safe to print, and still means the same."""
     text = json.dumps(value, ensure_ascii=False, indent=indent)
     return _HOSTILE_IN_JSON.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 

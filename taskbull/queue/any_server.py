@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from typing import TypeAlias
 
 from taskbull.core.durations import Duration, limit_of
 from taskbull.core.job import Job
@@ -10,8 +11,15 @@ from taskbull.core.retry import attempts_of
 from taskbull.queue.handle import CALL_TIMEOUT
 from taskbull.queue.server_operations import ServerOperations
 from taskbull.queue.stores import Stores
+from taskbull.scripts.servers import escape_pattern
+from taskbull.store.address import Endpoint
 from taskbull.store.clients import Where
 from taskbull.store.namespace import Namespace
+
+__all__ = ["AnyServer", "Namespace", "Node"]
+
+Node: TypeAlias = Endpoint
+"""One of the Redis servers that hold the queues: the only one, or a master of a Cluster."""
 
 
 class AnyServer:
@@ -47,3 +55,9 @@ class AnyServer:
     def prefix(self) -> str:
         """What all keys begin with."""
         return self.namespace.prefix
+
+    def key_pattern(self, queue: str | None = None) -> str:
+        """Return the pattern that matches all keys of a queue, or of all queues, and no others."""
+        if queue is None:
+            return f"{escape_pattern(self.namespace.prefix)}:*"
+        return f"{escape_pattern(self.namespace.keys(queue).base)}*"

@@ -32,6 +32,11 @@ class QueueEvent(Struct, frozen=True):
     """As they stand in the stream: what BullMQ writes as JSON is JSON here."""
 
     @property
+    def details(self) -> dict[str, str]:
+        """Its fields but for the id of the job."""
+        return {name: value for name, value in self.fields.items() if name != "jobId"}
+
+    @property
     def progress(self) -> Any:
         """What a job told of its progress, of an event of that name; else None."""
         return _decoded(self.fields.get("data")) if self.name == "progress" else None
@@ -52,6 +57,11 @@ def read_events(queue: QueueKeys, after: str, block: float = BLOCK) -> tuple[Wor
     """Make the command that waits up to `block` seconds for events after that id."""
     block_ms = max(1, int(block * 1000))  # 0 would be without end
     return ("XREAD", "COUNT", AT_ONCE, "BLOCK", block_ms, "STREAMS", queue.events, after)
+
+
+def next_events(queue: QueueKeys, after: str) -> Command[list[QueueEvent]]:
+    """Wait up to `BLOCK` seconds for events after that id."""
+    return Command(read_events(queue, after), queue.events, events_of, held=BLOCK)
 
 
 def check_last_id(last_id: str) -> str:

@@ -9,7 +9,7 @@ from anyio import create_task_group
 
 from taskbull.core.states import JobState
 from taskbull.errors import TaskbullError
-from taskbull.queue.any_server import AnyServer
+from taskbull.queue.any_server import AnyServer, Node
 from taskbull.queue.failures import Failures
 from taskbull.queue.job_view import JobDetails, JobPage
 from taskbull.queue.questions import Look, On, Question, ServerOf, Servers, Together
@@ -19,7 +19,6 @@ from taskbull.queue.tracebacks import stripped
 from taskbull.scripts.call import Request, again
 from taskbull.scripts.servers import ConnectedWorker
 from taskbull.scripts.survey import ActiveJob
-from taskbull.store.address import Endpoint
 
 T = TypeVar("T")
 
@@ -37,31 +36,31 @@ class Server(AnyServer):
             call_timeout=self._call_timeout,
         )
 
-    async def ping(self, server: Endpoint | None = None) -> None:
+    async def ping(self, server: Node | None = None) -> None:
         """Raise at once if Redis, or one of its servers, does not answer."""
         await self._look(self._operations.ping(server))
 
-    async def servers(self) -> list[Endpoint]:
+    async def servers(self) -> list[Node]:
         """List the servers that hold the queues: one, or the masters of a Cluster."""
         return await self._look(self._operations.servers())
 
-    async def server_of(self, queue: str) -> Endpoint:
+    async def server_of(self, queue: str) -> Node:
         """Return the server that holds a queue."""
         return await self._look(self._operations.server_of(queue))
 
-    async def info(self, server: Endpoint) -> dict[str, str]:
+    async def info(self, server: Node) -> dict[str, str]:
         """Return what a server tells about itself: the fields of INFO."""
         return await self._look(self._operations.info(server))
 
-    async def cluster_info(self, server: Endpoint) -> dict[str, str]:
+    async def cluster_info(self, server: Node) -> dict[str, str]:
         """Return what a server tells about its Cluster: the fields of CLUSTER INFO."""
         return await self._look(self._operations.cluster_info(server))
 
-    async def save_points(self, server: Endpoint) -> str:
+    async def save_points(self, server: Node) -> str:
         """Return when a server writes snapshots, as its configuration has it; empty: never."""
         return await self._look(self._operations.save_points(server))
 
-    async def time(self, server: Endpoint) -> float:
+    async def time(self, server: Node) -> float:
         """Return the time by a server's clock, in seconds since 1970."""
         return await self._look(self._operations.time(server))
 
@@ -124,6 +123,10 @@ class Server(AnyServer):
     async def inspect(self, queue: str, job_id: str, *, log_lines: int | None = 200) -> JobDetails:
         """Return all that is stored about a job, with its newest log lines; None: all of them."""
         return await self._look(self._operations.inspect(queue, job_id, log_lines))
+
+    async def last_event_id(self, queue: str) -> str:
+        """Return the id of the last event of a queue; `0-0` if there is none."""
+        return await self._look(self._operations.last_event_id(queue))
 
     async def _look(self, look: Look[T]) -> T:
         try:

@@ -17,6 +17,7 @@ from taskbull.core.job import Job
 from taskbull.core.keys import RESERVED_IDS, QueueKeys
 from taskbull.core.states import STATES, JobState
 from taskbull.errors import JobNotFound, ServerRefused
+from taskbull.queue.event_stream import last_event_id
 from taskbull.queue.failures import Failures, group_failures
 from taskbull.queue.job_view import JobDetails, JobPage, JobView
 from taskbull.queue.questions import (
@@ -200,6 +201,9 @@ class ServerOperations:
             if len(some) <= stop - start:
                 break
         return Failures(counts[JobState.FAILED], len(found), group_failures(found.values()))
+
+    def last_event_id(self, queue: str) -> Look[str]:
+        return ask(last_event_id(self._namespace.keys(queue)))
 
     # The jobs
 

@@ -7,7 +7,8 @@ from typing import Any, TypeVar
 
 from taskbull.core.states import JobState
 from taskbull.errors import TaskbullError
-from taskbull.queue.any_server import AnyServer
+from taskbull.queue.any_server import AnyServer, Node
+from taskbull.queue.event_stream import QueueEvent, next_events
 from taskbull.queue.failures import Failures
 from taskbull.queue.job_view import JobDetails, JobPage
 from taskbull.queue.questions import Look, On, Question, ServerOf, Servers, Together
@@ -17,7 +18,7 @@ from taskbull.queue.tracebacks import stripped
 from taskbull.scripts.call import again
 from taskbull.scripts.servers import ConnectedWorker
 from taskbull.scripts.survey import ActiveJob
-from taskbull.store.address import Endpoint
+from taskbull.store.protocol_probe import Protocol, wrong_protocol
 
 T = TypeVar("T")
 
@@ -35,31 +36,31 @@ class SyncServer(AnyServer):
             call_timeout=self._call_timeout,
         )
 
-    def ping(self, server: Endpoint | None = None) -> None:
+    def ping(self, server: Node | None = None) -> None:
         """Raise at once if Redis, or one of its servers, does not answer."""
         self._look(self._operations.ping(server))
 
-    def servers(self) -> list[Endpoint]:
+    def servers(self) -> list[Node]:
         """List the servers that hold the queues: one, or the masters of a Cluster."""
         return self._look(self._operations.servers())
 
-    def server_of(self, queue: str) -> Endpoint:
+    def server_of(self, queue: str) -> Node:
         """Return the server that holds a queue."""
         return self._look(self._operations.server_of(queue))
 
-    def info(self, server: Endpoint) -> dict[str, str]:
+    def info(self, server: Node) -> dict[str, str]:
         """Return what a server tells about itself: the fields of INFO."""
         return self._look(self._operations.info(server))
 
-    def cluster_info(self, server: Endpoint) -> dict[str, str]:
+    def cluster_info(self, server: Node) -> dict[str, str]:
         """Return what a server tells about its Cluster: the fields of CLUSTER INFO."""
         return self._look(self._operations.cluster_info(server))
 
-    def save_points(self, server: Endpoint) -> str:
+    def save_points(self, server: Node) -> str:
         """Return when a server writes snapshots, as its configuration has it; empty: never."""
         return self._look(self._operations.save_points(server))
 
-    def time(self, server: Endpoint) -> float:
+    def time(self, server: Node) -> float:
         """Return the time by a server's clock, in seconds since 1970."""
         return self._look(self._operations.time(server))
 
@@ -118,6 +119,26 @@ class SyncServer(AnyServer):
     def inspect(self, queue: str, job_id: str, *, log_lines: int | None = 200) -> JobDetails:
         """Return all that is stored about a job, with its newest log lines; None: all of them."""
         return self._look(self._operations.inspect(queue, job_id, log_lines))
+
+    def last_event_id(self, queue: str) -> str:
+        """Return the id of the last event of a queue; `0-0` if there is none."""
+        return self._look(self._operations.last_event_id(queue))
+
+    def wait_for_events(self, queue: str, after: str) -> list[QueueEvent]:
+        """Return the next events of a queue after an id; wait up to 5 s for the first of them.
+
+        It raises when the connection is cut, where `SyncQueue.events` waits.
+        """
+        read = next_events(self.namespace.keys(queue), after)
+        limit = None if self._call_timeout is None else self._call_timeout + read.held
+        try:
+            return self._stores.sync_store().run(read, timeout=limit)
+        except TaskbullError as error:
+            raise stripped(error) from error.__cause__
+
+    def wrong_protocol(self) -> Protocol | None:
+        """Return what the other side speaks, if that is not what the URL says; None: it is."""
+        return wrong_protocol(self.namespace.address)
 
     def close(self) -> None:
         """Close the connections that are not in use."""

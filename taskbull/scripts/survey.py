@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime
+from math import inf
 from typing import Any, Final
 
 from msgspec import Struct
@@ -52,7 +53,7 @@ class ActiveJob(Struct, frozen=True):
     """The name of its worker; empty if that is not known."""
     started_at: datetime | None
     lock_seconds: float | None
-    """For how long its lock lives; None: it has none, for its worker is gone."""
+    """How long its lock still lives; None: it has none, because its worker is gone."""
 
 
 class FailedJob(Struct, frozen=True):
@@ -138,9 +139,15 @@ def _ready_ms(timestamp: bytes, options: bytes) -> int | None:
 
 def _active(reply: list[Any]) -> list[ActiveJob]:
     return [
-        ActiveJob(text(i), _cut(n), _cut(w), _instant(s), None if lock < 0 else lock / 1000)
+        ActiveJob(text(i), _cut(n), _cut(w), _instant(s), _lock_seconds(lock))
         for i, n, w, s, lock in zip(*(reply[place::5] for place in range(5)), strict=True)
     ]
+
+
+def _lock_seconds(ttl_ms: int) -> float | None:
+    if ttl_ms < 0:  # as PTTL has it: -1 is for ever, -2 that there is none
+        return inf if ttl_ms == -1 else None
+    return ttl_ms / 1000
 
 
 def _failures(reply: list[bytes]) -> list[FailedJob]:

@@ -14,7 +14,7 @@ import pytest
 import redis
 
 from taskbull.app.app import App
-from taskbull.cli.worker.banner import show_panel
+from taskbull.cli.worker.banner import show_banner
 from taskbull.store.server_process import ServerProcess
 from tests.cli.conftest import OpenCli
 from tests.cli.programs import run
@@ -35,7 +35,7 @@ def panel(url: str) -> str:
     app = App("shop", redis=url)
     app.task(name="work")(work)
     with redirect_stdout(StringIO()) as shown:
-        show_panel(app, app.worker(), "asyncio")
+        show_banner(app, app.worker(), "asyncio")
     app.close()
     [line] = [line for line in shown.getvalue().splitlines() if line.startswith("  redis")]
     return line

@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 import pytest
 
-from taskbull.cli.app_loading import find_app, find_site
+from taskbull.cli.app_loading import find_app, find_server
 from tests.cli.conftest import CommandLine
 
 
@@ -45,7 +45,7 @@ def test_without_an_app_it_is_told_what_was_tried(
     with pytest.raises(click.ClickException) as caught:
         find_app(None)
     said = caught.value.message
-    assert "as in -A tasks:app" in said
+    assert "such as -A tasks:app" in said
     assert "TASKBULL_APP, which is not set" in said
     assert f"{nowhere}/pyproject.toml, which has no app under [tool.taskbull]" in said
 
@@ -100,7 +100,7 @@ def test_of_several_apps_in_the_working_directory_none_is_chosen(
     first, second = sorted([write_shop(), write_shop()])
     with pytest.raises(click.ClickException) as caught:
         find_app(None)
-    assert f"as in -A {first}:app; the others are {second}:app" in caught.value.message
+    assert f"such as -A {first}:app; the others are {second}:app" in caught.value.message
 
 
 def test_an_app_that_fails_to_import_is_told_with_the_place(nowhere: Path) -> None:
@@ -119,15 +119,15 @@ def test_redis_is_found_by_the_option_then_the_app_then_the_environment(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("TASKBULL_REDIS_URL", "redis://somewhere:1111/2")
-    site = find_site(None, None, None)
-    assert (str(site.address), site.prefix, site.app) == ("somewhere:1111/2", "bull", None)
+    server = find_server(None, None, None)
+    assert (server.address, server.prefix) == ("somewhere:1111/2", "bull")
     monkeypatch.setenv("TASKBULL_APP", f"{write_shop()}:app")
-    site = find_site(None, None, None)
-    assert (str(site.address) in url, site.prefix) == (True, prefix)
-    site = find_site(None, "redis://else:2222", None)
-    assert (str(site.address), site.prefix, site.app) == ("else:2222", "bull", None)
-    site = find_site(None, None, "other")
-    assert site.prefix == "other"
+    server = find_server(None, None, None)
+    assert (server.address in url, server.prefix) == (True, prefix)
+    server = find_server(None, "redis://else:2222", None)
+    assert (server.address, server.prefix) == ("else:2222", "bull")
+    server = find_server(None, None, "other")
+    assert server.prefix == "other"
 
 
 def test_a_broken_app_does_not_keep_one_from_a_named_server(

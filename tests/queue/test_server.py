@@ -66,7 +66,9 @@ def run(admin: Any, keys: QueueKeys, worker: str) -> str:
 
 def test_both_servers_have_the_same_methods() -> None:
     sync = signatures(SyncServer)
-    sync.pop("close")  # an async server's connections end with their event loop
+    for name in ("close", "wait_for_events", "wrong_protocol"):
+        sync.pop(name)  # an async server's connections end with their event loop; for the rest
+        # there is `Queue.events`, and nothing that async code would need
     theirs = signatures(Server)
     assert sync.keys() == theirs.keys()
     for name in sync.keys() - {"queue"}:
@@ -124,6 +126,12 @@ async def test_a_worker_is_found_by_the_name_of_its_connection(
     assert worker.name == "web1"
     assert [each.workers for each in await all_queues.survey()] == [1]
     admin.client_setname("")
+
+
+async def test_the_last_event_is_known(all_queues: Both, emails: SyncQueue) -> None:
+    assert await all_queues.last_event_id("emails") == "0-0"
+    emails.add("send")
+    assert await all_queues.last_event_id("emails") > "0-0"
 
 
 async def test_jobs_are_listed_in_pages(all_queues: Both, emails: SyncQueue) -> None:
@@ -186,6 +194,15 @@ async def test_failures_are_grouped_by_task_and_error(
     assert (disk.error, disk.count) == ("disk full", 1)
     some = await all_queues.failures("emails", 10)
     assert (some.total, some.looked_at) == (151, 10)
+
+
+def test_the_next_events_are_waited_for(server: Reachable, prefix: str, emails: SyncQueue) -> None:
+    emails.add("send")
+    sync = SyncServer(server.url, prefix=prefix)
+    events = sync.wait_for_events("emails", "0")
+    assert (events[0].name, events[-1].id) == ("added", sync.last_event_id("emails"))
+    assert "jobId" not in events[0].details
+    sync.close()
 
 
 def test_the_largest_group_comes_first() -> None:

@@ -9,18 +9,17 @@ from typing import Any, TypeVar
 import click
 from msgspec import Struct
 
-from taskbull.cli.app_loading import find_site, site_options
-from taskbull.cli.commands.jobs import find_job
-from taskbull.cli.commands.queues import STATES
+from taskbull.cli.app_loading import find_server, server_options
 from taskbull.cli.completion import complete_queue
 from taskbull.cli.durations import read_seconds
 from taskbull.cli.errors import FAILED, Failure, WrongUsage, complain
-from taskbull.cli.site import Site
+from taskbull.cli.server import existing_queue
 from taskbull.cli.terminal import cell, json_option, plural, show_json
-from taskbull.core.states import JobState
+from taskbull.core.keys import RESERVED_IDS
+from taskbull.core.states import STATES, JobState
 from taskbull.errors import JobNotFound, WrongState
-from taskbull.queue.operations import Finished, Operations
-from taskbull.scripts.call import Operation
+from taskbull.queue.operations import Finished
+from taskbull.queue.sync_queue import SyncQueue
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -28,7 +27,8 @@ F = TypeVar("F", bound=Callable[..., Any])
 class Action(Struct, frozen=True):
     """What is done with each of some jobs, and how it is reported."""
 
-    operation: Callable[[str], Operation[Any]]
+    do: Callable[[str], bool | None]
+    """What is done with a job by its id; False: it could not be done."""
     done: str
 
 
@@ -56,43 +56,40 @@ def _yes_option(function: F) -> F:
     show_default=True,
     help="The state that the job is in.",
 )
-@site_options
+@server_options
 @json_option
 def retry(
     queue: str, ids: tuple[str, ...], state: Finished, as_json: bool, **where: str | None
 ) -> None:
     """Let finished jobs run once more."""
-    site = find_site(**where)
-    operations = site.queue(queue)
-    action = Action(lambda job_id: operations.retry(job_id, state), "runs again")
-    _each(site, operations, ids, action, as_json=as_json)
+    target = existing_queue(find_server(**where), queue)
+    action = Action(lambda job_id: target.retry(job_id, state), "runs again")
+    _each(target, ids, action, as_json=as_json)
 
 
 @click.command()
 @_queue_argument
 @_ids_argument
-@site_options
+@server_options
 @json_option
 def promote(queue: str, ids: tuple[str, ...], as_json: bool, **where: str | None) -> None:
     """Let delayed jobs run now."""
-    site = find_site(**where)
-    operations = site.queue(queue)
-    action = Action(operations.promote, "is no longer delayed")
-    _each(site, operations, ids, action, as_json=as_json)
+    target = existing_queue(find_server(**where), queue)
+    action = Action(target.promote, "is no longer delayed")
+    _each(target, ids, action, as_json=as_json)
 
 
 @click.command()
 @_queue_argument
 @_ids_argument
 @_yes_option
-@site_options
+@server_options
 @json_option
 def remove(queue: str, ids: tuple[str, ...], yes: bool, as_json: bool, **where: str | None) -> None:
     """Remove jobs, and their children."""
-    site = find_site(**where)
-    operations = site.queue(queue)
+    target = existing_queue(find_server(**where), queue)
     _ask(f"Remove {plural(len(set(ids)), 'job')} from queue {queue}?", yes)
-    _each(site, operations, ids, Action(operations.remove, "is removed"), as_json=as_json)
+    _each(target, ids, Action(target.remove, "is removed"), as_json=as_json)
 
 
 @click.command("retry-all")
@@ -100,13 +97,12 @@ def remove(queue: str, ids: tuple[str, ...], yes: bool, as_json: bool, **where: 
 @click.option(
     "--state", type=_finished, default="failed", show_default=True, help="The state of the jobs."
 )
-@site_options
+@server_options
 @json_option
 def retry_all(queue: str, state: Finished, as_json: bool, **where: str | None) -> None:
     """Let all failed (or completed) jobs run once more."""
-    site = find_site(**where)
-    operations = site.queue(queue)
-    count = site.ask(operations.retry_all(state))
+    target = existing_queue(find_server(**where), queue)
+    count = target.retry_all(state)
     if as_json:
         show_json({"queue": queue, "state": state, "retried": count})
     else:
@@ -115,15 +111,14 @@ def retry_all(queue: str, state: Finished, as_json: bool, **where: str | None) -
 
 @click.command()
 @_queue_argument
-@site_options
+@server_options
 @json_option
 def pause(queue: str, as_json: bool, **where: str | None) -> None:
     """Let no worker take a job of the queue; those that run go on."""
-    site = find_site(**where)
-    operations = site.queue(queue)
-    before = site.ask(operations.is_paused())
-    site.ask(operations.pause())
-    counts = site.ask(operations.counts())
+    target = existing_queue(find_server(**where), queue)
+    before = target.is_paused()
+    target.pause()
+    counts = target.counts()
     if as_json:
         show_json({"queue": queue, "paused": True, "changed": not before})
         return
@@ -134,14 +129,13 @@ def pause(queue: str, as_json: bool, **where: str | None) -> None:
 
 @click.command()
 @_queue_argument
-@site_options
+@server_options
 @json_option
 def resume(queue: str, as_json: bool, **where: str | None) -> None:
     """Let workers take jobs of the queue again."""
-    site = find_site(**where)
-    operations = site.queue(queue)
-    before = site.ask(operations.is_paused())
-    site.ask(operations.resume())
+    target = existing_queue(find_server(**where), queue)
+    before = target.is_paused()
+    target.resume()
     if as_json:
         show_json({"queue": queue, "paused": False, "changed": before})
         return
@@ -152,18 +146,17 @@ def resume(queue: str, as_json: bool, **where: str | None) -> None:
 @_queue_argument
 @click.option("--delayed", is_flag=True, help="Remove the delayed jobs, too.")
 @_yes_option
-@site_options
+@server_options
 @json_option
 def drain(queue: str, delayed: bool, yes: bool, as_json: bool, **where: str | None) -> None:
     """Remove all jobs that wait; those that run, and finished ones, stay."""
-    site = find_site(**where)
-    operations = site.queue(queue)
-    counts = site.ask(operations.counts())
+    target = existing_queue(find_server(**where), queue)
+    counts = target.counts()
     states = [JobState.WAITING, JobState.PAUSED, JobState.PRIORITIZED]
     states += [JobState.DELAYED] if delayed else []
     waiting = sum(counts[state] for state in states)
     _ask(f"Remove {plural(waiting, 'waiting job')} from queue {queue}?", yes)
-    removed = site.ask(operations.drain(delayed=delayed))
+    removed = target.drain(delayed=delayed)
     if as_json:
         show_json({"queue": queue, "removed": removed})
     else:
@@ -195,7 +188,7 @@ def drain(queue: str, delayed: bool, yes: bool, as_json: bool, **where: str | No
     help="Remove at most this many jobs.",
 )
 @_yes_option
-@site_options
+@server_options
 @json_option
 def clean(
     queue: str,
@@ -207,12 +200,11 @@ def clean(
     **where: str | None,
 ) -> None:
     """Remove jobs of one state, the oldest first."""
-    site = find_site(**where)
-    operations = site.queue(queue)
+    target = existing_queue(find_server(**where), queue)
     age = f" older than {older_than:g} s" if older_than else ""
     most = f", at most {limit:,}," if limit else ""
     _ask(f"Remove the {state} jobs{age}{most} from queue {queue}?", yes)
-    removed = site.ask(operations.clean(older_than, limit, state))
+    removed = target.clean(older_than, limit, state)
     if as_json:
         show_json({"queue": queue, "state": state, "removed": len(removed), "ids": removed})
     else:
@@ -223,15 +215,14 @@ def clean(
 @_queue_argument
 @click.option("--force", is_flag=True, help="Even while jobs are running.")
 @_yes_option
-@site_options
+@server_options
 @json_option
 def obliterate(queue: str, force: bool, yes: bool, as_json: bool, **where: str | None) -> None:
     """Remove the queue with everything in it."""
-    site = find_site(**where)
-    operations = site.queue(queue)
-    jobs = sum(site.ask(operations.counts()).values())
+    target = existing_queue(find_server(**where), queue)
+    jobs = sum(target.counts().values())
     _ask(f"Remove queue {queue} with its {plural(jobs, 'job')}, for good?", yes)
-    site.ask(operations.obliterate(force=force))
+    target.obliterate(force=force)
     if as_json:
         show_json({"queue": queue, "removed": jobs})
     else:
@@ -252,14 +243,12 @@ def _ask(question: str, yes: bool) -> None:
         raise Failure("nothing was changed")
 
 
-def _each(
-    site: Site, queue: Operations, ids: Sequence[str], action: Action, *, as_json: bool
-) -> None:
-    """Do a thing with each job and report each; that one fails keeps no other from it."""
+def _each(queue: SyncQueue, ids: Sequence[str], action: Action, *, as_json: bool) -> None:
+    """Do something with each job and report each; if it fails for one, the others go on."""
     results: list[dict[str, Any]] = []
     try:
         for job_id in dict.fromkeys(ids):
-            problem = _problem(site, queue, job_id, action.operation)
+            problem = _problem(queue, job_id, action.do)
             results.append({"id": job_id, "ok": problem is None, "error": problem})
             if not as_json and problem is None:
                 _say(f"job {job_id} {action.done}")
@@ -272,26 +261,21 @@ def _each(
         raise click.exceptions.Exit(FAILED)
 
 
-def _problem(
-    site: Site, queue: Operations, job_id: str, operation: Callable[[str], Operation[Any]]
-) -> str | None:
-    """Do a thing with a job; tell what kept it from being done."""
-    name = queue.keys.queue
+def _problem(queue: SyncQueue, job_id: str, do: Callable[[str], bool | None]) -> str | None:
+    """Do something with a job; return what prevented it."""
     try:
-        _check_exists(site, queue, job_id)
-        if site.ask(operation(job_id)) is False:
-            return f"Job {job_id} in queue {name} is running, or one of its children is"
+        _check_exists(queue, job_id)
+        if do(job_id) is False:
+            return f"Job {job_id} in queue {queue.name} is running, or one of its children is"
     except WrongState as error:
-        return f"{error}: it is {site.ask(queue.get_state(job_id))}"
+        return f"{error}: it is {queue.get_state(job_id)}"
     except JobNotFound as error:
         return str(error)
     return None
 
 
-def _check_exists(site: Site, queue: Operations, job_id: str) -> None:
-    """Refuse what is no job; an id that stands in a list, its job gone, may still be removed."""
-    try:
-        find_job(site, queue, job_id)
-    except JobNotFound:
-        if site.ask(queue.get_state(job_id)) is JobState.UNKNOWN:
-            raise
+def _check_exists(queue: SyncQueue, job_id: str) -> None:
+    """Refuse what is not a job; an id that stands in a list, its job gone, may still be removed."""
+    there = job_id not in RESERVED_IDS and queue.get_job(job_id) is not None
+    if not there and queue.get_state(job_id) is JobState.UNKNOWN:
+        raise JobNotFound(queue.name, job_id)

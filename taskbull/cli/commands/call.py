@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from datetime import datetime
 from time import monotonic
 from typing import Any, cast
@@ -15,15 +16,14 @@ from taskbull.app.task import Task
 from taskbull.cli.app_loading import app_option, find_app
 from taskbull.cli.arguments import Arguments
 from taskbull.cli.completion import complete_task
-from taskbull.cli.connected_workers import Crowd
 from taskbull.cli.durations import read_instant, read_seconds
 from taskbull.cli.errors import FAILED, Failure, WrongUsage, complain, note
-from taskbull.cli.site import Site
+from taskbull.cli.server import open_server
 from taskbull.cli.terminal import cell, json_option, printable_lines, show_json, to_json
 from taskbull.core import payload
 from taskbull.core.checks import did_you_mean
 from taskbull.core.states import MAX_PRIORITY
-from taskbull.errors import InvalidArguments, JobFailed
+from taskbull.errors import InvalidArguments, JobFailed, ServerRefused
 from taskbull.queue.handle import JobHandle
 
 _LOOK = 10.0
@@ -101,7 +101,7 @@ def _add(
     said: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
     _refuse_both(said)
     _fits(task, given)
-    Site.of(app).redis.knock()  # at once, where `delay` would try for a while
+    open_server(app).ping()  # at once, where `delay` would try for a while
     return task.options(**cast("CallOptions", said)).delay(*given.args, **given.kwargs)
 
 
@@ -144,14 +144,14 @@ def _wait(app: App, handle: JobHandle[Any], limit: float | None, *, as_json: boo
 def _result(app: App, handle: JobHandle[Any], limit: float | None) -> Any:
     """Wait for the result as JSON has it; a failure if the time is over, or Redis is gone."""
     plain = app.job(handle.queue, handle.id)  # not by the return annotation: it is printed
-    site = Site.of(app)
+    server = open_server(app)
     deadline = None if limit is None else monotonic() + limit
     while True:
         left = _LOOK if deadline is None else max(0.0, deadline - monotonic())
         try:
             return plain.result(timeout=min(left, _LOOK))
         except TimeoutError as error:
-            site.redis.knock()
+            server.ping()
             if deadline is not None and monotonic() >= deadline:
                 raise Failure(
                     f"Job {handle.id} in queue {handle.queue} has not ended within {limit:g} s; "
@@ -160,8 +160,9 @@ def _result(app: App, handle: JobHandle[Any], limit: float | None) -> Any:
 
 
 def _warn_without_workers(app: App, queue: str) -> None:
-    if Crowd(Site.of(app)).of(queue) == []:
-        note(f"no worker is connected to queue {queue}: the job waits for one")
+    with suppress(ServerRefused):  # it does not tell who is connected
+        if not open_server(app).workers([queue])[queue]:
+            note(f"no worker is connected to queue {queue}: the job waits for one")
 
 
 def _added(handle: JobHandle[Any]) -> str:

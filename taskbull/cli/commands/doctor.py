@@ -2,34 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import click
 
 from taskbull.app.app import App
 from taskbull.cli.advice import advice
-from taskbull.cli.app_loading import (
-    app_argument,
-    find_app_of_site,
-    find_redis,
-    find_site,
-    site_options,
-)
+from taskbull.cli.app_loading import app_argument, find_app_of_server, server_options
 from taskbull.cli.doctor.acl import acl_of
 from taskbull.cli.doctor.findings import Finding, Level, describe, ok, problem, show, summary
 from taskbull.cli.doctor.queue_checks import check_queues
 from taskbull.cli.doctor.rights import check_rights
 from taskbull.cli.doctor.server_checks import check_server
 from taskbull.cli.errors import FAILED, note
-from taskbull.cli.site import Site
+from taskbull.cli.server import open_server
 from taskbull.cli.terminal import json_option, plural, show_json
 from taskbull.errors import TaskbullError
-from taskbull.scripts.replies import info
+from taskbull.queue.any_server import Node
+from taskbull.queue.sync_server import SyncServer
 
 
 @click.command()
 @app_argument
-@site_options
+@server_options
 @json_option
 @click.option(
     "--acl",
@@ -52,7 +47,9 @@ def doctor(
     if acl is not None:
         begin = "user" if acl == "file" else "ACL SETUSER"
         note("replace PASSWORD by a password of your own")
-        click.echo(f"{begin} {acl_of(find_site(app, redis, prefix))}")
+        found = find_app_of_server(app, redis)
+        queues = found.known_queues if found is not None else []
+        click.echo(f"{begin} {acl_of(open_server(found, redis, prefix), queues)}")
         return
     findings: list[Finding] = []
     for finding in _examine(app, redis, prefix):
@@ -70,30 +67,28 @@ def doctor(
 def _examine(app: str | None, redis: str | None, prefix: str | None) -> Iterator[Finding]:
     found: App | None = None
     try:
-        found = find_app_of_site(app, redis)
+        found = find_app_of_server(app, redis)
     except click.ClickException as error:
         yield problem("app", error.message)
     else:
         yield _app(found)
     try:
-        site = find_redis(found, redis, prefix)
+        server = open_server(found, redis, prefix)
     except click.ClickException as error:
         yield problem("redis", error.message)
         return
     try:
-        yield from _reach(site)
+        yield from _reach(server)
     except TaskbullError as error:
-        yield problem(
-            "redis", f"{site.address} cannot be used: {error}", advice(error, site.address)
-        )
+        yield problem("redis", f"{server.address} cannot be used: {error}", advice(error, server))
         return
     try:
-        for server in site.redis.servers():
-            yield from check_server(site.redis, server, str(server))
-        yield from check_rights(site)
-        yield from check_queues(site)
+        for node in server.servers():
+            yield from check_server(server, node)
+        yield from check_rights(server, [] if found is None else found.queues)
+        yield from check_queues(server)
     except TaskbullError as error:
-        yield problem("redis", f"{site.address} was lost meanwhile: {error}")
+        yield problem("redis", f"{server.address} was lost meanwhile: {error}")
 
 
 def _app(app: App | None) -> Finding:
@@ -103,16 +98,17 @@ def _app(app: App | None) -> Finding:
     return ok("app", f"{app.name} has {plural(len(app.tasks), 'task')}; its queues: {queues}")
 
 
-def _reach(site: Site) -> Iterator[Finding]:
-    """Knock, and tell what kind of place it is."""
-    site.redis.knock()
-    yield ok("redis", f"{site.address} can be reached")
-    servers = site.redis.servers()
-    match site.address.topology:
+def _reach(server: SyncServer) -> Iterator[Finding]:
+    """Find out whether Redis answers, and what kind of place it is."""
+    server.ping()
+    yield ok("redis", f"{server.address} can be reached")
+    nodes = server.servers()
+    address = server.namespace.address
+    match address.topology:
         case "cluster":
-            yield _cluster(site)
+            yield _cluster(server, nodes)
         case "sentinel":
-            named = f"the sentinels name {servers[0]} the primary of {site.address.service}"
+            named = f"the sentinels name {nodes[0]} the primary of {address.service}"
             yield ok("topology", named)
         case "embedded":
             yield ok("topology", "a private server of this machine, for development")
@@ -120,10 +116,9 @@ def _reach(site: Site) -> Iterator[Finding]:
             yield ok("topology", "a single server")
 
 
-def _cluster(site: Site) -> Finding:
-    servers = site.redis.servers()
-    state = info(site.redis.ask(servers[0], "CLUSTER", "INFO"))
-    message = f"a Redis Cluster with {plural(len(servers), 'master')}"
+def _cluster(server: SyncServer, nodes: Sequence[Node]) -> Finding:
+    state = server.cluster_info(nodes[0])
+    message = f"a Redis Cluster with {plural(len(nodes), 'master')}"
     slots = state.get("cluster_slots_ok", "?")
     if state.get("cluster_state") != "ok":
         return problem(

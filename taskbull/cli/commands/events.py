@@ -8,21 +8,14 @@ from time import sleep
 
 import click
 
-from taskbull.cli.app_loading import find_site, site_options
+from taskbull.cli.app_loading import find_server, server_options
 from taskbull.cli.completion import complete_queue
 from taskbull.cli.errors import note
-from taskbull.cli.site import Site
-from taskbull.cli.terminal import cell, instant, json_option, shortened, to_json
-from taskbull.core.keys import QueueKeys
+from taskbull.cli.terminal import cell, json_option, shortened, to_json
 from taskbull.errors import ConnectionLost, MaybeExecuted
-from taskbull.queue.event_stream import (
-    QueueEvent,
-    check_last_id,
-    events_of,
-    last_event_id,
-    read_events,
-)
-from taskbull.scripts.call import Command
+from taskbull.queue.event_stream import QueueEvent, check_last_id
+from taskbull.queue.job_view import iso
+from taskbull.queue.sync_server import SyncServer
 
 _PAUSE = 0.5
 """Seconds between two tries while Redis is away."""
@@ -36,32 +29,31 @@ _PAUSE = 0.5
     show_default="now",
     help="The event after which to begin; 0: with the oldest.",
 )
-@site_options
+@server_options
 @json_option
 def events(queue: str, last_id: str, as_json: bool, **where: str | None) -> None:
     """Follow what happens in a queue, until Ctrl-C."""
     check_last_id(last_id)
-    site = find_site(**where)
-    site.redis.knock()
-    if not site.exists(queue):
+    server = find_server(**where)
+    server.ping()
+    if not server.exists(queue):
         note(f"queue {queue} does not exist yet: waiting for its first event")
-    for event in _follow(site, site.keys(queue), last_id):
+    for event in _follow(server, queue, last_id):
         if as_json:
             click.echo(to_json(_describe(queue, event), indent=None))
         else:
             click.echo(_line(event))
 
 
-def _follow(site: Site, keys: QueueKeys, last_id: str) -> Iterator[QueueEvent]:
-    """Give all events behind an id; an outage of Redis is said, and waited out."""
+def _follow(server: SyncServer, queue: str, last_id: str) -> Iterator[QueueEvent]:
+    """Yield all events after an id; an outage of Redis is told, and waited out."""
     away = False
     if last_id == "$":
-        last_id = site.redis.run(last_event_id(keys))
+        last_id = server.last_event_id(queue)
     while True:
-        words = read_events(keys, last_id)
         try:
-            site.redis.knock()  # so that an outage is told at once, not after many tries
-            events = site.redis.run(Command(words, keys.events, events_of))
+            server.ping()  # so that an outage is told at once, not after many tries
+            events = server.wait_for_events(queue, last_id)
         except (MaybeExecuted, ConnectionLost) as error:  # reading changes nothing
             if not away:
                 note(f"{error}; trying again until it is back")
@@ -87,7 +79,7 @@ def _time_of(event: QueueEvent) -> datetime | None:
 def _describe(queue: str, event: QueueEvent) -> dict[str, object]:
     return {
         "id": event.id,
-        "at": instant(_time_of(event)),
+        "at": iso(_time_of(event)),
         "queue": queue,
         "event": event.name,
         "job_id": event.job_id,
@@ -99,8 +91,6 @@ def _line(event: QueueEvent) -> str:
     when = _time_of(event)
     clock = "-" if when is None else f"{when.astimezone():%H:%M:%S.%f}"[:-3]
     fields = " ".join(
-        f"{cell(name)}={cell(shortened(value))}"
-        for name, value in event.fields.items()
-        if name != "jobId"
+        f"{cell(name)}={cell(shortened(value))}" for name, value in event.details.items()
     )
     return f"{clock}  {cell(event.name):<16}  {cell(event.job_id):<8}  {fields}".rstrip()

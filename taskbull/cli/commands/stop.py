@@ -6,16 +6,14 @@ from pathlib import Path
 
 import click
 
-from taskbull.store.project import project_folder
-
 
 @click.command()
 @click.argument("folder", type=click.Path(path_type=Path), required=False)
 def stop(folder: Path | None) -> None:
     """Stop the embedded server in FOLDER (.taskbull of the project); its jobs are kept."""
-    from taskbull.store import embedded  # noqa: PLC0415 - see `worker`
+    from taskbull.app import embedded  # noqa: PLC0415 - see `worker`
 
-    folder = project_folder() if folder is None else folder
+    folder = embedded.project_folder() if folder is None else folder
     if embedded.stop(folder):
         click.echo(f"the server in {folder} is stopped; its jobs are kept")
     else:

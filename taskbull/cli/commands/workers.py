@@ -6,27 +6,27 @@ from datetime import timedelta
 
 import click
 
-from taskbull.cli.app_loading import find_site, site_options
+from taskbull.cli.app_loading import find_server, server_options
 from taskbull.cli.completion import complete_queue
+from taskbull.cli.server import existing_queue
 from taskbull.cli.terminal import json_option, show_json, show_table
 
 
 @click.command()
 @click.argument("queue", required=False, shell_complete=complete_queue)
-@site_options
+@server_options
 @json_option
 def workers(
     queue: str | None, app: str | None, redis: str | None, prefix: str | None, as_json: bool
 ) -> None:
     """List the workers that are connected, to all queues or to one."""
-    site = find_site(app, redis, prefix)
+    server = find_server(app, redis, prefix)
     if queue is None:
-        site.redis.knock()
-        names = site.names()
+        server.ping()
     else:
-        site.queue(queue)
-        names = [queue]
-    found = [(name, each) for name in names for each in site.ask(site.operations(name).workers())]
+        existing_queue(server, queue)
+    by_queue = server.workers(None if queue is None else [queue])
+    found = [(name, worker) for name, workers in by_queue.items() for worker in workers]
     if as_json:
         show_json(
             [

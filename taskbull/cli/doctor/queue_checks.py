@@ -4,35 +4,34 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from taskbull.cli.commands.queues import QueueSummary, survey
 from taskbull.cli.doctor.findings import Finding, ok, problem, warning
 from taskbull.cli.doctor.server_checks import major_of
-from taskbull.cli.site import Site
 from taskbull.cli.terminal import plural
 from taskbull.core.states import JobState
 from taskbull.errors import ServerRefused
-from taskbull.scripts.call import Command
+from taskbull.queue.server_operations import QueueSummary
+from taskbull.queue.sync_server import SyncServer
 
 _MANY = 100_000
 _LOOKED_AT = 500
 """Running jobs of which the locks are looked at."""
 
 
-def check_queues(site: Site) -> Iterator[Finding]:
+def check_queues(server: SyncServer) -> Iterator[Finding]:
     """Examine the queues, and tell who uses them."""
     try:
-        found = survey(site)
+        found = server.survey()
     except ServerRefused as error:
         yield problem("queues", f"the queues cannot be read: {error}", "check the ACL rules")
         return
     if not found:
-        yield ok("queues", f"there are none under the prefix {site.prefix!r}")
+        yield ok("queues", f"there are none under the prefix {server.prefix!r}")
     if any(queue.workers is None for queue in found):
         yield warning("workers", "the server does not say who is connected (CLIENT LIST)")
     for queue in found:
         yield _who(queue)
         yield from _waiting(queue)
-        yield from _stalled(site, queue)
+        yield from _stalled(server, queue)
         yield from _pausing(queue)
         yield from _kept(queue)
 
@@ -61,18 +60,10 @@ def _waiting(queue: QueueSummary) -> Iterator[Finding]:
         )
 
 
-def _stalled(site: Site, queue: QueueSummary) -> Iterator[Finding]:
-    active = queue.counts[JobState.ACTIVE]
-    if not active:
+def _stalled(server: SyncServer, queue: QueueSummary) -> Iterator[Finding]:
+    if not queue.counts[JobState.ACTIVE]:
         return
-    keys = site.keys(queue.name)
-    operations = site.operations(queue.name)
-    jobs = site.ask(operations.get_jobs(JobState.ACTIVE, 0, _LOOKED_AT - 1))
-    locks = [keys.lock(job.id) for job in jobs]
-    held = site.redis.run_all([Command(("EXISTS", lock), lock, bool) for lock in locks])
-    # A job that has ended meanwhile has no lock either.
-    gone = [job.id for job, lock in zip(jobs, held, strict=True) if not lock]
-    still = [one for one in gone if site.ask(operations.get_state(one)) is JobState.ACTIVE]
+    still = [job.id for job in server.active(queue.name, _LOOKED_AT) if job.lock_seconds is None]
     if still:
         yield warning(
             "queue",

@@ -6,14 +6,14 @@ import re
 import time
 from collections.abc import Callable, Iterator
 from statistics import median
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
-from taskbull.cli.asking import Asker
 from taskbull.cli.doctor.findings import Finding, ok, problem, warning
 from taskbull.errors import ServerRefused
-from taskbull.scripts.replies import info, text
-from taskbull.store.address import Endpoint
-from taskbull.store.pipeline import Reply
+from taskbull.queue.any_server import Node
+from taskbull.queue.sync_server import SyncServer
+
+T = TypeVar("T")
 
 Fields: TypeAlias = dict[str, str]
 
@@ -26,23 +26,24 @@ _BAD_SKEW = 10.0
 _NEARLY_FULL = 0.9
 
 
-def check_server(redis: Asker, server: Endpoint, name: str) -> Iterator[Finding]:
-    """Examine one server; `name` is what its findings are about, such as a node of a Cluster."""
-    fields = _info(redis, server)
+def check_server(server: SyncServer, node: Node) -> Iterator[Finding]:
+    """Examine one of the Redis servers that hold the queues."""
+    name = str(node)
+    fields = _info(server, node)
     if fields is None:
         yield warning("server", f"{name} does not describe itself (INFO is forbidden)")
     else:
         yield _version(fields, name)
-        yield from _role(redis, fields, name)
+        yield from _role(server.namespace.address.topology, fields, name)
         yield from _memory(fields, name)
-        yield from _persistence(redis, server, fields, name)
-    yield _latency(redis, server, name)
-    yield _clock(redis, server, name)
+        yield from _persistence(server, node, fields)
+    yield _latency(server, node)
+    yield _clock(server, node)
 
 
-def _info(redis: Asker, server: Endpoint) -> Fields | None:
+def _info(server: SyncServer, node: Node) -> Fields | None:
     try:
-        return info(redis.ask(server, "INFO"))
+        return server.info(node)
     except ServerRefused:
         return None
 
@@ -66,8 +67,7 @@ def _version(fields: Fields, name: str) -> Finding:
     return ok("server", f"{name} runs Redis {version}: fine")
 
 
-def _role(redis: Asker, fields: Fields, name: str) -> Iterator[Finding]:
-    topology = redis.address.topology
+def _role(topology: str, fields: Fields, name: str) -> Iterator[Finding]:
     if fields.get("role") not in {"master", None}:
         yield problem(
             "topology", f"{name} is a replica: nothing can be written", "connect to its primary"
@@ -110,11 +110,12 @@ def _memory(fields: Fields, name: str) -> Iterator[Finding]:
         )
 
 
-def _persistence(redis: Asker, server: Endpoint, fields: Fields, name: str) -> Iterator[Finding]:
+def _persistence(server: SyncServer, node: Node, fields: Fields) -> Iterator[Finding]:
+    name = str(node)
     advice = "CONFIG SET appendonly yes, and in its configuration file"
     if fields.get("aof_enabled") == "1":
         yield ok("persistence", f"{name} keeps an append-only file")
-    elif (points := _save_points(redis, server)) is None:
+    elif (points := _save_points(server, node)) is None:
         yield warning(
             "persistence",
             f"{name} keeps no append-only file; whether it takes snapshots is not known",
@@ -138,46 +139,45 @@ def _persistence(redis: Asker, server: Endpoint, fields: Fields, name: str) -> I
             )
 
 
-def _save_points(redis: Asker, server: Endpoint) -> str | None:
+def _save_points(server: SyncServer, node: Node) -> str | None:
     try:
-        reply: list[bytes] = redis.ask(server, "CONFIG", "GET", "save")
+        return server.save_points(node)
     except ServerRefused:  # forbidden, as with most providers
         return None
-    return text(reply[1]) if len(reply) > 1 else ""
 
 
-def _latency(redis: Asker, server: Endpoint, name: str) -> Finding:
-    times = [_timed(lambda: redis.ask(server, "PING"))[0] for _ in range(_PINGS)]
+def _latency(server: SyncServer, node: Node) -> Finding:
+    times = [_timed(lambda: server.ping(node))[0] for _ in range(_PINGS)]
     usual = median(times)
-    message = f"{name} answers in {usual * 1000:.2g} ms (the slowest of {_PINGS}: "
+    message = f"{node} answers in {usual * 1000:.2g} ms (the slowest of {_PINGS}: "
     message += f"{max(times) * 1000:.2g} ms)"
     if usual > _SLOW:
         return warning("latency", message, "run workers close to their Redis")
     return ok("latency", message)
 
 
-def _clock(redis: Asker, server: Endpoint, name: str) -> Finding:
+def _clock(server: SyncServer, node: Node) -> Finding:
     try:
-        took, reply = _timed(lambda: redis.ask(server, "TIME"))
+        took, theirs = _timed(lambda: server.time(node))
     except ServerRefused:
-        return warning("clock", f"{name} does not give its time (TIME is forbidden)")
+        return warning("clock", f"{node} does not give its time (TIME is forbidden)")
     ours = time.time() - took / 2
-    skew = int(reply[0]) + int(reply[1]) / 1e6 - ours
+    skew = theirs - ours
     if abs(skew) < _SKEW:
-        return ok("clock", f"{name} and this machine differ by {abs(skew) * 1000:.0f} ms")
+        return ok("clock", f"{node} and this machine differ by {abs(skew) * 1000:.0f} ms")
     behind = "ahead of" if skew > 0 else "behind"
-    message = f"the clock of {name} is {abs(skew):.1f} s {behind} this machine's"
+    message = f"the clock of {node} is {abs(skew):.1f} s {behind} this machine's"
     advice = "synchronise all machines by NTP: delayed jobs run by the clocks of workers"
     return (problem if abs(skew) >= _BAD_SKEW else warning)("clock", message, advice)
 
 
-def _timed(ask: Callable[[], Reply]) -> tuple[float, Reply]:
+def _timed(ask: Callable[[], T]) -> tuple[float, T]:
     began = time.perf_counter()
-    reply = ask()
-    return time.perf_counter() - began, reply
+    answer = ask()
+    return time.perf_counter() - began, answer
 
 
 def major_of(version: str | None) -> int | None:
-    """Give BullMQ's major version of what a queue's producer wrote about itself."""
+    """Return BullMQ's major version of what a queue's producer wrote about itself."""
     found = re.fullmatch(r"bullmq[^:]*:(\d+)\..*", version or "")
     return int(found[1]) if found else None

@@ -10,20 +10,18 @@ from taskbull import __version__
 from taskbull.app.app import App
 from taskbull.cli.advice import advice
 from taskbull.cli.doctor.rights import first_trouble
-from taskbull.cli.site import Site
+from taskbull.cli.server import server_at
 from taskbull.cli.terminal import printable, shortened
 from taskbull.errors import ServerRefused, TaskbullError
-from taskbull.scripts.inspection import count_jobs
-from taskbull.scripts.replies import info
-from taskbull.store.address import Address
+from taskbull.queue.sync_server import SyncServer
 from taskbull.worker.worker import Worker
 
 _PATIENCE = 2.0
-"""Seconds that the panel waits for Redis: the worker itself waits longer."""
+"""Seconds to find out which tasks are missing: the worker does not wait for that."""
 
 
-def show_panel(app: App, worker: Worker, backend: str) -> None:
-    """Print the panel; that Redis is away is told in it, and no reason not to start."""
+def show_banner(app: App, worker: Worker, backend: str) -> None:
+    """Print the banner; that Redis is away is told in it, and no reason not to start."""
     options = worker.options
     rows = {
         "app": app.name,
@@ -34,23 +32,21 @@ def show_panel(app: App, worker: Worker, backend: str) -> None:
         "worker": worker.id,
         "to stop": f"Ctrl-C, and running jobs have {options.shutdown_timeout:g} s; twice: at once",
     }
-    site = Site(worker.namespace, app)
+    server = server_at(worker.namespace)
     try:
-        site.redis.knock()
-        rows["redis"] = f"{worker.address} · {_server(site, worker.queues[0])}"
-        rows["queues"] = " · ".join(_queue(site, name) for name in worker.queues)
+        server.ping()
+        rows["redis"] = f"{worker.address} · {_server(server, worker.queues[0])}"
+        rows["queues"] = " · ".join(_queue(server, name) for name in worker.queues)
         if strangers := _strangers(app, worker):
             rows["not here"] = strangers
     except ServerRefused as error:
         rows["redis"] = rows["redis"] or f"{worker.address} · cannot be used: {_with_advice(error)}"
         rows["queues"] = " · ".join(worker.queues)
     except TaskbullError as error:
-        rows["redis"] = (
-            f"{worker.address} · not reachable yet: {_with_advice(error, worker.address)}"
-        )
+        rows["redis"] = f"{worker.address} · not reachable yet: {_with_advice(error, server)}"
         rows["queues"] = " · ".join(worker.queues)
     finally:
-        site.redis.close()
+        server.close()
     title = click.style(f"taskbull {__version__}", bold=True)
     click.echo(f"{title} · Python {platform.python_version()} · {backend}")
     for name, text in rows.items():
@@ -78,15 +74,15 @@ def _concurrency(worker: Worker) -> str:
     return ", ".join(f"{name} {number}" for name, number in numbers.items())
 
 
-def _with_advice(error: TaskbullError, address: Address | None = None) -> str:
-    todo = advice(error, address)
+def _with_advice(error: TaskbullError, server: SyncServer | None = None) -> str:
+    todo = advice(error, server)
     return f"{error} → {todo}" if todo else str(error)
 
 
-def _server(site: Site, queue: str) -> str:
-    trouble = first_trouble(site, queue)
+def _server(server: SyncServer, queue: str) -> str:
+    trouble = first_trouble(server, queue)
     try:
-        fields = info(site.redis.ask(site.redis.servers()[0], "INFO"))
+        fields = server.info(server.servers()[0])
     except ServerRefused:  # it works all the same
         return f"{trouble}: see taskbull doctor" if trouble else "version unknown, fine"
     kind = "Valkey" if "valkey_version" in fields else "Redis"
@@ -99,12 +95,11 @@ def _server(site: Site, queue: str) -> str:
     return f"{kind} {version}, fine"
 
 
-def _queue(site: Site, name: str) -> str:
-    queue = site.keys(name)
-    counts = site.redis.run(count_jobs(queue), timeout=_PATIENCE)
+def _queue(server: SyncServer, name: str) -> str:
+    counts = server.queue(name).counts()
     shown = [
         f"{counts[state]:,} {state}"
         for state in ("waiting", "prioritized", "delayed", "active", "paused", "failed")
         if counts[state]
     ]
-    return f"{queue.queue} ({', '.join(shown) or 'empty'})"
+    return f"{name} ({', '.join(shown) or 'empty'})"

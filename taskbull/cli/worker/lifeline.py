@@ -12,7 +12,6 @@ from __future__ import annotations
 import os
 import socket
 from contextlib import suppress
-from contextvars import copy_context
 from threading import Thread
 from typing import Self
 
@@ -20,8 +19,7 @@ import msgspec
 from msgspec import Struct
 
 from taskbull.app.running import Stop
-from taskbull.store.backend import poster
-from taskbull.store.namespace import Namespace
+from taskbull.queue.any_server import Namespace
 
 _MOST = 1 << 20
 
@@ -78,19 +76,14 @@ class Tether:
 
     async def watch(self, stop: Stop) -> None:
         """Say that the worker runs, and go as far in stopping as the supervisor says."""
-        post = poster()
-        context = copy_context()  # a thread's own knows no event loop
-
-        def go(step: int) -> None:
-            with suppress(RuntimeError):  # the event loop is over
-                post(lambda: context.run(stop.reach, step))
+        reach = stop.from_thread()
 
         def read() -> None:
             with suppress(OSError):  # the supervisor is gone already, as the next lines will see
                 self._socket.sendall(msgspec.json.encode(self._presence))
             while step := self._next_step():
-                go(step)
-            go(1)
+                reach(step)
+            reach(1)
 
         Thread(target=read, name="taskbull-parent", daemon=True).start()
 

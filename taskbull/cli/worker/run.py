@@ -16,7 +16,7 @@ import click
 from taskbull.app.loops import backend_options
 from taskbull.app.running import run_until_signal
 from taskbull.cli.app_loading import find_app
-from taskbull.cli.worker.banner import show_panel
+from taskbull.cli.worker.banner import show_banner
 from taskbull.cli.worker.lifeline import Presence, Tether
 from taskbull.cli.worker.metrics import gathered, measured
 from taskbull.cli.worker.queue_names import check_known, read_queues
@@ -62,7 +62,7 @@ def work(given: dict[str, Any]) -> int:
     set_up_logging(given["log_level"], log_format, made.id)
     backend: str = given["backend"]
     if first and log_format == "text":
-        show_panel(app, made, "uvloop" if given["uvloop"] else backend)
+        show_banner(app, made, "uvloop" if given["uvloop"] else backend)
     recycling = Recycling(share, made) if share.limited else None
     watchers = [] if recycling is None else [recycling.watch]
     if given["lifeline"] is not None:

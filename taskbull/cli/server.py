@@ -1,0 +1,65 @@
+"""Where a command finds queues: a Redis server and a prefix, with what the app knows about them."""
+
+from __future__ import annotations
+
+import click
+
+from taskbull.app.app import App
+from taskbull.cli.errors import SERVER, Failure, failure_of
+from taskbull.core.checks import did_you_mean
+from taskbull.errors import TaskbullError
+from taskbull.queue.any_server import Namespace
+from taskbull.queue.sync_queue import SyncQueue
+from taskbull.queue.sync_server import SyncServer
+
+CALL_TIMEOUT = 8.0
+"""Seconds that one call may take: somebody is waiting for it."""
+
+
+def open_server(app: App | None, redis: str | None = None, prefix: str | None = None) -> SyncServer:
+    """Return the server of the queues: what is given here, else the app's, else the default."""
+    try:
+        if app is None:
+            prefix = "bull" if prefix is None else prefix
+            server = SyncServer(redis or None, prefix=prefix, call_timeout=CALL_TIMEOUT)
+        else:
+            namespace = app.producer.namespace
+            server = SyncServer(
+                namespace.address if redis is None else redis,
+                prefix=namespace.prefix if prefix is None else prefix,
+                hash_tag=namespace.hash_tag,
+                call_timeout=CALL_TIMEOUT,
+                queues=app.queues,
+                attempts_of=app.attempts_of,
+            )
+    except TaskbullError as error:
+        raise failure_of(error) from error
+    if ctx := click.get_current_context(silent=True):
+        ctx.call_on_close(server.close)
+        ctx.meta[SERVER] = server
+    return server
+
+
+def server_at(namespace: Namespace) -> SyncServer:
+    """Return the server of the queues of a worker; whoever asks for it closes it."""
+    return SyncServer(
+        namespace.address,
+        prefix=namespace.prefix,
+        hash_tag=namespace.hash_tag,
+        call_timeout=CALL_TIMEOUT,
+    )
+
+
+def existing_queue(server: SyncServer, name: str) -> SyncQueue:
+    """Return a queue that exists; one that does not is a failure that names the nearest."""
+    queue = server.queue(name)
+    server.ping()
+    if not server.exists(name):
+        known = server.queues()
+        has = f"; there is {', '.join(known[:8])}" if known else "; there is none yet"
+        hint = did_you_mean(name, known) or has
+        raise Failure(
+            f"Queue {name} does not exist in Redis at {server.address} under the prefix "
+            f"{server.prefix!r}{hint}"
+        )
+    return queue
