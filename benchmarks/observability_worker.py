@@ -18,8 +18,8 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, Spa
 from opentelemetry.sdk.trace.sampling import ParentBased, Sampler, TraceIdRatioBased
 
 from taskbull.core.worker_options import WorkerOptions
-from taskbull.observability.endpoint import Endpoint
-from taskbull.observability.source import OwnMetrics
+from taskbull.observability.http_server import MetricsServer
+from taskbull.observability.metrics_source import OwnMetrics
 from taskbull.worker.running_job import RunningJob
 from taskbull.worker.worker import Worker
 
@@ -44,7 +44,7 @@ def endpoint(worker: Worker) -> Generator[None]:
     """Serve metrics as `--metrics-port` does, and let another process scrape them."""
     own = OwnMetrics()
     worker.measure(own.metrics)
-    with Endpoint(own, "127.0.0.1", 0) as served:
+    with MetricsServer(own, "127.0.0.1", 0) as served:
         command = [sys.executable, "-c", _SCRAPER, f"{served.url}/metrics", str(SCRAPING)]
         with subprocess.Popen(command) as scraper:
             try:

@@ -73,7 +73,7 @@ LATE: dict[str, str] = {
     "taskbull.cli.demo": "other commands do not wait for it",
     "taskbull.cli.tables": "rich is slow to import",
     "taskbull.cli.worker.run": "other commands do not wait for it",
-    "taskbull.observability.endpoint": "prometheus_client is optional",
+    "taskbull.observability.http_server": "prometheus_client is optional",
     "taskbull.observability.tracing": "OpenTelemetry is slow to import",
     "taskbull.queue.event_loops": "who has no event loop needs no asyncio",
     "taskbull.queue.queue": "who only enqueues by tasks does not need it",

@@ -1,4 +1,4 @@
-"""Every metric there is: its exact name, its kind, its labels, and what it says."""
+"""Every metric: its exact name, its kind, its labels, and what it measures."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Metric(Struct, frozen=True):
     unit: str = ""
     buckets: tuple[float, ...] = ()
     least: bool = False
-    """Of a gauge that several processes have, whether the least value counts; else the greatest."""
+    """Whether a gauge that several processes report shows their lowest value, not their highest."""
 
 
 _RUN = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 30.0, 60.0, 300.0, 1800.0)

@@ -15,7 +15,7 @@ from taskbull.observability.catalogue import BY_NAME, Labels, Metric
 
 
 class Distribution(Struct):
-    """How many values fell into each bucket (the last is for what is beyond all), and their sum."""
+    """How many values fell into each bucket (the last has no bound), and their sum."""
 
     counts: list[int]
     total: float = 0.0
@@ -62,7 +62,7 @@ class TalliedNumber:
         self._followed[labels] = read
 
     def remove(self, label: str) -> None:
-        """Forget what a gauge says of a worker, or of a queue."""
+        """Forget the values of a gauge that have this label: a worker, or a queue."""
         for kept in (self.values, self._followed):
             for labels in [labels for labels in kept if label in labels]:
                 del kept[labels]
@@ -76,7 +76,7 @@ class TalliedTimes:
         self.values: dict[Labels, Distribution] = {}
 
     def record(self, values: Sequence[float], labels: Labels = ()) -> None:
-        """Note values."""
+        """Add values."""
         one = self.values.get(labels)
         if one is None:
             one = self.values[labels] = Distribution([0] * (len(self._buckets) + 1))
@@ -119,7 +119,7 @@ class Tally:
 def merge(snapshots: list[Snapshot]) -> Snapshot:
     """Return the values of several processes together: counters added up, gauges side by side.
 
-    Where two processes have the same gauge, the catalogue says which value counts.
+    Where two processes have the same gauge, its `Metric` says which value is shown.
     """
     merged = Snapshot()
     for snapshot in snapshots:

@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 E = TypeVar("E", bound=Event)
 
 
-class Counter(Protocol):
+class JobCounter(Protocol):
     """Whoever counts jobs, many at once, and needs no event of each."""
 
     def count_started(self, worker_id: str, queue: str, started: Sequence[Run]) -> None: ...
@@ -34,7 +34,7 @@ class Listeners:
     """
 
     def __init__(self) -> None:
-        self.counters: list[Counter] = []
+        self.counters: list[JobCounter] = []
         """Those that count jobs."""
         self._all: list[tuple[type[Event], Listener[Any]]] = []
         self._by_kind: dict[type[Event], _Audience] = {}

@@ -15,8 +15,8 @@ from anyio import Event, to_thread
 from taskbull.core import events
 from taskbull.core.breaker import CircuitBreaker
 from taskbull.observability.catalogue import ALL
-from taskbull.observability.endpoint import Endpoint
-from taskbull.observability.source import OwnMetrics
+from taskbull.observability.http_server import MetricsServer
+from taskbull.observability.metrics_source import OwnMetrics
 from taskbull.worker import sampler
 from tests.observability.scraping import Scrape, scrape
 from tests.worker.bed import WorkerBed, until
@@ -56,7 +56,7 @@ async def real_scrape(bed: WorkerBed, monkeypatch: pytest.MonkeyPatch) -> Scrape
     worker = bed.worker(handler, heartbeat_interval=0.05, circuit_breaker=breaker)
     own = OwnMetrics()
     worker.measure(own.metrics)
-    with Endpoint(own, "127.0.0.1", 0) as endpoint:
+    with MetricsServer(own, "127.0.0.1", 0) as endpoint:
         async with worker.running():
             await bed.record.wait_for(events.LocksRenewed)
             await bed.record.wait_for(events.Completed)

@@ -33,8 +33,8 @@ from taskbull.core.outcome import (
 )
 from taskbull.errors import PermanentError, Snooze, TransientError
 from taskbull.observability.catalogue import ALL
-from taskbull.observability.endpoint import Endpoint
-from taskbull.observability.source import OwnMetrics
+from taskbull.observability.http_server import MetricsServer
+from taskbull.observability.metrics_source import OwnMetrics
 from taskbull.worker import sampler
 from taskbull.worker.run import Run, Runs
 from taskbull.worker.worker import Worker
@@ -64,7 +64,7 @@ def served(worker: Worker) -> Iterator[str]:
     """Serve a worker's metrics; gives the URL."""
     own = OwnMetrics()
     worker.measure(own.metrics)
-    with Endpoint(own, "127.0.0.1", 0) as endpoint:
+    with MetricsServer(own, "127.0.0.1", 0) as endpoint:
         yield endpoint.url
 
 
@@ -388,7 +388,7 @@ async def test_a_loop_that_hangs_is_not_alive(
 
 async def test_other_paths_and_forms(bed: WorkerBed) -> None:
     own = OwnMetrics()
-    with Endpoint(own, "127.0.0.1", 0) as endpoint:
+    with MetricsServer(own, "127.0.0.1", 0) as endpoint:
         assert await status(f"{endpoint.url}/") == 404
         open_metrics = "application/openmetrics-text; version=1.0.0"
         code, text, headers = await to_thread.run_sync(

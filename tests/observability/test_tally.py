@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from taskbull.observability import catalogue
-from taskbull.observability.gathering import Hub, Report
 from taskbull.observability.health import Health
+from taskbull.observability.multiprocess import Report, Reports
 from taskbull.observability.tally import Distribution, Snapshot, Tally, merge
 
 
@@ -47,27 +47,27 @@ def test_a_snapshot_does_not_change_with_what_it_was_made_of() -> None:
 
 
 def test_what_a_child_has_counted_outlives_it() -> None:
-    hub = Hub()
-    assert not hub.health().ready
-    assert hub.health().live
+    reports = Reports()
+    assert not reports.health().ready
+    assert reports.health().live
     for child in range(100):
-        hub.take(child, Report(tally().snapshot(), Health()))
-        hub.take(child, Report(tally().snapshot(), Health()))  # the newest counts
-        hub.bury(child)
-        hub.bury(child)
-    hub.take("alive", Report(tally().snapshot(), Health()))
-    assert hub.health().ready
-    values = hub.snapshot().numbers
+        reports.take(child, Report(tally().snapshot(), Health()))
+        reports.take(child, Report(tally().snapshot(), Health()))  # the newest counts
+        reports.child_ended(child)
+        reports.child_ended(child)
+    reports.take("alive", Report(tally().snapshot(), Health()))
+    assert reports.health().ready
+    values = reports.snapshot().numbers
     assert values["bullmq_jobs_processed_total"] == {("q", "completed"): 202}
     assert values["bullmq_redis_connection_status"] == {(): 1}
-    hub.bury("alive")
-    assert "bullmq_redis_connection_status" not in hub.snapshot().numbers
+    reports.child_ended("alive")
+    assert "bullmq_redis_connection_status" not in reports.snapshot().numbers
 
 
 def test_the_health_of_all_is_that_of_the_worst() -> None:
-    hub = Hub()
-    hub.take(1, Report(Snapshot(), Health()))
-    hub.take(2, Report(Snapshot(), Health(idle="Redis cannot be reached")))
-    assert (hub.health().live, hub.health().ready) == (True, False)
-    hub.take(3, Report(Snapshot(), Health(stuck="the event loop has not moved")))
-    assert not hub.health().live
+    reports = Reports()
+    reports.take(1, Report(Snapshot(), Health()))
+    reports.take(2, Report(Snapshot(), Health(idle="Redis cannot be reached")))
+    assert (reports.health().live, reports.health().ready) == (True, False)
+    reports.take(3, Report(Snapshot(), Health(stuck="the event loop has not moved")))
+    assert not reports.health().live

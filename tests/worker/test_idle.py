@@ -10,7 +10,7 @@ import redis
 from taskbull.core import events
 from taskbull.core.durations import seconds
 from taskbull.core.worker_options import WorkerOptions
-from taskbull.observability.source import OwnMetrics
+from taskbull.observability.metrics_source import OwnMetrics
 from taskbull.worker import sampler
 from tests.worker.bed import WorkerBed, echo, until
 

@@ -10,8 +10,8 @@ from importlib.util import find_spec
 import click
 
 from taskbull.cli.errors import Failure
-from taskbull.observability.gathering import Gathering, Hub, Reporting
-from taskbull.observability.source import OwnMetrics, Source
+from taskbull.observability.metrics_source import MetricsSource, OwnMetrics
+from taskbull.observability.multiprocess import Reports, ReportSender, ReportServer
 from taskbull.worker.worker import Worker
 
 logger = logging.getLogger(__name__)
@@ -23,7 +23,7 @@ def measured(worker: Worker, host: str, port: int | None, parent: str | None) ->
     own = OwnMetrics()
     with ExitStack() as stack:
         if parent is not None:
-            stack.enter_context(Reporting(own, parent))
+            stack.enter_context(ReportSender(own, parent))
         elif port is not None:
             stack.enter_context(serving(own, host, port))
         if parent is not None or port is not None:
@@ -37,22 +37,22 @@ def gathered(host: str, port: int | None) -> Generator[list[str]]:
     if port is None:
         yield []
         return
-    hub = Hub()
-    with Gathering(hub) as gathering, serving(hub, host, port):
-        yield ["--metrics-to", str(gathering.path)]
+    reports = Reports()
+    with ReportServer(reports) as server, serving(reports, host, port):
+        yield ["--metrics-to", str(server.path)]
 
 
 @contextmanager
-def serving(source: Source, host: str, port: int) -> Generator[None]:
+def serving(source: MetricsSource, host: str, port: int) -> Generator[None]:
     """Serve metrics and probes during the block."""
     if find_spec("prometheus_client") is None:
         raise click.UsageError(
             "--metrics-port needs prometheus_client: pip install 'taskbull[metrics]'"
         )
-    from taskbull.observability.endpoint import Endpoint  # noqa: PLC0415 - it is optional
+    from taskbull.observability.http_server import MetricsServer  # noqa: PLC0415 - it is optional
 
     try:
-        endpoint = Endpoint(source, host, port)
+        endpoint = MetricsServer(source, host, port)
     except OSError as error:
         raise Failure(f"Metrics cannot be served at {host}:{port}: {error.strerror}") from error
     with endpoint:

@@ -1,4 +1,4 @@
-"""Where an endpoint, or a parent process, has its metrics from."""
+"""Where the HTTP server, or a parent process, gets metrics from."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from taskbull.observability.metrics import Metrics
 from taskbull.observability.tally import Snapshot, Tally
 
 
-class Source(Protocol):
+class MetricsSource(Protocol):
     """A source of metrics and health; it may be read in any thread."""
 
     def snapshot(self) -> Snapshot:

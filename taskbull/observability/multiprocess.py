@@ -1,9 +1,9 @@
 """The metrics of several processes at one endpoint: children send theirs, the parent adds them up.
 
 A child sends a report each second, and a last one when it ends, over a Unix socket in a folder that
-only this user can enter. When its connection ends, however that happens, what it has counted stays
-counted and its gauges go: counters never run backwards, and one that is killed loses at most its
-last second.
+only this user can enter. When its connection ends, for whatever reason, its counters are kept and
+its gauges dropped: counters never run backwards, and a child that is killed loses at most its last
+second.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import msgspec
 from msgspec import Struct
 
 from taskbull.observability.health import Health
-from taskbull.observability.source import Source
+from taskbull.observability.metrics_source import MetricsSource
 from taskbull.observability.tally import Snapshot, merge
 
 logger = logging.getLogger(__name__)
@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 INTERVAL = 1.0
 """Seconds between two reports of a child."""
 
-_LENGTH = 4  # bytes that tell how long a report is
+_LENGTH = 4  # bytes before a report, with its length
 _PATIENCE = 5.0
 
 
@@ -43,8 +43,8 @@ class Report(Struct):
 _decode = msgspec.msgpack.Decoder(Report).decode
 
 
-class Hub:
-    """What all children have reported, together."""
+class Reports:
+    """The newest reports of all children, and what those that have ended had counted."""
 
     def __init__(self) -> None:
         self._lock = Lock()
@@ -52,12 +52,12 @@ class Hub:
         self._present: dict[object, Report] = {}
 
     def take(self, child: object, report: Report) -> None:
-        """Take in a child's newest report."""
+        """Keep a child's newest report, in place of the one before."""
         with self._lock:
             self._present[child] = report
 
-    def bury(self, child: object) -> None:
-        """Keep what a child has counted; it is gone."""
+    def child_ended(self, child: object) -> None:
+        """Keep what a child has counted, and drop its gauges."""
         with self._lock:
             report = self._present.pop(child, None)
             if report is not None:
@@ -78,22 +78,22 @@ class Hub:
         return Health(stuck, next((one.idle for one in healths if one.idle), ""))
 
 
-class Gathering:
-    """Listens to children during its block, and gives what they report to a hub."""
+class ReportServer:
+    """Receives what children report, during its block."""
 
-    def __init__(self, hub: Hub) -> None:
+    def __init__(self, reports: Reports) -> None:
         self._folder = Path(tempfile.mkdtemp(prefix="taskbull-"))
         self.path = self._folder / "metrics"
 
         class Listen(_Listen):
-            takes = hub
+            takes = reports
 
-        class Server(ThreadingMixIn, UnixStreamServer):
+        class SocketServer(ThreadingMixIn, UnixStreamServer):
             daemon_threads = True
 
-        self._server = Server(str(self.path), Listen)
+        self._server = SocketServer(str(self.path), Listen)
         self._thread = Thread(
-            target=self._server.serve_forever, name="taskbull-gathering", daemon=True
+            target=self._server.serve_forever, name="taskbull-reports", daemon=True
         )
 
     def __enter__(self) -> Self:
@@ -107,7 +107,7 @@ class Gathering:
 
 
 class _Listen(StreamRequestHandler):
-    takes: Hub
+    takes: Reports
 
     def handle(self) -> None:
         child = object()
@@ -117,17 +117,17 @@ class _Listen(StreamRequestHandler):
         except (OSError, msgspec.DecodeError):  # it died in the middle of a report
             pass
         finally:
-            self.takes.bury(child)
+            self.takes.child_ended(child)
 
 
-class Reporting:
-    """Sends this process's metrics to its parent during the block."""
+class ReportSender:
+    """Sends the metrics of this process to its parent, during its block."""
 
-    def __init__(self, source: Source, path: str) -> None:
+    def __init__(self, source: MetricsSource, path: str) -> None:
         self._source = source
         self._path = path
         self._over = Event()
-        self._thread = Thread(target=self._run, name="taskbull-reporting", daemon=True)
+        self._thread = Thread(target=self._run, name="taskbull-report-sender", daemon=True)
 
     def __enter__(self) -> Self:
         self._thread.start()

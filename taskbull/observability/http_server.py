@@ -1,6 +1,6 @@
-"""The HTTP endpoint of a worker: `/metrics` for Prometheus, `/livez` and `/readyz` for probes.
+"""The HTTP server of a worker: `/metrics` for Prometheus, `/livez` and `/readyz` for probes.
 
-It answers from threads of its own: a probe has to hear of an event loop that hangs.
+It answers in threads of its own: a probe must get its answer while the event loop hangs.
 """
 
 from __future__ import annotations
@@ -10,34 +10,34 @@ from socket import AF_INET, AF_INET6
 from threading import Thread
 from typing import Any, Self
 
-from taskbull.observability.exposition import render
-from taskbull.observability.source import Source
+from taskbull.observability.metrics_source import MetricsSource
+from taskbull.observability.prometheus import render
 
 _PATIENCE = 5.0
-"""Seconds that a client has to say what it wants."""
+"""Seconds that a client has to send its request."""
 
 
-class Endpoint:
-    """Serves during its block. It has no password, and tells no payloads."""
+class MetricsServer:
+    """Serves metrics and probes during its block. It has no password, and shows no payloads."""
 
-    def __init__(self, source: Source, host: str, port: int) -> None:
+    def __init__(self, source: MetricsSource, host: str, port: int) -> None:
         family = AF_INET6 if ":" in host else AF_INET
 
-        class Server(ThreadingHTTPServer):
+        class HttpServer(ThreadingHTTPServer):
             address_family = family
             daemon_threads = True
 
         class Answer(_Answer):
             told = source
 
-        self._server = Server((host, port), Answer)  # OSError: the port is another's
+        self._server = HttpServer((host, port), Answer)  # OSError: the port is another's
         self._thread = Thread(
             target=self._server.serve_forever, name="taskbull-metrics", daemon=True
         )
 
     @property
     def url(self) -> str:
-        """Where it is; the port is the one that was taken, if any would do."""
+        """Its URL; with port 0, the port is the one that the system chose."""
         host, port = self._server.server_address[:2]
         name = host.decode() if isinstance(host, bytes) else str(host)
         return f"http://[{name}]:{port}" if ":" in name else f"http://{name}:{port}"
@@ -53,7 +53,7 @@ class Endpoint:
 
 
 class _Answer(BaseHTTPRequestHandler):
-    told: Source
+    told: MetricsSource
     timeout = _PATIENCE
     server_version = "taskbull"
     sys_version = ""
@@ -88,4 +88,4 @@ class _Answer(BaseHTTPRequestHandler):
             self.wfile.write(body)
 
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002
-        """Say nothing: probes come every few seconds."""
+        """Log nothing: probes come every few seconds."""

@@ -1,4 +1,7 @@
-"""The application's OpenTelemetry meter, in the form in which the metrics need it."""
+"""What `Metrics` counts into, and how that is done by the application's OpenTelemetry provider.
+
+`Tally` is the other meter: it keeps the values in this process.
+"""
 
 from __future__ import annotations
 
@@ -14,19 +17,19 @@ from taskbull.observability.tracing import SCOPE
 
 
 class Counter(Protocol):
-    """Something that is counted."""
+    """A metric that only grows."""
 
     def add(self, amount: float, labels: Labels = ()) -> None: ...
 
 
 class Histogram(Protocol):
-    """Something whose values are spread."""
+    """A metric that counts values by the bucket into which they fall, such as durations."""
 
     def record(self, values: Sequence[float], labels: Labels = ()) -> None: ...
 
 
 class Gauge(Protocol):
-    """Something that has a value now."""
+    """A metric that has a current value, such as the length of a queue."""
 
     def set(self, value: float, labels: Labels = ()) -> None: ...
     def follow(self, read: Callable[[], float], labels: Labels = ()) -> None: ...
@@ -34,7 +37,7 @@ class Gauge(Protocol):
 
 
 class Meter(Protocol):
-    """Makes what measures: ours, or that of the application's OpenTelemetry."""
+    """Makes counters, gauges and histograms, of the metrics in the catalogue."""
 
     def counter(self, metric: Metric) -> Counter: ...
     def gauge(self, metric: Metric) -> Gauge: ...
@@ -42,7 +45,7 @@ class Meter(Protocol):
 
 
 class OpenTelemetryMeter:
-    """A meter that gives everything to an OpenTelemetry provider, under the exact names."""
+    """A meter that passes all values on to an OpenTelemetry provider, under the same names."""
 
     def __init__(self, provider: MeterProvider) -> None:
         self._meter = provider.get_meter(SCOPE)
