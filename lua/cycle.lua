@@ -61,22 +61,23 @@ local prefix, now, want, token, lock_life, worker, settings, outcomes = unpack(A
 -- it reads: so what few calls need is built where they need it. Numbers are written as the text
 -- that they came as: Redis prints each number of Lua's, for 2,700 instructions. A list that grows
 -- from nothing costs 1,000 instructions more for each doubling of its length.
-local COMPLETED, DENIED = 1, -11
-local MEMO_LIFE = "3600000"
-local MOST_BYTES, MOST_TRIMMED, MOST_PROMOTED = 2000000, 100, 100
-local PLAIN = 9 -- the place of the first plain outcome in ARGV
-
 local redis = redis
-local plain, plain_count = ARGV, (#ARGV - PLAIN + 1) / 3
 local queue = queue_state(meta, active, wait)
-local codes, reasons, full = 0, 0, 0
-local completions, failures, unfinished, held_up, any_delayed = 0, 0, 0, false, false
 local max_starts, window, data_points = 0, 0, 0
-local others, other_count, keep, is_noted = nil, 0, nil, false
 want = tonumber(want)
 if settings ~= "" then
   max_starts, window, data_points = unpack(cmsgpack.unpack(settings))
 end
+
+-- First half: end jobs. --------------------------------------------------------------------------
+
+local COMPLETED, DENIED = 1, -11
+local MEMO_LIFE, MOST_TRIMMED = "3600000", 100
+local ID, TOKEN, VALUE = 6, 7, 8 -- 3 * i beyond, in ARGV: those of the plain outcome i
+local plain, plain_count = ARGV, (#ARGV - VALUE) / 3
+local codes, reasons, full = 0, 0, 0
+local completions, failures, unfinished, held_up, any_delayed = 0, 0, 0, false, false
+local others, other_count, keep, is_noted = nil, 0, nil, false
 if outcomes ~= "" then
   others, keep = unpack(cmsgpack.unpack(outcomes))
   for _ in pairs(others) do
@@ -85,8 +86,8 @@ if outcomes ~= "" then
   others = other_count > 0 and others or nil
 end
 
--- 1. End the plain jobs, together; a job is plain only if all is as it was when it was taken. If
--- anything is refused, the jobs that it concerns are active again, and go with the others.
+-- The plain jobs, together; a job is plain only if all is as it was when it was taken. If anything
+-- is refused, the jobs that it concerns are active again, and go with the others.
 local ids, locks
 if plain_count > 0 then
   --- @include "event_limit"
@@ -96,7 +97,7 @@ if plain_count > 0 then
   local keys, numbers = { nil, nil, nil, nil }, nil
   local family = { nil, nil, nil, nil, nil, nil, nil, nil }
   for i = 1, plain_count do
-    local id = plain[PLAIN + 3 * i - 3]
+    local id = plain[3 * i + ID]
     local key = prefix .. id
     ids[i], keys[i], locks[i] = id, key, key .. ":lock"
     family[2 * i - 1], family[2 * i] = key .. ":dependencies", key .. ":unsuccessful"
@@ -107,7 +108,7 @@ if plain_count > 0 then
   local holders, size = redis.call("MGET", unpack(locks)), worker == "" and 8 or 9
   local has_children, place = redis.call("EXISTS", unpack(family)) > 0, 1
   for i = 1, plain_count do
-    local is_plain = not has_children and holders[i] == plain[PLAIN + 3 * i - 2]
+    local is_plain = not has_children and holders[i] == plain[3 * i + TOKEN]
     if is_plain and redis.pcall("HLEN", keys[place]) ~= size then
       --- @include "is_single"
       is_plain = is_single(keys[place])
@@ -147,7 +148,7 @@ if plain_count > 0 then
     while not problem and ids[completions + 1] do
       place = completions + 1
       local key, number = keys[place], numbers and numbers[place] or place
-      local value = plain[PLAIN + 3 * number - 1]
+      local value = plain[3 * number + VALUE]
       local added = redis.pcall("HSET", key, "returnvalue", value, "finishedOn", now, "atm", "1")
       problem = added ~= 3 and refusal(added)
         or redis.pcall("XADD", events, "*", "event", "completed", "jobId", ids[place],
@@ -166,10 +167,13 @@ if plain_count > 0 then
     queue.blocked = queue.paused or queue.room <= 0
   end
 
-  if completions > 0 and keep and (keep[1] > 0 or keep[2] >= 0) then
-    --- @include "trim_finished"
-    -- What is left over is removed by the next one.
-    pcall(trim_finished, prefix, completed, keep, nil, tonumber(now), MOST_TRIMMED)
+  if completions > 0 and keep then
+    local most, age = unpack(keep)
+    if most > 0 or age >= 0 then
+      --- @include "trim_finished"
+      -- What is left over is removed by the next one.
+      pcall(trim_finished, prefix, completed, keep, nil, tonumber(now), MOST_TRIMMED)
+    end
   end
   if completions < plain_count or others then
     others, codes = others or {}, {}
@@ -185,15 +189,14 @@ if plain_count > 0 then
       if written[i] then
         codes[place] = 0
       else
-        local first = PLAIN + 3 * i - 3
-        others[place] = { plain[first], plain[first + 1], COMPLETED, plain[first + 2],
-          keep or { -1, -1, -1 } }
+        others[place] = { plain[3 * i + ID], plain[3 * i + TOKEN], COMPLETED,
+          plain[3 * i + VALUE], keep or { -1, -1, -1 } }
       end
     end
   end
 end
 
--- 2. End the others, one by one.
+-- The others, one by one.
 local plain_ended = completions
 if others then
   --- @include "queue_keys"
@@ -231,7 +234,10 @@ if data_points > 0 then
   end
 end
 
--- 3. Take jobs.
+-- Second half: take jobs. ------------------------------------------------------------------------
+
+local MOST_BYTES, MOST_PROMOTED = 2000000, 100
+local HEAD, NEW = 6, 6 -- values of the reply before the jobs; fields of a job that is new
 local limited, next_due, dropped = 0, 0, 0
 local reply = { nil, nil, nil, nil, nil, nil, nil, nil, nil, nil, nil, nil, nil }
 local taken = 0
@@ -240,12 +246,12 @@ if want > 0 and plain_count + other_count == 0 then
   full = lacks_memory(marker) and 1 or 0
 end
 if want > 0 and full == 0 then
-  local earliest = redis.call("ZRANGE", delayed, "0", "0", "WITHSCORES")
-  if earliest[2] and tonumber(earliest[2]) < (now + 1) * 4096 then
+  local due_score = redis.call("ZRANGE", delayed, "0", "0", "WITHSCORES")[2]
+  if due_score and tonumber(due_score) < (now + 1) * 4096 then
     --- @include "queue_keys"
     --- @include "promote_due"
     promote_due(prefix, queue_keys(prefix), queue, tonumber(now), MOST_PROMOTED)
-    earliest = redis.call("ZRANGE", delayed, "0", "0", "WITHSCORES")
+    due_score = redis.call("ZRANGE", delayed, "0", "0", "WITHSCORES")[2]
   end
 
   -- A job that asks its queue to wait is not taken again by the same call, limits or not; and the
@@ -278,18 +284,21 @@ if want > 0 and full == 0 then
   end
 
   -- Read the jobs and lock them. Most are new: they have six fields, and so, if these are the six
-  -- that all jobs have, no others.
+  -- that all jobs have, no others. The fields are as read_job has them, which begins with these.
+  local NAME, DATA, OPTS, TIMESTAMP, DELAY, PRIORITY = 1, 2, 3, 4, 5, 6
+  local STARTS, DEFERRED_FAILURE, STACKTRACE = 8, 9, 14
   local ids, fields_of, seen, odd = { nil, nil, nil, nil }, nil, count > 1 and {}, nil
-  local bytes, size, taken_from_list = 0, 6, 0
+  local bytes, size, taken_from_list = 0, HEAD, 0
   for place = 1, count do
     local is_listed = place <= listed_count
     local id = is_listed and listed[listed_count + 1 - place] or ranked[place - listed_count]
     local key, fields, is_new = prefix .. id, false, false
     local is_seen = seen and seen[id]
     if not is_seen and string.find(id, "^[%w_-]+$") and id ~= "meta" and id ~= "metrics"
-      and redis.pcall("HLEN", key) == 6 then
+      and redis.pcall("HLEN", key) == NEW then
       fields = redis.call("HMGET", key, "name", "data", "opts", "timestamp", "delay", "priority")
-      is_new = fields[1] and fields[2] and fields[3] and fields[4] and fields[5] and fields[6]
+      is_new = fields[NAME] and fields[DATA] and fields[OPTS] and fields[TIMESTAMP]
+        and fields[DELAY] and fields[PRIORITY]
     end
     local is_marker = not is_new and string.find(id, "^0:")
     if not is_new then
@@ -303,7 +312,7 @@ if want > 0 and full == 0 then
       seen[id] = true
     end
     if fields then
-      bytes = bytes + #(fields[2] or "") + #(fields[3] or "") + #(fields[14] or "")
+      bytes = bytes + #(fields[DATA] or "") + #(fields[OPTS] or "") + #(fields[STACKTRACE] or "")
       if bytes > MOST_BYTES and taken > 0 then
         count = place - 1
         break
@@ -312,10 +321,10 @@ if want > 0 and full == 0 then
       taken = taken + 1
       ids[taken], reply[size + 1] = id, id
       if is_new then
-        for i = 1, 6 do
+        for i = 1, NEW do
           reply[size + 1 + i] = fields[i]
         end
-        size = size + 7
+        size = size + 1 + NEW
       else
         fields_of = fields_of or {}
         fields_of[taken], reply[size + 2] = fields, fields
@@ -359,9 +368,9 @@ if want > 0 and full == 0 then
   for i = 1, taken do
     local id, fields, times = ids[i], fields_of and fields_of[i], "1"
     if fields then
-      times = string.format("%.0f", math.max(0, finite(fields[8]) or 0) + 1)
-      fields[8] = times
-      counted = fields[9] and counted - 1 or counted
+      times = string.format("%.0f", math.max(0, finite(fields[STARTS]) or 0) + 1)
+      fields[STARTS] = times
+      counted = fields[DEFERRED_FAILURE] and counted - 1 or counted
     end
     if worker == "" then
       redis.call("HSET", prefix .. id, "processedOn", now, "ats", times)
@@ -376,10 +385,12 @@ if want > 0 and full == 0 then
   end
   if count > 0 then
     redis.call("ZADD", marker, "0", "0")
-  elseif limited == 0 and earliest[2] then
-    next_due = math.floor((finite(earliest[2]) or 0) / 4096)
+  elseif limited == 0 and due_score then
+    next_due = math.floor((finite(due_score) or 0) / 4096)
   end
 end
+
+-- Wake others, and answer. -----------------------------------------------------------------------
 
 if any_delayed and taken == 0 then -- else the base marker is there, and the next fetch finds out
   --- @include "mark_delay"

@@ -33,15 +33,18 @@ local function settle_outcomes(prefix, keys, queue, outcomes, last, codes, now, 
   local settled = { full = 0, reasons = {}, completions = 0, failures = 0, any_delayed = false,
     held_up = false, unfinished = 0 }
 
-  local places, locks, family, ends = {}, {}, {}, {}
+  -- The jobs, in order: what the outcome says of each here, what is in Redis by `judge`.
+  local jobs, locks, family, ends = {}, {}, {}, {}
   for place = 1, last do
     local outcome = outcomes[place]
     if outcome then
-      local key = prefix .. outcome[1]
-      places[#places + 1] = place
+      local id, token, kind = unpack(outcome, 1, 3)
+      local key = prefix .. id
+      jobs[#jobs + 1] = { place = place, id = id, key = key, token = token, kind = kind,
+        outcome = outcome }
       locks[#locks + 1] = key .. ":lock"
-      ends[outcome[3]] = true
-      if outcome[3] == COMPLETED then
+      ends[kind] = true
+      if kind == COMPLETED then
         family[#family + 1] = key .. ":dependencies"
         family[#family + 1] = key .. ":unsuccessful"
       end
@@ -70,7 +73,8 @@ local function settle_outcomes(prefix, keys, queue, outcomes, last, codes, now, 
   local function flush()
     if #pending > 0 then
       redis.call("ZADD", finished, unpack(pending))
-      if finished_keep[1] >= 0 or finished_keep[2] >= 0 then
+      local most, age = unpack(finished_keep)
+      if most >= 0 or age >= 0 then
         local leave_parent = finished == failed and of_kin().leave_parent or nil
         -- What is left over is removed by the next one.
         local is_trimmed, trimmed =
@@ -82,9 +86,11 @@ local function settle_outcomes(prefix, keys, queue, outcomes, last, codes, now, 
   end
 
   local function put_away(set, keep, id)
-    local same = finished == set and keep[1] == finished_keep[1] and keep[2] == finished_keep[2]
-      and keep[3] == finished_keep[3]
-    if not same then
+    local is_same = finished == set
+    for place = 1, 3 do
+      is_same = is_same and keep[place] == finished_keep[place]
+    end
+    if not is_same then
       flush()
       finished, finished_keep = set, keep
     end
@@ -92,78 +98,72 @@ local function settle_outcomes(prefix, keys, queue, outcomes, last, codes, now, 
     pending[#pending + 1] = id
   end
 
-  local function finish(id, key, kind, fields, outcome)
-    local parent_key, name = fields[3], fields[4]
-    if name then
-      of_kin().end_deduplication(prefix, id, name)
-      of_kin().add_kept_last(prefix, name, keys, queue, now)
+  local function complete(job)
+    local value, keep = unpack(job.outcome, 4)
+    local id, key, is_kept = job.id, job.key, keep[1] ~= 0
+    if job.parent_key then
+      of_kin().tell_completed(key, job.parent_key, value, now)
     end
-    local made = fields[2] and math.max(0, finite(fields[2]) or 0) + 1 or 1
-    if kind == COMPLETED then
-      local value, keep = outcome[4], outcome[5]
-      if parent_key then
-        of_kin().tell_completed(key, parent_key, value, now)
-      end
-      if keep[1] ~= 0 then
-        redis.call("HSET", key, "returnvalue", value, "finishedOn", now, "atm", made)
-        put_away(completed, keep, id)
-      end
-      redis.call("XADD", events, "*", "event", "completed", "jobId", id, "returnvalue", value,
-        "prev", "active")
-      if keep[1] == 0 then
-        delete_job(key)
-      end
-      return
+    if is_kept then
+      redis.call("HSET", key, "returnvalue", value, "finishedOn", now, "atm", job.attempts)
+      put_away(completed, keep, id)
     end
-    local reason, stacktrace, keep, attempts = outcome[4], outcome[5], outcome[6], outcome[7]
+    redis.call("XADD", events, "*", "event", "completed", "jobId", id, "returnvalue", value,
+      "prev", "active")
+    if not is_kept then
+      delete_job(key)
+    end
+  end
+
+  local function fail(job)
+    local reason, stacktrace, keep, most_attempts = unpack(job.outcome, 4)
+    local id, key, parent_key, is_kept = job.id, job.key, job.parent_key, keep[1] ~= 0
     if parent_key then
       of_kin().tell_failed(key, parent_key, reason, now)
     end
-    if keep[1] == 0 then
-      if parent_key then
-        of_kin().leave_parent(prefix, key, parent_key, false)
-      end
-    else
+    if is_kept then
       redis.call("HSET", key, "failedReason", reason, "stacktrace", stacktrace, "finishedOn", now,
-        "atm", made)
+        "atm", job.attempts)
       redis.call("HDEL", key, "defa")
       put_away(failed, keep, id)
+    elseif parent_key then
+      of_kin().leave_parent(prefix, key, parent_key, false)
     end
     redis.call("XADD", events, "*", "event", "failed", "jobId", id, "failedReason", reason,
       "prev", "active")
-    if made >= attempts then
+    if job.attempts >= most_attempts then
       redis.call("XADD", events, "*", "event", "retries-exhausted", "jobId", id,
-        "attemptsMade", made)
+        "attemptsMade", job.attempts)
     end
-    if keep[1] == 0 then
+    if not is_kept then
       delete_job(key)
     end
   end
 
   -- A job's place in a list or set is the last thing to be written: if anything before is refused,
   -- it is only active.
-  local function delay_job(id, key, delay)
+  local function delay_job(job, delay)
     local due = now + delay
-    redis.call("HSET", key, "delay", delay)
-    redis.call("XADD", events, "*", "event", "delayed", "jobId", id, "delay", due)
-    redis.call("ZADD", keys.delayed, delayed_score(keys.delayed, due), id)
+    redis.call("HSET", job.key, "delay", delay)
+    redis.call("XADD", events, "*", "event", "delayed", "jobId", job.id, "delay", due)
+    redis.call("ZADD", keys.delayed, delayed_score(keys.delayed, due), job.id)
     settled.any_delayed = true
   end
 
   local is_promoted = false
-  local function retry(id, key, fields, outcome)
-    local reason, stacktrace, delay, lifo, remembered = unpack(outcome, 4)
+  local function retry(job)
+    local reason, stacktrace, delay, lifo, remembered = unpack(job.outcome, 4)
+    local id, key = job.id, job.key
     if delay <= 0 and not is_promoted then
       promote_due(prefix, keys, queue, now, MOST_PROMOTED)
       is_promoted = true
     end
-    redis.call("HSET", key, "failedReason", reason, "stacktrace", stacktrace,
-      "atm", math.max(0, finite(fields[2]) or 0) + 1)
+    redis.call("HSET", key, "failedReason", reason, "stacktrace", stacktrace, "atm", job.attempts)
     if remembered >= 0 then
       redis.call("HSET", key, "tbpd", remembered)
     end
     if delay > 0 then
-      delay_job(id, key, delay)
+      delay_job(job, delay)
       return
     end
     local priority = finite(redis.call("HGET", key, "priority")) or 0
@@ -176,8 +176,9 @@ local function settle_outcomes(prefix, keys, queue, outcomes, last, codes, now, 
     mark_base(keys.marker, queue.blocked)
   end
 
-  local function give_back(id, key, pause)
-    local priority = finite(redis.call("HGET", key, "priority")) or 0
+  local function give_back(job, pause)
+    local id = job.id
+    local priority = finite(redis.call("HGET", job.key, "priority")) or 0
     if pause > 0 then
       redis.call("SET", keys.limiter, "9007199254740991", "PX", pause)
       settled.held_up = true
@@ -193,67 +194,76 @@ local function settle_outcomes(prefix, keys, queue, outcomes, last, codes, now, 
     mark_base(keys.marker, queue.blocked)
   end
 
-  -- Tell whether an outcome may be written: 0 or a code; and the fields that are needed for it.
-  local function judge(outcome, holder, any_children)
-    local key = prefix .. outcome[1]
-    if holder ~= outcome[2] then
+  -- Return whether an outcome may be written: 0 or a code; note the fields that it needs.
+  local function judge(job, holder, any_children)
+    local key = job.key
+    if holder ~= job.token then
       if redis.call("EXISTS", key) == 0 then
         return -1
       end
       return holder and -6 or -2
     end
     local fields = typed(redis.pcall("HMGET", key, "ats", "atm", "parentKey", "deid"))
-    if not fields or not fields[1] and redis.call("EXISTS", key) == 0 then
+    local starts, attempts_made, parent_key, dedup_name = unpack(fields or {})
+    if not fields or not starts and redis.call("EXISTS", key) == 0 then
       return -1
     end
-    if any_children and outcome[3] == COMPLETED then
+    job.attempts_made, job.attempts = attempts_made, math.max(0, finite(attempts_made) or 0) + 1
+    job.parent_key, job.dedup_name = parent_key, dedup_name
+    if any_children and job.kind == COMPLETED then
       if redis.call("EXISTS", key .. ":dependencies") == 1 then
         return -4
       elseif redis.call("EXISTS", key .. ":unsuccessful") == 1 then
         return -9
       end
     end
-    return 0, fields
+    return 0
   end
 
-  -- What `settle` has found and done so far, for `undo`.
-  local has_left, known = false, nil
-
-  local function settle(outcome, holder, any_children, alone)
-    local id, kind = outcome[1], outcome[3]
-    local key = prefix .. id
-    has_left, known = false, nil
-    local code, fields = judge(outcome, holder, any_children)
+  -- Write an outcome; `alone`: without telling the parent or ending the deduplication.
+  local function settle(job, holder, any_children, alone)
+    local kind = job.kind
+    job.has_left = false
+    local code = judge(job, holder, any_children)
     if code ~= 0 then
       return code
     end
-    if redis.call("LREM", active, -1, id) == 0 then
+    if redis.call("LREM", active, -1, job.id) == 0 then
       return -3
     end
-    has_left, known = true, fields
+    job.has_left = true
     queue.room = queue.room + 1
     queue.blocked = queue.paused or queue.room <= 0
     if alone then
-      fields[3], fields[4] = false, false
+      job.parent_key, job.dedup_name = false, false
     end
     if kind == COMPLETED or kind == FAILED then
-      finish(id, key, kind, fields, outcome)
-      local count = kind == COMPLETED and "completions" or "failures"
-      settled[count] = settled[count] + 1
+      if job.dedup_name then
+        of_kin().end_deduplication(prefix, job.id, job.dedup_name)
+        of_kin().add_kept_last(prefix, job.dedup_name, keys, queue, now)
+      end
+      if kind == COMPLETED then
+        complete(job)
+        settled.completions = settled.completions + 1
+      else
+        fail(job)
+        settled.failures = settled.failures + 1
+      end
     elseif kind == RETRIED then
-      retry(id, key, fields, outcome)
+      retry(job)
     elseif kind == SNOOZED then
-      delay_job(id, key, outcome[4])
+      delay_job(job, job.outcome[4])
     else
-      give_back(id, key, outcome[4])
+      give_back(job, job.outcome[4])
     end
     return 0
   end
 
   -- Let the job of an outcome that was refused halfway be as it was: active, and its attempt not
   -- counted. What else was written is written again by the next try.
-  local function undo(id)
-    if not has_left then
+  local function undo(job)
+    local id = job.id
+    if not job.has_left then
       return
     end
     queue.room = queue.room - 1
@@ -264,28 +274,26 @@ local function settle_outcomes(prefix, keys, queue, outcomes, last, codes, now, 
     if type(redis.pcall("LPUSH", active, id)) == "table" then
       redis.pcall("RPUSH", active, id)
     end
-    redis.pcall("HSET", prefix .. id, "atm", known[2] or 0)
+    redis.pcall("HSET", job.key, "atm", job.attempts_made or 0)
   end
 
   redis.call("XTRIM", events, "MAXLEN", "~", event_limit(keys.meta, queue))
   local holders = redis.call("MGET", unpack(locks))
   local any_children = #family > 0 and redis.call("EXISTS", unpack(family)) > 0
   local unlocked, ended = {}, {}
-  for i = 1, #places do
-    local outcome = outcomes[places[i]]
-    local id, kind = outcome[1], outcome[3]
-    local is_settled, code = pcall(settle, outcome, holders[i], any_children)
+  for i, job in ipairs(jobs) do
+    local is_settled, code = pcall(settle, job, holders[i], any_children)
     if not is_settled then
       local problem = type(code) == "table" and code.err or tostring(code)
-      undo(id)
+      undo(job)
       local broken = misfit(keys)
       problem = broken or problem
       code = (broken or is_denied(problem)) and -11 or -10
-      if code == -10 and kind == FAILED and has_left then
+      if code == -10 and job.kind == FAILED and job.has_left then
         -- Whatever is wrong with its parent or its deduplication, a job can fail by itself.
-        is_settled, code = pcall(settle, outcome, holders[i], any_children, true)
+        is_settled, code = pcall(settle, job, holders[i], any_children, true)
         if not is_settled then
-          undo(id)
+          undo(job)
           code = -10
         end
       end
@@ -295,11 +303,11 @@ local function settle_outcomes(prefix, keys, queue, outcomes, last, codes, now, 
     end
     if code == 0 or code == -3 then
       unlocked[#unlocked + 1] = locks[i]
-      ended[#ended + 1] = id
+      ended[#ended + 1] = job.id
     elseif code == -4 or code == -9 then
       settled.unfinished = settled.unfinished + 1
     end
-    codes[places[i]] = code
+    codes[job.place] = code
   end
   flush()
   if #unlocked > 0 then
