@@ -94,7 +94,7 @@ class Producer:
 
     @contextmanager
     def diverted(self, elsewhere: Enqueue) -> Generator[None]:
-        """Give the jobs that are added in the block to `elsewhere`, not to Redis: for tests."""
+        """Send the jobs that are added in the block to `elsewhere`, not to Redis: for tests."""
         before, self._elsewhere = self._elsewhere, elsewhere
         try:
             yield
@@ -114,7 +114,7 @@ class Producer:
             self.namespace, self.stores, self._lines, self._queues, self._sync_queues = before
 
     def line(self, queue: str) -> Line:
-        """Give what belongs to a queue; refuse a name that no queue can have."""
+        """Return what belongs to a queue; refuse a name that no queue can have."""
         line = self._lines.get(queue) if queue.__class__ is str else None
         if line is None:
             check_type("queue name", queue, str, "be a string")
@@ -124,14 +124,14 @@ class Producer:
         return line
 
     def queue(self, name: str) -> Queue:
-        """Give the async queue of a name, always the same."""
+        """Return the async queue of a name, always the same."""
         # With all that can be done to a queue it takes as long as to start Python.
         from taskbull.queue.queue import Queue  # noqa: PLC0415
 
         return self._kept(self._queues, name, Queue)
 
     def sync_queue(self, name: str) -> SyncQueue:
-        """Give the sync queue of a name, always the same."""
+        """Return the sync queue of a name, always the same."""
         from taskbull.queue.sync_queue import SyncQueue  # noqa: PLC0415 - as above
 
         return self._kept(self._sync_queues, name, SyncQueue)

@@ -28,7 +28,7 @@ class Registry:
         if (other := self._tasks.get(task.name)) is not None:
             raise ConfigurationError(
                 f"App {self._app} has two tasks named {task.name!r}: at {other.place} and at "
-                f"{task.place}. Give one of them another by name=…"
+                f"{task.place}. Rename one of them with name=…"
             )
         breaker = task.settings.circuit_breaker
         if breaker is not None:
@@ -58,8 +58,8 @@ class Registry:
             name,
             f"Task {cut(name)!r} of a job in queue {queue} is not registered in app "
             f"{self._app}{hint}. It has {shown or 'no tasks'}; if its module is not imported, name "
-            "that by include=…, or find it by app.autodiscover(…); a task that is declared inside "
-            "a function exists only where that function was called",
+            "it with include=…, or find it with app.autodiscover(…); a task that is declared "
+            "inside a function exists only where that function was called",
         )
 
     def _check_breaker(self, task: Task[..., Any], breaker: CircuitBreaker) -> None:

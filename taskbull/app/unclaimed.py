@@ -50,7 +50,7 @@ class Unclaimed:
         if key not in self._told and len(self._told) < _NAMES:
             self._told.add(key)
             logger.warning(
-                "%s. Such jobs wait, for a day at the most and with no attempt spent, for a worker "
+                "%s. Such jobs wait up to a day, at no cost of an attempt, for a worker "
                 "that has the task: all workers of a queue must know all its tasks",
                 missing,
                 extra={"queue": job.queue, "job_name": cut(job.name)},

@@ -25,7 +25,7 @@ def apps_in(folder: Path) -> list[str]:
 
 
 def _sources(folder: Path) -> Iterator[Path]:
-    """Give the Python files that can be imported from a folder, those of packages too."""
+    """Return the Python files that can be imported from a folder, including those of packages."""
     for entry in sorted(folder.iterdir()):
         if entry.name.startswith(".") or not entry.stem.isidentifier():
             continue
@@ -73,7 +73,7 @@ def _apps_of(file: Path) -> Iterator[str]:
 
 
 def _imported(statement: ast.stmt) -> Iterator[str]:
-    """Give what a statement lets `taskbull.App` be called by."""
+    """Return the names by which a statement imports `taskbull.App`."""
     match statement:
         case ast.ImportFrom(module="taskbull", names=names):
             yield from (alias.asname or alias.name for alias in names if alias.name == "App")

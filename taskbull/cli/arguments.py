@@ -86,7 +86,7 @@ def _json(name: str, text: str) -> Any:
 
 
 def _value(name: str, text: str, hint: Any) -> Any:
-    """Give the first reading of a text that the parameter takes."""
+    """Return the first reading of a text that the parameter accepts."""
     try:
         read = converter(hint)
     except TypeError as error:

@@ -65,7 +65,7 @@ class Loss(Enum):
     REDIS_AWAY = "redis_away", "Redis could not be reached for {}"
     LOOP_BLOCKED = "loop_blocked", "the event loop was blocked for {}"
     NOT_RENEWED = "expired", "the lock was not renewed for {}"
-    EXPIRED = "expired", "the lock expired before Redis could be told of its end"
+    EXPIRED = "expired", "the lock expired before its outcome could be written"
     TAKEN = "taken", "the lock was removed, or another worker has taken the job"
     DISOWNED = "taken", "{}"
     """Redis refused the job's end, because the job is not this worker's: its answer says why."""
@@ -87,7 +87,7 @@ class Code(IntEnum):
     GIVEN_BACK = 5
 
 
-_AGAIN = "was given back and runs again %(when)s"
+_AGAIN = "went back to its queue and runs again %(when)s"
 
 
 class Kind(Enum):

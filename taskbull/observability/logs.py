@@ -53,7 +53,7 @@ _LINES: dict[type[events.Event], tuple[int, str, Callable[[Any], Fields]]] = {
     ),
     events.LoopBlocked: (
         logging.WARNING,
-        "The event loop moves again, after %(duration).1f s at %(where)s",
+        "The event loop runs again, after %(duration).1f s at %(where)s",
         lambda event: {
             "duration": round(event.duration, 6),
             "where": event.where,
@@ -62,7 +62,7 @@ _LINES: dict[type[events.Event], tuple[int, str, Callable[[Any], Fields]]] = {
     ),
     events.RedisLost: (
         logging.WARNING,
-        "Redis is lost; running jobs go on, and no new ones are taken: %(reason)s",
+        "Redis is lost; running jobs continue, and no new ones are taken: %(reason)s",
         lambda event: {"reason": event.reason},
     ),
     events.RedisBack: (
@@ -72,7 +72,7 @@ _LINES: dict[type[events.Event], tuple[int, str, Callable[[Any], Fields]]] = {
     ),
     events.SweepSkipped: (
         logging.WARNING,
-        "A check for stalled jobs in queue %(queue)s was skipped: the one before still runs",
+        "A check for stalled jobs in queue %(queue)s was skipped: the previous one still runs",
         lambda _: {},
     ),
     events.ThreadAbandoned: (

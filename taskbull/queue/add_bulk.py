@@ -209,7 +209,7 @@ class Bulk:
         else:
             told = f"{missing} of {self._total} jobs were not added"
         if left.unsure:
-            told += f", and of {left.unsure} more it is not known"
+            told += f", and for {left.unsure} more it is not known"
         return EnqueueError(
             f"{where}{told}: {why}",
             left.jobs,

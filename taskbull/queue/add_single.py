@@ -100,7 +100,7 @@ def not_added(entry: Entry, place: int, unsent: Unsent) -> EnqueueError:
     sent_ms = unsent.sent_ms
     told = "1 of 1 jobs were not added"
     if sent_ms is not None:
-        told = "0 of 1 jobs were not added, and of 1 more it is not known"
+        told = "0 of 1 jobs were not added, and for 1 more it is not known"
     return EnqueueError(
         f"Queue {entry.line.source.keys.queue}: {told}: {unsent.error}",
         [entry.known_as.with_ticket(unsent.sequence.ticket(place, sent_ms))],

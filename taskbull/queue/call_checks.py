@@ -57,7 +57,7 @@ class OwnQueueCheck:
         logger.warning(
             "Task %s (job %s) waits for the result of %s (job %s) in its own queue %s, and keeps "
             "its slot meanwhile: as soon as there are as many such jobs as slots, none of them "
-            "ever ends. Give %s another queue, or do not wait for it",
+            "ever ends. Put %s in another queue, or do not wait for it",
             job.name,
             job.id,
             name,

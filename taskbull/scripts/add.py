@@ -117,7 +117,7 @@ def add_jobs(
 
 
 def _runs(jobs: Sequence[EncodedJob]) -> tuple[list[list[Any]], list[bytes]]:
-    """Give what jobs that follow each other share, once for all of them; and the data of each.
+    """Return what consecutive jobs share, once for all of them, and the data of each.
 
     Data is an argument of its own: inside of the msgpack it would be copied four times more.
     """
@@ -154,7 +154,7 @@ def _run(job: EncodedJob, place: int) -> list[Any]:
 
 
 def digest(packed: bytes, data: list[bytes]) -> str:
-    """Tell a call from others; of long data the ends will do, and the moment is in `packed`."""
+    """Return what distinguishes a call; of long data the ends suffice; `packed` has the time."""
     digest = blake2b(packed, digest_size=8)
     for each in data:
         if len(each) <= _LONG:
@@ -177,7 +177,7 @@ def _special(job: EncodedJob) -> dict[str, object]:
 
 
 def _added_alone(reply: Any) -> list[Added]:
-    """Give the answer for the only job of a call."""
+    """Return the answer for the only job of a call."""
     if not reply:
         return []
     _, job_id, code, _ = reply
@@ -185,7 +185,7 @@ def _added_alone(reply: Any) -> list[Added]:
 
 
 def _added(places: list[int | None], reply: Any) -> list[Added]:
-    """Give the answers for the jobs at `places` of their call; None: the next place."""
+    """Return the answers for the jobs at `places` of their call; None: the next place."""
     by_place: dict[int, Added] = {}
     for first, job_id, code, count in zip(*[iter(reply)] * 4, strict=True):
         result = _RESULTS[code]

@@ -32,7 +32,7 @@ pack = msgspec.msgpack.encode
 
 
 def promote_job(queue: QueueKeys, job_id: str) -> Call[None]:
-    """Let a delayed job run as soon as it is its turn."""
+    """Make a delayed job wait for its turn, as if it were due."""
     keys = (
         queue.delayed,
         queue.wait,
@@ -48,7 +48,7 @@ def promote_job(queue: QueueKeys, job_id: str) -> Call[None]:
 
 
 def promote_jobs(queue: QueueKeys, *, piece: int = PIECE) -> Steps[int]:
-    """Let all jobs run that are delayed now, whatever their priority; the result counts them."""
+    """Promote all jobs that are delayed now, whatever their priority; return their number."""
     keys = (queue.delayed, *_waiting(queue))
     call = Call(PROMOTE_JOBS, keys, (queue.base, piece), pair)
     promoted: int
@@ -60,7 +60,7 @@ def promote_jobs(queue: QueueKeys, *, piece: int = PIECE) -> Steps[int]:
 
 
 def change_delay(queue: QueueKeys, job_id: str, delay_ms: int, now_ms: int) -> Call[None]:
-    """Let a delayed job be due `delay_ms` from now."""
+    """Make a delayed job due `delay_ms` from now."""
     keys = (queue.job(job_id), queue.delayed, queue.meta, queue.events, queue.marker)
     return Call(CHANGE_DELAY, keys, (job_id, now_ms, delay_ms), done(queue, job_id))
 
@@ -68,7 +68,7 @@ def change_delay(queue: QueueKeys, job_id: str, delay_ms: int, now_ms: int) -> C
 def change_priority(
     queue: QueueKeys, job_id: str, priority: int, *, lifo: bool = False
 ) -> Call[None]:
-    """Give a job another priority, and its new place if it waits; `lifo`: before its equals."""
+    """Change a job's priority, and its place if it waits; `lifo`: before its equals."""
     keys = (
         queue.job(job_id),
         queue.wait,
@@ -90,7 +90,7 @@ def retry_job(
     reset_attempts: bool = False,
     reset_starts: bool = False,
 ) -> Call[None]:
-    """Let a job that has ended run once more."""
+    """Run a job that has ended again."""
     keys = (
         queue.job(job_id),
         _ended(queue, state),
@@ -110,7 +110,7 @@ def retry_job(
 def retry_jobs(
     queue: QueueKeys, until_ms: int, state: Ended = "failed", *, piece: int = PIECE
 ) -> Steps[int]:
-    """Let all jobs run once more that had ended by `until_ms`; the result counts them."""
+    """Run all jobs again that had ended by `until_ms`; return their number."""
     keys = (_ended(queue, state), *_waiting(queue))
     call = Call(RETRY_JOBS, keys, (queue.base, state, until_ms, piece), pair)
     retried: int
@@ -124,7 +124,7 @@ def retry_jobs(
 def move_to_waiting_children(
     queue: QueueKeys, job_id: str, token: str, now_ms: int, *, child_key: str = ""
 ) -> Call[bool]:
-    """Let a running job wait for its children, or for one; False if there is nothing to await."""
+    """Make a running job wait for its children, or for one; False if there is nothing to await."""
     keys = (
         queue.job(job_id),
         queue.active,

@@ -237,7 +237,7 @@ def get_metrics(
 
 
 def names_waiting(queue: QueueKeys, most: int) -> Call[list[str]]:
-    """Give the names of the jobs that come next, up to `most` in each state."""
+    """Return the names of the jobs that come next, up to `most` in each state."""
     keys = (queue.wait, queue.paused, queue.prioritized, queue.delayed)
     return Call(NAMES_WAITING, keys, (queue.base, most), texts)
 

@@ -18,7 +18,7 @@ PIECE = 1_000
 
 
 def pause(queue: QueueKeys, *, piece: int = PIECE) -> Steps[None]:
-    """Let no worker take a job until the queue is resumed; jobs that run go on."""
+    """Stop workers from taking jobs until the queue is resumed; running jobs continue."""
     more = yield _pause(queue, begin=True, size=piece)
     while more:
         more = yield _pause(queue, begin=False, size=piece)
@@ -42,7 +42,7 @@ def resume(queue: QueueKeys, *, piece: int = PIECE) -> Steps[None]:
 
 
 def is_paused(queue: QueueKeys) -> Command[bool]:
-    """Tell whether the queue is paused."""
+    """Return whether the queue is paused."""
     return Command(("HEXISTS", queue.meta, "paused"), queue.meta, bool)
 
 
@@ -52,12 +52,12 @@ def _pause(queue: QueueKeys, *, begin: bool, size: int) -> Call[bool]:
 
 
 def get_global_concurrency(queue: QueueKeys) -> Command[int]:
-    """Give how many jobs may run at once, of all workers together; 0: any number."""
+    """Return how many jobs may run at once, in all workers together; 0: any number."""
     return Command(("HGET", queue.meta, "concurrency"), queue.meta, number)
 
 
 def set_global_concurrency(queue: QueueKeys, limit: int | None) -> Command[None]:
-    """Let at most `limit` jobs run at once, of all workers together; None: any number."""
+    """Allow `limit` jobs at once, in all workers together; None: any number."""
     if limit is None:
         words = ("HDEL", queue.meta, "concurrency")
         return Command(words, queue.meta, nothing)
@@ -65,7 +65,7 @@ def set_global_concurrency(queue: QueueKeys, limit: int | None) -> Command[None]
 
 
 def set_global_rate_limit(queue: QueueKeys, limit: tuple[int, int] | None) -> Command[None]:
-    """Let at most (number, ms) jobs start in each window, of all workers; None: any number."""
+    """Allow (number, ms) starts in each window, in all workers together; None: any number."""
     if limit is None:
         words = ("HDEL", queue.meta, "max", "duration")
         return Command(words, queue.meta, nothing)
@@ -86,12 +86,12 @@ def remove_rate_limit(queue: QueueKeys) -> Command[None]:
 
 
 def rate_limit_ttl(queue: QueueKeys, max_jobs: int | None = None) -> Call[int]:
-    """Give the ms for which no job is started; `max_jobs` is the limit of a worker, if any."""
+    """Return the ms for which no job is started; `max_jobs` is the limit of a worker, if any."""
     return Call(RATE_LIMIT_TTL, (queue.limiter, queue.meta), (max_jobs or 0,), int)
 
 
 def is_maxed(queue: QueueKeys) -> Call[bool]:
-    """Tell whether as many jobs run as the global concurrency allows."""
+    """Return whether as many jobs run as the global concurrency allows."""
     return Call(IS_MAXED, (queue.active, queue.meta), (), bool)
 
 

@@ -99,7 +99,7 @@ def remove_child_dependency(queue: QueueKeys, job_id: str) -> Call[bool]:
 
 
 def remove_deduplication_key(queue: QueueKeys, dedup_key: str) -> Command[bool]:
-    """Let the next job with this deduplication key be added; False if it was free."""
+    """Free a deduplication key, so that the next job can be added; False if it was free."""
     key = queue.deduplication(dedup_key)
     return Command(("DEL", key), key, bool)
 
@@ -205,7 +205,7 @@ def _remove_scattered(queue: QueueKeys) -> Steps[None]:
 
 
 def _places(queue: QueueKeys, state: JobState) -> list[tuple[str, _Remove]]:
-    """Give the keys where the jobs of a state are, the oldest before, each with how to clean it."""
+    """Return the keys that hold the jobs of a state, oldest first, each with how to clean it."""
     places: dict[JobState, list[tuple[str, _Remove]]] = {
         JobState.WAITING: [(queue.paused, _clean_list), (queue.wait, _clean_list)],
         JobState.PAUSED: [(queue.paused, _clean_list)],

@@ -36,7 +36,7 @@ REFUSALS: Final[dict[int, Refusal]] = {
 
 
 def is_denial(message: str) -> bool:
-    """Tell whether Redis said that our user may not run a command, by the words of any version."""
+    """Return whether Redis said, in any version's words, that our user may not run a command."""
     return any(words in message for words in _DENIALS)
 
 

@@ -194,7 +194,7 @@ def _shorten(log: Path) -> None:
 def _start_stopper(files: ServerFiles, idle: float) -> None:
     """Start the server's stopper, which daemonizes itself; and tell the user about the server."""
     python = Path(sys.executable or "")
-    ends = f"It ends by itself after {idle:g} s without a client; "
+    ends = f"It stops by itself after {idle:g} s without a client; "
     if idle and python.name.startswith(("python", "pypy")):  # not the program of a web server
         words = ["-I", "-S", str(STOPPER), str(files.socket), str(files.lock), str(idle)]
         with _not_forking():
@@ -209,7 +209,7 @@ def _start_stopper(files: ServerFiles, idle: float) -> None:
     else:
         ends = ""
     where = files.folder
-    logger.info("The embedded server runs in %s. %s`taskbull stop %s` ends it", where, ends, where)
+    logger.info("The embedded server runs in %s. %s`taskbull stop %s` stops it", where, ends, where)
 
 
 def _check_listener(files: ServerFiles) -> None:

@@ -44,7 +44,7 @@ class ServerFiles(Struct, frozen=True):
             if not is_kind(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o022:
                 raise ConfigurationError(
                     f"embedded:// does not use {self.folder}: {path} belongs to another user, or "
-                    "others may write to it. Give a folder of your own, as "
+                    "others may write to it. Use a folder of your own, such as "
                     "embedded:///path/to/folder"
                 )
 

@@ -12,7 +12,7 @@ from taskbull.store.pipeline import ProtocolError, Reply, ReplyError, pack
 from taskbull.store.sockets import explain
 
 _ADVICE = {
-    "NOAUTH": " Give the password in the URL, as in redis://:password@host or "
+    "NOAUTH": " Put the password into the URL, as in redis://:password@host or "
     "redis://user:password@host (redis=…, TASKBULL_REDIS_URL or REDIS_URL)",
     "WRONGPASS": " The user name or password in the URL (redis=…, TASKBULL_REDIS_URL or REDIS_URL)"
     " is not the server's",

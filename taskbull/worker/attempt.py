@@ -82,13 +82,13 @@ class Executor:
         except Exception as error:  # noqa: BLE001 - foreign code
             end_child_of(self._process, error)
             if run.port is not None and run.port.caused(error):
-                return self.put_off(job, f"Redis did not take what it wrote: {error}")
+                return self.put_off(job, f"Redis did not accept what it wrote: {error}")
             return decide(error, job, run.policy, random=random)
 
     def put_off(self, job: Job, reason: str) -> SnoozeFor:
         """Return an outcome that spends no attempt, for a job that could not run to its end."""
         logger.warning(
-            "Job %s (%s) of queue %s is put off for %g s, with no attempt spent: %s",
+            "Job %s (%s) of queue %s is delayed by %g s, at no cost of an attempt: %s",
             cut(job.id),
             cut(job.name),
             self._place.queue,
@@ -115,7 +115,7 @@ class Executor:
         if limit is not None and limit.stopped:
             return self.put_off(job, f"no thread was free for it in {THREAD_PATIENCE:g} s")
         if timeout is not None and running.held_up >= timeout * _OUR_SHARE:
-            return self.put_off(job, "its time is up, and Redis has let it wait")
+            return self.put_off(job, "its timeout passed while it waited for Redis")
         raise TimeoutError(f"the job took longer than its timeout of {timeout:g} s")
 
     def _call(

@@ -148,7 +148,7 @@ class Intake:
 
     def fail(self, run: Run, reason: str) -> None:
         """Let a job fail whose outcome cannot be written because of what stands in Redis."""
-        error = ServerRefused("REFUSED", f"Redis refused to write what became of it: {reason}")
+        error = ServerRefused("REFUSED", f"Redis refused to write its outcome: {reason}")
         if isinstance(run.outcome, Fail):
             self.lose(run, LetGo(Loss.REFUSED, str(error)))
         else:

@@ -65,7 +65,7 @@ class Watchdog:
             self._warn_after = 2 * blocked
             self._culprit = culprit = find_culprit(_frames().get(self._loop_thread))
             logger.warning(
-                "The event loop has been blocked for %.1f s %s: no other job goes on meanwhile",
+                "The event loop has been blocked for %.1f s %s: no other job runs meanwhile",
                 blocked,
                 culprit,
                 extra={"worker_id": self._worker_id},

@@ -219,7 +219,7 @@ class Writing:
             self._warned = True
             job = self._run.job
             logger.warning(
-                "Job %s (%s) of queue %s goes on, but some of its %s may be lost: %s",
+                "Job %s (%s) of queue %s continues, but some of its %s may be lost: %s",
                 cut(job.id),
                 cut(job.name),
                 self._context.keys.queue,

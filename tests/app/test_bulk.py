@@ -109,7 +109,7 @@ def test_what_was_not_added_is_enqueued_again_and_nothing_is_doubled(
     assert [spec.data["n"] for spec in error.spec] == list(range(1000, 3000))
     assert [job.id for job in error.added] == [str(n + 1) for n in range(1000)]
     if error.may_be_added:
-        told = "Queue rows: 1750 of 3000 jobs were not added, and of 250 more it is not known"
+        told = "Queue rows: 1750 of 3000 jobs were not added, and for 250 more it is not known"
     else:
         told = "Queue rows: 2000 of 3000 jobs were not added"
     assert str(error).startswith(f"{told}: ")
@@ -164,7 +164,9 @@ def test_a_second_failure_keeps_what_the_first_one_knew(proxy: Proxy, admin: Any
     error = broken_off(proxy, "executed", [row.job(n) for n in range(1600)])
     proxy.refuse()
     proxy.cut()
-    with pytest.raises(EnqueueError, match="350 of 600 jobs were not added, and of 250 more") as no:
+    with pytest.raises(
+        EnqueueError, match="350 of 600 jobs were not added, and for 250 more"
+    ) as no:
         shop.enqueue(error.spec)
     assert no.value.may_be_added
     proxy.heal()
@@ -185,7 +187,7 @@ def test_a_single_job_is_sent_again_without_doubling_it(proxy: Proxy, admin: Any
     row.delay(1)
     proxy.refuse()
     proxy.cut_before_reply(b"bull:")
-    with pytest.raises(EnqueueError, match="0 of 1 jobs were not added, and of 1 more") as failed:
+    with pytest.raises(EnqueueError, match="0 of 1 jobs were not added, and for 1 more") as failed:
         row.delay(2)
     proxy.heal()
     [handle] = shop.enqueue(failed.value.spec)

@@ -123,7 +123,7 @@ def test_a_signal_lets_jobs_end_and_a_second_one_gives_them_back(
         terminal.read_until("Stopping: running jobs have 30 s to end")
         assert handle.state() == "active"
         terminal.send(number)
-        terminal.read_until("was given back")
+        terminal.read_until("went back to its queue")
         assert terminal.end() == 0
     job = handle.info()
     assert handle.state() == "waiting"

@@ -62,7 +62,7 @@ def test_every_event_is_public() -> None:
         (
             LetGo(Loss.EXPIRED),
             "expired",
-            "the lock expired before Redis could be told of its end",
+            "the lock expired before its outcome could be written",
         ),
         (LetGo(Loss.DISOWNED, "Job {0} does not exist"), "taken", "Job {0} does not exist"),
         (LetGo(Loss.REFUSED, "Redis refused it"), "refused", "Redis refused it"),

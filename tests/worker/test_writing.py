@@ -264,7 +264,7 @@ async def test_time_that_redis_takes_is_not_the_fault_of_the_job(
         with _frozen(server):
             gate.open()
             await until(writes.is_set)
-            await until(lambda: "put off" in caplog.text)
+            await until(lambda: "is delayed by" in caplog.text)
         await bed.record.wait_for(events.Released)
     assert (await bed.job(handle.id)).attempts_made == 0
 

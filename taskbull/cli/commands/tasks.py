@@ -44,7 +44,7 @@ def tasks(named: str | None, app: str | None, as_json: bool) -> None:
 
 
 def signature_of(task: Task[..., Any]) -> str:
-    """Give the task's parameters and result, as they are written in code."""
+    """Return the task's parameters and result, as they are written in code."""
     try:
         signature = inspect.signature(task.function, eval_str=True)
     except Exception:  # noqa: BLE001 - foreign code: annotations may contain anything

@@ -65,7 +65,7 @@ def summary(findings: Sequence[Finding]) -> str:
 
 
 def describe(finding: Finding) -> dict[str, Any]:
-    """Give a finding as JSON has it."""
+    """Return a finding in the form of the JSON output."""
     return {
         "check": finding.check,
         "level": str(finding.level),

@@ -58,7 +58,7 @@ class Recycling:
 
 
 def resident_megabytes() -> float:
-    """Give the memory that this process uses; where that is not told, the most it ever used."""
+    """Return the memory that this process uses; if that is not known, the most it ever used."""
     try:
         pages = int(Path("/proc/self/statm").read_text().split()[1])
     except OSError:

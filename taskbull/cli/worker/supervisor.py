@@ -50,7 +50,7 @@ class _Child(Struct, frozen=True):
     line: Lifeline
 
     def stop(self, step: int) -> None:
-        """Let it stop: 1 is gracefully, 2 at once, 3 whatever it does about it."""
+        """Stop it: 1 gracefully, 2 at once, 3 by force."""
         with suppress(ProcessLookupError):  # it has ended just now
             if step >= 3:
                 self.process.kill()
@@ -115,7 +115,7 @@ class Supervisor:
         return self.exit_code
 
     def restart(self) -> None:
-        """Let every child stop gracefully; each is replaced."""
+        """Stop every child gracefully; each is replaced."""
         for rest in self._resting:
             rest.cancel()
         for child in list(self._children.values()):
@@ -155,7 +155,7 @@ class Supervisor:
             )
 
     def _cannot_start(self, end: _End) -> bool:
-        """Tell whether a child would end in the same way again, and never come to work."""
+        """Return whether a child would fail in the same way again before it can work."""
         if end.code == WRONG_USAGE:
             return True
         return end.code > 0 and end.presence is None and not self._proven
@@ -231,7 +231,7 @@ def bury_all_but(own: set[int]) -> None:
 
 
 def _signals() -> list[signal.Signals]:
-    """Give the signals to heed; `nohup` has a hang-up ignored."""
+    """Return the signals to handle; under `nohup`, a hang-up is ignored."""
     wanted = [signal.SIGTERM, signal.SIGINT]
     ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     return wanted if ignored else [*wanted, signal.SIGHUP]
