@@ -321,7 +321,7 @@ def test_a_generator_that_raises_before_anything_was_added_is_heard_as_it_is(
 def test_a_wrong_job_in_a_stream_is_told_with_what_was_added(proxy: Proxy, admin: Any) -> None:
     jobs: list[Any] = [row.job(n) for n in range(260)]
     with pytest.raises(
-        EnqueueError, match=r"250 jobs were added, 10 .* must be what task"
+        EnqueueError, match=r"250 jobs were added, 10 .* must be made by task"
     ) as failed:
         shop.enqueue(iter([*jobs, "row", row.job(261)]))
     assert isinstance(failed.value.__cause__, ConfigurationError)

@@ -106,7 +106,7 @@ def test_nothing_is_written_unless_all_are_valid(app: App, admin: Any, prefix: s
         app.enqueue([good, elsewhere.job(object())])
     with pytest.raises(SerializationError, match="exceeds limit of 10 MB"):
         app.enqueue([good, elsewhere.job("x" * 10_000_001)])
-    with pytest.raises(ConfigurationError, match=r"jobs\[1\] must be what task\.job"):
+    with pytest.raises(ConfigurationError, match=r"jobs\[1\] must be made by task\.job"):
         app.enqueue([good, ("send", {})])  # type: ignore[list-item]
     assert written(admin, prefix) == set()
 
