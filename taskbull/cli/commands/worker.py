@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import sys
-from importlib.util import find_spec
 from typing import Any
 
 import click
 
 from taskbull.cli.durations import read_seconds
 from taskbull.cli.worker.celery_options import WorkerCommand
-from taskbull.cli.worker.queue_names import read_queues
 from taskbull.core.worker_options import WorkerOptions
 
 _LEVELS = ("debug", "info", "warning", "error")
@@ -109,38 +107,13 @@ _DEFAULT = WorkerOptions()
 @click.option("--process", type=int, hidden=True)
 @click.option("--lifeline", type=int, hidden=True)
 @click.pass_context
-def worker(context: click.Context, /, **given: Any) -> None:
+def worker(context: click.Context, /, **_: Any) -> None:
     """Run the tasks of APP (module:attribute) until SIGTERM or Ctrl-C.
 
     A signal lets running jobs end; a second one gives them back at once. Without APP, TASKBULL_APP
     or [tool.taskbull] app in pyproject.toml is used, or the only app in this folder.
     """
     # Not above: `taskbull --help` would take twice as long.
-    from taskbull.cli.worker.run import supervise, work  # noqa: PLC0415
+    from taskbull.cli.worker.run import run  # noqa: PLC0415
 
-    read_queues(given["queues"])
-    _check_installed(given["backend"], uvloop=given["uvloop"])
-    if given["no_supervisor"]:
-        _check_alone(given)
-    elif given["lifeline"] is None:
-        sys.exit(supervise(context))
-    sys.exit(work(given))
-
-
-def _check_alone(given: dict[str, Any]) -> None:
-    wanted = {
-        "--processes": given["processes"] > 1,
-        "--reload": given["reload"],
-        "--max-jobs": given["max_jobs"],
-        "--max-memory": given["max_memory"],
-    }
-    if asked := [name for name, is_wanted in wanted.items() if is_wanted]:
-        raise click.UsageError(f"{asked[0]} needs the supervisor: leave out --no-supervisor")
-
-
-def _check_installed(backend: str, *, uvloop: bool) -> None:
-    for name, wanted in (("trio", backend == "trio"), ("uvloop", uvloop)):
-        if wanted and find_spec(name) is None:
-            raise click.UsageError(f"{name} is not installed: pip install 'taskbull[{name}]'")
-    if uvloop and backend == "trio":
-        raise click.UsageError("--uvloop is for asyncio, not for trio")
+    sys.exit(run(context))

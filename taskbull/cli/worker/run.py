@@ -12,65 +12,67 @@ from typing import Any
 
 import anyio
 import click
+import msgspec
 
 from taskbull.app.loops import backend_options
 from taskbull.app.running import run_until_signal
 from taskbull.cli.app_loading import find_app
 from taskbull.cli.worker.banner import show_banner
+from taskbull.cli.worker.flags import WorkerFlags
 from taskbull.cli.worker.lifeline import Presence, Tether
 from taskbull.cli.worker.metrics import gathered, measured
 from taskbull.cli.worker.queue_names import check_known, read_queues
 from taskbull.cli.worker.recycling import Recycling, Share
 from taskbull.cli.worker.reloading import Reloader
 from taskbull.cli.worker.supervisor import RECYCLED, Supervisor
-from taskbull.observability.formats import LogFormat, set_up_logging
+from taskbull.observability.formats import set_up_logging
 from taskbull.worker.worker import Worker
 
 _OF_THE_PARENT = {"processes", "reload", "process", "no_supervisor", "lifeline"}
 _FOR_METRICS = {"metrics_port", "metrics_host", "metrics_to"}
 
 
-def supervise(context: click.Context) -> int:
+def run(context: click.Context) -> int:
+    """Do what the command line says; return the exit code."""
+    flags = msgspec.convert(context.params, WorkerFlags)
+    return _supervise(flags, context) if flags.is_supervisor else _work(flags)
+
+
+def _supervise(flags: WorkerFlags, context: click.Context) -> int:
     """Run children, each with the same command line but what is the parent's own."""
-    given = context.params
     words = command_words(context, leave_out=_OF_THE_PARENT | _FOR_METRICS)
     program = [sys.executable, "-m", "taskbull", "worker", *words]
-    set_up_logging(given["log_level"], given["log_format"], "supervisor")
-    with gathered(given["metrics_host"], given["metrics_port"]) as more:
+    set_up_logging(flags.log_level, flags.log_format, "supervisor")
+    with gathered(flags.metrics_host, flags.metrics_port) as more:
         supervisor = Supervisor(
             lambda number: [*program, "--process", str(number), *more],
-            given["processes"],
-            once=given["burst"],
+            flags.processes,
+            once=flags.burst,
         )
-        return anyio.run(supervisor.run, Reloader(Path.cwd()).watch if given["reload"] else None)
+        return anyio.run(supervisor.run, Reloader(Path.cwd()).watch if flags.reload else None)
 
 
-def work(given: dict[str, Any]) -> int:
-    """Be a worker; give the exit code."""
-    share = Share(given["max_jobs"], given["max_memory"])
+def _work(flags: WorkerFlags) -> int:
+    """Be a worker; return the exit code."""
     with suppress(UnsupportedOperation):  # where stderr is no file
         faulthandler.enable()  # a crash of C code leaves the Python stacks
-    log_format: LogFormat = given["log_format"]
-    first = given["process"] in {None, 1}
-    app = find_app(given["app"] or given["named_app"], quiet=not first)
-    names = ("concurrency", "threads", "shutdown_timeout", "burst_wait")
-    options = {name: given[name] for name in names if given[name] is not None}
-    queues = read_queues(given["queues"])
-    if not given["any_queue"]:
+    app = find_app(flags.app or flags.named_app, quiet=not flags.is_first)
+    queues = read_queues(flags.queues)
+    if not flags.any_queue:
         check_known(list(queues), app)
-    made = app.worker(queues or None, **options)
-    set_up_logging(given["log_level"], log_format, made.id)
-    backend: str = given["backend"]
-    if first and log_format == "text":
-        show_banner(app, made, "uvloop" if given["uvloop"] else backend)
+    made = app.worker(queues or None, **flags.worker_options)
+    set_up_logging(flags.log_level, flags.log_format, made.id)
+    if flags.is_first and flags.log_format == "text":
+        show_banner(app, made, flags.loop)
+    share = Share(flags.max_jobs, flags.max_memory)
     recycling = Recycling(share, made) if share.limited else None
     watchers = [] if recycling is None else [recycling.watch]
-    if given["lifeline"] is not None:
-        watchers.append(Tether(given["lifeline"], _presence(made)).watch)
-    run = partial(run_until_signal, made, burst=given["burst"], watchers=watchers)
-    settings = backend_options(backend, uvloop=given["uvloop"])
-    with measured(made, given["metrics_host"], given["metrics_port"], given["metrics_to"]):
-        anyio.run(run, backend=backend, backend_options=settings)
+    if flags.lifeline is not None:
+        watchers.append(Tether(flags.lifeline, _presence(made)).watch)
+    serve = partial(run_until_signal, made, burst=flags.burst, watchers=watchers)
+    settings = backend_options(flags.backend, uvloop=flags.uvloop)
+    with measured(made, flags.metrics_host, flags.metrics_port, flags.metrics_to):
+        anyio.run(serve, backend=flags.backend, backend_options=settings)
     return RECYCLED if recycling is not None and recycling.done else 0
 
 
@@ -79,7 +81,7 @@ def _presence(worker: Worker) -> Presence:
 
 
 def command_words(context: click.Context, leave_out: set[str]) -> list[str]:
-    """Give the words of the command line from which a context was made."""
+    """Return the words of the command line from which a context was made."""
     words: list[str] = []
     for parameter in context.command.params:
         name = parameter.name or ""
