@@ -8,7 +8,10 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 
 import pytest
 
+from taskbull.core.backoff import Backoff
 from taskbull.core.options import JobKeywords, JobOptions
+from taskbull.core.retention import Keep
+from taskbull.core.wire.options import encode_options
 from taskbull.core.worker_options import (
     QueueKeywords,
     QueueOptions,
@@ -56,3 +59,29 @@ def test_a_duration_is_float_seconds_once_it_is_given(options: type, given: type
 def members(hint: Any) -> set[Any]:
     """Return the types in a union, or the one type."""
     return set(get_args(hint)) if get_origin(hint) in {Union, UnionType} else {hint}
+
+
+OTHER_THAN_DEFAULT: dict[str, Any] = {
+    "priority": 5,
+    "lifo": True,
+    "attempts": 7,
+    "backoff": Backoff.fixed(7),
+    "error_backoffs": {"X": Backoff.fixed(7)},
+    "job_id": "a",
+    "dedup": "a",
+    "keep_completed": Keep(count=7),
+    "keep_failed": Keep(count=7),
+    "timeout": 7,
+    "keep_logs": 7,
+    "stack_trace_limit": 7,
+    "size_limit": 7,
+}
+
+
+def test_each_option_of_a_job_is_stored() -> None:
+    by_time = {"delay", "eta"}  # as `delay`, counted from the moment of adding
+    assert OTHER_THAN_DEFAULT.keys() | by_time == set(JobOptions.__struct_fields__)
+    stored = {encode_options(JobOptions(), delay_ms=0)}
+    for name, value in OTHER_THAN_DEFAULT.items():
+        stored.add(encode_options(JobOptions(**{name: value}), delay_ms=0))
+    assert len(stored) == 1 + len(OTHER_THAN_DEFAULT)

@@ -6,6 +6,7 @@ from functools import cached_property, lru_cache
 from typing import Any, TypeAlias, cast
 
 import msgspec
+from msgspec import field
 
 from taskbull.core import payload
 from taskbull.core.backoff import Backoff
@@ -46,32 +47,8 @@ Bounds: TypeAlias = tuple[int, int, int]
 
 NO_BOUNDS: Bounds = (-1, -1, -1)
 
-_NAMES = {
-    "error_backoffs": "errorBackoffs",
-    "delay_ms": "delay",
-    "timestamp_ms": "timestamp",
-    "timeout_ms": "timeout",
-    "job_id": "jobId",
-    "remove_on_complete": "removeOnComplete",
-    "remove_on_fail": "removeOnFail",
-    "keep_logs": "kl",
-    "size_limit": "sizeLimit",
-    "stack_trace_limit": "stackTraceLimit",
-    "deduplication": "de",
-    "telemetry": "tm",
-    "omit_context": "omc",
-    "fail_parent": "fpof",
-    "continue_parent": "cpof",
-    "ignore_dependency": "idof",
-    "remove_dependency": "rdof",
-    "repeat_job_key": "repeatJobKey",
-    "previous_ms": "prevMillis",
-}
 
-
-class StoredOptions(
-    Foreign, frozen=True, kw_only=True, omit_defaults=True, rename=_NAMES, dict=True
-):
+class StoredOptions(Foreign, frozen=True, kw_only=True, omit_defaults=True, dict=True):
     """The object `opts`, whoever wrote it: checked for its types, and its numbers bounded.
 
     What a worker asks of it for every job is worked out once: most jobs of a queue share one of
@@ -80,29 +57,31 @@ class StoredOptions(
 
     attempts: Number | None = None
     backoff: StoredBackoff | Number | None = None
-    error_backoffs: dict[str, StoredBackoff] | None = None
-    delay_ms: Number | None = None
+    error_backoffs: dict[str, StoredBackoff] | None = field(default=None, name="errorBackoffs")
+    delay_ms: Number | None = field(default=None, name="delay")
     priority: Number | None = None
     lifo: bool = False
-    job_id: str | None = None
-    timestamp_ms: Number | None = None
-    timeout_ms: Number | None = None
-    remove_on_complete: StoredKeep | bool | Number | None = None
-    remove_on_fail: StoredKeep | bool | Number | None = None
-    keep_logs: Number | None = None
-    size_limit: Number | None = None
-    stack_trace_limit: Number | None = None
-    deduplication: StoredDedup | None = None
-    telemetry: str | None = None
-    omit_context: bool = False
-    fail_parent: bool = False
-    continue_parent: bool = False
-    ignore_dependency: bool = False
-    remove_dependency: bool = False
+    job_id: str | None = field(default=None, name="jobId")
+    timestamp_ms: Number | None = field(default=None, name="timestamp")
+    timeout_ms: Number | None = field(default=None, name="timeout")
+    remove_on_complete: StoredKeep | bool | Number | None = field(
+        default=None, name="removeOnComplete"
+    )
+    remove_on_fail: StoredKeep | bool | Number | None = field(default=None, name="removeOnFail")
+    keep_logs: Number | None = field(default=None, name="kl")
+    size_limit: Number | None = field(default=None, name="sizeLimit")
+    stack_trace_limit: Number | None = field(default=None, name="stackTraceLimit")
+    deduplication: StoredDedup | None = field(default=None, name="de")
+    telemetry: str | None = field(default=None, name="tm")
+    omit_context: bool = field(default=False, name="omc")
+    fail_parent: bool = field(default=False, name="fpof")
+    continue_parent: bool = field(default=False, name="cpof")
+    ignore_dependency: bool = field(default=False, name="idof")
+    remove_dependency: bool = field(default=False, name="rdof")
     parent: dict[str, Any] | None = None
     repeat: dict[str, Any] | None = None
-    repeat_job_key: str | None = None
-    previous_ms: Number | None = None
+    repeat_job_key: str | None = field(default=None, name="repeatJobKey")
+    previous_ms: Number | None = field(default=None, name="prevMillis")
 
     @property
     def own_backoff(self) -> Backoff | None:
