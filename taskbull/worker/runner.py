@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-from functools import partial
 from random import random
 from time import monotonic
 from types import FrameType
@@ -14,7 +13,7 @@ from taskbull.core.outcome import GiveBack, Outcome
 from taskbull.core.retry import decide
 from taskbull.errors import ConfigurationError, MaybeExecuted, ServerRefused
 from taskbull.observability.job_filter import cut
-from taskbull.observability.tracing import Processing, describe_outcome, processing
+from taskbull.observability.tracing import describe_outcome, processing
 from taskbull.scripts.schedulers import advance_scheduler
 from taskbull.worker.attempt import Executor
 from taskbull.worker.context import QueueContext
@@ -52,24 +51,23 @@ class Runner:
     async def occupy(self) -> None:
         """Be a slot: run one job after the other, as long as there are any."""
         jobs, wait = self._context.ready.jobs, self._context.ready.wait
-        perform = self._run if self._tracing is None else partial(self._run_traced, self._tracing)
+        tracing = self._tracing
         while (run := jobs.popleft() if jobs else await wait()) is not None:
             if run.lost is not None:  # the loop was held up, and another may run the job by now
                 self._cycle.decided(run, run.lost)
             elif self._lapsed(run):  # the same, and nobody has noticed
                 self._cycle.decided(run, GiveBack())
+            elif tracing is None:
+                await self._run(run)
             else:
-                await perform(run)
+                with tracing.span(run.job) as span:
+                    outcome = await self._run(run)
+                    if span is not None:
+                        describe_outcome(span, outcome)
 
     def _lapsed(self, run: Run) -> bool:
         """Return whether the lock may be gone: Redis gives the job back only if it is not."""
         return monotonic() - run.renewed > self._lock_life
-
-    async def _run_traced(self, tracing: Processing, run: Run) -> Outcome:
-        with tracing.span(run.job) as span:
-            outcome = await self._run(run)
-            describe_outcome(span, outcome)
-        return outcome
 
     async def _run(self, run: Run) -> Outcome:
         """Start a job, attempt it, and hand on what was decided."""
