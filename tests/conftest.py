@@ -35,8 +35,21 @@ def pytest_configure(config: pytest.Config) -> None:
 
 LONG = (
     "interop/test_taskbull.py",
-    "scripts/test_half_moved_slot.py",
+    "cli/test_worker.py",
     "speed/test_instructions.py",
+    "app/test_bulk.py",
+    "speed/test_memory.py",
+    "scripts/test_half_moved_slot.py",
+    "cli/test_supervisor.py",
+    "examples/test_examples.py",
+    "nemesis/test_nemesis.py",
+    "worker/test_fuzz.py",
+    "cli/test_hostile_tasks.py",
+    "interop/test_taskbull_sequences.py",
+    "worker/test_in_a_cluster.py",
+    "observability/test_processes.py",
+    "benchmarks/test_parts.py",
+    "worker/test_killed.py",
 )
 """The files that take longest, whatever the number of their tests."""
 
