@@ -99,7 +99,7 @@ def shortened(text: str, most: int = 80) -> str:
 
 
 def plural(count: int, noun: str) -> str:
-    """Give a count with its noun."""
+    """Return a count with its noun."""
     return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
 
 

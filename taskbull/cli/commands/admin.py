@@ -61,7 +61,7 @@ def _yes_option(function: F) -> F:
 def retry(
     queue: str, ids: tuple[str, ...], state: Finished, as_json: bool, **where: str | None
 ) -> None:
-    """Let finished jobs run once more."""
+    """Run finished jobs again."""
     target = existing_queue(find_server(**where), queue)
     action = Action(lambda job_id: target.retry(job_id, state), "runs again")
     _each(target, ids, action, as_json=as_json)
@@ -73,7 +73,7 @@ def retry(
 @server_options
 @json_option
 def promote(queue: str, ids: tuple[str, ...], as_json: bool, **where: str | None) -> None:
-    """Let delayed jobs run now."""
+    """Run delayed jobs now."""
     target = existing_queue(find_server(**where), queue)
     action = Action(target.promote, "is no longer delayed")
     _each(target, ids, action, as_json=as_json)
@@ -100,7 +100,7 @@ def remove(queue: str, ids: tuple[str, ...], yes: bool, as_json: bool, **where: 
 @server_options
 @json_option
 def retry_all(queue: str, state: Finished, as_json: bool, **where: str | None) -> None:
-    """Let all failed (or completed) jobs run once more."""
+    """Run all failed (or completed) jobs again."""
     target = existing_queue(find_server(**where), queue)
     count = target.retry_all(state)
     if as_json:
@@ -114,7 +114,7 @@ def retry_all(queue: str, state: Finished, as_json: bool, **where: str | None) -
 @server_options
 @json_option
 def pause(queue: str, as_json: bool, **where: str | None) -> None:
-    """Let no worker take a job of the queue; those that run go on."""
+    """Stop workers from taking jobs of a queue; running jobs continue."""
     target = existing_queue(find_server(**where), queue)
     before = target.is_paused()
     target.pause()
@@ -132,7 +132,7 @@ def pause(queue: str, as_json: bool, **where: str | None) -> None:
 @server_options
 @json_option
 def resume(queue: str, as_json: bool, **where: str | None) -> None:
-    """Let workers take jobs of the queue again."""
+    """Let workers take jobs of a queue again."""
     target = existing_queue(find_server(**where), queue)
     before = target.is_paused()
     target.resume()
