@@ -97,7 +97,7 @@ class App:
             limit_of("enqueue_timeout", enqueue_timeout),
             limit_of("call_timeout", call_timeout),
         )
-        self.producer.line(queue)  # refuses a wrong name
+        self.producer.client(queue)  # refuses a wrong name
         self._defaults = Defaults(queue, jobs, policy)
         self._registry = Registry(name)
         self._staff = Staff(name, self._registry, policy)
@@ -151,7 +151,7 @@ class App:
         name = given.get("name")
         check_function(function, name)
         settings = self._defaults.with_task(function.__name__ if name is None else name, given)
-        self.producer.line(settings.queue)  # refuses a wrong name
+        self.producer.client(settings.queue)  # refuses a wrong name
         task = make_task(function, settings, self.producer)
         self._registry.add(task)
         return task
@@ -180,8 +180,8 @@ class App:
 
     def job(self, queue: str, job_id: str) -> JobHandle[Any]:
         """Return the handle of an existing job, whoever added it, without asking Redis."""
-        source = self.producer.line(queue).source
-        return JobHandle(queue, check_text("job_id", job_id), "", False, source, payload.decode)
+        client = self.producer.client(queue)
+        return JobHandle(queue, check_text("job_id", job_id), "", False, client, payload.decode)
 
     def queue(self, name: str) -> Queue:
         """Return a queue for async code."""
@@ -250,7 +250,7 @@ class App:
 
         Only the jobs that come next are looked at, 100 in each state.
         """
-        call = names_waiting(self.producer.line(queue).source.keys, _LOOKED_AT)
+        call = names_waiting(self.producer.client(queue).keys, _LOOKED_AT)
         limit = limit_of("timeout", timeout)
         names = self.producer.stores.sync_store().run(call, timeout=limit)
         return sorted(set(names) - self.tasks.keys())
@@ -266,7 +266,7 @@ class App:
         `global_concurrency` counts the jobs of all workers together; it is written to Redis when a
         worker starts. Several calls for one queue add up, unless they contradict each other.
         """
-        self.producer.line(queue)  # refuses a wrong name
+        self.producer.client(queue)  # refuses a wrong name
         check_keywords("app.queue_options", rules, QueueKeywords)
         self._staff.rules.declare(queue, QueueOptions(**rules))
 

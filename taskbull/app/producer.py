@@ -12,10 +12,10 @@ from msgspec.structs import replace
 from taskbull.core.checks import check_type, refusal
 from taskbull.core.job import Job, NewJob, Ticket
 from taskbull.core.options import JobOptions
-from taskbull.queue.add_bulk import Bulk, Entry, Line, Progress, check_bulk
+from taskbull.queue.add_bulk import Bulk, Entry, Progress, check_bulk
 from taskbull.queue.add_call import Adder
 from taskbull.queue.add_single import add_at_once
-from taskbull.queue.handle import JobHandle, ReadResult, Source
+from taskbull.queue.handle import JobHandle, QueueClient, ReadResult
 from taskbull.queue.stores import Stores
 from taskbull.scripts.call import Stages
 from taskbull.store.address import Address
@@ -87,7 +87,7 @@ class Producer:
         self.stores = Stores(namespace.address)
         self._timeout = timeout
         self._call_timeout = call_timeout
-        self._lines: dict[str, Line] = {}
+        self._clients: dict[str, QueueClient] = {}
         self._queues: dict[str, Queue] = {}
         self._sync_queues: dict[str, SyncQueue] = {}
         self._elsewhere: Enqueue | None = None
@@ -104,24 +104,24 @@ class Producer:
     @contextmanager
     def moved(self, address: Address) -> Generator[None]:
         """Use another server in the block: for tests."""
-        before = (self.namespace, self.stores, self._lines, self._queues, self._sync_queues)
+        before = (self.namespace, self.stores, self._clients, self._queues, self._sync_queues)
         self.namespace = replace(self.namespace, address=address)
-        self.stores, self._lines, self._queues, self._sync_queues = Stores(address), {}, {}, {}
+        self.stores, self._clients, self._queues, self._sync_queues = Stores(address), {}, {}, {}
         try:
             yield
         finally:
             self.stores.close()
-            self.namespace, self.stores, self._lines, self._queues, self._sync_queues = before
+            self.namespace, self.stores, self._clients, self._queues, self._sync_queues = before
 
-    def line(self, queue: str) -> Line:
-        """Return what belongs to a queue; refuse a name that no queue can have."""
-        line = self._lines.get(queue) if queue.__class__ is str else None
-        if line is None:
+    def client(self, queue: str) -> QueueClient:
+        """Return the client of a queue, always the same; refuse a name that no queue can have."""
+        client = self._clients.get(queue) if queue.__class__ is str else None
+        if client is None:
             check_type("queue name", queue, str, "be a string")
             keys = self.namespace.keys(queue)
-            source = Source(keys, self.stores, self._call_timeout)
-            line = self._lines[queue] = Line(Adder(keys), source)
-        return line
+            client = QueueClient(keys, self.stores, Adder(keys), self._call_timeout)
+            self._clients[queue] = client
+        return client
 
     def queue(self, name: str) -> Queue:
         """Return the async queue of a name, always the same."""
@@ -138,14 +138,7 @@ class Producer:
 
     def _kept(self, kept: dict[str, Q], name: str, kind: type[Q]) -> Q:
         if (queue := kept.get(name)) is None:
-            queue = kept[name] = kind(
-                name,
-                redis=self.stores,
-                prefix=self.namespace.prefix,
-                hash_tag=self.namespace.hash_tag,
-                enqueue_timeout=self._timeout,
-                call_timeout=self._call_timeout,
-            )
+            queue = kept[name] = kind.of(self.client(name), self._timeout)
         return queue
 
     def server(self, kind: type[S], queues: Iterable[str], attempts_of: Callable[[Job], int]) -> S:
@@ -172,7 +165,7 @@ class Producer:
         return await self.stores.loop.add(self._alone(spec), self._timeout)
 
     def _alone(self, spec: JobSpec[Any]) -> Entry:
-        return Entry(self.line(spec.queue), spec.job, spec, spec.read)
+        return Entry(self.client(spec.queue), spec.job, spec, spec.read)
 
     def enqueue(
         self, specs: Iterable[JobSpec[Any]], progress: Progress | None = None

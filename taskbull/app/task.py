@@ -113,7 +113,7 @@ class Enqueueable(Generic[P, R]):
         """Return the task with other options, to call or to keep."""
         check_keywords(f"{self.name}.options()", options, CallOptions)
         queue = options.get("queue", self._queue)
-        self.calling.producer.line(queue)
+        self.calling.producer.client(queue)
         return Variant(self.calling, queue, with_call(self._options, options))
 
     def _spec(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> JobSpec[Any]:

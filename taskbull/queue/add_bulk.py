@@ -17,8 +17,8 @@ from taskbull.core.checks import refusal
 from taskbull.core.job import NewJob, Ticket
 from taskbull.core.wire.job import EncodedJob, encode_job
 from taskbull.errors import EnqueueError
-from taskbull.queue.add_call import Adder, Unsent
-from taskbull.queue.handle import JobHandle, ReadResult, Source, handle
+from taskbull.queue.add_call import Unsent
+from taskbull.queue.handle import JobHandle, QueueClient, ReadResult, handle
 from taskbull.scripts.add import Added, CallSequence
 from taskbull.scripts.call import Stages
 
@@ -46,17 +46,10 @@ class Sendable(Protocol):
         ...
 
 
-class Line(Struct, frozen=True, eq=False):
-    """The way to one queue."""
-
-    adder: Adder
-    source: Source
-
-
 class Entry(Struct, frozen=True, eq=False):
     """One job of a bulk: where it goes, what it is, and how its result is read."""
 
-    line: Line
+    client: QueueClient
     job: NewJob
     known_as: Sendable
     read: ReadResult
@@ -65,8 +58,8 @@ class Entry(Struct, frozen=True, eq=False):
 class _Part:
     """Jobs that go to a queue in one call."""
 
-    def __init__(self, line: Line, ticket: Ticket | None) -> None:
-        self.line = line
+    def __init__(self, client: QueueClient, ticket: Ticket | None) -> None:
+        self.client = client
         self.ticket = ticket
         self.entries: list[tuple[int, Entry]] = []
         self.jobs: list[EncodedJob] = []
@@ -136,7 +129,7 @@ class Bulk:
         parts = self._parts(jobs)
         try:
             for part in parts:
-                added = yield part.line.adder.add(part.jobs, part.ticket)
+                added = yield part.client.adder.add(part.jobs, part.ticket)
                 if isinstance(added, Unsent):
                     raise self._unsent(part, added, parts) from added.error
                 self._take_in(part, added)
@@ -157,7 +150,7 @@ class Bulk:
         """Give parts as they are full, then the rest; when closed, no more jobs are asked for."""
         for place, (entry, job) in enumerate(jobs):
             ticket = entry.job.ticket
-            key: object = id(entry.line)
+            key: object = id(entry.client)
             if ticket is not None:
                 key = (key, replace(ticket, place=0))
             size = len(job.data) + len(job.options)
@@ -166,7 +159,7 @@ class Bulk:
                 yield self._taken_out(key)
                 part = None
             if part is None:
-                part = self._open[key] = _Part(entry.line, ticket)
+                part = self._open[key] = _Part(entry.client, ticket)
             part.put(place, entry, job, size)
             self._open_jobs += 1
             self._open_bytes += size
@@ -187,7 +180,7 @@ class Bulk:
 
     def _take_in(self, part: _Part, added: list[Added]) -> None:
         for (place, entry), one in zip(part.entries, added, strict=True):
-            self._handles.append(handle(part.line.source, entry.job.name, one, entry.read))
+            self._handles.append(handle(part.client, entry.job.name, one, entry.read))
             self._places.append(place)
         if self._progress is not None:
             self._progress(len(self._handles))
@@ -195,14 +188,14 @@ class Bulk:
     def _unsent(self, part: _Part, unsent: Unsent, parts: Iterator[_Part]) -> EnqueueError:
         left = _Left()
         left.put(part, unsent.sequence, unsent.sent_ms)
-        where = f"Queue {part.line.source.keys.queue}: "
+        where = f"Queue {part.client.keys.queue}: "
         return self._error(left, parts, where, str(unsent.error))
 
     def _error(self, left: _Left, parts: Iterator[_Part], where: str, why: str) -> EnqueueError:
         """Make the error of a bulk that is broken off: with `left`, and all that was not sent."""
         self._closed = self._total is None  # what was not asked for stays with the caller
         for part in [*parts, *self._open.values()]:
-            left.put(part, part.line.adder.sequences.reserve(), None)
+            left.put(part, part.client.adder.sequences.reserve(), None)
         missing = len(left.jobs) - left.unsure
         if self._total is None:
             told = f"{len(self._handles)} jobs were added, {missing} that came next were not"

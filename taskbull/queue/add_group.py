@@ -26,10 +26,10 @@ from msgspec.structs import replace
 from taskbull.core.wire.job import EncodedJob
 from taskbull.errors import TaskbullError
 from taskbull.observability.provider import current_tracer
-from taskbull.queue.add_bulk import BULK, BULK_BYTES, Entry, Line
+from taskbull.queue.add_bulk import BULK, BULK_BYTES, Entry
 from taskbull.queue.add_call import Unsent
 from taskbull.queue.add_single import FirstTry, add_one, encode, not_added
-from taskbull.queue.handle import JobHandle, handle
+from taskbull.queue.handle import JobHandle, QueueClient, handle
 from taskbull.scripts.add import Added
 from taskbull.scripts.call import Steps
 from taskbull.store import backend
@@ -49,8 +49,8 @@ class _Member(Struct, frozen=True, eq=False):
 class Group:
     """Adds the single jobs of one event loop to one queue."""
 
-    def __init__(self, line: Line, store: Store, timeout: float | None) -> None:
-        self._line = line
+    def __init__(self, client: QueueClient, store: Store, timeout: float | None) -> None:
+        self._client = client
         self._store = store
         self._timeout = timeout
         self._new_waiter = backend.waiters()
@@ -101,7 +101,7 @@ class Group:
             if self._under_way is not None and member not in self._gathered:
                 self._under_way.cancel()  # it goes on without this job, if that was not sent
             raise
-        return handle(self._line.source, entry.job.name, added, entry.read)
+        return handle(self._client, entry.job.name, added, entry.read)
 
     async def _send_gathered(self) -> None:
         members: list[_Member] = []
@@ -136,7 +136,7 @@ class Group:
 
     async def _send(self, members: list[_Member]) -> None:
         """Add the jobs of some callers in one call, and tell each what became of its own."""
-        adder = self._line.adder
+        adder = self._client.adder
         sequence, sent_ms, is_free = adder.sequences.borrow(), None, True
         waiting = dict(enumerate(members, 1))
         while waiting:

@@ -28,10 +28,10 @@ def add_one(
     entry: Entry, job: EncodedJob, sequence: CallSequence | None = None
 ) -> Steps[JobHandle[Any]]:
     """Add a job that was never sent before; raises `EnqueueError` if it could not be."""
-    added = yield from entry.line.adder.add((job,), sequence=sequence)
+    added = yield from entry.client.adder.add((job,), sequence=sequence)
     if isinstance(added, Unsent):
         raise not_added(entry, 1, added) from added.error
-    return handle(entry.line.source, entry.job.name, added[0], entry.read)
+    return handle(entry.client, entry.job.name, added[0], entry.read)
 
 
 class FirstTry:
@@ -43,7 +43,7 @@ class FirstTry:
     __slots__ = ("_entry", "_job", "_sequence", "call", "limit")
 
     def __init__(self, entry: Entry, job: EncodedJob, timeout: float | None) -> None:
-        adder = entry.line.adder
+        adder = entry.client.adder
         self._entry = entry
         self._job = job
         self._sequence = sequence = adder.sequences.borrow()
@@ -53,16 +53,16 @@ class FirstTry:
     def ended(self, added: list[Added]) -> JobHandle[Any] | None:
         """Give the handle of the job; None if it was not added: a clone had used the sequence."""
         entry = self._entry
-        sequences = entry.line.adder.sequences
+        sequences = entry.client.adder.sequences
         if not added:
             sequences.renew()
             return None
         sequences.give_back(self._sequence)
-        return handle(entry.line.source, entry.job.name, added[0], entry.read)
+        return handle(entry.client, entry.job.name, added[0], entry.read)
 
     def broken_off(self) -> None:
         """Free the sequence: nobody goes on."""
-        self._entry.line.adder.sequences.give_back(self._sequence)
+        self._entry.client.adder.sequences.give_back(self._sequence)
 
     def rest(self) -> Steps[JobHandle[Any]]:
         """Give the steps that go on from a try that failed."""
@@ -71,7 +71,7 @@ class FirstTry:
 
 def add_at_once(entry: Entry, timeout: float | None) -> JobHandle[Any]:
     """Add one job from code without an event loop."""
-    store = entry.line.source.stores.sync_store()
+    store = entry.client.stores.sync_store()
     job = encode(entry)
     try:
         if current_tracer() is None and (added := _add_plainly(store, entry, job, timeout)):
@@ -102,7 +102,7 @@ def not_added(entry: Entry, place: int, unsent: Unsent) -> EnqueueError:
     if sent_ms is not None:
         told = "0 of 1 jobs were not added, and for 1 more it is not known"
     return EnqueueError(
-        f"Queue {entry.line.source.keys.queue}: {told}: {unsent.error}",
+        f"Queue {entry.client.keys.queue}: {told}: {unsent.error}",
         [entry.known_as.with_ticket(unsent.sequence.ticket(place, sent_ms))],
         may_be_added=sent_ms is not None,
     )

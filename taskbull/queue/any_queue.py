@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, TypeAlias, Unpack
+from typing import Any, Self, TypeAlias, Unpack
 
 from taskbull.core import payload
 from taskbull.core.checks import refusal
@@ -13,9 +13,9 @@ from taskbull.core.keys import PREFIX
 from taskbull.core.keywords import check_keywords
 from taskbull.core.options import JobKeywords, JobOptions
 from taskbull.observability.provider import in_this_span
-from taskbull.queue.add_bulk import Bulk, Entry, Line, Progress
+from taskbull.queue.add_bulk import Bulk, Entry, Progress
 from taskbull.queue.add_call import Adder
-from taskbull.queue.handle import CALL_TIMEOUT, ENQUEUE_TIMEOUT, JobHandle, Source
+from taskbull.queue.handle import CALL_TIMEOUT, ENQUEUE_TIMEOUT, JobHandle, QueueClient
 from taskbull.queue.operations import QueueOperations
 from taskbull.queue.stores import Stores
 from taskbull.scripts.call import Stages
@@ -48,12 +48,25 @@ class AnyQueue(QueueOperations):
         enqueue_timeout: Duration | None = ENQUEUE_TIMEOUT,
         call_timeout: Duration | None = CALL_TIMEOUT,
     ) -> None:
-        self._stores = redis if isinstance(redis, Stores) else Stores(redis)
-        self.keys = Namespace(self._stores.address, prefix, hash_tag).keys(name)
-        self._enqueue_timeout = limit_of("enqueue_timeout", enqueue_timeout)
-        self._call_timeout = limit_of("call_timeout", call_timeout)
-        source = Source(self.keys, self._stores, self._call_timeout)
-        self._line = Line(Adder(self.keys), source)
+        stores = redis if isinstance(redis, Stores) else Stores(redis)
+        keys = Namespace(stores.address, prefix, hash_tag).keys(name)
+        limit = limit_of("call_timeout", call_timeout)
+        client = QueueClient(keys, stores, Adder(keys), limit)
+        self._use(client, limit_of("enqueue_timeout", enqueue_timeout))
+
+    @classmethod
+    def of(cls, client: QueueClient, enqueue_timeout: float | None) -> Self:
+        """Return the queue of a client that others use, too."""
+        queue = cls.__new__(cls)
+        queue._use(client, enqueue_timeout)  # noqa: SLF001 - its own
+        return queue
+
+    def _use(self, client: QueueClient, enqueue_timeout: float | None) -> None:
+        self.keys = client.keys
+        self._client = client
+        self._stores = client.stores
+        self._call_timeout = client.call_timeout
+        self._enqueue_timeout = enqueue_timeout
 
     @property
     def name(self) -> str:
@@ -71,11 +84,11 @@ class AnyQueue(QueueOperations):
 
     def _entry(self, place: int, job: JobEntry) -> Entry:
         new = _read_entry(place, job)
-        return Entry(self._line, new, new, payload.decode)
+        return Entry(self._client, new, new, payload.decode)
 
     def _single(self, name: str, data: Any, **options: Unpack[JobKeywords]) -> Entry:
         new = _new_job(name, data, **options)
-        return Entry(self._line, new, new, payload.decode)
+        return Entry(self._client, new, new, payload.decode)
 
 
 def _new_job(name: str, data: Any = None, **options: Unpack[JobKeywords]) -> NewJob:

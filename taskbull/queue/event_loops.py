@@ -15,10 +15,10 @@ from anyio.lowlevel import current_token
 from taskbull.core.keys import QueueKeys
 from taskbull.core.states import JobState
 from taskbull.errors import TaskbullError
-from taskbull.queue.add_bulk import Entry, Line
+from taskbull.queue.add_bulk import Entry
 from taskbull.queue.add_group import Group
 from taskbull.queue.endings import failure, not_in_time
-from taskbull.queue.handle import JobHandle
+from taskbull.queue.handle import JobHandle, QueueClient
 from taskbull.queue.result_watch import ResultWatch
 from taskbull.queue.tracebacks import stripped
 from taskbull.scripts.inspection import Ending
@@ -36,13 +36,13 @@ class LoopContext:
     def __init__(self, store: Store) -> None:
         self.store = store
         self._watches: dict[str, ResultWatch] = {}
-        self._groups: dict[Line, Group] = {}
+        self._groups: dict[QueueClient, Group] = {}
 
     async def add(self, entry: Entry, timeout: float | None) -> JobHandle[Any]:
         """Add one job, together with those of other callers in this event loop."""
-        group = self._groups.get(entry.line)
+        group = self._groups.get(entry.client)
         if group is None:
-            group = self._groups[entry.line] = Group(entry.line, self.store, timeout)
+            group = self._groups[entry.client] = Group(entry.client, self.store, timeout)
         try:
             return await group.add(entry)
         except TaskbullError as error:

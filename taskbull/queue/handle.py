@@ -14,6 +14,7 @@ from taskbull.core.job import Job
 from taskbull.core.keys import QueueKeys
 from taskbull.core.states import JobState
 from taskbull.errors import SerializationError, TaskbullError
+from taskbull.queue.add_call import Adder
 from taskbull.queue.call_checks import BlockingCheck, OwnQueueCheck
 from taskbull.queue.endings import gone
 from taskbull.queue.stores import Stores
@@ -36,11 +37,15 @@ ReadResult: TypeAlias = Callable[[bytes], Any]
 """Makes a result of its JSON; raises ValueError for what does not fit."""
 
 
-class Source(Struct, frozen=True, eq=False):
-    """What all handles of one queue share: its keys, and the way to its server."""
+class QueueClient(Struct, frozen=True, eq=False):
+    """What a program has of one queue: its keys, the way to its server, and what adds to it.
+
+    Tasks, both queues and all handles of an app share one.
+    """
 
     keys: QueueKeys
     stores: Stores
+    adder: Adder
     call_timeout: float | None = CALL_TIMEOUT
     blocking: BlockingCheck = field(
         default_factory=lambda: BlockingCheck("job.result()", "await job.aresult()")
@@ -61,7 +66,7 @@ class JobHandle(Struct, Generic[R_co], frozen=True, repr_omit_defaults=True):
     """The name under which the job was added; empty where only its id is known."""
     deduplicated: bool = False
     """Another job stands for the one that was to be added: it has the same dedup key or id."""
-    _source: Source | None = None
+    _client: QueueClient | None = None
     _read: ReadResult = payload.decode
 
     if not TYPE_CHECKING:  # which would take any name then
@@ -80,11 +85,11 @@ class JobHandle(Struct, Generic[R_co], frozen=True, repr_omit_defaults=True):
         job. A job that is not kept gives its value while the queue's event stream remembers it.
         """
         limit = _limit(timeout)
-        source = self._where
-        source.blocking.check()
-        self._check_own_queue(source)
+        client = self._where
+        client.blocking.check()
+        self._check_own_queue(client)
         try:
-            ending = source.stores.sync_result_watch(source.keys).ending(self.id, limit)
+            ending = client.stores.sync_result_watch(client.keys).ending(self.id, limit)
         except TaskbullError as error:
             raise stripped(error) from error.__cause__
         return self._value(ending)
@@ -92,10 +97,10 @@ class JobHandle(Struct, Generic[R_co], frozen=True, repr_omit_defaults=True):
     async def aresult(self, timeout: Duration | None = None) -> R_co:
         """Wait for the job to end; give its value, or raise `JobFailed`. See `result`."""
         limit = _limit(timeout)
-        source = self._where
-        self._check_own_queue(source)
+        client = self._where
+        self._check_own_queue(client)
         try:
-            ending = await source.stores.loop.ending(source.keys, self.id, limit)
+            ending = await client.stores.loop.ending(client.keys, self.id, limit)
         except TaskbullError as error:
             raise stripped(error) from error.__cause__
         return self._value(ending)
@@ -124,15 +129,15 @@ class JobHandle(Struct, Generic[R_co], frozen=True, repr_omit_defaults=True):
         """Give the job's log lines, oldest first."""
         return await self._arun(get_logs(self._where.keys, self.id, start, end))
 
-    def _check_own_queue(self, source: Source) -> None:
+    def _check_own_queue(self, client: QueueClient) -> None:
         if self.name:  # else it was not added here, and may have ended long ago
-            source.own_queue.check(self.queue, self.id, self.name)
+            client.own_queue.check(self.queue, self.id, self.name)
 
     @property
-    def _where(self) -> Source:
-        if self._source is None:
+    def _where(self) -> QueueClient:
+        if self._client is None:
             raise TypeError("a JobHandle is made by adding a job or by app.job(queue, id)")
-        return self._source
+        return self._client
 
     def _value(self, ending: Ending) -> R_co:
         try:
@@ -149,26 +154,26 @@ class JobHandle(Struct, Generic[R_co], frozen=True, repr_omit_defaults=True):
 
     def _run(self, call: Request[T]) -> T:
         # It only looks: asking again does no harm.
-        source = self._where
+        client = self._where
         try:
-            return source.stores.sync_store().run(again(call), timeout=source.call_timeout)
+            return client.stores.sync_store().run(again(call), timeout=client.call_timeout)
         except TaskbullError as error:
             raise stripped(error) from error.__cause__
 
     async def _arun(self, call: Request[T]) -> T:
-        source = self._where
+        client = self._where
         try:
-            return await source.stores.async_store().run(again(call), timeout=source.call_timeout)
+            return await client.stores.async_store().run(again(call), timeout=client.call_timeout)
         except TaskbullError as error:
             raise stripped(error) from error.__cause__
 
 
-def handle(source: Source, name: str, added: Added, read: ReadResult) -> JobHandle[Any]:
+def handle(client: QueueClient, name: str, added: Added, read: ReadResult) -> JobHandle[Any]:
     """Give the handle of a job that was added; raise what kept it from being added."""
-    queue = source.keys.queue
+    queue = client.keys.queue
     if added.result < 0:
         raise REFUSALS[added.result](queue, added.id)
-    return JobHandle(queue, added.id, name, added.result is not Result.ADDED, source, read)
+    return JobHandle(queue, added.id, name, added.result is not Result.ADDED, client, read)
 
 
 def _limit(timeout: Duration | None) -> float | None:

@@ -35,7 +35,7 @@ def proxy(server: Reachable) -> Iterator[Proxy]:
 
 def calls(queue: Queue) -> int:
     """Count the calls by which jobs were added."""
-    producer = queue._line.adder.sequences._producer
+    producer = queue._client.adder.sequences._producer
     assert producer is not None
     return sum(sequence.calls for sequence in producer.free)
 
@@ -58,13 +58,13 @@ async def add_from_tasks(queue: Queue, rounds: int) -> dict[str, JobHandle[Any]]
 
 async def begun(queue: Queue) -> None:
     """Wait until a call is under way."""
-    while (group := queue._stores.loop._groups.get(queue._line)) is None or not group._busy:
+    while (group := queue._stores.loop._groups.get(queue._client)) is None or not group._busy:
         await checkpoint()
 
 
 async def gathered(queue: Queue, number: int) -> None:
     """Wait until so many wait for the next call."""
-    group = queue._stores.loop._groups[queue._line]
+    group = queue._stores.loop._groups[queue._client]
     while len(group._gathered) != number:
         await checkpoint()
 

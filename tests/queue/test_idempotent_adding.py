@@ -141,7 +141,7 @@ async def test_an_unanswered_add_says_that_the_job_may_be_there(proxy: Proxy, pr
 def clone(queue: Queue, proxy: Proxy, prefix: str) -> Queue:
     """Make the same queue in a process that was restored from the image of this one."""
     twin = Queue("q", redis=proxy.url, prefix=prefix)
-    ours, theirs = queue._line.adder.sequences, twin._line.adder.sequences
+    ours, theirs = queue._client.adder.sequences, twin._client.adder.sequences
     if (producer := ours._producer) is not None:
         theirs.borrow()
         assert theirs._producer is not None
