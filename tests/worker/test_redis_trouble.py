@@ -347,13 +347,13 @@ async def test_ends_wait_for_a_queue_whose_key_was_broken(  # relative of F5
         refused = here.admin.info("stats")["total_error_replies"]
         held.go.set()
         await until(lambda: here.admin.info("stats")["total_error_replies"] >= refused + 4)
+        await until(lambda: f"{broken} is a string, and not a " in caplog.text)
         here.admin.delete(broken)
         if here.admin.exists("aside"):
             here.admin.rename("aside", broken)
         await here.record.wait_for(events.Completed, 5)
     assert len(here.record.of(events.Started)) == 5
     assert not here.record.of(events.Lost)
-    assert f"{broken} is a string, and not a " in caplog.text
     assert ends(here.bed) == {handle.id: 1 for handle in handles}
 
 
