@@ -41,6 +41,9 @@ WERE: dict[tuple[int, int], dict[str, Figures]] = {
 }
 """By version of Python: per job in all, and in taskbull's own code. Write less when it is less."""
 
+TIMES = 2
+"""How often it is counted."""
+
 SLACK = 0.05
 SLACK_IN_ALL = 0.12
 
@@ -53,7 +56,7 @@ def server(shared_servers: SharedServers) -> Reachable:
 
 @pytest.mark.parametrize("loop", ["asyncio", "trio"])
 def test_a_job_costs_no_more_bytecodes(loop: str, server: Reachable) -> None:
-    found = measured(server.url, loop)
+    found = least(server.url, loop)
     version = sys.version_info[:2]
     if version not in WERE:
         told = {name: round(figures["all"]) for name, figures in found.items()}
@@ -63,6 +66,15 @@ def test_a_job_costs_no_more_bytecodes(loop: str, server: Reachable) -> None:
     check_not_grown({f"{k}, in taskbull": v["taskbull"] for k, v in found.items()}, ours, SLACK)
     in_all = {f"{name}, in all": float(most) for name, (most, _) in were.items()}
     check_not_grown({f"{k}, in all": v["all"] for k, v in found.items()}, in_all, SLACK_IN_ALL)
+
+
+def least(url: str, loop: str) -> dict[str, dict[str, float]]:
+    """Return the least of several counts: on a busy machine an event loop wakes up more often."""
+    counts = [measured(url, loop) for _ in range(TIMES)]
+    return {
+        name: {key: min(count[name][key] for count in counts) for key in figures}
+        for name, figures in counts[0].items()
+    }
 
 
 def measured(url: str, loop: str) -> dict[str, dict[str, float]]:
