@@ -38,7 +38,7 @@ async def test_it_is_told_once_for_each_task(app: App, caplog: pytest.LogCapture
     assert first.startswith("Task parent (job ")
     assert "waits for the result of child (job " in first
     assert "own queue default" in first
-    assert "Give child another queue" in first
+    assert "Put child in another queue" in first
     assert second.startswith("Task plain_parent (job ")
 
 
