@@ -102,7 +102,6 @@ NOT_OF_THE_WIRE = {
 WIRE_ELSEWHERE = {
     "core/retry.py": {"opts"},
     "core/schedule.py": {"endDate"},
-    "queue/event_stream.py": {"jobId"},
     "scripts/changes.py": {"atm", "ats"},
     "scripts/removal.py": {"finishedOn", "processedOn"},
     "worker/sampler.py": {"opts"},
@@ -110,10 +109,6 @@ WIRE_ELSEWHERE = {
 """Where names of the wire still stand outside of `core/wire`: to be moved there."""
 
 COMMANDS_ELSEWHERE = {
-    "queue/endings.py",
-    "queue/event_stream.py",
-    "queue/sync_queue.py",
-    "queue/sync_result_watch.py",
     "worker/burst.py",
     "worker/inquiry.py",
     "worker/marker.py",

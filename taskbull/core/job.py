@@ -15,6 +15,7 @@ from taskbull.core.checks import check_text, check_type
 from taskbull.core.durations import instant_from_ms
 from taskbull.core.keys import NAME_LIMIT
 from taskbull.core.options import JobOptions
+from taskbull.core.states import JobState
 from taskbull.core.wire.options import StoredOptions
 from taskbull.errors import CorruptJob
 
@@ -169,6 +170,14 @@ class Job(Struct, frozen=True, kw_only=True, dict=True):
             return payload.decode(raw)
         except ValueError as error:
             raise CorruptJob(self.id, field, str(error)) from error
+
+
+class Ending(Struct, frozen=True):
+    """How a job has ended: its value as JSON, or why it failed."""
+
+    state: JobState
+    raw_value: bytes | None = None
+    failed_reason: str | None = None
 
 
 def _instant(ms: int | None) -> datetime | None:

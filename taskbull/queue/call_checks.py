@@ -1,11 +1,13 @@
-"""Noticing calls that hold something up: an event loop, or the slots of their own queue."""
+"""Refusing arguments, and noticing calls that hold up an event loop or their own queue's slots."""
 
 from __future__ import annotations
 
 import logging
+import re
 import sys
 import warnings
 
+from taskbull.core.checks import refusal
 from taskbull.core.current import current
 from taskbull.errors import BlockingCallWarning
 
@@ -13,6 +15,13 @@ logger = logging.getLogger(__name__)
 
 _TASKS = 1000
 """So many tasks are warned of at the most."""
+
+
+def check_last_id(last_id: str) -> str:
+    """Refuse what is not the id of an event; `$` is the end of the stream."""
+    if not re.fullmatch(r"\$|\d+(-\d+)?", last_id):
+        raise refusal("last_id", "be '$' or an event's id such as '1700000000000-0'", last_id)
+    return last_id
 
 
 def in_event_loop() -> bool:

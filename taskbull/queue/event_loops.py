@@ -12,6 +12,7 @@ from weakref import WeakKeyDictionary
 from anyio import fail_after
 from anyio.lowlevel import current_token
 
+from taskbull.core.job import Ending
 from taskbull.core.keys import QueueKeys
 from taskbull.core.states import JobState
 from taskbull.errors import TaskbullError
@@ -21,7 +22,6 @@ from taskbull.queue.endings import failure, not_in_time
 from taskbull.queue.handle import JobHandle, QueueClient
 from taskbull.queue.result_watch import ResultWatch
 from taskbull.queue.tracebacks import stripped
-from taskbull.scripts.inspection import Ending
 from taskbull.store.address import Address
 from taskbull.store.async_store import Store, ambient_store
 from taskbull.store.dialing import ConnectionOptions

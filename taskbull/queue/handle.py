@@ -10,7 +10,7 @@ from msgspec import Struct, field
 from taskbull.core import payload
 from taskbull.core.celery import RESULT, no_attribute
 from taskbull.core.durations import Duration, seconds
-from taskbull.core.job import Job
+from taskbull.core.job import Ending, Job
 from taskbull.core.keys import QueueKeys
 from taskbull.core.states import JobState
 from taskbull.errors import SerializationError, TaskbullError
@@ -21,7 +21,7 @@ from taskbull.queue.stores import Stores
 from taskbull.queue.tracebacks import stripped
 from taskbull.scripts.add import Added, Result
 from taskbull.scripts.call import Request, again
-from taskbull.scripts.inspection import Ending, Logs, get_job, get_logs, get_state
+from taskbull.scripts.inspection import Logs, get_job, get_logs, get_state
 from taskbull.scripts.replies import REFUSALS
 
 R_co = TypeVar("R_co", covariant=True)

@@ -6,21 +6,16 @@ from collections.abc import AsyncGenerator, Iterable
 from typing import Any, TypeVar, Unpack
 
 from taskbull.core.options import JobKeywords
+from taskbull.core.wire.events import QueueEvent
 from taskbull.errors import TaskbullError
 from taskbull.queue.add_bulk import Progress
 from taskbull.queue.any_queue import AnyQueue, JobEntry
-from taskbull.queue.event_stream import (
-    BLOCK,
-    QueueEvent,
-    check_last_id,
-    events_of,
-    last_event_id,
-    read_events,
-)
+from taskbull.queue.call_checks import check_last_id
 from taskbull.queue.handle import JobHandle
 from taskbull.queue.methods import Awaited
 from taskbull.queue.tracebacks import stripped
 from taskbull.scripts.call import Operation, again
+from taskbull.scripts.events import last_event_id, read_events
 
 T = TypeVar("T")
 
@@ -56,8 +51,7 @@ class Queue(AnyQueue, Awaited):
         connection = store.blocking(self.keys.events)
         try:
             while True:
-                reply = await connection.execute(read_events(self.keys, last_id), BLOCK)
-                for event in events_of(reply):
+                for event in await connection.run(read_events(self.keys, last_id)):
                     last_id = event.id
                     yield event
         finally:

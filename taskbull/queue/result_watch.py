@@ -8,12 +8,12 @@ from typing import Any
 
 from anyio import CancelScope, Event, current_time
 
+from taskbull.core.job import Ending
 from taskbull.core.keys import QueueKeys
 from taskbull.errors import JobNotFound, MaybeExecuted, ServerUnavailable
 from taskbull.queue.endings import LOOK_AGAIN, Told, look, settle, told_by
-from taskbull.queue.event_stream import BLOCK, last_event_id, read_events
 from taskbull.scripts.call import again
-from taskbull.scripts.inspection import Ending
+from taskbull.scripts.events import BLOCK, last_event_id, read_ends
 from taskbull.store.async_store import Store
 from taskbull.store.backend import Waiter, spawn, waiters
 from taskbull.store.blocking import BlockingConnection
@@ -93,12 +93,12 @@ class ResultWatch:
         look_at = current_time() + LOOK_AGAIN
         while True:
             asked_at = current_time()
-            reply = await connection.execute(read_events(self._keys, place), BLOCK)
-            place, ended = told_by(self._keys, reply, place)
-            for job_id, told in ended:
+            ends = await connection.run(read_ends(self._keys, place))
+            for job_id, told in told_by(self._keys, ends):
                 self._tell(job_id, told)
             now = current_time()
-            was_cut = reply is None and now - asked_at < BLOCK
+            was_cut = ends.place == place and now - asked_at < BLOCK
+            place = ends.place
             if was_cut or now >= look_at:  # the stream may have been trimmed meanwhile
                 await self._look_again()
                 look_at = current_time() + LOOK_AGAIN

@@ -17,7 +17,6 @@ from taskbull.core.job import Job
 from taskbull.core.keys import RESERVED_IDS, QueueKeys
 from taskbull.core.states import STATES, JobState
 from taskbull.errors import JobNotFound, ServerRefused
-from taskbull.queue.event_stream import last_event_id
 from taskbull.queue.failures import Failures, group_failures
 from taskbull.queue.job_view import JobDetails, JobPage, JobView
 from taskbull.queue.questions import (
@@ -29,6 +28,7 @@ from taskbull.queue.questions import (
     server_of,
 )
 from taskbull.scripts import inspection, servers, survey
+from taskbull.scripts.events import last_event_id
 from taskbull.scripts.inspection import Counts
 from taskbull.scripts.servers import Client, ConnectedWorker
 from taskbull.scripts.survey import PEEKED, ActiveJob, FailedJob

@@ -6,22 +6,17 @@ from collections.abc import Generator, Iterable
 from typing import Any, TypeVar, Unpack
 
 from taskbull.core.options import JobKeywords
+from taskbull.core.wire.events import QueueEvent
 from taskbull.errors import TaskbullError
 from taskbull.queue.add_bulk import Progress
 from taskbull.queue.add_single import add_at_once
 from taskbull.queue.any_queue import AnyQueue, JobEntry
-from taskbull.queue.event_stream import (
-    BLOCK,
-    QueueEvent,
-    check_last_id,
-    events_of,
-    last_event_id,
-    read_events,
-)
+from taskbull.queue.call_checks import check_last_id
 from taskbull.queue.handle import JobHandle
 from taskbull.queue.methods import Blocking
 from taskbull.queue.tracebacks import stripped
-from taskbull.scripts.call import Command, Operation, again
+from taskbull.scripts.call import Operation, again
+from taskbull.scripts.events import last_event_id, read_events
 
 T = TypeVar("T")
 
@@ -53,9 +48,7 @@ class SyncQueue(AnyQueue, Blocking):
         if last_id == "$":
             last_id = store.run(again(last_event_id(self.keys)))
         while True:
-            words = read_events(self.keys, last_id)
-            read = Command(words, self.keys.events, events_of, held=BLOCK)
-            for event in store.run(again(read)):
+            for event in store.run(again(read_events(self.keys, last_id))):
                 last_id = event.id
                 yield event
 

@@ -15,22 +15,13 @@ from math import inf
 from threading import TIMEOUT_MAX, Event, Lock
 from time import monotonic
 
+from taskbull.core.job import Ending
 from taskbull.core.keys import QueueKeys
 from taskbull.core.states import JobState
 from taskbull.errors import ConnectionLost, MaybeExecuted, ServerUnavailable
-from taskbull.queue.endings import (
-    LOOK_AGAIN,
-    Told,
-    as_it_is,
-    failure,
-    look,
-    not_in_time,
-    settle,
-    told_by,
-)
-from taskbull.queue.event_stream import BLOCK, last_event_id, read_events
-from taskbull.scripts.call import Command, Steps, again
-from taskbull.scripts.inspection import Ending
+from taskbull.queue.endings import LOOK_AGAIN, Told, failure, look, not_in_time, settle, told_by
+from taskbull.scripts.call import Steps, again
+from taskbull.scripts.events import BLOCK, Ends, last_event_id, read_ends
 from taskbull.store.sync_store import SyncStore
 
 
@@ -112,7 +103,7 @@ class SyncResultWatch:
             self._asking.release()
 
     def _reads(self, waiter: _Waiter) -> bool:
-        """Tell whether it is this one who reads; it is if nobody else does."""
+        """Return whether it is this one who reads; it is if nobody else does."""
         with self._state:
             if self._reader is None:
                 self._reader = waiter
@@ -142,14 +133,13 @@ class SyncResultWatch:
         block = min(BLOCK, deadline - monotonic())
         if block <= 0:
             raise _late()
-        words = read_events(self._keys, self._place, block)
         try:
-            reply = yield Command(words, self._keys.events, as_it_is, held=block)
+            ends: Ends = yield read_ends(self._keys, self._place, block)
         except (MaybeExecuted, ServerUnavailable):
             self._look_at = 0.0  # the stream may have been trimmed until we are back
             return
-        self._place, ended = told_by(self._keys, reply, self._place)
-        for job_id, told in ended:
+        self._place = ends.place
+        for job_id, told in told_by(self._keys, ends):
             self._tell(job_id, told)
 
     def _look(self) -> Steps[None]:
@@ -171,7 +161,7 @@ class SyncResultWatch:
 
 
 def _left(deadline: float) -> float:
-    """Give the seconds that are left, in the range that locks take."""
+    """Return the seconds that are left, in the range that locks take."""
     return min(max(0.0, deadline - monotonic()), TIMEOUT_MAX)
 
 

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Sequence
 from typing import Any, TypeVar
 
 from taskbull.core.states import JobState
+from taskbull.core.wire.events import QueueEvent
 from taskbull.errors import TaskbullError
 from taskbull.queue.any_server import AnyServer, Node
-from taskbull.queue.event_stream import QueueEvent, next_events
 from taskbull.queue.failures import Failures
 from taskbull.queue.job_view import JobDetails, JobPage
 from taskbull.queue.questions import Look, On, Question, ServerOf, Servers, Together
@@ -16,6 +16,7 @@ from taskbull.queue.server_operations import QueueSummary, SearchPlace
 from taskbull.queue.sync_queue import SyncQueue
 from taskbull.queue.tracebacks import stripped
 from taskbull.scripts.call import again
+from taskbull.scripts.events import read_events
 from taskbull.scripts.servers import ConnectedWorker
 from taskbull.scripts.survey import ActiveJob
 from taskbull.store.protocol_probe import Protocol, wrong_protocol
@@ -129,7 +130,7 @@ class SyncServer(AnyServer):
 
         It raises when the connection is cut, where `SyncQueue.events` waits.
         """
-        read = next_events(self.namespace.keys(queue), after)
+        read = read_events(self.namespace.keys(queue), after)
         limit = None if self._call_timeout is None else self._call_timeout + read.held
         try:
             return self._stores.sync_store().run(read, timeout=limit)

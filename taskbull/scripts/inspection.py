@@ -8,7 +8,7 @@ from typing import Any, Final
 import msgspec
 from msgspec import Struct
 
-from taskbull.core.job import Job
+from taskbull.core.job import Ending, Job
 from taskbull.core.keys import QueueKeys
 from taskbull.core.states import JobState
 from taskbull.core.wire.job import decode_job
@@ -49,14 +49,6 @@ class Counts(dict[str, int]):
 
     def __repr__(self) -> str:
         return repr({str(state): count for state, count in self.items()})
-
-
-class Ending(Struct, frozen=True):
-    """How a job has ended: its value as JSON, or why it failed."""
-
-    state: JobState
-    raw_value: bytes | None = None
-    failed_reason: str | None = None
 
 
 class Logs(Struct, frozen=True):

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from time import monotonic
+from typing import TypeVar
 
 from anyio import current_time, move_on_after, sleep
 
+from taskbull.scripts.call import Command
 from taskbull.store.address import Endpoint
 from taskbull.store.dialing import ConnectionOptions, Dialer, hang_up
 from taskbull.store.error_replies import Reaction, Refusal, read_refusal
@@ -18,6 +20,8 @@ from taskbull.store.link import BROKEN, Link
 from taskbull.store.pipeline import Pipeline, ProtocolError, Reply, ReplyError, Word, pack
 from taskbull.store.reconnection import Change, DialFailed, LinkLost, Notify, log_change
 from taskbull.store.sockets import explain
+
+T = TypeVar("T")
 
 SLACK = 1.0
 """Seconds by which a reply may come later than the server's own time-out."""
@@ -45,6 +49,10 @@ class BlockingConnection:
         self._notify = notify
         self._pipeline = Pipeline()
         self._link: Link | None = None
+
+    async def run(self, command: Command[T]) -> T:
+        """Return the result of a command; if no reply came, what the command reads from None."""
+        return command.parse(await self.execute(command.words, command.held))
 
     async def execute(self, words: tuple[Word, ...], timeout: float) -> Reply:
         """Return the reply, or None if none came within `timeout` (the server's) and some slack.

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Final
 
-from taskbull.queue.event_stream import QueueEvent
+from taskbull.core.wire.events import QueueEvent
 from taskbull.queue.queue import Queue
 from tests.interop.our_worker import DEADLINE, Workplace
 

@@ -12,8 +12,8 @@ import anyio.lowlevel
 import pytest
 from anyio import create_task_group, fail_after, to_thread
 
+from taskbull.core.wire.events import QueueEvent
 from taskbull.errors import ConfigurationError
-from taskbull.queue.event_stream import QueueEvent
 from taskbull.queue.queue import Queue
 from taskbull.queue.sync_queue import SyncQueue
 from taskbull.store.address import parse

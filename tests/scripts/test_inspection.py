@@ -7,10 +7,11 @@ from collections.abc import Iterator
 import pytest
 import redis
 
+from taskbull.core.job import Ending
 from taskbull.core.states import JobState
 from taskbull.errors import JobNotFound
 from taskbull.scripts import inspection
-from taskbull.scripts.inspection import ChildCounts, Ending, Logs, QueueMetrics
+from taskbull.scripts.inspection import ChildCounts, Logs, QueueMetrics
 from taskbull.store import address
 from taskbull.store.sync_store import SyncStore
 from tests.scripts.bed import NOW, Bed

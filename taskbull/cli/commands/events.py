@@ -12,8 +12,9 @@ from taskbull.cli.app_loading import find_server, server_options
 from taskbull.cli.completion import complete_queue
 from taskbull.cli.errors import note
 from taskbull.cli.terminal import cell, json_option, shortened, to_json
+from taskbull.core.wire.events import QueueEvent
 from taskbull.errors import ConnectionLost, MaybeExecuted
-from taskbull.queue.event_stream import QueueEvent, check_last_id
+from taskbull.queue.call_checks import check_last_id
 from taskbull.queue.job_view import iso
 from taskbull.queue.sync_server import SyncServer
 

@@ -1,4 +1,4 @@
-"""Numbers that somebody else wrote: every one of them is bounded here, and nowhere else.
+"""Numbers and texts that somebody else wrote: each number is bounded here, and nowhere else.
 
 A JavaScript producer may write `Number.MAX_VALUE` for "always", divide by zero, or round badly; a
 hash may hold anything. So a number is finite and within what a double holds exactly, or it is None.
@@ -39,6 +39,11 @@ def read_number(raw: bytes | None) -> int | None:
             return None
     found = bounded(number)
     return None if found is None else int(found)
+
+
+def read_text(raw: bytes) -> str:
+    """Read a text; what is not UTF-8 is shown escaped."""
+    return raw.decode("utf-8", "backslashreplace")
 
 
 class Foreign(Struct, frozen=True):
