@@ -23,7 +23,7 @@
 --   data                     of the jobs
 --   opts                     of the jobs, JSON with the rule in `repeat`
 --   keeps                    "1": change nothing if all this stands there already, and its next
---                            run is there
+--                            run is there, or has a limit, which it has reached then
 -- RETURNS
 --   the id of the run that comes next, and 1 if anything was changed, else 0; or -10, -11: there
 --   is a job at the instant of the run, or at each of the next 32
@@ -54,7 +54,7 @@ local score = redis.call("ZSCORE", schedulers, scheduler_id)
 local last, pending = finite(score), score and "repeat:" .. scheduler_id .. ":" .. score
 local is_pending = pending and redis.call("EXISTS", prefix .. pending) == 1
 
-if keeps == "1" and is_pending then
+if keeps == "1" and pending and (is_pending or known.limit) then
   local is_same = not offset or finite(known.offset) == offset
   for field in pairs(known) do
     is_same = is_same and (field == "offset" or field == "ic" or fields[field] ~= nil)

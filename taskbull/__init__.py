@@ -42,6 +42,7 @@ from taskbull.queue.handle import JobHandle
 
 if TYPE_CHECKING:
     from taskbull import events
+    from taskbull.core.rules import Cron, Every, Schedule
     from taskbull.queue.queue import Queue
     from taskbull.queue.server import Server
     from taskbull.queue.sync_queue import SyncQueue
@@ -55,8 +56,10 @@ __all__ = [
     "CircuitBreaker",
     "ConfigurationError",
     "ConnectionLost",
+    "Cron",
     "Dedup",
     "EnqueueError",
+    "Every",
     "InvalidArguments",
     "JobFailed",
     "JobHandle",
@@ -71,6 +74,7 @@ __all__ = [
     "RateLimited",
     "Retry",
     "RunningJob",
+    "Schedule",
     "SerializationError",
     "Server",
     "ServerRefused",
@@ -95,8 +99,11 @@ __all__ = [
 __version__ = "0.1.0"
 
 _LATER = {
+    "Cron": "taskbull.core.rules",
+    "Every": "taskbull.core.rules",
     "Queue": "taskbull.queue.queue",
     "RunningJob": "taskbull.worker.running_job",
+    "Schedule": "taskbull.core.rules",
     "Server": "taskbull.queue.server",
     "SyncQueue": "taskbull.queue.sync_queue",
     "SyncServer": "taskbull.queue.sync_server",

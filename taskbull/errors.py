@@ -83,6 +83,17 @@ class JobNotFound(TaskbullError):
         self.job_id = job_id
 
 
+class ScheduleNotFound(TaskbullError):
+    """There is no such schedule in the queue: it was never written, or it was removed."""
+
+    def __init__(self, queue: str, schedule_id: str, hint: str = "") -> None:
+        super().__init__(
+            f"Schedule {schedule_id} does not exist in queue {queue}{hint and f': {hint}'}"
+        )
+        self.queue = queue
+        self.schedule_id = schedule_id
+
+
 class LockLost(TaskbullError):
     """This worker no longer holds the job's lock; another one may be running it."""
 

@@ -22,9 +22,12 @@ from taskbull.core.durations import (
     seconds,
     to_ms,
 )
+from taskbull.core.keys import NAME_LIMIT
 from taskbull.core.states import MAX_DUE_MS, MAX_SAFE_INTEGER
 from taskbull.core.wire.options import StoredOptions
 from taskbull.errors import ConfigurationError
+
+_MOST_COLONS = 3
 
 
 class Cron(Struct, frozen=True):
@@ -175,6 +178,24 @@ Rule: TypeAlias = Cron | Every
 """When a schedule runs."""
 
 
+def check_rule(rule: object) -> None:
+    """Refuse what is not a rule."""
+    if not isinstance(rule, Cron | Every):
+        raise refusal("rule", "be a Cron(…) or an Every(…)", rule)
+
+
+def check_schedule_id(schedule_id: object) -> None:
+    """Refuse what cannot be the id of a schedule."""
+    given = check_text("schedule id", schedule_id, most=NAME_LIMIT)
+    if given.count(":") > _MOST_COLONS:
+        raise refusal(
+            "schedule id",
+            f"have at most {_MOST_COLONS} colons (BullMQ 5 takes one with more for a repeatable "
+            "job of the old kind)",
+            given,
+        )
+
+
 class Schedule(Struct, frozen=True, kw_only=True):
     """A job scheduler as it stood in Redis when it was read."""
 
@@ -185,6 +206,7 @@ class Schedule(Struct, frozen=True, kw_only=True):
     rule: Rule | None
     """When it runs; None if whoever wrote it wrote something that is not a rule."""
     raw_data: bytes = b"{}"
+    raw_options: bytes = b"{}"
     options: StoredOptions = StoredOptions()
     next_run: datetime | None
     """When the next run is due; None when it has ended."""

@@ -17,6 +17,7 @@ from taskbull.queue.add_bulk import Bulk, Entry, Progress
 from taskbull.queue.add_call import Adder
 from taskbull.queue.handle import CALL_TIMEOUT, ENQUEUE_TIMEOUT, JobHandle, QueueClient
 from taskbull.queue.operations import QueueOperations
+from taskbull.queue.schedules import ScheduleOperations
 from taskbull.queue.stores import Stores
 from taskbull.scripts.call import Stages
 from taskbull.store.clients import Where
@@ -28,7 +29,7 @@ JobEntry: TypeAlias = NewJob | tuple[str, Any] | tuple[str, Any, dict[str, Any]]
 _DEFAULT = JobOptions()
 
 
-class AnyQueue(QueueOperations):
+class AnyQueue(QueueOperations, ScheduleOperations):
     """A BullMQ queue, to be filled and looked after.
 
     `redis` is a URL, or a client of redis-py whose settings are read; without one, the environment

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
@@ -13,7 +14,7 @@ from taskbull.core.rules import Schedule
 from taskbull.core.schedule import next_run
 from taskbull.core.wire.schedule import EncodedSchedule, decode_schedule
 from taskbull.errors import TaskbullError
-from taskbull.scripts.call import Call
+from taskbull.scripts.call import Call, Steps
 from taskbull.scripts.loader import load
 from taskbull.scripts.replies import text
 
@@ -21,6 +22,9 @@ ADVANCE_SCHEDULER = load("advance_scheduler")
 GET_SCHEDULERS = load("get_schedulers")
 REMOVE_SCHEDULER = load("remove_scheduler")
 UPSERT_SCHEDULER = load("upsert_scheduler")
+
+_PAGE = 250
+"""About how many schedulers one call looks at."""
 
 
 class Upserted(Struct, frozen=True):
@@ -37,7 +41,8 @@ def upsert_scheduler(
 ) -> Call[Upserted]:
     """Make a scheduler or change it, and add its next run in place of a pending one.
 
-    With `keeps`, one that stands there as it is, with its next run, is left alone.
+    With `keeps`, one that stands there as it is, with its next run, is left alone; so is one whose
+    limit is reached.
     """
     keys = (
         queue.repeat,
@@ -86,25 +91,49 @@ def remove_scheduler(queue: QueueKeys, scheduler_id: str) -> Call[bool]:
     return Call(REMOVE_SCHEDULER, keys, (queue.base, scheduler_id), bool)
 
 
-def get_schedulers(queue: QueueKeys, start: int, end: int) -> Call[list[Schedule]]:
-    """Read schedulers, by the time of their next runs."""
-    args = (queue.base, start, end, "")
-    return Call(GET_SCHEDULERS, (queue.repeat,), args, lambda reply: _schedules(queue, reply))
+class SchedulerPage(Struct, frozen=True):
+    """Some schedulers of a queue."""
+
+    schedules: list[Schedule]
+    cursor: str | None
+    """Where the next page begins; None: it was the last."""
+
+
+def list_schedulers(queue: QueueKeys, declared_by: str | None = None) -> Steps[list[Schedule]]:
+    """Read all schedulers, or those that an app declares, by the time of their next runs."""
+    found: dict[str, Schedule] = {}
+    cursor: str | None = "0"
+    while cursor is not None:
+        page: SchedulerPage = yield get_schedulers(queue, cursor, declared_by)
+        found.update((each.id, each) for each in page.schedules)
+        cursor = page.cursor
+    never = datetime.max.replace(tzinfo=UTC)
+    return sorted(found.values(), key=lambda each: (each.next_run or never, each.id))
+
+
+def get_schedulers(
+    queue: QueueKeys, cursor: str, declared_by: str | None = None
+) -> Call[SchedulerPage]:
+    """Read a page of the schedulers, in no order; one may be on several pages."""
+    args = (queue.base, "", cursor, _PAGE, declared_by or "")
+    return Call(GET_SCHEDULERS, (queue.repeat,), args, lambda reply: _page(queue, reply))
 
 
 def get_scheduler(queue: QueueKeys, scheduler_id: str) -> Call[Schedule | None]:
     """Read one scheduler; None if there is none of this id."""
-    args = (queue.base, 0, 0, scheduler_id)
+    args = (queue.base, scheduler_id, "0", 0, "")
     return Call(
         GET_SCHEDULERS,
         (queue.repeat,),
         args,
-        lambda reply: next(iter(_schedules(queue, reply)), None),
+        lambda reply: next(iter(_page(queue, reply).schedules), None),
     )
 
 
-def _schedules(queue: QueueKeys, reply: list[Any]) -> list[Schedule]:
-    return [decode_schedule(queue.queue, *each) for each in zip(*[iter(reply)] * 4, strict=True)]
+def _page(queue: QueueKeys, reply: list[Any]) -> SchedulerPage:
+    cursor, *rest = reply
+    found = [decode_schedule(queue.queue, *each) for each in zip(*[iter(rest)] * 4, strict=True)]
+    return SchedulerPage(found, None if cursor == b"0" else text(cursor))
 
 
 def advance_scheduler(queue: QueueKeys, job: Job, now_ms: int) -> Call[str | None] | None:

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 from anyio import create_task_group, current_time, fail_after, to_thread
 
-from taskbull import App, ConfigurationError, ConnectionLost, JobFailed, MaybeExecuted
+from taskbull import App, ConfigurationError, ConnectionLost, Every, JobFailed, MaybeExecuted
+from taskbull.core.job import NewJob
 from taskbull.core.keys import QueueKeys
 from taskbull.core.states import JobState
 from taskbull.queue.queue import Queue
@@ -28,10 +29,12 @@ CHANGES: list[tuple[Any, ...]] = [
     *(("remove", "1"), ("retry", "1"), ("retry_all",), ("promote", "1"), ("promote_all",)),
     *(("change_priority", "1", 2), ("change_delay", "1", 2), ("set_global_concurrency", 1)),
     *(("set_global_rate_limit", 1), ("rate_limit", 1), ("trim_events", 1)),
+    *(("upsert_schedule", "s", Every(1), NewJob("n")), ("remove_schedule", "s")),
 ]
 LOOKS: list[tuple[Any, ...]] = [
     *(("counts",), ("get_job", "1"), ("get_jobs", "waiting"), ("get_state", "1")),
     *(("is_paused",), ("logs", "1"), ("workers",), ("metrics",)),
+    *(("schedules",), ("get_schedule", "s")),
 ]
 OF_HANDLES = ("state", "info", "logs")
 

@@ -10,9 +10,12 @@ import pytest
 
 from taskbull.queue.operations import Operations, QueueOperations
 from taskbull.queue.queue import Queue
+from taskbull.queue.schedules import ScheduleOperations
 from taskbull.queue.sync_queue import SyncQueue
 
-OPERATIONS = sorted(name for name in vars(QueueOperations) if not name.startswith("_"))
+OPERATIONS = sorted(
+    name for name in vars(QueueOperations) | vars(ScheduleOperations) if not name.startswith("_")
+)
 
 
 def test_there_are_operations() -> None:
@@ -27,7 +30,7 @@ def test_an_operation_is_an_ordinary_method_of_both_queues(name: str) -> None:
     assert not inspect.iscoroutinefunction(theirs)
     assert inspect.isfunction(theirs)
     assert ours.__doc__ == theirs.__doc__
-    assert ours.__doc__.endswith(".")
+    assert ours.__doc__.rstrip().endswith(".")
     assert inspect.signature(ours) == inspect.signature(theirs)
     assert "Operation" not in str(inspect.signature(ours))
     assert ours.__qualname__ == f"Queue.{name}"

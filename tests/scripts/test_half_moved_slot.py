@@ -133,7 +133,7 @@ OPERATIONS: dict[str, Operation] = {
     "write a schedule": lambda q: schedulers.upsert_scheduler(q, "t", SCHEDULE, NOW, keeps=True),
     "change a schedule": lambda q: schedulers.upsert_scheduler(q, "s", SCHEDULE, NOW, keeps=True),
     "remove a schedule": lambda q: schedulers.remove_scheduler(q, "s"),
-    "schedules": lambda q: schedulers.get_schedulers(q, 0, -1),
+    "schedules": lambda q: schedulers.get_schedulers(q, "0"),
 }
 
 MOVED: dict[str, Callable[[str], bool]] = {

@@ -21,7 +21,7 @@ from taskbull.scripts.schedulers import (
     Upserted,
     advance_scheduler,
     get_scheduler,
-    get_schedulers,
+    list_schedulers,
     remove_scheduler,
     upsert_scheduler,
 )
@@ -327,7 +327,7 @@ def test_an_interval_looks_for_a_free_slot(bed: Bed) -> None:
 def test_a_schedule_is_read_as_it_was_written(bed: Bed) -> None:
     rule = Cron("0 3 * * *", "Europe/Berlin", limit=7)
     upsert(bed, rule, keeps=True)
-    [read] = bed.run(get_schedulers(bed.queue, 0, -1))
+    [read] = bed.go(list_schedulers(bed.queue))
     assert (read.id, read.queue, read.task, read.rule) == ("s", "q", "tick", rule)
     assert (read.data, read.options.attempts, read.count, read.ended) == ({"x": 1}, 2, 1, False)
     assert (read.declared_by, read.next_run) == ("shop", rule.next(instant_from_ms(NOW)))
@@ -338,7 +338,7 @@ def test_a_schedule_is_read_as_it_was_written(bed: Bed) -> None:
 def test_a_schedule_whose_limit_is_reached_has_ended(bed: Bed) -> None:
     upsert(bed, Every(1, limit=1))
     bed.admin.hset(bed.queue.job(RUN), "ats", 1)
-    [read] = bed.run(get_schedulers(bed.queue, 0, -1))
+    [read] = bed.go(list_schedulers(bed.queue))
     assert (read.ended, read.next_run) == (True, None)
 
 
@@ -348,9 +348,49 @@ def test_what_is_no_schedule_is_read_all_the_same(bed: Bed) -> None:
     bed.hset("repeat:b", {"every": "0", "offset": "x", "opts": "["})
     bed.admin.set(bed.queue.scheduler("c"), "text")
     bed.hset("repeat:d", {"pattern": "5 4"})
-    found = {read.id: read for read in bed.run(get_schedulers(bed.queue, 0, -1))}
+    found = {read.id: read for read in bed.go(list_schedulers(bed.queue))}
     assert {name: read.rule for name, read in found.items() if name != "d"} == dict.fromkeys("abce")
     assert found["d"].describe() == "every minute, on Thursday in May, local"
+
+
+def test_what_is_no_run_does_not_hide_a_schedule(bed: Bed) -> None:
+    upsert(bed, Every(1, limit=1))
+    bed.hset(RUN, {"opts": "[", "ats": "1"})
+    [read] = bed.go(list_schedulers(bed.queue))
+    assert (read.id, read.ended) == ("s", True)
+
+
+def test_schedules_are_read_in_pages_and_in_order(bed: Bed) -> None:
+    ids = [f"s{n}" for n in range(700)]
+    bed.admin.zadd(bed.queue.repeat, {one: NOW - n for n, one in enumerate(ids)})
+    pages = 0
+
+    def page() -> None:
+        nonlocal pages
+        pages += 1
+        bed.admin.zadd(bed.queue.repeat, {"s699": NOW + 1})  # it runs meanwhile
+
+    found = bed.go(list_schedulers(bed.queue), page)
+    assert sorted(read.id for read in found) == sorted(ids)
+    others = [read.id for read in found if read.id != "s699"]  # which was read before or after
+    assert others == ids[-2::-1]
+    assert pages > 2
+
+
+def test_the_schedules_of_an_app_are_found(bed: Bed) -> None:
+    upsert(bed, Every(1), keeps=True)
+    bed.admin.zadd(bed.queue.repeat, {"other": NOW, "text": NOW})
+    bed.hset("repeat:other", {"tbapp": "office"})
+    bed.admin.set(bed.queue.scheduler("text"), "shop")
+    assert [read.id for read in bed.go(list_schedulers(bed.queue, "shop"))] == ["s"]
+
+
+def test_a_declared_schedule_that_has_reached_its_limit_does_not_begin_again(bed: Bed) -> None:
+    rule = Every(10, limit=1)
+    upsert(bed, rule, keeps=True)
+    bed.admin.delete(bed.queue.job(RUN))
+    assert not upsert(bed, rule, now=NOW + 20_000, keeps=True).is_changed
+    assert upsert(bed, Every(10, limit=2), now=NOW + 20_000, keeps=True).is_changed
 
 
 def test_a_schedule_is_removed_with_its_delayed_run(bed: Bed) -> None:

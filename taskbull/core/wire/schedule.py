@@ -17,6 +17,8 @@ from taskbull.core.cron import pad_line
 from taskbull.core.durations import from_ms, instant_from_ms, instant_to_ms
 from taskbull.core.job import NewJob
 from taskbull.core.rules import Cron, Every, Rule, Schedule
+from taskbull.core.states import MAX_PRIORITY
+from taskbull.core.wire.job import EncodedJob
 from taskbull.core.wire.numbers import read_number
 from taskbull.core.wire.options import StoredOptions, decode_options, encode_options
 from taskbull.errors import ConfigurationError
@@ -117,6 +119,21 @@ def _first_ms(rule: Rule, now_ms: int) -> int | None:
     return due_ms
 
 
+def encode_run(schedule: Schedule, now_ms: int) -> EncodedJob:
+    """Return one more job of a schedule, to be added now: its template, as it stands there."""
+    options = schedule.options
+    return EncodedJob(
+        schedule.task,
+        schedule.raw_data,
+        schedule.raw_options,
+        now_ms,
+        0,
+        min(max(int(options.priority or 0), 0), MAX_PRIORITY),
+        options.lifo,
+        "",
+    )
+
+
 def decode_schedule(
     queue: str,
     scheduler_id: bytes,
@@ -136,13 +153,14 @@ def decode_schedule(
     is_waiting = options is not None and not read_number(started)
     due = instant_from_ms(read_number(score) or 0)
     ended = not is_waiting and _is_last(rule, due, options)
-    raw_options = fields.get(b"opts")
+    raw_options = fields.get(b"opts", b"{}")
     return Schedule(
         id=scheduler_id.decode("utf-8", "backslashreplace"),
         queue=queue,
         task=texts.get("name", ""),
         rule=rule,
         raw_data=fields.get(b"data", b"{}"),
+        raw_options=raw_options,
         options=_read_options(raw_options),
         next_run=None if ended else due,
         count=max(1, read_number(fields.get(b"ic")) or 1),
@@ -157,15 +175,15 @@ def _is_last(rule: Rule | None, due: datetime | None, options: bytes | None) -> 
     if rule is None or (rule.limit is None and rule.end is None):
         return False
     if rule.limit is not None:
-        count = None if options is None else (decode_options(options).repeat or {}).get("count")
+        count = None if options is None else (_read_options(options).repeat or {}).get("count")
         if not isinstance(count, int) or count >= rule.limit:
             return True
     return rule.end is not None and rule.next(after=due) is None
 
 
-def _read_options(raw: bytes | None) -> StoredOptions:
+def _read_options(raw: bytes) -> StoredOptions:
     try:
-        return StoredOptions() if raw is None else decode_options(raw)
+        return decode_options(raw)
     except ValueError:
         return StoredOptions()
 

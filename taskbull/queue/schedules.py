@@ -1,0 +1,141 @@
+"""Schedules of one queue, made and changed at run time: methods of both queues."""
+
+from __future__ import annotations
+
+import time
+from typing import Any, Protocol, TypeAlias
+
+from taskbull.core import payload
+from taskbull.core.checks import check_text, refusal
+from taskbull.core.job import NewJob
+from taskbull.core.keys import QueueKeys
+from taskbull.core.rules import Rule, Schedule, check_rule, check_schedule_id
+from taskbull.core.wire.schedule import encode_run, encode_schedule
+from taskbull.errors import (
+    ConfigurationError,
+    ConnectionLost,
+    EnqueueError,
+    MaybeExecuted,
+    ScheduleNotFound,
+    ServerRefused,
+)
+from taskbull.queue.add_call import Unsent
+from taskbull.queue.handle import JobHandle, QueueClient, handle
+from taskbull.queue.methods import reads, writes
+from taskbull.scripts.call import Operation, Steps, again
+from taskbull.scripts.schedulers import (
+    get_scheduler,
+    list_schedulers,
+    remove_scheduler,
+    upsert_scheduler,
+)
+
+
+class JobOfQueue(Protocol):
+    """A job that knows its queue: what `task.job(…)` makes."""
+
+    @property
+    def queue(self) -> str:
+        """The name of its queue."""
+        ...
+
+    @property
+    def job(self) -> NewJob:
+        """The job itself."""
+        ...
+
+
+ScheduledJob: TypeAlias = NewJob | JobOfQueue
+"""The job that a schedule adds again and again: made by `task.job(…)` or `queue.job(…)`."""
+
+
+class ScheduleOperations:
+    """What a queue can be asked about its schedules."""
+
+    keys: QueueKeys
+    _client: QueueClient
+
+    @writes
+    def upsert_schedule(self, id: str, rule: Rule, job: ScheduledJob) -> Operation[Schedule]:  # noqa: A002
+        """Make a schedule, or change the one of this id; return it with its next run.
+
+        The job is made by `task.job(…)` or `queue.job(…)`. A pending run is replaced.
+        """
+        check_schedule_id(id)
+        check_rule(rule)
+        return _upsert(self.keys, id, rule, template_of(job, self.keys.queue))
+
+    @reads
+    def schedules(self) -> Operation[list[Schedule]]:
+        """List the schedules, by the time of their next runs; those that have ended come last."""
+        return list_schedulers(self.keys)
+
+    @reads
+    def get_schedule(self, id: str) -> Operation[Schedule | None]:  # noqa: A002
+        """Return a schedule as it stands in Redis, or None."""
+        return get_scheduler(self.keys, check_text("schedule id", id))
+
+    @writes
+    def remove_schedule(self, id: str) -> Operation[bool]:  # noqa: A002
+        """Remove a schedule and its next run; one that has begun goes on. False: there is none."""
+        return remove_scheduler(self.keys, check_text("schedule id", id))
+
+    @writes
+    def run_schedule_now(self, id: str) -> Operation[JobHandle[Any]]:  # noqa: A002
+        """Add one more job of a schedule at once, never twice; its next run stays as it is."""
+        return _run_now(self._client, check_text("schedule id", id))
+
+
+def template_of(job: ScheduledJob, queue: str) -> NewJob:
+    """Return the job that a schedule of a queue adds; refuse one of another queue."""
+    if isinstance(job, NewJob):
+        return job
+    if not isinstance(getattr(job, "job", None), NewJob):  # a task has a method of that name
+        raise refusal("job", "be made by task.job(…) or queue.job(…)", job)
+    if job.queue != queue:
+        raise ConfigurationError(
+            f"the job belongs to queue {job.queue}, but the schedule to queue {queue}: use "
+            f"app.queue({job.queue!r}), or task.options(queue={queue!r}).job(…)"
+        )
+    return job.job
+
+
+def _upsert(keys: QueueKeys, schedule_id: str, rule: Rule, template: NewJob) -> Steps[Schedule]:
+    now_ms = int(time.time() * 1000)
+    encoded = encode_schedule(rule, template, now_ms)
+    lost: MaybeExecuted | None = None
+    while True:
+        # Sent again, it leaves alone what it may have written: its first run may have begun.
+        call = upsert_scheduler(keys, schedule_id, encoded, now_ms, keeps=lost is not None)
+        try:
+            yield call
+        except MaybeExecuted as error:
+            lost = error
+        except (ConnectionLost, ServerRefused) as error:
+            raise lost or error from error.__cause__
+        else:
+            break
+    written = yield from _read(keys, schedule_id)
+    if written is None:
+        raise ScheduleNotFound(keys.queue, schedule_id, "somebody removed it at once")
+    return written
+
+
+def _read(keys: QueueKeys, schedule_id: str) -> Steps[Schedule | None]:
+    return (yield from again(get_scheduler(keys, schedule_id)))
+
+
+def _run_now(client: QueueClient, schedule_id: str) -> Steps[JobHandle[Any]]:
+    keys = client.keys
+    schedule = yield from _read(keys, schedule_id)
+    if schedule is None:
+        raise ScheduleNotFound(keys.queue, schedule_id)
+    job = encode_run(schedule, int(time.time() * 1000))
+    added = yield from client.adder.add((job,))
+    if isinstance(added, Unsent):
+        raise EnqueueError(
+            f"Queue {keys.queue}: schedule {schedule_id} was not run: {added.error}",
+            (),
+            may_be_added=added.sent_ms is not None,
+        ) from added.error
+    return handle(client, schedule.task, added[0], payload.decode)
