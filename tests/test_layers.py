@@ -99,23 +99,6 @@ NOT_OF_THE_WIRE = {
     "store/embedded_stopper.py": {"iII"},
 }
 
-WIRE_ELSEWHERE = {
-    "core/retry.py": {"opts"},
-    "core/schedule.py": {"endDate"},
-    "scripts/changes.py": {"atm", "ats"},
-    "scripts/removal.py": {"finishedOn", "processedOn"},
-    "worker/sampler.py": {"opts"},
-}
-"""Where names of the wire still stand outside of `core/wire`: to be moved there."""
-
-COMMANDS_ELSEWHERE = {
-    "worker/burst.py",
-    "worker/inquiry.py",
-    "worker/marker.py",
-    "worker/sampler.py",
-}
-"""Where commands of Redis are still written outside of `scripts/` and `store/`: to be moved."""
-
 _FUNCTION = (ast.FunctionDef, ast.AsyncFunctionDef)
 _COMMAND = re.compile(r"[A-Z]{3,}")
 _CAMEL_CASE = re.compile(r"[a-z][a-z0-9]*[A-Z][A-Za-z0-9]*")
@@ -217,8 +200,8 @@ def wire_names(source: str) -> set[str]:
 
 def _texts(source: str) -> Iterator[str]:
     for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.Constant) and isinstance(node.value, str):
-            yield node.value
+        if isinstance(node, ast.Constant) and isinstance(node.value, str | bytes):
+            yield node.value if isinstance(node.value, str) else node.value.decode("latin-1")
 
 
 def commands(source: str) -> list[str]:
@@ -264,9 +247,7 @@ def test_no_module_imports_itself_by_way_of_others(sources: dict[str, str]) -> N
 
 def test_names_of_the_wire_stand_in_the_wire_modules_only(sources: dict[str, str]) -> None:
     found = {
-        place: wire_names(source)
-        - NOT_OF_THE_WIRE.get(place, set())
-        - WIRE_ELSEWHERE.get(place, set())
+        place: wire_names(source) - NOT_OF_THE_WIRE.get(place, set())
         for place, source in sources.items()
         if not place.startswith("core/wire/")
     }
@@ -277,7 +258,7 @@ def test_commands_of_redis_stand_in_scripts_and_store_only(sources: dict[str, st
     found = {
         place: commands(source)
         for place, source in sources.items()
-        if place.partition("/")[0] not in {"scripts", "store"} and place not in COMMANDS_ELSEWHERE
+        if place.partition("/")[0] not in {"scripts", "store"}
     }
     assert _offences(found) == {}
 
@@ -290,13 +271,8 @@ def test_the_lists_name_only_what_still_offends(sources: dict[str, str]) -> None
     late: set[str] = set().union(*(late_imports(source) for source in sources.values()))
     assert set(LATE) - late == set()
     assert [place for place in EXTRA if place not in sources] == []
-    for names in (NOT_OF_THE_WIRE, WIRE_ELSEWHERE):
-        assert {
-            place: wire_names(sources.get(place, "")) & names[place] for place in names
-        } == names
-    assert {place for place in COMMANDS_ELSEWHERE if commands(sources.get(place, ""))} == (
-        COMMANDS_ELSEWHERE
-    )
+    names = NOT_OF_THE_WIRE
+    assert {place: wire_names(sources.get(place, "")) & names[place] for place in names} == names
 
 
 # Each wall finds an offence.
@@ -347,7 +323,7 @@ def test_a_cycle_is_found() -> None:
 
 
 def test_a_name_of_the_wire_is_found() -> None:
-    source = 'field = "atm"\nother = "processedOn"\nours = "attempts_made"\ntext = "it is done"'
+    source = 'field = "atm"\nother = b"processedOn"\nours = "attempts_made"\ntext = "it is done"'
     assert wire_names(source) == {"atm", "processedOn"}
 
 

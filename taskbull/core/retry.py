@@ -27,6 +27,7 @@ from taskbull.core.outcome import (
     Written,
 )
 from taskbull.core.wire.backoff import Curve
+from taskbull.core.wire.job import OPTIONS_FIELD
 from taskbull.errors import CorruptJob, PermanentError, RateLimited, Retry, Snooze, Steering
 
 UnknownErrors = Literal["retry", "fail"]
@@ -99,7 +100,7 @@ def decide(
 
 def undecidable(job: Job, fault: Exception) -> Fail:
     """Return the outcome of a job that cannot be decided on, because of its contents."""
-    return failed_for_good(CorruptJob(job.id, "opts", shown(fault)))
+    return failed_for_good(CorruptJob(job.id, OPTIONS_FIELD, shown(fault)))
 
 
 def failed_for_good(error: Exception) -> Fail:

@@ -7,6 +7,7 @@ from typing import Final, Literal
 import msgspec
 
 from taskbull.core.keys import QueueKeys
+from taskbull.core.wire.job import ATTEMPTS_MADE_FIELD, ATTEMPTS_STARTED_FIELD
 from taskbull.scripts.call import Call, Command, Steps
 from taskbull.scripts.loader import load
 from taskbull.scripts.replies import accepted, done, nothing, pair
@@ -103,7 +104,8 @@ def retry_job(
         queue.events,
         queue.marker,
     )
-    afresh = [*(["atm"] if reset_attempts else []), *(["ats"] if reset_starts else [])]
+    resets = {ATTEMPTS_MADE_FIELD: reset_attempts, ATTEMPTS_STARTED_FIELD: reset_starts}
+    afresh = [field for field, is_reset in resets.items() if is_reset]
     return Call(RETRY_JOB, keys, (job_id, state, pack(afresh)), done(queue, job_id))
 
 

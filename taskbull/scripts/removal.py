@@ -12,6 +12,7 @@ from msgspec import Struct
 
 from taskbull.core.keys import QueueKeys
 from taskbull.core.states import JobState
+from taskbull.core.wire.job import AGE_FIELDS
 from taskbull.errors import ConfigurationError, JobsActive
 from taskbull.scripts.call import Call, Command, Steps
 from taskbull.scripts.limits import pause
@@ -69,15 +70,6 @@ _Remove = Callable[[QueueKeys, str, _Choice, _Tally, int], Steps[None]]
 _ANY = _Choice()
 _ALL = _Choice(force=True)
 
-_INSTANTS: Final = {
-    JobState.WAITING: ("finishedOn", "processedOn", "timestamp"),
-    JobState.PAUSED: ("finishedOn", "processedOn", "timestamp"),
-    JobState.ACTIVE: ("finishedOn", "processedOn", "timestamp"),
-    JobState.DELAYED: ("processedOn", "timestamp"),
-    JobState.PRIORITIZED: ("timestamp",),
-}
-"""The fields by which BullMQ tells the age of a job that has not ended."""
-
 
 def remove_job(queue: QueueKeys, job_id: str, *, children: bool = True) -> Call[bool]:
     """Remove a job, and its children; False if a worker holds one of them."""
@@ -124,8 +116,8 @@ def clean(
     """
     if state in (JobState.COMPLETED, JobState.FAILED):
         choice = _Choice(force=True, highest=until_ms)
-    elif state in _INSTANTS:
-        choice = _Choice(_INSTANTS[state], until_ms)
+    elif state in AGE_FIELDS:
+        choice = _Choice(AGE_FIELDS[state], until_ms)
     else:
         raise ConfigurationError(f"jobs in state {state} cannot be cleaned")
     removed: list[str] = []

@@ -12,10 +12,9 @@ from taskbull.core import payload
 from taskbull.core.durations import instant_from_ms
 from taskbull.core.keys import QueueKeys
 from taskbull.core.states import due_ms_of_score
-from taskbull.core.wire.job import OPTIONS_FIELD
+from taskbull.core.wire.job import OPTIONS_FIELD, read_ready_ms
 from taskbull.core.wire.numbers import read_number
-from taskbull.core.wire.options import decode_options
-from taskbull.scripts.call import Call, Command
+from taskbull.scripts.call import Call, Command, Word
 from taskbull.scripts.inspection import Counts, count_jobs
 from taskbull.scripts.loader import load
 from taskbull.scripts.replies import text
@@ -72,7 +71,7 @@ def survey_queue(queue: QueueKeys) -> Call[Surveyed]:
 
     def read(reply: Any) -> Surveyed:
         counts, paused, version, first = reply
-        ready = [_ready_ms(*pair) for pair in zip(first[::2], first[1::2], strict=True)]
+        ready = [read_ready_ms(*pair) for pair in zip(first[::2], first[1::2], strict=True)]
         known = [ms for ms in ready if ms is not None]
         return Surveyed(
             counted.parse(counts),
@@ -109,6 +108,35 @@ def get_due(queue: QueueKeys, job_id: str) -> Command[datetime | None]:
     return Command(("ZSCORE", queue.delayed, job_id), queue.delayed, read)
 
 
+def get_next_due_ms(queue: QueueKeys) -> Command[int | None]:
+    """Find out when the next delayed job is due, in ms since 1970; None: there is none."""
+
+    def read(reply: list[Any]) -> int | None:
+        return due_ms_of_score(float(reply[1])) if reply else None
+
+    words: tuple[Word, ...] = ("ZRANGE", queue.delayed, 0, 0, "WITHSCORES")
+    return Command(words, queue.delayed, read)
+
+
+def check_types(queue: QueueKeys) -> list[Command[str | None]]:
+    """Find keys of a wrong type: each command returns what is wrong with one key, or None."""
+    kinds = {
+        "hash": (queue.meta,),
+        "list": (queue.wait, queue.paused, queue.active),
+        "zset": (queue.prioritized, queue.delayed, queue.completed, queue.failed, queue.marker),
+        "stream": (queue.events,),
+    }
+    return [_check_type(key, kind) for kind, keys in kinds.items() for key in keys]
+
+
+def _check_type(key: str, wanted: str) -> Command[str | None]:
+    def read(reply: bytes) -> str | None:
+        kind = text(reply)
+        return None if kind in {wanted, "none"} else f"{key} is a {kind}, and not a {wanted}"
+
+    return Command(("TYPE", key), key, read)
+
+
 def get_options(queue: QueueKeys, job_id: str) -> Command[Any]:
     """Read the options of a job as they stand in Redis; None if they are not JSON."""
 
@@ -126,15 +154,6 @@ def get_lock_seconds(queue: QueueKeys, job_id: str) -> Command[float]:
     """Find out for how long a job's lock lives; 0: it has none."""
     key = queue.lock(job_id)
     return Command(("PTTL", key), key, lambda ms: max(0, ms) / 1000)
-
-
-def _ready_ms(timestamp: bytes, options: bytes) -> int | None:
-    created = read_number(timestamp)
-    try:
-        delay = decode_options(options).delay_ms if options else None
-    except ValueError:
-        delay = None
-    return None if created is None else created + int(delay or 0)
 
 
 def _active(reply: list[Any]) -> list[ActiveJob]:

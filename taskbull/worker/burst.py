@@ -5,13 +5,15 @@ from __future__ import annotations
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from math import inf
-from typing import Any, TypeVar
+from typing import TypeVar
 
-from taskbull.core.states import JobState, due_ms_of_score
+from taskbull.core.durations import from_ms
+from taskbull.core.states import JobState
 from taskbull.errors import ConnectionLost, MaybeExecuted
-from taskbull.scripts.call import Command, Request
+from taskbull.scripts.call import Request
 from taskbull.scripts.inspection import count_jobs
 from taskbull.scripts.limits import is_paused
+from taskbull.scripts.survey import get_next_due_ms
 from taskbull.worker.context import QueueContext
 
 logger = logging.getLogger(__name__)
@@ -55,17 +57,11 @@ async def _next_due(contexts: Sequence[QueueContext]) -> float:
     """Return when the next delayed job is due that can run, by the workers' clock."""
     earliest = inf
     for context in contexts:
-        delayed = context.keys.delayed
-        first = Command(("ZRANGE", delayed, 0, 0, "WITHSCORES"), delayed, _score)
-        score = await _ask(context, first)
-        if score is not None and not await _ask(context, is_paused(context.keys)):
-            seconds = (due_ms_of_score(score) - context.clock.wall_ms()) / 1000
+        due_ms = await _ask(context, get_next_due_ms(context.keys))
+        if due_ms is not None and not await _ask(context, is_paused(context.keys)):
+            seconds = from_ms(due_ms - context.clock.wall_ms())
             earliest = min(earliest, context.clock.now() + max(0.0, seconds))
     return earliest
-
-
-def _score(reply: list[Any]) -> float | None:
-    return float(reply[1]) if reply else None
 
 
 async def _tell_what_is_left(context: QueueContext) -> None:

@@ -15,11 +15,10 @@ from anyio import sleep
 from taskbull.core.durations import from_ms
 from taskbull.core.job import Job
 from taskbull.errors import MaybeExecuted, ServerRefused, TaskbullError
-from taskbull.scripts.call import Command
 from taskbull.scripts.cycle import Taking
 from taskbull.scripts.locks import extend_locks
-from taskbull.scripts.replies import text
 from taskbull.scripts.settlement import Adopted, Settled, adopt_jobs, settle_cycle
+from taskbull.scripts.survey import check_types
 from taskbull.store.reconnection import LONGEST_DELAY, reconnect_delay
 from taskbull.worker.context import QueueContext
 
@@ -86,24 +85,11 @@ class Inquiry:
         """Return an error's words; if a key of the queue is of a wrong type, with its name."""
         if not isinstance(error, ServerRefused) or error.code != "WRONGTYPE":
             return str(error)
-        keys = self._context.keys
-        kinds = {
-            "hash": (keys.meta,),
-            "list": (keys.wait, keys.paused, keys.active),
-            "zset": (keys.prioritized, keys.delayed, keys.completed, keys.failed, keys.marker),
-            "stream": (keys.events,),
-        }
-        wanted = {key: kind for kind, of_kind in kinds.items() for key in of_kind}
-        asked = [Command(("TYPE", key), key, text) for key in wanted]
         try:
-            found = await self._context.store.run_all(asked)
+            found = await self._context.store.run_all(check_types(self._context.keys))
         except TaskbullError:
             return str(error)
-        wrong = [
-            f"{key} is a {kind}, and not a {wanted[key]}"
-            for key, kind in zip(wanted, found, strict=True)
-            if kind not in {wanted[key], "none"}
-        ]
+        wrong = [fault for fault in found if fault is not None]
         return f"WRONGTYPE {', '.join(wrong)}" if wrong else str(error)
 
     async def _insist(self, ask: Callable[[], Awaitable[T]]) -> T:

@@ -4,22 +4,17 @@ from __future__ import annotations
 
 import logging
 from contextlib import suppress
-from typing import Any
 
 from anyio import current_time, sleep
 
 from taskbull.core.durations import from_ms
-from taskbull.core.wire.numbers import bounded
 from taskbull.errors import ServerRefused, TaskbullError
-from taskbull.scripts.call import Command
-from taskbull.scripts.replies import nothing, number
+from taskbull.scripts.marker import has_jobs_to_come, ring, wait_for_marker
 from taskbull.store.blocking import SLACK, BlockingConnection
 from taskbull.worker.context import QueueContext
 from taskbull.worker.cycle import Cycle
 
 logger = logging.getLogger(__name__)
-
-_DELAY_MARKER = b"1"
 
 _PASS_ON_LIMIT = 1.0
 """Seconds for which a worker that stops waits for Redis with nothing but a wake-up to pass on."""
@@ -38,22 +33,22 @@ async def wait_at_marker(
     the wait is over, but in its middle: so both connections of an idle worker are answered on
     every few seconds, and one that the network has forgotten is noticed soon.
     """
-    words = ("BZPOPMIN", context.keys.marker, drain_delay)
+    wait = wait_for_marker(context.keys, drain_delay)
     try:
         while True:
             await cycle.until(Cycle.sated)
             context.alarm.set(context.clock.now() + _MIDDLE * drain_delay)
             asked_at = current_time()
             try:
-                reply = await connection.execute(words, drain_delay)
+                due_ms = await connection.run(wait)
             except ServerRefused as error:
                 logger.warning("Queue %s: waiting was refused: %s", context.keys.queue, error)
                 await sleep(drain_delay)
-                reply = None
-            due_in = _due_in(reply, context.clock.wall_ms())
+                due_ms = None
+            due_in = 0.0 if due_ms is None else from_ms(due_ms - context.clock.wall_ms())
             if due_in > 0:  # a job was delayed: there is none to fetch before that time
                 context.alarm.set(context.clock.now() + due_in)
-            elif reply is not None or not _in_time(current_time() - asked_at, drain_delay):
+            elif due_ms is not None or not _in_time(current_time() - asked_at, drain_delay):
                 cycle.wake()
     finally:
         await connection.close()
@@ -64,24 +59,12 @@ async def pass_on(context: QueueContext) -> None:
 
     Twice, for the server may see only after the first that the connection of that wait is closed.
     """
-    keys = context.keys
-    left = Command(("EXISTS", keys.wait, keys.prioritized, keys.delayed), keys.wait, number)
-    ring = Command(("ZADD", keys.marker, 0, "0"), keys.marker, nothing)
     with suppress(TaskbullError):  # the others will look by themselves, only later
         for _ in range(2):
-            if await context.store.run(left, timeout=_PASS_ON_LIMIT):
-                await context.store.run(ring, timeout=_PASS_ON_LIMIT)
+            if await context.store.run(has_jobs_to_come(context.keys), timeout=_PASS_ON_LIMIT):
+                await context.store.run(ring(context.keys), timeout=_PASS_ON_LIMIT)
 
 
 def _in_time(took: float, drain_delay: float) -> bool:
     """Return whether a wait without a marker ended as it should: nothing was lost on the way."""
     return drain_delay <= took < drain_delay + SLACK
-
-
-def _due_in(reply: Any, now_ms: int) -> float:
-    """Return the seconds until the job is due that a delay marker tells of; 0 for anything else."""
-    if not reply:
-        return 0.0
-    _, member, score = reply
-    due_ms = bounded(float(score)) if member == _DELAY_MARKER else None
-    return 0.0 if due_ms is None else max(0.0, from_ms(due_ms - now_ms))

@@ -1,7 +1,4 @@
-"""What is measured while a worker runs, and no event tells: how the loop lags, how long queues are.
-
-The length of a queue is sampled by one of its workers, whoever holds a key in Redis that expires.
-"""
+"""What is measured while a worker runs, and no event tells: the loop's lag, the queues' lengths."""
 
 from __future__ import annotations
 
@@ -12,16 +9,11 @@ from contextlib import suppress
 
 from anyio import CancelScope, create_task_group, current_time, move_on_after, sleep, sleep_until
 
-from taskbull.core.durations import to_ms
-from taskbull.core.keys import QueueKeys
-from taskbull.core.states import JobState
-from taskbull.core.wire.options import decode_options
+from taskbull.core.durations import from_ms, to_ms
 from taskbull.core.worker_options import WorkerOptions
 from taskbull.errors import ServerRefused, TaskbullError
 from taskbull.observability.metrics import NO_TASKS, Declared, Metrics
-from taskbull.scripts.call import Command, Steps
-from taskbull.scripts.inspection import count_jobs
-from taskbull.scripts.replies import texts
+from taskbull.scripts.sampling import resign, sample_queue
 from taskbull.worker.context import QueueContext
 from taskbull.worker.shutdown import Shutdown
 from taskbull.worker.threads import ThreadPool
@@ -111,7 +103,8 @@ class Sampler:
         queue = context.keys.queue
         reached, sample = True, None
         try:
-            steps = sample_queue(context.keys, self._worker_id, held=queue in self._chosen)
+            held = queue in self._chosen
+            steps = sample_queue(context.keys, self._worker_id, _TERM_MS, held=held)
             sample = await context.store.run(steps, timeout=_LIMIT)
         except ServerRefused as error:
             logger.debug("Queue %s: its length cannot be sampled: %s", queue, error)
@@ -122,7 +115,7 @@ class Sampler:
         if sample is not None:
             self._chosen.add(queue)
             for sink in self._sinks:
-                sink.sampled(queue, *sample)
+                sink.sampled(queue, sample.counts, _age(sample.waiting_since_ms))
         elif queue in self._chosen:  # else it is not ours to forget
             self._forget(queue)
 
@@ -137,59 +130,9 @@ class Sampler:
         for context in held:
             self._forget(context.keys.queue)
         for context in held:
-            key = _key(context.keys)
-            await context.store.run(Command(("DEL", key), key, int), timeout=1.0)
+            await context.store.run(resign(context.keys), timeout=1.0)
 
 
-def sample_queue(
-    keys: QueueKeys, worker_id: str, *, held: bool
-) -> Steps[tuple[dict[str, int], float] | None]:
-    """Return the counts of a queue and the age of its next job; None if that is another's to do.
-
-    `held`: it was this worker's the last time.
-    """
-    if not (yield from _chosen(keys, worker_id, held=held)):
-        return None
-    counts: dict[str, int] = yield count_jobs(keys)
-    oldest = 0.0
-    for state, words in (
-        (JobState.WAITING, ("LRANGE", keys.wait, -1, -1)),
-        (JobState.PRIORITIZED, ("ZRANGE", keys.prioritized, 0, 0)),
-    ):
-        if not counts[state]:
-            continue
-        found: list[str] = yield Command(words, keys.wait, texts)
-        for job_id in found:
-            key = keys.job(job_id)
-            age: float = yield Command(("HMGET", key, "timestamp", "opts"), key, _age)
-            oldest = max(oldest, age)
-    return counts, oldest
-
-
-def _chosen(keys: QueueKeys, worker_id: str, *, held: bool) -> Steps[bool]:
-    # Between these commands the key may pass to another: then two workers tell the same, once.
-    key = _key(keys)
-    take = Command(("SET", key, worker_id, "NX", "PX", _TERM_MS), key, bool)
-    if not held and (yield take):
-        return True
-    holder: bytes | None = yield Command(("GET", key), key, lambda found: found)
-    if holder is None:
-        return bool((yield take))
-    if holder != worker_id.encode():
-        return False
-    return bool((yield Command(("PEXPIRE", key, _TERM_MS), key, int)))
-
-
-def _key(keys: QueueKeys) -> str:
-    return keys.private("sampler")
-
-
-def _age(reply: list[bytes | None]) -> float:
-    created, options = reply
-    try:
-        due_ms = float(created or "nan")
-        due_ms += decode_options(options).delay_ms or 0 if options else 0
-    except ValueError:
-        return 0.0
-    age = time.time() - due_ms / 1000
-    return age if age > 0 else 0.0  # not a number, or ahead of us
+def _age(since_ms: int | None) -> float:
+    age = 0.0 if since_ms is None else time.time() - from_ms(since_ms)
+    return max(0.0, age)  # it may be ahead of us

@@ -18,7 +18,7 @@ from taskbull.core.durations import instant_to_ms, to_ms
 from taskbull.core.failure import scrubbed
 from taskbull.core.job import Job, NewJob
 from taskbull.core.options import SIZE_LIMIT, Dedup, JobOptions
-from taskbull.core.states import MAX_DUE_MS
+from taskbull.core.states import MAX_DUE_MS, JobState
 from taskbull.core.wire.numbers import read_number
 from taskbull.core.wire.options import StoredOptions, decode_options, encode_options
 from taskbull.errors import ConfigurationError, CorruptJob
@@ -51,9 +51,20 @@ PREVIOUS_DELAY_FIELD = "tbpd"
 """Where decorrelated jitter remembers its last delay, in ms; Node keeps it and ignores it."""
 
 OPTIONS_FIELD = "opts"
-FAILED_REASON_FIELD = "failedReason"
-STACKTRACE_FIELD = "stacktrace"
+TIMESTAMP_FIELD = "timestamp"
+ATTEMPTS_MADE_FIELD = "atm"
+ATTEMPTS_STARTED_FIELD = "ats"
 
+_INSTANT_FIELDS = ("finishedOn", "processedOn", TIMESTAMP_FIELD)
+
+AGE_FIELDS = {
+    JobState.WAITING: _INSTANT_FIELDS,
+    JobState.PAUSED: _INSTANT_FIELDS,
+    JobState.ACTIVE: _INSTANT_FIELDS,
+    JobState.DELAYED: ("processedOn", TIMESTAMP_FIELD),
+    JobState.PRIORITIZED: (TIMESTAMP_FIELD,),
+}
+"""The fields that tell the age of a job that has not ended: the first of them that it has."""
 
 STACKS = 10
 """How many stacks of a job are kept where it does not say so: each attempt sends them all."""
@@ -246,6 +257,16 @@ def decode_job(job_id: bytes, fields: Mapping[bytes, bytes] | Sequence[bytes]) -
         raw_returnvalue=get(b"returnvalue"),
         raw_parent=get(b"parent"),
     )
+
+
+def read_ready_ms(timestamp: bytes | None, options: bytes | None) -> int | None:
+    """Return when a job was added, or became due if it was delayed; None if nobody knows."""
+    created = read_number(timestamp)
+    try:
+        delay = decode_options(options).delay_ms if options else None
+    except ValueError:
+        delay = None
+    return None if created is None else created + int(delay or 0)
 
 
 _NO_OPTIONS = StoredOptions()
