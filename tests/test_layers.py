@@ -71,6 +71,7 @@ LATE: dict[str, str] = {
     "taskbull.app.embedded": "few programs have an embedded server",
     "taskbull.app.dispatch": "who only enqueues needs no worker",
     "taskbull.app.running": "only a program that is a worker needs it",
+    "taskbull.core.declared_schedule": "who has no schedule needs no cron and no time zones",
     "taskbull.cli.demo": "other commands do not wait for it",
     "taskbull.cli.tables": "rich is slow to import",
     "taskbull.cli.worker.run": "other commands do not wait for it",

@@ -12,6 +12,7 @@ from taskbull.app.lifespan import LifespanFunction, lifespan
 from taskbull.app.producer import JobSpec, Producer
 from taskbull.app.registry import Registry
 from taskbull.app.rules import Queues
+from taskbull.app.schedules import Schedules
 from taskbull.app.settings import Defaults, TaskOptions
 from taskbull.app.staff import Staff
 from taskbull.app.task import AsyncTask, Decorator, SyncTask, Task, make_task
@@ -36,6 +37,8 @@ from taskbull.store.namespace import Namespace
 
 if TYPE_CHECKING:
     from taskbull.app.dispatch import JobMiddleware
+    from taskbull.core.declared_schedule import DeclaredSchedules
+    from taskbull.core.rules import Rule
     from taskbull.queue.queue import Queue
     from taskbull.queue.server import Server
     from taskbull.queue.sync_queue import SyncQueue
@@ -100,6 +103,7 @@ class App:
         self.producer.client(queue)  # refuses a wrong name
         self._defaults = Defaults(queue, jobs, policy)
         self._registry = Registry(name)
+        self._schedules = Schedules(name)
         self._staff = Staff(name, self._registry, policy)
         self._blocking = BlockingCheck("app.enqueue()", "await app.aenqueue()")
 
@@ -140,7 +144,8 @@ class App:
         """Turn a function into a task: `@app.task`, or `@app.task(queue="emails", attempts=5)`.
 
         Its name is the function's, unless given. `extra` says what becomes of fields in a job's
-        data that no parameter takes: "error" or "ignore".
+        data that no parameter takes: "error" or "ignore". With a `schedule`, a `Cron` or an
+        `Every`, the task is called again and again, with the defaults of its parameters.
         """
         check_keywords("@app.task", options, TaskOptions)
         if function is None:
@@ -153,8 +158,25 @@ class App:
         settings = self._defaults.with_task(function.__name__ if name is None else name, given)
         self.producer.client(settings.queue)  # refuses a wrong name
         task = make_task(function, settings, self.producer)
+        rule = given.get("schedule")
+        schedule = None if rule is None else self._schedules.of_task(task, rule)
         self._registry.add(task)
+        if schedule is not None:
+            self._schedules.add(schedule)
         return task
+
+    def schedule(self, id: str, rule: Rule, job: JobSpec[Any]) -> None:  # noqa: A002
+        """Declare that a job is added again and again: what `task.job(…)` made, by a rule.
+
+        Schedules that are new or have changed are written when a worker of the queue starts. One
+        that is no longer declared stays until `taskbull schedules sync --prune`.
+        """
+        self._schedules.add(self._schedules.of_job(id, rule, job))
+
+    @property
+    def declared_schedules(self) -> DeclaredSchedules:
+        """The schedules that this app declares."""
+        return self._schedules.declared()
 
     def enqueue(
         self, jobs: Iterable[JobSpec[R]], *, progress: Progress | None = None
@@ -308,7 +330,7 @@ class App:
 
     def _worker(self, queues: Queues | None, options: WorkerKeywords) -> Worker:
         self.load_tasks()
-        return self._staff.worker(self.producer.namespace, queues, options)
+        return self._staff.worker(self.producer.namespace, queues, options, self.declared_schedules)
 
 
 def _check_settings(options: AppKeywords) -> None:

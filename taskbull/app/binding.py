@@ -37,7 +37,7 @@ class Binder:
         )
         self._by_position = tuple(p.name for p in parameters if p.kind in _BY_POSITION)
         self._by_keyword = frozenset(p.name for p in parameters if p.kind in _BY_KEYWORD)
-        self._required = frozenset(
+        self.required = frozenset(
             name for name, p in self.parameters.items() if p.default is Parameter.empty
         )
 
@@ -49,7 +49,7 @@ class Binder:
         fits = (
             len(bound) == len(args) + len(kwargs)  # none too many, none twice
             and (not kwargs or self._takes(kwargs))
-            and self._required.issubset(bound)
+            and self.required.issubset(bound)
         )
         if not fits:
             self._explain(args, kwargs)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from msgspec import Struct, structs
 
@@ -17,6 +17,9 @@ from taskbull.core.options import CallKeywords, JobOptions, TaskKeywords
 from taskbull.core.retry import RetryPolicy
 from taskbull.errors import ConfigurationError
 
+if TYPE_CHECKING:
+    from taskbull.core.rules import Rule
+
 
 class TaskOptions(TaskKeywords, total=False):
     """The options of `@app.task`; what is None, or not there, is the app's."""
@@ -27,6 +30,7 @@ class TaskOptions(TaskKeywords, total=False):
     circuit_breaker: CircuitBreaker | None
     classify: Classifier | None
     extra: Extra
+    schedule: Rule | None
 
 
 class CallOptions(CallKeywords, total=False):

@@ -21,6 +21,7 @@ from taskbull.store.namespace import Namespace
 
 if TYPE_CHECKING:
     from taskbull.app.dispatch import Dispatch, JobMiddleware
+    from taskbull.core.declared_schedule import DeclaredSchedules
     from taskbull.worker.worker import Worker
 
 E = TypeVar("E", bound=events.Event)
@@ -75,7 +76,11 @@ class Staff:
         return self._dispatch
 
     def worker(
-        self, namespace: Namespace, queues: Queues | None, options: WorkerKeywords
+        self,
+        namespace: Namespace,
+        queues: Queues | None,
+        options: WorkerKeywords,
+        schedules: DeclaredSchedules,
     ) -> Worker:
         """Return a worker for some queues, or for those of all tasks, which are loaded by now."""
         from taskbull.worker.worker import Worker  # noqa: PLC0415 - see above
@@ -100,6 +105,7 @@ class Staff:
             circuit_breaker=self._registry.circuit_breakers,
             lifespan=self._lifespan or nullcontext,
             tasks=self._registry.tasks,
+            schedules=schedules,
         )
         for kind, listener in self._listeners:
             worker.on(kind, listener)

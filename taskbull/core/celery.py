@@ -70,8 +70,8 @@ SETTINGS: Final[Mapping[str, str]] = {
     "task_always_eager": "taskbull.testing.recorded(app) here",
     "task_ignore_result": "keep_completed=Keep.none() here",
     "imports": "include=[…] here",
-    "beat_schedule": "not here yet: periodic tasks can be declared by Node only",
-    "timezone": "not needed here: every eta has its own time zone",
+    "beat_schedule": "@app.task(schedule=Cron(…)) or app.schedule(id, Every(…), task.job(…)) here",
+    "timezone": "not needed here: every eta has its own time zone, every Cron(…, tz=…) too",
     "enable_utc": "not needed here: every eta has its own time zone",
     **{name: OPTIONS[name] for name in ("max_retries", "rate_limit", "retry_backoff")},
 }

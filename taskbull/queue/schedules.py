@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import Any, Protocol, TypeAlias
 
 from taskbull.core import payload
 from taskbull.core.checks import check_text, refusal
+from taskbull.core.declared_schedule import DeclaredSchedule
 from taskbull.core.job import NewJob
 from taskbull.core.keys import QueueKeys
 from taskbull.core.rules import Rule, Schedule, check_rule, check_schedule_id
@@ -24,6 +26,7 @@ from taskbull.queue.handle import JobHandle, QueueClient, handle
 from taskbull.queue.methods import reads, writes
 from taskbull.scripts.call import Operation, Steps, again
 from taskbull.scripts.schedulers import (
+    declare_scheduler,
     get_scheduler,
     list_schedulers,
     remove_scheduler,
@@ -64,6 +67,13 @@ class ScheduleOperations:
         check_schedule_id(id)
         check_rule(rule)
         return _upsert(self.keys, id, rule, template_of(job, self.keys.queue))
+
+    @writes
+    def declare_schedules(
+        self, app: str, declared: Sequence[DeclaredSchedule]
+    ) -> Operation[list[str]]:
+        """Write the schedules that an app declares, as its workers do; return what changed."""
+        return _declare(self.keys, app, declared)
 
     @reads
     def schedules(self) -> Operation[list[Schedule]]:
@@ -119,6 +129,15 @@ def _upsert(keys: QueueKeys, schedule_id: str, rule: Rule, template: NewJob) -> 
     if written is None:
         raise ScheduleNotFound(keys.queue, schedule_id, "somebody removed it at once")
     return written
+
+
+def _declare(keys: QueueKeys, app: str, declared: Sequence[DeclaredSchedule]) -> Steps[list[str]]:
+    changed: list[str] = []
+    for each in declared:
+        call = declare_scheduler(keys, app, each, int(time.time() * 1000))
+        if call is not None and (yield from again(call)).is_changed:
+            changed.append(each.id)
+    return changed
 
 
 def _read(keys: QueueKeys, schedule_id: str) -> Steps[Schedule | None]:

@@ -8,11 +8,17 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
+from taskbull.core.declared_schedule import DeclaredSchedule
 from taskbull.core.job import Job
 from taskbull.core.keys import QueueKeys
 from taskbull.core.rules import Schedule
 from taskbull.core.schedule import next_run
-from taskbull.core.wire.schedule import EncodedSchedule, decode_schedule
+from taskbull.core.wire.schedule import (
+    EncodedSchedule,
+    decode_schedule,
+    encode_schedule,
+    is_over,
+)
 from taskbull.errors import TaskbullError
 from taskbull.scripts.call import Call, Steps
 from taskbull.scripts.loader import load
@@ -70,6 +76,19 @@ def upsert_scheduler(
         int(keeps),
     )
     return Call(UPSERT_SCHEDULER, keys, args, lambda reply: _upserted(scheduler_id, reply))
+
+
+def declare_scheduler(
+    queue: QueueKeys, app: str, declared: DeclaredSchedule, now_ms: int
+) -> Call[Upserted] | None:
+    """Write a scheduler that an app declares, unless it stands there; None if its end is past.
+
+    Doing it again does nothing.
+    """
+    if is_over(declared.rule, now_ms):
+        return None
+    encoded = encode_schedule(declared.rule, declared.job, now_ms, app)
+    return upsert_scheduler(queue, declared.id, encoded, now_ms, keeps=True)
 
 
 def _or_empty(number: int | None) -> int | str:

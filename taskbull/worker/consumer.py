@@ -15,6 +15,7 @@ from taskbull.worker.global_concurrency import limit_all_workers
 from taskbull.worker.marker import pass_on, wait_at_marker
 from taskbull.worker.route import Resolve
 from taskbull.worker.runner import Runner
+from taskbull.worker.schedule_writer import ScheduleWriter
 from taskbull.worker.sweeper import Sweeper
 
 
@@ -27,8 +28,10 @@ class Consumer:
         worker: WorkerOptions,
         rules: QueueOptions,
         resolve: Resolve,
+        schedules: ScheduleWriter | None = None,
     ) -> None:
         self.context = context
+        self._schedules = schedules
         self._options = options = rules.over(worker)
         self._global_concurrency = rules.global_concurrency
         taking = _taking(options, context.worker_id)
@@ -56,8 +59,13 @@ class Consumer:
     async def _start_cycle(self, tasks: TaskGroup) -> None:
         if self._global_concurrency is not None:  # no job is taken before the rule stands
             await limit_all_workers(self.context, self._global_concurrency)
+        if self._schedules is not None:
+            await self._schedules.write()
         for _ in range(CALLS):
             tasks.start_soon(self._cycle.run)
+        if self._schedules is not None:
+            await self._schedules.insist()
+            await self._schedules.tell_undeclared()
 
     def start_slots(self, tasks: TaskGroup) -> None:
         """Start what runs jobs."""

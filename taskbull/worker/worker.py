@@ -23,6 +23,7 @@ from taskbull.core import events
 from taskbull.core.breaker import BreakerState, CircuitBreaker
 from taskbull.core.checks import check_type, refusal
 from taskbull.core.classification import leaves
+from taskbull.core.declared_schedule import DeclaredSchedules
 from taskbull.core.keys import PREFIX
 from taskbull.core.retry import NO_POLICY, RetryPolicy
 from taskbull.core.worker_options import NO_RULES, QueueOptions, WorkerOptions
@@ -47,6 +48,7 @@ from taskbull.worker.reporter import Reporter
 from taskbull.worker.route import Handler, Resolve, SyncHandler, always
 from taskbull.worker.running_job import job_of
 from taskbull.worker.sampler import Sampler
+from taskbull.worker.schedule_writer import ScheduleWriter
 from taskbull.worker.shutdown import Shutdown
 from taskbull.worker.threads import ThreadPool
 
@@ -92,6 +94,7 @@ class Worker:
         on: Mapping[type[E], Listener[E]] | None = None,
         lifespan: Lifespan = nullcontext,
         tasks: Mapping[str, Declared] = NO_TASKS,
+        schedules: DeclaredSchedules | None = None,
         clock: Clock | None = None,
     ) -> None:
         check_type("options", options, WorkerOptions, "be WorkerOptions")
@@ -107,6 +110,7 @@ class Worker:
         self._breakers = _by_queue(circuit_breaker, names)
         self._lifespan = lifespan
         self._tasks = tasks
+        self._schedules = schedules
         self._clock = clock or Clock()
         self._listeners = Listeners()
         self._metrics: list[Metrics] = []
@@ -270,7 +274,10 @@ class Worker:
                 breaker=self._breakers.get(name),
             )
             rules = self._rules[name]
-            consumers[name] = Consumer(context, self.options, rules, self._resolve)
+            schedules = None
+            if self._schedules is not None:
+                schedules = ScheduleWriter(context, self._schedules.app, self._schedules.of(name))
+            consumers[name] = Consumer(context, self.options, rules, self._resolve, schedules)
         return consumers
 
     def _thread_count(self) -> int:

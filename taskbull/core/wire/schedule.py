@@ -47,10 +47,7 @@ def encode_schedule(
     rule: Rule, template: NewJob, now_ms: int, declared_by: str | None = None
 ) -> EncodedSchedule:
     """Return a schedule as it is written at `now_ms`; refuse one that has no run to come."""
-    _check_template(template)
-    data = payload.encode(template.data, "data").decode()
-    options = encode_options(template.options, delay_ms=0)
-    payload.check_size(len(data) + len(options), template.options.size_limit)
+    data, options = _encode_template(template)
     repeat = _repeat(rule)
     fields = {"name": template.name, **{name: str(value) for name, value in repeat.items()}}
     if options != b"{}":
@@ -77,13 +74,22 @@ def encode_schedule(
     )
 
 
-def _check_template(template: NewJob) -> None:
+def check_template(template: NewJob) -> None:
+    """Refuse a job that a schedule cannot add."""
+    _encode_template(template)
+
+
+def _encode_template(template: NewJob) -> tuple[str, bytes]:
     options = template.options
     for name in ("delay", "eta", "job_id", "dedup"):
         if getattr(options, name) is not None:
             raise ConfigurationError(
                 f"a schedule's job cannot have the option {name}: each run has its own time and id"
             )
+    data = payload.encode(template.data, "data").decode()
+    stored = encode_options(options, delay_ms=0)
+    payload.check_size(len(data) + len(stored), options.size_limit)
+    return data, stored
 
 
 def _repeat(rule: Rule) -> dict[str, Any]:
@@ -100,6 +106,15 @@ def _repeat(rule: Rule) -> dict[str, Any]:
     if rule.end is not None:
         repeat["endDate"] = instant_to_ms(rule.end)
     return repeat
+
+
+def is_over(rule: Rule, now_ms: int) -> bool:
+    """Return whether a rule has no run to come, because its end is past or too near."""
+    try:
+        _first_ms(rule, now_ms)
+    except ConfigurationError:
+        return True
+    return False
 
 
 def _first_ms(rule: Rule, now_ms: int) -> int | None:

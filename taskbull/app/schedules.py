@@ -1,0 +1,67 @@
+"""The schedules that an app declares: with `@app.task(schedule=…)`, or by `app.schedule(…)`.
+
+Whoever declares one has imported `Cron` or `Every`; other apps do without what those need.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from taskbull.app.producer import JobSpec
+from taskbull.app.task import Task
+from taskbull.core.checks import refusal
+from taskbull.core.job import NewJob
+from taskbull.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from taskbull.core.declared_schedule import DeclaredSchedule, DeclaredSchedules
+    from taskbull.core.rules import Rule
+
+
+class Schedules:
+    """Knows the schedules of one app."""
+
+    def __init__(self, app: str) -> None:
+        self._app = app
+        self._by_queue: dict[str, dict[str, DeclaredSchedule]] = {}
+
+    def of_task(self, task: Task[..., Any], rule: Rule) -> DeclaredSchedule:
+        """Return the schedule by which a task is called again and again, with its defaults."""
+        if required := task.calling.binder.required:
+            missing = [name for name in task.calling.binder.parameters if name in required]
+            raise ConfigurationError(
+                f"Task {task.name} ({task.place}) has a schedule, but nobody gives it "
+                f"{', '.join(missing)}: give each parameter a default, or use app.schedule(id, "
+                f"rule, {task.__name__}.job(…))"
+            )
+        return _declared(task.name, task.queue, rule, NewJob(task.name, {}, task.settings.options))
+
+    def of_job(self, schedule_id: str, rule: Rule, spec: JobSpec[Any]) -> DeclaredSchedule:
+        """Return the schedule by which a job is added again and again."""
+        if not isinstance(spec, JobSpec):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise refusal("the job of app.schedule", "be made by task.job(…)", spec)
+        return _declared(schedule_id, spec.queue, rule, spec.job)
+
+    def add(self, new: DeclaredSchedule) -> None:
+        """Add a schedule; refuse a second one of its id in its queue."""
+        known = self._by_queue.setdefault(new.queue, {})
+        if (other := known.get(new.id)) is not None:
+            raise ConfigurationError(
+                f"Queue {new.queue} would have two schedules {new.id!r}: task {other.job.name} "
+                f"{other.rule.describe()}, and task {new.job.name} {new.rule.describe()}. Give one "
+                "of them another id, with app.schedule(id, …)"
+            )
+        known[new.id] = new
+
+    def declared(self) -> DeclaredSchedules:
+        """Return all of them."""
+        from taskbull.core.declared_schedule import DeclaredSchedules  # noqa: PLC0415 - see above
+
+        by_queue = {queue: list(known.values()) for queue, known in self._by_queue.items()}
+        return DeclaredSchedules(self._app, by_queue)
+
+
+def _declared(schedule_id: str, queue: str, rule: Rule, job: NewJob) -> DeclaredSchedule:
+    from taskbull.core.declared_schedule import DeclaredSchedule  # noqa: PLC0415 - see above
+
+    return DeclaredSchedule(schedule_id, queue, rule, job)

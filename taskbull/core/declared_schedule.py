@@ -1,0 +1,36 @@
+"""A schedule that the code of an app declares; its workers write it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from msgspec import Struct
+
+from taskbull.core.job import NewJob
+from taskbull.core.rules import Rule, check_rule, check_schedule_id
+from taskbull.core.wire.schedule import check_template
+
+
+class DeclaredSchedule(Struct, frozen=True):
+    """When a job is to be added to a queue, again and again."""
+
+    id: str
+    queue: str
+    rule: Rule
+    job: NewJob
+
+    def __post_init__(self) -> None:
+        check_schedule_id(self.id)
+        check_rule(self.rule)
+        check_template(self.job)
+
+
+class DeclaredSchedules(Struct, frozen=True):
+    """All schedules that an app declares, by queue."""
+
+    app: str
+    by_queue: Mapping[str, Sequence[DeclaredSchedule]]
+
+    def of(self, queue: str) -> Sequence[DeclaredSchedule]:
+        """Return those of a queue."""
+        return self.by_queue.get(queue, ())
