@@ -3,26 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import TypeAlias
 
 from taskbull.core.durations import Duration, limit_of
 from taskbull.core.job import Job
 from taskbull.core.retry import attempts_of
 from taskbull.queue.handle import CALL_TIMEOUT
-from taskbull.queue.server_operations import ServerOperations
+from taskbull.queue.server_operations import Node, ServerOperations
 from taskbull.queue.stores import Stores
 from taskbull.scripts.servers import escape_pattern
-from taskbull.store.address import Endpoint
 from taskbull.store.clients import Where
 from taskbull.store.namespace import Namespace
 
 __all__ = ["AnyServer", "Namespace", "Node"]
 
-Node: TypeAlias = Endpoint
-"""One of the Redis servers that hold the queues: the only one, or a master of a Cluster."""
 
-
-class AnyServer:
+class AnyServer(ServerOperations):
     """All queues under one prefix of a Redis server, Sentinel or Cluster, whoever made them.
 
     `redis`, `prefix` and `hash_tag` are those of a queue. Every call reads a bounded part of what
@@ -44,7 +39,8 @@ class AnyServer:
         self._stores = redis if isinstance(redis, Stores) else Stores(redis)
         self._call_timeout = limit_of("call_timeout", call_timeout)
         self.namespace = Namespace(self._stores.address, prefix, hash_tag)
-        self._operations = ServerOperations(self.namespace, frozenset(queues), attempts_of)
+        self._known = frozenset(queues)
+        self._attempts_of = attempts_of
 
     @property
     def address(self) -> str:

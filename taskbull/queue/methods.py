@@ -8,18 +8,22 @@
     class Queue(Operations, Awaited): ...       # await queue.count()
     class SyncQueue(Operations, Blocking): ...  # queue.count()
 
-The function says what is to be asked of Redis, and the class how that is run. Signature, defaults
+The function says what is to be asked of Redis, and `_run` of the class asks it. Signature, defaults
 and docstring are the function's, for type checkers and editors as for `help()`.
 """
 
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable, Coroutine
 from functools import wraps
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, overload
 
+from taskbull.queue.questions import Look
 from taskbull.scripts.call import Operation, again
+
+_RESULT = re.compile(r"(?:Operation|Look)\[(.*)\]")
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -28,14 +32,14 @@ T = TypeVar("T")
 class Awaited:
     """A class whose operations are awaited."""
 
-    async def _run(self, operation: Operation[T]) -> T:
+    async def _run(self, operation: Any) -> Any:
         raise NotImplementedError
 
 
 class Blocking:
     """A class whose operations return their results."""
 
-    def _run(self, operation: Operation[T]) -> T:
+    def _run(self, operation: Any) -> Any:
         raise NotImplementedError
 
 
@@ -47,7 +51,7 @@ class Method(Generic[P, T]):
     """Is a method of its owner, of the kind that the owner is."""
 
     def __init__(
-        self, function: Callable[Concatenate[Any, P], Operation[T]], *, repeat: bool
+        self, function: Callable[Concatenate[Any, P], Operation[T] | Look[T]], *, repeat: bool
     ) -> None:
         self.__doc__ = function.__doc__
         self._function = function
@@ -82,7 +86,7 @@ class Method(Generic[P, T]):
 
             @wraps(function)
             async def awaited(self: Any, *args: Any, **kwargs: Any) -> Any:
-                operation = function(self, *args, **kwargs)
+                operation: Any = function(self, *args, **kwargs)
                 return await self._run(again(operation) if repeat else operation)
 
             return _described(awaited, owner)
@@ -90,7 +94,7 @@ class Method(Generic[P, T]):
 
             @wraps(function)
             def blocking(self: Any, *args: Any, **kwargs: Any) -> Any:
-                operation = function(self, *args, **kwargs)
+                operation: Any = function(self, *args, **kwargs)
                 return self._run(again(operation) if repeat else operation)
 
             return _described(blocking, owner)
@@ -107,10 +111,15 @@ def writes(function: Callable[Concatenate[Any, P], Operation[T]]) -> Method[P, T
     return Method(function, repeat=False)
 
 
+def looks(function: Callable[Concatenate[Any, P], Look[T]]) -> Method[P, T]:
+    """Make a method of a function that looks at a whole server; its driver asks again."""
+    return Method(function, repeat=False)
+
+
 def _described(method: Callable[..., Any], owner: type) -> Callable[..., Any]:
     """Let `help` and `inspect` show the result instead of the operation that gives it."""
     method.__qualname__ = f"{owner.__qualname__}.{method.__name__}"
-    result = method.__annotations__["return"].removeprefix("Operation[").removesuffix("]")
+    result = _RESULT.sub(r"\1", method.__annotations__["return"])
     method.__annotations__ = {**method.__annotations__, "return": result}
     signature = inspect.signature(method).replace(return_annotation=result)
     method.__signature__ = signature  # type: ignore[attr-defined]

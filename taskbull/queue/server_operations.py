@@ -1,4 +1,4 @@
-"""Everything a server can be asked about its queues: what the async and the sync server share.
+"""Everything a server can be asked about its queues: the methods that both servers have in common.
 
 Each operation is a generator that yields what is to be asked, and is sent the answer; nothing is
 sent here. Every read is bounded, whatever is in the queues.
@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
 from secrets import token_hex
+from typing import TypeAlias
 
 from msgspec import Struct
 
@@ -19,14 +20,9 @@ from taskbull.core.states import STATES, JobState
 from taskbull.errors import JobNotFound, ServerRefused
 from taskbull.queue.failures import Failures, group_failures
 from taskbull.queue.job_view import JobDetails, JobPage, JobView
-from taskbull.queue.questions import (
-    Look,
-    ask,
-    ask_on,
-    ask_together,
-    list_servers,
-    server_of,
-)
+from taskbull.queue.methods import looks
+from taskbull.queue.questions import Look, ask, ask_on, ask_together, list_servers, server_of
+from taskbull.queue.queue_search import SearchPlace, all_queues, find_queues
 from taskbull.scripts import inspection, servers, survey
 from taskbull.scripts.events import last_event_id
 from taskbull.scripts.inspection import Counts
@@ -36,17 +32,11 @@ from taskbull.scripts.trial import try_commands, try_plainly
 from taskbull.store.address import Endpoint
 from taskbull.store.namespace import Namespace
 
+Node: TypeAlias = Endpoint
+"""One of the Redis servers that hold the queues: the only one, or a master of a Cluster."""
+
 LISTED = tuple(state for state in STATES if state is not JobState.PAUSED)
 """All states in which jobs are listed; those parked by a pause are among the waiting ones."""
-
-
-class SearchPlace(Struct, frozen=True):
-    """How far a search for queues has come."""
-
-    server: Endpoint
-    cursor: bytes
-    rest: tuple[Endpoint, ...]
-    """The servers that come after this one."""
 
 
 class QueueSummary(Struct, frozen=True):
@@ -66,44 +56,53 @@ class QueueSummary(Struct, frozen=True):
 class ServerOperations:
     """The operations on all queues of one namespace."""
 
-    def __init__(
-        self,
-        namespace: Namespace,
-        known: frozenset[str],
-        attempts_of: Callable[[Job], int],
-    ) -> None:
-        self._namespace = namespace
-        self._known = known
-        self._attempts_of = attempts_of
+    namespace: Namespace
+    _known: frozenset[str]
+    _attempts_of: Callable[[Job], int]
 
     # The servers
 
-    def servers(self) -> Look[list[Endpoint]]:
+    @looks
+    def servers(self) -> Look[list[Node]]:
+        """List the servers that hold the queues: one, or the masters of a Cluster."""
         return list_servers()
 
-    def ping(self, server: Endpoint | None) -> Look[None]:
+    @looks
+    def ping(self, server: Node | None = None) -> Look[None]:
+        """Raise at once if Redis, or one of its servers, does not answer."""
         if server is None:
             [server, *_] = yield from list_servers()
         yield from ask_on(server, servers.ping())
 
-    def info(self, server: Endpoint) -> Look[dict[str, str]]:
+    @looks
+    def info(self, server: Node) -> Look[dict[str, str]]:
+        """Return what a server tells about itself: the fields of INFO."""
         return ask_on(server, servers.get_info())
 
-    def cluster_info(self, server: Endpoint) -> Look[dict[str, str]]:
+    @looks
+    def cluster_info(self, server: Node) -> Look[dict[str, str]]:
+        """Return what a server tells about its Cluster: the fields of CLUSTER INFO."""
         return ask_on(server, servers.get_cluster_info())
 
-    def save_points(self, server: Endpoint) -> Look[str]:
+    @looks
+    def save_points(self, server: Node) -> Look[str]:
+        """Return when a server writes snapshots, as its configuration has it; empty: never."""
         return ask_on(server, servers.get_save_points())
 
-    def time(self, server: Endpoint) -> Look[float]:
+    @looks
+    def time(self, server: Node) -> Look[float]:
+        """Return the time by a server's clock, in seconds since 1970."""
         return ask_on(server, servers.get_time())
 
-    def server_of(self, queue: str) -> Look[Endpoint]:
-        return server_of(self._namespace.keys(queue))
+    @looks
+    def server_of(self, queue: str) -> Look[Node]:
+        """Return the server that holds a queue."""
+        return server_of(self.namespace.keys(queue))
 
+    @looks
     def refused_commands(self, queue: str) -> Look[dict[str, str]]:
-        """Try every command that we need on a queue's server; nothing of it stays."""
-        keys, token = self._namespace.keys(queue), token_hex(8)
+        """Try all commands that taskbull needs for a queue; return those refused, and why."""
+        keys, token = self.namespace.keys(queue), token_hex(8)
         server = yield from server_of(keys)
         refused = yield from ask_on(server, try_commands(keys, token))
         for name, command in try_plainly(keys, token).items():
@@ -116,38 +115,37 @@ class ServerOperations:
 
     # The queues
 
+    @looks
     def exists(self, queue: str) -> Look[bool]:
-        keys = self._namespace.keys(queue)
+        """Return whether a queue is in Redis, or belongs to a task of the app."""
+        keys = self.namespace.keys(queue)
         if queue in self._known:
             return True
         return (yield from ask(survey.exists(keys)))
 
-    def find_queues(self, place: SearchPlace | None) -> Look[tuple[list[str], SearchPlace | None]]:
-        """Look at the next piece of the keys; the place is where to go on, None at the end."""
-        if place is None:
-            first, *rest = yield from list_servers()
-            place = SearchPlace(first, b"0", tuple(rest))
-        scan = servers.find_queues(self._namespace.prefix, place.cursor)
-        found: servers.FoundQueues = yield from ask_on(place.server, scan)
-        names = sorted({self._plain(name) for name in found.names})
-        if found.cursor != b"0":
-            return names, SearchPlace(place.server, found.cursor, place.rest)
-        if place.rest:
-            return names, SearchPlace(place.rest[0], b"0", place.rest[1:])
-        return names, None
+    @looks
+    def find_queues(
+        self, place: SearchPlace | None = None
+    ) -> Look[tuple[list[str], SearchPlace | None]]:
+        """Name the queues in the next 1000 keys or so, and where to go on; None: it was all."""
+        return find_queues(self.namespace, place)
 
+    @looks
     def queues(self) -> Look[list[str]]:
-        found = set(self._known)
-        names, place = yield from self.find_queues(None)
-        found.update(names)
-        while place is not None:
-            names, place = yield from self.find_queues(place)
-            found.update(names)
-        return sorted(found)
+        """Name all queues, sorted: those found in Redis, and those of the app.
 
-    def survey(self, queues: Iterable[str] | None) -> Look[list[QueueSummary]]:
+        All keys of the server are looked at, in short calls; `find_queues` makes one such call.
+        """
+        return all_queues(self.namespace, self._known)
+
+    @looks
+    def survey(self, queues: Iterable[str] | None = None) -> Look[list[QueueSummary]]:
+        """Look at some queues, or at all: counts, workers, and how long the next job has waited.
+
+        One short call for each queue, all in one trip, and one for each server.
+        """
         names = yield from self._names(queues)
-        keys = [self._namespace.keys(name) for name in names]
+        keys = [self.namespace.keys(name) for name in names]
         answers = yield from ask_together([survey.survey_queue(each) for each in keys])
         clients: dict[Endpoint, list[Client] | None] = {}
         summaries: list[QueueSummary] = []
@@ -157,32 +155,35 @@ class ServerOperations:
                 clients[server] = yield from self._clients_if_told(server)
             there = clients[server]
             workers = None if there is None else len(servers.workers_of(each, there))
-            summaries.append(
-                QueueSummary(
-                    each.queue,
-                    found.paused,
-                    found.version,
-                    workers,
-                    found.counts,
-                    found.waiting_since,
-                )
+            summary = QueueSummary(
+                each.queue, found.paused, found.version, workers, found.counts, found.waiting_since
             )
+            summaries.append(summary)
         return summaries
 
-    def workers(self, queues: Iterable[str] | None) -> Look[dict[str, list[ConnectedWorker]]]:
+    @looks
+    def workers(
+        self, queues: Iterable[str] | None = None
+    ) -> Look[dict[str, list[ConnectedWorker]]]:
+        """List the workers that are connected to some queues, or to all, Node's among them.
+
+        Each server is asked once; `ServerRefused` if it does not tell.
+        """
         names = yield from self._names(queues)
         clients: dict[Endpoint, list[Client]] = {}
         workers: dict[str, list[ConnectedWorker]] = {}
         for name in names:
-            keys = self._namespace.keys(name)
+            keys = self.namespace.keys(name)
             server = yield from server_of(keys)
             if server not in clients:
                 clients[server] = yield from ask_on(server, servers.list_clients())
             workers[name] = servers.workers_of(keys, clients[server])
         return workers
 
-    def active(self, queue: str, most: int) -> Look[list[ActiveJob]]:
-        keys = self._namespace.keys(queue)
+    @looks
+    def active(self, queue: str, most: int = 100) -> Look[list[ActiveJob]]:
+        """List the jobs that have run longest: who runs them, and how long their locks live."""
+        keys = self.namespace.keys(queue)
         found: list[ActiveJob] = []
         for start, stop in _pieces(most):
             some = yield from ask(survey.peek_active(keys, start, stop))
@@ -191,8 +192,10 @@ class ServerOperations:
                 break
         return list({job.id: job for job in found}.values())
 
-    def failures(self, queue: str, most: int) -> Look[Failures]:
-        keys = self._namespace.keys(queue)
+    @looks
+    def failures(self, queue: str, most: int = 1000) -> Look[Failures]:
+        """Group the newest failed jobs by task and error."""
+        keys = self.namespace.keys(queue)
         counts = yield from ask(inspection.count_jobs(keys))
         found: dict[str, FailedJob] = {}
         for start, stop in _pieces(most):
@@ -202,18 +205,26 @@ class ServerOperations:
                 break
         return Failures(counts[JobState.FAILED], len(found), group_failures(found.values()))
 
+    @looks
     def last_event_id(self, queue: str) -> Look[str]:
-        return ask(last_event_id(self._namespace.keys(queue)))
+        """Return the id of the last event of a queue; `0-0` if there is none."""
+        return ask(last_event_id(self.namespace.keys(queue)))
 
     # The jobs
 
+    @looks
     def jobs(
-        self, queue: str, states: Sequence[JobState | str] | None, offset: int, limit: int
+        self,
+        queue: str,
+        states: Sequence[JobState | str] | None = None,
+        *,
+        offset: int = 0,
+        limit: int = 20,
     ) -> Look[JobPage]:
-        """Read a page of the jobs in some states, one state after the other."""
+        """List jobs by state: the next to run first, of finished ones the latest."""
         check_int("offset", offset, least=0)
         check_int("limit", limit, least=1)
-        keys = self._namespace.keys(queue)
+        keys = self.namespace.keys(queue)
         counts = yield from ask(inspection.count_jobs(keys))
         found: list[JobView] = []
         total = 0
@@ -229,8 +240,10 @@ class ServerOperations:
                 found += yield from self._views(keys, jobs, state)
         return JobPage(found, total)
 
-    def inspect(self, queue: str, job_id: str, log_lines: int | None) -> Look[JobDetails]:
-        keys = self._namespace.keys(queue)
+    @looks
+    def inspect(self, queue: str, job_id: str, *, log_lines: int | None = 200) -> Look[JobDetails]:
+        """Return all that is stored about a job, with its newest log lines; None: all of them."""
+        keys = self.namespace.keys(queue)
         job: Job | None = None
         if check_text("job_id", job_id) not in RESERVED_IDS:
             job = yield from ask(inspection.get_job(keys, job_id))
@@ -259,20 +272,17 @@ class ServerOperations:
         ]
 
     def _names(self, queues: Iterable[str] | None) -> Look[list[str]]:
-        return list(queues) if queues is not None else (yield from self.queues())
+        return (
+            list(queues)
+            if queues is not None
+            else (yield from all_queues(self.namespace, self._known))
+        )
 
     def _clients_if_told(self, server: Endpoint) -> Look[list[Client] | None]:
         try:
             return (yield from ask_on(server, servers.list_clients()))
         except ServerRefused:  # an ACL rule, or a provider that forbids it
             return None
-
-    def _plain(self, name: str) -> str:
-        """Return a queue's name as code has it: without the hash tag that we add."""
-        inner = name[1:-1]
-        if name == f"{{{inner}}}" and inner and self._namespace.keys(inner).tagged == name:
-            return inner
-        return name
 
 
 def _pieces(most: int) -> Iterable[tuple[int, int]]:

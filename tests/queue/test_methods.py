@@ -1,4 +1,4 @@
-"""Both queues have the methods of one list: what people and tools see of them."""
+"""Both queues, and both servers, have the methods of one list: what people and tools see."""
 
 from __future__ import annotations
 
@@ -8,24 +8,40 @@ from typing import Any
 
 import pytest
 
+from taskbull.queue.methods import Method
 from taskbull.queue.operations import Operations, QueueOperations
 from taskbull.queue.queue import Queue
 from taskbull.queue.schedules import ScheduleOperations
+from taskbull.queue.server import Server
+from taskbull.queue.server_operations import ServerOperations
 from taskbull.queue.sync_queue import SyncQueue
+from taskbull.queue.sync_server import SyncServer
 
 OPERATIONS = sorted(
     name for name in vars(QueueOperations) | vars(ScheduleOperations) if not name.startswith("_")
 )
 
 
+OF_SERVERS = sorted(
+    name for name, value in vars(ServerOperations).items() if isinstance(value, Method)
+)
+
+
 def test_there_are_operations() -> None:
+    assert {"queues", "survey", "jobs", "inspect"} <= set(OF_SERVERS)
     assert {"counts", "pause", "retry_all", "set_global_rate_limit"} <= set(OPERATIONS)
 
 
-@pytest.mark.parametrize("name", OPERATIONS)
-def test_an_operation_is_an_ordinary_method_of_both_queues(name: str) -> None:
-    ours: Any = getattr(Queue, name)
-    theirs: Any = getattr(SyncQueue, name)
+@pytest.mark.parametrize(
+    ("one", "other", "name"),
+    [
+        *[(Queue, SyncQueue, name) for name in OPERATIONS],
+        *[(Server, SyncServer, name) for name in OF_SERVERS],
+    ],
+)
+def test_an_operation_is_an_ordinary_method_of_both(one: type, other: type, name: str) -> None:
+    ours: Any = getattr(one, name)
+    theirs: Any = getattr(other, name)
     assert inspect.iscoroutinefunction(ours)
     assert not inspect.iscoroutinefunction(theirs)
     assert inspect.isfunction(theirs)
@@ -33,14 +49,18 @@ def test_an_operation_is_an_ordinary_method_of_both_queues(name: str) -> None:
     assert ours.__doc__.rstrip().endswith(".")
     assert inspect.signature(ours) == inspect.signature(theirs)
     assert "Operation" not in str(inspect.signature(ours))
-    assert ours.__qualname__ == f"Queue.{name}"
-    assert getattr(Queue, name) is ours
+    assert "Look" not in str(inspect.signature(ours))
+    assert ours.__qualname__ == f"{one.__name__}.{name}"
+    assert getattr(one, name) is ours
 
 
 def test_help_shows_signature_result_and_docstring() -> None:
     shown = pydoc.plain(pydoc.render_doc(Queue.retry_all))
     assert "async retry_all(self, state: 'Finished' = 'failed') -> 'int'" in shown
     assert "Run all jobs that failed (or completed) once more; return how many." in shown
+    assert "info(self, server: 'Node') -> 'dict[str, str]'" in pydoc.plain(
+        pydoc.render_doc(SyncServer.info)
+    )
     assert str(inspect.signature(SyncQueue("q").drain)) == "(*, delayed: 'bool' = False) -> 'int'"
 
 

@@ -16,13 +16,17 @@ from taskbull import (
     Keep,
     Limiter,
     Queue,
+    Server,
     SyncQueue,
+    SyncServer,
     Worker,
     WorkerOptions,
 )
 from taskbull.app.producer import JobSpec
 from taskbull.app.task import AsyncTask, SyncTask, Variant
 from taskbull.core.job import Job
+from taskbull.queue.job_view import JobDetails, JobPage
+from taskbull.queue.server_operations import Node, QueueSummary
 from taskbull.scripts.inspection import Logs
 
 app = App("typed")
@@ -116,6 +120,28 @@ def sync_queue(queue: SyncQueue) -> None:
     assert_type(queue.logs("1", 0, 10), Logs)
     assert_type(queue.remove("1"), bool)
     assert_type(SyncQueue.drain(queue, delayed=True), int)
+
+
+async def async_server(server: Server) -> None:
+    [node, *_] = await server.servers()
+    assert_type(node, Node)
+    assert_type(await server.info(node), dict[str, str])
+    assert_type(await server.exists("pictures"), bool)
+    assert_type(await server.survey(["pictures"]), list[QueueSummary])
+    assert_type(await server.jobs("pictures", limit=5), JobPage)
+    assert_type(await server.inspect("pictures", "1", log_lines=None), JobDetails)
+    assert_type(await Server.queues(server), list[str])
+    pinging: Coroutine[Any, Any, None] = server.ping()
+    pinging.close()
+
+
+def sync_server(server: SyncServer) -> None:
+    assert_type(server.servers(), list[Node])
+    assert_type(server.survey(), list[QueueSummary])
+    assert_type(server.jobs("pictures", ["failed"], offset=20), JobPage)
+    assert_type(server.inspect("pictures", "1"), JobDetails)
+    assert_type(SyncServer.exists(server, queue="pictures"), bool)
+    assert_type(server.ping(), None)
 
 
 def kinds(

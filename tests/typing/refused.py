@@ -7,7 +7,7 @@ Never run, only checked.
 
 from __future__ import annotations
 
-from taskbull import App, Queue, SyncQueue, WorkerOptions
+from taskbull import App, Queue, Server, SyncQueue, SyncServer, WorkerOptions
 from tests.typing.accepted import app, fetch, resize
 
 
@@ -47,6 +47,15 @@ async def wrong_operations(queue: Queue, sync_queue: SyncQueue) -> None:
     sync_queue.drain(True)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
     await sync_queue.is_paused()  # type: ignore[misc]  # pyright: ignore[reportGeneralTypeIssues]
     print(count)
+
+
+async def wrong_questions(server: Server, sync_server: SyncServer) -> None:
+    await server.jobs("a", limit="5")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    await server.jobs("a", None, 20)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+    server.ping()  # type: ignore[unused-coroutine]  # pyright: ignore[reportUnusedCoroutine]
+    sync_server.info()  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+    await sync_server.queues()  # type: ignore[misc]  # pyright: ignore[reportGeneralTypeIssues]
+    sync_server.exist("a")  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
 
 
 def wrong_options() -> None:

@@ -1,0 +1,55 @@
+"""Searching the keys of all servers for queues, piece by piece."""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+from taskbull.queue.questions import Look, ask_on, list_servers
+from taskbull.scripts import servers
+from taskbull.store.address import Endpoint
+from taskbull.store.namespace import Namespace
+
+
+class SearchPlace(Struct, frozen=True):
+    """How far a search for queues has come."""
+
+    server: Endpoint
+    cursor: bytes
+    rest: tuple[Endpoint, ...]
+    """The servers that come after this one."""
+
+
+def find_queues(
+    namespace: Namespace, place: SearchPlace | None
+) -> Look[tuple[list[str], SearchPlace | None]]:
+    """Look at the next piece of the keys; the place is where to go on, None at the end."""
+    if place is None:
+        first, *rest = yield from list_servers()
+        place = SearchPlace(first, b"0", tuple(rest))
+    scan = servers.find_queues(namespace.prefix, place.cursor)
+    found: servers.FoundQueues = yield from ask_on(place.server, scan)
+    names = sorted({_plain(namespace, name) for name in found.names})
+    if found.cursor != b"0":
+        return names, SearchPlace(place.server, found.cursor, place.rest)
+    if place.rest:
+        return names, SearchPlace(place.rest[0], b"0", place.rest[1:])
+    return names, None
+
+
+def all_queues(namespace: Namespace, known: frozenset[str]) -> Look[list[str]]:
+    """Search all keys; return the names of queues, those known beforehand among them."""
+    found = set(known)
+    names, place = yield from find_queues(namespace, None)
+    found.update(names)
+    while place is not None:
+        names, place = yield from find_queues(namespace, place)
+        found.update(names)
+    return sorted(found)
+
+
+def _plain(namespace: Namespace, name: str) -> str:
+    """Return a queue's name as code has it: without the hash tag that we add."""
+    inner = name[1:-1]
+    if name == f"{{{inner}}}" and inner and namespace.keys(inner).tagged == name:
+        return inner
+    return name
