@@ -15,6 +15,7 @@ from taskbull.core.job import Job
 from taskbull.core.keys import RESERVED_IDS, QueueKeys
 from taskbull.core.states import MAX_PRIORITY, JobState
 from taskbull.errors import JobNotFound
+from taskbull.queue.job_tree import DEPTH, MOST, JobTree, get_tree
 from taskbull.queue.methods import Planned, reads, writes
 from taskbull.scripts import changes, inspection, limits, removal
 from taskbull.scripts.call import Operation
@@ -52,6 +53,19 @@ class QueueOperations:
     def get_state(self, job_id: str) -> Operation[JobState]:
         """Return the state of a job; `unknown` if there is no such job."""
         return inspection.get_state(self.keys, check_text("job_id", job_id))
+
+    @reads
+    def flow(
+        self, job_id: str, *, depth: int = DEPTH, most: int = MOST
+    ) -> Operation[JobTree | None]:
+        """Return a job and all below it as a tree, or None: children of other queues included.
+
+        At most `depth` levels are read, the job's own among them, and `most` jobs, the upper levels
+        first; `JobTree.more` says where children were left out.
+        """
+        check_int("depth", depth, least=1)
+        check_int("most", most, least=1)
+        return get_tree(self.keys, check_text("job_id", job_id), depth, most)
 
     @writes
     def pause(self) -> Operation[None]:

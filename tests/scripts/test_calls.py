@@ -9,7 +9,7 @@ import pytest
 
 from taskbull.core.keys import QueueKeys
 from taskbull.core.states import JobState
-from taskbull.scripts import changes, inspection, limits, locks, removal, survey
+from taskbull.scripts import changes, inspection, limits, locks, removal, survey, tree
 from taskbull.scripts.add import CallSequence, add_jobs
 from taskbull.scripts.call import Call
 from taskbull.scripts.cycle import Taking, cycle
@@ -62,6 +62,8 @@ SAMPLES = calls(
         inspection.get_ending(QUEUE, JOB),
         inspection.get_logs(QUEUE, JOB),
         inspection.get_metrics(QUEUE, JobState.FAILED),
+        tree.get_nodes([tree.Place(QUEUE, JOB)]),
+        tree.scan_children(tree.Place(QUEUE, JOB), tree.ChildKeys(1, "0", []), 5),
         survey.survey_queue(QUEUE),
         survey.peek_active(QUEUE, 0, 1),
         survey.peek_failures(QUEUE, 0, 1),

@@ -9,6 +9,7 @@ import pytest
 
 from taskbull.core.keys import QueueKeys
 from taskbull.core.states import JobState
+from taskbull.queue.job_tree import get_tree
 from taskbull.scripts import changes, inspection, limits, locks, removal
 from taskbull.scripts.call import Command, Request, Steps
 from taskbull.store import address
@@ -71,6 +72,7 @@ def operations() -> list[Steps[Any] | Request[Any]]:
         inspection.count_priorities(QUEUE, [0, 1]),
         inspection.count_children(QUEUE, "top"),
         *(inspection.get_jobs(QUEUE, state) for state in JobState if state != "unknown"),
+        get_tree(QUEUE, "top", 5, 100),
         inspection.get_state(QUEUE, "w"),
         inspection.get_ending(QUEUE, "f"),
         inspection.get_logs(QUEUE, "f"),

@@ -19,6 +19,7 @@ from taskbull.core.states import JobState
 from taskbull.core.wire.job import encode_job
 from taskbull.core.wire.schedule import encode_schedule
 from taskbull.errors import ServerRefused, ServerUnavailable, TaskbullError
+from taskbull.queue.job_tree import get_tree
 from taskbull.scripts import (
     changes,
     inspection,
@@ -127,6 +128,7 @@ OPERATIONS: dict[str, Operation] = {
     "failed jobs": lambda q: inspection.get_page(q, JobState.FAILED, 0, 9),
     "one job": lambda q: inspection.get_job(q, "w1"),
     "counts": inspection.count_jobs,
+    "tree": lambda q: get_tree(q, "top", 5, 100),
     "children": lambda q: inspection.count_children(q, "top"),
     "is maxed": limits.is_maxed,
     "add a flow": add_tree,

@@ -12,6 +12,7 @@ from msgspec import structs
 from taskbull.cli.app_loading import find_server, server_options
 from taskbull.cli.completion import complete_queue
 from taskbull.cli.errors import note
+from taskbull.cli.job_tree import show_tree
 from taskbull.cli.server import existing_queue
 from taskbull.cli.terminal import (
     json_option,
@@ -24,6 +25,8 @@ from taskbull.cli.terminal import (
     to_json,
 )
 from taskbull.core.states import STATES, JobState
+from taskbull.errors import JobNotFound
+from taskbull.queue.job_tree import DEPTH, MOST
 from taskbull.queue.job_view import JobDetails, JobView
 
 
@@ -91,12 +94,44 @@ def jobs(
 @click.command()
 @click.argument("queue", shell_complete=complete_queue)
 @click.argument("job_id", metavar="ID")
+@click.option("--tree", "as_tree", is_flag=True, help="Show its children, too, and theirs.")
+@click.option(
+    "--depth",
+    type=click.IntRange(1),
+    default=DEPTH,
+    show_default=True,
+    help="With --tree: how many levels.",
+)
+@click.option(
+    "--limit",
+    type=click.IntRange(1),
+    default=MOST,
+    show_default=True,
+    help="With --tree: how many jobs, the upper levels first.",
+)
 @server_options
 @json_option
-def job(queue: str, job_id: str, as_json: bool, **where: str | None) -> None:
-    """Show all that is stored about a job."""
+def job(
+    queue: str,
+    job_id: str,
+    as_tree: bool,
+    depth: int,
+    limit: int,
+    as_json: bool,
+    **where: str | None,
+) -> None:
+    """Show all that is stored about a job, or the flow below it."""
     server = find_server(**where)
     existing_queue(server, queue)
+    if as_tree:
+        tree = server.queue(queue).flow(job_id, depth=depth, most=limit)
+        if tree is None:
+            raise JobNotFound(queue, job_id)
+        if as_json:
+            show_json(tree.describe())
+        else:
+            show_tree(tree)
+        return
     details = server.inspect(queue, job_id, log_lines=None)
     if as_json:
         show_json(details.describe())

@@ -40,8 +40,9 @@ function jobMethod(name) {
   return async (message, id, ...args) => (await storedJob(message, id))[name](...args);
 }
 
+// A child that was removed is undefined in a flow.
 function flowIds(node) {
-  return { id: node.job.id, children: (node.children ?? []).map(flowIds) };
+  return node && { id: node.job.id, children: (node.children ?? []).map(flowIds) };
 }
 
 export const queueOps = {

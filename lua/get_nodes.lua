@@ -1,0 +1,112 @@
+-- get_nodes: read jobs of one queue as nodes of a tree: with their states, and counts of children.
+--
+-- KEYS
+--   completed          zset   jobs that are done
+--   failed             zset   jobs that failed for good
+--   delayed            zset   jobs that may run later
+--   prioritized        zset   jobs that may run, by priority
+--   waiting_children   zset   parents that wait for their children
+--   active             list   jobs that run
+--   wait               list   jobs that may run
+--   paused             list   the same while the queue is paused
+-- ARGV
+--   prefix                    start of every key of this queue
+--   size                      bytes after which no more jobs are read
+--   longest                   of a list with more members than this, none is looked for: a job that
+--                             is locked runs, and one that is nowhere else waits
+--   jobs                      msgpack array: id, key of the parent ("" if none), id, key, ...
+-- RETURNS
+--   for each job, or the first of them: its state, its fields, how many children it has, and 1 if
+--   the job is gone: then state and fields are what its parent knows
+
+local completed, failed, delayed, prioritized, waiting_children, active, wait, paused =
+  unpack(KEYS)
+local prefix, size, longest, jobs = unpack(ARGV)
+
+size, longest, jobs = tonumber(size), tonumber(longest), cmsgpack.unpack(jobs)
+
+-- The members of lists as a set; nil if there are too many.
+local function members(...)
+  local found = {}
+  for _, list in ipairs({ ... }) do
+    if redis.call("LLEN", list) > longest then
+      return nil
+    end
+    for _, id in ipairs(redis.call("LRANGE", list, 0, -1)) do
+      found[id] = true
+    end
+  end
+  return found
+end
+
+local running, ready = members(active), members(wait, paused)
+local sets = { completed, "completed", failed, "failed", delayed, "delayed", prioritized,
+  "prioritized", waiting_children, "waiting-children" }
+
+local function state_of(id)
+  for i = 1, #sets, 2 do
+    if redis.call("ZSCORE", sets[i], id) then
+      return sets[i + 1]
+    end
+  end
+  local runs = running and running[id]
+  if not running then
+    runs = redis.call("EXISTS", prefix .. id .. ":lock") == 1
+  end
+  if runs then
+    return "active"
+  end
+  return (not ready or ready[id]) and "waiting" or "unknown"
+end
+
+local function count(command, key)
+  local found = redis.pcall(command, key)
+  return type(found) == "number" and found or 0
+end
+
+-- All children, but not the member that says that more will come.
+local function count_children(key)
+  local held = redis.pcall("SISMEMBER", key .. ":dependencies", "tb:flow") == 1
+  return count("HLEN", key .. ":processed") + count("HLEN", key .. ":failed")
+    + count("ZCARD", key .. ":unsuccessful") + count("SCARD", key .. ":dependencies")
+    - (held and 1 or 0)
+end
+
+local function remembered(key, parent)
+  if parent ~= "" then
+    local value = redis.pcall("HGET", parent .. ":processed", key)
+    if type(value) == "string" then
+      return "completed", { "returnvalue", value }
+    end
+    local reason = redis.pcall("HGET", parent .. ":failed", key)
+    if type(reason) == "string" then
+      return "failed", { "failedReason", reason }
+    end
+    if type(redis.pcall("ZSCORE", parent .. ":unsuccessful", key)) == "string" then
+      return "failed", {}
+    end
+  end
+  return "unknown", {}
+end
+
+local nodes, bytes = {}, 0
+for i = 1, #jobs, 2 do
+  if bytes >= size then
+    break
+  end
+  local id, parent = jobs[i], jobs[i + 1]
+  local key = prefix .. id
+  local fields = redis.pcall("HGETALL", key)
+  local state, children, gone = "", 0, 0
+  if fields.err or #fields == 0 then
+    gone = 1
+    state, fields = remembered(key, parent)
+  else
+    state, children = state_of(id), count_children(key)
+  end
+  for n = 1, #fields do
+    bytes = bytes + #fields[n]
+  end
+  nodes[#nodes + 1] = { state, fields, children, gone }
+end
+return nodes

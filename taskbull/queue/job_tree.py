@@ -1,0 +1,131 @@
+"""A flow as a tree: a job, its children, theirs, in whatever queues they are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+from msgspec import Struct
+
+from taskbull.core.job import Job
+from taskbull.core.keys import RESERVED_IDS, QueueKeys
+from taskbull.core.states import JobState
+from taskbull.scripts.call import Steps
+from taskbull.scripts.tree import (
+    ChildKeys,
+    Node,
+    Place,
+    child_place,
+    get_nodes,
+    scan_children,
+)
+
+DEPTH: Final = 100
+"""How many levels are read, the root's among them."""
+
+MOST: Final = 1000
+"""How many jobs are read in all."""
+
+_NODES: Final = 100
+"""How many jobs one call reads: about a millisecond."""
+
+_KEYS: Final = 500
+"""How many keys of children one call lists."""
+
+
+class JobTree(Struct, frozen=True):
+    """A job of a flow as it stood in Redis when it was read, and its children."""
+
+    job: Job
+    """Of one that was removed: its id, and its result or why it failed, if its parent knows."""
+    state: JobState
+    """Of one that was removed: what its parent knows; `unknown` if that is nothing."""
+    queue: str
+    key: str
+    """The full key of the job, which names its prefix too."""
+    removed: bool
+    """Whether the job is not stored any more."""
+    child_count: int
+    """How many children it has; `children` may be fewer."""
+    children: list[JobTree]
+    """In the order in which they were given; where nobody has noted that, as in Node, by key."""
+
+    @property
+    def more(self) -> int:
+        """How many children are not shown: the limits of the reading leave them out."""
+        return self.child_count - len(self.children)
+
+    def describe(self) -> dict[str, Any]:
+        """Return it as JSON has it: what `taskbull job --tree --json` prints."""
+        job = self.job
+        return {
+            "id": job.id,
+            "queue": self.queue,
+            "key": self.key,
+            "name": job.name or None,
+            "state": str(self.state),
+            "removed": self.removed,
+            "attempts_made": job.attempts_made,
+            "result": job.returnvalue,
+            "reason": job.failed_reason,
+            "child_count": self.child_count,
+            "children": [child.describe() for child in self.children],
+        }
+
+
+def get_tree(queue: QueueKeys, job_id: str, depth: int, most: int) -> Steps[JobTree | None]:
+    """Read a job and what is below it, level by level: at most so many levels, and jobs in all."""
+    if job_id in RESERVED_IDS:
+        return None
+    roots: list[JobTree] = []
+    level = [(Place(queue, job_id), roots)]
+    left = most - 1
+    for number in range(1, depth + 1):
+        nodes = yield from _read([place for place, _ in level])
+        below: list[tuple[Place, list[JobTree]]] = []
+        for (place, siblings), node in zip(level, nodes, strict=True):
+            places: list[Place] = []
+            count = node.child_count
+            if count and left and number < depth:
+                places, count = yield from _children(place, left, count)
+            left -= len(places)
+            tree = _tree(place, node, count)
+            siblings.append(tree)
+            below += [(child, tree.children) for child in places]
+        level = below
+        if not level:
+            break
+    [root] = roots
+    return None if root.removed else root
+
+
+def _tree(place: Place, node: Node, child_count: int) -> JobTree:
+    where = place.queue.queue
+    return JobTree(node.job, node.state, where, place.key, node.removed, child_count, [])
+
+
+def _read(places: Sequence[Place]) -> Steps[list[Node]]:
+    """Read jobs of any queues; the answers are in the order of the places."""
+    by_queue: dict[str, list[int]] = {}
+    for number, place in enumerate(places):
+        by_queue.setdefault(place.queue.base, []).append(number)
+    found: dict[int, Node] = {}
+    for numbers in by_queue.values():
+        rest = numbers
+        while rest:
+            some = [places[number] for number in rest[:_NODES]]
+            nodes: list[Node] = yield get_nodes(some)
+            found.update(zip(rest, nodes, strict=False))
+            rest = rest[len(nodes) :]
+    return [found[number] for number in range(len(places))]
+
+
+def _children(parent: Place, most: int, count: int) -> Steps[tuple[list[Place], int]]:
+    """Find at most so many children of a job; return also how many there are."""
+    keys: set[str] = set()
+    page = ChildKeys(1, "0", [])
+    while page.place and len(keys) < most:
+        page = yield scan_children(parent, page, min(_KEYS, most))
+        keys.update(page.keys)
+    places = [place for key in sorted(keys) if (place := child_place(parent, key)) is not None]
+    return places[:most], count if page.place else len(places)

@@ -1,0 +1,174 @@
+"""A flow as a tree, by the async and by the sync queue."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from taskbull.core.keys import QueueKeys
+from taskbull.core.states import JobState
+from taskbull.errors import ConfigurationError
+from taskbull.queue.job_tree import JobTree
+from tests.queue.conftest import Both
+
+
+class Family:
+    """Puts parents and children into Redis as BullMQ has them."""
+
+    def __init__(self, admin: Any, prefix: str) -> None:
+        self.admin = admin
+        self.prefix = prefix
+
+    def key(self, job: str) -> str:
+        """Return the key of `id`, or of `queue/id`."""
+        queue, _, job_id = job.rpartition("/")
+        return QueueKeys(queue or "q", self.prefix).job(job_id)
+
+    def job(self, job: str, state: str = "wait", **fields: Any) -> None:
+        key = self.key(job)
+        base, _, job_id = key.rpartition(":")
+        plain = {"name": "n", "data": "{}", "opts": "{}", "timestamp": 1, "priority": 0, "delay": 0}
+        self.admin.hset(key, mapping={**plain, **fields})
+        if state == "wait":
+            self.admin.lpush(f"{base}:wait", job_id)
+        else:
+            self.admin.zadd(f"{base}:{state}", {job_id: 1})
+
+    def pending(self, parent: str, *children: str) -> None:
+        self.admin.sadd(f"{self.key(parent)}:dependencies", *map(self.key, children))
+
+
+@pytest.fixture
+def family(admin: Any, prefix: str) -> Family:
+    return Family(admin, prefix)
+
+
+def outline(tree: JobTree) -> Any:
+    name = f"{tree.queue}/{tree.job.id} {tree.state}" + (" removed" if tree.removed else "")
+    return (name, *map(outline, tree.children))
+
+
+async def test_a_tree_over_two_queues(queue: Both, family: Family) -> None:
+    family.job("top", "waiting-children")
+    family.job("other/left", "waiting-children")
+    family.job("right")
+    family.job("low", "delayed", atm=2)
+    family.pending("top", "right", "other/left")
+    family.pending("other/left", "low")
+
+    tree = await queue.flow("top")
+
+    assert outline(tree) == (
+        "q/top waiting-children",
+        ("other/left waiting-children", ("q/low delayed",)),
+        ("q/right waiting",),
+    )
+    assert tree.children[0].children[0].job.attempts_made == 2
+    assert (tree.child_count, tree.more) == (2, 0)
+    assert tree.key == family.key("top")
+
+
+async def test_what_a_parent_knows_of_children_that_were_removed(
+    queue: Both, family: Family, admin: Any
+) -> None:
+    family.job("top", "failed")
+    key = family.key("top")
+    admin.hset(f"{key}:processed", family.key("done"), '{"n":1}')
+    admin.hset(f"{key}:failed", family.key("ignored"), "broke")
+    admin.zadd(f"{key}:unsuccessful", {family.key("fatal"): 1})
+    family.pending("top", "gone")
+
+    tree = await queue.flow("top")
+
+    assert outline(tree)[1:] == (
+        ("q/done completed removed",),
+        ("q/fatal failed removed",),
+        ("q/gone unknown removed",),
+        ("q/ignored failed removed",),
+    )
+    done, _, _, ignored = tree.children
+    assert done.job.returnvalue == {"n": 1}
+    assert ignored.job.failed_reason == "broke"
+
+
+async def test_a_job_without_children_is_a_tree_of_one(queue: Both) -> None:
+    job = await queue.add("n")
+    tree = await queue.flow(job.id)
+    assert (tree.job.id, tree.state, tree.children) == (job.id, JobState.WAITING, [])
+
+
+async def test_there_is_no_such_job(queue: Both) -> None:
+    await queue.add("n")
+    assert await queue.flow("nobody") is None
+    assert await queue.flow("meta") is None
+
+
+async def test_the_member_that_holds_a_parent_is_not_a_child(
+    queue: Both, family: Family, admin: Any
+) -> None:
+    family.job("top", "waiting-children")
+    admin.sadd(f"{family.key('top')}:dependencies", "tb:flow")
+    tree = await queue.flow("top")
+    assert (tree.children, tree.child_count) == ([], 0)
+
+
+async def test_levels_and_jobs_are_limited_and_that_is_said(queue: Both, family: Family) -> None:
+    children = [f"c{n:03}" for n in range(700)]
+    family.job("top", "waiting-children")
+    family.pending("top", *children)
+    family.pending("c000", "low")
+    for child in children[:3]:
+        family.job(child)
+
+    whole = await queue.flow("top")
+    assert len(whole.children) == whole.child_count == 700
+    assert [child.job.id for child in whole.children] == children
+    assert [child.job.id for child in whole.children[0].children] == ["low"]
+    cut = await queue.flow("top", most=101)
+    assert (len(cut.children), cut.more, cut.child_count) == (100, 600, 700)
+    shallow = await queue.flow("top", depth=2)
+    assert shallow.more == 0
+    assert (shallow.children[0].children, shallow.children[0].more) == ([], 1)
+    alone = await queue.flow("top", depth=1)
+    assert (alone.children, alone.more) == ([], 700)
+    assert (await queue.flow("top", most=1)).more == 700
+
+
+async def test_a_job_that_is_its_own_ancestor_does_not_go_on_for_ever(
+    queue: Both, family: Family
+) -> None:
+    family.job("top", "waiting-children")
+    family.pending("top", "top")
+    tree, levels = await queue.flow("top", depth=5), 0
+    while tree:
+        levels += 1
+        tree = tree.children[0] if tree.children else None
+    assert levels == 5
+
+
+@pytest.mark.parametrize("limits", [{"depth": 0}, {"most": 0}, {"depth": "2"}, {"most": True}])
+async def test_limits_are_checked(queue: Both, limits: dict[str, Any]) -> None:
+    with pytest.raises(ConfigurationError):
+        await queue.flow("top", **limits)
+
+
+async def test_a_tree_as_json(queue: Both, family: Family) -> None:
+    family.job("top", "waiting-children")
+    family.job("bad", "failed", failedReason="broke", atm=1)
+    family.pending("top", "bad")
+    described = (await queue.flow("top")).describe()
+    [child] = described.pop("children")
+    assert described == {
+        "id": "top",
+        "queue": "q",
+        "key": family.key("top"),
+        "name": "n",
+        "state": "waiting-children",
+        "removed": False,
+        "attempts_made": 0,
+        "result": None,
+        "reason": None,
+        "child_count": 1,
+    }
+    assert (child["reason"], child["attempts_made"], child["children"]) == ("broke", 1, [])
