@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 
 from taskbull.core.celery import OPTIONS, SETTINGS, celery_hint
-from taskbull.core.checks import did_you_mean, refusal
+from taskbull.core.checks import did_you_mean
 from taskbull.errors import ConfigurationError
 
 
@@ -16,10 +16,9 @@ def check_keywords(
     names = known.__annotations__
     for name in given:
         if name not in names:
-            if hint := celery_hint(name, celery):
-                raise ConfigurationError(f"{where} has no option {name!r}{hint}")
-            rule = f"be one of {', '.join(names)}{did_you_mean(name, names)}"
-            raise refusal(f"an option of {where}", rule, name)
+            hint = celery_hint(name, celery) or did_you_mean(name, names)
+            known_names = f"; it has {', '.join(names)}"
+            raise ConfigurationError(f"{where} has no option {name!r}{hint or known_names}")
 
 
 def unknown_setting(name: str, known: Collection[str]) -> TypeError:

@@ -9,6 +9,7 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 import pytest
 
 from taskbull.core.backoff import Backoff
+from taskbull.core.keywords import check_keywords
 from taskbull.core.options import JobKeywords, JobOptions
 from taskbull.core.retention import Keep
 from taskbull.core.wire.options import encode_options
@@ -18,6 +19,7 @@ from taskbull.core.worker_options import (
     WorkerKeywords,
     WorkerOptions,
 )
+from taskbull.errors import ConfigurationError
 
 CONVERTED = {timedelta, str}
 """What may be given for something else: for seconds, and for a `Dedup`."""
@@ -85,3 +87,17 @@ def test_each_option_of_a_job_is_stored() -> None:
     for name, value in OTHER_THAN_DEFAULT.items():
         stored.add(encode_options(JobOptions(**{name: value}), delay_ms=0))
     assert len(stored) == 1 + len(OTHER_THAN_DEFAULT)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("priorty", "queue.add has no option 'priorty' (did you mean priority?)"),
+        ("nonsense", "queue.add has no option 'nonsense'; it has concurrency, limiter, "),
+    ],
+)
+def test_an_unknown_option_is_what_the_message_says_first(name: str, message: str) -> None:
+    known = JobKeywords if "did" in message else QueueKeywords
+    with pytest.raises(ConfigurationError) as error:
+        check_keywords("queue.add", [name], known)
+    assert str(error.value).startswith(message)
