@@ -69,6 +69,9 @@ class AnyQueue(QueueOperations, ScheduleOperations):
         self._call_timeout = client.call_timeout
         self._enqueue_timeout = enqueue_timeout
 
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.name}, keys {self.keys.base}*>"
+
     @property
     def name(self) -> str:
         """The queue's name, as it was given."""

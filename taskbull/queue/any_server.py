@@ -42,6 +42,9 @@ class AnyServer(ServerOperations):
         self._known = frozenset(queues)
         self._attempts_of = attempts_of
 
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.address}, prefix {self.prefix}>"
+
     @property
     def address(self) -> str:
         """Where Redis is, without its password."""

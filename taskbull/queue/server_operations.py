@@ -228,7 +228,7 @@ class ServerOperations:
         counts = yield from ask(inspection.count_jobs(keys))
         found: list[JobView] = []
         total = 0
-        for state in LISTED if states is None else map(_listed, states):
+        for state in _listed(states):
             count = counts[state] + (counts[JobState.PAUSED] if state is JobState.WAITING else 0)
             start = max(0, offset - total)
             total += count
@@ -272,11 +272,9 @@ class ServerOperations:
         ]
 
     def _names(self, queues: Iterable[str] | None) -> Look[list[str]]:
-        return (
-            list(queues)
-            if queues is not None
-            else (yield from all_queues(self.namespace, self._known))
-        )
+        if queues is None:
+            return (yield from all_queues(self.namespace, self._known))
+        return [queues] if isinstance(queues, str) else list(queues)
 
     def _clients_if_told(self, server: Endpoint) -> Look[list[Client] | None]:
         try:
@@ -291,7 +289,11 @@ def _pieces(most: int) -> Iterable[tuple[int, int]]:
         yield start, min(start + PEEKED, most) - 1
 
 
-def _listed(state: JobState | str) -> JobState:
-    if state not in set(STATES):
-        raise refusal("state", f"be one of {', '.join(STATES)}", state)
-    return JobState(state)
+def _listed(states: Sequence[JobState | str] | None) -> Sequence[JobState]:
+    if states is None:
+        return LISTED
+    chosen = [states] if isinstance(states, str) else states
+    for state in chosen:
+        if state not in set(STATES):
+            raise refusal("state", f"be one of {', '.join(STATES)}", state)
+    return [JobState(state) for state in chosen]

@@ -125,5 +125,13 @@ def _clients(reply: bytes) -> list[Client]:
     for line in text(reply).splitlines():
         fields = dict(field.split("=", 1) for field in line.split(" ") if "=" in field)
         age, idle = int(fields.get("age", 0)), int(fields.get("idle", 0))
-        clients.append(Client(fields.get("name", ""), fields.get("addr", ""), age, idle))
+        address = _unix_path(fields.get("addr", ""))
+        clients.append(Client(fields.get("name", ""), address, age, idle))
     return clients
+
+
+def _unix_path(address: str) -> str:
+    """Return the path of a unix socket, which Redis writes as path:0 and Valkey as [path:0]:0."""
+    if address.startswith(("/", "[/")):
+        return address.removesuffix("]:0").removeprefix("[").removesuffix(":0")
+    return address

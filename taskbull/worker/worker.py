@@ -120,6 +120,9 @@ class Worker:
         self._is_running = False  # from the first moment on: to start takes a while
         self._consumers: dict[str, Consumer] = {}  # while it runs
 
+    def __repr__(self) -> str:
+        return f"<Worker {self.id} of {', '.join(self._keys)}>"
+
     @property
     def address(self) -> Address:
         """Where its Redis is."""

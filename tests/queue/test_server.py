@@ -15,6 +15,7 @@ from taskbull.core.keys import QueueKeys
 from taskbull.errors import ConfigurationError, ConnectionLost, JobNotFound, ServerRefused
 from taskbull.queue.failures import FailureGroup, group_failures
 from taskbull.queue.sync_queue import SyncQueue
+from taskbull.scripts.servers import list_clients
 from taskbull.scripts.survey import FailedJob
 from tests.queue.conftest import signatures
 from tests.servers.cluster import Cluster
@@ -252,3 +253,28 @@ async def test_that_redis_is_away_is_told_in_time(kind: type[Any]) -> None:
         await away.ping()
     with pytest.raises(ConnectionLost):
         await away.survey()
+
+
+async def test_one_queue_or_state_may_be_given_by_its_name(
+    all_queues: Both, emails: SyncQueue
+) -> None:
+    emails.add("send", {})
+    assert [found.name for found in await all_queues.survey("emails")] == ["emails"]
+    assert list(await all_queues.workers("emails")) == ["emails"]
+    for state in ("waiting", JobState.WAITING):
+        assert (await all_queues.jobs("emails", state)).total == 1
+
+
+@pytest.mark.parametrize("address", ["/run/a.sock:0", "[/run/a.sock:0]:0"])
+def test_a_worker_at_a_unix_socket_has_its_path_as_address(address: str) -> None:
+    reply = f"id=1 addr={address} name=x age=1 idle=1\nid=2 addr=[::1]:5 name=y age=1 idle=1\n"
+    found = list_clients().parse(reply.encode())
+    assert [client.address for client in found] == ["/run/a.sock", "[::1]:5"]
+
+
+@pytest.mark.parametrize("kind", [Server, SyncServer])
+def test_a_server_and_its_queues_say_where_they_are(kind: type[Server | SyncServer]) -> None:
+    server = kind("redis://:secret@example.org:6379/1", prefix="shop")
+    queue = "Queue" if kind is Server else "SyncQueue"
+    assert repr(server) == f"<{kind.__name__} example.org:6379/1, prefix shop>"
+    assert repr(server.queue("emails")) == f"<{queue} emails, keys shop:emails:*>"
