@@ -92,7 +92,10 @@ _DEFAULT = WorkerOptions()
     help="The lowest level to log.",
 )
 @click.option(
-    "--log-format", type=click.Choice(["text", "json"]), default="text", help="How to log them."
+    "--log-format",
+    type=click.Choice(["text", "json"]),
+    default="text",
+    help="The form of log lines.",
 )
 @click.option(
     "--metrics-port",
