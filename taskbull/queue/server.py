@@ -9,6 +9,7 @@ from anyio import create_task_group
 
 from taskbull.errors import TaskbullError
 from taskbull.queue.any_server import AnyServer
+from taskbull.queue.driver import Driver
 from taskbull.queue.methods import Awaited
 from taskbull.queue.questions import Look, On, Question, ServerOf, Servers, Together
 from taskbull.queue.queue import Queue
@@ -33,17 +34,11 @@ class Server(AnyServer, Awaited):
 
     async def _run(self, operation: Look[T]) -> T:
         try:
-            question = next(operation)
-            while True:
-                try:
-                    answer = await self._answer(question)
-                except TaskbullError as error:
-                    question = operation.throw(error)
-                else:
-                    question = operation.send(answer)
-        except StopIteration as end:
-            result: T = end.value
-            return result
+            driver = Driver(operation)
+            while driver.asks:
+                with driver:
+                    driver.answer = await self._answer(driver.question)
+            return driver.result
         except TaskbullError as error:
             raise stripped(error) from error.__cause__
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from taskbull.core.keys import QueueKeys
 from taskbull.errors import TaskbullError
+from taskbull.queue.driver import Driver
 from taskbull.queue.sync_result_watch import SyncResultWatch
 from taskbull.queue.tracebacks import stripped
 from taskbull.scripts.call import Stages
@@ -61,17 +62,11 @@ class Stores:
         """Perform a long operation; `timeout` is for each of its stages."""
         store = self.sync_store()
         try:
-            steps = next(stages)
-            while True:
-                try:
-                    result = store.run(steps, timeout=timeout)
-                except BaseException as error:  # noqa: BLE001 - the operation may know more
-                    steps = stages.throw(error)
-                else:
-                    steps = stages.send(result)
-        except StopIteration as end:
-            result_of_all: T = end.value
-            return result_of_all
+            driver = Driver(stages)
+            while driver.asks:
+                with driver:
+                    driver.answer = store.run(driver.question, timeout=timeout)
+            return driver.result
         except TaskbullError as error:
             raise stripped(error) from error.__cause__
 
@@ -79,17 +74,11 @@ class Stores:
         """Perform a long operation; `timeout` is for each of its stages."""
         store = self.async_store()
         try:
-            steps = next(stages)
-            while True:
-                try:
-                    result = await store.run(steps, timeout=timeout)
-                except BaseException as error:  # noqa: BLE001 - the operation may know more
-                    steps = stages.throw(error)
-                else:
-                    steps = stages.send(result)
-        except StopIteration as end:
-            result_of_all: T = end.value
-            return result_of_all
+            driver = Driver(stages)
+            while driver.asks:
+                with driver:
+                    driver.answer = await store.run(driver.question, timeout=timeout)
+            return driver.result
         except TaskbullError as error:
             raise stripped(error) from error.__cause__
 

@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 from taskbull.core.wire.events import QueueEvent
 from taskbull.errors import TaskbullError
 from taskbull.queue.any_server import AnyServer
+from taskbull.queue.driver import Driver
 from taskbull.queue.methods import Blocking
 from taskbull.queue.questions import Look, On, Question, ServerOf, Servers, Together
 from taskbull.queue.sync_queue import SyncQueue
@@ -53,17 +54,11 @@ class SyncServer(AnyServer, Blocking):
 
     def _run(self, operation: Look[T]) -> T:
         try:
-            question = next(operation)
-            while True:
-                try:
-                    answer = self._answer(question)
-                except TaskbullError as error:
-                    question = operation.throw(error)
-                else:
-                    question = operation.send(answer)
-        except StopIteration as end:
-            result: T = end.value
-            return result
+            driver = Driver(operation)
+            while driver.asks:
+                with driver:
+                    driver.answer = self._answer(driver.question)
+            return driver.result
         except TaskbullError as error:
             raise stripped(error) from error.__cause__
 

@@ -34,17 +34,7 @@ pack = msgspec.msgpack.encode
 
 def promote_job(queue: QueueKeys, job_id: str) -> Call[None]:
     """Make a delayed job wait for its turn, as if it were due."""
-    keys = (
-        queue.delayed,
-        queue.wait,
-        queue.paused,
-        queue.active,
-        queue.prioritized,
-        queue.priority_counter,
-        queue.meta,
-        queue.events,
-        queue.marker,
-    )
+    keys = (queue.delayed, *_places(queue), queue.meta, queue.events, queue.marker)
     return Call(PROMOTE_JOB, keys, (queue.base, job_id), done(queue, job_id))
 
 
@@ -70,16 +60,7 @@ def change_priority(
     queue: QueueKeys, job_id: str, priority: int, *, lifo: bool = False
 ) -> Call[None]:
     """Change a job's priority, and its place if it waits; `lifo`: before its equals."""
-    keys = (
-        queue.job(job_id),
-        queue.wait,
-        queue.paused,
-        queue.active,
-        queue.prioritized,
-        queue.priority_counter,
-        queue.meta,
-        queue.marker,
-    )
+    keys = (queue.job(job_id), *_places(queue), queue.meta, queue.marker)
     return Call(CHANGE_PRIORITY, keys, (job_id, priority, int(lifo)), done(queue, job_id))
 
 
@@ -92,18 +73,8 @@ def retry_job(
     reset_starts: bool = False,
 ) -> Call[None]:
     """Run a job that has ended again."""
-    keys = (
-        queue.job(job_id),
-        _ended(queue, state),
-        queue.wait,
-        queue.paused,
-        queue.active,
-        queue.prioritized,
-        queue.priority_counter,
-        queue.meta,
-        queue.events,
-        queue.marker,
-    )
+    former = (queue.job(job_id), _ended(queue, state))
+    keys = (*former, *_places(queue), queue.meta, queue.events, queue.marker)
     resets = {ATTEMPTS_MADE_FIELD: reset_attempts, ATTEMPTS_STARTED_FIELD: reset_starts}
     afresh = [field for field, is_reset in resets.items() if is_reset]
     return Call(RETRY_JOB, keys, (job_id, state, pack(afresh)), done(queue, job_id))
@@ -179,6 +150,11 @@ def clear_logs(queue: QueueKeys, job_id: str, *, keep: int = 0) -> Command[None]
 
 def _ended(queue: QueueKeys, state: Ended) -> str:
     return queue.completed if state == "completed" else queue.failed
+
+
+def _places(queue: QueueKeys) -> tuple[str, ...]:
+    """Return where a job that waits may be, and what its place there depends on."""
+    return (queue.wait, queue.paused, queue.active, queue.prioritized, queue.priority_counter)
 
 
 def _waiting(queue: QueueKeys) -> tuple[str, ...]:

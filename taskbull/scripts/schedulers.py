@@ -50,17 +50,7 @@ def upsert_scheduler(
     With `keeps`, one that stands there as it is, with its next run, is left alone; so is one whose
     limit is reached.
     """
-    keys = (
-        queue.repeat,
-        queue.scheduler(scheduler_id),
-        queue.meta,
-        queue.wait,
-        queue.paused,
-        queue.active,
-        queue.prioritized,
-        queue.delayed,
-        queue.events,
-    )
+    keys = (queue.repeat, queue.scheduler(scheduler_id), *_places(queue))
     args = (
         queue.base,
         scheduler_id,
@@ -166,18 +156,14 @@ def advance_scheduler(queue: QueueKeys, job: Job, now_ms: int) -> Call[str | Non
     following = next_run(job.options, now_ms)
     if following is None:
         return None
-    keys = (
-        queue.repeat,
-        queue.scheduler(job.scheduler_id),
-        queue.job(job.id),
-        queue.meta,
-        queue.wait,
-        queue.paused,
-        queue.active,
-        queue.prioritized,
-        queue.delayed,
-        queue.events,
-    )
+    scheduler = queue.scheduler(job.scheduler_id)
+    keys = (queue.repeat, scheduler, queue.job(job.id), *_places(queue))
     due = "" if following.due_ms is None else following.due_ms
     args = (queue.base, job.scheduler_id, job.id, now_ms, following.count, due)
     return Call(ADVANCE_SCHEDULER, keys, args, lambda reply: text(reply) or None)
+
+
+def _places(queue: QueueKeys) -> tuple[str, ...]:
+    """Return what a script needs to add a run."""
+    lists = (queue.wait, queue.paused, queue.active)
+    return (queue.meta, *lists, queue.prioritized, queue.delayed, queue.events)
