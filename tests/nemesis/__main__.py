@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Final, Literal
 
 from taskbull.store.server_process import valkey_binary
+from tests.interop.install import require_node_modules
 from tests.nemesis.place import PLACES
 from tests.nemesis.run import Report, Script, perform
 
@@ -28,6 +29,8 @@ def main() -> int:
     parser.add_argument("--runs", type=int, default=1)
     parser.add_argument("--keep", action="store_true", help="keep the ledger of every run")
     given = parser.parse_args()
+    if given.node != "none":
+        require_node_modules()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that no process is left behind
     failed = 0
     for seed in range(given.seed, given.seed + given.runs):
