@@ -159,8 +159,9 @@ class TaskbullActor(NodeActor):
         return self._producer.add_all(jobs, self.now)
 
     def add_flow(self, tree: Options) -> Any:
-        self._introduce()
         nodes, ids = flow_nodes(tree, self.prefix, self.now)
+        if any(node.queue.base == self.keys.base for node in nodes):
+            self._introduce()
         self._producer.add_flow(nodes, self.now)
         return ids
 
