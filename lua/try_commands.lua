@@ -64,6 +64,7 @@ local calls = {
   { "ZCARD", a_zset },
   { "ZCOUNT", a_zset, 0, 1 },
   { "ZSCORE", a_zset, "a" },
+  { "ZSCAN", a_zset, 0 },
   { "ZRANGE", a_zset, 0, 1 },
   { "ZREVRANGE", a_zset, 0, 1 },
   { "ZRANGEBYSCORE", a_zset, 0, 1 },

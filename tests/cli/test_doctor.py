@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import redis
 
+from taskbull import Every
 from taskbull.store.server_process import ServerProcess
 from tests.cli.conftest import CommandLine, OpenCli, Shop
 from tests.servers.cluster import Cluster
@@ -208,3 +209,30 @@ def test_the_summary_counts(cli: CommandLine) -> None:
     cli.queue("emails").add("x")
     last: Any = cli("doctor").splitlines()[-1]
     assert last.startswith("Problems: 0, warnings: ")
+
+
+def test_a_schedule_whose_next_run_is_overdue_is_a_warning(
+    private_server: PrivateServers, open_cli: OpenCli
+) -> None:
+    server = private_server(GOOD)
+    cli = open_cli(server.url, "bull")
+    queue = cli.queue("reports")
+    for name in ("late", "gone", "soon"):
+        queue.upsert_schedule(name, Every(60), queue.job("report"))
+    queue.upsert_schedule("ended", Every(60, limit=1), queue.job("report"))
+    assert "schedules" not in findings(cli)
+    with admin(server) as client:
+        for schedule in queue.schedules():
+            job_id = client.keys(queue.keys.job(f"repeat:{schedule.id}:*"))[0].decode()
+            if schedule.id == "soon":
+                continue
+            client.zadd(queue.keys.repeat, {schedule.id: 1_700_000_000_000})
+            if schedule.id == "late":
+                client.rename(job_id, queue.keys.job("repeat:late:1700000000000"))
+    [(level, message)] = findings(cli)["schedules"]
+    assert (level, message[:57]) == (
+        "warning",
+        "reports: the next run of 2 schedules is overdue, since 20",
+    )
+    assert message.endswith("gone, late")
+    assert "taskbull worker -q reports" in cli("doctor")

@@ -353,6 +353,13 @@ def test_what_is_no_schedule_is_read_all_the_same(bed: Bed) -> None:
     assert found["d"].describe() == "every minute, on Thursday in May, local"
 
 
+@pytest.mark.parametrize("rule", [Every(30), Every(30, offset=7), Every(30, limit=3), Every(0.5)])
+def test_a_rule_is_read_as_it_was_given(bed: Bed, rule: Rule) -> None:
+    upsert(bed, rule)
+    [read] = bed.go(list_schedulers(bed.queue))
+    assert read.rule == rule
+
+
 def test_what_is_no_run_does_not_hide_a_schedule(bed: Bed) -> None:
     upsert(bed, Every(1, limit=1))
     bed.hset(RUN, {"opts": "[", "ats": "1"})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
@@ -10,9 +9,10 @@ import click
 from msgspec import Struct
 
 from taskbull.cli.app_loading import find_server, server_options
+from taskbull.cli.asking import ask, yes_option
 from taskbull.cli.completion import complete_queue
 from taskbull.cli.durations import read_seconds
-from taskbull.cli.errors import FAILED, Failure, WrongUsage, complain
+from taskbull.cli.errors import FAILED, complain
 from taskbull.cli.server import existing_queue
 from taskbull.cli.terminal import cell, json_option, plural, show_json
 from taskbull.core.keys import RESERVED_IDS
@@ -38,12 +38,6 @@ _finished = click.Choice(["failed", "completed"])
 _cleanable = click.Choice(
     [state.value for state in STATES if state is not JobState.WAITING_CHILDREN]
 )
-
-
-def _yes_option(function: F) -> F:
-    return click.option(
-        "-y", "--yes", is_flag=True, help="Do not ask for confirmation, for use in scripts."
-    )(function)
 
 
 @click.command()
@@ -82,13 +76,13 @@ def promote(queue: str, ids: tuple[str, ...], as_json: bool, **where: str | None
 @click.command()
 @_queue_argument
 @_ids_argument
-@_yes_option
+@yes_option
 @server_options
 @json_option
 def remove(queue: str, ids: tuple[str, ...], yes: bool, as_json: bool, **where: str | None) -> None:
     """Remove jobs, and their children."""
     target = existing_queue(find_server(**where), queue)
-    _ask(f"Remove {plural(len(set(ids)), 'job')} from queue {queue}?", yes)
+    ask(f"Remove {plural(len(set(ids)), 'job')} from queue {queue}?", yes)
     _each(target, ids, Action(target.remove, "is removed"), as_json=as_json)
 
 
@@ -145,7 +139,7 @@ def resume(queue: str, as_json: bool, **where: str | None) -> None:
 @click.command()
 @_queue_argument
 @click.option("--delayed", is_flag=True, help="Remove the delayed jobs, too.")
-@_yes_option
+@yes_option
 @server_options
 @json_option
 def drain(queue: str, delayed: bool, yes: bool, as_json: bool, **where: str | None) -> None:
@@ -155,7 +149,7 @@ def drain(queue: str, delayed: bool, yes: bool, as_json: bool, **where: str | No
     states = [JobState.WAITING, JobState.PAUSED, JobState.PRIORITIZED]
     states += [JobState.DELAYED] if delayed else []
     waiting = sum(counts[state] for state in states)
-    _ask(f"Remove {plural(waiting, 'waiting job')} from queue {queue}?", yes)
+    ask(f"Remove {plural(waiting, 'waiting job')} from queue {queue}?", yes)
     removed = target.drain(delayed=delayed)
     if as_json:
         show_json({"queue": queue, "removed": removed})
@@ -187,7 +181,7 @@ def drain(queue: str, delayed: bool, yes: bool, as_json: bool, **where: str | No
     show_default="all",
     help="Remove at most this many jobs.",
 )
-@_yes_option
+@yes_option
 @server_options
 @json_option
 def clean(
@@ -203,7 +197,7 @@ def clean(
     target = existing_queue(find_server(**where), queue)
     age = f" older than {older_than:g} s" if older_than else ""
     most = f", at most {limit:,}," if limit else ""
-    _ask(f"Remove the {state} jobs{age}{most} from queue {queue}?", yes)
+    ask(f"Remove the {state} jobs{age}{most} from queue {queue}?", yes)
     removed = target.clean(older_than, limit, state)
     if as_json:
         show_json({"queue": queue, "state": state, "removed": len(removed), "ids": removed})
@@ -214,14 +208,14 @@ def clean(
 @click.command()
 @_queue_argument
 @click.option("--force", is_flag=True, help="Even while jobs are running.")
-@_yes_option
+@yes_option
 @server_options
 @json_option
 def obliterate(queue: str, force: bool, yes: bool, as_json: bool, **where: str | None) -> None:
     """Remove the queue with everything in it."""
     target = existing_queue(find_server(**where), queue)
     jobs = sum(target.counts().values())
-    _ask(f"Remove queue {queue} with its {plural(jobs, 'job')}, for good?", yes)
+    ask(f"Remove queue {queue} with its {plural(jobs, 'job')}, for good?", yes)
     target.obliterate(force=force)
     if as_json:
         show_json({"queue": queue, "removed": jobs})
@@ -231,16 +225,6 @@ def obliterate(queue: str, force: bool, yes: bool, as_json: bool, **where: str |
 
 def _say(message: str) -> None:
     click.echo(cell(message))
-
-
-def _ask(question: str, yes: bool) -> None:
-    """Go on only if a person, or `--yes`, says so."""
-    if yes:
-        return
-    if not sys.stdin.isatty():
-        raise WrongUsage(f"{question} There is no terminal to ask on: pass --yes")
-    if not click.confirm(cell(question), err=True):
-        raise Failure("nothing was changed")
 
 
 def _each(queue: SyncQueue, ids: Sequence[str], action: Action, *, as_json: bool) -> None:

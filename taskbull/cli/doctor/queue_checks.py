@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 
 from taskbull.cli.doctor.findings import Finding, ok, problem, warning
 from taskbull.cli.doctor.server_checks import major_of
-from taskbull.cli.terminal import plural
+from taskbull.cli.terminal import cell, plural
 from taskbull.core.states import JobState
 from taskbull.errors import ServerRefused
+from taskbull.observability.job_filter import cut
 from taskbull.queue.server_operations import QueueSummary
 from taskbull.queue.sync_server import SyncServer
 
 _MANY = 100_000
 _LOOKED_AT = 500
 """Running jobs of which the locks are looked at."""
+_LATE = timedelta(minutes=1)
+"""How late the run of a schedule may be: a worker may be busy."""
 
 
 def check_queues(server: SyncServer) -> Iterator[Finding]:
@@ -34,6 +38,7 @@ def check_queues(server: SyncServer) -> Iterator[Finding]:
         yield from _stalled(server, queue)
         yield from _pausing(queue)
         yield from _kept(queue)
+        yield from _overdue(server, queue)
 
 
 def _who(queue: QueueSummary) -> Finding:
@@ -101,3 +106,28 @@ def _kept(queue: QueueSummary) -> Iterator[Finding]:
             f"{queue.name}: {kept:,} finished jobs are kept, and take up memory",
             f"taskbull clean {queue.name} --older-than 7d; and keep fewer: keep_completed=Keep(…)",
         )
+
+
+def _overdue(server: SyncServer, queue: QueueSummary) -> Iterator[Finding]:
+    latest = datetime.now(UTC) - _LATE
+    late = [
+        each
+        for each in server.queue(queue.name).schedules()
+        if each.next_run is not None and each.next_run < latest
+    ]
+    if not late:
+        return
+    names = ", ".join(cut(each.id) for each in late[:5])
+    since = min(each.next_run for each in late if each.next_run is not None)
+    if queue.paused:
+        advice = f"taskbull resume {queue.name}"
+    elif any(each.is_pending for each in late):
+        advice = f"taskbull worker -q {queue.name}, or more of them: each run adds the next one"
+    else:
+        advice = "the job of the next run is gone: taskbull schedules sync, or upsert it again"
+    yield warning(
+        "schedules",
+        f"{queue.name}: the next run of {plural(len(late), 'schedule')} is overdue, since "
+        f"{cell(since)}: {names}",
+        advice,
+    )

@@ -163,11 +163,14 @@ def decode_schedule(
         name.decode("utf-8", "backslashreplace"): value.decode("utf-8", "backslashreplace")
         for name, value in fields.items()
     }
-    rule = _read_rule(texts)
     started, options = pending
+    repeat = {} if options is None else _read_options(options).repeat or {}
+    if "offset" not in repeat:  # the hash always has one: where nobody said so, that of the first
+        texts.pop("offset", None)
+    rule = _read_rule(texts)
     is_waiting = options is not None and not read_number(started)
     due = instant_from_ms(read_number(score) or 0)
-    ended = not is_waiting and _is_last(rule, due, options)
+    ended = not is_waiting and _is_last(rule, due, repeat.get("count"))
     raw_options = fields.get(b"opts", b"{}")
     return Schedule(
         id=scheduler_id.decode("utf-8", "backslashreplace"),
@@ -185,14 +188,12 @@ def decode_schedule(
     )
 
 
-def _is_last(rule: Rule | None, due: datetime | None, options: bytes | None) -> bool:
+def _is_last(rule: Rule | None, due: datetime | None, count: object) -> bool:
     """Return whether no run follows the one that was due last, which has begun or is gone."""
     if rule is None or (rule.limit is None and rule.end is None):
         return False
-    if rule.limit is not None:
-        count = None if options is None else (_read_options(options).repeat or {}).get("count")
-        if not isinstance(count, int) or count >= rule.limit:
-            return True
+    if rule.limit is not None and (not isinstance(count, int) or count >= rule.limit):
+        return True
     return rule.end is not None and rule.next(after=due) is None
 
 

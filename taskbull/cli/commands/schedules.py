@@ -1,0 +1,200 @@
+"""`taskbull schedules`: what runs again and again, and when."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import UTC, datetime
+
+import click
+from msgspec import Struct
+
+from taskbull.app.app import App
+from taskbull.cli.app_loading import find_app, find_server, server_options
+from taskbull.cli.asking import ask, yes_option
+from taskbull.cli.completion import complete_queue
+from taskbull.cli.durations import read_instant
+from taskbull.cli.schedule_words import describe_schedule, until
+from taskbull.cli.server import existing_queue, open_server
+from taskbull.cli.terminal import cell, json_option, show_json, show_table
+from taskbull.core.rules import Cron
+from taskbull.errors import ScheduleNotFound
+from taskbull.queue.sync_queue import SyncQueue
+from taskbull.queue.sync_server import SyncServer
+
+_queue_argument = click.argument("queue", shell_complete=complete_queue)
+
+
+class ListUnlessNamed(click.Group):
+    """Lists the schedules where no other command is named: `schedules [QUEUE]`."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Read what was typed."""
+        first = args[0] if args else ""
+        if first not in self.commands and first not in ctx.help_option_names:
+            args = ["list", *args]
+        return super().parse_args(ctx, args)
+
+
+@click.group(cls=ListUnlessNamed, subcommand_metavar="[QUEUE] | COMMAND ...")
+def schedules() -> None:
+    """List the schedules of all queues or one; preview, run, remove, sync."""
+
+
+@schedules.command("list")
+@click.argument("queue", required=False, shell_complete=complete_queue)
+@server_options
+@json_option
+def list_schedules(queue: str | None, as_json: bool, **where: str | None) -> None:
+    """List schedules by their next runs."""
+    server = find_server(**where)
+    if queue is None:
+        server.ping()
+    else:
+        existing_queue(server, queue)
+    names = [queue] if queue is not None else server.queues()
+    found = [each for name in names for each in server.queue(name).schedules()]
+    now = datetime.now(UTC)
+    if as_json:
+        show_json([describe_schedule(each, now) for each in found])
+        return
+    show_table(
+        ["schedule", "queue", "task", "rule", "next run", "in", "runs", "declared by"],
+        [
+            (
+                each.id,
+                each.queue,
+                each.task,
+                each.describe(),
+                each.next_run,
+                "has ended" if each.ended else until(each.next_run, now),
+                each.count,
+                each.declared_by,
+            )
+            for each in found
+        ],
+        empty="There are no schedules.",
+    )
+
+
+@schedules.command()
+@click.argument("pattern")
+@click.option("--tz", default="UTC", show_default=True, help="The time zone.")
+@click.option("-n", "number", type=click.IntRange(1, 1000), default=10, show_default=True)
+@click.option(
+    "--from", "after", callback=read_instant, show_default="now", help="Runs after this instant."
+)
+@json_option
+def preview(pattern: str, tz: str, number: int, after: datetime | None, as_json: bool) -> None:
+    """Show when a cron pattern would run; nothing is written."""
+    rule = Cron(pattern, tz=tz)
+    now = after or datetime.now(UTC)
+    runs = rule.upcoming(number, now)
+    if as_json:
+        show_json(
+            {
+                "pattern": rule.pattern,
+                "tz": rule.tz,
+                "description": rule.describe(),
+                "runs": [run.isoformat() for run in runs],
+            }
+        )
+        return
+    click.echo(cell(rule.describe()))
+    for run in runs:
+        click.echo(f"  {run:%a %Y-%m-%d %H:%M:%S %z}  in {until(run, now)}")
+
+
+@schedules.command()
+@_queue_argument
+@click.argument("schedule_id", metavar="ID")
+@server_options
+@json_option
+def run(queue: str, schedule_id: str, as_json: bool, **where: str | None) -> None:
+    """Add one more job of a schedule now; its next run stays."""
+    target = existing_queue(find_server(**where), queue)
+    job = target.run_schedule_now(schedule_id)
+    if as_json:
+        show_json({"queue": queue, "schedule": schedule_id, "job": job.id, "name": job.name})
+    else:
+        click.echo(cell(f"job {job.id} ({job.name}) was added to queue {queue}"))
+
+
+@schedules.command()
+@_queue_argument
+@click.argument("schedule_id", metavar="ID")
+@yes_option
+@server_options
+@json_option
+def remove(queue: str, schedule_id: str, yes: bool, as_json: bool, **where: str | None) -> None:
+    """Remove a schedule and its next run."""
+    target = existing_queue(find_server(**where), queue)
+    found = target.get_schedule(schedule_id)
+    if found is None:
+        raise ScheduleNotFound(queue, schedule_id)
+    declared = ""
+    if found.declared_by is not None:
+        declared = f" App {found.declared_by} declares it: its next worker writes it again."
+    ask(f"Remove schedule {schedule_id} from queue {queue}?{declared}", yes)
+    removed = target.remove_schedule(schedule_id)
+    if as_json:
+        show_json({"queue": queue, "schedule": schedule_id, "removed": removed})
+    else:
+        click.echo(cell(f"schedule {schedule_id} is removed from queue {queue}"))
+
+
+class Synced(Struct, frozen=True):
+    """A schedule of an app, and what was found or done."""
+
+    queue: str
+    id: str
+    state: str
+    """written, unchanged, undeclared or removed."""
+
+
+_SYNCED = {
+    "written": "is written",
+    "unchanged": "is as it is declared",
+    "undeclared": "is no longer declared: --prune removes it",
+    "removed": "is no longer declared, and is removed",
+}
+
+
+@schedules.command()
+@click.option("--prune", is_flag=True, help="Remove what the app no longer declares.")
+@server_options
+@json_option
+def sync(
+    app: str | None, redis: str | None, prefix: str | None, prune: bool, as_json: bool
+) -> None:
+    """Write the schedules that the app declares, without a worker."""
+    found = find_app(app)
+    server = open_server(found, redis, prefix)
+    server.ping()
+    synced = [*_write(found, server), *_undeclared(found, server, prune=prune)]
+    if as_json:
+        show_json([{"queue": one.queue, "id": one.id, "state": one.state} for one in synced])
+        return
+    for one in synced:
+        click.echo(cell(f"schedule {one.id} in queue {one.queue} {_SYNCED[one.state]}"))
+    if not synced:
+        click.echo(f"App {cell(found.name)} declares no schedules.")
+
+
+def _write(app: App, server: SyncServer) -> Iterator[Synced]:
+    for queue, declared in app.declared_schedules.by_queue.items():
+        changed = server.queue(queue).declare_schedules(app.name, declared)
+        for each in declared:
+            yield Synced(queue, each.id, "written" if each.id in changed else "unchanged")
+
+
+def _undeclared(app: App, server: SyncServer, *, prune: bool) -> Iterator[Synced]:
+    """Find what the app declared once, in all queues: it may have left one of them."""
+    declared = app.declared_schedules
+    for name in server.queues():
+        queue: SyncQueue = server.queue(name)
+        known = {each.id for each in declared.of(name)}
+        for each in queue.schedules():
+            if each.declared_by == app.name and each.id not in known:
+                if prune:
+                    queue.remove_schedule(each.id)
+                yield Synced(name, each.id, "removed" if prune else "undeclared")
