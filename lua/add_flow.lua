@@ -73,7 +73,9 @@ for b = 1, #bases do
   local base = bases[b]
   queues[b] = queue_state(base .. "meta", base .. "active", base .. "wait", base .. "paused")
 end
-local hold = "tb:flow" -- in a parent's dependencies: it is not released while more will come
+-- In a parent's dependencies: it is not released while more will come. As a key, it is in the slot
+-- of its parent, and names nothing.
+local hold = ":tb:flow"
 local answers, added, at = {}, {}, #words - #nodes
 
 local function write_job(n, queue, base, job)
@@ -118,7 +120,7 @@ local function write()
       write_job(n, queues[job[1]], base, job)
     end
     if waits == 2 then
-      redis.call("SADD", base .. id .. ":dependencies", hold)
+      redis.call("SADD", base .. id .. ":dependencies", base .. id .. hold)
     elseif waits == 1 then
       complete[#complete + 1] = { job[1], id }
     end
@@ -146,7 +148,7 @@ end
 for i = 1, #complete do
   local base, id = bases[complete[i][1]], complete[i][2]
   local dependencies = base .. id .. ":dependencies"
-  redis.call("SREM", dependencies, hold)
+  redis.call("SREM", dependencies, base .. id .. hold)
   if redis.call("SCARD", dependencies) == 0
     and redis.call("ZSCORE", base .. "waiting-children", id) then
     release_parent(base .. id, base, id, now)

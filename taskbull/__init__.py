@@ -8,6 +8,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from taskbull.app.app import App, load_app
+from taskbull.app.chain import chain
+from taskbull.app.received import from_child, from_children
 from taskbull.app.task import Task
 from taskbull.core.backoff import Backoff
 from taskbull.core.breaker import CircuitBreaker
@@ -91,8 +93,11 @@ __all__ = [
     "WorkerOptions",
     "WrongState",
     "__version__",
+    "chain",
     "current_job",
     "events",
+    "from_child",
+    "from_children",
     "load_app",
 ]
 

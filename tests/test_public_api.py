@@ -48,8 +48,11 @@ EXPORTED = [
     "WorkerOptions",
     "WrongState",
     "__version__",
+    "chain",
     "current_job",
     "events",
+    "from_child",
+    "from_children",
     "load_app",
 ]
 

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeAlias, TypeVar
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from taskbull.core.checks import check_type, refusal
+from taskbull.core.flow import Branch, Children, Need, branches_of
 from taskbull.core.job import Job, NewJob, Ticket
 from taskbull.core.options import JobOptions
 from taskbull.queue.add_bulk import Bulk, Entry, Progress, check_bulk
 from taskbull.queue.add_call import Adder
+from taskbull.queue.add_flow import Flow
 from taskbull.queue.add_single import add_at_once
 from taskbull.queue.handle import JobHandle, QueueClient, ReadResult
 from taskbull.queue.stores import Stores
@@ -32,6 +34,17 @@ S = TypeVar("S", bound="AnyServer")
 R_co = TypeVar("R_co", covariant=True)
 
 
+class Calling(Protocol):
+    """What a job knows of its task."""
+
+    @property
+    def producer(self) -> Producer: ...
+    @property
+    def read(self) -> ReadResult: ...
+    @property
+    def needs(self) -> Sequence[Need]: ...
+
+
 class JobSpec(Struct, Generic[R_co], frozen=True):
     """A call of a task that is not yet in its queue: `app.enqueue([spec])` adds it.
 
@@ -40,8 +53,9 @@ class JobSpec(Struct, Generic[R_co], frozen=True):
 
     queue: str
     job: NewJob
-    read: ReadResult
-    """Makes a result of its JSON."""
+    calling: Calling
+    children: tuple[Children, ...] = ()
+    """The jobs that it waits for."""
 
     def __repr__(self) -> str:
         return f"<JobSpec {self.name}({', '.join(self.data)}) in {self.queue}>"
@@ -61,6 +75,25 @@ class JobSpec(Struct, Generic[R_co], frozen=True):
     def options(self) -> JobOptions:
         """The options of the task, the app and the call together."""
         return self.job.options
+
+    @property
+    def read(self) -> ReadResult:
+        """What makes a result of its JSON."""
+        return self.calling.read
+
+    def branch(self) -> Branch:
+        """Return the job as a part of a flow, with all below it."""
+        given = self.job.data
+        return Branch(
+            self.calling.producer.client(self.queue).keys,
+            self.job,
+            branches_of(self.children),
+            [need for need in self.calling.needs if need.parameter not in given],
+        )
+
+    def after(self, children: Children) -> JobSpec[R_co]:
+        """Return the job as one that waits for these, too."""
+        return replace(self, children=(*self.children, children))
 
     def with_ticket(self, ticket: Ticket) -> JobSpec[R_co]:
         """Return the job with the ticket under which it is sent again."""
@@ -156,16 +189,20 @@ class Producer:
         """Add one job."""
         if self._elsewhere is not None:
             return self._elsewhere([spec])[0]
+        if spec.children or spec.calling.needs:
+            return self.enqueue([spec])[0]
         return add_at_once(self._alone(spec), self._timeout)
 
     async def aadd(self, spec: JobSpec[Any]) -> JobHandle[Any]:
         """Add one job, together with those of other tasks of the event loop."""
         if self._elsewhere is not None:
             return self._elsewhere([spec])[0]
+        if spec.children or spec.calling.needs:
+            return (await self.aenqueue([spec]))[0]
         return await self.stores.loop.add(self._alone(spec), self._timeout)
 
     def _alone(self, spec: JobSpec[Any]) -> Entry:
-        return Entry(self.client(spec.queue), spec.job, spec, spec.read)
+        return Entry(self.client(spec.queue), spec.job, spec, spec.calling.read)
 
     def enqueue(
         self, specs: Iterable[JobSpec[Any]], progress: Progress | None = None
@@ -198,7 +235,12 @@ class Producer:
         return Bulk(specs, self._entry, progress).run()
 
     def _entry(self, place: int, spec: JobSpec[Any]) -> Entry:
-        return self._alone(self._checked(place, spec))
+        entry = self._alone(self._checked(place, spec))
+        if not spec.children and not spec.calling.needs:
+            return entry
+        root = spec.branch()
+        flow = Flow(entry.client.adder, root, spec.job.ticket)
+        return replace(entry, flow=flow) if root.children else entry
 
     @staticmethod
     def _checked(place: int, spec: JobSpec[Any]) -> JobSpec[Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable
 from importlib import import_module
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Protocol, TypeVar, Unpack, cast, overload
@@ -16,11 +16,14 @@ from taskbull.app.binding import Binder
 from taskbull.app.checking import Check, argument_check
 from taskbull.app.function import place_of
 from taskbull.app.producer import JobSpec, Producer
+from taskbull.app.received import needs_of
 from taskbull.app.settings import CallOptions, TaskSettings, with_call
 from taskbull.core.celery import TASK, no_attribute
+from taskbull.core.flow import Children, Growing, children_of
 from taskbull.core.job import NewJob
 from taskbull.core.keywords import check_keywords
-from taskbull.core.options import JobOptions
+from taskbull.core.options import JobOptions, OnFailure
+from taskbull.errors import ConfigurationError
 from taskbull.observability.provider import in_this_span
 from taskbull.queue.call_checks import BlockingCheck
 from taskbull.queue.handle import JobHandle
@@ -37,15 +40,16 @@ class _Calling:
         self.producer = producer
         self.binder = Binder(name, function)
         self.blocking = BlockingCheck(f"{name}.delay()", f"await {name}.adelay()")
+        self.needs = needs_of(self.binder)
+        self.read = self.read_result  # one for all handles
         self._function = function
-        self._read = self.read_result  # one for all handles
 
     def spec(
         self, queue: str, options: JobOptions, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> JobSpec[Any]:
         arguments = self.binder.bind(args, kwargs)
         self._check(arguments)
-        return JobSpec(queue, NewJob(self.name, arguments, options), self._read)
+        return JobSpec(queue, NewJob(self.name, arguments, options), self)
 
     def __reduce__(self) -> tuple[Any, ...]:  # as its task: by the name in its module
         return _calling_of, (self._function.__module__, self._function.__qualname__)
@@ -114,7 +118,40 @@ class Enqueueable(Generic[P, R]):
         check_keywords(f"{self.name}.options()", options, CallOptions)
         queue = options.get("queue", self._queue)
         self.calling.producer.client(queue)
-        return Variant(self.calling, queue, with_call(self._options, options))
+        return self._variant(queue, with_call(self._options, options))
+
+    def after(
+        self, *jobs: Growing | Iterable[Growing], on_failure: OnFailure = "fail"
+    ) -> Following[P, R]:
+        """Return the task for a job that runs after others, its children: a flow.
+
+        Each is a job that `task.job(…)` or `queue.job(…)` made, or an iterable of such. Children
+        may have children. `on_failure` says what happens to the job if one of them fails:
+
+        - `"fail"`: it fails when a worker takes it, at once.
+        - `"ignore"`: it runs when all have ended; `current_job().failed_children()` tells which.
+        - `"continue"`: it runs at once, and can end when it has dropped those that are pending.
+        - `"drop"`: it runs when all have ended, and learns nothing of the failure.
+        - `"wait"`: it waits until the child is retried, or removed.
+        """
+        if not jobs:
+            raise ConfigurationError(
+                f"{self.name}.after() was given no jobs: name them, or give an iterable, which "
+                "may be empty"
+            )
+        children = children_of(f"{self.name}.after()", jobs, on_failure)
+        return Following(self.calling, self._queue, self._options, (*self._awaited(), children))
+
+    def read_result(self, raw: bytes) -> R:
+        """Return a result of the task from its JSON."""
+        result: R = self.calling.read(raw)
+        return result
+
+    def _variant(self, queue: str, options: JobOptions) -> Variant[P, R]:
+        return Variant(self.calling, queue, options)
+
+    def _awaited(self) -> tuple[Children, ...]:
+        return ()
 
     def _spec(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> JobSpec[Any]:
         return self.calling.spec(self._queue, self._options, args, kwargs)
@@ -125,6 +162,29 @@ class Variant(Enqueueable[P, R]):
 
     def __repr__(self) -> str:
         return f"<{self.name} with options, in queue {self.queue}>"
+
+
+class Following(Variant[P, R]):
+    """A task whose jobs run after others: what `task.after(…)` gives."""
+
+    def __init__(
+        self, calling: _Calling, queue: str, options: JobOptions, children: tuple[Children, ...]
+    ) -> None:
+        super().__init__(calling, queue, options)
+        self._children = children
+
+    def __repr__(self) -> str:
+        count = sum(len(group.jobs) for group in self._children)
+        return f"<{self.name} after {count} jobs, in queue {self.queue}>"
+
+    def _variant(self, queue: str, options: JobOptions) -> Variant[P, R]:
+        return Following(self.calling, queue, options, self._children)
+
+    def _awaited(self) -> tuple[Children, ...]:
+        return self._children
+
+    def _spec(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> JobSpec[Any]:
+        return replace(super()._spec(args, kwargs), children=self._children)
 
 
 class Task(Enqueueable[P, R]):

@@ -35,6 +35,8 @@ class Ticket(Struct, frozen=True):
     """Counted from 1."""
     sent_ms: int | None = None
     """When it was sent for the first time, so that it may have been added; None: it was not."""
+    flow: str = ""
+    """Of the root of a flow: what the ids of its jobs are made from."""
 
 
 # The names of tasks come up over and over: 0.1 µs instead of 0.6.

@@ -11,7 +11,7 @@ import re
 import warnings
 from collections.abc import Mapping
 from datetime import datetime
-from typing import TYPE_CHECKING, TypedDict, Unpack, cast
+from typing import TYPE_CHECKING, Final, Literal, TypeAlias, TypedDict, Unpack, cast
 
 from msgspec import Struct
 from msgspec.structs import force_setattr
@@ -19,6 +19,7 @@ from msgspec.structs import force_setattr
 from taskbull.core.backoff import DEFAULT_BACKOFF, Backoff
 from taskbull.core.checks import (
     check_bool,
+    check_choice,
     check_int,
     check_text,
     check_type,
@@ -41,6 +42,11 @@ SIZE_LIMIT = 10_000_000
 KEEP_LOGS = 1000
 
 _MANY_KEPT = 10_000
+
+OnFailure: TypeAlias = Literal["fail", "ignore", "continue", "drop", "wait"]
+"""What the failure of a child means for its parent."""
+
+ON_FAILURE: Final = ("fail", "ignore", "continue", "drop", "wait")
 
 
 class Dedup(Struct, frozen=True):
@@ -109,6 +115,7 @@ class CallKeywords(TaskKeywords, total=False):
     eta: datetime | None
     job_id: str | None
     dedup: Dedup | str | None
+    on_failure: OnFailure | None
 
 
 class JobKeywords(CallKeywords, total=False):
@@ -131,6 +138,8 @@ class JobOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     error_backoffs: ErrorBackoffs | None = None
     job_id: str | None = None
     dedup: Dedup | None = None
+    on_failure: OnFailure | None = None
+    """As a child of a flow; None: as its parent says."""
     keep_completed: Keep | None = DEFAULT_KEEP_COMPLETED
     keep_failed: Keep | None = DEFAULT_KEEP_FAILED
     timeout: float | None = None
@@ -155,6 +164,8 @@ class JobOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             check_job_id(self.job_id)
         if self.dedup is not None:
             force_setattr(self, "dedup", _read_dedup(self.dedup))
+        if self.on_failure is not None:
+            check_choice("on_failure", self.on_failure, ON_FAILURE)
         _check_keep("keep_completed", self.keep_completed)
         _check_keep("keep_failed", self.keep_failed)
         if self.keep_logs is not None:

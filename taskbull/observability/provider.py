@@ -11,12 +11,14 @@ import sys
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from functools import cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from taskbull.core.job import NewJob
 
 if TYPE_CHECKING:
     from taskbull.observability.tracing import Sending, Tracer
+
+J = TypeVar("J", bound=NewJob)
 
 _API = "opentelemetry.trace"
 _NAMED_BY = "OTEL_PYTHON_TRACER_PROVIDER"
@@ -29,7 +31,7 @@ def current_tracer() -> Tracer | None:
     return _ask_api()()
 
 
-def in_this_span(job: NewJob) -> NewJob:
+def in_this_span(job: J) -> J:
     """Return the job with the context of the current span, for a job that is added later."""
     if current_tracer() is None:
         return job

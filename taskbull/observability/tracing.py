@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache, lru_cache
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 import msgspec
 from msgspec.structs import replace
@@ -35,6 +35,8 @@ from taskbull.core.failure import message_of
 from taskbull.core.job import Job, NewJob
 from taskbull.core.outcome import Failure, Outcome
 from taskbull.observability.sampling import drops_of
+
+J = TypeVar("J", bound=NewJob)
 
 SYSTEM = "bullmq"
 SCOPE = "taskbull"
@@ -73,7 +75,7 @@ def _tracer_of(provider: TracerProvider) -> Tracer | None:
     return None if isinstance(tracer, NoOpTracer) else tracer
 
 
-def in_this_span(job: NewJob) -> NewJob:
+def in_this_span(job: J) -> J:
     """Return the job with the context of the current span, for a job that is added later."""
     if current_tracer() is None or not trace.get_current_span().get_span_context().is_valid:
         return job

@@ -6,7 +6,7 @@ import inspect
 import time
 from array import array
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator
 from itertools import count, pairwise
 from typing import Any, Protocol, Self, TypeAlias, TypeVar
 
@@ -18,9 +18,10 @@ from taskbull.core.job import NewJob, Ticket
 from taskbull.core.wire.job import EncodedJob, encode_job
 from taskbull.errors import EnqueueError
 from taskbull.queue.add_call import Unsent
+from taskbull.queue.add_flow import Flow
 from taskbull.queue.handle import JobHandle, QueueClient, ReadResult, handle
 from taskbull.scripts.add import Added, CallSequence
-from taskbull.scripts.call import Stages
+from taskbull.scripts.call import Stages, Steps
 
 T = TypeVar("T")
 
@@ -53,6 +54,8 @@ class Entry(Struct, frozen=True, eq=False):
     job: NewJob
     known_as: Sendable
     read: ReadResult
+    flow: Flow | None = None
+    """The job with all those that it waits for, if there are any."""
 
 
 class _Part:
@@ -76,6 +79,31 @@ class _Part:
         self.jobs.append(job)
         self.size += size
 
+    def send(self) -> Generator[Steps[Any], Any, list[Added] | Unsent]:
+        """Add the jobs; return an answer for each."""
+        added: list[Added] | Unsent = yield self.client.adder.add(self.jobs, self.ticket)
+        return added
+
+    def ticket_of(self, number: int, sequence: CallSequence, sent_ms: int | None) -> Ticket:
+        """Return the ticket under which one of them is sent again."""
+        return sequence.ticket(self.jobs[number - 1].place or number, sent_ms)
+
+
+class _FlowPart(_Part):
+    """A flow, which goes by itself; the caller knows its root."""
+
+    def __init__(self, place: int, entry: Entry, flow: Flow) -> None:
+        super().__init__(entry.client, entry.job.ticket)
+        self.put(place, entry, flow.root_job, 0)
+        self._flow = flow
+
+    def send(self) -> Generator[Steps[Any], Any, list[Added] | Unsent]:
+        added = yield from self._flow.send()
+        return added if isinstance(added, Unsent) else added[:1]
+
+    def ticket_of(self, number: int, sequence: CallSequence, sent_ms: int | None) -> Ticket:
+        return replace(super().ticket_of(number, sequence, sent_ms), flow=self._flow.seed)
+
 
 class _Left:
     """The jobs that a bulk could not add, each with the ticket under which it is sent again."""
@@ -91,8 +119,8 @@ class _Left:
             self.jobs += [entry.known_as for _, entry in part.entries]
         else:
             for number, (_, entry) in enumerate(part.entries, 1):
-                place = part.jobs[number - 1].place or number
-                self.jobs.append(entry.known_as.with_ticket(sequence.ticket(place, sent_ms)))
+                ticket = part.ticket_of(number, sequence, sent_ms)
+                self.jobs.append(entry.known_as.with_ticket(ticket))
         if sent_ms is not None:
             self.unsure += len(part.entries)
 
@@ -129,7 +157,7 @@ class Bulk:
         parts = self._parts(jobs)
         try:
             for part in parts:
-                added = yield part.client.adder.add(part.jobs, part.ticket)
+                added = yield from part.send()
                 if isinstance(added, Unsent):
                     raise self._unsent(part, added, parts) from added.error
                 self._take_in(part, added)
@@ -144,33 +172,42 @@ class Bulk:
 
     def _encoded(self) -> Iterator[tuple[Entry, EncodedJob]]:
         for entry in self._entries:
-            yield entry, encode_job(entry.job, int(time.time() * 1000))
+            flow = entry.flow
+            job = encode_job(entry.job, int(time.time() * 1000)) if flow is None else flow.root_job
+            yield entry, job
 
     def _parts(self, jobs: Iterator[tuple[Entry, EncodedJob]]) -> Iterator[_Part]:
         """Give parts as they are full, then the rest; when closed, no more jobs are asked for."""
         for place, (entry, job) in enumerate(jobs):
-            ticket = entry.job.ticket
-            key: object = id(entry.client)
-            if ticket is not None:
-                key = (key, replace(ticket, place=0))
-            size = len(job.data) + len(job.options)
-            part = self._open.get(key)
-            if part is not None and not part.has_room(job, size):
-                yield self._taken_out(key)
-                part = None
-            if part is None:
-                part = self._open[key] = _Part(entry.client, ticket)
-            part.put(place, entry, job, size)
-            self._open_jobs += 1
-            self._open_bytes += size
-            if len(part.jobs) >= BULK:
-                yield self._taken_out(key)
+            if entry.flow is None:
+                yield from self._put(place, entry, job)
+            else:
+                yield _FlowPart(place, entry, entry.flow)
             if self._closed:
                 break
             if self._open_jobs > _OPEN_JOBS or self._open_bytes > _OPEN_BYTES:
                 yield self._taken_out(max(self._open, key=lambda each: self._open[each].size))
         while self._open:
             yield self._taken_out(next(iter(self._open)))
+
+    def _put(self, place: int, entry: Entry, job: EncodedJob) -> Iterator[_Part]:
+        """Put a job into its part; give that one when it is full, with or without the job."""
+        ticket = entry.job.ticket
+        key: object = id(entry.client)
+        if ticket is not None:
+            key = (key, replace(ticket, place=0))
+        size = len(job.data) + len(job.options)
+        part = self._open.get(key)
+        if part is not None and not part.has_room(job, size):
+            yield self._taken_out(key)
+            part = None
+        if part is None:
+            part = self._open[key] = _Part(entry.client, ticket)
+        part.put(place, entry, job, size)
+        self._open_jobs += 1
+        self._open_bytes += size
+        if len(part.jobs) >= BULK:
+            yield self._taken_out(key)
 
     def _taken_out(self, key: object) -> _Part:
         part = self._open.pop(key)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING
 
 from msgspec import Struct
@@ -24,7 +25,7 @@ from taskbull.errors import (
 from taskbull.observability.provider import current_tracer, sending
 from taskbull.queue.call_sequences import CallSequences
 from taskbull.scripts.add import MEMO_LIFE_MS, Added, CallSequence, add_jobs
-from taskbull.scripts.call import Steps
+from taskbull.scripts.call import Call, Steps
 
 if TYPE_CHECKING:
     from taskbull.observability.tracing import Tracer
@@ -107,21 +108,29 @@ class Adder:
         self, jobs: Sequence[EncodedJob], sequence: CallSequence, sent_ms: int | None
     ) -> Steps[list[Added] | Unsent]:
         """Make one call, until it is answered; no answers: the sequence is that of a clone."""
-        now_ms = int(time.time() * 1000)
-        if sent_ms is not None and now_ms - sent_ms > SEND_AGAIN_MS:
-            return Unsent(TaskbullError(_TOO_LATE), sequence, sent_ms)
-        lost: MaybeExecuted | None = None
-        while True:
-            try:
-                added: list[Added] = yield add_jobs(self.keys, jobs, now_ms, sequence)
-            except MaybeExecuted as error:  # sent again, it gives its first answer
-                lost, sent_ms = error, sent_ms or now_ms
-            except (ConnectionLost, ServerRefused) as error:
-                return Unsent(lost or error, sequence, sent_ms)
-            else:
-                if not added and sent_ms is not None:
-                    return Unsent(TaskbullError(_OVERTAKEN), sequence, sent_ms)
-                return added
+        call = partial(add_jobs, self.keys, jobs, sequence=sequence)
+        return deliver(call, sequence, sent_ms)
+
+
+def deliver(
+    call: Callable[[int], Call[list[Added]]], sequence: CallSequence, sent_ms: int | None
+) -> Steps[list[Added] | Unsent]:
+    """Make one call of a sequence, which is given the time in ms, until it is answered."""
+    now_ms = int(time.time() * 1000)
+    if sent_ms is not None and now_ms - sent_ms > SEND_AGAIN_MS:
+        return Unsent(TaskbullError(_TOO_LATE), sequence, sent_ms)
+    lost: MaybeExecuted | None = None
+    while True:
+        try:
+            added: list[Added] = yield call(now_ms)
+        except MaybeExecuted as error:  # sent again, it gives its first answer
+            lost, sent_ms = error, sent_ms or now_ms
+        except (ConnectionLost, ServerRefused) as error:
+            return Unsent(lost or error, sequence, sent_ms)
+        else:
+            if not added and sent_ms is not None:
+                return Unsent(TaskbullError(_OVERTAKEN), sequence, sent_ms)
+            return added
 
 
 _TOO_LATE = (

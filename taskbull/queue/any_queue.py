@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, Self, TypeAlias, Unpack
 
+from msgspec.structs import replace
+
 from taskbull.core import payload
 from taskbull.core.checks import refusal
 from taskbull.core.durations import Duration, limit_of
+from taskbull.core.flow import Branch, Children, branches_of
 from taskbull.core.job import NewJob
-from taskbull.core.keys import PREFIX
+from taskbull.core.keys import PREFIX, QueueKeys
 from taskbull.core.keywords import check_keywords
 from taskbull.core.options import JobKeywords, JobOptions
 from taskbull.observability.provider import in_this_span
@@ -27,6 +30,22 @@ JobEntry: TypeAlias = NewJob | tuple[str, Any] | tuple[str, Any, dict[str, Any]]
 """A job for `add_bulk`: what `queue.job` makes, or (name, data) or (name, data, options)."""
 
 _DEFAULT = JobOptions()
+
+
+class QueueJob(NewJob, frozen=True, kw_only=True):
+    """A job that knows its queue, whoever runs it: `queue.job(…)` makes it."""
+
+    keys: QueueKeys
+    children: tuple[Children, ...] = ()
+    """The jobs that it waits for, in a chain."""
+
+    def branch(self) -> Branch:
+        """Return the job as a part of a flow, with all below it."""
+        return Branch(self.keys, self, branches_of(self.children))
+
+    def after(self, children: Children) -> Self:
+        """Return the job as one that waits for these, too."""
+        return replace(self, children=(*self.children, children))
 
 
 class AnyQueue(QueueOperations, ScheduleOperations):
@@ -77,9 +96,10 @@ class AnyQueue(QueueOperations, ScheduleOperations):
         """The queue's name, as it was given."""
         return self.keys.queue
 
-    def job(self, name: str, data: Any = None, **options: Unpack[JobKeywords]) -> NewJob:
-        """Make a job for `add_bulk`, with the options of `add`."""
-        return in_this_span(_new_job(name, data, **options))
+    def job(self, name: str, data: Any = None, **options: Unpack[JobKeywords]) -> QueueJob:
+        """Return a job for `add_bulk`, or for a flow, with the options of `add`."""
+        new = _new_job(name, data, **options)
+        return in_this_span(QueueJob(new.name, new.data, new.options, keys=self.keys))
 
     def _bulk(
         self, jobs: Iterable[JobEntry], progress: Progress | None = None

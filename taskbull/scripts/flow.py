@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from enum import IntEnum
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 from msgspec import Struct
@@ -14,10 +14,15 @@ from taskbull.core.keys import QueueKeys
 from taskbull.core.wire.job import EncodedJob
 from taskbull.errors import TaskbullError
 from taskbull.scripts.add import MEMO_LIFE_MS, Added, CallSequence, Result, digest
-from taskbull.scripts.call import Call
+from taskbull.scripts.call import Call, Steps
 from taskbull.scripts.loader import load
+from taskbull.scripts.replies import text
 
 ADD_FLOW = load("add_flow")
+UNDO_FLOW = load("undo_flow")
+
+UNDONE: Final = 50
+"""How many children one call removes of a flow that is undone."""
 
 pack = msgspec.msgpack.encode
 
@@ -116,6 +121,31 @@ def _added(nodes: Sequence[FlowNode], reply: list[int]) -> list[Added]:
         raise FlowRefused(f"job {node.job.job_id} of queue {node.queue.queue} {why}", refused)
     answers = zip(nodes, reply, strict=True) if reply else ()
     return [Added(node.job.job_id, Result(code)) for node, code in answers]
+
+
+def undo_flows(queue: QueueKeys, now_ms: int, *, piece: int = UNDONE) -> Steps[list[str]]:
+    """Remove the flows of a queue's roots that are overdue; return the keys of the roots."""
+    call = undo_flow(queue, now_ms, piece)
+    undone: list[str] = []
+    root, is_gone = yield call
+    while root:
+        if is_gone:
+            undone.append(root)
+        root, is_gone = yield call
+    return undone
+
+
+def undo_flow(queue: QueueKeys, now_ms: int, piece: int = UNDONE) -> Call[tuple[str, bool]]:
+    """Remove a piece of a flow that is overdue; the call gives its root, and whether all is gone.
+
+    An empty root: there is no such flow.
+    """
+    return Call(UNDO_FLOW, (queue.private("flows"),), (now_ms, piece), _undone)
+
+
+def _undone(reply: Any) -> tuple[str, bool]:
+    root, is_gone = reply
+    return text(root), is_gone == 1
 
 
 class FlowRefused(TaskbullError):

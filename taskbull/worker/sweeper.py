@@ -1,4 +1,4 @@
-"""The search for jobs whose worker is gone."""
+"""The search for jobs whose worker is gone, and for flows whose producer is."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from taskbull.core import events
 from taskbull.core.durations import to_ms
 from taskbull.core.job import Job
 from taskbull.errors import MaybeExecuted, ServerRefused
+from taskbull.observability.job_filter import cut
+from taskbull.scripts.flow import undo_flows
 from taskbull.scripts.inspection import get_job
 from taskbull.scripts.locks import Sweep, sweep_stalled
 from taskbull.worker.context import QueueContext
@@ -49,10 +51,23 @@ class Sweeper:
             found = await context.store.run(steps)
             if found is not None and found.put_back:
                 await self._tell(found)
+            if found is not None:
+                await self._undo_flows()
         except MaybeExecuted:
             pass  # the next sweep goes on where this one was cut off
         except ServerRefused as error:
             logger.warning("Queue %s: the sweep was refused: %s", context.keys.queue, error)
+
+    async def _undo_flows(self) -> None:
+        """Remove what producers have left behind that broke off in the middle of a flow."""
+        context = self._context
+        for root in await context.store.run(undo_flows(context.keys, context.clock.wall_ms())):
+            logger.warning(
+                "Queue %s: the flow of job %s was removed, because its producer broke off before "
+                "all its jobs were added",
+                context.keys.queue,
+                cut(root.removeprefix(context.keys.base)),
+            )
 
     async def _tell(self, found: Sweep) -> None:
         context = self._context

@@ -13,6 +13,7 @@ from taskbull.scripts import changes, inspection, limits, locks, removal, survey
 from taskbull.scripts.add import CallSequence, add_jobs
 from taskbull.scripts.call import Call
 from taskbull.scripts.cycle import Taking, cycle
+from taskbull.scripts.flow import undo_flow
 from taskbull.scripts.settlement import adopt_jobs, settle_cycle
 from taskbull.scripts.trial import try_commands
 
@@ -37,6 +38,7 @@ SAMPLES = calls(
         changes.note_unclaimed(QUEUE, JOB, 1, 2),
         inspection.names_waiting(QUEUE, 1),
         limits.resume(QUEUE),
+        undo_flow(QUEUE, 1),
         removal.remove_job(QUEUE, JOB),
         removal.remove_unprocessed_children(QUEUE, JOB),
         removal.remove_child_dependency(QUEUE, JOB),
@@ -85,6 +87,7 @@ NAMES: dict[str, Callable[[Call[Any]], set[str]]] = {
     "failed_children": lambda _: {QUEUE.failed_children(JOB)},
     "unsuccessful": lambda _: {QUEUE.unsuccessful(JOB)},
     "schedulers": lambda _: {QUEUE.repeat},
+    "flows": lambda _: {QUEUE.private("flows")},
     "suspects": lambda _: {QUEUE.private("suspects")},
     "ended": lambda _: {QUEUE.completed, QUEUE.failed},
     "list": lambda _: {QUEUE.wait, QUEUE.paused, QUEUE.active},

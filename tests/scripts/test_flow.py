@@ -14,7 +14,15 @@ from taskbull.core.keys import QueueKeys
 from taskbull.core.options import JobOptions
 from taskbull.core.wire.job import EncodedJob, ParentLink, encode_job
 from taskbull.scripts.add import Added, CallSequence, Result
-from taskbull.scripts.flow import ADD_FLOW, FlowNode, FlowPiece, FlowRefused, Waits, add_flow
+from taskbull.scripts.flow import (
+    ADD_FLOW,
+    FlowNode,
+    FlowPiece,
+    FlowRefused,
+    Waits,
+    add_flow,
+    undo_flows,
+)
 from tests.scripts.bed import NOW, Bed, without
 
 
@@ -135,3 +143,60 @@ def test_the_order_of_children_stands_in_a_field_of_our_own(bed: Bed) -> None:
         "delay": "0",
         "priority": "0",
     }
+
+
+def broken_off(bed: Bed, children: int, deadline_ms: int = NOW - 1) -> None:
+    """Have a flow of which the last piece never came."""
+    top = node(bed.queue, "top", waits=Waits.FOR_MORE)
+    below = [node(bed.queue, f"c{n}", top) for n in range(children)]
+    add(bed, [top, *below], 1, deadline_ms=deadline_ms)
+
+
+def test_a_flow_that_was_broken_off_is_undone_in_pieces(bed: Bed) -> None:
+    broken_off(bed, 7)
+    bed.job("other")
+    assert bed.go(undo_flows(bed.queue, NOW, piece=3)) == [bed.queue.job("top")]
+    state = without(bed.state(events=False), "id", "meta", "marker", "tb:add:p:0")
+    assert set(state) == {"wait", "other"}
+    assert state["wait"] == ["other"]
+    assert bed.go(undo_flows(bed.queue, NOW)) == []
+
+
+def test_a_flow_that_still_has_time_is_left_alone(bed: Bed) -> None:
+    broken_off(bed, 3, deadline_ms=NOW + 1)
+    before = bed.state()
+    assert bed.go(undo_flows(bed.queue, NOW)) == []
+    assert bed.state() == before
+
+
+def test_children_of_an_undone_flow_that_run_or_have_ended_stay(bed: Bed) -> None:
+    broken_off(bed, 4)
+    bed.admin.lrem(bed.queue.wait, 0, "c1")
+    bed.put("c1", "active")
+    bed.lock("c1")
+    bed.admin.lrem(bed.queue.wait, 0, "c2")
+    bed.put("c2", "failed")
+    bed.go(undo_flows(bed.queue, NOW))
+    state = bed.state()
+    assert (state["active"], list(state["failed"])) == (["c1"], ["c2"])
+    assert "c1" in state
+    assert not {"wait", "top", "top:dependencies", "waiting-children", "tb:flows"} & set(state)
+
+
+def test_an_undone_flow_takes_its_unfinished_branches_with_it(bed: Bed) -> None:
+    top = node(bed.queue, "top", waits=Waits.FOR_MORE)
+    middle = node(bed.queue, "middle", top, waits=Waits.FOR_MORE)
+    add(bed, [top, middle, node(bed.queue, "leaf", middle)], 1, deadline_ms=NOW - 1)
+    bed.go(undo_flows(bed.queue, NOW))
+    state = without(bed.state(events=False), "id", "meta", "marker", "tb:add:p:0")
+    assert state == {}
+
+
+def test_a_root_that_has_been_started_is_not_removed(bed: Bed) -> None:
+    broken_off(bed, 2)
+    bed.admin.zrem(bed.queue.waiting_children, "top")
+    bed.put("top", "active")
+    bed.go(undo_flows(bed.queue, NOW))
+    state = bed.state()
+    assert state["active"] == ["top"]
+    assert not {"c0", "c1", "top:dependencies", "tb:flows"} & set(state)

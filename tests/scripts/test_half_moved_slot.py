@@ -31,7 +31,7 @@ from taskbull.scripts import (
 from taskbull.scripts.add import CallSequence, add_jobs
 from taskbull.scripts.call import Request, Steps
 from taskbull.scripts.cycle import Taking, cycle, pack_outcome
-from taskbull.scripts.flow import FlowPiece, Waits, add_flow
+from taskbull.scripts.flow import FlowPiece, Waits, add_flow, undo_flows
 from taskbull.scripts.settlement import adopt_jobs, settle_cycle
 from taskbull.store.address import parse
 from taskbull.store.sync_store import SyncStore
@@ -101,6 +101,7 @@ OPERATIONS: dict[str, Operation] = {
     "renew": lambda q: locks.extend_locks(q, [(job_id, "mine") for job_id in HELD], 60_000),
     "renew one": lambda q: locks.extend_locks(q, [("a1", "mine")], 60_000),
     "renew by itself": lambda q: locks.extend_lock(q, "a1", "mine", 60_000),
+    "undo a flow": lambda q: undo_flows(q, NOW),
     "sweep": lambda q: locks.sweep_stalled(q, NOW, interval_ms=1_000, max_stalls=0),
     "pause": limits.pause,
     "resume": limits.resume,

@@ -1,0 +1,319 @@
+"""Adding flows by tasks: whole, once, and as BullMQ's flow producer would."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from random import Random
+from typing import Any, cast
+
+import pytest
+import redis
+from anyio import fail_after, to_thread
+
+from taskbull import (
+    App,
+    ConfigurationError,
+    EnqueueError,
+    JobState,
+    chain,
+    from_child,
+    from_children,
+)
+from taskbull.core.job import Ticket
+from taskbull.core.keys import QueueKeys
+from taskbull.core.wire.flow import decode_order
+from taskbull.queue import add_flow
+from taskbull.scripts.flow import undo_flows
+from taskbull.store.address import parse
+from tests.app.conftest import written
+from tests.servers.kinds import Reachable
+from tests.servers.proxy import Proxy
+
+LIMIT = 60.0
+
+
+class Tasks:
+    """The tasks of the example in the documentation."""
+
+    def __init__(self, app: App) -> None:
+        self.app = app
+
+        @app.task(queue="pages")
+        async def fetch(url: str) -> str:
+            return url
+
+        @app.task(queue="q")
+        def count(text: str = from_child(fetch)) -> int:
+            return len(text)
+
+        @app.task(queue="q")
+        async def report(title: str, counts: list[int] = from_children(count)) -> str:
+            return f"{title}: {counts}"
+
+        self.fetch, self.count, self.report = fetch, count, report
+
+    def tree(self, urls: int) -> Any:
+        return self.report.after(
+            self.count.after(self.fetch.job(str(url))).job() for url in range(urls)
+        )
+
+
+@pytest.fixture
+def tasks(app: App) -> Tasks:
+    return Tasks(app)
+
+
+def stored(admin: redis.Redis, prefix: str, queue: str = "q") -> dict[str, int]:
+    """Count the jobs by name, wherever they wait."""
+    keys = QueueKeys(queue, prefix)
+    raw: Any = admin
+    ids = [*raw.lrange(keys.wait, 0, -1), *raw.zrange(keys.waiting_children, 0, -1)]
+    names = [raw.hget(keys.job(job_id.decode()), "name").decode() for job_id in ids]
+    return {name: names.count(name) for name in names}
+
+
+def test_a_tree_is_added_over_queues_and_gives_the_handle_of_its_root(
+    tasks: Tasks, admin: redis.Redis, prefix: str
+) -> None:
+    job = tasks.tree(3).delay("Words")
+    assert (job.name, job.queue, job.deduplicated) == ("report", "q", False)
+    assert job.state() is JobState.WAITING_CHILDREN
+    assert stored(admin, prefix) == {"report": 1, "count": 3}
+    assert stored(admin, prefix, "pages") == {"fetch": 3}
+    assert job.info().data == {"title": "Words"}
+    raw: Any = admin
+    order = decode_order(raw.hget(f"{prefix}:q:{job.id}", "tbch"))
+    assert order is not None
+    assert [(name, base) for name, base, _ in order] == [("count", f"{prefix}:q:")] * 3
+    waited = {key.decode() for key in raw.smembers(f"{prefix}:q:{job.id}:dependencies")}
+    assert waited == {base + job_id for _, base, job_id in order}
+
+
+async def test_a_tree_is_added_by_async_code(tasks: Tasks, admin: redis.Redis, prefix: str) -> None:
+    job = await tasks.tree(3).adelay("Words")
+    assert await job.astate() is JobState.WAITING_CHILDREN
+    assert stored(admin, prefix, "pages") == {"fetch": 3}
+
+
+def test_a_chain_is_one_job_after_the_other(tasks: Tasks, admin: redis.Redis, prefix: str) -> None:
+    job = chain(tasks.fetch.job("a"), tasks.count.job()).delay()
+    assert (job.name, job.state()) == ("count", JobState.WAITING_CHILDREN)
+    assert stored(admin, prefix, "pages") == {"fetch": 1}
+    one = chain(tasks.fetch.job("a")).delay()
+    assert one.state() is JobState.WAITING
+
+
+def test_jobs_of_other_languages_are_children_and_links_of_chains(
+    tasks: Tasks, app: App, admin: redis.Redis, prefix: str
+) -> None:
+    translate = app.sync_queue("node").job("translate", {"text": "a"}, on_failure="ignore")
+    job = tasks.report.after(translate).delay("t")
+    assert job.state() is JobState.WAITING_CHILDREN
+    [child] = app.sync_queue("node").get_jobs("waiting")
+    assert (child.name, child.options.ignore_dependency) == ("translate", True)
+    last = chain(tasks.fetch.job("a"), translate, tasks.report.job("t")).delay()
+    assert last.state() is JobState.WAITING_CHILDREN
+    assert stored(admin, prefix, "node") == {"translate": 2}
+    assert stored(admin, prefix, "pages") == {"fetch": 1}
+
+
+def test_flows_stand_among_jobs(tasks: Tasks, app: App) -> None:
+    specs = [tasks.fetch.job("x"), tasks.tree(2).job("a"), tasks.fetch.job("y")]
+    told: list[int] = []
+    handles = app.enqueue(specs, progress=told.append)
+    assert [job.name for job in handles] == ["fetch", "report", "fetch"]
+    assert handles[1].state() is JobState.WAITING_CHILDREN
+    assert told[-1] == 3
+
+
+def test_of_a_list_with_a_wrong_flow_nothing_is_written(
+    tasks: Tasks, app: App, admin: redis.Redis, prefix: str
+) -> None:
+    wrong = tasks.report.after(tasks.count.job()).job("a")
+    with pytest.raises(ConfigurationError, match="takes the result of one child fetch"):
+        app.enqueue([tasks.fetch.job("x"), tasks.tree(2).job("a"), wrong])
+    assert written(admin, prefix) == set()
+
+
+def test_a_job_after_an_empty_iterable_is_a_plain_one(tasks: Tasks) -> None:
+    job = tasks.report.after(tasks.count.job(str(n)) for n in range(0)).delay("t")
+    assert (job.id, job.state()) == ("1", JobState.WAITING)
+
+
+def test_after_is_refused_what_are_not_jobs(tasks: Tasks) -> None:
+    wrong: Any
+    with pytest.raises(ConfigurationError, match=r"report.after\(\) was given no jobs"):
+        tasks.report.after()
+    for wrong in (5, tasks.fetch, "text", [tasks.fetch.delay]):
+        with pytest.raises(ConfigurationError, match="must be made by task"):
+            tasks.report.after(wrong)
+    wrong = "perhaps"
+    with pytest.raises(ConfigurationError, match="on_failure must be one of 'fail', 'ignore'"):
+        tasks.report.after(tasks.fetch.job("a"), on_failure=wrong)
+    with pytest.raises(ConfigurationError, match="on_failure must be one of"):
+        tasks.fetch.options(on_failure=wrong)
+    with pytest.raises(ConfigurationError, match=r"chain\(\) was given no jobs"):
+        cast("Any", chain)()
+    wrong = tasks.app.sync_queue("node").job("x")
+    with pytest.raises(ConfigurationError, match="the last job of chain"):
+        chain(tasks.fetch.job("a"), wrong)
+
+
+def test_a_parameter_of_a_child_needs_one_or_its_value(tasks: Tasks) -> None:
+    with pytest.raises(ConfigurationError, match="the job has none"):
+        tasks.count.delay()
+    assert tasks.count.delay("by hand").info().data == {"text": "by hand"}
+    assert tasks.count("by hand") == 7
+    assert tasks.report.delay("no children").state() is JobState.WAITING
+
+
+def test_after_keeps_options_and_groups(tasks: Tasks, app: App) -> None:
+    one, other = tasks.fetch.options(job_id="one").job("a"), tasks.fetch.job("b")
+    kept = tasks.report.options(priority=3).after(one, on_failure="ignore").after([other])
+    job = kept.options(job_id="root").delay("t")
+    assert (job.id, job.info().priority) == ("root", 3)
+    policies = {
+        child.id == "one": (child.options.ignore_dependency, child.options.fail_parent)
+        for child in app.sync_queue("pages").get_jobs("waiting")
+    }
+    assert policies == {True: (True, False), False: (False, True)}
+    assert repr(kept) == "<report after 2 jobs, in queue q>"
+
+
+def test_a_child_that_has_another_parent_refuses_the_flow(
+    tasks: Tasks, app: App, admin: redis.Redis, prefix: str
+) -> None:
+    child = tasks.fetch.options(job_id="one").job("a")
+    tasks.report.after(child).delay("first")
+    before = stored(admin, prefix)
+    with pytest.raises(Exception, match="job one of queue pages has another parent"):
+        tasks.report.after(tasks.fetch.job("b"), child).delay("second")
+    assert stored(admin, prefix) == before
+    assert stored(admin, prefix, "pages") == {"fetch": 1}
+
+
+def test_ten_thousand_children_are_added_in_pieces(
+    tasks: Tasks, admin: redis.Redis, prefix: str
+) -> None:
+    job = tasks.report.after(tasks.fetch.job(str(n)) for n in range(10_000)).delay("t")
+    assert job.state() is JobState.WAITING_CHILDREN
+    raw: Any = admin
+    assert raw.llen(f"{prefix}:pages:wait") == 10_000
+    assert raw.scard(f"{prefix}:q:{job.id}:dependencies") == 10_000
+    assert raw.exists(f"{prefix}:q:tb:flows") == 0
+    order = decode_order(raw.hget(f"{prefix}:q:{job.id}", "tbch")) or []
+    urls = [json.loads(raw.hget(base + own, "data"))["url"] for _, base, own in order]
+    assert urls == [str(n) for n in range(10_000)]
+
+
+def test_a_cluster_wants_the_queues_of_a_flow_in_one_slot() -> None:
+    queues = [QueueKeys(name, cluster=True) for name in ("a", "b")]
+    with pytest.raises(ConfigurationError, match=r"common hash tag, such as \{shop\}-a and"):
+        add_flow.check_slots(queues)
+    add_flow.check_slots([QueueKeys(f"{{shop}}-{name}", cluster=True) for name in "ab"])
+    add_flow.check_slots([QueueKeys(name) for name in "ab"])
+
+
+@pytest.fixture
+def proxy(server: Reachable) -> Iterator[Proxy]:
+    endpoint = parse(server.url).endpoints[0]
+    with Proxy((endpoint.host, endpoint.port)) as running:
+        yield running
+
+
+@pytest.fixture
+def far(proxy: Proxy, prefix: str) -> Iterator[Tasks]:
+    """The tasks of an app that sees the server through the proxy."""
+    app = App("far", redis=proxy.url, prefix=prefix, enqueue_timeout=20)
+    yield Tasks(app)
+    app.close()
+
+
+@pytest.fixture(params=[250, 4])
+def size(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
+    """How many jobs a piece has: all of them, or some."""
+    monkeypatch.setattr(add_flow, "PIECE", request.param)
+    return int(request.param)
+
+
+@pytest.mark.parametrize("cut", ["before_reply", "before_request"])
+async def test_a_flow_is_there_once_wherever_the_connection_is_cut(
+    far: Tasks, proxy: Proxy, admin: redis.Redis, prefix: str, size: int, cut: str
+) -> None:
+    cut_next = getattr(proxy, f"cut_{cut}")
+    with fail_after(LIMIT):
+        for number in range(10):
+            await to_thread.run_sync(cut_next, prefix.encode())
+            if number % 2:
+                await far.tree(5).adelay(str(number))
+            else:
+                await to_thread.run_sync(far.tree(5).delay, str(number))
+    assert stored(admin, prefix) == {"report": 10, "count": 50}
+    assert stored(admin, prefix, "pages") == {"fetch": 50}
+    assert admin.exists(f"{prefix}:q:tb:flows") == 0
+
+
+async def test_a_flow_is_there_once_after_how_many_bytes_the_connection_is_cut(
+    far: Tasks, proxy: Proxy, admin: redis.Redis, prefix: str, size: int
+) -> None:
+    random = Random(size)
+    with fail_after(LIMIT):
+        for number in range(20):
+            cut = proxy.cut_after if number % 2 else proxy.cut_after_requests
+            await to_thread.run_sync(cut, random.randrange(1, 200 if number % 2 else 9000))
+            await far.tree(5).adelay(str(number))
+    assert stored(admin, prefix) == {"report": 20, "count": 100}
+    assert stored(admin, prefix, "pages") == {"fetch": 100}
+
+
+@pytest.mark.usefixtures("size")
+def test_a_flow_that_was_not_added_is_added_by_its_spec(
+    proxy: Proxy, admin: redis.Redis, prefix: str
+) -> None:
+    short = App("short", redis=proxy.url, prefix=prefix, enqueue_timeout=0.3)
+    tasks = Tasks(short)
+    tasks.fetch.delay("connects")
+    proxy.refuse()
+    proxy.cut()
+    with pytest.raises(EnqueueError) as failed:
+        tasks.tree(5).delay("kept")
+    [spec] = failed.value.spec
+    proxy.accept()
+    [job] = short.enqueue([spec])
+    [same] = short.enqueue([spec])
+    assert (job.id, job.name) == (same.id, "report")
+    assert stored(admin, prefix) == {"report": 1, "count": 5}
+    assert stored(admin, prefix, "pages") == {"fetch": 6}
+    [other] = short.enqueue([spec.anew()])
+    assert other.id != job.id
+    short.close()
+
+
+@pytest.mark.parametrize("calls", range(4))
+@pytest.mark.parametrize("then", ["sent again", "swept"])
+def test_a_producer_that_breaks_off_leaves_nothing_or_all_of_it(
+    tasks: Tasks, admin: redis.Redis, calls: int, then: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(add_flow, "PIECE", 3)  # 11 jobs are 4 pieces
+    app, prefix = tasks.app, tasks.app.producer.namespace.prefix
+    client, store = app.producer.client("q"), app.producer.stores.sync_store()
+    spec = tasks.tree(5).job("t")
+    flow = add_flow.Flow(client.adder, spec.branch(), None)
+    steps = flow.send()
+    piece = next(steps)
+    for _ in range(calls):
+        piece = steps.send(store.run(piece))
+    if then == "sent again":
+        ticket = Ticket(flow.seed, 0, 1, flow.seed[:16], 1, int(time.time() * 1000), flow.seed)
+        for _ in range(2):
+            app.enqueue([spec.with_ticket(ticket)])
+        assert stored(admin, prefix) == {"report": 1, "count": 5}
+        assert stored(admin, prefix, "pages") == {"fetch": 5}
+    else:
+        late = int(time.time() * 1000) + add_flow.FLOW_LIFE_MS + 1
+        undone = store.run(undo_flows(client.keys, late))
+        assert len(undone) == (1 if calls else 0)
+        assert (stored(admin, prefix), stored(admin, prefix, "pages")) == ({}, {})
+    assert admin.exists(f"{prefix}:q:tb:flows") == 0
