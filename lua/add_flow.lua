@@ -32,13 +32,10 @@ local root, now, call, mark, memo_life, deadline, bases, nodes, complete = unpac
 
 --- @include "queue_state"
 --- @include "event_limit"
---- @include "push_job"
+--- @include "mark_base"
 --- @include "mark_delay"
---- @include "delayed_score"
---- @include "attach_to_parent"
---- @include "release_parent"
 
-local words = ARGV
+local redis, words = redis, ARGV
 local last = redis.call("GET", memo)
 if last then
   local number, theirs, rest = string.match(last, "^(%d+):(%x*):()")
@@ -51,15 +48,22 @@ end
 now, bases, nodes = tonumber(now), cmsgpack.unpack(bases), cmsgpack.unpack(nodes)
 complete = cmsgpack.unpack(complete)
 
--- Refuse before anything is written.
-local here, exists = {}, {}
+-- Refuse before anything is written. Most often none of the jobs is there: one command tells.
+local keys, here, exists = {}, {}, {}
 for n = 1, #nodes do
-  local key, parent = bases[nodes[n][1]] .. nodes[n][8], nodes[n][9]
+  keys[n] = bases[nodes[n][1]] .. nodes[n][8]
+end
+local any_exists = redis.call("EXISTS", unpack(keys)) > 0
+for n = 1, #nodes do
+  local key, parent = keys[n], nodes[n][9]
   here[key] = true
-  exists[n] = redis.call("EXISTS", key) == 1
+  exists[n] = any_exists and redis.call("EXISTS", key) == 1
   if parent then
-    if not here[parent[1]] and redis.call("EXISTS", parent[1]) == 0 then
-      return { n, -5 }
+    if not here[parent[1]] then
+      if redis.call("EXISTS", parent[1]) == 0 then
+        return { n, -5 }
+      end
+      here[parent[1]] = true
     end
     local old = exists[n] and redis.call("HGET", key, "parentKey")
     if old and old ~= parent[1] and redis.call("EXISTS", old) == 1 then
@@ -72,23 +76,37 @@ local queues = {}
 for b = 1, #bases do
   local base = bases[b]
   queues[b] = queue_state(base .. "meta", base .. "active", base .. "wait", base .. "paused")
+  local queue = queues[b]
+  queue.events, queue.jobs, queue.any_delayed = base .. "events", 0, false
+  queue.fifo, queue.lifo, queue.classes = {}, {}, {}
 end
 -- In a parent's dependencies: it is not released while more will come. As a key, it is in the slot
 -- of its parent, and names nothing.
 local hold = ":tb:flow"
 local answers, added, at = {}, {}, #words - #nodes
 
+-- Many members of a list or set are written with one command, after all hashes and events.
+local parents, children_of = {}, {}
+
 local function write_job(n, queue, base, job)
   local _, name, opts, timestamp, delay, priority, is_lifo, id, parent, waits, order = unpack(job)
-  local key, events, marker = base .. id, base .. "events", base .. "marker"
+  local key, events = keys[n], queue.events
   added[#added + 1] = n
-  redis.call("HSET", key, "name", name, "data", words[at + n], "opts", opts,
-    "timestamp", timestamp, "delay", delay, "priority", priority)
-  redis.call("XADD", events, "*", "event", "added", "jobId", id, "name", name)
   if parent then
-    redis.call("HSET", key, "parentKey", parent[1], "parent", parent[4])
-    redis.call("SADD", parent[1] .. ":dependencies", key)
+    redis.call("HSET", key, "name", name, "data", words[at + n], "opts", opts,
+      "timestamp", timestamp, "delay", delay, "priority", priority,
+      "parentKey", parent[1], "parent", parent[4])
+    local children = children_of[parent[1]]
+    if not children then
+      children = {}
+      parents[#parents + 1], children_of[parent[1]] = parent[1], children
+    end
+    children[#children + 1] = key
+  else
+    redis.call("HSET", key, "name", name, "data", words[at + n], "opts", opts,
+      "timestamp", timestamp, "delay", delay, "priority", priority)
   end
+  redis.call("XADD", events, "*", "event", "added", "jobId", id, "name", name)
   if order ~= "" then
     redis.call("HSET", key, "tbch", order)
   end
@@ -96,13 +114,48 @@ local function write_job(n, queue, base, job)
     redis.call("ZADD", base .. "waiting-children", timestamp, id)
     redis.call("XADD", events, "*", "event", "waiting-children", "jobId", id)
   elseif delay ~= "0" then
+    --- @include "delayed_score"
     local due = tonumber(timestamp) + tonumber(delay)
     redis.call("ZADD", base .. "delayed", delayed_score(base .. "delayed", due), id)
     redis.call("XADD", events, "*", "event", "delayed", "jobId", id, "delay", due)
-    mark_delay(marker, base .. "delayed")
+    queue.any_delayed = true
   else
-    push_job(queue, id, tonumber(priority), is_lifo, base .. "prioritized", base .. "pc", marker)
+    if priority ~= "0" then
+      queue.classes[#queue.classes + 1] = tonumber(priority)
+      queue.classes[#queue.classes + 1] = id
+    else
+      local ids = is_lifo and queue.lifo or queue.fifo
+      ids[#ids + 1] = id
+    end
     redis.call("XADD", events, "*", "event", "waiting", "jobId", id)
+  end
+end
+
+local function write_members(queue, base)
+  local fifo, lifo, classes = queue.fifo, queue.lifo, queue.classes
+  if #fifo > 0 then
+    redis.call("LPUSH", queue.target, unpack(fifo))
+  end
+  if #lifo > 0 then
+    redis.call("RPUSH", queue.target, unpack(lifo))
+  end
+  if #classes > 0 then
+    local count = #classes / 2
+    local rank = redis.call("INCRBY", base .. "pc", count) - count
+    for i = 1, #classes, 2 do
+      rank = rank + 1
+      classes[i] = classes[i] * 0x100000000 + rank % 0x100000000
+    end
+    redis.call("ZADD", base .. "prioritized", unpack(classes))
+  end
+  if #fifo + #lifo + #classes > 0 then
+    mark_base(base .. "marker", queue.blocked)
+  end
+  if queue.any_delayed then
+    mark_delay(base .. "marker", base .. "delayed")
+  end
+  if queue.jobs > 0 then
+    redis.call("INCRBY", base .. "id", queue.jobs)
   end
 end
 
@@ -110,14 +163,16 @@ local function write()
   for n = 1, #nodes do
     local job, base = nodes[n], bases[nodes[n][1]]
     local id, parent, waits = job[8], job[9], job[10]
-    redis.call("INCR", base .. "id")
+    local queue = queues[job[1]]
+    queue.jobs = queue.jobs + 1
     if exists[n] then
       if parent then
+        --- @include "attach_to_parent"
         attach_to_parent(base, id, parent, base .. "completed", now, true)
       end
-      redis.call("XADD", base .. "events", "*", "event", "duplicated", "jobId", id)
+      redis.call("XADD", queue.events, "*", "event", "duplicated", "jobId", id)
     else
-      write_job(n, queues[job[1]], base, job)
+      write_job(n, queue, base, job)
     end
     if waits == 2 then
       redis.call("SADD", base .. id .. ":dependencies", base .. id .. hold)
@@ -125,6 +180,12 @@ local function write()
       complete[#complete + 1] = { job[1], id }
     end
     answers[n] = exists[n] and 1 or 0
+  end
+  for i = 1, #parents do
+    redis.call("SADD", parents[i] .. ":dependencies", unpack(children_of[parents[i]]))
+  end
+  for b = 1, #bases do
+    write_members(queues[b], bases[b])
   end
   if deadline ~= "" then
     redis.call("ZADD", flows, deadline, root)
@@ -151,6 +212,7 @@ for i = 1, #complete do
   redis.call("SREM", dependencies, base .. id .. hold)
   if redis.call("SCARD", dependencies) == 0
     and redis.call("ZSCORE", base .. "waiting-children", id) then
+    --- @include "release_parent"
     release_parent(base .. id, base, id, now)
   end
 end
