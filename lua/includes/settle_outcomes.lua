@@ -27,7 +27,7 @@
 --   5 given back: ms for which the queue starts no job (0: it does)
 -- keep is {count, age in s, limit}; -1 in a place: no such bound.
 local function settle_outcomes(prefix, keys, queue, outcomes, last, codes, now, is_taking)
-  local COMPLETED, FAILED, RETRIED, SNOOZED = 1, 2, 3, 4
+  local COMPLETED, FAILED, RETRIED, SNOOZED, GIVEN_BACK = 1, 2, 3, 4, 5
   local MOST_TRIMMED, MOST_PROMOTED = 100, 100
   local active, completed, failed, events = keys.active, keys.completed, keys.failed, keys.events
   local settled = { full = 0, reasons = {}, completions = 0, failures = 0, any_delayed = false,
@@ -227,6 +227,9 @@ local function settle_outcomes(prefix, keys, queue, outcomes, last, codes, now, 
     local code = judge(job, holder, any_children)
     if code ~= 0 then
       return code
+    end
+    if kind < COMPLETED or kind > GIVEN_BACK then
+      error({ err = "no outcome has the kind " .. tostring(kind) })
     end
     if redis.call("LREM", active, -1, job.id) == 0 then
       return -3

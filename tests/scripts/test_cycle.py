@@ -6,6 +6,7 @@ import re
 from collections import defaultdict
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -101,6 +102,18 @@ def test_global_concurrency_holds_for_a_batch_and_what_ends_makes_room(bed: Bed)
     ends = [pack(job, Complete()) for job in running[:2]]
     cycled = bed.run(cycle(bed.queue, NOW, ends, 10, "t:1", TAKING))
     assert (cycled.codes, len(cycled.jobs)) == ([0, 0], 2)
+
+
+@pytest.mark.parametrize("kind", [0, 6, 99])
+def test_an_outcome_of_an_unknown_kind_is_refused(bed: Bed, kind: int) -> None:
+    seed(bed, [{}] * 2)
+    [job, other] = take(bed, 2).jobs
+    unknown = msgspec.Raw(msgspec.msgpack.encode((job.id, "t:0", kind, 0)))
+    cycled = bed.run(cycle(bed.queue, NOW, [unknown, pack(other, GiveBack())], 0, "t:1", TAKING))
+    assert (cycled.codes, cycled.reasons) == ([-10, 0], [f"no outcome has the kind {kind}"])
+    state = bed.state()
+    assert (state["active"], state["wait"]) == ([job.id], [other.id])
+    assert state[f"{job.id}:lock"] == "t:0"
 
 
 def test_a_limiter_counts_the_jobs_of_a_batch(bed: Bed) -> None:
