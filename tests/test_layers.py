@@ -205,6 +205,11 @@ def _texts(source: str) -> Iterator[str]:
             yield node.value if isinstance(node.value, str) else node.value.decode("latin-1")
 
 
+def class_names(source: str) -> list[str]:
+    """Return the names of all classes in `source`, those inside of others and of functions too."""
+    return [node.name for node in ast.walk(ast.parse(source)) if isinstance(node, ast.ClassDef)]
+
+
 def commands(source: str) -> list[str]:
     """Return the commands of Redis that `source` makes: `Command(("HGET", key, …), …)`."""
     if not any(one.name == "taskbull.scripts.call.Command" for one in imports(source)):
@@ -262,6 +267,14 @@ def test_commands_of_redis_stand_in_scripts_and_store_only(sources: dict[str, st
         if place.partition("/")[0] not in {"scripts", "store"}
     }
     assert _offences(found) == {}
+
+
+def test_no_two_classes_have_one_name(sources: dict[str, str]) -> None:
+    places: dict[str, list[str]] = {}
+    for place, source in sources.items():
+        for name in class_names(source):
+            places.setdefault(name, []).append(place)
+    assert {name: found for name, found in places.items() if len(found) > 1} == {}
 
 
 def _offences(found: Mapping[str, C]) -> dict[str, C]:
@@ -332,3 +345,8 @@ def test_a_command_of_redis_is_found() -> None:
     source = 'from taskbull.scripts.call import Command\nCommand(("HGET", key, "name"), key, text)'
     assert commands(source) == ["HGET"]
     assert commands('from taskbull.scripts.call import Call\nlevels = ("INFO", "DEBUG")') == []
+
+
+def test_a_class_is_found_wherever_it_is() -> None:
+    source = "class A:\n    class B: ...\ndef f():\n    class C: ..."
+    assert class_names(source) == ["A", "B", "C"]

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import click
 
-from taskbull.cli.errors import Failure, WrongUsage
+from taskbull.cli.errors import CommandFailed, WrongUsage
 from taskbull.cli.terminal import cell
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -28,4 +28,4 @@ def ask(question: str, yes: bool) -> None:
     if not sys.stdin.isatty():
         raise WrongUsage(f"{question} There is no terminal to ask on: pass --yes")
     if not click.confirm(cell(question), err=True):
-        raise Failure("nothing was changed")
+        raise CommandFailed("nothing was changed")

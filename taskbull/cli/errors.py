@@ -30,7 +30,7 @@ INTERRUPTED = 130
 """As shells have it: 128 and the number of SIGINT."""
 
 
-class Failure(click.ClickException):
+class CommandFailed(click.ClickException):
     """A command did not do what it was asked."""
 
     exit_code = FAILED
@@ -40,20 +40,20 @@ class Failure(click.ClickException):
         complain(self.message)
 
 
-class WrongUsage(Failure):
+class WrongUsage(CommandFailed):
     """What was typed, or set, cannot be right."""
 
     exit_code = WRONG_USAGE
 
 
-def failure_of(error: TaskbullError, server: SyncServer | None = None) -> Failure:
+def failure_of(error: TaskbullError, server: SyncServer | None = None) -> CommandFailed:
     """Return what a person is told about an error of the library, met while asking `server`."""
     message = str(error)
     if isinstance(error, ConnectionLost | ServerRefused):
         message = _about_redis(error, server)
     elif isinstance(error, MaybeExecuted):
         message += ". It may or may not have been done: check before you try again"
-    return (WrongUsage if isinstance(error, ConfigurationError) else Failure)(message)
+    return (WrongUsage if isinstance(error, ConfigurationError) else CommandFailed)(message)
 
 
 def _about_redis(error: ConnectionLost | ServerRefused, server: SyncServer | None) -> str:

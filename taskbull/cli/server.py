@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from taskbull.app.app import App
-from taskbull.cli.errors import SERVER, Failure, failure_of
+from taskbull.cli.errors import SERVER, CommandFailed, failure_of
 from taskbull.core.checks import did_you_mean
 from taskbull.errors import TaskbullError
 from taskbull.queue.any_server import Namespace
@@ -58,7 +58,7 @@ def existing_queue(server: SyncServer, name: str) -> SyncQueue:
         known = server.queues()
         has = f"; there is {', '.join(known[:8])}" if known else "; there is none yet"
         hint = did_you_mean(name, known) or has
-        raise Failure(
+        raise CommandFailed(
             f"Queue {name} does not exist in Redis at {server.address} under the prefix "
             f"{server.prefix!r}{hint}"
         )

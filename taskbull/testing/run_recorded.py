@@ -12,7 +12,7 @@ from taskbull.errors import ConfigurationError
 from taskbull.testing.recorded_job import RecordedJob
 from taskbull.worker.attempt import Executor
 from taskbull.worker.run import Run
-from taskbull.worker.running_job import Place
+from taskbull.worker.running_job import Workplace
 from taskbull.worker.threads import ThreadPool
 
 WORKER_ID = "taskbull.testing"
@@ -77,7 +77,7 @@ def run_plain(app: App, recorded: RecordedJob) -> Outcome:
 def _attempt(
     app: App, recorded: RecordedJob, threads: ThreadPool | None
 ) -> Coroutine[Any, Any, Outcome]:
-    place = Place(recorded.queue, WORKER_ID, lambda _: _Record(recorded))
+    place = Workplace(recorded.queue, WORKER_ID, lambda _: _Record(recorded))
     run = Run(recorded.as_job(), token="", renewed=0.0)
     return Executor(place, app.resolve, threads=threads).attempt(run)
 

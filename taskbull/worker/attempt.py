@@ -24,7 +24,7 @@ from taskbull.observability.job_filter import cut
 from taskbull.worker.fork import end_child_of
 from taskbull.worker.route import Resolve, Route, SyncHandler
 from taskbull.worker.run import Run
-from taskbull.worker.running_job import Place, RunningJob, enter, leave
+from taskbull.worker.running_job import RunningJob, Workplace, enter, leave
 from taskbull.worker.threads import ThreadPool
 from taskbull.worker.time_limit import THREAD_PATIENCE, TimeLimit
 
@@ -46,7 +46,7 @@ class Executor:
 
     def __init__(
         self,
-        place: Place,
+        place: Workplace,
         resolve: Resolve,
         *,
         threads: ThreadPool | None,

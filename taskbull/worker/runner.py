@@ -22,7 +22,7 @@ from taskbull.worker.fork import end_child_of
 from taskbull.worker.interruption import ends_the_slot
 from taskbull.worker.route import Resolve
 from taskbull.worker.run import Run
-from taskbull.worker.running_job import Place
+from taskbull.worker.running_job import Workplace
 from taskbull.worker.writing import Writing
 
 logger = logging.getLogger(__name__)
@@ -44,7 +44,7 @@ class Runner:
         self._cycle = cycle
         self._lock_life = lock_life
         self._process = os.getpid()
-        place = Place(context.keys.queue, context.worker_id, lambda run: Writing(run, context))
+        place = Workplace(context.keys.queue, context.worker_id, lambda run: Writing(run, context))
         self._executor = Executor(place, resolve, threads=context.threads, cancel_lost=cancel_lost)
         self._tracing = processing(context.keys.queue, context.worker_id)
 

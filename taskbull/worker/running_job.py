@@ -18,8 +18,8 @@ from taskbull.errors import TaskbullError
 from taskbull.worker.run import JobPort, Run
 
 
-class Place(Struct, frozen=True):
-    """Where jobs run."""
+class Workplace(Struct, frozen=True):
+    """Where jobs run: a queue, and a worker of it."""
 
     queue: str
     worker_id: str
@@ -37,7 +37,7 @@ class RunningJob:
 
     __slots__ = ("_place", "_run", "job")
 
-    def __init__(self, run: Run, place: Place) -> None:
+    def __init__(self, run: Run, place: Workplace) -> None:
         self._run = run
         self._place = place
         self.job: Job = run.job

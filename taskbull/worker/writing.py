@@ -51,7 +51,7 @@ _PASSING: Final = frozenset({"OOM", "MISCONF"})
 """Codes of a server that executed nothing and may do so later, besides those it waits out."""
 
 
-class Kind(Struct, frozen=True):
+class WriteKind(Struct, frozen=True):
     """A kind of thing that jobs write."""
 
     name: str
@@ -63,9 +63,9 @@ class Kind(Struct, frozen=True):
     """Whether writing it twice is as good as once."""
 
 
-PROGRESS: Final = Kind("progress", 1.0)
-LOG_LINE: Final = Kind("log lines", 1.0, repeatable=False)
-DATA: Final = Kind("data", 10.0, vital=True)
+PROGRESS: Final = WriteKind("progress", 1.0)
+LOG_LINE: Final = WriteKind("log lines", 1.0, repeatable=False)
+DATA: Final = WriteKind("data", 10.0, vital=True)
 
 Tries: TypeAlias = Generator[float, None, None]
 """Gives the time of each try; thrown the error of one that failed, it gives the pause after it."""
@@ -140,7 +140,7 @@ class Writing:
         run = self._run
         return update_data(self._context.keys, run.job.id, raw, token=run.token)
 
-    def _send(self, call: Request[Any], kind: Kind) -> None:
+    def _send(self, call: Request[Any], kind: WriteKind) -> None:
         """Write, from a thread."""
         tries = self._tries(kind)
         for timeout in tries:
@@ -153,7 +153,7 @@ class Writing:
                     return
                 time.sleep(pause)
 
-    async def _asend(self, call: Request[Any], kind: Kind) -> None:
+    async def _asend(self, call: Request[Any], kind: WriteKind) -> None:
         """Write, from the event loop."""
         tries = self._tries(kind)
         for timeout in tries:
@@ -166,7 +166,7 @@ class Writing:
                     return
                 await anyio.sleep(pause)
 
-    def _tries(self, kind: Kind) -> Tries:
+    def _tries(self, kind: WriteKind) -> Tries:
         began = monotonic()
         if not kind.vital and began < self._context.quiet_until:
             self._lose(kind, "Redis could not be reached a moment ago")
@@ -193,7 +193,7 @@ class Writing:
             if not at_once:
                 self._waited += monotonic() - began
 
-    def _goes_on(self, kind: Kind, error: TaskbullError, *, late: bool) -> bool:
+    def _goes_on(self, kind: WriteKind, error: TaskbullError, *, late: bool) -> bool:
         """Return whether to try again; if not, raise what is vital, and lose the rest."""
         self._check()
         passing = not isinstance(error, ServerRefused) or (
@@ -214,7 +214,7 @@ class Writing:
             return False
         return True
 
-    def _lose(self, kind: Kind, reason: str) -> None:
+    def _lose(self, kind: WriteKind, reason: str) -> None:
         if not self._warned:
             self._warned = True
             job = self._run.job

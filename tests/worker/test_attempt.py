@@ -16,7 +16,7 @@ from taskbull.errors import PermanentError, Snooze
 from taskbull.worker.attempt import RELEASE_PAUSE, Executor
 from taskbull.worker.route import Route
 from taskbull.worker.run import Run
-from taskbull.worker.running_job import Place, RunningJob, current_job
+from taskbull.worker.running_job import RunningJob, Workplace, current_job
 from taskbull.worker.threads import ThreadPool
 
 
@@ -63,7 +63,7 @@ class Case:
         self.run = Run(Job(id="1", name="work", **fields), "token", 0.0)
 
     async def attempt(self, route: Route | Callable[[Job], Route]) -> Outcome:
-        place = Place("q", "me", lambda _: self.memory)
+        place = Workplace("q", "me", lambda _: self.memory)
         resolve = route if callable(route) else lambda _: route
         threads = ThreadPool(1)
         try:
@@ -72,7 +72,7 @@ class Case:
             threads.close()
 
     def without_a_loop(self, route: Route) -> Outcome:
-        place = Place("q", "me", lambda _: self.memory)
+        place = Workplace("q", "me", lambda _: self.memory)
         attempt = Executor(place, lambda _: route, threads=None).attempt(self.run)
         with pytest.raises(StopIteration) as end:
             attempt.send(None)

@@ -17,7 +17,7 @@ from taskbull.scripts.changes import ADD_LOG, UPDATE_DATA, UPDATE_PROGRESS
 from taskbull.store.server_process import ServerProcess
 from taskbull.worker import writing
 from taskbull.worker.running_job import RunningJob
-from taskbull.worker.writing import Kind
+from taskbull.worker.writing import WriteKind
 from tests.servers.kinds import VALKEY_9, PrivateServers, Reachable
 from tests.servers.proxy import Proxy
 from tests.worker.bed import WorkerBed, until
@@ -39,9 +39,9 @@ def bed(server: ServerProcess, prefix: str) -> Iterator[WorkerBed]:
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Give Redis less time, for a test has less."""
-    monkeypatch.setattr(writing, "DATA", Kind("data", 0.3, vital=True))
-    monkeypatch.setattr(writing, "PROGRESS", Kind("progress", 0.3))
-    monkeypatch.setattr(writing, "LOG_LINE", Kind("log lines", 0.3, repeatable=False))
+    monkeypatch.setattr(writing, "DATA", WriteKind("data", 0.3, vital=True))
+    monkeypatch.setattr(writing, "PROGRESS", WriteKind("progress", 0.3))
+    monkeypatch.setattr(writing, "LOG_LINE", WriteKind("log lines", 0.3, repeatable=False))
 
 
 @contextmanager

@@ -17,7 +17,7 @@ from taskbull.cli.app_loading import app_option, find_app
 from taskbull.cli.arguments import Arguments
 from taskbull.cli.completion import complete_task
 from taskbull.cli.durations import read_instant, read_seconds
-from taskbull.cli.errors import FAILED, Failure, WrongUsage, complain, note
+from taskbull.cli.errors import FAILED, CommandFailed, WrongUsage, complain, note
 from taskbull.cli.server import open_server
 from taskbull.cli.terminal import cell, json_option, printable_lines, show_json, to_json
 from taskbull.core import payload
@@ -153,7 +153,7 @@ def _result(app: App, handle: JobHandle[Any], limit: float | None) -> Any:
         except TimeoutError as error:
             server.ping()
             if deadline is not None and monotonic() >= deadline:
-                raise Failure(
+                raise CommandFailed(
                     f"Job {handle.id} in queue {handle.queue} has not ended within {limit:g} s; "
                     f"look: taskbull job {handle.queue} {handle.id}"
                 ) from error

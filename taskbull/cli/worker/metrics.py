@@ -9,7 +9,7 @@ from importlib.util import find_spec
 
 import click
 
-from taskbull.cli.errors import Failure
+from taskbull.cli.errors import CommandFailed
 from taskbull.observability.metrics_source import MetricsSource, OwnMetrics
 from taskbull.observability.multiprocess import Reports, ReportSender, ReportServer
 from taskbull.worker.worker import Worker
@@ -54,7 +54,9 @@ def serving(source: MetricsSource, host: str, port: int) -> Generator[None]:
     try:
         endpoint = MetricsServer(source, host, port)
     except OSError as error:
-        raise Failure(f"Metrics cannot be served at {host}:{port}: {error.strerror}") from error
+        raise CommandFailed(
+            f"Metrics cannot be served at {host}:{port}: {error.strerror}"
+        ) from error
     with endpoint:
         logger.info("Metrics are at %s/metrics, probes at /livez and /readyz", endpoint.url)
         yield
