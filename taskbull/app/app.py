@@ -14,8 +14,8 @@ from taskbull.app.registry import Registry
 from taskbull.app.rules import Queues
 from taskbull.app.schedules import Schedules
 from taskbull.app.settings import Defaults, TaskOptions
-from taskbull.app.staff import Staff
 from taskbull.app.task import AsyncTask, Decorator, SyncTask, Task, make_task
+from taskbull.app.worker_factory import WorkerFactory
 from taskbull.core import events, payload
 from taskbull.core.celery import APP, no_attribute
 from taskbull.core.checks import check_choice, check_text, refusal
@@ -104,7 +104,7 @@ class App:
         self._defaults = Defaults(queue, jobs, policy)
         self._registry = Registry(name)
         self._schedules = Schedules(name)
-        self._staff = Staff(name, self._registry, policy)
+        self._factory = WorkerFactory(name, self._registry, policy)
         self._blocking = BlockingCheck("app.enqueue()", "await app.aenqueue()")
 
     if not TYPE_CHECKING:  # which would take any name then
@@ -128,7 +128,7 @@ class App:
     @property
     def known_queues(self) -> list[str]:
         """The queues of all tasks, and those that have rules of their own."""
-        return list(dict.fromkeys([*self.queues, *self._staff.rules.queues]))
+        return list(dict.fromkeys([*self.queues, *self._factory.rules.queues]))
 
     @overload
     def task(  # type: ignore[overload-overlap]  # pyright: ignore[reportOverlappingOverload]
@@ -234,19 +234,19 @@ class App:
 
         It takes the app, or nothing. There is one for an app.
         """
-        self._staff.surround(lifespan(function, self))
+        self._factory.surround(lifespan(function, self))
         return function
 
     def middleware(self, function: M) -> M:
         """Put `async def layer(job, call_next)` around each job; the first one is outermost."""
-        self._staff.surround_jobs(function)
+        self._factory.surround_jobs(function)
         return function
 
     def on(self, kind: type[E]) -> Callable[[Callable[[E], None]], Callable[[E], None]]:
         """Call a function for each event of a kind in this app's workers; `Event` means all."""
 
         def register(listener: Callable[[E], None]) -> Callable[[E], None]:
-            self._staff.tell(kind, listener)
+            self._factory.tell(kind, listener)
             return listener
 
         return register
@@ -279,7 +279,7 @@ class App:
 
     def resolve(self, job: Job) -> Route:
         """Return how a worker is to run a job."""
-        return self._staff.dispatch.resolve(job)
+        return self._factory.dispatch.resolve(job)
 
     def queue_options(self, queue: str, **rules: Unpack[QueueKeywords]) -> None:
         """Declare the rules of a queue, for every worker of this app that serves it.
@@ -290,7 +290,7 @@ class App:
         """
         self.producer.client(queue)  # refuses a wrong name
         check_keywords("app.queue_options", rules, QueueKeywords)
-        self._staff.rules.declare(queue, QueueOptions(**rules))
+        self._factory.rules.declare(queue, QueueOptions(**rules))
 
     def worker(self, queues: Queues | None = None, **options: Unpack[WorkerKeywords]) -> Worker:
         """Return a worker for some queues, or for those of all tasks; options: `WorkerOptions`.
@@ -323,14 +323,16 @@ class App:
     ) -> None:
         """Run a worker in an event loop of its own, until SIGTERM or SIGINT stop it gracefully."""
         check_choice("backend", backend, ("asyncio", "trio"))
-        from taskbull.app.running import run_as_program  # noqa: PLC0415 - see `Staff`
+        from taskbull.app.running import run_as_program  # noqa: PLC0415 - see `WorkerFactory`
 
         worker = self._worker(queues, options)
         run_as_program(worker, backend=backend, uvloop=uvloop, burst=burst)
 
     def _worker(self, queues: Queues | None, options: WorkerKeywords) -> Worker:
         self.load_tasks()
-        return self._staff.worker(self.producer.namespace, queues, options, self.declared_schedules)
+        return self._factory.worker(
+            self.producer.namespace, queues, options, self.declared_schedules
+        )
 
 
 def _check_settings(options: AppKeywords) -> None:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 E = TypeVar("E", bound=events.Event)
 
 
-class Staff:
+class WorkerFactory:
     """Makes workers, all of which serve the tasks of the app by the same rules.
 
     Whoever only adds jobs has the rules, but no worker: that, with anyio, is not imported before
