@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar, assert_never
 
@@ -12,7 +12,9 @@ from taskbull.app.app import App
 from taskbull.app.producer import JobSpec
 from taskbull.app.task import Enqueueable
 from taskbull.core import payload
+from taskbull.core.checks import did_you_mean
 from taskbull.core.job import Job
+from taskbull.core.options import JobOptions
 from taskbull.core.outcome import (
     Complete,
     Fail,
@@ -117,6 +119,7 @@ class Box:
         Only what is named is compared: arguments by name, then options such as `delay=60`, or
         `queue="emails"`.
         """
+        _check_names(task, expected)
         for job in self.of(task):
             if _fits(job, expected):
                 return job
@@ -126,6 +129,7 @@ class Box:
 
     def assert_not_enqueued(self, task: Enqueueable[..., Any], **expected: Any) -> None:
         """Fail if a job of a task with these arguments and options was enqueued."""
+        _check_names(task, expected)
         for job in self.of(task):
             if _fits(job, expected):
                 raise AssertionError(f"A job was enqueued that should not be: {_told(job)}")
@@ -230,6 +234,16 @@ def failure_of(job: RecordedJob) -> JobFailed:
     failure = job.failure
     reason, stack = (failure.reason, [failure.stack]) if failure else ("", [])
     return JobFailed(job.queue, job.id, reason, stack, job.attempts)
+
+
+def _check_names(task: Enqueueable[..., Any], expected: Iterable[str]) -> None:
+    """Refuse a name that no job of the task can have: nothing of that name is ever enqueued."""
+    binder = task.calling.binder
+    known = {*binder.parameters, *JobOptions.__struct_fields__, "queue"}
+    for name in expected:
+        if name not in known and binder.catch_all is None:
+            hint = did_you_mean(name, known)
+            raise TypeError(f"{task.name} has no argument or option {name!r}{hint}")
 
 
 def _fits(job: RecordedJob, expected: dict[str, Any]) -> bool:
