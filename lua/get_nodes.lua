@@ -66,7 +66,7 @@ end
 
 -- All children, but not the member that says that more will come.
 local function count_children(key)
-  local held = redis.pcall("SISMEMBER", key .. ":dependencies", "tb:flow") == 1
+  local held = redis.pcall("SISMEMBER", key .. ":dependencies", key .. ":tb:flow") == 1
   return count("HLEN", key .. ":processed") + count("HLEN", key .. ":failed")
     + count("ZCARD", key .. ":unsuccessful") + count("SCARD", key .. ":dependencies")
     - (held and 1 or 0)

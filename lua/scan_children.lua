@@ -22,6 +22,7 @@ local scans = {
   { "ZSCAN", unsuccessful, 2 },
   { "SSCAN", dependencies, 1 },
 }
+local hold = string.gsub(dependencies, "dependencies$", "tb:flow") -- it stands for those to come
 place, count = tonumber(place), tonumber(count)
 local children = {}
 while scans[place] and #children < count do
@@ -29,7 +30,9 @@ while scans[place] and #children < count do
   local found = redis.pcall(command, key, cursor, "COUNT", count)
   cursor = found.err and "0" or found[1]
   for i = 1, found.err and 0 or #found[2], step do
-    children[#children + 1] = found[2][i]
+    if found[2][i] ~= hold then
+      children[#children + 1] = found[2][i]
+    end
   end
   if cursor == "0" then
     place = place + 1

@@ -48,7 +48,7 @@ class JobTree(Struct, frozen=True):
     child_count: int
     """How many children it has; `children` may be fewer."""
     children: list[JobTree]
-    """In the order in which they were given; where nobody has noted that, as in Node, by key."""
+    """In the order in which they were given, those that came later or are Node's by key."""
 
     @property
     def more(self) -> int:
@@ -85,9 +85,9 @@ def get_tree(queue: QueueKeys, job_id: str, depth: int, most: int) -> Steps[JobT
         below: list[tuple[Place, list[JobTree]]] = []
         for (place, siblings), node in zip(level, nodes, strict=True):
             places: list[Place] = []
-            count = node.child_count
+            count = max(node.child_count, len(node.children))
             if count and left and number < depth:
-                places, count = yield from _children(place, left, count)
+                places, count = yield from _children(place, node, left)
             left -= len(places)
             tree = _tree(place, node, count)
             siblings.append(tree)
@@ -120,12 +120,16 @@ def _read(places: Sequence[Place]) -> Steps[list[Node]]:
     return [found[number] for number in range(len(places))]
 
 
-def _children(parent: Place, most: int, count: int) -> Steps[tuple[list[Place], int]]:
+def _children(parent: Place, node: Node, most: int) -> Steps[tuple[list[Place], int]]:
     """Find at most so many children of a job; return also how many there are."""
+    found = {child.key: child for child in node.children}
     keys: set[str] = set()
     page = ChildKeys(1, "0", [])
-    while page.place and len(keys) < most:
+    while page.place and len(found.keys() | keys) < most:
         page = yield scan_children(parent, page, min(_KEYS, most))
         keys.update(page.keys)
-    places = [place for key in sorted(keys) if (place := child_place(parent, key)) is not None]
-    return places[:most], count if page.place else len(places)
+    for key in sorted(keys - found.keys()):
+        if (place := child_place(parent, key)) is not None:
+            found[key] = place
+    count = max(node.child_count, len(found)) if page.place else len(found)
+    return list(found.values())[:most], count

@@ -8,10 +8,12 @@ from typing import Any, Final
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
 from taskbull.core.job import Job
 from taskbull.core.keys import QueueKeys
 from taskbull.core.states import JobState
+from taskbull.core.wire.flow import ORDER_FIELD, decode_order
 from taskbull.core.wire.job import decode_job
 from taskbull.errors import ConfigurationError
 from taskbull.scripts.call import Call
@@ -32,6 +34,8 @@ class Place(Struct, frozen=True):
     queue: QueueKeys
     job_id: str
     parent_key: str = ""
+    name: str = ""
+    """Its name, if its parent has noted that."""
 
     @property
     def key(self) -> str:
@@ -46,6 +50,8 @@ class Node(Struct, frozen=True):
     job: Job
     child_count: int
     removed: bool
+    children: list[Place]
+    """Those of which it has noted the order."""
 
 
 class ChildKeys(Struct, frozen=True):
@@ -74,14 +80,21 @@ def get_nodes(places: Sequence[Place]) -> Call[list[Node]]:
     args = (queue.base, PAGE_BYTES, _LONGEST, msgspec.msgpack.encode(flat))
 
     def read(reply: list[Any]) -> list[Node]:
-        return [
-            Node(
-                JobState(text(state)), decode_job(place.job_id.encode(), fields), count, bool(gone)
-            )
-            for place, (state, fields, count, gone) in zip(places, reply, strict=False)
-        ]
+        return [_node(*pair) for pair in zip(places, reply, strict=False)]
 
     return Call(GET_NODES, keys, args, read)
+
+
+def _node(place: Place, reply: list[Any]) -> Node:
+    state, flat, count, gone = reply
+    fields = dict(zip(flat[::2], flat[1::2], strict=True))
+    job = decode_job(place.job_id.encode(), fields)
+    if gone and place.name:
+        job = replace(job, name=place.name)
+    ordered = decode_order(fields.get(ORDER_FIELD.encode())) or []
+    places = (_place(place, base[:-1], job_id, name) for name, base, job_id in ordered)
+    children = [child for child in places if child is not None]
+    return Node(JobState(text(state)), job, count, bool(gone), children)
 
 
 def scan_children(parent: Place, after: ChildKeys, count: int) -> Call[ChildKeys]:
@@ -108,20 +121,25 @@ _JOB_ID: Final = re.compile(r"[^:]+|[^:]*:[^:]*:[^:]*|repeat:.+", re.DOTALL)
 
 def child_place(parent: Place, key: str) -> Place | None:
     """Return where the child of that key is; None if it is not the key of a job."""
+    prefix = parent.queue.prefix
+    tagged, _, job_id = key.removeprefix(f"{prefix}:").partition(":")
+    if key.startswith(f"{prefix}:") and _JOB_ID.fullmatch(job_id):
+        return _place(parent, f"{prefix}:{tagged}", job_id)
+    start, _, job_id = key.rpartition(":")
+    return _place(parent, start, job_id)
+
+
+def _place(parent: Place, qualified_name: str, job_id: str, name: str = "") -> Place | None:
     own = parent.queue
-    tagged, _, job_id = key.removeprefix(f"{own.prefix}:").partition(":")
-    prefix = own.prefix
-    if not key.startswith(f"{prefix}:") or not _JOB_ID.fullmatch(job_id):
-        start, _, job_id = key.rpartition(":")
-        prefix, _, tagged = start.rpartition(":")
+    queue, (prefix, _, tagged) = own, qualified_name.rpartition(":")
     if not (prefix and tagged and job_id):
         return None
-    if (prefix, tagged) == (own.prefix, own.tagged):
-        return Place(own, job_id, parent.key)
-    try:
-        return Place(_queue(prefix, tagged, own), job_id, parent.key)
-    except ConfigurationError:
-        return None
+    if qualified_name != own.qualified_name:
+        try:
+            queue = _queue(prefix, tagged, own)
+        except ConfigurationError:
+            return None
+    return Place(queue, job_id, parent.key, name)
 
 
 def _queue(prefix: str, tagged: str, beside: QueueKeys) -> QueueKeys:

@@ -8,6 +8,7 @@ import pytest
 
 from taskbull.core.keys import QueueKeys
 from taskbull.core.states import JobState
+from taskbull.core.wire.flow import encode_order
 from taskbull.errors import ConfigurationError
 from taskbull.queue.job_tree import JobTree
 from tests.queue.conftest import Both
@@ -108,9 +109,32 @@ async def test_the_member_that_holds_a_parent_is_not_a_child(
     queue: Both, family: Family, admin: Any
 ) -> None:
     family.job("top", "waiting-children")
-    admin.sadd(f"{family.key('top')}:dependencies", "tb:flow")
+    admin.sadd(f"{family.key('top')}:dependencies", f"{family.key('top')}:tb:flow")
     tree = await queue.flow("top")
     assert (tree.children, tree.child_count) == ([], 0)
+
+
+async def test_children_are_in_the_order_in_which_they_were_given(
+    queue: Both, family: Family, prefix: str
+) -> None:
+    base, other = (QueueKeys(name, prefix).base for name in ("q", "other"))
+    order = encode_order(
+        [("n", base, "b"), ("gone", base, "x"), ("n", other, "a"), ("n", base, "c")]
+    )
+    family.job("top", "waiting-children", tbch=order)
+    for job in ("b", "other/a", "c", "aa-later"):
+        family.job(job)
+    family.pending("top", "b", "c", "other/a", "aa-later")
+
+    tree = await queue.flow("top")
+
+    assert [child.job.id for child in tree.children] == ["b", "x", "a", "c", "aa-later"]
+    assert tree.children[1].removed
+    assert tree.children[1].job.name == "gone"
+    assert (tree.child_count, tree.more) == (5, 0)
+    cut = await queue.flow("top", most=3)
+    assert [child.job.id for child in cut.children] == ["b", "x"]
+    assert cut.child_count == 4  # as far as was read
 
 
 async def test_levels_and_jobs_are_limited_and_that_is_said(queue: Both, family: Family) -> None:
