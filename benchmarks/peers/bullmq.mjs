@@ -1,5 +1,5 @@
 // Node BullMQ. `given` is the assignment, `body` what a job does.
-export default ({ Queue, QueueEvents, Worker }, given, body) => {
+export default ({ FlowProducer, Queue, QueueEvents, Worker }, given, body) => {
   const { hostname: host, port } = new URL(given.url);
   const connection = { host, port: Number(port) };
   const [name] = given.queues;
@@ -12,6 +12,8 @@ export default ({ Queue, QueueEvents, Worker }, given, body) => {
     async open() {
       this.queue = new Queue(name, { connection });
       await this.queue.waitUntilReady();
+      this.flows = new FlowProducer({ connection });
+      await this.flows.waitUntilReady();
       if (given.results) {
         this.events = new QueueEvents(name, { connection });
         await this.events.waitUntilReady();
@@ -23,6 +25,11 @@ export default ({ Queue, QueueEvents, Worker }, given, body) => {
     addMany(datas, more = {}) {
       const opts = options(more);
       return this.queue.addBulk(datas.map((data) => ({ name: "quick", data, opts })));
+    }
+    addFlow(data, datas) {
+      const job = { name: "quick", queueName: name };
+      const children = datas.map((each) => ({ ...job, data: each }));
+      return this.flows.add({ ...job, data, children });
     }
     wait(job) {
       return job.waitUntilFinished(this.events);

@@ -65,6 +65,17 @@ const ways = {
     }
     return { count: done, moment };
   },
+  async in_flows(producer, { count, seconds = 600, children = 1000 }) {
+    let done = 0;
+    for (const limit = end(seconds); done < count && now() < limit; ) {
+      const last = done + children;
+      const datas = [];
+      for (let i = done; i < last; i++) datas.push(data(i));
+      await producer.addFlow(data(last), datas);
+      done = last + 1;
+    }
+    return { count: done };
+  },
   async paced(producer, { count, gap, ...more }) {
     for (let i = 0; i < 20; i++) await producer.add(data(-1));
     await sleep(0.3);

@@ -81,6 +81,17 @@ class Producing:
             done = last
         return {"count": done, "moment": moment}
 
+    async def in_flows(
+        self, count: int, seconds: float = 600.0, children: int = 1000
+    ) -> dict[str, Any]:
+        """Add flows of a parent and its children, each after the last; give how many jobs."""
+        add, end, done = self._producer.add_flow, now() + int(seconds * 1e9), 0
+        while done < count and now() < end:
+            last = done + children
+            await add(data(last), [data(index) for index in range(done, last)])
+            done = last + 1
+        return {"count": done}
+
     async def paced(self, count: int, gap: float, **more: Any) -> dict[str, Any]:
         """Add a job every `gap` seconds, after some that warm up; give the instant before each."""
         for _ in range(20):

@@ -43,6 +43,9 @@ class SyncProducer:
     def add_many(self, datas: Sequence[dict[str, Any]], **options: Any) -> None:
         app.enqueue(specs(datas, options))
 
+    def add_flow(self, data: dict[str, Any], datas: Sequence[dict[str, Any]]) -> None:
+        task.after(task.job(**each) for each in datas).delay(**data)
+
     def wait(self, job: JobHandle[Any]) -> Any:
         return job.result(timeout=30)
 
@@ -60,6 +63,9 @@ class AsyncProducer:
 
     async def add_many(self, datas: Sequence[dict[str, Any]], **options: Any) -> None:
         await app.aenqueue(specs(datas, options))
+
+    async def add_flow(self, data: dict[str, Any], datas: Sequence[dict[str, Any]]) -> None:
+        await task.after(task.job(**each) for each in datas).adelay(**data)
 
     async def wait(self, job: JobHandle[Any]) -> Any:
         return await job.aresult(timeout=30)
