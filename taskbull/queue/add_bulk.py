@@ -236,10 +236,10 @@ class Bulk:
         missing = len(left.jobs) - left.unsure
         if self._total is None:
             told = f"{len(self._handles)} jobs were added, {missing} that came next were not"
+            if left.unsure:
+                told += f", and for {left.unsure} more it is not known"
         else:
-            told = f"{missing} of {self._total} jobs were not added"
-        if left.unsure:
-            told += f", and for {left.unsure} more it is not known"
+            told = describe_missing(missing, left.unsure, self._total)
         return EnqueueError(
             f"{where}{told}: {why}",
             left.jobs,
@@ -254,6 +254,16 @@ class Bulk:
         return [
             one for _, one in sorted(zip(places, handles, strict=True), key=lambda pair: pair[0])
         ]
+
+
+def describe_missing(missing: int, unsure: int, total: int) -> str:
+    """Say how many of some jobs were not added, and of how many nobody knows."""
+    if total == 1:
+        return "it is not known whether the job was added" if unsure else "the job was not added"
+    if not missing:
+        return f"for {unsure} of {total} jobs it is not known whether they were added"
+    told = f"{missing} of {total} jobs {'was' if missing == 1 else 'were'} not added"
+    return f"{told}, and for {unsure} more it is not known" if unsure else told
 
 
 def check_bulk(jobs: object, progress: object) -> None:

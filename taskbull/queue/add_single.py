@@ -9,7 +9,7 @@ from typing import Any
 from taskbull.core.wire.job import EncodedJob, encode_job
 from taskbull.errors import EnqueueError, TaskbullError
 from taskbull.observability.provider import current_tracer
-from taskbull.queue.add_bulk import Entry
+from taskbull.queue.add_bulk import Entry, describe_missing
 from taskbull.queue.add_call import Unsent
 from taskbull.queue.handle import JobHandle, handle
 from taskbull.queue.tracebacks import stripped
@@ -96,11 +96,9 @@ def _add_plainly(
 
 
 def not_added(entry: Entry, place: int, unsent: Unsent) -> EnqueueError:
-    """Make the error of one caller, whose job had that place in a call."""
+    """Return the error of one caller, whose job had that place in a call."""
     sent_ms = unsent.sent_ms
-    told = "1 of 1 jobs were not added"
-    if sent_ms is not None:
-        told = "0 of 1 jobs were not added, and for 1 more it is not known"
+    told = describe_missing(1, 0, 1) if sent_ms is None else describe_missing(0, 1, 1)
     return EnqueueError(
         f"Queue {entry.client.keys.queue}: {told}: {unsent.error}",
         [entry.known_as.with_ticket(unsent.sequence.ticket(place, sent_ms))],

@@ -19,6 +19,7 @@ from taskbull.app.app import App
 from taskbull.app.producer import JobSpec
 from taskbull.errors import ConfigurationError, EnqueueError, SerializationError
 from taskbull.queue import add_bulk
+from taskbull.queue.add_bulk import describe_missing
 from taskbull.store.address import parse
 from taskbull.testing import connected
 from tests.servers.kinds import Reachable
@@ -187,7 +188,7 @@ def test_a_single_job_is_sent_again_without_doubling_it(proxy: Proxy, admin: Any
     row.delay(1)
     proxy.refuse()
     proxy.cut_before_reply(b"bull:")
-    with pytest.raises(EnqueueError, match="0 of 1 jobs were not added, and for 1 more") as failed:
+    with pytest.raises(EnqueueError, match="it is not known whether the job was added") as failed:
         row.delay(2)
     proxy.heal()
     [handle] = shop.enqueue(failed.value.spec)
@@ -384,3 +385,20 @@ def test_what_is_no_bulk_is_refused(jobs: Any, progress: Any, told: str) -> None
         shop.enqueue(jobs, progress=progress)
     with pytest.raises(ConfigurationError, match=told):
         shop.sync_queue("rows").add_bulk(jobs, progress=progress)
+
+
+@pytest.mark.parametrize(
+    ("missing", "unsure", "total", "told"),
+    [
+        (1, 0, 1, "the job was not added"),
+        (0, 1, 1, "it is not known whether the job was added"),
+        (1, 0, 3, "1 of 3 jobs was not added"),
+        (2, 0, 3, "2 of 3 jobs were not added"),
+        (0, 2, 3, "for 2 of 3 jobs it is not known whether they were added"),
+        (2, 1, 3, "2 of 3 jobs were not added, and for 1 more it is not known"),
+    ],
+)
+def test_what_was_not_added_is_told_for_one_job_and_for_several(
+    missing: int, unsure: int, total: int, told: str
+) -> None:
+    assert describe_missing(missing, unsure, total) == told
