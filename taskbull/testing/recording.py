@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
 from typing import Any, TypeVar, assert_never
 
 import anyio
@@ -12,8 +13,7 @@ from taskbull.app.app import App
 from taskbull.app.producer import JobSpec
 from taskbull.app.task import Enqueueable
 from taskbull.core import payload
-from taskbull.core.checks import did_you_mean
-from taskbull.core.job import Job
+from taskbull.core.checks import did_you_mean, refusal
 from taskbull.core.options import JobOptions
 from taskbull.core.outcome import (
     Complete,
@@ -27,79 +27,32 @@ from taskbull.core.outcome import (
 )
 from taskbull.core.states import JobState
 from taskbull.core.wire.job import encode_data
-from taskbull.errors import JobFailed, TaskbullError
+from taskbull.errors import TaskbullError
 from taskbull.queue.handle import JobHandle
-from taskbull.scripts.inspection import Logs
+from taskbull.testing.recorded_handle import RecordedHandle, failure_of
 from taskbull.testing.recorded_job import RecordedJob
 from taskbull.testing.run_recorded import is_plain, run_plain, run_recorded
+from taskbull.testing.virtual_schedule import VirtualSchedule
 
 R_co = TypeVar("R_co", covariant=True)
 
 _NOTHING = object()
 
 
-class RecordedHandle(JobHandle[R_co], frozen=True):
-    """The handle of a recorded job: the box knows what became of it."""
-
-    _recorded: RecordedJob | None = None
-
-    def result(self, timeout: Any = None) -> R_co:
-        """Return the result; raise `JobFailed`, or `TimeoutError` if the job has not run yet."""
-        recorded = self._job
-        if recorded.state is JobState.FAILED:
-            raise failure_of(recorded)
-        if recorded.state is not JobState.COMPLETED:
-            raise TimeoutError(f"{recorded!r} has not been run: box.run() does that")
-        value: R_co = self._read(payload.encode(recorded.value, "result"))
-        return value
-
-    async def aresult(self, timeout: Any = None) -> R_co:
-        """See `result`."""
-        return self.result(timeout)
-
-    def state(self) -> JobState:
-        """Return the state of the job."""
-        return self._job.state
-
-    async def astate(self) -> JobState:
-        """Return the state of the job."""
-        return self.state()
-
-    def info(self) -> Job:
-        """Return the job as a worker reads it."""
-        return self._job.as_job()
-
-    async def ainfo(self) -> Job:
-        """Return the job as a worker reads it."""
-        return self.info()
-
-    def logs(self, start: int = 0, end: int = -1) -> Logs:
-        """Return the job's log lines."""
-        lines = self._job.logs
-        return Logs(lines[start : None if end == -1 else end + 1], len(lines))
-
-    async def alogs(self, start: int = 0, end: int = -1) -> Logs:
-        """Return the job's log lines."""
-        return self.logs(start, end)
-
-    @property
-    def _job(self) -> RecordedJob:
-        if self._recorded is None:
-            raise TypeError("a recorded handle can only be made by a box")
-        return self._recorded
-
-
 class Box:
     """Holds the jobs that were enqueued while it recorded, in order.
 
-    Its time is virtual: it begins at 0 and jumps to the next job that is due.
+    Its time is virtual: it begins at 0 and jumps to the next job that is due. Declared schedules
+    run while `advance` lets time pass.
     """
 
     def __init__(self, app: App) -> None:
         self._app = app
         self.now = 0.0
-        """Seconds that have passed in `run`."""
+        """Seconds that have passed in `run` and `advance`."""
         self.jobs: list[RecordedJob] = []
+        self._began = datetime.now(UTC)
+        self._schedules: dict[tuple[str, str], VirtualSchedule] = {}
 
     def enqueue(self, specs: Sequence[JobSpec[Any]]) -> list[JobHandle[Any]]:
         """Record jobs; called in place of Redis."""
@@ -145,19 +98,45 @@ class Box:
         With `check`, a job that failed for good is raised as `JobFailed` in the end. More than
         `most` attempts are taken for jobs that go on for ever.
         """
-        for job in self._turns(most):
+        self._run(self._turns(most), backend)
+        self._check(check=check)
+
+    async def arun(self, *, check: bool = True, most: int = 10_000) -> None:
+        """Run all jobs in this event loop, plain functions in threads. See `run`."""
+        await self._arun(self._turns(most))
+        self._check(check=check)
+
+    def advance(
+        self, *, check: bool = True, backend: str = "asyncio", most: int = 10_000, **time: float
+    ) -> None:
+        """Let virtual time pass, `box.advance(days=2)`: what is due meanwhile runs, as in `run`.
+
+        That is the jobs, and the runs of the app's declared schedules: these begin with the first
+        `advance`, as if a worker started then. The time is given as to `timedelta`.
+        """
+        until = self.now + _seconds_of(time)
+        self._run(self._turns(most, until), backend)
+        self.now = until
+        self._check(check=check)
+
+    async def aadvance(self, *, check: bool = True, most: int = 10_000, **time: float) -> None:
+        """Let virtual time pass, and run what is due in this event loop. See `advance`."""
+        until = self.now + _seconds_of(time)
+        await self._arun(self._turns(most, until))
+        self.now = until
+        self._check(check=check)
+
+    def _run(self, jobs: Iterable[RecordedJob], backend: str) -> None:
+        for job in jobs:
             if is_plain(self._app, job):
                 outcome = run_plain(self._app, job)
             else:
                 outcome = anyio.run(run_recorded, self._app, job, backend=backend)
             self._settle(job, outcome)
-        self._check(check=check)
 
-    async def arun(self, *, check: bool = True, most: int = 10_000) -> None:
-        """Run all jobs in this event loop, plain functions in threads. See `run`."""
-        for job in self._turns(most):
+    async def _arun(self, jobs: Iterable[RecordedJob]) -> None:
+        for job in jobs:
             self._settle(job, await run_recorded(self._app, job))
-        self._check(check=check)
 
     def _put(self, job: RecordedJob) -> JobHandle[Any]:
         standing = self._standing_for(job)
@@ -179,15 +158,41 @@ class Box:
                 return job
         return None
 
-    def _turns(self, most: int) -> Generator[RecordedJob]:
+    def _turns(self, most: int, until: float | None = None) -> Generator[RecordedJob]:
+        """Yield jobs when it is their turn: all, or those due up to an instant, with schedules."""
         for _ in range(most):
             waiting = [job for job in self.jobs if not job.ended]
+            if until is not None:
+                waiting += self._scheduled(min((job.due for job in waiting), default=until), until)
+                waiting = [job for job in waiting if job.due <= until]
             if not waiting:
                 return
             job = min(waiting, key=lambda job: (job.due, job.options.priority, job.number))
             self.now = max(self.now, job.due)
             yield job
         raise TaskbullError(f"After {most} attempts there are still jobs to run: do they ever end?")
+
+    def _scheduled(self, next_due: float, until: float) -> list[RecordedJob]:
+        """Add the runs of schedules that come before the next job."""
+        for queue, declared in self._app.declared_schedules.by_queue.items():
+            for each in declared:
+                if (queue, each.id) not in self._schedules:
+                    self._schedules[queue, each.id] = VirtualSchedule(each, self._at(self.now))
+        added: list[RecordedJob] = []
+        for schedule in self._schedules.values():
+            while schedule.due is not None:
+                due = max(self.now, (schedule.due - self._began).total_seconds())
+                if due > min(next_due, until):
+                    break
+                next_due, new = due, schedule.declared
+                spec = JobSpec[Any](new.queue, new.job, payload.decode)
+                added.append(RecordedJob(spec, len(self.jobs) + 1, due))
+                self.jobs.append(added[-1])
+                schedule.run(self._at(due))
+        return added
+
+    def _at(self, seconds: float) -> datetime:
+        return self._began + timedelta(seconds=seconds)
 
     def _settle(self, job: RecordedJob, outcome: Outcome) -> None:
         match outcome:
@@ -229,11 +234,11 @@ def recorded(app: App) -> Generator[Box]:
         yield box
 
 
-def failure_of(job: RecordedJob) -> JobFailed:
-    """Return the error of a job that failed."""
-    failure = job.failure
-    reason, stack = (failure.reason, [failure.stack]) if failure else ("", [])
-    return JobFailed(job.queue, job.id, reason, stack, job.attempts)
+def _seconds_of(time: Mapping[str, float]) -> float:
+    passed = timedelta(**time).total_seconds()
+    if passed < 0:
+        raise refusal("the time that passes", "not be negative", timedelta(**time))
+    return passed
 
 
 def _check_names(task: Enqueueable[..., Any], expected: Iterable[str]) -> None:
