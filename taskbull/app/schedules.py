@@ -34,12 +34,19 @@ class Schedules:
                 f"{', '.join(missing)}: give each parameter a default, or use app.schedule(id, "
                 f"rule, {task.__name__}.job(…))"
             )
-        return _declared(task.name, task.queue, rule, NewJob(task.name, {}, task.settings.options))
+        job = NewJob(task.name, {}, task.settings.options)
+        return self.of_job(task.name, rule, JobSpec[Any](task.queue, job, task.calling))
 
     def of_job(self, schedule_id: str, rule: Rule, spec: JobSpec[Any]) -> DeclaredSchedule:
         """Return the schedule by which a job is added again and again."""
         if not isinstance(spec, JobSpec):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise refusal("the job of app.schedule", "be made by task.job(…)", spec)
+        needed = [each.parameter for each in spec.calling.needs]
+        if spec.children or any(name not in spec.job.data for name in needed):
+            raise ConfigurationError(
+                f"a schedule adds single jobs, but this one of task {spec.name} waits for others: "
+                "let the task that is scheduled add the flow"
+            )
         return _declared(schedule_id, spec.queue, rule, spec.job)
 
     def add(self, new: DeclaredSchedule) -> None:

@@ -102,6 +102,11 @@ def template_of(job: ScheduledJob, queue: str) -> NewJob:
         return job
     if not isinstance(getattr(job, "job", None), NewJob):  # a task has a method of that name
         raise refusal("job", "be made by task.job(…) or queue.job(…)", job)
+    if getattr(job, "children", ()):
+        raise ConfigurationError(
+            "a schedule adds single jobs, but this one waits for others: let the task that is "
+            "scheduled add the flow"
+        )
     if job.queue != queue:
         raise ConfigurationError(
             f"the job belongs to queue {job.queue}, but the schedule to queue {queue}: use "

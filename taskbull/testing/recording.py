@@ -10,10 +10,11 @@ from typing import Any, TypeVar, assert_never
 import anyio
 
 from taskbull.app.app import App
-from taskbull.app.producer import JobSpec
+from taskbull.app.producer import JobSpec, Producer
 from taskbull.app.task import Enqueueable
 from taskbull.core import payload
 from taskbull.core.checks import did_you_mean, refusal
+from taskbull.core.flow import Need
 from taskbull.core.options import JobOptions
 from taskbull.core.outcome import (
     Complete,
@@ -28,7 +29,7 @@ from taskbull.core.outcome import (
 from taskbull.core.states import JobState
 from taskbull.core.wire.job import encode_data
 from taskbull.errors import TaskbullError
-from taskbull.queue.handle import JobHandle
+from taskbull.queue.handle import JobHandle, ReadResult
 from taskbull.testing.recorded_handle import RecordedHandle, failure_of
 from taskbull.testing.recorded_job import RecordedJob
 from taskbull.testing.run_recorded import is_plain, run_plain, run_recorded
@@ -37,6 +38,15 @@ from taskbull.testing.virtual_schedule import VirtualSchedule
 R_co = TypeVar("R_co", covariant=True)
 
 _NOTHING = object()
+
+
+class _ByName:
+    """What the job of a schedule knows of its task: nothing but the name."""
+
+    def __init__(self, producer: Producer) -> None:
+        self.producer = producer
+        self.read: ReadResult = payload.decode
+        self.needs: Sequence[Need] = ()
 
 
 class Box:
@@ -185,7 +195,7 @@ class Box:
                 if due > min(next_due, until):
                     break
                 next_due, new = due, schedule.declared
-                spec = JobSpec[Any](new.queue, new.job, payload.decode)
+                spec = JobSpec[Any](new.queue, new.job, _ByName(self._app.producer))
                 added.append(RecordedJob(spec, len(self.jobs) + 1, due))
                 self.jobs.append(added[-1])
                 schedule.run(self._at(due))

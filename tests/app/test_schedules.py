@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from anyio import create_task_group, fail_after, to_thread
 
-from taskbull import App, ConfigurationError, Cron, Every, SerializationError, events
+from taskbull import App, ConfigurationError, Cron, Every, SerializationError, events, from_child
 from tests.app.conftest import written
 from tests.worker.bed import Recorder, until
 
@@ -114,6 +114,28 @@ def test_a_wrong_declaration_is_refused(local: App) -> None:
     with pytest.raises(TypeError):
         local.schedule("s", Every(1))  # type: ignore[call-arg]
     assert declared(local) == {}
+
+
+def test_a_flow_cannot_be_scheduled(local: App) -> None:
+    @local.task
+    def fetch() -> str:
+        return ""
+
+    @local.task
+    def count(text: str = from_child(fetch)) -> int:
+        return len(text)
+
+    for job in (count.after(fetch.job()).job(), count.job()):
+        with pytest.raises(ConfigurationError, match="a schedule adds single jobs"):
+            local.schedule("s", Every(1), job)
+    with pytest.raises(ConfigurationError, match="a schedule adds single jobs"):
+        local.sync_queue("default").upsert_schedule("s", Every(1), count.after(fetch.job()).job())
+    local.schedule("s", Every(1), count.job(text="abc"))
+    with pytest.raises(ConfigurationError, match="a schedule adds single jobs"):
+
+        @local.task(schedule=Every(1))
+        def size(text: str = from_child(fetch)) -> int:
+            return len(text)
 
 
 def test_no_schedule_is_none(local: App) -> None:
