@@ -4,6 +4,12 @@ from __future__ import annotations
 
 from taskbull.core.keys import QueueKeys
 from taskbull.core.states import MAX_SAFE_INTEGER
+from taskbull.core.wire.meta import (
+    CONCURRENCY_FIELD,
+    PAUSED_FIELD,
+    RATE_LIMIT_FIELD,
+    RATE_WINDOW_FIELD,
+)
 from taskbull.scripts.call import Call, Command, Steps
 from taskbull.scripts.loader import load
 from taskbull.scripts.replies import nothing, number
@@ -25,7 +31,7 @@ def pause(queue: QueueKeys, *, piece: int = PIECE) -> Steps[None]:
 
 
 def resume(queue: QueueKeys, *, piece: int = PIECE) -> Steps[None]:
-    """Let workers take jobs again; nothing that waits is lost or loses its place."""
+    """Allow workers to take jobs again; nothing that waits is lost or loses its place."""
     keys = (
         queue.wait,
         queue.paused,
@@ -43,7 +49,7 @@ def resume(queue: QueueKeys, *, piece: int = PIECE) -> Steps[None]:
 
 def is_paused(queue: QueueKeys) -> Command[bool]:
     """Return whether the queue is paused."""
-    return Command(("HEXISTS", queue.meta, "paused"), queue.meta, bool)
+    return Command(("HEXISTS", queue.meta, PAUSED_FIELD), queue.meta, bool)
 
 
 def _pause(queue: QueueKeys, *, begin: bool, size: int) -> Call[bool]:
@@ -53,25 +59,25 @@ def _pause(queue: QueueKeys, *, begin: bool, size: int) -> Call[bool]:
 
 def get_global_concurrency(queue: QueueKeys) -> Command[int]:
     """Return how many jobs may run at once, in all workers together; 0: any number."""
-    return Command(("HGET", queue.meta, "concurrency"), queue.meta, number)
+    return Command(("HGET", queue.meta, CONCURRENCY_FIELD), queue.meta, number)
 
 
 def set_global_concurrency(queue: QueueKeys, limit: int | None) -> Command[None]:
     """Allow `limit` jobs at once, in all workers together; None: any number."""
     if limit is None:
-        words = ("HDEL", queue.meta, "concurrency")
+        words = ("HDEL", queue.meta, CONCURRENCY_FIELD)
         return Command(words, queue.meta, nothing)
-    return Command(("HSET", queue.meta, "concurrency", limit), queue.meta, nothing)
+    return Command(("HSET", queue.meta, CONCURRENCY_FIELD, limit), queue.meta, nothing)
 
 
 def set_global_rate_limit(queue: QueueKeys, limit: tuple[int, int] | None) -> Command[None]:
     """Allow (number, ms) starts in each window, in all workers together; None: any number."""
     if limit is None:
-        words = ("HDEL", queue.meta, "max", "duration")
+        words = ("HDEL", queue.meta, RATE_LIMIT_FIELD, RATE_WINDOW_FIELD)
         return Command(words, queue.meta, nothing)
     most, window_ms = limit
-    words_of_limit = ("HSET", queue.meta, "max", most, "duration", window_ms)
-    return Command(words_of_limit, queue.meta, nothing)
+    fields = (RATE_LIMIT_FIELD, most, RATE_WINDOW_FIELD, window_ms)
+    return Command(("HSET", queue.meta, *fields), queue.meta, nothing)
 
 
 def rate_limit(queue: QueueKeys, duration_ms: int) -> Command[None]:
