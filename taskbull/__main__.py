@@ -1,4 +1,4 @@
-"""Lets `python -m taskbull` be the command line."""
+"""The command line, as `python -m taskbull`."""
 
 from taskbull.cli import main
 

@@ -25,7 +25,7 @@ from taskbull.errors import (
 )
 
 Classifier = Callable[[BaseException], Category | str | None]
-"""Gives the category of an error, or None to leave it to the default classifier."""
+"""Returns the category of an error, or None to leave it to the default classifier."""
 
 _PERMANENT = (
     PermanentError,

@@ -43,7 +43,7 @@ class Sendable(Protocol):
     """A job in the form in which the caller knows it."""
 
     def with_ticket(self, ticket: Ticket) -> Self:
-        """Give the job with the ticket under which it is sent again."""
+        """Return the job with the ticket under which it is sent again."""
         ...
 
 
@@ -177,7 +177,7 @@ class Bulk:
             yield entry, job
 
     def _parts(self, jobs: Iterator[tuple[Entry, EncodedJob]]) -> Iterator[_Part]:
-        """Give parts as they are full, then the rest; when closed, no more jobs are asked for."""
+        """Yield parts as they are full, then the rest; when closed, no more jobs are asked for."""
         for place, (entry, job) in enumerate(jobs):
             if entry.flow is None:
                 yield from self._put(place, entry, job)
@@ -275,6 +275,6 @@ def check_bulk(jobs: object, progress: object) -> None:
 
 
 def _drained(jobs: deque[T]) -> Iterator[T]:
-    """Give jobs without keeping them."""
+    """Yield jobs without keeping them."""
     while jobs:
         yield jobs.popleft()

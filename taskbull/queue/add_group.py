@@ -121,7 +121,7 @@ class Group:
             self._busy, self._turn = False, None
 
     def _take(self) -> list[_Member]:
-        """Give those who go together next: all who are still there, within bounds."""
+        """Return those who go together next: all who are still there, within bounds."""
         members: list[_Member] = []
         size = 0
         while self._gathered and len(members) < BULK:
@@ -184,7 +184,7 @@ def _jobs(waiting: dict[int, _Member]) -> list[EncodedJob]:
 
 
 def _fail_late(waiting: dict[int, _Member], unsent: Unsent) -> None:
-    """Tell those who are out of time; all of them, if it was not for lack of time."""
+    """Raise the error where callers are out of time; everywhere, if time was not the reason."""
     first = next(iter(waiting.values())).limit
     for place, member in waiting.items():
         is_late = member.limit.left <= first.last_answer

@@ -20,7 +20,7 @@ from taskbull.store.sync_store import SyncStore
 
 
 def encode(entry: Entry) -> EncodedJob:
-    """Give the job as it is written now."""
+    """Return the job as it is written now."""
     return encode_job(entry.job, int(time.time() * 1000))
 
 
@@ -51,7 +51,7 @@ class FirstTry:
         self.call = add_jobs(adder.keys, (job,), job.timestamp_ms, sequence)
 
     def ended(self, added: list[Added]) -> JobHandle[Any] | None:
-        """Give the handle of the job; None if it was not added: a clone had used the sequence."""
+        """Return the handle of the job; None if it was not added: a clone had used the sequence."""
         entry = self._entry
         sequences = entry.client.adder.sequences
         if not added:
@@ -65,7 +65,7 @@ class FirstTry:
         self._entry.client.adder.sequences.give_back(self._sequence)
 
     def rest(self) -> Steps[JobHandle[Any]]:
-        """Give the steps that go on from a try that failed."""
+        """Return the steps that go on from a try that failed."""
         return add_one(self._entry, self._job, self._sequence)
 
 

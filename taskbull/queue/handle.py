@@ -106,27 +106,27 @@ class JobHandle(Struct, Generic[R_co], frozen=True, repr_omit_defaults=True):
         return self._value(ending)
 
     def state(self) -> JobState:
-        """Tell in which state the job is; `unknown` if it is not there."""
+        """Return the state of the job; `unknown` if there is no such job."""
         return self._run(get_state(self._where.keys, self.id))
 
     async def astate(self) -> JobState:
-        """Tell in which state the job is; `unknown` if it is not there."""
+        """Return the state of the job; `unknown` if there is no such job."""
         return await self._arun(get_state(self._where.keys, self.id))
 
     def info(self) -> Job:
-        """Give everything that is stored about the job; raise `JobNotFound` if it is not there."""
+        """Return all that is stored about the job; raise `JobNotFound` if there is no such job."""
         return self._there(self._run(get_job(self._where.keys, self.id)))
 
     async def ainfo(self) -> Job:
-        """Give everything that is stored about the job; raise `JobNotFound` if it is not there."""
+        """Return all that is stored about the job; raise `JobNotFound` if there is no such job."""
         return self._there(await self._arun(get_job(self._where.keys, self.id)))
 
     def logs(self, start: int = 0, end: int = -1) -> Logs:
-        """Give the job's log lines, oldest first."""
+        """Return the job's log lines, oldest first."""
         return self._run(get_logs(self._where.keys, self.id, start, end))
 
     async def alogs(self, start: int = 0, end: int = -1) -> Logs:
-        """Give the job's log lines, oldest first."""
+        """Return the job's log lines, oldest first."""
         return await self._arun(get_logs(self._where.keys, self.id, start, end))
 
     def _check_own_queue(self, client: QueueClient) -> None:
@@ -169,7 +169,7 @@ class JobHandle(Struct, Generic[R_co], frozen=True, repr_omit_defaults=True):
 
 
 def handle(client: QueueClient, name: str, added: Added, read: ReadResult) -> JobHandle[Any]:
-    """Give the handle of a job that was added; raise what kept it from being added."""
+    """Return the handle of a job that was added; raise what kept it from being added."""
     queue = client.keys.queue
     if added.result < 0:
         raise REFUSALS[added.result](queue, added.id)

@@ -117,7 +117,7 @@ def looks(function: Callable[Concatenate[Any, P], Look[T]]) -> Method[P, T]:
 
 
 def _described(method: Callable[..., Any], owner: type) -> Callable[..., Any]:
-    """Let `help` and `inspect` show the result instead of the operation that gives it."""
+    """Return the method, with its result instead of its operation for `help` and `inspect`."""
     method.__qualname__ = f"{owner.__qualname__}.{method.__name__}"
     result = _RESULT.sub(r"\1", method.__annotations__["return"])
     method.__annotations__ = {**method.__annotations__, "return": result}

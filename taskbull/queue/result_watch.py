@@ -25,7 +25,7 @@ _LOOKS_AT_ONCE = 100
 
 
 class ResultWatch:
-    """Tells how the jobs of one queue end, in one event loop.
+    """Watches how the jobs of one queue end, for one event loop.
 
     Its reader is a task of the event loop, with a connection of its own. It ends, and the watch
     with it, when nobody has waited for a while.

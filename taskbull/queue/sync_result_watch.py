@@ -35,7 +35,7 @@ class _Waiter:
 
 
 class SyncResultWatch:
-    """Tells threads how the jobs of one queue end, in one process."""
+    """Watches how the jobs of one queue end, for all threads of a process."""
 
     def __init__(self, keys: QueueKeys, store: SyncStore) -> None:
         self._keys = keys

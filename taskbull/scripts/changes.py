@@ -113,7 +113,7 @@ def move_to_waiting_children(
 
 
 ANY_TOKEN: Final = "0"  # noqa: S105 - it opens any lock, and is no secret
-"""Lets somebody write into a job who does not run it."""
+"""For those who write into a job without running it."""
 
 
 def update_progress(

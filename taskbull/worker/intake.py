@@ -79,7 +79,7 @@ class Intake:
             self._let_go(run)
 
     def deliver(self, jobs: Sequence[Job], token: str, renewed: float) -> None:
-        """Let jobs run that were taken; give them back if that is no longer wanted."""
+        """Start jobs that were taken; give them back if they are no longer wanted."""
         if not jobs:
             return
         context = self._context
@@ -147,7 +147,7 @@ class Intake:
             self._context.alarm.set(clock.now() + from_ms(cycled.next_due_ms - clock.wall_ms()))
 
     def fail(self, run: Run, reason: str) -> None:
-        """Let a job fail whose outcome cannot be written because of what stands in Redis."""
+        """Fail a job whose outcome cannot be written because of what stands in Redis."""
         error = ServerRefused("REFUSED", f"Redis refused to write its outcome: {reason}")
         if isinstance(run.outcome, Fail):
             self.lose(run, LetGo(Loss.REFUSED, str(error)))

@@ -26,7 +26,7 @@ class JobCounter(Protocol):
 
 
 class Listeners:
-    """Tells events to whoever listens to their class, or to a base of it.
+    """Reports events to whoever listens to their class, or to a base of it.
 
     A listener sees and cannot change; what it raises is logged and goes no further. It is called in
     the event loop, so it must not block. One that has a method `hears` says by it, for each kind,
@@ -64,7 +64,7 @@ class Listeners:
         return False
 
     def tell(self, event: Event) -> None:
-        """Tell an event."""
+        """Call all who listen to an event."""
         kind = type(event)
         audience = self._by_kind.get(kind) or self._audience(kind)
         for listener in audience.listeners:

@@ -86,13 +86,13 @@ class Recovery:
             await self._put_off(denied)
 
     async def _deliver(self, jobs: Sequence[Job], sent: CycleCall, renewed: float) -> None:
-        """Let jobs run whose locks were surely alive at `renewed`."""
+        """Start jobs whose locks were surely alive at `renewed`."""
         if jobs and monotonic() - renewed > sent.fresh_for:
             jobs, renewed = await self._inquiry.renew(sent.token, jobs)
         self._intake.deliver(jobs, sent.token, renewed)
 
     async def _adopt(self, job_ids: list[str], sent: CycleCall) -> None:
-        """Let jobs run that a call took whose reply was lost."""
+        """Start jobs that were taken by a call whose reply was lost."""
         while job_ids:
             renewed = monotonic()
             adopted = await self._inquiry.adopt(sent.token, job_ids, sent.now_ms)

@@ -20,7 +20,7 @@ _COMPLETED = events.told_as(Complete.kind)
 
 
 class Reporter:
-    """Tells the listeners of a worker what happens in one of its queues."""
+    """Reports to the listeners of a worker what happens in one of its queues."""
 
     def __init__(self, listeners: Listeners, worker_id: str, queue: str) -> None:
         self._listeners = listeners
@@ -34,11 +34,11 @@ class Reporter:
         *args: P.args,
         **fields: P.kwargs,
     ) -> None:
-        """Tell an event of a kind; `fields` are its own, beside `worker_id` and `queue`."""
+        """Report an event of a kind; `fields` are its own, beside `worker_id` and `queue`."""
         self._listeners.tell(kind(self._worker_id, self._queue, *args, **fields))
 
     def started(self, run: Run) -> None:
-        """Tell that a job begins to run; it is counted with others, within a second."""
+        """Report that a job begins to run; it is counted with others, within a second."""
         listeners = self._listeners
         if listeners.counters:
             self._started.append(run)
@@ -46,13 +46,13 @@ class Reporter:
             listeners.tell(events.Started(self._worker_id, self._queue, job=run.job))
 
     def lost(self, run: Run, outcome: LetGo) -> None:
-        """Tell that a job's lock is gone."""
+        """Report that a job's lock is gone."""
         if not run.decided and run.began:
             run.duration = monotonic() - run.began
         self._listeners.tell(self._event(run, outcome))
 
     def written(self, runs: Sequence[Run]) -> None:
-        """Tell that Redis has written what became of jobs."""
+        """Report that Redis has written what became of jobs."""
         listeners = self._listeners
         if listeners.counters:
             self.count_started()
