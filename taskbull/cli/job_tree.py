@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from taskbull.cli.terminal import Row, plural, shortened, show_table, to_json
+from taskbull.cli.terminal import Row, shortened, show_table, to_json
 from taskbull.core.states import JobState
 from taskbull.queue.job_tree import JobTree
 
@@ -24,15 +24,16 @@ def _rows(tree: JobTree, indent: str) -> Iterator[Row]:
     for child in tree.children:
         yield from _rows(child, below)
     if tree.more:
-        what = plural(tree.more, "child").replace("childs", "children")
-        shown = "more " if tree.children else ""
-        yield f"{below}…", None, None, None, None, f"{shown}{what} not shown"
+        noun = "child" if tree.more == 1 else "children"
+        which = f"more {noun}" if tree.children else noun
+        yield f"{below}…", None, None, None, None, f"{tree.more:,} {which} not shown"
 
 
 def _about(tree: JobTree) -> str | None:
     match tree.state:
         case JobState.FAILED:
-            return shortened(tree.job.failed_reason or "")
+            policy = f" (on_failure={tree.on_failure})" if tree.on_failure else ""
+            return shortened(tree.job.failed_reason or "") + policy
         case JobState.COMPLETED:
             return shortened(f"result {to_json(tree.job.returnvalue, indent=None)}")
         case JobState.UNKNOWN if tree.removed:

@@ -9,7 +9,9 @@ from msgspec import Struct
 
 from taskbull.core.job import Job
 from taskbull.core.keys import RESERVED_IDS, QueueKeys
+from taskbull.core.options import OnFailure
 from taskbull.core.states import JobState
+from taskbull.core.wire.flow import decode_policy
 from taskbull.scripts.call import Steps
 from taskbull.scripts.tree import (
     ChildKeys,
@@ -45,6 +47,8 @@ class JobTree(Struct, frozen=True):
     """The full key of the job, which names its prefix too."""
     removed: bool
     """Whether the job is not stored any more."""
+    on_failure: OnFailure | None
+    """What its failure means to its parent; None if it has none, or was removed."""
     child_count: int
     """How many children it has; `children` may be fewer."""
     children: list[JobTree]
@@ -65,6 +69,7 @@ class JobTree(Struct, frozen=True):
             "name": job.name or None,
             "state": str(self.state),
             "removed": self.removed,
+            "on_failure": self.on_failure,
             "attempts_made": job.attempts_made,
             "result": job.returnvalue,
             "reason": job.failed_reason,
@@ -100,8 +105,16 @@ def get_tree(queue: QueueKeys, job_id: str, depth: int, most: int) -> Steps[JobT
 
 
 def _tree(place: Place, node: Node, child_count: int) -> JobTree:
-    where = place.queue.queue
-    return JobTree(node.job, node.state, where, place.key, node.removed, child_count, [])
+    return JobTree(
+        node.job,
+        node.state,
+        place.queue.queue,
+        place.key,
+        node.removed,
+        decode_policy(node.job.raw_parent),
+        child_count,
+        [],
+    )
 
 
 def _read(places: Sequence[Place]) -> Steps[list[Node]]:

@@ -39,7 +39,15 @@ def flow(cli: CommandLine, client: redis.Redis) -> str:
     client.hset(reports.meta, "opts.maxLenEvents", 10000)
     job(reports, "top", "waiting-children", name="report")
     job(pages, "a", "waiting-children", name="count")
-    job(pages, "aa", "failed", name="fetch", atm=3, failedReason="no\x1b[31m route\nto it")
+    job(
+        pages,
+        "aa",
+        "failed",
+        name="fetch",
+        atm=3,
+        failedReason="no\x1b[31m route\nto it",
+        parent='{"idof":true}',
+    )
     job(pages, "b", "completed", name="count", atm=1, returnvalue="17")
     job(pages, "c", "failed", name="count", atm=1, failedReason="empty")
     job(pages, "d", "failed", name="count", atm=1, failedReason="broken")
@@ -66,7 +74,7 @@ def test_a_flow_is_shown_with_children_below_their_parents(cli: CommandLine, flo
     ]
     assert rows[0][1:] == ["report", "reports", "waiting-children", "0", "-"]
     assert rows[2][1:5] == ["fetch", "pages", "failed", "3"]
-    assert lines[3].endswith(r"no\x1b[31m route…")
+    assert lines[3].endswith(r"no\x1b[31m route… (on_failure=ignore)")
     assert lines[4].endswith("result 17")
     assert rows[6][1:] == ["-", "pages", "completed", "(removed)", "-", "result", "18"]
 
@@ -81,7 +89,7 @@ def test_a_flow_as_json(cli: CommandLine, flow: str) -> None:
 
 def test_what_is_left_out_is_told(cli: CommandLine, flow: str) -> None:
     lines = cli("job", "reports", flow, "--tree", "--limit", "3").splitlines()
-    assert lines[-1].endswith("more 3 children not shown")
+    assert lines[-1].endswith("3 more children not shown")
     assert lines[-1].startswith("  …")
     [_, _, last] = cli("job", "reports", flow, "--tree", "--depth", "1").splitlines()
     assert last.endswith("5 children not shown")

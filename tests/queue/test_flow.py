@@ -8,7 +8,7 @@ import pytest
 
 from taskbull.core.keys import QueueKeys
 from taskbull.core.states import JobState
-from taskbull.core.wire.flow import encode_order
+from taskbull.core.wire.flow import decode_policy, encode_order
 from taskbull.errors import ConfigurationError
 from taskbull.queue.job_tree import JobTree
 from tests.queue.conftest import Both
@@ -171,6 +171,25 @@ async def test_a_job_that_is_its_own_ancestor_does_not_go_on_for_ever(
     assert levels == 5
 
 
+@pytest.mark.parametrize(
+    ("parent", "policy"),
+    [
+        (None, None),
+        (b"", None),
+        (b"{}", "wait"),
+        (b'{"fpof":true,"idof":true}', "fail"),
+        (b'{"cpof":true}', "continue"),
+        (b'{"idof":true}', "ignore"),
+        (b'{"rdof":true}', "drop"),
+        (b'{"rdof":"yes"}', "wait"),
+        (b"[]", None),
+        (b"{", None),
+    ],
+)
+def test_the_policy_of_a_child_is_read(parent: bytes | None, policy: str | None) -> None:
+    assert decode_policy(parent) == policy
+
+
 @pytest.mark.parametrize("limits", [{"depth": 0}, {"most": 0}, {"depth": "2"}, {"most": True}])
 async def test_limits_are_checked(queue: Both, limits: dict[str, Any]) -> None:
     with pytest.raises(ConfigurationError):
@@ -179,7 +198,7 @@ async def test_limits_are_checked(queue: Both, limits: dict[str, Any]) -> None:
 
 async def test_a_tree_as_json(queue: Both, family: Family) -> None:
     family.job("top", "waiting-children")
-    family.job("bad", "failed", failedReason="broke", atm=1)
+    family.job("bad", "failed", failedReason="broke", atm=1, parent='{"id":"top","cpof":true}')
     family.pending("top", "bad")
     described = (await queue.flow("top")).describe()
     [child] = described.pop("children")
@@ -190,9 +209,11 @@ async def test_a_tree_as_json(queue: Both, family: Family) -> None:
         "name": "n",
         "state": "waiting-children",
         "removed": False,
+        "on_failure": None,
         "attempts_made": 0,
         "result": None,
         "reason": None,
         "child_count": 1,
     }
     assert (child["reason"], child["attempts_made"], child["children"]) == ("broke", 1, [])
+    assert child["on_failure"] == "continue"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import msgspec
 from msgspec.structs import replace
@@ -98,3 +98,21 @@ def decode_order(stored: bytes | None) -> list[Child] | None:
     except (ValueError, msgspec.DecodeError):
         return None
     return [(name, base, job_id) for name, base, ids in runs for job_id in ids]
+
+
+_read_parent = msgspec.json.Decoder(dict[str, Any]).decode
+
+
+def decode_policy(raw_parent: bytes | None) -> OnFailure | None:
+    """Return what a child's failure means to its parent; None where it names none."""
+    if not raw_parent:
+        return None
+    try:
+        parent = _read_parent(raw_parent)
+    except (ValueError, msgspec.DecodeError):
+        return None
+    asked: tuple[OnFailure, ...] = ("fail", "continue", "ignore", "drop")  # BullMQ's order
+    for policy in asked:
+        if parent.get(FLAGS[policy]) is True:
+            return policy
+    return "wait"
