@@ -16,7 +16,7 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
-from typing import Literal
+from typing import Literal, assert_never
 from urllib.parse import unquote
 
 from msgspec import Struct
@@ -104,16 +104,18 @@ class Address(Struct, frozen=True):
 
     def __str__(self) -> str:
         """Show where, never the password."""
-        if self.topology == "embedded":
-            return f"embedded://{self.folder}"
         where = ",".join(map(str, self.endpoints))
         match self.topology:
+            case "embedded":
+                return f"embedded://{self.folder}"
             case "sentinel":
                 return f"{where}/{self.service}/{self.db}"
             case "cluster":
                 return where
-            case _:
+            case "single":
                 return f"{where}/{self.db}" if self.db else where
+            case _:
+                assert_never(self.topology)
 
 
 def parse(url: str) -> Address:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 from time import monotonic
-from typing import TypeAlias, cast
+from typing import TypeAlias, assert_never, cast
 
 from taskbull.errors import ConnectionLost, MaybeExecuted, ServerRefused
 from taskbull.store.address import Address, Endpoint
@@ -30,9 +30,11 @@ def locate(address: Address) -> Locate:
             return lambda timeout: _primary(address, timeout)
         case "embedded":
             return lambda timeout: _embedded(address, timeout)
-        case _:
+        case "single" | "cluster":
             first = address.endpoints[0]
             return lambda _limit: first
+        case _:
+            assert_never(address.topology)
 
 
 def _embedded(address: Address, timeout: float) -> Endpoint:

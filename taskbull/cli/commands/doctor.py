@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import assert_never
 
 import click
 
@@ -112,8 +113,10 @@ def _reach(server: SyncServer) -> Iterator[Finding]:
             yield ok("topology", named)
         case "embedded":
             yield ok("topology", "a private server of this machine, for development")
-        case _:
+        case "single":
             yield ok("topology", "a single server")
+        case _:
+            assert_never(address.topology)
 
 
 def _cluster(server: SyncServer, nodes: Sequence[Node]) -> Finding:
