@@ -10,8 +10,8 @@ from taskbull.app.discovery import find_attribute, import_modules, import_packag
 from taskbull.app.function import check_function
 from taskbull.app.lifespan import LifespanFunction, lifespan
 from taskbull.app.producer import JobSpec, Producer
+from taskbull.app.queue_rules import Queues
 from taskbull.app.registry import Registry
-from taskbull.app.rules import Queues
 from taskbull.app.schedules import Schedules
 from taskbull.app.settings import Defaults, TaskOptions
 from taskbull.app.task import AsyncTask, Decorator, SyncTask, Task, make_task

@@ -8,8 +8,8 @@ from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from taskbull.app.lifespan import Lifespan
+from taskbull.app.queue_rules import QueueRules, Queues
 from taskbull.app.registry import Registry
-from taskbull.app.rules import QueueRules, Queues
 from taskbull.core import events
 from taskbull.core.celery import WORKER
 from taskbull.core.checks import refusal
