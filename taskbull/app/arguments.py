@@ -61,6 +61,24 @@ def arguments_reader(task: str, function: Callable[..., Any], binder: Binder, ex
     return _open_reader(task, binder, read, _convertible(task, function, "**", hint))
 
 
+def parameter_reader(
+    task: str, function: Callable[..., Any], parameter: str
+) -> Callable[[bytes], Any]:
+    """Return the function that reads JSON as one parameter, or raises `InvalidArguments`."""
+    hint = _hints(task, function).get(parameter, Any)
+    convert = _convertible(task, function, parameter, hint)
+
+    def read(raw: bytes) -> Any:
+        try:
+            return convert(raw)
+        except Misfit as misfit:
+            path = parameter + (f".{misfit.path}" if misfit.path else "")
+            problem = f"Task {task}: argument {path.replace('.[', '[')}: {misfit.problem}"
+            raise InvalidArguments(problem) from None
+
+    return read
+
+
 def _open_reader(task: str, binder: Binder, read: Read, convert: Callable[[bytes], Any]) -> Read:
     """Return a reader that also returns the fields that match no parameter."""
 

@@ -61,4 +61,22 @@ class Dispatch:
 
 def _function(task: Task[..., Any]) -> SyncHandler:
     read, call = task.reader(), task.caller()
-    return lambda job: call(**read(job.job.raw_data))
+    receivers = task.receivers()
+    if not receivers:
+        return lambda job: call(**read(job.job.raw_data))
+
+    def receive(job: RunningJob) -> Any:
+        arguments = read(job.job.raw_data)
+        for one in receivers:
+            if one.parameter not in arguments:
+                arguments[one.parameter] = one.take(job.child_results(one.child))
+        return call(**arguments)
+
+    async def areceive(job: RunningJob) -> Any:
+        arguments = read(job.job.raw_data)
+        for one in receivers:
+            if one.parameter not in arguments:
+                arguments[one.parameter] = one.take(await job.achild_results(one.child))
+        return await call(**arguments)
+
+    return areceive if task.is_async else receive

@@ -2,23 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Protocol, TypeVar, cast, overload
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar, overload
 
 from taskbull.app.binding import Binder
 from taskbull.core.checks import check_text
-from taskbull.core.flow import Need
+from taskbull.core.flow import Need, Source
+from taskbull.errors import InvalidArguments
 
 R = TypeVar("R")
-R_co = TypeVar("R_co", covariant=True)
-
-
-class Named(Protocol[R_co]):
-    """A task, whose jobs return values of a type."""
-
-    @property
-    def name(self) -> str: ...
-    def read_result(self, raw: bytes) -> R_co: ...
 
 
 class Received:
@@ -36,10 +28,10 @@ class Received:
 
 
 @overload
-def from_child(task: Named[R]) -> R: ...
+def from_child(task: Source[R]) -> R: ...
 @overload
 def from_child(task: str) -> Any: ...
-def from_child(task: Named[Any] | str) -> Any:
+def from_child(task: Source[Any] | str) -> Any:
     """Return a default for a parameter: what the job's one child of this task returns.
 
     A task of another language goes by its name. Where the child failed, and the job runs
@@ -49,10 +41,10 @@ def from_child(task: Named[Any] | str) -> Any:
 
 
 @overload
-def from_children(task: Named[R]) -> list[R]: ...
+def from_children(task: Source[R]) -> list[R]: ...
 @overload
 def from_children(task: str) -> list[Any]: ...
-def from_children(task: Named[Any] | str) -> Any:
+def from_children(task: Source[Any] | str) -> Any:
     """Return a default for a parameter: what the job's children of this task return, in order.
 
     Children that failed are left out.
@@ -70,7 +62,34 @@ def needs_of(binder: Binder) -> Sequence[Need]:
     return found
 
 
-def _name(function: str, task: Named[Any] | str) -> str:
+class Receiver:
+    """Reads the results of children as one parameter, by its annotation."""
+
+    def __init__(self, task: str, need: Need, read: Callable[[bytes], Any]) -> None:
+        self.parameter = need.parameter
+        self.child = need.child
+        self._task = task
+        self._one = need.one
+        self._read = read
+
+    def take(self, results: Sequence[bytes]) -> Any:
+        """Return the argument; raise `InvalidArguments` if the results do not fit."""
+        if not self._one:
+            return self._read(b"[" + b",".join(results) + b"]")
+        if len(results) == 1:
+            return self._read(results[0])
+        try:
+            if not results:
+                return self._read(b"null")
+        except InvalidArguments:
+            pass
+        raise InvalidArguments(
+            f"Task {self._task}: argument {self.parameter} takes the result of one child "
+            f"{self.child}, and {len(results) or 'none'} of them has one"
+        )
+
+
+def _name(function: str, task: Source[Any] | str) -> str:
     if isinstance(task, str):
         return check_text(f"the task of {function}", task)
-    return check_text(f"the task of {function}", cast("object", getattr(task, "name", task)))
+    return check_text(f"the task of {function}", getattr(task, "name", task))

@@ -11,12 +11,18 @@ from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Protocol, TypeVar, Un
 
 from msgspec.structs import replace
 
-from taskbull.app.arguments import Read, arguments_reader, by_keyword, result_reader
+from taskbull.app.arguments import (
+    Read,
+    arguments_reader,
+    by_keyword,
+    parameter_reader,
+    result_reader,
+)
 from taskbull.app.binding import Binder
 from taskbull.app.checking import Check, argument_check
 from taskbull.app.function import place_of
 from taskbull.app.producer import JobSpec, Producer
-from taskbull.app.received import needs_of
+from taskbull.app.received import Receiver, needs_of
 from taskbull.app.settings import CallOptions, TaskSettings, with_call
 from taskbull.core.celery import TASK, no_attribute
 from taskbull.core.flow import Children, Growing, children_of
@@ -223,6 +229,14 @@ class Task(Enqueueable[P, R]):
         """Prepare what reads the arguments of a job; `ConfigurationError` if that cannot be."""
         settings = self.settings
         return arguments_reader(settings.name, self.function, self.calling.binder, settings.extra)
+
+    def receivers(self) -> list[Receiver]:
+        """Prepare what reads the parameters that take results of children."""
+        name, function = self.settings.name, self.function
+        return [
+            Receiver(name, need, parameter_reader(name, function, need.parameter))
+            for need in self.calling.needs
+        ]
 
     def caller(self) -> Callable[..., Any]:
         """Return the function in a form that takes all its arguments by name."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from typing import Protocol, cast
+from typing import Protocol, TypeVar, cast
 
 from msgspec import Struct
 
@@ -16,6 +16,8 @@ from taskbull.core.job import NewJob
 from taskbull.core.keys import QueueKeys
 from taskbull.core.options import ON_FAILURE, OnFailure
 from taskbull.errors import ConfigurationError
+
+R_co = TypeVar("R_co", covariant=True)
 
 
 class Need(Struct, frozen=True):
@@ -36,6 +38,14 @@ class Branch(Struct, frozen=True):
     children: Sequence[tuple[Branch, OnFailure]] = ()
     """Each with what its failure means, unless its own options say that."""
     needs: Sequence[Need] = ()
+
+
+class Source(Protocol[R_co]):
+    """What children are of: a task, whose results have a type."""
+
+    @property
+    def name(self) -> str: ...
+    def read_result(self, raw: bytes) -> R_co: ...
 
 
 class Growing(Protocol):

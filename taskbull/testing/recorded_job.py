@@ -8,10 +8,10 @@ from typing import Any
 from taskbull.app.producer import JobSpec
 from taskbull.core import payload
 from taskbull.core.job import Job
-from taskbull.core.options import JobOptions
+from taskbull.core.options import JobOptions, OnFailure
 from taskbull.core.outcome import Failure
 from taskbull.core.states import JobState
-from taskbull.core.wire.job import EncodedJob, decode_taken, encode_job
+from taskbull.core.wire.job import RUN_FIELDS, EncodedJob, decode_taken, encode_job
 
 
 class RecordedJob:
@@ -36,6 +36,14 @@ class RecordedJob:
         """What went wrong in the last attempt that failed."""
         self.progress: Any = 0
         self.logs: list[str] = []
+        self.parent: RecordedJob | None = None
+        """The job that waits for it, in a flow."""
+        self.children: list[RecordedJob] = []
+        self.pending: list[RecordedJob] = []
+        """The children that it still waits for."""
+        self.on_failure: OnFailure = "fail"
+        self.doom: str | None = None
+        """Why it fails instead of being run."""
 
     def __repr__(self) -> str:
         return f"<{self.name} {self.id} in {self.queue}: {self.state}>"
@@ -72,4 +80,37 @@ class RecordedJob:
         times = (str(encoded.timestamp_ms), str(encoded.delay_ms), str(encoded.priority))
         values = [encoded.name.encode(), self.raw_data, encoded.options]
         values += [text.encode() for text in times]
-        return decode_taken(self.id.encode(), [*values, made, started])
+        taken: list[bytes | None] = [*values, made, started]
+        if self.doom is not None:
+            taken += [self.doom.encode(), *[None] * (len(RUN_FIELDS) - len(taken) - 1)]
+        return decode_taken(self.id.encode(), taken)
+
+    @property
+    def key(self) -> str:
+        """The key that it would have in Redis."""
+        return self.spec.calling.producer.client(self.queue).keys.job(self.id)
+
+    def child_results(self, name: str) -> list[bytes]:
+        """Return what its children of a name returned, as JSON."""
+        return [
+            payload.encode(child.value, "result")
+            for child in self.children
+            if child.name == name and child.state is JobState.COMPLETED
+        ]
+
+    def child_failures(self) -> dict[tuple[str, str], str]:
+        """Return why children failed that were to be ignored, or not to be waited for."""
+        return {
+            (child.queue, child.id): child.failure.reason
+            for child in self.children
+            if child.failure is not None
+            and child.state is JobState.FAILED
+            and child.on_failure in {"ignore", "continue"}
+        }
+
+    def drop_children(self) -> int:
+        """Remove the children that have not run."""
+        dropped, self.pending = self.pending, []
+        for child in dropped:
+            child.state = JobState.UNKNOWN
+        return len(dropped)

@@ -10,11 +10,10 @@ from typing import Any, TypeVar, assert_never
 import anyio
 
 from taskbull.app.app import App
-from taskbull.app.producer import JobSpec, Producer
+from taskbull.app.producer import JobSpec
 from taskbull.app.task import Enqueueable
 from taskbull.core import payload
 from taskbull.core.checks import did_you_mean, refusal
-from taskbull.core.flow import Need
 from taskbull.core.options import JobOptions
 from taskbull.core.outcome import (
     Complete,
@@ -29,7 +28,8 @@ from taskbull.core.outcome import (
 from taskbull.core.states import JobState
 from taskbull.core.wire.job import encode_data
 from taskbull.errors import TaskbullError
-from taskbull.queue.handle import JobHandle, ReadResult
+from taskbull.queue.handle import JobHandle
+from taskbull.testing.recorded_flow import ByName, record, refused_by_children, tell_parent
 from taskbull.testing.recorded_handle import RecordedHandle, failure_of
 from taskbull.testing.recorded_job import RecordedJob
 from taskbull.testing.run_recorded import is_plain, run_plain, run_recorded
@@ -39,14 +39,7 @@ R_co = TypeVar("R_co", covariant=True)
 
 _NOTHING = object()
 
-
-class _ByName:
-    """What the job of a schedule knows of its task: nothing but the name."""
-
-    def __init__(self, producer: Producer) -> None:
-        self.producer = producer
-        self.read: ReadResult = payload.decode
-        self.needs: Sequence[Need] = ()
+_RUNNABLE = frozenset({JobState.WAITING, JobState.DELAYED})
 
 
 class Box:
@@ -66,11 +59,17 @@ class Box:
 
     def enqueue(self, specs: Sequence[JobSpec[Any]]) -> list[JobHandle[Any]]:
         """Record jobs; called in place of Redis."""
-        made = [
-            RecordedJob(spec, len(self.jobs) + number, self.now)
-            for number, spec in enumerate(specs, 1)
-        ]
-        return [self._put(job) for job in made]
+        made: list[list[RecordedJob]] = []
+        number = len(self.jobs) + 1
+        for spec in specs:
+            made.append(record(spec, number, self.now))
+            number += len(made[-1])
+        handles: list[JobHandle[Any]] = []
+        for root, *below in made:
+            handles.append(self._put(root))
+            for job in below:
+                self._put(job)
+        return handles
 
     def of(self, task: Enqueueable[..., Any]) -> list[RecordedJob]:
         """Return the jobs of a task."""
@@ -171,7 +170,7 @@ class Box:
     def _turns(self, most: int, until: float | None = None) -> Generator[RecordedJob]:
         """Yield jobs when it is their turn: all, or those due up to an instant, with schedules."""
         for _ in range(most):
-            waiting = [job for job in self.jobs if not job.ended]
+            waiting = [job for job in self.jobs if job.state in _RUNNABLE]
             if until is not None:
                 waiting += self._scheduled(min((job.due for job in waiting), default=until), until)
                 waiting = [job for job in waiting if job.due <= until]
@@ -195,7 +194,7 @@ class Box:
                 if due > min(next_due, until):
                     break
                 next_due, new = due, schedule.declared
-                spec = JobSpec[Any](new.queue, new.job, _ByName(self._app.producer))
+                spec = JobSpec[Any](new.queue, new.job, ByName(self._app.producer))
                 added.append(RecordedJob(spec, len(self.jobs) + 1, due))
                 self.jobs.append(added[-1])
                 schedule.run(self._at(due))
@@ -205,6 +204,7 @@ class Box:
         return self._began + timedelta(seconds=seconds)
 
     def _settle(self, job: RecordedJob, outcome: Outcome) -> None:
+        outcome = refused_by_children(job, outcome)
         match outcome:
             case Complete(value):
                 job.attempts += 1
@@ -224,6 +224,7 @@ class Box:
                 self._put_off(job, 0.0)
             case _:
                 assert_never(outcome)
+        tell_parent(job, self.now)
 
     def _put_off(self, job: RecordedJob, delay: float) -> None:
         job.due = self.now + delay

@@ -47,6 +47,24 @@ class _Record:
     async def aupdate_data(self, raw: bytes) -> None:
         self.update_data(raw)
 
+    def child_results(self, name: str) -> list[bytes]:
+        return self._recorded.child_results(name)
+
+    async def achild_results(self, name: str) -> list[bytes]:
+        return self.child_results(name)
+
+    def child_failures(self) -> dict[tuple[str, str], str]:
+        return self._recorded.child_failures()
+
+    async def achild_failures(self) -> dict[tuple[str, str], str]:
+        return self.child_failures()
+
+    def drop_children(self) -> int:
+        return self._recorded.drop_children()
+
+    async def adrop_children(self) -> int:
+        return self.drop_children()
+
     async def aunclaimed(self, patience: float) -> float:
         return patience  # no other worker will come
 

@@ -5,17 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextvars import Context, ContextVar
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast, overload
 
 from msgspec import Struct
 
+from taskbull.core import payload
 from taskbull.core.celery import JOB, no_attribute
 from taskbull.core.current import current
+from taskbull.core.flow import Source
 from taskbull.core.job import Job
 from taskbull.core.retry import attempts_of
 from taskbull.core.wire.job import encode_data, encode_progress
 from taskbull.errors import TaskbullError
 from taskbull.worker.run import JobPort, Run
+
+R = TypeVar("R")
 
 
 class Workplace(Struct, frozen=True):
@@ -144,6 +148,52 @@ class RunningJob:
         """
         await self._port.aupdate_data(encode_data(data))
 
+    @overload
+    def children(self, task: Source[R]) -> list[R]: ...
+    @overload
+    def children(self, task: str) -> list[Any]: ...
+    def children(self, task: Source[Any] | str) -> list[Any]:
+        """Return what the job's children of a task, or of a name, returned: in their order.
+
+        Children that failed are left out.
+        """
+        return _read(task, self._port.child_results(_name(task)))
+
+    @overload
+    async def achildren(self, task: Source[R]) -> list[R]: ...
+    @overload
+    async def achildren(self, task: str) -> list[Any]: ...
+    async def achildren(self, task: Source[Any] | str) -> list[Any]:
+        """Return what the job's children of a task, or of a name, returned. See `children`."""
+        return _read(task, await self._port.achild_results(_name(task)))
+
+    def failed_children(self) -> dict[tuple[str, str], str]:
+        """Return why children failed, by queue and id: with `on_failure` "ignore" or "continue"."""
+        return self._port.child_failures()
+
+    async def afailed_children(self) -> dict[tuple[str, str], str]:
+        """Return why children failed, by queue and id: with `on_failure` "ignore" or "continue"."""
+        return await self._port.achild_failures()
+
+    def drop_pending_children(self) -> int:
+        """Remove the children that have not started, so that the job can end; return how many.
+
+        Those that run are not stopped, and the job cannot end before them.
+        """
+        return self._port.drop_children()
+
+    async def adrop_pending_children(self) -> int:
+        """Remove the children that have not started. See `drop_pending_children`."""
+        return await self._port.adrop_children()
+
+    def child_results(self, name: str) -> list[bytes]:
+        """Return what the children of a name returned, as JSON."""
+        return self._port.child_results(name)
+
+    async def achild_results(self, name: str) -> list[bytes]:
+        """Return what the children of a name returned, as JSON."""
+        return await self._port.achild_results(name)
+
     @property
     def held_up(self) -> float:
         """The seconds for which Redis has let the job wait with what it writes."""
@@ -163,6 +213,15 @@ class RunningJob:
         if run.port is None:
             run.port = self._place.open_port(run)
         return run.port
+
+
+def _name(task: Source[Any] | str) -> str:
+    return task if isinstance(task, str) else task.name
+
+
+def _read(task: Source[Any] | str, results: list[bytes]) -> list[Any]:
+    read = payload.decode if isinstance(task, str) else task.read_result
+    return [read(raw) for raw in results]
 
 
 _current = cast("ContextVar[RunningJob]", current)

@@ -1,5 +1,7 @@
 """What a job writes into Redis while it runs: its progress, lines of its log, its data.
 
+And what it asks there of its children.
+
 Redis may be full, read-only, or away. That is not the fault of the job, and costs it no attempt:
 
 - Progress and log lines are worth less than the job. After a second they are lost, with one warning
@@ -16,7 +18,7 @@ import logging
 import time
 from collections.abc import Generator
 from time import monotonic
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias, TypeVar
 
 import anyio
 from msgspec import Struct
@@ -34,10 +36,14 @@ from taskbull.errors import (
     TaskbullError,
 )
 from taskbull.observability.job_filter import cut
-from taskbull.scripts.call import Request
+from taskbull.scripts.call import Operation, Request, again
 from taskbull.scripts.changes import add_log, note_unclaimed, update_data, update_progress
+from taskbull.scripts.children import get_failures, get_results
+from taskbull.scripts.removal import remove_unprocessed_children
 from taskbull.worker.context import QueueContext
 from taskbull.worker.run import Run
+
+T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
 
@@ -118,6 +124,30 @@ class Writing:
         """Replace the payload."""
         await self._asend(self._data(raw), DATA)
 
+    def child_results(self, name: str) -> list[bytes]:
+        """Read what the job's children of a name returned."""
+        return self._ask(get_results(self._context.keys, self._run.job.id, name))
+
+    async def achild_results(self, name: str) -> list[bytes]:
+        """Read what the job's children of a name returned."""
+        return await self._aask(get_results(self._context.keys, self._run.job.id, name))
+
+    def child_failures(self) -> dict[tuple[str, str], str]:
+        """Read why children of the job failed."""
+        return self._ask(get_failures(self._context.keys, self._run.job.id))
+
+    async def achild_failures(self) -> dict[tuple[str, str], str]:
+        """Read why children of the job failed."""
+        return await self._aask(get_failures(self._context.keys, self._run.job.id))
+
+    def drop_children(self) -> int:
+        """Remove the pending children that nobody runs."""
+        return self._ask(remove_unprocessed_children(self._context.keys, self._run.job.id))
+
+    async def adrop_children(self) -> int:
+        """Remove the pending children that nobody runs."""
+        return await self._aask(remove_unprocessed_children(self._context.keys, self._run.job.id))
+
     async def aunclaimed(self, patience: float) -> float:
         """Note that nobody here can run the job; return for how many seconds that is known."""
         context, now_ms = self._context, int(time.time() * 1000)
@@ -139,6 +169,24 @@ class Writing:
     def _data(self, raw: bytes) -> Request[None]:
         run = self._run
         return update_data(self._context.keys, run.job.id, raw, token=run.token)
+
+    def _ask(self, question: Operation[T]) -> T:
+        """Ask what the job cannot do without, from a thread; asking twice does no harm."""
+        self._check()
+        try:
+            return self._context.sync_store.run(again(question), timeout=DATA.patience)
+        except (ConnectionLost, MaybeExecuted) as error:
+            self._trouble = error
+            raise
+
+    async def _aask(self, question: Operation[T]) -> T:
+        """Ask what the job cannot do without, from the event loop."""
+        self._check()
+        try:
+            return await self._context.store.run(again(question), timeout=DATA.patience)
+        except (ConnectionLost, MaybeExecuted) as error:
+            self._trouble = error
+            raise
 
     def _send(self, call: Request[Any], kind: WriteKind) -> None:
         """Write, from a thread."""

@@ -21,6 +21,10 @@ from taskbull import (
     SyncServer,
     Worker,
     WorkerOptions,
+    chain,
+    current_job,
+    from_child,
+    from_children,
 )
 from taskbull.app.producer import JobSpec
 from taskbull.app.task import AsyncTask, SyncTask, Variant
@@ -44,6 +48,32 @@ def resize(path: str, *, width: int = 800) -> str:
 
 @app.task(circuit_breaker=CircuitBreaker(threshold=5, duration=30), timeout=20)
 async def ping() -> None: ...
+
+
+@app.task
+def count(numbers: list[int] = from_child(fetch)) -> int:
+    return len(numbers)
+
+
+@app.task
+async def report(
+    title: str, counts: list[int] = from_children(count), other: str = from_child("other")
+) -> str:
+    assert_type(await current_job().achildren(count), list[int])
+    assert_type(await current_job().achildren("other"), list[Any])
+    assert_type(await current_job().afailed_children(), dict[tuple[str, str], str])
+    return f"{title}{counts}{other}"
+
+
+async def flows() -> None:
+    tree = report.after([count.after(fetch.job("a")).job()], on_failure="ignore")
+    assert_type(tree.delay("a"), JobHandle[str])
+    assert_type(await tree.options(priority=1).adelay("a"), JobHandle[str])
+    assert_type(tree.job("a"), JobSpec[str])
+    assert_type(chain(fetch.job("a"), count.job()).delay(), JobHandle[int])
+    assert_type(chain(app.queue("node").job("b"), count.job()).job(), JobSpec[int])
+    app.enqueue([tree.job("a"), report.job("b")])
+    report.after(fetch.options(on_failure="drop").job("a"), app.queue("node").job("b"))
 
 
 def sync_code() -> None:

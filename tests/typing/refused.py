@@ -7,7 +7,17 @@ Never run, only checked.
 
 from __future__ import annotations
 
-from taskbull import App, Queue, Server, SyncQueue, SyncServer, WorkerOptions
+from taskbull import (
+    App,
+    Queue,
+    Server,
+    SyncQueue,
+    SyncServer,
+    WorkerOptions,
+    chain,
+    from_child,
+    from_children,
+)
 from tests.typing.accepted import app, fetch, resize
 
 
@@ -56,6 +66,22 @@ async def wrong_questions(server: Server, sync_server: SyncServer) -> None:
     sync_server.info()  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
     await sync_server.queues()  # type: ignore[misc]  # pyright: ignore[reportGeneralTypeIssues]
     sync_server.exist("a")  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
+
+
+@app.task
+def wrong_child(text: str = from_child(fetch)) -> None: ...  # type: ignore[assignment]  # pyright: ignore[reportArgumentType]
+
+
+@app.task
+def wrong_children(text: list[str] = from_children(fetch)) -> None: ...  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+
+
+def wrong_flows() -> None:
+    resize.after(5)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    resize.after(resize)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    resize.after(resize.job("a"), on_failure="perhaps")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    resize.after(resize.job("a")).delay(5)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    chain(resize.job("a"), 5)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 
 
 def wrong_options() -> None:

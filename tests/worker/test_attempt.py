@@ -51,6 +51,24 @@ class Memory:
     async def aupdate_data(self, raw: bytes) -> None:
         self.update_data(raw)
 
+    def child_results(self, name: str) -> list[bytes]:
+        return []
+
+    async def achild_results(self, name: str) -> list[bytes]:
+        return []
+
+    def child_failures(self) -> dict[tuple[str, str], str]:
+        return {}
+
+    async def achild_failures(self) -> dict[tuple[str, str], str]:
+        return {}
+
+    def drop_children(self) -> int:
+        return 0
+
+    async def adrop_children(self) -> int:
+        return 0
+
     async def aunclaimed(self, patience: float) -> float:
         return patience
 

@@ -1,0 +1,75 @@
+"""What became of the children of a job."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+from taskbull.core.keys import QueueKeys
+from taskbull.core.wire.flow import ORDER_FIELD, Child, decode_order
+from taskbull.scripts.call import Command, Steps
+from taskbull.scripts.replies import text
+
+PIECE: Final = 500
+"""How many results one call reads."""
+
+
+def get_results(
+    queue: QueueKeys, job_id: str, name: str, *, piece: int = PIECE
+) -> Steps[list[bytes]]:
+    """Return what the children of a name have returned, as JSON, in the order of the children.
+
+    That order is known of flows of ours; of others it is that of the keys, and a child that is
+    not stored any more has no name.
+    """
+    job, processed = queue.job(job_id), queue.processed(job_id)
+    order: list[Child] | None = yield Command(("HGET", job, ORDER_FIELD), job, decode_order)
+    if order is None:
+        return (yield from _unordered(processed, name))
+    keys = [base + child_id for child, base, child_id in order if child == name]
+    results: list[bytes] = []
+    for start in range(0, len(keys), piece):
+        words = ("HMGET", processed, *keys[start : start + piece])
+        found: list[bytes | None] = yield Command(words, processed, list)
+        results += [value for value in found if value is not None]
+    return results
+
+
+def _unordered(processed: str, name: str) -> Steps[list[bytes]]:
+    by_key: dict[str, bytes] = yield Command(("HGETALL", processed), processed, _pairs)
+    results: list[bytes] = []
+    for key, value in sorted(by_key.items()):
+        stored: bytes | None = yield Command(("HGET", key, "name"), key, _as_is)
+        if stored is not None and text(stored) == name:
+            results.append(value)
+    return results
+
+
+def get_failures(queue: QueueKeys, job_id: str) -> Command[dict[tuple[str, str], str]]:
+    """Return why children failed whose failure the job survives, by queue and id."""
+    failed = queue.failed_children(job_id)
+
+    def read(reply: Sequence[bytes]) -> dict[tuple[str, str], str]:
+        return {_place(queue, key): text(reason) for key, reason in _pairs(reply).items()}
+
+    return Command(("HGETALL", failed), failed, read)
+
+
+def _place(queue: QueueKeys, key: str) -> tuple[str, str]:
+    """Return the name of a child's queue, and the child's id."""
+    start = f"{queue.prefix}:"
+    if not key.startswith(start):  # of another prefix, where ids have no colons
+        base, _, job_id = key.rpartition(":")
+        return base.rpartition(":")[2], job_id
+    tagged, _, job_id = key.removeprefix(start).partition(":")
+    if queue.tagged != queue.queue:  # ours have their hash tag by themselves
+        tagged = tagged.removeprefix("{").removesuffix("}")
+    return tagged, job_id
+
+
+def _pairs(reply: Sequence[bytes]) -> dict[str, bytes]:
+    return {text(key): value for key, value in zip(reply[::2], reply[1::2], strict=True)}
+
+
+def _as_is(reply: Any) -> Any:
+    return reply

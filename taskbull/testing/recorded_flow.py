@@ -1,0 +1,95 @@
+"""Flows in a box: parents run after their children, and learn what became of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, TypeGuard, cast
+
+from taskbull.app.producer import JobSpec, Producer
+from taskbull.core import payload
+from taskbull.core.flow import Growing, Member, Need, arrange
+from taskbull.core.outcome import Complete, Outcome
+from taskbull.core.retry import failed_for_good
+from taskbull.core.states import JobState
+from taskbull.errors import TaskbullError
+from taskbull.queue.any_queue import QueueJob
+from taskbull.queue.handle import ReadResult
+from taskbull.testing.recorded_job import RecordedJob
+
+
+class ByName:
+    """What a job knows of its task that a schedule or a queue made: nothing but the name."""
+
+    def __init__(self, producer: Producer) -> None:
+        self.producer = producer
+        self.read: ReadResult = payload.decode
+        self.needs: Sequence[Need] = ()
+
+
+def record(spec: JobSpec[Any], number: int, now: float) -> list[RecordedJob]:
+    """Return the jobs of a spec, level by level: mostly one. The first has this number."""
+    if not spec.children and not spec.calling.needs:
+        return [RecordedJob(spec, number, now)]
+    specs = _specs(spec)
+    members = arrange(spec.branch(), lambda place: str(number + place))
+    jobs = [RecordedJob(one, number + place, now) for place, one in enumerate(specs)]
+    for member, job in zip(members, jobs, strict=True):
+        _connect(member, job, jobs)
+    return jobs
+
+
+def _specs(root: JobSpec[Any]) -> list[JobSpec[Any]]:
+    """Return the specs of a flow in the order in which `arrange` has its branches."""
+    found: list[JobSpec[Any]] = []
+    left: list[Growing] = [root]
+    while left:
+        job = left.pop(0)
+        spec = job if _is_spec(job) else _foreign(job, root)
+        found.append(spec)
+        left += [child for group in spec.children for child in group.jobs]
+    return found
+
+
+def _is_spec(job: Growing) -> TypeGuard[JobSpec[Any]]:
+    return isinstance(job, JobSpec)
+
+
+def _foreign(job: Growing, root: JobSpec[Any]) -> JobSpec[Any]:
+    branch, children = job.branch(), cast("QueueJob", job).children
+    return JobSpec(branch.queue.queue, branch.job, ByName(root.calling.producer), children)
+
+
+def _connect(member: Member, job: RecordedJob, jobs: list[RecordedJob]) -> None:
+    job.on_failure = member.on_failure
+    job.children = [jobs[place] for place in member.children]
+    job.pending = list(job.children)
+    for child in job.children:
+        child.parent = job
+    if job.children:
+        job.state = JobState.WAITING_CHILDREN
+
+
+def refused_by_children(job: RecordedJob, outcome: Outcome) -> Outcome:
+    """Return an outcome, or the failure of a job that cannot complete before its children."""
+    if not isinstance(outcome, Complete) or not job.pending:
+        return outcome
+    return failed_for_good(TaskbullError(f"Job {job.id} has pending dependencies. moveToFinished"))
+
+
+def tell_parent(child: RecordedJob, now: float) -> None:
+    """Do to the parent what the end of its child means for it."""
+    parent = child.parent
+    if parent is None or not child.ended or child not in parent.pending:
+        return
+    at_once = False
+    if child.state is JobState.FAILED:
+        if child.on_failure == "wait":
+            return
+        at_once = child.on_failure in {"fail", "continue"}
+        if child.on_failure == "fail":
+            parent.doom = f"child {child.key} failed"
+    parent.pending.remove(child)
+    if parent.state is JobState.WAITING_CHILDREN and (at_once or not parent.pending):
+        delay = parent.options.delay or 0.0
+        parent.due = now + delay
+        parent.state = JobState.DELAYED if delay else JobState.WAITING

@@ -1,0 +1,195 @@
+"""What a job gets of its children: typed, in order, and by every policy for their failure.
+
+By a worker and by `taskbull.testing`: both are to do the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from datetime import date
+from typing import Any
+
+import pytest
+from anyio import fail_after
+
+from taskbull import (
+    App,
+    JobFailed,
+    JobHandle,
+    JobState,
+    Keep,
+    PermanentError,
+    chain,
+    current_job,
+    from_child,
+    from_children,
+)
+from taskbull.testing import recorded
+
+LIMIT = 30.0
+
+Perform = Callable[[Callable[[], Awaitable[JobHandle[Any]]]], Awaitable[JobHandle[Any]]]
+"""Adds a job, and runs all jobs until it has ended."""
+
+
+@pytest.fixture(params=["worker", "box"])
+def perform(request: pytest.FixtureRequest, app: App) -> Perform:
+    async def by_worker(add: Callable[[], Awaitable[JobHandle[Any]]]) -> JobHandle[Any]:
+        with fail_after(LIMIT):
+            job = await add()
+            await app.run_worker(["q"], burst=True, concurrency=3)
+            return job
+
+    async def in_box(add: Callable[[], Awaitable[JobHandle[Any]]]) -> JobHandle[Any]:
+        with fail_after(LIMIT), recorded(app) as box:
+            job = await add()
+            await box.arun(check=False)
+            return job
+
+    return by_worker if request.param == "worker" else in_box
+
+
+class Tasks:
+    """A day, its weekday, and a report of several."""
+
+    def __init__(self, app: App) -> None:
+        @app.task(queue="q", attempts=1)
+        async def day(number: int) -> date:
+            if number == 0:
+                raise PermanentError("there is no such day")
+            return date(2020, 1, number)
+
+        @app.task(queue="q", attempts=1)
+        def weekday(of: date = from_child(day)) -> str:
+            return of.strftime("%a")
+
+        @app.task(queue="q", attempts=1)
+        async def report(
+            title: str, /, days: list[date] = from_children(day), *, names: list[str] | None = None
+        ) -> list[Any]:
+            job = current_job()
+            assert await job.achildren(day) == days
+            failed = await job.afailed_children()
+            assert all(queue == "q" for queue, _ in failed)
+            return [title, [each.day for each in days], sorted(failed.values())]
+
+        self.day, self.weekday, self.report = day, weekday, report
+
+
+@pytest.fixture
+def tasks(app: App) -> Tasks:
+    return Tasks(app)
+
+
+async def test_results_come_typed_and_in_order(tasks: Tasks, perform: Perform) -> None:
+    numbers = [7, 3, 30, 11, 2, 19]
+    job = await perform(
+        lambda: tasks.report.after(tasks.day.job(n) for n in numbers).adelay("days")
+    )
+    assert await job.aresult() == ["days", numbers, []]
+
+
+async def test_a_plain_function_gets_the_result_of_its_one_child(
+    tasks: Tasks, perform: Perform
+) -> None:
+    job = await perform(lambda: chain(tasks.day.job(1), tasks.weekday.job()).adelay())
+    assert await job.aresult() == "Wed"
+
+
+async def test_children_that_are_not_kept_are_known_by_name(tasks: Tasks, perform: Perform) -> None:
+    gone = tasks.day.options(keep_completed=Keep.none())
+    children = [gone.job(3), tasks.weekday.after(gone.job(4)).job(), gone.job(5)]
+    job = await perform(lambda: tasks.report.after(children).adelay("days"))
+    assert await job.aresult() == ["days", [3, 5], []]
+
+
+async def test_an_argument_that_is_given_wins(tasks: Tasks, perform: Perform) -> None:
+    job = await perform(lambda: tasks.weekday.after(tasks.day.job(1)).adelay(date(2020, 1, 2)))
+    assert await job.aresult() == "Thu"
+
+
+async def test_a_failed_child_fails_its_parent(tasks: Tasks, perform: Perform) -> None:
+    children = [tasks.day.options(job_id="bad").job(0), tasks.day.job(1)]
+    job = await perform(lambda: tasks.report.after(children).adelay("days"))
+    with pytest.raises(JobFailed, match=r"child .*:q:bad failed"):
+        await job.aresult()
+
+
+@pytest.mark.parametrize(
+    ("on_failure", "told"),
+    [("ignore", ["there is no such day"]), ("drop", [])],
+)
+async def test_a_failed_child_is_survived(
+    tasks: Tasks, perform: Perform, on_failure: Any, told: list[str]
+) -> None:
+    children = [tasks.day.job(2), tasks.day.job(0), tasks.day.job(1)]
+    job = await perform(lambda: tasks.report.after(children, on_failure=on_failure).adelay("days"))
+    assert await job.aresult() == ["days", [2, 1], told]
+
+
+async def test_a_parent_waits_for_a_child_that_failed(tasks: Tasks, perform: Perform) -> None:
+    children = [tasks.day.options(on_failure="wait").job(0), tasks.day.job(1)]
+    job = await perform(lambda: tasks.report.after(children).adelay("days"))
+    assert await job.astate() is JobState.WAITING_CHILDREN
+
+
+@pytest.mark.parametrize("drops", [True, False])
+async def test_a_parent_that_continues_drops_its_pending_children_or_fails(
+    app: App, tasks: Tasks, perform: Perform, drops: bool
+) -> None:
+    @app.task(queue="q", attempts=1)
+    def goes_on() -> int:
+        job = current_job()
+        assert list(job.failed_children().values()) == ["there is no such day"]
+        return job.drop_pending_children() if drops else 0
+
+    late = tasks.day.options(delay=3600).job(1)
+    job = await perform(
+        lambda: goes_on.after(tasks.day.job(0), late, on_failure="continue").adelay()
+    )
+    if drops:
+        assert await job.aresult() == 1
+    else:
+        with pytest.raises(JobFailed, match="has pending dependencies"):
+            await job.aresult()
+
+
+async def test_a_child_that_failed_is_none_where_that_is_allowed(
+    app: App, tasks: Tasks, perform: Perform
+) -> None:
+    @app.task(queue="q", attempts=1)
+    async def maybe(of: date | None = from_child(tasks.day)) -> str:
+        return str(of)
+
+    bad = tasks.day.options(on_failure="ignore").job(0)
+    job = await perform(lambda: maybe.after(bad).adelay())
+    assert await job.aresult() == "None"
+    job = await perform(lambda: tasks.weekday.after(bad).adelay())
+    with pytest.raises(JobFailed, match=r"argument of takes the result of one child day, and none"):
+        await job.aresult()
+
+
+async def test_a_result_of_another_type_is_told(app: App, tasks: Tasks, perform: Perform) -> None:
+    @app.task(queue="q", attempts=1)
+    async def number(of: int = from_child("day")) -> int:
+        return of
+
+    job = await perform(lambda: number.after(tasks.day.job(1)).adelay())
+    with pytest.raises(JobFailed, match="Task number: argument of: Expected int, got str"):
+        await job.aresult()
+
+
+async def test_children_of_other_languages_go_by_name(app: App) -> None:
+    @app.task(queue="q", attempts=1)
+    async def gather(texts: list[str] = from_children("translate")) -> list[Any]:
+        return [texts, await current_job().achildren("translate")]
+
+    @app.task(queue="q", name="translate")
+    def translate(text: str) -> str:
+        return text.upper()
+
+    queue = app.queue("q")
+    with fail_after(LIMIT):
+        job = await gather.after(queue.job("translate", {"text": text}) for text in "ba").adelay()
+        await app.run_worker(["q"], burst=True)
+        assert await job.aresult() == [["B", "A"], ["B", "A"]]
