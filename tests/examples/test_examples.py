@@ -44,6 +44,18 @@ def test_a_trio_program_is_producer_and_worker(on_server: OpenExample) -> None:
     ]
 
 
+def test_a_report_is_scheduled_every_night(embedded_only: OpenExample) -> None:
+    said = embedded_only("nightly_report.py").python("nightly_report.py").run()
+    assert said.splitlines() == [
+        *("order 1", "order 2", "order 3"),
+        "look_for_orders: every 200 milliseconds, 3 times, ended",
+        "nightly: every day at 03:00, Europe/Berlin",
+        "nightly-eu: Monday to Friday at 03:30, Europe/Berlin",
+        "report of all regions: 3 orders",
+        "report of Europe: 3 orders",
+    ]
+
+
 def test_the_circuit_opens_and_closes(embedded_only: OpenExample) -> None:
     said = embedded_only("circuit_breaker.py").python("circuit_breaker.py").run().splitlines()
     assert [line for line in said if line.startswith("the circuit")] == [
