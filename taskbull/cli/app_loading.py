@@ -63,7 +63,7 @@ def _load_the_only_one(folder: Path, *, quiet: bool) -> App | None:
     if len(found) > 1:
         raise WrongUsage(
             f"There are several apps in {folder}: choose one with -A, such as -A {found[0]}; "
-            f"the others are {', '.join(found[1:])}"
+            f"there is also {', '.join(found[1:])}"
         )
     if not found:
         return None

@@ -119,7 +119,7 @@ class Job(Struct, frozen=True, kw_only=True, dict=True):
 
     def __repr__(self) -> str:
         # Without its data, which may be large or secret.
-        return f"<Job {self.name} {self.id}, {self.attempts_made} attempts made>"
+        return f"<Job {self.name} {self.id}, attempts made: {self.attempts_made}>"
 
     @property
     def attempt(self) -> int:

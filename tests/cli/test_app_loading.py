@@ -100,7 +100,7 @@ def test_of_several_apps_in_the_working_directory_none_is_chosen(
     first, second = sorted([write_shop(), write_shop()])
     with pytest.raises(click.ClickException) as caught:
         find_app(None)
-    assert f"such as -A {first}:app; the others are {second}:app" in caught.value.message
+    assert f"such as -A {first}:app; there is also {second}:app" in caught.value.message
 
 
 def test_an_app_that_fails_to_import_is_told_with_the_place(nowhere: Path) -> None:

@@ -444,4 +444,4 @@ def test_a_job_id_with_strange_bytes_is_still_a_name() -> None:
 
 def test_a_job_is_shown_short_and_without_its_data() -> None:
     job = decode_job(b"42", {b"name": b"send", b"data": b'{"card":"4111"}', b"atm": b"2"})
-    assert repr(job) == "<Job send 42, 2 attempts made>"
+    assert repr(job) == "<Job send 42, attempts made: 2>"
