@@ -14,7 +14,7 @@ from msgspec import Struct
 from taskbull.core.durations import to_ms
 from taskbull.core.job import Ticket
 from taskbull.core.keys import QueueKeys
-from taskbull.core.wire.job import EncodedJob
+from taskbull.core.wire.job import EncodedJob, ParentLink
 from taskbull.scripts.call import Call
 from taskbull.scripts.loader import load
 
@@ -139,9 +139,13 @@ def _runs(jobs: Sequence[EncodedJob]) -> tuple[list[list[Any]], list[bytes]]:
 
 
 def _run(job: EncodedJob, place: int) -> list[Any]:
-    return [  # text, not bytes: the msgpack in Redis knows no binary strings
-        1,
-        place,
+    special = _special(job) if job.dedup or job.parent or job.has_children else False
+    return [1, place, *fields_of(job), special]
+
+
+def fields_of(job: EncodedJob) -> tuple[object, ...]:
+    """Return what scripts write of any new job, but for its data."""
+    return (  # text, not bytes: the msgpack in Redis knows no binary strings
         job.name,
         job.options.decode(),
         str(job.timestamp_ms),
@@ -149,8 +153,12 @@ def _run(job: EncodedJob, place: int) -> list[Any]:
         str(job.priority),
         job.lifo,
         job.job_id,
-        _special(job) if job.dedup or job.parent or job.has_children else False,
-    ]
+    )
+
+
+def link_of(parent: ParentLink) -> tuple[str, str, str, str]:
+    """Return what scripts need of a job's parent."""
+    return parent.key, parent.id, parent.queue_key, parent.stored.decode()
 
 
 def digest(packed: bytes, data: list[bytes]) -> str:
@@ -172,7 +180,7 @@ def _special(job: EncodedJob) -> dict[str, object]:
         ttl_ms = 0 if dedup.ttl is None else to_ms(dedup.ttl)
         special["dedup"] = (dedup.key, ttl_ms, dedup.extend, dedup.replace, dedup.keep_last)
     if (parent := job.parent) is not None:
-        special["parent"] = (parent.key, parent.id, parent.queue_key, parent.stored.decode())
+        special["parent"] = link_of(parent)
     return special
 
 

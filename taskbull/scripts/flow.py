@@ -13,7 +13,15 @@ from msgspec import Struct
 from taskbull.core.keys import QueueKeys
 from taskbull.core.wire.job import EncodedJob
 from taskbull.errors import TaskbullError
-from taskbull.scripts.add import MEMO_LIFE_MS, Added, CallSequence, Result, digest
+from taskbull.scripts.add import (
+    MEMO_LIFE_MS,
+    Added,
+    CallSequence,
+    Result,
+    digest,
+    fields_of,
+    link_of,
+)
 from taskbull.scripts.call import Call, Steps
 from taskbull.scripts.loader import load
 from taskbull.scripts.replies import text
@@ -93,24 +101,8 @@ def add_flow(
 
 def _entry(node: FlowNode, place: int) -> list[Any]:
     job, parent = node.job, node.job.parent
-    link = (
-        False
-        if parent is None
-        else (parent.key, parent.id, parent.queue_key, parent.stored.decode())
-    )
-    return [  # text, not bytes: the msgpack in Redis knows no binary strings
-        place,
-        job.name,
-        job.options.decode(),
-        str(job.timestamp_ms),
-        str(job.delay_ms),
-        str(job.priority),
-        job.lifo,
-        job.job_id,
-        link,
-        int(node.waits),
-        node.order,
-    ]
+    link = False if parent is None else link_of(parent)
+    return [place, *fields_of(job), link, int(node.waits), node.order]
 
 
 def _added(nodes: Sequence[FlowNode], reply: list[int]) -> list[Added]:
