@@ -12,9 +12,7 @@ _RETRIES = "backoff=Backoff.exponential(1, max_delay=600, jitter=0.2) here, or a
 _TIME = "timeout=… here: seconds for one attempt"
 _ALWAYS = "always on here: a job is done when its end is in Redis. Leave it out"
 _JSON = "not needed here: arguments are JSON, by parameter name. Leave it out"
-_FLOWS = (
-    "not here yet: let a task enqueue the next one; app.enqueue([task.job(…), …]) adds many at once"
-)
+_FLOWS = "task.after(other.job(…), …) here: a job that runs after others, and gets their results"
 
 OPTIONS: Final[Mapping[str, str]] = {
     "countdown": "delay=… here: task.options(delay=60).delay(…)",
@@ -152,7 +150,6 @@ MODULE: Final[Mapping[str, str]] = {
     "shared_task": "@app.task here, of an App that is made in a module of its own",
     "task": "@app.task here",
     "group": "app.enqueue([task.job(…), …]) here",
-    "chain": _FLOWS,
     "chord": _FLOWS,
     "signature": TASK["signature"],
     "AsyncResult": APP["AsyncResult"],

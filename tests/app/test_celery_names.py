@@ -125,7 +125,7 @@ def test_an_attribute_of_the_app_and_of_a_handle(app: App) -> None:
         getattr(app, "nothing")  # noqa: B009 - type checkers know better
 
 
-@pytest.mark.parametrize("name", ["Celery", "shared_task", "group", "chord", "chain"])
+@pytest.mark.parametrize("name", ["Celery", "shared_task", "group", "chord"])
 def test_an_import(name: str) -> None:
     with pytest.raises(ImportError, match=f"Celery's {name} is "):
         exec(f"from taskbull import {name}")
