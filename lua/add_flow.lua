@@ -11,12 +11,13 @@
 --   memo_life                    ms for which the answers are remembered
 --   deadline                     ms until which the rest of the tree must come; "": this is all
 --   bases                        msgpack array: the start of every key of each queue
---   nodes                        msgpack array of jobs, each parent before its children. Each an
---                                array: place of its queue in `bases`, name, opts, timestamp,
---                                delay, priority (as text), lifo, id, parent: false or {key, id,
---                                queue key, stored JSON}, waits: 0 without children, 1 if all of
---                                them are in this call, 2 if more will come, and the order of its
---                                children, or "". Behind it stands the data of each job, an
+--   runs                         msgpack array of jobs, each parent before its children; those in a
+--                                row that differ only in id and data are one run. Each an array:
+--                                place of its queue in `bases`, name, opts, timestamp, delay,
+--                                priority (as text), lifo, parent: false or {key, id, queue key,
+--                                stored JSON}, waits: 0 without children, 1 if all of them are in
+--                                this call, 2 if more will come, the order of its children, or "",
+--                                and the ids. Behind `complete` stands the data of each job, an
 --                                argument of its own
 --   complete                     msgpack array: place of its queue in `bases` and id of each
 --                                parent of former calls that has its last child in this one
@@ -28,7 +29,7 @@
 --   as BullMQ 6's flow producer: a parent whose children have all ended is released at the end
 
 local memo, flows = unpack(KEYS)
-local root, now, call, mark, memo_life, deadline, bases, nodes, complete = unpack(ARGV)
+local root, now, call, mark, memo_life, deadline, bases, runs, complete = unpack(ARGV)
 
 --- @include "queue_state"
 --- @include "event_limit"
@@ -45,17 +46,23 @@ if last then
     return {}
   end
 end
-now, bases, nodes = tonumber(now), cmsgpack.unpack(bases), cmsgpack.unpack(nodes)
+now, bases, runs = tonumber(now), cmsgpack.unpack(bases), cmsgpack.unpack(runs)
 complete = cmsgpack.unpack(complete)
 
 -- Refuse before anything is written. Most often none of the jobs is there: one command tells.
-local keys, here, exists = {}, {}, {}
-for n = 1, #nodes do
-  keys[n] = bases[nodes[n][1]] .. nodes[n][8]
+local nodes, ids, keys, here, exists = {}, {}, {}, {}, {}
+local FIRST_ID = 11
+for r = 1, #runs do
+  local run = runs[r]
+  local base = bases[run[1]]
+  for i = FIRST_ID, #run do
+    local n = #nodes + 1
+    nodes[n], ids[n], keys[n] = run, run[i], base .. run[i]
+  end
 end
 local any_exists = redis.call("EXISTS", unpack(keys)) > 0
 for n = 1, #nodes do
-  local key, parent = keys[n], nodes[n][9]
+  local key, parent = keys[n], nodes[n][8]
   here[key] = true
   exists[n] = any_exists and redis.call("EXISTS", key) == 1
   if parent then
@@ -89,8 +96,8 @@ local answers, added, at = {}, {}, #words - #nodes
 local parents, children_of = {}, {}
 
 local function write_job(n, queue, base, job)
-  local _, name, opts, timestamp, delay, priority, is_lifo, id, parent, waits, order = unpack(job)
-  local key, events = keys[n], queue.events
+  local name, opts, timestamp, delay, priority, is_lifo, parent, waits, order = unpack(job, 2, 10)
+  local id, key, events = ids[n], keys[n], queue.events
   added[#added + 1] = n
   if parent then
     redis.call("HSET", key, "name", name, "data", words[at + n], "opts", opts,
@@ -124,8 +131,8 @@ local function write_job(n, queue, base, job)
       queue.classes[#queue.classes + 1] = tonumber(priority)
       queue.classes[#queue.classes + 1] = id
     else
-      local ids = is_lifo and queue.lifo or queue.fifo
-      ids[#ids + 1] = id
+      local list = is_lifo and queue.lifo or queue.fifo
+      list[#list + 1] = id
     end
     redis.call("XADD", events, "*", "event", "waiting", "jobId", id)
   end
@@ -162,7 +169,7 @@ end
 local function write()
   for n = 1, #nodes do
     local job, base = nodes[n], bases[nodes[n][1]]
-    local id, parent, waits = job[8], job[9], job[10]
+    local id, parent, waits = ids[n], job[8], job[9]
     local queue = queues[job[1]]
     queue.jobs = queue.jobs + 1
     if exists[n] then
@@ -201,8 +208,8 @@ if not is_written then
     local job = nodes[added[i]]
     local base = bases[job[1]]
     local sets = { base .. "delayed", base .. "waiting-children", base .. "prioritized" }
-    undo_add(base, job[8], sets, queues[job[1]].target)
-    redis.pcall("DEL", base .. job[8] .. ":dependencies")
+    undo_add(base, ids[added[i]], sets, queues[job[1]].target)
+    redis.pcall("DEL", keys[added[i]] .. ":dependencies")
   end
   error(problem, 0)
 end

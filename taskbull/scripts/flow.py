@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from enum import IntEnum
 from functools import partial
 from typing import Any, Final
@@ -75,7 +75,7 @@ def add_flow(
     queues = {node.queue.base: node.queue for node in piece.nodes}
     queues |= {queue.base: queue for queue, _ in piece.complete}
     places = {base: place for place, base in enumerate(queues, 1)}
-    packed = pack([_entry(node, places[node.queue.base]) for node in piece.nodes])
+    packed = pack(_runs(piece.nodes, places))
     complete = pack([(places[queue.base], job_id) for queue, job_id in piece.complete])
     data = [node.job.data for node in piece.nodes]
     if not sequence.mark:
@@ -99,10 +99,36 @@ def add_flow(
     return Call(ADD_FLOW, keys, args, partial(_added, piece.nodes))
 
 
-def _entry(node: FlowNode, place: int) -> list[Any]:
+def _runs(nodes: Sequence[FlowNode], places: Mapping[str, int]) -> list[list[Any]]:
+    """Return jobs as the script takes them: those in a row that differ in id and data as one."""
+    runs: list[list[Any]] = []
+    last = None
+    for node in nodes:
+        if last is None or not _alike(node, last):
+            runs.append(_run(node, places[node.queue.base]))
+        runs[-1].append(node.job.job_id)
+        last = node
+    return runs
+
+
+def _alike(node: FlowNode, other: FlowNode) -> bool:
+    job, last = node.job, other.job
+    return (
+        job.options == last.options
+        and job.name == last.name
+        and job.parent == last.parent
+        and (job.timestamp_ms, job.delay_ms) == (last.timestamp_ms, last.delay_ms)
+        and (job.priority, job.lifo) == (last.priority, last.lifo)
+        and node.queue.base == other.queue.base
+        and (node.waits, node.order) == (other.waits, other.order)
+    )
+
+
+def _run(node: FlowNode, place: int) -> list[Any]:
     job, parent = node.job, node.job.parent
+    *shared, _ = fields_of(job)  # all but the id
     link = False if parent is None else link_of(parent)
-    return [place, *fields_of(job), link, int(node.waits), node.order]
+    return [place, *shared, link, int(node.waits), node.order]
 
 
 def _added(nodes: Sequence[FlowNode], reply: list[int]) -> list[Added]:

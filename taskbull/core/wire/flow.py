@@ -48,10 +48,12 @@ class ParentWords:
 
     def encode(self, job: NewJob, job_id: str, timestamp_ms: int) -> EncodedJob:
         """Return a child as it is written."""
+        if job.telemetry is None:
+            bare = encode_job(job, timestamp_ms)
+            options = bare.options[:-1] + self._tail
+            return replace(bare, options=options, job_id=job_id, parent=self.link)
         bare = encode_job(replace(job, telemetry=None), timestamp_ms)
-        options = bare.options[:-1] + self._tail
-        if job.telemetry is not None:
-            options = with_telemetry(options, job.telemetry)
+        options = with_telemetry(bare.options[:-1] + self._tail, job.telemetry)
         return replace(
             bare, options=options, job_id=job_id, parent=self.link, telemetry=job.telemetry
         )
