@@ -57,6 +57,18 @@ class _Calling:
         self._check(arguments)
         return JobSpec(queue, NewJob(self.name, arguments, options), self)
 
+    def check_given(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Refuse a call by hand that leaves out what only a worker knows."""
+        if not self.needs:
+            return
+        given = self.binder.bind(args, kwargs)
+        for need in self.needs:
+            if need.parameter not in given:
+                raise TypeError(
+                    f"{self.name}: a call by hand must give the argument {need.parameter}, which a "
+                    f"worker takes from the job's {need.child}"
+                )
+
     def __reduce__(self) -> tuple[Any, ...]:  # as its task: by the name in its module
         return _calling_of, (self._function.__module__, self._function.__qualname__)
 
@@ -248,6 +260,7 @@ class AsyncTask(Task[P, R]):
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, R]:
         """Call the function itself, here and now."""
+        self.calling.check_given(args, kwargs)
         coroutine: Coroutine[Any, Any, R] = self.function(*args, **kwargs)
         return coroutine
 
@@ -257,6 +270,7 @@ class SyncTask(Task[P, R]):
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Call the function itself, here and now."""
+        self.calling.check_given(args, kwargs)
         result: R = self.function(*args, **kwargs)
         return result
 

@@ -193,3 +193,18 @@ async def test_children_of_other_languages_go_by_name(app: App) -> None:
         job = await gather.after(queue.job("translate", {"text": text}) for text in "ba").adelay()
         await app.run_worker(["q"], burst=True)
         assert await job.aresult() == [["B", "A"], ["B", "A"]]
+
+
+def test_a_call_by_hand_must_give_what_a_worker_would(app: App) -> None:
+    @app.task
+    def fetch() -> str:
+        return "a b"
+
+    @app.task
+    def count(text: str = from_child(fetch)) -> int:
+        return len(text.split())
+
+    assert count("a b") == 2
+    assert count(text="a") == 1
+    with pytest.raises(TypeError, match=r"count: a call by hand must give the argument text"):
+        count()
