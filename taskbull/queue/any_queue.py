@@ -15,9 +15,11 @@ from taskbull.core.job import NewJob
 from taskbull.core.keys import PREFIX, QueueKeys
 from taskbull.core.keywords import check_keywords
 from taskbull.core.options import JobKeywords, JobOptions
+from taskbull.errors import ConfigurationError
 from taskbull.observability.provider import in_this_span
 from taskbull.queue.add_bulk import Bulk, Entry, Progress
 from taskbull.queue.add_call import Adder
+from taskbull.queue.add_flow import Flow
 from taskbull.queue.handle import CALL_TIMEOUT, ENQUEUE_TIMEOUT, JobHandle, QueueClient
 from taskbull.queue.operations import QueueOperations
 from taskbull.queue.schedules import ScheduleOperations
@@ -108,7 +110,17 @@ class AnyQueue(QueueOperations, ScheduleOperations):
 
     def _entry(self, place: int, job: JobEntry) -> Entry:
         new = _read_entry(place, job)
-        return Entry(self._client, new, new, payload.decode)
+        entry = Entry(self._client, new, new, payload.decode)
+        if not isinstance(new, QueueJob):
+            return entry
+        if new.keys != self.keys:
+            raise ConfigurationError(
+                f"jobs[{place}] is a job of queue {new.keys.queue}, and cannot be added to queue "
+                f"{self.name}: add it there, or make it a child of one here"
+            )
+        if not new.children:
+            return entry
+        return replace(entry, flow=Flow(self._client.adder, new.branch(), new.ticket))
 
     def _single(self, name: str, data: Any, **options: Unpack[JobKeywords]) -> Entry:
         new = _new_job(name, data, **options)

@@ -6,12 +6,15 @@ from typing import Any
 
 import pytest
 
+from taskbull.core.flow import Children
 from taskbull.core.keys import QueueKeys
 from taskbull.core.states import JobState
 from taskbull.core.wire.flow import decode_policy, encode_order
 from taskbull.errors import ConfigurationError
 from taskbull.queue.job_tree import JobTree
+from taskbull.queue.sync_queue import SyncQueue
 from tests.queue.conftest import Both
+from tests.servers.kinds import Reachable
 
 
 class Family:
@@ -217,3 +220,19 @@ async def test_a_tree_as_json(queue: Both, family: Family) -> None:
     }
     assert (child["reason"], child["attempts_made"], child["children"]) == ("broke", 1, [])
     assert child["on_failure"] == "continue"
+
+
+async def test_a_bulk_adds_a_job_with_the_children_that_it_waits_for(queue: Both) -> None:
+    top = queue.job("top", job_id="top").after(Children((queue.job("child"),), "fail"))
+    [plain, parent] = await queue.add_bulk([queue.job("plain"), top])
+    tree = await queue.flow(parent.id)
+    assert (tree.job.name, [child.job.name for child in tree.children]) == ("top", ["child"])
+    assert (await queue.flow(plain.id)).children == []
+
+
+async def test_a_job_of_another_queue_is_refused(queue: Both, server: Reachable) -> None:
+    other = SyncQueue("other", redis=server.url, prefix=queue.keys.prefix)
+    with pytest.raises(ConfigurationError, match=r"jobs\[1\] is a job of queue other"):
+        await queue.add_bulk([queue.job("mine"), other.job("theirs")])
+    assert sum((await queue.counts()).values()) == 0
+    other.close()
