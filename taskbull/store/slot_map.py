@@ -5,6 +5,7 @@ from __future__ import annotations
 from binascii import crc_hqx
 from collections.abc import Sequence
 
+from taskbull.core.keys import QueueKeys
 from taskbull.errors import ConfigurationError, ConnectionLost, ServerRefused
 from taskbull.store.address import Endpoint
 from taskbull.store.pipeline import Reply, ReplyError, pack
@@ -99,3 +100,17 @@ def is_clustered(asked: Endpoint) -> ServerRefused:
     return ServerRefused(
         "MOVED", f"{asked} is a node of a Redis Cluster: use a redis+cluster:// URL"
     )
+
+
+def check_slots(queues: Sequence[QueueKeys]) -> None:
+    """Refuse queues of a Cluster that are not in one slot: no call could reach all of them."""
+    if not any(queue.cluster for queue in queues):
+        return
+    first = queues[0]
+    for queue in queues:
+        if queue.base != first.base and key_slot(queue.base) != key_slot(first.base):
+            raise ConfigurationError(
+                f"queues {first.queue} and {queue.queue} of a flow are in different slots of the "
+                "Cluster: give their names a common hash tag, such as "
+                f"{{shop}}-{first.queue} and {{shop}}-{queue.queue}"
+            )

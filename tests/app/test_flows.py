@@ -25,8 +25,10 @@ from taskbull.core.job import Ticket
 from taskbull.core.keys import QueueKeys
 from taskbull.core.wire.flow import decode_order
 from taskbull.queue import add_flow
+from taskbull.scripts import flow_pieces
 from taskbull.scripts.flow import undo_flows
 from taskbull.store.address import parse
+from taskbull.store.slot_map import check_slots
 from tests.app.conftest import written
 from tests.servers.kinds import Reachable
 from tests.servers.proxy import Proxy
@@ -211,9 +213,9 @@ def test_ten_thousand_children_are_added_in_pieces(
 def test_a_cluster_wants_the_queues_of_a_flow_in_one_slot() -> None:
     queues = [QueueKeys(name, cluster=True) for name in ("a", "b")]
     with pytest.raises(ConfigurationError, match=r"common hash tag, such as \{shop\}-a and"):
-        add_flow.check_slots(queues)
-    add_flow.check_slots([QueueKeys(f"{{shop}}-{name}", cluster=True) for name in "ab"])
-    add_flow.check_slots([QueueKeys(name) for name in "ab"])
+        check_slots(queues)
+    check_slots([QueueKeys(f"{{shop}}-{name}", cluster=True) for name in "ab"])
+    check_slots([QueueKeys(name) for name in "ab"])
 
 
 @pytest.fixture
@@ -234,7 +236,7 @@ def far(proxy: Proxy, prefix: str) -> Iterator[Tasks]:
 @pytest.fixture(params=[250, 4])
 def size(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
     """How many jobs a piece has: all of them, or some."""
-    monkeypatch.setattr(add_flow, "PIECE", request.param)
+    monkeypatch.setattr(flow_pieces, "PIECE", request.param)
     return int(request.param)
 
 
@@ -296,7 +298,7 @@ def test_a_flow_that_was_not_added_is_added_by_its_spec(
 def test_a_producer_that_breaks_off_leaves_nothing_or_all_of_it(
     tasks: Tasks, admin: redis.Redis, calls: int, then: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(add_flow, "PIECE", 3)  # 11 jobs are 4 pieces
+    monkeypatch.setattr(flow_pieces, "PIECE", 3)  # 11 jobs are 4 pieces
     app, prefix = tasks.app, tasks.app.producer.namespace.prefix
     client, store = app.producer.client("q"), app.producer.stores.sync_store()
     spec = tasks.tree(5).job("t")
