@@ -38,6 +38,7 @@ from taskbull.errors import (
     TaskNotRegistered,
     TransientError,
     UnrecoverableError,
+    WaitForChildren,
     WrongState,
 )
 from taskbull.queue.handle import JobHandle
@@ -89,6 +90,7 @@ __all__ = [
     "TaskbullError",
     "TransientError",
     "UnrecoverableError",
+    "WaitForChildren",
     "Worker",
     "WorkerOptions",
     "WrongState",

@@ -216,6 +216,13 @@ class RateLimited(Steering):
         super().__init__(f"the task asked its queue to wait {self.seconds:g} s")
 
 
+class WaitForChildren(Steering):
+    """Run the job again when its children have ended; no attempt is spent."""
+
+    def __init__(self) -> None:
+        super().__init__("the task waits for its children")
+
+
 def _enqueue_error(message: str, spec: list[Any], may_be_added: bool) -> EnqueueError:
     return EnqueueError(message, spec, may_be_added=may_be_added)
 

@@ -44,6 +44,7 @@ EXPORTED = [
     "TaskbullError",
     "TransientError",
     "UnrecoverableError",
+    "WaitForChildren",
     "Worker",
     "WorkerOptions",
     "WrongState",

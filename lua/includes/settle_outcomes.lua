@@ -25,9 +25,10 @@
 --   3 retried: reason, stacktrace, delay, lifo, remembered (or -1)
 --   4 snoozed: delay
 --   5 given back: ms for which the queue starts no job (0: it does)
+--   6 awaits children: how many it has spawned in all, and how many of them are new
 -- keep is {count, age in s, limit}; -1 in a place: no such bound.
 local function settle_outcomes(prefix, keys, queue, outcomes, last, codes, now, is_taking)
-  local COMPLETED, FAILED, RETRIED, SNOOZED, GIVEN_BACK = 1, 2, 3, 4, 5
+  local COMPLETED, FAILED, RETRIED, SNOOZED, GIVEN_BACK, AWAITS = 1, 2, 3, 4, 5, 6
   local MOST_TRIMMED, MOST_PROMOTED = 100, 100
   local active, completed, failed, events = keys.active, keys.completed, keys.failed, keys.events
   local settled = { full = 0, reasons = {}, completions = 0, failures = 0, any_delayed = false,
@@ -228,7 +229,7 @@ local function settle_outcomes(prefix, keys, queue, outcomes, last, codes, now, 
     if code ~= 0 then
       return code
     end
-    if kind < COMPLETED or kind > GIVEN_BACK then
+    if kind < COMPLETED or kind > AWAITS then
       error({ err = "no outcome has the kind " .. tostring(kind) })
     end
     if redis.call("LREM", active, -1, job.id) == 0 then
@@ -256,6 +257,11 @@ local function settle_outcomes(prefix, keys, queue, outcomes, last, codes, now, 
       retry(job)
     elseif kind == SNOOZED then
       delay_job(job, job.outcome[4])
+    elseif kind == AWAITS then
+      --- @include "await_children"
+      if not await_children(prefix, job.id, now, unpack(job.outcome, 4)) then
+        give_back(job, 0)
+      end
     else
       give_back(job, job.outcome[4])
     end

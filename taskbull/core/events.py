@@ -16,6 +16,7 @@ from taskbull.core import payload
 from taskbull.core.checks import refusal
 from taskbull.core.job import Job
 from taskbull.core.outcome import (
+    AwaitChildren,
     Complete,
     Fail,
     Failure,
@@ -142,7 +143,7 @@ class Retried(Ended, frozen=True, kw_only=True):
 class Released(Ended, frozen=True, kw_only=True):
     """A job waits again with no attempt spent: the worker stops, or the task asked for it."""
 
-    outcome: SnoozeFor | LimitQueue | GiveBack
+    outcome: SnoozeFor | LimitQueue | GiveBack | AwaitChildren
 
     @property
     def delay(self) -> float:
@@ -175,7 +176,7 @@ def told_as(kind: Kind) -> type[Ended]:
             return Failed
         case Kind.RETRIED:
             return Retried
-        case Kind.SNOOZED | Kind.LIMITED | Kind.RELEASED:
+        case Kind.SNOOZED | Kind.LIMITED | Kind.RELEASED | Kind.AWAITS_CHILDREN:
             return Released
         case Kind.LOST:
             return Lost

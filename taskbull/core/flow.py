@@ -72,6 +72,14 @@ def branches_of(children: Iterable[Children]) -> list[tuple[Branch, OnFailure]]:
     return [(job.branch(), group.on_failure) for group in children for job in group.jobs]
 
 
+def queues_of(branch: Branch) -> list[QueueKeys]:
+    """Return the queues of a tree, each once."""
+    found = {branch.queue.base: branch.queue}
+    for child, _ in branch.children:
+        found |= {queue.base: queue for queue in queues_of(child)}
+    return list(found.values())
+
+
 class Member(Struct, frozen=True):
     """A job of a flow at its place among all of them."""
 

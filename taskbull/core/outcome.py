@@ -85,6 +85,7 @@ class Code(IntEnum):
     RETRIED = 3
     SNOOZED = 4
     GIVEN_BACK = 5
+    AWAITS_CHILDREN = 6
 
 
 _AGAIN = "went back to its queue and runs again %(when)s"
@@ -112,6 +113,7 @@ class Kind(Enum):
     SNOOZED = "snoozed", Code.SNOOZED, None, INFO, _AGAIN
     LIMITED = "limited", Code.GIVEN_BACK, None, INFO, _AGAIN
     RELEASED = "released", Code.GIVEN_BACK, None, INFO, _AGAIN
+    AWAITS_CHILDREN = "awaits_children", Code.AWAITS_CHILDREN, None, INFO, _AGAIN
     LOST = (
         "lost",
         None,
@@ -233,6 +235,25 @@ class GiveBack(_Unfailing, frozen=True):
         return _when(self.delay)
 
 
+class AwaitChildren(_Unfailing, frozen=True):
+    """Let the job wait until its children have ended, with no attempt spent.
+
+    If none is pending it runs again at once; the second time in a row without a new child it fails.
+    """
+
+    kind: ClassVar = Kind.AWAITS_CHILDREN
+    delay: ClassVar = 0.0
+
+    spawned: int = 0
+    """How many children it has spawned, this time and before."""
+    new: int = 0
+    """How many of them this time."""
+
+    def fields(self) -> Fields:
+        """Return what its log line says."""
+        return {"delay": self.delay, "when": "when its children have ended"}
+
+
 class LetGo(_Unfailing, frozen=True):
     """Write nothing: the lock is gone, and the job is another worker's."""
 
@@ -251,7 +272,9 @@ class LetGo(_Unfailing, frozen=True):
         return {"reason": self.reason}
 
 
-Written: TypeAlias = Complete | Fail | RetryAfter | SnoozeFor | LimitQueue | GiveBack
+Written: TypeAlias = (
+    Complete | Fail | RetryAfter | SnoozeFor | LimitQueue | GiveBack | AwaitChildren
+)
 """The outcomes that change something in Redis."""
 
 Outcome: TypeAlias = Written | LetGo

@@ -17,6 +17,7 @@ from taskbull.core.frames import leave_out_our_frames
 from taskbull.core.job import Job
 from taskbull.core.options import ErrorBackoffs, check_error_backoffs
 from taskbull.core.outcome import (
+    AwaitChildren,
     Category,
     Fail,
     Failure,
@@ -28,7 +29,15 @@ from taskbull.core.outcome import (
 )
 from taskbull.core.wire.backoff import Curve
 from taskbull.core.wire.job import OPTIONS_FIELD
-from taskbull.errors import CorruptJob, PermanentError, RateLimited, Retry, Snooze, Steering
+from taskbull.errors import (
+    CorruptJob,
+    PermanentError,
+    RateLimited,
+    Retry,
+    Snooze,
+    Steering,
+    WaitForChildren,
+)
 
 UnknownErrors = Literal["retry", "fail"]
 
@@ -116,6 +125,8 @@ def _decide(
     word = _only_leaf(error)
     if isinstance(word, Snooze):
         return SnoozeFor(word.seconds)
+    if isinstance(word, WaitForChildren):
+        return AwaitChildren()
     if isinstance(word, RateLimited):
         return LimitQueue(word.seconds)
     notes: list[str] = []

@@ -13,6 +13,7 @@ from taskbull.core.durations import to_ms
 from taskbull.core.job import Job
 from taskbull.core.keys import QueueKeys
 from taskbull.core.outcome import (
+    AwaitChildren,
     Code,
     Complete,
     Fail,
@@ -195,7 +196,7 @@ def pack_outcome(
 def _entry(
     job: Job,
     token: str,
-    outcome: Fail | RetryAfter | SnoozeFor | LimitQueue | GiveBack,
+    outcome: Fail | RetryAfter | SnoozeFor | LimitQueue | GiveBack | AwaitChildren,
     attempts: int,
     now_ms: int,
     keep: Keeping,
@@ -218,6 +219,8 @@ def _entry(
             return *head, to_ms(delay)
         case GiveBack():
             return *head, 0
+        case AwaitChildren(spawned, new):
+            return *head, spawned, new
         case _:
             assert_never(outcome)
 

@@ -7,7 +7,8 @@ from typing import Any, TypeGuard, cast
 
 from taskbull.app.producer import JobSpec, Producer
 from taskbull.core import payload
-from taskbull.core.flow import Growing, Member, Need, arrange
+from taskbull.core.flow import Children, Growing, Member, Need, arrange
+from taskbull.core.job import NewJob
 from taskbull.core.outcome import Complete, Outcome
 from taskbull.core.retry import failed_for_good
 from taskbull.core.states import JobState
@@ -67,6 +68,43 @@ def _connect(member: Member, job: RecordedJob, jobs: list[RecordedJob]) -> None:
         child.parent = job
     if job.children:
         job.state = JobState.WAITING_CHILDREN
+
+
+def spawn(parent: RecordedJob, children: Children) -> list[str]:
+    """Add children to a job that runs; return their ids."""
+    calling = ByName(parent.spec.calling.producer)
+    root = JobSpec[Any](parent.queue, NewJob("parent"), calling, (children,))
+    specs = _specs(root)
+    first = parent.number_spawned
+    members = arrange(
+        root.branch(),
+        lambda place: f"{parent.queue}-{parent.id}-{first + place}" if place else parent.id,
+    )
+    jobs = [parent]
+    for place, one in enumerate(specs[1:], 1):
+        job = RecordedJob(one, parent.number + first + place, parent.due)
+        job.id = members[place].id
+        jobs.append(job)
+    for member, job in zip(members[1:], jobs[1:], strict=True):
+        _connect(member, job, jobs)
+    below = [jobs[place] for place in members[0].children]
+    for child in below:
+        child.parent = parent
+    parent.children += below
+    parent.pending += below
+    parent.spawned += jobs[1:]
+    parent.number_spawned += len(jobs) - 1
+    return [child.id for child in below]
+
+
+def await_children(job: RecordedJob, new: int) -> None:
+    """Let a job wait for its children; if none is pending, it runs again, but not for ever."""
+    job.idle_waits = 0 if job.pending or new else job.idle_waits + 1
+    if job.idle_waits > 1:
+        job.doom = (
+            "the task raised WaitForChildren twice in a row, and had no new child to wait for"
+        )
+    job.state = JobState.WAITING_CHILDREN if job.pending else JobState.WAITING
 
 
 def refused_by_children(job: RecordedJob, outcome: Outcome) -> Outcome:

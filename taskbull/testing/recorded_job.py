@@ -42,6 +42,11 @@ class RecordedJob:
         self.pending: list[RecordedJob] = []
         """The children that it still waits for."""
         self.on_failure: OnFailure = "fail"
+        self.spawned: list[RecordedJob] = []
+        """What it has added to the flow, and the box does not have yet."""
+        self.number_spawned = 0
+        self.idle_waits = 0
+        """How often in a row it waited for children, and had none."""
         self.doom: str | None = None
         """Why it fails instead of being run."""
 

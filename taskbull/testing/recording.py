@@ -16,6 +16,7 @@ from taskbull.core import payload
 from taskbull.core.checks import did_you_mean, refusal
 from taskbull.core.options import JobOptions
 from taskbull.core.outcome import (
+    AwaitChildren,
     Complete,
     Fail,
     GiveBack,
@@ -29,7 +30,13 @@ from taskbull.core.states import JobState
 from taskbull.core.wire.job import encode_data
 from taskbull.errors import TaskbullError
 from taskbull.queue.handle import JobHandle
-from taskbull.testing.recorded_flow import ByName, record, refused_by_children, tell_parent
+from taskbull.testing.recorded_flow import (
+    ByName,
+    await_children,
+    record,
+    refused_by_children,
+    tell_parent,
+)
 from taskbull.testing.recorded_handle import RecordedHandle, failure_of
 from taskbull.testing.recorded_job import RecordedJob
 from taskbull.testing.run_recorded import is_plain, run_plain, run_recorded
@@ -204,6 +211,8 @@ class Box:
         return self._began + timedelta(seconds=seconds)
 
     def _settle(self, job: RecordedJob, outcome: Outcome) -> None:
+        new, job.spawned = job.spawned, []
+        self.jobs += new
         outcome = refused_by_children(job, outcome)
         match outcome:
             case Complete(value):
@@ -220,6 +229,8 @@ class Box:
                 self._put_off(job, delay)
             case SnoozeFor(delay) | LimitQueue(delay):
                 self._put_off(job, delay)
+            case AwaitChildren():
+                await_children(job, len(new))
             case GiveBack() | LetGo():
                 self._put_off(job, 0.0)
             case _:

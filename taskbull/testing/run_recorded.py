@@ -7,8 +7,10 @@ from typing import Any
 
 from taskbull.app.app import App
 from taskbull.core import payload
+from taskbull.core.flow import Children
 from taskbull.core.outcome import Outcome
 from taskbull.errors import ConfigurationError
+from taskbull.testing.recorded_flow import spawn
 from taskbull.testing.recorded_job import RecordedJob
 from taskbull.worker.attempt import Executor
 from taskbull.worker.run import Run
@@ -58,6 +60,12 @@ class _Record:
 
     async def achild_failures(self) -> dict[tuple[str, str], str]:
         return self.child_failures()
+
+    def spawn(self, children: Children) -> list[str]:
+        return spawn(self._recorded, children)
+
+    async def aspawn(self, children: Children) -> list[str]:
+        return self.spawn(children)
 
     def drop_children(self) -> int:
         return self._recorded.drop_children()

@@ -17,7 +17,7 @@ from anyio import CancelScope
 
 from taskbull.core.job import Job
 from taskbull.core.middleware import CallNext, compose
-from taskbull.core.outcome import Complete, Outcome, SnoozeFor
+from taskbull.core.outcome import AwaitChildren, Complete, Outcome, SnoozeFor
 from taskbull.core.retry import decide, doomed
 from taskbull.core.wire.job import encode_value
 from taskbull.observability.job_filter import cut
@@ -83,7 +83,11 @@ class Executor:
             end_child_of(self._process, error)
             if run.port is not None and run.port.caused(error):
                 return self.put_off(job, f"Redis did not accept what it wrote: {error}")
-            return decide(error, job, run.policy, random=random)
+            outcome = decide(error, job, run.policy, random=random)
+            if isinstance(outcome, AwaitChildren):
+                spawned = run.spawned
+                return AwaitChildren(spawned.before + spawned.new, spawned.new)
+            return outcome
 
     def put_off(self, job: Job, reason: str) -> SnoozeFor:
         """Return an outcome that spends no attempt, for a job that could not run to its end."""

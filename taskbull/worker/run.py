@@ -25,6 +25,7 @@ from typing import Protocol
 from anyio import CancelScope
 from msgspec import Struct
 
+from taskbull.core.flow import Children
 from taskbull.core.job import Job
 from taskbull.core.outcome import GiveBack, LetGo, Written
 from taskbull.core.retry import NO_POLICY, RetryPolicy
@@ -58,6 +59,8 @@ class JobPort(Protocol):
     async def achild_results(self, name: str) -> list[bytes]: ...
     def child_failures(self) -> dict[tuple[str, str], str]: ...
     async def achild_failures(self) -> dict[tuple[str, str], str]: ...
+    def spawn(self, children: Children) -> list[str]: ...
+    async def aspawn(self, children: Children) -> list[str]: ...
     def drop_children(self) -> int: ...
     async def adrop_children(self) -> int: ...
 
@@ -67,6 +70,16 @@ class JobPort(Protocol):
         When that is longer than `patience`, it is forgotten: then the job is to fail.
         """
         ...
+
+
+class Spawning(Struct, frozen=True):
+    """How many jobs a run has added below its own: before it began, and since."""
+
+    before: int = 0
+    new: int = 0
+
+
+NONE_SPAWNED = Spawning()
 
 
 class Run(Struct, eq=False):
@@ -94,6 +107,8 @@ class Run(Struct, eq=False):
     """What the job writes to, as soon as it has written something; of its `RunningJob`."""
     raw_progress: bytes | None = None
     """The progress that the job has told last; of its `RunningJob`, too."""
+    spawned: Spawning = NONE_SPAWNED
+    """What it has spawned; of its `RunningJob`, too."""
     duration: float = 0.0
     """Seconds for which it ran; written by the runner, or by the reporter if the lock is lost."""
     outcome: Written = _GIVE_BACK

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextvars import Context, ContextVar
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, TypeVar, cast, overload
@@ -12,8 +12,9 @@ from msgspec import Struct
 from taskbull.core import payload
 from taskbull.core.celery import JOB, no_attribute
 from taskbull.core.current import current
-from taskbull.core.flow import Source
+from taskbull.core.flow import Growing, Source, children_of
 from taskbull.core.job import Job
+from taskbull.core.options import OnFailure
 from taskbull.core.retry import attempts_of
 from taskbull.core.wire.job import encode_data, encode_progress
 from taskbull.errors import TaskbullError
@@ -174,6 +175,21 @@ class RunningJob:
     async def afailed_children(self) -> dict[tuple[str, str], str]:
         """Return why children failed, by queue and id: with `on_failure` "ignore" or "continue"."""
         return await self._port.achild_failures()
+
+    def spawn(self, jobs: Iterable[Growing], *, on_failure: OnFailure = "fail") -> list[str]:
+        """Add children to the running job, and return their ids; see `Task.after`.
+
+        Raise `WaitForChildren` then, to be run again when they have ended. Their ids are made from
+        the job's and their number: if the job is run again because its worker died, spawning the
+        same children again adds none twice.
+        """
+        children = children_of("spawn()", [jobs], on_failure)
+        return self._port.spawn(children) if children.jobs else []
+
+    async def aspawn(self, jobs: Iterable[Growing], *, on_failure: OnFailure = "fail") -> list[str]:
+        """Add children to the running job, and return their ids. See `spawn`."""
+        children = children_of("aspawn()", [jobs], on_failure)
+        return await self._port.aspawn(children) if children.jobs else []
 
     def drop_pending_children(self) -> int:
         """Remove the children that have not started, so that the job can end; return how many.

@@ -19,12 +19,15 @@ import time
 from collections.abc import Generator
 from time import monotonic
 from typing import Any, Final, TypeAlias, TypeVar
+from uuid import uuid4
 
 import anyio
 from msgspec import Struct
 
 from taskbull.core.classification import leaves
 from taskbull.core.durations import from_ms, to_ms
+from taskbull.core.flow import Branch, Children, branches_of, queues_of
+from taskbull.core.job import NewJob
 from taskbull.core.options import KEEP_LOGS
 from taskbull.errors import (
     ConnectionLost,
@@ -36,12 +39,14 @@ from taskbull.errors import (
     TaskbullError,
 )
 from taskbull.observability.job_filter import cut
-from taskbull.scripts.call import Operation, Request, again
+from taskbull.scripts.call import Operation, Request, Steps, again
 from taskbull.scripts.changes import add_log, note_unclaimed, update_data, update_progress
 from taskbull.scripts.children import get_failures, get_results
 from taskbull.scripts.removal import remove_unprocessed_children
+from taskbull.scripts.spawn import Spawned, spawn
+from taskbull.store.slot_map import check_slots
 from taskbull.worker.context import QueueContext
-from taskbull.worker.run import Run
+from taskbull.worker.run import Run, Spawning
 
 T = TypeVar("T")
 
@@ -140,6 +145,14 @@ class Writing:
         """Read why children of the job failed."""
         return await self._aask(get_failures(self._context.keys, self._run.job.id))
 
+    def spawn(self, children: Children) -> list[str]:
+        """Add children of the job; return their ids."""
+        return self._note(self._ask(self._spawning(children)))
+
+    async def aspawn(self, children: Children) -> list[str]:
+        """Add children of the job; return their ids."""
+        return self._note(await self._aask(self._spawning(children)))
+
     def drop_children(self) -> int:
         """Remove the pending children that nobody runs."""
         return self._ask(remove_unprocessed_children(self._context.keys, self._run.job.id))
@@ -169,6 +182,18 @@ class Writing:
     def _data(self, raw: bytes) -> Request[None]:
         run = self._run
         return update_data(self._context.keys, run.job.id, raw, token=run.token)
+
+    def _spawning(self, children: Children) -> Steps[Spawned]:
+        keys, run = self._context.keys, self._run
+        parent = Branch(keys, NewJob("parent"), branches_of([children]))
+        check_slots(queues_of(parent))
+        now_ms = int(time.time() * 1000)
+        return spawn(parent, run.job.id, run.spawned.new, now_ms, uuid4().hex)
+
+    def _note(self, spawned: Spawned) -> list[str]:
+        run = self._run
+        run.spawned = Spawning(spawned.before, run.spawned.new + spawned.count)
+        return spawned.ids
 
     def _ask(self, question: Operation[T]) -> T:
         """Ask what the job cannot do without, from a thread; asking twice does no harm."""

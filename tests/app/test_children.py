@@ -19,6 +19,7 @@ from taskbull import (
     JobState,
     Keep,
     PermanentError,
+    WaitForChildren,
     chain,
     current_job,
     from_child,
@@ -208,3 +209,95 @@ def test_a_call_by_hand_must_give_what_a_worker_would(app: App) -> None:
     assert count(text="a") == 1
     with pytest.raises(TypeError, match=r"count: a call by hand must give the argument text"):
         count()
+
+
+async def test_children_found_at_run_time_are_waited_for(app: App, perform: Perform) -> None:
+    runs: list[int] = []
+
+    @app.task(queue="q", attempts=1)
+    def square(number: int) -> int:
+        return number * number
+
+    @app.task(queue="q", attempts=1)
+    async def gather(numbers: int) -> list[Any]:
+        job = current_job()
+        runs.append(job.attempt)
+        done = await job.achildren(square)
+        if len(done) < numbers:
+            ids = await job.aspawn(square.job(n) for n in range(len(done), len(done) + 2))
+            assert ids == [f"q-{job.id}-{len(done) + n}" for n in (1, 2)]
+            raise WaitForChildren
+        assert await job.aspawn([]) == []
+        return done
+
+    job = await perform(lambda: gather.adelay(4))
+    assert await job.aresult() == [0, 1, 4, 9]
+    assert runs == [1, 1, 1]
+
+
+async def test_a_task_in_a_thread_spawns_trees(app: App, tasks: Tasks, perform: Perform) -> None:
+    @app.task(queue="q", attempts=1)
+    def gather() -> list[str]:
+        job = current_job()
+        names = job.children(tasks.weekday)
+        if not names:
+            job.spawn(tasks.weekday.after(tasks.day.job(n)).job() for n in (3, 1))
+            raise WaitForChildren
+        return names
+
+    job = await perform(gather.adelay)
+    assert await job.aresult() == ["Fri", "Wed"]
+
+
+async def test_a_spawned_child_that_fails_fails_the_job(
+    app: App, tasks: Tasks, perform: Perform
+) -> None:
+    @app.task(queue="q", attempts=1)
+    async def gather() -> None:
+        await current_job().aspawn([tasks.day.job(0)])
+        raise WaitForChildren
+
+    job = await perform(gather.adelay)
+    with pytest.raises(JobFailed, match=r"child .*:q:q-.*-1 failed"):
+        await job.aresult()
+
+
+async def test_waiting_for_no_children_again_and_again_fails(app: App, perform: Perform) -> None:
+    runs: list[int] = []
+
+    @app.task(queue="q", attempts=3)
+    async def waits() -> None:
+        runs.append(1)
+        raise WaitForChildren
+
+    job = await perform(waits.adelay)
+    with pytest.raises(JobFailed, match="WaitForChildren twice in a row, and had no new child"):
+        await job.aresult()
+    assert len(runs) == 2
+
+
+async def test_a_spawn_that_is_repeated_adds_none_twice(app: App, tasks: Tasks) -> None:
+    ran: list[int] = []
+    crashes = iter([True, False])
+
+    @app.task(queue="q", keep_completed=Keep.none())
+    async def part(number: int) -> int:
+        ran.append(number)
+        return number
+
+    @app.task(queue="q", attempts=3, backoff=None)
+    async def gather() -> list[int]:
+        job = current_job()
+        done = await job.achildren(part)
+        if len(done) < 300:
+            await job.aspawn(part.job(n) for n in range(300))
+            if next(crashes):
+                raise ValueError("after the spawn")
+            raise WaitForChildren
+        return done
+
+    with fail_after(LIMIT):
+        job = await gather.adelay()
+        await app.run_worker(["q"], burst=True, concurrency=3)
+        assert await job.aresult() == list(range(300))
+    assert sorted(ran) == list(range(300))

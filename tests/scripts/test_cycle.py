@@ -104,7 +104,7 @@ def test_global_concurrency_holds_for_a_batch_and_what_ends_makes_room(bed: Bed)
     assert (cycled.codes, len(cycled.jobs)) == ([0, 0], 2)
 
 
-@pytest.mark.parametrize("kind", [0, 6, 99])
+@pytest.mark.parametrize("kind", [0, 7, 99])
 def test_an_outcome_of_an_unknown_kind_is_refused(bed: Bed, kind: int) -> None:
     seed(bed, [{}] * 2)
     [job, other] = take(bed, 2).jobs

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from anyio import sleep_forever
 
+from taskbull.core.flow import Children
 from taskbull.core.job import Job
 from taskbull.core.outcome import Complete, Fail, Outcome, RetryAfter, SnoozeFor
 from taskbull.core.retry import RetryPolicy
@@ -62,6 +63,12 @@ class Memory:
 
     async def achild_failures(self) -> dict[tuple[str, str], str]:
         return {}
+
+    def spawn(self, children: Children) -> list[str]:
+        return []
+
+    async def aspawn(self, children: Children) -> list[str]:
+        return []
 
     def drop_children(self) -> int:
         return 0

@@ -28,6 +28,9 @@ FLAGS: Final[dict[OnFailure, str]] = {
 ORDER_FIELD: Final = "tbch"
 """Where a parent of ours holds the order of its children: see `encode_order`."""
 
+SPAWNED_FIELD: Final = "tbsp"
+"""How many children a job had spawned when it began to wait for them."""
+
 Child: TypeAlias = tuple[str, str, str]
 """The name of a child, the start of the keys of its queue, and its id."""
 
