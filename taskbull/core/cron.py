@@ -114,14 +114,15 @@ class CronLine(Struct, frozen=True, kw_only=True):
         return None if found is None else found * 1000
 
     def _next(self, start: int) -> int | None:
-        found = self._first(start)
+        # As the clock would go on: where it is turned in this very second, it shows another time.
+        found = self._first(start, self._wall(start - 1) + timedelta(seconds=1))
         again = self._clocks_go_back(start) if len(self.hours) == 24 else None
         if again is not None and (found is None or found >= again):
-            return self._first(again)  # this hour comes once more, runs and all
+            return self._first(again, self._wall(again))  # this hour comes once more, runs and all
         return found
 
-    def _first(self, start: int) -> int | None:
-        wall = self._next_wall(self._wall(start))
+    def _first(self, start: int, shown: datetime) -> int | None:
+        wall = self._next_wall(shown)
         if wall is None:
             return None
         instant = self._instant(wall, fold=0)
@@ -130,7 +131,7 @@ class CronLine(Struct, frozen=True, kw_only=True):
         skipped = self._wall(instant) - wall
         if skipped:  # there is no such time that day
             back = self._change(instant - int(skipped.total_seconds()), instant)
-            return min(instant, self._first(back) or instant)
+            return min(instant, self._first(back, self._wall(back)) or instant)
         return instant
 
     def _next_wall(self, wall: datetime) -> datetime | None:

@@ -237,6 +237,19 @@ def test_from_winter_on_the_first_of_two_such_hours_is_meant() -> None:
 
 
 @pytest.mark.parametrize(
+    ("pattern", "after", "expected"),
+    [
+        ("0 2 * * *", "2027-03-28T01:59:59", "2027-03-28 03:00:00+0200"),
+        ("* 2 * * *", "2027-10-31T02:59:59", "2027-11-01 02:00:00+0100"),
+    ],
+)
+def test_the_last_second_before_a_change_is_as_those_before(
+    pattern: str, after: str, expected: str
+) -> None:
+    assert runs(pattern, after, PRAGUE, 1) == [expected]
+
+
+@pytest.mark.parametrize(
     ("zone", "after", "expected"),
     [
         ("Africa/Cairo", "2027-04-29T20:00", "2027-04-30 01:00:00+0300"),

@@ -14,12 +14,14 @@ import { decode, describeError, send } from './driver/wire.mjs';
 
 // After the clock, which has to be there before BullMQ is.
 const { closeAll, forget } = await import('./driver/objects.mjs');
+const { cronOps } = await import('./driver/cron.mjs');
 const { queueOps } = await import('./driver/queue_ops.mjs');
 const { spans } = await import('./driver/telemetry.mjs');
 const { workerOps } = await import('./driver/worker_ops.mjs');
 
 const ops = {
   ...queueOps,
+  ...cronOps,
   ...workerOps,
   ...Object.fromEntries(Object.entries(clockOps).map(([name, op]) => [name, (_message, ...args) => op(...args)])),
   forget,

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import itertools
-from datetime import datetime
+import os
+from datetime import UTC, datetime
 from typing import Final
 from zoneinfo import ZoneInfo
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from hypothesis.strategies import SearchStrategy
 
 from taskbull.core.cron import parse_cron
 from taskbull.errors import ConfigurationError
 from tests.interop.conftest import MakeActor
-from tests.interop.node import Refused, Version
+from tests.interop.node import Node, Refused, Version
 from tests.interop.node_actor import NodeActor
 from tests.interop.stage import T0
 
@@ -204,6 +208,75 @@ def test_a_line_means_the_same_when_the_clocks_change(
     instants = [round(midnight * 1000) + 123 + n * 50 * 60_000 for n in range(5)]
     found = [one for line in AROUND_CHANGES for one in differences(actor, line, zone, instants)]
     assert found == []
+
+
+# Patterns of all forms, around the days on which clocks change. Not in zones where that happens at
+# midnight: there Node skips the day, and we do not (docs/compatibility.md).
+
+ZONES: Final = {
+    "Europe/Prague": ("2027-03-28T01:00", "2027-10-31T01:00"),
+    "America/New_York": ("2027-03-14T07:00", "2027-11-07T06:00"),
+    "Australia/Sydney": ("2027-10-02T16:00", "2027-04-03T16:00"),
+    "Europe/London": ("2028-03-26T01:00", "2028-10-29T01:00"),
+    "Asia/Kolkata": ("2028-02-28T18:30",),
+    "UTC": ("2028-02-29T00:00", "2027-12-31T23:59"),
+}
+
+
+def field(least: int, most: int) -> SearchStrategy[str]:
+    """Give one field of a pattern: any value, some, a range, a step."""
+    number = st.integers(least, most)
+    span = st.tuples(number, number).map(sorted)
+    several = st.sets(number, min_size=1, max_size=4).map(sorted)
+    step = st.integers(1, most)
+    return st.one_of(
+        st.just("*"),
+        number.map(str),
+        several.map(lambda values: ",".join(map(str, values))),
+        span.map(lambda ends: f"{ends[0]}-{ends[1]}"),
+        step.map(lambda n: f"*/{n}"),
+        st.tuples(span, step).map(lambda both: f"{both[0][0]}-{both[0][1]}/{both[1]}"),
+    )
+
+
+DAYS: Final = st.tuples(field(1, 28), st.just("*")) | st.tuples(st.just("*"), field(0, 6))
+PATTERNS: Final = st.builds(
+    lambda seconds, minute, hour, days, month: " ".join(
+        [*seconds, minute, hour, days[0], month, days[1]]
+    ),
+    st.just([]) | st.lists(field(0, 59), min_size=1, max_size=1),
+    field(0, 59),
+    field(0, 23),
+    DAYS,
+    st.just("*") | field(1, 12),
+)
+PLACES: Final = st.sampled_from([(zone, change) for zone, days in ZONES.items() for change in days])
+AWAY: Final = st.integers(-2 * 86_400_000, 86_400_000)
+"""How far from the change we look, in ms."""
+
+EXAMPLES: Final = 5 * int(os.environ.get("TASKBULL_SEQUENCES", "15"))
+"""How many patterns for each version: 1,000 in `nox -s interop`."""
+
+
+@pytest.mark.parametrize("version", [5, 6])
+@settings(
+    max_examples=EXAMPLES,
+    deadline=None,
+    derandomize="TASKBULL_SEQUENCES" not in os.environ,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+@given(pattern=PATTERNS, place=PLACES, away=AWAY)
+def test_the_next_ten_runs_of_any_pattern_are_the_same(
+    node: Node, version: Version, pattern: str, place: tuple[str, str], away: int
+) -> None:
+    zone, change = place
+    after = round(datetime.fromisoformat(change).replace(tzinfo=UTC).timestamp() * 1000) + away
+    theirs = node.call("cronRuns", pattern, zone, after, 10, version=version)
+    ours: list[int | None] = []
+    line, last = parse_cron(pattern, zone), after
+    while len(ours) < len(theirs) and (following := line.next_after(last)) is not None:
+        ours.append(last := following)
+    assert ours == theirs
 
 
 @pytest.mark.parametrize("version", [5, 6])
