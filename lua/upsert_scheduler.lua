@@ -100,6 +100,7 @@ else
   end
   offset = offset or finite(known.offset) or due % every
 end
+offset = offset or finite(known.offset) or 0
 
 local function is_taken()
   local id = string.format("repeat:%s:%.0f", scheduler_id, due)
@@ -146,7 +147,7 @@ local function write()
   for field, value in pairs(fields) do
     redis.call("HSET", scheduler, field, value)
   end
-  redis.call("HSET", scheduler, "offset", is_cron and 0 or offset, "ic", known.ic or 1)
+  redis.call("HSET", scheduler, "offset", offset, "ic", known.ic or 1)
   add_run(prefix, queue, scheduler_id, now, run, name, data)
 end
 

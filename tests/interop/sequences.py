@@ -27,6 +27,8 @@ class Operation(Struct, frozen=True):
 
 Sequence = list[Operation]
 
+_SCHEDULES: Final = ("s", "t")
+
 
 class _Run:
     """A sequence while it is performed."""
@@ -60,6 +62,10 @@ class _Run:
         left["opts"] = {**left["opts"], **flags}  # type: ignore[dict-item]
         self.jobs += names
         return self.stage.a.add_flow({**parent, "children": [left, right]})
+
+    def schedule(self, operation: Operation) -> str | None:
+        rule, template = operation.value
+        return self.stage.a.upsert_scheduler(_SCHEDULES[operation.job % 2], rule, template)
 
     def take(self) -> str | None:
         self.taken += 1
@@ -132,7 +138,14 @@ _PERFORM: Final[dict[str, Perform]] = {
     "state": lambda run, op: run.stage.a.state(run.job(op)),
     "pause": lambda run, _: run.stage.a.pause(),
     "resume": lambda run, _: run.stage.a.resume(),
+    "schedule": lambda run, op: run.schedule(op),
+    "unschedule": lambda run, op: run.stage.a.remove_scheduler(_SCHEDULES[op.job % 2]),
 }
+
+
+WITH_SCHEDULES: Final = frozenset({"schedule", "unschedule"})
+BESIDE_SCHEDULES: Final = frozenset({"add", "take", "finish", "tick", "sweep", "state", "log"})
+"""What is done in one queue with schedules. Not `drain` and `pause`: there BullMQ has defects."""
 
 VERSIONS_DIFFER: Final = frozenset({"pause", "resume", "retry", "retry all"})
 """Operations that BullMQ 5 and 6 do differently: 7.1, 1, 7, 8 and 9."""
@@ -166,6 +179,25 @@ _FLAGS = (
 _FINISHED = st.sampled_from(["failed", "completed"])
 _STATES = st.sampled_from(["completed", "failed", "wait", "delayed", "prioritized", "active"])
 _PRIORITY = st.fixed_dictionaries({"priority": st.integers(0, 3)}, optional={"lifo": st.booleans()})
+
+_EVERY = st.fixed_dictionaries(
+    {"every": st.sampled_from([50, 700, 2_000])},
+    optional={"limit": st.integers(1, 3), "offset": st.just(13)},  # not 0: Node takes that for none
+)
+_CRON = st.fixed_dictionaries(
+    {
+        "pattern": st.sampled_from(["* * * * * *", "*/2 * * * * *", "0 3 * * *"]),
+        "tz": st.sampled_from(["UTC", "Europe/Berlin"]),
+    },
+    optional={"limit": st.integers(1, 3), "immediately": st.just(True)},
+)
+_TEMPLATE = st.fixed_dictionaries(
+    {"name": st.sampled_from(["n", "m"])},
+    optional={
+        "data": st.sampled_from([{}, {"x": 1}]),
+        "opts": st.sampled_from([{}, {"attempts": 2}, {"priority": 3}, {"removeOnComplete": True}]),
+    },
+)
 
 _BROKE = ["throw", {"message": "broke"}]
 _ATTEMPTS: Final[list[Any]] = [
@@ -201,14 +233,20 @@ _KINDS: Final[dict[str, tuple[int, SearchStrategy[Any]]]] = {
     "state": (1, st.none()),
     "pause": (1, st.none()),
     "resume": (2, st.none()),
+    "schedule": (6, st.tuples(_EVERY | _CRON, _TEMPLATE)),
+    "unschedule": (2, st.none()),
 }
 
 
 def sequences(
-    *, without: frozenset[str] = frozenset(), least: int = 5, length: int = 40
+    *,
+    without: frozenset[str] = frozenset(),
+    only: frozenset[str] = frozenset(_KINDS) - WITH_SCHEDULES,
+    least: int = 5,
+    length: int = 40,
 ) -> SearchStrategy[Any]:
     """Give a strategy for sequences of up to `length` operations, and at `least` so many."""
-    kinds = [kind for kind in _KINDS if kind not in without]
+    kinds = [kind for kind in _KINDS if kind in only - without]
     weighted = st.sampled_from([kind for kind in kinds for _ in range(_KINDS[kind][0])])
     operation = weighted.flatmap(
         lambda kind: st.builds(Operation, st.just(kind), st.integers(0, 9), _KINDS[kind][1])

@@ -16,7 +16,14 @@ from tests.interop.compare import ANY_VERSION, OUR_MEMORY, OUR_WAKE_UP, Differen
 from tests.interop.node import Node, Version
 from tests.interop.node_actor import NodeActor
 from tests.interop.runner import Runner, running
-from tests.interop.sequences import VERSIONS_DIFFER, Sequence, as_case, sequences
+from tests.interop.sequences import (
+    BESIDE_SCHEDULES,
+    VERSIONS_DIFFER,
+    WITH_SCHEDULES,
+    Sequence,
+    as_case,
+    sequences,
+)
 from tests.interop.stage import Played, clear, compare, play
 from tests.interop.taskbull_actor import TaskbullActor
 from tests.interop.test_sequences import RANDOM
@@ -87,6 +94,14 @@ def test_taskbull_and_bullmq_6_by_turns(player: SequencePlayer, sequence: Sequen
 @given(sequence=sequences(without=VERSIONS_DIFFER))
 def test_taskbull_and_bullmq_5_by_turns(player: SequencePlayer, sequence: Sequence) -> None:
     assert not player.differences(sequence, 5, theirs=True)
+
+
+@RANDOM
+@given(sequence=sequences(only=BESIDE_SCHEDULES | WITH_SCHEDULES))
+def test_schedules_of_taskbull_and_bullmq_6_by_turns(
+    player: SequencePlayer, sequence: Sequence
+) -> None:
+    assert not player.differences(sequence, 6, theirs=True)
 
 
 @pytest.mark.parametrize("company", [5, 6])
