@@ -56,6 +56,16 @@ def test_a_report_is_scheduled_every_night(embedded_only: OpenExample) -> None:
     ]
 
 
+def test_a_flow_fans_out_over_a_thousand_pages(embedded_only: OpenExample) -> None:
+    said = embedded_only("fan_out.py").python("fan_out.py").run().splitlines()
+    assert said == [
+        "fail: the summary failed, because a child did",
+        "ignore: 999 pages counted, 1 known to have failed",
+        "drop: 999 pages counted, 0 known to have failed",
+        "wait: the summary waits until the page is retried",
+    ]
+
+
 def test_the_circuit_opens_and_closes(embedded_only: OpenExample) -> None:
     said = embedded_only("circuit_breaker.py").python("circuit_breaker.py").run().splitlines()
     assert [line for line in said if line.startswith("the circuit")] == [
