@@ -1,4 +1,4 @@
-"""Flows: 1,000 pages are counted, then a summary runs; one page fails, under four policies.
+"""Flows: 1,000 pages are counted, then a summary runs; one page fails, under each policy.
 
 pip install 'taskbull[embedded]'
 python fan_out.py
@@ -16,7 +16,8 @@ from taskbull import App, JobFailed, PermanentError, current_job, from_children
 
 app = App("pages", redis=os.environ.get("TASKBULL_REDIS_URL", "embedded://"), queue="pages")
 
-POLICIES: list[Literal["fail", "ignore", "drop", "wait"]] = ["fail", "ignore", "drop", "wait"]
+Policy = Literal["fail", "ignore", "continue", "drop", "wait"]
+POLICIES: tuple[Policy, ...] = ("fail", "ignore", "continue", "drop", "wait")
 PAGES = 1000
 BROKEN = 500
 
@@ -32,6 +33,7 @@ async def count(page: int) -> int:
 @app.task(attempts=1)
 async def summary(counts: list[int] = from_children(count)) -> str:
     """Add up what the pages gave."""
+    await current_job().adrop_pending_children()  # with "continue" it runs before all have ended
     failed = await current_job().afailed_children()
     return f"{sum(counts)} pages counted, {len(failed)} known to have failed"
 
