@@ -116,7 +116,7 @@ class CronLine(Struct, frozen=True, kw_only=True):
     def _next(self, start: int) -> int | None:
         # As the clock would go on: where it is turned in this very second, it shows another time.
         found = self._first(start, self._wall(start - 1) + timedelta(seconds=1))
-        again = self._clocks_go_back(start) if len(self.hours) == 24 else None
+        again = self._clocks_go_back(start - 1) if len(self.hours) == 24 else None
         if again is not None and (found is None or found >= again):
             return self._first(again, self._wall(again))  # this hour comes once more, runs and all
         return found
