@@ -38,6 +38,14 @@ def test_node_works_for_python(on_server: OpenExample, version: Version) -> None
         worker.stop()
 
 
+@pytest.mark.parametrize("version", [5, 6])
+def test_a_python_job_waits_for_jobs_of_node(on_server: OpenExample, version: Version) -> None:
+    place = install(on_server("with_node"), version)
+    with place.python("phrase_book.py") as producer, place.node("translate_worker.mjs") as worker:
+        assert "German: hallo, Welt, hallo Welt" in producer.end()
+        worker.stop()
+
+
 def test_they_share_the_embedded_server(in_a_clone: OpenExample) -> None:
     place = install(in_a_clone("with_node"), 6)
     with place.python("ask_node.py") as producer:
