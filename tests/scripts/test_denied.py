@@ -18,6 +18,7 @@ import redis
 from taskbull.core.job import NewJob
 from taskbull.core.options import Dedup, JobOptions
 from taskbull.core.outcome import (
+    AwaitChildren,
     Category,
     Complete,
     Fail,
@@ -111,6 +112,14 @@ def end_all(outcome: Written) -> Do:
             assert all(bed.admin.lpos(bed.queue.active, name) is None for name in held)
 
     return do
+
+
+def parents(bed: Bed) -> None:
+    for name in ("a", "b"):
+        bed.job(name, "active", ats=1)
+        bed.lock(name)
+    for number, name in enumerate(("a", "b"), 1):
+        bed.child(f"c{number}", name)
 
 
 def stale(bed: Bed) -> None:
@@ -293,6 +302,9 @@ OPERATIONS = {
         wait=[*UNTOUCHED["wait"], *"abcd"],
         prioritized=[*UNTOUCHED["prioritized"], "e"],
         delayed=UNTOUCHED["delayed"],
+    ),
+    "end by waiting for children": Operation(
+        "cycle", parents, end_all(AwaitChildren()), waiting_children=["a", "b"], wait=["c1", "c2"]
     ),
     "sweep": Operation(
         "sweep_stalled",
