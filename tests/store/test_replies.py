@@ -185,7 +185,7 @@ async def test_a_replica_for_good_is_reported_when_time_is_up(
 ) -> None:
     client.execute_command("REPLICAOF", "127.0.0.1", "1")
     async with running(way, own.url) as run:
-        refused = await refusal(run(count(prefix), timeout=0.3))
+        refused = await refusal(run(count(prefix), timeout=1.5))
     assert refused.code == "READONLY"
     assert isinstance(refused, ServerUnavailable)
     assert runs(client, prefix) == 0
@@ -196,7 +196,7 @@ async def test_too_few_replicas_are_waited_for(
 ) -> None:
     async with running(way, own.url) as run:
         client.execute_command("CONFIG", "SET", "min-replicas-to-write", "1")
-        assert (await refusal(run(count(prefix), timeout=0.3))).code == "NOREPLICAS"
+        assert (await refusal(run(count(prefix), timeout=1.5))).code == "NOREPLICAS"
         client.execute_command("CONFIG", "SET", "min-replicas-to-write", "0")
         assert await run(count(prefix)) == 1
 
