@@ -29,7 +29,8 @@
 --                               keep is {count, age in s, limit}; -1 in a place: no such bound
 --   ...                         the plain outcomes, in the places that are left, of each id, token,
 --                               value. Its job is completed and kept, and was new when a call with
---                               the same `worker` took it: it had six fields and no others
+--                               the same `worker` took it: it had six fields and no others, or two
+--                               more that name its parent
 -- RETURNS
 --   one array, and others in it only where they are needed: each costs as much as a command
 --   limited                     ms until jobs may start again; 0: they may
@@ -44,7 +45,9 @@
 --   reasons                     what Redis said, for each code -10 or -11, in turn; 0: none is
 --   dropped                     ids that were in the waiting list and are none of a job; 0: none
 --   jobs                        of each job taken its id, and then the values of its six fields if
---                               it is new and has no others, else an array of those of all fields
+--                               it is new and has no others; the number 1, these six and the key of
+--                               its parent if it is new and a child; else an array of those of all
+--                               fields
 -- EFFECTS
 --   as those of BullMQ 6 for each job alone, one after the other. Whatever command is refused, no
 --   job is lost: it is put into its new list or set before it leaves the old one, or is put back.
@@ -107,17 +110,32 @@ if plain_count > 0 then
   -- others. (HLEN instead of HMGET: 2,600 instructions instead of 12,900.)
   local holders, size = redis.call("MGET", unpack(locks)), worker == "" and 8 or 9
   local has_children, place = redis.call("EXISTS", unpack(family)) > 0, 1
+  local parents, closer -- of each job the key of its parent, or false; nil: none has one
   for i = 1, plain_count do
     local is_plain = not has_children and holders[i] == plain[3 * i + TOKEN]
-    if is_plain and redis.pcall("HLEN", keys[place]) ~= size then
-      --- @include "is_single"
-      is_plain = is_single(keys[place])
+    local count = is_plain and redis.pcall("HLEN", keys[place])
+    if is_plain and count ~= size then
+      if not closer then
+        --- @include "look_closer"
+        closer = look_closer
+      end
+      local parent_key
+      is_plain, parent_key = closer(keys[place], count == size + 2)
+      if is_plain and parent_key then
+        if not parents then
+          parents = {}
+          for p = 1, #ids do
+            parents[p] = false
+          end
+        end
+        parents[place] = parent_key
+      end
     end
     if is_plain then
       place = place + 1
     else
       --- @include "leave_out"
-      numbers = leave_out(place, plain_count, numbers, ids, keys, locks)
+      numbers = leave_out(place, plain_count, numbers, ids, keys, locks, parents)
     end
   end
 
@@ -137,7 +155,26 @@ if plain_count > 0 then
         place = place + 1
       else
         --- @include "leave_out"
-        numbers = leave_out(place, plain_count, numbers, ids, keys, locks)
+        numbers = leave_out(place, plain_count, numbers, ids, keys, locks, parents)
+      end
+    end
+    local last, tell_last
+    if parents then
+      --- @include "tell_parents"
+      local values, refused = { nil, nil, nil, nil }, nil
+      for i = 1, #ids do
+        values[i] = plain[3 * (numbers and numbers[i] or i) + VALUE]
+      end
+      last, refused = tell_parents(keys, parents, values)
+      if last then
+        --- @include "tell_parent_completed"
+        tell_last = tell_parent_completed
+      end
+      for i = 1, #refused do
+        --- @include "leave_out"
+        --- @include "stay_active"
+        stay_active(active, completed, { ids[refused[i]] }, 1)
+        numbers = leave_out(refused[i], plain_count, numbers, ids, keys, locks, parents)
       end
     end
     local scored = { nil, nil, nil, nil, nil, nil, nil, nil }
@@ -149,10 +186,14 @@ if plain_count > 0 then
       place = completions + 1
       local key, number = keys[place], numbers and numbers[place] or place
       local value = plain[3 * number + VALUE]
-      local added = redis.pcall("HSET", key, "returnvalue", value, "finishedOn", now, "atm", "1")
-      problem = added ~= 3 and refusal(added)
-        or redis.pcall("XADD", events, "*", "event", "completed", "jobId", ids[place],
-          "returnvalue", value, "prev", "active").err
+      problem = last and last[key]
+        and not pcall(tell_last, key, parents[place], value, tonumber(now))
+      if not problem then
+        local added = redis.pcall("HSET", key, "returnvalue", value, "finishedOn", now, "atm", "1")
+        problem = added ~= 3 and refusal(added)
+          or redis.pcall("XADD", events, "*", "event", "completed", "jobId", ids[place],
+            "returnvalue", value, "prev", "active").err
+      end
       if not problem then
         completions = place
       else
@@ -237,7 +278,7 @@ end
 -- Second half: take jobs. ------------------------------------------------------------------------
 
 local MOST_BYTES, MOST_PROMOTED = 2000000, 100
-local HEAD, NEW = 6, 6 -- values of the reply before the jobs; fields of a job that is new
+local HEAD, NEW, NEW_CHILD = 6, 6, 8 -- values of the reply before the jobs; fields of new ones
 local limited, next_due, dropped = 0, 0, 0
 local reply = { nil, nil, nil, nil, nil, nil, nil, nil, nil, nil, nil, nil, nil }
 local taken = 0
@@ -284,21 +325,28 @@ if want > 0 and full == 0 then
   end
 
   -- Read the jobs and lock them. Most are new: they have six fields, and so, if these are the six
-  -- that all jobs have, no others. The fields are as read_job has them, which begins with these.
-  local NAME, DATA, OPTS, TIMESTAMP, DELAY, PRIORITY = 1, 2, 3, 4, 5, 6
+  -- that all jobs have, no others. A new child has two more. The fields are as read_job has them,
+  -- which begins with these.
+  local NAME, DATA, OPTS, TIMESTAMP, DELAY, PRIORITY, PARENT_KEY, PARENT = 1, 2, 3, 4, 5, 6, 7, 8
   local STARTS, DEFERRED_FAILURE, STACKTRACE = 8, 9, 14
   local ids, fields_of, seen, odd = { nil, nil, nil, nil }, nil, count > 1 and {}, nil
   local bytes, size, taken_from_list = 0, HEAD, 0
   for place = 1, count do
     local is_listed = place <= listed_count
     local id = is_listed and listed[listed_count + 1 - place] or ranked[place - listed_count]
-    local key, fields, is_new = prefix .. id, false, false
+    local key, fields, is_new, is_child = prefix .. id, false, false, false
     local is_seen = seen and seen[id]
-    if not is_seen and string.find(id, "^[%w_-]+$") and id ~= "meta" and id ~= "metrics"
-      and redis.pcall("HLEN", key) == NEW then
-      fields = redis.call("HMGET", key, "name", "data", "opts", "timestamp", "delay", "priority")
-      is_new = fields[NAME] and fields[DATA] and fields[OPTS] and fields[TIMESTAMP]
-        and fields[DELAY] and fields[PRIORITY]
+    if not is_seen and string.find(id, "^[%w_-]+$") and id ~= "meta" and id ~= "metrics" then
+      local count_of_fields = redis.pcall("HLEN", key)
+      if count_of_fields == NEW then
+        fields = redis.call("HMGET", key, "name", "data", "opts", "timestamp", "delay", "priority")
+      elseif count_of_fields == NEW_CHILD then
+        fields = redis.call("HMGET", key, "name", "data", "opts", "timestamp", "delay", "priority",
+          "parentKey", "parent")
+        is_child = fields[PARENT_KEY] and fields[PARENT]
+      end
+      is_new = fields and fields[NAME] and fields[DATA] and fields[OPTS] and fields[TIMESTAMP]
+        and fields[DELAY] and fields[PRIORITY] and (is_child or count_of_fields == NEW)
     end
     local is_marker = not is_new and string.find(id, "^0:")
     if not is_new then
@@ -321,10 +369,15 @@ if want > 0 and full == 0 then
       taken = taken + 1
       ids[taken], reply[size + 1] = id, id
       if is_new then
-        for i = 1, NEW do
+        if is_child then
+          reply[size + 2] = 1
+          size = size + 1
+        end
+        local count_of_values = is_child and PARENT_KEY or NEW
+        for i = 1, count_of_values do
           reply[size + 1 + i] = fields[i]
         end
-        size = size + 1 + NEW
+        size = size + 1 + count_of_values
       else
         fields_of = fields_of or {}
         fields_of[taken], reply[size + 2] = fields, fields

@@ -115,7 +115,7 @@ class Job(Struct, frozen=True, kw_only=True, dict=True):
     """Whether its latest attempt has ended, as in events that tell of an end."""
     corrupt: CorruptJob | None = None
     fresh: bool = False
-    """Whether it had the six fields of a plain new job, and no others, when it was taken."""
+    """Whether it had the fields of a new job or of a new child when it was taken, and no others."""
 
     def __repr__(self) -> str:
         # Without its data, which may be large or secret.

@@ -234,9 +234,15 @@ def _cycled(now_ms: int, worker: str | None, count: int, reply: list[Any]) -> Cy
     jobs: list[Job] = []
     place, end = 6, len(reply)
     while place < end:
-        if type(reply[place + 1]) is list:
+        kind = type(reply[place + 1])
+        if kind is list:
             jobs.append(decode_taken(reply[place], reply[place + 1], now_ms, worker))
             place += 2
+        elif kind is int:
+            values = reply[place + 2 : place + 2 + NEW_FIELDS]
+            parent_key = reply[place + 2 + NEW_FIELDS]
+            jobs.append(decode_new([reply[place], *values], now_ms, worker, parent_key))
+            place += 3 + NEW_FIELDS
         else:
             jobs.append(decode_new(reply[place : place + 1 + NEW_FIELDS], now_ms, worker))
             place += 1 + NEW_FIELDS

@@ -31,11 +31,12 @@ from taskbull.core.outcome import (
 )
 from taskbull.core.rules import Every
 from taskbull.core.wire.job import decode_job, encode_job
+from taskbull.core.wire.options import NO_BOUNDS
 from taskbull.core.wire.schedule import encode_schedule
 from taskbull.errors import ServerRefused
 from taskbull.scripts import changes, limits, locks, removal
 from taskbull.scripts.add import CallSequence, add_jobs
-from taskbull.scripts.cycle import Taking, cycle, pack_outcome
+from taskbull.scripts.cycle import Completion, Taking, cycle, pack_outcome
 from taskbull.scripts.flow import Waits
 from taskbull.scripts.loader import load
 from taskbull.scripts.schedulers import advance_scheduler, upsert_scheduler
@@ -112,6 +113,33 @@ def end_all(outcome: Written) -> Do:
             assert all(bed.admin.lpos(bed.queue.active, name) is None for name in held)
 
     return do
+
+
+def families_running(bed: Bed) -> None:
+    """Children of two parents that were new when they were taken; the first waits for no others."""
+    for parent in ("first", "second"):
+        bed.job(parent, "waiting-children")
+    for name, parent in zip("abcde", ["first", "second", "first", "second", "first"], strict=True):
+        bed.child(name, parent, "active", ats=1, processedOn=NOW)
+        bed.lock(name)
+    bed.admin.sadd(bed.queue.dependencies("second"), bed.queue.job("other"))
+
+
+def end_children(bed: Bed, number: int) -> None:
+    held = [name for name in "abcde" if bed.admin.get(bed.queue.lock(name)) == b"token"]
+    value = b'"done"'
+    ends = [Completion(name, "token", value, NO_BOUNDS, fresh=True) for name in held]
+    cycled = bed.run(cycle(bed.queue, NOW, ends, 0, f"t:{number}", TAKING))
+    if number == 0:
+        return
+    if any(cycled.codes):  # it had ended, and only its lock could not be deleted
+        assert all(bed.admin.lpos(bed.queue.active, name) is None for name in held)
+    for parent, children in {"first": "ace", "second": "bd"}.items():
+        told: Any = bed.admin.hgetall(bed.queue.job(parent) + ":processed")
+        assert told == {bed.queue.job(name).encode(): value for name in children}
+        left: Any = bed.admin.smembers(bed.queue.dependencies(parent))
+        others = {bed.queue.job("other").encode()} if parent == "second" else set()
+        assert left == others
 
 
 def parents(bed: Bed) -> None:
@@ -261,6 +289,14 @@ OPERATIONS = {
         wait=[*UNTOUCHED["wait"], "parent", "kept"],
         prioritized=UNTOUCHED["prioritized"],
         delayed=UNTOUCHED["delayed"],
+    ),
+    "complete children": Operation(
+        "cycle",
+        families_running,
+        end_children,
+        completed=list("abcde"),
+        wait=["first"],
+        waiting_children=["second"],
     ),
     "fail": Operation(
         "cycle",

@@ -12,7 +12,7 @@ import re
 import shlex
 import shutil
 from argparse import ArgumentParser
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
@@ -50,12 +50,16 @@ _TOTAL = re.compile(rb"^totals: (\d+)$", re.MULTILINE)
 
 
 class Instructions(Struct, frozen=True):
-    """What a plain job costs the server, in instructions."""
+    """What a plain job, or a child of a flow, costs the server, in instructions."""
 
     add: int
     """Added by `ADDED_PER_CALL` per call."""
     cycle: dict[int, int]
     """Taken and ended; by the number of jobs per call."""
+    add_child: int
+    """The child of a flow, added likewise."""
+    cycle_children: dict[int, int]
+    """Children that are taken and ended; the last one lets their parent run."""
 
 
 def has_valgrind() -> bool:
@@ -69,18 +73,28 @@ def measure(program: Path) -> Instructions:
         store = SyncStore(parse(url))
         player = Player(store)
         player.add(ADDED_PER_CALL)  # loads the scripts
+        player.add_family(1)
         player.drain(10)
         player.drain(1)
         counter = _Counter(admin, folder)
-        added, cycles = 0, {}
-        for at_once, jobs in CYCLES.items():
-            counter.count()
-            player.add(jobs)
-            added += counter.count()
-            player.drain(at_once)
-            cycles[at_once] = counter.count() // jobs
+        add, cycles = _count_cycles(counter, player.add, player.drain)
+        add_child, cycles_of_children = _count_cycles(counter, player.add_family, player.drain)
         store.close()
-    return Instructions(added // sum(CYCLES.values()), cycles)
+    return Instructions(add, cycles, add_child, cycles_of_children)
+
+
+def _count_cycles(
+    counter: _Counter, add: Callable[[int], None], drain: Callable[[int], None]
+) -> tuple[int, dict[int, int]]:
+    """Add jobs and run them; give what each costs to add, and to run by the jobs per call."""
+    added, cycles = 0, {}
+    for at_once, jobs in CYCLES.items():
+        counter.count()
+        add(jobs)
+        added += counter.count()
+        drain(at_once)
+        cycles[at_once] = counter.count() // jobs
+    return added // sum(CYCLES.values()), cycles
 
 
 def measure_calls(program: Path) -> dict[str, int]:
@@ -143,6 +157,8 @@ def main() -> None:
         found = measure(binary(options.kind))
         cycles = ", ".join(f"{cost:,} at {at_once}" for at_once, cost in found.cycle.items())
         print(f"{options.kind}: add {found.add:,}; take and end {cycles} per call", flush=True)
+        cycles = ", ".join(f"{cost:,} at {many}" for many, cost in found.cycle_children.items())
+        print(f"{options.kind}: add a child {found.add_child:,}; take and end {cycles} per call")
         for operation, cost in measure_calls(binary(options.kind)).items():
             print(f"{options.kind}: a call of {operation!r}: {cost:,}", flush=True)
 

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from itertools import count
 
+from msgspec.structs import replace
+
 from taskbull.core.job import Job, NewJob
 from taskbull.core.keys import QueueKeys
 from taskbull.core.options import JobOptions
 from taskbull.core.outcome import Complete
+from taskbull.core.wire.flow import ParentWords
 from taskbull.core.wire.job import encode_job
 from taskbull.scripts.add import CallSequence, add_jobs
 from taskbull.scripts.cycle import Packed, Taking, cycle, pack_outcome
+from taskbull.scripts.flow import FlowNode, FlowPiece, Waits, add_flow
 from taskbull.store.sync_store import SyncStore
 
 NOW = 1_800_000_000_000
@@ -40,6 +44,29 @@ class Player:
             self._sequence.begin_call()
             part = [job] * min(per_call, jobs - first)
             self.store.run(add_jobs(self.keys, part, NOW, self._sequence))
+
+    def add_family(self, children: int, per_call: int = ADDED_PER_CALL) -> None:
+        """Add a flow: a parent, in a queue of its own that nobody serves, and so many children."""
+        parents = QueueKeys(f"{self.keys.queue}-parents")
+        parent_id = f"parent-{next(self._calls)}"
+        job = NewJob("noop", DATA, PLAIN)
+        root = replace(encode_job(job, NOW), job_id=parent_id)
+        words = ParentWords(parents, parent_id, "fail")
+        nodes = [FlowNode(parents, root, Waits.FOR_MORE)]
+        nodes += [
+            FlowNode(self.keys, words.encode(job, f"{parent_id}-{number}", NOW))
+            for number in range(children)
+        ]
+        sequence = CallSequence(f"flow-{parent_id}", 0)
+        for first in range(0, len(nodes), per_call):
+            is_last = first + per_call >= len(nodes)
+            piece = FlowPiece(
+                nodes[first : first + per_call],
+                [(parents, parent_id)] if is_last else (),
+                None if is_last else LATER,
+            )
+            sequence.begin_call()
+            self.store.run(add_flow(nodes[0], piece, NOW, sequence))
 
     def drain(self, at_once: int, *, from_ms: int = NOW) -> None:
         """Run all jobs that there are, so many per call."""

@@ -32,6 +32,13 @@ WERE = {
     "take and end 1 per call": Counts(
         commands=22_017, scripts=1_002, received=552_433, sent=154_949
     ),
+    "add a flow": Counts(commands=3_073, scripts=5, received=67_823, sent=4_032),
+    "take and end 50 children per call": Counts(
+        commands=9_430, scripts=22, received=84_786, sent=246_546
+    ),
+    "take and end 10 children per call": Counts(
+        commands=11_030, scripts=102, received=124_286, sent=248_846
+    ),
 }
 """Of 1,000 jobs through the scripts, when the bounds were set. Write less when it is less."""
 
@@ -52,6 +59,9 @@ WAYS: dict[str, Callable[[Player], None]] = {
     "take and end 50 per call": lambda player: player.drain(50),
     "take and end 10 per call": lambda player: player.drain(10),
     "take and end 1 per call": lambda player: player.drain(1),
+    "add a flow": lambda player: player.add_family(JOBS),
+    "take and end 50 children per call": lambda player: player.drain(50),
+    "take and end 10 children per call": lambda player: player.drain(10),
 }
 
 
@@ -61,7 +71,9 @@ def test_a_job_costs_no_more_commands_and_bytes(way: str, lone_server: ServerPro
     store, counter = SyncStore(address), Counter(address)
     load_scripts(store)
     player = Player(store)
-    if way.startswith("take"):
+    if "children" in way:
+        player.add_family(JOBS)
+    elif way.startswith("take"):
         player.add(JOBS)
     counter.count()
     WAYS[way](player)
@@ -74,6 +86,7 @@ def test_a_job_costs_no_more_commands_and_bytes(way: str, lone_server: ServerPro
 def load_scripts(store: SyncStore) -> None:
     other = Player(store, "other")
     other.add(1)
+    other.add_family(1)
     other.drain(1)
 
 

@@ -1,4 +1,7 @@
-"""A user who may do all but one command: his worker loses no job, and ends all when he may."""
+"""A user who may do all but one command: his worker loses no job, and ends all when he may.
+
+Some of the jobs are children, whose parent waits for them and gets all their results.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,9 @@ from anyio import create_task_group
 
 from taskbull.core import events
 from taskbull.scripts.loader import load
+from taskbull.store.address import parse
+from taskbull.store.sync_store import SyncStore
+from tests.scripts.bed import Bed
 from tests.servers.kinds import VALKEY_9, PrivateServers, Reachable
 from tests.worker.bed import WorkerBed, until
 
@@ -18,7 +24,9 @@ SOURCE = load("cycle").source
 COMMANDS = sorted(
     set(re.findall(r'redis\.p?call\("([A-Z]+)"', SOURCE)) | {"LPUSH", "RPUSH", "LTRIM", "ZREM"}
 )
-JOBS = 12
+SINGLE = [str(number) for number in range(1, 13)]
+CHILDREN = [f"child-{number}" for number in range(4)]
+ALL = [*SINGLE, *CHILDREN, "parent"]
 
 
 class Denied:
@@ -39,17 +47,22 @@ class Denied:
     def tried(self) -> bool:
         """Tell whether the worker has met the denial, or can do without the command."""
         log = str(self.admin.execute_command("ACL", "LOG", 1000))
-        return f"'{self.user}'" in log or self.admin.zcard(self.bed.keys.completed) == JOBS
+        return f"'{self.user}'" in log or self.admin.zcard(self.bed.keys.completed) == len(ALL)
 
     async def play(self) -> None:
-        for number in range(JOBS):
+        family = Bed(self.admin, SyncStore(parse(self.bed.url)), self.bed.prefix)
+        family.job("parent", "waiting-children")
+        for child in CHILDREN:
+            family.child(child, "parent")
+        family.store.close()
+        for number in range(len(SINGLE)):
             await self.bed.queue.add(
                 "n", priority=number % 3, delay=0.001 if number % 4 == 0 else None, backoff=None
             )
         async with self.bed.worker(self._handle, redis=self.url, concurrency=5).running():
             await until(self.tried)
             self.allow("+@all")
-            await self.bed.record.wait_for(events.Completed, JOBS, limit=60)
+            await self.bed.record.wait_for(events.Completed, len(ALL), limit=60)
 
     async def _handle(self, job: Any) -> None:
         self.runs[job.id] += 1
@@ -69,10 +82,10 @@ async def test_all_jobs_end_when_a_denied_command_is_allowed(  # G2
             tasks.start_soon(place.play)
     for place in places:
         keys = place.bed.keys
-        assert place.runs == Counter({str(n): 2 if n in {2, 3} else 1 for n in range(1, JOBS + 1)})
-        assert sorted(place.bed.record.jobs(events.Completed), key=int) == sorted(
-            place.runs, key=int
-        )
+        assert place.runs == Counter({name: 2 if name in {"2", "3"} else 1 for name in ALL})
+        assert sorted(place.bed.record.jobs(events.Completed)) == sorted(ALL)
+        told = admin.hgetall(f"{keys.job('parent')}:processed")
+        assert told == {keys.job(child).encode(): b"null" for child in CHILDREN}
         left = [admin.llen(key) for key in (keys.wait, keys.active)]
         left += [admin.zcard(key) for key in (keys.prioritized, keys.delayed, keys.failed)]
         assert (place.command, left) == (place.command, [0] * 5)

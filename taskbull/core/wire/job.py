@@ -163,7 +163,10 @@ def encode_stacktrace(job: Job, stack: str) -> bytes:
 
 
 def decode_new(
-    values: Sequence[bytes], processed_ms: int | None = None, processed_by: str | None = None
+    values: Sequence[bytes],
+    processed_ms: int | None = None,
+    processed_by: str | None = None,
+    parent_key: bytes | None = None,
 ) -> Job:
     """Read a plain new job that a worker has taken: its id, and its `NEW_FIELDS` fields.
 
@@ -180,13 +183,15 @@ def decode_new(
             delay_ms=0 if delay == b"0" else read_number(delay) or 0,
             priority=0 if priority == b"0" else read_number(priority) or 0,
             attempts_started=1,
+            parent_key=None if parent_key is None else parent_key.decode(),
             processed_ms=processed_ms,
             processed_by=processed_by,
             fresh=True,
         )
     except ValueError:  # not text, or no options: it cannot run, and is told so
         fields = (*values[1:], None, b"1")
-        return replace(decode_taken(job_id, fields, processed_ms, processed_by), fresh=True)
+        job = decode_taken(job_id, fields, processed_ms, processed_by)
+        return replace(job, parent_key=_text(parent_key), fresh=True)
 
 
 def decode_taken(

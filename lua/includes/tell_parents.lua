@@ -1,0 +1,55 @@
+--- @include "refusal"
+
+-- tell_parents(keys, parents, values) -> last, refused: give the results of completed children to
+-- their parents, those of one parent together. `parents` has the key of each child's parent, or
+-- false. A child for which alone its parent waits then is in the set `last` (nil: there is none):
+-- the parent is told when it is that child's turn. `refused` has the places of those whose parents
+-- could not be told, the last one first.
+local function tell_parents(keys, parents, values)
+  local families, known = {}, {}
+  for place = 1, #keys do
+    local parent_key = parents[place]
+    local family = known[parent_key]
+    if parent_key and not family then
+      family = { parent = parent_key, keys = {}, places = {} }
+      families[#families + 1], known[parent_key] = family, family
+    end
+    if family then
+      local count = #family.keys + 1
+      family.keys[count], family.places[count] = keys[place], place
+    end
+  end
+
+  local last, refused = nil, {}
+  for f = 1, #families do
+    local family = families[f]
+    local dependencies = family.parent .. ":dependencies"
+    local awaited = redis.pcall("SMISMEMBER", dependencies, unpack(family.keys))
+    local pending = redis.pcall("SCARD", dependencies)
+    local problem, told, results = awaited.err or refusal(pending), {}, {}
+    for i = 1, problem and 0 or #awaited do
+      if awaited[i] == 1 then
+        local key = family.keys[i]
+        told[#told + 1] = key
+        results[#results + 1], results[#results + 2] = key, values[family.places[i]]
+      end
+    end
+    if not problem and #told == pending and pending > 0 then
+      last = last or {}
+      last[told[pending]] = true
+      told[pending], results[2 * pending - 1], results[2 * pending] = nil, nil, nil
+    end
+    if not problem and #told > 0 then
+      -- The parent waits for a child until it has its result.
+      problem = refusal(redis.pcall("HSET", family.parent .. ":processed", unpack(results)))
+        or refusal(redis.pcall("SREM", dependencies, unpack(told)))
+    end
+    for i = 1, problem and #family.places or 0 do
+      refused[#refused + 1] = family.places[i]
+    end
+  end
+  if #refused > 1 then
+    table.sort(refused, function(a, b) return a > b end)
+  end
+  return last, refused
+end
