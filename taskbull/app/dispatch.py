@@ -52,7 +52,7 @@ class Dispatch:
             _function(task),
             settings.policy,
             settings.timeout,
-            in_thread=not task.is_async,
+            site=task.site,
             layers=tuple(self._layers),
         )
         self._known[name] = route

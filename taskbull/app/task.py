@@ -29,6 +29,7 @@ from taskbull.core.flow import Children, Growing, children_of
 from taskbull.core.job import NewJob
 from taskbull.core.keywords import check_keywords
 from taskbull.core.options import JobOptions, OnFailure
+from taskbull.core.site import Site
 from taskbull.errors import ConfigurationError
 from taskbull.observability.provider import in_this_span
 from taskbull.queue.call_checks import BlockingCheck
@@ -234,8 +235,13 @@ class Task(Enqueueable[P, R]):
 
     @property
     def is_async(self) -> bool:
-        """Whether the function is awaited, or else runs in a thread."""
+        """Whether the function is awaited, or else called."""
         return inspect.iscoroutinefunction(self.function)
+
+    @property
+    def site(self) -> Site:
+        """Where a worker calls the function."""
+        return Site.LOOP if self.is_async else Site.THREAD
 
     def reader(self) -> Read:
         """Prepare what reads the arguments of a job; `ConfigurationError` if that cannot be."""

@@ -9,6 +9,7 @@ from taskbull.app.app import App
 from taskbull.core import payload
 from taskbull.core.flow import Children
 from taskbull.core.outcome import Outcome
+from taskbull.core.site import Site
 from taskbull.errors import ConfigurationError
 from taskbull.testing.recorded_flow import spawn
 from taskbull.testing.recorded_job import RecordedJob
@@ -83,7 +84,7 @@ def is_plain(app: App, recorded: RecordedJob) -> bool:
         route = app.resolve(recorded.as_job())
     except ConfigurationError:  # that is the job's failure, when it is run
         return False
-    return route.in_thread and not route.layers
+    return route.site is not Site.LOOP and not route.layers
 
 
 async def run_recorded(app: App, recorded: RecordedJob) -> Outcome:

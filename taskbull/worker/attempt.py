@@ -19,6 +19,7 @@ from taskbull.core.job import Job
 from taskbull.core.middleware import CallNext, compose
 from taskbull.core.outcome import AwaitChildren, Complete, Outcome, SnoozeFor
 from taskbull.core.retry import decide, doomed
+from taskbull.core.site import Site
 from taskbull.core.wire.job import encode_value
 from taskbull.observability.job_filter import cut
 from taskbull.worker.fork import end_child_of
@@ -127,7 +128,7 @@ class Executor:
     ) -> Awaitable[Any]:
         """Begin to call the function where its route says; `limit` stands still until it can."""
         call: CallNext[RunningJob] = route.function
-        if route.in_thread:
+        if route.site is not Site.LOOP:
             call = partial(self._in_thread, route.function, limit)
         return (compose(route.layers, call) if route.layers else call)(running)
 

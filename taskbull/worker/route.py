@@ -12,6 +12,7 @@ from taskbull.core.checks import refusal
 from taskbull.core.job import Job
 from taskbull.core.middleware import Middleware
 from taskbull.core.retry import NO_POLICY, RetryPolicy
+from taskbull.core.site import Site
 from taskbull.worker.running_job import RunningJob
 
 Handler: TypeAlias = Callable[[RunningJob], Awaitable[Any]]
@@ -27,8 +28,8 @@ class Route(Struct, frozen=True):
     policy: RetryPolicy = NO_POLICY
     timeout: float | None = None
     """Seconds that one attempt may take; a job's own time wins."""
-    in_thread: bool = False
-    """Whether the function blocks, and is called in one of the worker's threads."""
+    site: Site = Site.LOOP
+    """Where the function is called: one that blocks must not be called in the event loop."""
     layers: Sequence[Middleware[RunningJob]] = ()
     """What surrounds the call, in the event loop; the first one is outermost."""
 
@@ -45,5 +46,5 @@ def always(handler: Handler | SyncHandler | None, policy: RetryPolicy) -> Resolv
     is_async = inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(
         getattr(handler, "__call__", None)  # noqa: B004 - its kind is asked, not whether it is there
     )
-    route = Route(handler, policy, in_thread=not is_async)
+    route = Route(handler, policy, site=Site.LOOP if is_async else Site.THREAD)
     return lambda _: route

@@ -13,6 +13,7 @@ from taskbull.core.flow import Children
 from taskbull.core.job import Job
 from taskbull.core.outcome import Complete, Fail, Outcome, RetryAfter, SnoozeFor
 from taskbull.core.retry import RetryPolicy
+from taskbull.core.site import Site
 from taskbull.errors import PermanentError, Snooze
 from taskbull.worker.attempt import RELEASE_PAUSE, Executor
 from taskbull.worker.route import Route
@@ -170,7 +171,7 @@ async def test_a_plain_function_runs_in_a_thread_and_what_surrounds_it_in_the_lo
         note("function")
         return "done"
 
-    route = Route(function, in_thread=True, layers=(layer("outer"), layer("inner")))
+    route = Route(function, site=Site.THREAD, layers=(layer("outer"), layer("inner")))
     assert await Case().attempt(route) == Complete(b'["outer",["inner","done"]]')
     assert seen == [("outer", True), ("inner", True), ("function", False)]
 
@@ -213,7 +214,7 @@ def test_without_a_loop_a_plain_function_runs_here_and_no_time_is_kept() -> None
         return threading.get_ident()
 
     case = Case()
-    outcome = case.without_a_loop(Route(function, timeout=1e-9, in_thread=True))
+    outcome = case.without_a_loop(Route(function, timeout=1e-9, site=Site.THREAD))
     assert outcome == Complete(str(threading.get_ident()).encode())
     assert case.memory.written == [b"1", "line", b"[2]"]
     assert case.run.raw_progress == b"1"

@@ -18,6 +18,7 @@ from msgspec import Struct, structs
 from taskbull.core import events
 from taskbull.core.job import Job
 from taskbull.core.retention import Keep
+from taskbull.core.site import Site
 from taskbull.worker.route import Route
 from taskbull.worker.run import Run
 from taskbull.worker.running_job import RunningJob
@@ -85,7 +86,7 @@ def _in_thread(job: RunningJob) -> object:
 
 
 def _resolve(job: Job) -> Route:
-    return Route(_in_thread, in_thread=True) if int(job.id) % 4 == 1 else Route(_handler)
+    return Route(_in_thread, site=Site.THREAD) if int(job.id) % 4 == 1 else Route(_handler)
 
 
 async def _run(bed: WorkerBed, count: int) -> None:

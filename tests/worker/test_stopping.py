@@ -19,6 +19,7 @@ from anyio.abc import TaskStatus
 
 from taskbull.core import events
 from taskbull.core.job import Job
+from taskbull.core.site import Site
 from taskbull.worker import worker as module
 from taskbull.worker.route import Route
 from taskbull.worker.running_job import RunningJob
@@ -54,7 +55,7 @@ class Errands:
         self.ids += [handle.id for handle in await self._bed.queue.add_bulk(jobs)]
 
     def resolve(self, job: Job) -> Route:
-        return Route(self._block, in_thread=True) if job.name == "thread" else Route(self._run)
+        return Route(self._block, site=Site.THREAD) if job.name == "thread" else Route(self._run)
 
     async def _run(self, job: RunningJob) -> None:
         if self.hurry:

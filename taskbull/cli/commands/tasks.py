@@ -31,7 +31,7 @@ def tasks(named: str | None, app: str | None, as_json: bool) -> None:
                 task.name,
                 task.queue,
                 signature_of(task),
-                "event loop" if task.is_async else "thread",
+                task.site.value,
                 task.settings.options.attempts,
                 _seconds(task.settings.timeout),
                 _breaker(task.settings.circuit_breaker),
