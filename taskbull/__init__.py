@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from taskbull.app.app import App, load_app
 from taskbull.app.chain import chain
+from taskbull.app.injection import from_lifespan
 from taskbull.app.received import from_child, from_children
 from taskbull.app.task import Task
 from taskbull.core.backoff import Backoff
@@ -100,6 +101,7 @@ __all__ = [
     "events",
     "from_child",
     "from_children",
+    "from_lifespan",
     "load_app",
 ]
 

@@ -54,6 +54,7 @@ EXPORTED = [
     "events",
     "from_child",
     "from_children",
+    "from_lifespan",
     "load_app",
 ]
 

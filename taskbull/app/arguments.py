@@ -90,6 +90,8 @@ def _open_reader(task: str, binder: Binder, read: Read, convert: Callable[[bytes
             decoded = payload.decode(raw)
             parts = {k: msgspec.Raw(json.dumps(v).encode()) for k, v in decoded.items()}
         for name in parts.keys() - binder.parameters.keys():
+            if name in binder.injected:
+                raise InvalidArguments(_explained(task, binder, _unknown(name)))
             try:
                 values[name] = convert(bytes(parts[name]))
             except Misfit as misfit:
@@ -116,7 +118,7 @@ def by_keyword(function: Callable[..., Any], binder: Binder) -> Callable[..., An
     """Return the function in a form that takes all its arguments by name."""
     if not binder.positional_only:
         return function
-    defaults = {name: binder.parameters[name].default for name in binder.positional_only}
+    defaults = {name: binder.default_of(name) for name in binder.positional_only}
 
     def call(**arguments: Any) -> Any:
         first = [arguments.pop(name, default) for name, default in defaults.items()]
@@ -146,6 +148,10 @@ def _convertible(
             f"Parameter {parameter} of task {task} ({place_of(function)}) is annotated {hint!r}, "
             f"to which JSON cannot be converted: {error}"
         ) from error
+
+
+def _unknown(name: str) -> Misfit:
+    return Misfit("", f"Object contains unknown field {name}")
 
 
 def _explained(task: str, binder: Binder, misfit: Misfit) -> str:

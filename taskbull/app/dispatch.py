@@ -61,19 +61,25 @@ class Dispatch:
 
 def _function(task: Task[..., Any]) -> SyncHandler:
     read, call = task.reader(), task.caller()
-    receivers = task.receivers()
-    if not receivers:
+    receivers, injected = task.receivers(), task.injected
+    if not receivers and not injected:
         return lambda job: call(**read(job.job.raw_data))
 
-    def receive(job: RunningJob) -> Any:
+    def read_and_inject(job: RunningJob) -> dict[str, Any]:
         arguments = read(job.job.raw_data)
+        if injected:
+            arguments.update(dict.fromkeys(injected, job.resources))
+        return arguments
+
+    def receive(job: RunningJob) -> Any:
+        arguments = read_and_inject(job)
         for one in receivers:
             if one.parameter not in arguments:
                 arguments[one.parameter] = one.take(job.child_results(one.child))
         return call(**arguments)
 
     async def areceive(job: RunningJob) -> Any:
-        arguments = read(job.job.raw_data)
+        arguments = read_and_inject(job)
         for one in receivers:
             if one.parameter not in arguments:
                 arguments[one.parameter] = one.take(await job.achild_results(one.child))

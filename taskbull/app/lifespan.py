@@ -13,6 +13,7 @@ LifespanFunction: TypeAlias = Callable[..., AbstractAsyncContextManager[Any] | A
 """An async generator that yields once, or what gives an async context manager."""
 
 Lifespan: TypeAlias = Callable[[], AbstractAsyncContextManager[Any]]
+"""One form for all ways to write one; what it yields is given to tasks."""
 
 
 def lifespan(function: LifespanFunction, app: object) -> Lifespan:

@@ -21,6 +21,7 @@ from taskbull.app.arguments import (
 from taskbull.app.binding import Binder
 from taskbull.app.checking import Check, argument_check
 from taskbull.app.function import place_of
+from taskbull.app.injection import check_resources
 from taskbull.app.producer import JobSpec, Producer
 from taskbull.app.received import Receiver, needs_of
 from taskbull.app.settings import CallOptions, TaskSettings, with_call
@@ -60,9 +61,15 @@ class _Calling:
 
     def check_given(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Refuse a call by hand that leaves out what only a worker knows."""
-        if not self.needs:
+        if not (self.needs or self.binder.injected):
             return
-        given = self.binder.bind(args, kwargs)
+        given = self.binder.given_by_hand(args, kwargs)
+        for name in self.binder.injected:
+            if name not in given:
+                raise TypeError(
+                    f"{self.name}: a call by hand must give the argument {name}, which a worker "
+                    "takes from what the lifespan yields"
+                )
         for need in self.needs:
             if need.parameter not in given:
                 raise TypeError(
@@ -259,6 +266,15 @@ class Task(Enqueueable[P, R]):
     def caller(self) -> Callable[..., Any]:
         """Return the function in a form that takes all its arguments by name."""
         return by_keyword(self.function, self.calling.binder)
+
+    @property
+    def injected(self) -> tuple[str, ...]:
+        """The parameters that take what the lifespan yields."""
+        return self.calling.binder.injected
+
+    def check_resources(self, value: object) -> None:
+        """Refuse what a lifespan yields if it does not fit the parameters that take it."""
+        check_resources(self.name, self.function, self.injected, value)
 
 
 class AsyncTask(Task[P, R]):

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
-from contextlib import nullcontext
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import asynccontextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from taskbull.app.lifespan import Lifespan
@@ -87,6 +87,7 @@ class WorkerFactory:
 
         check_keywords("a worker", options, WorkerKeywords, WORKER)
         self.dispatch.prepare()
+        self._check_injection()
         names = self._registry.queues if queues is None else queues
         if not names:
             raise ConfigurationError(
@@ -103,10 +104,29 @@ class WorkerFactory:
             hash_tag=namespace.hash_tag,
             resolve=self.dispatch.resolve,
             circuit_breaker=self._registry.circuit_breakers,
-            lifespan=self._lifespan or nullcontext,
+            lifespan=self._around,
             tasks=self._registry.tasks,
             schedules=schedules,
         )
         for kind, listener in self._listeners:
             worker.on(kind, listener)
         return worker
+
+    def _check_injection(self) -> None:
+        """Refuse a task that wants what no lifespan yields, before anything is opened."""
+        if self._lifespan is not None:
+            return
+        for task in self._registry.tasks.values():
+            for name in task.injected:
+                raise ConfigurationError(
+                    f"Parameter {name} of task {task.name} ({task.place}) takes what the lifespan "
+                    f"yields, but App {self._app} has none: declare one with @app.lifespan"
+                )
+
+    @asynccontextmanager
+    async def _around(self) -> AsyncGenerator[Any, None]:
+        """Be the lifespan, and check what it yields against the tasks that take it."""
+        async with (self._lifespan or nullcontext)() as resources:
+            for task in self._registry.tasks.values():
+                task.check_resources(resources)
+            yield resources

@@ -6,9 +6,7 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Sequence
-from inspect import Parameter
 from typing import Any, get_type_hints
 
 import msgspec
@@ -30,7 +28,7 @@ class Arguments:
 
     def __init__(self, task: Task[..., Any], words: Sequence[str]) -> None:
         self._task = task
-        self._parameters = inspect.signature(task.function).parameters
+        self._binder = task.calling.binder
         self._hints = _hints(task)
         values: dict[str, Any] = {}
         for word in words:
@@ -38,11 +36,7 @@ class Arguments:
             if name in values:
                 raise WrongUsage(f"{name} is given twice")
             values[name] = value
-        by_position = [
-            name
-            for name, each in self._parameters.items()
-            if each.kind is Parameter.POSITIONAL_ONLY and name in values
-        ]
+        by_position = [name for name in self._binder.positional_only if name in values]
         self.args = tuple(values.pop(name) for name in by_position)
         self.kwargs = values
 
@@ -58,14 +52,13 @@ class Arguments:
         return name, _value(name, text, hint)
 
     def _hint(self, name: str) -> Any:
-        named = {n: p for n, p in self._parameters.items() if p.kind is not Parameter.VAR_KEYWORD}
-        if name in named:
+        known, others = self._binder.parameters, self._binder.catch_all
+        if name in known:
             return self._hints.get(name, Any)
-        others = [n for n in self._parameters if n not in named]
-        if others:
-            return self._hints.get(others[0], Any)
-        takes = ", ".join(named) or "no arguments"
-        hint = did_you_mean(name, named)
+        if others is not None and name not in self._binder.injected:
+            return self._hints.get(others.name, Any)
+        takes = ", ".join(known) or "no arguments"
+        hint = did_you_mean(name, known)
         raise WrongUsage(f"Task {self._task.name} has no argument {name}{hint}; it takes {takes}")
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 from taskbull.core.breaker import CircuitBreaker
 from taskbull.core.keys import QueueKeys
 from taskbull.store.async_store import Store
@@ -12,6 +15,7 @@ from taskbull.worker.quarantine import Quarantine
 from taskbull.worker.ready import ReadyJobs
 from taskbull.worker.reporter import Reporter
 from taskbull.worker.run import Runs
+from taskbull.worker.running_job import no_resources
 from taskbull.worker.threads import ThreadPool
 
 
@@ -29,6 +33,7 @@ class QueueContext:
         reporter: Reporter,
         clock: Clock,
         quarantine: Quarantine,
+        resources_of: Callable[[str], Any] = no_resources,
         breaker: CircuitBreaker | None = None,
     ) -> None:
         self.keys = keys
@@ -39,6 +44,7 @@ class QueueContext:
         self.reporter = reporter
         self.clock = clock
         self.quarantine = quarantine
+        self.resources_of = resources_of
         self.alarm = Alarm(clock)
         self.runs = Runs()
         self.ready = ReadyJobs()

@@ -44,7 +44,12 @@ class Runner:
         self._cycle = cycle
         self._lock_life = lock_life
         self._process = os.getpid()
-        place = Workplace(context.keys.queue, context.worker_id, lambda run: Writing(run, context))
+        place = Workplace(
+            context.keys.queue,
+            context.worker_id,
+            lambda run: Writing(run, context),
+            context.resources_of,
+        )
         self._executor = Executor(place, resolve, threads=context.threads, cancel_lost=cancel_lost)
         self._tracing = processing(context.keys.queue, context.worker_id)
 

@@ -23,6 +23,10 @@ from taskbull.worker.run import JobPort, Run
 R = TypeVar("R")
 
 
+def no_resources(_: str) -> None:
+    """Return what jobs are given where no lifespan yields anything."""
+
+
 class Workplace(Struct, frozen=True):
     """Where jobs run: a queue, and a worker of it."""
 
@@ -30,6 +34,8 @@ class Workplace(Struct, frozen=True):
     worker_id: str
     open_port: Callable[[Run], JobPort]
     """Makes what a job writes to, when it writes for the first time."""
+    resources_of: Callable[[str], Any] = no_resources
+    """Returns what the lifespan yields to the jobs of a name."""
 
 
 class RunningJob:
@@ -95,6 +101,11 @@ class RunningJob:
     def worker_id(self) -> str:
         """The worker that runs it."""
         return self._place.worker_id
+
+    @property
+    def resources(self) -> Any:
+        """What the lifespan of the task's app yields; None if there is none."""
+        return self._place.resources_of(self.job.name)
 
     @property
     def lost(self) -> bool:

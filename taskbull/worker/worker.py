@@ -15,6 +15,7 @@ from contextlib import (
     nullcontext,
 )
 from contextvars import Context
+from functools import partial
 from typing import Any, TypeAlias, TypeVar
 
 from anyio import CancelScope, Event, create_task_group, current_time, move_on_after, sleep_forever
@@ -57,6 +58,14 @@ E = TypeVar("E", bound=events.Event)
 Lifespan: TypeAlias = Callable[[], AbstractAsyncContextManager[Any]]
 """What surrounds a worker: entered before its first job, left after its last."""
 
+Share: TypeAlias = Callable[[Any, str], Any]
+"""Returns which part of what the lifespan yields is for the jobs of a name."""
+
+
+def _whole(resources: Any, _: str) -> Any:
+    return resources
+
+
 FLUSH_LIMIT = 5.0
 """Seconds that Redis has to take in the last outcomes when the worker stops."""
 
@@ -76,6 +85,7 @@ class Worker:
     `concurrency` counts the jobs that run at once in each queue, but for one that has a number of
     its own in `queue_options`. A handler that is not an `async def` runs in a thread. `resolve`
     serves those who have a handler for each kind of job; metrics count each of `tasks` by itself.
+    What the lifespan yields is `job.resources`, as a whole or what `share` makes of it.
     """
 
     def __init__(  # noqa: PLR0913 - users write them by name
@@ -93,6 +103,7 @@ class Worker:
         circuit_breaker: CircuitBreaker | Mapping[str, CircuitBreaker] | None = None,
         on: Mapping[type[E], Listener[E]] | None = None,
         lifespan: Lifespan = nullcontext,
+        share: Share = _whole,
         tasks: Mapping[str, Declared] = NO_TASKS,
         schedules: DeclaredSchedules | None = None,
         clock: Clock | None = None,
@@ -109,6 +120,7 @@ class Worker:
         self._resolve = resolve or always(handler, policy)
         self._breakers = _by_queue(circuit_breaker, names)
         self._lifespan = lifespan
+        self._share = share
         self._tasks = tasks
         self._schedules = schedules
         self._clock = clock or Clock()
@@ -212,12 +224,14 @@ class Worker:
         threads = ThreadPool(self._thread_count(), self._thread_was_abandoned)
         try:
             with CancelScope() as scope:
-                async with self._lifespan():  # one that hangs in its start may be cancelled
+                async with self._lifespan() as resources:  # it may be cancelled in its start
                     scope.shield = True
                     for metrics in application_metrics():
                         self.measure(metrics)
                     async with open_store(self.address, connection, availability.notice) as store:
-                        self._consumers = self._make_consumers(store, sync_store, threads)
+                        self._consumers = self._make_consumers(
+                            store, sync_store, threads, partial(self._share, resources)
+                        )
                         await self._consume(shutdown, started, sync_store, threads)
                     scope.deadline = current_time() + shutdown.grace  # for the lifespan's end
         finally:
@@ -260,7 +274,11 @@ class Worker:
             upkeep.cancel_scope.cancel()
 
     def _make_consumers(
-        self, store: Store, sync_store: SyncStore, threads: ThreadPool
+        self,
+        store: Store,
+        sync_store: SyncStore,
+        threads: ThreadPool,
+        resources_of: Callable[[str], Any],
     ) -> dict[str, Consumer]:
         consumers: dict[str, Consumer] = {}
         quarantine = Quarantine()
@@ -274,6 +292,7 @@ class Worker:
                 reporter=Reporter(self._listeners, self.id, name),
                 clock=self._clock,
                 quarantine=quarantine,
+                resources_of=resources_of,
                 breaker=self._breakers.get(name),
             )
             rules = self._rules[name]

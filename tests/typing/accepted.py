@@ -25,6 +25,7 @@ from taskbull import (
     current_job,
     from_child,
     from_children,
+    from_lifespan,
 )
 from taskbull.app.producer import JobSpec
 from taskbull.app.task import AsyncTask, SyncTask, Variant
@@ -116,6 +117,22 @@ async def queues() -> None:
     assert_type(sync_queue.add("resize", dedup="a", keep_logs=5), JobHandle[Any])
     sync_queue.add("resize", dedup=Dedup("a", ttl=soon), keep_failed=Keep(age=soon), timeout=20)
     await queue.add_bulk([queue.job("resize", None, priority=1, lifo=True), ("resize", {})])
+
+
+class Resources:
+    pool: list[int]
+
+
+@app.task
+async def with_resources(number: int, resources: Resources = from_lifespan()) -> int:
+    assert_type(resources, Resources)
+    assert_type(current_job().resources, Any)
+    return resources.pool[number]
+
+
+async def resources_are_not_given() -> None:
+    assert_type(await with_resources.adelay(5), JobHandle[int])
+    assert_type(await with_resources(5, Resources()), int)
 
 
 def durations_are_seconds_inside() -> None:

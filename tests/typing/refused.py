@@ -17,6 +17,7 @@ from taskbull import (
     chain,
     from_child,
     from_children,
+    from_lifespan,
 )
 from tests.typing.accepted import app, fetch, resize
 
@@ -74,6 +75,21 @@ def wrong_child(text: str = from_child(fetch)) -> None: ...  # type: ignore[assi
 
 @app.task
 def wrong_children(text: list[str] = from_children(fetch)) -> None: ...  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+
+
+class Resources:
+    pool: list[int]
+
+
+@app.task
+def with_resources(number: int, resources: Resources = from_lifespan()) -> None:
+    print(resources.pol)  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType, reportUnknownArgumentType]
+
+
+def wrong_resources() -> None:
+    with_resources("5", Resources())  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    with_resources(5, resources=5)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    from_lifespan(5)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
 
 
 def wrong_flows() -> None:
