@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, Unpack, cast, overloa
 
 from taskbull.app.discovery import find_attribute, import_modules, import_package
 from taskbull.app.function import check_function
+from taskbull.app.layers import JobMiddleware, PlainJobMiddleware
 from taskbull.app.lifespan import LifespanFunction, lifespan
 from taskbull.app.producer import JobSpec, Producer
 from taskbull.app.queue_rules import Queues
@@ -36,7 +37,6 @@ from taskbull.store.clients import Where, address_of
 from taskbull.store.namespace import Namespace
 
 if TYPE_CHECKING:
-    from taskbull.app.dispatch import JobMiddleware
     from taskbull.core.declared_schedule import DeclaredSchedules
     from taskbull.core.rules import Rule
     from taskbull.queue.queue import Queue
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 R = TypeVar("R")
 E = TypeVar("E", bound=events.Event)
-M = TypeVar("M", bound="JobMiddleware")
+M = TypeVar("M", bound="JobMiddleware | PlainJobMiddleware")
 L = TypeVar("L", bound=LifespanFunction)
 
 _LOOKED_AT = 100
@@ -238,7 +238,12 @@ class App:
         return function
 
     def middleware(self, function: M) -> M:
-        """Put `async def layer(job, call_next)` around each job; the first one is outermost."""
+        """Put a layer around jobs; of each kind the first one is outermost.
+
+        `async def layer(job, call_next)` surrounds each job, in the event loop. A plain `def` of
+        the same form surrounds plain functions only, in their own thread, inside of all of the
+        others; there `call_next(job)` returns the result.
+        """
         self._factory.surround_jobs(function)
         return function
 

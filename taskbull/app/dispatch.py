@@ -2,29 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, TypeAlias
+from typing import Any
 
+from taskbull.app.layers import Layers
 from taskbull.app.registry import Registry
 from taskbull.app.task import Task
 from taskbull.app.unclaimed import Unclaimed
 from taskbull.core.job import Job
-from taskbull.core.middleware import Middleware
+from taskbull.core.middleware import compose
 from taskbull.core.retry import RetryPolicy
 from taskbull.worker.route import Route, SyncHandler
 from taskbull.worker.running_job import RunningJob
-
-JobMiddleware: TypeAlias = Middleware[RunningJob]
 
 
 class Dispatch:
     """Finds out how jobs are run. What it needs for a task is prepared once."""
 
-    def __init__(
-        self, registry: Registry, policy: RetryPolicy, layers: Sequence[JobMiddleware] = ()
-    ) -> None:
+    def __init__(self, registry: Registry, policy: RetryPolicy, layers: Layers) -> None:
         self._registry = registry
-        self._layers = [*layers]
+        self._layers = layers
         self._known: dict[str, Route] = {}
         self._unclaimed = Route(Unclaimed(registry).put_off, policy)
 
@@ -33,9 +29,8 @@ class Dispatch:
         route = self._known.get(job.name)
         return self._prepared(job.name) if route is None else route
 
-    def add_middleware(self, layer: JobMiddleware) -> None:
-        """Put a layer around all tasks, inside of those that are there."""
-        self._layers.append(layer)
+    def forget(self) -> None:
+        """Prepare all tasks anew when they are needed: what surrounds them has changed."""
         self._known.clear()
 
     def prepare(self) -> None:
@@ -47,13 +42,15 @@ class Dispatch:
         task = self._registry.tasks.get(name)
         if task is None:
             return self._unclaimed  # not kept: what names stand in Redis is not in our hands
-        settings = task.settings
+        settings, function = task.settings, _function(task)
+        if not task.is_async:  # in the function itself: wherever that is called, they are as well
+            function = compose(self._layers.plain, function)
         route = Route(
-            _function(task),
+            function,
             settings.policy,
             settings.timeout,
             site=task.site,
-            layers=tuple(self._layers),
+            layers=tuple(self._layers.awaited),
         )
         self._known[name] = route
         return route

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from taskbull.app.layers import JobMiddleware, Layers, PlainJobMiddleware
 from taskbull.app.lifespan import Lifespan
 from taskbull.app.queue_rules import QueueRules, Queues
 from taskbull.app.registry import Registry
 from taskbull.core import events
 from taskbull.core.celery import WORKER
-from taskbull.core.checks import refusal
 from taskbull.core.keywords import check_keywords
 from taskbull.core.retry import RetryPolicy
 from taskbull.core.worker_options import WorkerKeywords, WorkerOptions
@@ -20,7 +19,7 @@ from taskbull.errors import ConfigurationError
 from taskbull.store.namespace import Namespace
 
 if TYPE_CHECKING:
-    from taskbull.app.dispatch import Dispatch, JobMiddleware
+    from taskbull.app.dispatch import Dispatch
     from taskbull.core.declared_schedule import DeclaredSchedules
     from taskbull.worker.worker import Worker
 
@@ -40,7 +39,7 @@ class WorkerFactory:
         self._policy = policy
         self._dispatch: Dispatch | None = None
         self.rules = QueueRules()
-        self._layers: list[JobMiddleware] = []
+        self._layers = Layers()
         self._lifespan: Lifespan | None = None
         self._listeners: list[tuple[type[events.Event], events.Listener[Any]]] = []
 
@@ -52,14 +51,11 @@ class WorkerFactory:
             )
         self._lifespan = lifespan
 
-    def surround_jobs(self, layer: JobMiddleware) -> None:
+    def surround_jobs(self, layer: JobMiddleware | PlainJobMiddleware) -> None:
         """Put a layer around each job, inside of those that are there."""
-        is_async: bool = inspect.iscoroutinefunction(layer)
-        if not is_async:
-            raise refusal("app.middleware", "be an async def that takes job, call_next", layer)
-        self._layers.append(layer)
+        self._layers.add(layer)
         if self._dispatch is not None:
-            self._dispatch.add_middleware(layer)
+            self._dispatch.forget()
 
     def tell(self, kind: type[E], listener: events.Listener[E]) -> None:
         """Call a function for each event of a kind."""

@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeAlias, TypeVar
 
 J = TypeVar("J")
+R = TypeVar("R")
 
 CallNext: TypeAlias = Callable[[J], Awaitable[Any]]
 """What is further inside: the next layer, or the handler itself."""
@@ -13,16 +14,23 @@ CallNext: TypeAlias = Callable[[J], Awaitable[Any]]
 Middleware: TypeAlias = Callable[[J, CallNext[J]], Awaitable[Any]]
 """`async def layer(job, call_next)` gives the result, mostly that of `await call_next(job)`."""
 
+PlainMiddleware: TypeAlias = Callable[[J, Callable[[J], Any]], Any]
+"""`def layer(job, call_next)`, around a plain function: there `call_next(job)` is the result."""
 
-def compose(layers: Sequence[Middleware[J]], handler: CallNext[J]) -> CallNext[J]:
+
+def compose(
+    layers: Sequence[Callable[[J, Callable[[J], R]], R]], handler: Callable[[J], R]
+) -> Callable[[J], R]:
     """Put layers around a handler, the first one outermost."""
     for layer in reversed(layers):
         handler = _around(layer, handler)
     return handler
 
 
-def _around(layer: Middleware[J], call_next: CallNext[J]) -> CallNext[J]:
-    def call(job: J) -> Awaitable[Any]:
+def _around(
+    layer: Callable[[J, Callable[[J], R]], R], call_next: Callable[[J], R]
+) -> Callable[[J], R]:
+    def call(job: J) -> R:
         return layer(job, call_next)
 
     return call

@@ -76,11 +76,21 @@ async def test_layers_are_called_in_order() -> None:
     assert compose([], handler) is handler
 
 
+def yields(job: Any, call_next: Any) -> Any:
+    yield call_next(job)
+
+
+async def yields_too(job: Any, call_next: Any) -> Any:
+    yield call_next(job)
+
+
 @pytest.mark.parametrize(
-    "wrong", [lambda job, call_next: None, 5, None], ids=["plain", "5", "None"]
+    "wrong",
+    [yields, yields_too, lambda job: None, lambda: None, RunningJob, 5, None],
+    ids=["generator", "async generator", "job only", "nothing", "class", "5", "None"],
 )
 def test_what_is_no_middleware_is_refused(local: App, wrong: Any) -> None:
-    with pytest.raises(ConfigurationError, match=r"app\.middleware must be an async def"):
+    with pytest.raises(ConfigurationError, match=r"app\.middleware must be a def or async def"):
         local.middleware(wrong)
 
 

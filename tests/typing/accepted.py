@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from datetime import timedelta
 from typing import Any, assert_type
 
@@ -16,6 +16,7 @@ from taskbull import (
     Keep,
     Limiter,
     Queue,
+    RunningJob,
     Server,
     SyncQueue,
     SyncServer,
@@ -133,6 +134,18 @@ async def with_resources(number: int, resources: Resources = from_lifespan()) ->
 async def resources_are_not_given() -> None:
     assert_type(await with_resources.adelay(5), JobHandle[int])
     assert_type(await with_resources(5, Resources()), int)
+
+
+@app.middleware
+async def async_layer(
+    job: RunningJob, call_next: Callable[[RunningJob], Awaitable[object]]
+) -> object:
+    return await call_next(job)
+
+
+@app.middleware
+def plain_layer(job: RunningJob, call_next: Callable[[RunningJob], object]) -> object:
+    return call_next(job)
 
 
 def durations_are_seconds_inside() -> None:

@@ -7,9 +7,12 @@ Never run, only checked.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from taskbull import (
     App,
     Queue,
+    RunningJob,
     Server,
     SyncQueue,
     SyncServer,
@@ -90,6 +93,14 @@ def wrong_resources() -> None:
     with_resources("5", Resources())  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     with_resources(5, resources=5)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     from_lifespan(5)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+
+
+@app.middleware  # type: ignore[type-var]  # pyright: ignore[reportArgumentType, reportUntypedFunctionDecorator]
+def layer_without_a_next(job: RunningJob) -> None: ...
+
+
+@app.middleware  # type: ignore[type-var]  # pyright: ignore[reportArgumentType, reportUntypedFunctionDecorator]
+def layer_of_another_job(job: int, call_next: Callable[[int], object]) -> None: ...
 
 
 def wrong_flows() -> None:
