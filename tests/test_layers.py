@@ -63,6 +63,7 @@ EXTRA: dict[str, tuple[set[str], str]] = {
     "core/current.py": ({"contextvars"}, "the job of the running code is a context variable"),
     "core/frames.py": ({"os", "pathlib"}, "frames are known by the paths of their files"),
     "core/outcome.py": ({"logging"}, "the row of an outcome has the level of its log line"),
+    "core/fingerprint.py": ({"hashlib"}, "like errors are known by a digest"),
     "core/keys.py": ({"base64"}, "a worker's connection has the queue's name in base64"),
 }
 """Modules of a pure layer that may import more of the standard library, and why."""

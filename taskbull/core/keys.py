@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from base64 import b64encode
+from base64 import b64decode, b64encode
 from typing import Final
 
 from msgspec import Struct
@@ -164,10 +164,28 @@ class QueueKeys(Struct, frozen=True):
 
     def connection_name(self, worker_name: str | None = None) -> str:
         """Name the connection by which BullMQ's `getWorkers` finds a worker of this queue."""
-        # CLIENT SETNAME refuses spaces and control characters; the base64 part has none.
-        prefix = re.sub(r"[^!-~]", "-", self.prefix)
-        name = f"{prefix}:{b64encode(self.tagged.encode()).decode()}"
+        name = _connection_prefix(self.prefix) + b64encode(self.tagged.encode()).decode()
         return f"{name}:w:{worker_name}" if worker_name else name
+
+
+def read_connection_name(prefix: str, name: str) -> tuple[str, str] | None:
+    """Return the queue, as it stands in keys, and the worker of a connection; None: it is none."""
+    start = _connection_prefix(prefix)
+    if not name.startswith(start):
+        return None
+    encoded, colon, worker = name[len(start) :].partition(":")
+    if colon and not worker.startswith("w:"):
+        return None  # one that follows events, or another prefix
+    try:
+        queue = b64decode(encoded, validate=True).decode()
+    except ValueError:
+        return None
+    return (queue, worker[2:]) if queue and ":" not in queue and len(queue) <= NAME_LIMIT else None
+
+
+def _connection_prefix(prefix: str) -> str:
+    # CLIENT SETNAME refuses spaces and control characters; the base64 part has none.
+    return re.sub(r"[^!-~]", "-", prefix) + ":"
 
 
 def has_hash_tag(key: str) -> bool:

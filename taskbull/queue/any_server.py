@@ -8,6 +8,8 @@ from taskbull.core.durations import Duration, limit_of
 from taskbull.core.job import Job
 from taskbull.core.retry import attempts_of
 from taskbull.queue.handle import CALL_TIMEOUT
+from taskbull.queue.questions import Rights
+from taskbull.queue.server_looks import ServerLooks
 from taskbull.queue.server_operations import Node, ServerOperations
 from taskbull.queue.stores import Stores
 from taskbull.scripts.servers import escape_pattern
@@ -17,7 +19,7 @@ from taskbull.store.namespace import Namespace
 __all__ = ["AnyServer", "Namespace", "Node"]
 
 
-class AnyServer(ServerOperations):
+class AnyServer(ServerOperations, ServerLooks):
     """All queues under one prefix of a Redis server, Sentinel or Cluster, whoever made them.
 
     `redis`, `prefix` and `hash_tag` are those of a queue. Every call reads a bounded part of what
@@ -41,6 +43,7 @@ class AnyServer(ServerOperations):
         self.namespace = Namespace(self._stores.address, prefix, hash_tag)
         self._known = frozenset(queues)
         self._attempts_of = attempts_of
+        self._rights = Rights()
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.address}, prefix {self.prefix}>"

@@ -1,14 +1,23 @@
-"""Failed jobs put together by what made them fail."""
+"""Failed jobs put together by what made them fail: exact for the newest, estimated for the rest."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
+from math import sqrt
+from typing import Final
 
-from msgspec import Struct
+from msgspec import Struct, field
+from msgspec.structs import replace
 
-from taskbull.core.fingerprint import common_part
-from taskbull.scripts.survey import FailedJob
+from taskbull.core.fingerprint import Alike, alike, frame_of
+from taskbull.core.wire.stack import unescape
+from taskbull.scripts.failures import FailedJob
+
+MOST_GROUPS: Final = 100
+"""Above this, the smallest groups of one task and class are one."""
+
+OTHER_MESSAGES: Final = "(other messages)"
 
 
 class FailureGroup(Struct, frozen=True):
@@ -18,6 +27,7 @@ class FailureGroup(Struct, frozen=True):
     error: str
     """What their messages have in common; `<…>` stands for what differs."""
     count: int
+    """How many of those that were looked at one by one."""
     first: datetime | None
     """When the first of them failed."""
     last: datetime | None
@@ -25,6 +35,16 @@ class FailureGroup(Struct, frozen=True):
     """The id of the job that failed last."""
     reason: str
     """The beginning of its message."""
+    fingerprint: str = ""
+    """By which such errors are known: see `retry_group` and `remove_group` of a queue."""
+    frame: str = ""
+    """Where the newest broke, such as `mail.py:88 in render`."""
+    about: int = 0
+    """How many there are in all: `count`, and an estimate for those that were only sampled."""
+    margin: int = 0
+    """By how much that may be wrong: two sigma; 0: it is exact."""
+    times: list[datetime] = field(default_factory=list[datetime])
+    """When those looked at failed, the newest first."""
 
 
 class Failures(Struct, frozen=True):
@@ -35,23 +55,95 @@ class Failures(Struct, frozen=True):
     looked_at: int
     """How many of them were looked at: the newest."""
     groups: list[FailureGroup]
+    sampled: int = 0
+    """How many of the older ones were looked at, evenly spaced."""
+    window: dict[str, FailedJob] = field(default_factory=dict[str, FailedJob])
+    """The newest by id: given to the next look, they are not read again."""
+    sample: list[FailedJob] = field(default_factory=list[FailedJob])
+    """Those of the older ones that were looked at."""
+    sampled_at: float = 0.0
+    """When they were, in seconds since 1970."""
 
 
-def group_failures(jobs: Iterable[FailedJob]) -> list[FailureGroup]:
-    """Put failed jobs, the newest first, together by task and error; the largest group first."""
-    groups: dict[tuple[str, str], list[FailedJob]] = {}
+def group_failures(
+    jobs: Iterable[FailedJob], sample: Sequence[FailedJob] = (), older: int = 0
+) -> list[FailureGroup]:
+    """Put failed jobs, the newest first, together by task and error; the largest group first.
+
+    `sample` are some of the `older` ones, evenly spaced: what they are like is taken for all.
+    """
+    groups: dict[Alike, list[FailedJob]] = {}
     for job in jobs:
-        groups.setdefault((job.name, common_part(job.reason)), []).append(job)
+        groups.setdefault(alike_of(job), []).append(job)
+    rest: dict[Alike, list[FailedJob]] = {}
+    for job in sample:
+        rest.setdefault(alike_of(job), []).append(job)
+    groups, rest = _merged(groups, rest)
     found = [
-        FailureGroup(
-            task,
-            error,
-            len(alike),
-            alike[-1].finished_at,
-            alike[0].finished_at,
-            alike[0].id,
-            alike[0].reason,
-        )
-        for (task, error), alike in groups.items()
+        _group(what, groups.get(what, []), rest.get(what, []), len(sample), older)
+        for what in {**groups, **rest}
     ]
-    return sorted(found, key=lambda group: -group.count)
+    return sorted(found, key=lambda group: -group.about)
+
+
+def alike_of(job: FailedJob) -> Alike:
+    """Return what a failed job has in common with others."""
+    return alike(job.name, job.reason, unescape(job.stack_head), unescape(job.stack_tail))
+
+
+def spread(start: int, stop: int, most: int) -> list[int]:
+    """Return at most so many places from `start` to before `stop`, evenly spaced."""
+    many = stop - start
+    if many <= most:
+        return list(range(start, stop))
+    return [start + number * many // most for number in range(most)]
+
+
+def _group(
+    what: Alike, window: list[FailedJob], sample: list[FailedJob], sampled: int, older: int
+) -> FailureGroup:
+    all_of_them = [*window, *sample]
+    newest = all_of_them[0]
+    times = [job.finished_at for job in all_of_them if job.finished_at is not None]
+    share = len(sample) / sampled if sampled else 0.0
+    is_exact = sampled == older
+    margin = 0 if is_exact or not sampled else 2 * older * sqrt(share * (1 - share) / sampled)
+    return FailureGroup(
+        what.task,
+        what.error,
+        len(window),
+        min(times, default=None),
+        max(times, default=None),
+        newest.id,
+        newest.reason,
+        what.fingerprint,
+        frame_of(unescape(newest.stack_head), unescape(newest.stack_tail)),
+        len(window) + round(share * older),
+        round(margin),
+        times,
+    )
+
+
+_Groups = Mapping[Alike, list[FailedJob]]
+
+
+def _merged(
+    groups: dict[Alike, list[FailedJob]], rest: dict[Alike, list[FailedJob]]
+) -> tuple[dict[Alike, list[FailedJob]], dict[Alike, list[FailedJob]]]:
+    """Put the smallest groups of one task and class together, if there are too many."""
+    names = {**rest, **groups}
+    if len(names) <= MOST_GROUPS:
+        return groups, rest
+    by_size = sorted(
+        names, key=lambda what: len(groups.get(what, ())) + len(rest.get(what, ())), reverse=True
+    )
+    small = set(by_size[MOST_GROUPS - 1 :])
+
+    def merge(these: _Groups) -> dict[Alike, list[FailedJob]]:
+        found: dict[Alike, list[FailedJob]] = {}
+        for what, jobs in these.items():
+            name = replace(what, message=OTHER_MESSAGES) if what in small else what
+            found.setdefault(name, []).extend(jobs)
+        return found
+
+    return merge(groups), merge(rest)

@@ -28,7 +28,7 @@ def find_queues(
         place = SearchPlace(first, b"0", tuple(rest))
     scan = servers.find_queues(namespace.prefix, place.cursor)
     found: servers.FoundQueues = yield from ask_on(place.server, scan)
-    names = sorted({_plain(namespace, name) for name in found.names})
+    names = sorted({plain_name(namespace, name) for name in found.names})
     if found.cursor != b"0":
         return names, SearchPlace(place.server, found.cursor, place.rest)
     if place.rest:
@@ -47,7 +47,7 @@ def all_queues(namespace: Namespace, known: frozenset[str]) -> Look[list[str]]:
     return sorted(found)
 
 
-def _plain(namespace: Namespace, name: str) -> str:
+def plain_name(namespace: Namespace, name: str) -> str:
     """Return a queue's name as code has it: without the hash tag that we add."""
     inner = name[1:-1]
     if name == f"{{{inner}}}" and inner and namespace.keys(inner).tagged == name:

@@ -34,7 +34,7 @@ class Server(AnyServer, Awaited):
 
     async def _run(self, operation: Look[T]) -> T:
         try:
-            driver = Driver(operation)
+            driver = Driver(self._rights.within(operation))
             while driver.asks:
                 with driver:
                     driver.answer = await self._answer(driver.question)

@@ -18,7 +18,6 @@ from taskbull.core.job import Job
 from taskbull.core.keys import RESERVED_IDS, QueueKeys
 from taskbull.core.states import STATES, JobState
 from taskbull.errors import JobNotFound, ServerRefused
-from taskbull.queue.failures import Failures, group_failures
 from taskbull.queue.job_view import JobDetails, JobPage, JobView
 from taskbull.queue.methods import looks
 from taskbull.queue.questions import Look, ask, ask_on, ask_together, list_servers, server_of
@@ -27,7 +26,7 @@ from taskbull.scripts import inspection, servers, survey
 from taskbull.scripts.events import last_event_id
 from taskbull.scripts.inspection import Counts
 from taskbull.scripts.servers import Client, ConnectedWorker
-from taskbull.scripts.survey import PEEKED, ActiveJob, FailedJob
+from taskbull.scripts.survey import PEEKED, ActiveJob
 from taskbull.scripts.trial import try_commands, try_plainly
 from taskbull.store.address import Endpoint
 from taskbull.store.namespace import Namespace
@@ -191,19 +190,6 @@ class ServerOperations:
             if len(some) <= stop - start:
                 break
         return list({job.id: job for job in found}.values())
-
-    @looks
-    def failures(self, queue: str, most: int = 1000) -> Look[Failures]:
-        """Group the newest failed jobs by task and error."""
-        keys = self.namespace.keys(queue)
-        counts = yield from ask(inspection.count_jobs(keys))
-        found: dict[str, FailedJob] = {}
-        for start, stop in _pieces(most):
-            some = yield from ask(survey.peek_failures(keys, start, stop))
-            found.update((job.id, job) for job in some)
-            if len(some) <= stop - start:
-                break
-        return Failures(counts[JobState.FAILED], len(found), group_failures(found.values()))
 
     @looks
     def last_event_id(self, queue: str) -> Look[str]:

@@ -54,7 +54,7 @@ class SyncServer(AnyServer, Blocking):
 
     def _run(self, operation: Look[T]) -> T:
         try:
-            driver = Driver(operation)
+            driver = Driver(self._rights.within(operation))
             while driver.asks:
                 with driver:
                     driver.answer = self._answer(driver.question)

@@ -8,7 +8,7 @@ free for others: an operation on a million jobs is made of calls of a few ms eac
 from __future__ import annotations
 
 from collections.abc import Callable, Generator
-from typing import Any, Generic, TypeAlias, TypeVar
+from typing import Any, Final, Generic, TypeAlias, TypeVar
 
 from msgspec import Struct
 
@@ -57,6 +57,30 @@ class Call(Struct, Generic[T_co], frozen=True):
     def key(self) -> str:
         """The key by which a Cluster finds the node; all others are in its slot."""
         return self.keys[0]
+
+
+class ReadingCall(Call[T_co], Generic[T_co], frozen=True):
+    """A run of a script that may not write, by a user who may not either: from Redis 7 on."""
+
+    @property
+    def words(self) -> tuple[Word, ...]:
+        """The command, word by word."""
+        return (_READING, *super().words[1:])
+
+    @property
+    def cluster_words(self) -> tuple[Word, ...]:
+        """The command for a Cluster."""
+        return (_READING, *super().cluster_words[1:])
+
+
+_READING: Final = "EVALSHA_RO"
+
+
+def reading(call: Request[T]) -> Request[T]:
+    """Return a call in the form for users of Redis who may only read."""
+    if isinstance(call, Call):
+        return ReadingCall(call.script, call.keys, call.args, call.parse)
+    return call
 
 
 class Command(Struct, Generic[T_co], frozen=True):

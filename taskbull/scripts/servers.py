@@ -8,7 +8,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from taskbull.core.keys import QueueKeys
+from taskbull.core.keys import QueueKeys, read_connection_name
 from taskbull.scripts.call import Command, Word
 from taskbull.scripts.replies import info, nothing, text
 
@@ -98,6 +98,17 @@ def workers_of(queue: QueueKeys, clients: Sequence[Client]) -> list[ConnectedWor
         for each in clients
         if each.name == name or each.name.startswith(f"{name}:w:")
     ]
+
+
+def workers_by_queue(prefix: str, clients: Sequence[Client]) -> dict[str, list[ConnectedWorker]]:
+    """Choose the workers of all queues of a prefix; names of queues are as they stand in keys."""
+    found: dict[str, list[ConnectedWorker]] = {}
+    for each in clients:
+        if (named := read_connection_name(prefix, each.name)) is not None:
+            queue, worker = named
+            about = ConnectedWorker(worker, each.address, each.age, each.idle)
+            found.setdefault(queue, []).append(about)
+    return found
 
 
 def find_queues(prefix: str, cursor: bytes = b"0") -> Command[FoundQueues]:

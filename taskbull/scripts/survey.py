@@ -17,19 +17,31 @@ from taskbull.core.wire.numbers import read_number
 from taskbull.scripts.call import Call, Command, Word
 from taskbull.scripts.inspection import Counts, count_jobs
 from taskbull.scripts.loader import load
-from taskbull.scripts.replies import text
+from taskbull.scripts.replies import number, text
 
 SURVEY_QUEUE = load("survey_queue")
 PEEK_ACTIVE = load("peek_active")
-PEEK_FAILURES = load("peek_failures")
+COUNT_ENDS = load("count_ends")
 
 PEEKED: Final = 100
 """How many jobs one call looks at: less than a millisecond."""
 
-_LONGEST: Final = 300
+LONGEST: Final = 300
 """Bytes after which a field is cut."""
 
 _LONGEST_OPTIONS: Final = 4096
+
+
+class EndCounts(Struct, frozen=True):
+    """How many jobs have completed, or failed, by BullMQ's own metrics."""
+
+    count: int
+    previous_ms: int
+    """When the last minute that was written off ended to be counted."""
+    previous_count: int
+    """How many there were at that time."""
+    points: list[int]
+    """How many in each minute before that one, the newest first."""
 
 
 class Surveyed(Struct, frozen=True):
@@ -41,6 +53,29 @@ class Surveyed(Struct, frozen=True):
     """What its producer wrote about itself, such as `bullmq:5.62.0`."""
     waiting_since: datetime | None
     """When the job that has waited longest was added, or became due if it was delayed."""
+    next_id: str | None = None
+    """The id of that job."""
+    concurrency: int | None = None
+    """How many of its jobs may run at once, in all workers."""
+    rate_max: int | None = None
+    """How many may start in each window."""
+    rate_window: float | None = None
+    """The seconds of a window."""
+    last_id: int = 0
+    """The last id that was given out: how many jobs were added without one of their own."""
+    started: int = 0
+    """How many jobs have started in the window, where somebody counts them."""
+    limited_for: float | None = None
+    """How many seconds the window still lasts; None: there is none."""
+    note: bytes = b""
+    """Why it is paused, as `pause` wrote it."""
+    next_due: datetime | None = None
+    """When the first delayed job is due."""
+    next_scheduled: datetime | None = None
+    """When the next schedule is to run."""
+    completed: EndCounts | None = None
+    """None: no worker counts."""
+    failed: EndCounts | None = None
 
 
 class ActiveJob(Struct, frozen=True):
@@ -55,43 +90,94 @@ class ActiveJob(Struct, frozen=True):
     """How long its lock still lives; None: it has none, because its worker is gone."""
 
 
-class FailedJob(Struct, frozen=True):
-    """What is needed of a failed job to tell which others failed alike."""
+class EndsByMinute(Struct, frozen=True):
+    """How many jobs ended in each minute, of those that are still kept."""
 
-    id: str
-    name: str
-    reason: str
-    """The first bytes of it."""
-    finished_at: datetime | None
+    minute_ms: int
+    """When the newest of the minutes began."""
+    completed: list[int]
+    failed: list[int]
+    completed_since_ms: float | None
+    """When the oldest that is kept ended; None: none is."""
+    failed_since_ms: float | None
 
 
-def survey_queue(queue: QueueKeys) -> Call[Surveyed]:
-    """Count the jobs in each state, and see what holds for the queue as a whole."""
+def survey_queue(queue: QueueKeys, minutes: int = 0) -> Call[Surveyed]:
+    """Count the jobs in each state, and see what holds for the queue as a whole.
+
+    About 35 commands, none of which depends on how many jobs there are; `minutes`: for how many the
+    counts of each are read.
+    """
     counted = count_jobs(queue)
 
     def read(reply: Any) -> Surveyed:
-        counts, paused, version, first = reply
-        ready = [read_ready_ms(*pair) for pair in zip(first[::2], first[1::2], strict=True)]
-        known = [ms for ms in ready if ms is not None]
+        counts, meta, first, values, life, scores, completed, done, failed, broken = reply
+        paused, version, concurrency, rate_max, window_ms = meta
+        ready = [
+            (ready_ms, text(job_id))
+            for job_id, *fields in zip(*(first[place::3] for place in range(3)), strict=True)
+            if (ready_ms := read_ready_ms(*fields)) is not None
+        ]
+        since_ms, next_id = min(ready, default=(None, None))
+        counter, limiter, note = values
+        due, scheduled = (float(score) if score else None for score in scores)
+        window = read_number(window_ms)
         return Surveyed(
             counted.parse(counts),
             bool(paused),
-            None if version is None else text(version),
-            instant_from_ms(min(known)) if known else None,
+            text(version) if version else None,
+            None if since_ms is None else instant_from_ms(since_ms),
+            next_id,
+            read_number(concurrency),
+            read_number(rate_max),
+            None if window is None else window / 1000,
+            number(counter),
+            number(limiter),
+            max(life, 0) / 1000 if life >= 0 else None,
+            note,
+            None if due is None else instant_from_ms(due_ms_of_score(due)),
+            None if scheduled is None else instant_from_ms(scheduled),
+            _end_counts(completed, done),
+            _end_counts(failed, broken),
         )
 
-    keys = (*counted.keys, queue.meta)
-    return Call(SURVEY_QUEUE, keys, (queue.base, _LONGEST_OPTIONS), read)
+    keys = (
+        *counted.keys,
+        queue.meta,
+        queue.id,
+        queue.repeat,
+        queue.limiter,
+        queue.private("note"),
+        queue.metrics_completed,
+        queue.metrics_completed_data,
+        queue.metrics_failed,
+        queue.metrics_failed_data,
+    )
+    return Call(SURVEY_QUEUE, keys, (queue.base, _LONGEST_OPTIONS, minutes), read)
+
+
+def count_ends(queue: QueueKeys, minute_ms: int, minutes: int) -> Call[EndsByMinute]:
+    """Count the jobs that ended in each of up to 60 minutes, the newest first, as they are kept.
+
+    Two commands for each minute, however many jobs there are.
+    """
+
+    def read(reply: Any) -> EndsByMinute:
+        completed, failed, (done, broken) = reply
+        return EndsByMinute(
+            minute_ms,
+            completed,
+            failed,
+            float(done) if done else None,
+            float(broken) if broken else None,
+        )
+
+    return Call(COUNT_ENDS, (queue.completed, queue.failed), (minute_ms, minutes), read)
 
 
 def peek_active(queue: QueueKeys, start: int, stop: int) -> Call[list[ActiveJob]]:
     """See who runs the jobs from place `start` to `stop`, the longest running first."""
-    return Call(PEEK_ACTIVE, (queue.active,), (queue.base, start, stop, _LONGEST), _active)
-
-
-def peek_failures(queue: QueueKeys, start: int, stop: int) -> Call[list[FailedJob]]:
-    """See why the jobs from place `start` to `stop` failed, the newest first."""
-    return Call(PEEK_FAILURES, (queue.failed,), (queue.base, start, stop, _LONGEST), _failures)
+    return Call(PEEK_ACTIVE, (queue.active,), (queue.base, start, stop, LONGEST), _active)
 
 
 def exists(queue: QueueKeys) -> Command[bool]:
@@ -158,7 +244,7 @@ def get_lock_seconds(queue: QueueKeys, job_id: str) -> Command[float]:
 
 def _active(reply: list[Any]) -> list[ActiveJob]:
     return [
-        ActiveJob(text(i), _cut(n), _cut(w), _instant(s), _lock_seconds(lock))
+        ActiveJob(text(i), cut_text(n), cut_text(w), instant_of(s), _lock_seconds(lock))
         for i, n, w, s, lock in zip(*(reply[place::5] for place in range(5)), strict=True)
     ]
 
@@ -169,19 +255,19 @@ def _lock_seconds(ttl_ms: int) -> float | None:
     return ttl_ms / 1000
 
 
-def _failures(reply: list[bytes]) -> list[FailedJob]:
-    return [
-        FailedJob(text(job_id), _cut(name), _cut(reason), _instant(finished))
-        for job_id, name, reason, finished in zip(
-            *(reply[place::4] for place in range(4)), strict=True
-        )
-    ]
+def _end_counts(totals: list[bytes | None], points: list[bytes]) -> EndCounts | None:
+    if totals[0] is None:
+        return None
+    count, previous_ms, previous_count = map(number, totals)
+    return EndCounts(count, previous_ms, previous_count, [number(point) for point in points])
 
 
-def _cut(raw: bytes) -> str:
-    return raw.decode("utf-8", "ignore") if len(raw) == _LONGEST else text(raw)
+def cut_text(raw: bytes) -> str:
+    """Read a text that may have been cut in the middle of a character."""
+    return raw.decode("utf-8", "ignore") if len(raw) == LONGEST else text(raw)
 
 
-def _instant(raw: bytes) -> datetime | None:
+def instant_of(raw: bytes) -> datetime | None:
+    """Read an instant in ms that somebody else wrote; None if it is none."""
     ms = read_number(raw)
     return None if ms is None else instant_from_ms(ms)

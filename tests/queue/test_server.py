@@ -15,8 +15,8 @@ from taskbull.core.keys import QueueKeys
 from taskbull.errors import ConfigurationError, ConnectionLost, JobNotFound, ServerRefused
 from taskbull.queue.failures import FailureGroup, group_failures
 from taskbull.queue.sync_queue import SyncQueue
+from taskbull.scripts.failures import FailedJob
 from taskbull.scripts.servers import list_clients
-from taskbull.scripts.survey import FailedJob
 from tests.queue.conftest import signatures
 from tests.servers.cluster import Cluster
 from tests.servers.kinds import Reachable
@@ -209,10 +209,10 @@ def test_the_next_events_are_waited_for(server: Reachable, prefix: str, emails: 
 def test_the_largest_group_comes_first() -> None:
     jobs = [FailedJob("3", "a", "x 1", None), FailedJob("2", "b", "x", None)]
     jobs.append(FailedJob("1", "b", "x", None))
-    assert group_failures(jobs) == [
-        FailureGroup("b", "x", 2, None, None, "2", "x"),
-        FailureGroup("a", "x <…>", 1, None, None, "3", "x 1"),
-    ]
+    two, one = group_failures(jobs)
+    assert two == FailureGroup("b", "x", 2, None, None, "2", "x", two.fingerprint, about=2)
+    assert one == FailureGroup("a", "x <…>", 1, None, None, "3", "x 1", one.fingerprint, about=1)
+    assert len({one.fingerprint, two.fingerprint, ""}) == 3
 
 
 async def test_an_app_knows_its_queues_and_attempts(

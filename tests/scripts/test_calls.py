@@ -8,8 +8,20 @@ from typing import Any
 import pytest
 
 from taskbull.core.keys import QueueKeys
+from taskbull.core.record import WorkerRecord
 from taskbull.core.states import JobState
-from taskbull.scripts import changes, inspection, limits, locks, removal, survey, tree
+from taskbull.scripts import (
+    changes,
+    failures,
+    inspection,
+    limits,
+    locks,
+    peeking,
+    records,
+    removal,
+    survey,
+    tree,
+)
 from taskbull.scripts.add import CallSequence, add_jobs
 from taskbull.scripts.call import Call
 from taskbull.scripts.cycle import Taking, cycle
@@ -68,7 +80,15 @@ SAMPLES = calls(
         tree.scan_children(tree.Place(QUEUE, JOB), tree.ChildKeys(1, "0", []), 5),
         survey.survey_queue(QUEUE),
         survey.peek_active(QUEUE, 0, 1),
-        survey.peek_failures(QUEUE, 0, 1),
+        survey.count_ends(QUEUE, 1, 2),
+        failures.peek_failures(QUEUE, [1]),
+        peeking.peek_jobs(QUEUE, JobState.WAITING),
+        peeking.peek_jobs(QUEUE, JobState.FAILED),
+        peeking.place_job(QUEUE, JOB),
+        peeking.search_jobs(QUEUE, JobState.FAILED, []),
+        records.note_worker(QUEUE, WorkerRecord(id="w1")),
+        records.get_records(QUEUE),
+        records.note_errors(QUEUE, {}, 1),
         limits.rate_limit_ttl(QUEUE),
         limits.is_maxed(QUEUE),
         add_jobs(QUEUE, [], 1, CallSequence("producer", 2, 3)),
@@ -94,6 +114,11 @@ NAMES: dict[str, Callable[[Call[Any]], set[str]]] = {
     "set": lambda _: {QUEUE.completed, QUEUE.failed, QUEUE.delayed, QUEUE.prioritized},
     "newer": lambda _: {QUEUE.wait},
     "older": lambda _: {QUEUE.paused},
+    "place": lambda _: {QUEUE.failed},
+    "note": lambda _: {QUEUE.private("note")},
+    "workers": lambda _: {QUEUE.private("workers")},
+    "about": lambda _: {QUEUE.private("worker", "w1", "about")},
+    "errors": lambda _: {QUEUE.private("errors", "0")},
     "metrics": lambda _: {QUEUE.metrics_failed},
     "points": lambda _: {QUEUE.metrics_failed_data},
     "memo": lambda _: {QUEUE.private("add", "producer", "2"), QUEUE.private("cycle", "token")},

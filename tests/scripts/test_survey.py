@@ -7,7 +7,8 @@ import pytest
 from taskbull.core.durations import instant_from_ms
 from taskbull.core.states import JobState
 from taskbull.scripts import survey
-from taskbull.scripts.survey import ActiveJob, FailedJob
+from taskbull.scripts.failures import FailedJob, peek_failures
+from taskbull.scripts.survey import ActiveJob
 from tests.scripts.bed import NOW, Bed
 
 
@@ -64,11 +65,11 @@ def test_why_jobs_failed_is_cut_to_a_line(bed: Bed) -> None:
     bed.job("1", "failed", score=1, failedReason="é" * 500, finishedOn=NOW)
     bed.job("2", "failed", score=2, failedReason="x" * 100_000)
     bed.put("gone", "failed", score=3)
-    gone, large, long = bed.run(survey.peek_failures(bed.queue, 0, 9))
+    gone, large, long = bed.run(peek_failures(bed.queue, range(3)))
     assert gone == FailedJob("gone", "", "", None)
     assert large == FailedJob("2", "n", "", None)
     assert long == FailedJob("1", "n", "é" * 150, instant_from_ms(NOW))
-    assert bed.run(survey.peek_failures(bed.queue, 1, 1)) == [large]
+    assert bed.run(peek_failures(bed.queue, [1])) == [large]
 
 
 def test_when_a_delayed_job_is_due_is_in_its_score(bed: Bed) -> None:

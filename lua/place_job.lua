@@ -1,0 +1,91 @@
+-- place_job: see a job, in which state it is, and how many come before it.
+--
+-- KEYS
+--   completed          zset     jobs that are done
+--   failed             zset     jobs that failed for good
+--   delayed            zset     jobs that may run later
+--   prioritized        zset     jobs that may run, by priority
+--   waiting_children   zset     parents that wait for their children
+--   active             list     jobs that run
+--   wait               list     jobs that may run
+--   paused             list     the same while the queue is paused
+--   counter            string   the last id that was given out
+-- ARGV
+--   prefix                      start of every key of this queue
+--   job_id
+--   fields                      msgpack array: name, most, ... as peek_job takes them
+--   room                        bytes of large fields that are read in all
+--   deepest                     how many members of a list are searched from each end
+-- RETURNS
+--   state                       its name; unknown if the job is nowhere
+--   score                       where its state is a sorted set, else ""
+--   job                         values and sizes of its fields; false: there is none
+--   lock                        the life of its lock in ms, as PTTL has it
+--   children                    processed, unprocessed, ignored, failed
+--   before                      how many jobs of its list or set come before it, -1 if none can
+--   sure                        1 if that is exact, 0 if it is a guess
+--   counter                     "" if there is none
+
+local completed, failed, delayed, prioritized, waiting_children, active, wait, paused, counter =
+  unpack(KEYS)
+local prefix, job_id, fields, room, deepest = unpack(ARGV)
+
+--- @include "cut_field"
+--- @include "peek_job"
+--- @include "list_place"
+
+deepest = tonumber(deepest)
+local key = prefix .. job_id
+local job = peek_job(key, cmsgpack.unpack(fields), tonumber(room))
+local state, score, before, sure = "unknown", "", -1, true
+
+for _, each in ipairs({
+  { completed, "completed" },
+  { failed, "failed" },
+  { delayed, "delayed" },
+  { prioritized, "prioritized" },
+  { waiting_children, "waiting-children" },
+}) do
+  local found = redis.call("ZSCORE", each[1], job_id)
+  if found then
+    state, score = each[2], found
+    if each[1] == prioritized or each[1] == delayed then
+      before = redis.call("ZCOUNT", each[1], "-inf", "(" .. found)
+    end
+    break
+  end
+end
+if state == "unknown" then
+  local timestamp = cut_field(key, "timestamp", 32)
+  for _, each in ipairs({ { active, "active" }, { wait, "waiting" }, { paused, "paused" } }) do
+    local place, seen = list_place(each[1], job_id, deepest, prefix, timestamp)
+    if place and (seen or (sure and job)) then
+      state, before, sure = each[2], place, seen
+      if seen then
+        break
+      end
+    end
+  end
+end
+
+local function count(command, name)
+  local found = redis.pcall(command, name)
+  return type(found) == "number" and found or 0
+end
+
+local given = redis.pcall("GET", counter)
+return {
+  state,
+  score,
+  job or false,
+  redis.call("PTTL", key .. ":lock"),
+  {
+    count("HLEN", key .. ":processed"),
+    count("SCARD", key .. ":dependencies"),
+    count("HLEN", key .. ":failed"),
+    count("ZCARD", key .. ":unsuccessful"),
+  },
+  before,
+  sure and 1 or 0,
+  type(given) == "string" and string.sub(given, 1, 32) or "",
+}

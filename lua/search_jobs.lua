@@ -1,0 +1,96 @@
+-- search_jobs: look for texts in some jobs of a state, and say where it stopped.
+--
+-- KEYS
+--   place          any              the jobs of a state
+-- ARGV
+--   prefix                        start of every key of this queue
+--   wanted                        msgpack array of {fields, texts}: for each of them one of the
+--                                 texts has to be in one of the fields
+--   fields                        msgpack array: name, most, ... as peek_job takes them
+--   start                         place of the first job: of a list from the next to run
+--   newest_first                  "1": a set from its highest score on; "0": from its lowest
+--   score                         of a set: of the last job that was looked at; "": start by place
+--   id                            of that job
+--   bound                         the score at which the search ends
+--   most                          how many jobs are looked at
+--   room                          bytes after which no more are looked at
+-- RETURNS
+--   looked_at                     how many jobs
+--   too_large                     how many have a field that was not looked at: more than 256 kB
+--   last, last_score              the last job that was looked at; "" if there was none
+--   done                          1 if there are no more
+--   hits                          id, score ("": a list has none), values and sizes of its fields,
+--                                 ... of each job that has what is wanted
+
+local place = unpack(KEYS)
+local prefix, wanted, fields, start, newest_first, score, id, bound, most, room = unpack(ARGV)
+
+--- @include "peek_job"
+--- @include "rank_after"
+
+wanted, fields = cmsgpack.unpack(wanted), cmsgpack.unpack(fields)
+start, most, room = tonumber(start), tonumber(most), tonumber(room)
+newest_first = newest_first == "1"
+local edge = bound == "+inf" and math.huge or bound == "-inf" and -math.huge or tonumber(bound)
+
+local kind = redis.call("TYPE", place).ok
+local ids, scores = {}, {}
+if kind == "list" then
+  local some = redis.call("LRANGE", place, -start - most, -start - 1)
+  for i = #some, 1, -1 do
+    ids[#ids + 1] = some[i]
+  end
+elseif kind == "zset" then
+  if score ~= "" then
+    start = rank_after(place, score, id, newest_first)
+  end
+  local range = newest_first and "ZREVRANGE" or "ZRANGE"
+  local found = redis.call(range, place, start, start + most - 1, "WITHSCORES")
+  for i = 1, #found, 2 do
+    ids[#ids + 1], scores[#scores + 1] = found[i], found[i + 1]
+  end
+end
+
+local too_large, hits, looked_at, done = 0, {}, 0, #ids < most
+for i = 1, #ids do
+  local here = tonumber(scores[i] or "0")
+  if scores[i] and ((newest_first and here < edge) or (not newest_first and here > edge)) then
+    done = true
+    break
+  end
+  if room <= 0 then
+    done = false
+    break
+  end
+  looked_at = i
+  local job, skipped, all = prefix .. ids[i], false, true
+  local is_job = redis.call("TYPE", job).ok == "hash"
+  for _, one in ipairs(wanted) do
+    local found = false
+    for _, field in ipairs(one[1]) do
+      local value = ""
+      local size = is_job and redis.call("HSTRLEN", job, field) or 0
+      if size > 262144 then
+        skipped = true
+      elseif size > 0 then
+        value = redis.call("HGET", job, field)
+        room = room - size
+      end
+      for _, text in ipairs(one[2]) do
+        found = found or string.find(value, text, 1, true) ~= nil
+      end
+    end
+    all = all and found
+    if not all then
+      break
+    end
+  end
+  if all and is_job then
+    hits[#hits + 1] = ids[i]
+    hits[#hits + 1] = scores[i] or ""
+    hits[#hits + 1], room = peek_job(job, fields, room)
+  end
+  too_large = too_large + (skipped and 1 or 0)
+end
+local last, last_score = ids[looked_at] or "", scores[looked_at] or ""
+return { looked_at, too_large, last, last_score, done and 1 or 0, hits }

@@ -1,0 +1,108 @@
+"""What people type to find jobs: `name:send_email data.user.id:42 after:03:10 some text`."""
+
+from __future__ import annotations
+
+import json
+import re
+from datetime import datetime, timedelta
+from typing import Any, Final
+
+from msgspec import Struct
+
+from taskbull.core.checks import refusal
+
+LONGEST_TERM: Final = 500
+
+_TERM: Final = re.compile(
+    r'(?:(?P<key>name|error|after|before|data(?:\.[^\s:"]+)?):)?(?:"(?P<quoted>[^"]*)"|(?P<bare>\S+))'
+)
+
+
+class DataPath(Struct, frozen=True):
+    """A value that is to stand at a place in a job's data."""
+
+    path: tuple[str, ...]
+    value: str
+
+
+class Terms(Struct, frozen=True):
+    """What is looked for: a job has to have all of it."""
+
+    names: tuple[str, ...] = ()
+    """Texts in the name of its task."""
+    errors: tuple[str, ...] = ()
+    """Texts in its reason."""
+    texts: tuple[str, ...] = ()
+    """Texts in its data."""
+    paths: tuple[DataPath, ...] = ()
+    after: datetime | None = None
+    before: datetime | None = None
+    """Bounds for when it ended; of a delayed job for when it is due."""
+
+    @property
+    def empty(self) -> bool:
+        """Whether nothing is looked for but a time."""
+        return not (self.names or self.errors or self.texts or self.paths)
+
+    def confirmed(self, data: Any) -> bool:
+        """Return whether a job's data have the values that are looked for, where they should be."""
+        return all(_matches(data, path.path, path.value) for path in self.paths)
+
+
+def read_terms(typed: str, now: datetime) -> Terms:
+    """Read what somebody typed; times are ISO 8601, or `03:10` today or yesterday, or `-15min`."""
+    if len(typed) > LONGEST_TERM:
+        raise refusal("search", f"have at most {LONGEST_TERM} characters", typed)
+    names, errors, texts, paths = list[str](), list[str](), list[str](), list[DataPath]()
+    times: dict[str, datetime] = {}
+    for found in _TERM.finditer(typed):
+        key = found["key"] or ""
+        value = found["bare"] if found["quoted"] is None else found["quoted"]
+        match key:
+            case "name":
+                names.append(value)
+            case "error":
+                errors.append(value)
+            case "after" | "before":
+                times[key] = _instant(key, value, now)
+            case "" | "data":
+                texts.append(value)
+            case _:
+                paths.append(DataPath(tuple(key.split(".")[1:]), value))
+    return Terms(
+        tuple(names),
+        tuple(errors),
+        tuple(texts),
+        tuple(paths),
+        times.get("after"),
+        times.get("before"),
+    )
+
+
+_AGO: Final = re.compile(r"-(\d{1,6})\s?(s|min|m|h|d)")
+_UNITS: Final = {"s": "seconds", "min": "minutes", "m": "minutes", "h": "hours", "d": "days"}
+_CLOCK: Final = re.compile(r"(\d{1,2}):(\d\d)(?::(\d\d))?")
+
+
+def _instant(key: str, value: str, now: datetime) -> datetime:
+    if ago := _AGO.fullmatch(value):
+        return now - timedelta(**{_UNITS[ago[2]]: int(ago[1])})
+    try:
+        if clock := _CLOCK.fullmatch(value):
+            hour, minute, second = (int(part or 0) for part in clock.groups())
+            local = now.replace(hour=hour, minute=minute, second=second, microsecond=0)
+            return local if local <= now else local - timedelta(days=1)
+        instant = datetime.fromisoformat(value)
+    except ValueError:
+        raise refusal(key, "be a time such as 03:10, -15min or 2030-01-31T09:00", value) from None
+    return instant if instant.tzinfo is not None else instant.replace(tzinfo=now.tzinfo)
+
+
+def _matches(data: Any, path: tuple[str, ...], value: str) -> bool:
+    for step in path:
+        key = int(step) if isinstance(data, list) and step.isdigit() else step
+        try:
+            data = data[key]
+        except (KeyError, IndexError, TypeError):
+            return False
+    return value in (data if isinstance(data, str) else None, json.dumps(data))

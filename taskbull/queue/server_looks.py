@@ -1,0 +1,314 @@
+"""What pages and terminals ask of a server over and over: the methods both servers have in common.
+
+Each method says what it costs Redis. Whatever is in the queues, one call looks at no more than 100
+jobs and reads no more than about 256 kB, and none of them writes.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from datetime import datetime
+from math import inf
+
+from msgspec import Struct
+
+from taskbull.core.checks import check_int, check_text, refusal
+from taskbull.core.durations import instant_from_ms, instant_to_ms
+from taskbull.core.job import Job
+from taskbull.core.keys import RESERVED_IDS
+from taskbull.core.record import Seen
+from taskbull.core.search import Terms
+from taskbull.core.states import STATES, JobState, delay_score_range
+from taskbull.core.wire.search import wanted
+from taskbull.errors import JobNotFound, ServerRefused
+from taskbull.queue.failures import Failures, group_failures, spread
+from taskbull.queue.job_row import JobPlace, JobRow, JobRows, due_of
+from taskbull.queue.methods import looks
+from taskbull.queue.questions import Look, ask, ask_on, ask_together, list_servers
+from taskbull.queue.queue_search import plain_name
+from taskbull.scripts import inspection, peeking, records, servers, survey
+from taskbull.scripts.failures import FAILURES_PEEKED, FailedJob, get_failed_ids, peek_failures
+from taskbull.scripts.peeking import ROWS, START, After, Row
+from taskbull.scripts.records import CountedError
+from taskbull.scripts.servers import ConnectedWorker
+from taskbull.scripts.survey import EndsByMinute, Surveyed
+from taskbull.store.namespace import Namespace
+
+SAMPLE_LIFE = 600.0
+"""Seconds for which a sample of old failures is kept."""
+
+_MINUTE_MS = 60_000
+
+
+class QueueSample(Struct, frozen=True):
+    """A queue at one moment."""
+
+    name: str
+    at: float
+    """When it was looked at, by our clock, in seconds since 1970."""
+    found: Surveyed
+
+
+class Crew(Struct, frozen=True):
+    """Who is connected: the workers of each queue, Node's among them, whether asked for or not."""
+
+    workers: dict[str, list[ConnectedWorker]]
+    told: bool = True
+    """Whether all servers list their connections; some providers do not let them."""
+    clients: int = 0
+    """How many connections there are in all."""
+
+
+class SearchStep(Struct, frozen=True):
+    """What a step of a search has found."""
+
+    rows: list[JobRow]
+    looked_at: int
+    too_large: int
+    """Jobs with a field of more than 256 kB, which was not looked at."""
+    after: After | None
+    """Where the next step begins; None: all has been looked at."""
+
+
+class ServerLooks:
+    """The bounded reads of all queues of one namespace."""
+
+    namespace: Namespace
+    _attempts_of: Callable[[Job], int]
+
+    @looks
+    def sample(self, queues: Iterable[str], *, minutes: int = 0) -> Look[list[QueueSample]]:
+        """Look at queues as a whole: counts, limits, the next job, BullMQ's own metrics.
+
+        One call of about 40 commands for each queue, all in one trip, however many jobs there are.
+        """
+        check_int("minutes", minutes, least=0, most=1440)
+        names = [queues] if isinstance(queues, str) else list(queues)
+        calls = [survey.survey_queue(self.namespace.keys(name), minutes) for name in names]
+        found = yield from ask_together(calls)
+        at = time.time()
+        return [QueueSample(name, at, each) for name, each in zip(names, found, strict=True)]
+
+    @looks
+    def ends(self, queue: str, minutes: int = 60) -> Look[EndsByMinute]:
+        """Count what ended in each of the last minutes, as far as it is kept; the newest first.
+
+        One call of two commands for each minute.
+        """
+        check_int("minutes", minutes, least=1, most=60)
+        minute_ms = int(time.time() * 1000) // _MINUTE_MS * _MINUTE_MS
+        return ask(survey.count_ends(self.namespace.keys(queue), minute_ms, minutes))
+
+    @looks
+    def crew(self) -> Look[Crew]:
+        """List the workers that are connected, of any queue: one CLIENT LIST for each server."""
+        found: dict[str, list[ConnectedWorker]] = {}
+        told, count = True, 0
+        for server in (yield from list_servers()):
+            try:
+                clients = yield from ask_on(server, servers.list_clients())
+            except ServerRefused:  # an ACL rule, or a provider that forbids it
+                told = False
+                continue
+            count += len(clients)
+            for tagged, workers in servers.workers_by_queue(self.namespace.prefix, clients).items():
+                found.setdefault(plain_name(self.namespace, tagged), []).extend(workers)
+        return Crew(found, told, count)
+
+    @looks
+    def records(self, queues: Iterable[str]) -> Look[dict[str, list[Seen]]]:
+        """Read what our workers wrote about themselves: one call of ≤ 101 commands per queue.
+
+        Workers that have gone are among them for a day, without a record.
+        """
+        names = [queues] if isinstance(queues, str) else list(queues)
+        calls = [records.get_records(self.namespace.keys(name)) for name in names]
+        found = yield from ask_together(calls)
+        return dict(zip(names, found, strict=True))
+
+    @looks
+    def hidden_errors(self, queue: str, hours: int = 1) -> Look[list[CountedError]]:
+        """Count failed attempts of our workers by error, retried or not, the most frequent first.
+
+        That is for this hour of the clock, and as many before as are asked for, at most 24. One
+        command for each.
+        """
+        check_int("hours", hours, least=0, most=24)
+        keys, now_ms = self.namespace.keys(queue), int(time.time() * 1000)
+        calls = [records.get_errors(keys, now_ms - hour * 3_600_000) for hour in range(hours + 1)]
+        found: dict[str, CountedError] = {}
+        for each in [one for some in (yield from ask_together(calls)) for one in some]:
+            before = found[each.fingerprint].count if each.fingerprint in found else 0
+            found[each.fingerprint] = CountedError(
+                each.fingerprint, each.task, each.error, each.count + before
+            )
+        return sorted(found.values(), key=lambda one: -one.count)
+
+    @looks
+    def registered_queues(self) -> Look[list[str]]:
+        """Name the queues that our workers and producers wrote down: one command."""
+        return ask(records.get_registered(self.namespace.prefix))
+
+    @looks
+    def peek(
+        self,
+        queue: str,
+        state: JobState | str,
+        *,
+        after: After = START,
+        limit: int = ROWS,
+        terms: Terms | None = None,
+    ) -> Look[JobRows]:
+        """See a page of jobs: the next to run first, of finished ones the latest.
+
+        `after` is that of the page before. Sorted states are paged by score and id, so that pages
+        do not slip. Of `terms` only the times count. One call, 24 commands for each of ≤ 50 jobs.
+        """
+        check_int("limit", limit, least=1, most=ROWS)
+        wanted_state = _state(state)
+        start, bound = _bounds(wanted_state, after, terms)
+        keys = self.namespace.keys(queue)
+        found = yield from ask(peeking.peek_jobs(keys, wanted_state, start, limit, bound=bound))
+        return JobRows(self._rows(queue, wanted_state, found.rows), found.total, found.after)
+
+    @looks
+    def place(self, queue: str, job_id: str) -> Look[JobPlace]:
+        """See one job and where it is; `JobNotFound` if there is none: one call, ~50 commands.
+
+        The middle of a list of more than 40,000 jobs is not searched: `sure` tells.
+        """
+        placed = yield from self._placed(queue, job_id)
+        if placed is None:
+            raise JobNotFound(queue, job_id)
+        return placed
+
+    @looks
+    def search(
+        self, queue: str, state: JobState | str, terms: Terms, *, after: After = START
+    ) -> Look[SearchStep]:
+        """Look for jobs in the next 100 of a state, or as many as have 256 kB; the latest first.
+
+        One call, of about 3 commands for each job, and one command for each job that is found if a
+        value at a place in the data is looked for. No hit does not mean that there is none.
+        """
+        wanted_state = _state(state)
+        start, bound = _bounds(wanted_state, after, terms)
+        keys = self.namespace.keys(queue)
+        call = peeking.search_jobs(keys, wanted_state, wanted(terms), start, bound=bound)
+        found = yield from ask(call)
+        rows = found.rows
+        if terms.paths and rows:
+            data = yield from ask_together([peeking.get_data(keys, row.id) for row in rows])
+            rows = [row for row, each in zip(rows, data, strict=True) if terms.confirmed(each)]
+        shown = self._rows(queue, wanted_state, rows)
+        return SearchStep(shown, found.looked_at, found.too_large, found.after)
+
+    @looks
+    def failures(
+        self, queue: str, most: int = 1000, *, before: Failures | None = None, sample: int = 0
+    ) -> Look[Failures]:
+        """Group the newest failed jobs by task and error, and a sample of the rest if asked for.
+
+        Jobs that `before` has read are not read again. One command, and one call for each 50 jobs
+        that are read: about 9 commands for each of them.
+        """
+        check_int("most", most, least=1, most=10_000)
+        check_int("sample", sample, least=0, most=10_000)
+        keys = self.namespace.keys(queue)
+        counts = yield from ask(inspection.count_jobs(keys))
+        total = counts[JobState.FAILED]
+        ids = yield from ask(get_failed_ids(keys, most))
+        known = {} if before is None else before.window
+        unknown = [job_id for job_id in ids if job_id not in known]
+        fresh = {job.id: job for job in (yield from self._failed(queue, ids=unknown))}
+        window = {i: job for i in ids if (job := fresh.get(i) or known.get(i)) is not None}
+        older = max(0, total - len(ids))
+        drawn: list[FailedJob] = []
+        drawn_at = time.time()
+        if before is not None and drawn_at - before.sampled_at < SAMPLE_LIFE:
+            drawn, drawn_at = before.sample, before.sampled_at
+        if older and sample and not drawn:
+            drawn_at = time.time()
+            drawn = yield from self._failed(queue, ranks=spread(len(ids), total, sample))
+        groups = group_failures(window.values(), drawn if older else (), older)
+        return Failures(total, len(window), groups, len(drawn), window, drawn, drawn_at)
+
+    def _failed(
+        self, queue: str, *, ranks: Sequence[int] = (), ids: Sequence[str] = ()
+    ) -> Look[list[FailedJob]]:
+        keys = self.namespace.keys(queue)
+        found: list[FailedJob] = []
+        place = 0
+        while place < max(len(ranks), len(ids)):
+            end = place + FAILURES_PEEKED
+            some = yield from ask(peek_failures(keys, ranks[place:end], ids[place:end]))
+            found += [job for job in some if job.name or job.reason]
+            place += max(len(some), 1)
+        return found
+
+    def _placed(self, queue: str, job_id: str) -> Look[JobPlace | None]:
+        if check_text("job_id", job_id) in RESERVED_IDS:
+            return None
+        found = yield from ask(peeking.place_job(self.namespace.keys(queue), job_id))
+        peeked = found.peeked
+        if peeked is None:
+            return None
+        [row] = self._rows(queue, found.state, [Row(job_id, found.score, peeked)])
+        lock = None if found.lock_ms == -2 else inf if found.lock_ms == -1 else found.lock_ms / 1000
+        return JobPlace(
+            row,
+            lock,
+            found.children,
+            found.before,
+            found.sure,
+            found.last_id,
+            _span(peeked.unclaimed_ms),
+            None if peeked.expires_ms is None else instant_from_ms(peeked.expires_ms),
+        )
+
+    def _rows(self, queue: str, state: JobState, rows: Sequence[Row]) -> list[JobRow]:
+        return [
+            JobRow(
+                queue,
+                Job(id=row.id) if row.peeked is None else row.peeked.job,
+                state,
+                1 if row.peeked is None else self._attempts_of(row.peeked.job),
+                due_of(state, row.score),
+                {} if row.peeked is None else row.peeked.sizes,
+                row.peeked is None,
+            )
+            for row in rows
+        ]
+
+
+def _state(state: JobState | str) -> JobState:
+    if state not in set(STATES):
+        raise refusal("state", f"be one of {', '.join(STATES)}", state)
+    return JobState(state)
+
+
+def _bounds(state: JobState, after: After, terms: Terms | None) -> tuple[After, float | None]:
+    """Return where to begin, and the score at which to end, if only some times are wanted."""
+    if terms is None or state not in _TIMED:
+        return after, None
+    first, last = terms.before, terms.after  # the newest come first
+    if state is JobState.DELAYED:
+        low = None if last is None else delay_score_range(instant_to_ms(last))[0] - 1
+        high = None if first is None else delay_score_range(instant_to_ms(first))[1]
+        begin = after if after != START or low is None else After(score=str(low), id="\uffff")
+        return begin, high
+    begin = after
+    if after == START and first is not None:
+        begin = After(score=str(instant_to_ms(first)), id="\uffff")
+    return begin, None if last is None else instant_to_ms(last)
+
+
+_TIMED = frozenset({JobState.COMPLETED, JobState.FAILED, JobState.DELAYED})
+
+
+def _span(times: tuple[int, int] | None) -> tuple[datetime, datetime] | None:
+    if times is None:
+        return None
+    first, last = map(instant_from_ms, times)
+    return None if first is None or last is None else (first, last)

@@ -1,0 +1,141 @@
+"""What workers write down beside BullMQ's keys, and how it is read: bounded, and with an expiry."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+import msgspec
+from msgspec import Struct
+
+from taskbull.core.fingerprint import Alike
+from taskbull.core.keys import QueueKeys
+from taskbull.core.record import Seen, WorkerRecord, decode_record, encode_record
+from taskbull.scripts.call import Call, Command, Word
+from taskbull.scripts.loader import load
+from taskbull.scripts.replies import nothing, number, text
+
+NOTE_WORKER = load("note_worker")
+GET_RECORDS = load("get_records")
+NOTE_ERRORS = load("note_errors")
+
+RECORD_LIFE_MS: Final = 50_000
+"""For how long a record holds: two and a half times as long as an idle worker takes to renew it."""
+
+_MEMORY_MS: Final = 86_400_000
+"""For how long it is known when a worker that is gone was last seen."""
+
+_ERRORS_LIFE_MS: Final = 25 * 3_600_000
+MOST_ERRORS: Final = 200
+_HOUR_MS: Final = 3_600_000
+_MOST_WORKERS: Final = 100
+_MOST_QUEUES: Final = 10_000
+
+OTHER: Final = "other"
+
+
+class CountedError(Struct, frozen=True):
+    """Failed attempts that have an error in common, whether or not their jobs failed for good."""
+
+    fingerprint: str
+    task: str
+    error: str
+    count: int
+
+
+def note_worker(queue: QueueKeys, record: WorkerRecord) -> Call[None]:
+    """Write down what a worker says about itself: 6 commands."""
+    return _note(queue, record.id, record.at_ms, encode_record(record))
+
+
+def forget_worker(queue: QueueKeys, worker_id: str, now_ms: int) -> Call[None]:
+    """Write down that a worker has gone."""
+    return _note(queue, worker_id, now_ms, b"")
+
+
+def get_records(queue: QueueKeys) -> Call[list[Seen]]:
+    """Read what our workers say about themselves, the 100 that were seen last: 101 commands."""
+
+    def read(reply: list[bytes]) -> list[Seen]:
+        return [
+            Seen(text(worker), int(float(at)), decode_record(record) if record else None)
+            for worker, at, record in zip(*(reply[place::3] for place in range(3)), strict=True)
+        ]
+
+    return Call(GET_RECORDS, (_workers(queue),), (queue.base, _MOST_WORKERS), read)
+
+
+def note_errors(queue: QueueKeys, counted: Mapping[Alike, int], now_ms: int) -> Call[None]:
+    """Count failed attempts by what they have in common, at most `MOST_ERRORS` of them."""
+    flat: list[Any] = []
+    for what, count in counted.items():
+        flat += [
+            what.fingerprint,
+            count,
+            msgspec.json.encode([what.task[:200], what.error]).decode(),
+        ]
+    args = (msgspec.msgpack.encode(flat), MOST_ERRORS, _ERRORS_LIFE_MS)
+    return Call(NOTE_ERRORS, (_errors(queue, now_ms),), args, nothing)
+
+
+def get_errors(queue: QueueKeys, now_ms: int) -> Command[list[CountedError]]:
+    """Read the failed attempts that our workers counted in an hour of the clock."""
+    key = _errors(queue, now_ms)
+
+    def read(reply: list[bytes]) -> list[CountedError]:
+        fields = dict(zip(reply[::2], reply[1::2], strict=True))
+        found = [
+            CountedError(text(name), *_about(fields.get(name + b":a")), number(count))
+            for name, count in fields.items()
+            if not name.endswith(b":a")
+        ]
+        return sorted(found, key=lambda each: -each.count)
+
+    return Command(("HGETALL", key), key, read)
+
+
+def register_queues(prefix: str, names: list[str], now_ms: int) -> Command[None]:
+    """Write down the names of queues, for those who look for them."""
+    key = queues_key(prefix)
+    scored: list[Word] = [word for name in names[:_MOST_QUEUES] for word in (now_ms, name)]
+    return Command(("ZADD", key, *scored), key, nothing)
+
+
+def unregister_queue(prefix: str, name: str) -> Command[None]:
+    """Strike the name of a queue off."""
+    key = queues_key(prefix)
+    return Command(("ZREM", key, name), key, nothing)
+
+
+def get_registered(prefix: str) -> Command[list[str]]:
+    """Read the names of queues that were written down: the 10,000 that were used last."""
+    key = queues_key(prefix)
+    words: tuple[Word, ...] = ("ZREVRANGE", key, 0, _MOST_QUEUES - 1)
+    return Command(words, key, lambda reply: sorted(text(name) for name in reply))
+
+
+def queues_key(prefix: str) -> str:
+    """Name the set of the queues' names: no queue has an empty name."""
+    return f"{prefix}::tb:queues"
+
+
+def _note(queue: QueueKeys, worker_id: str, now_ms: int, record: bytes) -> Call[None]:
+    keys = (_workers(queue), queue.private("worker", worker_id, "about"))
+    args = (worker_id, now_ms, record, RECORD_LIFE_MS, _MEMORY_MS)
+    return Call(NOTE_WORKER, keys, args, nothing)
+
+
+def _workers(queue: QueueKeys) -> str:
+    return queue.private("workers")
+
+
+def _errors(queue: QueueKeys, now_ms: int) -> str:
+    return queue.private("errors", str(now_ms // _HOUR_MS))
+
+
+def _about(raw: bytes | None) -> tuple[str, str]:
+    try:
+        task, error = msgspec.json.decode(raw or b"", type=tuple[str, str])
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        return "", OTHER
+    return task, error

@@ -1,0 +1,269 @@
+"""The bounded reads of a server, by the async and by the sync one, against real servers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from taskbull import Server, SyncServer
+from taskbull.core.fingerprint import Alike
+from taskbull.core.record import WorkerRecord
+from taskbull.core.search import read_terms
+from taskbull.core.states import JobState
+from taskbull.errors import ConfigurationError, JobNotFound, ServerRefused
+from taskbull.queue.sync_queue import SyncQueue
+from taskbull.scripts import records
+from taskbull.scripts.peeking import START
+from tests.queue.test_server import Both, fail
+from tests.servers.cluster import Cluster
+from tests.servers.kinds import REDIS_6, Reachable
+
+NOW = datetime.now(UTC)
+
+
+@pytest.fixture(params=[Server, SyncServer])
+def looks(request: pytest.FixtureRequest, server: Reachable, prefix: str) -> Both:
+    return Both(request.param(server.url, prefix=prefix))
+
+
+@pytest.fixture
+def emails(server: Reachable, prefix: str) -> Iterator[SyncQueue]:
+    queue = SyncQueue("emails", redis=server.url, prefix=prefix)
+    yield queue
+    queue.close()
+
+
+async def test_a_sample_has_what_holds_for_the_queue(
+    looks: Both, emails: SyncQueue, admin: Any
+) -> None:
+    first = emails.add("send")
+    emails.add("send", delay=60)
+    emails.set_global_concurrency(50)
+    emails.set_global_rate_limit(100, 60)
+    admin.set(emails.keys.limiter, 100, px=30_000)
+    totals = {"count": 7, "prevTS": 60_000, "prevCount": 5}
+    admin.hset(emails.keys.metrics_completed, mapping=totals)
+    admin.rpush(emails.keys.metrics_completed_data, 3, 2)
+    [sample] = await looks.sample(["emails"], minutes=60)
+    found = sample.found
+    assert (found.next_id, found.last_id) == (first.id, 2)
+    assert (found.concurrency, found.rate_max, found.rate_window) == (50, 100, 60.0)
+    assert found.started == 100
+    assert 0 < found.limited_for <= 30
+    assert found.next_due > NOW
+    assert (found.completed.count, found.completed.points) == (7, [3, 2])
+    assert found.failed is None
+    [other] = await looks.sample("reports")
+    assert (other.name, other.found.limited_for, other.found.completed) == ("reports", None, None)
+
+
+async def test_a_key_of_a_wrong_type_hides_nothing_else(
+    looks: Both, emails: SyncQueue, admin: Any
+) -> None:
+    emails.add("send")
+    for key in (emails.keys.limiter, emails.keys.private("note"), emails.keys.repeat):
+        admin.rpush(key, "x")
+    admin.set(emails.keys.metrics_failed, "x")
+    admin.set(emails.keys.metrics_failed_data, "x")
+    admin.hset(emails.keys.meta, "version", "x" * 100_000)
+    [sample] = await looks.sample(["emails"], minutes=60)
+    assert sample.found.counts[JobState.WAITING] == 1
+    assert (sample.found.failed, sample.found.version, sample.found.note) == (None, None, b"")
+
+
+async def test_ends_are_counted_by_minute(looks: Both, emails: SyncQueue, admin: Any) -> None:
+    minute_ms = int(datetime.now(UTC).timestamp()) // 60 * 60_000
+    admin.zadd(emails.keys.completed, {"a": minute_ms - 1, "b": minute_ms - 60_000, "c": 5})
+    found = await looks.ends("emails")
+    place = (found.minute_ms - minute_ms) // 60_000 + 1  # a minute may have begun
+    assert (found.completed[place], sum(found.completed), sum(found.failed)) == (2, 2, 0)
+    assert (found.completed_since_ms, found.failed_since_ms) == (5.0, None)
+
+
+async def test_the_crew_is_found_by_the_names_of_connections(
+    looks: Both, emails: SyncQueue, admin: Any, prefix: str
+) -> None:
+    admin.client_setname(emails.keys.connection_name("web1"))
+    crew = await looks.crew()
+    assert [worker.name for worker in crew.workers["emails"]] == ["web1"]
+    for name in (f"{prefix}:no-base64!", f"{prefix}:YTpi", f"{prefix}:ZW1haWxz:qe", "other:x"):
+        admin.client_setname(name)
+        assert (await looks.crew()).workers == {}
+    admin.client_setname("")
+    assert crew.told
+
+
+async def test_records_of_workers_are_read(looks: Both, emails: SyncQueue, admin: Any) -> None:
+    store = emails._stores.sync_store()
+    tasks = [f"task_{number}" for number in range(300)]
+    store.run(records.note_worker(emails.keys, WorkerRecord(id="w1", at_ms=10, tasks=tasks)))
+    store.run(records.note_worker(emails.keys, WorkerRecord(id="w2", at_ms=20)))
+    store.run(records.forget_worker(emails.keys, "w2", 30))
+    gone, there = (await looks.records(["emails"]))["emails"]
+    assert (gone.id, gone.at_ms, gone.record) == ("w2", 30, None)
+    assert there.record is not None
+    assert there.record.tasks == tasks[: 300 - there.record.tasks_left_out]
+    about = emails.keys.private("worker", "w1", "about")
+    assert admin.strlen(about) <= 2048
+    assert 0 < admin.pttl(about) <= 50_000
+    assert admin.pttl(emails.keys.private("workers")) > 0
+    admin.set(about, "no JSON")
+    assert (await looks.records(["emails"]))["emails"][1].record is None
+
+
+async def test_workers_that_are_gone_for_a_day_are_forgotten(
+    looks: Both, emails: SyncQueue, admin: Any
+) -> None:
+    store, day_ms = emails._stores.sync_store(), 86_400_000
+    store.run(records.note_worker(emails.keys, WorkerRecord(id="old", at_ms=1)))
+    store.run(records.note_worker(emails.keys, WorkerRecord(id="new", at_ms=day_ms + 2)))
+    assert [seen.id for seen in (await looks.records(["emails"]))["emails"]] == ["new"]
+
+
+async def test_errors_that_retries_hide_are_counted(
+    looks: Both, emails: SyncQueue, admin: Any
+) -> None:
+    store, now_ms = emails._stores.sync_store(), int(datetime.now(UTC).timestamp() * 1000)
+    many = {Alike("t", "E", f"m{chr(97 + n % 26)}{chr(97 + n // 26)}"): 1 for n in range(250)}
+    timeout = Alike("send", "TimeoutError", "smtp")
+    store.run(records.note_errors(emails.keys, {timeout: 3}, now_ms))
+    store.run(records.note_errors(emails.keys, {timeout: 4, **many}, now_ms))
+    first, *rest = found = await looks.hidden_errors("emails")
+    [other] = [each for each in found if each.fingerprint == "other"]
+    assert other.count == 51
+    assert len(found) == 201
+    [seven] = [each for each in found if each.fingerprint == timeout.fingerprint]
+    assert (seven.task, seven.error, seven.count) == ("send", "TimeoutError: smtp", 7)
+    assert first.count >= rest[0].count
+
+
+async def test_queues_are_written_down(looks: Both, emails: SyncQueue, prefix: str) -> None:
+    store = emails._stores.sync_store()
+    store.run(records.register_queues(prefix, ["b", "a"], 1))
+    assert await looks.registered_queues() == ["a", "b"]
+    store.run(records.unregister_queue(prefix, "b"))
+    assert await looks.registered_queues() == ["a"]
+
+
+async def test_rows_say_what_fits_on_a_line(looks: Both, emails: SyncQueue) -> None:
+    emails.add_bulk([("send", {"n": n}) for n in range(3)])
+    later = emails.add("send", {"text": "x" * 1000}, delay=3600, attempts=5)
+    page = await looks.peek("emails", "waiting", limit=2)
+    assert (page.total, [row.data for row in page.rows]) == (3, ['{"n":0}', '{"n":1}'])
+    [last] = (await looks.peek("emails", "waiting", limit=2, after=page.after)).rows
+    assert last.data == '{"n":2}'
+    [row] = (await looks.peek("emails", JobState.DELAYED)).rows
+    assert (row.job.id, row.attempts, len(row.data)) == (later.id, 5, 300)
+    assert row.sizes["data"] == 1011
+    assert row.due > NOW
+    for wrong in ("unknown", "Failed"):
+        with pytest.raises(ConfigurationError, match="state must be one of"):
+            await looks.peek("emails", wrong)
+
+
+async def test_a_job_is_placed(looks: Both, emails: SyncQueue) -> None:
+    emails.add("send")
+    it = emails.add("send", {"text": "x" * 1000})
+    place = await looks.place("emails", it.id)
+    assert (place.row.state, place.before, place.last_id) == (JobState.WAITING, 1, 2)
+    assert json.loads(place.row.data) == {"text": "x" * 1000}
+    for wrong in ("42", "meta"):
+        with pytest.raises(JobNotFound):
+            await looks.place("emails", wrong)
+
+
+async def test_a_search_confirms_values_at_their_places(looks: Both, emails: SyncQueue) -> None:
+    emails.add("send", {"user": {"id": 42}})
+    emails.add("send", {"user": {"id": 7}, "other": 42})
+    emails.add("send", {"name": "Zoë"})
+
+    async def found(typed: str) -> list[str]:
+        step = await looks.search("emails", "waiting", read_terms(typed, NOW))
+        assert step.after is None
+        return [row.job.id for row in step.rows]
+
+    assert await found("data.user.id:42") == ["1"]
+    assert await found("42") == ["1", "2"]
+    assert await found("Zoë name:send") == ["3"]
+    assert await found("name:other") == []
+
+
+async def test_a_time_is_a_range_of_scores(looks: Both, emails: SyncQueue, admin: Any) -> None:
+    for second in range(10):
+        fail(admin, emails.keys, str(second), "x", at_ms=second * 1000)
+    terms = read_terms("after:1970-01-01T00:00:03Z before:1970-01-01T00:00:06Z", NOW)
+    step = await looks.search("emails", "failed", terms)
+    assert [row.job.id for row in step.rows] == ["6", "5", "4", "3"]
+    page = await looks.peek("emails", "failed", terms=terms)
+    assert [row.job.id for row in page.rows] == ["6", "5", "4", "3"]
+
+
+async def test_the_rest_of_the_failures_is_sampled(
+    looks: Both, emails: SyncQueue, admin: Any
+) -> None:
+    for number in range(300):
+        fail(admin, emails.keys, f"{number:03}", "a" if number % 3 else "b", at_ms=number + 1)
+    first = await looks.failures("emails", 100)
+    assert (first.looked_at, first.sampled, [g.count for g in first.groups]) == (100, 0, [67, 33])
+    second = await looks.failures("emails", 100, before=first, sample=1000)
+    assert (second.sampled, [group.about for group in second.groups]) == (200, [200, 100])
+    assert {group.margin for group in second.groups} == {0}  # it was all of them
+    rough = await looks.failures("emails", 100, sample=50)
+    assert rough.sampled == 50
+    big, small = rough.groups
+    assert big.about + small.about == pytest.approx(300, abs=2)
+    assert big.margin > 0
+    admin.zrem(emails.keys.failed, "299")
+    third = await looks.failures("emails", 100, before=second)
+    assert "299" not in third.window
+    assert third.sampled == 200
+
+
+READER = "resetkeys %R~* +@read +@connection +evalsha_ro +script|load +client|list +info -@write"
+OLD_READER = "~* +@read +@connection +evalsha +script|load +client|list +info -@write"
+"""Redis 6 knows no keys that may only be read."""
+
+
+async def test_a_user_who_may_only_read_sees_the_same(
+    looks: Both, emails: SyncQueue, admin: Any, server: Reachable, prefix: str
+) -> None:
+    emails.add("send", {"n": 1})
+    fail(admin, emails.keys, "x", "broke")
+    rights = OLD_READER if server.kind == REDIS_6 else READER
+    admin.execute_command(f"ACL SETUSER reader on >secret {rights}")
+    url = server.url.replace("redis://", "redis://reader:secret@")
+    reader = Both(type(looks.server)(url, prefix=prefix))
+    assert (await reader.sample(["emails"]))[0].found == (await looks.sample("emails"))[0].found
+    assert await reader.peek("emails", "failed") == await looks.peek("emails", "failed")
+    assert (await reader.place("emails", "x")).row.job.failed_reason == "broke"
+    assert (await reader.failures("emails")).total == 1
+    assert (await reader.records(["emails"]))["emails"] == []
+    assert await reader.queues() == ["emails"]
+    admin.execute_command("ACL SETUSER reader -@scripting")
+    nobody = Both(type(looks.server)(url, prefix=prefix))
+    with pytest.raises(ServerRefused, match="NOPERM"):
+        await nobody.sample(["emails"])
+    admin.execute_command("ACL DELUSER reader")
+
+
+def test_the_reads_work_in_a_cluster(cluster: Cluster, prefix: str) -> None:
+    everywhere = SyncServer(cluster.url, prefix=prefix)
+    names = [f"q{number}" for number in range(6)]
+    for name in names:
+        everywhere.queue(name).add("send", {"name": name})
+    samples = everywhere.sample(names)
+    assert [sample.found.counts[JobState.WAITING] for sample in samples] == [1] * 6
+    assert [everywhere.place(name, "1").before for name in names] == [0] * 6
+    terms = read_terms("q3", NOW)
+    assert [len(everywhere.search(name, "waiting", terms).rows) for name in names] == [
+        int(name == "q3") for name in names
+    ]
+    assert everywhere.peek("q1", "waiting", after=START).total == 1
+    assert everywhere.failures("q1").total == 0
+    assert everywhere.crew().workers == {}
+    assert everywhere.registered_queues() == []
+    everywhere.close()
