@@ -26,7 +26,10 @@
 --   of a job in this call, and -5 there is no such parent, -7 it has another parent; nothing at all
 --   if the sequence has gone on, or the number was used by another
 -- EFFECTS
---   as BullMQ 6's flow producer: a parent whose children have all ended is released at the end
+--   as BullMQ 6's flow producer: a parent whose children have all ended is released at the end.
+--   While pieces are missing, two sets beside the root tell what was there before the tree, if
+--   anything was: `tb:old` has the jobs that were adopted, and the children for which they waited;
+--   `tb:growing` has those of them that get children by it
 
 local memo, flows = unpack(KEYS)
 local root, now, call, mark, memo_life, deadline, bases, runs, complete = unpack(ARGV)
@@ -48,6 +51,7 @@ if last then
 end
 now, bases, runs = tonumber(now), cmsgpack.unpack(bases), cmsgpack.unpack(runs)
 complete = cmsgpack.unpack(complete)
+local is_piece = deadline ~= "" or #complete > 0
 
 -- Refuse before anything is written. Most often none of the jobs is there: one command tells.
 local nodes, ids, keys, here, exists = {}, {}, {}, {}, {}
@@ -173,6 +177,10 @@ local function write()
     local queue = queues[job[1]]
     queue.jobs = queue.jobs + 1
     if exists[n] then
+      if is_piece then
+        --- @include "note_old"
+        note_old(root, base .. id, waits > 0)
+      end
       if parent then
         --- @include "attach_to_parent"
         attach_to_parent(base, id, parent, base .. "completed", now, true)
@@ -225,6 +233,9 @@ for i = 1, #complete do
 end
 if deadline == "" then
   redis.call("ZREM", flows, root)
+  if is_piece then
+    redis.call("DEL", root .. ":tb:old", root .. ":tb:growing")
+  end
 end
 for b = 1, #bases do
   local base = bases[b]

@@ -192,6 +192,73 @@ def test_an_undone_flow_takes_its_unfinished_branches_with_it(bed: Bed) -> None:
     assert state == {}
 
 
+def broken_off_over(bed: Bed, *children: FlowNode, top: FlowNode) -> None:
+    """Have a flow broken off that has brought these jobs, some of which were there before."""
+    add(bed, [top, *children], 2, deadline_ms=NOW - 1)
+
+
+def test_a_root_that_waited_before_keeps_its_older_children(bed: Bed) -> None:
+    old = node(bed.queue, "top", waits=Waits.FOR_THESE)
+    add(bed, [old, *(node(bed.queue, f"old{n}", old) for n in range(3))])
+    before = bed.state(events=False)
+    top = node(bed.queue, "top", waits=Waits.FOR_MORE)
+    broken_off_over(bed, *(node(bed.queue, f"new{n}", top) for n in range(5)), top=top)
+    assert bed.go(undo_flows(bed.queue, NOW, piece=2)) == [bed.queue.job("top")]
+    volatile = ("id", "marker", "tb:add:p:0")
+    assert without(bed.state(events=False), *volatile) == without(before, *volatile)
+
+
+def test_a_root_whose_older_children_have_ended_meanwhile_runs(bed: Bed) -> None:
+    old = node(bed.queue, "top", waits=Waits.FOR_THESE)
+    add(bed, [old, node(bed.queue, "old", old)])
+    top = node(bed.queue, "top", waits=Waits.FOR_MORE)
+    broken_off_over(bed, node(bed.queue, "new", top), top=top)
+    bed.admin.srem(bed.queue.dependencies("top"), bed.queue.job("old"))
+    assert bed.go(undo_flows(bed.queue, NOW)) == [bed.queue.job("top")]
+    state = bed.state()
+    assert state["wait"] == ["old", "top"]
+    assert not {"new", "top:dependencies", "waiting-children", "tb:flows"} & set(state)
+
+
+def test_a_job_that_an_undone_flow_has_adopted_stays(bed: Bed) -> None:
+    for name in ("child", "leaf"):
+        bed.job(name)
+    top = node(bed.queue, "top", waits=Waits.FOR_MORE)
+    middle = node(bed.queue, "middle", top, waits=Waits.FOR_MORE)
+    children = [middle, node(bed.queue, "child", top), node(bed.queue, "leaf", middle)]
+    broken_off_over(bed, *children, node(bed.queue, "new", middle), top=top)
+    bed.go(undo_flows(bed.queue, NOW))
+    state = without(bed.state(events=False), "id", "meta", "marker", "tb:add:p:0")
+    assert set(state) == {"wait", "child", "leaf"}
+    assert sorted(state["wait"]) == ["child", "leaf"]
+
+
+@pytest.mark.parametrize("waits", [Waits.FOR_MORE, Waits.FOR_THESE])
+def test_a_parent_that_an_undone_flow_has_adopted_waits_as_before(bed: Bed, waits: Waits) -> None:
+    other = node(bed.queue, "middle", waits=Waits.FOR_THESE)
+    add(bed, [other, node(bed.queue, "old", other)])
+    top = node(bed.queue, "top", waits=Waits.FOR_MORE)
+    middle = node(bed.queue, "middle", top, waits=waits)
+    children = [node(bed.queue, f"new{n}", middle) for n in range(3)]
+    broken_off_over(bed, middle, *children, top=top)
+    assert bed.go(undo_flows(bed.queue, NOW, piece=2)) == [bed.queue.job("top")]
+    state = without(bed.state(events=False), "id", "meta", "marker", "tb:add:p:0")
+    assert set(state) == {"wait", "middle", "middle:dependencies", "old", "waiting-children"}
+    assert state["middle:dependencies"] == {bed.queue.job("old")}
+    assert (state["wait"], list(state["waiting-children"])) == (["old"], ["middle"])
+
+
+def test_nothing_of_a_flow_in_pieces_is_left_when_all_has_come(bed: Bed) -> None:
+    old = node(bed.queue, "top", waits=Waits.FOR_THESE)
+    add(bed, [old, node(bed.queue, "old", old)])
+    top = node(bed.queue, "top", waits=Waits.FOR_MORE)
+    broken_off_over(bed, node(bed.queue, "a", top), top=top)
+    add(bed, [node(bed.queue, "b", top)], 3, complete=[(bed.queue, "top")])
+    state = bed.state()
+    assert state["top:dependencies"] == {bed.queue.job(name) for name in ("old", "a", "b")}
+    assert not [key for key in state if ":tb:" in key or key == "tb:flows"]
+
+
 def test_a_root_that_has_been_started_is_not_removed(bed: Bed) -> None:
     broken_off(bed, 2)
     bed.admin.zrem(bed.queue.waiting_children, "top")
