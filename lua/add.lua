@@ -88,7 +88,7 @@ end
 if new == 0 then
   return answers
 end
-local number = redis.call("INCRBY", counter, numbers) - numbers
+local number = numbers > 0 and redis.call("INCRBY", counter, numbers) - numbers or 0
 local queue = queue_state(meta, active, wait, paused)
 
 local added, fifo, lifo, classes, any_delayed = {}, {}, {}, {}, false

@@ -83,24 +83,24 @@ if is_pending then
 end
 
 local is_cron = due ~= ""
+local is_same_every = not is_cron and last and finite(known.every) == every
 if is_cron then
   due = tonumber(due)
+elseif is_same_every and place then
+  due = last
+elseif is_same_every then
+  due = next_slot(last, every, offset or finite(known.offset) or 0, now)
 else
-  local is_same_rule = last and finite(known.every) == every
-  if is_same_rule and place then
-    due = last
-  elseif is_same_rule then
-    due = next_slot(last, every, offset or finite(known.offset) or 0, now)
-  else
-    due = math.max(now, start or 0)
-    if offset then
-      local aligned = math.floor(due / every) * every + offset
-      due = aligned < due and aligned + every or aligned
-    end
+  due = math.max(now, start or 0)
+  if offset then
+    local aligned = math.floor(due / every) * every + offset
+    local is_past = aligned < due or aligned == due and not start
+    due = is_past and aligned + every or aligned
   end
-  offset = offset or finite(known.offset) or due % every
 end
-offset = offset or finite(known.offset) or 0
+-- Another rule begins anew once the last run of the former one has been taken.
+local former_offset = (place or is_same_every) and finite(known.offset)
+offset = offset or former_offset or (is_cron and 0 or due % every)
 
 local function is_taken()
   local id = string.format("repeat:%s:%.0f", scheduler_id, due)

@@ -84,7 +84,8 @@ class OurManualWorker:
     def _end(
         self, job_id: str, outcome: Written, token: str, *, fetch_next: bool = False
     ) -> str | None:
-        job = self._job(job_id)
+        # A job that completes is sent as it was taken: one that was new ends with the plain ones.
+        job = self.as_taken(job_id, token) if isinstance(outcome, Complete) else self._job(job_id)
         packed = pack_outcome(job, token, outcome, attempts_of(job), self._clock(), self._keep)
         cycled = self._cycle([packed], int(fetch_next), token)
         if cycled.codes[0] != 0:

@@ -28,6 +28,12 @@ class Operation(Struct, frozen=True):
 Sequence = list[Operation]
 
 _SCHEDULES: Final = ("s", "t")
+_LASTING: Final[dict[str, dict[str, Any]]] = {
+    "cron": {"pattern": "*/2 * * * * *", "tz": "UTC"},
+    "every": {"every": 700},
+    "hourly": {"pattern": "30 * * * *", "tz": "Europe/Berlin"},
+}
+"""Schedules whose rules never change."""
 
 
 class _Run:
@@ -63,9 +69,41 @@ class _Run:
         self.jobs += names
         return self.stage.a.add_flow({**parent, "children": [left, right]})
 
+    def add_tree(self, spec: dict[str, Any]) -> Any:
+        """Add a flow of any shape; all its ids are new."""
+        return self.stage.a.add_flow(self._tree(spec))
+
+    def _tree(self, spec: dict[str, Any]) -> dict[str, Any]:
+        job_id = f"j{len(self.jobs)}"
+        self.jobs.append(job_id)
+        opts = {"jobId": job_id, **spec["opts"]}
+        children = [self._tree(child) for child in spec.get("children", ())]
+        return {"name": "f", "queueName": "q", "data": {}, "opts": opts, "children": children}
+
+    def grow(self, operation: Operation) -> str:
+        """Give a job that is there another child."""
+        parent = {"id": self.job(operation), "queue": f"{self.stage.a.prefix}:q"}
+        return self.add({"jobId": f"j{len(self.jobs)}", "parent": parent, **operation.value})
+
     def schedule(self, operation: Operation) -> str | None:
         rule, template = operation.value
         return self.stage.a.upsert_scheduler(_SCHEDULES[operation.job % 2], rule, template)
+
+    def keep_schedule(self, operation: Operation) -> str | None:
+        """Write a schedule whose rule never changes, unless its run is overdue."""
+        name = sorted(_LASTING)[operation.job % len(_LASTING)]
+        if (due := self._due(name)) is not None and due <= self.stage.now:
+            return None
+        return self.stage.a.upsert_scheduler(name, _LASTING[name], operation.value)
+
+    def await_run(self, operation: Operation) -> None:
+        """Let time pass until a schedule is due."""
+        due = self._due(sorted(_LASTING)[operation.job % len(_LASTING)])
+        if due is not None and due > self.stage.now:
+            self.stage.tick(int(due) - self.stage.now)
+
+    def _due(self, name: str) -> float | None:
+        return self.stage.redis.zscore(self.stage.key("repeat"), name)
 
     def take(self) -> str | None:
         self.taken += 1
@@ -110,6 +148,9 @@ _END: Final[dict[str, End]] = {
         job_id, run.stage.now + 50, token
     ),
     "give back": lambda _, worker, job_id, token: worker.move_to_wait(job_id, token),
+    "wait for children": lambda _, worker, job_id, token: worker.move_to_waiting_children(
+        job_id, token
+    ),
     "crash": lambda run, _, job_id, __: run.stage.expire_lock(job_id),
     "renew": lambda run, worker, job_id, token: run.renew(worker, job_id, token),
 }
@@ -117,6 +158,12 @@ _END: Final[dict[str, End]] = {
 _PERFORM: Final[dict[str, Perform]] = {
     "add": lambda run, op: run.add(op.value),
     "flow": lambda run, op: run.add_flow(op.value),
+    "tree": lambda run, op: run.add_tree(op.value),
+    "grow": lambda run, op: run.grow(op),
+    "cut off": lambda run, op: run.stage.a.remove_child_dependency(run.job(op)),
+    "give up children": lambda run, op: run.stage.a.remove_unprocessed_children(run.job(op)),
+    "remove tree": lambda run, op: run.stage.a.remove(run.job(op)),
+    "count children": lambda run, op: run.stage.a.dependency_counts(run.job(op)),
     "take": lambda run, _: run.take(),
     "finish": lambda run, op: run.finish(op),
     "work": lambda run, op: run.work(op.value),
@@ -140,12 +187,31 @@ _PERFORM: Final[dict[str, Perform]] = {
     "resume": lambda run, _: run.stage.a.resume(),
     "schedule": lambda run, op: run.schedule(op),
     "unschedule": lambda run, op: run.stage.a.remove_scheduler(_SCHEDULES[op.job % 2]),
+    "keep schedule": lambda run, op: run.keep_schedule(op),
+    "end schedule": lambda run, op: run.stage.a.remove_scheduler(
+        sorted(_LASTING)[op.job % len(_LASTING)]
+    ),
+    "await run": lambda run, op: run.await_run(op),
+    "moment": lambda run, op: run.stage.tick(op.value),
 }
 
 
 WITH_SCHEDULES: Final = frozenset({"schedule", "unschedule"})
 BESIDE_SCHEDULES: Final = frozenset({"add", "take", "finish", "tick", "sweep", "state", "log"})
 """What is done in one queue with schedules. Not `drain` and `pause`: there BullMQ has defects."""
+
+WITH_LASTING_SCHEDULES: Final = frozenset({"keep schedule", "end schedule", "await run", "moment"})
+"""Schedules that are never late when they are written or run: else BullMQ 5 and 6 differ."""
+
+WITH_FLOWS: Final = frozenset(
+    {"tree", "grow", "cut off", "give up children", "remove tree", "count children"}
+)
+BESIDE_FLOWS: Final = frozenset(
+    {
+        *("add", "take", "finish", "work", "tick", "sweep", "promote", "change delay"),
+        *("change priority", "retry", "retry all", "remove", "clean", "drain", "state"),
+    }
+)
 
 VERSIONS_DIFFER: Final = frozenset({"pause", "resume", "retry", "retry all"})
 """Operations that BullMQ 5 and 6 do differently: 7.1, 1, 7, 8 and 9."""
@@ -175,6 +241,31 @@ _FLAGS = (
     "continueParentOnFailure",
     "ignoreDependencyOnFailure",
     "removeDependencyOnFailure",
+)
+_FLAG = st.sampled_from([{}, *({flag: True} for flag in _FLAGS)])
+_CHILD_OPTIONS = st.builds(
+    lambda flag, more: {**flag, **more},
+    _FLAG,
+    st.fixed_dictionaries(
+        {},
+        optional={
+            "priority": st.integers(1, 3),
+            "delay": st.just(50),
+            "attempts": st.integers(1, 2),
+            "removeOnComplete": st.just(True),
+            "removeOnFail": st.just(True),
+        },
+    ),
+)
+_LEAF = st.builds(lambda opts: {"opts": opts}, _CHILD_OPTIONS)
+_TREE = st.recursive(
+    _LEAF,
+    lambda below: st.builds(
+        lambda opts, children: {"opts": opts, "children": children},
+        _CHILD_OPTIONS,
+        st.lists(below, min_size=1, max_size=3),
+    ),
+    max_leaves=6,
 )
 _FINISHED = st.sampled_from(["failed", "completed"])
 _STATES = st.sampled_from(["completed", "failed", "wait", "delayed", "prioritized", "active"])
@@ -212,7 +303,13 @@ _ATTEMPTS: Final[list[Any]] = [
 # kind -> (how often, among all, and what values)
 _KINDS: Final[dict[str, tuple[int, SearchStrategy[Any]]]] = {
     "add": (10, _JOB_OPTIONS),
-    "flow": (1, st.sampled_from([{}, *({flag: True} for flag in _FLAGS)])),
+    "flow": (1, _FLAG),
+    "tree": (8, _TREE),
+    "grow": (3, _CHILD_OPTIONS),
+    "cut off": (1, st.none()),
+    "give up children": (1, st.none()),
+    "remove tree": (2, st.none()),
+    "count children": (1, st.none()),
     "take": (8, st.none()),
     "finish": (8, st.sampled_from(sorted(_END))),
     "work": (1, st.sampled_from(_ATTEMPTS)),
@@ -235,13 +332,20 @@ _KINDS: Final[dict[str, tuple[int, SearchStrategy[Any]]]] = {
     "resume": (2, st.none()),
     "schedule": (6, st.tuples(_EVERY | _CRON, _TEMPLATE)),
     "unschedule": (2, st.none()),
+    "keep schedule": (5, _TEMPLATE),
+    "end schedule": (1, st.none()),
+    "await run": (5, st.none()),
+    "moment": (3, st.sampled_from([1, 10, 60])),
 }
+
+
+_ANYTHING = frozenset(_KINDS) - WITH_SCHEDULES - WITH_LASTING_SCHEDULES - WITH_FLOWS
 
 
 def sequences(
     *,
     without: frozenset[str] = frozenset(),
-    only: frozenset[str] = frozenset(_KINDS) - WITH_SCHEDULES,
+    only: frozenset[str] = _ANYTHING,
     least: int = 5,
     length: int = 40,
 ) -> SearchStrategy[Any]:

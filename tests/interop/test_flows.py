@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Final
 
 import anyio
 import pytest
 from anyio import fail_after
+from msgspec.structs import replace
 from redis import Redis
 
 from taskbull import App, JobState, current_job, from_children
@@ -14,7 +16,7 @@ from taskbull.app.producer import JobSpec
 from tests.interop.compare import ANY_VERSION, OUR_MEMORY, Exempt, assert_same
 from tests.interop.conftest import MakeActor
 from tests.interop.node import Version
-from tests.interop.snapshot import take
+from tests.interop.snapshot import Snapshot, take
 
 LIMIT: Final = 60.0
 PLAIN: Final[dict[str, Any]] = {
@@ -119,6 +121,45 @@ def test_a_flow_is_what_bullmq_writes(
     )
     assert theirs.call("getFlow", {"id": "top", "queueName": "q"}) == ours.call(
         "getFlow", {"id": "top", "queueName": "q"}
+    )
+
+
+def by_job(snapshot: Snapshot) -> Snapshot:
+    """Sort lists and events by job: of several flows, BullMQ adds all roots first, and we one flow
+    after the other.
+    """
+    orders: dict[str, Callable[[Any], Any]] = {"list": str, "stream": lambda event: event[1]}
+    return {
+        key: replace(entry, content=sorted(entry.content, key=orders[entry.kind]))
+        if entry.kind in orders
+        else entry
+        for key, entry in snapshot.items()
+    }
+
+
+@pytest.mark.parametrize("version", [5, 6])
+@pytest.mark.parametrize("way", ["asyncio", "trio", "sync"])
+def test_several_flows_and_jobs_in_one_go_are_what_bullmq_writes(
+    way: str, version: Version, redis: Redis, interop_url: str, new_actor: MakeActor
+) -> None:
+    theirs, ours = new_actor(version), new_actor(version)
+    app = declare(interop_url, ours.prefix)
+    ours.counts()
+    specs = [
+        tree("one", tree("a", tree("b")), tree("c", priority=2)),
+        tree("two", tree("d", queue="other"), delay=5),
+        tree("single"),
+    ]
+    jobs = [our_job(app, spec) for spec in specs]
+    added = app.enqueue(jobs) if way == "sync" else anyio.run(app.aenqueue, jobs, backend=way)
+    assert [job.id for job in added] == ["one", "two", "single"]
+    theirs.call("addFlows", [their_job(spec) for spec in specs])
+    app.close()
+    assert_same(
+        by_job(take(redis, theirs.prefix, times="ignored")),
+        by_job(take(redis, ours.prefix, times="ignored")),
+        exempt=EXEMPT,
+        names=(theirs.label, "taskbull"),
     )
 
 

@@ -36,6 +36,8 @@ AS_BULLMQ_6 = {
     "a_child_whose_parent_is_gone",
     "a_slot_missed_by_part_of_an_interval",
     "every_so_often_with_an_offset",
+    "an_offset_that_falls_on_this_moment",
+    "another_rule_after_the_last_run",
     "a_changed_rule",
     "a_child_that_was_completed_before_the_flow",
     "all_children_were_completed_before_the_flow",
@@ -56,6 +58,7 @@ ON_PURPOSE = {
     "messages_of_every_kind": "an empty message is told as its class, and a huge one is cut",
     "draining_with_an_iteration_that_is_not_the_oldest": "BullMQ removes the wrong job's id",
     "what_obliterate_leaves_behind": "we leave nothing",
+    "an_offset_and_a_start": "the first run has the offset, too",
 }
 """Where we do better, or differently, than either version."""
 

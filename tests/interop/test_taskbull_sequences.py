@@ -17,8 +17,11 @@ from tests.interop.node import Node, Version
 from tests.interop.node_actor import NodeActor
 from tests.interop.runner import Runner, running
 from tests.interop.sequences import (
+    BESIDE_FLOWS,
     BESIDE_SCHEDULES,
     VERSIONS_DIFFER,
+    WITH_FLOWS,
+    WITH_LASTING_SCHEDULES,
     WITH_SCHEDULES,
     Sequence,
     as_case,
@@ -97,11 +100,45 @@ def test_taskbull_and_bullmq_5_by_turns(player: SequencePlayer, sequence: Sequen
 
 
 @RANDOM
+@given(sequence=sequences(only=BESIDE_FLOWS | WITH_FLOWS))
+def test_flows_of_taskbull_and_bullmq_6_by_turns(
+    player: SequencePlayer, sequence: Sequence
+) -> None:
+    assert not player.differences(sequence, 6, theirs=True)
+
+
+@RANDOM
+@given(sequence=sequences(only=BESIDE_FLOWS | WITH_FLOWS))
+def test_taskbull_does_with_flows_what_bullmq_6_does(
+    player: SequencePlayer, sequence: Sequence
+) -> None:
+    assert not player.differences(sequence, 6, theirs=False)
+
+
+@RANDOM
+@given(sequence=sequences(only=BESIDE_FLOWS | WITH_FLOWS, without=VERSIONS_DIFFER))
+def test_flows_of_taskbull_and_bullmq_5_by_turns(
+    player: SequencePlayer, sequence: Sequence
+) -> None:
+    assert not player.differences(sequence, 5, theirs=True)
+
+
+@RANDOM
 @given(sequence=sequences(only=BESIDE_SCHEDULES | WITH_SCHEDULES))
 def test_schedules_of_taskbull_and_bullmq_6_by_turns(
     player: SequencePlayer, sequence: Sequence
 ) -> None:
     assert not player.differences(sequence, 6, theirs=True)
+
+
+@RANDOM
+@given(
+    sequence=sequences(only=BESIDE_SCHEDULES | WITH_LASTING_SCHEDULES, without=frozenset({"tick"}))
+)
+def test_schedules_of_taskbull_and_bullmq_5_by_turns(
+    player: SequencePlayer, sequence: Sequence
+) -> None:
+    assert not player.differences(sequence, 5, theirs=True)
 
 
 @pytest.mark.parametrize("company", [5, 6])

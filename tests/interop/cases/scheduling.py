@@ -63,6 +63,19 @@ def every_so_often_with_an_offset(s: Stage) -> None:
     iterate(s, 2, 1_000)
 
 
+@CASES(80, versions_differ="BullMQ 5 does not honour an offset at the first run (7.1, 10)")
+def an_offset_that_falls_on_this_moment(s: Stage) -> None:
+    offset = s.now % 1_000
+    s.note("first", s.a.upsert_scheduler("s", {"every": 1_000, "offset": offset}, TEMPLATE))
+    iterate(s, 2, 1_000)
+
+
+@CASES(80, versions_differ="BullMQ 5 does not honour an offset at the first run (7.1, 10)")
+def an_offset_and_a_start(s: Stage) -> None:
+    rule = {"every": 1_000, "offset": 300, "startDate": s.now + 5_000}
+    s.note("first", s.a.upsert_scheduler("s", rule, TEMPLATE))
+
+
 @CASES(80)
 def iterations_with_priority_and_lifo(s: Stage) -> None:
     template = {"name": "n", "opts": {"priority": 3, "removeOnComplete": True}}
@@ -118,6 +131,23 @@ def the_same_cron_scheduler_twice(s: Stage) -> None:
     s.a.upsert_scheduler("s", {"pattern": "0 * * * *"}, TEMPLATE)
     s.tick(5)
     s.note("again", s.a.upsert_scheduler("s", {"pattern": "0 * * * *"}, {"name": "renamed"}))
+
+
+@CASES(82, versions_differ="BullMQ 5 keeps the old time when the rule changes (7.1, 10)")
+def another_rule_after_the_last_run(s: Stage) -> None:
+    rules: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
+        ("e", {"every": 700, "limit": 1}, {"every": 50}),
+        ("c", {"every": 700, "limit": 1}, {"pattern": "*/2 * * * * *", "tz": "UTC"}),
+        ("s", {"every": 700, "limit": 1, "offset": 433}, {"every": 700}),
+    ]
+    for name, rule, _ in rules:
+        s.a.upsert_scheduler(name, rule, TEMPLATE)
+    s.tick(10)
+    for number in range(3):
+        s.note("taken", s.a.worker().take(f"t{number}"))
+    s.tick(10)
+    for name, _, rule in rules:
+        s.note(name, s.a.upsert_scheduler(name, rule, TEMPLATE))
 
 
 @CASES(82, versions_differ="BullMQ 5 keeps the old time when the rule changes (7.1, 10)")
