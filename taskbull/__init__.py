@@ -12,6 +12,7 @@ from taskbull.app.chain import chain
 from taskbull.app.injection import from_lifespan
 from taskbull.app.received import from_child, from_children
 from taskbull.app.task import Task
+from taskbull.app.task_group import TaskGroup
 from taskbull.core.backoff import Backoff
 from taskbull.core.breaker import CircuitBreaker
 from taskbull.core.celery import MODULE, celery_hint
@@ -87,6 +88,7 @@ __all__ = [
     "SyncQueue",
     "SyncServer",
     "Task",
+    "TaskGroup",
     "TaskNotRegistered",
     "TaskbullError",
     "TransientError",

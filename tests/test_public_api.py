@@ -40,6 +40,7 @@ EXPORTED = [
     "SyncQueue",
     "SyncServer",
     "Task",
+    "TaskGroup",
     "TaskNotRegistered",
     "TaskbullError",
     "TransientError",

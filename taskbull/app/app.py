@@ -2,31 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
-from functools import partial
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, Unpack, cast, overload
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar, Unpack, cast
 
 from taskbull.app.discovery import find_attribute, import_modules, import_package
-from taskbull.app.function import check_function
-from taskbull.app.layers import JobMiddleware, PlainJobMiddleware
-from taskbull.app.lifespan import LifespanFunction, lifespan
 from taskbull.app.producer import JobSpec, Producer
 from taskbull.app.queue_rules import Queues
-from taskbull.app.registry import Registry
-from taskbull.app.schedules import Schedules
-from taskbull.app.settings import Defaults, TaskOptions
-from taskbull.app.task import AsyncTask, Decorator, SyncTask, Task, make_task
+from taskbull.app.task_group import TaskGroup
 from taskbull.app.worker_factory import WorkerFactory
 from taskbull.core import events, payload
-from taskbull.core.celery import APP, no_attribute
 from taskbull.core.checks import check_choice, check_text, refusal
 from taskbull.core.classification import Classifier
 from taskbull.core.durations import Duration, limit_of
 from taskbull.core.job import Job
-from taskbull.core.keys import NAME_LIMIT, PREFIX
-from taskbull.core.keywords import check_keywords, unknown_setting
-from taskbull.core.options import ATTEMPTS, AppKeywords, JobOptions
-from taskbull.core.retry import RetryPolicy, UnknownErrors, attempts_of
+from taskbull.core.keys import PREFIX
+from taskbull.core.keywords import check_keywords
+from taskbull.core.options import AppKeywords
+from taskbull.core.retry import UnknownErrors, attempts_of
 from taskbull.core.worker_options import QueueKeywords, QueueOptions, WorkerKeywords
 from taskbull.errors import ConfigurationError
 from taskbull.queue.add_bulk import Progress
@@ -38,7 +30,6 @@ from taskbull.store.namespace import Namespace
 
 if TYPE_CHECKING:
     from taskbull.core.declared_schedule import DeclaredSchedules
-    from taskbull.core.rules import Rule
     from taskbull.queue.queue import Queue
     from taskbull.queue.server import Server
     from taskbull.queue.sync_queue import SyncQueue
@@ -46,16 +37,13 @@ if TYPE_CHECKING:
     from taskbull.worker.route import Route
     from taskbull.worker.worker import Worker
 
-P = ParamSpec("P")
 R = TypeVar("R")
 E = TypeVar("E", bound=events.Event)
-M = TypeVar("M", bound="JobMiddleware | PlainJobMiddleware")
-L = TypeVar("L", bound=LifespanFunction)
 
 _LOOKED_AT = 100
 
 
-class App:
+class App(TaskGroup):
     """A set of tasks, and the Redis where their jobs are.
 
     The options of jobs that it is made with (`AppKeywords`) are the defaults of its tasks.
@@ -67,6 +55,8 @@ class App:
     `attempts` is 3 for the jobs that this app adds. Given here, it also counts for jobs of others
     that say nothing about attempts; those have one otherwise, as BullMQ means it.
     """
+
+    word = "app"
 
     def __init__(  # noqa: PLR0913 - users write them by name
         self,
@@ -84,99 +74,35 @@ class App:
         call_timeout: Duration | None = CALL_TIMEOUT,
         **options: Unpack[AppKeywords],
     ) -> None:
-        _check_settings(options)
-        self.name = check_text("app name", name, most=NAME_LIMIT)
-        jobs = JobOptions(attempts=ATTEMPTS if attempts is None else attempts, **options)
-        policy = RetryPolicy(
+        super().__init__(
+            name,
+            queue=queue,
             attempts=attempts,
-            backoff=jobs.backoff,
-            error_backoffs=jobs.error_backoffs,
             classify=classify,
             unknown_errors=unknown_errors,
+            **options,
         )
-        self._include = _module_names(include)
-        self.producer = Producer(
+        self._modules = _module_names(include)
+        self._is_placed = redis is not None or prefix != PREFIX or hash_tag is not None
+        producer = Producer(
             Namespace(address_of(redis), prefix, hash_tag),
             limit_of("enqueue_timeout", enqueue_timeout),
             limit_of("call_timeout", call_timeout),
         )
-        self.producer.client(queue)  # refuses a wrong name
-        self._defaults = Defaults(queue, jobs, policy)
-        self._registry = Registry(name)
-        self._schedules = Schedules(name)
-        self._factory = WorkerFactory(name, self._registry, policy)
+        producer.client(queue)  # refuses a wrong name
+        self.move(producer)
+        self._factory = WorkerFactory(self.registry, self._defaults.policy)
         self._blocking = BlockingCheck("app.enqueue()", "await app.aenqueue()")
-
-    if not TYPE_CHECKING:  # which would take any name then
-
-        def __getattr__(self, name: str) -> Any:
-            raise no_attribute(self, APP, name)
-
-    def __repr__(self) -> str:
-        return f"<App {self.name}, {len(self.tasks)} tasks>"
-
-    @property
-    def tasks(self) -> Mapping[str, Task[..., Any]]:
-        """The tasks by name."""
-        return self._registry.tasks
-
-    @property
-    def queues(self) -> list[str]:
-        """The queues of all tasks."""
-        return self._registry.queues
 
     @property
     def known_queues(self) -> list[str]:
         """The queues of all tasks, and those that have rules of their own."""
         return list(dict.fromkeys([*self.queues, *self._factory.rules.queues]))
 
-    @overload
-    def task(  # type: ignore[overload-overlap]  # pyright: ignore[reportOverlappingOverload]
-        self,
-        function: Callable[P, Coroutine[Any, Any, R]],
-        /,
-    ) -> AsyncTask[P, R]: ...
-    @overload
-    def task(self, function: Callable[P, R], /) -> SyncTask[P, R]: ...
-    @overload
-    def task(self, /, **options: Unpack[TaskOptions]) -> Decorator: ...
-    def task(self, function: Any = None, /, **options: Unpack[TaskOptions]) -> Any:
-        """Turn a function into a task: `@app.task`, or `@app.task(queue="emails", attempts=5)`.
-
-        Its name is the function's, unless given. `extra` says what becomes of fields in a job's
-        data that no parameter takes: "error" or "ignore". With a `schedule`, a `Cron` or an
-        `Every`, the task is called again and again, with the defaults of its parameters.
-        """
-        check_keywords("@app.task", options, TaskOptions)
-        if function is None:
-            return cast("Decorator", partial(self._add, options))
-        return self._add(options, function)
-
-    def _add(self, given: TaskOptions, function: Callable[..., Any]) -> Task[..., Any]:
-        name = given.get("name")
-        check_function(function, name)
-        settings = self._defaults.with_task(function.__name__ if name is None else name, given)
-        self.producer.client(settings.queue)  # refuses a wrong name
-        task = make_task(function, settings, self.producer)
-        rule = given.get("schedule")
-        schedule = None if rule is None else self._schedules.of_task(task, rule)
-        self._registry.add(task)
-        if schedule is not None:
-            self._schedules.add(schedule)
-        return task
-
-    def schedule(self, id: str, rule: Rule, job: JobSpec[Any]) -> None:  # noqa: A002
-        """Declare that a job is added again and again: what `task.job(…)` made, by a rule.
-
-        Schedules that are new or have changed are written when a worker of the queue starts. One
-        that is no longer declared stays until `taskbull schedules sync --prune`.
-        """
-        self._schedules.add(self._schedules.of_job(id, rule, job))
-
     @property
     def declared_schedules(self) -> DeclaredSchedules:
         """The schedules that this app declares."""
-        return self._schedules.declared()
+        return self.timetable.declared()
 
     def enqueue(
         self, jobs: Iterable[JobSpec[R]], *, progress: Progress | None = None
@@ -229,24 +155,6 @@ class App:
         """Close the connections of sync code that are not in use; more are made when needed."""
         self.producer.stores.close()
 
-    def lifespan(self, function: L) -> L:
-        """Run an async generator, or async context manager function, around each worker.
-
-        It takes the app, or nothing. There is one for an app.
-        """
-        self._factory.surround(lifespan(function, self))
-        return function
-
-    def middleware(self, function: M) -> M:
-        """Put a layer around jobs; of each kind the first one is outermost.
-
-        `async def layer(job, call_next)` surrounds each job, in the event loop. A plain `def` of
-        the same form surrounds plain functions only, in their own thread, inside of all of the
-        others; there `call_next(job)` returns the result.
-        """
-        self._factory.surround_jobs(function)
-        return function
-
     def on(self, kind: type[E]) -> Callable[[Callable[[E], None]], Callable[[E], None]]:
         """Call a function for each event of a kind in this app's workers; `Event` means all."""
 
@@ -257,8 +165,9 @@ class App:
         return register
 
     def load_tasks(self) -> None:
-        """Import the modules named by `include`; workers do it when they are made."""
-        import_modules(self._include, f"App {self.name}: include")
+        """Import the modules named by `include=[…]`; workers do it when they are made."""
+        import_modules(self._modules, f"App {self.name}: include")
+        super().load_tasks()
 
     def autodiscover(self, package: str, name: str | None = "tasks") -> list[str]:
         """Import the modules of a package, at any depth, that are called `name` (None: all).
@@ -266,6 +175,16 @@ class App:
         It is done at once; the full names of the modules are given.
         """
         return import_package(check_text("package", package), name)
+
+    def check_move(self, producer: Producer) -> None:
+        """Refuse to move from one Redis to another: this app was told where its jobs are."""
+        super().check_move(producer)
+        mine, other = self.producer.namespace, producer.namespace
+        if self._is_placed and mine != other:
+            raise ConfigurationError(
+                f"{self.title} has its jobs in {mine}, and cannot be included where they are in "
+                f"{other}: make both with the same redis=… and prefix=…, or make a TaskGroup"
+            )
 
     def attempts_of(self, job: Job) -> int:
         """Return how many attempts a worker of this app gives a job."""
@@ -338,13 +257,6 @@ class App:
         return self._factory.worker(
             self.producer.namespace, queues, options, self.declared_schedules
         )
-
-
-def _check_settings(options: AppKeywords) -> None:
-    for name in options:
-        if name not in AppKeywords.__annotations__:
-            own = App.__init__.__kwdefaults__ or {}
-            raise unknown_setting(name, [*own, *AppKeywords.__annotations__])
 
 
 def load_app(target: str) -> App:

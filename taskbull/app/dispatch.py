@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from taskbull.app.layers import Layers
 from taskbull.app.registry import Registry
 from taskbull.app.task import Task
 from taskbull.app.unclaimed import Unclaimed
@@ -18,9 +17,9 @@ from taskbull.worker.running_job import RunningJob
 class Dispatch:
     """Finds out how jobs are run. What it needs for a task is prepared once."""
 
-    def __init__(self, registry: Registry, policy: RetryPolicy, layers: Layers) -> None:
+    def __init__(self, registry: Registry, policy: RetryPolicy) -> None:
         self._registry = registry
-        self._layers = layers
+        registry.watchers.append(self.forget)
         self._known: dict[str, Route] = {}
         self._unclaimed = Route(Unclaimed(registry).put_off, policy)
 
@@ -43,14 +42,15 @@ class Dispatch:
         if task is None:
             return self._unclaimed  # not kept: what names stand in Redis is not in our hands
         settings, function = task.settings, _function(task)
+        around = [one.layers for one in self._registry.around(name)]
         if not task.is_async:  # in the function itself: wherever that is called, they are as well
-            function = compose(self._layers.plain, function)
+            function = compose([layer for each in around for layer in each.plain], function)
         route = Route(
             function,
             settings.policy,
             settings.timeout,
             site=task.site,
-            layers=tuple(self._layers.awaited),
+            layers=tuple(layer for each in around for layer in each.awaited),
         )
         self._known[name] = route
         return route

@@ -5,6 +5,7 @@ Whoever declares one has imported `Cron` or `Every`; other apps do without what 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from taskbull.app.producer import JobSpec
@@ -19,11 +20,13 @@ if TYPE_CHECKING:
 
 
 class Schedules:
-    """Knows the schedules of one app."""
+    """Knows the schedules of one app or group, and of all that it includes."""
 
-    def __init__(self, app: str) -> None:
-        self._app = app
+    def __init__(self, owner: str) -> None:
+        self._owner = owner
         self._by_queue: dict[str, dict[str, DeclaredSchedule]] = {}
+        self.part_of: Schedules | None = None
+        """What includes them."""
 
     def of_task(self, task: Task[..., Any], rule: Rule) -> DeclaredSchedule:
         """Return the schedule by which a task is called again and again, with its defaults."""
@@ -51,21 +54,39 @@ class Schedules:
 
     def add(self, new: DeclaredSchedule) -> None:
         """Add a schedule; refuse a second one of its id in its queue."""
-        known = self._by_queue.setdefault(new.queue, {})
-        if (other := known.get(new.id)) is not None:
-            raise ConfigurationError(
-                f"Queue {new.queue} would have two schedules {new.id!r}: task {other.job.name} "
-                f"{other.rule.describe()}, and task {new.job.name} {new.rule.describe()}. Give one "
-                "of them another id, with app.schedule(id, …)"
-            )
-        known[new.id] = new
+        self.check([new])
+        if self.part_of is not None:
+            self.part_of.add(new)
+        self._by_queue.setdefault(new.queue, {})[new.id] = new
+
+    def check(self, schedules: Iterable[DeclaredSchedule]) -> None:
+        """Refuse schedules of which one cannot be added, here or to what these are a part of."""
+        for new in schedules:
+            if (other := self._by_queue.get(new.queue, {}).get(new.id)) is not None:
+                raise ConfigurationError(
+                    f"Queue {new.queue} would have two schedules {new.id!r}: task {other.job.name} "
+                    f"{other.rule.describe()}, and task {new.job.name} {new.rule.describe()}. Give "
+                    "one of them another id, with app.schedule(id, …)"
+                )
+            if self.part_of is not None:
+                self.part_of.check([new])
+
+    def include(self, other: Schedules) -> None:
+        """Make other schedules part of these, also those that are declared later."""
+        other.part_of = self
+        for schedule in other.all():
+            self.add(schedule)
+
+    def all(self) -> list[DeclaredSchedule]:
+        """Return all of them."""
+        return [one for known in self._by_queue.values() for one in known.values()]
 
     def declared(self) -> DeclaredSchedules:
-        """Return all of them."""
+        """Return all of them, by queue."""
         from taskbull.core.declared_schedule import DeclaredSchedules  # noqa: PLC0415 - see above
 
         by_queue = {queue: list(known.values()) for queue, known in self._by_queue.items()}
-        return DeclaredSchedules(self._app, by_queue)
+        return DeclaredSchedules(self._owner, by_queue)
 
 
 def _declared(schedule_id: str, queue: str, rule: Rule, job: NewJob) -> DeclaredSchedule:

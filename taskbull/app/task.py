@@ -28,6 +28,7 @@ from taskbull.app.settings import CallOptions, TaskSettings, with_call
 from taskbull.core.celery import TASK, no_attribute
 from taskbull.core.flow import Children, Growing, children_of
 from taskbull.core.job import NewJob
+from taskbull.core.keys import check_queue_name
 from taskbull.core.keywords import check_keywords
 from taskbull.core.options import JobOptions, OnFailure
 from taskbull.core.site import Site
@@ -40,17 +41,29 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
+class Home(Protocol):
+    """What a task belongs to: an app or a group."""
+
+    @property
+    def producer(self) -> Producer: ...
+
+
 class _Calling:
     """What a task and its variants share: how a call becomes a job."""
 
-    def __init__(self, function: Callable[..., Any], name: str, producer: Producer) -> None:
+    def __init__(self, function: Callable[..., Any], name: str, home: Home) -> None:
         self.name = name
-        self.producer = producer
+        self._home = home
         self.binder = Binder(name, function)
         self.blocking = BlockingCheck(f"{name}.delay()", f"await {name}.adelay()")
         self.needs = needs_of(self.binder)
         self.read = self.read_result  # one for all handles
         self._function = function
+
+    @property
+    def producer(self) -> Producer:
+        """What adds jobs; `ConfigurationError` if the task's group is not part of an app yet."""
+        return self._home.producer
 
     def spec(
         self, queue: str, options: JobOptions, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -143,7 +156,7 @@ class Enqueueable(Generic[P, R]):
         """Return the task with other options, to call or to keep."""
         check_keywords(f"{self.name}.options()", options, CallOptions)
         queue = options.get("queue", self._queue)
-        self.calling.producer.client(queue)
+        check_queue_name(queue)
         return self._variant(queue, with_call(self._options, options))
 
     def after(
@@ -219,12 +232,8 @@ class Task(Enqueueable[P, R]):
     __name__: str
     __qualname__: str
 
-    def __init__(
-        self, function: Callable[P, Any], settings: TaskSettings, producer: Producer
-    ) -> None:
-        super().__init__(
-            _Calling(function, settings.name, producer), settings.queue, settings.options
-        )
+    def __init__(self, function: Callable[P, Any], settings: TaskSettings, home: Home) -> None:
+        super().__init__(_Calling(function, settings.name, home), settings.queue, settings.options)
         self.function = function
         self.settings = settings
         functools.update_wrapper(cast("Callable[P, Any]", self), function)
@@ -297,13 +306,11 @@ class SyncTask(Task[P, R]):
         return result
 
 
-def make_task(
-    function: Callable[..., Any], settings: TaskSettings, producer: Producer
-) -> Task[..., Any]:
+def make_task(function: Callable[..., Any], settings: TaskSettings, home: Home) -> Task[..., Any]:
     """Return the kind of task that fits the function."""
     if inspect.iscoroutinefunction(function):
-        return AsyncTask[..., Any](function, settings, producer)
-    return SyncTask[..., Any](function, settings, producer)
+        return AsyncTask[..., Any](function, settings, home)
+    return SyncTask[..., Any](function, settings, home)
 
 
 class Decorator(Protocol):

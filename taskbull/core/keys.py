@@ -50,6 +50,13 @@ _JOB_PARTS: Final = frozenset(
 )
 
 
+def check_queue_name(name: object) -> None:
+    """Refuse a name that no queue can have."""
+    text = check_text("queue name", name, most=NAME_LIMIT)
+    if ":" in text:
+        raise refusal("queue name", "have no ':' (it separates the parts of a key)", name)
+
+
 class QueueKeys(Struct, frozen=True):
     """All keys of one queue, made once; `base` is the start of each, with its colon."""
 
@@ -85,9 +92,7 @@ class QueueKeys(Struct, frozen=True):
     metrics_failed_data: str = ""
 
     def __post_init__(self) -> None:
-        check_text("queue name", self.queue, most=NAME_LIMIT)
-        if ":" in self.queue:
-            raise refusal("queue name", "have no ':' (it separates the parts of a key)", self.queue)
+        check_queue_name(self.queue)
         check_text("prefix", self.prefix, most=NAME_LIMIT)
         check_bool("cluster", self.cluster)
         if self.hash_tag is not None:

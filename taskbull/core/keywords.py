@@ -21,7 +21,7 @@ def check_keywords(
             raise ConfigurationError(f"{where} has no option {name!r}{hint or known_names}")
 
 
-def unknown_setting(name: str, known: Collection[str]) -> TypeError:
-    """Return Python's own error for a keyword that `App` does not take, with what was meant."""
+def unknown_setting(where: str, name: str, known: Collection[str]) -> TypeError:
+    """Return Python's own error for a keyword that a class does not take, with what was meant."""
     hint = celery_hint(name, SETTINGS) or did_you_mean(name, known)
-    return TypeError(f"App() got an unexpected keyword argument {name!r}{hint}")
+    return TypeError(f"{where}() got an unexpected keyword argument {name!r}{hint}")

@@ -19,6 +19,10 @@ class Namespace(Struct, frozen=True):
     def __post_init__(self) -> None:
         self.keys("any")
 
+    def __str__(self) -> str:
+        """Show where, never a password."""
+        return f"{self.address}, prefix {self.prefix}"
+
     def keys(self, queue: str) -> QueueKeys:
         """Return the keys of a queue; refuse a name that no queue can have."""
         return QueueKeys(queue, self.prefix, self.address.clustered, self.hash_tag)

@@ -20,6 +20,7 @@ from taskbull import (
     Server,
     SyncQueue,
     SyncServer,
+    TaskGroup,
     Worker,
     WorkerOptions,
     chain,
@@ -134,6 +135,20 @@ async def with_resources(number: int, resources: Resources = from_lifespan()) ->
 async def resources_are_not_given() -> None:
     assert_type(await with_resources.adelay(5), JobHandle[int])
     assert_type(await with_resources(5, Resources()), int)
+
+
+group = TaskGroup("emails", queue="emails", timeout=timedelta(seconds=5))
+app.include(group)
+app.include(App("other"))
+
+
+@group.task(attempts=5)
+async def grouped(to: str) -> int:
+    return len(to)
+
+
+async def tasks_of_a_group_are_tasks() -> None:
+    assert_type(await grouped.adelay("a"), JobHandle[int])
 
 
 @app.middleware

@@ -16,6 +16,7 @@ from taskbull import (
     Server,
     SyncQueue,
     SyncServer,
+    TaskGroup,
     WorkerOptions,
     chain,
     from_child,
@@ -101,6 +102,11 @@ def layer_without_a_next(job: RunningJob) -> None: ...
 
 @app.middleware  # type: ignore[type-var]  # pyright: ignore[reportArgumentType, reportUntypedFunctionDecorator]
 def layer_of_another_job(job: int, call_next: Callable[[int], object]) -> None: ...
+
+
+def wrong_groups() -> None:
+    TaskGroup("a", redis="redis://localhost")  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+    app.include("a")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 
 
 def wrong_flows() -> None:
