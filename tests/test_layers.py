@@ -55,6 +55,7 @@ LAYERS: dict[str, Layer] = {
     "testing": _layer(
         "errors events core scripts store observability queue worker app", "anyio pytest"
     ),
+    "django": _layer("worker", "django"),
     # What talks to Redis is below: the command line prints what the library gives it.
     "cli": _layer("errors events core observability queue worker app", "anyio click msgspec rich"),
 }
