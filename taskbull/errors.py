@@ -162,6 +162,46 @@ class JobFailed(TaskbullError):
         self.attempts = attempts
 
 
+class ProcessDied(TaskbullError):
+    """The process of the pool in which a job ran has died: only that attempt failed.
+
+    The message names the signal or the exit code; the stored stack has that of the process, if it
+    could still be written.
+    """
+
+
+class ProcessUnavailable(TaskbullError):
+    """No process of the pool can be started now, so that a job could not run."""
+
+
+class RaisedInProcess(TaskbullError):
+    """What a function raised in a process of the pool, as middleware and listeners see it.
+
+    `kind` is the class of the error, such as `builtins.KeyError`, `stack` its stack as text; the
+    message says both in a sentence. The error itself stays in its process. The words by which a
+    task steers its worker are raised as themselves.
+    """
+
+    def __init__(self, kind: str, reason: str, stack: str, fate: Any = None) -> None:
+        super().__init__(reason)
+        self.kind = kind
+        self.stack = stack
+        self.fate = fate
+        self.word: Exception | None = None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return RaisedInProcess, (self.kind, str(self), self.stack)
+
+
+class Terminated(SystemExit):
+    """Raised inside a task of the process pool when it has to end now.
+
+    Because its time is up, because the job was cancelled, or because the worker stops. It has the
+    task's `grace` to clean up, in `finally` for one; then its process is killed. It is not an
+    `Exception`, so that a task which catches all of those ends nevertheless.
+    """
+
+
 class TaskNotRegistered(TaskbullError):
     """A job is for a task that this app does not have."""
 

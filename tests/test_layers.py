@@ -72,6 +72,7 @@ EXTRA: dict[str, tuple[set[str], str]] = {
 LATE: dict[str, str] = {
     "taskbull.app.embedded": "few programs have an embedded server",
     "taskbull.app.dispatch": "who only enqueues needs no worker",
+    "taskbull.app.pool.plan": "who only enqueues needs no worker",
     "taskbull.app.running": "only a program that is a worker needs it",
     "taskbull.core.declared_schedule": "who has no schedule needs no cron and no time zones",
     "taskbull.cli.demo": "other commands do not wait for it",

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack, cast
 
 from taskbull.app.discovery import find_attribute, import_modules, import_package
+from taskbull.app.pool.source import AppSource, check_not_importing, source_of
 from taskbull.app.producer import JobSpec, Producer
 from taskbull.app.queue_rules import Queues
 from taskbull.app.task_group import TaskGroup
@@ -29,6 +30,7 @@ from taskbull.store.clients import Where, address_of
 from taskbull.store.namespace import Namespace
 
 if TYPE_CHECKING:
+    from taskbull.app.dispatch import Dispatch
     from taskbull.core.declared_schedule import DeclaredSchedules
     from taskbull.queue.queue import Queue
     from taskbull.queue.server import Server
@@ -91,7 +93,9 @@ class App(TaskGroup):
         )
         producer.client(queue)  # refuses a wrong name
         self.move(producer)
-        self._factory = WorkerFactory(self.registry, self._defaults.policy)
+        self._factory = WorkerFactory(self.registry, self._defaults.policy, self._source)
+        self.target: str | None = None
+        """`module:attribute` by which it was loaded, if it was."""
         self._blocking = BlockingCheck("app.enqueue()", "await app.aenqueue()")
 
     @property
@@ -201,6 +205,14 @@ class App(TaskGroup):
         names = self.producer.stores.sync_store().run(call, timeout=limit)
         return sorted(set(names) - self.tasks.keys())
 
+    @property
+    def dispatch(self) -> Dispatch:
+        """From a job to the call of its task's function."""
+        return self._factory.dispatch
+
+    def _source(self, modules: Iterable[str]) -> AppSource:
+        return source_of(self, self.name, self.target, modules)
+
     def resolve(self, job: Job) -> Route:
         """Return how a worker is to run a job."""
         return self._factory.dispatch.resolve(job)
@@ -253,6 +265,7 @@ class App(TaskGroup):
         run_as_program(worker, backend=backend, uvloop=uvloop, burst=burst)
 
     def _worker(self, queues: Queues | None, options: WorkerKeywords) -> Worker:
+        check_not_importing()
         self.load_tasks()
         return self._factory.worker(
             self.producer.namespace, queues, options, self.declared_schedules
@@ -264,6 +277,7 @@ def load_app(target: str) -> App:
     found = find_attribute(target)
     if not isinstance(found, App):
         raise ConfigurationError(f"{target!r} is not an App but a {type(found).__qualname__}")
+    found.target = target
     return found
 
 

@@ -50,6 +50,7 @@ class Dispatch:
             settings.policy,
             settings.timeout,
             site=task.site,
+            grace=settings.grace,
             layers=tuple(layer for each in around for layer in each.awaited),
         )
         self._known[name] = route

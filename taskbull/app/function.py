@@ -24,9 +24,11 @@ def hints_of(function: Callable[..., Any]) -> dict[str, Any]:
     return hints
 
 
-def check_function(function: object, name: str | None) -> None:
+def check_function(function: object, name: str | None, *, process: object = False) -> None:
     """Refuse what a worker could not call by itself with the arguments of a job."""
     problem = _problem(function, name)
+    if problem is None and process and inspect.iscoroutinefunction(function):
+        problem = "an async def runs in the event loop; process=True is for a plain function"
     if problem is not None:
         raise ConfigurationError(f"{_shown(function)} cannot be a task: {problem}")
 

@@ -11,6 +11,7 @@ from taskbull.app.lifespan import Lifespan
 from taskbull.app.task import Task
 from taskbull.core.breaker import CircuitBreaker
 from taskbull.core.checks import did_you_mean
+from taskbull.core.site import Site
 from taskbull.errors import ConfigurationError, TaskNotRegistered
 from taskbull.observability.job_filter import cut
 
@@ -26,6 +27,8 @@ class Registry:
         self.tasks: Mapping[str, Task[..., Any]] = MappingProxyType(self._tasks)
         self.layers = Layers()
         self.lifespan: Lifespan | None = None
+        self.process_lifespan: Lifespan | None = None
+        """What surrounds the processes of a pool only."""
         self._included: list[Registry] = []
         self._sources: dict[str, Registry] = {}  # of the tasks that are not its own
         self.part_of: Registry | None = None
@@ -63,11 +66,17 @@ class Registry:
         for task in other.tasks.values():
             self.add(task, other)
 
-    def surround(self, lifespan: Lifespan) -> None:
-        """Put a lifespan around each worker."""
-        if self.lifespan is not None:
-            raise ConfigurationError(f"{self.owner} already has a lifespan: it can have only one")
-        self.lifespan = lifespan
+    def surround(self, lifespan: Lifespan, *, process: bool = False) -> None:
+        """Put a lifespan around each worker, or around the processes of its pool only."""
+        if (self.process_lifespan if process else self.lifespan) is not None:
+            kind = " for processes" if process else ""
+            raise ConfigurationError(
+                f"{self.owner} already has a lifespan{kind}: it can have only one"
+            )
+        if process:
+            self.process_lifespan = lifespan
+        else:
+            self.lifespan = lifespan
 
     def surround_jobs(self, layer: JobMiddleware | PlainJobMiddleware) -> None:
         """Put a layer around each job, inside of those that are there."""
@@ -90,9 +99,15 @@ class Registry:
         """Return this registry, and all that it includes."""
         return [self, *(one for each in self._included for one in each.all())]
 
-    def provider(self, name: str) -> Registry | None:
+    def lifespans(self, site: Site) -> list[Lifespan]:
+        """Return what surrounds the place where a task is called, outermost first."""
+        inner = self.process_lifespan if site is Site.PROCESS else None
+        return [one for one in (self.lifespan, inner) if one is not None]
+
+    def provider(self, task: Task[..., Any]) -> Registry | None:
         """Return the one whose lifespan yields what a task is given: the nearest that has one."""
-        return next((one for one in reversed(self.around(name)) if one.lifespan is not None), None)
+        around = reversed(self.around(task.name))
+        return next((one for one in around if one.lifespans(task.site)), None)
 
     @property
     def queues(self) -> list[str]:

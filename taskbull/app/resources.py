@@ -7,6 +7,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any, TypeAlias
 
 from taskbull.app.registry import Registry
+from taskbull.core.site import Site
 from taskbull.errors import ConfigurationError
 
 Yielded: TypeAlias = Mapping[Registry, Any]
@@ -14,18 +15,31 @@ Yielded: TypeAlias = Mapping[Registry, Any]
 
 
 class Resources:
-    """Knows which lifespans run around a worker, and which task is given what."""
+    """Knows which lifespans run around a worker, and which task is given what.
 
-    def __init__(self, registry: Registry) -> None:
+    Those of a process of the pool are others: each process has its own.
+    """
+
+    def __init__(self, registry: Registry, *, in_process: bool = False) -> None:
         """Refuse tasks that want what no lifespan yields, before anything is opened."""
         self._registry = registry
+        self._site = Site.PROCESS if in_process else Site.LOOP
+        self._tasks = [
+            task
+            for task in registry.tasks.values()
+            if task.injected and (task.site is Site.PROCESS) == in_process
+        ]
         for task in registry.tasks.values():
-            if task.injected and registry.provider(task.name) is None:
+            if task.injected and registry.provider(task) is None:
                 raise ConfigurationError(
                     f"Parameter {task.injected[0]} of task {task.name} ({task.place}) takes what "
                     f"the lifespan yields, but {registry.around(task.name)[-1].owner} has none: "
                     "declare one with @app.lifespan"
                 )
+
+    def __bool__(self) -> bool:
+        """Return whether there is any lifespan."""
+        return any(each.lifespans(self._site) for each in self._registry.all())
 
     @asynccontextmanager
     async def open(self) -> AsyncGenerator[Yielded, None]:
@@ -36,14 +50,14 @@ class Resources:
         async with AsyncExitStack() as stack:
             yielded: dict[Registry, Any] = {}
             for each in self._registry.all():
-                if each.lifespan is not None:
-                    yielded[each] = await stack.enter_async_context(each.lifespan())
-            for task in self._registry.tasks.values():
-                if task.injected:
-                    task.check_resources(self.of(yielded, task.name))
+                for lifespan in each.lifespans(self._site):
+                    yielded[each] = await stack.enter_async_context(lifespan())
+            for task in self._tasks:
+                task.check_resources(self.of(yielded, task.name))
             yield yielded
 
     def of(self, yielded: Yielded, name: str) -> Any:
         """Return what the jobs of a task are given; None if no lifespan has anything for them."""
-        provider = self._registry.provider(name)
+        task = self._registry.tasks.get(name)
+        provider = None if task is None else self._registry.provider(task)
         return None if provider is None else yielded.get(provider)

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from msgspec import Struct, structs
 
 from taskbull.app.arguments import Extra
 from taskbull.core.backoff import Backoff
 from taskbull.core.breaker import CircuitBreaker
-from taskbull.core.checks import check_choice, check_text, check_type
+from taskbull.core.checks import check_bool, check_choice, check_text, check_type
 from taskbull.core.classification import Classifier
+from taskbull.core.durations import Duration, seconds
 from taskbull.core.keys import NAME_LIMIT
 from taskbull.core.options import CallKeywords, JobOptions, TaskKeywords
 from taskbull.core.retry import RetryPolicy
 from taskbull.errors import ConfigurationError
+
+GRACE: Final = 5.0
+"""Seconds that a function in a process has to end when it is told to."""
 
 if TYPE_CHECKING:
     from taskbull.core.rules import Rule
@@ -31,6 +35,8 @@ class TaskOptions(TaskKeywords, total=False):
     classify: Classifier | None
     extra: Extra
     schedule: Rule | None
+    process: bool
+    grace: Duration
 
 
 class CallOptions(CallKeywords, total=False):
@@ -48,6 +54,10 @@ class TaskSettings(Struct, frozen=True, kw_only=True):
     policy: RetryPolicy
     circuit_breaker: CircuitBreaker | None
     extra: Extra
+    process: bool = False
+    """Whether the function runs in a process of the pool."""
+    grace: float = GRACE
+    """Seconds that it has to end there when it is told to."""
 
     @property
     def timeout(self) -> float | None:
@@ -70,6 +80,12 @@ class Defaults(Struct, frozen=True):
             check_type("circuit_breaker", breaker, CircuitBreaker, "be a CircuitBreaker")
         extra = given.get("extra", "error")
         check_choice("extra", extra, ("error", "ignore"))
+        process = given.get("process", False)
+        check_bool("process", process)
+        if "grace" in given and not process:
+            raise ConfigurationError(
+                "grace is for tasks with process=True: no other function can be ended"
+            )
         own = RetryPolicy(
             attempts=given.get("attempts"),
             backoff=given.get("backoff"),
@@ -84,6 +100,8 @@ class Defaults(Struct, frozen=True):
             policy=own.over(self.policy),
             circuit_breaker=breaker,
             extra=extra,
+            process=process,
+            grace=seconds("grace", given.get("grace", GRACE)),
         )
 
 

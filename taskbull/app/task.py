@@ -257,6 +257,8 @@ class Task(Enqueueable[P, R]):
     @property
     def site(self) -> Site:
         """Where a worker calls the function."""
+        if self.settings.process:
+            return Site.PROCESS
         return Site.LOOP if self.is_async else Site.THREAD
 
     def reader(self) -> Read:

@@ -15,7 +15,7 @@ from taskbull.app.schedules import Schedules
 from taskbull.app.settings import Defaults, TaskOptions
 from taskbull.app.task import AsyncTask, Decorator, SyncTask, Task, make_task
 from taskbull.core.celery import APP, no_attribute
-from taskbull.core.checks import check_text, refusal
+from taskbull.core.checks import check_bool, check_text, refusal
 from taskbull.core.classification import Classifier
 from taskbull.core.keys import NAME_LIMIT, check_queue_name
 from taskbull.core.keywords import check_keywords, unknown_setting
@@ -125,6 +125,9 @@ class TaskGroup:
         Its name is the function's, unless given. `extra` says what becomes of fields in a job's
         data that no parameter takes: "error" or "ignore". With a `schedule`, a `Cron` or an
         `Every`, the task is called again and again, with the defaults of its parameters.
+        With `process=True` a plain function runs in a process of the worker's pool: it can use a
+        core of its own, and its process is ended, after `grace` seconds by force, when its timeout
+        has passed or its job is cancelled.
         """
         check_keywords("@app.task", options, TaskOptions)
         if function is None:
@@ -133,7 +136,7 @@ class TaskGroup:
 
     def _add(self, given: TaskOptions, function: Callable[..., Any]) -> Task[..., Any]:
         name = given.get("name")
-        check_function(function, name)
+        check_function(function, name, process=given.get("process", False))
         settings = self._defaults.with_task(function.__name__ if name is None else name, given)
         self._check_queue(settings.queue)
         task = make_task(function, settings, self)
@@ -157,14 +160,27 @@ class TaskGroup:
         """
         self.timetable.add(self.timetable.of_job(id, rule, job))
 
-    def lifespan(self, function: L) -> L:
+    @overload
+    def lifespan(self, function: L, /) -> L: ...
+    @overload
+    def lifespan(self, /, *, process: bool) -> Callable[[L], L]: ...
+    def lifespan(
+        self, function: LifespanFunction | None = None, /, *, process: bool = False
+    ) -> Any:
         """Run an async generator, or async context manager function, around each worker.
 
         It takes the app, or nothing. There is one for an app. What it yields is given to tasks:
-        see `from_lifespan`.
+        see `from_lifespan`. Processes of a pool have it as well, each its own; one with
+        `process=True` surrounds only those, inside of the other, and their tasks are given what it
+        yields.
         """
-        self.registry.surround(lifespan(function, self))
-        return function
+        check_bool("process", process)
+
+        def surround(made: LifespanFunction) -> LifespanFunction:
+            self.registry.surround(lifespan(made, self), process=process)
+            return made
+
+        return surround if function is None else surround(function)
 
     def middleware(self, function: M) -> M:
         """Put a layer around jobs; of each kind the first one is outermost.

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from taskbull.app.pool.source import AppSource
 from taskbull.app.queue_rules import QueueRules, Queues
 from taskbull.app.registry import Registry
 from taskbull.app.resources import Resources
@@ -31,7 +32,13 @@ class WorkerFactory:
     one is asked for.
     """
 
-    def __init__(self, registry: Registry, policy: RetryPolicy) -> None:
+    def __init__(
+        self,
+        registry: Registry,
+        policy: RetryPolicy,
+        source: Callable[[Iterable[str]], AppSource],
+    ) -> None:
+        self._source = source
         self._registry = registry
         self._policy = policy
         self._dispatch: Dispatch | None = None
@@ -60,6 +67,7 @@ class WorkerFactory:
         schedules: DeclaredSchedules,
     ) -> Worker:
         """Return a worker for some queues, or for those of all tasks, which are loaded by now."""
+        from taskbull.app.pool.plan import plan_pool, with_pool  # noqa: PLC0415 - see above
         from taskbull.worker.worker import Worker  # noqa: PLC0415 - see above
 
         check_keywords("a worker", options, WorkerKeywords, WORKER)
@@ -72,10 +80,14 @@ class WorkerFactory:
                 "modules by include=…, or the queues by queues=…"
             )
         rules = self.rules.for_worker(names)
+        settings = WorkerOptions(**options)
+        pool = plan_pool(self._registry.tasks.values(), list(rules), settings, self._source)
+        if pool is not None:
+            rules = with_pool(rules, settings, self._registry.tasks.values(), pool.size)
         worker = Worker(
             list(rules) if isinstance(names, Mapping) else names,
             redis=namespace.address,
-            options=WorkerOptions(**options),
+            options=settings,
             queue_options=rules,
             prefix=namespace.prefix,
             hash_tag=namespace.hash_tag,
@@ -85,6 +97,7 @@ class WorkerFactory:
             share=resources.of,
             tasks=self._registry.tasks,
             schedules=schedules,
+            pool=pool,
         )
         for kind, listener in self._listeners:
             worker.on(kind, listener)

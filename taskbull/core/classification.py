@@ -132,6 +132,20 @@ def leaves(error: BaseException) -> Iterator[BaseException]:
         yield error
 
 
+def causes(error: BaseException) -> list[BaseException]:
+    """Return the errors of a group, and all from which they were raised."""
+    found: list[BaseException] = []
+    waiting = [error]
+    while waiting:
+        one = waiting.pop()
+        if any(one is known for known in found):
+            continue
+        found.append(one)
+        waiting += [leaf for leaf in leaves(one) if leaf is not one]
+        waiting += [cause for cause in (one.__cause__, one.__context__) if cause is not None]
+    return found
+
+
 def _classify_kind(error: BaseException) -> Category:
     kinds = {(kind.__module__.partition(".")[0], kind.__name__) for kind in type(error).__mro__}
     if kinds & _FOREIGN_PERMANENT:

@@ -46,6 +46,8 @@ __all__ = [
     "LoopBlocked",
     "Loss",
     "Lost",
+    "ProcessEnded",
+    "ProcessRecycled",
     "ReconnectFailed",
     "Recovered",
     "RedisBack",
@@ -227,6 +229,22 @@ class ThreadAbandoned(JobEvent, frozen=True, kw_only=True):
 
     abandoned: int
     """How many threads are abandoned now."""
+
+
+class ProcessEnded(Event, frozen=True, kw_only=True):
+    """A process of the pool has died, or had to be ended with its job; another takes its place."""
+
+    pid: int
+    reason: str
+    job: Job | None
+    """The job that ran in it when it died."""
+
+
+class ProcessRecycled(Event, frozen=True, kw_only=True):
+    """A process of the pool has done its share (`process_max_jobs`, `process_max_memory`)."""
+
+    pid: int
+    reason: str
 
 
 class RedisLost(Event, frozen=True, kw_only=True):

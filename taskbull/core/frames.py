@@ -21,6 +21,12 @@ def is_ours(filename: str) -> bool:
     return filename.startswith(_PACKAGE)
 
 
+def where_of(stack: str) -> str:
+    """Return a stack as the C code of Python writes it, without our own frames."""
+    lines = [line for line in stack.splitlines() if f'File "{_PACKAGE}' not in line]
+    return "\n".join(line for line in lines if 'File "<frozen runpy>"' not in line).strip()
+
+
 def leave_out_our_frames(error: BaseException) -> None:
     """Drop our own frames from the top of an error's stack, and of those of the errors it carries.
 

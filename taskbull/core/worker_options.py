@@ -44,6 +44,10 @@ class WorkerKeywords(TypedDict, total=False):
     max_stalled_count: int
     limiter: Limiter | None
     threads: int | None
+    process_pool: int | None
+    process_max_jobs: int | None
+    process_max_memory: int | None
+    process_memory_limit: int | None
     shutdown_timeout: Duration
     max_reconnect_attempts: int
     worker_id: str | None
@@ -64,6 +68,14 @@ class WorkerOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     max_stalled_count: int = 1
     limiter: Limiter | None = None
     threads: int | None = None
+    process_pool: int | None = None
+    """Processes for tasks with `process=True`; None: one for each core."""
+    process_max_jobs: int | None = None
+    """Jobs after which such a process is replaced."""
+    process_max_memory: int | None = None
+    """Megabytes of memory, in use after a job, above which it is replaced."""
+    process_memory_limit: int | None = None
+    """Megabytes of address space that it may have; beyond it is a `MemoryError`."""
     shutdown_timeout: float = 30.0
     max_reconnect_attempts: int = 0
     worker_id: str | None = None
@@ -94,8 +106,9 @@ class WorkerOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         check_int("max_stalled_count", self.max_stalled_count, least=0)
         if self.limiter is not None:
             check_type("limiter", self.limiter, Limiter, "be a Limiter")
-        if self.threads is not None:
-            check_int("threads", self.threads, least=1)
+        for field in _COUNTS:
+            if (value := getattr(self, field)) is not None:
+                check_int(field, value, least=1)
         check_int("max_reconnect_attempts", self.max_reconnect_attempts, least=0)
         if self.worker_id is not None:
             check_worker_id(self.worker_id)
@@ -141,6 +154,14 @@ class QueueOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 
 NO_RULES = QueueOptions()
+
+_COUNTS = (
+    "threads",
+    "process_pool",
+    "process_max_jobs",
+    "process_max_memory",
+    "process_memory_limit",
+)
 
 _POSITIVE_DURATIONS = (
     "lock_duration",

@@ -125,6 +125,13 @@ THREADS_ABANDONED = _level(
     _W,
     "Threads whose function still runs although its job was given up.",
 )
+PROCESSES = _level("bullmq_pool_processes", _W, "Processes that a worker has for tasks.")
+PROCESSES_BUSY = _level("bullmq_pool_processes_busy", _W, "Processes that run a job.")
+PROCESSES_ENDED = _count(
+    "bullmq_pool_processes_ended_total",
+    ("cause",),
+    "Processes that were replaced: died (or had to be ended with their job), recycled.",
+)
 
 ALL: tuple[Metric, ...] = tuple(one for one in list(globals().values()) if isinstance(one, Metric))
 BY_NAME = {metric.name: metric for metric in ALL}

@@ -14,7 +14,9 @@ from taskbull.observability.job_filter import JobFilter
 
 LogFormat: TypeAlias = Literal["text", "json"]
 
-_STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
+STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
+"""What every record of `logging` has; the rest was given in `extra`."""
+
 _COLOURS = {"WARNING": "33", "ERROR": "31", "CRITICAL": "31;1"}
 
 
@@ -57,7 +59,7 @@ class JsonFormatter(logging.Formatter):
             "worker_id": self._worker_id,
         }
         given = vars(record)
-        fields |= {name: value for name, value in given.items() if name not in _STANDARD}
+        fields |= {name: value for name, value in given.items() if name not in STANDARD}
         if stack := _stack(self, record):
             fields["exception"] = stack
         return _encode(fields)

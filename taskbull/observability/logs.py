@@ -80,6 +80,20 @@ _LINES: dict[type[events.Event], tuple[int, str, Callable[[Any], Fields]]] = {
         f"{_JOB} was given up, but its function still runs (abandoned threads: %(abandoned)d)",
         lambda event: {**_job(event), "abandoned": event.abandoned},
     ),
+    events.ProcessEnded: (
+        logging.WARNING,
+        "Process %(pid)d of the pool has ended and is replaced: %(reason)s",
+        lambda event: {
+            "pid": event.pid,
+            "reason": event.reason,
+            "job_id": None if event.job is None else cut(event.job.id),
+        },
+    ),
+    events.ProcessRecycled: (
+        logging.INFO,
+        "Process %(pid)d of the pool is replaced: %(reason)s",
+        lambda event: {"pid": event.pid, "reason": event.reason},
+    ),
     events.Recovered: (
         logging.INFO,
         "Queue %(queue)s, lost reply: %(adopted)d adopted, %(settled)d written, %(resent)d resent",

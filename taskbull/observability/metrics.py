@@ -93,6 +93,9 @@ class Metrics:
         self._threads = meter.gauge(c.THREADS)
         self._threads_busy = meter.gauge(c.THREADS_BUSY)
         self._threads_abandoned = meter.gauge(c.THREADS_ABANDONED)
+        self._processes = meter.gauge(c.PROCESSES)
+        self._processes_busy = meter.gauge(c.PROCESSES_BUSY)
+        self._processes_ended = meter.counter(c.PROCESSES_ENDED)
 
     def listeners(self) -> Mapping[type[events.Event], Hear]:
         """Return the listener of each kind of event; jobs are counted in batches."""
@@ -103,6 +106,8 @@ class Metrics:
             events.SweepSkipped: lambda event: self._skipped.add(1, (event.queue,)),
             events.LocksRenewed: self._on_renewed,
             events.HeartbeatFailed: lambda event: self._failed_beats.add(1, (event.queue,)),
+            events.ProcessEnded: lambda _: self._processes_ended.add(1, ("died",)),
+            events.ProcessRecycled: lambda _: self._processes_ended.add(1, ("recycled",)),
             events.RedisLost: lambda _: self.reached(reached=False),
             events.RedisBack: lambda _: self.reached(reached=True),
             events.ReconnectFailed: lambda _: self._reconnects.add(1),
@@ -176,6 +181,8 @@ class Metrics:
             self._threads,
             self._threads_busy,
             self._threads_abandoned,
+            self._processes,
+            self._processes_busy,
         ):
             gauge.remove(worker_id)
 
@@ -194,6 +201,11 @@ class Metrics:
         self._threads.set(size, labels)
         self._threads_busy.set(busy, labels)
         self._threads_abandoned.set(abandoned, labels)
+
+    def processes(self, worker_id: str, *, size: int, busy: int) -> None:
+        """Note how a worker's process pool is used."""
+        self._processes.set(size, (worker_id,))
+        self._processes_busy.set(busy, (worker_id,))
 
     def reached(self, *, reached: bool) -> None:
         """Note whether Redis can be reached."""

@@ -1,7 +1,7 @@
 """One attempt of a job: its function is called, and what comes of that decides about the job.
 
 A worker and `taskbull.testing` run jobs by it alike. How the function is called is for the route to
-say, and for `Executor._call` to do: in the event loop or in a thread.
+say, and for `Executor._call` to do: in the event loop, in a thread, or in a process of the pool.
 """
 
 from __future__ import annotations
@@ -14,15 +14,20 @@ from random import random
 from typing import Any, Final
 
 from anyio import CancelScope
+from msgspec import Struct
 
+from taskbull.core import payload
 from taskbull.core.job import Job
 from taskbull.core.middleware import CallNext, compose
 from taskbull.core.outcome import AwaitChildren, Complete, Outcome, SnoozeFor
 from taskbull.core.retry import decide, doomed
 from taskbull.core.site import Site
 from taskbull.core.wire.job import encode_value
+from taskbull.errors import ProcessUnavailable
 from taskbull.observability.job_filter import cut
 from taskbull.worker.fork import end_child_of
+from taskbull.worker.pool.fates import outcome_of, told_by
+from taskbull.worker.pool.pool import ProcessPool
 from taskbull.worker.route import Resolve, Route, SyncHandler
 from taskbull.worker.run import Run
 from taskbull.worker.running_job import RunningJob, Workplace, enter, leave
@@ -42,7 +47,8 @@ class Executor:
     """Makes attempts of the jobs of one queue.
 
     Without `threads` there is no event loop either: functions that block are called at once, and
-    no time is kept. With `cancel_lost` a job whose lock is gone is cancelled.
+    no time is kept. Without `processes` what belongs there runs in a thread. With `cancel_lost` a
+    job whose lock is gone is cancelled.
     """
 
     def __init__(
@@ -51,11 +57,13 @@ class Executor:
         resolve: Resolve,
         *,
         threads: ThreadPool | None,
+        processes: ProcessPool | None = None,
         cancel_lost: bool = False,
     ) -> None:
         self._place = place
         self._resolve = resolve
         self._threads = threads
+        self._processes = processes
         self._cancel_lost = cancel_lost
         self._process = os.getpid()
 
@@ -76,19 +84,24 @@ class Executor:
             token = enter(running)
             try:
                 if (timeout is None and not self._cancel_lost) or self._threads is None:
-                    return _completed(job, await self._call(route, running))
+                    return _completed(job, await self._call(route, running, run))
                 return await self._within(timeout, route, running, run)
             finally:
                 leave(token)
         except Exception as error:  # noqa: BLE001 - foreign code
             end_child_of(self._process, error)
-            if run.port is not None and run.port.caused(error):
-                return self.put_off(job, f"Redis did not accept what it wrote: {error}")
-            outcome = decide(error, job, run.policy, random=random)
-            if isinstance(outcome, AwaitChildren):
-                spawned = run.spawned
-                return AwaitChildren(spawned.before + spawned.new, spawned.new)
+            return self._decide(error, run)
+
+    def _decide(self, error: Exception, run: Run) -> Outcome:
+        """Return what an error means for the job: what a process has decided stands."""
+        if (told := told_by(error)) is not None and (outcome := outcome_of(told, run)) is not None:
             return outcome
+        if told is not None or (run.port is not None and run.port.caused(error)):
+            return self.put_off(run.job, f"Redis did not accept what it wrote: {error}")
+        if isinstance(error, ProcessUnavailable):
+            return self.put_off(run.job, str(error))
+        outcome = decide(error, run.job, run.policy, random=random)
+        return run.awaiting_children() if isinstance(outcome, AwaitChildren) else outcome
 
     def put_off(self, job: Job, reason: str) -> SnoozeFor:
         """Return an outcome that spends no attempt, for a job that could not run to its end."""
@@ -112,23 +125,28 @@ class Executor:
             with CancelScope() as run.scope:
                 if timeout is not None:
                     limit = TimeLimit(run.scope, timeout)
-                return _completed(job, await self._call(route, running, limit))
+                return _completed(job, await self._call(route, running, run, limit))
         finally:
             run.scope = None
         if run.lost is not None:
             return run.lost
         if limit is not None and limit.stopped:
-            return self.put_off(job, f"no thread was free for it in {THREAD_PATIENCE:g} s")
+            return self.put_off(job, f"no {route.site} was free for it in {THREAD_PATIENCE:g} s")
         if timeout is not None and running.held_up >= timeout * _OUR_SHARE:
             return self.put_off(job, "its timeout passed while it waited for Redis")
-        raise TimeoutError(f"the job took longer than its timeout of {timeout:g} s")
+        error = TimeoutError(f"the job took longer than its timeout of {timeout:g} s")
+        if run.halted_at:
+            error.add_note(f"Its process was ended here:\n{run.halted_at}")
+        raise error
 
     def _call(
-        self, route: Route, running: RunningJob, limit: TimeLimit | None = None
+        self, route: Route, running: RunningJob, run: Run, limit: TimeLimit | None = None
     ) -> Awaitable[Any]:
         """Begin to call the function where its route says; `limit` stands still until it can."""
         call: CallNext[RunningJob] = route.function
-        if route.site is not Site.LOOP:
+        if route.site is Site.PROCESS and self._processes is not None:
+            call = partial(self._in_process, self._processes, route, run, limit)
+        elif route.site is not Site.LOOP:
             call = partial(self._in_thread, route.function, limit)
         return (compose(route.layers, call) if route.layers else call)(running)
 
@@ -139,6 +157,19 @@ class Executor:
             return _call_here(function, running)
         return self._threads.run(function, running, clock=limit)
 
+    async def _in_process(
+        self,
+        processes: ProcessPool,
+        route: Route,
+        run: Run,
+        limit: TimeLimit | None,
+        _: RunningJob,
+    ) -> Any:
+        raw = await processes.run(run, self._place, route.grace, limit)
+        if raw is None:
+            return None
+        return payload.decode(raw) if route.layers else Json(raw)
+
 
 async def _call_here(function: SyncHandler, running: RunningJob) -> Any:
     return function(running)
@@ -147,7 +178,15 @@ async def _call_here(function: SyncHandler, running: RunningJob) -> Any:
 _NOTHING = Complete()
 
 
+class Json(Struct, frozen=True):
+    """A result that is JSON already, and was checked where it was made."""
+
+    raw: bytes
+
+
 def _completed(job: Job, value: Any) -> Complete:
     if value is None:
         return _NOTHING
+    if value.__class__ is Json:
+        return Complete(value.raw)
     return Complete(encode_value(value, job.options.result_limit))

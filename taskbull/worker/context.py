@@ -11,6 +11,7 @@ from taskbull.store.async_store import Store
 from taskbull.store.sync_store import SyncStore
 from taskbull.worker.circuit import Circuit
 from taskbull.worker.clock import Alarm, Clock
+from taskbull.worker.pool.pool import ProcessPool
 from taskbull.worker.quarantine import Quarantine
 from taskbull.worker.ready import ReadyJobs
 from taskbull.worker.reporter import Reporter
@@ -30,6 +31,7 @@ class QueueContext:
         store: Store,
         sync_store: SyncStore,
         threads: ThreadPool,
+        processes: ProcessPool | None = None,
         reporter: Reporter,
         clock: Clock,
         quarantine: Quarantine,
@@ -41,6 +43,7 @@ class QueueContext:
         self.store = store
         self.sync_store = sync_store
         self.threads = threads
+        self.processes = processes
         self.reporter = reporter
         self.clock = clock
         self.quarantine = quarantine

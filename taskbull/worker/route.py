@@ -30,6 +30,8 @@ class Route(Struct, frozen=True):
     """Seconds that one attempt may take; a job's own time wins."""
     site: Site = Site.LOOP
     """Where the function is called: one that blocks must not be called in the event loop."""
+    grace: float = 5.0
+    """Seconds that the function has to end when its process is told to."""
     layers: Sequence[Middleware[RunningJob]] = ()
     """What surrounds the call, in the event loop; the first one is outermost."""
 

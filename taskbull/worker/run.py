@@ -27,7 +27,7 @@ from msgspec import Struct
 
 from taskbull.core.flow import Children
 from taskbull.core.job import Job
-from taskbull.core.outcome import GiveBack, LetGo, Written
+from taskbull.core.outcome import AwaitChildren, GiveBack, LetGo, Written
 from taskbull.core.retry import NO_POLICY, RetryPolicy
 
 _GIVE_BACK = GiveBack()
@@ -109,6 +109,8 @@ class Run(Struct, eq=False):
     """The progress that the job has told last; of its `RunningJob`, too."""
     spawned: Spawning = NONE_SPAWNED
     """What it has spawned; of its `RunningJob`, too."""
+    halted_at: str = ""
+    """The stack at which its process was ended, if it ran in one; of the pool."""
     duration: float = 0.0
     """Seconds for which it ran; written by the runner, or by the reporter if the lock is lost."""
     outcome: Written = _GIVE_BACK
@@ -120,6 +122,11 @@ class Run(Struct, eq=False):
     """When its outcome was sent, as it stands in Redis; written by the outbox."""
     refusals: int = 0
     """How often its outcome did not get through, sent by itself; written by the recovery."""
+
+    def awaiting_children(self) -> AwaitChildren:
+        """Return the outcome of a run that waits for its children, with what it has spawned."""
+        spawned = self.spawned
+        return AwaitChildren(spawned.before + spawned.new, spawned.new)
 
 
 class Runs:

@@ -50,7 +50,13 @@ class Runner:
             lambda run: Writing(run, context),
             context.resources_of,
         )
-        self._executor = Executor(place, resolve, threads=context.threads, cancel_lost=cancel_lost)
+        self._executor = Executor(
+            place,
+            resolve,
+            threads=context.threads,
+            processes=context.processes,
+            cancel_lost=cancel_lost,
+        )
         self._tracing = processing(context.keys.queue, context.worker_id)
 
     async def occupy(self) -> None:

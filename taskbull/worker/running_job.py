@@ -38,6 +38,13 @@ class Workplace(Struct, frozen=True):
     """Returns what the lifespan yields to the jobs of a name."""
 
 
+def port_of(run: Run, place: Workplace) -> JobPort:
+    """Return what the job of a run writes to."""
+    if run.port is None:
+        run.port = place.open_port(run)
+    return run.port
+
+
 class RunningJob:
     """The job that is running, as its task sees it.
 
@@ -236,10 +243,7 @@ class RunningJob:
 
     @property
     def _port(self) -> JobPort:
-        run = self._run
-        if run.port is None:
-            run.port = self._place.open_port(run)
-        return run.port
+        return port_of(self._run, self._place)
 
 
 def _name(task: Source[Any] | str) -> str:

@@ -15,6 +15,7 @@ from taskbull.errors import ServerRefused, TaskbullError
 from taskbull.observability.metrics import NO_TASKS, Declared, Metrics
 from taskbull.scripts.sampling import resign, sample_queue
 from taskbull.worker.context import QueueContext
+from taskbull.worker.pool.pool import ProcessPool
 from taskbull.worker.shutdown import Shutdown
 from taskbull.worker.threads import ThreadPool
 
@@ -51,6 +52,8 @@ class Sampler:
         self._block_limit = options.loop_block_limit
         self._sinks = sinks
         self._tasks = tasks
+        self.processes: ProcessPool | None = None
+        """The worker's pool, if it has one."""
         self._chosen: set[str] = set()  # the queues that this worker samples
 
     async def run(self, shutdown: Shutdown) -> None:
@@ -87,6 +90,10 @@ class Sampler:
                     busy=threads.busy,
                     abandoned=threads.abandoned,
                 )
+                if self.processes is not None:
+                    sink.processes(
+                        self._worker_id, size=self.processes.size, busy=self.processes.busy
+                    )
             await sleep_until(due)
             for context in self._contexts:
                 context.reporter.count_started()  # else those that run for long would come late

@@ -44,6 +44,7 @@ from taskbull.worker.consumer import Consumer
 from taskbull.worker.context import QueueContext
 from taskbull.worker.heartbeat import beating
 from taskbull.worker.listeners import Listener, Listeners
+from taskbull.worker.pool.pool import PoolPlan, ProcessEnd, ProcessPool, pool_running
 from taskbull.worker.quarantine import Quarantine
 from taskbull.worker.reporter import Reporter
 from taskbull.worker.route import Handler, Resolve, SyncHandler, always
@@ -106,6 +107,7 @@ class Worker:
         share: Share = _whole,
         tasks: Mapping[str, Declared] = NO_TASKS,
         schedules: DeclaredSchedules | None = None,
+        pool: PoolPlan | None = None,
         clock: Clock | None = None,
     ) -> None:
         check_type("options", options, WorkerOptions, "be WorkerOptions")
@@ -123,6 +125,8 @@ class Worker:
         self._share = share
         self._tasks = tasks
         self._schedules = schedules
+        self.pool = pool
+        """What processes it starts, if it has tasks for them."""
         self._clock = clock or Clock()
         self._listeners = Listeners()
         self._metrics: list[Metrics] = []
@@ -131,6 +135,7 @@ class Worker:
             self.on(kind, listener)
         self._is_running = False  # from the first moment on: to start takes a while
         self._consumers: dict[str, Consumer] = {}  # while it runs
+        self._processes: ProcessPool | None = None  # likewise
 
     def __repr__(self) -> str:
         return f"<Worker {self.id} of {', '.join(self._keys)}>"
@@ -149,6 +154,11 @@ class Worker:
     def concurrency(self) -> dict[str, int]:
         """How many jobs of each queue run at once."""
         return {name: rules.over(self.options).concurrency for name, rules in self._rules.items()}
+
+    @property
+    def pids(self) -> set[int]:
+        """The processes of its pool, while it runs."""
+        return set() if self._processes is None else self._processes.pids
 
     def on(self, kind: type[E], listener: Listener[E]) -> None:
         """Call `listener` with each event of a kind; it must not block."""
@@ -224,7 +234,11 @@ class Worker:
         threads = ThreadPool(self._thread_count(), self._thread_was_abandoned)
         try:
             with CancelScope() as scope:
-                async with self._lifespan() as resources:  # it may be cancelled in its start
+                # What hangs in its start may be cancelled.
+                async with (
+                    self._lifespan() as resources,
+                    self._pool_running(shutdown) as self._processes,
+                ):
                     scope.shield = True
                     for metrics in application_metrics():
                         self.measure(metrics)
@@ -236,6 +250,7 @@ class Worker:
                     scope.deadline = current_time() + shutdown.grace  # for the lifespan's end
         finally:
             self._consumers = {}
+            self._processes = None
             threads.close()
             sync_store.close()
 
@@ -251,6 +266,7 @@ class Worker:
                 sampler = Sampler(
                     contexts, threads, self.options, self.id, self._metrics, self._tasks
                 )
+                sampler.processes = self._processes
                 upkeep.start_soon(sampler.run, shutdown)
             async with beating(contexts, sync_store, self.options, self.id):
                 with shutdown.working:
@@ -289,6 +305,7 @@ class Worker:
                 store=store,
                 sync_store=sync_store,
                 threads=threads,
+                processes=self._processes,
                 reporter=Reporter(self._listeners, self.id, name),
                 clock=self._clock,
                 quarantine=quarantine,
@@ -304,6 +321,18 @@ class Worker:
 
     def _thread_count(self) -> int:
         return self.options.threads or min(sum(self.concurrency.values()), _MOST_THREADS)
+
+    def _pool_running(self, shutdown: Shutdown) -> AbstractAsyncContextManager[ProcessPool | None]:
+        if self.pool is None:
+            return nullcontext()
+        return pool_running(self.pool, self.id, self._process_has_ended, shutdown.grace)
+
+    def _process_has_ended(self, end: ProcessEnd) -> None:
+        tell = self._listeners.tell
+        if end.recycled:
+            tell(events.ProcessRecycled(self.id, "", pid=end.pid, reason=end.reason))
+        else:
+            tell(events.ProcessEnded(self.id, "", pid=end.pid, reason=end.reason, job=end.job))
 
     def _thread_was_abandoned(self, threads: ThreadPool, context: Context) -> None:
         if (job := job_of(context)) is not None:

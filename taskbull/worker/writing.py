@@ -19,15 +19,13 @@ import time
 from collections.abc import Generator
 from time import monotonic
 from typing import Any, Final, TypeAlias, TypeVar
-from uuid import uuid4
 
 import anyio
 from msgspec import Struct
 
-from taskbull.core.classification import leaves
+from taskbull.core.classification import causes
 from taskbull.core.durations import from_ms, to_ms
-from taskbull.core.flow import Branch, Children, branches_of, queues_of
-from taskbull.core.job import NewJob
+from taskbull.core.flow import Children
 from taskbull.core.options import KEEP_LOGS
 from taskbull.errors import (
     ConnectionLost,
@@ -39,14 +37,13 @@ from taskbull.errors import (
     TaskbullError,
 )
 from taskbull.observability.job_filter import cut
-from taskbull.scripts.call import Operation, Request, Steps, again
+from taskbull.scripts.call import Operation, Request, again
 from taskbull.scripts.changes import add_log, note_unclaimed, update_data, update_progress
 from taskbull.scripts.children import get_failures, get_results
 from taskbull.scripts.removal import remove_unprocessed_children
-from taskbull.scripts.spawn import Spawned, spawn
-from taskbull.store.slot_map import check_slots
 from taskbull.worker.context import QueueContext
-from taskbull.worker.run import Run, Spawning
+from taskbull.worker.run import Run
+from taskbull.worker.spawning import note_spawned, spawning
 
 T = TypeVar("T")
 
@@ -103,7 +100,7 @@ class Writing:
         """Return whether an error of the task comes from Redis; a word of the task's own wins."""
         if self._trouble is None or isinstance(error, Steering):
             return False
-        return any(one is self._trouble for one in _causes(error))
+        return any(one is self._trouble for one in causes(error))
 
     def progress(self, raw: bytes) -> None:
         """Write how far the job has come."""
@@ -147,11 +144,13 @@ class Writing:
 
     def spawn(self, children: Children) -> list[str]:
         """Add children of the job; return their ids."""
-        return self._note(self._ask(self._spawning(children)))
+        steps = spawning(self._context.keys, self._run, children)
+        return note_spawned(self._run, self._ask(steps))
 
     async def aspawn(self, children: Children) -> list[str]:
         """Add children of the job; return their ids."""
-        return self._note(await self._aask(self._spawning(children)))
+        steps = spawning(self._context.keys, self._run, children)
+        return note_spawned(self._run, await self._aask(steps))
 
     def drop_children(self) -> int:
         """Remove the pending children that nobody runs."""
@@ -182,18 +181,6 @@ class Writing:
     def _data(self, raw: bytes) -> Request[None]:
         run = self._run
         return update_data(self._context.keys, run.job.id, raw, token=run.token)
-
-    def _spawning(self, children: Children) -> Steps[Spawned]:
-        keys, run = self._context.keys, self._run
-        parent = Branch(keys, NewJob("parent"), branches_of([children]))
-        check_slots(queues_of(parent))
-        now_ms = int(time.time() * 1000)
-        return spawn(parent, run.job.id, run.spawned.new, now_ms, uuid4().hex)
-
-    def _note(self, spawned: Spawned) -> list[str]:
-        run = self._run
-        run.spawned = Spawning(spawned.before, run.spawned.new + spawned.count)
-        return spawned.ids
 
     def _ask(self, question: Operation[T]) -> T:
         """Ask what the job cannot do without, from a thread; asking twice does no harm."""
@@ -303,17 +290,3 @@ class Writing:
     def _check(self) -> None:
         if self._run.lost is not None or self._run.decided:
             raise LockLost(self._context.keys.queue, self._run.job.id)
-
-
-def _causes(error: BaseException) -> list[BaseException]:
-    """Return the errors of a group, and all from which they were raised."""
-    found: list[BaseException] = []
-    waiting = [error]
-    while waiting:
-        one = waiting.pop()
-        if any(one is known for known in found):
-            continue
-        found.append(one)
-        waiting += [leaf for leaf in leaves(one) if leaf is not one]
-        waiting += [cause for cause in (one.__cause__, one.__context__) if cause is not None]
-    return found

@@ -49,6 +49,30 @@ _DEFAULT = WorkerOptions()
     help="Threads for plain functions.",
 )
 @click.option("--processes", type=click.IntRange(1), default=1, help="Worker processes.")
+@click.option(
+    "--process-pool",
+    type=click.IntRange(1),
+    show_default="the cores divided by --processes",
+    help="Processes of each worker for tasks with process=True.",
+)
+@click.option(
+    "--process-max-jobs",
+    type=click.IntRange(1),
+    show_default="no limit",
+    help="Replace a process of the pool after about this many jobs.",
+)
+@click.option(
+    "--process-max-memory",
+    type=click.IntRange(1),
+    show_default="no limit",
+    help="Replace a process of the pool that uses more than this many MB after a job.",
+)
+@click.option(
+    "--process-memory-limit",
+    type=click.IntRange(1),
+    show_default="no limit",
+    help="The most MB of address space that a process of the pool may have.",
+)
 @click.option("--no-supervisor", is_flag=True, help="Be the worker itself; nothing restarts it.")
 @click.option(
     "--backend",

@@ -24,6 +24,10 @@ class WorkerFlags(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     concurrency: int | None
     threads: int | None
     processes: int
+    process_pool: int | None
+    process_max_jobs: int | None
+    process_max_memory: int | None
+    process_memory_limit: int | None
     no_supervisor: bool
     backend: Literal["asyncio", "trio"]
     uvloop: bool

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import resource
-import sys
-from pathlib import Path
-
 from anyio import sleep
 from msgspec import Struct
 
+from taskbull.app.pool.memory import resident_megabytes
 from taskbull.app.running import Stop
 from taskbull.core import events
 from taskbull.worker.worker import Worker
@@ -55,13 +52,3 @@ class Recycling:
         return (jobs is not None and self._ended >= jobs) or (
             megabytes is not None and resident_megabytes() >= megabytes
         )
-
-
-def resident_megabytes() -> float:
-    """Return the memory that this process uses; if that is not known, the most it ever used."""
-    try:
-        pages = int(Path("/proc/self/statm").read_text().split()[1])
-    except OSError:
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        return peak / (1 << 20 if sys.platform == "darwin" else 1 << 10)
-    return pages * resource.getpagesize() / (1 << 20)

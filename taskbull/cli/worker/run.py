@@ -15,6 +15,7 @@ import click
 import msgspec
 
 from taskbull.app.loops import backend_options
+from taskbull.app.pool.plan import pool_size
 from taskbull.app.running import run_until_signal
 from taskbull.cli.app_loading import find_app
 from taskbull.cli.worker.banner import show_banner
@@ -41,6 +42,8 @@ def run(context: click.Context) -> int:
 def _supervise(flags: WorkerFlags, context: click.Context) -> int:
     """Run children, each with the same command line but what is the parent's own."""
     words = command_words(context, leave_out=_OF_THE_PARENT | _FOR_METRICS)
+    if flags.process_pool is None and flags.processes > 1:
+        words += ["--process-pool", str(pool_size(flags.processes))]
     program = [sys.executable, "-m", "taskbull", "worker", *words]
     set_up_logging(flags.log_level, flags.log_format, "supervisor")
     with gathered(flags.metrics_host, flags.metrics_port) as more:

@@ -1,0 +1,1 @@
+"""A process of the pool, seen from inside: it imports the app, and calls functions of its tasks."""

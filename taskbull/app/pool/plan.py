@@ -1,0 +1,68 @@
+"""How big the process pool of a worker is, and how many jobs its queues take for it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import Any
+
+from msgspec.structs import replace
+
+from taskbull.app.pool.source import AppSource
+from taskbull.app.task import Task
+from taskbull.core.site import Site
+from taskbull.core.worker_options import QueueOptions, WorkerOptions
+from taskbull.worker.pool.pool import PoolPlan
+
+
+def plan_pool(
+    tasks: Iterable[Task[..., Any]],
+    queues: Collection[str],
+    options: WorkerOptions,
+    source: Callable[[Iterable[str]], AppSource],
+) -> PoolPlan | None:
+    """Return what pool a worker of these queues has; None: no task wants one.
+
+    Its processes start with the worker if one of its queues is the home of such a task.
+    """
+    wanted = [task for task in tasks if task.site is Site.PROCESS]
+    if not wanted:
+        return None
+    found = source(task.function.__module__ for task in wanted)
+    return PoolPlan(
+        size=options.process_pool or pool_size(1),
+        app=found.app,
+        modules=found.modules,
+        script=found.script,
+        tasks=[task.name for task in wanted],
+        at_once=any(task.queue in queues for task in wanted),
+        max_jobs=options.process_max_jobs,
+        max_memory=options.process_max_memory,
+        memory_limit=options.process_memory_limit,
+    )
+
+
+def pool_size(workers: int) -> int:
+    """Return how many processes a pool has where nobody says: the cores, shared by the workers."""
+    affinity = getattr(os, "sched_getaffinity", None)  # macOS has none
+    cores = len(affinity(0)) if affinity is not None else os.cpu_count() or 1
+    return max(1, cores // workers)
+
+
+def with_pool(
+    rules: Mapping[str, QueueOptions],
+    options: WorkerOptions,
+    tasks: Collection[Task[..., Any]],
+    size: int,
+) -> dict[str, QueueOptions]:
+    """Return the rules of queues, those with process tasks only taking no more jobs than run.
+
+    What waited for a process here might run in another worker.
+    """
+    found = dict(rules)
+    for name, rule in rules.items():
+        sites = {task.site for task in tasks if task.queue == name}
+        if sites == {Site.PROCESS}:
+            most = min(rule.over(options).concurrency, size)
+            found[name] = replace(rule, concurrency=most)
+    return found

@@ -1,0 +1,115 @@
+"""Where the app and its tasks come from: named by the worker, imported by its processes."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Generator, Iterable, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, Final
+
+from msgspec import Struct
+
+from taskbull.app.discovery import find_attribute, import_module
+from taskbull.errors import ConfigurationError
+
+MAIN: Final = "__main__"
+
+SCRIPT: Final = "__mp_main__"
+"""The name under which a process imports the worker's program: not as the program itself."""
+
+_importing: ContextVar[bool] = ContextVar("taskbull_importing_for_the_pool", default=False)
+
+
+class AppSource(Struct, frozen=True):
+    """What a process imports."""
+
+    app: str
+    """`module:attribute`."""
+    modules: list[str]
+    script: str | None
+    """The file of the program, if something is defined in it."""
+
+
+def source_of(app: object, name: str, target: str | None, modules: Iterable[str]) -> AppSource:
+    """Return from where a process can import an app, and the modules of its tasks."""
+    found = target or _find(app)
+    if found is None:
+        raise ConfigurationError(
+            f"App {name} has tasks with process=True, whose processes must be able to import it: "
+            "make it at the top level of a module, such as app = App(…)"
+        )
+    needed = [found.partition(":")[0], *modules]
+    script = None
+    if MAIN in needed:
+        needed, script = _without_main(needed, name)
+        if script is None:
+            found = f"{needed[-1]}:{found.partition(':')[2]}" if found.startswith(MAIN) else found
+        else:
+            found = found.replace(MAIN, SCRIPT, 1)
+    return AppSource(found, [one for one in dict.fromkeys(needed) if one != SCRIPT], script)
+
+
+def _without_main(needed: Sequence[str], name: str) -> tuple[list[str], str | None]:
+    """Name the program by what a process can import: its module, or else its file."""
+    others = [one for one in needed if one != MAIN]
+    program = sys.modules[MAIN]
+    if program.__spec__ is not None:  # python -m shop.main
+        return [*others, program.__spec__.name], None
+    file = getattr(program, "__file__", None)
+    if file is None:
+        raise ConfigurationError(
+            f"App {name} has tasks with process=True that are defined in an interactive program: "
+            "its processes cannot import them. Move them to a module"
+        )
+    return others, str(file)
+
+
+def load(source: AppSource) -> Any:
+    """Import the app as a process of the pool does, and all modules of its tasks."""
+    with _for_the_pool():
+        if source.script is not None:
+            _import_script(source.script)
+        found = find_attribute(source.app)
+        for module in source.modules:
+            import_module(module, f"the tasks of {source.app!r}")
+    return found
+
+
+def check_not_importing() -> None:
+    """Refuse to run a worker while a process of the pool imports the app."""
+    if _importing.get():
+        raise ConfigurationError(
+            "a worker was started while a process of the pool imported the app: put the call "
+            'under if __name__ == "__main__":'
+        )
+
+
+@contextmanager
+def _for_the_pool() -> Generator[None]:
+    token = _importing.set(True)
+    try:
+        yield
+    finally:
+        _importing.reset(token)
+
+
+def _find(app: object) -> str | None:
+    """Return the app's place among all modules; the program itself comes last."""
+    places = [
+        f"{module}:{attribute}"
+        for module, loaded in list(sys.modules.items())
+        for attribute, value in list(getattr(loaded, "__dict__", {}).items())
+        if value is app
+    ]
+    return min(places, key=lambda place: place.startswith(f"{MAIN}:"), default=None)
+
+
+def _import_script(file: str) -> None:
+    spec = importlib.util.spec_from_file_location(SCRIPT, file)
+    if spec is None or spec.loader is None:
+        raise ConfigurationError(f"{file} cannot be imported by a process of the pool")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[SCRIPT] = sys.modules[MAIN] = module
+    spec.loader.exec_module(module)

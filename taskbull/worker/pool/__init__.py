@@ -1,0 +1,1 @@
+"""The process pool, seen from the worker: what it starts, feeds, listens to and ends."""

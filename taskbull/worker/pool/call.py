@@ -1,0 +1,120 @@
+"""One run of a job in a process of the pool, on its way there and back."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections import deque
+from contextvars import Context
+from typing import TypeAlias
+
+import msgspec
+
+from taskbull.core.job import Job
+from taskbull.errors import TaskbullError
+from taskbull.store.backend import Waiter, wake
+from taskbull.worker.pool.messages import Ask, Done, Order, Raised, encode
+from taskbull.worker.run import Run
+from taskbull.worker.running_job import Workplace
+from taskbull.worker.threads import Stoppable
+
+End: TypeAlias = Done | Raised | TaskbullError
+"""How a call ends: as the process says, or because there is no process any more."""
+
+
+class Seat(ABC):
+    """A process, as calls see it: it has one of them, or none.
+
+    All is written under the lock of the crew.
+    """
+
+    def __init__(self) -> None:
+        self.call: PoolCall | None = None
+        """What the process runs."""
+        self.dismissed = False
+        """Whether it is given no other job."""
+        self.halted = False
+        """Whether that is so because its job is ended from outside."""
+
+    @abstractmethod
+    def send(self, data: bytes) -> None:
+        """Send a message, without waiting; from any thread."""
+
+    @abstractmethod
+    def halt(self, call: PoolCall, reason: str) -> None:
+        """End a call that runs here: the process is told, then killed after the call's grace."""
+
+
+class PoolCall:
+    """A call of a function, until its end is known.
+
+    `seat` is written under the lock of the crew; `inbox` and `waiter` belong to the event loop.
+    """
+
+    __slots__ = (
+        "clock",
+        "context",
+        "grace",
+        "inbox",
+        "number",
+        "order",
+        "place",
+        "run",
+        "seat",
+        "waiter",
+    )
+
+    def __init__(
+        self,
+        number: int,
+        run: Run,
+        place: Workplace,
+        context: Context,
+        grace: float,
+        clock: Stoppable | None,
+    ) -> None:
+        self.number = number
+        self.run = run
+        self.place = place
+        self.order = encode(_order(number, place.queue, run.job))
+        self.context = context
+        """That of the running job; what the process logs gets the job's fields from it."""
+        self.grace = grace
+        self.clock = clock
+        """What is stopped until a process is free."""
+        self.seat: Seat | None = None
+        """Where it is: None while it waits for a process."""
+        self.inbox: deque[Ask | End] = deque()
+        self.waiter: Waiter | None = None
+
+    def deliver(self, message: Ask | End) -> None:
+        """Take in what was told; in the event loop."""
+        self.inbox.append(message)
+        if self.waiter is not None:
+            wake(self.waiter)
+
+    def begin(self) -> None:
+        """Note that a process has it, after it had to wait; in the event loop."""
+        if self.clock is not None:
+            self.clock.go_on()
+
+
+def _order(number: int, queue: str, job: Job) -> Order:
+    return Order(
+        number,
+        queue,
+        job.id,
+        job.name,
+        job.raw_data,
+        msgspec.json.encode(job.options),
+        job.created_ms,
+        job.delay_ms,
+        job.priority,
+        job.attempts_made,
+        job.attempts_started,
+        job.stalled_count,
+        job.previous_delay_ms,
+        job.processed_ms,
+        job.dedup_key,
+        job.scheduler_id,
+        job.parent_key,
+    )

@@ -1,0 +1,373 @@
+"""The thread that keeps one process of the pool: it starts it, listens to it, and buries it.
+
+It lives as long as the process, because Linux kills the process when the thread ends; and it goes
+on while the event loop is blocked.
+"""
+
+from __future__ import annotations
+
+import logging
+import select
+import socket
+from collections.abc import Callable
+from contextlib import suppress
+from contextvars import Context
+from signal import SIGKILL, SIGTERM
+from threading import Event, Lock, Thread
+from time import monotonic
+from typing import Final, Protocol
+
+import msgspec
+from msgspec import Struct
+
+from taskbull.core.job import Job
+from taskbull.errors import ProcessDied, TaskbullError
+from taskbull.worker.pool.call import PoolCall, Seat
+from taskbull.worker.pool.frames import BadFrame, FrameReader
+from taskbull.worker.pool.messages import (
+    Ask,
+    CannotStart,
+    Done,
+    Halt,
+    Raised,
+    Ready,
+    Record,
+    Retire,
+    ToWorker,
+    encode,
+    read_in_worker,
+)
+from taskbull.worker.pool.output import STDERR, STDOUT, Printed
+from taskbull.worker.pool.process import Death, PoolProcess
+
+_PIECE = 1 << 18
+_LOOK = 0.25
+"""Seconds after which a process is looked at, where nothing tells of its end."""
+
+_DYING = 1.0
+"""Seconds that a process has to end when it has closed its line."""
+
+LEAVING: Final = 10.0
+"""Seconds that a process has to leave its lifespan."""
+
+
+class Gone(Struct, frozen=True):
+    """The end of a process, or of the attempt to start one."""
+
+    pid: int
+    reason: str
+    started: bool
+    """Whether it had got so far that it could run jobs."""
+    wanted: bool
+    """Whether it ended because it was told to."""
+    job: Job | None = None
+    """The job that ran in it."""
+
+
+class Office(Protocol):
+    """Whom a keeper tells; each method is called in the keeper's thread."""
+
+    def began(self, keeper: Keeper) -> None:
+        """Take in a process that can run jobs."""
+        ...
+
+    def asked(self, call: PoolCall, ask: Ask) -> None:
+        """Take in a question of a running job."""
+        ...
+
+    def ended(self, keeper: Keeper, call: PoolCall, end: Done | Raised) -> None:
+        """Take in the end of a call: the process is free."""
+        ...
+
+    def died(self, call: PoolCall, error: TaskbullError) -> None:
+        """Take in that the process of a call is gone."""
+        ...
+
+    def gone(self, keeper: Keeper, end: Gone) -> None:
+        """Take in that the process is gone."""
+        ...
+
+
+class Keeper(Seat):
+    """Keeps one process."""
+
+    def __init__(self, office: Office, hello: bytes, leave: Callable[[Seat], PoolCall | None]):
+        super().__init__()
+        self._office = office
+        self._hello = hello
+        self._leave = leave
+        self.jobs = 0
+        """How many jobs it has run."""
+        self.born = 0.0
+        self.has_begun = False
+        self.worn = False
+        """Whether another process is to take its place."""
+        self._process: PoolProcess | None = None
+        self._lock = Lock()
+        self._backlog = bytearray()  # what the line could not take yet
+        self._kill_at: float | None = None
+        self._told_to_end = False
+        self._killed = Event()
+        self._wake, self._woken = socket.socketpair()
+        self._wake.setblocking(False)
+        self._woken.setblocking(False)
+        self._frames = FrameReader()
+        self._printed: list[Printed] = []
+        self._last_lines: list[str] = []
+        self._trouble = ""
+
+    @property
+    def pid(self) -> int | None:
+        """The process's number, while there is one."""
+        process = self._process
+        return None if process is None else process.pid
+
+    def start(self, delay: float = 0.0) -> None:
+        """Start the process after so many seconds."""
+        Thread(target=self._keep, args=(delay,), name="taskbull-pool", daemon=True).start()
+
+    def send(self, data: bytes) -> None:
+        """Send a message, without waiting; from any thread."""
+        with self._lock:
+            process = self._process
+            if process is None:
+                return
+            sent = 0
+            if not self._backlog:
+                try:
+                    sent = process.line.send(data)
+                except BlockingIOError:
+                    pass
+                except OSError:  # it is dying; its end will be told
+                    return
+            if sent == len(data):
+                return
+            self._backlog += data[sent:]
+        self._wake_up()
+
+    def halt(self, call: PoolCall, reason: str) -> None:
+        """End a call that runs here: the process is told, then killed after the call's grace."""
+        with self._lock:
+            process = self._process
+            if process is None:
+                return
+            self._kill_at = monotonic() + call.grace
+            with suppress(OSError):
+                process.leash.send(encode(Halt(call.number, reason)))
+            process.signal(SIGTERM)
+        self._wake_up()
+
+    def retire(self) -> None:
+        """Let an idle process leave its lifespan and end."""
+        self._told_to_end = True
+        if not self.has_begun:
+            self.kill()
+            return
+        with self._lock:
+            self._kill_at = monotonic() + LEAVING
+        self.send(encode(Retire()))
+        self._wake_up()
+
+    def kill(self) -> None:
+        """End the process at once, or keep it from being started."""
+        self._told_to_end = True
+        self._killed.set()
+        if self._process is not None:
+            self._process.signal(SIGKILL)
+
+    def _wake_up(self) -> None:
+        with suppress(OSError):  # full: it will wake up; or closed: it has ended
+            self._wake.send(b".")
+
+    def _keep(self, delay: float) -> None:
+        self._killed.wait(delay)
+        try:
+            if self._killed.is_set():
+                raise OSError("it is not needed any more")
+            self.born = monotonic()
+            process = PoolProcess()
+        except Exception as error:  # noqa: BLE001 - whatever the system says
+            self._close()
+            self._office.gone(self, Gone(0, str(error), started=False, wanted=self._told_to_end))
+            return
+        out, err = process.outputs
+        self._printed = [
+            Printed(out.fileno(), STDOUT, self._context),
+            Printed(err.fileno(), STDERR, self._context),
+        ]
+        with self._lock:
+            self._process = process
+        if self._killed.is_set():
+            process.signal(SIGKILL)
+        self.send(self._hello)
+        try:
+            self._listen(process)
+        except Exception:
+            logging.getLogger(__name__).exception("A process of the pool is given up")
+            process.signal(SIGKILL)
+        self._bury(process)
+
+    def _listen(self, process: PoolProcess) -> None:
+        poll = select.poll()
+        line, woken = process.line.fileno(), self._woken.fileno()
+        for descriptor in (line, woken, *(one.descriptor for one in self._printed)):
+            poll.register(descriptor, select.POLLIN)
+        if process.exit_fd is not None:
+            poll.register(process.exit_fd, select.POLLIN)
+        goes_on = True
+        while goes_on:
+            poll.modify(line, select.POLLIN | select.POLLOUT if self._backlog else select.POLLIN)
+            ready = dict(poll.poll(self._patience_ms(process)))
+            if woken in ready:
+                self._rub_eyes()
+            self._read_printed(poll, ready)
+            said = ready.get(line, 0)
+            if said & select.POLLOUT:
+                self._flush(process)
+            goes_on = not said & ~select.POLLOUT or self._receive(process)
+            goes_on = goes_on and not self._has_ended(process, ready)
+            self._kill_if_due(process)
+
+    def _rub_eyes(self) -> None:
+        with suppress(BlockingIOError):
+            self._woken.recv(4096)
+
+    def _read_printed(self, poll: select.poll, ready: dict[int, int]) -> None:
+        for one in [one for one in self._printed if one.descriptor in ready]:
+            if not one.read():
+                poll.unregister(one.descriptor)
+                self._printed.remove(one)
+                self._last_lines += one.last
+
+    def _kill_if_due(self, process: PoolProcess) -> None:
+        if self._kill_at is not None and monotonic() >= self._kill_at:
+            self._kill_at = None
+            process.signal(SIGKILL)
+
+    def _patience_ms(self, process: PoolProcess) -> int | None:
+        limits = [] if process.exit_fd is not None else [_LOOK]
+        if self._kill_at is not None:
+            limits.append(max(0.0, self._kill_at - monotonic()))
+        return int(min(limits) * 1000) + 1 if limits else None
+
+    def _has_ended(self, process: PoolProcess, ready: dict[int, int]) -> bool:
+        if process.exit_fd is not None and process.exit_fd not in ready:
+            return False
+        if not process.has_ended():
+            return False
+        self._receive(process)  # what it said before counts
+        return True
+
+    def _flush(self, process: PoolProcess) -> None:
+        with self._lock, suppress(OSError):
+            sent = process.line.send(self._backlog)
+            del self._backlog[:sent]
+
+    def _receive(self, process: PoolProcess) -> bool:
+        """Take in all that the process has said; return False if it says no more."""
+        while True:
+            try:
+                piece = process.line.recv(_PIECE)
+            except BlockingIOError:
+                return True
+            except OSError:
+                piece = b""
+            if not piece:
+                return self._break_off(process, "it closed the line to its worker")
+            try:
+                for data in self._frames.feed(piece):
+                    self._heed(read_in_worker(data))
+            except BadFrame as error:
+                return self._break_off(process, f"what it wrote to its worker is wrong: {error}")
+
+    def _break_off(self, process: PoolProcess, trouble: str) -> bool:
+        if not process.ends_within(_DYING):  # by ending it closes the line, too
+            self._trouble = trouble
+            process.signal(SIGKILL)
+        return False
+
+    def _heed(self, message: ToWorker) -> None:
+        match message:
+            case Done() | Raised():
+                self._finish(message)
+            case Ask():
+                if self.call is not None:
+                    self._office.asked(self.call, message)
+            case Record():
+                self._log(message)
+            case Ready():
+                self.has_begun = True
+                self._office.began(self)
+            case CannotStart(reason, stack):
+                self._trouble = f"{reason}\n{stack}"
+
+    def _finish(self, end: Done | Raised) -> None:
+        call = self.call
+        if call is None or call.number != end.number:
+            return
+        for one in self._printed:  # it was flushed before the end was told
+            one.read()
+            one.end_of_job()
+        self.jobs += 1
+        self._office.ended(self, call, end)
+
+    def _context(self) -> Context:
+        call = self.call
+        return Context() if call is None else call.context
+
+    def _log(self, record: Record) -> None:
+        logger = logging.getLogger(record.logger)
+        if not logger.isEnabledFor(record.level):
+            return
+        file, line, function = record.place
+        with suppress(Exception):  # foreign code: handlers and filters of the application
+            made = logger.makeRecord(
+                logger.name, record.level, file, line, record.text, (), None, function
+            )
+            made.created = record.created
+            made.msecs = (record.created % 1) * 1000
+            made.threadName = record.thread
+            made.process = self.pid
+            made.exc_text = record.stack or None
+            vars(made).update(msgspec.json.decode(record.extra, type=dict[str, object]))
+            self._context().run(logger.handle, made)
+
+    def _bury(self, process: PoolProcess) -> None:
+        death = process.bury()
+        for one in self._printed:
+            one.read()
+            one.end_of_job()
+            self._last_lines += one.last
+        call = self._leave(self)
+        with self._lock:
+            self._process = None
+        reason = self._reason(death)
+        if call is not None:
+            error = ProcessDied(reason)
+            if death.fault:
+                error.add_note(death.fault)
+            self._office.died(call, error)
+        process.close()
+        self._close()
+        self._office.gone(
+            self,
+            Gone(
+                death.pid,
+                reason,
+                started=self.has_begun,
+                wanted=self._told_to_end,
+                job=None if call is None else call.run.job,
+            ),
+        )
+
+    def _reason(self, death: Death) -> str:
+        if not self.has_begun:
+            return self._trouble or "\n".join([death.told, *self._last_lines])
+        trouble = self._trouble
+        if self.halted and death.code == -SIGKILL:
+            trouble = trouble or "its job did not end within the task's grace"
+        return f"process {death.pid} was ended: {trouble}" if trouble else death.told
+
+    def _close(self) -> None:
+        self._wake.close()
+        self._woken.close()

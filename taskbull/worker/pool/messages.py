@@ -1,0 +1,217 @@
+"""What a worker and a process of its pool tell each other.
+
+Arguments and results are the JSON that they are in Redis. Errors are not pickled: what follows from
+one is decided in the process, where its class is, and comes as a `Fate`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import StrEnum
+from typing import Any, TypeAlias
+
+import msgspec
+from msgspec import Struct
+
+from taskbull.worker.pool.frames import BadFrame, frame
+
+
+class Message(Struct, frozen=True, array_like=True, tag=True):
+    """Something that is told."""
+
+
+# From the worker.
+
+
+class Hello(Message, frozen=True):
+    """Who the process works for: the first message."""
+
+    app: str
+    """The app, as `module:attribute`."""
+    modules: list[str]
+    """The modules that define the tasks."""
+    tasks: list[str]
+    """The names of the tasks that the process must know then."""
+    script: str | None
+    """The file of the worker's own program, if something is in it."""
+    path: list[str]
+    """What `sys.path` is."""
+    worker_id: str
+    backend: str
+    log_level: int
+    memory_limit: int | None = None
+    """Megabytes of address space that it may have."""
+    measures: bool = False
+    """Whether it tells after each job how much memory it uses."""
+
+
+class Order(Message, frozen=True):
+    """A job to run. `number` is that of the run; the rest is the job's, as `Job` has it."""
+
+    number: int
+    queue: str
+    id: str
+    name: str
+    data: bytes
+    options: bytes
+    created_ms: int | None = None
+    delay_ms: int = 0
+    priority: int = 0
+    attempts_made: int = 0
+    attempts_started: int = 0
+    stalled_count: int = 0
+    previous_delay_ms: int | None = None
+    processed_ms: int | None = None
+    dedup_key: str | None = None
+    scheduler_id: str | None = None
+    parent_key: str | None = None
+
+
+class Fault(Struct, frozen=True, array_like=True):
+    """An error of ours that is to be raised in the process."""
+
+    kind: str
+    message: str
+    code: str = ""
+    of_redis: bool = False
+    """Whether it costs the job no attempt if it ends by this."""
+
+
+class Reply(Message, frozen=True):
+    """What came of an `Ask`."""
+
+    number: int
+    value: Any = None
+    fault: Fault | None = None
+
+
+class Retire(Message, frozen=True):
+    """Leave the lifespan and end: there are no more jobs."""
+
+
+class Halt(Message, frozen=True):
+    """End the run of this number now: comes by the leash, and a signal follows."""
+
+    number: int
+    reason: str
+
+
+# From the process.
+
+
+class Ready(Message, frozen=True):
+    """It can run jobs."""
+
+
+class CannotStart(Message, frozen=True):
+    """It cannot."""
+
+    reason: str
+    stack: str
+
+
+class Question(StrEnum):
+    """What a running job may ask of its worker: the names are those of `JobPort`."""
+
+    PROGRESS = "progress"
+    LOG = "log"
+    UPDATE_DATA = "update_data"
+    CHILD_RESULTS = "child_results"
+    CHILD_FAILURES = "child_failures"
+    DROP_CHILDREN = "drop_children"
+
+
+class Ask(Message, frozen=True):
+    """A running job wants something written or read."""
+
+    number: int
+    question: Question
+    argument: bytes = b""
+
+
+class Record(Message, frozen=True):
+    """A line that was logged."""
+
+    logger: str
+    level: int
+    text: str
+    created: float
+    place: tuple[str, int, str]
+    """File, line and function."""
+    thread: str
+    stack: str
+    extra: bytes
+    """What else was given, as JSON."""
+
+
+class Done(Message, frozen=True):
+    """A run is over, and well."""
+
+    number: int
+    value: bytes | None
+    megabytes: float = 0.0
+    spawned: tuple[int, int] = (0, 0)
+
+
+class FateKind(StrEnum):
+    """What is to become of a job whose function raised."""
+
+    FAIL = "fail"
+    RETRY = "retry"
+    SNOOZE = "snooze"
+    LIMIT = "limit"
+    AWAIT_CHILDREN = "await_children"
+    PUT_OFF = "put_off"
+    """Redis did not take what the job had to write."""
+    TERMINATED = "terminated"
+    """It was ended from outside."""
+
+
+class Fate(Struct, frozen=True, array_like=True):
+    """What is to become of a job, as it was decided in the process."""
+
+    kind: FateKind
+    category: str = ""
+    verdict: str = ""
+    delay: float = 0.0
+    remembered_delay: float | None = None
+
+
+class Raised(Message, frozen=True):
+    """A run is over, by an error."""
+
+    number: int
+    kind: str
+    """The error's class, with its module."""
+    reason: str
+    stack: str
+    fate: Fate
+    megabytes: float = 0.0
+    spawned: tuple[int, int] = (0, 0)
+
+
+ToProcess: TypeAlias = Hello | Order | Reply | Retire | Halt
+ToWorker: TypeAlias = Ready | CannotStart | Ask | Record | Done | Raised
+
+_encode = msgspec.msgpack.Encoder().encode
+
+
+def encode(message: Message) -> bytes:
+    """Return a message as the bytes that are sent."""
+    return frame(_encode(message))
+
+
+def _decoder(kinds: Any) -> Callable[[bytes], Any]:
+    decode = msgspec.msgpack.Decoder(kinds).decode
+
+    def read(data: bytes) -> Any:
+        try:
+            return decode(data)
+        except msgspec.MsgspecError as error:
+            raise BadFrame(f"{data[:16]!r} is not a message: {error}") from error
+
+    return read
+
+
+read_in_process: Callable[[bytes], ToProcess] = _decoder(ToProcess)
+read_in_worker: Callable[[bytes], ToWorker] = _decoder(ToWorker)

@@ -1,0 +1,355 @@
+"""The process pool of a worker: functions that compute, hang or crash run in it.
+
+The executor awaits it as it awaits a thread. Whatever cancels that await ends the process.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import asynccontextmanager
+from contextvars import copy_context
+from itertools import count
+from time import monotonic
+from typing import Final
+
+from anyio import CancelScope, Event, current_time, get_cancelled_exc_class, move_on_after
+from msgspec import Struct
+
+from taskbull.core.job import Job
+from taskbull.errors import (
+    ConfigurationError,
+    ProcessDied,
+    ProcessUnavailable,
+    TaskbullError,
+)
+from taskbull.store.backend import on_trio, waiters
+from taskbull.worker.pool.asking import perform
+from taskbull.worker.pool.call import End, PoolCall
+from taskbull.worker.pool.crew import Crew
+from taskbull.worker.pool.fates import error_of
+from taskbull.worker.pool.keeper import LEAVING, Gone, Keeper
+from taskbull.worker.pool.mailbox import Mailbox
+from taskbull.worker.pool.messages import Ask, Done, FateKind, Hello, Raised, encode
+from taskbull.worker.run import Run, Spawning
+from taskbull.worker.running_job import Workplace
+from taskbull.worker.threads import Stoppable
+
+logger = logging.getLogger(__name__)
+
+_HALTED = "the worker ends the job: its time is up, it was cancelled, or the worker stops"
+
+_KILLING = 5.0
+"""Seconds that the system has to end a process that was killed."""
+
+_SHORTEST_PAUSE, _LONGEST_PAUSE = 1.0, 30.0
+_SHORT_LIFE: Final = 5.0
+"""Seconds below which an unhappy life counts as a failed start."""
+
+
+class PoolPlan(Struct, frozen=True, kw_only=True):
+    """How many processes there are, what they import, and how long each lives."""
+
+    size: int
+    app: str
+    modules: list[str]
+    script: str | None
+    """As `Hello` has them."""
+    tasks: Sequence[str]
+    """The names of the tasks that run in it."""
+    at_once: bool
+    """Whether the processes are started with the worker, or else for the first job."""
+    max_jobs: int | None = None
+    """Jobs after which a process is replaced."""
+    max_memory: int | None = None
+    """Megabytes in use after a job, above which it is replaced."""
+    memory_limit: int | None = None
+    """Megabytes of address space that a process may have."""
+
+    def hello(self, worker_id: str) -> Hello:
+        """Return the first message for a process."""
+        return Hello(
+            app=self.app,
+            modules=self.modules,
+            tasks=[*self.tasks],
+            script=self.script,
+            path=list(sys.path),
+            worker_id=worker_id,
+            backend="trio" if on_trio() else "asyncio",
+            log_level=logging.getLogger().getEffectiveLevel(),
+            memory_limit=self.memory_limit,
+            measures=self.max_memory is not None,
+        )
+
+
+class ProcessEnd(Struct, frozen=True):
+    """The end of a process that the pool did not want, or had to bring about."""
+
+    pid: int
+    reason: str
+    job: Job | None
+    recycled: bool = False
+    """Whether it had only done its share."""
+
+
+class ProcessPool:
+    """Runs jobs in processes, for one event loop."""
+
+    def __init__(self, plan: PoolPlan, worker_id: str, told: Callable[[ProcessEnd], None]) -> None:
+        self._hello = encode(plan.hello(worker_id))
+        self._plan = plan
+        self._told = told
+        self._crew = Crew()
+        self._mailbox = Mailbox()
+        self._new_waiter = waiters()
+        self._numbers = count(1)
+        self._members: set[Keeper] = set()  # those that run jobs, or will
+        self._leaving: set[Keeper] = set()
+        self._failures = 0  # starts that failed in a row
+        self._refusal = ""  # what the last of them said
+        self._closing = False
+        self._started = False
+        self._first = False  # while the worker waits for the first ones
+        self._changed = Event()
+
+    @property
+    def size(self) -> int:
+        """How many processes there are meant to be."""
+        return self._plan.size
+
+    @property
+    def busy(self) -> int:
+        """How many of them run a job."""
+        return self._crew.busy
+
+    @property
+    def pids(self) -> set[int]:
+        """The numbers of its processes."""
+        return {one.pid for one in (*self._members, *self._leaving) if one.pid is not None}
+
+    async def start(self) -> None:
+        """Start all processes; raise `ConfigurationError` if one of them cannot start."""
+        self._hire_all()
+        self._first = True
+        while not all(keeper.has_begun for keeper in self._members):
+            await self._changed.wait()
+            if self._failures:
+                raise ConfigurationError(f"A process of the pool cannot start: {self._refusal}")
+        self._first = False
+
+    async def run(
+        self, run: Run, place: Workplace, grace: float, clock: Stoppable | None = None
+    ) -> bytes | None:
+        """Run a job in a process, and return its result as JSON (None: null).
+
+        The clock stands still while it waits for a process. If the caller is cancelled, the process
+        has `grace` seconds to end the job, and is killed then; a result that comes first counts.
+        """
+        if not self._started:  # a job of a task that is at home in another queue
+            self._hire_all()
+        call = PoolCall(next(self._numbers), run, place, copy_context(), grace, clock)
+        seat = self._crew.put(call)
+        if seat is not None:
+            seat.send(call.order)
+        elif clock is not None:
+            clock.stop()
+        try:
+            end = await self._follow(call)
+        except get_cancelled_exc_class():
+            if self._crew.withdraw(call):
+                raise
+            ended = await self._halt(call)
+            if not isinstance(ended, Done):
+                run.halted_at = _stack(ended)
+                raise
+            end = ended
+        return _value(end, run)
+
+    async def close(self, limit: float) -> None:
+        """End all processes: they have so many seconds to leave their lifespans."""
+        self._closing = True
+        with move_on_after(min(limit, LEAVING), shield=True):
+            for keeper in [*self._members]:
+                keeper.retire()
+            await self._until_empty()
+        if self._members or self._leaving:
+            for keeper in (*self._members, *self._leaving):
+                keeper.kill()
+            with move_on_after(_KILLING, shield=True):
+                await self._until_empty()
+
+    async def _follow(self, call: PoolCall) -> End:
+        """Do what a running job asks for, until it ends."""
+        while True:
+            while call.inbox:
+                message = call.inbox.popleft()
+                if not isinstance(message, Ask):
+                    return message
+                answer = await perform(message, call.run, call.place)
+                if call.seat is not None:
+                    call.seat.send(encode(answer))
+            call.waiter = self._new_waiter()
+            await call.waiter
+
+    async def _halt(self, call: PoolCall) -> End | None:
+        """End a call, and return how it ended."""
+        seat = self._crew.halt(call)
+        if seat is not None:
+            seat.halt(call, _HALTED)
+        with CancelScope(deadline=current_time() + call.grace + _KILLING, shield=True):
+            return await self._follow(call)
+        return None
+
+    # What keepers tell, in their threads.
+
+    def began(self, keeper: Keeper) -> None:
+        """Give a process that can run jobs its first one."""
+        self._mailbox.post(self._on_begun)
+        self._feed(keeper)
+
+    def asked(self, call: PoolCall, ask: Ask) -> None:
+        """Bring a question to whoever awaits the call."""
+        self._mailbox.post(lambda: call.deliver(ask))
+
+    def ended(self, keeper: Keeper, call: PoolCall, end: Done | Raised) -> None:
+        """Give the process its next job first, then bring the end to whoever awaits it."""
+        self._feed(keeper)
+        self._mailbox.post(lambda: call.deliver(end))
+        if keeper.dismissed:
+            self._mailbox.post(lambda: self._let_go(keeper))
+        elif not keeper.worn and self._is_worn(keeper, end):
+            keeper.worn = True
+            self._mailbox.post(self._hire)
+
+    def died(self, call: PoolCall, error: TaskbullError) -> None:
+        """Bring the news to whoever awaits the call."""
+        self._mailbox.post(lambda: call.deliver(error))
+
+    def gone(self, keeper: Keeper, end: Gone) -> None:
+        """Have another process started, if one is missing."""
+        self._mailbox.post(lambda: self._on_gone(keeper, end))
+
+    def _feed(self, keeper: Keeper) -> None:
+        call = self._crew.take(keeper)
+        if call is not None:
+            keeper.send(call.order)
+            self._mailbox.post(call.begin)
+
+    def _is_worn(self, keeper: Keeper, end: Done | Raised) -> bool:
+        plan = self._plan
+        return (plan.max_jobs is not None and keeper.jobs >= plan.max_jobs) or (
+            plan.max_memory is not None and end.megabytes > plan.max_memory
+        )
+
+    # The rest is in the event loop.
+
+    def _hire_all(self) -> None:
+        self._started = True
+        for _ in range(self.size):
+            self._hire()
+
+    def _hire(self, delay: float = 0.0) -> None:
+        if not self._closing:
+            keeper = Keeper(self, self._hello, self._crew.leave)
+            self._members.add(keeper)
+            keeper.start(delay)
+
+    def _let_go(self, keeper: Keeper) -> None:
+        """End a process that runs no more jobs; another one takes its place, if none has yet."""
+        if keeper not in self._members:  # it has died since
+            return
+        self._members.discard(keeper)
+        self._leaving.add(keeper)
+        reason = "its job was ended" if keeper.halted else "it has done its share"
+        self._told(ProcessEnd(keeper.pid or 0, reason, None, recycled=not keeper.halted))
+        keeper.retire()
+        if len(self._members) < self.size:
+            self._hire()
+
+    def _on_begun(self) -> None:
+        self._failures = 0
+        self._announce()
+        self._dismiss_worn()
+
+    def _dismiss_worn(self) -> None:
+        """Let go of processes that have done their share, as far as others are there for them."""
+        ready = [one for one in self._members if one.has_begun]
+        for keeper in [one for one in ready if one.worn][: max(0, len(ready) - self.size)]:
+            if self._crew.dismiss(keeper):
+                self._let_go(keeper)
+
+    def _on_gone(self, keeper: Keeper, end: Gone) -> None:
+        self._leaving.discard(keeper)
+        was_member = keeper in self._members
+        self._members.discard(keeper)
+        self._announce()
+        if self._closing:
+            return
+        if end.started and not end.wanted:
+            self._told(ProcessEnd(end.pid, end.reason, end.job))
+        if not was_member:
+            return
+        lived = monotonic() - keeper.born
+        if end.started and (keeper.jobs or end.job is not None or lived > _SHORT_LIFE):
+            if len(self._members) < self.size:
+                self._hire()
+            return
+        self._failures += 1
+        self._refusal = end.reason
+        if self._first:
+            return  # the worker does not start
+        pause = min(_LONGEST_PAUSE, _SHORTEST_PAUSE * 2 ** (self._failures - 1))
+        logger.error(
+            "A process of the pool could not start; another one is in %g s: %s", pause, end.reason
+        )
+        if not any(one.has_begun for one in self._members):
+            self._let_wait_no_longer(end.reason)
+        if len(self._members) < self.size:
+            self._hire(pause)
+
+    def _let_wait_no_longer(self, reason: str) -> None:
+        for call in self._crew.give_up():
+            call.deliver(ProcessUnavailable(f"no process of the pool could start: {reason}"))
+
+    def _announce(self) -> None:
+        self._changed.set()
+        self._changed = Event()
+
+    async def _until_empty(self) -> None:
+        while self._members or self._leaving:
+            await self._changed.wait()
+
+
+@asynccontextmanager
+async def pool_running(
+    plan: PoolPlan, worker_id: str, told: Callable[[ProcessEnd], None], grace: float
+) -> AsyncGenerator[ProcessPool]:
+    """Have a pool during the block; at its end the processes have `grace` seconds to leave."""
+    pool = ProcessPool(plan, worker_id, told)
+    try:
+        if plan.at_once:
+            await pool.start()
+        yield pool
+    finally:
+        await pool.close(grace)
+
+
+def _stack(end: End | None) -> str:
+    """Return where a job was when it was ended, if that is known."""
+    if isinstance(end, Raised):
+        return end.stack
+    return "\n".join(getattr(end, "__notes__", ()))
+
+
+def _value(end: End, run: Run) -> bytes | None:
+    """Return the value of a call that is over, or raise what was raised in it."""
+    if isinstance(end, TaskbullError):
+        raise end
+    if any(end.spawned):
+        run.spawned = Spawning(*end.spawned)
+    if isinstance(end, Done):
+        return end.value
+    if end.fate.kind is FateKind.TERMINATED:
+        raise ProcessDied(f"the process was told to end, not by its worker: {end.reason}")
+    raise error_of(end)
