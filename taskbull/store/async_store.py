@@ -20,7 +20,8 @@ from taskbull.store.connection import Connection
 from taskbull.store.deadline import Deadline
 from taskbull.store.dialing import ConnectionOptions
 from taskbull.store.direct_call import loading, read_replies
-from taskbull.store.pipeline import Reply, ReplyError, pack
+from taskbull.store.drive import Drive
+from taskbull.store.pipeline import Note, Reply, ReplyError, pack
 from taskbull.store.reconnection import Notify, log_change, time_for
 from taskbull.store.topology import Spawn, topology
 
@@ -67,7 +68,8 @@ class Store:
         limit = timeout if total is None else total
         if isinstance(operation, Call | Command):
             return await self._run(operation, limit)
-        return await self._drive(operation, Deadline(limit, monotonic), renew=total is None)
+        deadline = Deadline(limit, monotonic)
+        return await self.complete(Drive(operation, deadline, renew=total is None))
 
     async def _run(self, call: Request[T], timeout: float | None = None) -> T:
         only = self._only
@@ -79,7 +81,9 @@ class Store:
             reply = await self._calling(call).go_on(only, generation, reply)
         return call.parse(reply)
 
-    def start(self, call: Request[Any], waiter: backend.Recipient) -> SentOn | None:
+    def start(
+        self, call: Request[Any], waiter: backend.Recipient, note: Note | None = None
+    ) -> SentOn | None:
         """Send a call before this returns; `waiter` gets its raw reply.
 
         Pass an error reply on to `finish`. Do the same with a call for which this returns None,
@@ -90,15 +94,21 @@ class Store:
         if connection is None or not connection.ready:
             return None
         words = call.cluster_words if only is None else call.words
-        connection.send(pack(words), waiter)
+        connection.send(pack(words), waiter, note)
         return connection, connection.generation
 
-    async def finish(self, call: Request[T], sent_on: SentOn | None, reply: Reply) -> T:
+    async def finish(
+        self,
+        call: Request[T],
+        sent_on: SentOn | None,
+        reply: Reply,
+        deadline: Deadline | None = None,
+    ) -> T:
         """Return the result of a call that was started, whatever came of it."""
         if sent_on is None:
             return await self._run(call)
         if isinstance(reply, ReplyError) or self._may_go_on(reply):
-            reply = await self._calling(call).go_on(*sent_on, reply)
+            reply = await self._calling(call, deadline).go_on(*sent_on, reply)
         elif isinstance(reply, BaseException):
             raise reply
         return call.parse(reply)
@@ -145,38 +155,20 @@ class Store:
 
     async def go_on(self, steps: Steps[T], deadline: Deadline, failed: TaskbullError) -> T:
         """Run an operation whose first call was made already, and failed."""
-        return await self._drive(steps, deadline, failed, renew=True)
+        drive = Drive(steps, deadline)
+        drive.fail(failed)
+        return await self.complete(drive)
 
-    async def _drive(
-        self,
-        steps: Steps[T],
-        deadline: Deadline,
-        failed: TaskbullError | None = None,
-        *,
-        renew: bool,
-    ) -> T:
-        try:
-            call = next(steps)
-            if failed is not None:
-                call = steps.throw(failed)
-            while True:
-                try:
-                    if failed is not None and deadline.too_late_after(failed):
-                        raise ConnectionLost(str(failed)) from failed
-                    if deadline.seconds is None:
-                        result = await self._run(call)
-                    else:
-                        result = await self.run_within(call, deadline)
-                except TaskbullError as error:
-                    call = steps.throw(failed := error)
+    async def complete(self, drive: Drive[T]) -> T:
+        """Make the calls of an operation until it returns."""
+        while drive.asks:
+            with drive:
+                call = drive.request()
+                if drive.deadline.seconds is None:
+                    drive.answer = await self._run(call)
                 else:
-                    failed = None
-                    if renew:
-                        deadline = Deadline(deadline.seconds, monotonic)
-                    call = steps.send(result)
-        except StopIteration as end:
-            result_of_all: T = end.value
-            return result_of_all
+                    drive.answer = await self.run_within(call, drive.deadline)
+        return drive.result
 
     async def run_within(self, call: Request[T], deadline: Deadline) -> T:
         """Run one call and return its result; as `run`, with a deadline that others may share."""

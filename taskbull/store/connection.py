@@ -83,7 +83,12 @@ class Connection:
             return await self.submit(command, note)
         if deadline.left <= 0:
             raise self._too_late(note, deadline)
-        waiter = self.submit(command, note)
+        return await self.reply(self.submit(command, note), note, deadline)
+
+    async def reply(self, waiter: Waiter, note: Note, deadline: Deadline) -> Reply:
+        """Return the reply to a command that was submitted; see `execute`."""
+        if deadline.seconds is None:
+            return await waiter
         self._deadlines.watch(waiter, note, deadline)
         try:
             return await waiter

@@ -11,6 +11,7 @@ import socket
 from collections import defaultdict, deque
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from time import monotonic
 
 from hiredis import Reader
@@ -84,14 +85,16 @@ class SyncConnection:
             return replies
         except (ProtocolError, *BROKEN) as error:
             self.close()
-            if deadline.left <= 0:
-                raise MaybeExecuted(f"No reply from Redis at {self._endpoint}{deadline}") from error
-            raise MaybeExecuted(
-                f"Redis at {self._endpoint}: {explain(error)} before the reply came"
-            ) from error
+            raise self.unanswered(error, deadline) from error
         except BaseException:  # KeyboardInterrupt: a reply that nobody reads is on its way
             self.close()
             raise
+
+    def unanswered(self, error: Exception, deadline: Deadline) -> MaybeExecuted:
+        """Return what the caller of a command is told whose reply will not come."""
+        if deadline.left <= 0:
+            return MaybeExecuted(f"No reply from Redis at {self._endpoint}{deadline}")
+        return MaybeExecuted(f"Redis at {self._endpoint}: {explain(error)} before the reply came")
 
     def close(self) -> None:
         self._socket.close()
@@ -111,7 +114,7 @@ class SyncConnection:
         replies: list[Reply] = []
         feed, gets = self._reader.feed, self._reader.gets
         try:
-            size = self._send(b"".join(commands), deadline)
+            size = self.send(b"".join(commands), deadline)
             patience = held + SUSPICIOUS + allowance(size)
             while len(replies) < len(commands):
                 feed(self._receive(deadline, patience, answers_others))
@@ -123,16 +126,37 @@ class SyncConnection:
             raise ProtocolError("a reply that no command asked for")
         return replies
 
-    def _send(self, data: bytes, deadline: Deadline) -> int:
+    def send(self, data: bytes, deadline: Deadline) -> int:
+        """Send packed commands, and take in what comes meanwhile; return how many bytes it were.
+
+        Whoever is between us and the server may take no more while we do not take its replies.
+        """
         size = len(data)
         sent = self._socket.send(data, min(deadline.left, self._quiet))
         if sent < size:
             rest = memoryview(data)[sent:]
             while rest:  # not `sendall`: what the socket accepts is progress
-                rest = rest[self._socket.send(rest, min(deadline.left, self._quiet)) :]
+                sent = self._socket.send(rest, min(deadline.left, self._quiet))
+                rest = rest[sent:]
+                if not sent and self._socket.readable():
+                    self._reader.feed(self._receive(deadline, SUSPICIOUS))
         return size
 
-    def _receive(self, deadline: Deadline, patience: float, answers_others: AnswersOthers) -> bytes:
+    def next_reply(
+        self, size: int, deadline: Deadline, answers_others: AnswersOthers = lambda: False
+    ) -> Reply:
+        """Return the reply to the oldest command that was sent; `size` bytes may be under way."""
+        patience = SUSPICIOUS + allowance(size)
+        while (reply := self._reader.gets()) is False:
+            self._reader.feed(self._receive(deadline, patience, answers_others))
+        return reply
+
+    def _receive(
+        self,
+        deadline: Deadline,
+        patience: float,
+        answers_others: AnswersOthers = lambda: False,
+    ) -> bytes:
         quiet = monotonic() + patience + self._quiet
         while True:
             try:
@@ -161,31 +185,41 @@ class ConnectionPool:
         self, endpoint: Endpoint, commands: list[bytes], deadline: Deadline, held: float = 0.0
     ) -> list[Reply]:
         """Send packed commands to a server and return their replies; see `SyncConnection`."""
+        connection = self.take(endpoint, deadline)
+        answers_others = partial(self.answers, endpoint, deadline)
+        replies = connection.exchange(commands, deadline, held, answers_others)
+        self.keep(endpoint, connection)
+        return replies
+
+    def take(self, endpoint: Endpoint, deadline: Deadline) -> SyncConnection:
+        """Return a connection that nobody else uses until it is given to `keep`."""
         if deadline.left <= 0:
             raise ConnectionLost(f"No time was left to send a command to Redis at {endpoint}")
         if self._process != os.getpid():  # forked: the sockets are the parent's
             self._idle, self._process = defaultdict(deque), os.getpid()
-        idle = self._idle[endpoint]
-        connection = self._usable(idle)
+        connection = self._usable(self._idle[endpoint])
         if connection is None:
             connecting = self._address.connect_timeout or CONNECT_TIMEOUT
             connection = SyncConnection(endpoint, self._address, min(deadline.left, connecting))
+        return connection
 
-        def answers_others() -> bool:
-            # The idle ones are as old as this one: the network has forgotten them, too.
-            with suppress(TaskbullError):
-                another = SyncConnection(endpoint, self._address, min(deadline.left, PROBE_TIMEOUT))
-                self.discard(endpoint)
-                idle.append(another)
-                return True
-            return False
-
-        replies = connection.exchange(commands, deadline, held, answers_others)
+    def keep(self, endpoint: Endpoint, connection: SyncConnection) -> None:
+        """Keep a connection, on which every command was answered, for later."""
+        idle = self._idle[endpoint]
         if len(idle) < MOST_IDLE:
             idle.append(connection)
         else:
             connection.close()
-        return replies
+
+    def answers(self, endpoint: Endpoint, deadline: Deadline) -> bool:
+        """Return whether a server answers on a new connection."""
+        with suppress(TaskbullError):
+            another = SyncConnection(endpoint, self._address, min(deadline.left, PROBE_TIMEOUT))
+            # The idle ones are as old as the one that is silent: the network has forgotten them.
+            self.discard(endpoint)
+            self._idle[endpoint].append(another)
+            return True
+        return False
 
     def discard(self, endpoint: Endpoint) -> None:
         """Close the idle connections to a server."""

@@ -50,12 +50,15 @@ class PlainSocket(SyncSocket):
         raw.setblocking(False)
 
     def send(self, data: memoryview | bytes, seconds: float) -> int:
-        """Send what the system takes; wait only if that is nothing."""
+        """Send what the system takes; if that is nothing, wait until that changes.
+
+        Or until something has come: the peer may wait for us to receive it.
+        """
         try:
             return self._raw.send(data)
         except BlockingIOError:
             room = select.poll()
-            room.register(self._raw, select.POLLOUT)
+            room.register(self._raw, select.POLLOUT | select.POLLIN)
             if not room.poll(max(seconds, _SHORTEST) * 1000):
                 raise TimeoutError("timed out") from None
             return 0

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from time import monotonic, sleep
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
+
+from msgspec import Struct
 
 from taskbull.errors import ConnectionLost, MaybeExecuted, TaskbullError
 from taskbull.scripts.call import Call, Command, Operation, Request, Steps
@@ -12,14 +15,32 @@ from taskbull.scripts.loader import Script
 from taskbull.store.address import Address, Endpoint
 from taskbull.store.deadline import Deadline
 from taskbull.store.direct_call import loading, read_replies
+from taskbull.store.drive import Drive, time_to_finish
 from taskbull.store.pipeline import ASKING, Reply, ReplyError, pack
 from taskbull.store.redelivery import Leave, Load, Moved, Pause, Replied, Send, Step, redeliver
 from taskbull.store.sync_connection import ConnectionPool
+from taskbull.store.sync_pipeline import SyncPipeline
 from taskbull.store.sync_topology import sync_topology
 
 T = TypeVar("T")
 
 _TROUBLE = (ReplyError, ConnectionLost)
+
+
+class SyncBegun(Struct, Generic[T], eq=False):
+    """An operation whose first call was sent, if that was possible."""
+
+    drive: Drive[T]
+    pipeline: SyncPipeline | None = None
+    """Where its reply comes; None: it was not sent."""
+    is_smooth: bool = False
+    """Whether it was sent at once, and what came of that, if anything has, was its result."""
+
+    def leave(self) -> None:
+        """Break it off: nobody wants its result."""
+        self.drive.close()
+        if self.pipeline is not None:
+            self.pipeline.close()
 
 
 class SyncStore:
@@ -49,7 +70,7 @@ class SyncStore:
         deadline = Deadline(timeout if total is None else total, monotonic)
         if isinstance(operation, Call | Command):
             return self.run_within(operation, deadline, insist=insist)
-        return self._drive(operation, deadline, renew=total is None)
+        return self._complete(Drive(operation, deadline, renew=total is None))
 
     def run_within(self, call: Request[T], deadline: Deadline, *, insist: bool = True) -> T:
         """Run one call and return its result; as `run`, with a deadline that others may share."""
@@ -82,35 +103,60 @@ class SyncStore:
 
     def go_on(self, steps: Steps[T], deadline: Deadline, failed: TaskbullError) -> T:
         """Run an operation whose first call was made already, and failed."""
-        return self._drive(steps, deadline, failed, renew=True)
+        drive = Drive(steps, deadline)
+        drive.fail(failed)
+        return self._complete(drive)
 
-    def _drive(
-        self,
-        steps: Steps[T],
-        deadline: Deadline,
-        failed: TaskbullError | None = None,
-        *,
-        renew: bool,
+    def start(
+        self, steps: Steps[T], behind: SyncBegun[Any] | None = None, *, timeout: float | None = None
+    ) -> SyncBegun[T]:
+        """Send the first call of an operation, if it can be sent now; `finish` it later.
+
+        It goes `behind` that of another that is not finished yet, on the same connection.
+        """
+        begun = SyncBegun(Drive(steps, Deadline(timeout, monotonic)))
+        if begun.drive.asks:
+            with suppress(ConnectionLost):
+                self._send_first(begun, None if behind is None else behind.pipeline)
+        return begun
+
+    def _send_first(self, begun: SyncBegun[Any], former: SyncPipeline | None) -> None:
+        call, deadline = begun.drive.request(), begun.drive.deadline
+        node = self._topology.find(call.key, deadline)
+        if former is None or former.endpoint != node or not former.usable:
+            former = SyncPipeline(self._pool, node, deadline)
+        begun.pipeline, begun.is_smooth = former, True
+        former.send(self._pack(call), deadline)
+
+    def finish(
+        self, begun: SyncBegun[T], *, timeout: float | None = None, given_up: bool = False
     ) -> T:
+        """Return the result of an operation that was started, whatever came of its first call.
+
+        One that is given up is not sent again; it gets a moment for an answer that is on its way.
+        """
+        drive = begun.drive
+        answer_by, drive.deadline = time_to_finish(timeout, given_up=given_up)
         try:
-            call = next(steps)
-            if failed is not None:
-                call = steps.throw(failed)
-            while True:
-                try:
-                    if failed is not None and deadline.too_late_after(failed):
-                        raise ConnectionLost(str(failed)) from failed
-                    result = self.run_within(call, deadline)
-                except TaskbullError as error:
-                    call = steps.throw(failed := error)
-                else:
-                    failed = None
-                    if renew:
-                        deadline = Deadline(deadline.seconds, monotonic)
-                    call = steps.send(result)
-        except StopIteration as end:
-            result_of_all: T = end.value
-            return result_of_all
+            if begun.pipeline is not None:
+                with drive:
+                    drive.answer = self._answer(begun, begun.pipeline, answer_by)
+                begun.is_smooth = begun.is_smooth and not drive.asks
+            return self._complete(drive)
+        except BaseException:
+            begun.leave()
+            raise
+
+    def _answer(self, begun: SyncBegun[Any], pipeline: SyncPipeline, deadline: Deadline) -> Any:
+        call, reply = begun.drive.request(), pipeline.receive(deadline)
+        begun.is_smooth = not isinstance(reply, _TROUBLE)
+        return call.parse(self._see_through(call, (pipeline.endpoint, reply), deadline))
+
+    def _complete(self, drive: Drive[T]) -> T:
+        while drive.asks:
+            with drive:
+                drive.answer = self.run_within(drive.request(), drive.deadline)
+        return drive.result
 
     def servers(self, *, timeout: float | None = None) -> list[Endpoint]:
         """Return the servers that hold the data: one, or the masters of a Cluster."""

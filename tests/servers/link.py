@@ -38,6 +38,7 @@ class Orders(Struct):
     remaining: int = 0
     swallowing: bool = False
     holding: bool = False
+    holding_replies: bool = False
     swallow_at: bytes = b""
     delay: float = 0.0
     rate: float = 0.0
@@ -59,6 +60,7 @@ class Link:
         self._connecting: asyncio.Task[None] | None = None
         self._early: list[bytes] | None = []  # what came before there was a connection
         self._held: list[bytes] = []  # requests that are late on their way
+        self._held_replies: list[bytes] = []
 
     def opened(self) -> None:
         """Connect to the server; until then the client's bytes wait, most of them in the kernel.
@@ -96,7 +98,10 @@ class Link:
             self.close()
 
     def deliver(self) -> None:
-        """Let the requests arrive that were held, also those of a client that is gone."""
+        """Let all arrive that was held, also the requests of a client that is gone."""
+        replies, self._held_replies = self._held_replies, []
+        for chunk in replies:
+            self.client.send(chunk)
         held, self._held = self._held, []
         for chunk in held:
             self.server.send(chunk)
@@ -152,6 +157,9 @@ class Link:
     def _reply(self, chunk: bytes) -> None:
         orders = self.orders
         if self._swallows():
+            return
+        if orders.holding_replies or self._held_replies:
+            self._held_replies.append(chunk)
             return
         if orders.cut is Cut.BEFORE_REPLY and self.doomed:
             self._cut()

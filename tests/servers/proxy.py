@@ -102,8 +102,12 @@ class Proxy:
         """
         self._order(lambda: setattr(self._orders, "holding", True))
 
+    def hold_replies(self) -> None:
+        """Let replies be late, until `deliver`; requests arrive, and are executed."""
+        self._order(lambda: setattr(self._orders, "holding_replies", True))
+
     def deliver(self) -> None:
-        """Let the requests arrive that were held, and hold no more."""
+        """Let all arrive that was held, and hold no more."""
         self._order(self._deliver)
 
     def black_hole(self) -> None:
@@ -181,7 +185,7 @@ class Proxy:
         self._deliver()
 
     def _deliver(self) -> None:
-        self._orders.holding = False
+        self._orders.holding = self._orders.holding_replies = False
         for link in list(self._links):
             link.deliver()
 
