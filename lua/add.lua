@@ -2,6 +2,7 @@
 --
 -- KEYS
 --   memo               string   number, mark and answers of the last call in its sequence
+--   former             string   the memo of the call that must go before this one
 --   counter            string   number of the last job
 --   meta               hash     settings of the queue
 --   wait               list     jobs that may run, taken from the tail
@@ -20,6 +21,7 @@
 --   call                        number of this call in its sequence; the next call has a higher one
 --   mark                        hex digits that tell it from another producer's call of that number
 --   memo_life                   ms for which the answers are remembered
+--   after                       how `former` begins if that call was executed; "": there is none
 --   runs                        msgpack array of runs: jobs that differ in nothing but their data.
 --                               Each an array: how many, place of the first in the call, name,
 --                               opts, timestamp, delay, priority (as text: Redis prints each number
@@ -34,13 +36,14 @@
 --   place of its first job, the id of that job, 0 added, 1 there was one of that id, 2 deduplicated
 --   (the id is the owner's), -5 no such parent, -7 the job has another parent, and how many jobs it
 --   is for, whose ids count on from the first; nothing at all, and nothing is done, if the sequence
---   has gone on, or the number was used by another
+--   has gone on, or the number was used by another; -12, and nothing is done, if the call that
+--   goes before was not executed
 -- EFFECTS
 --   as BullMQ's; `deduplicated` is emitted as by version 6, without `debounced`
 
-local memo, counter, meta, wait, paused, active, prioritized, priority_counter, delayed,
+local memo, former, counter, meta, wait, paused, active, prioritized, priority_counter, delayed,
   waiting_children, completed, marker, events = unpack(KEYS)
-local prefix, now, call, mark, memo_life, runs = unpack(ARGV)
+local prefix, now, call, mark, memo_life, after, runs = unpack(ARGV)
 
 --- @include "queue_state"
 --- @include "event_limit"
@@ -87,6 +90,9 @@ for r = 1, #runs do
 end
 if new == 0 then
   return answers
+end
+if after ~= "" and string.sub(redis.call("GET", former) or "", 1, #after) ~= after then
+  return -12 -- jobs of one queue stay in order: see Bulk
 end
 local number = numbers > 0 and redis.call("INCRBY", counter, numbers) - numbers or 0
 local queue = queue_state(meta, active, wait, paused)

@@ -48,6 +48,10 @@ class ServerUnavailable(ServerRefused, ConnectionLost):
     """
 
 
+class OutOfTurn(TaskbullError):
+    """The call that goes before this one was not executed, and so neither was this."""
+
+
 class EnqueueError(TaskbullError):
     """Jobs could not be added. `spec` holds them, to be kept and enqueued again.
 

@@ -13,9 +13,10 @@ from taskbull.core.checks import check_type, refusal
 from taskbull.core.flow import Branch, Children, Need, branches_of
 from taskbull.core.job import Job, NewJob, Ticket
 from taskbull.core.options import JobOptions
-from taskbull.queue.add_bulk import Bulk, Entry, Progress, check_bulk
+from taskbull.queue.add_bulk import Bulk, Progress, check_bulk
 from taskbull.queue.add_call import Adder
 from taskbull.queue.add_flow import Flow
+from taskbull.queue.add_part import Entry
 from taskbull.queue.add_single import add_at_once
 from taskbull.queue.handle import JobHandle, QueueClient, ReadResult
 from taskbull.queue.stores import Stores

@@ -6,22 +6,20 @@ import inspect
 import time
 from array import array
 from collections import deque
-from collections.abc import Callable, Collection, Generator, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from itertools import count, pairwise
-from typing import Any, Protocol, Self, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
-from msgspec import Struct
 from msgspec.structs import replace
 
 from taskbull.core.checks import refusal
-from taskbull.core.job import NewJob, Ticket
 from taskbull.core.wire.job import EncodedJob, encode_job
 from taskbull.errors import EnqueueError
 from taskbull.queue.add_call import Unsent
-from taskbull.queue.add_flow import Flow
-from taskbull.queue.handle import JobHandle, QueueClient, ReadResult, handle
-from taskbull.scripts.add import Added, CallSequence
-from taskbull.scripts.call import Stages, Steps
+from taskbull.queue.add_part import BULK_BYTES, Entry, FlowPart, Left, Part
+from taskbull.queue.handle import JobHandle, handle
+from taskbull.scripts.add import Added
+from taskbull.scripts.call import Stages
 
 T = TypeVar("T")
 
@@ -31,98 +29,12 @@ Progress: TypeAlias = Callable[[int], object]
 BULK = 250
 """Jobs per script call: Redis serves nobody else meanwhile, and that is a millisecond or two."""
 
-BULK_BYTES = 1 << 20
-"""Bytes per script call: Redis takes 2 to 3 ms for them."""
+AT_ONCE = 2
+"""Parts under way at once: Redis adds the jobs of one while the next is made."""
 
 _OPEN_JOBS = 25_000
 _OPEN_BYTES = 16 * BULK_BYTES
 """How much may wait for its part to be full, where the jobs are for many queues."""
-
-
-class Sendable(Protocol):
-    """A job in the form in which the caller knows it."""
-
-    def with_ticket(self, ticket: Ticket) -> Self:
-        """Return the job with the ticket under which it is sent again."""
-        ...
-
-
-class Entry(Struct, frozen=True, eq=False):
-    """One job of a bulk: where it goes, what it is, and how its result is read."""
-
-    client: QueueClient
-    job: NewJob
-    known_as: Sendable
-    read: ReadResult
-    flow: Flow | None = None
-    """The job with all those that it waits for, if there are any."""
-
-
-class _Part:
-    """Jobs that go to a queue in one call."""
-
-    def __init__(self, client: QueueClient, ticket: Ticket | None) -> None:
-        self.client = client
-        self.ticket = ticket
-        self.entries: list[tuple[int, Entry]] = []
-        self.jobs: list[EncodedJob] = []
-        self.size = 0
-
-    def has_room(self, job: EncodedJob, size: int) -> bool:
-        if self.size + size > BULK_BYTES:
-            return False
-        # Each place of a ticket once: the second time is another call, which gets the answer.
-        return job.place is None or all(other.place != job.place for other in self.jobs)
-
-    def put(self, place: int, entry: Entry, job: EncodedJob, size: int) -> None:
-        self.entries.append((place, entry))
-        self.jobs.append(job)
-        self.size += size
-
-    def send(self) -> Generator[Steps[Any], Any, list[Added] | Unsent]:
-        """Add the jobs; return an answer for each."""
-        added: list[Added] | Unsent = yield self.client.adder.add(self.jobs, self.ticket)
-        return added
-
-    def ticket_of(self, number: int, sequence: CallSequence, sent_ms: int | None) -> Ticket:
-        """Return the ticket under which one of them is sent again."""
-        return sequence.ticket(self.jobs[number - 1].place or number, sent_ms)
-
-
-class _FlowPart(_Part):
-    """A flow, which goes by itself; the caller knows its root."""
-
-    def __init__(self, place: int, entry: Entry, flow: Flow) -> None:
-        super().__init__(entry.client, entry.job.ticket)
-        self.put(place, entry, flow.root_job, 0)
-        self._flow = flow
-
-    def send(self) -> Generator[Steps[Any], Any, list[Added] | Unsent]:
-        added = yield from self._flow.send()
-        return added if isinstance(added, Unsent) else added[:1]
-
-    def ticket_of(self, number: int, sequence: CallSequence, sent_ms: int | None) -> Ticket:
-        return replace(super().ticket_of(number, sequence, sent_ms), flow=self._flow.seed)
-
-
-class _Left:
-    """The jobs that a bulk could not add, each with the ticket under which it is sent again."""
-
-    def __init__(self) -> None:
-        self.jobs: list[Sendable] = []
-        self.unsure = 0
-        """How many of them may have been added after all."""
-
-    def put(self, part: _Part, sequence: CallSequence, sent_ms: int | None) -> None:
-        if part.ticket is not None and sent_ms is None:
-            sent_ms = part.ticket.sent_ms
-            self.jobs += [entry.known_as for _, entry in part.entries]
-        else:
-            for number, (_, entry) in enumerate(part.entries, 1):
-                ticket = part.ticket_of(number, sequence, sent_ms)
-                self.jobs.append(entry.known_as.with_ticket(ticket))
-        if sent_ms is not None:
-            self.unsure += len(part.entries)
 
 
 class Bulk:
@@ -130,6 +42,10 @@ class Bulk:
 
     Those of a list, or another collection, are all checked before the first is sent; others are
     checked and sent as they come. `entry` is given each with its place.
+
+    While Redis adds the jobs of one part, the next is made and sent. The jobs of a queue are added
+    in order all the same, whatever happens to a part: Redis refuses one whose former part it has
+    not added. When a part fails, the one behind it is answered or given up before that is told.
     """
 
     def __init__(
@@ -144,7 +60,9 @@ class Bulk:
         self._progress = progress
         self._handles: list[JobHandle[Any]] = []
         self._places = array("Q")
-        self._open: dict[object, _Part] = {}
+        self._made: list[Part] = []  # the one that is to be sent next
+        self._under_way: deque[Part] = deque()
+        self._open: dict[object, Part] = {}
         self._open_jobs = 0
         self._open_bytes = 0
         self._closed = False
@@ -157,18 +75,57 @@ class Bulk:
         parts = self._parts(jobs)
         try:
             for part in parts:
-                added = yield from part.send()
-                if isinstance(added, Unsent):
-                    raise self._unsent(part, added, parts) from added.error
-                self._take_in(part, added)
+                self._made.append(part)
+                yield from self._make_way(part, parts)
+                yield from part.begin(self._under_way[-1] if self._under_way else None)
+                self._under_way.append(self._made.pop())
+            while self._under_way:
+                yield from self._end_oldest(parts)
         except EnqueueError:
             raise
         except Exception as error:
-            if not self._handles:
+            left = Left()
+            yield from self._end_all(left)
+            if not self._handles and not left.unsure:
                 raise
             why = f"the jobs, or progress, raised {type(error).__name__}: {error}"
-            raise self._error(_Left(), parts, "", why) from error
+            raise self._error(left, parts, "", why) from error
         return self._in_order()
+
+    def _make_way(self, part: Part, parts: Iterator[Part]) -> Stages[None]:
+        """Wait until a part may be sent."""
+        while self._under_way:
+            if len(self._under_way) < AT_ONCE and part.may_follow(self._under_way[-1]):
+                break
+            oldest = self._under_way[0]
+            yield from self._end_oldest(parts)
+            while self._under_way and not oldest.is_smooth:  # it came too late for those behind it
+                yield from self._end_oldest(parts)
+
+    def _end_oldest(self, parts: Iterator[Part]) -> Stages[None]:
+        """Take in what became of the oldest part; break off if it was not added."""
+        part = self._under_way.popleft()
+        added = yield from part.end()
+        if isinstance(added, Unsent):
+            left = Left()
+            left.put(part, added.sequence, added.sent_ms)
+            yield from self._end_all(left, given_up=True)
+            where = f"Queue {part.client.keys.queue}: "
+            raise self._error(left, parts, where, str(added.error)) from added.error
+        self._take_in(part, added)
+        if self._progress is not None:
+            self._progress(len(self._handles))
+
+    def _end_all(self, left: Left, *, given_up: bool = False) -> Stages[None]:
+        """Find out what becomes of the parts under way, in a bulk that is broken off."""
+        while self._under_way:
+            part = self._under_way.popleft()
+            added = yield from part.end(given_up=given_up)
+            if isinstance(added, Unsent):
+                left.put(part, added.sequence, added.sent_ms)
+                given_up = True
+            else:
+                self._take_in(part, added)
 
     def _encoded(self) -> Iterator[tuple[Entry, EncodedJob]]:
         for entry in self._entries:
@@ -176,13 +133,13 @@ class Bulk:
             job = encode_job(entry.job, int(time.time() * 1000)) if flow is None else flow.root_job
             yield entry, job
 
-    def _parts(self, jobs: Iterator[tuple[Entry, EncodedJob]]) -> Iterator[_Part]:
+    def _parts(self, jobs: Iterator[tuple[Entry, EncodedJob]]) -> Iterator[Part]:
         """Yield parts as they are full, then the rest; when closed, no more jobs are asked for."""
         for place, (entry, job) in enumerate(jobs):
             if entry.flow is None:
                 yield from self._put(place, entry, job)
             else:
-                yield _FlowPart(place, entry, entry.flow)
+                yield FlowPart(place, entry, entry.flow)
             if self._closed:
                 break
             if self._open_jobs > _OPEN_JOBS or self._open_bytes > _OPEN_BYTES:
@@ -190,7 +147,7 @@ class Bulk:
         while self._open:
             yield self._taken_out(next(iter(self._open)))
 
-    def _put(self, place: int, entry: Entry, job: EncodedJob) -> Iterator[_Part]:
+    def _put(self, place: int, entry: Entry, job: EncodedJob) -> Iterator[Part]:
         """Put a job into its part; give that one when it is full, with or without the job."""
         ticket = entry.job.ticket
         key: object = id(entry.client)
@@ -202,36 +159,28 @@ class Bulk:
             yield self._taken_out(key)
             part = None
         if part is None:
-            part = self._open[key] = _Part(entry.client, ticket)
+            part = self._open[key] = Part(entry.client, ticket)
         part.put(place, entry, job, size)
         self._open_jobs += 1
         self._open_bytes += size
         if len(part.jobs) >= BULK:
             yield self._taken_out(key)
 
-    def _taken_out(self, key: object) -> _Part:
+    def _taken_out(self, key: object) -> Part:
         part = self._open.pop(key)
         self._open_jobs -= len(part.jobs)
         self._open_bytes -= part.size
         return part
 
-    def _take_in(self, part: _Part, added: list[Added]) -> None:
+    def _take_in(self, part: Part, added: list[Added]) -> None:
         for (place, entry), one in zip(part.entries, added, strict=True):
             self._handles.append(handle(part.client, entry.job.name, one, entry.read))
             self._places.append(place)
-        if self._progress is not None:
-            self._progress(len(self._handles))
 
-    def _unsent(self, part: _Part, unsent: Unsent, parts: Iterator[_Part]) -> EnqueueError:
-        left = _Left()
-        left.put(part, unsent.sequence, unsent.sent_ms)
-        where = f"Queue {part.client.keys.queue}: "
-        return self._error(left, parts, where, str(unsent.error))
-
-    def _error(self, left: _Left, parts: Iterator[_Part], where: str, why: str) -> EnqueueError:
+    def _error(self, left: Left, parts: Iterator[Part], where: str, why: str) -> EnqueueError:
         """Make the error of a bulk that is broken off: with `left`, and all that was not sent."""
         self._closed = self._total is None  # what was not asked for stays with the caller
-        for part in [*parts, *self._open.values()]:
+        for part in [*self._made, *parts, *self._open.values()]:
             left.put(part, part.client.adder.sequences.reserve(), None)
         missing = len(left.jobs) - left.unsure
         if self._total is None:

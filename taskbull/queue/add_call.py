@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -19,6 +19,7 @@ from taskbull.errors import (
     ConnectionLost,
     EnqueueError,
     MaybeExecuted,
+    OutOfTurn,
     ServerRefused,
     TaskbullError,
 )
@@ -55,14 +56,16 @@ class Adder:
         jobs: Sequence[EncodedJob],
         ticket: Ticket | None = None,
         sequence: CallSequence | None = None,
+        after: CallSequence | None = None,
     ) -> Steps[list[Added] | Unsent]:
         """Add jobs in one call, under the ticket they have; in a span, where the app traces.
 
-        `sequence` is one that was borrowed for them already.
+        `sequence` is one that was borrowed for them already; `after` is that of a call under way
+        whose jobs go before these.
         """
         tracer = None if sequence else current_tracer()
         if tracer is None:
-            return self._add(jobs, ticket, sequence)
+            return self._add(jobs, ticket, sequence, after)
         return self._add_traced(jobs, ticket, tracer)
 
     def _add_traced(
@@ -83,6 +86,7 @@ class Adder:
         jobs: Sequence[EncodedJob],
         ticket: Ticket | None,
         sequence: CallSequence | None = None,
+        after: CallSequence | None = None,
     ) -> Steps[list[Added] | Unsent]:
         if ticket is not None:
             sequence = CallSequence.of(ticket)
@@ -92,7 +96,7 @@ class Adder:
         while True:
             sequence = sequence or self.sequences.borrow()
             try:
-                added = yield from self.send(jobs, sequence, None)
+                added = yield from self.send(jobs, sequence, None, after)
             except BaseException:
                 self.sequences.give_back(sequence)
                 raise
@@ -105,24 +109,40 @@ class Adder:
             sequence = None
 
     def send(
-        self, jobs: Sequence[EncodedJob], sequence: CallSequence, sent_ms: int | None
+        self,
+        jobs: Sequence[EncodedJob],
+        sequence: CallSequence,
+        sent_ms: int | None,
+        after: CallSequence | None = None,
     ) -> Steps[list[Added] | Unsent]:
         """Make one call, until it is answered; no answers: the sequence is that of a clone."""
         call = partial(add_jobs, self.keys, jobs, sequence=sequence)
-        return deliver(call, sequence, sent_ms)
+        return deliver(call, sequence, sent_ms, partial(call, after=after))
+
+
+AddCall: TypeAlias = Callable[[int], Call[list[Added]]]
+"""Makes a call that adds jobs; it is given the time in ms."""
 
 
 def deliver(
-    call: Callable[[int], Call[list[Added]]], sequence: CallSequence, sent_ms: int | None
+    call: AddCall, sequence: CallSequence, sent_ms: int | None, first: AddCall | None = None
 ) -> Steps[list[Added] | Unsent]:
-    """Make one call of a sequence, which is given the time in ms, until it is answered."""
+    """Make one call of a sequence until it is answered; `first` makes the one for the first try.
+
+    What goes before it has been answered when it is tried again.
+    """
     now_ms = int(time.time() * 1000)
     if sent_ms is not None and now_ms - sent_ms > SEND_AGAIN_MS:
         return Unsent(TaskbullError(_TOO_LATE), sequence, sent_ms)
     lost: MaybeExecuted | None = None
+    make = first or call
     while True:
         try:
-            added: list[Added] = yield call(now_ms)
+            request = make(now_ms)
+            make = call
+            added: list[Added] = yield request
+        except OutOfTurn:  # its turn has come
+            continue
         except MaybeExecuted as error:  # sent again, it gives its first answer
             lost, sent_ms = error, sent_ms or now_ms
         except (ConnectionLost, ServerRefused) as error:

@@ -13,10 +13,9 @@ The ids of its jobs are made from one random word, so that a flow that is sent a
 from __future__ import annotations
 
 import time
-from collections.abc import Generator
 from functools import partial
 from hashlib import blake2b
-from typing import Any, Final
+from typing import Final
 from uuid import uuid4
 
 from msgspec.structs import replace
@@ -25,7 +24,7 @@ from taskbull.core.flow import Branch, arrange
 from taskbull.core.job import Ticket
 from taskbull.queue.add_call import Adder, Unsent, deliver
 from taskbull.scripts.add import Added, CallSequence
-from taskbull.scripts.call import Call, Steps
+from taskbull.scripts.call import Call, Stages, Steps, alone
 from taskbull.scripts.flow import add_flow
 from taskbull.scripts.flow_pieces import cut_flow
 from taskbull.store.slot_map import check_slots
@@ -48,20 +47,20 @@ class Flow:
         self._root = self._pieces[0].nodes[0]
         self.root_job = self._root.job
 
-    def send(self) -> Generator[Steps[Any], Any, list[Added] | Unsent]:
+    def send(self) -> Stages[list[Added] | Unsent]:
         """Add all of it; return what became of the root."""
         if len(self._pieces) > 1:
             return (yield from self._send_pieces())
         ticket, sequences = self._ticket, self._adder.sequences
         added: list[Added] | Unsent
         if ticket is not None:
-            added = yield self._piece(0, CallSequence.of(ticket), ticket.sent_ms)
+            added = yield from alone(self._piece(0, CallSequence.of(ticket), ticket.sent_ms))
             if added:
                 return added
         while True:
             sequence = sequences.borrow()
             try:
-                added = yield self._piece(0, sequence, None)
+                added = yield from alone(self._piece(0, sequence, None))
             except BaseException:
                 sequences.give_back(sequence)
                 raise
@@ -72,13 +71,13 @@ class Flow:
                 return added
             sequences.renew()
 
-    def _send_pieces(self) -> Generator[Steps[Any], Any, list[Added] | Unsent]:
+    def _send_pieces(self) -> Stages[list[Added] | Unsent]:
         sent_ms = None if self._ticket is None else self._ticket.sent_ms
         began_ms = int(time.time() * 1000)
         first: list[Added] = []
         for number in range(len(self._pieces)):
             sequence = CallSequence(self.seed, number, 1, self.seed[:16])
-            added: list[Added] | Unsent = yield self._piece(number, sequence, sent_ms)
+            added = yield from alone(self._piece(number, sequence, sent_ms))
             if isinstance(added, Unsent):
                 whole = CallSequence(self.seed, 0, 1, self.seed[:16])
                 return Unsent(added.error, whole, added.sent_ms or sent_ms)

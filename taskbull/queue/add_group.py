@@ -26,8 +26,9 @@ from msgspec.structs import replace
 from taskbull.core.wire.job import EncodedJob
 from taskbull.errors import TaskbullError
 from taskbull.observability.provider import current_tracer
-from taskbull.queue.add_bulk import BULK, BULK_BYTES, Entry
+from taskbull.queue.add_bulk import BULK
 from taskbull.queue.add_call import Unsent
+from taskbull.queue.add_part import BULK_BYTES, Entry
 from taskbull.queue.add_single import FirstTry, add_one, encode, not_added
 from taskbull.queue.handle import JobHandle, QueueClient, handle
 from taskbull.scripts.add import Added

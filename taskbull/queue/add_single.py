@@ -9,8 +9,9 @@ from typing import Any
 from taskbull.core.wire.job import EncodedJob, encode_job
 from taskbull.errors import EnqueueError, TaskbullError
 from taskbull.observability.provider import current_tracer
-from taskbull.queue.add_bulk import Entry, describe_missing
+from taskbull.queue.add_bulk import describe_missing
 from taskbull.queue.add_call import Unsent
+from taskbull.queue.add_part import Entry
 from taskbull.queue.handle import JobHandle, handle
 from taskbull.queue.tracebacks import stripped
 from taskbull.scripts.add import Added, CallSequence, add_jobs

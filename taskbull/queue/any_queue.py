@@ -17,9 +17,10 @@ from taskbull.core.keywords import check_keywords
 from taskbull.core.options import JobKeywords, JobOptions
 from taskbull.errors import ConfigurationError
 from taskbull.observability.provider import in_this_span
-from taskbull.queue.add_bulk import Bulk, Entry, Progress
+from taskbull.queue.add_bulk import Bulk, Progress
 from taskbull.queue.add_call import Adder
 from taskbull.queue.add_flow import Flow
+from taskbull.queue.add_part import Entry
 from taskbull.queue.handle import CALL_TIMEOUT, ENQUEUE_TIMEOUT, JobHandle, QueueClient
 from taskbull.queue.operations import QueueOperations
 from taskbull.queue.schedules import ScheduleOperations

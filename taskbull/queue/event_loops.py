@@ -6,7 +6,7 @@ Code without an event loop never comes here: see `Stores`.
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
 from anyio import fail_after
@@ -16,15 +16,19 @@ from taskbull.core.job import Ending
 from taskbull.core.keys import QueueKeys
 from taskbull.core.states import JobState
 from taskbull.errors import TaskbullError
-from taskbull.queue.add_bulk import Entry
 from taskbull.queue.add_group import Group
+from taskbull.queue.add_part import Entry
 from taskbull.queue.endings import failure, not_in_time
 from taskbull.queue.handle import JobHandle, QueueClient
 from taskbull.queue.result_watch import ResultWatch
 from taskbull.queue.tracebacks import stripped
+from taskbull.scripts.call import Steps
 from taskbull.store.address import Address
 from taskbull.store.async_store import Store, ambient_store
+from taskbull.store.begun import Begun
 from taskbull.store.dialing import ConnectionOptions
+
+T = TypeVar("T")
 
 # A producer's callers have deadlines of a few seconds: it must notice soon that Redis is back.
 _PRODUCER = ConnectionOptions(longest_delay=1.0)
@@ -47,6 +51,10 @@ class LoopContext:
             return await group.add(entry)
         except TaskbullError as error:
             raise stripped(error) from error.__cause__
+
+    def begin(self, steps: Steps[T]) -> Begun[T]:
+        """Begin an operation, behind those that are under way."""
+        return Begun(self.store, steps)
 
     async def ending(self, keys: QueueKeys, job_id: str, timeout: float | None) -> Ending:
         """Wait until a job has completed; the timeout is for all of it.

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, TypeVar
+from collections import deque
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from taskbull.core.keys import QueueKeys
 from taskbull.errors import TaskbullError
 from taskbull.queue.driver import Driver
 from taskbull.queue.sync_result_watch import SyncResultWatch
 from taskbull.queue.tracebacks import stripped
-from taskbull.scripts.call import Stages
+from taskbull.scripts.call import Finish, Stages, Start
 from taskbull.store.clients import Where, address_of
-from taskbull.store.sync_store import SyncStore
+from taskbull.store.sync_store import SyncBegun, SyncStore
 
 if TYPE_CHECKING:
     from taskbull.queue.event_loops import EventLoops, LoopContext
     from taskbull.store.async_store import Store
+    from taskbull.store.begun import Begun
 
 T = TypeVar("T")
 
@@ -61,26 +63,47 @@ class Stores:
     def perform(self, stages: Stages[T], timeout: float | None) -> T:
         """Perform a long operation; `timeout` is for each of its stages."""
         store = self.sync_store()
+        under_way: deque[SyncBegun[Any]] = deque()
         try:
             driver = Driver(stages)
             while driver.asks:
                 with driver:
-                    driver.answer = store.run(driver.question, timeout=timeout)
+                    match driver.question:
+                        case Start(steps):
+                            behind = under_way[-1] if under_way else None
+                            begun = driver.answer = store.start(steps, behind, timeout=timeout)
+                            under_way.append(begun)
+                        case Finish(given_up):
+                            begun = under_way.popleft()
+                            driver.answer = store.finish(begun, timeout=timeout, given_up=given_up)
             return driver.result
         except TaskbullError as error:
             raise stripped(error) from error.__cause__
+        finally:
+            for begun in under_way:
+                begun.leave()
 
     async def aperform(self, stages: Stages[T], timeout: float | None) -> T:
         """Perform a long operation; `timeout` is for each of its stages."""
-        store = self.async_store()
+        loop = self.loop
+        under_way: deque[Begun[Any]] = deque()
         try:
             driver = Driver(stages)
             while driver.asks:
                 with driver:
-                    driver.answer = await store.run(driver.question, timeout=timeout)
+                    match driver.question:
+                        case Start(steps):
+                            begun = driver.answer = loop.begin(steps)
+                            under_way.append(begun)
+                        case Finish(given_up):
+                            begun = under_way.popleft()
+                            driver.answer = await begun.finish(timeout=timeout, given_up=given_up)
             return driver.result
         except TaskbullError as error:
             raise stripped(error) from error.__cause__
+        finally:
+            for begun in under_way:
+                begun.leave()
 
     def close(self) -> None:
         """Close the sync connections that are not in use; the others end with their event loop."""

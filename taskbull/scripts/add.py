@@ -15,8 +15,10 @@ from taskbull.core.durations import to_ms
 from taskbull.core.job import Ticket
 from taskbull.core.keys import QueueKeys
 from taskbull.core.wire.job import EncodedJob, ParentLink
+from taskbull.errors import OutOfTurn
 from taskbull.scripts.call import Call
 from taskbull.scripts.loader import load
+from taskbull.scripts.replies import OUT_OF_TURN
 
 ADD = load("add")
 
@@ -77,20 +79,32 @@ class CallSequence(Struct):
         self.calls += 1
         self.mark = ""
 
+    @property
+    def memo_start(self) -> str:
+        """How the memo begins in which Redis remembers the current call."""
+        return f"{self.calls}:{self.mark}:"
+
     def ticket(self, place: int, sent_ms: int | None) -> Ticket:
         """Return what lets the job at that place of the current call be sent again."""
         return Ticket(self.producer, self.number, self.calls, self.mark, place, sent_ms)
 
 
 def add_jobs(
-    queue: QueueKeys, jobs: Sequence[EncodedJob], now_ms: int, sequence: CallSequence
+    queue: QueueKeys,
+    jobs: Sequence[EncodedJob],
+    now_ms: int,
+    sequence: CallSequence,
+    after: CallSequence | None = None,
 ) -> Call[list[Added]]:
     """Add jobs, in order, as the current call of `sequence`; it gives one answer for each.
 
-    No answer at all: the sequence's number was used by another, and nothing was done.
+    No answer at all: the sequence's number was used by another, and nothing was done. If the
+    current call of the sequence `after` has not been executed, it raises `OutOfTurn`.
     """
+    memo = _memo(queue, sequence)
     keys = (
-        queue.private("add", sequence.producer, str(sequence.number)),
+        memo,
+        memo if after is None else _memo(queue, after),
         queue.id,
         queue.meta,
         queue.wait,
@@ -112,8 +126,13 @@ def add_jobs(
     packed = pack(runs)
     if not sequence.mark:
         sequence.mark = digest(packed, data)
-    fixed = (queue.base, now_ms, sequence.calls, sequence.mark, MEMO_LIFE_MS, packed)
+    turn = "" if after is None else after.memo_start
+    fixed = (queue.base, now_ms, sequence.calls, sequence.mark, MEMO_LIFE_MS, turn, packed)
     return Call(ADD, keys, (*fixed, *data), read)
+
+
+def _memo(queue: QueueKeys, sequence: CallSequence) -> str:
+    return queue.private("add", sequence.producer, str(sequence.number))
 
 
 def _runs(jobs: Sequence[EncodedJob]) -> tuple[list[list[Any]], list[bytes]]:
@@ -188,12 +207,16 @@ def _added_alone(reply: Any) -> list[Added]:
     """Return the answer for the only job of a call."""
     if not reply:
         return []
+    if reply == OUT_OF_TURN:
+        raise OutOfTurn("the jobs that go before this one were not added")
     _, job_id, code, _ = reply
     return [Added(job_id.decode(), _RESULTS[code])]
 
 
 def _added(places: list[int | None], reply: Any) -> list[Added]:
     """Return the answers for the jobs at `places` of their call; None: the next place."""
+    if reply == OUT_OF_TURN:
+        raise OutOfTurn("the jobs that go before these were not added")
     by_place: dict[int, Added] = {}
     for first, job_id, code, count in zip(*[iter(reply)] * 4, strict=True):
         result = _RESULTS[code]

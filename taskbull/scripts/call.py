@@ -8,7 +8,7 @@ free for others: an operation on a million jobs is made of calls of a few ms eac
 from __future__ import annotations
 
 from collections.abc import Callable, Generator
-from typing import Any, Final, Generic, TypeAlias, TypeVar
+from typing import Any, Final, Generic, Protocol, TypeAlias, TypeVar
 
 from msgspec import Struct
 
@@ -112,8 +112,38 @@ Steps: TypeAlias = Generator[Request[Any], Any, T]
 Operation: TypeAlias = Request[T] | Steps[T]
 """What a store runs."""
 
-Stages: TypeAlias = Generator[Steps[Any], Any, T]
-"""A long operation: it yields others, one after the other, each with a time limit of its own."""
+
+class UnderWay(Protocol):
+    """An operation that was begun."""
+
+    @property
+    def is_smooth(self) -> bool:
+        """Whether it was sent at once, and what came of that, if anything has, was its result."""
+        ...
+
+
+class Start(Struct, frozen=True):
+    """Begin an operation and return it; its first call is sent behind those that are under way."""
+
+    steps: Steps[Any]
+
+
+class Finish(Struct, frozen=True):
+    """Return the result of the oldest operation that is under way, when it has one."""
+
+    given_up: bool = False
+    """An operation before it has failed: its answer is waited for, but it is not sent again."""
+
+
+Stages: TypeAlias = Generator[Start | Finish, Any, T]
+"""A long operation made of others, each with a time limit of its own; several may be under way."""
+
+
+def alone(steps: Steps[T]) -> Stages[T]:
+    """Run an operation as a stage of its own: nothing else is under way meanwhile."""
+    yield Start(steps)
+    result: T = yield Finish()
+    return result
 
 
 def again(operation: Operation[T]) -> Steps[T]:

@@ -21,6 +21,9 @@ REFUSED: Final = -10
 DENIED: Final = -11
 """No outcome like this can be written: our user may not, or a key of the queue is broken."""
 
+OUT_OF_TURN: Final = -12
+"""The call that goes before this one was not executed."""
+
 REFUSALS: Final[dict[int, Refusal]] = {
     -1: JobNotFound,
     -2: LockLost,

@@ -26,6 +26,7 @@ from taskbull.core.keys import QueueKeys
 from taskbull.core.wire.flow import decode_order
 from taskbull.queue import add_flow
 from taskbull.scripts import flow_pieces
+from taskbull.scripts.call import Start
 from taskbull.scripts.flow import undo_flows
 from taskbull.store.address import parse
 from taskbull.store.slot_map import check_slots
@@ -303,10 +304,12 @@ def test_a_producer_that_breaks_off_leaves_nothing_or_all_of_it(
     client, store = app.producer.client("q"), app.producer.stores.sync_store()
     spec = tasks.tree(5).job("t")
     flow = add_flow.Flow(client.adder, spec.branch(), None)
-    steps = flow.send()
-    piece = next(steps)
+    stages = flow.send()
+    stage = next(stages)
     for _ in range(calls):
-        piece = steps.send(store.run(piece))
+        assert isinstance(stage, Start)
+        stages.send(None)  # asks for the result
+        stage = stages.send(store.run(stage.steps))
     if then == "sent again":
         ticket = Ticket(flow.seed, 0, 1, flow.seed[:16], 1, int(time.time() * 1000), flow.seed)
         for _ in range(2):

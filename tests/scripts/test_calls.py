@@ -122,6 +122,7 @@ NAMES: dict[str, Callable[[Call[Any]], set[str]]] = {
     "metrics": lambda _: {QUEUE.metrics_failed},
     "points": lambda _: {QUEUE.metrics_failed_data},
     "memo": lambda _: {QUEUE.private("add", "producer", "2"), QUEUE.private("cycle", "token")},
+    "former": lambda _: {QUEUE.private("add", "producer", "2")},
     "counter": lambda _: {QUEUE.id},
     "another": lambda _: {QUEUE.private("doctor", "token", "another")},
 }
