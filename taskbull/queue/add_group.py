@@ -1,6 +1,9 @@
-"""Callers of one queue whose jobs go out together: while one call is under way, the next gathers.
+"""Callers of one queue whose jobs go out together: while calls are under way, the next gathers.
 
 No caller waits for a timer, and one alone pays for nothing. The rules:
+
+- Two calls are under way at once, with half of the callers each: Redis adds the jobs of one half
+  while those of the other have their answers and make their next jobs. With few callers it is one.
 
 - A caller gets its own handle, or its own error with its own job.
 - The call belongs to no caller: cancelling one cancels no other. A job whose caller is gone before
@@ -37,6 +40,9 @@ from taskbull.store import backend
 from taskbull.store.async_store import Store
 from taskbull.store.deadline import Deadline
 
+FEW = 8
+"""Callers whose jobs are not worth two calls: each costs as much as the jobs of five."""
+
 
 class _Member(Struct, frozen=True, eq=False):
     """One caller: its job, its time limit, and where it waits for `Added`."""
@@ -45,6 +51,23 @@ class _Member(Struct, frozen=True, eq=False):
     job: EncodedJob
     limit: Deadline
     waiter: backend.Waiter
+
+
+class _GroupCall:
+    """Some callers whose jobs are under way, by the places of the jobs in their call."""
+
+    def __init__(self, members: list[_Member]) -> None:
+        self.size = len(members)
+        self.waiting = dict(enumerate(members, 1))
+        self.scope: CancelScope | None = None
+
+    def drop_settled(self) -> None:
+        """Forget those who wait no longer."""
+        waiting = self.waiting
+        if any(member.waiter.done() for member in waiting.values()):
+            self.waiting = {
+                place: each for place, each in waiting.items() if not each.waiter.done()
+            }
 
 
 class Group:
@@ -58,7 +81,8 @@ class Group:
         self._gathered: deque[_Member] = deque()
         self._busy = False  # a call is under way
         self._turn: backend.Waiter | None = None  # of the task that sends what has gathered
-        self._under_way: CancelScope | None = None  # its call
+        self._senders = 0  # such tasks: one, or two where there are many callers
+        self._calls: list[_GroupCall] = []  # those under way
 
     async def add(self, entry: Entry) -> JobHandle[Any]:
         """Add one job; raises `EnqueueError` if it could not be added in time."""
@@ -95,37 +119,64 @@ class Group:
         self._gathered.append(member)
         if self._turn is None:
             self._turn = self._new_waiter()
-            backend.spawn(self._send_gathered)
+            self._senders = 1
+            backend.spawn(self._send_in_turn)
         try:
             added: Added = await waiter
         except get_cancelled_exc_class():
-            if self._under_way is not None and member not in self._gathered:
-                self._under_way.cancel()  # it goes on without this job, if that was not sent
+            for call in self._calls:
+                if call.scope is not None and member in call.waiting.values():
+                    call.scope.cancel()  # it goes on without this job, if that was not sent
             raise
         return handle(self._client, entry.job.name, added, entry.read)
 
-    async def _send_gathered(self) -> None:
-        members: list[_Member] = []
-        try:
-            if self._turn is not None:
+    async def _send_in_turn(self) -> None:
+        """Send what gathers, once the call that is under way has ended."""
+        if self._turn is not None:
+            try:
                 await self._turn
+            except BaseException:  # the event loop is closing
+                self._end_sender()
+                raise
+        await self._send_gathered()
+
+    async def _send_gathered(self) -> None:
+        """Send what has gathered until nothing has: one of two tasks that do."""
+        try:
             while members := self._take():
-                await self._send(members)
+                call = _GroupCall(members)
+                self._calls.append(call)
+                if self._senders == 1 and len(self._gathered) >= FEW:
+                    self._senders = 2
+                    backend.spawn(self._send_gathered)
+                try:
+                    await self._send(call)
+                finally:
+                    self._calls.remove(call)
+                    for member in call.waiting.values():  # none, unless the event loop is closing
+                        member.waiter.cancel()
                 # Who has an answer now may have another job: on asyncio after one pass of the loop,
                 # on trio after two. Without them every second call would be of one job.
                 await checkpoint()
                 await checkpoint()
         finally:
-            for member in (*members, *self._gathered):  # none, unless the event loop is closing
+            self._end_sender()
+
+    def _end_sender(self) -> None:
+        self._senders -= 1
+        if self._senders == 0:
+            for member in self._gathered:  # none, unless the event loop is closing
                 member.waiter.cancel()
             self._gathered.clear()
             self._busy, self._turn = False, None
 
     def _take(self) -> list[_Member]:
-        """Return those who go together next: all who are still there, within bounds."""
+        """Return those who go together next: half of all who are there, or few, within bounds."""
         members: list[_Member] = []
+        under_way = sum(call.size for call in self._calls)
+        most = min(BULK, max(FEW, (len(self._gathered) + under_way + 1) // 2))
         size = 0
-        while self._gathered and len(members) < BULK:
+        while self._gathered and len(members) < most:
             member = self._gathered[0]
             if not member.waiter.done():
                 size += len(member.job.data) + len(member.job.options)
@@ -135,14 +186,13 @@ class Group:
             self._gathered.popleft()
         return members
 
-    async def _send(self, members: list[_Member]) -> None:
+    async def _send(self, call: _GroupCall) -> None:
         """Add the jobs of some callers in one call, and tell each what became of its own."""
         adder = self._client.adder
         sequence, sent_ms, is_free = adder.sequences.borrow(), None, True
-        waiting = dict(enumerate(members, 1))
-        while waiting:
+        while waiting := call.waiting:
             began_ms = int(time.time() * 1000)
-            added = await self._try(waiting, adder.send(_jobs(waiting), sequence, sent_ms))
+            added = await self._try(call, adder.send(_jobs(waiting), sequence, sent_ms))
             if added is None:  # cut short: one of them has left
                 sent_ms = sent_ms or began_ms
             elif isinstance(added, Unsent):
@@ -155,26 +205,24 @@ class Group:
                 for member, one in zip(waiting.values(), added, strict=True):
                     if not member.waiter.done():
                         member.waiter.set_result(one)
-            waiting = {
-                place: member for place, member in waiting.items() if not member.waiter.done()
-            }
+            call.drop_settled()
         if is_free:
             adder.sequences.give_back(sequence)
 
     async def _try(
-        self, waiting: dict[int, _Member], steps: Steps[list[Added] | Unsent]
+        self, call: _GroupCall, steps: Steps[list[Added] | Unsent]
     ) -> list[Added] | Unsent | None:
         """Make the call, while the first has time; None if it was cut short."""
-        limit = next(iter(waiting.values())).limit
+        limit = next(iter(call.waiting.values())).limit
         try:
-            with CancelScope() as self._under_way:
+            with CancelScope() as call.scope:
                 return await self._store.run(steps, timeout=limit.timeout)
         except Exception as error:  # noqa: BLE001 - each caller gets one of its own
-            for member in waiting.values():
+            for member in call.waiting.values():
                 if not member.waiter.done():
                     member.waiter.set_exception(copy(error))
         finally:
-            self._under_way = None
+            call.scope = None
         return None
 
 

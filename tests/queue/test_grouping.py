@@ -21,6 +21,7 @@ from tests.queue.test_idempotent_adding import added, cut_at_random
 from tests.servers.cluster import Cluster
 from tests.servers.kinds import Reachable
 from tests.servers.proxy import Proxy
+from tests.servers.waiting import wait_until
 
 LIMIT = 60.0
 TASKS = 100
@@ -69,6 +70,13 @@ async def gathered(queue: Queue, number: int) -> None:
         await checkpoint()
 
 
+async def there(admin: Any, queue: Queue, jobs: int) -> None:
+    """Wait until Redis has added so many."""
+    await to_thread.run_sync(
+        wait_until, lambda: admin.llen(queue.keys.wait) == jobs, f"{jobs} jobs are there"
+    )
+
+
 async def test_many_tasks_need_few_calls_and_each_has_its_own_job(
     server: Reachable, admin: Any, prefix: str
 ) -> None:
@@ -90,6 +98,74 @@ async def test_one_task_alone_needs_a_call_for_each(server: Reachable, prefix: s
     for _ in range(5):
         await queue.add("n")
     assert calls(queue) == 5
+
+
+async def test_half_of_the_callers_are_under_way_while_the_other_half_is_but_no_third_call(
+    proxy: Proxy, admin: Any, prefix: str
+) -> None:
+    queue = Queue("q", redis=proxy.url, prefix=prefix, enqueue_timeout=LIMIT)
+    await queue.add("before")
+    proxy.hold_replies(after=1)  # that to the first call, which is of one job
+    with fail_after(LIMIT):
+        async with create_task_group() as tasks:
+            for number in range(41):
+                tasks.start_soon(queue.add, f"job-{number}")
+            await there(admin, queue, 42)
+            group = queue._stores.loop._groups[queue._client]
+            assert [call.size for call in group._calls] == [20, 20]
+            for number in range(41, 71):
+                tasks.start_soon(queue.add, f"job-{number}")
+            await gathered(queue, 30)
+            assert [call.size for call in group._calls] == [20, 20]
+            proxy.deliver()
+    assert added(admin, prefix) == {"before": 1, **{f"job-{n}": 1 for n in range(71)}}
+    assert calls(queue) <= 6
+    with fail_after(LIMIT):
+        while group._busy:
+            await checkpoint()
+
+
+async def test_few_callers_go_in_one_call(proxy: Proxy, admin: Any, prefix: str) -> None:
+    queue = Queue("q", redis=proxy.url, prefix=prefix, enqueue_timeout=LIMIT)
+    await queue.add("before")
+    proxy.hold_replies(after=1)
+    with fail_after(LIMIT):
+        async with create_task_group() as tasks:
+            for number in range(9):
+                tasks.start_soon(queue.add, f"job-{number}")
+            await there(admin, queue, 10)
+            group = queue._stores.loop._groups[queue._client]
+            assert [call.size for call in group._calls] == [8]
+            proxy.deliver()
+    assert calls(queue) == 3
+
+
+@pytest.mark.parametrize("doubt", [True, False])
+async def test_two_calls_under_way_that_are_lost_add_each_job_once(
+    doubt: bool, proxy: Proxy, admin: Any, prefix: str
+) -> None:
+    limit = 0.5 if doubt else LIMIT
+    queue = Queue("q", redis=proxy.url, prefix=prefix, enqueue_timeout=limit)
+    callers = [Caller(queue, f"job-{number}") for number in range(41)]
+    await queue.add("before")
+    proxy.hold_replies(after=1)
+    with fail_after(LIMIT):
+        async with create_task_group() as tasks:
+            for caller in callers:
+                tasks.start_soon(caller.run)
+            await there(admin, queue, 42)
+            if doubt:
+                proxy.refuse()
+            proxy.cut()
+            if not doubt:
+                proxy.heal()
+    left = [caller.error.spec[0] for caller in callers if caller.error is not None]
+    assert len(left) == (40 if doubt else 0)
+    proxy.heal()
+    patient = Queue("q", redis=proxy.url, prefix=prefix)
+    for _ in range(2):
+        await patient.add_bulk(left)
+    assert added(admin, prefix) == dict.fromkeys(["before", *(c.name for c in callers)], 1)
 
 
 async def test_a_connection_cut_again_and_again_loses_and_doubles_nothing(

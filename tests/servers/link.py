@@ -39,6 +39,7 @@ class Orders(Struct):
     swallowing: bool = False
     holding: bool = False
     holding_replies: bool = False
+    passing: int = 0
     swallow_at: bytes = b""
     delay: float = 0.0
     rate: float = 0.0
@@ -159,8 +160,10 @@ class Link:
         if self._swallows():
             return
         if orders.holding_replies or self._held_replies:
-            self._held_replies.append(chunk)
-            return
+            if not orders.passing:
+                self._held_replies.append(chunk)
+                return
+            orders.passing -= 1
         if orders.cut is Cut.BEFORE_REPLY and self.doomed:
             self._cut()
             self.reset()

@@ -102,9 +102,9 @@ class Proxy:
         """
         self._order(lambda: setattr(self._orders, "holding", True))
 
-    def hold_replies(self) -> None:
-        """Let replies be late, until `deliver`; requests arrive, and are executed."""
-        self._order(lambda: setattr(self._orders, "holding_replies", True))
+    def hold_replies(self, *, after: int = 0) -> None:
+        """Let replies be late, until `deliver`, but for so many; requests arrive all the same."""
+        self._order(lambda: self._hold_replies(after))
 
     def deliver(self) -> None:
         """Let all arrive that was held, and hold no more."""
@@ -183,6 +183,9 @@ class Proxy:
         self._orders.delay = self._orders.rate = 0.0
         self._arm(Cut.NEVER, b"")
         self._deliver()
+
+    def _hold_replies(self, after: int) -> None:
+        self._orders.holding_replies, self._orders.passing = True, after
 
     def _deliver(self) -> None:
         self._orders.holding = self._orders.holding_replies = False
