@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from taskbull.app.producer import JobSpec
 from taskbull.app.task import Task
 from taskbull.core.checks import refusal
+from taskbull.core.flow import check_single
 from taskbull.core.job import NewJob
 from taskbull.errors import ConfigurationError
 
@@ -44,12 +45,7 @@ class Schedules:
         """Return the schedule by which a job is added again and again."""
         if not isinstance(spec, JobSpec):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise refusal("the job of app.schedule", "be made by task.job(…)", spec)
-        needed = [each.parameter for each in spec.calling.needs]
-        if spec.children or any(name not in spec.job.data for name in needed):
-            raise ConfigurationError(
-                f"a schedule adds single jobs, but this one of task {spec.name} waits for others: "
-                "let the task that is scheduled add the flow"
-            )
+        check_single(spec.branch())
         return _declared(schedule_id, spec.queue, rule, spec.job)
 
     def add(self, new: DeclaredSchedule) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from typing import Protocol, TypeVar, cast
+from typing import Protocol, TypeGuard, TypeVar, cast
 
 from msgspec import Struct
 
@@ -97,12 +97,12 @@ def children_of(what: str, jobs: Sequence[object], on_failure: object) -> Childr
     check_choice("on_failure", on_failure, ON_FAILURE)
     found: list[object] = []
     for each in jobs:
-        if not _is_job(each) and isinstance(each, Iterable):
+        if not is_job(each) and isinstance(each, Iterable):
             found += cast("Iterable[object]", each)
         else:
             found.append(each)
     for place, job in enumerate(found):
-        if not _is_job(job):
+        if not is_job(job):
             rule = "be made by task.job(…) or queue.job(…)"
             raise refusal(f"jobs[{place}] of {what}", rule, job)
     return Children(
@@ -111,7 +111,8 @@ def children_of(what: str, jobs: Sequence[object], on_failure: object) -> Childr
     )
 
 
-def _is_job(value: object) -> bool:
+def is_job(value: object) -> TypeGuard[Growing]:
+    """Tell whether this was made by `task.job(…)` or `queue.job(…)`."""
     return callable(getattr(value, "branch", None))
 
 
@@ -161,6 +162,21 @@ def _check(branch: Branch) -> None:
                 f"parameter {need.parameter} of task {job.name} takes the result of one child "
                 f"{need.child}, and the job has {found or 'none'}: {advice}"
             )
+
+
+def check_single(branch: Branch) -> None:
+    """Refuse a job that waits for others as that of a schedule."""
+    name, advice = branch.job.name, "let the task that is scheduled add the flow"
+    if branch.children:
+        raise ConfigurationError(
+            f"a schedule adds single jobs, but this one of task {name} waits for others: {advice}"
+        )
+    if branch.needs:
+        need = branch.needs[0]
+        raise ConfigurationError(
+            f"a schedule adds single jobs, but parameter {need.parameter} of task {name} takes "
+            f"what child {need.child} returns: give the argument itself, or {advice}"
+        )
 
 
 def _check_child(job: NewJob, on_failure: OnFailure) -> None:

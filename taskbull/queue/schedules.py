@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
 from taskbull.core import payload
 from taskbull.core.checks import check_text, refusal
 from taskbull.core.declared_schedule import DeclaredSchedule
+from taskbull.core.flow import Growing, check_single, is_job
 from taskbull.core.job import NewJob
 from taskbull.core.keys import QueueKeys
 from taskbull.core.rules import Rule, Schedule, check_rule, check_schedule_id
@@ -33,22 +34,7 @@ from taskbull.scripts.schedulers import (
     upsert_scheduler,
 )
 
-
-class JobOfQueue(Protocol):
-    """A job that knows its queue: what `task.job(…)` makes."""
-
-    @property
-    def queue(self) -> str:
-        """The name of its queue."""
-        ...
-
-    @property
-    def job(self) -> NewJob:
-        """The job itself."""
-        ...
-
-
-ScheduledJob: TypeAlias = NewJob | JobOfQueue
+ScheduledJob: TypeAlias = NewJob | Growing
 """The job that a schedule adds again and again: made by `task.job(…)` or `queue.job(…)`."""
 
 
@@ -66,7 +52,7 @@ class ScheduleOperations:
         """
         check_schedule_id(id)
         check_rule(rule)
-        return _upsert(self.keys, id, rule, template_of(job, self.keys.queue))
+        return _upsert(self.keys, id, rule, template_of(job, self.keys))
 
     @writes
     def declare_schedules(
@@ -96,23 +82,21 @@ class ScheduleOperations:
         return _run_now(self._client, check_text("schedule id", id))
 
 
-def template_of(job: ScheduledJob, queue: str) -> NewJob:
-    """Return the job that a schedule of a queue adds; refuse one of another queue."""
-    if isinstance(job, NewJob):
-        return job
-    if not isinstance(getattr(job, "job", None), NewJob):  # a task has a method of that name
+def template_of(job: ScheduledJob, queue: QueueKeys) -> NewJob:
+    """Return the job that a schedule of a queue adds; refuse one of another queue, or a flow."""
+    if not is_job(job):
+        if isinstance(job, NewJob):
+            return job
         raise refusal("job", "be made by task.job(…) or queue.job(…)", job)
-    if getattr(job, "children", ()):
+    branch = job.branch()
+    check_single(branch)
+    own, other = queue.queue, branch.queue.queue
+    if other != own:
         raise ConfigurationError(
-            "a schedule adds single jobs, but this one waits for others: let the task that is "
-            "scheduled add the flow"
+            f"the job belongs to queue {other}, but the schedule to queue {own}: use "
+            f"app.queue({other!r}), or task.options(queue={own!r}).job(…)"
         )
-    if job.queue != queue:
-        raise ConfigurationError(
-            f"the job belongs to queue {job.queue}, but the schedule to queue {queue}: use "
-            f"app.queue({job.queue!r}), or task.options(queue={queue!r}).job(…)"
-        )
-    return job.job
+    return branch.job
 
 
 def _upsert(keys: QueueKeys, schedule_id: str, rule: Rule, template: NewJob) -> Steps[Schedule]:

@@ -10,6 +10,7 @@ import pytest
 from anyio import create_task_group, fail_after, to_thread
 
 from taskbull import App, ConfigurationError, Cron, Every, SerializationError, events, from_child
+from taskbull.core.flow import Children
 from tests.app.conftest import written
 from tests.worker.bed import Recorder, until
 
@@ -128,8 +129,18 @@ def test_a_flow_cannot_be_scheduled(local: App) -> None:
     for job in (count.after(fetch.job()).job(), count.job()):
         with pytest.raises(ConfigurationError, match="a schedule adds single jobs"):
             local.schedule("s", Every(1), job)
-    with pytest.raises(ConfigurationError, match="a schedule adds single jobs"):
-        local.sync_queue("default").upsert_schedule("s", Every(1), count.after(fetch.job()).job())
+    queue = local.sync_queue("default")
+    native = queue.job("native", {}).after(Children((fetch.job(),), "fail"))
+    for flow in (count.after(fetch.job()).job(), native):
+        with pytest.raises(ConfigurationError, match=r"a schedule adds single jobs.* waits for"):
+            queue.upsert_schedule("s", Every(1), flow)
+    told = "parameter text of task count takes what child fetch returns: give the argument itself"
+    with pytest.raises(ConfigurationError, match=told):
+        queue.upsert_schedule("s", Every(1), count.job())
+    with pytest.raises(ConfigurationError, match=told):
+        local.schedule("s", Every(1), count.job())
+    with pytest.raises(ConfigurationError, match="belongs to queue other"):
+        queue.upsert_schedule("s", Every(1), local.sync_queue("other").job("native", {}))
     local.schedule("s", Every(1), count.job(text="abc"))
     with pytest.raises(ConfigurationError, match="a schedule adds single jobs"):
 
@@ -304,8 +315,7 @@ async def test_fifty_that_start_at_once_make_one_schedule_and_one_run(app: App) 
                     tasks.start_soon(from_loop)
                 else:
                     tasks.start_soon(to_thread.run_sync, from_thread)
-                if number % 10 == 0:
-                    tasks.start_soon(start, app)
+                tasks.start_soon(start, app)
     assert len(changed) <= 2
     found = await app.queue("default").schedules()
     assert sorted(each.id for each in found) == ["nightly", "poll"]
