@@ -234,7 +234,8 @@ def _cycled(now_ms: int, worker: str | None, count: int, reply: list[Any]) -> Cy
     jobs: list[Job] = []
     place, end = 6, len(reply)
     while place < end:
-        kind: type[object] = type(reply[place + 1])
+        after_id: object = reply[place + 1]
+        kind = type(after_id)
         if kind is list:
             jobs.append(decode_taken(reply[place], reply[place + 1], now_ms, worker))
             place += 2

@@ -87,6 +87,8 @@ class _Run:
 
     def schedule(self, operation: Operation) -> str | None:
         rule, template = operation.value
+        if rule.get("immediately"):
+            self.stage.tick()  # BullMQ 6 overwrites a run of the same ms that is active
         return self.stage.a.upsert_scheduler(_SCHEDULES[operation.job % 2], rule, template)
 
     def keep_schedule(self, operation: Operation) -> str | None:
@@ -213,8 +215,8 @@ BESIDE_FLOWS: Final = frozenset(
     }
 )
 
-VERSIONS_DIFFER: Final = frozenset({"pause", "resume", "retry", "retry all"})
-"""Operations that BullMQ 5 and 6 do differently: 7.1, 1, 7, 8 and 9."""
+VERSIONS_DIFFER: Final = frozenset({"pause", "resume", "retry", "retry all", "cut off"})
+"""Operations that BullMQ 5 and 6 do differently: 7.1, 1, 7, 8 and 9; and to cut off twice."""
 
 _DEDUPLICATION = st.fixed_dictionaries(
     {"id": st.sampled_from(["one", "two"])},

@@ -33,6 +33,7 @@ AS_BULLMQ_6 = {
     "a_retry_that_asks_for_the_next_job",
     "retrying_a_finished_prioritized_job",
     "retrying_an_idof_child",
+    "cutting_a_child_off_twice",
     "a_child_whose_parent_is_gone",
     "a_slot_missed_by_part_of_an_interval",
     "every_so_often_with_an_offset",
@@ -58,6 +59,7 @@ ON_PURPOSE = {
     "messages_of_every_kind": "an empty message is told as its class, and a huge one is cut",
     "draining_with_an_iteration_that_is_not_the_oldest": "BullMQ removes the wrong job's id",
     "what_obliterate_leaves_behind": "we leave nothing",
+    "a_run_at_once_beside_one_of_the_same_moment": "a run that is active is not overwritten",
     "an_offset_and_a_start": "the first run has the offset, too",
 }
 """Where we do better, or differently, than either version."""

@@ -242,6 +242,13 @@ def cutting_a_child_off(s: Stage) -> None:
     s.note("parent", s.a.state("top"))
 
 
+@CASES(77, versions_differ="BullMQ 5 remembers a parent that a child was cut off from")
+def cutting_a_child_off_twice(s: Stage) -> None:
+    s.a.add_flow(node("top", node("c1"), node("c2")))
+    s.note("cut", s.a.remove_child_dependency("c1"))
+    s.attempt("again", s.a.remove_child_dependency, "c1")
+
+
 @CASES(77)
 def cutting_off_a_job_without_a_parent(s: Stage) -> None:
     s.a.add("n")

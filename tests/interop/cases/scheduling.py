@@ -133,6 +133,18 @@ def the_same_cron_scheduler_twice(s: Stage) -> None:
     s.note("again", s.a.upsert_scheduler("s", {"pattern": "0 * * * *"}, {"name": "renamed"}))
 
 
+@CASES(
+    82,
+    versions_differ="BullMQ 5 keeps the old time when the rule changes (7.1, 10)",
+    bug="BullMQ 6 overwrites the run that is active, and lets it wait at the same time",
+)
+def a_run_at_once_beside_one_of_the_same_moment(s: Stage) -> None:
+    s.a.upsert_scheduler("s", {"every": 1_000}, TEMPLATE)
+    s.note("active", s.a.worker().take())
+    rule = {"pattern": "* * * * *", "immediately": True}
+    s.attempt("at once", s.a.upsert_scheduler, "s", rule, TEMPLATE)
+
+
 @CASES(82, versions_differ="BullMQ 5 keeps the old time when the rule changes (7.1, 10)")
 def another_rule_after_the_last_run(s: Stage) -> None:
     rules: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
