@@ -98,7 +98,7 @@ WIRE_NAMES |= {"idof", "rdof", "kl", "omc", "tm", "tbpd", "tbun", "tbch", "tbsp"
 
 NOT_OF_THE_WIRE = {
     "observability/formats.py": {"taskName"},  # of a record of `logging`
-    "observability/tracing.py": {"addBulk"},  # the name that bullmq-otel gives the operation
+    "observability/tracing.py": {"addBulk", "addFlow"},  # what BullMQ calls the operations
     "store/embedded.py": {"iII"},  # a format of `struct`
     "store/embedded_stopper.py": {"iII"},
 }

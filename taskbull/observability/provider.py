@@ -41,12 +41,16 @@ def in_this_span(job: J) -> J:
 
 
 def sending(
-    tracer: Tracer, queue: str, names: Sequence[str], contexts: Sequence[str | None]
+    tracer: Tracer,
+    queue: str,
+    names: Sequence[str],
+    contexts: Sequence[str | None],
+    flow: str | None = None,
 ) -> AbstractContextManager[Sending]:
     """Be in the span of a call that adds jobs; see `tracing.sending`."""
     from taskbull.observability import tracing  # noqa: PLC0415 - see above
 
-    return tracing.sending(tracer, queue, names, contexts)
+    return tracing.sending(tracer, queue, names, contexts, flow)
 
 
 @cache

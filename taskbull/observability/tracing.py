@@ -113,18 +113,23 @@ class Sending:
         return self._telemetry if own is None or own == self._here else own
 
     def sent(self, job_ids: Sequence[str]) -> None:
-        """Note the id of the job."""
+        """Note the id of the job, or of a flow's root."""
         if len(job_ids) == 1:
             self._span.set_attribute("messaging.message.id", job_ids[0])
 
 
 @contextmanager
 def sending(
-    tracer: Tracer, queue: str, names: Sequence[str], contexts: Sequence[str | None]
+    tracer: Tracer,
+    queue: str,
+    names: Sequence[str],
+    contexts: Sequence[str | None],
+    flow: str | None = None,
 ) -> Generator[Sending]:
     """Be in the span of a call that adds jobs; one for all jobs of the call, as in bullmq-otel.
 
-    Jobs that were made in other spans (`contexts`) stay in those traces, and are linked.
+    Jobs that were made in other spans (`contexts`) stay in those traces, and are linked. `flow` is
+    the name of the root, if they are a flow; the queue is the root's then.
     """
     here = inject(context.get_current())
     foreign = {one for one in contexts if one is not None and one != here}
@@ -132,7 +137,7 @@ def sending(
     span = tracer.start_span(
         f"send {queue}",
         kind=SpanKind.PRODUCER,
-        attributes=_sending_attributes(queue, names),
+        attributes=_sending_attributes(queue, names, flow),
         links=[link for link in links if link.context.is_valid],
     )
     try:
@@ -144,13 +149,16 @@ def sending(
         span.end()
 
 
-def _sending_attributes(queue: str, names: Sequence[str]) -> Attributes:
+def _sending_attributes(queue: str, names: Sequence[str], flow: str | None) -> Attributes:
+    operation = "addFlow" if flow is not None else "add" if len(names) == 1 else "addBulk"
     attributes: dict[str, str | int] = {
         "messaging.system": SYSTEM,
         "messaging.operation.type": "send",
-        "messaging.operation.name": "add" if len(names) == 1 else "addBulk",
+        "messaging.operation.name": operation,
         "messaging.destination.name": queue,
     }
+    if flow is not None:
+        attributes["bullmq.flow.name"] = flow
     if len(names) == 1:
         attributes["bullmq.job.name"] = names[0]
     else:

@@ -74,7 +74,7 @@ class Adder:
         names, contexts = [job.name for job in jobs], [job.telemetry for job in jobs]
         added: list[Added] | Unsent = []
         with suppress(EnqueueError), sending(tracer, self.keys.queue, names, contexts) as span:
-            traced = [_with_telemetry(job, span.telemetry(job.telemetry)) for job in jobs]
+            traced = [in_context(job, span.telemetry(job.telemetry)) for job in jobs]
             added = yield from self._add(traced, ticket)
             if isinstance(added, Unsent):
                 raise EnqueueError(str(added.error), ())  # for the span
@@ -163,7 +163,8 @@ _OVERTAKEN = (
 )
 
 
-def _with_telemetry(job: EncodedJob, telemetry: str | None) -> EncodedJob:
+def in_context(job: EncodedJob, telemetry: str | None) -> EncodedJob:
+    """Return the job with another context of a span, if there is one."""
     if telemetry is None or telemetry == job.telemetry:
         return job
     options = with_telemetry(job.options, telemetry, instead_of=job.telemetry)

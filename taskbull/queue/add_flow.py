@@ -13,21 +13,27 @@ The ids of its jobs are made from one random word, so that a flow that is sent a
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from functools import partial
 from hashlib import blake2b
-from typing import Final
+from typing import TYPE_CHECKING, Final
 from uuid import uuid4
 
 from msgspec.structs import replace
 
 from taskbull.core.flow import Branch, arrange
 from taskbull.core.job import Ticket
-from taskbull.queue.add_call import Adder, Unsent, deliver
+from taskbull.errors import EnqueueError
+from taskbull.observability.provider import current_tracer, sending
+from taskbull.queue.add_call import Adder, Unsent, deliver, in_context
 from taskbull.scripts.add import Added, CallSequence
 from taskbull.scripts.call import Call, Stages, Steps, alone
-from taskbull.scripts.flow import add_flow
+from taskbull.scripts.flow import FlowPiece, add_flow
 from taskbull.scripts.flow_pieces import cut_flow
 from taskbull.store.slot_map import check_slots
+
+if TYPE_CHECKING:
+    from taskbull.observability.tracing import Sending, Tracer
 
 FLOW_LIFE_MS: Final = 300_000
 """How long the rest of a flow may take to come."""
@@ -48,7 +54,26 @@ class Flow:
         self.root_job = self._root.job
 
     def send(self) -> Stages[list[Added] | Unsent]:
-        """Add all of it; return what became of the root."""
+        """Add all of it, in a span where the app traces; return what became of the root."""
+        tracer = current_tracer()
+        return self._send() if tracer is None else self._send_traced(tracer)
+
+    def _send_traced(self, tracer: Tracer) -> Stages[list[Added] | Unsent]:
+        queue, jobs = self._root.queue.queue, [one.branch.job for one in self._members]
+        names, contexts = [job.name for job in jobs], [job.telemetry for job in jobs]
+        added: list[Added] | Unsent = []
+        with (
+            suppress(EnqueueError),
+            sending(tracer, queue, names, contexts, flow=names[0]) as span,
+        ):
+            self._pieces = [_in_span(piece, span) for piece in self._pieces]
+            added = yield from self._send()
+            if isinstance(added, Unsent):
+                raise EnqueueError(str(added.error), ())  # for the span
+            span.sent([self._root.job.job_id])
+        return added
+
+    def _send(self) -> Stages[list[Added] | Unsent]:
         if len(self._pieces) > 1:
             return (yield from self._send_pieces())
         ticket, sequences = self._ticket, self._adder.sequences
@@ -96,6 +121,15 @@ class Flow:
             return add_flow(self._root, dated, now_ms, sequence)
 
         return deliver(call, sequence, sent_ms)
+
+
+def _in_span(piece: FlowPiece, span: Sending) -> FlowPiece:
+    """Return the jobs of a piece with the context of the span that adds them."""
+    nodes = [
+        replace(node, job=in_context(node.job, span.telemetry(node.job.telemetry)))
+        for node in piece.nodes
+    ]
+    return replace(piece, nodes=nodes)
 
 
 def _job_id(seed: str, place: int) -> str:

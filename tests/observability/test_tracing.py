@@ -20,9 +20,10 @@ from taskbull import App, current_job
 from taskbull.core import events
 from taskbull.core.backoff import Backoff
 from taskbull.core.retry import RetryPolicy
-from taskbull.errors import PermanentError, Snooze
+from taskbull.errors import EnqueueError, PermanentError, Snooze
 from taskbull.observability.tracing import current_tracer
 from taskbull.queue.sync_queue import SyncQueue
+from taskbull.scripts import flow_pieces
 from tests.interop.node import Node, Version
 from tests.worker.bed import Recorder, WorkerBed, echo
 
@@ -183,6 +184,71 @@ async def test_a_bulk_is_one_span_that_all_its_jobs_carry(
     assert sent.parent is None
     assert (sent.attributes or {})["messaging.batch.message_count"] == 3
     assert {carried(bed, one.id) for one in handles} == {header_of(sent)}
+
+
+@pytest.mark.parametrize("piece", [250, 2])
+async def test_a_flow_is_one_span_that_all_its_jobs_carry(
+    bed: WorkerBed,
+    spans: InMemorySpanExporter,
+    piece: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(flow_pieces, "PIECE", piece)
+    app = app_at(bed.url, bed.prefix)
+    finish, go_on = app.tasks["finish"], app.tasks["go_on"]
+    children = [finish.options(job_id=f"child-{number}").job("x") for number in range(4)]
+    handle = await go_on.after(children).adelay(SECRET)
+    [sent] = spans.get_finished_spans()
+    assert (sent.name, sent.kind, sent.parent) == ("send ours", SpanKind.PRODUCER, None)
+    assert sent.attributes == {
+        "messaging.system": "bullmq",
+        "messaging.operation.type": "send",
+        "messaging.operation.name": "addFlow",
+        "messaging.destination.name": "ours",
+        "messaging.batch.message_count": 5,
+        "messaging.message.id": handle.id,
+        "bullmq.flow.name": "go_on",
+    }
+    keys = [f"{bed.prefix}:theirs:child-{number}" for number in range(4)]
+    headers = {
+        json.loads(json.loads(bed.admin.hget(key, "opts") or b"{}")["tm"])["traceparent"]
+        for key in (*keys, f"{bed.prefix}:ours:{handle.id}")
+    }
+    assert headers == {header_of(sent)}
+    assert SECRET not in sent.to_json()
+
+
+def test_a_flow_made_in_another_span_stays_in_its_trace_and_is_linked(
+    bed: WorkerBed, spans: InMemorySpanExporter
+) -> None:
+    app = app_at(bed.url, bed.prefix)
+    with trace.get_tracer("test").start_as_current_span("request"):
+        early = app.tasks["finish"].options(job_id="early").job("x")
+    with trace.get_tracer("test").start_as_current_span("flush"):
+        handle = app.tasks["finish"].options(queue="q").after(early).delay("y")
+    request, sent, flush = spans.get_finished_spans()
+    assert ids(sent)[2] == ids(flush)[1]
+    assert [f"{link.context.span_id:016x}" for link in sent.links] == [ids(request)[1]]
+    assert carried(bed, handle.id) == header_of(sent)
+    stored = json.loads(bed.admin.hget(f"{bed.prefix}:theirs:early", "opts") or b"{}")
+    assert json.loads(stored["tm"])["traceparent"] == header_of(request)
+
+
+def test_a_flow_that_is_not_added_is_an_error_in_its_span(
+    bed: WorkerBed, spans: InMemorySpanExporter
+) -> None:
+    app = app_at(bed.url, bed.prefix)
+    bed.admin.set(f"{bed.prefix}:theirs:wait", "no list")
+    finish = app.tasks["finish"]
+    with pytest.raises(EnqueueError, match="not added") as failed:
+        finish.after(finish.job("x")).delay("y")
+    [sent] = spans.get_finished_spans()
+    assert sent.status.status_code is StatusCode.ERROR
+    bed.admin.delete(f"{bed.prefix}:theirs:wait")
+    app.enqueue(failed.value.spec)
+    _, again = spans.get_finished_spans()
+    assert (again.attributes or {})["messaging.operation.name"] == "addFlow"
+    assert again.status.status_code is StatusCode.UNSET
 
 
 async def test_jobs_made_in_other_spans_stay_in_their_traces_and_are_linked(
