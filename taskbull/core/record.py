@@ -46,6 +46,10 @@ class WorkerRecord(Struct, frozen=True, kw_only=True, omit_defaults=True):
     tasks_left_out: int = 0
     """How many are not in `tasks`, because they would be too many."""
     circuit: BreakerRecord | None = None
+    limiter: tuple[int, float] | None = None
+    """How many jobs may start in how many seconds, if this worker says so."""
+    lock_duration: float = 30.0
+    """Seconds for which it locks a job."""
     lag_ms: float = 0.0
     """The lag of its event loop that 99 % of the looks stayed below."""
     memory: int = 0

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from datetime import datetime, timedelta
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from msgspec import Struct
 
@@ -100,9 +101,16 @@ def _instant(key: str, value: str, now: datetime) -> datetime:
 
 def _matches(data: Any, path: tuple[str, ...], value: str) -> bool:
     for step in path:
-        key = int(step) if isinstance(data, list) and step.isdigit() else step
-        try:
-            data = data[key]
-        except (KeyError, IndexError, TypeError):
+        if isinstance(data, dict):
+            data = cast("dict[str, Any]", data).get(step, _NOWHERE)
+        elif isinstance(data, list) and step.isdigit():
+            items = cast("Sequence[Any]", data)
+            data = items[int(step)] if int(step) < len(items) else _NOWHERE
+        else:
             return False
+    if data is _NOWHERE:
+        return False
     return value in (data if isinstance(data, str) else None, json.dumps(data))
+
+
+_NOWHERE: Final = object()

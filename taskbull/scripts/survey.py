@@ -11,6 +11,7 @@ from msgspec import Struct
 from taskbull.core import payload
 from taskbull.core.durations import instant_from_ms
 from taskbull.core.keys import QueueKeys
+from taskbull.core.rates import EndCounts
 from taskbull.core.states import due_ms_of_score
 from taskbull.core.wire.job import OPTIONS_FIELD, read_ready_ms
 from taskbull.core.wire.numbers import read_number
@@ -30,18 +31,6 @@ LONGEST: Final = 300
 """Bytes after which a field is cut."""
 
 _LONGEST_OPTIONS: Final = 4096
-
-
-class EndCounts(Struct, frozen=True):
-    """How many jobs have completed, or failed, by BullMQ's own metrics."""
-
-    count: int
-    previous_ms: int
-    """When the last minute that was written off ended to be counted."""
-    previous_count: int
-    """How many there were at that time."""
-    points: list[int]
-    """How many in each minute before that one, the newest first."""
 
 
 class Surveyed(Struct, frozen=True):

@@ -1,0 +1,113 @@
+"""What is wrong with a queue, in a line each: rules over what was seen of it, the worst first."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Final, Literal, TypeAlias
+
+from msgspec import Struct
+
+from taskbull.core.durations import instant_from_ms
+from taskbull.core.queue_facts import QueueFacts
+from taskbull.core.spans import ago, count_of, span
+from taskbull.core.states import JobState
+
+MOST_FAILED: Final = 0.05
+"""The share of what ended that may fail."""
+
+LEAST_FAILED: Final = 10
+MINUTES: Final = 10
+LONGEST_WAIT: Final = 300.0
+LATEST_SCHEDULE: Final = 60.0
+
+Remedy: TypeAlias = Literal["errors", "why", "resume", "workers", "schedules", "queue"]
+"""Where to look, or what to do: each trouble has one."""
+
+
+class Trouble(Struct, frozen=True):
+    """Something that is wrong with a queue."""
+
+    queue: str
+    code: str
+    weight: int
+    """The larger, the worse."""
+    text: str
+    remedy: Remedy
+
+
+def find_trouble(queue: QueueFacts) -> list[Trouble]:
+    """Name all that is wrong with a queue, the worst first."""
+    found = [
+        Trouble(queue.name, code, weight, text, remedy)
+        for code, weight, text, remedy in _troubles(queue)
+    ]
+    return sorted(found, key=lambda trouble: -trouble.weight)
+
+
+def _troubles(queue: QueueFacts) -> Iterator[tuple[str, int, str, Remedy]]:
+    waiting = queue.waiting
+    if waiting and queue.workers == 0 and queue.connected is not None and not queue.paused:
+        seen = queue.last_seen
+        since = "" if seen is None else f" for {span((queue.now - seen).total_seconds())}"
+        yield "nobody", 90, f"{_waits(waiting)}, no worker{since}", "why"
+    if failed := _failing(queue):
+        yield "failing", 80, failed, "errors"
+    if queue.lockless:
+        jobs = count_of(queue.lockless, "running job")
+        yield "stalled", 70, f"{jobs} without a lock: the worker is gone", "workers"
+    opened = [one for one in queue.records if one.circuit and one.circuit.state == "open"]
+    if opened:
+        workers = f"{len(opened)} of {count_of(len(queue.records), 'worker')}"
+        yield "breaker", 60, f"the circuit is open in {workers}", "workers"
+    if queue.waiting_since is not None and not queue.paused and queue.workers:
+        age = (queue.now - queue.waiting_since).total_seconds()
+        if age > LONGEST_WAIT:
+            yield "old", 50, f"the next of {waiting:,} has waited for {span(age)}", "why"
+    if queue.paused and waiting:
+        yield "paused", 40, _paused(queue), "resume"
+    yield from _oddities(queue)
+
+
+def _waits(waiting: int) -> str:
+    return f"{waiting:,} {'waits' if waiting == 1 else 'wait'}"
+
+
+def _failing(queue: QueueFacts) -> str:
+    failed = queue.failed.total(MINUTES)
+    ended = failed + queue.completed.total(MINUTES)
+    if failed < LEAST_FAILED or failed <= MOST_FAILED * ended:
+        return ""
+    text = f"{failed:,} failed in {MINUTES} min"
+    if queue.worst_error:
+        return f"{text}, {queue.worst_share:.0%} of them {queue.worst_error}"
+    return text
+
+
+def _paused(queue: QueueFacts) -> str:
+    note = queue.note
+    if note is None:
+        return f"paused, and {_waits(queue.waiting)}"
+    since = instant_from_ms(note.at_ms) if note.at_ms else None
+    text = "paused" if since is None else f"paused for {ago(since, queue.now)[:-4]}"
+    text += f" by {note.by}" if note.by else ""
+    return f"{text}: {note.why}" if note.why else text
+
+
+def _oddities(queue: QueueFacts) -> Iterator[tuple[str, int, str, Remedy]]:
+    if queue.next_scheduled is not None:
+        late = (queue.now - queue.next_scheduled).total_seconds()
+        if late > LATEST_SCHEDULE:
+            yield "late", 30, f"a schedule is late by {span(late)}", "schedules"
+    majors = {major for version in queue.versions if (major := _major(version))}
+    if {"5", "6"} <= majors:
+        text = "BullMQ 5 and 6 share this queue: a resume by 5 may lose jobs"
+        yield "mixed", 20, text, "queue"
+    if queue.counts.get(JobState.WAITING, 0) and queue.counts.get(JobState.PAUSED, 0):
+        text = "jobs are in wait and in paused: resume it with taskbull, which takes both"
+        yield "split", 35, text, "resume"
+
+
+def _major(version: str) -> str:
+    found = re.match(r"bullmq:(\d+)\.", version)
+    return found[1] if found else ""

@@ -1,0 +1,115 @@
+"""What is wrong with a queue: each rule, just before it holds and when it does."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from taskbull.core.queue_facts import PauseNote
+from taskbull.core.rates import Throughput
+from taskbull.core.record import BreakerRecord, WorkerRecord
+from taskbull.core.trouble import find_trouble
+from tests.core.test_why import NOW, at, ms, queue
+
+OPEN = WorkerRecord(id="a", circuit=BreakerRecord("open"))
+HALF = WorkerRecord(id="b", circuit=BreakerRecord("half-open"))
+
+
+def minutes(count: int) -> Throughput:
+    return Throughput([count, *[0] * 59], "metrics")
+
+
+RULES: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
+    (
+        "nobody",
+        {"records": [], "connected": [], "counts": {"completed": 9}},
+        {
+            "records": [],
+            "connected": [],
+            "counts": {"prioritized": 4, "waiting": 1_200},
+            "last_seen": at(minutes=14),
+        },
+        "1,204 wait, no worker for 14 min",
+    ),
+    (
+        "failing",
+        {"failed": minutes(9), "completed": minutes(0)},
+        {"failed": minutes(312), "worst_error": "TimeoutError", "worst_share": 0.97},
+        "312 failed in 10 min, 97% of them TimeoutError",
+    ),
+    (
+        "failing",
+        {"failed": minutes(10), "completed": minutes(190)},
+        {"failed": minutes(11), "completed": minutes(189)},
+        "11 failed in 10 min",
+    ),
+    ("stalled", {}, {"lockless": 2}, "2 running jobs without a lock: the worker is gone"),
+    (
+        "breaker",
+        {"records": [HALF], "connected": ["b"]},
+        {"records": [OPEN, HALF], "connected": ["a", "b"]},
+        "the circuit is open in 1 of 2 workers",
+    ),
+    (
+        "old",
+        {"waiting_since": at(minutes=5), "counts": {"waiting": 7}},
+        {"waiting_since": at(minutes=6), "counts": {"waiting": 7}},
+        "the next of 7 has waited for 6 min",
+    ),
+    (
+        "paused",
+        {"paused": True},
+        {
+            "paused": True,
+            "counts": {"paused": 88},
+            "note": PauseNote("bob", ms(at(hours=3)), "migration"),
+        },
+        "paused for 3 h by bob: migration",
+    ),
+    ("paused", {"paused": True}, {"paused": True, "counts": {"waiting": 1}}, "paused, and 1 waits"),
+    (
+        "late",
+        {"next_scheduled": at(seconds=60)},
+        {"next_scheduled": at(minutes=9)},
+        "a schedule is late by 9 min",
+    ),
+    (
+        "mixed",
+        {"versions": frozenset({"bullmq:5.62.0", "bullmq:5.1.0", "odd"})},
+        {"versions": frozenset({"bullmq:5.62.0", "bullmq:6.7.0"})},
+        "BullMQ 5 and 6 share this queue: a resume by 5 may lose jobs",
+    ),
+    (
+        "split",
+        {"counts": {"waiting": 1}},
+        {"counts": {"waiting": 1, "paused": 1}},
+        "jobs are in wait and in paused: resume it with taskbull, which takes both",
+    ),
+]
+
+
+@pytest.mark.parametrize(("code", "before", "then", "text"), RULES)
+def test_each_rule_holds_when_it_should(
+    code: str, before: dict[str, Any], then: dict[str, Any], text: str
+) -> None:
+    assert find_trouble(queue(**before)) == []
+    [found] = find_trouble(queue(**then))
+    assert (found.queue, found.code, found.text) == ("emails", code, text)
+
+
+def test_the_worst_comes_first() -> None:
+    facts = queue(
+        paused=False,
+        counts={"waiting": 9},
+        records=[],
+        connected=[],
+        failed=minutes(50),
+        next_scheduled=NOW - timedelta(hours=1),
+    )
+    assert [found.code for found in find_trouble(facts)] == ["nobody", "failing", "late"]
+
+
+def test_nobody_is_not_said_where_the_server_does_not_tell() -> None:
+    assert find_trouble(queue(records=[], connected=None, counts={"waiting": 9})) == []

@@ -1,0 +1,341 @@
+"""Why a job does not run: each reason by the facts that make it, and their order."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from taskbull.core.queue_facts import PauseNote, QueueFacts, encode_note, read_note
+from taskbull.core.rates import Throughput
+from taskbull.core.record import BreakerRecord, WorkerRecord
+from taskbull.core.states import MAX_SAFE_INTEGER, JobState
+from taskbull.core.why import ChildFacts, JobFacts, explain
+from taskbull.core.why_queue import explain_queue
+
+NOW = datetime(2026, 11, 17, 3, 0, 30, tzinfo=UTC)
+WORKER = WorkerRecord(id="web1-812", tasks=["send_email", "fetch"])
+
+
+def at(**ago: float) -> datetime:
+    return NOW - timedelta(**ago)
+
+
+def ms(instant: datetime) -> int:
+    return int(instant.timestamp() * 1000)
+
+
+def queue(**facts: Any) -> QueueFacts:
+    given: dict[str, Any] = {"counts": {}, "records": [WORKER], "connected": ["web1-812"], **facts}
+    return QueueFacts(name="emails", now=NOW, **given)
+
+
+def job(of: QueueFacts | None = None, **facts: Any) -> JobFacts:
+    given = {"id": "42", "stored": True, "name": "send_email", "state": JobState.WAITING, **facts}
+    return JobFacts(queue=of or queue(), **given)
+
+
+ROWS: dict[str, tuple[JobFacts, str]] = {
+    "never_was": (
+        job(stored=False, id="99", last_id=42, state=JobState.UNKNOWN),
+        "Job 99 was never added: the queue has given out ids up to 42.",
+    ),
+    "gone": (
+        job(stored=False, last_id=42, state=JobState.UNKNOWN),
+        "Job 42 is not stored any more: removed, or past its keeping time.",
+    ),
+    "completed": (
+        job(
+            state=JobState.COMPLETED,
+            finished=at(seconds=12),
+            started=at(seconds=12.2),
+            worker="web1-812",
+        ),
+        "It completed 12 s ago on web1-812 after 0.2 s.",
+    ),
+    "failed": (
+        job(
+            state=JobState.FAILED,
+            finished=at(seconds=12),
+            attempts_made=5,
+            attempts=5,
+            reason="TimeoutError: smtp did not answer",
+        ),
+        (
+            "It failed for good 12 s ago: 5 of 5 attempts, the last with TimeoutError: smtp did "
+            "not answer. Retry it once the cause is mended."
+        ),
+    ),
+    "running": (
+        job(
+            state=JobState.ACTIVE,
+            started=at(minutes=41),
+            worker="web1-812",
+            lock_seconds=24,
+            lock_renewed=6,
+            usual=0.2,
+        ),
+        (
+            "web1-812 has been running it for 41 min; its lock was renewed 6 s ago. "
+            "Usually it takes 0.2 s."
+        ),
+    ),
+    "stalled": (
+        job(state=JobState.ACTIVE, started=at(minutes=41)),
+        "Its worker is gone. It returns to the queue within 60 s, if a worker is left to notice.",
+    ),
+    "doomed": (
+        job(doom="job stalled more than allowable limit"),
+        "The next worker will fail it without running it: job stalled more than allowable limit.",
+    ),
+    "paused": (
+        job(queue(paused=True, note=PauseNote("bob", ms(at(hours=3)), "migration"))),
+        "The queue has been paused for 3 h by bob (migration). Resume it.",
+    ),
+    "nobody": (
+        job(queue(records=[], connected=[], last_seen=at(minutes=14))),
+        "No worker is connected to emails; the last of ours was seen 14 min ago. Start one.",
+    ),
+    "task_unknown": (
+        job(
+            queue(records=[WORKER, WORKER, WORKER], connected=["web1-812"]),
+            name="sned_email",
+        ),
+        "None of the 3 workers knows task sned_email; did you mean send_email?",
+    ),
+    "breaker": (
+        job(
+            queue(
+                records=[
+                    WorkerRecord(
+                        id="w", circuit=BreakerRecord("open", ms(NOW + timedelta(minutes=20)), 5)
+                    )
+                ]
+                * 3,
+                connected=["w"],
+            )
+        ),
+        "All 3 workers have their circuit open until 03:20, after 5 failures in a row.",
+    ),
+    "limited": (
+        job(queue(rate_max=100, rate_window=60.0, started=100, limited_for=23.0)),
+        "100 per minute are allowed; the next start is in 23 s.",
+    ),
+    "at_the_limit": (
+        job(queue(concurrency=50, counts={"active": 50})),
+        "50 may run at once, and 50 do.",
+    ),
+    "stopping": (
+        job(queue(records=[WorkerRecord(id="web1-812", stopping=True)])),
+        "The only worker is shutting down and takes no more.",
+    ),
+    "delayed": (
+        job(
+            state=JobState.DELAYED,
+            due=NOW + timedelta(minutes=4),
+            attempts_made=2,
+            reason="KeyError: 'x'",
+        ),
+        "It waits until 03:04 (in 4 min) because attempt 2 failed with KeyError: 'x'.",
+    ),
+    "overdue": (
+        job(state=JobState.DELAYED, due=at(minutes=9)),
+        "It was due 9 min ago: only a worker that fetches can release it.",
+    ),
+    "children": (
+        job(
+            state=JobState.WAITING_CHILDREN,
+            pending=3,
+            children=12,
+            awaited=[
+                ChildFacts("fetch#12", JobState.ACTIVE),
+                ChildFacts("fetch#13", JobState.FAILED),
+            ],
+        ),
+        (
+            "It waits for 3 of 12 children; fetch#13 has failed and nothing will let it go on: "
+            "retry or remove it."
+        ),
+    ),
+    "expires": (
+        job(expires=NOW + timedelta(minutes=30)),
+        "It will not run after 03:30.",
+    ),
+    "behind": (
+        job(queue(completed=Throughput([19 * 60, *[38 * 60] * 5], "metrics")), before=12_840),
+        "12,840 are before it; 38 per second end: about 6 min.",
+    ),
+    "behind, priority": (
+        job(state=JobState.PRIORITIZED, before=1_000, before_unranked=900),
+        "1,000 are before it, of which 900 without priority, which go first.",
+    ),
+    "lost": (
+        job(state=JobState.UNKNOWN),
+        (
+            "It is in no list: an older BullMQ's resume may have dropped it, or a part of it was "
+            "removed by hand. Re-add it."
+        ),
+    ),
+    "next": (job(before=0), "Nothing holds it: a worker takes it within 5 s."),
+}
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_each_reason_has_its_sentence(row: str) -> None:
+    facts, text = ROWS[row]
+    found = explain(facts)
+    assert (found.reasons[0].code, found.reasons[0].text) == (row.partition(",")[0], text)
+
+
+VARIANTS: list[tuple[JobFacts, str]] = [
+    (
+        job(state=JobState.DELAYED, due=NOW + timedelta(hours=3), schedule="nightly"),
+        "It waits until 06:00 (in 3 h) by schedule nightly.",
+    ),
+    (
+        job(state=JobState.DELAYED, due=NOW + timedelta(days=3)),
+        "It waits until 2026-11-20 03:00 (in 3 days) as it was added so.",
+    ),
+    (
+        job(
+            state=JobState.DELAYED,
+            due=NOW + timedelta(seconds=30),
+            unclaimed=(at(minutes=9), at(minutes=1)),
+        ),
+        (
+            "It waits until 03:01:00 (in 30 s) because no worker that met it has its task "
+            "send_email, first 9 min ago."
+        ),
+    ),
+    (
+        job(state=JobState.WAITING_CHILDREN, pending=1, children=1),
+        "It waits for 1 of 1 child.",
+    ),
+    (
+        job(
+            queue(records=[], connected=None),
+        ),
+        (
+            "None of our workers serves emails, as far as is known: Redis does not list its "
+            "connections. Start one."
+        ),
+    ),
+    (job(queue(paused=True)), "The queue is paused. Resume it."),
+    (
+        job(queue(rate_max=1, started=MAX_SAFE_INTEGER, limited_for=4.0)),
+        "Somebody has stopped all starts for a while; the next start is in 4 s.",
+    ),
+    (
+        job(
+            queue(
+                records=[WorkerRecord(id="web1-812", limiter=(5, 2.0))],
+                started=5,
+                limited_for=1.5,
+            )
+        ),
+        "5 per 2 s are allowed; the next start is in 1.5 s.",
+    ),
+    (job(before=30_000, sure=False), "About 30,000 are before it."),
+    (
+        job(expires=at(minutes=5)),
+        "It has not run by 02:55, and never will.",
+    ),
+    (
+        job(state=JobState.ACTIVE, lock_seconds=24.0),
+        "A worker has been running it; its lock holds for 24 s more.",
+    ),
+    (
+        job(queue(completed=Throughput([1, *[3] * 5], "kept")), before=9),
+        "9 are before it; 2.9 per minute end: about 3 min.",
+    ),
+]
+
+
+@pytest.mark.parametrize(("facts", "text"), VARIANTS)
+def test_a_reason_says_what_is_known(facts: JobFacts, text: str) -> None:
+    assert explain(facts).reasons[0].text == text
+
+
+def codes(facts: JobFacts) -> list[str]:
+    return [reason.code for reason in explain(facts).reasons]
+
+
+def test_the_jobs_own_state_comes_first_then_its_queue_then_its_place() -> None:
+    busy = queue(
+        paused=True,
+        records=[
+            WorkerRecord(id="w", tasks=[], stopping=True, circuit=BreakerRecord("open")),
+        ],
+        connected=["w"],
+        concurrency=1,
+        counts={"active": 1},
+        rate_max=1,
+        started=1,
+        limited_for=1.0,
+    )
+    assert codes(job(busy, doom="x", expires=NOW + timedelta(1), before=3)) == [
+        "doomed",
+        "expires",
+        "paused",
+        "task_unknown",
+        "breaker",
+        "limited",
+        "at_the_limit",
+        "stopping",
+        "behind",
+    ]
+
+
+def test_what_only_concerns_a_start_is_not_said_of_a_job_that_is_not_due() -> None:
+    full = queue(concurrency=1, counts={"active": 1}, paused=True)
+    assert codes(job(full, state=JobState.DELAYED, due=NOW + timedelta(1))) == ["delayed", "paused"]
+
+
+def test_a_job_that_has_ended_has_one_reason() -> None:
+    nobody = queue(records=[], connected=[], paused=True)
+    for state in (JobState.COMPLETED, JobState.FAILED, JobState.UNKNOWN):
+        assert len(codes(job(nobody, state=state))) == 1
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"connected": ["web1-812", ""]},  # Node's, of which nothing is known
+        {"records": [WorkerRecord(id="web1-812")]},  # takes any task
+        {"records": [WorkerRecord(id="web1-812", tasks=["a"], tasks_left_out=9)]},
+    ],
+)
+def test_a_task_is_unknown_only_if_nobody_can_know_it(other: dict[str, Any]) -> None:
+    assert codes(job(queue(**other), name="other")) == ["next"]
+
+
+def test_it_is_one_paragraph_and_json() -> None:
+    found = explain(job(queue(paused=True), before=2))
+    assert found.text == "The queue is paused. Resume it. Also: 2 are before it."
+    told = json.loads(json.dumps(found.describe()))
+    assert (told["queue"], told["id"], told["state"]) == ("emails", "42", "waiting")
+    assert [reason["code"] for reason in told["reasons"]] == ["paused", "behind"]
+    delayed = explain(job(state=JobState.DELAYED, due=at(minutes=9))).describe()
+    assert delayed["reasons"][0]["facts"] == {"due": "2026-11-17T02:51:30.000+00:00"}
+
+
+def test_a_queue_is_explained_as_well() -> None:
+    assert [reason.code for reason in explain_queue(queue())] == ["idle"]
+    waits = queue(counts={"waiting": 5}, waiting_since=at(minutes=2), records=[], connected=[])
+    assert [reason.code for reason in explain_queue(waits)] == ["nobody", "waiting"]
+    grows = queue(counts={"waiting": 60}, completed=Throughput([30, 60], "metrics"), arrivals=2.0)
+    assert explain_queue(grows)[-1].text == "60 jobs wait; 1 per second end: it grows."
+    lockless = queue(counts={"active": 1}, lockless=1)
+    assert explain_queue(lockless)[0].text == "1 running job lost its worker."
+
+
+@pytest.mark.parametrize("raw", [b"", b"x", b"[]", b'{"by":1}', b"\xff"])
+def test_what_is_no_note_is_none(raw: bytes) -> None:
+    assert read_note(raw) is None
+
+
+def test_a_note_is_of_bounded_size() -> None:
+    raw = encode_note("b" * 1000, 5, "w" * 10_000)
+    assert read_note(raw) == PauseNote("b" * 100, 5, "w" * 500)
