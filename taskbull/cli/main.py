@@ -32,13 +32,14 @@ from taskbull.cli.commands.queues import queues
 from taskbull.cli.commands.schedules import schedules
 from taskbull.cli.commands.stop import stop
 from taskbull.cli.commands.tasks import tasks
+from taskbull.cli.commands.why import why
 from taskbull.cli.commands.worker import worker
 from taskbull.cli.commands.workers import workers
 from taskbull.cli.group import Commands
 
 PARTS: dict[str, tuple[click.Command, ...]] = {
     "Run": (worker, demo, stop),
-    "Inspect": (tasks, queues, workers, jobs, job, schedules, events, doctor),
+    "Inspect": (why, tasks, queues, workers, jobs, job, schedules, events, doctor),
     "Change jobs": (call, retry, retry_all, promote, remove),
     "Change queues": (pause, resume, drain, clean, obliterate),
     "Other": (completion,),

@@ -86,7 +86,7 @@ def get_tree(queue: QueueKeys, job_id: str, depth: int, most: int) -> Steps[JobT
     level = [(Place(queue, job_id), roots)]
     left = most - 1
     for number in range(1, depth + 1):
-        nodes = yield from _read([place for place, _ in level])
+        nodes = yield from read_nodes([place for place, _ in level])
         below: list[tuple[Place, list[JobTree]]] = []
         for (place, siblings), node in zip(level, nodes, strict=True):
             places: list[Place] = []
@@ -117,7 +117,7 @@ def _tree(place: Place, node: Node, child_count: int) -> JobTree:
     )
 
 
-def _read(places: Sequence[Place]) -> Steps[list[Node]]:
+def read_nodes(places: Sequence[Place]) -> Steps[list[Node]]:
     """Read jobs of any queues; the answers are in the order of the places."""
     by_queue: dict[str, list[int]] = {}
     for number, place in enumerate(places):

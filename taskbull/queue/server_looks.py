@@ -11,8 +11,6 @@ from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
 from math import inf
 
-from msgspec import Struct
-
 from taskbull.core.checks import check_int, check_text, refusal
 from taskbull.core.durations import instant_from_ms, instant_to_ms
 from taskbull.core.job import Job
@@ -24,6 +22,7 @@ from taskbull.core.wire.search import wanted
 from taskbull.errors import JobNotFound, ServerRefused
 from taskbull.queue.failures import Failures, group_failures, spread
 from taskbull.queue.job_row import JobPlace, JobRow, JobRows, due_of
+from taskbull.queue.looked import Crew, QueueSample, SearchStep
 from taskbull.queue.methods import looks
 from taskbull.queue.questions import Look, ask, ask_on, ask_together, list_servers
 from taskbull.queue.queue_search import plain_name
@@ -32,43 +31,13 @@ from taskbull.scripts.failures import FAILURES_PEEKED, FailedJob, get_failed_ids
 from taskbull.scripts.peeking import ROWS, START, After, Row
 from taskbull.scripts.records import CountedError
 from taskbull.scripts.servers import ConnectedWorker
-from taskbull.scripts.survey import EndsByMinute, Surveyed
+from taskbull.scripts.survey import EndsByMinute
 from taskbull.store.namespace import Namespace
 
 SAMPLE_LIFE = 600.0
 """Seconds for which a sample of old failures is kept."""
 
 _MINUTE_MS = 60_000
-
-
-class QueueSample(Struct, frozen=True):
-    """A queue at one moment."""
-
-    name: str
-    at: float
-    """When it was looked at, by our clock, in seconds since 1970."""
-    found: Surveyed
-
-
-class Crew(Struct, frozen=True):
-    """Who is connected: the workers of each queue, Node's among them, whether asked for or not."""
-
-    workers: dict[str, list[ConnectedWorker]]
-    told: bool = True
-    """Whether all servers list their connections; some providers do not let them."""
-    clients: int = 0
-    """How many connections there are in all."""
-
-
-class SearchStep(Struct, frozen=True):
-    """What a step of a search has found."""
-
-    rows: list[JobRow]
-    looked_at: int
-    too_large: int
-    """Jobs with a field of more than 256 kB, which was not looked at."""
-    after: After | None
-    """Where the next step begins; None: all has been looked at."""
 
 
 class ServerLooks:
@@ -84,11 +53,7 @@ class ServerLooks:
         One call of about 40 commands for each queue, all in one trip, however many jobs there are.
         """
         check_int("minutes", minutes, least=0, most=1440)
-        names = [queues] if isinstance(queues, str) else list(queues)
-        calls = [survey.survey_queue(self.namespace.keys(name), minutes) for name in names]
-        found = yield from ask_together(calls)
-        at = time.time()
-        return [QueueSample(name, at, each) for name, each in zip(names, found, strict=True)]
+        return self._sample([queues] if isinstance(queues, str) else list(queues), minutes)
 
     @looks
     def ends(self, queue: str, minutes: int = 60) -> Look[EndsByMinute]:
@@ -97,24 +62,12 @@ class ServerLooks:
         One call of two commands for each minute.
         """
         check_int("minutes", minutes, least=1, most=60)
-        minute_ms = int(time.time() * 1000) // _MINUTE_MS * _MINUTE_MS
-        return ask(survey.count_ends(self.namespace.keys(queue), minute_ms, minutes))
+        return self._ends(queue, minutes)
 
     @looks
     def crew(self) -> Look[Crew]:
         """List the workers that are connected, of any queue: one CLIENT LIST for each server."""
-        found: dict[str, list[ConnectedWorker]] = {}
-        told, count = True, 0
-        for server in (yield from list_servers()):
-            try:
-                clients = yield from ask_on(server, servers.list_clients())
-            except ServerRefused:  # an ACL rule, or a provider that forbids it
-                told = False
-                continue
-            count += len(clients)
-            for tagged, workers in servers.workers_by_queue(self.namespace.prefix, clients).items():
-                found.setdefault(plain_name(self.namespace, tagged), []).extend(workers)
-        return Crew(found, told, count)
+        return self._crew()
 
     @looks
     def records(self, queues: Iterable[str]) -> Look[dict[str, list[Seen]]]:
@@ -233,6 +186,30 @@ class ServerLooks:
             drawn = yield from self._failed(queue, ranks=spread(len(ids), total, sample))
         groups = group_failures(window.values(), drawn if older else (), older)
         return Failures(total, len(window), groups, len(drawn), window, drawn, drawn_at)
+
+    def _sample(self, queues: Sequence[str], minutes: int) -> Look[list[QueueSample]]:
+        calls = [survey.survey_queue(self.namespace.keys(name), minutes) for name in queues]
+        found = yield from ask_together(calls)
+        at = time.time()
+        return [QueueSample(name, at, each) for name, each in zip(queues, found, strict=True)]
+
+    def _ends(self, queue: str, minutes: int) -> Look[EndsByMinute]:
+        minute_ms = int(time.time() * 1000) // _MINUTE_MS * _MINUTE_MS
+        return ask(survey.count_ends(self.namespace.keys(queue), minute_ms, minutes))
+
+    def _crew(self) -> Look[Crew]:
+        found: dict[str, list[ConnectedWorker]] = {}
+        told, count = True, 0
+        for server in (yield from list_servers()):
+            try:
+                clients = yield from ask_on(server, servers.list_clients())
+            except ServerRefused:  # an ACL rule, or a provider that forbids it
+                told = False
+                continue
+            count += len(clients)
+            for tagged, workers in servers.workers_by_queue(self.namespace.prefix, clients).items():
+                found.setdefault(plain_name(self.namespace, tagged), []).extend(workers)
+        return Crew(found, told, count)
 
     def _failed(
         self, queue: str, *, ranks: Sequence[int] = (), ids: Sequence[str] = ()

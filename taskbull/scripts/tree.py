@@ -16,7 +16,7 @@ from taskbull.core.states import JobState
 from taskbull.core.wire.flow import ORDER_FIELD, decode_order
 from taskbull.core.wire.job import decode_job
 from taskbull.errors import ConfigurationError
-from taskbull.scripts.call import Call
+from taskbull.scripts.call import Call, Command
 from taskbull.scripts.inspection import PAGE_BYTES
 from taskbull.scripts.loader import load
 from taskbull.scripts.replies import text, texts
@@ -150,3 +150,15 @@ def _queue(prefix: str, tagged: str, beside: QueueKeys) -> QueueKeys:
         if plain.tagged == tagged:
             return plain
     return QueueKeys(tagged, prefix, beside.cluster, hash_tag=False)
+
+
+def pick_pending(parent: Place, most: int) -> Command[list[Place]]:
+    """Choose some children that a job waits for."""
+    key = parent.queue.dependencies(parent.job_id)
+
+    def read(reply: list[bytes]) -> list[Place]:
+        held = f"{parent.key}:tb:flow"  # it stands for those to come
+        found = (child_place(parent, text(child)) for child in reply if text(child) != held)
+        return [place for place in found if place is not None]
+
+    return Command(("SRANDMEMBER", key, most), key, read)

@@ -83,7 +83,7 @@ def test_a_job_has_the_same_keys_in_both_commands(shop: Shop) -> None:
     shop.run("call", "resize", "path=a")
     [listed] = shop.json("jobs", "default")
     shown = shop.json("job", "default", "1")
-    assert shown.keys() - listed.keys() == {"options", "lock_seconds", "children", "logs"}
+    assert shown.keys() - listed.keys() == {"options", "lock_seconds", "children", "logs", "why"}
     assert shown["options"]["attempts"] == 3
     assert shown["children"] == {"processed": 0, "unprocessed": 0, "ignored": 0, "failed": 0}
 

@@ -133,13 +133,14 @@ def job(
             show_tree(tree)
         return
     details = server.inspect(queue, job_id, log_lines=None)
+    reasons = server.why(queue, job_id)
     if as_json:
-        show_json(details.describe())
+        show_json({**details.describe(), "why": reasons.describe()["reasons"]})
     else:
-        _show(details)
+        _show(details, reasons.text)
 
 
-def _show(details: JobDetails) -> None:
+def _show(details: JobDetails, why: str) -> None:
     view, job = details.view, details.view.job
     lock = None
     if details.lock_seconds is not None:
@@ -151,6 +152,7 @@ def _show(details: JobDetails) -> None:
             ("task", job.name),
             ("queue", view.queue),
             ("state", view.state),
+            ("why", why),
             ("attempts", _attempts(view)),
             ("stalled", job.stalled_count or None),
             ("priority", job.priority or None),
