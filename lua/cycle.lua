@@ -37,12 +37,14 @@
 --   next_due                    ms when the next delayed job is due, if none was taken; 0: unknown
 --   full                        1 if no job was taken because Redis is out of memory, else 0
 --   codes                       0 if every outcome was written; else an array of the code of each:
---                               0, or why it was refused: -1 no such job, -2 no lock, -3 not
+--                               0; 1 if it failed, because it was cancelled, and was to run again;
+--                               or why it was refused: -1 no such job, -2 no lock, -3 not
 --                               active, -4 children pending, -6 another's lock, -9 children
 --                               failed, -10 something in Redis prevents it, -11 this user may not,
 --                               or the queue itself is broken: another try may do it; the job is
 --                               still active and locked by its token
---   reasons                     what Redis said, for each code -10 or -11, in turn; 0: none is
+--   reasons                     for each code 1 why it was cancelled, for each code -10 or -11 what
+--                               Redis said, in turn; 0: none is
 --   dropped                     ids that were in the waiting list and are none of a job; 0: none
 --   jobs                        of each job taken its id, and then the values of its six fields if
 --                               it is new and has no others; the number 1, these six and the key of

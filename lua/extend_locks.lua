@@ -7,16 +7,18 @@
 --   held            msgpack array: job_id, token, job_id, token, ...
 --   duration        life of a lock from now, ms
 -- RETURNS
---   the ids whose lock this worker holds no more
+--   lost            the ids whose lock this worker holds no more
+--   cancelled       of the others, those that were cancelled: job_id, reason, job_id, reason, ...
 -- EFFECTS
 --   each lock still held lives `duration` from now; its id leaves `stalled`
 
 local stalled = unpack(KEYS)
 local prefix, held, duration = unpack(ARGV)
 
+--- @include "is_cancelled"
 --- @include "typed"
 
-local lost = {}
+local lost, cancelled = {}, {}
 local jobs = cmsgpack.unpack(held)
 for first = 1, #jobs, 2000 do
   local last = math.min(first + 1998, #jobs)
@@ -30,6 +32,11 @@ for first = 1, #jobs, 2000 do
     if holders[i] == token then
       redis.call("PEXPIRE", locks[i], duration)
       renewed[#renewed + 1] = job_id
+      local doom = redis.pcall("HGET", prefix .. job_id, "defa")
+      if type(doom) == "string" and is_cancelled(doom) then
+        cancelled[#cancelled + 1] = job_id
+        cancelled[#cancelled + 1] = doom
+      end
     else
       lost[#lost + 1] = job_id
     end
@@ -38,4 +45,4 @@ for first = 1, #jobs, 2000 do
     typed(redis.pcall("SREM", stalled, unpack(renewed))) -- what is no set is dropped by a sweep
   end
 end
-return lost
+return { lost, cancelled }

@@ -18,7 +18,8 @@
 -- RETURNS
 --   0, or -1 if there is no such job, -3 if it has not ended in that state
 -- EFFECTS
---   it waits at the back, or at the front if it was added so; its parent waits for it again
+--   it waits at the back, or at the front if it was added so; its parent waits for it again. That
+--   it was cancelled, or had to begin by some time, is forgotten
 
 local job, ended, wait, paused, active, prioritized, priority_counter, meta, events, marker =
   unpack(KEYS)
@@ -31,6 +32,7 @@ local job_id, state, afresh = unpack(ARGV)
 --- @include "event_limit"
 --- @include "push_job"
 --- @include "rejoin_parent"
+--- @include "start_afresh"
 
 if not is_hash(job) then
   return -1
@@ -45,6 +47,7 @@ local is_json, opts = pcall(cjson.decode, fields[2] or "")
 local lifo = is_json and type(opts) == "table" and opts.lifo == true
 local outcome = state == "failed" and "failedReason" or "returnvalue"
 redis.call("HDEL", job, "finishedOn", "processedOn", outcome, unpack(cmsgpack.unpack(afresh)))
+start_afresh(job, fields[2])
 local queue = queue_state(meta, active, wait, paused)
 push_job(queue, job_id, priority, lifo, prioritized, priority_counter, marker)
 redis.call("ZREM", ended, job_id)

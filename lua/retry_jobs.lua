@@ -18,7 +18,8 @@
 --   more              1 if there may be more to retry, else 0
 -- EFFECTS
 --   as BullMQ's: all go to the waiting list, whatever their priority; their parents wait for them
---   again. Ids without a job are removed
+--   again. Ids without a job are removed. That they were cancelled, or had to begin by some time,
+--   is forgotten
 
 local ended, wait, paused, active, meta, events, marker = unpack(KEYS)
 local prefix, state, cutoff, size = unpack(ARGV)
@@ -29,6 +30,7 @@ local prefix, state, cutoff, size = unpack(ARGV)
 --- @include "mark_base"
 --- @include "event_limit"
 --- @include "rejoin_parent"
+--- @include "start_afresh"
 
 local ids = redis.call("ZRANGEBYSCORE", ended, "-inf", cutoff, "LIMIT", 0, size)
 if #ids == 0 then
@@ -43,7 +45,9 @@ for i = 1, #ids do
   if is_hash(job) then
     retried[#retried + 1] = ids[i]
     redis.call("HDEL", job, "finishedOn", "processedOn", outcome)
-    rejoin_parent(job, redis.call("HGET", job, "parentKey"), state)
+    local fields = redis.call("HMGET", job, "parentKey", "opts")
+    start_afresh(job, fields[2])
+    rejoin_parent(job, fields[1], state)
   end
 end
 if #retried > 0 then

@@ -52,13 +52,13 @@ local length = redis.call("LLEN", active)
 local ids = redis.call("LRANGE", active, -(position + size), -(position + 1))
 local places, gone, alive = stalled_places(prefix, ids, position, suspects)
 
-local put_back, counts, doomed, is_doomed = {}, {}, {}, {}
+local put_back, counts, doomed, doom_of = {}, {}, {}, {}
 for i = #gone, 1, -1 do -- the oldest is pushed last, and so is the first to be taken
   local id = gone[i]
-  local stalls, fails = count_stall(prefix, id, max_stalls, schedulers)
+  local stalls, doom = count_stall(prefix, id, max_stalls, schedulers)
   if stalls > 0 then
     put_back[#put_back + 1], counts[#counts + 1] = id, stalls
-    doomed[#doomed + 1], is_doomed[id] = fails and id or nil, fails
+    doomed[#doomed + 1], doom_of[id] = doom and id or nil, doom
   end
 end
 if #places > 0 then
@@ -75,8 +75,8 @@ end
 for i = 1, #put_back do
   local key = prefix .. put_back[i]
   redis.call("HSET", key, "stc", counts[i])
-  if is_doomed[put_back[i]] then
-    redis.call("HSET", key, "defa", "job stalled more than allowable limit")
+  if doom_of[put_back[i]] then
+    redis.call("HSET", key, "defa", doom_of[put_back[i]])
   end
 end
 for i = 1, #put_back do

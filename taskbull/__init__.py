@@ -15,16 +15,20 @@ from taskbull.app.task import Task
 from taskbull.app.task_group import TaskGroup
 from taskbull.core.backoff import Backoff
 from taskbull.core.breaker import CircuitBreaker
+from taskbull.core.cancelling import Cancelled
 from taskbull.core.celery import MODULE, celery_hint
 from taskbull.core.options import Dedup
 from taskbull.core.retention import Keep
 from taskbull.core.states import JobState
 from taskbull.core.worker_options import Limiter, WorkerOptions
 from taskbull.errors import (
+    CancelRequested,
     ConfigurationError,
     ConnectionLost,
     EnqueueError,
     InvalidArguments,
+    JobCancelled,
+    JobExpired,
     JobFailed,
     JobNotFound,
     LockLost,
@@ -58,6 +62,8 @@ if TYPE_CHECKING:
 __all__ = [
     "App",
     "Backoff",
+    "CancelRequested",
+    "Cancelled",
     "CircuitBreaker",
     "ConfigurationError",
     "ConnectionLost",
@@ -66,6 +72,8 @@ __all__ = [
     "EnqueueError",
     "Every",
     "InvalidArguments",
+    "JobCancelled",
+    "JobExpired",
     "JobFailed",
     "JobHandle",
     "JobNotFound",

@@ -206,6 +206,14 @@ class Terminated(SystemExit):
     """
 
 
+class JobCancelled(JobFailed):
+    """The job whose result was asked for was cancelled."""
+
+
+class JobExpired(JobFailed):
+    """The job whose result was asked for did not begin in time."""
+
+
 class TaskNotRegistered(TaskbullError):
     """A job is for a task that this app does not have."""
 
@@ -265,6 +273,13 @@ class WaitForChildren(Steering):
 
     def __init__(self) -> None:
         super().__init__("the task waits for its children")
+
+
+class CancelRequested(Steering, TaskbullError):
+    """The running job was cancelled: what `current_job().check()` raises, and ends the job."""
+
+    def __init__(self, message: str = "by the task itself") -> None:
+        super().__init__(message)
 
 
 def _enqueue_error(message: str, spec: list[Any], may_be_added: bool) -> EnqueueError:

@@ -93,7 +93,7 @@ LATE: dict[str, str] = {
 """Modules of our own that functions import, and why: each saves time or an optional package."""
 
 WIRE_NAMES = {"atm", "ats", "stc", "defa", "pb", "rjk", "deid", "nrjid", "opts", "fpof", "cpof"}
-WIRE_NAMES |= {"idof", "rdof", "kl", "omc", "tm", "tbpd", "tbun", "tbch", "tbsp", "tbwc"}
+WIRE_NAMES |= {"idof", "rdof", "kl", "omc", "tm", "tbpd", "tbun", "tbch", "tbsp", "tbwc", "tbnx"}
 """BullMQ's short names. Its camelCase names are found by their form."""
 
 NOT_OF_THE_WIRE = {

@@ -10,6 +10,8 @@ import taskbull
 EXPORTED = [
     "App",
     "Backoff",
+    "CancelRequested",
+    "Cancelled",
     "CircuitBreaker",
     "ConfigurationError",
     "ConnectionLost",
@@ -18,6 +20,8 @@ EXPORTED = [
     "EnqueueError",
     "Every",
     "InvalidArguments",
+    "JobCancelled",
+    "JobExpired",
     "JobFailed",
     "JobHandle",
     "JobNotFound",

@@ -1,5 +1,6 @@
 -- read_job(key): give the fields that a worker needs, in its own order (RUN_FIELDS), or an error.
 local function read_job(key)
   return redis.pcall("HMGET", key, "name", "data", "opts", "timestamp", "delay", "priority", "atm",
-    "ats", "defa", "stc", "rjk", "deid", "parentKey", "stacktrace", "attemptsMade", "tbpd")
+    "ats", "defa", "stc", "rjk", "deid", "parentKey", "stacktrace", "attemptsMade", "tbpd",
+    "tbnx")
 end

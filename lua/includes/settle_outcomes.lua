@@ -2,6 +2,7 @@
 --- @include "delete_job"
 --- @include "event_limit"
 --- @include "finite"
+--- @include "is_cancelled"
 --- @include "is_denied"
 --- @include "lacks_memory"
 --- @include "mark_base"
@@ -27,6 +28,8 @@
 --   5 given back: ms for which the queue starts no job (0: it does)
 --   6 awaits children: how many it has spawned in all, and how many of them are new
 -- keep is {count, age in s, limit}; -1 in a place: no such bound.
+-- A job of kind 3 to 6 that was cancelled meanwhile fails instead, and gets the code 1; what is
+-- noted as its field `defa` is then among the `reasons`.
 local function settle_outcomes(prefix, keys, queue, outcomes, last, codes, now, is_taking)
   local COMPLETED, FAILED, RETRIED, SNOOZED, GIVEN_BACK, AWAITS = 1, 2, 3, 4, 5, 6
   local MOST_TRIMMED, MOST_PROMOTED = 100, 100
@@ -113,11 +116,13 @@ local function settle_outcomes(prefix, keys, queue, outcomes, last, codes, now, 
       "prev", "active")
     if not is_kept then
       delete_job(key)
+    elseif is_cancelled(job.doom) then
+      redis.call("HDEL", key, "defa") -- it was too late
     end
   end
 
-  local function fail(job)
-    local reason, stacktrace, keep, most_attempts = unpack(job.outcome, 4)
+  -- That it was doomed is forgotten last: if anything before is refused, it still is.
+  local function fail(job, reason, stacktrace, keep, most_attempts)
     local id, key, parent_key, is_kept = job.id, job.key, job.parent_key, keep[1] ~= 0
     if parent_key then
       of_kin().tell_failed(key, parent_key, reason, now)
@@ -125,7 +130,6 @@ local function settle_outcomes(prefix, keys, queue, outcomes, last, codes, now, 
     if is_kept then
       redis.call("HSET", key, "failedReason", reason, "stacktrace", stacktrace, "finishedOn", now,
         "atm", job.attempts)
-      redis.call("HDEL", key, "defa")
       put_away(failed, keep, id)
     elseif parent_key then
       of_kin().leave_parent(prefix, key, parent_key, false)
@@ -136,9 +140,20 @@ local function settle_outcomes(prefix, keys, queue, outcomes, last, codes, now, 
       redis.call("XADD", events, "*", "event", "retries-exhausted", "jobId", id,
         "attemptsMade", job.attempts)
     end
-    if not is_kept then
+    if is_kept then
+      redis.call("HDEL", key, "defa")
+    else
       delete_job(key)
     end
+  end
+
+  -- Let a job fail that was to run again, and was cancelled.
+  local function cancel(job)
+    --- @include "failed_bounds"
+    redis.call("ZADD", failed, "XX", 0, "") -- raises if it could not be put there when all is done
+    local fields = redis.call("HMGET", job.key, "opts", "stacktrace")
+    local stacktrace = job.kind == RETRIED and job.outcome[5] or fields[2] or "[]"
+    fail(job, job.doom, stacktrace, failed_bounds(fields[1]), math.huge)
   end
 
   -- A job's place in a list or set is the last thing to be written: if anything before is refused,
@@ -177,13 +192,17 @@ local function settle_outcomes(prefix, keys, queue, outcomes, last, codes, now, 
     mark_base(keys.marker, queue.blocked)
   end
 
-  local function give_back(job, pause)
-    local id = job.id
-    local priority = finite(redis.call("HGET", job.key, "priority")) or 0
+  local function hold_up(pause)
     if pause > 0 then
       redis.call("SET", keys.limiter, "9007199254740991", "PX", pause)
       settled.held_up = true
     end
+  end
+
+  local function give_back(job, pause)
+    local id = job.id
+    local priority = finite(redis.call("HGET", job.key, "priority")) or 0
+    hold_up(pause)
     redis.call("XADD", events, "*", "event", "waiting", "jobId", id, "prev", "active")
     if priority > 0 then
       redis.call("ZADD", keys.prioritized, priority * 0x100000000, id)
@@ -204,13 +223,14 @@ local function settle_outcomes(prefix, keys, queue, outcomes, last, codes, now, 
       end
       return holder and -6 or -2
     end
-    local fields = typed(redis.pcall("HMGET", key, "ats", "atm", "parentKey", "deid"))
-    local starts, attempts_made, parent_key, dedup_name = unpack(fields or {})
+    local fields = typed(redis.pcall("HMGET", key, "ats", "atm", "parentKey", "deid", "defa"))
+    local starts, attempts_made, parent_key, dedup_name, doom = unpack(fields or {})
     if not fields or not starts and redis.call("EXISTS", key) == 0 then
       return -1
     end
     job.attempts_made, job.attempts = attempts_made, math.max(0, finite(attempts_made) or 0) + 1
-    job.parent_key, job.dedup_name = parent_key, dedup_name
+    job.parent_key, job.dedup_name, job.doom = parent_key, dedup_name, doom
+    job.is_cancelled = job.kind >= RETRIED and is_cancelled(doom)
     if any_children and job.kind == COMPLETED then
       if redis.call("EXISTS", key .. ":dependencies") == 1 then
         return -4
@@ -241,7 +261,7 @@ local function settle_outcomes(prefix, keys, queue, outcomes, last, codes, now, 
     if alone then
       job.parent_key, job.dedup_name = false, false
     end
-    if kind == COMPLETED or kind == FAILED then
+    if kind == COMPLETED or kind == FAILED or job.is_cancelled then
       if job.dedup_name then
         of_kin().end_deduplication(prefix, job.id, job.dedup_name)
         of_kin().add_kept_last(prefix, job.dedup_name, keys, queue, now)
@@ -250,9 +270,15 @@ local function settle_outcomes(prefix, keys, queue, outcomes, last, codes, now, 
         complete(job)
         settled.completions = settled.completions + 1
       else
-        fail(job)
+        if job.is_cancelled then
+          hold_up(kind == GIVEN_BACK and job.outcome[4] or 0)
+          cancel(job)
+        else
+          fail(job, unpack(job.outcome, 4))
+        end
         settled.failures = settled.failures + 1
       end
+      return job.is_cancelled and 1 or 0
     elseif kind == RETRIED then
       retry(job)
     elseif kind == SNOOZED then
@@ -298,7 +324,7 @@ local function settle_outcomes(prefix, keys, queue, outcomes, last, codes, now, 
       local broken = misfit(keys)
       problem = broken or problem
       code = (broken or is_denied(problem)) and -11 or -10
-      if code == -10 and job.kind == FAILED and job.has_left then
+      if code == -10 and (job.kind == FAILED or job.is_cancelled) and job.has_left then
         -- Whatever is wrong with its parent or its deduplication, a job can fail by itself.
         is_settled, code = pcall(settle, job, holders[i], any_children, true)
         if not is_settled then
@@ -310,7 +336,10 @@ local function settle_outcomes(prefix, keys, queue, outcomes, last, codes, now, 
         settled.reasons[#settled.reasons + 1] = problem
       end
     end
-    if code == 0 or code == -3 then
+    if code == 1 then
+      settled.reasons[#settled.reasons + 1] = job.doom
+    end
+    if code >= 0 or code == -3 then
       unlocked[#unlocked + 1] = locks[i]
       ended[#ended + 1] = job.id
     elseif code == -4 or code == -9 then

@@ -1,5 +1,6 @@
 --- @include "awaits"
 --- @include "find_parent"
+--- @include "is_cancelled"
 --- @include "may_leave"
 --- @include "release_parent"
 
@@ -20,6 +21,10 @@ local function tell_parent_failed(key, parent_key, reason, now)
   if parent.fpof then
     redis.call("ZADD", parent_key .. ":unsuccessful", now, key)
     local doom = "child " .. key .. " failed"
+    local known = redis.pcall("HGET", parent_key, "defa")
+    if type(known) == "string" and is_cancelled(known) then
+      doom = known -- what was cancelled stays cancelled
+    end
     if waits then
       redis.call("HSET", parent_key, "defa", doom)
       release_parent(parent_key, base, id, now)

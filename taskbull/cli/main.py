@@ -12,6 +12,7 @@ import click
 from taskbull import __version__
 from taskbull.cli.app_loading import COMPLETING, VARIABLE
 from taskbull.cli.commands.admin import (
+    cancel,
     clean,
     drain,
     obliterate,
@@ -40,7 +41,7 @@ from taskbull.cli.group import Commands
 PARTS: dict[str, tuple[click.Command, ...]] = {
     "Run": (worker, demo, stop),
     "Inspect": (why, tasks, queues, workers, jobs, job, schedules, events, doctor),
-    "Change jobs": (call, retry, retry_all, promote, remove),
+    "Change jobs": (call, retry, retry_all, promote, cancel, remove),
     "Change queues": (pause, resume, drain, clean, obliterate),
     "Other": (completion,),
 }

@@ -10,7 +10,7 @@ from msgspec.structs import force_setattr
 
 from taskbull.core.checks import check_int
 from taskbull.core.durations import Duration, from_ms, seconds, to_ms
-from taskbull.core.outcome import Fail, Outcome, Verdict
+from taskbull.core.outcome import Fail, Outcome
 
 
 class CircuitBreaker(Struct, frozen=True):
@@ -125,13 +125,14 @@ class Breaker:
     def ended(self, job_id: str, outcome: Outcome, now: float) -> Opened | Closed | None:
         """Note how a job ended.
 
-        Every failed attempt counts, retried or not. A job that was given back, lost, or failed
-        without having been run (a stall) counts neither way, and another may be tried instead.
+        Every failed attempt counts, retried or not. A job that was given back, lost, cancelled, or
+        failed without having been run (a stall) counts neither way, and another may be tried
+        instead.
         """
         if job_id not in self._running:
             return None
         self._running.discard(job_id)
-        if isinstance(outcome, Fail) and outcome.verdict is Verdict.DOOMED:
+        if isinstance(outcome, Fail) and not outcome.verdict.of_its_own:
             return None
         match outcome.kind.succeeded:
             case True:

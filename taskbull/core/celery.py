@@ -16,7 +16,6 @@ _FLOWS = "task.after(other.job(…), …) here: a job that runs after others, an
 
 OPTIONS: Final[Mapping[str, str]] = {
     "countdown": "delay=… here: task.options(delay=60).delay(…)",
-    "expires": "not here yet: compare current_job().timestamp in the task",
     "task_id": "job_id=… here",
     "routing_key": "queue=… here",
     "exchange": "queue=… here",
@@ -114,7 +113,7 @@ APP: Final[Mapping[str, str]] = {
     "conf": "the arguments of App(…) here, of @app.task(…), and app.queue_options(…)",
     "config_from_object": "the arguments of App(…) here",
     "autodiscover_tasks": "app.autodiscover('package') here, or include=[…]",
-    "control": "app.queue(name) here; a waiting job is removed by await app.queue(name).remove(id)",
+    "control": "app.queue(name) here; a job is stopped by await app.queue(name).cancel(id)",
     "add_periodic_task": SETTINGS["beat_schedule"],
     "on_after_configure": "@app.lifespan here, around each worker",
     "worker_main": "app.run() here",
@@ -133,7 +132,7 @@ RESULT: Final[Mapping[str, str]] = {
     "traceback": "job.info().stacktrace here",
     "task_id": "job.id here",
     "forget": "app.sync_queue(job.queue).remove(job.id) here",
-    "revoke": "app.sync_queue(job.queue).remove(job.id) here, while the job waits",
+    "revoke": "job.cancel() here, or await job.acancel()",
 }
 """What a result of Celery's has."""
 

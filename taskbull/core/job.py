@@ -100,6 +100,8 @@ class Job(Struct, frozen=True, kw_only=True, dict=True):
     """What decorrelated jitter gave the last time."""
     deferred_failure: str | None = None
     """Why the next worker must fail the job instead of running it."""
+    expiry_lifted: bool = False
+    """Whether it may begin at any time, because it was retried by hand."""
     dedup_key: str | None = None
     scheduler_id: str | None = None
     parent_key: str | None = None
@@ -151,6 +153,19 @@ class Job(Struct, frozen=True, kw_only=True, dict=True):
             return msgspec.convert(payload.decode(self.raw_stacktrace or b"[]"), list[str])
         except (ValueError, msgspec.ValidationError):
             return []
+
+    @property
+    def expires_ms(self) -> int | None:
+        """When it must have begun, in ms since 1970; None: at any time."""
+        limit = self.options.expires_ms
+        if limit is None or self.created_ms is None or self.expiry_lifted:
+            return None
+        return self.created_ms + int(self.options.delay_ms or 0) + int(limit)
+
+    @property
+    def expires(self) -> datetime | None:
+        """When it must have begun; None: at any time."""
+        return _instant(self.expires_ms)
 
     @property
     def timestamp(self) -> datetime | None:

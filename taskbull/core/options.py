@@ -100,6 +100,7 @@ class AppKeywords(TypedDict, total=False):
 class TaskKeywords(AppKeywords, total=False):
     """The job options of a task, and of all below."""
 
+    expires: Duration | datetime | None
     priority: int
     lifo: bool
 
@@ -143,6 +144,8 @@ class JobOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     keep_completed: Keep | None = DEFAULT_KEEP_COMPLETED
     keep_failed: Keep | None = DEFAULT_KEEP_FAILED
     timeout: float | None = None
+    expires: float | datetime | None = None
+    """When it must have begun: so many seconds after it was added, or an instant."""
     keep_logs: int | None = KEEP_LOGS
     stack_trace_limit: int | None = None
     size_limit: int = SIZE_LIMIT
@@ -188,6 +191,22 @@ class JobOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
                 raise refusal("eta", "be before September 2039, where BullMQ ends", self.eta)
         if self.timeout is not None:
             force_setattr(self, "timeout", seconds("timeout", self.timeout, positive=True))
+        if self.expires is not None:
+            self._check_expires(self.expires)
+
+    def _check_expires(self, expires: float | datetime) -> None:
+        if isinstance(expires, datetime):
+            check_instant("expires", expires)
+            if self.eta is not None and expires <= self.eta:
+                raise refusal("expires", f"be later than eta, {self.eta}", expires)
+            return
+        limit = seconds("expires", expires, positive=True)
+        force_setattr(self, "expires", limit)
+        if self.delay is not None and limit <= self.delay:
+            raise ConfigurationError(
+                f"expires ({limit:g} s) must be later than delay ({self.delay:g} s): both count "
+                "from when the job is added"
+            )
 
 
 def check_job_id(job_id: object) -> None:

@@ -36,17 +36,28 @@ class Verdict(StrEnum):
     """No attempt remains, or the task's backoff gave up."""
     DOOMED = "doomed"
     """It was never run: it had been condemned before, or cannot be read."""
+    CANCELLED = "cancelled"
+    """Somebody cancelled it."""
+    EXPIRED = "expired"
+    """It did not begin in time, or would not if it were tried again."""
 
     @property
     def words(self) -> str:
         """The verdict as a log line says it."""
         return _WORDS[self]
 
+    @property
+    def of_its_own(self) -> bool:
+        """Whether it says something about the job's function: whether that works, or not."""
+        return self in {Verdict.PERMANENT, Verdict.EXHAUSTED}
+
 
 _WORDS = {
     Verdict.PERMANENT: "not retried",
     Verdict.EXHAUSTED: "no attempts left",
     Verdict.DOOMED: "not run",
+    Verdict.CANCELLED: "cancelled",
+    Verdict.EXPIRED: "expired",
 }
 
 

@@ -9,6 +9,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from taskbull.core.backoff import Backoff
+from taskbull.core.cancelling import cancelled, cancelled_by_itself, is_cancelled
 from taskbull.core.checks import check_choice, check_int, check_type, refusal, shown
 from taskbull.core.classification import Classifier, classify, leaves
 from taskbull.core.durations import from_ms, seconds
@@ -30,6 +31,7 @@ from taskbull.core.outcome import (
 from taskbull.core.wire.backoff import Curve
 from taskbull.core.wire.job import OPTIONS_FIELD
 from taskbull.errors import (
+    CancelRequested,
     CorruptJob,
     PermanentError,
     RateLimited,
@@ -129,6 +131,8 @@ def _decide(
         return AwaitChildren()
     if isinstance(word, RateLimited):
         return LimitQueue(word.seconds)
+    if isinstance(word, CancelRequested):
+        return cancelled_by_itself(word)
     notes: list[str] = []
     category = _categorize(word, policy, notes)
     verdict = _verdict(category, job, policy)
@@ -145,6 +149,8 @@ def _decide(
 def doomed(job: Job) -> Fail | None:
     """Return the outcome of a job that must not be run, or None if it may run."""
     error: Exception
+    if is_cancelled(job.deferred_failure):
+        return cancelled(job.deferred_failure or "")
     if job.deferred_failure is not None:
         error = PermanentError(job.deferred_failure)
     elif job.corrupt is not None:

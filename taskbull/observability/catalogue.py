@@ -50,12 +50,13 @@ def _level(name: str, labels: Labels, text: str, unit: str = "1", *, least: bool
 PROCESSED = _count(
     "bullmq_jobs_processed_total",
     ("queue", "status", "task"),
-    "Attempts that ended, by what became of the job: completed, failed, retried.",
+    "Attempts that ended, by what became of the job: completed, failed, retried, cancelled, "
+    "expired.",
 )
 FAILED = _count(
     "bullmq_jobs_failed_total",
     ("queue", "reason", "task"),
-    "Jobs that failed for good: transient_exhausted or permanent.",
+    "Jobs that failed for good: transient_exhausted, permanent, cancelled or expired.",
 )
 ERRORS = _count(
     "bullmq_job_errors_total",

@@ -13,7 +13,7 @@ from time import monotonic
 from typing import Any
 
 from taskbull.core import events
-from taskbull.core.outcome import Failure, Fields, Kind
+from taskbull.core.outcome import Failure, Fields, Kind, Verdict
 from taskbull.observability.job_filter import cut
 
 logger = logging.getLogger("taskbull.worker")
@@ -121,6 +121,13 @@ _LINES: dict[type[events.Event], tuple[int, str, Callable[[Any], Fields]]] = {
 }
 
 
+# How a job is told that failed, but not by an error of its task.
+_APART: dict[Verdict, tuple[int, str]] = {
+    Verdict.CANCELLED: (logging.INFO, f"{_JOB} was %(reason)s"),
+    Verdict.EXPIRED: (logging.WARNING, f"{_JOB} %(reason)s"),
+}
+
+
 # Kinds of events that tell the same again and again while something is wrong.
 _REPEATED = frozenset(
     {events.HeartbeatFailed, events.LoopBlocked, events.SweepSkipped, events.ThreadAbandoned}
@@ -149,6 +156,10 @@ class LogLines:
         if line is None or not logger.isEnabledFor(line[0]):
             return
         level, text, read = line
+        if isinstance(event, events.Failed):
+            level, text = _APART.get(event.verdict, (level, text))
+            if not logger.isEnabledFor(level):
+                return
         fields = {"worker_id": event.worker_id, "queue": event.queue, **read(event)}
         if kind in _REPEATED:
             repeats = self._repeats.setdefault((kind, event.queue), Repeats())

@@ -58,7 +58,12 @@ _REASONS = {
     Verdict.EXHAUSTED: "transient_exhausted",
     Verdict.PERMANENT: "permanent",
     Verdict.DOOMED: "permanent",
+    Verdict.CANCELLED: "cancelled",
+    Verdict.EXPIRED: "expired",
 }
+
+_APART = (Verdict.CANCELLED, Verdict.EXPIRED)
+"""What is counted under a status of its own: nothing went wrong in the task."""
 
 
 class Metrics:
@@ -152,6 +157,8 @@ class Metrics:
         for kind in Kind:
             if kind.succeeded is not None:
                 self._processed.add(0, (queue, kind.label, task))
+        for verdict in _APART:
+            self._processed.add(0, (queue, verdict.value, task))
         for reason in set(_REASONS.values()):
             self._failed.add(0, (queue, reason, task))
         for category in Category:
@@ -244,6 +251,9 @@ class Metrics:
         durations: defaultdict[tuple[type[Written], str], list[float]] = defaultdict(list)
         for run in ended:
             name, outcome = run.job.name, run.outcome
+            if type(outcome) is Fail and outcome.verdict in _APART:
+                self._count_apart(queue, self._task(worker_id, name), outcome.verdict)
+                continue
             durations[type(outcome), name].append(run.duration)
             if type(outcome) is not Complete and outcome.failure is not None:
                 self._count_failure(queue, self._task(worker_id, name), outcome, outcome.failure)
@@ -255,6 +265,10 @@ class Metrics:
                 task = self._task(worker_id, name)
                 self._processed.add(len(values), (queue, kind.label, task))
                 self._duration.record(values, (queue, task))
+
+    def _count_apart(self, queue: str, task: str, verdict: Verdict) -> None:
+        self._processed.add(1, (queue, verdict.value, task))
+        self._failed.add(1, (queue, _REASONS[verdict], task))
 
     def _count_failure(self, queue: str, task: str, outcome: Written, failure: Failure) -> None:
         self._errors.add(1, (queue, failure.category.value, task))

@@ -10,9 +10,11 @@ from __future__ import annotations
 
 from typing import Any, Final, TypeAlias
 
+from taskbull.core.cancelling import is_cancelled
+from taskbull.core.expiry import is_expired
 from taskbull.core.job import Ending, Job
 from taskbull.core.keys import QueueKeys
-from taskbull.errors import JobFailed, JobNotFound
+from taskbull.errors import JobCancelled, JobExpired, JobFailed, JobNotFound
 from taskbull.scripts.call import Call, Steps, again
 from taskbull.scripts.events import Ends, find_ending
 from taskbull.scripts.inspection import get_ending, get_job
@@ -68,10 +70,18 @@ def settle(queue: QueueKeys, job_id: str, told: Told) -> Steps[Ending]:
 
 def failure(queue: QueueKeys, job_id: str, reason: str) -> Steps[JobFailed]:
     """Return the error of a job that failed, with what is still known of it."""
+    kind = failure_kind(reason)
     job: Job | None = yield from again(get_job(queue, job_id))
     if job is None:
-        return JobFailed(queue.queue, job_id, reason)
-    return JobFailed(queue.queue, job_id, reason, job.stacktrace, job.attempts_made)
+        return kind(queue.queue, job_id, reason)
+    return kind(queue.queue, job_id, reason, job.stacktrace, job.attempts_made)
+
+
+def failure_kind(reason: str) -> type[JobFailed]:
+    """Return the class of the error of a job that failed for this reason."""
+    if is_cancelled(reason):
+        return JobCancelled
+    return JobExpired if is_expired(reason) else JobFailed
 
 
 def not_in_time(queue: QueueKeys, job_id: str, timeout: float | None) -> TimeoutError:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar, cast
 
 from msgspec import Struct, field
 
 from taskbull.core import payload
+from taskbull.core.cancelling import Cancelled, cancel_reason
 from taskbull.core.celery import RESULT, no_attribute
 from taskbull.core.durations import Duration, seconds
 from taskbull.core.job import Ending, Job
@@ -20,7 +22,8 @@ from taskbull.queue.endings import gone
 from taskbull.queue.stores import Stores
 from taskbull.queue.tracebacks import stripped
 from taskbull.scripts.add import Added, Result
-from taskbull.scripts.call import Request, again
+from taskbull.scripts.call import Steps, again
+from taskbull.scripts.cancelling import cancel
 from taskbull.scripts.inspection import Logs, get_job, get_logs, get_state
 from taskbull.scripts.replies import REFUSALS
 
@@ -105,29 +108,40 @@ class JobHandle(Struct, Generic[R_co], frozen=True, repr_omit_defaults=True):
             raise stripped(error) from error.__cause__
         return self._value(ending)
 
+    def cancel(self, reason: str = "") -> Cancelled:
+        """Cancel the job: end it as failed if it does not run, else ask its worker to stop it.
+
+        What it came to is returned; `JobNotFound` is raised if there is no such job.
+        """
+        return self._run(self._cancelling(reason))
+
+    async def acancel(self, reason: str = "") -> Cancelled:
+        """Cancel the job. See `cancel`."""
+        return await self._arun(self._cancelling(reason))
+
     def state(self) -> JobState:
         """Return the state of the job; `unknown` if there is no such job."""
-        return self._run(get_state(self._where.keys, self.id))
+        return self._run(again(get_state(self._where.keys, self.id)))
 
     async def astate(self) -> JobState:
         """Return the state of the job; `unknown` if there is no such job."""
-        return await self._arun(get_state(self._where.keys, self.id))
+        return await self._arun(again(get_state(self._where.keys, self.id)))
 
     def info(self) -> Job:
         """Return all that is stored about the job; raise `JobNotFound` if there is no such job."""
-        return self._there(self._run(get_job(self._where.keys, self.id)))
+        return self._there(self._run(again(get_job(self._where.keys, self.id))))
 
     async def ainfo(self) -> Job:
         """Return all that is stored about the job; raise `JobNotFound` if there is no such job."""
-        return self._there(await self._arun(get_job(self._where.keys, self.id)))
+        return self._there(await self._arun(again(get_job(self._where.keys, self.id))))
 
     def logs(self, start: int = 0, end: int = -1) -> Logs:
         """Return the job's log lines, oldest first."""
-        return self._run(get_logs(self._where.keys, self.id, start, end))
+        return self._run(again(get_logs(self._where.keys, self.id, start, end)))
 
     async def alogs(self, start: int = 0, end: int = -1) -> Logs:
         """Return the job's log lines, oldest first."""
-        return await self._arun(get_logs(self._where.keys, self.id, start, end))
+        return await self._arun(again(get_logs(self._where.keys, self.id, start, end)))
 
     def _check_own_queue(self, client: QueueClient) -> None:
         if self.name:  # else it was not added here, and may have ended long ago
@@ -152,18 +166,21 @@ class JobHandle(Struct, Generic[R_co], frozen=True, repr_omit_defaults=True):
             raise gone(self._where.keys, self.id)
         return job
 
-    def _run(self, call: Request[T]) -> T:
-        # It only looks: asking again does no harm.
+    def _cancelling(self, reason: str) -> Steps[Cancelled]:
+        now_ms = int(time.time() * 1000)
+        return cancel(self._where.keys, self.id, cancel_reason(reason), now_ms)
+
+    def _run(self, steps: Steps[T]) -> T:
         client = self._where
         try:
-            return client.stores.sync_store().run(again(call), timeout=client.call_timeout)
+            return client.stores.sync_store().run(steps, timeout=client.call_timeout)
         except TaskbullError as error:
             raise stripped(error) from error.__cause__
 
-    async def _arun(self, call: Request[T]) -> T:
+    async def _arun(self, steps: Steps[T]) -> T:
         client = self._where
         try:
-            return await client.stores.async_store().run(again(call), timeout=client.call_timeout)
+            return await client.stores.async_store().run(steps, timeout=client.call_timeout)
         except TaskbullError as error:
             raise stripped(error) from error.__cause__
 

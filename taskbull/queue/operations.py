@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from typing import Literal, TypeAlias
 
+from taskbull.core.cancelling import Cancelled, cancel_reason
 from taskbull.core.checks import check_bool, check_choice, check_int, check_text, refusal
 from taskbull.core.durations import Duration, seconds, to_ms
 from taskbull.core.job import Job
@@ -19,6 +20,7 @@ from taskbull.queue.job_tree import DEPTH, MOST, JobTree, get_tree
 from taskbull.queue.methods import Planned, reads, writes
 from taskbull.scripts import changes, inspection, limits, removal
 from taskbull.scripts.call import Operation
+from taskbull.scripts.cancelling import cancel
 from taskbull.scripts.inspection import Logs, QueueMetrics
 from taskbull.scripts.servers import ConnectedWorker, list_workers
 
@@ -105,6 +107,14 @@ class QueueOperations:
     def remove(self, job_id: str) -> Operation[bool]:
         """Remove a job and its children; False if one of them runs."""
         return removal.remove_job(self.keys, self._id(job_id))
+
+    @writes
+    def cancel(self, job_id: str, reason: str = "") -> Operation[Cancelled]:
+        """Cancel a job: end it as failed if it does not run, else ask its worker to stop it.
+
+        Children of it that have not started are cancelled, too. Raises `JobNotFound`.
+        """
+        return cancel(self.keys, self._id(job_id), cancel_reason(reason), _now_ms())
 
     @writes
     def retry(self, job_id: str, state: Finished = "failed") -> Operation[None]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import msgspec
@@ -25,12 +25,26 @@ _BEGIN, _OVER, _NOT_DUE = -1, -1, -2
 pack = msgspec.msgpack.encode
 
 
+class Extended(Struct, frozen=True):
+    """What became of locks that were to be renewed."""
+
+    lost: set[str]
+    """The ids of jobs whose lock is gone, or another's."""
+    cancelled: Mapping[str, str] = {}
+    """The ids of jobs that were cancelled, with the reason."""
+
+
 def extend_locks(
     queue: QueueKeys, held: Iterable[tuple[str, str]], duration_ms: int
-) -> Call[list[str]]:
-    """Renew the locks in `held`, pairs of id and token; the call gives the ids of those lost."""
+) -> Call[Extended]:
+    """Renew the locks in `held`, pairs of id and token."""
     flat = [part for job_and_token in held for part in job_and_token]
-    return Call(EXTEND_LOCKS, (queue.stalled,), (queue.base, pack(flat), duration_ms), texts)
+    return Call(EXTEND_LOCKS, (queue.stalled,), (queue.base, pack(flat), duration_ms), _extended)
+
+
+def _extended(reply: Any) -> Extended:
+    lost, flat = texts(reply[0]), texts(reply[1])
+    return Extended(set(lost), dict(zip(flat[::2], flat[1::2], strict=True)))
 
 
 def extend_lock(queue: QueueKeys, job_id: str, token: str, duration_ms: int) -> Call[bool]:

@@ -15,6 +15,9 @@ def _wrong_state(code: int, problem: str) -> Refusal:
     return lambda queue, job_id: WrongState(queue, job_id, problem, code)
 
 
+CANCELLED: Final = 1
+"""The job was to run again, but has failed, because it was cancelled."""
+
 REFUSED: Final = -10
 """Something that stands in Redis keeps an outcome from being written."""
 

@@ -7,12 +7,13 @@ from typing import Any, TypeGuard, cast
 
 from taskbull.app.producer import JobSpec, Producer
 from taskbull.core import payload
+from taskbull.core.cancelling import Cancelled, cancel_reason, cancelled
 from taskbull.core.flow import Children, Growing, Member, Need, arrange
 from taskbull.core.job import NewJob
 from taskbull.core.outcome import Complete, Outcome
 from taskbull.core.retry import failed_for_good
 from taskbull.core.states import JobState
-from taskbull.errors import TaskbullError
+from taskbull.errors import JobNotFound, TaskbullError
 from taskbull.queue.any_queue import QueueJob
 from taskbull.queue.handle import ReadResult
 from taskbull.testing.recorded_job import RecordedJob
@@ -112,6 +113,24 @@ def refused_by_children(job: RecordedJob, outcome: Outcome) -> Outcome:
     if not isinstance(outcome, Complete) or not job.pending:
         return outcome
     return failed_for_good(TaskbullError(f"Job {job.id} has pending dependencies. moveToFinished"))
+
+
+def cancel(job: RecordedJob, reason: str, now: float) -> Cancelled:
+    """Cancel a job and its children that have not run; one that is running is asked to stop."""
+    if job.run is not None:
+        job.run.cancel(reason)
+        return Cancelled.REQUESTED
+    if job.ended:
+        return Cancelled.TOO_LATE
+    if job.state is JobState.UNKNOWN:
+        raise JobNotFound(job.queue, job.id)
+    job.failure = cancelled(reason).failure
+    job.state = JobState.FAILED
+    tell_parent(job, now)
+    for child in list(job.pending):
+        if child.run is None and not child.ended:
+            cancel(child, cancel_reason(f"parent {job.key}"), now)
+    return Cancelled.BEFORE_START
 
 
 def tell_parent(child: RecordedJob, now: float) -> None:

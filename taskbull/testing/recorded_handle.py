@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 from taskbull.core import payload
+from taskbull.core.cancelling import Cancelled, cancel_reason
 from taskbull.core.job import Job
 from taskbull.core.states import JobState
 from taskbull.errors import JobFailed
+from taskbull.queue.endings import failure_kind
 from taskbull.queue.handle import JobHandle
 from taskbull.scripts.inspection import Logs
+from taskbull.testing.recorded_flow import cancel
 from taskbull.testing.recorded_job import RecordedJob
 
 R_co = TypeVar("R_co", covariant=True)
@@ -19,6 +23,8 @@ class RecordedHandle(JobHandle[R_co], frozen=True):
     """The handle of a recorded job: the box knows what became of it."""
 
     _recorded: RecordedJob | None = None
+    _now: Callable[[], float] = float
+    """Tells the seconds of the box."""
 
     def result(self, timeout: Any = None) -> R_co:
         """Return the result; raise `JobFailed`, or `TimeoutError` if the job has not run yet."""
@@ -33,6 +39,14 @@ class RecordedHandle(JobHandle[R_co], frozen=True):
     async def aresult(self, timeout: Any = None) -> R_co:
         """See `result`."""
         return self.result(timeout)
+
+    def cancel(self, reason: str = "") -> Cancelled:
+        """Cancel the job: end it if it has not run, or ask it to stop if it is running."""
+        return cancel(self._job, cancel_reason(reason), self._now())
+
+    async def acancel(self, reason: str = "") -> Cancelled:
+        """Cancel the job. See `cancel`."""
+        return self.cancel(reason)
 
     def state(self) -> JobState:
         """Return the state of the job."""
@@ -70,4 +84,4 @@ def failure_of(job: RecordedJob) -> JobFailed:
     """Return the error of a job that failed."""
     failure = job.failure
     reason, stack = (failure.reason, [failure.stack]) if failure else ("", [])
-    return JobFailed(job.queue, job.id, reason, stack, job.attempts)
+    return failure_kind(reason)(job.queue, job.id, reason, stack, job.attempts)

@@ -7,11 +7,13 @@ from typing import Any
 
 from taskbull.app.producer import JobSpec
 from taskbull.core import payload
+from taskbull.core.cancelling import is_cancelled
 from taskbull.core.job import Job
 from taskbull.core.options import JobOptions, OnFailure
 from taskbull.core.outcome import Failure
 from taskbull.core.states import JobState
 from taskbull.core.wire.job import RUN_FIELDS, EncodedJob, decode_taken, encode_job
+from taskbull.worker.run import Run
 
 
 class RecordedJob:
@@ -21,6 +23,7 @@ class RecordedJob:
         self.spec = spec
         self.id = spec.options.job_id or str(number)
         self.number = number
+        self._added = now
         self._now_ms = int((time.time() + now) * 1000)
         # The same road as to Redis: what could not be stored is refused here, too.
         self._encoded: EncodedJob = encode_job(spec.job, self._now_ms)
@@ -47,8 +50,14 @@ class RecordedJob:
         self.number_spawned = 0
         self.idle_waits = 0
         """How often in a row it waited for children, and had none."""
+        self.run: Run | None = None
+        """The attempt that is being made."""
         self.doom: str | None = None
         """Why it fails instead of being run."""
+
+    def wall_ms(self, now: float) -> int:
+        """Return the time of the box in ms since 1970, as the job has it that was added then."""
+        return self._now_ms + int((now - self._added) * 1000)
 
     def __repr__(self) -> str:
         return f"<{self.name} {self.id} in {self.queue}: {self.state}>"
@@ -77,6 +86,12 @@ class RecordedJob:
     def ended(self) -> bool:
         """Whether it has completed, or failed for good."""
         return self.state in {JobState.COMPLETED, JobState.FAILED}
+
+    @property
+    def failed_by_itself(self) -> bool:
+        """Whether it has failed for good, and was not cancelled."""
+        reason = "" if self.failure is None else self.failure.reason
+        return self.state is JobState.FAILED and not is_cancelled(reason)
 
     def as_job(self) -> Job:
         """Return the job as a worker reads it."""

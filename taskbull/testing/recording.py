@@ -111,8 +111,8 @@ class Box:
         """Run all jobs here, also those that they enqueue: JSON round trip, retries, no waiting.
 
         Plain functions run in this thread, with no event loop; each `async def` in one of its own.
-        With `check`, a job that failed for good is raised as `JobFailed` in the end. More than
-        `most` attempts are taken for jobs that go on for ever.
+        With `check`, a job that failed for good is raised as `JobFailed` in the end, unless it was
+        cancelled. More than `most` attempts are taken for jobs that go on for ever.
         """
         self._run(self._turns(most), backend)
         self._check(check=check)
@@ -145,14 +145,14 @@ class Box:
     def _run(self, jobs: Iterable[RecordedJob], backend: str) -> None:
         for job in jobs:
             if is_plain(self._app, job):
-                outcome = run_plain(self._app, job)
+                outcome = run_plain(self._app, job, self.now)
             else:
-                outcome = anyio.run(run_recorded, self._app, job, backend=backend)
+                outcome = anyio.run(run_recorded, self._app, job, self.now, backend=backend)
             self._settle(job, outcome)
 
     async def _arun(self, jobs: Iterable[RecordedJob]) -> None:
         for job in jobs:
-            self._settle(job, await run_recorded(self._app, job))
+            self._settle(job, await run_recorded(self._app, job, self.now))
 
     def _put(self, job: RecordedJob) -> JobHandle[Any]:
         standing = self._standing_for(job)
@@ -160,7 +160,14 @@ class Box:
             self.jobs.append(job)
         told = standing or job
         return RecordedHandle(
-            told.queue, told.id, job.name, standing is not None, None, job.spec.read, told
+            told.queue,
+            told.id,
+            job.name,
+            standing is not None,
+            None,
+            job.spec.read,
+            told,
+            lambda: self.now,
         )
 
     def _standing_for(self, new: RecordedJob) -> RecordedJob | None:
@@ -242,7 +249,7 @@ class Box:
         job.state = JobState.DELAYED if delay else JobState.WAITING
 
     def _check(self, *, check: bool) -> None:
-        failed = next((job for job in self.jobs if job.state is JobState.FAILED), None)
+        failed = next((job for job in self.jobs if job.failed_by_itself), None)
         if check and failed is not None:
             cause = failed.failure.error if failed.failure else None
             raise failure_of(failed) from cause

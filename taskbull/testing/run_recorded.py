@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Generator
+from contextlib import contextmanager
 from typing import Any
+
+from anyio import CancelScope
 
 from taskbull.app.app import App
 from taskbull.core import payload
 from taskbull.core.flow import Children
-from taskbull.core.outcome import Outcome
+from taskbull.core.outcome import Complete, Fail, LetGo, Outcome
 from taskbull.core.site import Site
 from taskbull.errors import ConfigurationError
 from taskbull.testing.recorded_flow import spawn
@@ -87,26 +90,50 @@ def is_plain(app: App, recorded: RecordedJob) -> bool:
     return route.site is not Site.LOOP and not route.layers
 
 
-async def run_recorded(app: App, recorded: RecordedJob) -> Outcome:
+async def run_recorded(app: App, recorded: RecordedJob, now: float) -> Outcome:
     """Run one attempt of a job in this event loop, and return what is to become of it."""
     threads = ThreadPool(1)
     try:
-        return await _attempt(app, recorded, threads)
+        with _running(recorded) as run, CancelScope() as scope:
+            executor = _executor(app, recorded, now, threads)
+            return _heeding(run, await executor.attempt(run, scope))
+        return run.stopped()  # the scope was cancelled
     finally:
         threads.close()
 
 
-def run_plain(app: App, recorded: RecordedJob) -> Outcome:
+def run_plain(app: App, recorded: RecordedJob, now: float) -> Outcome:
     """Run one attempt of a plain function in this thread, without an event loop."""
-    return _finish(_attempt(app, recorded, None))
+    with _running(recorded) as run:
+        executor = _executor(app, recorded, now, None)
+        return _heeding(run, _finish(executor.attempt(run)))
 
 
-def _attempt(
-    app: App, recorded: RecordedJob, threads: ThreadPool | None
-) -> Coroutine[Any, Any, Outcome]:
-    place = Workplace(recorded.queue, WORKER_ID, lambda _: _Record(recorded))
-    run = Run(recorded.as_job(), token="", renewed=0.0)
-    return Executor(place, app.resolve, threads=threads).attempt(run)
+@contextmanager
+def _running(recorded: RecordedJob) -> Generator[Run]:
+    recorded.run = run = Run(recorded.as_job(), token="", renewed=0.0)
+    try:
+        yield run
+    finally:
+        recorded.run = None
+
+
+def _executor(app: App, recorded: RecordedJob, now: float, threads: ThreadPool | None) -> Executor:
+    place = Workplace(
+        recorded.queue,
+        WORKER_ID,
+        lambda _: _Record(recorded),
+        wall_ms=lambda: recorded.wall_ms(now),
+    )
+    return Executor(place, app.resolve, threads=threads)
+
+
+def _heeding(run: Run, outcome: Outcome) -> Outcome:
+    """Return the outcome; a job that was cancelled does not run again."""
+    if run.cancelled is None or isinstance(outcome, Complete | Fail | LetGo):
+        return outcome
+    failure = outcome.failure
+    return run.stopped(None if failure is None else failure.error)
 
 
 def _finish(coroutine: Coroutine[Any, Any, Outcome]) -> Outcome:

@@ -17,9 +17,10 @@ from anyio import CancelScope
 from msgspec import Struct
 
 from taskbull.core import payload
+from taskbull.core.expiry import expired, in_time
 from taskbull.core.job import Job
 from taskbull.core.middleware import CallNext, compose
-from taskbull.core.outcome import AwaitChildren, Complete, Outcome, SnoozeFor
+from taskbull.core.outcome import AwaitChildren, Complete, Fail, Outcome, SnoozeFor
 from taskbull.core.retry import decide, doomed
 from taskbull.core.site import Site
 from taskbull.core.wire.job import encode_value
@@ -29,7 +30,7 @@ from taskbull.worker.fork import end_child_of
 from taskbull.worker.pool.fates import outcome_of, told_by
 from taskbull.worker.pool.pool import ProcessPool
 from taskbull.worker.route import Resolve, Route, SyncHandler
-from taskbull.worker.run import Run
+from taskbull.worker.run import NotBegun, Run
 from taskbull.worker.running_job import RunningJob, Workplace, enter, leave
 from taskbull.worker.threads import ThreadPool
 from taskbull.worker.time_limit import THREAD_PATIENCE, TimeLimit
@@ -67,14 +68,22 @@ class Executor:
         self._cancel_lost = cancel_lost
         self._process = os.getpid()
 
-    async def attempt(self, run: Run) -> Outcome:
+    async def attempt(self, run: Run, scope: CancelScope | None = None) -> Outcome:
         """Run a job once, and return what is to become of it.
+
+        `scope` is what the caller runs in: it is cancelled if the job is while its function runs,
+        unless that is in a thread. The caller must leave it then, before it awaits anything.
 
         It raises only what is not an `Exception`: whose end that is, the job's or that of all that
         runs here, is for the caller to say.
         """
         job = run.job
-        if (fate := doomed(job)) is not None:
+        if (
+            run.cancelled is not None
+            or job.deferred_failure is not None
+            or job.corrupt is not None
+            or job.options.expires_ms is not None
+        ) and (fate := self._fate(run)) is not None:
             return fate
         try:
             route = self._resolve(job)
@@ -83,27 +92,43 @@ class Executor:
             running = RunningJob(run, self._place)
             token = enter(running)
             try:
-                if (timeout is None and not self._cancel_lost) or self._threads is None:
-                    return _completed(job, await self._call(route, running, run))
-                return await self._within(timeout, route, running, run)
+                if (timeout is not None or self._cancel_lost) and self._threads is not None:
+                    return await self._within(timeout, route, running, run)
+                run.scope = scope
+                return _returned(run, await self._call(route, run, running))
             finally:
                 leave(token)
+        except NotBegun as late:
+            return late.outcome
         except Exception as error:  # noqa: BLE001 - foreign code
             end_child_of(self._process, error)
-            return self._decide(error, run)
+            return self._raised(run, error)
 
-    def _decide(self, error: Exception, run: Run) -> Outcome:
-        """Return what an error means for the job: what a process has decided stands."""
-        if (told := told_by(error)) is not None and (outcome := outcome_of(told, run)) is not None:
-            return outcome
-        if told is not None or (run.port is not None and run.port.caused(error)):
-            return self.put_off(run.job, f"Redis did not accept what it wrote: {error}")
-        if isinstance(error, ProcessUnavailable):
-            return self.put_off(run.job, str(error))
-        outcome = decide(error, run.job, run.policy, random=random)
-        return run.awaiting_children() if isinstance(outcome, AwaitChildren) else outcome
+    def _fate(self, run: Run) -> Fail | None:
+        """Return the outcome of a job that is not to be run; None: it is."""
+        job = run.job
+        if (fate := doomed(job)) is not None:
+            return fate
+        return expired(job, self._place.wall_ms()) if run.cancelled is None else run.stopped()
 
-    def put_off(self, job: Job, reason: str) -> SnoozeFor:
+    def _raised(self, run: Run, error: Exception) -> Outcome:
+        """Return what is to become of a job whose function raised something."""
+        job = run.job
+        if run.interrupted or run.heeded:
+            return run.stopped(error)
+        told = told_by(error)  # what a process has decided stands
+        outcome = None if told is None else outcome_of(told, run)
+        if outcome is None:
+            if told is not None or (run.port is not None and run.port.caused(error)):
+                return self.put_off(job, f"Redis did not accept what it wrote: {error}")
+            if isinstance(error, ProcessUnavailable):
+                return self.put_off(job, str(error))
+            outcome = decide(error, job, run.policy, random=random)
+        if isinstance(outcome, AwaitChildren):
+            return run.awaiting_children()
+        return in_time(job, outcome, self._place.wall_ms())
+
+    def put_off(self, job: Job, reason: str) -> Outcome:
         """Return an outcome that spends no attempt, for a job that could not run to its end."""
         logger.warning(
             "Job %s (%s) of queue %s is delayed by %g s, at no cost of an attempt: %s",
@@ -113,7 +138,7 @@ class Executor:
             RELEASE_PAUSE,
             reason,
         )
-        return SnoozeFor(RELEASE_PAUSE)
+        return in_time(job, SnoozeFor(RELEASE_PAUSE), self._place.wall_ms())
 
     async def _within(
         self, timeout: float | None, route: Route, running: RunningJob, run: Run
@@ -125,11 +150,13 @@ class Executor:
             with CancelScope() as run.scope:
                 if timeout is not None:
                     limit = TimeLimit(run.scope, timeout)
-                return _completed(job, await self._call(route, running, run, limit))
+                return _returned(run, await self._call(route, run, running, limit))
         finally:
             run.scope = None
         if run.lost is not None:
             return run.lost
+        if run.interrupted:
+            return run.stopped()
         if limit is not None and limit.stopped:
             return self.put_off(job, f"no {route.site} was free for it in {THREAD_PATIENCE:g} s")
         if timeout is not None and running.held_up >= timeout * _OUR_SHARE:
@@ -140,22 +167,31 @@ class Executor:
         raise error
 
     def _call(
-        self, route: Route, running: RunningJob, run: Run, limit: TimeLimit | None = None
+        self, route: Route, run: Run, running: RunningJob, limit: TimeLimit | None = None
     ) -> Awaitable[Any]:
         """Begin to call the function where its route says; `limit` stands still until it can."""
         call: CallNext[RunningJob] = route.function
         if route.site is Site.PROCESS and self._processes is not None:
             call = partial(self._in_process, self._processes, route, run, limit)
         elif route.site is not Site.LOOP:
-            call = partial(self._in_thread, route.function, limit)
+            call = partial(self._in_thread, route.function, limit, run)
         return (compose(route.layers, call) if route.layers else call)(running)
 
     def _in_thread(
-        self, function: SyncHandler, limit: TimeLimit | None, running: RunningJob
+        self, function: SyncHandler, limit: TimeLimit | None, run: Run, running: RunningJob
     ) -> Awaitable[Any]:
         if self._threads is None:
             return _call_here(function, running)
-        return self._threads.run(function, running, clock=limit)
+        return self._threads.run(self._begin, function, running, clock=limit, owner=run)
+
+    def _begin(self, function: SyncHandler, running: RunningJob) -> Any:
+        """Call a function, in its thread, if it is not too late by now."""
+        job = running.job
+        if job.options.expires_ms is not None:
+            late = expired(job, self._place.wall_ms())
+            if late is not None:
+                raise NotBegun(late)
+        return function(running)
 
     async def _in_process(
         self,
@@ -184,9 +220,11 @@ class Json(Struct, frozen=True):
     raw: bytes
 
 
-def _completed(job: Job, value: Any) -> Complete:
+def _returned(run: Run, value: Any) -> Complete | Fail:
+    if run.heeded:
+        return run.stopped()
     if value is None:
         return _NOTHING
     if value.__class__ is Json:
         return Complete(value.raw)
-    return Complete(encode_value(value, job.options.result_limit))
+    return Complete(encode_value(value, run.job.options.result_limit))

@@ -7,6 +7,7 @@ from anyio.abc import TaskGroup
 from taskbull.core.breaker import BreakerState
 from taskbull.core.durations import to_ms
 from taskbull.core.worker_options import QueueOptions, WorkerOptions
+from taskbull.scripts.cancelling import StopRequest
 from taskbull.scripts.cycle import Taking
 from taskbull.worker.context import QueueContext
 from taskbull.worker.cycle import Cycle
@@ -79,6 +80,10 @@ class Consumer:
             keys.marker, keys.connection_name(self.context.worker_id)
         )
         await wait_at_marker(self.context, self._cycle, connection, self._options.drain_delay)
+
+    def stop_job(self, request: StopRequest) -> None:
+        """Stop a job that was cancelled, if it runs here."""
+        self._cycle.stop_job(request.job_id, request.token, request.reason)
 
     def stop_taking(self) -> None:
         """Take no more jobs."""

@@ -45,7 +45,8 @@ class Cycle:
         self._outbox = Outbox()
         self._intake = Intake(context, self._demand, self._outbox)
         self._recovery = Recovery(context, self._demand, self._outbox, self._intake, taking)
-        self._sequences = [TokenSequence() for _ in range(CALLS)]  # those that are free
+        self._all_sequences = tuple(TokenSequence() for _ in range(CALLS))
+        self._sequences = list(self._all_sequences)  # those that are free
         self._troubled: deque[tuple[CycleCall, Reply]] = deque()
         self._running = 0  # tasks that see to those; without one nothing is sent
         self._resting: list[Waiter] = []  # where they wait
@@ -95,6 +96,12 @@ class Cycle:
         for run in (*self._context.ready.close(), *([] if suspect is None else [suspect])):
             self._intake.decided(run, GiveBack())
         self._send_what_is_due()
+
+    def stop_job(self, job_id: str, token: str, reason: str) -> None:
+        """Stop a job that was cancelled, if it is ours under that lock, or may yet come."""
+        busy = (one for one in self._all_sequences if one not in self._sequences)
+        may_come = any(one.is_last(token) for one in busy)
+        self._intake.stop(job_id, token, reason=reason, may_come=may_come)
 
     def decided(self, run: Run, outcome: Outcome) -> None:
         """Note what is to become of a job; it is written as soon as the line is free."""
@@ -195,6 +202,8 @@ class Cycle:
         self._end(sent)
 
     def _end(self, sent: CycleCall) -> None:
+        if self._intake.early:
+            self._intake.came(sent.token)
         self._demand.under_way -= 1
         self._sequences.append(sent.sequence)
 

@@ -18,13 +18,18 @@ class TokenSequence:
     """Calls that are made one after the other: Redis remembers what it answered to the last."""
 
     def __init__(self) -> None:
-        self._id = str(uuid.uuid4())  # its text is made once: 1 µs
+        # By its beginning whoever cancels a job knows that its worker can be told.
+        self._id = f"tb:{uuid.uuid4()}"  # its text is made once: 1 µs
         self._calls = 0
 
     def next_token(self) -> str:
         """Return the token of the next call, which no other call has."""
         self._calls += 1
         return f"{self._id}:{self._calls}"
+
+    def is_last(self, token: str) -> bool:
+        """Return whether it is the token of the last call."""
+        return token == f"{self._id}:{self._calls}"
 
 
 class CycleCall(Struct, eq=False):

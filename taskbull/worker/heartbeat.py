@@ -16,7 +16,7 @@ from taskbull.core.durations import to_ms
 from taskbull.core.outcome import LetGo, Loss
 from taskbull.core.worker_options import WorkerOptions
 from taskbull.errors import ServerUnavailable, TaskbullError
-from taskbull.scripts.locks import extend_lock, extend_locks
+from taskbull.scripts.locks import Extended, extend_lock, extend_locks
 from taskbull.store.address import Endpoint
 from taskbull.store.backend import poster
 from taskbull.store.sync_store import SyncStore
@@ -165,7 +165,8 @@ class Heartbeat:
 
     def _renew(self, pulse: Pulse, runs: list[Run], limit: float) -> None:
         began = monotonic()
-        lost = self._extend(pulse.context, runs, limit)
+        extended = self._extend(pulse.context, runs, limit)
+        lost = extended.lost
         gone = [run for run in runs if run.job.id in lost]
         outcome = self._loss(pulse, gone)
         for run in runs:
@@ -177,23 +178,33 @@ class Heartbeat:
             count=len(runs) - len(lost),
             duration=monotonic() - began,
         )
+        for run in runs if extended.cancelled else ():
+            self._stop(run, extended.cancelled.get(run.job.id))
         if gone:
             self._post(lambda: self._revoke(pulse.context, gone, outcome))
 
-    def _extend(self, context: QueueContext, runs: list[Run], limit: float) -> set[str]:
-        """Prolong locks; return the ids of those that are gone."""
+    def _stop(self, run: Run, reason: str | None) -> None:
+        """Stop a job that was cancelled, unless it knows: the request may have been lost."""
+        if reason is not None and run.cancelled is None:
+            run.cancelled = reason  # from here: a plain function sees it though the loop is blocked
+            self._post(lambda: run.cancel(reason))
+
+    def _extend(self, context: QueueContext, runs: list[Run], limit: float) -> Extended:
+        """Prolong locks; return what became of them."""
         life = to_ms(self._lock_duration)
         held = [(run.job.id, run.token) for run in runs]
         try:
             call = extend_locks(context.keys, held, life)
-            return set(self._store.run(call, timeout=limit, insist=False))
+            return self._store.run(call, timeout=limit, insist=False)
         except ServerUnavailable as error:
             if error.code != "TRYAGAIN":
                 raise
         # The slot is on two nodes of a Cluster, and may be for long: each lock is on one of them.
         calls = [extend_lock(context.keys, job_id, token, life) for job_id, token in held]
         kept = self._store.run_all(calls, timeout=limit)
-        return {job_id for (job_id, _), is_held in zip(held, kept, strict=True) if not is_held}
+        return Extended(
+            {job_id for (job_id, _), is_held in zip(held, kept, strict=True) if not is_held}
+        )
 
     def _tell(
         self,

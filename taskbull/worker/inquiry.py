@@ -59,7 +59,7 @@ class Inquiry:
             renewed = monotonic()
             held = [(job.id, token) for job in jobs]
             call = extend_locks(context.keys, held, self._taking.lock_life_ms)
-            lost = set(await self._insist(partial(context.store.run, call)))
+            lost = (await self._insist(partial(context.store.run, call))).lost
             jobs = [job for job in jobs if job.id not in lost]
         if len(jobs) < taken:
             logger.warning(

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from random import random
 from typing import Final
 
+from taskbull.core.cancelling import BY_REQUEST, cancelled
 from taskbull.core.checks import shown
 from taskbull.core.durations import from_ms
 from taskbull.core.job import Job
@@ -30,7 +31,7 @@ from taskbull.core.outcome import (
 from taskbull.core.retry import decide, failed_for_good
 from taskbull.errors import PermanentError, ServerRefused, TaskbullError
 from taskbull.scripts.cycle import Cycled
-from taskbull.scripts.replies import DENIED, REFUSALS, REFUSED
+from taskbull.scripts.replies import CANCELLED, DENIED, REFUSALS, REFUSED
 from taskbull.store.reconnection import reconnect_delay
 from taskbull.worker.context import QueueContext
 from taskbull.worker.demand import Demand
@@ -63,6 +64,8 @@ class Intake:
         self._context = context
         self._demand = demand
         self._outbox = outbox
+        self.early: dict[tuple[str, str], str] = {}
+        """Why jobs are to stop that have not come yet, by id and token."""
         self._full = 0  # how often in a row Redis had no memory for jobs
 
     def decided(self, run: Run, outcome: Outcome) -> None:
@@ -85,6 +88,8 @@ class Intake:
         context = self._context
         runs = [Run(job, token, renewed) for job in jobs]
         context.runs.add_all(runs)
+        for run in runs if self.early else ():
+            run.cancelled = self.early.get((run.job.id, token))
         self._demand.occupied += len(runs)
         if self._demand.stopping or (context.circuit is not None and context.circuit.open):
             for run in runs:
@@ -99,6 +104,18 @@ class Intake:
                 self.decided(run, SnoozeFor(wait))
         context.ready.put(runs)
 
+    def stop(self, job_id: str, token: str, *, reason: str, may_come: bool) -> None:
+        """Stop a job that was cancelled; if it `may_come` under that lock, as soon as it does."""
+        run = self._context.runs.find(job_id, token)
+        if run is not None:
+            run.cancel(reason)
+        elif may_come:
+            self.early[job_id, token] = reason
+
+    def came(self, token: str) -> None:
+        """Note that all jobs have come that were taken under a lock."""
+        self.early = {one: why for one, why in self.early.items() if one[1] != token}
+
     def heed(
         self, batch: list[Run], codes: Sequence[int], reasons: Sequence[str] = ()
     ) -> ServerRefused | None:
@@ -112,6 +129,9 @@ class Intake:
         reason = "NOPERM this user may not write an outcome"
         for run, code in zip(batch, codes, strict=True):
             if code == 0:
+                accepted.append(run)
+            elif code == CANCELLED:
+                self._note_cancelled(run, next(said, run.cancelled or BY_REQUEST))
                 accepted.append(run)
             elif code == DENIED:
                 reason = next(said, reason)
@@ -179,6 +199,13 @@ class Intake:
             return
         answer = str(REFUSALS[code](self._context.keys.queue, run.job.id))
         self.lose(run, LetGo(Loss.DISOWNED, answer))
+
+    def _note_cancelled(self, run: Run, reason: str) -> None:
+        """Take in that a job has failed that was to run again, because it was cancelled."""
+        outcome, failure = run.outcome, run.outcome.failure
+        if isinstance(outcome, LimitQueue) and outcome.delay > 0:
+            self._limit(outcome.delay)
+        run.outcome = cancelled(reason, None if failure is None else failure.error)
 
     def _let_go(self, run: Run) -> None:
         self._context.runs.drop(run)

@@ -12,8 +12,8 @@ _SIGNAL_HANDLERS = frozenset({"asyncio.runners", "anyio._backends._asyncio", "tr
 """The modules whose functions raise `KeyboardInterrupt` when Ctrl-C was really pressed."""
 
 
-def ends_the_slot(error: BaseException) -> bool:
-    """Return whether a job ends for reasons that are not its own.
+def ends_the_slot(error: BaseException, *, interrupted: bool = False) -> bool:
+    """Return whether a job ends for reasons that are not its own; `interrupted`: it was cancelled.
 
     A handler can raise anything: `KeyboardInterrupt` without a Ctrl-C, or, on asyncio,
     `CancelledError` although nobody cancels us, for it may have awaited something that was
@@ -23,7 +23,7 @@ def ends_the_slot(error: BaseException) -> bool:
         return _without_a_loop()
     cancelled = get_cancelled_exc_class()
     if all(isinstance(leaf, cancelled) for leaf in leaves(error)):  # a nursery groups them
-        return current_effective_deadline() == -inf
+        return not interrupted and current_effective_deadline() == -inf
     return any(pressed(leaf) for leaf in leaves(error))
 
 

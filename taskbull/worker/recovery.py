@@ -114,7 +114,7 @@ class Recovery:
         self._context.reporter.tell(
             events.Recovered,
             adopted=len(settled.taken),
-            settled=settled.codes.count(0),
+            settled=sum(code >= 0 for code in settled.codes),
             resent=len(again),
         )
 

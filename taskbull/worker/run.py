@@ -25,9 +25,10 @@ from typing import Protocol
 from anyio import CancelScope
 from msgspec import Struct
 
+from taskbull.core.cancelling import BY_REQUEST, cancelled
 from taskbull.core.flow import Children
 from taskbull.core.job import Job
-from taskbull.core.outcome import AwaitChildren, GiveBack, LetGo, Written
+from taskbull.core.outcome import AwaitChildren, Fail, GiveBack, LetGo, Written
 from taskbull.core.retry import NO_POLICY, RetryPolicy
 
 _GIVE_BACK = GiveBack()
@@ -72,6 +73,22 @@ class JobPort(Protocol):
         ...
 
 
+class NotBegun(Exception):
+    """A job's function was not called, for there is an outcome already."""
+
+    def __init__(self, outcome: Fail) -> None:
+        super().__init__(outcome.failure.reason)
+        self.outcome = outcome
+
+
+class ThreadCall(Protocol):
+    """A function's call on its way through a thread."""
+
+    def withdraw(self, error: Exception) -> None:
+        """Take it back if no thread has begun it, and let it raise this; else leave it alone."""
+        ...
+
+
 class Spawning(Struct, frozen=True):
     """How many jobs a run has added below its own: before it began, and since."""
 
@@ -86,8 +103,9 @@ class Run(Struct, eq=False):
     """One run of a job, as far as it has come.
 
     Its fields stand in the order of its life. All of them are written in the event loop, but for
-    `renewed` (by the thread of the heartbeat), `port` and `raw_progress` (by the thread of a
-    function that blocks). Each thread writes one field at a time, and none waits for another.
+    `renewed` and `cancelled` (by the thread of the heartbeat, too), `port`, `raw_progress` and
+    `heeded` (by the thread of a function that blocks). Each thread writes one field at a time, and
+    none waits for another.
     """
 
     job: Job
@@ -97,12 +115,20 @@ class Run(Struct, eq=False):
     """When the lock was surely alive, by `time.monotonic`; the heartbeat writes it."""
     lost: LetGo | None = None
     """Why the lock is gone, if it is; `Runs.revoke` writes it."""
+    cancelled: str | None = None
+    """Why the job is to stop, if somebody has cancelled it; see `cancel`."""
+    heeded: bool = False
+    """Whether its function has asked and knows that; of its `RunningJob`."""
+    interrupted: bool = False
+    """Whether its scope was cancelled because of that."""
     began: float = 0.0
     """When a slot has started it, by `time.monotonic`; written by the runner."""
     policy: RetryPolicy = NO_POLICY
     """The rules for its errors, as soon as its route is known; written by the executor."""
     scope: CancelScope | None = None
-    """What its function runs in, where somebody may want to cancel it; of the executor, too."""
+    """What its function runs in, once it was called; of the executor, too."""
+    call: ThreadCall | None = None
+    """Its function's call in a thread, which may still be waiting for one; of the thread pool."""
     port: JobPort | None = None
     """What the job writes to, as soon as it has written something; of its `RunningJob`."""
     raw_progress: bytes | None = None
@@ -128,6 +154,24 @@ class Run(Struct, eq=False):
         spawned = self.spawned
         return AwaitChildren(spawned.before + spawned.new, spawned.new)
 
+    def cancel(self, reason: str) -> None:
+        """Stop it, unless it is decided: its function is cancelled, or withdrawn from the threads.
+
+        A function that runs in a thread is not stopped, but can ask.
+        """
+        if self.decided:
+            return
+        self.cancelled = reason
+        if self.call is not None:
+            self.call.withdraw(NotBegun(self.stopped()))
+        elif self.scope is not None:
+            self.interrupted = True
+            self.scope.cancel()
+
+    def stopped(self, error: BaseException | None = None) -> Fail:
+        """Return the outcome of a job that was cancelled; `error` is what its function raised."""
+        return cancelled(self.cancelled or BY_REQUEST, error)
+
 
 class Runs:
     """All runs of one queue that are not over, by the ids of their jobs."""
@@ -141,6 +185,11 @@ class Runs:
     def running(self) -> int:
         """Count the jobs that were started; may be called from any thread."""
         return sum(run.began > 0 for run in self.copy())
+
+    def find(self, job_id: str, token: str) -> Run | None:
+        """Return the run of a job under a lock, if it is not over."""
+        run = self._held.get(job_id)
+        return run if run is not None and run.token == token else None
 
     def add(self, run: Run) -> None:
         """Hold a run; an older one of the same job is lost already, only not yet known to be."""

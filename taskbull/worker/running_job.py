@@ -17,7 +17,8 @@ from taskbull.core.job import Job
 from taskbull.core.options import OnFailure
 from taskbull.core.retry import attempts_of
 from taskbull.core.wire.job import encode_data, encode_progress
-from taskbull.errors import TaskbullError
+from taskbull.errors import CancelRequested, TaskbullError
+from taskbull.worker.clock import Clock
 from taskbull.worker.run import JobPort, Run
 
 R = TypeVar("R")
@@ -36,6 +37,8 @@ class Workplace(Struct, frozen=True):
     """Makes what a job writes to, when it writes for the first time."""
     resources_of: Callable[[str], Any] = no_resources
     """Returns what the lifespan yields to the jobs of a name."""
+    wall_ms: Callable[[], int] = Clock().wall_ms
+    """Tells the time by which jobs expire, in ms since 1970."""
 
 
 def port_of(run: Run, place: Workplace) -> JobPort:
@@ -118,6 +121,23 @@ class RunningJob:
     def lost(self) -> bool:
         """Whether the lock is gone, so that another worker may be running the job, too."""
         return self._run.lost is not None
+
+    @property
+    def cancelled(self) -> bool:
+        """Whether somebody has cancelled the job: a plain function asks, and ends soon.
+
+        Once this was True the job ends as cancelled, whatever the function returns.
+        """
+        run = self._run
+        if run.cancelled is None:
+            return False
+        run.heeded = True
+        return True
+
+    def check(self) -> None:
+        """Raise `CancelRequested` if somebody has cancelled the job."""
+        if self.cancelled:
+            raise CancelRequested(self._run.cancelled or "")
 
     def progress(self, value: Any) -> None:
         """Tell how far the job has come: a number or anything else that is JSON.

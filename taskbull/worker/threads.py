@@ -34,14 +34,24 @@ class Stoppable(Protocol):
         ...
 
 
+class CallOwner(Protocol):
+    """Whoever may want to take a call back."""
+
+    call: Any
+    """The call, as long as it is not over: see `ThreadCall`."""
+
+
 class _Call(Struct, eq=False):
     """One call of a function, on its way through a thread."""
 
+    pool: ThreadPool
     function: Callable[..., Any]
     args: tuple[Any, ...]
     context: Context
     waiter: Waiter
     begun: bool = False
+    withdrawn: Exception | None = None
+    """What it raises because it was taken back before a thread had begun it."""
     abandoned: bool = False
     counted: bool = False
     """Whether it is among the abandoned ones: a thread was at it."""
@@ -51,6 +61,14 @@ class _Call(Struct, eq=False):
     """What is stopped until a thread is free."""
     value: Any = None
     error: BaseException | None = None
+
+    def withdraw(self, error: Exception) -> None:
+        """Take it back if no thread has begun it, and let it raise this; else leave it alone."""
+        # The thread sets `begun` before it looks at `withdrawn`, and here it is the other way
+        # round: if it has not begun yet, it will not run the function.
+        self.withdrawn = error
+        if not self.begun:
+            self.pool.give_up(self)
 
 
 class ThreadPool:
@@ -84,13 +102,21 @@ class ThreadPool:
         return self._busy
 
     async def run(
-        self, function: Callable[..., Any], /, *args: Any, clock: Stoppable | None = None
+        self,
+        function: Callable[..., Any],
+        /,
+        *args: Any,
+        clock: Stoppable | None = None,
+        owner: CallOwner | None = None,
     ) -> Any:
         """Run a function in a thread, in the context of the caller, and return what it returns.
 
-        The clock stands still while the function waits for a thread.
+        The clock stands still while the function waits for a thread, and so long its owner may
+        withdraw the call.
         """
-        call = _Call(function, args, copy_context(), self._new_waiter())
+        call = _Call(self, function, args, copy_context(), self._new_waiter())
+        if owner is not None:
+            owner.call = call
         self._busy += 1
         another = self._threads < min(self._busy + self.abandoned, self._limit)
         self._threads += another
@@ -103,12 +129,24 @@ class ThreadPool:
         try:
             await call.waiter
         except get_cancelled_exc_class():
-            if not call.collected:
+            if not (call.collected or call.abandoned):
                 self._abandon(call)
             raise
+        finally:
+            if owner is not None:
+                owner.call = None
         if call.error is not None:
             raise call.error
         return call.value
+
+    def give_up(self, call: _Call) -> None:
+        """Let whoever waits for a call know that it was withdrawn before it had begun."""
+        if call.abandoned or call.waiter.done():
+            return
+        call.abandoned = True
+        self._busy -= 1
+        call.error = call.withdrawn
+        call.waiter.set_result(None)
 
     def close(self) -> None:
         """End the threads: idle ones at once, the others after what they do."""
@@ -137,7 +175,9 @@ class ThreadPool:
             if call.clock is not None:
                 self._begun.append(call)
                 self._tell()
-            if not call.abandoned:
+            if call.withdrawn is not None:
+                call.error = call.withdrawn
+            elif not call.abandoned:
                 try:
                     call.value = call.context.run(call.function, *call.args)
                 except BaseException as error:  # noqa: BLE001 - raised where the caller waits

@@ -52,6 +52,7 @@ from taskbull.worker.running_job import job_of
 from taskbull.worker.sampler import Sampler
 from taskbull.worker.schedule_writer import ScheduleWriter
 from taskbull.worker.shutdown import Shutdown
+from taskbull.worker.stop_requests import heed_requests
 from taskbull.worker.threads import ThreadPool
 
 E = TypeVar("E", bound=events.Event)
@@ -262,6 +263,10 @@ class Worker:
         async with create_task_group() as upkeep:
             for consumer in consumers:
                 consumer.start_upkeep(upkeep)
+            # In a Cluster, one read cannot have streams of several nodes.
+            together = [[one] for one in consumers] if self.address.clustered else [consumers]
+            for group in together:
+                upkeep.start_soon(heed_requests, group)
             if self._metrics:
                 sampler = Sampler(
                     contexts, threads, self.options, self.id, self._metrics, self._tasks

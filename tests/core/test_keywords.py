@@ -81,7 +81,7 @@ OTHER_THAN_DEFAULT: dict[str, Any] = {
 
 
 def test_each_option_of_a_job_is_stored() -> None:
-    by_time = {"delay", "eta"}  # as `delay`, counted from the moment of adding
+    by_time = {"delay", "eta", "expires"}  # counted from the moment of adding
     of_flows = {"on_failure"}  # by what a child says of its parent
     assert OTHER_THAN_DEFAULT.keys() | by_time | of_flows == set(JobOptions.__struct_fields__)
     stored = {encode_options(JobOptions(), delay_ms=0)}

@@ -62,7 +62,7 @@ class TaskbullManualWorker(OurManualWorker):
 
     def extend_lock(self, job_id: str, duration_ms: int, token: str = TOKEN) -> bool:
         held = [(job_id, token)]
-        return not self._self.run(locks.extend_locks(self._self.keys, held, duration_ms))
+        return not self._self.run(locks.extend_locks(self._self.keys, held, duration_ms)).lost
 
     def sweep(self) -> list[str]:
         swept = self._self.go(

@@ -11,6 +11,7 @@ from taskbull.core.keys import QueueKeys
 from taskbull.core.record import WorkerRecord
 from taskbull.core.states import JobState
 from taskbull.scripts import (
+    cancelling,
     changes,
     failures,
     inspection,
@@ -44,6 +45,8 @@ SAMPLES = calls(
         locks.extend_locks(QUEUE, [(JOB, "token")], 1),
         locks.extend_lock(QUEUE, JOB, "token", 1),
         locks.sweep_piece(QUEUE, 1, 2, 3),
+        cancelling.cancel_job(QUEUE, JOB, "cancelled: x", 1),
+        cancelling.cancel_children(QUEUE, JOB, cancelling.Pending(), 1),
         settle_cycle(QUEUE, "token", [(JOB, "token")], 1),
         adopt_jobs(QUEUE, "token", [JOB], 1, Taking(2)),
         limits.pause(QUEUE),
@@ -109,6 +112,8 @@ NAMES: dict[str, Callable[[Call[Any]], set[str]]] = {
     "schedulers": lambda _: {QUEUE.repeat},
     "flows": lambda _: {QUEUE.private("flows")},
     "suspects": lambda _: {QUEUE.private("suspects")},
+    "requests": lambda _: {QUEUE.private("cancel")},
+    "parents": lambda _: {QUEUE.private("cancelling", JOB, "parents")},
     "ended": lambda _: {QUEUE.completed, QUEUE.failed},
     "list": lambda _: {QUEUE.wait, QUEUE.paused, QUEUE.active},
     "set": lambda _: {QUEUE.completed, QUEUE.failed, QUEUE.delayed, QUEUE.prioritized},

@@ -34,7 +34,7 @@ from taskbull.core.wire.job import decode_job, encode_job
 from taskbull.core.wire.options import NO_BOUNDS
 from taskbull.core.wire.schedule import encode_schedule
 from taskbull.errors import ServerRefused
-from taskbull.scripts import changes, limits, locks, removal
+from taskbull.scripts import cancelling, changes, limits, locks, removal
 from taskbull.scripts.add import CallSequence, add_jobs
 from taskbull.scripts.cycle import Completion, Taking, cycle, pack_outcome
 from taskbull.scripts.flow import Waits, undo_flows
@@ -52,6 +52,7 @@ Do = Callable[[Bed, int], None]
 LISTS = ("wait", "paused", "active")
 SETS = ("prioritized", "delayed", "waiting-children", "completed", "failed")
 TAKING = Taking(30_000)
+REASON = "cancelled: by request"
 FAILURE = Failure(Category.TRANSIENT, "broke", "Traceback", RuntimeError("broke"))
 
 
@@ -212,6 +213,29 @@ def waiters(bed: Bed) -> None:
     bed.job("b", "paused")
     bed.job("c", "prioritized", score=5 << 32, priority=5)
     bed.job("other")
+
+
+def cancellable(bed: Bed) -> None:
+    bed.job("a")
+    bed.job("b", "paused", deid="key")
+    bed.admin.set(bed.queue.base + "de:key", "b")
+    bed.hset("dn:key", {"name": "last", "data": "{}", "opts": "{}", "jid": "kept"})
+    bed.job("c", "prioritized", score=5 << 32, priority=5)
+    bed.job("parent", "waiting-children")
+    bed.child("d", "parent", "delayed")
+    stored = f'{{"id":"parent","queueKey":"{bed.queue.qualified_name}","idof":true}}'
+    bed.hset("d", {"parent": stored})
+    bed.job("e", "waiting-children")
+    bed.child("left", "e", "waiting-children")
+    bed.job("f", "active", ats=1)
+    bed.lock("f", "tb:x:1")
+    bed.job("other")
+
+
+def cancelled(bed: Bed) -> None:
+    running(bed)
+    for name in "abcde":
+        bed.hset(name, {"defa": REASON})
 
 
 def families(bed: Bed) -> None:
@@ -403,6 +427,38 @@ OPERATIONS = {
         lambda bed, _: (bed.go(changes.retry_jobs(bed.queue, NOW)), None)[1],
         waiting_children=["parent"],
         wait=["a", "b", "c"],
+    ),
+    "cancel": Operation(
+        "cancel_job",
+        cancellable,
+        each("abcdef", lambda queue, name: cancelling.cancel_job(queue, name, REASON, NOW)),
+        failed=list("abcde"),
+        active=["f"],
+        wait=["other", "kept", "parent"],
+        waiting_children=["left"],
+    ),
+    "cancel children": Operation(
+        "cancel_children",
+        lambda bed: (
+            bed.job("top", "waiting-children"),
+            bed.child("a", "top"),
+            bed.child("b", "top", "waiting-children"),
+            bed.child("c", "b", "delayed"),
+            bed.run(cancelling.cancel_job(bed.queue, "top", REASON, NOW)),
+            None,
+        )[-1],
+        lambda bed, _: (bed.go(cancelling.cancel(bed.queue, "top", REASON, NOW)), None)[1],
+        failed=["top", "a", "b", "c"],
+    ),
+    "end when cancelled": Operation(
+        "cycle",
+        cancelled,
+        end_all(GiveBack()),
+        failed=list("abcde"),
+        waiting_children=["parent"],
+        wait=[*UNTOUCHED["wait"], "kept"],
+        prioritized=UNTOUCHED["prioritized"],
+        delayed=UNTOUCHED["delayed"],
     ),
     "wait for children": Operation(
         "move_to_waiting_children",

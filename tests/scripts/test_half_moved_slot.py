@@ -21,6 +21,7 @@ from taskbull.core.wire.schedule import encode_schedule
 from taskbull.errors import ServerRefused, ServerUnavailable, TaskbullError
 from taskbull.queue.job_tree import get_tree
 from taskbull.scripts import (
+    cancelling,
     changes,
     inspection,
     limits,
@@ -107,6 +108,10 @@ OPERATIONS: dict[str, Operation] = {
     "resume": limits.resume,
     "promote": lambda q: changes.promote_job(q, "d1"),
     "promote all": changes.promote_jobs,
+    "cancel": lambda q: cancelling.cancel(q, "w1", "cancelled: x", NOW),
+    "cancel a running one": lambda q: cancelling.cancel(q, "a1", "cancelled: x", NOW),
+    "cancel a delayed one": lambda q: cancelling.cancel(q, "d1", "cancelled: x", NOW),
+    "cancel a parent": lambda q: cancelling.cancel(q, "top", "cancelled: x", NOW),
     "retry": lambda q: changes.retry_job(q, "f1"),
     "retry all": lambda q: changes.retry_jobs(q, NOW),
     "let wait": lambda q: changes.move_to_waiting_children(q, "a3", "mine", NOW),

@@ -11,6 +11,7 @@ from taskbull.core import events
 from taskbull.core.durations import seconds
 from taskbull.core.worker_options import WorkerOptions
 from taskbull.observability.metrics_source import OwnMetrics
+from taskbull.scripts.cancelling import BLOCK
 from taskbull.worker import sampler
 from tests.worker.bed import WorkerBed, echo, until
 
@@ -54,7 +55,8 @@ async def test_an_idle_worker_sends_two_commands_per_wait_of_each_queue(
 ) -> None:
     async with bed.worker(echo, queues=queues, drain_delay=PERIOD).running():
         sent = await while_idle(bed, len(queues))
-    assert set(sent) <= {"bzpopmin", "evalsha", *OF_THE_CYCLE}
+    assert set(sent) <= {"bzpopmin", "evalsha", "xread", *OF_THE_CYCLE}
+    assert sent["xread"] <= 1  # for all queues together
     assert sent["evalsha"] <= sent["bzpopmin"] + len(queues)
 
 
@@ -62,7 +64,7 @@ def test_with_the_defaults_that_is_less_than_one_command_in_two_seconds() -> Non
     options = WorkerOptions()
     wait = seconds("drain_delay", options.drain_delay)
     sweep = seconds("stalled_interval", options.stalled_interval)
-    assert 2 / wait + 1 / sweep <= 0.5
+    assert 2 / wait + 1 / sweep + 1 / BLOCK <= 0.5
 
 
 async def test_metrics_add_three_commands_per_sample(
@@ -73,6 +75,14 @@ async def test_metrics_add_three_commands_per_sample(
     worker.measure(OwnMetrics().metrics)
     async with worker.running():
         sent = await while_idle(bed)
-    assert set(sent) <= {"bzpopmin", "evalsha", "get", "pexpire", *OF_THE_CYCLE, *OF_COUNTING}
+    assert set(sent) <= {
+        "bzpopmin",
+        "evalsha",
+        "xread",
+        "get",
+        "pexpire",
+        *OF_THE_CYCLE,
+        *OF_COUNTING,
+    }
     assert abs(sent["get"] - sent["pexpire"]) <= 1
     assert sent["evalsha"] <= sent["bzpopmin"] + sent["get"] + 2

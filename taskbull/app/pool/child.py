@@ -28,11 +28,12 @@ from taskbull.app.pool.memory import limit_memory, resident_megabytes
 from taskbull.app.pool.process_lifespan import ProcessLifespan
 from taskbull.app.pool.source import AppSource, load
 from taskbull.app.resources import Resources
+from taskbull.core.expiry import expired
 from taskbull.core.failure import reason_of, stack_of
 from taskbull.core.flow import Children
 from taskbull.core.frames import leave_out_our_frames
 from taskbull.core.job import Job
-from taskbull.core.outcome import Fail, RetryAfter
+from taskbull.core.outcome import Fail, RetryAfter, Written
 from taskbull.core.retry import decide
 from taskbull.core.wire.job import encode_value
 from taskbull.core.wire.options import decode_options
@@ -51,7 +52,7 @@ from taskbull.worker.pool.messages import (
     Ready,
     Retire,
 )
-from taskbull.worker.run import JobPort, Run
+from taskbull.worker.run import JobPort, NotBegun, Run
 from taskbull.worker.running_job import RunningJob, Workplace, enter, leave
 from taskbull.worker.spawning import note_spawned, spawning
 
@@ -96,7 +97,7 @@ class Child:
         try:
             try:
                 self._interruption.begin(order.number)
-                value = self._call(run, running)
+                value = self._call(run, running, place)
             finally:
                 self._interruption.end()
             end = Done(order.number, value)
@@ -108,8 +109,10 @@ class Child:
         _flush()
         self._line.send(self._complete(end, run))
 
-    def _call(self, run: Run, running: RunningJob) -> bytes | None:
-        """Call the function of the job's task; return its result as JSON."""
+    def _call(self, run: Run, running: RunningJob, place: Workplace) -> bytes | None:
+        """Call the function of the job's task, if it is not too late; return its result as JSON."""
+        if (late := expired(run.job, place.wall_ms())) is not None:
+            raise NotBegun(late)
         route = self._dispatch.resolve(run.job)
         run.policy = route.policy
         value: Any = route.function(running)
@@ -130,7 +133,10 @@ class Child:
             return self._told(number, kind, error, TERMINATED)
         if run.port is not None and run.port.caused(error):
             return self._told(number, kind, error, PUT_OFF)
-        outcome = decide(error, run.job, run.policy, random=random)
+        if isinstance(error, NotBegun):
+            outcome: Written = error.outcome
+        else:
+            outcome = decide(error, run.job, run.policy, random=random)
         fate = fate_of(outcome)
         if isinstance(outcome, Fail | RetryAfter):
             return Raised(number, kind, outcome.failure.reason, outcome.failure.stack, fate)
@@ -192,6 +198,7 @@ def _job(order: Order) -> Job:
         dedup_key=order.dedup_key,
         scheduler_id=order.scheduler_id,
         parent_key=order.parent_key,
+        expiry_lifted=order.expiry_lifted,
     )
 
 

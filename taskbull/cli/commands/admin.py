@@ -15,6 +15,7 @@ from taskbull.cli.durations import read_seconds
 from taskbull.cli.errors import FAILED, complain
 from taskbull.cli.server import existing_queue
 from taskbull.cli.terminal import cell, json_option, plural, show_json
+from taskbull.core.cancelling import Cancelled
 from taskbull.core.keys import RESERVED_IDS
 from taskbull.core.states import STATES, JobState
 from taskbull.errors import JobNotFound, WrongState
@@ -71,6 +72,47 @@ def promote(queue: str, ids: tuple[str, ...], as_json: bool, **where: str | None
     target = existing_queue(find_server(**where), queue)
     action = Action(target.promote, "is no longer delayed")
     _each(target, ids, action, as_json=as_json)
+
+
+_CANCELLED = {
+    Cancelled.BEFORE_START: "is cancelled",
+    Cancelled.REQUESTED: "is to stop, and does not begin again",
+    Cancelled.UNSTOPPABLE: "cannot be stopped by its worker, but does not begin again",
+    Cancelled.TOO_LATE: "had ended",
+}
+
+
+@click.command()
+@_queue_argument
+@_ids_argument
+@click.option("--reason", default="", help="Why: it is stored with the job.")
+@server_options
+@json_option
+def cancel(
+    queue: str, ids: tuple[str, ...], reason: str, as_json: bool, **where: str | None
+) -> None:
+    """Cancel jobs: waiting ones fail, running ones are asked to stop.
+
+    Exit code 1: one of them had ended, or is not there.
+    """
+    target = existing_queue(find_server(**where), queue)
+    results: list[dict[str, Any]] = []
+    for job_id in dict.fromkeys(ids):
+        try:
+            answer = target.cancel(job_id, reason)
+        except JobNotFound as error:
+            results.append({"id": job_id, "ok": False, "answer": None, "error": str(error)})
+            if not as_json:
+                complain(str(error))
+            continue
+        is_done = answer is not Cancelled.TOO_LATE
+        results.append({"id": job_id, "ok": is_done, "answer": answer, "error": None})
+        if not as_json:
+            _say(f"job {job_id} {_CANCELLED[answer]}")
+    if as_json:
+        show_json(results)
+    if not all(result["ok"] for result in results):
+        raise click.exceptions.Exit(FAILED)
 
 
 @click.command()

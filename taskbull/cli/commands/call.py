@@ -46,6 +46,9 @@ _LOOK = 10.0
 @click.option(
     "--timeout", metavar="SECONDS", callback=read_seconds, help="How long an attempt may take."
 )
+@click.option(
+    "--expires", metavar="SECONDS", callback=read_seconds, help="When it must have begun, or fails."
+)
 @click.option("--job-id", help="An id of your own; a second job with it is not added.")
 @click.option("--dedup", metavar="KEY", help="Add it only if there is no job with this key.")
 @click.option("--wait", is_flag=True, help="Wait for the result, and print it as JSON.")

@@ -8,19 +8,27 @@ one that makes no sense never raises here, but is named by `Job.corrupt`.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 from typing import overload
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from taskbull.core import payload
+from taskbull.core.checks import shown
 from taskbull.core.durations import instant_to_ms, to_ms
 from taskbull.core.failure import scrubbed
 from taskbull.core.job import Job, NewJob
 from taskbull.core.options import SIZE_LIMIT, Dedup, JobOptions
 from taskbull.core.states import MAX_DUE_MS, JobState
 from taskbull.core.wire.numbers import read_number
-from taskbull.core.wire.options import StoredOptions, decode_options, encode_options
+from taskbull.core.wire.options import (
+    StoredOptions,
+    decode_options,
+    encode_lasting,
+    encode_options,
+    with_telemetry,
+)
 from taskbull.errors import ConfigurationError, CorruptJob
 
 RUN_FIELDS = (
@@ -41,6 +49,7 @@ RUN_FIELDS = (
     b"stacktrace",
     b"attemptsMade",
     b"tbpd",
+    b"tbnx",
 )
 """The fields that a worker needs, in the order that `decode_taken` takes them."""
 
@@ -49,6 +58,9 @@ NEW_FIELDS = 6
 
 PREVIOUS_DELAY_FIELD = "tbpd"
 """Where decorrelated jitter remembers its last delay, in ms; Node keeps it and ignores it."""
+
+EXPIRY_LIFTED_FIELD = "tbnx"
+"""Says that a job was retried by hand, and may begin at any time; Node keeps it and ignores it."""
 
 OPTIONS_FIELD = "opts"
 TIMESTAMP_FIELD = "timestamp"
@@ -104,9 +116,15 @@ class EncodedJob(Struct, frozen=True):
 def encode_job(job: NewJob, timestamp_ms: int) -> EncodedJob:
     """Return the job as it is written at `timestamp_ms`; refuse what Node could not read."""
     options = job.options
-    delay_ms = _delay_ms(options, timestamp_ms)
     data = payload.encode(job.data, "data")
-    opts = encode_options(options, delay_ms=delay_ms, telemetry=job.telemetry)
+    if options.delay is None and options.eta is None and options.expires is None:
+        delay_ms, opts = 0, encode_lasting(options)
+    else:
+        delay_ms = _delay_ms(options, timestamp_ms)
+        expires_ms = _expires_ms(options, timestamp_ms, delay_ms)
+        opts = encode_options(options, delay_ms=delay_ms, expires_ms=expires_ms)
+    if job.telemetry is not None:
+        opts = with_telemetry(opts, job.telemetry)
     payload.check_size(len(data) + len(opts), options.size_limit)
     return EncodedJob(
         job.name,
@@ -134,6 +152,24 @@ def _delay_ms(options: JobOptions, timestamp_ms: int) -> int:
             f"delay must end before September 2039, where BullMQ ends, not after {options.delay} s"
         )
     return delay_ms
+
+
+def _expires_ms(options: JobOptions, timestamp_ms: int, delay_ms: int) -> int | None:
+    """Return how long after its delay a job may still begin; None: at any time."""
+    expires = options.expires
+    if expires is None:
+        return None
+    if isinstance(expires, datetime):
+        after_ms = instant_to_ms(expires) - timestamp_ms
+    else:
+        after_ms = to_ms(expires)
+    if after_ms <= delay_ms:
+        when = "before it is due" if delay_ms else "already"
+        raise ConfigurationError(
+            f"expires must be later than the job's delay or eta, and than now, not "
+            f"{shown(expires)}: the job would expire {when}"
+        )
+    return after_ms - delay_ms
 
 
 def encode_value(value: object, limit: int = SIZE_LIMIT) -> bytes:
@@ -232,7 +268,7 @@ def decode_taken(
 
 
 def _with_rare_fields(job: Job, values: Sequence[bytes | None]) -> Job:
-    doom, stalls, scheduler, dedup, parent, stacks, legacy, previous = values
+    doom, stalls, scheduler, dedup, parent, stacks, legacy, previous, lifted = values
     return replace(
         job,
         deferred_failure=_text(doom),
@@ -244,6 +280,7 @@ def _with_rare_fields(job: Job, values: Sequence[bytes | None]) -> Job:
         # Both versions of BullMQ prefer the legacy name where it is present; but only `atm` grows.
         attempts_made=max(job.attempts_made, read_number(legacy) or 0),
         previous_delay_ms=read_number(previous),
+        expiry_lifted=lifted is not None,
     )
 
 

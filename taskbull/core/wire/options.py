@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from functools import cached_property, lru_cache
 from typing import Any, TypeAlias, cast
 
@@ -64,6 +65,8 @@ class StoredOptions(Foreign, frozen=True, kw_only=True, omit_defaults=True, dict
     job_id: str | None = field(default=None, name="jobId")
     timestamp_ms: Number | None = field(default=None, name="timestamp")
     timeout_ms: Number | None = field(default=None, name="timeout")
+    expires_ms: Number | None = field(default=None, name="expires")
+    """After `timestamp` and `delay`, so that each run of a schedule has its own time."""
     remove_on_complete: StoredKeep | bool | Number | None = field(
         default=None, name="removeOnComplete"
     )
@@ -170,11 +173,17 @@ def _salvage(options: Any) -> StoredOptions:
     return msgspec.convert(fitting, StoredOptions, strict=False)
 
 
-def encode_options(options: JobOptions, *, delay_ms: int, telemetry: str | None = None) -> bytes:
+def encode_options(
+    options: JobOptions,
+    *,
+    delay_ms: int,
+    expires_ms: int | None = None,
+) -> bytes:
     """Return `opts` as BullMQ writes it. It always has `attempts`, as in Node."""
-    # With an eta the delay depends on the moment, without one on the options only.
-    text = _encode_cached(options, delay_ms) if options.eta is None else _encode(options, delay_ms)
-    return text if telemetry is None else with_telemetry(text, telemetry)
+    # With an instant among them they depend on the moment, without one on the options only.
+    if options.eta is None and (expires_ms is None or not isinstance(options.expires, datetime)):
+        return encode_lasting(options, delay_ms, expires_ms)
+    return _encode(options, delay_ms, expires_ms)
 
 
 def with_telemetry(options: bytes, telemetry: str, instead_of: str | None = None) -> bytes:
@@ -192,11 +201,12 @@ def _tail(telemetry: str) -> bytes:
 _encoded: dict[int, tuple[JobOptions, bytes]] = {}
 
 
-def _encode_cached(options: JobOptions, delay_ms: int) -> bytes:
+def encode_lasting(options: JobOptions, delay_ms: int = 0, expires_ms: int | None = None) -> bytes:
+    """Return `opts` of options that are the same whenever the job is added."""
     entry = _encoded.get(id(options))
     if entry is not None:
         return entry[1]
-    text = _encode(options, delay_ms)
+    text = _encode(options, delay_ms, expires_ms)
     if len(text) <= _CACHED_BYTES:
         if len(_encoded) >= _CACHED_ENTRIES:
             _encoded.clear()
@@ -204,7 +214,7 @@ def _encode_cached(options: JobOptions, delay_ms: int) -> bytes:
     return text
 
 
-def _encode(options: JobOptions, delay_ms: int) -> bytes:
+def _encode(options: JobOptions, delay_ms: int, expires_ms: int | None) -> bytes:
     stored = StoredOptions(
         attempts=options.attempts,
         backoff=None if options.backoff is None else options.backoff.to_stored(),
@@ -214,6 +224,7 @@ def _encode(options: JobOptions, delay_ms: int) -> bytes:
         lifo=options.lifo,
         job_id=options.job_id,
         timeout_ms=None if options.timeout is None else to_ms(options.timeout),
+        expires_ms=expires_ms,
         remove_on_complete=_write_keep(options.keep_completed),
         remove_on_fail=_write_keep(options.keep_failed),
         keep_logs=options.keep_logs,

@@ -14,7 +14,7 @@ from msgspec import Struct
 
 from taskbull.core import payload
 from taskbull.core.cron import pad_line
-from taskbull.core.durations import from_ms, instant_from_ms, instant_to_ms
+from taskbull.core.durations import from_ms, instant_from_ms, instant_to_ms, to_ms
 from taskbull.core.job import NewJob
 from taskbull.core.rules import Cron, Every, Rule, Schedule
 from taskbull.core.states import MAX_PRIORITY
@@ -86,8 +86,14 @@ def _encode_template(template: NewJob) -> tuple[str, bytes]:
             raise ConfigurationError(
                 f"a schedule's job cannot have the option {name}: each run has its own time and id"
             )
+    if isinstance(options.expires, datetime):
+        raise ConfigurationError(
+            "a schedule's job cannot expire at an instant: give expires=… in seconds, which count "
+            "from when each run is due"
+        )
     data = payload.encode(template.data, "data").decode()
-    stored = encode_options(options, delay_ms=0)
+    expires_ms = None if options.expires is None else to_ms(options.expires)
+    stored = encode_options(options, delay_ms=0, expires_ms=expires_ms)
     payload.check_size(len(data) + len(stored), options.size_limit)
     return data, stored
 

@@ -117,4 +117,5 @@ def _order(number: int, queue: str, job: Job) -> Order:
         job.dedup_key,
         job.scheduler_id,
         job.parent_key,
+        job.expiry_lifted,
     )

@@ -65,6 +65,7 @@ class Order(Message, frozen=True):
     dedup_key: str | None = None
     scheduler_id: str | None = None
     parent_key: str | None = None
+    expiry_lifted: bool = False
 
 
 class Fault(Struct, frozen=True, array_like=True):

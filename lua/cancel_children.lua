@@ -1,0 +1,49 @@
+-- cancel_children: let children of a cancelled job fail that have not started, some at a time.
+--
+-- KEYS
+--   parents   list   sets of pending children; the one at the tail is worked on
+-- ARGV
+--   now              ms
+--   longest          how long a list may be in which a job is searched
+--   pending          the set that the call before has worked on; "": there was none
+--   cursor           where to go on in it
+--   count            about how many children to look at
+-- RETURNS
+--   pending          the set that is worked on; "": all is done
+--   cursor           where to go on in it
+-- EFFECTS
+--   children that run go on, and those that have ended stay as they are. Of those that fail, the
+--   children are to be cancelled, too: they are pushed to `parents`
+
+local parents = unpack(KEYS)
+local now, longest, pending, cursor, count = unpack(ARGV)
+
+--- @include "cancel_waiting"
+--- @include "split_key"
+
+local current = redis.call("LRANGE", parents, -1, -1)[1]
+if not current then
+  return { "", "0" }
+end
+-- A parent that was not kept has left a set of another name.
+local parent_key = string.match(current, "^(.*):dependencies$")
+if not parent_key then
+  local base, id = string.match(current, "^(.*:)tb:cancelling:(.*):left$")
+  parent_key = (base or "") .. (id or "")
+end
+local own_base = string.match(parents, "^(.*:)tb:cancelling:") or ""
+local reason = "cancelled: parent " .. parent_key
+local found = redis.pcall("SSCAN", current, current == pending and cursor or "0", "COUNT", count)
+local children = found.err and {} or found[2]
+for i = 1, #children do
+  local base, id = split_key(children[i])
+  if string.sub(children[i], 1, #own_base) == own_base then -- an id may have colons
+    base, id = own_base, string.sub(children[i], #own_base + 1)
+  end
+  cancel_waiting(base, id, reason, tonumber(now), tonumber(longest), parents)
+end
+local next_cursor = found.err and "0" or found[1]
+if next_cursor == "0" then
+  redis.call("LREM", parents, -1, current) -- others may have been pushed meanwhile: to the head
+end
+return { current, next_cursor }

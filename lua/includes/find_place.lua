@@ -1,0 +1,24 @@
+-- find_place(base, id, longest) -> the name of the set or list in which a job is, or nil. In lists
+-- where jobs wait that are longer than `longest` nobody looks: "long" is the answer if it can be
+-- nowhere else.
+local function find_place(base, id, longest)
+  local sets = { "completed", "failed", "delayed", "prioritized", "waiting-children" }
+  for i = 1, #sets do
+    if redis.call("ZSCORE", base .. sets[i], id) then
+      return sets[i]
+    end
+  end
+  if redis.call("LPOS", base .. "active", id) then
+    return "active"
+  end
+  local lists, is_long = { "wait", "paused" }, false
+  for i = 1, #lists do
+    local length = redis.call("LLEN", base .. lists[i])
+    if length > longest then
+      is_long = true
+    elseif length > 0 and redis.call("LPOS", base .. lists[i], id) then
+      return lists[i]
+    end
+  end
+  return is_long and "long" or nil
+end

@@ -1,0 +1,219 @@
+"""Jobs that must begin by some time."""
+
+from __future__ import annotations
+
+import threading
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from taskbull.core import events
+from taskbull.core.durations import to_ms
+from taskbull.core.outcome import Verdict
+from taskbull.core.retention import Keep
+from taskbull.core.rules import Every
+from taskbull.errors import ConfigurationError, JobExpired, Snooze
+from taskbull.worker.running_job import RunningJob
+from tests.worker.bed import HandClock, WorkerBed, echo, until
+from tests.worker.looking import ends
+
+LATE = "expired: not begun by "
+
+
+def age(bed: WorkerBed, job_id: str, seconds: float) -> None:
+    """Let a job be older than it is."""
+    key = bed.keys.job(job_id)
+    bed.admin.hset(key, "timestamp", int(bed.admin.hget(key, "timestamp") or 0) - to_ms(seconds))
+
+
+async def _expired(bed: WorkerBed, job_id: str) -> None:
+    [failed] = await bed.record.wait_for(events.Failed, where=lambda e: e.job.id == job_id)
+    assert failed.verdict is Verdict.EXPIRED
+    job = await bed.job(job_id)
+    assert str(job.failed_reason).startswith(LATE)
+    assert str(job.failed_reason) == f"{LATE}{_iso(job.expires)}"
+    assert ends(bed)[job_id] == 1
+
+
+def _iso(instant: datetime | None) -> str:
+    assert instant is not None
+    return instant.isoformat(timespec="milliseconds")
+
+
+KINDS: dict[str, dict[str, Any]] = {
+    "waiting": {},
+    "prioritized": {"priority": 3},
+    "delayed": {"delay": 0.05},
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_job_that_is_taken_too_late_fails_and_is_not_run(bed: WorkerBed, kind: str) -> None:
+    handle = await bed.queue.add("work", attempts=3, expires=60, **KINDS[kind])
+    in_time = await bed.queue.add("work", {"in": "time"}, expires=60, **KINDS[kind])
+    age(bed, handle.id, 61)
+    async with bed.worker(echo).running():
+        await _expired(bed, handle.id)
+        assert await in_time.aresult(timeout=10) == {"in": "time"}
+        with pytest.raises(JobExpired, match=LATE):
+            await handle.aresult(timeout=10)
+
+
+async def test_a_job_that_is_not_kept_when_it_expires_is_told_of_by_its_event(
+    bed: WorkerBed,
+) -> None:
+    handle = await bed.queue.add("work", expires=60, keep_failed=Keep.none())
+    age(bed, handle.id, 61)
+    async with bed.worker(echo).running():
+        with pytest.raises(JobExpired, match=LATE):
+            await handle.aresult(timeout=10)
+    assert await bed.queue.get_job(handle.id) is None
+
+
+@pytest.mark.parametrize("by_eta", [False, True])
+async def test_it_counts_from_the_enqueueing_whatever_the_delay(
+    bed: WorkerBed, by_eta: bool
+) -> None:
+    now = datetime.now(UTC)
+    when: dict[str, Any] = {"eta": now + timedelta(seconds=40)} if by_eta else {"delay": 40}
+    handle = await bed.queue.add("work", expires=60, **when)
+    job = await bed.job(handle.id)
+    assert 19_000 < (job.options.expires_ms or 0) <= 21_000
+    assert job.expires is not None
+    assert abs((job.expires - now).total_seconds() - 60) < 5
+
+
+async def test_it_may_be_an_instant(bed: WorkerBed) -> None:
+    at = datetime.now(UTC).replace(microsecond=0) + timedelta(hours=1)
+    handle = await bed.queue.add("work", expires=at, delay=60)
+    assert (await bed.job(handle.id)).expires == at
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"expires": 5, "delay": 5}, "expires (5 s) must be later than delay (5 s)"),
+        ({"expires": 0}, "expires must be greater than 0"),
+        ({"expires": "soon"}, "expires must be seconds"),
+        ({"expires": datetime(2040, 1, 1)}, "expires must be an aware datetime"),  # noqa: DTZ001
+        ({"expires": datetime(2020, 1, 1, tzinfo=UTC)}, "expires must be later than"),
+        (
+            {"expires": 5, "eta": datetime(2030, 1, 1, tzinfo=UTC)},
+            "expires must be later than the job's delay or eta",
+        ),
+        (
+            {
+                "expires": datetime(2030, 1, 1, tzinfo=UTC),
+                "eta": datetime(2030, 1, 1, tzinfo=UTC),
+            },
+            "expires must be later than eta",
+        ),
+    ],
+)
+async def test_what_can_never_begin_in_time_is_refused(
+    bed: WorkerBed, options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        await bed.queue.add("work", **options)
+    assert str(caught.value).startswith(message)
+    assert bed.admin.keys(f"{bed.prefix}:*") == []
+
+
+async def test_a_retry_that_would_begin_too_late_fails_at_once(bed: WorkerBed) -> None:
+    async def handler(_: RunningJob) -> None:
+        raise ValueError("broke")
+
+    handle = await bed.queue.add("work", attempts=9, expires=60, backoff=None)
+    policy = {"type": "fixed", "delay": 120_000}
+    key = bed.keys.job(handle.id)
+    bed.admin.hset(
+        key, "opts", f'{{"attempts":9,"expires":60000,"backoff":{str(policy)!s}}}'.replace("'", '"')
+    )
+    async with bed.worker(handler).running():
+        [failed] = await bed.record.wait_for(events.Failed)
+    assert failed.verdict is Verdict.EXPIRED
+    job = await bed.job(handle.id)
+    assert job.failed_reason == (
+        f"expired: the next attempt would begin after {_iso(job.expires)}; ValueError: broke"
+    )
+    assert "ValueError: broke" in job.stacktrace[-1]
+
+
+async def test_a_snooze_beyond_it_fails_at_once_and_one_before_it_does_not(
+    bed: WorkerBed,
+) -> None:
+    async def handler(job: RunningJob) -> None:
+        raise Snooze(120 if job.name == "long" else 1)
+
+    long = await bed.queue.add("long", expires=60)
+    short = await bed.queue.add("short", expires=60)
+    async with bed.worker(handler).running():
+        [failed] = await bed.record.wait_for(events.Failed)
+        [released] = await bed.record.wait_for(events.Released)
+    assert (failed.job.id, released.job.id) == (long.id, short.id)
+    assert failed.failure.reason.startswith("expired: the next attempt would begin after ")
+
+
+async def test_a_retry_by_hand_lifts_it(bed: WorkerBed) -> None:
+    handle = await bed.queue.add("work", {"a": 1}, expires=60)
+    age(bed, handle.id, 61)
+    async with bed.worker(echo).running():
+        await _expired(bed, handle.id)
+        await bed.queue.retry(handle.id)
+        [completed] = await bed.record.wait_for(events.Completed)
+    assert completed.value == {"a": 1}
+
+
+async def test_a_function_that_waits_too_long_for_a_thread_is_not_called(bed: WorkerBed) -> None:
+    clock = HandClock()
+    began, go = threading.Event(), threading.Event()
+    ran: list[str] = []
+
+    def handler(job: RunningJob) -> None:
+        ran.append(job.name)
+        began.set()
+        assert go.wait(20)
+
+    await bed.queue.add("first")
+    async with bed.worker(handler, concurrency=2, threads=1, clock=clock).running():
+        await until(began.is_set)
+        second = await bed.queue.add("second", expires=60)
+        await bed.record.wait_for(events.Started, 2)
+        clock.turn(61)
+        go.set()
+        await _expired(bed, second.id)
+    assert ran == ["first"]
+
+
+async def test_of_a_schedule_it_counts_from_each_run(bed: WorkerBed) -> None:
+    await bed.queue.upsert_schedule("s", Every(0.1), bed.queue.job("tick", expires=60))
+    async with bed.worker(echo).running():
+        await bed.record.wait_for(events.Completed, 3)
+    [pending] = await bed.queue.get_jobs("delayed") or await bed.queue.get_jobs("waiting")
+    assert pending.options.expires_ms == 60_000
+    assert bed.record.of(events.Failed) == []
+
+
+async def test_an_expired_run_of_a_schedule_is_followed_by_the_next(bed: WorkerBed) -> None:
+    await bed.queue.upsert_schedule("s", Every(0.1), bed.queue.job("tick", expires=60))
+    [first] = await bed.queue.get_jobs("waiting") or await bed.queue.get_jobs("delayed")
+    age(bed, first.id, 61)
+    async with bed.worker(echo).running():
+        await _expired(bed, first.id)
+        await bed.record.wait_for(events.Completed)
+
+
+async def test_a_schedule_has_no_single_instant(bed: WorkerBed) -> None:
+    at = datetime.now(UTC) + timedelta(hours=1)
+    with pytest.raises(ConfigurationError, match="cannot expire at an instant"):
+        await bed.queue.upsert_schedule("s", Every(1), bed.queue.job("tick", expires=at))
+
+
+@pytest.mark.parametrize("raw", ["-5", "0", '"x"', "1e400", "null", "{}"])
+async def test_what_others_store_as_expiry_does_no_harm(bed: WorkerBed, raw: str) -> None:
+    handle = await bed.queue.add("work")
+    bed.admin.hset(bed.keys.job(handle.id), "opts", f'{{"attempts":1,"expires":{raw}}}')
+    async with bed.worker(echo).running():
+        [ended] = await bed.record.wait_for(events.Ended)
+    assert isinstance(ended, events.Failed) == (raw in {"-5", "0"})
