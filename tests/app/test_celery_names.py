@@ -46,7 +46,12 @@ def test_an_option_of_a_task(app: App, option: str, told: str) -> None:
 
 @pytest.mark.parametrize(
     ("option", "told"),
-    [("countdown", "delay="), ("task_id", "job_id="), ("routing_key", "queue="), ("expires", "")],
+    [
+        ("countdown", "delay="),
+        ("task_id", "job_id="),
+        ("routing_key", "queue="),
+        ("link_error", "app.on"),
+    ],
 )
 def test_an_option_of_a_call(app: App, option: str, told: str) -> None:
     @app.task
@@ -118,7 +123,7 @@ def test_an_attribute_of_the_app_and_of_a_handle(app: App) -> None:
         with pytest.raises(AttributeError, match=f"Celery's {name} is .*{told}"):
             getattr(app, name)
     handle: JobHandle[Any] = app.job("q", "1")
-    for name, told in (("get", "job.result"), ("ready", "state"), ("revoke", "remove")):
+    for name, told in (("get", "job.result"), ("ready", "state"), ("revoke", "job.cancel")):
         with pytest.raises(AttributeError, match=f"Celery's {name} is .*{told}"):
             getattr(handle, name)
     with pytest.raises(AttributeError, match=r"'App' object has no attribute 'nothing'$"):

@@ -107,6 +107,36 @@ def test_jobs_are_removed(cli: CommandLine) -> None:
     assert "Job 1 does not exist" in cli.fails("remove", "emails", "1", "--yes")
 
 
+def test_jobs_are_cancelled_wherever_they_are(cli: CommandLine) -> None:
+    queue = cli.queue("emails")
+    queue.add_bulk([("send", {})] * 4)
+    base = f"{cli.prefix}:emails:"
+    with redis.Redis.from_url(cli.url) as client:
+        for job_id, token in (("1", "tb:x:1"), ("2", "node")):
+            client.rpoplpush(f"{base}wait", f"{base}active")
+            client.set(f"{base}{job_id}:lock", token)
+    assert cli("cancel", "emails", "1", "2", "3", "--reason", "not needed") == (
+        "job 1 is to stop, and does not begin again\n"
+        "job 2 cannot be stopped by its worker, but does not begin again\n"
+        "job 3 is cancelled\n"
+    )
+    third = queue.get_job("3")
+    assert third is not None
+    assert third.failed_reason == "cancelled: not needed"
+    assert cli("cancel", "emails", "3", code=1) == "job 3 had ended\n"
+    assert "Job 9 does not exist in queue emails" in cli.fails("cancel", "emails", "9")
+    assert cli.json("cancel", "emails", "4", "3", "meta", code=1) == [
+        {"id": "4", "ok": True, "answer": "before_start", "error": None},
+        {"id": "3", "ok": False, "answer": "too_late", "error": None},
+        {
+            "id": "meta",
+            "ok": False,
+            "answer": None,
+            "error": "Job meta does not exist in queue emails",
+        },
+    ]
+
+
 def test_a_key_of_the_queue_is_not_taken_for_a_job(cli: CommandLine) -> None:
     cli.queue("emails").add("send")
     cli.fails("remove", "emails", "meta", "--yes")

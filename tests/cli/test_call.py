@@ -108,11 +108,12 @@ def test_arguments_may_be_by_position_only_or_of_any_name(shop: Shop) -> None:
 def test_the_options_of_a_call_are_stored(shop: Shop) -> None:
     shop(
         *("call", "resize", "path=a", "--delay=1h", "--priority=3", "--attempts=7", "--timeout=2m"),
-        *("--job-id=mine", "--queue=images", "--lifo"),
+        *("--job-id=mine", "--queue=images", "--lifo", "--expires=90m"),
     )
     job = shop.json("job", "images", "mine")
     assert (job["state"], job["delay"], job["priority"], job["attempts"]) == ("delayed", 3600, 3, 7)
     assert job["options"]["timeout"] == 120_000
+    assert job["options"]["expires"] == 1_800_000  # after its delay
     assert job["options"]["lifo"] is True
 
 

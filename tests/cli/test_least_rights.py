@@ -17,6 +17,7 @@ import taskbull
 from taskbull import events
 from taskbull.app.app import App
 from taskbull.cli.doctor.acl import rules
+from taskbull.core.flow import Children
 from taskbull.core.worker_options import WorkerOptions
 from taskbull.queue.queue import Queue
 from taskbull.scripts import loader
@@ -182,6 +183,10 @@ async def test_a_worker_and_all_of_a_queue_work(confined: tuple[str, redis.Redis
         await record.wait_for(events.Completed, 8)
         await queue.retry(failing.id)
         await record.wait_for(events.Failed, 2)
+        stopped = await queue.add("wait")
+        await record.wait_for(events.Started, where=lambda event: event.job.id == stopped.id)
+        await queue.cancel(stopped.id)
+        await record.wait_for(events.Failed, where=lambda event: event.job.id == stopped.id)
         await queue.add("wait")
         await record.wait_for(events.LocksRenewed)
         admin.client_kill_filter(_type="normal", skipme=True)  # recovery, after lost replies
@@ -229,6 +234,10 @@ async def test_all_that_administers_a_queue_works(confined: tuple[str, redis.Red
     await queue.rate_limit(0.1)
     await queue.trim_events(5)
     await queue.retry_all("failed")
+    await queue.cancel(high.id)
+    below = Children((queue.job("below"),), "fail")
+    [parent] = await queue.add_bulk([queue.job("top").after(below)])
+    await queue.cancel(parent.id)
     await queue.remove(first.id)
     await queue.clean(0, 10, "waiting")
     await queue.drain(delayed=True)

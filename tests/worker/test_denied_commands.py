@@ -10,7 +10,7 @@ from collections import Counter
 from typing import Any
 
 import redis
-from anyio import create_task_group
+from anyio import create_task_group, sleep_forever
 
 from taskbull.core import events
 from taskbull.scripts.loader import load
@@ -22,7 +22,8 @@ from tests.worker.bed import WorkerBed, until
 
 SOURCE = load("cycle").source
 COMMANDS = sorted(
-    set(re.findall(r'redis\.p?call\("([A-Z]+)"', SOURCE)) | {"LPUSH", "RPUSH", "LTRIM", "ZREM"}
+    set(re.findall(r'redis\.p?call\("([A-Z]+)"', SOURCE))
+    | {"LPUSH", "RPUSH", "LTRIM", "ZREM", "XREAD"}
 )
 SINGLE = [str(number) for number in range(1, 13)]
 CHILDREN = [f"child-{number}" for number in range(4)]
@@ -44,10 +45,14 @@ class Denied:
     def allow(self, *rules: str) -> None:
         self.admin.execute_command("ACL", "SETUSER", self.user, *rules)
 
-    def tried(self) -> bool:
+    def tried(self, job_id: str = "") -> bool:
         """Tell whether the worker has met the denial, or can do without the command."""
         log = str(self.admin.execute_command("ACL", "LOG", 1000))
-        return f"'{self.user}'" in log or self.admin.zcard(self.bed.keys.completed) == len(ALL)
+        if f"'{self.user}'" in log:
+            return True
+        if job_id:
+            return self.admin.zscore(self.bed.keys.failed, job_id) is not None
+        return bool(self.admin.zcard(self.bed.keys.completed) == len(ALL))
 
     async def play(self) -> None:
         family = Bed(self.admin, SyncStore(parse(self.bed.url)), self.bed.prefix)
@@ -59,12 +64,25 @@ class Denied:
             await self.bed.queue.add(
                 "n", priority=number % 3, delay=0.001 if number % 4 == 0 else None, backoff=None
             )
-        async with self.bed.worker(self._handle, redis=self.url, concurrency=5).running():
+        worker = self.bed.worker(
+            self._handle, redis=self.url, concurrency=5, heartbeat_interval=0.5
+        )
+        async with worker.running():
             await until(self.tried)
             self.allow("+@all")
             await self.bed.record.wait_for(events.Completed, len(ALL), limit=60)
+            stopped = await self.bed.queue.add("sleep")
+            record = self.bed.record
+            await record.wait_for(events.Started, where=lambda e: e.job.id == stopped.id)
+            self.allow(f"-{self.command.lower()}")
+            await self.bed.queue.cancel(stopped.id)
+            await until(lambda: self.tried(stopped.id))
+            self.allow("+@all")
+            await record.wait_for(events.Failed, limit=60)
 
     async def _handle(self, job: Any) -> None:
+        if job.name == "sleep":
+            await sleep_forever()
         self.runs[job.id] += 1
         if self.runs[job.id] == 1 and job.id in {"2", "3"}:
             raise TimeoutError
@@ -88,5 +106,5 @@ async def test_all_jobs_end_when_a_denied_command_is_allowed(  # G2
         assert told == {keys.job(child).encode(): b"null" for child in CHILDREN}
         left = [admin.llen(key) for key in (keys.wait, keys.active)]
         left += [admin.zcard(key) for key in (keys.prioritized, keys.delayed, keys.failed)]
-        assert (place.command, left) == (place.command, [0] * 5)
+        assert (place.command, left) == (place.command, [0, 0, 0, 0, 1])  # it was cancelled
     admin.close()
