@@ -31,6 +31,7 @@ EXPORTED = [
     "LockLost",
     "MaybeExecuted",
     "PermanentError",
+    "ProcessDied",
     "Queue",
     "RateLimited",
     "Retry",

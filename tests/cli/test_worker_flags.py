@@ -26,7 +26,8 @@ def test_every_option_of_the_command_is_a_flag() -> None:
 def test_a_flag_with_the_name_of_a_workers_option_has_its_type() -> None:
     given, known = get_type_hints(WorkerFlags), get_type_hints(WorkerKeywords)
     shared = given.keys() & known.keys()
-    assert shared == {"concurrency", "threads", "shutdown_timeout", "burst_wait"}
+    pool = {"process_pool", "process_max_jobs", "process_max_memory", "process_memory_limit"}
+    assert shared == {"concurrency", "threads", "shutdown_timeout", "burst_wait", *pool}
     for name in shared:
         assert set(get_args(given[name])) - {type(None)} <= {*get_args(known[name]), known[name]}
 

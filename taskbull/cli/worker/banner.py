@@ -29,6 +29,7 @@ def show_banner(app: App, worker: Worker, backend: str) -> None:
         "queues": "",
         "tasks": ", ".join(sorted(app.tasks)) or "none",
         "jobs at once": _concurrency(worker),
+        "processes": _processes(worker),
         "worker": worker.id,
         "to stop": f"Ctrl-C, and running jobs have {options.shutdown_timeout:g} s; twice: at once",
     }
@@ -50,6 +51,8 @@ def show_banner(app: App, worker: Worker, backend: str) -> None:
     title = click.style(f"taskbull {__version__}", bold=True)
     click.echo(f"{title} · Python {platform.python_version()} · {backend}")
     for name, text in rows.items():
+        if not text:
+            continue
         click.echo(f"  {click.style(f'{name:<13}', dim=True)} {text}")
 
 
@@ -72,6 +75,11 @@ def _concurrency(worker: Worker) -> str:
     if len(set(numbers.values())) == 1:
         return f"{next(iter(numbers.values()))} in each queue"
     return ", ".join(f"{name} {number}" for name, number in numbers.items())
+
+
+def _processes(worker: Worker) -> str:
+    pool = worker.pool
+    return "" if pool is None else f"{pool.size} for {', '.join(sorted(pool.tasks))}"
 
 
 def _with_advice(error: TaskbullError, server: SyncServer | None = None) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import faulthandler
+import os
 import sys
 from contextlib import suppress
 from functools import partial
@@ -19,6 +20,7 @@ from taskbull.app.pool.plan import pool_size
 from taskbull.app.running import run_until_signal
 from taskbull.cli.app_loading import find_app
 from taskbull.cli.worker.banner import show_banner
+from taskbull.cli.worker.burying import Undertaker
 from taskbull.cli.worker.flags import WorkerFlags
 from taskbull.cli.worker.lifeline import Presence, Tether
 from taskbull.cli.worker.metrics import gathered, measured
@@ -72,6 +74,8 @@ def _work(flags: WorkerFlags) -> int:
     watchers = [] if recycling is None else [recycling.watch]
     if flags.lifeline is not None:
         watchers.append(Tether(flags.lifeline, _presence(made)).watch)
+    if os.getpid() == 1:
+        watchers.append(Undertaker(made).watch)
     serve = partial(run_until_signal, made, burst=flags.burst, watchers=watchers)
     settings = backend_options(flags.backend, uvloop=flags.uvloop)
     with measured(made, flags.metrics_host, flags.metrics_port, flags.metrics_to):

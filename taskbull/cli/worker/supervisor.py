@@ -28,6 +28,7 @@ from anyio.abc import Process
 from msgspec import Struct
 
 from taskbull.app.signals import heard
+from taskbull.cli.worker.burying import bury_strangers
 from taskbull.cli.worker.lifeline import Lifeline, Presence
 from taskbull.cli.worker.post_mortem import what_it_ran
 
@@ -107,7 +108,7 @@ class Supervisor:
                 if watch is not None:
                     tasks.start_soon(watch, self)
                 if os.getpid() == 1:
-                    tasks.start_soon(self._reap_strangers)
+                    tasks.start_soon(bury_strangers, self._pids)
                 async with create_task_group() as keepers:
                     for number in range(1, self._count + 1):
                         keepers.start_soon(self._keep, number)
@@ -120,6 +121,9 @@ class Supervisor:
             rest.cancel()
         for child in list(self._children.values()):
             child.stop(1)
+
+    def _pids(self) -> set[int]:
+        return {child.process.pid for child in self._children.values()}
 
     def _stopping(self) -> bool:
         return self._step > 0
@@ -213,21 +217,6 @@ class Supervisor:
             rest.cancel()
         for child in list(self._children.values()):
             child.stop(self._step)
-
-    async def _reap_strangers(self) -> None:
-        """As process 1, bury orphans: whose parent is gone has us for one."""
-        while True:
-            await sleep(5)
-            with suppress(ChildProcessError):
-                bury_all_but({child.process.pid for child in self._children.values()})
-
-
-def bury_all_but(own: set[int]) -> None:
-    """Collect the processes that have ended and are waited for by nobody else."""
-    while ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT):
-        if ended.si_pid in own:
-            break
-        os.waitpid(ended.si_pid, os.WNOHANG)
 
 
 def _signals() -> list[signal.Signals]:

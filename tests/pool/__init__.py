@@ -1,0 +1,1 @@
+"""The process pool: real processes, which hang, crash, fork and flood."""
