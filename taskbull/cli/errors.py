@@ -11,7 +11,7 @@ from typing import IO, Any
 import click
 
 from taskbull.cli.advice import advice
-from taskbull.cli.terminal import printable
+from taskbull.cli.terminal import printable, printable_lines
 from taskbull.errors import (
     ConfigurationError,
     ConnectionLost,
@@ -35,9 +35,16 @@ class CommandFailed(click.ClickException):
 
     exit_code = FAILED
 
+    def __init__(self, message: str, details: str = "") -> None:
+        super().__init__(message)
+        self._details = details
+
     def show(self, file: IO[Any] | None = None) -> None:
-        """Say it."""
+        """Say it; details, such as a stack, stand below it."""
         complain(self.message)
+        if self._details:
+            for line in printable_lines(self._details):
+                click.echo(f"    {line}", err=True)
 
 
 class WrongUsage(CommandFailed):
@@ -53,7 +60,8 @@ def failure_of(error: TaskbullError, server: SyncServer | None = None) -> Comman
         message = _about_redis(error, server)
     elif isinstance(error, MaybeExecuted):
         message += ". It may or may not have been done: check before you try again"
-    return (WrongUsage if isinstance(error, ConfigurationError) else CommandFailed)(message)
+    kind = WrongUsage if isinstance(error, ConfigurationError) else CommandFailed
+    return kind(message, "\n".join(getattr(error, "__notes__", ())))
 
 
 def _about_redis(error: ConnectionLost | ServerRefused, server: SyncServer | None) -> str:

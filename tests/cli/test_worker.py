@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import redis
 
-from taskbull.cli.worker.burying import Undertaker, bury_all_but
+from taskbull.cli.worker.burying import bury_all_but
 from taskbull.queue.sync_queue import SyncQueue
 from tests.cli.programs import Terminal, run
 from tests.servers.kinds import PrivateServers

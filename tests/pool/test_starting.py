@@ -59,7 +59,7 @@ async def _refused(bed: PoolBed, **options: Any) -> str:
     with pytest.raises(ConfigurationError) as caught:
         async with bed.working(**options):
             pass
-    return str(caught.value)
+    return "\n".join([str(caught.value), *getattr(caught.value, "__notes__", [])])
 
 
 async def test_a_lifespan_that_raises_keeps_the_worker_from_starting(

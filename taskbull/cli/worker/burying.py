@@ -1,9 +1,9 @@
 """As process 1 of a container: burying orphans, whose parent is gone and who have us for one.
 
 The supervisor starts nothing but its worker processes: whoever else ends is a stranger, and buried
-at once. A worker without a supervisor has children of its own, which its pool, its tasks or an event
-loop wait for; whose end is taken away from them, they would take for a success. So it
-buries only those that have been dead for a while: then nobody asks.
+at once. A worker without a supervisor has children that its pool, its tasks or its event loop wait
+for; an end that is taken away from them they would take for a success. So it buries only those that
+have been dead for a while: then nobody asks.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from taskbull.app.running import Stop
 from taskbull.worker.worker import Worker
 
 _INTERVAL = 5.0
+_PROC = Path("/proc")
 
 PATIENCE = 60.0
 """Seconds for which a dead process is left to whoever may wait for it."""
@@ -29,8 +30,7 @@ async def bury_strangers(own: Callable[[], set[int]]) -> None:
     """Collect all processes that end, but for our own; for ever."""
     while True:
         await sleep(_INTERVAL)
-        with suppress(ChildProcessError):
-            bury_all_but(own())
+        bury_all_but(own())
 
 
 def bury_all_but(own: set[int]) -> None:
@@ -66,7 +66,9 @@ class Undertaker:
 def _dead() -> Iterator[int]:
     """Find our children that have ended and are not buried."""
     parent = str(os.getpid())
-    for entry in Path("/proc").iterdir():
+    if not _PROC.is_dir():
+        return
+    for entry in _PROC.iterdir():
         if entry.name.isdigit():
             with suppress(OSError):  # gone meanwhile
                 state, its_parent, *_ = (entry / "stat").read_text().rpartition(")")[2].split()

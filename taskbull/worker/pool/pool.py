@@ -135,7 +135,11 @@ class ProcessPool:
         while not all(keeper.has_begun for keeper in self._members):
             await self._changed.wait()
             if self._failures:
-                raise ConfigurationError(f"A process of the pool cannot start: {self._refusal}")
+                reason, _, details = self._refusal.partition("\n")
+                error = ConfigurationError(f"A process of the pool cannot start: {reason}")
+                if details:
+                    error.add_note(details)
+                raise error
         self._first = False
 
     async def run(

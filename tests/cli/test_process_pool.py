@@ -1,0 +1,191 @@
+"""`taskbull worker` with a process pool: signals, a killed worker, process 1 of a container."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from taskbull.app.app import App
+from taskbull.cli.worker.burying import Undertaker, bury_all_but
+from taskbull.queue.sync_queue import SyncQueue
+from tests.cli.programs import Terminal, run
+from tests.pool.conftest import is_there, lives, pool_processes
+from tests.pool.tasks import TASKS
+from tests.servers.kinds import PrivateServers
+from tests.servers.waiting import wait_until
+
+
+@pytest.fixture
+def url(private_server: PrivateServers) -> str:
+    return private_server().url
+
+
+@pytest.fixture
+def folder(tmp_path: Path, url: str) -> Path:
+    (tmp_path / "tasks.py").write_text(TASKS.format(url=url, prefix="bull"))
+    return tmp_path
+
+
+@pytest.fixture
+def queue(url: str) -> Iterator[SyncQueue]:
+    queue = SyncQueue("default", redis=url)
+    yield queue
+    queue.close()
+
+
+@contextmanager
+def worker(folder: Path, *words: str) -> Iterator[Terminal]:
+    with Terminal("worker", "tasks:app", "--process-pool", "2", *words, cwd=folder) as terminal:
+        yield terminal
+
+
+def pids_of(folder: Path) -> list[int]:
+    """Give the processes that run `stay`, as soon as there is one."""
+    wait_until(lambda: list(folder.glob("stays-*")) != [], "a job that stays")
+    return [int(path.name.removeprefix("stays-")) for path in folder.glob("stays-*")]
+
+
+def children_of(pid: int) -> list[int]:
+    numbers = [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
+    return [number for number in numbers if is_there(number) and parent_of(number) == pid]
+
+
+def parent_of(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+def test_a_signal_lets_a_function_in_a_process_end(
+    folder: Path, queue: SyncQueue, backend: str
+) -> None:
+    with worker(folder, "--backend", backend) as terminal:
+        panel = terminal.read_until("to stop")
+        assert "2 for crash, describe," in panel
+        handle = queue.add("hold", {"until": "open"})
+        wait_until((folder / "holds-open").exists, "the job")
+        terminal.send(signal.SIGTERM)
+        terminal.read_until("Stopping: running jobs have 30 s to end")
+        (folder / "open").touch()
+        pid = handle.result(timeout=20)
+        assert terminal.end() == 0
+    assert not is_there(pid)
+
+
+@pytest.mark.parametrize("how", ["tidy", "regex"])
+def test_a_second_signal_ends_it_and_gives_the_job_back(
+    folder: Path, queue: SyncQueue, how: str
+) -> None:
+    handle = queue.add("stay", {"how": how})
+    with worker(folder) as terminal:
+        [pid] = pids_of(folder)
+        terminal.send(signal.SIGTERM)
+        terminal.read_until("Stopping: running jobs have 30 s to end")
+        assert lives(pid)
+        terminal.send(signal.SIGTERM)
+        terminal.read_until("went back to its queue")
+        assert terminal.end() == 0
+    assert (folder / "tidied").exists() == (how == "tidy")
+    assert handle.state() == "waiting"
+    assert not is_there(pid)
+
+
+@pytest.mark.parametrize("how", ["sleep", "spin", "regex"])
+@pytest.mark.parametrize("supervised", [True, False])
+def test_nothing_is_left_of_a_worker_that_is_killed(
+    folder: Path, queue: SyncQueue, how: str, supervised: bool
+) -> None:
+    queue.add("stay", {"how": how})
+    with worker(folder, *(() if supervised else ("--no-supervisor",))):
+        [pid] = pids_of(folder)
+        process = parent_of(pid)
+        everyone = pool_processes(process)
+        assert pid in everyone
+        assert len(everyone) == 2
+        os.kill(process, signal.SIGKILL)
+        wait_until(lambda: not any(map(lives, everyone)), "the end of its processes")
+
+
+def test_a_pool_that_cannot_start_ends_the_worker(folder: Path) -> None:
+    tasks = (folder / "tasks.py").read_text()
+    (folder / "tasks.py").write_text(
+        tasks + "\n@app.lifespan(process=True)\nasync def model():\n    1 / 0\n    yield\n"
+    )
+    done = run("worker", "tasks:app", "--process-pool", "1", cwd=folder)
+    assert done.returncode == 2
+    told = "taskbull: A process of the pool cannot start: ZeroDivisionError: division by zero\n"
+    assert told in done.stderr
+    assert "        1 / 0\n" in done.stderr
+
+
+def test_tasks_are_shown_where_they_run(folder: Path) -> None:
+    lines = run("tasks", "-A", "tasks:app", cwd=folder).stdout.splitlines()
+    [line] = [line for line in lines if line.startswith("describe ")]
+    assert " process " in line
+
+
+@pytest.fixture
+def as_process_1() -> Callable[[Path, str], subprocess.Popen[str]]:
+    """Start a worker as process 1 of a namespace of its own, where that is allowed."""
+    unshare = shutil.which("unshare")
+    words = [unshare or "", "--pid", "--fork", "--mount-proc", "--kill-child"]
+    if unshare is None or subprocess.run([*words, "true"], check=False).returncode:
+        if os.environ.get("CI"):
+            pytest.fail("no process namespace can be made here")
+        pytest.skip("no process namespace can be made here")
+
+    def start(folder: Path, *more: str) -> subprocess.Popen[str]:
+        program = [sys.executable, "-m", "taskbull", "worker", "tasks:app", "--process-pool", "2"]
+        return subprocess.Popen([*words, *program, *more], cwd=folder, text=True)
+
+    return start
+
+
+@pytest.mark.parametrize("supervised", [True, False])
+def test_as_process_1_it_knows_how_its_processes_end(
+    folder: Path,
+    queue: SyncQueue,
+    as_process_1: Callable[..., subprocess.Popen[str]],
+    supervised: bool,
+) -> None:
+    process = as_process_1(folder, *(() if supervised else ("--no-supervisor",)))
+    try:
+        for how, told in (("exit", "exit code 3"), ("segfault", "SIGSEGV"), ("exit", "code 3")):
+            handle = queue.add("crash", {"how": how}, attempts=1)
+            wait_until(lambda handle=handle: handle.state() == "failed", "the end of the job")
+            assert told in (handle.info().failed_reason or "")
+        assert queue.add("who", {"n": 3}).result(timeout=20)[1] == 3
+        [inside] = children_of(process.pid)
+        os.kill(inside, signal.SIGTERM)
+        assert process.wait(20) == 0
+    finally:
+        process.kill()
+        process.wait(20)
+
+
+def test_without_a_supervisor_only_those_long_dead_are_buried() -> None:
+    made = App("shop", redis="redis://127.0.0.1:1").worker("q")
+    dead = subprocess.Popen([sys.executable, "-c", ""])
+    os.waitid(os.P_PID, dead.pid, os.WEXITED | os.WNOWAIT)
+    Undertaker(made).look()
+    assert is_there(dead.pid)
+    Undertaker(made, patience=0).look()
+    assert not is_there(dead.pid)
+    dead.wait()
+
+
+def test_our_own_dead_do_not_hide_strangers() -> None:
+    own, stranger = (subprocess.Popen([sys.executable, "-c", ""]) for _ in range(2))
+    for process in (own, stranger):
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+    bury_all_but({own.pid})
+    assert (is_there(own.pid), is_there(stranger.pid)) == (True, False)
+    own.wait()
+    stranger.wait()
