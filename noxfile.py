@@ -92,6 +92,7 @@ def soak(session: nox.Session) -> None:
     replies = "600000"  # on each event loop
     run(session, "pytest", "-rA", "tests/store/test_soak.py", TASKBULL_SOAK_REPLIES=replies)
     files = [f"tests/worker/test_{name}.py" for name in WORKER_SOAK]
+    files.append("tests/interop/test_cancelling.py")
     run(session, "pytest", *PARALLEL, "-rP", *files, TASKBULL_WORKER_SOAK="1")
 
 

@@ -124,6 +124,30 @@ def test_the_run_of_a_scheduler_that_was_cancelled_is_followed_by_the_next(both:
         worker.wait_for("completed")
 
 
+def test_node_retries_a_marked_job_that_completed_and_fails_it(both: Both) -> None:
+    with both.node.running({"*": [[["wait", None]]]}) as worker:
+        job = both.node.add("n")
+        worker.wait_for("active", jobId=job)
+        both.queue.cancel(job, "enough")
+        worker.release(job, 1)
+        worker.wait_for("completed", jobId=job)
+        both.node.retry(job, "completed")
+        assert both.failed(job) == WHY
+
+
+def test_node_gives_a_job_that_stalls_too_often_its_own_reason(both: Both) -> None:
+    job = both.node.add("n")
+    base = f"{both.node.prefix}:q:"
+    both.node.worker().take("dead")
+    both.queue.cancel(job, "enough")
+    both.redis.hset(f"{base}{job}", "stc", 5)
+    both.redis.delete(f"{base}{job}:lock", f"{base}stalled-check")
+    both.redis.sadd(f"{base}stalled", job)
+    assert both.node.worker().sweep() == [job]
+    with both.node.running(RUN):
+        assert both.failed(job) == "job stalled more than allowable limit"
+
+
 def test_a_parent_of_nodes_is_cancelled_with_its_children(both: Both) -> None:
     tree = {
         "name": "top",
