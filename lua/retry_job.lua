@@ -41,13 +41,13 @@ if not redis.call("ZSCORE", ended, job_id) then
   return -3
 end
 may_leave(ended)
-local fields = redis.call("HMGET", job, "priority", "opts", "parentKey")
+local fields = redis.call("HMGET", job, "priority", "opts", "parentKey", "defa")
 local priority, parent_key = finite(fields[1]) or 0, fields[3]
 local is_json, opts = pcall(cjson.decode, fields[2] or "")
 local lifo = is_json and type(opts) == "table" and opts.lifo == true
 local outcome = state == "failed" and "failedReason" or "returnvalue"
 redis.call("HDEL", job, "finishedOn", "processedOn", outcome, unpack(cmsgpack.unpack(afresh)))
-start_afresh(job, fields[2])
+start_afresh(job, fields[2], fields[4])
 local queue = queue_state(meta, active, wait, paused)
 push_job(queue, job_id, priority, lifo, prioritized, priority_counter, marker)
 redis.call("ZREM", ended, job_id)

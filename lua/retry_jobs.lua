@@ -45,8 +45,8 @@ for i = 1, #ids do
   if is_hash(job) then
     retried[#retried + 1] = ids[i]
     redis.call("HDEL", job, "finishedOn", "processedOn", outcome)
-    local fields = redis.call("HMGET", job, "parentKey", "opts")
-    start_afresh(job, fields[2])
+    local fields = redis.call("HMGET", job, "parentKey", "opts", "defa")
+    start_afresh(job, fields[2], fields[3])
     rejoin_parent(job, fields[1], state)
   end
 end
