@@ -7,8 +7,11 @@ from typing import Any, Final
 
 from taskbull.core.keys import QueueKeys
 from taskbull.core.wire.flow import ORDER_FIELD, Child, decode_order
-from taskbull.scripts.call import Command, Steps
+from taskbull.scripts.call import Call, Command, Steps
+from taskbull.scripts.loader import load
 from taskbull.scripts.replies import text
+
+SCAN_RESULTS = load("scan_results")
 
 PIECE: Final = 500
 """How many results one call reads."""
@@ -25,7 +28,7 @@ def get_results(
     job, processed = queue.job(job_id), queue.processed(job_id)
     order: list[Child] | None = yield Command(("HGET", job, ORDER_FIELD), job, decode_order)
     if order is None:
-        return (yield from _unordered(processed, name))
+        return (yield from _unordered(processed, name, piece))
     keys = [base + child_id for child, base, child_id in order if child == name]
     results: list[bytes] = []
     for start in range(0, len(keys), piece):
@@ -35,14 +38,26 @@ def get_results(
     return results
 
 
-def _unordered(processed: str, name: str) -> Steps[list[bytes]]:
-    by_key: dict[str, bytes] = yield Command(("HGETALL", processed), processed, _pairs)
-    results: list[bytes] = []
-    for key, value in sorted(by_key.items()):
-        stored: bytes | None = yield Command(("HGET", key, "name"), key, _as_is)
-        if stored is not None and text(stored) == name:
-            results.append(value)
-    return results
+def _unordered(processed: str, name: str, piece: int) -> Steps[list[bytes]]:
+    by_key: dict[str, bytes] = {}
+    cursor = "0"
+    while True:
+        cursor, found = yield scan_results(processed, name, cursor, piece)
+        by_key |= found
+        if cursor == "0":
+            return [by_key[key] for key in sorted(by_key)]
+
+
+def scan_results(
+    processed: str, name: str, cursor: str, count: int
+) -> Call[tuple[str, dict[str, bytes]]]:
+    """Read results of children by their keys; the call gives where to go on, "0" at the end."""
+    return Call(SCAN_RESULTS, (processed,), (name, cursor, count), _scanned)
+
+
+def _scanned(reply: Any) -> tuple[str, dict[str, bytes]]:
+    cursor, found = reply
+    return text(cursor), _pairs(found)
 
 
 def get_failures(queue: QueueKeys, job_id: str) -> Command[dict[tuple[str, str], str]]:
@@ -69,7 +84,3 @@ def _place(queue: QueueKeys, key: str) -> tuple[str, str]:
 
 def _pairs(reply: Sequence[bytes]) -> dict[str, bytes]:
     return {text(key): value for key, value in zip(reply[::2], reply[1::2], strict=True)}
-
-
-def _as_is(reply: Any) -> Any:
-    return reply

@@ -13,6 +13,7 @@ from taskbull.core.states import JobState
 from taskbull.scripts import (
     cancelling,
     changes,
+    children,
     failures,
     inspection,
     limits,
@@ -73,6 +74,7 @@ SAMPLES = calls(
         inspection.count_jobs(QUEUE),
         inspection.count_priorities(QUEUE, [1]),
         inspection.count_children(QUEUE, JOB),
+        children.scan_results(QUEUE.processed(JOB), "n", "0", 5),
         inspection.get_page(QUEUE, JobState.WAITING, 0, 1),
         inspection.get_page(QUEUE, JobState.DELAYED, 0, 1),
         inspection.get_state(QUEUE, JOB),

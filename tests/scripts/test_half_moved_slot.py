@@ -31,6 +31,7 @@ from taskbull.scripts import (
 )
 from taskbull.scripts.add import CallSequence, add_jobs
 from taskbull.scripts.call import Request, Steps
+from taskbull.scripts.children import get_results
 from taskbull.scripts.cycle import Taking, cycle, pack_outcome
 from taskbull.scripts.flow import FlowPiece, Waits, add_flow, undo_flows
 from taskbull.scripts.settlement import adopt_jobs, settle_cycle
@@ -136,6 +137,7 @@ OPERATIONS: dict[str, Operation] = {
     "counts": inspection.count_jobs,
     "tree": lambda q: get_tree(q, "top", 5, 100),
     "children": lambda q: inspection.count_children(q, "top"),
+    "results of children": lambda q: get_results(q, "top", "n"),
     "is maxed": limits.is_maxed,
     "add a flow": add_tree,
     "write a schedule": lambda q: schedulers.upsert_scheduler(q, "t", SCHEDULE, NOW, keeps=True),
