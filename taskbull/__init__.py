@@ -52,7 +52,8 @@ from taskbull.queue.handle import JobHandle
 
 if TYPE_CHECKING:
     from taskbull import events
-    from taskbull.core.rules import Cron, Every, Schedule
+    from taskbull.core.rules import Cron, Every
+    from taskbull.core.schedule import Schedule
     from taskbull.queue.queue import Queue
     from taskbull.queue.server import Server
     from taskbull.queue.sync_queue import SyncQueue
@@ -124,7 +125,7 @@ _LATER = {
     "Every": "taskbull.core.rules",
     "Queue": "taskbull.queue.queue",
     "RunningJob": "taskbull.worker.running_job",
-    "Schedule": "taskbull.core.rules",
+    "Schedule": "taskbull.core.schedule",
     "Server": "taskbull.queue.server",
     "SyncQueue": "taskbull.queue.sync_queue",
     "SyncServer": "taskbull.queue.sync_server",

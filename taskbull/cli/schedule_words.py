@@ -6,7 +6,8 @@ from datetime import datetime
 from typing import Any
 
 from taskbull.core import payload
-from taskbull.core.rules import Cron, Every, Rule, Schedule
+from taskbull.core.rules import Cron, Every, Rule
+from taskbull.core.schedule import Schedule
 from taskbull.queue.job_view import iso
 
 _UNITS = (("d", 86_400), ("h", 3_600), ("min", 60), ("s", 1))

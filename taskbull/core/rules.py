@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from itertools import islice
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from msgspec import Struct
 from msgspec.structs import force_setattr
 
-from taskbull.core import payload
 from taskbull.core.checks import check_bool, check_int, check_text, refusal, shown
 from taskbull.core.cron import CronLine, expand_macro, parse_cron
 from taskbull.core.cron_words import describe_cron
@@ -22,12 +21,8 @@ from taskbull.core.durations import (
     seconds,
     to_ms,
 )
-from taskbull.core.keys import NAME_LIMIT
 from taskbull.core.states import MAX_DUE_MS, MAX_SAFE_INTEGER
-from taskbull.core.wire.options import StoredOptions
 from taskbull.errors import ConfigurationError
-
-_MOST_COLONS = 3
 
 
 class Cron(Struct, frozen=True):
@@ -182,55 +177,6 @@ def check_rule(rule: object) -> None:
     """Refuse what is not a rule."""
     if not isinstance(rule, Cron | Every):
         raise refusal("rule", "be a Cron(…) or an Every(…)", rule)
-
-
-def check_schedule_id(schedule_id: object) -> None:
-    """Refuse what cannot be the id of a schedule."""
-    given = check_text("schedule id", schedule_id, most=NAME_LIMIT)
-    if given.count(":") > _MOST_COLONS:
-        raise refusal(
-            "schedule id",
-            f"have at most {_MOST_COLONS} colons (BullMQ 5 takes one with more for a repeatable "
-            "job of the old kind)",
-            given,
-        )
-
-
-class Schedule(Struct, frozen=True, kw_only=True):
-    """A job scheduler as it stood in Redis when it was read."""
-
-    id: str
-    queue: str
-    task: str
-    """The name of its jobs."""
-    rule: Rule | None
-    """When it runs; None if whoever wrote it wrote something that is not a rule."""
-    raw_data: bytes = b"{}"
-    raw_options: bytes = b"{}"
-    options: StoredOptions = StoredOptions()
-    next_run: datetime | None
-    """When the next run is due; None when it has ended."""
-    count: int
-    """How many runs were made so far, the pending one included."""
-    ended: bool
-    """Whether its limit or its end is reached."""
-    declared_by: str | None = None
-    """The name of the app whose code declares it, if one does."""
-    is_pending: bool = True
-    """Whether the job of its next run is there, and has not begun."""
-
-    def __repr__(self) -> str:
-        # Without its data, which may be large or secret.
-        return f"<Schedule {self.id} of {self.task} in {self.queue}: {self.describe()}>"
-
-    @property
-    def data(self) -> Any:
-        """The payload of its jobs."""
-        return payload.decode(self.raw_data)
-
-    def describe(self) -> str:
-        """Return its rule in words: `every day at 03:00, Europe/Berlin`."""
-        return "a rule that cannot be read" if self.rule is None else self.rule.describe()
 
 
 def describe_interval(ms: int) -> str:

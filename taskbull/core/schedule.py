@@ -1,44 +1,65 @@
-"""What follows a run of a job scheduler, computed from the options of that run."""
+"""A schedule as it stands in Redis: BullMQ calls it a job scheduler."""
 
 from __future__ import annotations
 
+from datetime import datetime
+from typing import Any
+
 from msgspec import Struct
 
-from taskbull.core.checks import shown
-from taskbull.core.cron import parse_cron
+from taskbull.core import payload
+from taskbull.core.checks import check_text, refusal
+from taskbull.core.keys import NAME_LIMIT
+from taskbull.core.rules import Rule
 from taskbull.core.wire.options import StoredOptions
-from taskbull.core.wire.repeat import decode_repeat
-from taskbull.errors import ConfigurationError
+
+_MOST_COLONS = 3
 
 
-class NextRun(Struct, frozen=True):
-    """The run that a scheduler adds when this one begins."""
+class Schedule(Struct, frozen=True, kw_only=True):
+    """A job scheduler as it stood in Redis when it was read."""
 
+    id: str
+    queue: str
+    task: str
+    """The name of its jobs."""
+    rule: Rule | None
+    """When it runs; None if whoever wrote it wrote something that is not a rule."""
+    raw_data: bytes = b"{}"
+    raw_options: bytes = b"{}"
+    options: StoredOptions = StoredOptions()
+    next_run: datetime | None
+    """When the next run is due; None when it has ended."""
     count: int
-    """Its number, counted from 1."""
-    due_ms: int | None = None
-    """None: the next slot of `every`. Only the scheduler itself knows where its slots begin."""
+    """How many runs were made so far, the pending one included."""
+    ended: bool
+    """Whether its limit or its end is reached."""
+    declared_by: str | None = None
+    """The name of the app whose code declares it, if one does."""
+    is_pending: bool = True
+    """Whether the job of its next run is there, and has not begun."""
+
+    def __repr__(self) -> str:
+        # Without its data, which may be large or secret.
+        return f"<Schedule {self.id} of {self.task} in {self.queue}: {self.describe()}>"
+
+    @property
+    def data(self) -> Any:
+        """The payload of its jobs."""
+        return payload.decode(self.raw_data)
+
+    def describe(self) -> str:
+        """Return its rule in words: `every day at 03:00, Europe/Berlin`."""
+        return "a rule that cannot be read" if self.rule is None else self.rule.describe()
 
 
-def next_run(options: StoredOptions, now_ms: int) -> NextRun | None:
-    """Return the run after the one with these options; None if there is none.
-
-    A cron line without a time zone is read in that of this process, as in Node.
-    """
-    if options.repeat is None:
-        return None
-    repeat = decode_repeat(options.repeat)
-    count = (repeat.count or 0) + 1
-    if repeat.limit is not None and count > repeat.limit:
-        return None
-    end_ms = repeat.end_ms
-    if end_ms is not None and now_ms > end_ms:
-        return None
-    if not repeat.pattern:
-        return NextRun(count) if repeat.every_ms else None
-    due_ms = parse_cron(repeat.pattern, repeat.zone).next_after(
-        max(now_ms, options.previous_ms or 0)
-    )
-    if due_ms is None:
-        raise ConfigurationError(f"the cron line {shown(repeat.pattern)} never matches")
-    return NextRun(count, due_ms) if end_ms is None or due_ms <= end_ms else None
+def check_schedule_id(schedule_id: object) -> None:
+    """Refuse what cannot be the id of a schedule."""
+    given = check_text("schedule id", schedule_id, most=NAME_LIMIT)
+    if given.count(":") > _MOST_COLONS:
+        raise refusal(
+            "schedule id",
+            f"have at most {_MOST_COLONS} colons (BullMQ 5 takes one with more for a repeatable "
+            "job of the old kind)",
+            given,
+        )

@@ -12,7 +12,8 @@ from taskbull.core.declared_schedule import DeclaredSchedule
 from taskbull.core.flow import Growing, check_single, is_job
 from taskbull.core.job import NewJob
 from taskbull.core.keys import QueueKeys
-from taskbull.core.rules import Rule, Schedule, check_rule, check_schedule_id
+from taskbull.core.rules import Rule, check_rule
+from taskbull.core.schedule import Schedule, check_schedule_id
 from taskbull.core.wire.schedule import encode_run, encode_schedule
 from taskbull.errors import (
     ConfigurationError,

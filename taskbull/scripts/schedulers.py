@@ -11,8 +11,8 @@ from msgspec import Struct
 from taskbull.core.declared_schedule import DeclaredSchedule
 from taskbull.core.job import Job
 from taskbull.core.keys import QueueKeys
-from taskbull.core.rules import Schedule
-from taskbull.core.schedule import next_run
+from taskbull.core.next_run import next_run
+from taskbull.core.schedule import Schedule
 from taskbull.core.wire.schedule import (
     EncodedSchedule,
     decode_schedule,

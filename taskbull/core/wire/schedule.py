@@ -16,7 +16,8 @@ from taskbull.core import payload
 from taskbull.core.cron import pad_line
 from taskbull.core.durations import from_ms, instant_from_ms, instant_to_ms, to_ms
 from taskbull.core.job import NewJob
-from taskbull.core.rules import Cron, Every, Rule, Schedule
+from taskbull.core.rules import Cron, Every, Rule
+from taskbull.core.schedule import Schedule
 from taskbull.core.states import MAX_PRIORITY
 from taskbull.core.wire.job import EncodedJob
 from taskbull.core.wire.numbers import read_number

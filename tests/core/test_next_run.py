@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from taskbull.core.schedule import NextRun, next_run
+from taskbull.core.next_run import NextRun, next_run
 from taskbull.core.wire.options import StoredOptions
 from taskbull.errors import ConfigurationError
 
