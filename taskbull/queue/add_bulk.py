@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import inspect
-import time
 from array import array
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator
 from itertools import count, pairwise
-from typing import Any, TypeAlias, TypeVar
+from time import time
+from typing import Any, TypeAlias
 
 from msgspec.structs import replace
 
@@ -20,8 +20,6 @@ from taskbull.queue.add_part import BULK_BYTES, Entry, FlowPart, Left, Part
 from taskbull.queue.handle import JobHandle, handle
 from taskbull.scripts.add import Added
 from taskbull.scripts.call import Stages
-
-T = TypeVar("T")
 
 Progress: TypeAlias = Callable[[int], object]
 """Is told, after each part, how many jobs of the bulk were added so far."""
@@ -71,7 +69,9 @@ class Bulk:
         """Add all; give handles in order. Raises `EnqueueError` when it has to break off."""
         jobs = self._encoded()
         if self._total is not None:
-            jobs = _drained(deque(jobs))
+            made = deque[Any](jobs)
+            made.append(None)
+            jobs = iter(made.popleft, None)  # none is kept that was sent
         parts = self._parts(jobs)
         try:
             for part in parts:
@@ -130,41 +130,35 @@ class Bulk:
     def _encoded(self) -> Iterator[tuple[Entry, EncodedJob]]:
         for entry in self._entries:
             flow = entry.flow
-            job = encode_job(entry.job, int(time.time() * 1000)) if flow is None else flow.root_job
+            job = encode_job(entry.job, int(time() * 1000)) if flow is None else flow.root_job
             yield entry, job
 
     def _parts(self, jobs: Iterator[tuple[Entry, EncodedJob]]) -> Iterator[Part]:
         """Yield parts as they are full, then the rest; when closed, no more jobs are asked for."""
         for place, (entry, job) in enumerate(jobs):
-            if entry.flow is None:
-                yield from self._put(place, entry, job)
-            else:
+            if entry.flow is not None:
                 yield FlowPart(place, entry, entry.flow)
+            else:
+                ticket = entry.job.ticket
+                key: object = id(entry.client)
+                if ticket is not None:
+                    key = (key, replace(ticket, place=0))
+                part = self._open.get(key)
+                if part is not None and not part.has_room(job):
+                    yield self._taken_out(key)  # without the job
+                    part = None
+                if part is None:
+                    part = self._open[key] = Part(entry.client, ticket)
+                self._open_bytes += part.put(place, entry, job)
+                self._open_jobs += 1
+                if len(part.jobs) >= BULK:
+                    yield self._taken_out(key)
             if self._closed:
                 break
             if self._open_jobs > _OPEN_JOBS or self._open_bytes > _OPEN_BYTES:
                 yield self._taken_out(max(self._open, key=lambda each: self._open[each].size))
         while self._open:
             yield self._taken_out(next(iter(self._open)))
-
-    def _put(self, place: int, entry: Entry, job: EncodedJob) -> Iterator[Part]:
-        """Put a job into its part; give that one when it is full, with or without the job."""
-        ticket = entry.job.ticket
-        key: object = id(entry.client)
-        if ticket is not None:
-            key = (key, replace(ticket, place=0))
-        size = len(job.data) + len(job.options)
-        part = self._open.get(key)
-        if part is not None and not part.has_room(job, size):
-            yield self._taken_out(key)
-            part = None
-        if part is None:
-            part = self._open[key] = Part(entry.client, ticket)
-        part.put(place, entry, job, size)
-        self._open_jobs += 1
-        self._open_bytes += size
-        if len(part.jobs) >= BULK:
-            yield self._taken_out(key)
 
     def _taken_out(self, key: object) -> Part:
         part = self._open.pop(key)
@@ -173,9 +167,12 @@ class Bulk:
         return part
 
     def _take_in(self, part: Part, added: list[Added]) -> None:
-        for (place, entry), one in zip(part.entries, added, strict=True):
-            self._handles.append(handle(part.client, entry.job.name, one, entry.read))
-            self._places.append(place)
+        client = part.client
+        self._handles += [
+            handle(client, entry.job.name, one, entry.read)
+            for entry, one in zip(part.entries, added, strict=True)
+        ]
+        self._places.extend(part.places)
 
     def _error(self, left: Left, parts: Iterator[Part], where: str, why: str) -> EnqueueError:
         """Make the error of a bulk that is broken off: with `left`, and all that was not sent."""
@@ -221,9 +218,3 @@ def check_bulk(jobs: object, progress: object) -> None:
         raise refusal("jobs", "be a list or another iterable of jobs", jobs)
     if progress is not None and (not callable(progress) or inspect.iscoroutinefunction(progress)):
         raise refusal("progress", "be a plain function that takes a number", progress)
-
-
-def _drained(jobs: deque[T]) -> Iterator[T]:
-    """Yield jobs without keeping them."""
-    while jobs:
-        yield jobs.popleft()

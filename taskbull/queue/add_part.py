@@ -45,23 +45,28 @@ class Part:
     def __init__(self, client: QueueClient, ticket: Ticket | None) -> None:
         self.client = client
         self.ticket = ticket
-        self.entries: list[tuple[int, Entry]] = []
+        self.places: list[int] = []
+        self.entries: list[Entry] = []
         self.jobs: list[EncodedJob] = []
         self.size = 0
         self.sequence: CallSequence | None = None
         """That of its call, if others may go behind it."""
         self._begun: UnderWay | None = None
 
-    def has_room(self, job: EncodedJob, size: int) -> bool:
-        if self.size + size > BULK_BYTES:
+    def has_room(self, job: EncodedJob) -> bool:
+        if self.size + len(job.data) + len(job.options) > BULK_BYTES:
             return False
         # Each place of a ticket once: the second time is another call, which gets the answer.
         return job.place is None or all(other.place != job.place for other in self.jobs)
 
-    def put(self, place: int, entry: Entry, job: EncodedJob, size: int) -> None:
-        self.entries.append((place, entry))
+    def put(self, place: int, entry: Entry, job: EncodedJob) -> int:
+        """Take a job, which has that place in the bulk; return its size."""
+        self.places.append(place)
+        self.entries.append(entry)
         self.jobs.append(job)
+        size = len(job.data) + len(job.options)
         self.size += size
+        return size
 
     def may_follow(self, former: Part) -> bool:
         """Return whether it may be sent while another is under way.
@@ -99,7 +104,7 @@ class FlowPart(Part):
 
     def __init__(self, place: int, entry: Entry, flow: Flow) -> None:
         super().__init__(entry.client, entry.job.ticket)
-        self.put(place, entry, flow.root_job, 0)
+        self.put(place, entry, flow.root_job)
         self._flow = flow
         self._added: list[Added] | Unsent = []
 
@@ -128,9 +133,9 @@ class Left:
     def put(self, part: Part, sequence: CallSequence, sent_ms: int | None) -> None:
         if part.ticket is not None and sent_ms is None:
             sent_ms = part.ticket.sent_ms
-            self.jobs += [entry.known_as for _, entry in part.entries]
+            self.jobs += [entry.known_as for entry in part.entries]
         else:
-            for number, (_, entry) in enumerate(part.entries, 1):
+            for number, entry in enumerate(part.entries, 1):
                 ticket = part.ticket_of(number, sequence, sent_ms)
                 self.jobs.append(entry.known_as.with_ticket(ticket))
         if sent_ms is not None:

@@ -6,6 +6,7 @@ Code without an event loop never comes here: see `Stores`.
 from __future__ import annotations
 
 import asyncio
+from asyncio import _get_running_loop  # pyright: ignore[reportPrivateUsage] - in its `__all__`
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
@@ -87,7 +88,7 @@ class EventLoops:
 
     def running(self) -> LoopContext:
         """Return the context of the running event loop."""
-        loop = current_token().native_token
+        loop = _running_loop()
         if (context := self._contexts.get(loop)) is None:
             self._forget_closed()
             context = self._contexts[loop] = LoopContext(ambient_store(self._address, _PRODUCER))
@@ -98,3 +99,10 @@ class EventLoops:
         for loop in list(self._contexts):
             if isinstance(loop, asyncio.AbstractEventLoop) and loop.is_closed():
                 self._contexts.pop(loop, None)
+
+
+def _running_loop() -> Any:
+    """Return the running event loop; of asyncio in a tenth of the time that anyio takes."""
+    if _get_running_loop() is not None and (task := asyncio.current_task()) is not None:
+        return task.get_loop()
+    return current_token().native_token  # trio's, which may be a guest of asyncio's

@@ -141,20 +141,31 @@ def _runs(jobs: Sequence[EncodedJob]) -> tuple[list[list[Any]], list[bytes]]:
     Data is an argument of its own: inside of the msgpack it would be copied four times more.
     """
     runs: list[list[Any]] = []
-    data: list[bytes] = []
-    former: tuple[object, ...] = ()
+    run: list[Any] = [0, 0]
+    former: EncodedJob | None = None
     for number, job in enumerate(jobs, 1):
         place = job.place or number
-        data.append(job.data)
-        shared: tuple[object, ...] = ()
-        if not (job.job_id or job.dedup or job.parent or job.has_children):
-            shared = (job.name, job.options, job.timestamp_ms, job.delay_ms, job.priority, job.lifo)
-        if shared and shared == former and place == runs[-1][0] + runs[-1][1]:
-            runs[-1][0] += 1
+        if former is not None and place == run[0] + run[1] and _are_alike(former, job):
+            run[0] += 1
         else:
-            runs.append(_run(job, place))
-        former = shared
-    return runs, data
+            run = _run(job, place)
+            runs.append(run)
+            former = job
+    return runs, [job.data for job in jobs]
+
+
+def _are_alike(one: EncodedJob, other: EncodedJob) -> bool:
+    """Return whether two jobs differ in nothing but their data, and have nothing special."""
+    return (
+        one.timestamp_ms == other.timestamp_ms
+        and one.options == other.options
+        and one.name == other.name
+        and one.delay_ms == other.delay_ms
+        and one.priority == other.priority
+        and one.lifo is other.lifo
+        and not (one.job_id or one.dedup or one.parent or one.has_children)
+        and not (other.job_id or other.dedup or other.parent or other.has_children)
+    )
 
 
 def _run(job: EncodedJob, place: int) -> list[Any]:
@@ -217,6 +228,10 @@ def _added(places: list[int | None], reply: Any) -> list[Added]:
     """Return the answers for the jobs at `places` of their call; None: the next place."""
     if reply == OUT_OF_TURN:
         raise OutOfTurn("the jobs that go before these were not added")
+    if len(reply) == 4 and places[0] is None and reply[3] == len(places):  # as in most bulks
+        _, job_id, code, count = reply
+        result, number = _RESULTS[code], int(job_id)
+        return [Added(str(n), result) for n in range(number, number + count)]
     by_place: dict[int, Added] = {}
     for first, job_id, code, count in zip(*[iter(reply)] * 4, strict=True):
         result = _RESULTS[code]
