@@ -14,6 +14,7 @@ from benchmarks.parts import (
     memory,
     payloads,
     processes,
+    processes_cpu,
     threads,
 )
 from benchmarks.parts.part import Part
@@ -32,6 +33,7 @@ PARTS: dict[str, Part] = {
         backlog,
         memory,
         processes,
+        processes_cpu,
         cluster,
     )
 }

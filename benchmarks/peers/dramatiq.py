@@ -10,7 +10,7 @@ from dramatiq.brokers.redis import RedisBroker
 from dramatiq.results import Results
 from dramatiq.results.backends import RedisBackend
 
-from .assignment import GIVEN, body
+from .assignment import CORES, GIVEN, body
 
 LOOP = "sync"
 broker = RedisBroker(url=GIVEN.url)
@@ -46,4 +46,7 @@ class Producer:
 
 
 def worker(at_once: int) -> list[str]:
-    return ["dramatiq", "peers.dramatiq", "-p", "1", "-t", str(at_once), "--skip-logging"]
+    count = ["-p", "1", "-t", str(at_once)]
+    if GIVEN.task == "compute":
+        count = ["-p", str(CORES), "-t", "1"]
+    return ["dramatiq", "peers.dramatiq", *count, "--skip-logging"]

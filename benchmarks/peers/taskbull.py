@@ -7,7 +7,7 @@ from typing import Any
 
 from taskbull import App, JobHandle, Keep
 
-from .assignment import GIVEN, nap, perform
+from .assignment import CORES, GIVEN, compute, nap, perform
 
 LOOP = GIVEN.variant
 app = App(
@@ -29,7 +29,12 @@ def plain(i: int, pad: str) -> dict[str, bool]:
     return nap(i)
 
 
-task = plain if GIVEN.task == "nap" else quick
+@app.task(name="compute", process=True)
+def heavy(i: int, pad: str) -> dict[str, bool]:
+    return compute(i)
+
+
+task = {"nap": plain, "compute": heavy}.get(GIVEN.task, quick)
 
 
 class SyncProducer:
@@ -93,5 +98,7 @@ def worker(at_once: int) -> list[str] | None:
             "--any-queue",
             *("--processes", str(GIVEN.processes), "-c", str(at_once), "--log-level", "warning"),
         ]
+    if GIVEN.task == "compute":
+        at_once = CORES  # as a queue has it whose tasks all run in processes
     app.run(GIVEN.queues, backend=backend, uvloop=LOOP == "uvloop", concurrency=at_once)
     return None

@@ -15,6 +15,7 @@ import pytest
 
 from taskbull.app.app import App
 from taskbull.cli.worker.burying import Undertaker, bury_all_but
+from taskbull.errors import JobFailed
 from taskbull.queue.sync_queue import SyncQueue
 from tests.cli.programs import Terminal, run
 from tests.pool.conftest import is_there, lives, pool_processes
@@ -159,8 +160,8 @@ def test_as_process_1_it_knows_how_its_processes_end(
     try:
         for how, told in (("exit", "exit code 3"), ("segfault", "SIGSEGV"), ("exit", "code 3")):
             handle = queue.add("crash", {"how": how}, attempts=1)
-            wait_until(lambda handle=handle: handle.state() == "failed", "the end of the job")
-            assert told in (handle.info().failed_reason or "")
+            with pytest.raises(JobFailed, match=told):
+                handle.result(timeout=30)
         assert queue.add("who", {"n": 3}).result(timeout=20)[1] == 3
         [inside] = children_of(process.pid)
         os.kill(inside, signal.SIGTERM)

@@ -91,6 +91,7 @@ async def test_a_crash_fails_its_own_attempt_and_no_other_job(
         assert event.failure.category is Category.UNKNOWN
         [ended] = await bed.record.wait_for(events.ProcessEnded)
         assert told in event.failure.reason
+        assert ended.job is not None
         assert (ended.reason, ended.job.id) == (event.failure.reason, event.job.id)
         assert event.failure.reason.startswith(f"process {ended.pid} ")
         (bed.folder / "open").touch()

@@ -203,9 +203,11 @@ def _job(order: Order) -> Job:
 
 
 def _flush() -> None:
-    for stream in (sys.stdout, sys.stderr):
-        with suppress(Exception):  # the task may have closed it
-            stream.flush()
+    try:
+        sys.stdout.flush()
+        sys.stderr.flush()
+    except Exception:  # noqa: BLE001, S110 - the task may have closed or replaced them
+        pass
 
 
 def _die_with(parent: int) -> None:

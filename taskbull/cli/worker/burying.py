@@ -49,7 +49,7 @@ class Undertaker:
         self._patience = patience
         self._seen: dict[int, float] = {}
 
-    async def watch(self, _: Stop) -> None:
+    async def watch(self, stop: Stop) -> None:
         """Look again and again."""
         while True:
             await sleep(_INTERVAL)

@@ -40,7 +40,7 @@ from taskbull.worker.pool.messages import (
 from taskbull.worker.pool.output import STDERR, STDOUT, Printed
 from taskbull.worker.pool.process import Death, PoolProcess
 
-_PIECE = 1 << 18
+_PIECE = 1 << 15  # far larger ones are mapped and unmapped each time, for 50 µs
 _LOOK = 0.25
 """Seconds after which a process is looked at, where nothing tells of its end."""
 
@@ -255,7 +255,7 @@ class Keeper(Seat):
             return False
         if not process.has_ended():
             return False
-        self._receive(process)  # what it said before counts
+        self._receive(process, until_its_end=True)  # what it said before counts
         return True
 
     def _flush(self, process: PoolProcess) -> None:
@@ -263,8 +263,8 @@ class Keeper(Seat):
             sent = process.line.send(self._backlog)
             del self._backlog[:sent]
 
-    def _receive(self, process: PoolProcess) -> bool:
-        """Take in all that the process has said; return False if it says no more."""
+    def _receive(self, process: PoolProcess, *, until_its_end: bool = False) -> bool:
+        """Take in what the process has said; return False if it says no more."""
         while True:
             try:
                 piece = process.line.recv(_PIECE)
@@ -279,6 +279,8 @@ class Keeper(Seat):
                     self._heed(read_in_worker(data))
             except BadFrame as error:
                 return self._break_off(process, f"what it wrote to its worker is wrong: {error}")
+            if len(piece) < _PIECE and not until_its_end:
+                return True
 
     def _break_off(self, process: PoolProcess, trouble: str) -> bool:
         if not process.ends_within(_DYING):  # by ending it closes the line, too

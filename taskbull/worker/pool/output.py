@@ -18,7 +18,7 @@ LINE_LIMIT: Final = 8192
 
 MOST_PER_SECOND: Final = 1000
 
-_PIECE = 1 << 16
+_PIECE = 1 << 15
 
 STDOUT: Final = ("stdout", logging.INFO)
 STDERR: Final = ("stderr", logging.WARNING)
