@@ -30,6 +30,7 @@ from taskbull.core.flow import Children
 from taskbull.core.job import Job
 from taskbull.core.outcome import AwaitChildren, Fail, GiveBack, LetGo, Written
 from taskbull.core.retry import NO_POLICY, RetryPolicy
+from taskbull.errors import CancelRequested
 
 _GIVE_BACK = GiveBack()
 
@@ -170,7 +171,11 @@ class Run(Struct, eq=False):
 
     def stopped(self, error: BaseException | None = None) -> Fail:
         """Return the outcome of a job that was cancelled; `error` is what its function raised."""
-        return cancelled(self.cancelled or BY_REQUEST, error)
+        reason = self.cancelled or BY_REQUEST
+        if self.halted_at:  # of a process its stack says more than what was raised here
+            error = CancelRequested(reason)
+            error.add_note(f"Its process was ended here:\n{self.halted_at}")
+        return cancelled(reason, error)
 
 
 class Runs:

@@ -159,6 +159,20 @@ def quick():
     except SystemExit:
         return "just in time"
 
+def told():
+    seen = [current_job().cancelled]
+    try:
+        time.sleep(600)
+    finally:
+        seen.append(current_job().cancelled)
+        note("told", repr(seen))
+
+def heeding():
+    try:
+        time.sleep(600)
+    except SystemExit:
+        return current_job().cancelled
+
 def children():
     pids = []
     for _ in range(3):

@@ -46,6 +46,7 @@ from taskbull.worker.pool.messages import (
     CannotStart,
     Done,
     Fate,
+    Halt,
     Hello,
     Order,
     Raised,
@@ -71,6 +72,8 @@ class Child:
         self._hello = hello
         self._pid = os.getpid()
         self._queue = ""  # that of the job that runs
+        self._running: tuple[int, Run] | None = None
+        interruption.heed = self._note_cancelled
         self._app, self._dispatch = _load_app(hello)
         resources = Resources(self._app.registry, in_process=True)
         self._lifespan = ProcessLifespan(resources, hello.backend)
@@ -87,6 +90,7 @@ class Child:
 
     def _run(self, order: Order) -> None:
         run = Run(_job(order), token="", renewed=0.0)
+        self._running = order.number, run
         self._queue = order.queue
         place = Workplace(
             order.queue, self._hello.worker_id, self._open_port, self._lifespan.resources_of
@@ -151,8 +155,14 @@ class Child:
         megabytes = resident_megabytes() if self._hello.measures else 0.0
         spawned = (run.spawned.before, run.spawned.new)
         if isinstance(end, Done):
-            return Done(end.number, end.value, megabytes, spawned)
+            return Done(end.number, end.value, megabytes, spawned, run.heeded)
         return Raised(end.number, end.kind, end.reason, end.stack, end.fate, megabytes, spawned)
+
+    def _note_cancelled(self, halt: Halt) -> None:
+        """Let the job that runs know that it was cancelled, if that is why it has to end."""
+        running = self._running
+        if running is not None and running[0] == halt.number:
+            running[1].cancelled = halt.cancelled
 
     def _open_port(self, run: Run) -> JobPort:
         queue = self._queue

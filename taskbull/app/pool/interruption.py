@@ -31,6 +31,8 @@ class Interruption:
         self._number = 0
         """The run that may be interrupted; 0: none."""
         self._halt: Halt | None = None
+        self.heed: Callable[[Halt], object] = bool
+        """Told of each word to halt, in the thread that listens."""
         self._held_off = 0
         self._due = False
 
@@ -81,6 +83,7 @@ class Interruption:
                 for data in frames.feed(piece):
                     message = read_in_process(data)
                     if isinstance(message, Halt):
+                        self.heed(message)
                         self._halt = message
                         signal.pthread_kill(self._main, signal.SIGTERM)
         orphaned()

@@ -153,7 +153,7 @@ class Keeper(Seat):
                 return
             self._kill_at = monotonic() + call.grace
             with suppress(OSError):
-                process.leash.send(encode(Halt(call.number, reason)))
+                process.leash.send(encode(Halt(call.number, reason, call.run.cancelled)))
             process.signal(SIGTERM)
         self._wake_up()
 

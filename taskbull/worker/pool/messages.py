@@ -95,6 +95,8 @@ class Halt(Message, frozen=True):
 
     number: int
     reason: str
+    cancelled: str | None = None
+    """Why the job was cancelled, if it was."""
 
 
 # From the process.
@@ -152,6 +154,8 @@ class Done(Message, frozen=True):
     value: bytes | None
     megabytes: float = 0.0
     spawned: tuple[int, int] = (0, 0)
+    heeded: bool = False
+    """Whether the function knew that its job was cancelled."""
 
 
 class FateKind(StrEnum):

@@ -353,6 +353,7 @@ def _value(end: End, run: Run) -> bytes | None:
     if any(end.spawned):
         run.spawned = Spawning(*end.spawned)
     if isinstance(end, Done):
+        run.heeded = run.heeded or end.heeded
         return end.value
     if end.fate.kind is FateKind.TERMINATED:
         raise ProcessDied(f"the process was told to end, not by its worker: {end.reason}")
