@@ -9,7 +9,7 @@ from typing import Final
 from zoneinfo import ZoneInfo
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
@@ -210,8 +210,8 @@ def test_a_line_means_the_same_when_the_clocks_change(
     assert found == []
 
 
-# Patterns of all forms, around the days on which clocks change. Not in zones where that happens at
-# midnight: there Node skips the day, and we do not (docs/compatibility.md).
+# Patterns of all forms, around the days on which clocks change; for each zone the change to summer
+# time, then the one back. Zones where clocks change at midnight have a test of their own.
 
 ZONES: Final = {
     "Europe/Prague": ("2027-03-28T01:00", "2027-10-31T01:00"),
@@ -239,7 +239,11 @@ def field(least: int, most: int) -> SearchStrategy[str]:
     )
 
 
-DAYS: Final = st.tuples(field(1, 28), st.just("*")) | st.tuples(st.just("*"), field(0, 6))
+DAYS: Final = (
+    st.tuples(field(1, 28), st.just("*"))
+    | st.tuples(st.just("*"), field(0, 6))
+    | st.tuples(field(1, 28), field(0, 6))
+)
 PATTERNS: Final = st.builds(
     lambda seconds, minute, hour, days, month: " ".join(
         [*seconds, minute, hour, days[0], month, days[1]]
@@ -251,32 +255,177 @@ PATTERNS: Final = st.builds(
     st.just("*") | field(1, 12),
 )
 PLACES: Final = st.sampled_from([(zone, change) for zone, days in ZONES.items() for change in days])
-AWAY: Final = st.integers(-2 * 86_400_000, -1_000) | st.integers(0, 86_400_000)
-"""How far from the change we look, in ms. Within the second before it, cron-parser 5 loses days."""
+AWAY: Final = st.integers(-2 * 86_400_000, 86_400_000) | st.integers(-1_000, -1)
+"""How far from the change we look, in ms."""
 
 EXAMPLES: Final = 5 * int(os.environ.get("TASKBULL_SEQUENCES", "15"))
 """How many patterns for each version: 1,000 in `nox -s interop`."""
 
 
-@pytest.mark.parametrize("version", [5, 6])
-@settings(
+GENERATED: Final = settings(
     max_examples=EXAMPLES,
     deadline=None,
     derandomize="TASKBULL_SEQUENCES" not in os.environ,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
+
+
+@pytest.mark.parametrize("version", [5, 6])
+@GENERATED
 @given(pattern=PATTERNS, place=PLACES, away=AWAY)
 def test_the_next_ten_runs_of_any_pattern_are_the_same(
     node: Node, version: Version, pattern: str, place: tuple[str, str], away: int
 ) -> None:
     zone, change = place
-    after = round(datetime.fromisoformat(change).replace(tzinfo=UTC).timestamp() * 1000) + away
-    theirs = node.call("cronRuns", pattern, zone, after, 10, version=version)
-    ours: list[int | None] = []
-    line, last = parse_cron(pattern, zone), after
-    while len(ours) < len(theirs) and (following := line.next_after(last)) is not None:
-        ours.append(last := following)
-    assert ours == theirs
+    if version == 5:
+        assume(not names_all_days(pattern))
+    else:
+        is_back = change == ZONES[zone][-1] and len(ZONES[zone]) == 2
+        assume(not (is_back and -1_000 <= away < 0))
+    after = ms(change) + away
+    assert ours_after(pattern, zone, after, 10) == runs(node, version, pattern, zone, after, 10)
+
+
+def ms(instant: str) -> int:
+    return round(datetime.fromisoformat(instant).replace(tzinfo=UTC).timestamp() * 1000)
+
+
+def runs(
+    node: Node, version: Version, pattern: str, zone: str, after: int, count: int
+) -> list[int]:
+    """Give the next runs by the cron-parser of a version."""
+    found: list[int] = node.call("cronRuns", pattern, zone, after, count, version=version)
+    return found
+
+
+def ours_after(pattern: str, zone: str, after: int, count: int) -> list[int]:
+    """Give the next runs by our own reading."""
+    found: list[int] = []
+    line = parse_cron(pattern, zone)
+    while len(found) < count and (following := line.next_after(after)) is not None:
+        found.append(after := following)
+    return found
+
+
+def names_all_days(pattern: str) -> bool:
+    """Tell whether a line restricts days and weekdays, and one of them to all that there are.
+
+    BullMQ 5 takes `*/1` and `0-6` for `*` then, and does not run on the others alone.
+    """
+    days, _, weekdays = pattern.split()[-3:]
+    return "*" not in (days, weekdays) and (days == "*/1" or weekdays in {"*/1", "0-6", "0-6/1"})
+
+
+def wall(instant: int, zone: str) -> str:
+    return datetime.fromtimestamp(instant / 1000, ZoneInfo(zone)).strftime("%m-%d %H:%M %z")
+
+
+THEIR_FAULTS: Final[dict[str, tuple[tuple[Version, ...], str, str, str, str, str]]] = {
+    # versions, pattern, zone, asked at (UTC); their next run, ours
+    "a week is lost in the second before an hour comes twice": (
+        (6,),
+        "* 2 * * 6",
+        "Australia/Sydney",
+        "2028-04-01T15:59:59.999",
+        "04-15 02:00 +1000",
+        "04-08 02:00 +1000",
+    ),
+    "an hour is lost days later in the second before it comes twice": (
+        (6,),
+        "55 1-4 4 * *",
+        "America/New_York",
+        "2027-11-07T05:59:59.500",
+        "12-04 02:55 -0500",
+        "12-04 01:55 -0500",
+    ),
+    "a day is lost whose midnight is missing": (
+        (5, 6),
+        "1 0 * * *",
+        "Africa/Cairo",
+        "2027-04-29T07:44",
+        "05-01 00:01 +0300",
+        "04-30 01:01 +0300",
+    ),
+    "one run of a day is lost where midnight is missing": (
+        (5, 6),
+        "2 */13 * * *",
+        "America/Santiago",
+        "2027-09-05T01:49",
+        "09-05 13:02 -0300",
+        "09-05 01:02 -0300",
+    ),
+    "the first of two hours after midnight is left out": (
+        (5, 6),
+        "33-43 * * * 0",
+        "America/Havana",
+        "2028-11-04T23:35",
+        "11-05 00:33 -0500",
+        "11-05 00:33 -0400",
+    ),
+    "the second of two hours after midnight is taken": (
+        (6,),
+        "55 0 * * *",
+        "America/Havana",
+        "2027-11-07T00:53",
+        "11-07 00:55 -0500",
+        "11-07 00:55 -0400",
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", THEIR_FAULTS)
+def test_a_fault_of_theirs_is_not_ours(fault: str, node: Node) -> None:
+    versions, pattern, zone, asked, told, right = THEIR_FAULTS[fault]
+    after = ms(asked)
+    for version in versions:
+        [their] = runs(node, version, pattern, zone, after, 1)
+        assert (version, wall(their, zone)) == (version, told)
+    [our] = ours_after(pattern, zone, after, 1)
+    assert wall(our, zone) == right
+
+
+def test_all_days_by_another_name_are_what_bullmq_6_reads(node: Node) -> None:
+    for pattern in ("0 0 13 * */1", "0 0 */1 * 5", "0 0 13 * 0-6"):
+        ours = ours_after(pattern, "UTC", T0, 5)
+        assert ours == runs(node, 6, pattern, "UTC", T0, 5)
+    assert ours_after("0 0 13 * */1", "UTC", T0, 5) != runs(node, 5, "0 0 13 * */1", "UTC", T0, 5)
+
+
+AT_MIDNIGHT: Final = {
+    "Africa/Cairo": ("2027-04-29T22:00", "2027-10-28T21:00"),
+    "America/Santiago": ("2027-09-05T04:00", "2027-04-04T03:00"),
+    "America/Havana": ("2027-03-14T05:00", "2027-11-07T05:00"),
+    "Asia/Beirut": ("2027-03-27T22:00", "2027-10-30T21:00"),
+}
+"""Zones in which clocks change at midnight: to summer time, and back."""
+HOUR: Final = 3_600_000
+
+
+@pytest.mark.parametrize("version", [5, 6])
+@GENERATED
+@given(
+    pattern=PATTERNS,
+    place=st.sampled_from([(zone, day) for zone, days in AT_MIDNIGHT.items() for day in days]),
+    away=st.integers(-2 * 24 * HOUR, -HOUR) | st.integers(HOUR, 24 * HOUR),
+)
+def test_where_clocks_change_at_midnight_only_the_hours_around_it_differ(
+    node: Node, version: Version, pattern: str, place: tuple[str, str], away: int
+) -> None:
+    assume(version == 6 or not names_all_days(pattern))
+    zone, change = place
+    theirs = runs(node, version, pattern, zone, ms(change) + away, 8)
+    ours = ours_after(pattern, zone, ms(change) + away, 200)
+    around = [ms(day) for day in AT_MIDNIGHT[zone]]
+    assume(theirs[-1] <= ours[-1] and theirs[-1] < ms("2028-01-01T00:00"))
+
+    def elsewhere(found: list[int]) -> list[int]:
+        return [
+            run
+            for run in found
+            if run <= theirs[-1] and not any(-HOUR <= run - day < HOUR for day in around)
+        ]
+
+    assert elsewhere(ours) == elsewhere(theirs)
 
 
 @pytest.mark.parametrize("version", [5, 6])
