@@ -11,6 +11,10 @@ from msgspec import Struct, field
 from taskbull import Backoff, Dedup, Keep
 
 PREFIX: Final = "nemesis"
+BEAT: Final = 0.5
+"""Seconds between the runs of the schedule that workers declare."""
+GROWN: Final = 3
+"""How many children a growing job adds."""
 MAIN: Final = "common"
 LIMITED: Final = "limited"
 # In a cluster of three masters the two are not neighbours, and the first is where a replica is.
@@ -129,6 +133,11 @@ KINDS: Final = {
             runs=2,
             declared={"attempts": 2, "backoff": _SOON, "keep_failed": Keep.none()},
         ),
+        Kind(name="family", weight=3),
+        Kind(name="family_child", weight=0),
+        Kind(name="family_bad_child", state="failed", weight=0),
+        Kind(name="growing", runs=2, weight=2),
+        Kind(name="beat", weight=0, many=True),
         # Only Node adds these.
         Kind(name="flow_parent", weight=0, flow=True),
         Kind(name="flow_child", weight=0, flow=True),

@@ -13,12 +13,13 @@ const where = JSON.parse(place);
 const require = createRequire(new URL('../interop/package.json', import.meta.url));
 const IORedis = require('ioredis');
 const {
-  DelayedError, FlowProducer, Queue, UnrecoverableError, Worker,
+  DelayedError, FlowProducer, Queue, UnrecoverableError, WaitingChildrenError, Worker,
 } = require(`bullmq${version}`);
 
 const PREFIX = 'nemesis';
 const MAIN = 'common';
 const LINES = 5;
+const GROWN = 3;
 const LOCK = 3000;
 
 const file = openSync(join(folder, `${who}.jsonl`), 'a');
@@ -103,6 +104,25 @@ const BEHAVIOURS = {
     }
     return runName(job);
   },
+  family_bad_child: (job) => { throw new UnrecoverableError(runName(job)); },
+  family: async (job) => [runName(job), ...await childResults(job)],
+  growing: async (job, token) => {
+    const results = await childResults(job);
+    if (results.length === GROWN) {
+      return [runName(job), ...results];
+    }
+    for (let number = 0; number < GROWN; number += 1) {
+      const intent = `${job.data.intent}-${number}`;
+      note('Intent', { intent, kind: 'family_child', queue: MAIN, parent: job.data.intent });
+      const parent = { id: job.id, queue: job.queueQualifiedName };
+      await insistently(() => spawner.add('family_child', { intent }, { jobId: intent, parent, failParentOnFailure: true }));
+      note('Answer', { intent, said: 'added', job: intent });
+    }
+    if (await insistently(() => job.moveToWaitingChildren(token))) {
+      throw new WaitingChildrenError();
+    }
+    return [runName(job), ...await childResults(job)];
+  },
   big: (job) => [runName(job), job.data.filling],
   chatty,
   chatty_thread: chatty,
@@ -128,6 +148,20 @@ const BEHAVIOURS = {
 };
 
 let spawner;
+
+async function insistently(ask) {
+  for (;;) {
+    try {
+      return await ask();
+    } catch {
+      await sleep(100); // so that no attempt is spent on what is done to Redis
+    }
+  }
+}
+
+async function childResults(job) {
+  return Object.values(await insistently(() => job.getChildrenValues()));
+}
 
 function sockets() {
   const links = readdirSync('/proc/self/fd').map((fd) => {

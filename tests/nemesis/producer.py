@@ -20,15 +20,15 @@ from anyio import create_task_group, sleep, to_thread
 from msgspec import Struct
 
 from taskbull import App, EnqueueError, JobHandle, TaskbullError
+from taskbull.app.producer import JobSpec
 from taskbull.app.task import Variant
 from tests.nemesis.kinds import KINDS, Kind
-from tests.nemesis.ledger import Answer, Called, Ledger
+from tests.nemesis.ledger import Answer, Called, Intent, Ledger
 from tests.nemesis.tasks import (
     CALL_TIMEOUT,
     ENQUEUE_TIMEOUT,
     make_app,
     note_intent,
-    note_refusal,
     said,
 )
 
@@ -59,6 +59,7 @@ class Desk:
         self._ledger = ledger
         self._seed = seed
         self._kinds = kinds
+        self._family: dict[str, list[str]] = {}
 
     def orders(self, lane: int) -> Iterator[Order]:
         """Draw orders, of each lane others."""
@@ -71,7 +72,7 @@ class Desk:
             options = kind.draw(random)
             intent = f"{self._ledger.who}-{lane}-{number}"
             count = BULK if kind.name == "plain" and random.random() < 0.05 else 1
-            if kind.name == "own_id":
+            if kind.name in {"own_id", "family", "growing"}:  # children name their parent
                 options["job_id"] = intent
             intents = [intent] if count == 1 else [f"{intent}-{n}" for n in range(count)]
             yield Order(kind, intents, options, random.random() < 0.05, random.choice((1, 3)))
@@ -82,12 +83,33 @@ class Desk:
             note_intent(self._ledger, intent, order.kind, order.options.get("delay", 0.0))
         filling = {"filling": "x" * order.kind.size} if order.kind.size else {}
         task = self.app.tasks[order.kind.name].options(**order.options)
+        if order.kind.name == "family":
+            task = task.after(self._children(order.intents[0]), on_failure="ignore")
         return task, [{"intent": intent, **filling} for intent in order.intents]
+
+    def _children(self, parent: str) -> list[JobSpec[Any]]:
+        """Make the children of a flow, and note that they are intended."""
+        random = Random(parent)
+        specs: list[JobSpec[Any]] = []
+        self._family[parent] = names = [f"{parent}-{n}" for n in range(random.randint(1, 6))]
+        for name in names:
+            kind = "family_bad_child" if random.random() < 0.1 else "family_child"
+            queue = KINDS[kind].queue
+            self._ledger.note(Intent, intent=name, kind=kind, queue=queue, parent=parent)
+            specs.append(self.app.tasks[kind].options(job_id=name).job(intent=name))
+        return specs
+
+    def _answered(self, intent: str, verdict: str, job: str = "", error: str = "") -> None:
+        """Note an answer for a job, and for all its children."""
+        self._ledger.note(Answer, intent=intent, said=verdict, job=job, error=error)
+        for child in self._family.get(intent, ()):
+            own = child if job else ""
+            self._ledger.note(Answer, intent=child, said=verdict, job=own, error=error)
 
     def added(self, intents: list[str], handles: list[JobHandle[Any]], began: float) -> None:
         self._called("enqueue", ENQUEUE_TIMEOUT, began)
         for intent, handle in zip(intents, handles, strict=True):
-            self._ledger.note(Answer, intent=intent, said=said(handle.deduplicated), job=handle.id)
+            self._answered(intent, said(handle.deduplicated), handle.id)
 
     def refused(self, intents: list[str], error: EnqueueError, began: float) -> list[str]:
         """Note what became of each; give the intents of the jobs that may be enqueued again."""
@@ -95,9 +117,9 @@ class Desk:
         left = [str(spec.data["intent"]) for spec in error.spec]
         for intent in intents:
             if intent in left:
-                note_refusal(self._ledger, intent, error)
+                self._answered(intent, "maybe" if error.may_be_added else "refused", "", str(error))
             else:  # it was added before the others were refused
-                self._ledger.note(Answer, intent=intent, said="added")
+                self._answered(intent, "added")
         return left
 
     @contextmanager

@@ -17,7 +17,7 @@ from taskbull import App
 from tests.nemesis import ledger
 from tests.nemesis.actors import Actor, Command, node, python
 from tests.nemesis.faults import FAULTS, Lane, Scene, insist
-from tests.nemesis.kinds import KINDS, PREFIX, QUEUES, probe_queue
+from tests.nemesis.kinds import KINDS, MAIN, PREFIX, QUEUES, probe_queue
 from tests.nemesis.place import Place, keep_all_events
 from tests.nemesis.plan import Planned, make_plan
 from tests.nemesis.rules import check_all
@@ -130,6 +130,7 @@ class Run:
         self.stack.callback(self._ended.set)
         for queue in QUEUES:
             keep_all_events(self._place, queue)
+        self._ledger.note(ledger.Intent, intent="beat", kind="beat", queue=MAIN)
         for actor in (*self._workers, *self._followers):
             actor.start()
         for actor in (*self._workers, *self._followers):
@@ -167,10 +168,12 @@ class Run:
             self._trouble(0, f"{surprise}: this run proves nothing")
         for queue in QUEUES:
             insist(self._prober.sync_queue(queue).resume)
-        for actor in self._producers:  # Node's is the last: it removes the scheduler
+        for actor in self._producers:  # Node's is the last: it removes its scheduler
             if actor.name == NODE_PRODUCER:
-                self._await_ticks()
+                self._await_ticks("tick")
             self._expect_end(actor, actor.finish())
+        self._await_ticks("beat")
+        insist(self._end_schedule)
         try:
             wait_until(lambda: not open_jobs(self._place), "the queues are drained", DRAIN_LIMIT)
         except AssertionError as error:
@@ -180,6 +183,9 @@ class Run:
             self._expect_end(actor, actor.terminate())
         self.truth = read_truth(self._place)
         self._await_followers()
+
+    def _end_schedule(self) -> None:
+        self._prober.sync_queue(MAIN).remove_schedule("beat")
 
     def _go_through(self, scene: Scene, lane: Lane, planned: list[Planned]) -> None:
         for one in planned:
@@ -221,11 +227,12 @@ class Run:
         file = self._folder / f"{actor.who}.jsonl"
         return file.read_bytes().count(b'"Vitals"') if file.exists() else 0
 
-    def _await_ticks(self) -> None:
-        """See that the scheduler has survived: it ticks, after all is over."""
-        seen = ticks(self._place)
+    def _await_ticks(self, schedule: str) -> None:
+        """See that a schedule has survived: it ticks, after all is over."""
+        seen = ticks(self._place, schedule)
+        what = f"the schedule {schedule} ticks"
         try:
-            wait_until(lambda: ticks(self._place) > seen + 1, "the scheduler ticks", PROBE_LIMIT)
+            wait_until(lambda: ticks(self._place, schedule) > seen + 1, what, PROBE_LIMIT)
         except AssertionError as error:
             self._trouble(2, str(error))
 

@@ -21,6 +21,7 @@ from taskbull import (
     App,
     ConnectionLost,
     EnqueueError,
+    Every,
     Keep,
     LockLost,
     MaybeExecuted,
@@ -28,13 +29,16 @@ from taskbull import (
     RateLimited,
     Retry,
     Snooze,
+    TaskbullError,
     TransientError,
+    WaitForChildren,
     current_job,
     events,
+    from_children,
 )
 from taskbull.core.middleware import CallNext
 from taskbull.worker.running_job import RunningJob
-from tests.nemesis.kinds import KINDS, PREFIX, Kind
+from tests.nemesis.kinds import BEAT, GROWN, KINDS, PREFIX, Kind
 from tests.nemesis.ledger import Answer, Intent, Ledger, Run, Told, Vitals
 
 ENQUEUE_TIMEOUT: Final = 2.0
@@ -135,7 +139,13 @@ async def blocking(intent: str) -> str:
     return run_name()
 
 
+async def family(intent: str, results: list[str] = from_children("family_child")) -> list[str]:
+    return [run_name(), *results]
+
+
 FUNCTIONS: Final[dict[str, Callable[..., Any]]] = {
+    "family": family,
+    "family_bad_child": permanent,
     "thread": in_thread,
     "flaky": flaky,
     "flaky_at_once": flaky,
@@ -185,7 +195,10 @@ def make_app(url: str, folder: Path, who: str) -> tuple[App, Ledger]:
         function = FUNCTIONS.get(kind.name, plain)
         if kind.name == "spawning":
             function = _spawning(app, ledger)
+        elif kind.name == "growing":
+            function = _growing(app, ledger)
         app.task(name=kind.name, queue=kind.queue, **kind.declared)(function)
+    app.schedule("beat", Every(BEAT), app.tasks["beat"].job(intent="beat"))
     app.task(name="probe")(_probe(ledger))
     app.middleware(_noting_runs(ledger))
     app.on(events.JobEvent)(_noting_events(ledger))
@@ -206,6 +219,35 @@ def _spawning(app: App, ledger: Ledger) -> Callable[..., Awaitable[str]]:
         return run_name()
 
     return spawning
+
+
+def _growing(app: App, ledger: Ledger) -> Callable[..., Awaitable[list[str]]]:
+    async def growing(intent: str) -> list[str]:
+        job, child = current_job(), app.tasks["family_child"]
+        results: list[str] = await insistently(lambda: job.achildren("family_child"))
+        if len(results) == GROWN:
+            return [run_name(), *results]
+        names = [f"{intent}-{number}" for number in range(GROWN)]
+        for name in names:
+            ledger.note(Intent, intent=name, kind="family_child", queue=child.queue, parent=intent)
+        jobs = [child.options(job_id=name).job(intent=name) for name in names]
+        await insistently(lambda: job.aspawn(jobs))
+        for name in names:
+            ledger.note(Answer, intent=name, said="added", job=name)
+        raise WaitForChildren
+
+    return growing
+
+
+async def insistently(ask: Callable[[], Awaitable[Any]]) -> Any:
+    """Ask until there is an answer: no attempt is spent on what is done to Redis."""
+    while True:
+        try:
+            return await ask()
+        except LockLost:
+            raise
+        except TaskbullError:
+            await sleep(0.1)
 
 
 def _probe(ledger: Ledger) -> Callable[[float], None]:

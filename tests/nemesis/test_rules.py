@@ -21,6 +21,8 @@ from tests.nemesis.ledger import (
     Vitals,
 )
 from tests.nemesis.rules import check_all
+from tests.nemesis.rules.case import Case
+from tests.nemesis.rules.ended import parents_have_all_results, schedules_go_on
 from tests.nemesis.truth import STATES, Event, Queue, Truth
 
 START = 1_700_000_000.0
@@ -169,6 +171,54 @@ def test_a_spoilt_run_breaks_the_rule(rule: int, spoil: Callable[[Story], Any]) 
     story = Story()
     spoil(story)
     assert rule in story.broken_rules()
+
+
+def case_of(jobs: dict[str, dict[str, str]], *records: Record) -> Case:
+    """Make a run of these jobs, all in one queue."""
+    book = Book()
+    for record in records:
+        book.add(record)  # type: ignore[arg-type]
+    events = {job: [Event(_id(0), "added", job, {})] for job in jobs}
+    queue = Queue({state: [] for state in STATES}, jobs, {}, [], events)
+    return Case(Truth({MAIN: queue}), book)
+
+
+@pytest.mark.parametrize(
+    ("given", "broken"),
+    [
+        ('["p/1","a/1","b/2"]', 0),
+        ('["p/1","a/1"]', 1),
+        ('["p/1","a/1","b/1"]', 1),
+        ('["p/1","a/1","b/2","b/2"]', 1),
+    ],
+)
+def test_a_parent_has_the_result_of_each_child_once(given: str, broken: int) -> None:
+    results = {"p": given, "a": '"a/1"', "b": '"b/2"'}
+    jobs = {
+        name: {"data": f'{{"intent": "{name}"}}', "returnvalue": value}
+        for name, value in results.items()
+    }
+    kinds = {"p": "family", "a": "family_child", "b": "family_child"}
+    intents = [
+        Intent(
+            at=START, who="", intent=name, kind=kind, queue=MAIN, parent="" if name == "p" else "p"
+        )
+        for name, kind in kinds.items()
+    ]
+    assert len(list(parents_have_all_results(case_of(jobs, *intents)))) == broken
+
+
+@pytest.mark.parametrize(
+    ("beats", "broken"),
+    [([0, 500, 1000], 0), ([0, 500, 700], 1), ([0, 500, 2500], 0), ([0, 500, 10_000], 1)],
+)
+def test_a_schedule_keeps_its_beat(beats: list[int], broken: int) -> None:
+    first = int(START) * 1000
+    jobs = {f"repeat:beat:{first + beat}": {"data": '{"intent": "beat"}'} for beat in beats}
+    assert len(list(schedules_go_on(case_of(jobs)))) == broken
+    fault = Fault(at=START + 5, who="", name="freeze", target=WORKER, began=START + 1)
+    off_beat = any(beat % 500 for beat in beats)
+    assert len(list(schedules_go_on(case_of(jobs, fault)))) == (1 if off_beat else 0)
 
 
 def test_what_a_fault_explains_is_no_violation() -> None:

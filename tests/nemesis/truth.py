@@ -106,11 +106,12 @@ def open_jobs(place: Place) -> dict[str, int]:
     return found
 
 
-def ticks(place: Place) -> int:
-    """Count the runs of the scheduler that are done."""
+def ticks(place: Place, schedule: str) -> int:
+    """Count the runs of a schedule that are done."""
     keys = keys_of(place, MAIN)
     with client(place.owner(keys.meta)) as admin:
-        return sum(job.startswith("repeat:") for job in admin.zrange(keys.completed, 0, -1))
+        done = admin.zrange(keys.completed, 0, -1)
+        return sum(job.startswith(f"repeat:{schedule}:") for job in done)
 
 
 def _read_queue(place: Place, name: str) -> Queue:
@@ -150,7 +151,7 @@ def takings(events: list[Event]) -> list[Taking]:
                 found.append(Taking(len(found) + 1, event.ms))
             case "completed" | "failed" if last and not last.ending:
                 last.ending, last.ended_ms = event.name, event.ms
-            case "delayed" | "waiting" if last and not last.ending:
+            case "delayed" | "waiting" | "waiting-children" if last and not last.ending:
                 last.ending, last.ended_ms = "left", event.ms
             case "stalled" if last:
                 last.ending = "stalled"

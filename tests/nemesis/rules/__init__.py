@@ -8,7 +8,13 @@ from typing import Final, TypeAlias
 from tests.nemesis.ledger import Book
 from tests.nemesis.rules.added import acknowledged_once
 from tests.nemesis.rules.case import Case, Violation
-from tests.nemesis.rules.ended import began_in_time, ended_as_asked, parents_after_children
+from tests.nemesis.rules.ended import (
+    began_in_time,
+    ended_as_asked,
+    parents_after_children,
+    parents_have_all_results,
+    schedules_go_on,
+)
 from tests.nemesis.rules.left import nothing_left
 from tests.nemesis.rules.run import extra_runs_explained, last_run_counts
 from tests.nemesis.rules.told import every_end_told, stream_heard_once, told_once_and_truly
@@ -24,6 +30,8 @@ RULES: Final[tuple[Rule, ...]] = (
     last_run_counts,
     extra_runs_explained,
     parents_after_children,
+    parents_have_all_results,
+    schedules_go_on,
     told_once_and_truly,
     every_end_told,
     stream_heard_once,

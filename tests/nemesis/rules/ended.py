@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator
+from itertools import pairwise
 
+import msgspec
+
+from tests.nemesis.kinds import BEAT, MAIN
 from tests.nemesis.ledger import JobKey
 from tests.nemesis.rules.added import FLOWS, is_lost_flow
 from tests.nemesis.rules.case import Case, Violation
+from tests.nemesis.rules.run import AFTERMATH
 from tests.nemesis.truth import OPEN, Event
 
 EARLY_MS = 1
 """Milliseconds that are lost by rounding."""
+
+PATIENCE = 5.0
+"""Seconds by which a run of a schedule may be late on a busy machine."""
 
 
 def ended_as_asked(case: Case) -> Iterator[Violation]:
@@ -65,11 +74,46 @@ def parents_after_children(case: Case) -> Iterator[Violation]:
     for child in case.book.intents.values():
         if not child.parent:
             continue
-        began = _first(case.events((child.queue, child.parent)), "active")
+        parent = case.kind((child.queue, child.parent))
+        # A growing job has begun to add its children, and is completed after them.
+        step = "completed" if parent and parent.name == "growing" else "active"
+        began = _first(case.events((child.queue, child.parent)), step)
         ended = _first(case.events((child.queue, child.intent)), "completed", "failed")
         if began and ended and began.place < ended.place:
             what = f"{child.parent} began before its child {child.intent} had ended"
             yield case.violation(4, what, (child.queue, child.parent), child.intent)
+
+
+def parents_have_all_results(case: Case) -> Iterator[Violation]:
+    """Hold what parents were given against what their children have returned."""
+    families: defaultdict[tuple[str, str], list[str]] = defaultdict(list)
+    for intent, one in case.book.intents.items():
+        above = case.book.intents.get(one.parent)
+        if above and above.kind in {"family", "growing"}:
+            families[one.queue, one.parent].append(intent)
+    for (queue, parent), children in families.items():
+        stored = case.stored((queue, parent))
+        if not stored or "returnvalue" not in stored:
+            continue  # another rule asks whether it is completed
+        _, *got = msgspec.json.decode(stored["returnvalue"])
+        ends = [(case.stored((queue, child)) or {}).get("returnvalue") for child in children]
+        returned = [msgspec.json.decode(end) for end in ends if end]
+        if sorted(got) != sorted(returned):
+            what = f"{parent} was given {got}, and its children returned {returned}"
+            yield case.violation(4, what, (queue, parent), parent)
+
+
+def schedules_go_on(case: Case) -> Iterator[Violation]:
+    """Look for gaps in the runs of our schedule that nothing explains, and for doubles."""
+    step = round(BEAT * 1000)
+    ids = (job.split(":") for queue, job in case.takings if queue == MAIN)
+    due = sorted(int(words[2]) for words in ids if words[:2] == ["repeat", "beat"])
+    for one, other in pairwise(due):
+        if (other - one) % step:
+            yield Violation(2, f"the schedule ran at {one}, and off its beat at {other}", [])
+        first, last = one / 1000 - AFTERMATH, other / 1000 + AFTERMATH
+        if other - one > PATIENCE * 1000 and not case.broken_between(first, last):
+            yield Violation(2, f"the schedule did not run from {one} to {other}", [])
 
 
 def _first(events: list[Event], *names: str) -> Event | None:
