@@ -21,6 +21,10 @@ local now, longest, pending, cursor, count = unpack(ARGV)
 --- @include "cancel_waiting"
 --- @include "split_key"
 
+local function is_full(problem)
+  return string.find(problem, "OOM", 1, true) or string.find(problem, "READONLY", 1, true)
+end
+
 local current = redis.call("LRANGE", parents, -1, -1)[1]
 if not current then
   return { "", "0" }
@@ -40,7 +44,13 @@ for i = 1, #children do
   if string.sub(children[i], 1, #own_base) == own_base then -- an id may have colons
     base, id = own_base, string.sub(children[i], #own_base + 1)
   end
-  cancel_waiting(base, id, reason, tonumber(now), tonumber(longest), parents)
+  local is_done, problem =
+    pcall(cancel_waiting, base, id, reason, tonumber(now), tonumber(longest), parents)
+  problem = type(problem) == "table" and problem.err or tostring(problem)
+  -- A child that is out of reach, where this user has no access, holds up no other.
+  if not is_done and (string.find(problem, "run th", 1, true) or is_full(problem)) then
+    error(problem, 0)
+  end
 end
 local next_cursor = found.err and "0" or found[1]
 if next_cursor == "0" then

@@ -33,20 +33,24 @@ local function answer(code)
   return { code, redis.call("EXISTS", parents) }
 end
 
--- A running job is marked; the first reason stands. One of our workers is told, too.
+-- A running job is marked; the first reason stands. One of our workers is told, too; if that is
+-- refused, its next heartbeat finds the mark.
 local function request()
   local doom = redis.call("HGET", job, "defa")
   if is_cancelled(doom) then
     reason = doom
   end
   local token = redis.call("GET", job .. ":lock")
-  if token and string.sub(token, 1, 3) == "tb:" then
-    redis.call("XADD", requests, "MAXLEN", "~", MOST_REQUESTS, "*", "id", job_id, "token", token,
-      "reason", reason)
-    redis.call("PEXPIRE", requests, LIFE)
-  end
   redis.call("HSET", job, "defa", reason)
-  return token and string.sub(token, 1, 3) ~= "tb:" and UNSTOPPABLE or REQUESTED
+  if not token then
+    return REQUESTED
+  elseif string.sub(token, 1, 3) ~= "tb:" then
+    return UNSTOPPABLE
+  end
+  redis.pcall("XADD", requests, "MAXLEN", "~", MOST_REQUESTS, "*", "id", job_id, "token", token,
+    "reason", reason)
+  redis.pcall("PEXPIRE", requests, LIFE)
+  return REQUESTED
 end
 
 -- A job that has ended. If this very call has ended it, that is the answer; and the children of one

@@ -1,7 +1,8 @@
 --- @include "is_cancelled"
 
--- start_afresh(job, opts, doom): let a job that has ended run as if nobody had cancelled it, and whatever
--- time has passed. `opts` are its options as they are stored, `doom` its field `defa`, or false.
+-- start_afresh(job, opts, doom): let a job that has ended run as if nobody had cancelled it, and
+-- whatever time has passed. `opts` are its options as they are stored, `doom` is its field `defa`;
+-- false: it has none.
 local function start_afresh(job, opts, doom)
   if is_cancelled(doom) then
     redis.call("HDEL", job, "defa")

@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 import pytest
+import redis
 
 from taskbull.core.cancelling import Cancelled
 from taskbull.core.job import Job
@@ -35,7 +36,10 @@ from taskbull.scripts.cancelling import (
 )
 from taskbull.scripts.cycle import Cycled, Taking, cycle, pack_outcome
 from taskbull.scripts.locks import Extended, extend_locks, sweep_piece
+from taskbull.store import address
+from taskbull.store.sync_store import SyncStore
 from tests.scripts.bed import NOW, Bed, without
+from tests.servers.kinds import Reachable
 
 WHY = "cancelled: not needed"
 TAKING = Taking(30_000)
@@ -534,6 +538,26 @@ def test_children_with_colons_in_their_ids_are_found(bed: Bed) -> None:
     bed.child("a:b:c", "top")
     stop(bed, "top")
     assert set(bed.state()["failed"]) == {"top", "a:b:c"}
+
+
+def test_a_child_out_of_reach_keeps_no_other_from_being_cancelled(
+    bed: Bed, server: Reachable, admin: redis.Redis
+) -> None:
+    user = f"u{bed.prefix}"
+    bed.job("top", "waiting-children")
+    bed.child("mine", "top")
+    other = f"{bed.prefix}:other:"
+    admin.hset(f"{other}theirs", "name", "n")
+    admin.lpush(f"{other}wait", "theirs")
+    admin.sadd(bed.queue.dependencies("top"), f"{other}theirs")
+    rules = ("on", ">secret", f"~{bed.queue.base}*", "&*", "+@all")
+    admin.execute_command("ACL", "SETUSER", user, *rules)
+    store = SyncStore(address.parse(server.url.replace("//", f"//{user}:secret@")))
+    assert stop(Bed(admin, store, bed.prefix), "top") is Cancelled.BEFORE_START
+    store.close()
+    admin.execute_command("ACL", "DELUSER", user)
+    assert set(bed.state()["failed"]) == {"top", "mine"}
+    assert admin.llen(f"{other}wait") == 1
 
 
 def test_a_cancelled_child_lets_its_parent_know(bed: Bed) -> None:

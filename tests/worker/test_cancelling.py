@@ -322,7 +322,7 @@ async def _lose_the_stream(bed: WorkerBed, job_id: str) -> None:
 
 async def _break_the_stream(bed: WorkerBed, job_id: str) -> None:
     bed.admin.set(requests_key(bed.keys), "no stream")
-    bed.admin.hset(bed.keys.job(job_id), "defa", WHY)
+    assert await bed.queue.cancel(job_id, "enough") is Cancelled.REQUESTED
 
 
 @pytest.mark.parametrize("harm", [_lose_the_stream, _break_the_stream])

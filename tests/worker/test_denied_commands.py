@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 import redis
@@ -28,6 +29,7 @@ COMMANDS = sorted(
 SINGLE = [str(number) for number in range(1, 13)]
 CHILDREN = [f"child-{number}" for number in range(4)]
 ALL = [*SINGLE, *CHILDREN, "parent"]
+LIMIT = 60.0
 
 
 class Denied:
@@ -45,14 +47,20 @@ class Denied:
     def allow(self, *rules: str) -> None:
         self.admin.execute_command("ACL", "SETUSER", self.user, *rules)
 
-    def tried(self, job_id: str = "") -> bool:
+    def denials(self) -> int:
+        """Count how often the worker was denied something."""
+        log = self.admin.acl_log(1000)
+        return sum(int(entry["count"]) for entry in log if entry["username"] == self.user)
+
+    def tried(self, before: int, has_ended: Callable[[], bool]) -> bool:
         """Tell whether the worker has met the denial, or can do without the command."""
-        log = str(self.admin.execute_command("ACL", "LOG", 1000))
-        if f"'{self.user}'" in log:
-            return True
-        if job_id:
-            return self.admin.zscore(self.bed.keys.failed, job_id) is not None
+        return has_ended() or self.denials() > before
+
+    def all_completed(self) -> bool:
         return bool(self.admin.zcard(self.bed.keys.completed) == len(ALL))
+
+    def has_failed(self) -> bool:
+        return bool(self.admin.zcard(self.bed.keys.failed) == 1)
 
     async def play(self) -> None:
         family = Bed(self.admin, SyncStore(parse(self.bed.url)), self.bed.prefix)
@@ -68,17 +76,24 @@ class Denied:
             self._handle, redis=self.url, concurrency=5, heartbeat_interval=0.5
         )
         async with worker.running():
-            await until(self.tried)
+            await until(lambda: self.tried(0, self.all_completed), LIMIT)
             self.allow("+@all")
-            await self.bed.record.wait_for(events.Completed, len(ALL), limit=60)
-            stopped = await self.bed.queue.add("sleep")
-            record = self.bed.record
-            await record.wait_for(events.Started, where=lambda e: e.job.id == stopped.id)
-            self.allow(f"-{self.command.lower()}")
-            await self.bed.queue.cancel(stopped.id)
-            await until(lambda: self.tried(stopped.id))
-            self.allow("+@all")
-            await record.wait_for(events.Failed, limit=60)
+            await self.bed.record.wait_for(events.Completed, len(ALL), limit=LIMIT)
+            await self._stop_one()
+
+    async def _stop_one(self) -> None:
+        """Cancel a running job while the command is denied once more."""
+        record = self.bed.record
+        stopped = await self.bed.queue.add("sleep")
+        await record.wait_for(
+            events.Started, where=lambda event: event.job.id == stopped.id, limit=LIMIT
+        )
+        before = self.denials()
+        self.allow(f"-{self.command.lower()}")
+        await self.bed.queue.cancel(stopped.id)
+        await until(lambda: self.tried(before, self.has_failed), LIMIT)
+        self.allow("+@all")
+        await record.wait_for(events.Failed, limit=LIMIT)
 
     async def _handle(self, job: Any) -> None:
         if job.name == "sleep":
