@@ -211,6 +211,8 @@ class Metrics:
 
     def processes(self, worker_id: str, *, size: int, busy: int) -> None:
         """Note how a worker's process pool is used."""
+        for cause in ("died", "recycled"):
+            self._processes_ended.add(0, (cause,))
         self._processes.set(size, (worker_id,))
         self._processes_busy.set(busy, (worker_id,))
 

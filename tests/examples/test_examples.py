@@ -46,6 +46,17 @@ def test_a_trio_program_is_producer_and_worker(on_server: OpenExample) -> None:
     ]
 
 
+def test_functions_compute_hang_and_crash_in_processes(on_server: OpenExample) -> None:
+    said = on_server("primes.py").python("primes.py").run()
+    expected = [
+        "5133 primes below 50,000",
+        "counted elsewhere",
+        "search_for_ever: TimeoutError: the job took longer than its timeout of 0.5 s",
+        "crash: SIGABRT",
+    ]
+    assert [line for line in said.splitlines() if line in expected] == expected  # and log lines
+
+
 def test_a_report_is_scheduled_every_night(embedded_only: OpenExample) -> None:
     said = embedded_only("nightly_report.py").python("nightly_report.py").run()
     assert said.splitlines() == [

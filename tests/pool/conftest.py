@@ -67,7 +67,10 @@ class PoolBed:
     async def working(self, **options: Any) -> AsyncIterator[Worker]:
         """Run a worker; afterwards none of its processes is left, not even as a zombie."""
         options.setdefault("process_pool", 2)
+        metrics = options.pop("metrics", None)
         worker = self.app.worker(**options)
+        if metrics is not None:
+            worker.measure(metrics)
         worker.on(events.Event, self.record)
         try:
             async with worker.running():

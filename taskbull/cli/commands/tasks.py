@@ -59,6 +59,7 @@ def _describe_task(task: Task[..., Any]) -> dict[str, Any]:
         "queue": task.queue,
         "signature": signature_of(task),
         "kind": "async" if task.is_async else "sync",
+        "runs_in": task.site.value,
         "attempts": task.settings.options.attempts,
         "timeout": task.settings.timeout,
         "priority": task.settings.options.priority,

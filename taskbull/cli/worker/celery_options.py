@@ -12,10 +12,13 @@ _SAME = {
     "--loglevel": "--log-level",
     "-l": "--log-level",
 }
-_POOL = "async tasks run in the event loop, plain functions in threads; --processes adds more"
+_POOL = (
+    "async tasks run in the event loop, plain functions in threads, or in processes with "
+    "@app.task(process=True); --process-pool says in how many"
+)
 _BEAT = "the schedules of a queue need no process of their own"
 _NAME = "a worker's name is its host, its process and six random digits"
-_TIME = "it is timeout= of a task"
+_TIME = "it is timeout= of a task; with process=True, grace= is the time up to the kill"
 _BACKGROUND = "run it in the background with systemd or your shell"
 
 _NEEDLESS = {
@@ -35,8 +38,8 @@ _OTHER = {
     "--beat": _BEAT,
     "-n": _NAME,
     "--hostname": _NAME,
-    "--max-tasks-per-child": "it is --max-jobs",
-    "--max-memory-per-child": "it is --max-memory, in MB",
+    "--max-tasks-per-child": "it is --process-max-jobs, or --max-jobs of whole workers",
+    "--max-memory-per-child": "it is --process-max-memory, or --max-memory of workers, in MB",
     "--time-limit": _TIME,
     "--soft-time-limit": _TIME,
     "-D": _BACKGROUND,
