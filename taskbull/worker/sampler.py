@@ -90,10 +90,12 @@ class Sampler:
                     busy=threads.busy,
                     abandoned=threads.abandoned,
                 )
-                if self.processes is not None:
-                    sink.processes(
-                        self._worker_id, size=self.processes.size, busy=self.processes.busy
-                    )
+                pool = self.processes
+                sink.processes(
+                    self._worker_id,
+                    size=0 if pool is None else pool.size,
+                    busy=0 if pool is None else pool.busy,
+                )
             await sleep_until(due)
             for context in self._contexts:
                 context.reporter.count_started()  # else those that run for long would come late

@@ -25,13 +25,13 @@ from taskbull.errors import (
     TaskbullError,
 )
 from taskbull.worker.pool.call import PoolCall, Seat
-from taskbull.worker.pool.crew import Crew
 from taskbull.worker.pool.fates import error_of, fate_of, outcome_of, told_by
 from taskbull.worker.pool.faults import pack_fault, unpack_fault
 from taskbull.worker.pool.frames import MOST, BadFrame, FrameReader, frame
 from taskbull.worker.pool.messages import Raised, Ready, encode, read_in_worker
 from taskbull.worker.pool.output import LINE_LIMIT, MOST_PER_SECOND, STDOUT, Printed
 from taskbull.worker.pool.process import Death
+from taskbull.worker.pool.roster import Roster
 from taskbull.worker.run import Run
 from taskbull.worker.running_job import Workplace
 
@@ -139,53 +139,53 @@ def call(number: int = 1) -> PoolCall:
 
 
 def test_calls_wait_for_a_process_in_order() -> None:
-    crew, chair = Crew(), Chair()
+    roster, chair = Roster(), Chair()
     first, second, third = call(1), call(2), call(3)
-    assert crew.take(chair) is None
-    assert crew.put(first) is chair
-    assert crew.put(second) is crew.put(third) is None
-    assert crew.busy == 1
-    assert crew.take(chair) is second
-    assert crew.withdraw(third)
-    assert crew.take(chair) is None
-    assert crew.busy == 0
+    assert roster.take(chair) is None
+    assert roster.put(first) is chair
+    assert roster.put(second) is roster.put(third) is None
+    assert roster.busy == 1
+    assert roster.take(chair) is second
+    assert roster.withdraw(third)
+    assert roster.take(chair) is None
+    assert roster.busy == 0
 
 
 def test_a_call_that_has_begun_cannot_be_withdrawn_but_halted_once() -> None:
-    crew, chair = Crew(), Chair()
-    crew.take(chair)
+    roster, chair = Roster(), Chair()
+    roster.take(chair)
     first, second = call(1), call(2)
-    crew.put(first)
-    crew.put(second)
-    assert not crew.withdraw(first)
-    assert crew.halt(first) is chair
-    assert crew.halt(first) is None
-    assert crew.take(chair) is None  # it gets no other, though one waits
+    roster.put(first)
+    roster.put(second)
+    assert not roster.withdraw(first)
+    assert roster.halt(first) is chair
+    assert roster.halt(first) is None
+    assert roster.take(chair) is None  # it gets no other, though one waits
     assert second.seat is None
-    assert crew.busy == 0
+    assert roster.busy == 0
 
 
 def test_a_call_that_is_over_is_not_halted() -> None:
-    crew, chair = Crew(), Chair()
-    crew.take(chair)
+    roster, chair = Roster(), Chair()
+    roster.take(chair)
     first, second = call(1), call(2)
-    crew.put(first)
-    crew.put(second)
-    assert crew.take(chair) is second
-    assert crew.halt(first) is None  # a signal would hit the second
+    roster.put(first)
+    roster.put(second)
+    assert roster.take(chair) is second
+    assert roster.halt(first) is None  # a signal would hit the second
     assert not chair.dismissed
 
 
 def test_a_process_that_is_gone_loses_its_call() -> None:
-    crew, chair = Crew(), Chair()
-    crew.take(chair)
+    roster, chair = Roster(), Chair()
+    roster.take(chair)
     first = call()
-    crew.put(first)
-    assert crew.leave(chair) is first
-    assert crew.leave(chair) is None
-    assert crew.put(call(2)) is None
-    assert len(crew.give_up()) == 1
-    assert crew.give_up() == []
+    roster.put(first)
+    assert roster.leave(chair) is first
+    assert roster.leave(chair) is None
+    assert roster.put(call(2)) is None
+    assert len(roster.give_up()) == 1
+    assert roster.give_up() == []
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ End: TypeAlias = Done | Raised | TaskbullError
 class Seat(ABC):
     """A process, as calls see it: it has one of them, or none.
 
-    All is written under the lock of the crew.
+    All is written under the lock of the roster.
     """
 
     def __init__(self) -> None:
@@ -47,7 +47,7 @@ class Seat(ABC):
 class PoolCall:
     """A call of a function, until its end is known.
 
-    `seat` is written under the lock of the crew; `inbox` and `waiter` belong to the event loop.
+    `seat` is written under the lock of the roster; `inbox` and `waiter` belong to the event loop.
     """
 
     __slots__ = (

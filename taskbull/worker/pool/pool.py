@@ -27,11 +27,11 @@ from taskbull.errors import (
 from taskbull.store.backend import on_trio, waiters
 from taskbull.worker.pool.asking import perform
 from taskbull.worker.pool.call import End, PoolCall
-from taskbull.worker.pool.crew import Crew
 from taskbull.worker.pool.fates import error_of
 from taskbull.worker.pool.keeper import LEAVING, Gone, Keeper
 from taskbull.worker.pool.mailbox import Mailbox
 from taskbull.worker.pool.messages import Ask, Done, FateKind, Hello, Raised, encode
+from taskbull.worker.pool.roster import Roster
 from taskbull.worker.run import Run, Spawning
 from taskbull.worker.running_job import Workplace
 from taskbull.worker.threads import Stoppable
@@ -100,7 +100,7 @@ class ProcessPool:
         self._hello = encode(plan.hello(worker_id))
         self._plan = plan
         self._told = told
-        self._crew = Crew()
+        self._roster = Roster()
         self._mailbox = Mailbox()
         self._new_waiter = waiters()
         self._numbers = count(1)
@@ -121,7 +121,7 @@ class ProcessPool:
     @property
     def busy(self) -> int:
         """How many of them run a job."""
-        return self._crew.busy
+        return self._roster.busy
 
     @property
     def pids(self) -> set[int]:
@@ -153,7 +153,7 @@ class ProcessPool:
         if not self._started:  # a job of a task that is at home in another queue
             self._hire_all()
         call = PoolCall(next(self._numbers), run, place, copy_context(), grace, clock)
-        seat = self._crew.put(call)
+        seat = self._roster.put(call)
         if seat is not None:
             seat.send(call.order)
         elif clock is not None:
@@ -161,7 +161,7 @@ class ProcessPool:
         try:
             end = await self._follow(call)
         except get_cancelled_exc_class():
-            if self._crew.withdraw(call):
+            if self._roster.withdraw(call):
                 raise
             ended = await self._halt(call)
             if not isinstance(ended, Done):
@@ -198,7 +198,7 @@ class ProcessPool:
 
     async def _halt(self, call: PoolCall) -> End | None:
         """End a call, and return how it ended."""
-        seat = self._crew.halt(call)
+        seat = self._roster.halt(call)
         if seat is not None:
             seat.halt(call, _HALTED)
         with CancelScope(deadline=current_time() + call.grace + _KILLING, shield=True):
@@ -235,7 +235,7 @@ class ProcessPool:
         self._mailbox.post(lambda: self._on_gone(keeper, end))
 
     def _feed(self, keeper: Keeper) -> None:
-        call = self._crew.take(keeper)
+        call = self._roster.take(keeper)
         if call is not None:
             keeper.send(call.order)
             self._mailbox.post(call.begin)
@@ -255,7 +255,7 @@ class ProcessPool:
 
     def _hire(self, delay: float = 0.0) -> None:
         if not self._closing:
-            keeper = Keeper(self, self._hello, self._crew.leave)
+            keeper = Keeper(self, self._hello, self._roster.leave)
             self._members.add(keeper)
             keeper.start(delay)
 
@@ -280,7 +280,7 @@ class ProcessPool:
         """Let go of processes that have done their share, as far as others are there for them."""
         ready = [one for one in self._members if one.has_begun]
         for keeper in [one for one in ready if one.worn][: max(0, len(ready) - self.size)]:
-            if self._crew.dismiss(keeper):
+            if self._roster.dismiss(keeper):
                 self._let_go(keeper)
 
     def _on_gone(self, keeper: Keeper, end: Gone) -> None:
@@ -313,7 +313,7 @@ class ProcessPool:
             self._hire(pause)
 
     def _let_wait_no_longer(self, reason: str) -> None:
-        for call in self._crew.give_up():
+        for call in self._roster.give_up():
             call.deliver(ProcessUnavailable(f"no process of the pool could start: {reason}"))
 
     def _announce(self) -> None:

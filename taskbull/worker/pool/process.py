@@ -12,6 +12,7 @@ thread ends (see `app.pool.child`).
 from __future__ import annotations
 
 import os
+import resource
 import select
 import signal
 import socket
@@ -30,6 +31,11 @@ CHILD: Final = "taskbull.app.pool.child"
 """The module that the process runs."""
 
 _FAULT_LIMIT = 20_000
+
+_LONG = 3600.0
+
+_CAN_LOOK = hasattr(os, "waitid")
+"""Whether one can look at the dead without burying them; on macOS, Python learned it in 3.13."""
 
 
 class Death(Struct, frozen=True):
@@ -99,6 +105,7 @@ class PoolProcess:
         for stream in self.outputs:
             os.set_blocking(stream.fileno(), False)
         self._lock = Lock()
+        self._end: tuple[int, resource.struct_rusage] | None = None
         self._buried = False
 
     @property
@@ -114,8 +121,14 @@ class PoolProcess:
 
     def has_ended(self) -> bool:
         """Return whether it has ended, and is to be buried."""
-        found = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-        return found is not None
+        if _CAN_LOOK:
+            found = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            return found is not None
+        with self._lock:
+            if self._end is None:
+                pid, status, usage = os.wait4(self.pid, os.WNOHANG)
+                self._end = (status, usage) if pid else None
+            return self._end is not None
 
     def ends_within(self, seconds: float) -> bool:
         """Wait for its end; return False if it does not come."""
@@ -132,10 +145,11 @@ class PoolProcess:
 
     def bury(self) -> Death:
         """Wait for its end, end all that it has left behind, and return how it ended."""
-        os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
+        while not self.ends_within(_LONG):
+            pass
         self.signal(signal.SIGKILL)  # its group, while the number is still its own
         with self._lock:
-            _, status, usage = os.wait4(self.pid, 0)
+            status, usage = self._end or os.wait4(self.pid, 0)[1:]
             self._buried = True
         self._popen.returncode = os.waitstatus_to_exitcode(status)
         peak = usage.ru_maxrss / (1e6 if sys.platform == "darwin" else 1e3)

@@ -8,7 +8,7 @@ from threading import Lock
 from taskbull.worker.pool.call import PoolCall, Seat
 
 
-class Crew:
+class Roster:
     """Hands calls to idle processes; those that find none wait, and are handed over when one is.
 
     That is done by the thread whose process has become free, without asking the event loop.
