@@ -44,7 +44,8 @@ from taskbull.worker.consumer import Consumer
 from taskbull.worker.context import QueueContext
 from taskbull.worker.heartbeat import beating
 from taskbull.worker.listeners import Listener, Listeners
-from taskbull.worker.pool.pool import PoolPlan, ProcessEnd, ProcessPool, pool_running
+from taskbull.worker.pool.pool import ProcessPool, pool_running
+from taskbull.worker.pool.pool_plan import PoolPlan, ProcessEnd
 from taskbull.worker.quarantine import Quarantine
 from taskbull.worker.reporter import Reporter
 from taskbull.worker.route import Handler, Resolve, SyncHandler, always

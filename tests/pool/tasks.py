@@ -134,6 +134,14 @@ def regex():
 def power():
     return 7 ** (7 ** 11) > 3
 
+def babble():
+    while True:
+        try:
+            while True:
+                print("x" * 100)
+        except SystemExit:
+            pass
+
 def stubborn():
     while True:
         try:

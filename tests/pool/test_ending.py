@@ -17,7 +17,7 @@ from tests.pool.conftest import PoolBed, is_there, lives
 from tests.worker.bed import until
 
 
-@pytest.mark.parametrize("how", ["spin", "sleep", "regex", "power", "stubborn", "deaf"])
+@pytest.mark.parametrize("how", ["spin", "sleep", "regex", "power", "stubborn", "deaf", "babble"])
 async def test_a_function_that_hangs_is_ended_and_its_process_replaced(
     bed: PoolBed, how: str
 ) -> None:

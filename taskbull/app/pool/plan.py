@@ -12,7 +12,7 @@ from taskbull.app.pool.source import AppSource
 from taskbull.app.task import Task
 from taskbull.core.site import Site
 from taskbull.core.worker_options import QueueOptions, WorkerOptions
-from taskbull.worker.pool.pool import PoolPlan
+from taskbull.worker.pool.pool_plan import PoolPlan
 
 
 def plan_pool(

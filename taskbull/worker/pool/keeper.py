@@ -17,13 +17,12 @@ from threading import Event, Lock, Thread
 from time import monotonic
 from typing import Final, Protocol
 
-import msgspec
 from msgspec import Struct
 
 from taskbull.core.job import Job
 from taskbull.errors import ProcessDied, TaskbullError
 from taskbull.worker.pool.call import PoolCall, Seat
-from taskbull.worker.pool.frames import BadFrame, FrameReader
+from taskbull.worker.pool.frames import BadFrame
 from taskbull.worker.pool.messages import (
     Ask,
     CannotStart,
@@ -35,12 +34,11 @@ from taskbull.worker.pool.messages import (
     Retire,
     ToWorker,
     encode,
-    read_in_worker,
 )
-from taskbull.worker.pool.output import STDERR, STDOUT, Printed
+from taskbull.worker.pool.output import STDERR, STDOUT, Printed, log_record
 from taskbull.worker.pool.process import Death, PoolProcess
 
-_PIECE = 1 << 15  # far larger ones are mapped and unmapped each time, for 50 µs
+_BOTH = select.POLLIN | select.POLLOUT
 _LOOK = 0.25
 """Seconds after which a process is looked at, where nothing tells of its end."""
 
@@ -104,14 +102,12 @@ class Keeper(Seat):
         """Whether another process is to take its place."""
         self._process: PoolProcess | None = None
         self._lock = Lock()
-        self._backlog = bytearray()  # what the line could not take yet
         self._kill_at: float | None = None
         self._told_to_end = False
         self._killed = Event()
         self._wake, self._woken = socket.socketpair()
         self._wake.setblocking(False)
         self._woken.setblocking(False)
-        self._frames = FrameReader()
         self._printed: list[Printed] = []
         self._last_lines: list[str] = []
         self._trouble = ""
@@ -128,22 +124,9 @@ class Keeper(Seat):
 
     def send(self, data: bytes) -> None:
         """Send a message, without waiting; from any thread."""
-        with self._lock:
-            process = self._process
-            if process is None:
-                return
-            sent = 0
-            if not self._backlog:
-                try:
-                    sent = process.line.send(data)
-                except BlockingIOError:
-                    pass
-                except OSError:  # it is dying; its end will be told
-                    return
-            if sent == len(data):
-                return
-            self._backlog += data[sent:]
-        self._wake_up()
+        process = self._process
+        if process is not None and not process.line.send(data):
+            self._wake_up()
 
     def halt(self, call: PoolCall, reason: str) -> None:
         """End a call that runs here: the process is told, then killed after the call's grace."""
@@ -216,14 +199,14 @@ class Keeper(Seat):
             poll.register(process.exit_fd, select.POLLIN)
         goes_on = True
         while goes_on:
-            poll.modify(line, select.POLLIN | select.POLLOUT if self._backlog else select.POLLIN)
+            poll.modify(line, _BOTH if process.line.has_backlog else select.POLLIN)
             ready = dict(poll.poll(self._patience_ms(process)))
             if woken in ready:
                 self._rub_eyes()
             self._read_printed(poll, ready)
             said = ready.get(line, 0)
             if said & select.POLLOUT:
-                self._flush(process)
+                process.line.flush()
             goes_on = not said & ~select.POLLOUT or self._receive(process)
             goes_on = goes_on and not self._has_ended(process, ready)
             self._kill_if_due(process)
@@ -255,32 +238,19 @@ class Keeper(Seat):
             return False
         if not process.has_ended():
             return False
-        self._receive(process, until_its_end=True)  # what it said before counts
+        self._receive(process, to_the_end=True)  # what it said before counts
         return True
 
-    def _flush(self, process: PoolProcess) -> None:
-        with self._lock, suppress(OSError):
-            sent = process.line.send(self._backlog)
-            del self._backlog[:sent]
-
-    def _receive(self, process: PoolProcess, *, until_its_end: bool = False) -> bool:
+    def _receive(self, process: PoolProcess, *, to_the_end: bool = False) -> bool:
         """Take in what the process has said; return False if it says no more."""
-        while True:
-            try:
-                piece = process.line.recv(_PIECE)
-            except BlockingIOError:
-                return True
-            except OSError:
-                piece = b""
-            if not piece:
-                return self._break_off(process, "it closed the line to its worker")
-            try:
-                for data in self._frames.feed(piece):
-                    self._heed(read_in_worker(data))
-            except BadFrame as error:
-                return self._break_off(process, f"what it wrote to its worker is wrong: {error}")
-            if len(piece) < _PIECE and not until_its_end:
-                return True
+        try:
+            for message in process.line.receive(to_the_end=to_the_end):
+                self._heed(message)
+        except EOFError:
+            return self._break_off(process, "it closed the line to its worker")
+        except BadFrame as error:
+            return self._break_off(process, f"what it wrote to its worker is wrong: {error}")
+        return True
 
     def _break_off(self, process: PoolProcess, trouble: str) -> bool:
         if not process.ends_within(_DYING):  # by ending it closes the line, too
@@ -296,7 +266,7 @@ class Keeper(Seat):
                 if self.call is not None:
                     self._office.asked(self.call, message)
             case Record():
-                self._log(message)
+                self._context().run(log_record, message, self.pid)
             case Ready():
                 self.has_begun = True
                 self._office.began(self)
@@ -316,23 +286,6 @@ class Keeper(Seat):
     def _context(self) -> Context:
         call = self.call
         return Context() if call is None else call.context
-
-    def _log(self, record: Record) -> None:
-        logger = logging.getLogger(record.logger)
-        if not logger.isEnabledFor(record.level):
-            return
-        file, line, function = record.place
-        with suppress(Exception):  # foreign code: handlers and filters of the application
-            made = logger.makeRecord(
-                logger.name, record.level, file, line, record.text, (), None, function
-            )
-            made.created = record.created
-            made.msecs = (record.created % 1) * 1000
-            made.threadName = record.thread
-            made.process = self.pid
-            made.exc_text = record.stack or None
-            vars(made).update(msgspec.json.decode(record.extra, type=dict[str, object]))
-            self._context().run(logger.handle, made)
 
     def _bury(self, process: PoolProcess) -> None:
         death = process.bury()

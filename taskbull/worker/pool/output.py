@@ -9,9 +9,14 @@ import logging
 import os
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from contextvars import Context
 from time import monotonic
 from typing import Final
+
+import msgspec
+
+from taskbull.worker.pool.messages import Record
 
 LINE_LIMIT: Final = 8192
 """Bytes of a line that are logged; the rest is counted."""
@@ -19,6 +24,7 @@ LINE_LIMIT: Final = 8192
 MOST_PER_SECOND: Final = 1000
 
 _PIECE = 1 << 15
+_PIECES = 64
 
 STDOUT: Final = ("stdout", logging.INFO)
 STDERR: Final = ("stderr", logging.WARNING)
@@ -51,8 +57,8 @@ class Printed:
         """The last lines: if the process cannot start, they say why."""
 
     def read(self) -> bool:
-        """Log what there is now; return False when the stream has ended."""
-        while True:
+        """Log what there is now, a pipe full of it; return False when the stream has ended."""
+        for _ in range(_PIECES):  # who prints without end must not keep us here
             try:
                 piece = os.read(self.descriptor, _PIECE)
             except BlockingIOError:
@@ -62,6 +68,7 @@ class Printed:
             if not piece:
                 return False
             self._take(piece)
+        return True
 
     def end_of_job(self) -> None:
         """Log also a line that was not ended, and what was left out."""
@@ -105,3 +112,22 @@ class Printed:
     def _log(self, text: str, *args: object) -> None:
         if self._logger.isEnabledFor(self._level):
             self._context().run(self._logger.log, self._level, text, *args)
+
+
+def log_record(record: Record, pid: int | None) -> None:
+    """Log a line that was logged in a process, as if it had been here."""
+    logger = logging.getLogger(record.logger)
+    if not logger.isEnabledFor(record.level):
+        return
+    file, line, function = record.place
+    with suppress(Exception):  # foreign code: handlers and filters of the application
+        made = logger.makeRecord(
+            logger.name, record.level, file, line, record.text, (), None, function
+        )
+        made.created = record.created
+        made.msecs = (record.created % 1) * 1000
+        made.threadName = record.thread
+        made.process = pid
+        made.exc_text = record.stack or None
+        vars(made).update(msgspec.json.decode(record.extra, type=dict[str, object]))
+        logger.handle(made)

@@ -6,8 +6,7 @@ The executor awaits it as it awaits a thread. Whatever cancels that await ends t
 from __future__ import annotations
 
 import logging
-import sys
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from contextvars import copy_context
 from itertools import count
@@ -15,22 +14,21 @@ from time import monotonic
 from typing import Final
 
 from anyio import CancelScope, Event, current_time, get_cancelled_exc_class, move_on_after
-from msgspec import Struct
 
-from taskbull.core.job import Job
 from taskbull.errors import (
     ConfigurationError,
     ProcessDied,
     ProcessUnavailable,
     TaskbullError,
 )
-from taskbull.store.backend import on_trio, waiters
+from taskbull.store.backend import waiters
 from taskbull.worker.pool.asking import perform
 from taskbull.worker.pool.call import End, PoolCall
 from taskbull.worker.pool.fates import error_of
 from taskbull.worker.pool.keeper import LEAVING, Gone, Keeper
 from taskbull.worker.pool.mailbox import Mailbox
-from taskbull.worker.pool.messages import Ask, Done, FateKind, Hello, Raised, encode
+from taskbull.worker.pool.messages import Ask, Done, FateKind, Raised, encode
+from taskbull.worker.pool.pool_plan import PoolPlan, ProcessEnd
 from taskbull.worker.pool.roster import Roster
 from taskbull.worker.run import Run, Spawning
 from taskbull.worker.running_job import Workplace
@@ -46,51 +44,6 @@ _KILLING = 5.0
 _SHORTEST_PAUSE, _LONGEST_PAUSE = 1.0, 30.0
 _SHORT_LIFE: Final = 5.0
 """Seconds below which an unhappy life counts as a failed start."""
-
-
-class PoolPlan(Struct, frozen=True, kw_only=True):
-    """How many processes there are, what they import, and how long each lives."""
-
-    size: int
-    app: str
-    modules: list[str]
-    script: str | None
-    """As `Hello` has them."""
-    tasks: Sequence[str]
-    """The names of the tasks that run in it."""
-    at_once: bool
-    """Whether the processes are started with the worker, or else for the first job."""
-    max_jobs: int | None = None
-    """Jobs after which a process is replaced."""
-    max_memory: int | None = None
-    """Megabytes in use after a job, above which it is replaced."""
-    memory_limit: int | None = None
-    """Megabytes of address space that a process may have."""
-
-    def hello(self, worker_id: str) -> Hello:
-        """Return the first message for a process."""
-        return Hello(
-            app=self.app,
-            modules=self.modules,
-            tasks=[*self.tasks],
-            script=self.script,
-            path=list(sys.path),
-            worker_id=worker_id,
-            backend="trio" if on_trio() else "asyncio",
-            log_level=logging.getLogger().getEffectiveLevel(),
-            memory_limit=self.memory_limit,
-            measures=self.max_memory is not None,
-        )
-
-
-class ProcessEnd(Struct, frozen=True):
-    """The end of a process that the pool did not want, or had to bring about."""
-
-    pid: int
-    reason: str
-    job: Job | None
-    recycled: bool = False
-    """Whether it had only done its share."""
 
 
 class ProcessPool:

@@ -26,6 +26,7 @@ from typing import IO, Final
 from msgspec import Struct
 
 from taskbull.core.frames import where_of
+from taskbull.worker.pool.worker_line import WorkerLine
 
 CHILD: Final = "taskbull.app.pool.child"
 """The module that the process runs."""
@@ -75,7 +76,8 @@ class PoolProcess:
     """A running process; made by the thread that keeps it."""
 
     def __init__(self) -> None:
-        self.line, line = socket.socketpair()
+        ours, line = socket.socketpair()
+        self.line = WorkerLine(ours)
         self.leash, leash = socket.socketpair()
         self._faults, faults = os.pipe()
         theirs = (line.fileno(), leash.fileno(), faults)
@@ -101,7 +103,6 @@ class PoolProcess:
         self.pid = self._popen.pid
         self.exit_fd = _open_exit_fd(self.pid)
         """Becomes readable when it ends; None: it has to be asked."""
-        self.line.setblocking(False)
         for stream in self.outputs:
             os.set_blocking(stream.fileno(), False)
         self._lock = Lock()
