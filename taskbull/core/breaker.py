@@ -90,6 +90,11 @@ class Breaker:
         return self._state
 
     @property
+    def failures(self) -> int:
+        """How many attempts in a row have failed."""
+        return self._failures
+
+    @property
     def wakes_at(self) -> float | None:
         """When `look` must be called because time changes the state; None: never by itself."""
         if self._state is BreakerState.OPEN:

@@ -8,7 +8,14 @@ from typing import TYPE_CHECKING, Literal, TypeAlias, TypedDict, Unpack
 from msgspec import Struct
 from msgspec.structs import force_setattr, replace
 
-from taskbull.core.checks import check_choice, check_int, check_text, check_type, refusal
+from taskbull.core.checks import (
+    check_bool,
+    check_choice,
+    check_int,
+    check_text,
+    check_type,
+    refusal,
+)
 from taskbull.core.durations import Duration, seconds
 from taskbull.core.states import MAX_SAFE_INTEGER
 
@@ -56,6 +63,7 @@ class WorkerKeywords(TypedDict, total=False):
     drain_delay: Duration
     burst_wait: Duration
     metrics_data_points: int
+    records: bool
 
 
 class WorkerOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -84,8 +92,10 @@ class WorkerOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     drain_delay: float = 5.0
     burst_wait: float = 30.0
     """How soon a delayed job must be due for a burst to wait for it."""
-    metrics_data_points: int = 0
+    metrics_data_points: int = 1440
     """Minutes for which BullMQ's own counts per minute are kept in Redis; 0: none are."""
+    records: bool = True
+    """Whether it writes down who it is and how it fares, for `taskbull top` and the dashboard."""
 
     if TYPE_CHECKING:
 
@@ -114,6 +124,7 @@ class WorkerOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             check_worker_id(self.worker_id)
         check_choice("on_lost_lock", self.on_lost_lock, ("continue", "cancel"))
         check_int("metrics_data_points", self.metrics_data_points, least=0, most=MAX_DATA_POINTS)
+        check_bool("records", self.records)
 
 
 class QueueKeywords(TypedDict, total=False):

@@ -23,7 +23,7 @@ PIECE: Final = 50
 LONGEST: Final = 100_000
 """How long a list may be in which a job is searched: it takes 50 ns per job before it."""
 
-BLOCK: Final = 30.0
+BLOCK: Final = 60.0
 """Seconds for which the server holds a read of the requests."""
 
 FIRST: Final = "0-0"

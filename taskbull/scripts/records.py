@@ -19,7 +19,7 @@ NOTE_WORKER = load("note_worker")
 GET_RECORDS = load("get_records")
 NOTE_ERRORS = load("note_errors")
 
-RECORD_LIFE_MS: Final = 50_000
+RECORD_LIFE_MS: Final = 62_500
 """For how long a record holds: two and a half times as long as an idle worker takes to renew it."""
 
 _MEMORY_MS: Final = 86_400_000

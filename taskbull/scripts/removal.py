@@ -17,6 +17,7 @@ from taskbull.errors import ConfigurationError, JobsActive
 from taskbull.scripts.call import Call, Command, Steps
 from taskbull.scripts.limits import pause
 from taskbull.scripts.loader import load
+from taskbull.scripts.records import unregister_queue
 from taskbull.scripts.replies import accepted, nothing, number, text, texts
 
 REMOVE_JOB = load("remove_job")
@@ -149,6 +150,7 @@ def obliterate(queue: QueueKeys, *, force: bool = False, piece: int = PIECE) -> 
     yield from _clean_set(queue, queue.waiting_children, _ALL, tally, piece)
     yield from _remove_scattered(queue)
     yield Command(("UNLINK", *_leftovers(queue)), queue.meta, nothing)
+    yield unregister_queue(queue.prefix, queue.queue)
 
 
 def _refuse_active(queue: QueueKeys) -> Steps[None]:

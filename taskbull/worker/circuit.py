@@ -34,6 +34,16 @@ class Circuit:
         return self._breaker.state
 
     @property
+    def failures(self) -> int:
+        """How many attempts in a row have failed."""
+        return self._breaker.failures
+
+    @property
+    def wakes_at(self) -> float | None:
+        """When an open circuit tries again, by the worker's clock."""
+        return self._breaker.wakes_at
+
+    @property
     def open(self) -> bool:
         """Whether no jobs are to be run."""
         return self._breaker.state is BreakerState.OPEN

@@ -42,11 +42,13 @@ from taskbull.worker.burst import until_done
 from taskbull.worker.clock import Clock
 from taskbull.worker.consumer import Consumer
 from taskbull.worker.context import QueueContext
+from taskbull.worker.failed_attempts import FailedAttempts
 from taskbull.worker.heartbeat import beating
 from taskbull.worker.listeners import Listener, Listeners
 from taskbull.worker.pool.pool import ProcessPool, pool_running
 from taskbull.worker.pool.pool_plan import PoolPlan, ProcessEnd
 from taskbull.worker.quarantine import Quarantine
+from taskbull.worker.recorder import Recorder
 from taskbull.worker.reporter import Reporter
 from taskbull.worker.route import Handler, Resolve, SyncHandler, always
 from taskbull.worker.running_job import job_of
@@ -135,6 +137,10 @@ class Worker:
         self.on(events.Event, LogLines())
         for kind, listener in (on or {}).items():
             self.on(kind, listener)
+        self._attempts = FailedAttempts()
+        if options.records:
+            self.on(events.Failed, self._attempts.hear)
+            self.on(events.Retried, self._attempts.hear)
         self._is_running = False  # from the first moment on: to start takes a while
         self._consumers: dict[str, Consumer] = {}  # while it runs
         self._processes: ProcessPool | None = None  # likewise
@@ -274,6 +280,8 @@ class Worker:
                 )
                 sampler.processes = self._processes
                 upkeep.start_soon(sampler.run, shutdown)
+            if self.options.records:
+                upkeep.start_soon(self._recorder(contexts).run, shutdown)
             async with beating(contexts, sync_store, self.options, self.id):
                 with shutdown.working:
                     async with create_task_group() as slots:
@@ -294,6 +302,10 @@ class Worker:
                         for consumer in consumers:
                             flushing.start_soon(consumer.flush)
             upkeep.cancel_scope.cancel()
+
+    def _recorder(self, contexts: Sequence[QueueContext]) -> Recorder:
+        options = {name: rules.over(self.options) for name, rules in self._rules.items()}
+        return Recorder(contexts, options, self.id, self._tasks, self._attempts)
 
     def _make_consumers(
         self,

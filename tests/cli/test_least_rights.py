@@ -35,6 +35,7 @@ NOT_NEEDED = {
     "keys": "a heading in the scripts",
     "config": "only doctor asks, and does without the answer",
     "eval": "a word in a pattern",
+    "evalsha_ro": "for users who may only read, where Redis has it",
     "auth": "everybody may",
     "sentinel": "asked of sentinels, where another user is logged in",
     "shutdown": "for the embedded server",

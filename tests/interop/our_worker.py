@@ -243,4 +243,6 @@ def _options(options: Options) -> WorkerOptions:
         limiter=None if limiter is None else Limiter(limiter["max"], limiter["duration"] / 1000),
         worker_id=options.get("name"),
         drain_delay=options.get("drainDelay", 5),
+        metrics_data_points=(options.get("metrics") or {}).get("maxDataPoints", 0),
+        records=False,  # they are not BullMQ's
     )

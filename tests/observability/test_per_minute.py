@@ -45,8 +45,16 @@ async def test_node_reads_what_our_worker_counts(
     assert (ours.count, ours.points, ours.point_count) == (4, [0, 0, 3], 3)
 
 
-async def test_without_the_option_nothing_is_counted(bed: WorkerBed) -> None:
+async def test_a_day_is_kept_unless_somebody_says_otherwise(bed: WorkerBed) -> None:
+    assert WorkerOptions().metrics_data_points == 24 * 60
     async with bed.worker(handler).running():
+        await bed.queue.add("good")
+        await bed.record.wait_for(events.Completed)
+    assert bed.admin.hget(bed.keys.metrics_completed, "count") == b"1"
+
+
+async def test_where_it_is_turned_off_nothing_is_counted(bed: WorkerBed) -> None:
+    async with bed.worker(handler, metrics_data_points=0).running():
         await bed.queue.add("good")
         await bed.record.wait_for(events.Completed)
     assert not bed.admin.exists(bed.keys.metrics_completed)

@@ -1,0 +1,152 @@
+"""What a worker writes down for whoever looks, and that it costs next to nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+from msgspec import Struct
+
+from taskbull import __version__
+from taskbull.core import events
+from taskbull.core.backoff import Backoff
+from taskbull.core.breaker import CircuitBreaker
+from taskbull.core.record import Seen
+from taskbull.core.worker_options import WorkerOptions
+from taskbull.queue.server import Server
+from taskbull.scripts.records import queues_key
+from taskbull.worker import recorder
+from taskbull.worker.worker import Worker
+from tests.worker.bed import WorkerBed, until
+
+
+class Declared(Struct, frozen=True):
+    queue: str
+
+
+TASKS: Mapping[str, Declared] = {"a": Declared("other"), "send": Declared("q")}
+
+
+async def ok(_: Any) -> None:
+    return None
+
+
+async def broken(_: Any) -> None:
+    raise KeyError("x")
+
+
+def make(bed: WorkerBed, handler: Any = ok, **more: Any) -> Worker:
+    options = {"worker_id": "w1", "records": True, **more}
+    breaker, url = options.pop("circuit_breaker", None), options.pop("redis", bed.url)
+    worker = Worker(
+        "q",
+        handler,
+        redis=url,
+        prefix=bed.prefix,
+        options=WorkerOptions(**options),
+        tasks=TASKS,
+        circuit_breaker=breaker,
+    )
+    worker.on(events.Event, bed.record)
+    return worker
+
+
+def about(bed: WorkerBed) -> Any:
+    return bed.admin.get(bed.keys.private("worker", "w1", "about"))
+
+
+async def seen(bed: WorkerBed) -> Seen:
+    found = await Server(bed.url, prefix=bed.prefix).records(["q"])
+    [one] = found["q"]
+    return one
+
+
+async def test_a_worker_says_who_it_is(bed: WorkerBed, anyio_backend: str) -> None:
+    async with make(bed, concurrency=7).running():
+        await until(lambda: about(bed) is not None)
+        record = (await seen(bed)).record
+        await until(lambda: bed.admin.zscore(queues_key(bed.prefix), "q") is not None)
+    assert record is not None
+    assert (record.version, record.backend, record.concurrency) == (__version__, anyio_backend, 7)
+    assert (record.tasks, record.running, record.stopping) == (["send", "a"], 0, False)
+    assert record.memory > 1_000_000
+    assert record.pid > 0
+    assert record.host
+
+
+async def test_one_that_has_stopped_is_remembered_without_a_record(bed: WorkerBed) -> None:
+    async with make(bed).running():
+        await until(lambda: about(bed) is not None)
+    gone = await seen(bed)
+    assert (gone.id, gone.record) == ("w1", None)
+
+
+async def test_one_that_is_stopping_says_so_at_once(bed: WorkerBed) -> None:
+    async with make(bed).running() as shutdown:
+        await until(lambda: about(bed) is not None)
+        shutdown.begin()
+        await until(lambda: b'"stopping":true' in (about(bed) or b'"stopping":true'))
+
+
+async def test_an_open_circuit_is_told(bed: WorkerBed, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recorder, "PULSE", 0.02)
+    monkeypatch.setattr(recorder, "BUSY", 0.02)
+    await bed.queue.add("send", attempts=1)
+    breaker = CircuitBreaker(threshold=1, duration=60)
+    async with make(bed, broken, circuit_breaker=breaker).running():
+        await until(lambda: b'"state":"open"' in (about(bed) or b""))
+        record = (await seen(bed)).record
+    assert record is not None
+    assert record.circuit is not None
+    assert (record.circuit.failures, record.circuit.state) == (1, "open")
+    assert record.circuit.until_ms is not None
+    assert 50_000 < record.circuit.until_ms - record.at_ms <= 60_000
+
+
+async def test_failed_attempts_are_counted_though_they_are_retried(bed: WorkerBed) -> None:
+    for _ in range(3):
+        await bed.queue.add("send", attempts=2, backoff=Backoff.fixed(3600))
+    async with make(bed, broken).running():
+        await bed.record.wait_for(events.Retried, 3)
+    [error] = await Server(bed.url, prefix=bed.prefix).hidden_errors("q")
+    assert (error.task, error.error, error.count) == ("send", "KeyError: <…>", 3)
+
+
+async def test_it_has_the_fingerprint_of_its_failed_job(bed: WorkerBed) -> None:
+    await bed.queue.add("send", attempts=1)
+    async with make(bed, broken).running():
+        await bed.record.wait_for(events.Failed)
+    server = Server(bed.url, prefix=bed.prefix)
+    [error] = await server.hidden_errors("q")
+    [group] = (await server.failures("q")).groups
+    assert (group.error, group.fingerprint) == (error.error, error.fingerprint)
+    assert group.frame.startswith("test_records.py:")
+
+
+async def test_nothing_is_written_where_it_is_turned_off(bed: WorkerBed) -> None:
+    await bed.queue.add("send", attempts=1)
+    async with make(bed, broken, records=False, metrics_data_points=0).running():
+        await bed.record.wait_for(events.Failed)
+    keys = {bytes(key).decode() for key in bed.admin.scan_iter(f"{bed.prefix}:*")}
+    assert not any("worker" in key or "tb:errors" in key for key in keys)
+    assert queues_key(bed.prefix) not in keys
+
+
+async def test_obliterate_leaves_nothing_of_it(bed: WorkerBed) -> None:
+    await bed.queue.add("send", attempts=1)
+    async with make(bed, broken).running():
+        await bed.record.wait_for(events.Failed)
+    await bed.queue.obliterate(force=True)
+    assert [*bed.admin.scan_iter(f"{bed.prefix}:*")] == []
+
+
+async def test_a_worker_that_may_not_write_records_works(bed: WorkerBed) -> None:
+    admin: Any = bed.admin
+    admin.execute_command("ACL SETUSER shy on >secret ~* &* +@all -pexpire")
+    await bed.queue.add("send", attempts=1)
+    shy = bed.url.replace("redis://", "redis://shy:secret@")
+    async with make(bed, redis=shy).running():
+        await bed.record.wait_for(events.Completed)
+    admin.execute_command("ACL DELUSER shy")
+    assert about(bed) is None
