@@ -1,14 +1,14 @@
 -- count_finished(metrics, many, data_points, now): count jobs that ended now, minute by minute. The
 -- list of minutes is `metrics` .. ":data", newest at the head.
 local function count_finished(metrics, many, data_points, now)
-  local count = redis.call("HINCRBY", metrics, "count", 1) - 1
-  local previous = redis.call("HMGET", metrics, "prevTS", "prevCount")
+  local previous = redis.call("HMGET", metrics, "prevTS", "prevCount", "count")
   if not previous[1] then
     redis.call("HSET", metrics, "prevTS", now, "prevCount", 0)
   else
     local minutes = math.floor(now / 60000) - math.floor(tonumber(previous[1]) / 60000)
     minutes = math.min(minutes, data_points)
     if minutes > 0 then
+      local count = tonumber(previous[3] or 0)
       local points = { count - tonumber(previous[2]) }
       for _ = 2, minutes do
         points[#points + 1] = 0
@@ -21,7 +21,5 @@ local function count_finished(metrics, many, data_points, now)
       redis.call("HSET", metrics, "prevCount", count, "prevTS", now)
     end
   end
-  if many > 1 then
-    redis.call("HINCRBY", metrics, "count", many - 1)
-  end
+  redis.call("HINCRBY", metrics, "count", many)
 end
