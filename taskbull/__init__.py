@@ -58,7 +58,7 @@ if TYPE_CHECKING:
     from taskbull.queue.server import Server
     from taskbull.queue.sync_queue import SyncQueue
     from taskbull.queue.sync_server import SyncServer
-    from taskbull.worker.running_job import RunningJob, current_job
+    from taskbull.worker.running_job import RunningJob, current_batch, current_job
     from taskbull.worker.worker import Worker
 
 __all__ = [
@@ -110,6 +110,7 @@ __all__ = [
     "WrongState",
     "__version__",
     "chain",
+    "current_batch",
     "current_job",
     "events",
     "from_child",
@@ -130,6 +131,7 @@ _LATER = {
     "SyncQueue": "taskbull.queue.sync_queue",
     "SyncServer": "taskbull.queue.sync_server",
     "Worker": "taskbull.worker.worker",
+    "current_batch": "taskbull.worker.running_job",
     "current_job": "taskbull.worker.running_job",
 }
 """Where the names are that are imported when they are asked for."""

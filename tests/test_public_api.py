@@ -56,6 +56,7 @@ EXPORTED = [
     "WrongState",
     "__version__",
     "chain",
+    "current_batch",
     "current_job",
     "events",
     "from_child",

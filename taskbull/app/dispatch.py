@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
+from taskbull.app.batch_task import BatchTask, is_batch
+from taskbull.app.layers import PlainJobMiddleware
 from taskbull.app.registry import Registry
 from taskbull.app.task import Task
 from taskbull.app.unclaimed import Unclaimed
 from taskbull.core.job import Job
 from taskbull.core.middleware import compose
 from taskbull.core.retry import RetryPolicy
+from taskbull.worker.batch import Batch, BatchRules
 from taskbull.worker.route import Route, SyncHandler
 from taskbull.worker.running_job import RunningJob
 
@@ -41,23 +45,49 @@ class Dispatch:
         task = self._registry.tasks.get(name)
         if task is None:
             return self._unclaimed  # not kept: what names stand in Redis is not in our hands
-        settings, function = task.settings, _function(task)
         around = [one.layers for one in self._registry.around(name)]
-        if not task.is_async:  # in the function itself: wherever that is called, they are as well
-            function = compose([layer for each in around for layer in each.plain], function)
+        plain = [layer for each in around for layer in each.plain]
         route = Route(
-            function,
-            settings.policy,
-            settings.timeout,
+            _batch_function(task, plain) if is_batch(task) else _function(task, plain),
+            task.settings.policy,
+            task.settings.timeout,
             site=task.site,
-            grace=settings.grace,
+            grace=task.settings.grace,
             layers=tuple(layer for each in around for layer in each.awaited),
+            batch=_rules(task) if is_batch(task) else None,
         )
         self._known[name] = route
         return route
 
 
-def _function(task: Task[..., Any]) -> SyncHandler:
+# Plain layers are a part of the function: wherever that is called, they are as well.
+
+
+def _function(task: Task[..., Any], plain: Sequence[PlainJobMiddleware]) -> SyncHandler:
+    function = _bare_function(task)
+    return function if task.is_async else compose(plain, function)
+
+
+def _batch_function(
+    task: BatchTask[Any, ..., Any], plain: Sequence[PlainJobMiddleware]
+) -> Callable[[Batch], Any]:
+    call, parameter, injected = task.caller(), task.calling.items.parameter, task.injected
+
+    def call_with(batch: Batch) -> Any:
+        resources = dict.fromkeys(injected, batch.jobs[0].resources) if injected else {}
+        return call(**{parameter: batch.items, **resources})
+
+    if task.is_async or not plain:
+        return call_with
+    return lambda batch: compose(plain, lambda _: call_with(batch))(batch.jobs[0])
+
+
+def _rules(task: BatchTask[Any, ..., Any]) -> BatchRules:
+    batch = task.batch
+    return BatchRules(batch.size, batch.wait, batch.parallel, task.item_reader())
+
+
+def _bare_function(task: Task[..., Any]) -> SyncHandler:
     read, call = task.reader(), task.caller()
     receivers, injected = task.receivers(), task.injected
     if not receivers and not injected:

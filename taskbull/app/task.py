@@ -5,8 +5,6 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Coroutine, Iterable
-from importlib import import_module
-from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Protocol, TypeVar, Unpack, cast, overload
 
 from msgspec.structs import replace
@@ -16,104 +14,31 @@ from taskbull.app.arguments import (
     arguments_reader,
     by_keyword,
     parameter_reader,
-    result_reader,
 )
-from taskbull.app.binding import Binder
-from taskbull.app.checking import Check, argument_check
+from taskbull.app.calling import Home, TaskCalling
 from taskbull.app.function import place_of
 from taskbull.app.injection import check_resources
-from taskbull.app.producer import JobSpec, Producer
-from taskbull.app.received import Receiver, needs_of
+from taskbull.app.producer import JobSpec
+from taskbull.app.received import Receiver
 from taskbull.app.settings import CallOptions, TaskSettings, with_call
 from taskbull.core.celery import TASK, no_attribute
 from taskbull.core.flow import Children, Growing, children_of
-from taskbull.core.job import NewJob
 from taskbull.core.keys import check_queue_name
 from taskbull.core.keywords import check_keywords
 from taskbull.core.options import JobOptions, OnFailure
 from taskbull.core.site import Site
 from taskbull.errors import ConfigurationError
 from taskbull.observability.provider import in_this_span
-from taskbull.queue.call_checks import BlockingCheck
 from taskbull.queue.handle import JobHandle
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 
-class Home(Protocol):
-    """What a task belongs to: an app or a group."""
-
-    @property
-    def producer(self) -> Producer: ...
-
-
-class _Calling:
-    """What a task and its variants share: how a call becomes a job."""
-
-    def __init__(self, function: Callable[..., Any], name: str, home: Home) -> None:
-        self.name = name
-        self._home = home
-        self.binder = Binder(name, function)
-        self.blocking = BlockingCheck(f"{name}.delay()", f"await {name}.adelay()")
-        self.needs = needs_of(self.binder)
-        self.read = self.read_result  # one for all handles
-        self._function = function
-
-    @property
-    def producer(self) -> Producer:
-        """What adds jobs; `ConfigurationError` if the task's group is not part of an app yet."""
-        return self._home.producer
-
-    def spec(
-        self, queue: str, options: JobOptions, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> JobSpec[Any]:
-        arguments = self.binder.bind(args, kwargs)
-        self._check(arguments)
-        return JobSpec(queue, NewJob(self.name, arguments, options), self)
-
-    def check_given(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Refuse a call by hand that leaves out what only a worker knows."""
-        if not (self.needs or self.binder.injected):
-            return
-        given = self.binder.given_by_hand(args, kwargs)
-        for name in self.binder.injected:
-            if name not in given:
-                raise TypeError(
-                    f"{self.name}: a call by hand must give the argument {name}, which a worker "
-                    "takes from what the lifespan yields"
-                )
-        for need in self.needs:
-            if need.parameter not in given:
-                raise TypeError(
-                    f"{self.name}: a call by hand must give the argument {need.parameter}, which a "
-                    f"worker takes from the job's {need.child}"
-                )
-
-    def __reduce__(self) -> tuple[Any, ...]:  # as its task: by the name in its module
-        return _calling_of, (self._function.__module__, self._function.__qualname__)
-
-    def read_result(self, raw: bytes) -> Any:
-        return self._result_reader(raw)
-
-    @functools.cached_property
-    def _check(self) -> Check:
-        return argument_check(self.name, self._function, self.binder)
-
-    @functools.cached_property
-    def _result_reader(self) -> Callable[[bytes], Any]:
-        return result_reader(self._function)  # when first needed: all names are defined by then
-
-
-def _calling_of(module: str, name: str) -> _Calling:
-    task: Task[..., Any] = attrgetter(name)(import_module(module))
-    return task.calling
-
-
 class Enqueueable(Generic[P, R]):
     """Adds jobs of a task, with certain options. It does not change: `options` gives another."""
 
-    def __init__(self, calling: _Calling, queue: str, options: JobOptions) -> None:
+    def __init__(self, calling: TaskCalling, queue: str, options: JobOptions) -> None:
         self.calling = calling
         self._queue = queue
         self._options = options
@@ -207,7 +132,7 @@ class Following(Variant[P, R]):
     """A task whose jobs run after others: what `task.after(…)` gives."""
 
     def __init__(
-        self, calling: _Calling, queue: str, options: JobOptions, children: tuple[Children, ...]
+        self, calling: TaskCalling, queue: str, options: JobOptions, children: tuple[Children, ...]
     ) -> None:
         super().__init__(calling, queue, options)
         self._children = children
@@ -232,8 +157,10 @@ class Task(Enqueueable[P, R]):
     __name__: str
     __qualname__: str
 
-    def __init__(self, function: Callable[P, Any], settings: TaskSettings, home: Home) -> None:
-        super().__init__(_Calling(function, settings.name, home), settings.queue, settings.options)
+    def __init__(
+        self, function: Callable[..., Any], settings: TaskSettings, calling: TaskCalling
+    ) -> None:
+        super().__init__(calling, settings.queue, settings.options)
         self.function = function
         self.settings = settings
         functools.update_wrapper(cast("Callable[P, Any]", self), function)
@@ -276,12 +203,12 @@ class Task(Enqueueable[P, R]):
 
     def caller(self) -> Callable[..., Any]:
         """Return the function in a form that takes all its arguments by name."""
-        return by_keyword(self.function, self.calling.binder)
+        return by_keyword(self.function, self.calling.by_hand)
 
     @property
     def injected(self) -> tuple[str, ...]:
         """The parameters that take what the lifespan yields."""
-        return self.calling.binder.injected
+        return self.calling.by_hand.injected
 
     def check_resources(self, value: object) -> None:
         """Refuse what a lifespan yields if it does not fit the parameters that take it."""
@@ -310,9 +237,10 @@ class SyncTask(Task[P, R]):
 
 def make_task(function: Callable[..., Any], settings: TaskSettings, home: Home) -> Task[..., Any]:
     """Return the kind of task that fits the function."""
+    calling = TaskCalling(function, settings.name, home)
     if inspect.iscoroutinefunction(function):
-        return AsyncTask[..., Any](function, settings, home)
-    return SyncTask[..., Any](function, settings, home)
+        return AsyncTask[..., Any](function, settings, calling)
+    return SyncTask[..., Any](function, settings, calling)
 
 
 class Decorator(Protocol):

@@ -6,6 +6,12 @@ from collections.abc import Callable, Coroutine, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, Unpack, cast, overload
 
+from taskbull.app.batch_task import (
+    BatchDecorator,
+    BatchSettings,
+    batch_settings,
+    make_batch_task,
+)
 from taskbull.app.function import check_function
 from taskbull.app.layers import JobMiddleware, PlainJobMiddleware
 from taskbull.app.lifespan import LifespanFunction, lifespan
@@ -17,6 +23,7 @@ from taskbull.app.task import AsyncTask, Decorator, SyncTask, Task, make_task
 from taskbull.core.celery import APP, no_attribute
 from taskbull.core.checks import check_bool, check_text, refusal
 from taskbull.core.classification import Classifier
+from taskbull.core.durations import Duration
 from taskbull.core.keys import NAME_LIMIT, check_queue_name
 from taskbull.core.keywords import check_keywords, unknown_setting
 from taskbull.core.options import ATTEMPTS, AppKeywords, JobOptions
@@ -134,12 +141,45 @@ class TaskGroup:
             return cast("Decorator", partial(self._add, options))
         return self._add(options, function)
 
-    def _add(self, given: TaskOptions, function: Callable[..., Any]) -> Task[..., Any]:
+    def batch_task(
+        self,
+        *,
+        size: int,
+        wait: Duration = 0.02,
+        parallel: int = 1,
+        **options: Unpack[TaskOptions],
+    ) -> BatchDecorator:
+        """Turn a function that takes a list of items into a task whose jobs bring one item each.
+
+        One call serves up to `size` jobs. It begins when so many are there, when the first has
+        waited for `wait` seconds, or when no more can come; `parallel` calls may run at once. It
+        returns one result for each item, in order; an exception among them fails, or retries, the
+        job of its own item only. A worker needs a concurrency of at least `size`.
+        """
+        check_keywords("@app.batch_task", options, TaskOptions)
+        if options.get("schedule") is not None:
+            raise ConfigurationError(
+                "a batch task cannot have schedule=…, because a job needs an item: use "
+                "app.schedule(id, rule, task.job(item))"
+            )
+        batch = batch_settings(size, wait, parallel)
+        return cast("BatchDecorator", partial(self._add, options, batch=batch))
+
+    def _add(
+        self,
+        given: TaskOptions,
+        function: Callable[..., Any],
+        batch: BatchSettings | None = None,
+    ) -> Task[..., Any]:
         name = given.get("name")
         check_function(function, name, process=given.get("process", False))
         settings = self._defaults.with_task(function.__name__ if name is None else name, given)
         self._check_queue(settings.queue)
-        task = make_task(function, settings, self)
+        task: Task[..., Any] = (
+            make_task(function, settings, self)
+            if batch is None
+            else make_batch_task(function, settings, self, batch)
+        )
         rule = given.get("schedule")
         schedule = None if rule is None else self.timetable.of_task(task, rule)
         self.registry.add(task)

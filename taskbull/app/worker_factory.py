@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from taskbull.app.batch_task import is_batch
 from taskbull.app.pool.source import AppSource
 from taskbull.app.queue_rules import QueueRules, Queues
 from taskbull.app.registry import Registry
@@ -99,6 +100,20 @@ class WorkerFactory:
             schedules=schedules,
             pool=pool,
         )
+        self._check_slots(worker.concurrency)
         for kind, listener in self._listeners:
             worker.on(kind, listener)
         return worker
+
+    def _check_slots(self, concurrency: Mapping[str, int]) -> None:
+        """Refuse a worker that could never fill a batch."""
+        for task in self._registry.tasks.values():
+            slots = concurrency.get(task.queue)
+            if is_batch(task) and slots is not None and slots < task.batch.size:
+                size, queue = task.batch.size, task.queue
+                raise ConfigurationError(
+                    f"Batch task {task.name} ({task.place}) takes {size} jobs at once, but this "
+                    f"worker runs {slots} of queue {queue}: give the queue a concurrency of at "
+                    f"least {size}, better {2 * size}, with app.queue_options({queue!r}, "
+                    "concurrency=…) or taskbull worker -c …"
+                )

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from functools import partial
 from random import random
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from anyio import CancelScope
 from msgspec import Struct
@@ -24,8 +24,9 @@ from taskbull.core.outcome import AwaitChildren, Complete, Fail, Outcome, Snooze
 from taskbull.core.retry import decide, doomed
 from taskbull.core.site import Site
 from taskbull.core.wire.job import encode_value
-from taskbull.errors import ProcessUnavailable
+from taskbull.errors import ProcessUnavailable, Snooze
 from taskbull.observability.job_filter import cut
+from taskbull.worker.batch import Batch, BatchRules, Gathering
 from taskbull.worker.fork import end_child_of
 from taskbull.worker.pool.fates import outcome_of, told_by
 from taskbull.worker.pool.pool import ProcessPool
@@ -34,6 +35,8 @@ from taskbull.worker.run import NotBegun, Run
 from taskbull.worker.running_job import RunningJob, Workplace, enter, leave
 from taskbull.worker.threads import ThreadPool
 from taskbull.worker.time_limit import THREAD_PATIENCE, TimeLimit
+
+G = TypeVar("G")
 
 logger = logging.getLogger(__name__)
 
@@ -59,12 +62,14 @@ class Executor:
         *,
         threads: ThreadPool | None,
         processes: ProcessPool | None = None,
+        batches: Gathering | None = None,
         cancel_lost: bool = False,
     ) -> None:
         self._place = place
         self._resolve = resolve
         self._threads = threads
         self._processes = processes
+        self._batches = batches
         self._cancel_lost = cancel_lost
         self._process = os.getpid()
 
@@ -88,7 +93,8 @@ class Executor:
         try:
             route = self._resolve(job)
             run.policy = route.policy
-            timeout = job.options.timeout or route.timeout
+            # The time of a batch is that of its call, which begins later.
+            timeout = None if route.batch is not None else job.options.timeout or route.timeout
             running = RunningJob(run, self._place)
             token = enter(running)
             try:
@@ -171,27 +177,62 @@ class Executor:
     ) -> Awaitable[Any]:
         """Begin to call the function where its route says; `limit` stands still until it can."""
         call: CallNext[RunningJob] = route.function
-        if route.site is Site.PROCESS and self._processes is not None:
+        if route.batch is not None:
+            call = partial(self._join, route, route.batch)
+        elif route.site is Site.PROCESS and self._processes is not None:
             call = partial(self._in_process, self._processes, route, run, limit)
         elif route.site is not Site.LOOP:
             call = partial(self._in_thread, route.function, limit, run)
         return (compose(route.layers, call) if route.layers else call)(running)
+
+    def _join(self, route: Route, rules: BatchRules, running: RunningJob) -> Awaitable[Any]:
+        """Wait with other jobs for the call of their function."""
+        timeout = running.job.options.timeout or route.timeout
+        if self._batches is None:
+            raise TypeError("an executor without batches cannot run jobs that are gathered")
+        gatherer = self._batches.of(running.name, rules)
+        return gatherer.join(running, timeout, partial(self._call_batch, route))
+
+    async def _call_batch(self, route: Route, batch: Batch, timeout: float | None) -> Any:
+        """Call the function with a batch where its route says; return what it returns."""
+        limit: TimeLimit | None = None
+        try:
+            if timeout is None or self._threads is None:
+                return await self._perform(route, batch, None)
+            with CancelScope() as scope:
+                limit = TimeLimit(scope, timeout)
+                return await self._perform(route, batch, limit)
+        except BaseException as error:
+            end_child_of(self._process, error)
+            raise
+        finally:
+            end_child_of(self._process)
+        reason = "its timeout passed while its batch waited for Redis"
+        if limit is not None and limit.stopped:
+            reason = f"no thread was free for its batch in {THREAD_PATIENCE:g} s"
+        elif sum(job.held_up for job in batch.jobs) < timeout * _OUR_SHARE:
+            raise TimeoutError(
+                f"the batch took longer than {timeout:g} s, the shortest timeout of its jobs"
+            )
+        for job in batch.jobs:
+            self.put_off(job.job, reason)
+        raise Snooze(RELEASE_PAUSE)
+
+    def _perform(self, route: Route, batch: Batch, limit: TimeLimit | None) -> Awaitable[Any]:
+        call: Callable[[Batch], Any] = route.function
+        if route.site is not Site.LOOP:
+            if self._threads is None:
+                return _call_here(call, batch)
+            return self._threads.run(call, batch, clock=limit)
+        awaited: Awaitable[Any] = call(batch)
+        return awaited
 
     def _in_thread(
         self, function: SyncHandler, limit: TimeLimit | None, run: Run, running: RunningJob
     ) -> Awaitable[Any]:
         if self._threads is None:
             return _call_here(function, running)
-        return self._threads.run(self._begin, function, running, clock=limit, owner=run)
-
-    def _begin(self, function: SyncHandler, running: RunningJob) -> Any:
-        """Call a function, in its thread, if it is not too late by now."""
-        job = running.job
-        if job.options.expires_ms is not None:
-            late = expired(job, self._place.wall_ms())
-            if late is not None:
-                raise NotBegun(late)
-        return function(running)
+        return self._threads.run(_begin, function, running, clock=limit, owner=run)
 
     async def _in_process(
         self,
@@ -207,8 +248,15 @@ class Executor:
         return payload.decode(raw) if route.layers else Json(raw)
 
 
-async def _call_here(function: SyncHandler, running: RunningJob) -> Any:
+def _begin(function: SyncHandler, running: RunningJob) -> Any:
+    """Call a function, in its thread, if it is not too late by now."""
+    if (late := running.too_late()) is not None:
+        raise NotBegun(late)
     return function(running)
+
+
+async def _call_here(function: Callable[[G], Any], given: G) -> Any:
+    return function(given)
 
 
 _NOTHING = Complete()

@@ -11,6 +11,7 @@ from taskbull.store.async_store import Store
 from taskbull.store.sync_store import SyncStore
 from taskbull.worker.circuit import Circuit
 from taskbull.worker.clock import Alarm, Clock
+from taskbull.worker.gatherer import Batches
 from taskbull.worker.pool.pool import ProcessPool
 from taskbull.worker.quarantine import Quarantine
 from taskbull.worker.ready import ReadyJobs
@@ -35,6 +36,7 @@ class QueueContext:
         reporter: Reporter,
         clock: Clock,
         quarantine: Quarantine,
+        batches: Batches | None = None,
         resources_of: Callable[[str], Any] = no_resources,
         breaker: CircuitBreaker | None = None,
     ) -> None:
@@ -47,6 +49,7 @@ class QueueContext:
         self.reporter = reporter
         self.clock = clock
         self.quarantine = quarantine
+        self.batches = batches or Batches(clock, {})
         self.resources_of = resources_of
         self.alarm = Alarm(clock)
         self.runs = Runs()

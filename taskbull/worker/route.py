@@ -13,6 +13,7 @@ from taskbull.core.job import Job
 from taskbull.core.middleware import Middleware
 from taskbull.core.retry import NO_POLICY, RetryPolicy
 from taskbull.core.site import Site
+from taskbull.worker.batch import BatchRules
 from taskbull.worker.running_job import RunningJob
 
 Handler: TypeAlias = Callable[[RunningJob], Awaitable[Any]]
@@ -24,7 +25,8 @@ SyncHandler: TypeAlias = Callable[[RunningJob], Any]
 class Route(Struct, frozen=True):
     """How the jobs of a task are run."""
 
-    function: Handler | SyncHandler
+    function: Callable[[Any], Any]
+    """Called with the job; a `Handler` or `SyncHandler`."""
     policy: RetryPolicy = NO_POLICY
     timeout: float | None = None
     """Seconds that one attempt may take; a job's own time wins."""
@@ -34,6 +36,9 @@ class Route(Struct, frozen=True):
     """Seconds that the function has to end when its process is told to."""
     layers: Sequence[Middleware[RunningJob]] = ()
     """What surrounds the call, in the event loop; the first one is outermost."""
+    batch: BatchRules | None = None
+    """How jobs are gathered for one call, if that takes many: then the function is called with a
+    `Batch`, and returns one result for each job. The layers surround each job nevertheless."""
 
 
 Resolve: TypeAlias = Callable[[Job], Route]

@@ -58,6 +58,7 @@ class Runner:
             resolve,
             threads=context.threads,
             processes=context.processes,
+            batches=context.batches,
             cancel_lost=cancel_lost,
         )
         self._tracing = processing(context.keys.queue, context.worker_id)

@@ -12,9 +12,11 @@ from msgspec import Struct
 from taskbull.core import payload
 from taskbull.core.celery import JOB, no_attribute
 from taskbull.core.current import current
+from taskbull.core.expiry import expired
 from taskbull.core.flow import Growing, Source, children_of
 from taskbull.core.job import Job
 from taskbull.core.options import OnFailure
+from taskbull.core.outcome import Fail
 from taskbull.core.retry import attempts_of
 from taskbull.core.wire.job import encode_data, encode_progress
 from taskbull.errors import CancelRequested, TaskbullError
@@ -121,6 +123,12 @@ class RunningJob:
     def lost(self) -> bool:
         """Whether the lock is gone, so that another worker may be running the job, too."""
         return self._run.lost is not None
+
+    def too_late(self) -> Fail | None:
+        """Return what becomes of the job because it should have begun before; None: it may."""
+        if self.job.options.expires_ms is None:
+            return None
+        return expired(self.job, self._place.wall_ms())
 
     @property
     def cancelled(self) -> bool:
@@ -281,9 +289,16 @@ enter = _current.set
 leave = _current.reset
 
 
+_current_batch: ContextVar[list[RunningJob]] = ContextVar("taskbull_current_batch")
+"""Set while the function of a batch task runs, for which there is no one job."""
+
+enter_batch = _current_batch.set
+
+
 def job_of(context: Context) -> RunningJob | None:
-    """Return the job in which a context was taken."""
-    return context.get(_current)
+    """Return the job in which a context was taken; of a batch the first one."""
+    batch = context.get(_current_batch)
+    return context.get(_current) if batch is None else batch[0]
 
 
 def current_job() -> RunningJob:
@@ -291,7 +306,23 @@ def current_job() -> RunningJob:
     try:
         return _current.get()
     except LookupError:
+        if _current_batch.get(None) is not None:
+            raise TaskbullError(
+                "current_job() was called in a batch task, which runs for several jobs at once: "
+                "current_batch() gives them, in the order of the items"
+            ) from None
         raise TaskbullError(
             "current_job() was called outside of a job: there is one only while a worker runs a "
             "task"
+        ) from None
+
+
+def current_batch() -> list[RunningJob]:
+    """Return the jobs for which a batch task runs here, in the order of its items."""
+    try:
+        return [*_current_batch.get()]
+    except LookupError:
+        raise TaskbullError(
+            "current_batch() was called outside of a batch: there is one only while a worker runs "
+            "a task made by @app.batch_task"
         ) from None

@@ -15,6 +15,7 @@ from taskbull.core import events
 from taskbull.core.frames import is_ours
 from taskbull.core.job import Job
 from taskbull.observability.job_filter import cut
+from taskbull.worker.gatherer import Gatherer
 from taskbull.worker.reporter import Reporter
 from taskbull.worker.runner import Runner
 
@@ -90,7 +91,7 @@ def find_culprit(frame: FrameType | None) -> Culprit:
     innermost = frame
     line: FrameType | None = None
     for outer in _outwards(frame):
-        if (job := Runner.job_in(outer)) is not None:
+        if (job := Runner.job_in(outer) or Gatherer.job_in(outer)) is not None:
             return Culprit(_place(line or innermost), job)
         # What the handler calls is of less interest than the line of the handler that calls it.
         if not _is_ours(outer) and not _is_library(outer):

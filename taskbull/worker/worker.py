@@ -43,6 +43,7 @@ from taskbull.worker.clock import Clock
 from taskbull.worker.consumer import Consumer
 from taskbull.worker.context import QueueContext
 from taskbull.worker.failed_attempts import FailedAttempts
+from taskbull.worker.gatherer import Batches
 from taskbull.worker.heartbeat import beating
 from taskbull.worker.listeners import Listener, Listeners
 from taskbull.worker.pool.pool import ProcessPool, pool_running
@@ -268,6 +269,7 @@ class Worker:
         consumers = list(self._consumers.values())
         contexts = [consumer.context for consumer in consumers]
         async with create_task_group() as upkeep:
+            await upkeep.start(contexts[0].batches.run)  # one for all queues
             for consumer in consumers:
                 consumer.start_upkeep(upkeep)
             # In a Cluster, one read cannot have streams of several nodes.
@@ -316,6 +318,7 @@ class Worker:
     ) -> dict[str, Consumer]:
         consumers: dict[str, Consumer] = {}
         quarantine = Quarantine()
+        batches = Batches(self._clock, self.concurrency)
         for name, keys in self._keys.items():
             context = QueueContext(
                 keys=keys,
@@ -327,6 +330,7 @@ class Worker:
                 reporter=Reporter(self._listeners, self.id, name),
                 clock=self._clock,
                 quarantine=quarantine,
+                batches=batches,
                 resources_of=resources_of,
                 breaker=self._breakers.get(name),
             )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from datetime import timedelta
 from typing import Any, assert_type
 
@@ -24,6 +24,7 @@ from taskbull import (
     Worker,
     WorkerOptions,
     chain,
+    current_batch,
     current_job,
     from_child,
     from_children,
@@ -149,6 +150,28 @@ async def grouped(to: str) -> int:
 
 async def tasks_of_a_group_are_tasks() -> None:
     assert_type(await grouped.adelay("a"), JobHandle[int])
+
+
+@app.batch_task(size=32, wait=timedelta(milliseconds=20), parallel=2, attempts=5)
+def embed(texts: list[str]) -> list[list[float]]:
+    return [[float(len(text))] for text in texts]
+
+
+@app.batch_task(size=32)
+async def score(items: Sequence[int], model: Resources = from_lifespan()) -> list[str | Exception]:
+    assert_type(current_batch(), list[RunningJob])
+    return [str(model.pool[item]) for item in items]
+
+
+async def batch_tasks_take_one_item() -> None:
+    assert_type(embed.delay("a"), JobHandle[list[float]])
+    assert_type(await embed.adelay("a"), JobHandle[list[float]])
+    assert_type(embed.job("a"), JobSpec[list[float]])
+    assert_type(embed.options(delay=5).delay("a").result(), list[float])
+    assert_type(await (await score.adelay(5)).aresult(), str)
+    by_hand: Sequence[list[float] | Exception] = embed(["a", "b"])
+    also: Sequence[str | Exception] = await score([1], Resources())
+    print(by_hand, also, await score([1], model=Resources()))
 
 
 @app.middleware

@@ -23,7 +23,7 @@ from taskbull import (
     from_children,
     from_lifespan,
 )
-from tests.typing.accepted import app, fetch, resize
+from tests.typing.accepted import app, embed, fetch, resize
 
 
 async def wrong_calls() -> None:
@@ -102,6 +102,22 @@ def layer_without_a_next(job: RunningJob) -> None: ...
 
 @app.middleware  # type: ignore[type-var]  # pyright: ignore[reportArgumentType, reportUntypedFunctionDecorator]
 def layer_of_another_job(job: int, call_next: Callable[[int], object]) -> None: ...
+
+
+@app.batch_task(size=2)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType, reportCallIssue, reportUntypedFunctionDecorator]
+def no_list(text: str) -> list[int]:
+    return [len(text)]
+
+
+def wrong_batches() -> None:
+    embed.delay(5)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    embed.delay(["a"])  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    embed.job("a", "b")  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+    embed("a")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    app.batch_task()  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+    app.batch_task(size="5")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    number: int = embed.delay("a").result()  # type: ignore[assignment]  # pyright: ignore[reportAssignmentType]
+    print(number)
 
 
 def wrong_groups() -> None:

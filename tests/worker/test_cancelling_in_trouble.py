@@ -129,7 +129,7 @@ async def test_in_a_cluster_jobs_of_all_queues_are_stopped(
 ) -> None:
     caplog.set_level(logging.CRITICAL, "taskbull")
     with redis.RedisCluster(host="127.0.0.1", port=cluster.masters[0].port) as admin:
-        bed = WorkerBed(Reachable("cluster", cluster.url), admin, prefix)  # type: ignore[arg-type]
+        bed = WorkerBed(Reachable("cluster", cluster.url), admin, prefix)
         async with bed.worker(sleeper, queues=queues, heartbeat_interval=10).running():
             for count, name in enumerate(queues, 1):
                 queue = Queue(name, redis=cluster.url, prefix=prefix)
@@ -145,7 +145,7 @@ async def test_in_a_cluster_a_job_is_stopped_after_its_master_was_replaced(
 ) -> None:
     caplog.set_level(logging.CRITICAL, "taskbull")
     with redis.RedisCluster(host="127.0.0.1", port=cluster.masters[0].port) as admin:
-        bed = WorkerBed(Reachable("cluster", cluster.url), admin, prefix)  # type: ignore[arg-type]
+        bed = WorkerBed(Reachable("cluster", cluster.url), admin, prefix)
         names = (f"q{number}" for number in range(1000))
         queues = (Queue(name, redis=cluster.url, prefix=prefix) for name in names)
         first = cluster.masters[0]  # the one that has a replica
