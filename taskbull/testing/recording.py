@@ -7,9 +7,8 @@ from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from typing import Any, TypeVar, assert_never
 
-import anyio
-
 from taskbull.app.app import App
+from taskbull.app.batch_task import is_batch
 from taskbull.app.producer import JobSpec
 from taskbull.app.task import Enqueueable
 from taskbull.core import payload
@@ -39,7 +38,7 @@ from taskbull.testing.recorded_flow import (
 )
 from taskbull.testing.recorded_handle import RecordedHandle, failure_of
 from taskbull.testing.recorded_job import RecordedJob
-from taskbull.testing.run_recorded import is_plain, run_plain, run_recorded
+from taskbull.testing.stage import Given, Stage, open_resources, stage_for
 from taskbull.testing.virtual_schedule import VirtualSchedule
 
 R_co = TypeVar("R_co", covariant=True)
@@ -56,8 +55,9 @@ class Box:
     run while `advance` lets time pass.
     """
 
-    def __init__(self, app: App) -> None:
+    def __init__(self, app: App, given: Given | None = None) -> None:
         self._app = app
+        self._given = given
         self.now = 0.0
         """Seconds that have passed in `run` and `advance`."""
         self.jobs: list[RecordedJob] = []
@@ -110,7 +110,8 @@ class Box:
     def run(self, *, check: bool = True, backend: str = "asyncio", most: int = 10_000) -> None:
         """Run all jobs here, also those that they enqueue: JSON round trip, retries, no waiting.
 
-        Plain functions run in this thread, with no event loop; each `async def` in one of its own.
+        Plain functions run in this thread, with no event loop; each `async def` in one of its own,
+        or in that of the app's lifespan if there is one, in another thread.
         With `check`, a job that failed for good is raised as `JobFailed` in the end, unless it was
         cancelled. More than `most` attempts are taken for jobs that go on for ever.
         """
@@ -142,17 +143,21 @@ class Box:
         self.now = until
         self._check(check=check)
 
-    def _run(self, jobs: Iterable[RecordedJob], backend: str) -> None:
-        for job in jobs:
-            if is_plain(self._app, job):
-                outcome = run_plain(self._app, job, self.now)
-            else:
-                outcome = anyio.run(run_recorded, self._app, job, self.now, backend=backend)
-            self._settle(job, outcome)
+    def _time(self) -> float:
+        return self.now
 
-    async def _arun(self, jobs: Iterable[RecordedJob]) -> None:
-        for job in jobs:
-            self._settle(job, await run_recorded(self._app, job, self.now))
+    def _run(self, turns: Iterable[list[RecordedJob]], backend: str) -> None:
+        with stage_for(self._app, self._given, self._time, backend) as stage:
+            for jobs in turns:
+                for job, outcome in zip(jobs, stage.run(jobs), strict=True):
+                    self._settle(job, outcome)
+
+    async def _arun(self, turns: Iterable[list[RecordedJob]]) -> None:
+        async with open_resources(self._app, self._given) as resources_of:
+            stage = Stage(self._app, resources_of, self._time)
+            for jobs in turns:
+                for job, outcome in zip(jobs, await stage.arun(jobs), strict=True):
+                    self._settle(job, outcome)
 
     def _put(self, job: RecordedJob) -> JobHandle[Any]:
         standing = self._standing_for(job)
@@ -181,8 +186,11 @@ class Box:
                 return job
         return None
 
-    def _turns(self, most: int, until: float | None = None) -> Generator[RecordedJob]:
-        """Yield jobs when it is their turn: all, or those due up to an instant, with schedules."""
+    def _turns(self, most: int, until: float | None = None) -> Generator[list[RecordedJob]]:
+        """Yield jobs when it is their turn: all, or those due up to an instant, with schedules.
+
+        Mostly that is one; of a batch task, all that are due at the same instant, up to its size.
+        """
         for _ in range(most):
             waiting = [job for job in self.jobs if job.state in _RUNNABLE]
             if until is not None:
@@ -190,10 +198,18 @@ class Box:
                 waiting = [job for job in waiting if job.due <= until]
             if not waiting:
                 return
-            job = min(waiting, key=lambda job: (job.due, job.options.priority, job.number))
-            self.now = max(self.now, job.due)
-            yield job
+            first = min(waiting, key=_turn)
+            self.now = max(self.now, first.due)
+            yield self._together(first, waiting)
         raise TaskbullError(f"After {most} attempts there are still jobs to run: do they ever end?")
+
+    def _together(self, first: RecordedJob, waiting: list[RecordedJob]) -> list[RecordedJob]:
+        """Return the jobs that run together with one: itself, or a batch."""
+        task = self._app.tasks.get(first.name)
+        if task is None or not is_batch(task):
+            return [first]
+        alike = [job for job in waiting if job.name == first.name and job.queue == first.queue]
+        return sorted((job for job in alike if job.due <= self.now), key=_turn)[: task.batch.size]
 
     def _scheduled(self, next_due: float, until: float) -> list[RecordedJob]:
         """Add the runs of schedules that come before the next job."""
@@ -256,11 +272,19 @@ class Box:
 
 
 @contextmanager
-def recorded(app: App) -> Generator[Box]:
-    """Record what the app's tasks enqueue in the block; nothing goes to Redis."""
-    box = Box(app)
+def recorded(app: App, *, resources: Any = _NOTHING) -> Generator[Box]:
+    """Record what the app's tasks enqueue in the block; nothing goes to Redis.
+
+    When jobs are run, the app's lifespan runs around them. With `resources` it does not, and tasks
+    get these instead of what it yields.
+    """
+    box = Box(app, None if resources is _NOTHING else Given(resources))
     with app.producer.diverted(box.enqueue):
         yield box
+
+
+def _turn(job: RecordedJob) -> tuple[float, int, int]:
+    return job.due, job.options.priority, job.number
 
 
 def _seconds_of(time: Mapping[str, float]) -> float:

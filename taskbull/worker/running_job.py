@@ -293,6 +293,7 @@ _current_batch: ContextVar[list[RunningJob]] = ContextVar("taskbull_current_batc
 """Set while the function of a batch task runs, for which there is no one job."""
 
 enter_batch = _current_batch.set
+leave_batch = _current_batch.reset
 
 
 def job_of(context: Context) -> RunningJob | None:

@@ -218,7 +218,9 @@ async def test_a_single_attempt_is_not_a_last_of_several(bed: WorkerBed) -> None
     assert calls.sizes == [3]
 
 
-async def test_a_thread_that_outlives_its_batch_is_told_with_its_first_job(bed: WorkerBed) -> None:
+async def test_a_thread_that_outlives_its_batch_is_told(
+    bed: WorkerBed,
+) -> None:
     over = threading.Event()
 
     def block(batch: Batch) -> list[str]:
@@ -232,7 +234,7 @@ async def test_a_thread_that_outlives_its_batch_is_told_with_its_first_job(bed: 
             await bed.record.wait_for(events.Failed, 2)
             [abandoned] = await bed.record.wait_for(events.ThreadAbandoned)
             over.set()
-    assert abandoned.job.id == jobs[0].id
+    assert abandoned.job.id in {job.id for job in jobs}
     assert {event.failure.reason for event in bed.record.of(events.Failed)} == {
         "TimeoutError: the batch took longer than 0.05 s, the shortest timeout of its jobs"
     }
@@ -249,7 +251,7 @@ async def test_who_blocks_the_event_loop_is_known_in_a_batch_too(bed: WorkerBed)
         jobs = [await bed.queue.add("work") for _ in range(2)]
         async with bed.worker(None, resolve=gathered(function, size=2), concurrency=2).running():
             await bed.record.wait_for(events.Completed, 2)
-    assert found[0].job.id == jobs[0].id
+    assert found[0].job.id in {job.id for job in jobs}
     assert "test_gatherer.py" in found[0].where
 
 

@@ -1,0 +1,67 @@
+"""What a job writes while it runs in a box."""
+
+from __future__ import annotations
+
+from taskbull.core import payload
+from taskbull.core.flow import Children
+from taskbull.testing.recorded_flow import spawn
+from taskbull.testing.recorded_job import RecordedJob
+
+WORKER_ID = "taskbull.testing"
+
+
+class Record:
+    """Keeps what a job writes in the job that was recorded."""
+
+    held_up = 0.0
+
+    def __init__(self, recorded: RecordedJob) -> None:
+        self._recorded = recorded
+
+    def caused(self, error: BaseException) -> bool:
+        return False
+
+    def progress(self, raw: bytes) -> None:
+        self._recorded.progress = payload.decode(raw)
+
+    async def aprogress(self, raw: bytes) -> None:
+        self.progress(raw)
+
+    def log(self, line: str) -> None:
+        self._recorded.logs.append(line)
+
+    async def alog(self, line: str) -> None:
+        self.log(line)
+
+    def update_data(self, raw: bytes) -> None:
+        self._recorded.raw_data = raw
+
+    async def aupdate_data(self, raw: bytes) -> None:
+        self.update_data(raw)
+
+    def child_results(self, name: str) -> list[bytes]:
+        return self._recorded.child_results(name)
+
+    async def achild_results(self, name: str) -> list[bytes]:
+        return self.child_results(name)
+
+    def child_failures(self) -> dict[tuple[str, str], str]:
+        return self._recorded.child_failures()
+
+    async def achild_failures(self) -> dict[tuple[str, str], str]:
+        return self.child_failures()
+
+    def spawn(self, children: Children) -> list[str]:
+        return spawn(self._recorded, children)
+
+    async def aspawn(self, children: Children) -> list[str]:
+        return self.spawn(children)
+
+    def drop_children(self) -> int:
+        return self._recorded.drop_children()
+
+    async def adrop_children(self) -> int:
+        return self.drop_children()
+
+    async def aunclaimed(self, patience: float) -> float:
+        return patience  # no other worker will come
