@@ -8,6 +8,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from inspect import Parameter
+from itertools import takewhile
 from typing import Any
 
 from taskbull.app.injection import FromLifespan
@@ -42,8 +43,12 @@ class Binder:
         self.positional_only = tuple(
             p.name for p in parameters if p.kind is Parameter.POSITIONAL_ONLY
         )
-        self._by_position = tuple(p.name for p in parameters if p.kind in _BY_POSITION)
+        by_position = [p for p in parameters if p.kind in _BY_POSITION]
+        own = takewhile(lambda p: p.name not in self.injected, by_position)
+        self._by_position = tuple(p.name for p in own)
         self._by_keyword = frozenset(p.name for p in parameters if p.kind in _BY_KEYWORD)
+        self._by_keyword -= {*self.injected}
+        self._not_by_keyword = frozenset({*self.positional_only, *self.injected})
         self.required = frozenset(
             name for name, p in self.parameters.items() if p.default is Parameter.empty
         )
@@ -60,8 +65,6 @@ class Binder:
         )
         if not fits:
             self._explain(args, kwargs)
-        if self.injected:
-            self._refuse_injected(bound)
         return bound
 
     def given_by_hand(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> set[str]:
@@ -75,24 +78,19 @@ class Binder:
         """Return the default of a parameter."""
         return self._signature.parameters[parameter].default
 
-    def _refuse_injected(self, bound: dict[str, Any]) -> None:
+    def _takes(self, kwargs: dict[str, Any]) -> bool:
+        if self.catch_all is None:
+            return self._by_keyword.issuperset(kwargs)
+        return kwargs.keys().isdisjoint(self._not_by_keyword)
+
+    def _explain(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        given = self.given_by_hand(args, kwargs)
         for name in self.injected:
-            if name in bound:
+            if name in given:
                 raise TypeError(
                     f"{self._task}: a job cannot have the argument {name}: the worker fills it in, "
                     "from what the lifespan yields"
                 )
-
-    def _takes(self, kwargs: dict[str, Any]) -> bool:
-        if self.catch_all is None:
-            return self._by_keyword.issuperset(kwargs)
-        return kwargs.keys().isdisjoint(self.positional_only)
-
-    def _explain(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        try:
-            self._signature.bind(*args, **kwargs)
-        except TypeError as error:
-            raise TypeError(f"{self._task}: {error}") from None
         # Python would allow this one, and put it into **; in a JSON object a name stands once.
         twice = sorted(kwargs.keys() & set(self.positional_only))
         raise TypeError(f"{self._task}: {', '.join(twice)} cannot be given by keyword")
