@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from benchmarks.parts import (
     backlog,
+    batches,
     cluster,
     drain,
     due,
@@ -29,6 +30,7 @@ PARTS: dict[str, Part] = {
         due,
         payloads,
         flows,
+        batches,
         idle,
         backlog,
         memory,

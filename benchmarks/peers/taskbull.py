@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from msgspec import Struct
+
 from taskbull import App, JobHandle, Keep
 
-from .assignment import CORES, GIVEN, compute, nap, perform
+from .assignment import CORES, GIVEN, compute, infer, nap, perform
 
 LOOP = GIVEN.variant
 app = App(
@@ -34,7 +36,26 @@ def heavy(i: int, pad: str) -> dict[str, bool]:
     return compute(i)
 
 
-task = {"nap": plain, "compute": heavy}.get(GIVEN.task, quick)
+class Item(Struct):
+    i: int
+    pad: str
+
+
+@app.task
+def model(i: int, pad: str) -> dict[str, bool]:
+    return infer([i])[0]
+
+
+TASKS: dict[str, Any] = {"nap": plain, "compute": heavy, "model": model}
+task = TASKS.get(GIVEN.task, quick)
+
+if GIVEN.task == "batch":  # else its worker would need as many slots
+
+    @app.batch_task(size=32)
+    def batch(items: list[Item]) -> list[dict[str, bool]]:
+        return infer([item.i for item in items])
+
+    task = batch
 
 
 class SyncProducer:
@@ -43,7 +64,8 @@ class SyncProducer:
 
     def add(self, data: dict[str, Any], **options: Any) -> JobHandle[Any]:
         made = task.options(**options) if options else task
-        return made.delay(**data)
+        job: JobHandle[Any] = made.delay(**data)
+        return job
 
     def add_many(self, datas: Sequence[dict[str, Any]], **options: Any) -> None:
         app.enqueue(specs(datas, options))
@@ -64,7 +86,8 @@ class AsyncProducer:
 
     async def add(self, data: dict[str, Any], **options: Any) -> JobHandle[Any]:
         made = task.options(**options) if options else task
-        return await made.adelay(**data)
+        job: JobHandle[Any] = await made.adelay(**data)
+        return job
 
     async def add_many(self, datas: Sequence[dict[str, Any]], **options: Any) -> None:
         await app.aenqueue(specs(datas, options))
