@@ -35,7 +35,8 @@ class TaskCalling:
         self.blocking = BlockingCheck(f"{name}.delay()", f"await {name}.adelay()")
         self.needs = needs_of(self.binder)
         self.read = self.read_result  # one for all handles
-        self._function = function
+        self.function = function
+        """Its parameters are what a job stores."""
 
     @property
     def producer(self) -> Producer:
@@ -69,7 +70,7 @@ class TaskCalling:
                 )
 
     def __reduce__(self) -> tuple[Any, ...]:  # as its task: by the name in its module
-        return _calling_of, (self._function.__module__, self._function.__qualname__)
+        return _calling_of, (self.function.__module__, self.function.__qualname__)
 
     def read_result(self, raw: bytes) -> Any:
         """Return a result from its JSON."""
@@ -77,11 +78,11 @@ class TaskCalling:
 
     @functools.cached_property
     def _check(self) -> Check:
-        return argument_check(self.name, self._function, self.binder)
+        return argument_check(self.name, self.function, self.binder)
 
     @functools.cached_property
     def _result_reader(self) -> Callable[[bytes], Any]:
-        return result_reader(self._function)  # when first needed: all names are defined by then
+        return result_reader(self.function)  # when first needed: all names are defined by then
 
 
 def _calling_of(module: str, name: str) -> TaskCalling:

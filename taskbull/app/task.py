@@ -190,8 +190,8 @@ class Task(Enqueueable[P, R]):
 
     def reader(self) -> Read:
         """Prepare what reads the arguments of a job; `ConfigurationError` if that cannot be."""
-        settings = self.settings
-        return arguments_reader(settings.name, self.function, self.calling.binder, settings.extra)
+        name, calling = self.settings.name, self.calling
+        return arguments_reader(name, calling.function, calling.binder, self.settings.extra)
 
     def receivers(self) -> list[Receiver]:
         """Prepare what reads the parameters that take results of children."""

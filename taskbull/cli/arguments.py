@@ -64,7 +64,7 @@ class Arguments:
 
 def _hints(task: Task[..., Any]) -> dict[str, Any]:
     try:
-        return get_type_hints(task.function, include_extras=True)
+        return get_type_hints(task.calling.function, include_extras=True)
     except Exception as error:
         raise WrongUsage(
             f"The annotations of task {task.name} ({task.place}) cannot be resolved: {error}"

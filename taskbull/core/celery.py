@@ -146,7 +146,7 @@ JOB: Final[Mapping[str, str]] = {
 
 MODULE: Final[Mapping[str, str]] = {
     "Celery": "App here: App('shop', redis=…)",
-    "shared_task": "@app.task here, of an App that is made in a module of its own",
+    "shared_task": "@app.task here, of an App that is made in a module of its own; or TaskGroup",
     "task": "@app.task here",
     "group": "app.enqueue([task.job(…), …]) here",
     "chord": _FLOWS,

@@ -6,11 +6,13 @@ import json
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import anyio
 import pytest
 
+from taskbull import from_lifespan
 from tests.cli.conftest import Shop
 
 
@@ -164,3 +166,33 @@ def test_waiting_ends_in_time_and_says_that_nobody_works(shop: Shop) -> None:
     said = shop.fails("call", "resize", "path=a", "--wait-timeout=50ms")
     assert "no worker is connected to queue default" in said
     assert "Job 1 in queue default has not ended within 0.05 s" in said
+
+
+@dataclass
+class Point:
+    x: int
+    name: str = ""
+
+
+def test_an_item_of_a_batch_task_is_called_like_any_other(shop: Shop) -> None:
+    @shop.app.batch_task(size=2, queue="batches")
+    def count(texts: list[str]) -> list[int]:
+        return [len(text) for text in texts]
+
+    @shop.app.batch_task(size=2, queue="points")
+    def place(points: list[Point]) -> list[int]:
+        return [point.x for point in points]
+
+    assert data(shop, "count", "texts=one text") == {"texts": "one text"}
+    assert data(shop, "place", "x:=5", "name=here") == {"x": 5, "name": "here"}
+    by_name = {task["name"]: task for task in shop.json("tasks")}
+    assert by_name["count"]["batch_size"] == 2
+    assert "thread, batches of 2" in shop("tasks")
+
+
+def test_what_a_worker_fills_in_cannot_be_given(shop: Shop) -> None:
+    @shop.app.task(queue="others")
+    def work(number: int, model: Point = from_lifespan()) -> None: ...
+
+    assert data(shop, "work", "number=5") == {"number": 5}
+    assert "Task work has no argument model" in shop.fails("call", "work", "model=5", code=2)

@@ -57,6 +57,16 @@ def test_functions_compute_hang_and_crash_in_processes(on_server: OpenExample) -
     assert [line for line in said.splitlines() if line in expected] == expected  # and log lines
 
 
+def test_a_model_is_fed_in_batches(embedded_only: OpenExample) -> None:
+    said = embedded_only("embed_in_batches.py").python("embed_in_batches.py").run()
+    calls, vector, failure = said.splitlines()
+    times = re.fullmatch(r"the model was called (\d+) times", calls)
+    assert times is not None
+    assert 4 <= int(times[1]) < 50  # 32 texts at a time at best
+    assert vector == "'text number 7': [0.0, 2.0, 0.0, 0.0, 1.0]"
+    assert failure == "the empty one: the text is empty"
+
+
 def test_a_report_is_scheduled_every_night(embedded_only: OpenExample) -> None:
     said = embedded_only("nightly_report.py").python("nightly_report.py").run()
     assert said.splitlines() == [

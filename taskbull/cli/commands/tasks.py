@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from taskbull.app.batch_task import is_batch
 from taskbull.app.task import Task
 from taskbull.cli.app_loading import app_argument, app_option, find_app
 from taskbull.cli.terminal import json_option, show_json, show_table
@@ -31,7 +32,7 @@ def tasks(named: str | None, app: str | None, as_json: bool) -> None:
                 task.name,
                 task.queue,
                 signature_of(task),
-                task.site.value,
+                _where(task),
                 task.settings.options.attempts,
                 _seconds(task.settings.timeout),
                 _breaker(task.settings.circuit_breaker),
@@ -52,6 +53,11 @@ def signature_of(task: Task[..., Any]) -> str:
     return str(signature)
 
 
+def _where(task: Task[..., Any]) -> str:
+    where = task.site.value
+    return f"{where}, batches of {task.batch.size}" if is_batch(task) else where
+
+
 def _describe_task(task: Task[..., Any]) -> dict[str, Any]:
     breaker = task.settings.circuit_breaker
     return {
@@ -60,6 +66,7 @@ def _describe_task(task: Task[..., Any]) -> dict[str, Any]:
         "signature": signature_of(task),
         "kind": "async" if task.is_async else "sync",
         "runs_in": task.site.value,
+        "batch_size": task.batch.size if is_batch(task) else None,
         "attempts": task.settings.options.attempts,
         "timeout": task.settings.timeout,
         "priority": task.settings.options.priority,
