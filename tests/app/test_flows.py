@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from random import Random
 from typing import Any, cast
 
@@ -56,6 +56,9 @@ class Tasks:
             return f"{title}: {counts}"
 
         self.fetch, self.count, self.report = fetch, count, report
+
+    def with_id(self, job_id: str) -> Any:
+        return self.fetch.options(job_id=job_id)
 
     def tree(self, urls: int) -> Any:
         return self.report.after(
@@ -137,6 +140,51 @@ def test_of_a_list_with_a_wrong_flow_nothing_is_written(
     wrong = tasks.report.after(tasks.count.job()).job("a")
     with pytest.raises(ConfigurationError, match="takes the result of one child fetch"):
         app.enqueue([tasks.fetch.job("x"), tasks.tree(2).job("a"), wrong])
+    assert written(admin, prefix) == set()
+
+
+WRONG_FLOWS: dict[str, tuple[Callable[[Tasks], Any], str]] = {
+    "its own child": (
+        lambda tasks: tasks.with_id("x").after(tasks.with_id("x").job("a")).job("a"),
+        "job x of queue pages would wait for itself: it is its own ancestor in the flow",
+    ),
+    "its own grandchild": (
+        lambda tasks: (
+            tasks.with_id("x")
+            .after(tasks.with_id("y").after(tasks.with_id("x").job("a")).job("a"))
+            .job("a")
+        ),
+        "job x of queue pages would wait for itself: it is its own ancestor in the flow",
+    ),
+    "two children of one id": (
+        lambda tasks: tasks.report.after(tasks.with_id("x").job(url) for url in "ab").job("t"),
+        "job x of queue pages stands twice in the flow",
+    ),
+    "a parameter without its child, below": (
+        lambda tasks: tasks.report.after(tasks.fetch.job("a"), tasks.count.job()).job("t"),
+        "parameter text of task count takes the result of one child fetch, and the job has none",
+    ),
+    "a parameter with two children": (
+        lambda tasks: tasks.count.after(tasks.fetch.job(url) for url in "ab").job(),
+        "takes the result of one child fetch, and the job has 2: from_children takes",
+    ),
+    "a dedup key": (
+        lambda tasks: tasks.report.after(tasks.fetch.options(dedup="k").job("a")).job("t"),
+        "job fetch of a flow has a dedup key",
+    ),
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG_FLOWS)
+async def test_a_wrong_flow_is_refused_and_nothing_is_written(
+    wrong: str, tasks: Tasks, admin: redis.Redis, prefix: str
+) -> None:
+    make, told = WRONG_FLOWS[wrong]
+    jobs = [tasks.fetch.job("first"), make(tasks)]
+    with pytest.raises(ConfigurationError, match=told):
+        await to_thread.run_sync(tasks.app.enqueue, jobs)
+    with pytest.raises(ConfigurationError, match=told):
+        await tasks.app.aenqueue(jobs)
     assert written(admin, prefix) == set()
 
 
