@@ -77,6 +77,7 @@ LATE: dict[str, str] = {
     "taskbull.core.declared_schedule": "who has no schedule needs no cron and no time zones",
     "taskbull.cli.demo": "other commands do not wait for it",
     "taskbull.cli.tables": "rich is slow to import",
+    "taskbull.cli.top.run": "rich is slow to import",
     "taskbull.cli.worker.run": "other commands do not wait for it",
     "taskbull.observability.http_server": "prometheus_client is optional",
     "taskbull.observability.tracing": "OpenTelemetry is slow to import",

@@ -33,6 +33,7 @@ from taskbull.cli.commands.queues import queues
 from taskbull.cli.commands.schedules import schedules
 from taskbull.cli.commands.stop import stop
 from taskbull.cli.commands.tasks import tasks
+from taskbull.cli.commands.top import top
 from taskbull.cli.commands.why import why
 from taskbull.cli.commands.worker import worker
 from taskbull.cli.commands.workers import workers
@@ -40,7 +41,7 @@ from taskbull.cli.group import Commands
 
 PARTS: dict[str, tuple[click.Command, ...]] = {
     "Run": (worker, demo, stop),
-    "Inspect": (why, tasks, queues, workers, jobs, job, schedules, events, doctor),
+    "Inspect": (why, top, tasks, queues, workers, jobs, job, schedules, events, doctor),
     "Change jobs": (call, retry, retry_all, promote, cancel, remove),
     "Change queues": (pause, resume, drain, clean, obliterate),
     "Other": (completion,),

@@ -8,9 +8,9 @@ from taskbull.core.durations import Duration, limit_of
 from taskbull.core.job import Job
 from taskbull.core.retry import attempts_of
 from taskbull.queue.handle import CALL_TIMEOUT
+from taskbull.queue.overview import ServerOverview
 from taskbull.queue.questions import Rights
 from taskbull.queue.server_operations import Node, ServerOperations
-from taskbull.queue.server_whys import ServerWhys
 from taskbull.queue.stores import Stores
 from taskbull.scripts.servers import escape_pattern
 from taskbull.store.clients import Where
@@ -19,7 +19,7 @@ from taskbull.store.namespace import Namespace
 __all__ = ["AnyServer", "Namespace", "Node"]
 
 
-class AnyServer(ServerOperations, ServerWhys):
+class AnyServer(ServerOperations, ServerOverview):
     """All queues under one prefix of a Redis server, Sentinel or Cluster, whoever made them.
 
     `redis`, `prefix` and `hash_tag` are those of a queue. Every call reads a bounded part of what

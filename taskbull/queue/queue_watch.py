@@ -31,7 +31,8 @@ class QueueWatch:
         self._arrived: deque[tuple[float, int]] = deque()
         self._versions: set[str] = set()
         self._ends: EndsByMinute | None = None
-        self._crew: Crew | None = None
+        self.crew: Crew | None = None
+        self.unmet = True
         self._seen: Sequence[Seen] = ()
         self._failures: Failures | None = None
         self._without_lock: frozenset[str] = frozenset()
@@ -54,8 +55,9 @@ class QueueWatch:
 
     def met(self, crew: Crew | None, seen: Sequence[Seen]) -> None:
         """Take in who is connected, and what our workers say."""
-        self._crew = crew
+        self.crew = crew
         self._seen = seen
+        self.unmet = False
 
     def peeked(self, active: Sequence[ActiveJob]) -> None:
         """Take in the jobs that run longest: one without a lock counts the second time."""
@@ -107,7 +109,7 @@ class QueueWatch:
         )
 
     def _connected(self) -> Sequence[str] | None:
-        crew = self._crew
+        crew = self.crew
         if crew is None or not crew.told:
             return None
         return [worker.name for worker in crew.workers.get(self.name, ())]

@@ -1,0 +1,1 @@
+"""`taskbull top`: all queues, live in a terminal."""
