@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
@@ -12,7 +13,16 @@ from taskbull.core.job import NewJob
 from taskbull.core.keys import QueueKeys
 from taskbull.core.options import Dedup, JobOptions
 from taskbull.core.wire.job import EncodedJob, ParentLink, encode_job
-from taskbull.scripts.add import MEMO_LIFE_MS, Added, CallSequence, Result, add_jobs
+from taskbull.errors import OutOfTurn
+from taskbull.scripts.add import (
+    ADD,
+    ADD_PLAIN,
+    MEMO_LIFE_MS,
+    Added,
+    CallSequence,
+    Result,
+    add_jobs,
+)
 from tests.scripts.bed import NOW, Bed
 
 
@@ -35,6 +45,49 @@ def test_a_call_that_comes_after_the_next_one_is_not_executed(bed: Bed) -> None:
     assert bed.state() == before
 
 
+def test_one_job_that_is_sent_again_is_known_to_both_scripts(bed: Bed) -> None:
+    one, sequence = job("a"), CallSequence("p", 0, 1)
+    plain = add_jobs(bed.queue, [one], NOW, sequence)
+    assert plain.script is ADD_PLAIN
+    first = bed.run(plain)
+    before = bed.state()
+    general = add_jobs(bed.queue, [replace(one, place=1)], NOW, sequence)
+    assert general.script is ADD
+    for _ in range(2):
+        assert bed.run(general) == first == [Added("1", Result.ADDED)]
+        assert bed.run(plain) == first
+    assert bed.state() == before
+
+
+@pytest.mark.parametrize(
+    "memo", [b"", b"x", b"9", b"9:", b"2:ab:\x90", b"1:cd:\x94\x01\xa13\x00\x01"]
+)
+def test_a_number_that_another_has_used_adds_nothing_whatever_stands_there(
+    bed: Bed, memo: bytes
+) -> None:
+    bed.admin.set(bed.queue.private("add", "p", "0"), memo)
+    added = bed.run(add_jobs(bed.queue, [job("a")], NOW, CallSequence("p", 0, 1, "ab")))
+    is_free = not memo[:1].isdigit()
+    assert [one.id for one in added] == (["1"] if is_free else [])
+    assert bed.state().get("id", "0") == ("1" if is_free else "0")
+    if not is_free:
+        assert bed.admin.get(bed.queue.private("add", "p", "0")) == memo
+        assert set(bed.state()) == {"id", "tb:add:p:0"}
+
+
+def test_a_call_out_of_turn_does_nothing_until_the_one_before_was_executed(bed: Bed) -> None:
+    before, sequence = CallSequence("p", 0, 4), CallSequence("p", 1, 1)
+    ahead = add_jobs(bed.queue, [job("a"), job("b")], NOW, before)
+    behind = add_jobs(bed.queue, [job("c"), job("d")], NOW, sequence, after=before)
+    with pytest.raises(OutOfTurn):
+        bed.run(behind)
+    assert bed.state() == {}
+    bed.run(ahead)
+    assert [one.id for one in bed.run(behind)] == ["3", "4"]
+    bed.run(add_jobs(bed.queue, [job("e"), job("f")], NOW, CallSequence("p", 0, 5)))
+    assert [one.id for one in bed.run(behind)] == ["3", "4"]  # it has its answer
+
+
 def test_the_rest_of_a_call_of_which_a_part_was_answered_is_added_around_it(bed: Bed) -> None:
     jobs = [replace(job(f"job-{place // 3}"), place=place) for place in range(1, 8)]
     sequence = CallSequence("p", 0, 1, "ab")
@@ -51,7 +104,7 @@ def test_equal_jobs_are_told_once(bed: Bed) -> None:
     data = [{"n": number} for number in range(250)]
     jobs = [encode_job(NewJob("n", each, JobOptions()), NOW) for each in data]
     call = add_jobs(bed.queue, jobs, NOW, CallSequence("p", 0, 1))
-    assert len(str(call.args[5])) < 300
+    assert len(str(call.args[6])) < 300
     assert [one.id for one in bed.run(call)] == [str(number) for number in range(1, 251)]
     assert [bed.state()[str(number)]["data"] for number in (1, 250)] == ['{"n":0}', '{"n":249}']
 

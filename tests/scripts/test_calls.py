@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 
+from taskbull.core.job import NewJob
 from taskbull.core.keys import QueueKeys
 from taskbull.core.record import WorkerRecord
 from taskbull.core.states import JobState
+from taskbull.core.wire.job import encode_job
 from taskbull.scripts import (
     cancelling,
     changes,
@@ -24,7 +26,7 @@ from taskbull.scripts import (
     survey,
     tree,
 )
-from taskbull.scripts.add import CallSequence, add_jobs
+from taskbull.scripts.add import CallSequence, add_jobs, add_plain
 from taskbull.scripts.call import Call
 from taskbull.scripts.cycle import Taking, cycle
 from taskbull.scripts.flow import undo_flow
@@ -97,6 +99,7 @@ SAMPLES = calls(
         limits.rate_limit_ttl(QUEUE),
         limits.is_maxed(QUEUE),
         add_jobs(QUEUE, [], 1, CallSequence("producer", 2, 3)),
+        add_plain(QUEUE, encode_job(NewJob("n"), 1), CallSequence("producer", 2, 3)),
         cycle(QUEUE, 1, [], 2, "token", Taking(3)),
         try_commands(QUEUE, "token"),
     ]

@@ -285,6 +285,20 @@ def produce(bed: Bed, number: int) -> None:
     bed.run(add_jobs(bed.queue, jobs, NOW, CallSequence("p", 0, 1)))
 
 
+def produce_plainly(bed: Bed, number: int) -> None:
+    """Add a job whose id is 7 in the end, however often its number was drawn."""
+    bed.admin.set(bed.queue.id, 6)
+    [one] = bed.run(add_jobs(bed.queue, [encode_job(NewJob("n"), NOW)], NOW, PLAINLY))
+    assert one.id == "7"
+
+
+def memorised(bed: Bed) -> None:
+    bed.admin.set(bed.queue.private("add", "p", "0"), b"0:ab:\x90")
+
+
+PLAINLY = CallSequence("p", 0, 1)
+
+
 WAITING = {
     "wait": ["w0", "w1", "w2", "due"],
     "prioritized": ["p0", "p1", "p2", "urgent"],
@@ -499,6 +513,13 @@ OPERATIONS = {
         wait=["a", "b", "e"],
         prioritized=["c"],
         delayed=["d"],
+    ),
+    "add one": Operation("add_plain", lambda _: None, produce_plainly, wait=["7"]),
+    "add one after another": Operation(
+        "add_plain",
+        memorised,
+        produce_plainly,
+        wait=["7"],
     ),
     "add a flow": Operation(
         "add_flow",

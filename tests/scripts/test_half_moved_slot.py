@@ -88,6 +88,7 @@ SCHEDULE = encode_schedule(Every(1), NewJob("n"), NOW)
 
 OPERATIONS: dict[str, Operation] = {
     "add": add,
+    "add one": lambda q: add_jobs(q, [encode_job(NewJob("n"), NOW)], NOW, CallSequence("p", 0, 2)),
     "take": lambda q: cycle(q, NOW, [], 3, "next", Taking(30_000)),
     "end": lambda q: cycle(
         q,

@@ -31,6 +31,9 @@ from tests.speed.player import ADDED_PER_CALL, Player
 CYCLES = {50: 1000, 10: 500, 1: 250}
 """Jobs per call, and how many of them are run."""
 
+ALONE = 250
+"""How many jobs are added by calls of their own."""
+
 PIECES = {
     "add in bulk": 500,
     "add 100 kB in bulk": 20,
@@ -54,6 +57,8 @@ class Instructions(Struct, frozen=True):
 
     add: int
     """Added by `ADDED_PER_CALL` per call."""
+    add_alone: int
+    """Added by a call of its own."""
     cycle: dict[int, int]
     """Taken and ended; by the number of jobs per call."""
     add_child: int
@@ -76,11 +81,17 @@ def measure(program: Path) -> Instructions:
         player.add_family(1)
         player.drain(10)
         player.drain(1)
+        player.add(1, 1)
+        player.drain(1)
         counter = _Counter(admin, folder)
+        counter.count()
+        player.add(ALONE, 1)
+        alone = counter.count() // ALONE
+        player.drain(50)
         add, cycles = _count_cycles(counter, player.add, player.drain)
         add_child, cycles_of_children = _count_cycles(counter, player.add_family, player.drain)
         store.close()
-    return Instructions(add, cycles, add_child, cycles_of_children)
+    return Instructions(add, alone, cycles, add_child, cycles_of_children)
 
 
 def _count_cycles(
@@ -156,7 +167,8 @@ def main() -> None:
     for _ in range(options.rounds):
         found = measure(binary(options.kind))
         cycles = ", ".join(f"{cost:,} at {at_once}" for at_once, cost in found.cycle.items())
-        print(f"{options.kind}: add {found.add:,}; take and end {cycles} per call", flush=True)
+        added = f"add {found.add:,}, alone {found.add_alone:,}"
+        print(f"{options.kind}: {added}; take and end {cycles} per call", flush=True)
         cycles = ", ".join(f"{cost:,} at {many}" for many, cost in found.cycle_children.items())
         print(f"{options.kind}: add a child {found.add_child:,}; take and end {cycles} per call")
         for operation, cost in measure_calls(binary(options.kind)).items():

@@ -1,0 +1,81 @@
+-- add_plain: add one job that waits for nothing but its turn. Sent again, it gets its first answer.
+--
+-- KEYS
+--   memo      string   number, mark and answers of the last call in its sequence: as of `add`
+--   counter   string   number of the last job
+--   meta      hash     settings of the queue
+--   wait      list     jobs that may run, taken from the tail
+--   active    list     jobs that run
+--   marker    zset     wakes workers
+--   events    stream   what happened
+-- ARGV
+--   prefix             start of every key of this queue
+--   call               number of this call in its sequence; the next call has a higher one
+--   mark               hex digits that tell it from another producer's call of that number
+--   memo_life          ms for which the answer is remembered
+--   name               of the job
+--   opts               JSON
+--   timestamp          ms
+--   data               JSON
+-- RETURNS
+--   the id of the job; nothing, and nothing is done, if the sequence has gone on, or the number was
+--   used by another
+-- EFFECTS
+--   those of `add` for such a job, in two commands and a third of the instructions less
+
+local memo, counter, meta, wait, active, marker, events = unpack(KEYS)
+local prefix, call, mark, memo_life, name, opts, timestamp, data = unpack(ARGV)
+
+-- The new memo is written and the former read by one command. The answers of `add` in msgpack are
+-- an array of four: place 1, the id, 0 for added, one job.
+local redis = redis
+local id = string.format("%.0f", redis.call("INCRBY", counter, "1"))
+local answers = "\148\1" .. string.char(160 + #id) .. id .. "\0\1"
+local new = call .. ":" .. mark .. ":" .. answers
+local former = redis.call("SET", memo, new, "PX", memo_life, "GET")
+if former and (tonumber(string.match(former, "^%d*")) or 0) >= tonumber(call) then
+  redis.call("SET", memo, former, "PX", memo_life)
+  redis.call("INCRBY", counter, "-1")
+  local start = call .. ":" .. mark .. ":"
+  if string.sub(former, 1, #start) == start then
+    return cmsgpack.unpack(string.sub(former, #start + 1))[2]
+  end
+  return false -- it was late on its way, or the sequence is that of a cloned process
+end
+
+local target = wait
+local function write()
+  local fields = redis.call("HMGET", meta, "paused", "concurrency", "opts.maxLenEvents")
+  local is_blocked, limit = false, fields[3]
+  if fields[1] or fields[2] then
+    --- @include "queue_state"
+    local queue = queue_state(meta, active, wait)
+    target, is_blocked = queue.target, queue.blocked
+  end
+  if not limit or not string.find(limit, "^[1-9]%d?%d?%d?%d?%d?%d?%d?$") then
+    --- @include "event_limit"
+    limit = event_limit(meta, { max_events = limit })
+  end
+  redis.call("XADD", events, "*", "event", "added", "jobId", id, "name", name)
+  redis.call("HSET", prefix .. id, "name", name, "data", data, "opts", opts,
+    "timestamp", timestamp, "delay", "0", "priority", "0")
+  redis.call("XADD", events, "MAXLEN", "~", limit, "*", "event", "waiting", "jobId", id)
+  redis.call("LPUSH", target, id)
+  if not is_blocked then
+    redis.pcall("ZADD", marker, "0", "0") -- or workers look by themselves, later
+  end
+end
+
+-- All or nothing: see `add`.
+local is_written, problem = pcall(write)
+if not is_written then
+  --- @include "undo_add"
+  undo_add(prefix, id, {}, target)
+  if former then
+    redis.pcall("SET", memo, former, "PX", memo_life)
+  else
+    redis.pcall("DEL", memo)
+  end
+  error(problem, 0)
+end
+return id
