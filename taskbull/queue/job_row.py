@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Any
+from typing import Any, Final
 
 from msgspec import Struct
 
@@ -13,6 +13,9 @@ from taskbull.core.states import JobState, due_ms_of_score
 from taskbull.queue.job_view import iso
 from taskbull.scripts.inspection import ChildCounts
 from taskbull.scripts.peeking import After
+
+EMPTY_DATA: Final = Job(id="").raw_data
+"""What a job has as its data if none were read."""
 
 
 class JobRow(Struct, frozen=True):
@@ -34,7 +37,9 @@ class JobRow(Struct, frozen=True):
     @property
     def data(self) -> str:
         """The beginning of its data as they stand in Redis; empty if they are too large."""
-        return _text(self.job.raw_data) if self.sizes.get("data") else ""
+        raw, size = self.job.raw_data, self.sizes.get("data", 0)
+        was_read = len(raw) == size or raw != EMPTY_DATA
+        return _text(raw) if size and was_read else ""
 
     @property
     def result(self) -> str:

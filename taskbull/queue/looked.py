@@ -5,9 +5,11 @@ from __future__ import annotations
 from msgspec import Struct
 
 from taskbull.queue.job_row import JobRow
-from taskbull.scripts.peeking import After
+from taskbull.scripts.peeking import START, After
 from taskbull.scripts.servers import ConnectedWorker
 from taskbull.scripts.survey import Surveyed
+
+__all__ = ["START", "After", "ConnectedWorker", "Crew", "QueueSample", "SearchStep", "Surveyed"]
 
 
 class QueueSample(Struct, frozen=True):

@@ -95,7 +95,7 @@ def decode_row(job_id: bytes, fields: Mapping[str, int], reply: Sequence[Any]) -
     job = decode_job(job_id, found)
     return Peeked(
         job,
-        {ours: lengths[name] for name, ours in SIZED.items()},
+        {ours: lengths.get(name, 0) for name, ours in SIZED.items()},
         _unclaimed(found.get(b"tbun", b"")),
         _expiry(job, found.get(b"opts", b"")),
     )
