@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from taskbull.core.durations import Duration, limit_of
 from taskbull.core.job import Job
 from taskbull.core.retry import attempts_of
+from taskbull.queue.board_operations import BoardOperations
 from taskbull.queue.handle import CALL_TIMEOUT
 from taskbull.queue.overview import ServerOverview
 from taskbull.queue.questions import Rights
@@ -16,10 +17,10 @@ from taskbull.scripts.servers import escape_pattern
 from taskbull.store.clients import Where
 from taskbull.store.namespace import Namespace
 
-__all__ = ["AnyServer", "Namespace", "Node"]
+__all__ = ["AnyServer", "Namespace", "Node", "Where"]
 
 
-class AnyServer(ServerOperations, ServerOverview):
+class AnyServer(ServerOperations, ServerOverview, BoardOperations):
     """All queues under one prefix of a Redis server, Sentinel or Cluster, whoever made them.
 
     `redis`, `prefix` and `hash_tag` are those of a queue. Every call reads a bounded part of what
@@ -52,6 +53,11 @@ class AnyServer(ServerOperations, ServerOverview):
     def address(self) -> str:
         """Where Redis is, without its password."""
         return str(self.namespace.address)
+
+    @property
+    def known_queues(self) -> frozenset[str]:
+        """The queues that are there even if Redis does not have them yet."""
+        return self._known
 
     @property
     def prefix(self) -> str:

@@ -117,10 +117,14 @@ class QueueOperations:
         return cancel(self.keys, self._id(job_id), cancel_reason(reason), _now_ms())
 
     @writes
-    def retry(self, job_id: str, state: Finished = "failed") -> Operation[None]:
-        """Run a finished job once more."""
+    def retry(
+        self, job_id: str, state: Finished = "failed", *, reset_attempts: bool = False
+    ) -> Operation[None]:
+        """Run a finished job once more; with `reset_attempts` as often as a new one."""
         check_choice("state", state, ("completed", "failed"))
-        return changes.retry_job(self.keys, self._id(job_id), state)
+        check_bool("reset_attempts", reset_attempts)
+        job = self._id(job_id)
+        return changes.retry_job(self.keys, job, state, reset_attempts=reset_attempts)
 
     @writes
     def retry_all(self, state: Finished = "failed") -> Operation[int]:

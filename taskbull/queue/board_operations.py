@@ -1,0 +1,186 @@
+"""What a dashboard asks of a server beside looking: the methods that both servers have in common.
+
+Each is safe to be asked again when its answer was lost, as the drivers of servers do.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from secrets import token_hex
+from typing import Final
+
+import msgspec
+from msgspec import Struct
+
+from taskbull.core.checks import check_int
+from taskbull.core.queue_facts import encode_note
+from taskbull.core.schedule import Schedule
+from taskbull.core.states import JobState
+from taskbull.queue.failures import alike_of
+from taskbull.queue.methods import looks
+from taskbull.queue.questions import Look, ask, ask_together
+from taskbull.scripts import board
+from taskbull.scripts.failures import FAILURES_PEEKED, FailedJob, peek_failures
+from taskbull.scripts.peeking import START, After, peek_jobs
+from taskbull.scripts.schedulers import get_scheduler
+from taskbull.store.namespace import Namespace
+
+MOST_OPERATIONS: Final = 200
+"""How many of what was done are known."""
+
+
+class OperationRecord(Struct, frozen=True, kw_only=True):
+    """Something that somebody does with a queue or its jobs, or did in the last hour."""
+
+    id: str
+    action: str
+    queue: str
+    what: str
+    """What it is about, in words; never a job's data."""
+    by: str
+    began_ms: int
+    ended_ms: int | None = None
+    """None: it goes on."""
+    beat_ms: int = 0
+    """When it last got on: one whose process has died does not."""
+    looked_at: int = 0
+    total: int = 0
+    count: int = 0
+    """How many jobs were changed."""
+    outcome: str = ""
+
+
+class NextSchedules(Struct, frozen=True):
+    """Some schedules of some queues, by the time of their next runs."""
+
+    schedules: list[Schedule]
+    more: bool
+    """Whether others come after them."""
+
+
+class AlikeStep(Struct, frozen=True):
+    """Failed jobs that have an error in common, found in one step."""
+
+    ids: list[str]
+    looked_at: int
+    after: After | None
+    """Where the next step begins; None: all have been looked at."""
+
+
+class BoardOperations:
+    """What dashboards write down for each other, and the schedules of all queues."""
+
+    namespace: Namespace
+
+    @looks
+    def claim(self, number: str) -> Look[bool]:
+        """Return whether this is the first time that a number comes; it is known for 10 min."""
+        prefix, by = self.namespace.prefix, token_hex(8)
+        if (yield from ask(board.claim_number(prefix, number, by))):
+            return True
+        # It may be ours: then the first answer was lost, and the question asked again.
+        return (yield from ask(board.get_claimant(prefix, number))) == by
+
+    @looks
+    def record_operation(self, record: OperationRecord) -> Look[None]:
+        """Write down how far an operation has come."""
+        raw = msgspec.json.encode(record)
+        for command in board.write_operation(self.namespace.prefix, record.id, raw):
+            yield from ask(command)
+
+    @looks
+    def stop_operation(self, operation_id: str) -> Look[None]:
+        """Ask whoever runs an operation to stop it."""
+        for command in board.write_operation(self.namespace.prefix, f"{operation_id}:stop", b"1"):
+            yield from ask(command)
+
+    @looks
+    def is_stopped(self, operation_id: str) -> Look[bool]:
+        """Return whether somebody has asked for an operation to be stopped."""
+        found = yield from ask(board.get_operations(self.namespace.prefix))
+        return f"{operation_id}:stop" in found
+
+    @looks
+    def operations(self) -> Look[list[OperationRecord]]:
+        """List what is being done, and was done in the last hour; the newest first."""
+        found = yield from ask(board.get_operations(self.namespace.prefix))
+        records = [record for raw in found.values() if (record := _decoded(raw)) is not None]
+        records.sort(key=lambda record: -record.began_ms)
+        old = [record.id for record in records[MOST_OPERATIONS:]]
+        if old:
+            ids = [name for each in old for name in (each, f"{each}:stop")]
+            yield from ask(board.forget_operations(self.namespace.prefix, ids))
+        return records[:MOST_OPERATIONS]
+
+    @looks
+    def next_schedules(
+        self, queues: Iterable[str], *, start: int = 0, limit: int = 50
+    ) -> Look[NextSchedules]:
+        """List schedules of some queues by their next runs.
+
+        One command for each queue, and one call for each schedule that is listed; in two trips.
+        """
+        check_int("start", start, least=0, most=10_000)
+        check_int("limit", limit, least=1, most=50)
+        keys = [self.namespace.keys(name) for name in queues]
+        calls = [board.get_next_schedulers(each, start + limit + 1) for each in keys]
+        found = yield from ask_together(calls)
+        due = sorted(
+            (score, scheduler, place)
+            for place, some in enumerate(found)
+            for score, scheduler in some
+        )
+        chosen = due[start : start + limit]
+        reads = [get_scheduler(keys[place], scheduler) for _, scheduler, place in chosen]
+        schedules = yield from ask_together(reads)
+        return NextSchedules(
+            [each for each in schedules if each is not None], len(due) > start + limit
+        )
+
+    @looks
+    def failed_alike(
+        self, queue: str, fingerprint: str, *, after: After = START, until_ms: int | None = None
+    ) -> Look[AlikeStep]:
+        """Find failed jobs with an error among the next 50, the newest first; two calls.
+
+        Only those that failed by `until_ms` are looked at, so that one that is retried and fails
+        again is not found twice. The place to go on holds, whatever becomes of the jobs.
+        """
+        keys = self.namespace.keys(queue)
+        if after == START and until_ms is not None:
+            after = After(score=str(until_ms + 1))
+        ids_only = peek_jobs(keys, JobState.FAILED, after, FAILURES_PEEKED, fields={})
+        page = yield from ask(ids_only)
+        ids = [row.id for row in page.rows]
+        jobs: list[FailedJob] = []
+        while len(jobs) < len(ids):
+            some = yield from ask(peek_failures(keys, ids=ids[len(jobs) :]))
+            if not some:
+                break
+            jobs += some
+        found = [job.id for job in jobs if alike_of(job).fingerprint == fingerprint]
+        return AlikeStep(found, len(ids), page.after)
+
+    @looks
+    def raw_options(self, queue: str, job_id: str) -> Look[bytes]:
+        """Return the options of a job as they stand in Redis: one command."""
+        return ask(board.get_raw_options(self.namespace.keys(queue), job_id))
+
+    @looks
+    def note_pause(self, queue: str, by: str, why: str) -> Look[None]:
+        """Write down who has paused a queue, and why."""
+        note = encode_note(by, int(time.time() * 1000), why)
+        return ask(board.write_note(self.namespace.keys(queue), note))
+
+    @looks
+    def forget_note(self, queue: str) -> Look[None]:
+        """Strike off why a queue was paused."""
+        return ask(board.forget_note(self.namespace.keys(queue)))
+
+
+def _decoded(raw: bytes) -> OperationRecord | None:
+    try:
+        return msgspec.json.decode(raw, type=OperationRecord)
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        return None
