@@ -54,6 +54,7 @@ if TYPE_CHECKING:
     from taskbull import events
     from taskbull.core.rules import Cron, Every
     from taskbull.core.schedule import Schedule
+    from taskbull.dashboard.asgi import Dashboard
     from taskbull.queue.queue import Queue
     from taskbull.queue.server import Server
     from taskbull.queue.sync_queue import SyncQueue
@@ -70,6 +71,7 @@ __all__ = [
     "ConfigurationError",
     "ConnectionLost",
     "Cron",
+    "Dashboard",
     "Dedup",
     "EnqueueError",
     "Every",
@@ -123,6 +125,7 @@ __version__ = "0.1.0"
 
 _LATER = {
     "Cron": "taskbull.core.rules",
+    "Dashboard": "taskbull.dashboard.asgi",
     "Every": "taskbull.core.rules",
     "Queue": "taskbull.queue.queue",
     "RunningJob": "taskbull.worker.running_job",

@@ -56,8 +56,11 @@ LAYERS: dict[str, Layer] = {
         "errors events core scripts store observability queue worker app", "anyio pytest"
     ),
     "django": _layer("worker", "django"),
+    "dashboard": _layer("errors core observability queue app", "anyio msgspec uvicorn"),
     # What talks to Redis is below: the command line prints what the library gives it.
-    "cli": _layer("errors events core observability queue worker app", "anyio click msgspec rich"),
+    "cli": _layer(
+        "errors events core observability queue worker app dashboard", "anyio click msgspec rich"
+    ),
 }
 
 EXTRA: dict[str, tuple[set[str], str]] = {
@@ -75,6 +78,9 @@ LATE: dict[str, str] = {
     "taskbull.app.pool.plan": "who only enqueues needs no worker",
     "taskbull.app.running": "only a program that is a worker needs it",
     "taskbull.core.declared_schedule": "who has no schedule needs no cron and no time zones",
+    "taskbull.dashboard.access": "other commands do not wait for it",
+    "taskbull.dashboard.asgi": "other commands do not wait for it",
+    "taskbull.dashboard.serving": "uvicorn is optional",
     "taskbull.cli.demo": "other commands do not wait for it",
     "taskbull.cli.tables": "rich is slow to import",
     "taskbull.cli.top.run": "rich is slow to import",
@@ -98,6 +104,7 @@ WIRE_NAMES |= {"idof", "rdof", "kl", "omc", "tm", "tbpd", "tbun", "tbch", "tbsp"
 """BullMQ's short names. Its camelCase names are found by their form."""
 
 NOT_OF_THE_WIRE = {
+    "dashboard/words.py": {"kB"},  # a thousand bytes
     "observability/formats.py": {"taskName"},  # of a record of `logging`
     "observability/tracing.py": {"addBulk", "addFlow"},  # what BullMQ calls the operations
     "store/embedded.py": {"iII"},  # a format of `struct`

@@ -16,6 +16,7 @@ EXPORTED = [
     "ConfigurationError",
     "ConnectionLost",
     "Cron",
+    "Dashboard",
     "Dedup",
     "EnqueueError",
     "Every",

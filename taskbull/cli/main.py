@@ -25,6 +25,7 @@ from taskbull.cli.commands.admin import (
 )
 from taskbull.cli.commands.call import call
 from taskbull.cli.commands.completion import completion
+from taskbull.cli.commands.dashboard import dashboard
 from taskbull.cli.commands.demo import demo
 from taskbull.cli.commands.doctor import doctor
 from taskbull.cli.commands.events import events
@@ -41,7 +42,7 @@ from taskbull.cli.group import Commands
 
 PARTS: dict[str, tuple[click.Command, ...]] = {
     "Run": (worker, demo, stop),
-    "Inspect": (why, top, tasks, queues, workers, jobs, job, schedules, events, doctor),
+    "Inspect": (dashboard, top, why, tasks, queues, workers, jobs, job, schedules, events, doctor),
     "Change jobs": (call, retry, retry_all, promote, cancel, remove),
     "Change queues": (pause, resume, drain, clean, obliterate),
     "Other": (completion,),

@@ -1,0 +1,113 @@
+"""`taskbull dashboard`: the queues of a server, on a page."""
+
+from __future__ import annotations
+
+import os
+from ipaddress import ip_address
+
+import click
+
+from taskbull.app.app import App
+from taskbull.cli.app_loading import app_argument, find_app_of_server, server_options
+from taskbull.cli.errors import CommandFailed, WrongUsage, failure_of, note
+from taskbull.errors import TaskbullError
+
+
+@click.command()
+@app_argument
+@click.option("--host", default="127.0.0.1", help="The address to listen at.")
+@click.option("--port", type=click.IntRange(0, 65535), default=8080, help="0: any that is free.")
+@click.option("--read-only", is_flag=True, help="Show everything, change nothing.")
+@click.option("--auth", metavar="USER:PASSWORD", help="Ask for a password; others can see it here.")
+@click.option("--auth-env", metavar="NAME", help="The same, from an environment variable.")
+@click.option("--label", metavar="TEXT", help="The name of this environment, such as PROD.")
+@click.option(
+    "--allow", multiple=True, metavar="ACTION", help="Allow what is off, such as obliterate."
+)
+@click.option("--allow-host", multiple=True, metavar="HOST", help="Another name of the dashboard.")
+@click.option("--trust-origin", multiple=True, metavar="HOST", help="Whose forms are accepted.")
+@server_options
+def dashboard(  # noqa: PLR0913, PLR0917 - each is an option
+    named: str | None,
+    app: str | None,
+    redis: str | None,
+    prefix: str | None,
+    host: str,
+    port: int,
+    auth: str | None,
+    auth_env: str | None,
+    read_only: bool,
+    label: str | None,
+    allow: tuple[str, ...],
+    allow_host: tuple[str, ...],
+    trust_origin: tuple[str, ...],
+) -> None:
+    """Show all queues, Node's included, on a page at http://127.0.0.1:8080.
+
+    Without --auth, only browsers on this machine are served.
+    """
+    credentials = _credentials(auth, auth_env)
+    if credentials is None and not _is_loopback(host):
+        raise WrongUsage(
+            f"--host {host} lets other machines in, so a password is needed: put user:password "
+            "into an environment variable, and name it with --auth-env NAME"
+        )
+    found: App | None = find_app_of_server(app or named, redis)
+    # Only here: other commands need neither an event loop nor a web server.
+    from taskbull.dashboard.access import BasicAuth  # noqa: PLC0415
+    from taskbull.dashboard.asgi import Dashboard  # noqa: PLC0415
+
+    try:
+        from taskbull.dashboard.serving import serve  # noqa: PLC0415
+    except ImportError as error:
+        raise CommandFailed(
+            "The dashboard is served by uvicorn: pip install 'taskbull[dashboard]'"
+        ) from error
+    try:
+        page = Dashboard(
+            found,
+            redis=redis,
+            prefix=prefix,
+            read_only=read_only,
+            access=None if credentials is None else BasicAuth(credentials),
+            label=label,
+            allow=allow,
+            allow_hosts=allow_host,
+            trust_origins=trust_origin,
+        )
+    except TaskbullError as error:
+        raise failure_of(error) from error
+    try:
+        serve(page, host, port, lambda url: click.echo(f"taskbull dashboard: {url}"))
+    except OSError as error:
+        raise CommandFailed(f"The dashboard cannot listen at {host}:{port}: {error}") from error
+
+
+def _credentials(auth: str | None, auth_env: str | None) -> str | None:
+    if auth is not None and auth_env is not None:
+        raise WrongUsage("--auth and --auth-env say the same thing: give one of them")
+    if auth_env is not None:
+        value = os.environ.get(auth_env)
+        if not value:
+            raise WrongUsage(f"--auth-env: the environment variable {auth_env} is not set")
+        return _checked(value, f"the environment variable {auth_env}")
+    if auth is not None:
+        note("others on this machine can see the password of --auth: --auth-env NAME hides it")
+        return _checked(auth, "--auth")
+    return None
+
+
+def _checked(value: str, source: str) -> str:
+    user, colon, password = value.partition(":")
+    if not (user and colon and password):
+        raise WrongUsage(f"{source} must be user:password")
+    return value
+
+
+def _is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return False

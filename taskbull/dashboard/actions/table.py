@@ -1,0 +1,30 @@
+"""All actions: the only way from a form to a change."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from taskbull.dashboard.actions.groups import REMOVE_GROUP, RETRY_GROUP
+from taskbull.dashboard.actions.jobs import CANCEL, DELAY, PRIORITY, PROMOTE, READD, REMOVE, RETRY
+from taskbull.dashboard.actions.queues import (
+    CLEAN,
+    DRAIN,
+    LIMITS,
+    OBLITERATE,
+    PAUSE,
+    RESUME,
+    STOP,
+)
+from taskbull.dashboard.actions.schedules import REMOVE_SCHEDULE, RUN_SCHEDULE
+from taskbull.dashboard.order import BoardAction
+from taskbull.queue.queue import Queue
+
+_JOBS = (RETRY, PROMOTE, REMOVE, PRIORITY, DELAY, READD)
+_QUEUES = (PAUSE, RESUME, DRAIN, CLEAN, LIMITS, OBLITERATE, STOP)
+_GROUPS = (RETRY_GROUP, REMOVE_GROUP)
+_SCHEDULES = (RUN_SCHEDULE, REMOVE_SCHEDULE)
+_CANCELS = (CANCEL,) if hasattr(Queue, "cancel") else ()
+
+ACTIONS: Final[dict[str, BoardAction]] = {
+    action.name: action for action in (*_JOBS, *_CANCELS, *_GROUPS, *_QUEUES, *_SCHEDULES)
+}

@@ -1,0 +1,212 @@
+"""The dashboard as an ASGI app: to be mounted in another, or served by itself.
+
+It has no task of its own and needs no lifespan, which apps do not get when they are mounted. What
+it does, it does within requests; on asyncio and on trio.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection
+from contextlib import aclosing
+
+from anyio import CancelScope, create_task_group
+
+from taskbull.app.app import App
+from taskbull.dashboard.access import (
+    SECURITY,
+    AccessRule,
+    BasicAuth,
+    ByRule,
+    Entrance,
+    HostList,
+    Loopback,
+    check_origin,
+)
+from taskbull.dashboard.actions.table import ACTIONS
+from taskbull.dashboard.board import Board
+from taskbull.dashboard.frame import framed
+from taskbull.dashboard.html import render_page
+from taskbull.dashboard.json_text import SECRET, Redactor
+from taskbull.dashboard.messages import (
+    Receive,
+    Refused,
+    Request,
+    Response,
+    Scope,
+    Send,
+    Stream,
+)
+from taskbull.dashboard.pages.problem import bare_problem, describe_error, problem
+from taskbull.dashboard.routes import answer
+from taskbull.dashboard.static_files import serve_file
+from taskbull.dashboard.visit import Audit, BoardSettings, Visit
+from taskbull.errors import ConfigurationError, TaskbullError
+from taskbull.queue.any_server import Where
+from taskbull.queue.server import Server
+
+_log = logging.getLogger("taskbull.dashboard")
+
+
+class Dashboard:
+    """Shows the queues of an app, or of any Redis; an ASGI app.
+
+    `access` says who a request is from; without it, only browsers on this machine are served, and
+    no proxies. `redact` are parts of names whose values are masked. `allow` names actions that are
+    off by default. `on_action` is told what somebody did, as the log `taskbull.dashboard` is.
+    """
+
+    def __init__(  # noqa: PLR0913 - users write them by name
+        self,
+        app: App | None = None,
+        *,
+        redis: Where | None = None,
+        prefix: str | None = None,
+        read_only: bool = False,
+        access: AccessRule | BasicAuth | None = None,
+        redact: Collection[str] = SECRET,
+        label: str | None = None,
+        on_action: Callable[[Audit], object] | None = None,
+        allow: Collection[str] = (),
+        allow_hosts: Collection[str] = (),
+        trust_origins: Collection[str] = (),
+    ) -> None:
+        self._app = app
+        self._server = _server_of(app, redis, prefix)
+        self._entrance = _entrance(access, allow_hosts)
+        self._trusted = HostList(trust_origins, "trust_origins")
+        self._settings = BoardSettings(
+            _allowed(allow), read_only, label, Redactor(redact), on_action
+        )
+        self._board = Board(self._server)
+        self._streams: set[CancelScope] = set()
+
+    def close(self) -> None:
+        """End the streams of open pages, which a web server would wait for; from its event loop."""
+        for scope in list(self._streams):
+            scope.cancel()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve a request."""
+        match scope["type"]:
+            case "lifespan":
+                await _live(receive, send)
+            case "websocket":
+                await send({"type": "websocket.close", "code": 1000})
+            case _:
+                await self._serve(Request(scope, receive), send)
+
+    async def _serve(self, request: Request, send: Send) -> None:
+        found = await self._answer(request)
+        if isinstance(found, Stream):
+            await self._stream(request, found, send)
+            return
+        await _send(request, found, send)
+        if found.after is not None:
+            await found.after()
+
+    async def _stream(self, request: Request, stream: Stream, send: Send) -> None:
+        headers = {**SECURITY, "content-type": "text/event-stream", "x-accel-buffering": "no"}
+        await send(_start(200, headers))
+        async with create_task_group() as tasks:
+            self._streams.add(tasks.cancel_scope)
+
+            async def watch() -> None:
+                await request.ended()
+                tasks.cancel_scope.cancel()
+
+            tasks.start_soon(watch)
+            try:
+                async with aclosing(stream.events) as events:
+                    async for event in events:
+                        await send({"type": "http.response.body", "body": event, "more_body": True})
+            finally:
+                self._streams.discard(tasks.cancel_scope)
+        await send({"type": "http.response.body", "body": b""})
+
+    async def _answer(self, request: Request) -> Response | Stream:
+        visit: Visit | None = None
+        try:
+            if request.method not in {"GET", "HEAD", "POST"}:
+                raise Refused(405, "Only GET, HEAD and POST are understood.", allow="GET, POST")
+            access = await self._entrance.admit(request)
+            visit = Visit(
+                request, access, self._settings, self._server, self._app, self._board.pace.wait
+            )
+            if request.method == "POST":
+                check_origin(request, self._trusted)
+            elif request.path.startswith("/static/"):
+                return serve_file(request, request.path.removeprefix("/static/"))
+            return await answer(self._board, visit)
+        except Refused as refused:
+            return _explained(visit, refused)
+        except TaskbullError as error:
+            return _explained(visit, describe_error(error))
+        except Exception:  # noqa: BLE001 - told by the log, and the others are served
+            _log.exception("the page %s failed", request.path)
+            return _explained(visit, Refused(500, "This page failed. The log says why."))
+
+
+def _explained(visit: Visit | None, refused: Refused) -> Response:
+    page = bare_problem(refused) if visit is None else framed(visit, problem(refused))
+    return Response(render_page(page), refused.status, headers=refused.headers)
+
+
+def _server_of(app: App | None, redis: Where | None, prefix: str | None) -> Server:
+    if app is None:
+        return Server(redis, prefix="bull" if prefix is None else prefix)
+    if redis is None and prefix is None:
+        return app.server()
+    namespace = app.producer.namespace
+    return Server(
+        namespace.address if redis is None else redis,
+        prefix=namespace.prefix if prefix is None else prefix,
+        hash_tag=namespace.hash_tag,
+        queues=app.queues,
+        attempts_of=app.attempts_of,
+    )
+
+
+def _entrance(access: AccessRule | BasicAuth | None, allow_hosts: Collection[str]) -> Entrance:
+    if access is None:
+        return Loopback(allow_hosts)
+    if isinstance(access, BasicAuth):
+        return access
+    if not callable(access):
+        raise ConfigurationError("access must be a function that takes the scope of a request")
+    return ByRule(access)
+
+
+def _allowed(names: Collection[str]) -> frozenset[str]:
+    if isinstance(names, str):
+        names = (names,)
+    for name in names:
+        if name not in ACTIONS:
+            raise ConfigurationError(
+                f"allow: there is no action {name!r}; there is {', '.join(sorted(ACTIONS))}"
+            )
+    return frozenset(names) | {name for name, each in ACTIONS.items() if each.by_default}
+
+
+async def _live(receive: Receive, send: Send) -> None:
+    while True:
+        message = await receive()
+        if message["type"] == "lifespan.startup":
+            await send({"type": "lifespan.startup.complete"})
+        elif message["type"] == "lifespan.shutdown":
+            await send({"type": "lifespan.shutdown.complete"})
+            return
+
+
+async def _send(request: Request, response: Response, send: Send) -> None:
+    headers = {**SECURITY, **response.headers}
+    headers["content-type"] = response.content_type
+    headers["content-length"] = str(len(response.body))
+    await send(_start(response.status, headers))
+    body = b"" if request.method == "HEAD" else response.body
+    await send({"type": "http.response.body", "body": body})
+
+
+def _start(status: int, headers: dict[str, str]) -> dict[str, object]:
+    raw = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]
+    return {"type": "http.response.start", "status": status, "headers": raw}

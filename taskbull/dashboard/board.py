@@ -1,0 +1,105 @@
+"""What a dashboard remembers between requests: notices, views, searches. All of it is bounded."""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Hashable
+from secrets import token_hex
+from typing import Any, Final, Generic, TypeVar
+
+from anyio import Lock, sleep
+
+from taskbull.dashboard.sampler import BoardSampler
+from taskbull.queue.failures import Failures
+from taskbull.queue.server import Server
+
+T = TypeVar("T")
+
+_FRESH: Final = 1.0
+"""Seconds for which what was read for one viewer does for others."""
+
+
+class Shelf(Generic[T]):
+    """Keeps some things for a while under numbers that nobody can guess."""
+
+    def __init__(self, most: int, seconds: float) -> None:
+        self._most = most
+        self._seconds = seconds
+        self._kept: OrderedDict[str, tuple[float, T]] = OrderedDict()
+
+    def put(self, thing: T) -> str:
+        """Keep a thing; return its number."""
+        number = token_hex(16)
+        self._kept[number] = (time.monotonic(), thing)
+        while len(self._kept) > self._most:
+            self._kept.popitem(last=False)
+        return number
+
+    def get(self, number: str) -> T | None:
+        """Return a thing, if it is still there."""
+        at, thing = self._kept.get(number, (0.0, None))
+        return thing if time.monotonic() - at < self._seconds else None
+
+
+class Views:
+    """What was read a moment ago: identical looks of several people are one read."""
+
+    def __init__(self) -> None:
+        self._kept: OrderedDict[Hashable, tuple[float, Any]] = OrderedDict()
+        self._locks: dict[Hashable, Lock] = {}
+
+    async def read(
+        self, view: Hashable, read: Callable[[], Awaitable[T]], fresh: float = _FRESH
+    ) -> T:
+        """Return what is known of a view, or read it; who asks meanwhile waits for that."""
+        async with self._locks.setdefault(view, Lock()):
+            at, known = self._kept.get(view, (-fresh, None))
+            if time.monotonic() - at < fresh:
+                found: T = known
+                return found
+            found = await read()
+            self._kept[view] = (time.monotonic(), found)
+            self._kept.move_to_end(view)
+            while len(self._kept) > 200:
+                old, _ = self._kept.popitem(last=False)
+                self._locks.pop(old, None)
+            return found
+
+    def forget(self) -> None:
+        """Read everything anew: something has been changed."""
+        self._kept.clear()
+
+
+class Pace:
+    """Lets scans through at 20 calls a second, all together, after a short burst."""
+
+    def __init__(self, per_second: float = 20.0, burst: int = 20) -> None:
+        self._step = 1 / per_second
+        self._ahead = burst * self._step
+        self._next = 0.0
+
+    async def wait(self) -> None:
+        """Wait until it is one's turn."""
+        now = time.monotonic()
+        self._next = max(self._next, now - self._ahead) + self._step
+        await sleep(max(0.0, self._next - now))
+
+
+class Board:
+    """All that one dashboard knows beside its settings."""
+
+    def __init__(self, server: Server) -> None:
+        self.sampler = BoardSampler(server)
+        self.views = Views()
+        self.pace = Pace()
+        self.notices = Shelf[str](1000, 600.0)
+        self.failures: dict[str, Failures] = {}
+        """What was last read of failed jobs, by queue: the next read goes on from there."""
+        self.streams = 0
+        """How many pages are being kept up to date."""
+
+    def forget_views(self) -> None:
+        """Have the next page show what was just done."""
+        self.views.forget()
+        self.sampler.expire()

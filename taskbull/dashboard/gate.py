@@ -1,0 +1,196 @@
+"""The one way from a form to a change: who may, what is meant, once, and written down.
+
+The right is checked before anything else is read of the form, by one function for all actions.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from functools import partial
+from secrets import token_hex
+
+from taskbull.dashboard.actions.table import ACTIONS
+from taskbull.dashboard.board import Board
+from taskbull.dashboard.frame import Content
+from taskbull.dashboard.html import (
+    Element,
+    Node,
+    a,
+    button,
+    code,
+    div,
+    form,
+    h1,
+    input_,
+    label,
+    section,
+    span,
+)
+from taskbull.dashboard.messages import (
+    MOST_BYTES,
+    MOST_EDITED_BYTES,
+    Form,
+    Refused,
+    Response,
+)
+from taskbull.dashboard.order import BoardAction, Done, Order, read_back, read_once, read_order
+from taskbull.dashboard.pages.problem import describe_error
+from taskbull.dashboard.visit import Audit, Visit
+from taskbull.errors import TaskbullError
+from taskbull.queue.board_operations import OperationRecord
+
+_log = logging.getLogger("taskbull.dashboard")
+
+_IDS_LOGGED = 20
+
+
+async def read_action(visit: Visit) -> tuple[BoardAction, Form]:
+    """Read which action a form asks for; refuse one that this person may not take."""
+    if visit.settings.read_only:
+        raise Refused(403, "This dashboard is read-only.")
+    edits = visit.may("readd")
+    given = await visit.request.form(MOST_EDITED_BYTES if edits else MOST_BYTES)
+    action = ACTIONS.get(given.get("action"))
+    if action is None:
+        raise Refused(400, "There is no such action.")
+    if action.name not in visit.settings.allowed:
+        raise Refused(
+            403,
+            f"{action.label} is off. Allow it: Dashboard(allow=[{action.name!r}]), or taskbull "
+            f"dashboard --allow {action.name}.",
+        )
+    if not visit.may(action.name):
+        raise Refused(403, f"{visit.access.user} may not do that: {action.name}.")
+    return action, given
+
+
+async def confirm(visit: Visit) -> tuple[Content, bool]:
+    """Ask whether an order is meant; the other value: only the question is wanted, not the page."""
+    action, given = await read_action(visit)
+    order = read_order(action, given)
+    question = await action.question(visit, order)
+    asked = _question(action, order, question)
+    return Content(action.label, section(asked, class_="card"), page="-"), bool(
+        given.get("fragment")
+    )
+
+
+async def act(board: Board, visit: Visit) -> Response:
+    """Do what a form asks for, once, and go back to where it came from."""
+    action, given = await read_action(visit)
+    order = read_order(action, given)
+    number = read_once(given)
+    if action.typed and given.get("typed") != order.queue:
+        raise Refused(400, f"The name typed is not {order.queue!r}. Nothing was done.")
+    if not await visit.server.claim(number):
+        said = "That was done already: the same form came twice."
+        return _return(board, read_back(given.get("back")), said)
+    done = await _perform(visit, action, order)
+    board.forget_views()
+    after = None if done.after is None else partial(_go_on, board, done.after)
+    return _return(board, done.back or order.back, done.said, after)
+
+
+async def _go_on(board: Board, after: Callable[[], Awaitable[None]]) -> None:
+    await after()
+    board.forget_views()
+
+
+async def _perform(visit: Visit, action: BoardAction, order: Order) -> Done:
+    try:
+        done = await action.perform(visit, order)
+    except Refused as refused:
+        tell(visit, action, order, 0, f"refused: {refused.status}")
+        raise
+    except TaskbullError as error:
+        tell(visit, action, order, 0, f"failed: {type(error).__name__}")
+        raise describe_error(error) from error
+    tell(visit, action, order, done.count, "begun" if done.after else "done")
+    if done.after is None:
+        await visit.server.record_operation(_record(visit, action, order, done))
+    return done
+
+
+def _record(visit: Visit, action: BoardAction, order: Order, done: Done) -> OperationRecord:
+    now_ms = int(time.time() * 1000)
+    ids = ", ".join(order.ids[:3]) + (", …" if len(order.ids) > 3 else "")
+    return OperationRecord(
+        id=token_hex(8),
+        action=action.name,
+        queue=order.queue,
+        what=done.about or ids,
+        by=visit.access.user,
+        began_ms=now_ms,
+        ended_ms=now_ms,
+        count=done.count,
+        outcome="done",
+    )
+
+
+def tell(visit: Visit, action: BoardAction, order: Order, count: int, outcome: str) -> None:
+    """Write down what somebody did, without any job's data."""
+    told = Audit(
+        action.name,
+        order.queue,
+        order.ids[:_IDS_LOGGED],
+        count,
+        order.form.get("group"),
+        visit.access.user,
+        visit.request.peer,
+        outcome,
+    )
+    _log.info(
+        "%s queue=%r ids=%s count=%d group=%r by=%r from=%s: %s",
+        *(told.action, told.queue, list(told.ids), told.count, told.group, told.by, told.peer),
+        told.outcome,
+        extra={"audit": told},
+    )
+    if visit.settings.on_action is not None:
+        try:
+            visit.settings.on_action(told)
+        except Exception:  # noqa: BLE001 - the user's own
+            _log.exception("on_action failed")
+
+
+def _return(
+    board: Board, back: str, said: str, after: Callable[[], Awaitable[None]] | None = None
+) -> Response:
+    joint = "&" if "?" in back else "?"
+    return Response.redirect(f"{back}{joint}said={board.notices.put(said)}", after)
+
+
+def _question(action: BoardAction, order: Order, question: Node) -> Element:
+    carried = [
+        input_(type="hidden", name=name, value=value)
+        for name, value in order.form.pairs
+        if name in {"action", "q", "id", "state", "back", "group"}
+    ]
+    return form(
+        h1(action.label),
+        question,
+        carried,
+        input_(type="hidden", name="once", value=token_hex(16)),
+        _typed(order.queue) if action.typed else None,
+        div(
+            button(action.label, type="submit", class_=_look(action)),
+            a("Leave it", href=order.back, class_="button", data_close=True),
+            class_="actions",
+        ),
+        method="post",
+        action="act",
+        class_="act question",
+    )
+
+
+def _look(action: BoardAction) -> str:
+    return "main danger" if action.danger else "main"
+
+
+def _typed(queue: str) -> Element:
+    return label(
+        span("Type ", code(queue), " to go on", class_="name"),
+        input_(name="typed", required=True, autocomplete="off", spellcheck="false"),
+        class_="field",
+    )

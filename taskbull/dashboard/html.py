@@ -1,0 +1,155 @@
+"""HTML as values: an element has attributes and children, and text is always text.
+
+There is no way to write markup into a page as it is: `render` escapes all that is not an element.
+So whatever a job holds is shown, and never becomes part of the page.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from html import escape
+from typing import TypeAlias
+from urllib.parse import urlencode
+
+from msgspec import Struct
+
+Attribute: TypeAlias = str | int | bool | None
+"""True: the attribute stands without a value; False or None: it is left out."""
+
+_VOID = frozenset({"br", "hr", "img", "input", "link", "meta"})
+_ADDRESSES = frozenset({"action", "formaction", "href", "src"})
+_SCHEME = re.compile(r"[^/?#]*:|//|[/\\]{2}")
+_TAG = re.compile(r"[a-zA-Z][a-zA-Z0-9]*")
+_NAME = re.compile(r"[a-zA-Z][a-zA-Z0-9-]*")
+
+# Control characters except tab and newline, what turns the direction of a text or cannot be seen,
+# separators that look like spaces, and halves of characters.
+_UNSEEN = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u061c\u115f\u1160\u180e\u200b-\u200f\u2028-\u202e"
+    "\u2060-\u206f\u3164\ud800-\udfff\ufe00-\ufe0f\ufeff\uffa0\ufff0-\ufffb"
+    "\U000e0000-\U000e007f]"
+)
+
+
+class Element(Struct, frozen=True):
+    """An element of a page."""
+
+    tag: str
+    attributes: Mapping[str, Attribute]
+    children: tuple[Node, ...]
+
+    def __post_init__(self) -> None:
+        if not _TAG.fullmatch(self.tag):
+            raise ValueError(f"{self.tag!r} is not a tag")
+        for name, value in self.attributes.items():
+            if not _NAME.fullmatch(name) or name.startswith("on") or name == "style":
+                raise ValueError(f"{name!r} may not be an attribute")
+            if name in _ADDRESSES and isinstance(value, str) and _SCHEME.match(value):
+                raise ValueError(f"{value!r} leads out of the dashboard")
+
+
+Node: TypeAlias = "Element | str | int | float | Iterable[Node] | None"
+"""What a page is made of; None is nothing."""
+
+
+class Tag:
+    """Makes elements: `div("text", class_="card", data_id="7")`."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __call__(self, *children: Node, **attributes: Attribute) -> Element:
+        named = {
+            name.rstrip("_").replace("_", "-"): value
+            for name, value in attributes.items()
+            if value is not None and value is not False
+        }
+        return Element(self._name, named, children)
+
+
+a, article, aside, b, body, button = (
+    Tag(name) for name in ("a", "article", "aside", "b", "body", "button")
+)
+code, dd, details, dialog, div, dl, dt = (
+    Tag(name) for name in ("code", "dd", "details", "dialog", "div", "dl", "dt")
+)
+em, fieldset, footer, form, h1, h2, h3, head, header, html_ = (
+    Tag(name)
+    for name in ("em", "fieldset", "footer", "form", "h1", "h2", "h3", "head", "header", "html")
+)
+input_, kbd, label, legend, li, link, main, meta, nav, ol = (
+    Tag(name)
+    for name in ("input", "kbd", "label", "legend", "li", "link", "main", "meta", "nav", "ol")
+)
+option, p, pre, progress, script, section, select, small, span = (
+    Tag(name)
+    for name in (
+        "option", "p", "pre", "progress", "script", "section", "select", "small", "span",
+    )
+)  # fmt: skip
+strong, summary, table, tbody, td, textarea, th, thead, time_, title, tr, ul = (
+    Tag(name)
+    for name in (
+        "strong", "summary", "table", "tbody", "td", "textarea", "th", "thead", "time", "title",
+        "tr", "ul",
+    )
+)  # fmt: skip
+caption = Tag("caption")
+
+
+def visible(text: str) -> str:
+    """Return a text with characters that cannot be seen, or deceive, written as escapes."""
+    return _UNSEEN.sub(lambda found: _escape_of(found[0]), text)
+
+
+def url(page: str, /, **parameters: str | int | None) -> str:
+    """Return the address of a page, relative to all others: right under any mount or proxy."""
+    given = {name: str(value) for name, value in parameters.items() if value is not None}
+    query = urlencode({k: v.encode("utf-8", "surrogatepass") for k, v in given.items()})
+    return f"{page or './'}?{query}" if query else page or "./"
+
+
+def render(node: Node) -> str:
+    """Return a node as text."""
+    out: list[str] = []
+    _render(node, out)
+    return "".join(out)
+
+
+def render_page(root: Element) -> bytes:
+    """Return a whole page."""
+    return f"<!doctype html>\n{render(root)}\n".encode()
+
+
+def _render(node: Node, out: list[str]) -> None:
+    match node:
+        case None:
+            pass
+        case Element(tag, attributes, children):
+            out.append(f"<{tag}{''.join(map(_attribute, attributes.items()))}>")
+            if tag not in _VOID:
+                for child in children:
+                    _render(child, out)
+                out.append(f"</{tag}>")
+        case str():
+            out.append(escape(visible(node)))
+        case int() | float():
+            out.append(escape(str(node)))
+        case _:
+            for child in node:
+                _render(child, out)
+
+
+def _attribute(pair: tuple[str, Attribute]) -> str:
+    name, value = pair
+    if value is True:
+        return f" {name}"
+    text = str(value)
+    # What a form sends back must be what it was given; all else is for people to see.
+    shown = text if name in {"value", *_ADDRESSES} else visible(text)
+    return f' {name}="{escape(shown)}"'.replace("\n", "&#10;").replace("\r", "&#13;")
+
+
+def _escape_of(character: str) -> str:
+    return character.encode("unicode_escape").decode("ascii")

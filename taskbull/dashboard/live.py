@@ -1,0 +1,79 @@
+"""What keeps an open page up to date: fragments of its own HTML, sent when they change."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from typing import Any, Final, TypeAlias
+
+import msgspec
+from msgspec import Struct
+
+from taskbull.dashboard.board import Board
+from taskbull.dashboard.html import Element, render
+from taskbull.dashboard.visit import Visit
+from taskbull.errors import TaskbullError
+
+MOST_STREAMS: Final = 100
+
+_TIME = re.compile(r"(<time [^>]*>)[^<]*")
+
+
+class Parts(Struct, frozen=True):
+    """The parts of a page that change, by their ids."""
+
+    elements: Mapping[str, Element] = {}
+    lists: Mapping[str, Mapping[str, Element]] = {}
+    """Of each list, or body of a table: its rows, in order, by their ids."""
+    problem: str | None = None
+
+
+LivePage: TypeAlias = Callable[[Board, Visit], Awaitable[Parts]]
+
+
+class Difference:
+    """Remembers what one browser has, and tells what it lacks."""
+
+    def __init__(self) -> None:
+        self._sent: dict[str, str] = {}
+        self._orders: dict[str, list[str]] = {}
+
+    def of(self, parts: Parts) -> dict[str, Any]:
+        """Return the message that brings a browser up to date."""
+        elements = self._changed(parts.elements)
+        lists: dict[str, Any] = {}
+        for name, rows in parts.lists.items():
+            order, items = list(rows), self._changed(rows)
+            if items or order != self._orders.get(name):
+                lists[name] = {"order": order, "items": items}
+                self._orders[name] = order
+        found = {"elements": elements, "lists": lists, "problem": parts.problem}
+        return {key: value for key, value in found.items() if value}
+
+    # What depends on the time alone is not sent: browsers count by themselves.
+    def _changed(self, elements: Mapping[str, Element]) -> dict[str, str]:
+        changed: dict[str, str] = {}
+        for name, element in elements.items():
+            markup = render(element)
+            timeless = _TIME.sub(r"\1", markup)
+            if self._sent.get(name) != timeless:
+                changed[name], self._sent[name] = markup, timeless
+        return changed
+
+
+async def follow(board: Board, visit: Visit, page: LivePage) -> AsyncGenerator[bytes, None]:
+    """Send what changes on a page, with each new sample, until the browser goes."""
+    board.streams += 1
+    try:
+        difference, seen = Difference(), 0
+        yield b"retry: 3000\n\n"
+        while True:
+            sample = await board.sampler.next(seen)
+            seen = sample.number
+            try:
+                parts = await page(board, visit)
+            except TaskbullError as error:
+                parts = Parts(problem=str(error))
+            yield b"data: " + msgspec.json.encode(difference.of(parts)) + b"\n\n"
+    finally:
+        board.streams -= 1

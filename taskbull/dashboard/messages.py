@@ -1,0 +1,160 @@
+"""Requests and answers of HTTP, as ASGI passes them."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, MutableMapping
+from typing import Any, Final, TypeAlias
+from urllib.parse import parse_qsl
+
+from msgspec import Struct
+
+Scope: TypeAlias = MutableMapping[str, Any]
+Message: TypeAlias = MutableMapping[str, Any]
+Receive: TypeAlias = Callable[[], Awaitable[Message]]
+Send: TypeAlias = Callable[[Message], Awaitable[None]]
+
+MOST_BYTES: Final = 1_000_000
+"""How long a form may be."""
+
+MOST_EDITED_BYTES: Final = 10_000_000
+"""How long the form may be in which a job's data is edited."""
+
+MOST_FIELDS: Final = 1_100
+"""How many fields a form may have: 1,000 ids, and what goes with them."""
+
+
+class Refused(Exception):
+    """A request is not served: its status, and a sentence that says why and what to do."""
+
+    def __init__(self, status: int, reason: str, **headers: str) -> None:
+        super().__init__(reason)
+        self.status = status
+        self.reason = reason
+        self.headers = {name.replace("_", "-").lower(): value for name, value in headers.items()}
+
+
+class Form(Struct, frozen=True):
+    """The fields of a form or of an address."""
+
+    pairs: tuple[tuple[str, str], ...]
+
+    def get(self, name: str, default: str = "") -> str:
+        """Return the first value of a field."""
+        return next((value for key, value in self.pairs if key == name), default)
+
+    def all(self, name: str) -> list[str]:
+        """Return all values of a field, each once."""
+        return list(dict.fromkeys(value for key, value in self.pairs if key == name))
+
+    def need(self, name: str) -> str:
+        """Return the value of a field that must be there."""
+        value = self.get(name)
+        if not value:
+            raise Refused(400, f"The request lacks {name!r}: open the page again.")
+        return value
+
+    def number(self, name: str, default: int = 0) -> int:
+        """Return a field that is a whole number."""
+        text = self.get(name)
+        if not text:
+            return default
+        if not text.isascii() or not text.isdecimal() or len(text) > 18:
+            raise Refused(400, f"{name!r} must be a whole number.")
+        return int(text)
+
+
+class Request:
+    """One request."""
+
+    def __init__(self, scope: Scope, receive: Receive) -> None:
+        self.scope = scope
+        self._receive = receive
+        self.method = str(scope["method"])
+        self.path = _path_below_mount(scope)
+        self.headers = _headers(scope)
+        self.query = _fields(bytes(scope.get("query_string", b"")).decode("latin-1"))
+
+    @property
+    def peer(self) -> str:
+        """The address that the request comes from; empty if the server does not tell."""
+        client = self.scope.get("client")
+        return str(client[0]) if client else ""
+
+    @property
+    def host(self) -> str:
+        """The name by which the browser knows the dashboard, with its port."""
+        return self.headers.get("host", "").lower()
+
+    async def form(self, most: int = MOST_BYTES) -> Form:
+        """Read the form that was sent."""
+        kind = self.headers.get("content-type", "").partition(";")[0].strip().lower()
+        if kind != "application/x-www-form-urlencoded":
+            raise Refused(415, "Only forms of this dashboard are understood.")
+        body = bytearray()
+        more = True
+        while more:
+            message = await self._receive()
+            if message["type"] == "http.disconnect":
+                raise Refused(400, "The form broke off.")
+            body += message.get("body", b"")
+            if len(body) > most:
+                raise Refused(413, f"The form is longer than {most:,} bytes.")
+            more = bool(message.get("more_body", False))
+        return _fields(body.decode("latin-1"))
+
+    async def ended(self) -> None:
+        """Wait until the browser has gone."""
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+
+
+class Response(Struct, frozen=True):
+    """A whole answer."""
+
+    body: bytes
+    status: int = 200
+    content_type: str = "text/html; charset=utf-8"
+    headers: Mapping[str, str] = {}
+    after: Callable[[], Awaitable[None]] | None = None
+    """What goes on when the browser has its answer."""
+
+    @classmethod
+    def redirect(cls, to: str, after: Callable[[], Awaitable[None]] | None = None) -> Response:
+        """Send the browser to another page, which it then gets."""
+        return cls(b"", 303, headers={"location": to}, after=after)
+
+
+class Stream(Struct, frozen=True):
+    """Events that are sent as they come, until the browser goes."""
+
+    events: AsyncGenerator[bytes, None]
+
+
+def _path_below_mount(scope: Scope) -> str:
+    """Return the path below the mount: servers of ASGI 3 pass the whole, older ones the rest."""
+    path, root = str(scope["path"]), str(scope.get("root_path", "")).rstrip("/")
+    if root and (path == root or path.startswith(f"{root}/")):
+        path = path[len(root) :]
+    return path
+
+
+def _headers(scope: Scope) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for raw_name, raw_value in scope["headers"]:
+        name, value = bytes(raw_name).decode("latin-1").lower(), bytes(raw_value).decode("latin-1")
+        # Sent twice, a header that decides about access means neither.
+        found[name] = f"{found[name]}, {value}" if name in found else value
+    return found
+
+
+def _fields(encoded: str) -> Form:
+    try:
+        pairs = parse_qsl(
+            encoded,
+            keep_blank_values=True,
+            errors="surrogateescape",
+            max_num_fields=MOST_FIELDS,
+        )
+    except ValueError:
+        raise Refused(413, f"A form has at most {MOST_FIELDS:,} fields.") from None
+    return Form(tuple(pairs))

@@ -1,0 +1,171 @@
+"""Why jobs of a queue failed: the failed ones by error, and what can be done about each."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from datetime import datetime
+
+from taskbull.core.states import JobState
+from taskbull.dashboard.board import Board
+from taskbull.dashboard.frame import Content
+from taskbull.dashboard.html import (
+    Element,
+    Node,
+    code,
+    div,
+    h1,
+    h2,
+    li,
+    p,
+    section,
+    small,
+    span,
+    strong,
+    th,
+    tr,
+    ul,
+    url,
+)
+from taskbull.dashboard.live import Parts
+from taskbull.dashboard.parts import ask_button, cell, grid, sparkline
+from taskbull.dashboard.parts import link as link_to
+from taskbull.dashboard.visit import Visit
+from taskbull.dashboard.words import ago, number, plural
+from taskbull.queue.failures import FailureGroup, Failures
+
+_SAMPLED = 1000
+_REFRESH = 5.0
+_SLOTS = 20
+_HOUR = 3600.0
+_HIDDEN_SHOWN = 8
+
+
+async def show(board: Board, visit: Visit) -> Content:
+    """Return the page of a queue's errors."""
+    queue = visit.query.need("q")
+    failures = await _failures(board, visit, queue)
+    body = [
+        div(h1("Errors of ", link_to(queue, "queue", q=queue, state="failed")), class_="head"),
+        _coverage(failures),
+        grid("errors", _COLUMNS, list(_rows(visit, queue, failures).values()), "No failed jobs."),
+        await _hidden(visit, queue),
+    ]
+    live = url("live", page="errors", q=queue)
+    return Content(f"Errors of {queue}", body, "-", queue, str(JobState.FAILED), live)
+
+
+async def parts(board: Board, visit: Visit) -> Parts:
+    """Return what changes on it."""
+    queue = visit.query.need("q")
+    failures = await _failures(board, visit, queue)
+    return Parts({"coverage": _coverage(failures)}, {"errors": _rows(visit, queue, failures)})
+
+
+async def _failures(board: Board, visit: Visit, queue: str) -> Failures:
+    async def read() -> Failures:
+        before = board.failures.get(queue)
+        found = await visit.server.failures(queue, before=before, sample=_SAMPLED)
+        board.failures[queue] = found
+        while len(board.failures) > 20:
+            board.failures.pop(next(iter(board.failures)))
+        return found
+
+    return await board.views.read(("failures", queue), read, _REFRESH)
+
+
+def _coverage(failures: Failures) -> Element:
+    older = failures.total - failures.looked_at
+    words = f"{number(failures.total)} failed: the newest {number(failures.looked_at)} read"
+    if older > 0:
+        words += f", {number(older)} older sampled ({number(failures.sampled)} of them read)"
+    return p(words, id="coverage", class_="quiet")
+
+
+_COLUMNS: Sequence[Node] = (
+    th("Count", scope="col", class_="n"),
+    th("Share", scope="col", class_="n"),
+    "Error",
+    "Task",
+    "First",
+    "Last",
+    "Last hour",
+    th("Actions", scope="col"),
+)
+
+
+def _rows(visit: Visit, queue: str, failures: Failures) -> dict[str, Element]:
+    groups = failures.groups
+    return {
+        f"error-{group.fingerprint}": _row(visit, queue, group, failures.total) for group in groups
+    }
+
+
+def _row(visit: Visit, queue: str, group: FailureGroup, total: int) -> Element:
+    back = url("errors", q=queue)
+    about = group.about or group.count
+    fields = {"q": queue, "group": group.fingerprint}
+    count = number(about) if not group.margin else f"about {number(about)}"
+    return tr(
+        cell(
+            "Count",
+            strong(count),
+            small(f" ± {number(group.margin)}") if group.margin else None,
+            kind="n",
+        ),
+        cell("Share", f"{100 * about / total:.0f} %" if total else "–", kind="n"),
+        cell(
+            "Error",
+            div(
+                span(group.error, class_="bad cut"),
+                small(
+                    code(group.frame) if group.frame else None,
+                    " such as ",
+                    link_to(group.newest, "job", q=queue, id=group.newest),
+                ),
+            ),
+            kind="w",
+        ),
+        cell("Task", group.task),
+        cell("First", ago(group.first), kind="nw"),
+        cell("Last", ago(group.last), kind="nw"),
+        cell("Last hour", _trend(group.times)),
+        cell(
+            "",
+            div(
+                ask_button(visit, "retry-group", "Retry…", fields, back),
+                ask_button(visit, "remove-group", "Remove…", fields, back, "danger"),
+                class_="actions",
+            ),
+            kind="bare",
+        ),
+        id=f"error-{group.fingerprint}",
+    )
+
+
+def _trend(times: Sequence[datetime]) -> Element:
+    now = time.time()
+    slots = [0] * _SLOTS
+    for instant in times:
+        age = now - instant.timestamp()
+        if 0 <= age < _HOUR:
+            slots[_SLOTS - 1 - int(age / _HOUR * _SLOTS)] += 1
+    return sparkline(slots, f"{plural(sum(slots), 'failure')} in the last hour", "failed")
+
+
+async def _hidden(visit: Visit, queue: str) -> Node:
+    """Return what failed and was tried again: no failed job tells of it."""
+    counted = await visit.server.hidden_errors(queue)
+    if not counted:
+        return None
+    return section(
+        h2("Failed attempts in the last hour, retried ones among them"),
+        ul(
+            [
+                li(strong(number(each.count)), " ", each.error, " in ", code(each.task))
+                for each in counted[:_HIDDEN_SHOWN]
+            ],
+            class_="shares",
+        ),
+        class_="card",
+    )

@@ -1,0 +1,374 @@
+"""One queue: its states, the jobs of one of them, what can be done with it."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from taskbull.core.search import Terms, read_terms
+from taskbull.core.states import JobState
+from taskbull.core.why_queue import explain_queue
+from taskbull.dashboard.board import Board
+from taskbull.dashboard.frame import Content
+from taskbull.dashboard.html import (
+    Element,
+    Node,
+    a,
+    button,
+    code,
+    div,
+    form,
+    h1,
+    input_,
+    label,
+    nav,
+    p,
+    section,
+    span,
+    strong,
+    th,
+    tr,
+    url,
+)
+from taskbull.dashboard.live import Parts
+from taskbull.dashboard.messages import Form, Refused
+from taskbull.dashboard.parts import ask_button, cell, grid
+from taskbull.dashboard.parts import link as link_to
+from taskbull.dashboard.sampler import QueueState
+from taskbull.dashboard.visit import Visit
+from taskbull.dashboard.words import ago, duration, number, rate, since
+from taskbull.queue.job_row import JobRow, JobRows
+from taskbull.queue.looked import After
+
+TABS = {
+    JobState.WAITING: "Waiting",
+    JobState.ACTIVE: "Active",
+    JobState.DELAYED: "Delayed",
+    JobState.PRIORITIZED: "Prioritized",
+    JobState.WAITING_CHILDREN: "Children",
+    JobState.FAILED: "Failed",
+    JobState.COMPLETED: "Done",
+}
+
+_WHEN = {
+    JobState.WAITING: "Added",
+    JobState.PRIORITIZED: "Added",
+    JobState.WAITING_CHILDREN: "Added",
+    JobState.ACTIVE: "Started",
+    JobState.DELAYED: "Due",
+}
+
+_BULK = {
+    JobState.FAILED: ("retry", "remove"),
+    JobState.COMPLETED: ("retry", "remove"),
+    JobState.DELAYED: ("promote", "cancel", "remove"),
+    JobState.ACTIVE: ("cancel",),
+}
+_LABELS = {"retry": "Retry", "remove": "Remove…", "promote": "Run now", "cancel": "Cancel…"}
+
+
+class Sight(Struct, frozen=True):
+    """What is looked at: one state of a queue, from a place on."""
+
+    queue: str
+    state: JobState
+    after: After
+    typed: str
+    follows: bool
+
+    @property
+    def address(self) -> str:
+        """The address of this very page."""
+        place = _place_fields(self.after)
+        return url("queue", q=self.queue, state=self.state, find=self.typed or None, **place)
+
+    def at(self, after: After) -> Sight:
+        """Return the same, from another place on."""
+        return replace(self, after=after)
+
+    @property
+    def is_first(self) -> bool:
+        """Whether it is the first page."""
+        return self.after == After()
+
+
+def read_sight(query: Form) -> Sight:
+    """Read what is looked at from an address."""
+    state = query.get("state", "waiting")
+    if state not in TABS:
+        raise Refused(400, f"There is no list of {state!r} jobs.")
+    after = After(query.number("n"), query.get("score"), query.get("last"))
+    follows = query.get("follow") != "no"
+    return Sight(query.need("q"), JobState(state), after, query.get("find"), follows)
+
+
+def read_typed(typed: str) -> Terms | None:
+    """Read the terms of a filter; only those that may stand in an address."""
+    return read_terms(typed, datetime.now(UTC).astimezone()) if typed else None
+
+
+async def show(board: Board, visit: Visit) -> Content:
+    """Return the page of a queue."""
+    sight = read_sight(visit.query)
+    sample = await board.sampler.latest([sight.queue])
+    state = sample.queues.get(sight.queue)
+    if state is None:
+        raise Refused(404, f"There is no queue {sight.queue!r} here.")
+    page = await _rows(board, visit, sight)
+    back = sight.address
+    body = [
+        _head(visit, state, back),
+        _why(state),
+        _tabs(state, sight),
+        _filter(sight),
+        _jobs(visit, sight, page, back),
+    ]
+    live = url("live", page="queue", **_live_fields(sight))
+    return Content(
+        sight.queue, body, "-", sight.queue, str(sight.state), live, read_at=sample.stale_since
+    )
+
+
+async def parts(board: Board, visit: Visit) -> Parts:
+    """Return what changes on it: the counts, and the rows while they are followed."""
+    sight = read_sight(visit.query)
+    state = (await board.sampler.latest([sight.queue])).queues.get(sight.queue)
+    if state is None:
+        return Parts()
+    elements = {
+        "queue-facts": _facts(state),
+        "queue-why": _why(state),
+        "queue-tabs": _tabs(state, sight),
+    }
+    if not (sight.follows and sight.is_first and not sight.typed):
+        return Parts(elements)
+    page = await _rows(board, visit, sight)
+    rows = {f"job-{row.job.id}": _row(visit, sight, row) for row in page.rows}
+    return Parts(elements, {"jobs": rows} if rows else {})
+
+
+async def _rows(board: Board, visit: Visit, sight: Sight) -> JobRows:
+    terms = read_typed(sight.typed)
+    if terms is not None and not terms.empty:
+        raise Refused(400, "Text is looked for by the search box: it does not stand in addresses.")
+    view = ("rows", sight.queue, sight.state, sight.after, sight.typed)
+    return await board.views.read(
+        view,
+        lambda: visit.server.peek(sight.queue, sight.state, after=sight.after, terms=terms),
+    )
+
+
+def _head(visit: Visit, state: QueueState, back: str) -> Element:
+    found = state.found
+    name = state.name
+    fields = {"q": name}
+    resume = ask_button(visit, "resume", "Resume", fields, back, "light")
+    pause = ask_button(visit, "pause", "Pause…", fields, back)
+    return div(
+        h1(name, span(" paused", class_="warn") if found.paused else None),
+        _facts(state),
+        div(
+            link_to("Errors", "errors", q=name) if found.counts[JobState.FAILED] else None,
+            resume if found.paused else pause,
+            ask_button(visit, "limits", "Limits…", fields, back),
+            ask_button(visit, "clean", "Clean…", fields, back),
+            ask_button(visit, "drain", "Drain…", fields, back, "danger"),
+            ask_button(visit, "obliterate", "Obliterate…", fields, back, "danger"),
+            class_="actions",
+        ),
+        class_="head",
+    )
+
+
+def _facts(state: QueueState) -> Element:
+    found = state.found
+    limits = [
+        f"{found.concurrency:,} at once" if found.concurrency else None,
+        f"{found.rate_max:,} per {duration(found.rate_window)}" if found.rate_max else None,
+    ]
+    return span(
+        found.version or "",
+        f" · {rate(state.facts.arrivals)} in, {rate(state.facts.out)} out per s",
+        " · limited to " + ", ".join(limit for limit in limits if limit) if any(limits) else None,
+        id="queue-facts",
+        class_="facts",
+    )
+
+
+def _why(state: QueueState) -> Element:
+    """Say what holds the queue, or that nothing does; no read is needed for it."""
+    first, *others = [reason.text for reason in explain_queue(state.facts)]
+    return section(
+        p(first), [p(other, class_="also") for other in others], id="queue-why", class_="card why"
+    )
+
+
+def _tabs(state: QueueState, sight: Sight) -> Element:
+    counts = state.found.counts
+    shown: list[Element] = []
+    for each, name in TABS.items():
+        count = counts[each] + (counts[JobState.PAUSED] if each is JobState.WAITING else 0)
+        here = each is sight.state
+        shown.append(
+            a(
+                name,
+                span(number(count), class_="count" if count else "count zero"),
+                href=url("queue", q=sight.queue, state=each),
+                aria_current="page" if here else None,
+            )
+        )
+    return nav(shown, id="queue-tabs", class_="tabs", aria_label="States")
+
+
+def _filter(sight: Sight) -> Node:
+    if sight.state not in {JobState.FAILED, JobState.COMPLETED, JobState.DELAYED}:
+        return None
+    return form(
+        input_(type="hidden", name="q", value=sight.queue),
+        input_(type="hidden", name="state", value=str(sight.state)),
+        label("Times", for_="find", class_="unseen"),
+        input_(
+            id="find",
+            type="text",
+            name="find",
+            value=sight.typed,
+            placeholder="after:03:10 before:03:20, or after:-15min",
+            autocomplete="off",
+        ),
+        button("Filter", type="submit"),
+        link_to("all", "queue", q=sight.queue, state=sight.state) if sight.typed else None,
+        link_to("errors grouped", "errors", q=sight.queue)
+        if sight.state is JobState.FAILED
+        else None,
+        method="get",
+        action="queue",
+        class_="filter",
+    )
+
+
+def _jobs(visit: Visit, sight: Sight, page: JobRows, back: str) -> Element:
+    actions = [name for name in _BULK.get(sight.state, ("remove",)) if visit.may(name)]
+    tick_all = input_(type="checkbox", data_all=True, hidden=True, aria_label="Select all shown")
+    when = _WHEN.get(sight.state, "Ended")
+    columns: list[Node] = [
+        th(tick_all, scope="col") if actions else None,
+        "Id",
+        "Task",
+        th("Attempts", scope="col", class_="n"),
+        when,
+        th("Took", scope="col", class_="n"),
+        "About",
+    ]
+    rows = [_row(visit, sight, row) for row in page.rows]
+    sign = TABS[sight.state].lower()
+    empty = f"No {sign} jobs." if sight.is_first else "No more jobs."
+    return form(
+        [
+            input_(type="hidden", name=name, value=value)
+            for name, value in (("q", sight.queue), ("state", str(sight.state)), ("back", back))
+        ],
+        grid("jobs", [column for column in columns if column is not None], rows, empty),
+        div(
+            span(
+                span("", data_ticked=True),
+                f"{len(page.rows):,} shown, {number(page.total)} in all",
+            ),
+            [
+                button(
+                    _LABELS[name],
+                    type="submit",
+                    name="action",
+                    value=name,
+                    class_="danger" if name in {"remove", "cancel"} else None,
+                )
+                for name in actions
+            ]
+            if page.rows
+            else None,
+            _pager(sight, page),
+            class_="bulk",
+        ),
+        method="post",
+        action="confirm",
+        class_="select ask",
+    )
+
+
+def _pager(sight: Sight, page: JobRows) -> Element:
+    order = "older" if sight.state in {JobState.FAILED, JobState.COMPLETED} else "later"
+    return span(
+        None if sight.is_first else a("‹ first", href=sight.at(After()).address),
+        None if page.after is None else a(f"{order} ›", href=sight.at(page.after).address),
+        class_="pager",
+    )
+
+
+def _row(visit: Visit, sight: Sight, row: JobRow) -> Element:
+    job = row.job
+    tick = input_(type="checkbox", name="id", value=job.id, aria_label=f"Select job {job.id}")
+    may_act = any(visit.may(name) for name in _BULK.get(sight.state, ("remove",)))
+    return tr(
+        cell("", tick, kind="tickbox") if may_act else None,
+        cell("Id", link_to(job.id, "job", q=row.queue, id=job.id), kind="nw lead"),
+        cell("Task", strong(job.name) if job.name else span("gone", class_="quiet")),
+        cell("Attempts", _attempts(row), kind="n"),
+        cell(_WHEN.get(sight.state, "Ended"), _when(row), kind="nw"),
+        cell("Took", duration(_took(row)), kind="n"),
+        cell("About", about(visit, row), kind="w"),
+        id=f"job-{job.id}",
+    )
+
+
+def _attempts(row: JobRow) -> str:
+    made = max(row.job.attempts_made, row.job.attempts_started)
+    return f"{made}/{row.attempts}" if made else "–"
+
+
+def _when(row: JobRow) -> Node:
+    match row.state:
+        case JobState.ACTIVE:
+            return since(row.job.processed_on)
+        case JobState.DELAYED:
+            return ago(row.due)
+        case JobState.FAILED | JobState.COMPLETED:
+            return ago(row.job.finished_on)
+        case _:
+            return ago(row.job.timestamp)
+
+
+def _took(row: JobRow) -> float | None:
+    job = row.job
+    if job.processed_ms is None or job.finished_ms is None:
+        return None
+    return (job.finished_ms - job.processed_ms) / 1000
+
+
+def about(visit: Visit, row: JobRow) -> Node:
+    """Return the most telling line of a job: its error, who runs it, or its data."""
+    if row.gone:
+        return span("only its id is left", class_="quiet")
+    if row.state is JobState.FAILED or (
+        row.job.failed_reason and row.state is not JobState.COMPLETED
+    ):
+        first = (row.job.failed_reason or "").strip().partition("\n")[0]
+        return span(first, class_="cut bad" if row.state is JobState.FAILED else "cut warn")
+    if row.state is JobState.ACTIVE and row.job.processed_by:
+        return span("on ", code(row.job.processed_by), class_="cut")
+    shown = row.result if row.state is JobState.COMPLETED else row.data
+    text = " ".join(visit.settings.redactor.show(shown).split())
+    return code(text, class_="cut quiet")
+
+
+def _place_fields(after: After) -> dict[str, str | int | None]:
+    return {"n": after.place or None, "score": after.score or None, "last": after.id or None}
+
+
+def _live_fields(sight: Sight) -> dict[str, str | int | None]:
+    return {
+        "q": sight.queue,
+        "state": sight.state,
+        "find": sight.typed or None,
+        **_place_fields(sight.after),
+    }

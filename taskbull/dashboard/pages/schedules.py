@@ -1,0 +1,87 @@
+"""All schedules: when each runs next, and which are late."""
+
+from __future__ import annotations
+
+import time
+from typing import Final
+
+from taskbull.core.schedule import Schedule
+from taskbull.dashboard.board import Board
+from taskbull.dashboard.frame import Content
+from taskbull.dashboard.html import Element, Node, div, h1, p, span, strong, th, tr, url
+from taskbull.dashboard.parts import ask_button, cell, grid
+from taskbull.dashboard.parts import link as link_to
+from taskbull.dashboard.visit import Visit
+from taskbull.dashboard.words import ago, duration, number
+
+_LATE: Final = 60.0
+_SHOWN: Final = 50
+
+
+async def show(board: Board, visit: Visit) -> Content:
+    """Return the page of schedules, of one queue or of all."""
+    queue = visit.query.get("q")
+    sample = await board.sampler.latest([queue] if queue else [])
+    names = [queue] if queue else [
+        name for name, state in sample.queues.items() if state.found.next_scheduled is not None
+    ]  # fmt: skip
+    start = visit.query.number("n")
+    found = await board.views.read(
+        ("schedules", tuple(names), start),
+        lambda: visit.server.next_schedules(names, start=start, limit=_SHOWN),
+    )
+    back = url("schedules", q=queue or None, n=start or None)
+    body = [
+        div(h1("Schedules", f" of {queue}" if queue else ""), class_="head"),
+        grid(
+            "schedules",
+            [
+                "Schedule",
+                "Queue",
+                "Rule",
+                "Next",
+                th("Runs", scope="col", class_="n"),
+                th("Actions", scope="col"),
+            ],
+            [_row(visit, schedule, back) for schedule in found.schedules],
+            "No schedules.",
+        ),
+        p(
+            link_to("more ›", "schedules", q=queue or None, n=start + _SHOWN)
+            if found.more
+            else None,
+            class_="quiet",
+        ),
+    ]
+    return Content("Schedules", body, "schedules", queue or None)
+
+
+def _row(visit: Visit, schedule: Schedule, back: str) -> Element:
+    fields = {"q": schedule.queue, "id": schedule.id}
+    return tr(
+        cell("Schedule", strong(schedule.id), kind="lead"),
+        cell("Queue", link_to(schedule.queue, "queue", q=schedule.queue)),
+        cell("Rule", schedule.describe(), kind="w"),
+        cell("Next", _next(schedule), kind="nw"),
+        cell("Runs", number(schedule.count), kind="n"),
+        cell(
+            "",
+            div(
+                ask_button(visit, "run-schedule", "Run now", fields, back, "light"),
+                ask_button(visit, "remove-schedule", "Remove…", fields, back, "danger"),
+                class_="actions",
+            ),
+            kind="bare",
+        ),
+    )
+
+
+def _next(schedule: Schedule) -> Node:
+    if schedule.ended:
+        return span("ended", class_="quiet")
+    if schedule.next_run is None:
+        return "–"
+    late = time.time() - schedule.next_run.timestamp()
+    if late > _LATE:
+        return span(f"! late by {duration(late)}", class_="bad")
+    return ago(schedule.next_run)

@@ -1,0 +1,152 @@
+"""Who runs the queues: Node beside Python, what each is busy with, and how it fares."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from functools import partial
+from typing import Final
+
+from taskbull.core.record import WorkerRecord
+from taskbull.dashboard.board import Board
+from taskbull.dashboard.frame import Content
+from taskbull.dashboard.html import (
+    Element,
+    Node,
+    code,
+    div,
+    h1,
+    h2,
+    p,
+    section,
+    span,
+    strong,
+    th,
+    tr,
+    url,
+)
+from taskbull.dashboard.live import Parts
+from taskbull.dashboard.parts import cell, grid
+from taskbull.dashboard.parts import link as link_to
+from taskbull.dashboard.sampler import BoardSample, QueueState
+from taskbull.dashboard.visit import Visit
+from taskbull.dashboard.words import duration, number, since, size
+from taskbull.queue.looked import ConnectedWorker
+
+_LONGEST: Final = 100
+
+
+async def show(board: Board, visit: Visit) -> Content:
+    """Return the page of workers."""
+    sample = await board.sampler.latest()
+    body = [
+        div(h1("Workers"), class_="head"),
+        None
+        if sample.crew.told
+        else p(
+            "This Redis does not list its connections (CLIENT LIST is refused), so only workers "
+            "of taskbull are known.",
+            class_="notice",
+        ),
+        grid("workers", _COLUMNS, list(_rows(sample).values()), "No worker is connected."),
+        await _longest(board, visit, sample),
+    ]
+    return Content(
+        "Workers", body, "workers", live=url("live", page="workers"), read_at=sample.stale_since
+    )
+
+
+async def parts(board: Board, visit: Visit) -> Parts:
+    """Return what changes on it."""
+    sample = await board.sampler.latest()
+    longest = await _longest(board, visit, sample)
+    return Parts({"longest": longest}, {"workers": _rows(sample)}, sample.problem)
+
+
+_COLUMNS: tuple[Node, ...] = (
+    "Worker",
+    "Queue",
+    "Where",
+    "What",
+    th("Running", scope="col", class_="n"),
+    "Up",
+    th("Lag", scope="col", class_="n"),
+    th("Memory", scope="col", class_="n"),
+)
+
+
+def _rows(sample: BoardSample) -> dict[str, Element]:
+    rows: dict[str, Element] = {}
+    for state in sample.queues.values():
+        recorded = {record.id: record for record in state.facts.records}
+        for record in recorded.values():
+            rows[f"worker-{state.name}-{record.id}"] = _ours(state, record)
+        for place, worker in enumerate(state.workers):
+            if worker.name not in recorded:
+                rows[f"worker-{state.name}-{worker.address}-{place}"] = _other(state, worker, place)
+    return rows
+
+
+def _ours(state: QueueState, record: WorkerRecord) -> Element:
+    circuit = record.circuit
+    is_open = circuit is not None and circuit.state != "closed"
+    started = datetime.fromtimestamp(record.started_ms / 1000, UTC)
+    return tr(
+        cell("Worker", strong(record.id), kind="lead"),
+        cell("Queue", link_to(state.name, "queue", q=state.name, state="active")),
+        cell("Where", f"{record.host} · pid {record.pid}"),
+        cell(
+            "What",
+            f"taskbull {record.version}, Python {record.python}, {record.backend}",
+            span(" ⚡ circuit open", class_="bad") if is_open else None,
+            span(" stopping", class_="warn") if record.stopping else None,
+        ),
+        cell("Running", f"{number(record.running)}/{number(record.concurrency)}", kind="n"),
+        cell("Up", since(started), kind="nw"),
+        cell("Lag", duration(record.lag_ms / 1000), kind="n"),
+        cell("Memory", size(record.memory) if record.memory else "–", kind="n"),
+        id=f"worker-{state.name}-{record.id}",
+    )
+
+
+def _other(state: QueueState, worker: ConnectedWorker, place: int) -> Element:
+    return tr(
+        cell("Worker", strong(worker.name or "unnamed"), kind="lead"),
+        cell("Queue", link_to(state.name, "queue", q=state.name, state="active")),
+        cell("Where", worker.address),
+        cell("What", "Node, or another program that speaks BullMQ"),
+        cell("Running", "–", kind="n"),
+        cell("Up", duration(worker.age), kind="nw"),
+        cell("Lag", "–", kind="n"),
+        cell("Memory", "–", kind="n"),
+        id=f"worker-{state.name}-{worker.address}-{place}",
+    )
+
+
+async def _longest(board: Board, visit: Visit, sample: BoardSample) -> Element:
+    busy = [state.name for state in sample.queues.values() if state.found.counts["active"]][:20]
+    rows: list[Element] = []
+    for queue in busy:
+        read = partial(visit.server.active, queue, _LONGEST)
+        active = await board.views.read(("active", queue), read, 5.0)
+        rows += [
+            tr(
+                cell("Job", link_to(job.id, "job", q=queue, id=job.id), kind="lead"),
+                cell("Queue", queue),
+                cell("Task", job.name),
+                cell("Worker", code(job.worker) if job.worker else "–"),
+                cell("For", since(job.started_at), kind="nw"),
+                cell(
+                    "Lock",
+                    span("! none: its worker is gone", class_="bad")
+                    if job.lock_seconds is None
+                    else f"lives {duration(job.lock_seconds)}",
+                ),
+            )
+            for job in active[:5]
+        ]
+    columns: list[Node] = ["Job", "Queue", "Task", "Worker", "For", "Lock"]
+    return section(
+        h2("Running longest"),
+        grid("longest-jobs", columns, rows, "Nothing runs."),
+        id="longest",
+    )

@@ -1,0 +1,107 @@
+"""A real Chromium at a real dashboard. Anything that a browser complains about fails the test."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Page, Request
+
+from tests.interop.install import require_node_modules
+from tests.interop.node import HERE as NODE
+
+FLAGS = (
+    *("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"),
+    *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
+    "--disable-dev-shm-usage",
+)
+NAMES = ("chromium", "chromium-browser", "google-chrome")
+
+
+def chromium() -> str:
+    """Return where Chromium is; skip the test where there is none, or fail it under CI."""
+    found = next((path for name in NAMES if (path := shutil.which(name))), None)
+    if found is None:
+        reason = "Chromium is not installed (apt install chromium)"
+        if os.environ.get("CI"):
+            pytest.fail(reason)
+        pytest.skip(reason)
+    return found
+
+
+@contextmanager
+def served(*options: str, **environment: str) -> Iterator[str]:
+    """Run `taskbull dashboard` for the time of a block; give its address."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "taskbull", "dashboard", "--port", "0", *options],
+        env={**os.environ, **environment},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    try:
+        assert process.stdout is not None
+        said = ""
+        while not (found := re.search(r"http://\S+/", said)):
+            line = process.stdout.readline()
+            assert line, f"the dashboard did not start: {said}"
+            said += line
+        yield found[0]
+    finally:
+        process.terminate()
+        rest, _ = process.communicate(timeout=20)
+    assert "Traceback" not in rest, rest
+
+
+class Watch:
+    """What the browser complained about, and where it went."""
+
+    def __init__(self, context: BrowserContext, base: str) -> None:
+        self._base = base
+        self.complaints: list[str] = []
+        context.on("console", self._console)
+        context.on("weberror", lambda error: self.complaints.append(f"error: {error.error}"))
+        context.on("request", self._request)
+
+    def _console(self, message: ConsoleMessage) -> None:
+        if message.type in {"error", "warning"}:
+            self.complaints.append(f"{message.type}: {message.text}")
+
+    def _request(self, request: Request) -> None:
+        if not request.url.startswith(self._base):
+            self.complaints.append(f"outside request: {request.url}")
+
+
+@contextmanager
+def visiting(browser: Browser, base: str, **settings: Any) -> Iterator[Page]:
+    """Open a page for the time of a block; complaints fail the test at its end."""
+    context = browser.new_context(
+        **{"base_url": base, "viewport": {"width": 1440, "height": 900}, **settings}
+    )
+    context.set_default_timeout(20_000)
+    watch = Watch(context, base)
+    page = context.new_page()
+    page.goto(base)
+    yield page
+    context.close()
+    assert watch.complaints == []
+
+
+def violations(page: Page) -> list[str]:
+    """Return what axe finds against WCAG 2.2 AA on a page; it needs a context with `bypass_csp`."""
+    require_node_modules()
+    page.add_script_tag(path=NODE / "node_modules" / "axe-core" / "axe.min.js")
+    tags = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa"]
+    found = page.evaluate("tags => axe.run({runOnly: {type: 'tag', values: tags}})", tags)
+    return [
+        f"{page.url}: {each['id']}: {node['html'][:200]} {node['failureSummary'][:300]}"
+        for each in found["violations"]
+        for node in each["nodes"]
+    ]

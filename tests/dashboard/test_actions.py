@@ -1,0 +1,296 @@
+"""What can be done from a page: each action by its forms, as a browser without JavaScript."""
+
+from __future__ import annotations
+
+import re
+from functools import partial
+from typing import Any
+
+import anyio
+import pytest
+
+from taskbull import App, Every, SyncQueue
+from taskbull.dashboard import Dashboard
+from taskbull.dashboard.actions.table import ACTIONS
+from taskbull.dashboard.json_text import MASK
+from tests.dashboard.conftest import MakeQueue, Visitor
+from tests.dashboard.seeding import complete, fail, run
+from tests.servers.kinds import VALKEY_9, Reachable, SharedServers
+
+TESTED: set[str] = set()
+
+
+@pytest.fixture
+def server(shared_servers: SharedServers) -> Reachable:
+    """One kind will do: the operations themselves are tested on all of them."""
+    return shared_servers.get(VALKEY_9)
+
+
+@pytest.fixture
+def emails(make_queue: MakeQueue) -> SyncQueue:
+    return make_queue("emails")
+
+
+@pytest.fixture
+def visitor(server: Reachable, prefix: str) -> Visitor:
+    return Visitor(Dashboard(redis=server.url, prefix=prefix, allow=["obliterate"]))
+
+
+async def do(visitor: Visitor, action: str, **fields: Any) -> str:
+    """Do it, and return what the page says about it."""
+    TESTED.add(action)
+    return await visitor.said(await visitor.act(action, q="emails", **fields))
+
+
+async def test_failed_jobs_are_retried(visitor: Visitor, emails: SyncQueue, admin: Any) -> None:
+    for job_id in ("a", "b"):
+        fail(admin, emails, job_id, "x")
+    said = await do(visitor, "retry", id=["a", "b"], state="failed", attempts="more")
+    assert said == "2 jobs will run again."
+    assert emails.counts()["waiting"] == 2
+
+
+async def test_a_job_can_get_all_its_attempts_anew(
+    visitor: Visitor, emails: SyncQueue, admin: Any
+) -> None:
+    fail(admin, emails, "a", "x")
+    await do(visitor, "retry", id="a", state="failed", attempts="anew")
+    job = emails.get_job("a")
+    assert job is not None
+    assert job.attempts_made == 0
+
+
+async def test_a_job_that_moved_on_is_left_alone(
+    visitor: Visitor, emails: SyncQueue, admin: Any
+) -> None:
+    fail(admin, emails, "a", "x")
+    fail(admin, emails, "b", "x")
+    emails.retry("b")
+    said = await do(visitor, "retry", id=["a", "b", "c"], state="failed")
+    assert said == ("1 job will run again; left alone: b is waiting; c is not there any more.")
+    said = await do(visitor, "remove", id="b", state="failed")
+    assert said == "0 jobs removed; left alone: b is waiting."
+    assert emails.get_job("b") is not None
+
+
+async def test_a_double_click_is_one_action(
+    visitor: Visitor, emails: SyncQueue, admin: Any
+) -> None:
+    complete(admin, emails, "a")
+    form = {"action": "retry", "q": "emails", "id": "a", "state": "completed", "once": "f" * 32}
+    assert "will run again" in await visitor.said(await visitor.post("act", form))
+    emails.remove("a")
+    complete(admin, emails, "a")
+    assert "came twice" in await visitor.said(await visitor.post("act", form))
+    assert emails.counts()["completed"] == 1
+
+
+async def test_a_delayed_job_is_promoted(visitor: Visitor, emails: SyncQueue) -> None:
+    job = emails.add("send", delay=3600)
+    assert await do(visitor, "promote", id=job.id, state="delayed") == "1 job may run now."
+    assert emails.counts()["waiting"] == 1
+
+
+async def test_a_delay_and_a_priority_are_changed(visitor: Visitor, emails: SyncQueue) -> None:
+    later, urgent = emails.add("send", delay=3600), emails.add("send", priority=5)
+    assert (
+        await do(visitor, "delay", id=later.id, delay="60") == f"Job {later.id} will run in 60 s."
+    )
+    said = await do(visitor, "priority", id=urgent.id, priority="9")
+    assert said == f"The priority of job {urgent.id} was 5, and is 9."
+
+
+async def test_jobs_are_removed_but_not_running_ones(
+    visitor: Visitor, emails: SyncQueue, admin: Any
+) -> None:
+    emails.add_bulk([("send", {})] * 2)
+    running = run(admin, emails)
+    [waiting] = [job.id for job in emails.get_jobs("waiting")]
+    said = await do(visitor, "remove", id=[waiting, running], state="waiting")
+    assert said == f"1 job removed; left alone: {running} is active."
+
+
+async def test_an_edited_job_is_added_again(
+    visitor: Visitor, emails: SyncQueue, admin: Any
+) -> None:
+    fail(admin, emails, "a", "x", data={"to": "ann", "token": "s3cret"})
+    asked = await visitor.post("confirm", {"action": "readd", "q": "emails", "id": "a"})
+    assert MASK in asked.text
+    assert "s3cret" not in asked.text
+    data = f'{{"to": "bob", "token": "{MASK}"}}'
+    said = await do(visitor, "readd", id="a", data=data, original="remove")
+    assert re.fullmatch(r"Job \d+ is added\. Job a is removed\.", said)
+    [job] = emails.get_jobs("waiting")
+    assert (job.name, job.data) == ("send", {"to": "bob", "token": "s3cret"})
+
+
+async def test_an_edit_that_cannot_run_is_refused(
+    server: Reachable, prefix: str, emails: SyncQueue, admin: Any
+) -> None:
+    app = App("shop", redis=server.url, prefix=prefix)
+
+    @app.task(queue="emails")
+    def send(to: str) -> None: ...
+
+    fail(admin, emails, "a", "x", data={"to": "ann"})
+    visitor = Visitor(Dashboard(app))
+    for data in ("{", '{"to": 1}', '{"whom": "x"}', "[1"):
+        answer = await visitor.act("readd", q="emails", id="a", data=data, original="remove")
+        assert (answer.status_code, "Nothing was added" in answer.text) == (400, True)
+    assert emails.counts()["waiting"] == 0
+    assert emails.get_job("a") is not None
+    app.close()
+
+
+async def test_a_queue_is_paused_and_resumed(visitor: Visitor, emails: SyncQueue) -> None:
+    emails.add("send")
+    assert await do(visitor, "pause", reason="migration") == "emails is paused."
+    assert emails.is_paused()
+    shown = await visitor.get("queue?q=emails")
+    assert "migration" in shown.text
+    assert await do(visitor, "resume") == "emails is not paused any more."
+    assert not emails.is_paused()
+
+
+async def test_a_queue_is_drained(visitor: Visitor, emails: SyncQueue) -> None:
+    emails.add_bulk([("send", {})] * 3)
+    emails.add("send", delay=60)
+    assert await do(visitor, "drain", typed="emails") == "3 jobs removed from emails."
+    assert await do(visitor, "drain", typed="emails", delayed="yes") == "1 job removed from emails."
+
+
+async def test_old_jobs_are_cleaned(visitor: Visitor, emails: SyncQueue, admin: Any) -> None:
+    fail(admin, emails, "old", "x", seconds_ago=7200)
+    fail(admin, emails, "new", "x")
+    said = await do(visitor, "clean", typed="emails", clean="failed", hours="1")
+    assert said == "1 failed job removed from emails."
+    assert emails.get_job("new") is not None
+
+
+async def test_limits_are_set_and_lifted(visitor: Visitor, emails: SyncQueue, admin: Any) -> None:
+    emails.add("send")
+    said = await do(visitor, "limits", concurrency="5", most="100", window="60")
+    assert said == "emails now runs 5 at once, 100 per 60 s."
+    assert "limited to 5 at once, 100 per 1 min" in (await visitor.get("queue?q=emails")).text
+    said = await do(visitor, "limits", concurrency="", most="", window="1")
+    assert said == "emails now runs any number at once, at any rate."
+
+
+async def test_a_queue_is_obliterated(visitor: Visitor, emails: SyncQueue, admin: Any) -> None:
+    emails.add_bulk([("send", {})] * 2)
+    run(admin, emails)
+    busy = await visitor.act("obliterate", q="emails", typed="emails")
+    assert busy.status_code == 409
+    said = await do(visitor, "obliterate", typed="emails", force="yes")
+    assert said == "emails is removed, with 2 jobs."
+    assert not admin.keys(f"{emails.keys.base}*")
+
+
+async def test_a_schedule_is_run_and_removed(visitor: Visitor, emails: SyncQueue) -> None:
+    emails.upsert_schedule("hourly", Every(3600), emails.job("digest", {}))
+    before = emails.counts()["waiting"]
+    assert "of schedule hourly is added" in await do(visitor, "run-schedule", id="hourly")
+    assert emails.counts()["waiting"] == before + 1
+    assert await do(visitor, "remove-schedule", id="hourly") == "Schedule hourly is removed."
+    assert emails.schedules() == []
+    gone = await visitor.act("run-schedule", q="emails", id="hourly")
+    assert gone.status_code == 404
+
+
+async def test_what_was_done_is_listed_for_an_hour(
+    visitor: Visitor, emails: SyncQueue, admin: Any
+) -> None:
+    emails.add("send")
+    await do(visitor, "pause", reason="migration")
+    page = await visitor.get("operations")
+    assert re.search(r"pause.*emails.*migration.*local", page.text, re.DOTALL)
+
+
+async def test_a_number_too_large_or_odd_is_refused(visitor: Visitor, emails: SyncQueue) -> None:
+    job = emails.add("send", priority=5)
+    for priority in ("-1", "x", "1.5", "9" * 20, "²"):
+        answer = await visitor.act("priority", q="emails", id=job.id, priority=priority)
+        assert answer.status_code == 400
+
+
+async def test_a_page_to_return_to_is_always_ours(visitor: Visitor, emails: SyncQueue) -> None:
+    emails.add("send")
+    for back in ("https://evil.example", "//evil.example", "/x", "queue\\x", "job?q=a#b", "act"):
+        answer = await visitor.act("pause", q="emails", back=back)
+        assert answer.headers["location"].startswith("./?said=")
+    answer = await visitor.act("pause", q="emails", back="queue?q=emails")
+    assert answer.headers["location"].startswith("queue?q=emails&said=")
+
+
+async def _group(visitor: Visitor) -> dict[str, str]:
+    """Return the form of the first error's buttons."""
+    page = (await visitor.get("errors?q=emails")).text
+    [group, *_] = re.findall(r'name="group" value="(\w+)"', page)
+    return {"group": group}
+
+
+async def test_exactly_the_jobs_with_an_error_are_retried(
+    visitor: Visitor, emails: SyncQueue, admin: Any
+) -> None:
+    for number in range(130):
+        fail(admin, emails, f"t{number}", f"TimeoutError: no answer from {number}", seconds_ago=60)
+    for number in range(70):
+        fail(admin, emails, f"k{number}", "KeyError: 'x'", seconds_ago=60)
+    form = await _group(visitor)
+    assert await do(visitor, "retry-group", **form, most="1") == "It has begun."
+    assert emails.counts()["waiting"] == 1
+    await do(visitor, "retry-group", **form, most="10", rate="1000")
+    assert emails.counts()["waiting"] == 11
+    await do(visitor, "retry-group", **form, most="all")
+    assert emails.counts()["waiting"] == 130
+    assert {job.id[0] for job in emails.get_jobs("failed")} == {"k"}
+    page = await visitor.get("operations")
+    assert page.text.count("TimeoutError: no answer from &lt;…&gt; in send") == 3
+    again = await visitor.post("confirm", {"action": "retry-group", "q": "emails", **form})
+    assert again.status_code == 409
+
+
+async def test_a_group_is_removed_by_the_name_of_its_queue(
+    visitor: Visitor, emails: SyncQueue, admin: Any
+) -> None:
+    fail(admin, emails, "k", "KeyError: 'x'")
+    for number in range(3):
+        fail(admin, emails, f"t{number}", "TimeoutError: no answer")
+    form = await _group(visitor)
+    refused = await visitor.act("remove-group", q="emails", **form, most="all", typed="other")
+    assert refused.status_code == 400
+    await do(visitor, "remove-group", **form, most="all", typed="emails")
+    assert [job.id for job in emails.get_jobs("failed")] == ["k"]
+
+
+async def test_jobs_that_fail_again_are_not_caught_twice(
+    visitor: Visitor, emails: SyncQueue, admin: Any
+) -> None:
+    for number in range(60):
+        fail(admin, emails, f"t{number}", "x", seconds_ago=60)
+    fail(admin, emails, "later", "x", seconds_ago=-3600)
+    await do(visitor, "retry-group", **await _group(visitor), most="all")
+    assert [job.id for job in emails.get_jobs("failed")] == ["later"]
+
+
+async def test_an_operation_is_stopped_from_any_dashboard(
+    server: Reachable, prefix: str, emails: SyncQueue, admin: Any
+) -> None:
+    for number in range(200):
+        fail(admin, emails, f"t{number}", "x", seconds_ago=60)
+    one, other = (Visitor(Dashboard(redis=server.url, prefix=prefix)) for _ in range(2))
+    form = await _group(one)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(partial(do, one, "retry-group", **form, most="all", rate="25"))
+        while not (
+            running := re.findall(r'name="id" value="(\w+)"', (await other.get("operations")).text)
+        ):
+            await anyio.lowlevel.checkpoint()
+        await do(other, "stop", id=running[0])
+    page = (await other.get("operations")).text
+    assert "stopped" in page
+    assert 0 < emails.counts()["failed"] < 200
+
+
+def test_every_action_is_tested() -> None:
+    assert set(ACTIONS) - TESTED == set()

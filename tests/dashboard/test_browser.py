@@ -1,0 +1,329 @@
+"""The dashboard as people use it: the questions that they have, and the forms that they send."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+from playwright.sync_api import Browser, Dialog, Page, expect, sync_playwright
+
+from taskbull import Every, SyncQueue
+from tests.dashboard.browser import FLAGS, chromium, served, violations, visiting
+from tests.dashboard.conftest import MakeQueue
+from tests.dashboard.seeding import complete, fail, run
+from tests.servers.kinds import VALKEY_9, Reachable, SharedServers
+
+SCREENSHOTS = os.environ.get("TASKBULL_SCREENSHOTS")
+"""A folder into which the pictures of docs/dashboard.md are written; None: none are."""
+
+HOSTILE = "<img src=x onerror=alert(1)></script><script>alert(2)</script>"
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    path = chromium()
+    with sync_playwright() as playwright:
+        yield playwright.chromium.launch(executable_path=path, args=list(FLAGS))
+
+
+@pytest.fixture
+def server(shared_servers: SharedServers) -> Reachable:
+    return shared_servers.get(VALKEY_9)
+
+
+@pytest.fixture
+def night(make_queue: MakeQueue, admin: Any) -> dict[str, SyncQueue]:
+    """Queues in trouble, as somebody finds them at three in the morning."""
+    emails, reports, billing = (make_queue(name) for name in ("emails", "reports", "billing"))
+    emails.add_bulk(
+        [("send_email", {"to": f"user{n}@example.org", "customer": n}) for n in range(40)]
+    )
+    emails.add("send_email", {"to": "late@example.org"}, delay=3600)
+    for number in range(24):
+        data = {"to": f"ann{number}@example.org", "token": "s3cret"}
+        reason = "TimeoutError: smtp did not answer"
+        fail(
+            admin, emails, f"t{number}", reason, name="send_email", data=data,
+            seconds_ago=60 + number * 20,
+        )  # fmt: skip
+    fail(admin, emails, "k1", "KeyError: 'first_name'", name="send_email", seconds_ago=7200)
+    for number in range(80):
+        complete(admin, emails, f"c{number}", {"sent": True}, seconds_ago=number * 40)
+    run(admin, emails, "web1-812")
+    run(admin, emails, "web2-411", lock=False)
+    reports.add_bulk([("build_report", {"customer": n}) for n in range(1204)])
+    reports.upsert_schedule("tenant-7", Every(3600), reports.job("build_report", {}))
+    reports.upsert_schedule("hourly", Every(3600, offset=0), reports.job("build_report", {}))
+    admin.zadd(reports.keys.repeat, {"tenant-7": 1_000_000})
+    billing.add_bulk([("charge", {"invoice": n}) for n in range(88)])
+    billing.pause()
+    admin.client_setname(emails.keys.connection_name("mailer-1"))
+    return {"emails": emails, "reports": reports, "billing": billing}
+
+
+@pytest.fixture
+def base(server: Reachable, prefix: str, admin: redis.Redis) -> Iterator[str]:
+    with served("--redis", server.url, "--prefix", prefix, "--label", "PROD") as address:
+        yield address
+    admin.client_setname("")
+
+
+@pytest.fixture
+def page(browser: Browser, base: str) -> Iterator[Page]:
+    with visiting(browser, base) as page:
+        yield page
+
+
+# The questions of section 2: from the overview, in at most two clicks
+
+
+def test_the_questions_of_the_night(night: dict[str, SyncQueue], page: Page) -> None:
+    page.reload()
+    troubles = page.locator("#troubles")
+    # 1: is anything wrong, and where?
+    expect(troubles).to_contain_text("1,205 wait, no worker")
+    expect(troubles).to_contain_text("failed in 10 min")
+    expect(troubles).to_contain_text("paused")
+    # 3: does the backlog grow; when is it empty?
+    expect(page.locator("[id='queue-reports']")).to_contain_text("1,205")
+    expect(page.locator("[id='queue-billing']")).to_contain_text("paused")
+    # 2: what fails, since when, is it one error?
+    troubles.get_by_role("link", name="errors").first.click()
+    worst = page.locator("#errors tr").first
+    expect(worst).to_contain_text("TimeoutError: smtp did not answer")
+    expect(worst).to_contain_text("24")
+    # 5: after the fix: retry exactly those, carefully?
+    worst.get_by_role("button", name="Retry…").click()
+    dialog = page.get_by_role("dialog")
+    expect(dialog).to_contain_text("24 of 25 failed jobs")
+    dialog.get_by_label("10", exact=True).check()
+    dialog.get_by_role("button", name="Retry").click()
+    expect(page.locator("#operations tr").first).to_contain_text("done")
+    assert night["emails"].counts()["failed"] == 15
+    # 4: are workers alive, or stuck on something?
+    page.get_by_role("link", name="Workers", exact=True).click()
+    expect(page.locator("#workers")).to_contain_text("mailer-1")
+    expect(page.locator("#longest")).to_contain_text("none: its worker is gone")
+
+
+def test_the_questions_of_development(night: dict[str, SyncQueue], page: Page) -> None:
+    # 6: what became of the job I just added?
+    job = night["billing"].add("charge", {"invoice": 4711}, job_id="invoice-4711")
+    page.keyboard.press("/")
+    page.keyboard.type(job.id)
+    page.keyboard.press("Enter")
+    expect(page.locator("h1")).to_contain_text("invoice-4711")
+    # 7: why does it not run?
+    expect(page.locator("#why")).to_contain_text("paused")
+    # 8: which jobs concern this customer?
+    page.goto("./")
+    page.get_by_role("searchbox").fill("ann7@example.org")
+    page.keyboard.press("Enter")
+    expect(page.locator("#hits tr")).to_have_count(1)
+    expect(page.locator("#hits")).to_contain_text("t7")
+    assert "ann7" not in page.url
+
+
+def test_the_questions_of_a_mixed_fleet(night: dict[str, SyncQueue], page: Page) -> None:
+    page.reload()
+    # 9: who runs this queue, and is pausing safe?
+    expect(page.locator("[id='queue-emails']")).to_contain_text("1 js")
+    page.locator("[id='queue-emails']").get_by_role("link", name="emails").click()
+    page.get_by_role("button", name="Pause…").click()
+    dialog = page.get_by_role("dialog")
+    expect(dialog).to_contain_text("Jobs that run go on")
+    dialog.get_by_role("link", name="Leave it").click()
+    expect(dialog).to_be_hidden()
+    # 10: did the schedule run, when next, is it late?
+    page.get_by_role("link", name="Schedules", exact=True).click()
+    expect(page.locator("#schedules")).to_contain_text("late by")
+    expect(page.locator("#schedules")).to_contain_text("every hour")
+
+
+# Acting
+
+
+def test_a_job_is_retried_by_pressing_twice(night: dict[str, SyncQueue], page: Page) -> None:
+    page.goto("job?q=emails&id=t3")
+    button = page.get_by_role("button", name="Retry")
+    button.click()
+    expect(button).to_have_text("Retry: sure?")
+    assert night["emails"].get_state("t3") == "failed"
+    button.click()
+    expect(page.get_by_role("status")).to_have_text("1 job will run again.")
+    assert night["emails"].get_state("t3") == "waiting"
+
+
+def test_selected_jobs_are_removed_after_a_question(
+    night: dict[str, SyncQueue], page: Page
+) -> None:
+    page.goto("queue?q=emails&state=failed")
+    for job_id in ("t1", "t2"):
+        page.get_by_label(f"Select job {job_id}", exact=True).check()
+    expect(page.locator(".bulk")).to_contain_text("2 selected of 25 shown")
+    page.get_by_role("button", name="Remove…").click()
+    dialog = page.get_by_role("dialog")
+    expect(dialog).to_contain_text("Remove 2 jobs")
+    dialog.get_by_role("button", name="Remove").click()
+    expect(page.get_by_role("status")).to_have_text("2 jobs removed.")
+    assert night["emails"].get_job("t1") is None
+
+
+def test_a_queue_is_paused_with_a_reason_and_drained_by_its_name(
+    night: dict[str, SyncQueue], page: Page
+) -> None:
+    page.goto("queue?q=reports")
+    page.get_by_role("button", name="Pause…").click()
+    page.get_by_label("Why").fill("migration")
+    page.get_by_role("dialog").get_by_role("button", name="Pause").click()
+    expect(page.get_by_role("status")).to_have_text("reports is paused.")
+    page.get_by_role("button", name="Drain…").click()
+    dialog = page.get_by_role("dialog")
+    dialog.get_by_label("Type reports to go on").fill("reports")
+    dialog.get_by_role("button", name="Drain").click()
+    expect(page.get_by_role("status")).to_contain_text("jobs removed from reports")
+    assert night["reports"].counts()["waiting"] == 0
+    page.get_by_role("link", name="Operations", exact=True).click()
+    expect(page.locator("#operations")).to_contain_text("migration")
+
+
+# Keeping up to date
+
+
+def test_an_open_page_keeps_up_and_freezes(
+    night: dict[str, SyncQueue], page: Page, admin: Any
+) -> None:
+    page.goto("queue?q=emails&state=failed")
+    expect(page.locator("#age")).to_have_text("live")
+    fail(admin, night["emails"], "new1", "ValueError: new", seconds_ago=0)
+    expect(page.locator("[id='job-new1']")).to_be_visible()
+    page.keyboard.press("p")
+    expect(page.locator("#age")).to_have_text("frozen")
+    fail(admin, night["emails"], "new2", "ValueError: new", seconds_ago=0)
+    tick = page.get_by_label("Select job new1")
+    tick.check()
+    page.keyboard.press("p")
+    tick.blur()
+    page.keyboard.press("p")
+    expect(page.locator("#age")).to_have_text("live")
+    expect(page.locator("[id='job-new2']")).to_be_visible()
+    expect(tick).to_be_checked()  # a row that somebody is busy with is not replaced
+
+
+def test_keys_can_be_turned_off(night: dict[str, SyncQueue], page: Page) -> None:
+    page.keyboard.press("?")
+    page.get_by_label("Use these keys").uncheck()
+    page.get_by_role("button", name="Close").click()
+    page.keyboard.press("p")
+    expect(page.locator("#age")).to_have_text("live")
+
+
+# Without JavaScript
+
+
+def test_all_works_without_javascript(
+    night: dict[str, SyncQueue], browser: Browser, base: str
+) -> None:
+    with visiting(browser, base, java_script_enabled=False) as page:
+        page.get_by_role("link", name="emails").first.click()
+        page.get_by_role("link", name="Failed").click()
+        page.get_by_role("link", name="t5", exact=True).click()
+        page.get_by_role("button", name="Retry").click()
+        page.get_by_label("with all its attempts anew").check()
+        page.get_by_role("button", name="Retry").click()
+        expect(page.get_by_role("status")).to_have_text("1 job will run again.")
+        page.goto("queue?q=emails&state=failed")
+        page.get_by_label("Select job t6", exact=True).check()
+        page.get_by_role("button", name="Remove…").click()
+        page.get_by_role("button", name="Remove").click()
+        expect(page.get_by_role("status")).to_have_text("1 job removed.")
+
+
+# Safety
+
+
+def test_hostile_text_does_nothing(
+    make_queue: MakeQueue, admin: Any, browser: Browser, base: str
+) -> None:
+    name = "<img src=x onerror=alert(1)>"
+    queue = make_queue(name)
+    queue.add(HOSTILE, {HOSTILE: HOSTILE})
+    fail(admin, queue, "f", HOSTILE, name=HOSTILE, data={HOSTILE: HOSTILE}, stack=[HOSTILE])
+    admin.rpush(queue.keys.logs("f"), HOSTILE)
+    with visiting(browser, base) as page:
+        dialogs: list[str] = []
+
+        def note(dialog: Dialog) -> None:
+            dialogs.append(dialog.message)
+            dialog.dismiss()
+
+        page.on("dialog", note)
+        page.get_by_role("link", name=name).first.click()
+        page.get_by_role("link", name="Failed").click()
+        page.get_by_role("button", name="Drain…").click()
+        page.get_by_role("dialog").get_by_role("link", name="Leave it").click()
+        page.get_by_role("link", name="f", exact=True).click()
+        expect(page.locator("#error")).to_contain_text("onerror=alert(1)")
+        fail(admin, queue, "g", HOSTILE, name=HOSTILE, seconds_ago=0)
+        page.get_by_role("link", name=name).first.click()
+        page.get_by_role("link", name="Failed").click()
+        fail(admin, queue, "h", HOSTILE, name=HOSTILE, seconds_ago=0)
+        expect(page.locator("[id='job-h']")).to_be_visible()
+        assert dialogs == []
+        assert page.locator("img").count() == 0
+
+
+def test_a_password_and_a_plain_name_work_together(
+    night: dict[str, SyncQueue], browser: Browser, server: Reachable, prefix: str
+) -> None:
+    """On plain HTTP browsers say by Origin where a form comes from, if anything."""
+    options = ("--redis", server.url, "--prefix", prefix, "--auth-env", "DASH")
+    with served(*options, DASH="ann:s3cret") as address:
+        port = address.rstrip("/").rpartition(":")[2]
+        mapped = [*FLAGS, "--host-resolver-rules=MAP dash.test 127.0.0.1"]
+        other = browser.browser_type.launch(executable_path=chromium(), args=mapped)
+        base = f"http://dash.test:{port}/"
+        credentials = {"username": "ann", "password": "s3cret", "send": "always"}
+        with visiting(other, base, http_credentials=credentials) as page:
+            page.get_by_role("link", name="billing").first.click()
+            page.get_by_role("button", name="Resume").click()
+            page.get_by_role("button", name="Resume: sure?").click()
+            expect(page.get_by_role("status")).to_have_text("billing is not paused any more.")
+        other.close()
+
+
+# For everybody
+
+
+@pytest.mark.parametrize(("scheme", "width"), [("light", 1440), ("dark", 360)])
+def test_every_page_is_accessible(
+    night: dict[str, SyncQueue], browser: Browser, base: str, scheme: str, width: int
+) -> None:
+    size = {"width": width, "height": 900 if width > 400 else 780}
+    pages = {
+        "overview": "./",
+        "queue": "queue?q=emails&state=failed",
+        "errors": "errors?q=emails",
+        "job": "job?q=emails&id=t1",
+        "schedules": "schedules",
+        "workers": "workers",
+        "operations": "operations",
+    }
+    found: list[str] = []
+    settings = {"viewport": size, "color_scheme": scheme, "bypass_csp": True}
+    with visiting(browser, base, **settings) as page:
+        for name, address in pages.items():
+            page.goto(address)
+            if SCREENSHOTS:
+                page.screenshot(path=Path(SCREENSHOTS) / f"{name}-{scheme}-{width}.png")
+            found += violations(page)
+            assert page.evaluate("document.documentElement.scrollWidth") <= width, address
+        page.goto("queue?q=emails")
+        page.get_by_role("button", name="Drain…").click()
+        expect(page.get_by_role("dialog")).to_be_visible()
+        found += violations(page)
+    assert found == []

@@ -1,0 +1,293 @@
+"""The pages, without JavaScript, on both event loops and all kinds of servers."""
+
+from __future__ import annotations
+
+import re
+from html import unescape
+from typing import Any
+
+import pytest
+
+from taskbull import App, Every
+from taskbull.dashboard import Dashboard
+from tests.dashboard.conftest import MakeQueue, Visitor
+from tests.dashboard.seeding import complete, fail, run
+from tests.servers.kinds import PrivateServers, Reachable
+
+HOSTILE = '<script>alert("1")</script>\u202e\x1b'
+SHOWN = '<script>alert("1")</script>\\u202e\\x1b'
+
+
+def texts(markup: str) -> str:
+    """Return what a person reads: the text of a page, in one line."""
+    return " ".join(unescape(re.sub(r"<[^>]*>", " ", markup)).split())
+
+
+async def test_an_empty_server_says_what_to_do(visitor: Visitor, server: Reachable) -> None:
+    page = await visitor.get("")
+    assert page.status_code == 200
+    assert "No queues yet" in texts(page.text)
+
+
+async def test_the_overview_shows_each_queue_and_what_is_wrong(
+    visitor: Visitor, make_queue: MakeQueue, admin: Any
+) -> None:
+    emails, billing = make_queue("emails"), make_queue("billing")
+    emails.add_bulk([("send", {})] * 3)
+    billing.add("charge")
+    billing.pause()
+    for number in range(12):
+        fail(admin, emails, f"f{number}", "TimeoutError: no answer", seconds_ago=120)
+    fail(admin, emails, "old", "x", seconds_ago=7200)  # so that whole minutes are known
+    read = texts((await visitor.get("")).text)
+    assert "emails 3 wait, no worker why ›" in read
+    assert "12 failed in 10 min, 92% of them TimeoutError: no answer errors ›" in read
+    assert "billing paused, and 1 waits Resume" in read
+
+
+async def test_a_calm_server_says_so(visitor: Visitor, make_queue: MakeQueue, admin: Any) -> None:
+    complete(admin, make_queue("emails"), "1")
+    assert "Nothing is wrong." in texts((await visitor.get("")).text)
+
+
+async def test_a_queue_shows_its_states_and_jobs(
+    visitor: Visitor, make_queue: MakeQueue, admin: Any
+) -> None:
+    emails = make_queue("emails")
+    emails.add_bulk([("send", {"to": "ann", "token": "s3cret"})] * 3)
+    emails.add("later", delay=3600)
+    running = run(admin, emails)
+    fail(admin, emails, "broken", "KeyError: 'x'")
+    complete(admin, emails, "fine", {"sent": True})
+    waiting = await visitor.get("queue?q=emails")
+    read = texts(waiting.text)
+    assert "Waiting 2 Active 1 Delayed 1 Prioritized 0 Children 0 Failed 1 Done 1" in read
+    assert "s3cret" not in waiting.text
+    for state, words in {
+        "active": f"{running} send",
+        "failed": "KeyError: 'x'",
+        "completed": '{ "sent": true }',
+        "delayed": "later",
+    }.items():
+        assert words in texts((await visitor.get(f"queue?q=emails&state={state}")).text)
+
+
+async def test_pages_of_a_state_do_not_slip(
+    visitor: Visitor, make_queue: MakeQueue, admin: Any
+) -> None:
+    emails = make_queue("emails")
+    for number in range(120):
+        fail(admin, emails, f"j{number:03}", "x", seconds_ago=1000 - number)
+    seen: list[str] = []
+    address = "queue?q=emails&state=failed"
+    while address:
+        page = (await visitor.get(address)).text
+        seen += re.findall(r'<tr id="job-(j\d+)"', page)
+        fail(admin, emails, f"new{len(seen)}", "x", seconds_ago=0)
+        following = re.search(r'href="([^"]*)">older', page)
+        address = unescape(following[1]) if following else ""
+    assert seen == [f"j{number:03}" for number in reversed(range(120))]
+
+
+async def test_a_time_can_be_filtered_for(
+    visitor: Visitor, make_queue: MakeQueue, admin: Any
+) -> None:
+    emails = make_queue("emails")
+    fail(admin, emails, "old", "x", seconds_ago=7200)
+    fail(admin, emails, "young", "x", seconds_ago=60)
+    page = await visitor.get("queue?q=emails&state=failed&find=after:-30min")
+    assert re.findall(r'<tr id="job-(\w+)"', page.text) == ["young"]
+    wrong = await visitor.get("queue?q=emails&state=failed&find=after:noon")
+    assert wrong.status_code == 400
+
+
+@pytest.mark.parametrize(
+    ("address", "status"),
+    [
+        ("queue", 400),
+        ("queue?q=none", 404),
+        ("queue?q=a:b", 400),
+        ("queue?q=emails&state=asleep", 400),
+        ("queue?q=emails&n=x", 400),
+        ("job?q=emails", 400),
+        ("job?q=emails&id=4711", 404),
+        ("job?q=emails&id=meta", 404),
+        ("errors", 400),
+        ("live?page=none", 404),
+        ("download?q=emails&id=4711", 404),
+        ("confirm", 404),
+        ("queue/x", 404),
+    ],
+)
+async def test_what_is_not_there_is_said_so(
+    visitor: Visitor, make_queue: MakeQueue, address: str, status: int
+) -> None:
+    make_queue("emails").add("send")
+    answer = await visitor.get(address)
+    assert answer.status_code == status
+    assert "<h1>" in answer.text
+
+
+async def test_errors_are_grouped(visitor: Visitor, make_queue: MakeQueue, admin: Any) -> None:
+    emails = make_queue("emails")
+    for number in range(60):
+        fail(admin, emails, f"t{number}", f"TimeoutError: no answer from 10.0.0.{number}")
+    fail(admin, emails, "k", "KeyError: 'name'")
+    read = texts((await visitor.get("errors?q=emails")).text)
+    assert "61 failed: the newest 61 read" in read
+    assert "60 98 % TimeoutError: no answer from <…> mail.py:88 in send" in read
+    assert "1 2 % KeyError: <…>" in read
+
+
+async def test_a_job_shows_all_that_is_stored(
+    visitor: Visitor, make_queue: MakeQueue, admin: Any
+) -> None:
+    emails = make_queue("emails")
+    data = {"to": "ann", "password": "s3cret"}
+    fail(admin, emails, "j", "KeyError: 'x'", data=data, stack=["first stack", "second stack"])
+    admin.rpush(emails.keys.logs("j"), "connecting", "no answer")
+    page = (await visitor.get("job?q=emails&id=j")).text
+    read = texts(page)
+    for words in ("emails / j", "It failed for good", "second stack", "no answer", '"to": "ann"'):
+        assert words in read, words
+    assert read.index("second stack") < read.index("first stack")
+    assert "s3cret" not in page
+    file = await visitor.get("download?q=emails&id=j")
+    assert (file.headers["content-type"], b"s3cret" in file.content) == (
+        "application/octet-stream", False,
+    )  # fmt: skip
+    assert file.headers["content-disposition"].startswith("attachment")
+    assert "sandbox" in file.headers["content-security-policy"]
+
+
+async def test_progress_is_a_bar_or_a_value(
+    visitor: Visitor, make_queue: MakeQueue, admin: Any
+) -> None:
+    emails = make_queue("emails")
+    emails.add_bulk([("send", {})] * 2)
+    first, second = run(admin, emails), run(admin, emails)
+    admin.hset(emails.keys.job(first), "progress", "42")
+    admin.hset(emails.keys.job(second), "progress", '{"page": 3}')
+    assert 'class="meter"' in (await visitor.get(f"job?q=emails&id={first}")).text
+    assert '"page": 3' in texts((await visitor.get(f"job?q=emails&id={second}")).text)
+
+
+async def test_a_flow_is_a_tree(visitor: Visitor, server: Reachable, prefix: str) -> None:
+    app = App("shop", redis=server.url, prefix=prefix)
+
+    @app.task
+    def report() -> None: ...
+
+    @app.task
+    def fetch(page: int) -> None: ...
+
+    added = await report.after(fetch.job(number) for number in range(3)).adelay()
+    read = texts((await visitor.get(f"job?q=default&id={added.id}")).text)
+    assert read.count("fetch#") >= 3
+    app.close()
+
+
+async def test_schedules_are_told_in_words(
+    visitor: Visitor, make_queue: MakeQueue, admin: Any
+) -> None:
+    reports = make_queue("reports")
+    reports.upsert_schedule("hourly", Every(3600), reports.job("build", {}))
+    reports.upsert_schedule("late", Every(60), reports.job("build", {}))
+    admin.zadd(reports.keys.repeat, {"late": 1000})
+    read = texts((await visitor.get("schedules")).text)
+    assert "late reports every minute ! late by" in read
+    assert "hourly reports every hour" in read
+
+
+async def test_workers_of_any_kind_are_listed(
+    visitor: Visitor, make_queue: MakeQueue, admin: Any
+) -> None:
+    emails = make_queue("emails")
+    emails.add_bulk([("send", {})] * 2)
+    stuck = run(admin, emails, "gone-1", lock=False)
+    admin.client_setname(emails.keys.connection_name("mailer-1"))
+    read = texts((await visitor.get("workers")).text)
+    assert "mailer-1 emails" in read
+    assert f"{stuck} emails send gone-1" in read
+    assert "none: its worker is gone" in read
+    admin.client_setname("")
+
+
+async def test_hostile_text_is_shown_in_every_field(
+    visitor: Visitor, make_queue: MakeQueue, admin: Any
+) -> None:
+    name = '<script>alert("1")<'
+    queue = make_queue(name)
+    text = HOSTILE
+    queue.add(text, {text: text}, job_id="w")
+    fail(admin, queue, "f", text, name=text, data={text: text}, stack=[text])
+    complete(admin, queue, "c", {text: text})
+    queue.add(text, delay=100)
+    running = run(admin, queue, text)
+    admin.hset(queue.keys.job(running), "progress", f'"{text}"')
+    admin.rpush(queue.keys.logs("f"), text)
+    admin.hset(queue.keys.meta, "version", f"bullmq:{text}")
+    queue.upsert_schedule("<b>s</b>", Every(3600), queue.job(text, {}))
+    states = ("waiting", "active", "delayed", "failed", "completed")
+    addresses = ["", "schedules", "workers", "operations", "errors"]
+    addresses += [f"queue?state={state}" for state in states]
+    addresses += [f"job?id={job}" for job in ("f", "c", running)]
+    for address in addresses:
+        page, _, query = address.partition("?")
+        answer = await visitor.client.get(f"/{page}", params={"q": name, **_query(query)})
+        if address != "operations":
+            assert answer.status_code == 200, address
+        assert "<script>alert" not in answer.text
+        assert "\u202e" not in answer.text
+        assert "\x1b" not in answer.text
+    assert SHOWN in texts((await visitor.client.get("/job", params={"q": name, "id": "f"})).text)
+
+
+def _query(text: str) -> dict[str, str]:
+    return dict(pair.split("=") for pair in text.split("&")) if text else {}
+
+
+async def test_data_that_is_no_text_is_shown(
+    visitor: Visitor, make_queue: MakeQueue, admin: Any
+) -> None:
+    emails = make_queue("emails")
+    for job_id, data in {
+        "bytes": b"\xff\xfe\x00",
+        "deep": b"[" * 20_000,
+        "large": b'{"a":"' + b"x" * 10_000_000 + b'"}',
+        "nothing": b"",
+    }.items():
+        fail(admin, emails, job_id, "x")
+        admin.hset(emails.keys.job(job_id), mapping={"data": data, "failedReason": data[:1000]})
+        assert (await visitor.get(f"job?q=emails&id={job_id}")).status_code == 200
+    assert "too large" in texts((await visitor.get("job?q=emails&id=large")).text)
+    listed = await visitor.get("queue?q=emails&state=failed")
+    assert (listed.status_code, len(listed.text) < 100_000) == (200, True)
+
+
+async def test_links_are_right_under_any_mount(
+    server: Reachable, prefix: str, make_queue: MakeQueue
+) -> None:
+    make_queue("emails").add("send")
+    dashboard = Dashboard(redis=server.url, prefix=prefix)
+    visitor = Visitor(dashboard, root="/jobs")
+    bare = await visitor.get("jobs")
+    assert (bare.status_code, bare.headers["location"]) == (303, "jobs/")
+    for address in ("jobs/", "jobs/queue?q=emails", "jobs/job?q=emails&id=1"):
+        page = await visitor.get(address)
+        assert page.status_code == 200
+        links = re.findall(r'(?:href|src|action)="([^"]*)"', page.text)
+        assert links
+        assert not [link for link in links if link.startswith("/") or ":" in link.partition("?")[0]]
+
+
+async def test_redis_away_is_said_and_comes_back(
+    private_server: PrivateServers, prefix: str
+) -> None:
+    process = private_server()
+    dashboard = Dashboard(redis=f"{process.url}?socket_connect_timeout=0.2", prefix=prefix)
+    visitor = Visitor(dashboard)
+    assert (await visitor.get("")).status_code == 200
+    process.kill()
+    away = await visitor.get("workers")
+    assert away.status_code in {200, 503}
