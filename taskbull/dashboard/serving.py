@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from socket import socket
+from socket import AF_INET, AF_INET6, create_server, socket
 from typing import Final
 
 import uvicorn
@@ -15,14 +15,12 @@ _PATIENCE: Final = 3
 
 
 def serve(dashboard: Dashboard, host: str, port: int, ready: Callable[[str], object]) -> None:
-    """Serve until SIGINT or SIGTERM; `ready` is told the address.
+    """Serve until SIGINT or SIGTERM; `ready` is told the address. `OSError`: it is another's.
 
     There is no access log: addresses have no payload, but tell what somebody looked at.
     """
     config = uvicorn.Config(
         dashboard,
-        host=host,
-        port=port,
         access_log=False,
         log_level="warning",
         proxy_headers=False,
@@ -30,7 +28,9 @@ def serve(dashboard: Dashboard, host: str, port: int, ready: Callable[[str], obj
         lifespan="off",
         timeout_graceful_shutdown=_PATIENCE,
     )
-    _WebServer(config, dashboard, ready).run()
+    family = AF_INET6 if ":" in host else AF_INET
+    with create_server((host, port), family=family) as listener:
+        _WebServer(config, dashboard, ready).run([listener])
 
 
 class _WebServer(uvicorn.Server):
@@ -45,9 +45,9 @@ class _WebServer(uvicorn.Server):
 
     async def startup(self, sockets: list[socket] | None = None) -> None:
         await super().startup(sockets)
-        if self.should_exit or not self.servers:
+        if not sockets:
             return
-        host, port = self.servers[0].sockets[0].getsockname()[:2]
+        host, port = sockets[0].getsockname()[:2]
         self._ready(f"http://[{host}]:{port}/" if ":" in host else f"http://{host}:{port}/")
 
     async def shutdown(self, sockets: list[socket] | None = None) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -58,7 +59,7 @@ def night(make_queue: MakeQueue, admin: Any) -> dict[str, SyncQueue]:
     reports.add_bulk([("build_report", {"customer": n}) for n in range(1204)])
     reports.upsert_schedule("tenant-7", Every(3600), reports.job("build_report", {}))
     reports.upsert_schedule("hourly", Every(3600, offset=0), reports.job("build_report", {}))
-    admin.zadd(reports.keys.repeat, {"tenant-7": 1_000_000})
+    admin.zadd(reports.keys.repeat, {"tenant-7": int(time.time() * 1000) - 540_000})
     billing.add_bulk([("charge", {"invoice": n}) for n in range(88)])
     billing.pause()
     admin.client_setname(emails.keys.connection_name("mailer-1"))

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from html import unescape
 from typing import Any
 
 import pytest
+from fastapi import FastAPI
 
-from taskbull import App, Every
+from taskbull import App, Every, Server, SyncQueue
 from taskbull.dashboard import Dashboard
 from tests.dashboard.conftest import MakeQueue, Visitor
 from tests.dashboard.seeding import complete, fail, run
@@ -281,13 +283,84 @@ async def test_links_are_right_under_any_mount(
         assert not [link for link in links if link.startswith("/") or ":" in link.partition("?")[0]]
 
 
-async def test_redis_away_is_said_and_comes_back(
+async def test_it_is_mounted_in_fastapi(
+    server: Reachable, prefix: str, make_queue: MakeQueue
+) -> None:
+    make_queue("emails").add("send")
+    api = FastAPI()
+    api.mount("/jobs", Dashboard(redis=server.url, prefix=prefix))
+    visitor = Visitor(api)
+    assert (await visitor.get("jobs")).headers["location"].endswith("/jobs/")
+    assert "emails" in (await visitor.get("jobs/")).text
+    assert (await visitor.get("jobs/static/style.css")).status_code == 200
+    asked = await visitor.post("jobs/confirm", {"action": "pause", "q": "emails"})
+    assert asked.status_code == 200
+
+
+async def test_while_redis_is_away_the_last_sample_stays_and_then_goes_on(
     private_server: PrivateServers, prefix: str
 ) -> None:
     process = private_server()
-    dashboard = Dashboard(redis=f"{process.url}?socket_connect_timeout=0.2", prefix=prefix)
-    visitor = Visitor(dashboard)
-    assert (await visitor.get("")).status_code == 200
-    process.kill()
-    away = await visitor.get("workers")
-    assert away.status_code in {200, 503}
+    with contextlib.closing(SyncQueue("emails", redis=process.url, prefix=prefix)) as queue:
+        queue.add("send")
+        server = Server(process.url, prefix=prefix, call_timeout=0.5)
+        dashboard = Dashboard(redis=process.url, prefix=prefix)
+        dashboard._server = dashboard._board.sampler._server = server
+        dashboard._board.sampler._names._server = server
+        visitor = Visitor(dashboard)
+        assert "as of" not in texts((await visitor.get("")).text)
+        process.pause()
+        dashboard._board.forget_views()
+        shown = texts((await visitor.get("")).text)
+        assert "as of" in shown
+        assert "emails" in shown
+        away = await visitor.get("job?q=emails&id=1")
+        assert away.status_code == 503
+        assert "Redis cannot be used" in away.text
+        process.resume()
+        dashboard._board.forget_views()
+        assert "as of" not in texts((await visitor.get("")).text)
+
+
+async def test_an_id_leads_to_its_job(visitor: Visitor, make_queue: MakeQueue) -> None:
+    make_queue("emails").add("send", job_id="a/b c?")
+    make_queue("emails").add("send", job_id="twice")
+    make_queue("other").add("send", job_id="twice")
+    make_queue("other").add("send", job_id="once")
+    found = await visitor.post("search", {"text": "once"})
+    assert (found.status_code, found.headers["location"]) == (303, "job?q=other&id=once")
+    several = await visitor.post("search", {"text": "twice"})
+    assert "2 jobs with this id" in several.text
+
+
+async def test_text_is_searched_in_steps_that_say_how_far_they_came(
+    visitor: Visitor, make_queue: MakeQueue, admin: Any
+) -> None:
+    emails = make_queue("emails")
+    emails.add_bulk([("send", {"to": f"user{n}@example.org"}) for n in range(250)])
+    fail(admin, emails, "f", "no such user", data={"to": "user7@example.org", "id": 42})
+    found = await visitor.post("search", {"text": "user7@example.org"})
+    assert len(re.findall(r'<td data-label="Job"', found.text)) == 2
+    assert "2 found; 251 jobs looked at so far" in texts(found.text)
+    path = await visitor.post("search", {"text": "data.id:42", "q": "emails", "state": "failed"})
+    assert len(re.findall(r'<td data-label="Job"', path.text)) == 1
+    times = await visitor.post("search", {"text": "after:-1h", "q": "emails", "state": "failed"})
+    assert times.headers["location"] == "queue?q=emails&state=failed&find=after%3A-1h"
+    none = await visitor.post("search", {"text": "nobody@example.org"})
+    assert "Nothing found so far" in none.text
+    wrong = await visitor.post("search", {"text": "x", "place": "{"})
+    assert wrong.status_code == 400
+    assert (await visitor.post("search", {"text": "x" * 600})).status_code == 400
+
+
+async def test_a_search_goes_on_where_it_stopped(
+    visitor: Visitor, make_queue: MakeQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("taskbull.dashboard.pages.search._STEP", 100)
+    make_queue("emails").add_bulk([("send", {"to": "ann" if n == 150 else n}) for n in range(200)])
+    form = {"text": "ann", "q": "emails", "state": "waiting"}
+    first = (await visitor.post("search", form)).text
+    assert "100 jobs looked at so far" in texts(first)
+    [place] = re.findall(r'name="place" value="([^"]*)"', first)
+    second = await visitor.post("search", {**form, "place": unescape(place)})
+    assert "1 found; 200 jobs looked at so far" in texts(second.text)

@@ -210,10 +210,10 @@ def _result(visit: Visit, place: JobPlace) -> Element:
     row = place.row
     if row.state is JobState.COMPLETED:
         return _json(visit, place, "result", "Result", row.result)
-    return section(
-        h2("Progress"), _progress(visit, row.progress) or p("None.", class_="quiet"),
-        id="result", class_="card",
-    )  # fmt: skip
+    progress = _progress(visit, row.progress)
+    is_over = row.state is JobState.FAILED and progress is None
+    shown = progress or p("None.", class_="quiet")
+    return section(h2("Progress"), shown, id="result", class_="card", hidden=is_over)
 
 
 def _progress(visit: Visit, text: str) -> Node:

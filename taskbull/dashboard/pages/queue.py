@@ -185,16 +185,16 @@ def _head(visit: Visit, state: QueueState, back: str) -> Element:
 def _facts(state: QueueState) -> Element:
     found = state.found
     limits = [
-        f"{found.concurrency:,} at once" if found.concurrency else None,
-        f"{found.rate_max:,} per {duration(found.rate_window)}" if found.rate_max else None,
+        f"{found.concurrency:,} at once" if found.concurrency else "",
+        f"{found.rate_max:,} per {duration(found.rate_window)}" if found.rate_max else "",
     ]
-    return span(
+    limited = ", ".join(limit for limit in limits if limit)
+    words = [
         found.version or "",
-        f" · {rate(state.facts.arrivals)} in, {rate(state.facts.out)} out per s",
-        " · limited to " + ", ".join(limit for limit in limits if limit) if any(limits) else None,
-        id="queue-facts",
-        class_="facts",
-    )
+        f"{rate(state.facts.arrivals)} in, {rate(state.facts.out)} out per s",
+        f"limited to {limited}" if limited else "",
+    ]
+    return span(" · ".join(word for word in words if word), id="queue-facts", class_="facts")
 
 
 def _why(state: QueueState) -> Element:
