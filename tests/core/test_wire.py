@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from taskbull.core.backoff import Backoff
 from taskbull.core.durations import LONGEST
-from taskbull.core.job import Job, NewJob
+from taskbull.core.job import Job, NewJob, Ticket
 from taskbull.core.options import Dedup, JobOptions
 from taskbull.core.retention import Keep
 from taskbull.core.wire.job import (
@@ -445,3 +445,26 @@ def test_a_job_id_with_strange_bytes_is_still_a_name() -> None:
 def test_a_job_is_shown_short_and_without_its_data() -> None:
     job = decode_job(b"42", {b"name": b"send", b"data": b'{"card":"4111"}', b"atm": b"2"})
     assert repr(job) == "<Job send 42, attempts made: 2>"
+
+
+@pytest.mark.parametrize(
+    "keywords",
+    [{}, {"priority": 3}, {"lifo": True}, {"delay": 5}, {"job_id": "own"}, {"dedup": Dedup("k")}],
+)
+def test_a_second_job_of_the_same_options_is_written_as_the_first(keywords: Any) -> None:
+    options = JobOptions(**keywords)
+    first, second = (encode_job(NewJob("n", {"x": 1}, options), 5) for _ in range(2))
+    assert first == second == encode_job(NewJob("n", {"x": 1}, JobOptions(**keywords)), 5)
+    traced = encode_job(NewJob("n", {"x": 1}, options, telemetry="00-1"), 5)
+    assert (traced.telemetry, traced.options) != (None, first.options)
+    ticket = Ticket("producer", 1, 2, "ab", 3, None)
+    assert encode_job(NewJob("n", {"x": 1}, options, ticket=ticket), 5).place == 3
+
+
+def test_data_that_is_too_large_is_refused_the_second_time_as_well() -> None:
+    options = JobOptions(size_limit=1000)
+    encode_job(NewJob("n", "x", options), 5)
+    room = 1000 - len(encode_job(NewJob("n", "", options), 5).options)
+    encode_job(NewJob("n", "x" * (room - 2), options), 5)
+    with pytest.raises(SerializationError, match="exceeds limit"):
+        encode_job(NewJob("n", "x" * (room - 1), options), 5)

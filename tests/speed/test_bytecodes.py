@@ -22,18 +22,18 @@ Figures = dict[str, tuple[int, int]]
 WERE: dict[tuple[int, int], dict[str, Figures]] = {
     (3, 11): {
         "asyncio": {
-            "delay": (1_341, 1_341),
-            "enqueue": (787, 777),
-            "adelay": (2_104, 1_353),
-            "adelay from 100 tasks": (1_222, 844),
-            "aenqueue": (790, 777),
+            "delay": (1_278, 1_278),
+            "enqueue": (756, 746),
+            "adelay": (2_024, 1_308),
+            "adelay from 100 tasks": (1_168, 833),
+            "aenqueue": (759, 746),
             "worker at 1": (2_837, 2_109),
             "worker at 100": (919, 854),
         },
         "trio": {
-            "adelay": (2_687, 1_453),
-            "adelay from 100 tasks": (1_480, 914),
-            "aenqueue": (791, 776),
+            "adelay": (2_687, 1_402),
+            "adelay from 100 tasks": (1_480, 887),
+            "aenqueue": (764, 747),
             "worker at 1": (3_418, 2_214),
             "worker at 100": (991, 883),
         },

@@ -113,8 +113,36 @@ class EncodedJob(Struct, frozen=True):
     """Its place in the call under whose ticket it is sent again."""
 
 
+# What all jobs of some options have alike: the options, as they are stored, and how many bytes of
+# data may stand beside them. By identity, as in `wire.options`, and so the options are kept.
+_forms: dict[int, tuple[JobOptions, bytes, int]] = {}
+_FORMS_KEPT = 256
+
+
 def encode_job(job: NewJob, timestamp_ms: int) -> EncodedJob:
     """Return the job as it is written at `timestamp_ms`; refuse what Node could not read."""
+    form = _forms.get(id(job.options))
+    if form is None or job.ticket is not None or job.telemetry is not None:
+        return _encode_anew(job, timestamp_ms)
+    options, stored, room = form
+    data = payload.encode(job.data, "data")
+    if len(data) > room:
+        payload.check_size(len(data) + len(stored), options.size_limit)
+    return EncodedJob(job.name, data, stored, timestamp_ms, 0, options.priority, options.lifo, "")
+
+
+def _note_form(options: JobOptions, stored: bytes) -> None:
+    """Remember options that say nothing of a single job or moment, as a task has them."""
+    if options.eta or options.delay or options.job_id or options.dedup:
+        return
+    if encode_options(options, delay_ms=0) is not stored:  # it depends on the moment, or is long
+        return
+    if len(_forms) >= _FORMS_KEPT:
+        _forms.clear()
+    _forms[id(options)] = (options, stored, options.size_limit - len(stored))
+
+
+def _encode_anew(job: NewJob, timestamp_ms: int) -> EncodedJob:
     options = job.options
     data = payload.encode(job.data, "data")
     if options.delay is None and options.eta is None and options.expires is None:
@@ -126,6 +154,8 @@ def encode_job(job: NewJob, timestamp_ms: int) -> EncodedJob:
     if job.telemetry is not None:
         opts = with_telemetry(opts, job.telemetry)
     payload.check_size(len(data) + len(opts), options.size_limit)
+    if job.telemetry is None:
+        _note_form(options, opts)
     return EncodedJob(
         job.name,
         data,
