@@ -48,8 +48,8 @@ def cases(bench: Bench, sides: Sequence[Side]) -> list[Case]:
 PART = Part(
     "enqueue",
     "One process adds jobs of 100 bytes: each after the last, from 100 tasks of one event loop, "
-    "and 1,000 per call (where a peer has no such call: each after the last, or 100 at a time). "
-    "For 1.5 s at most.",
+    "and lists of 1,000 per call (where a peer has no such call: each after the last, or 100 at a "
+    "time). For 1.5 s at most.",
     (RATE, *COSTS),
     cases,
     budget=270.0,
