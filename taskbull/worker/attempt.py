@@ -179,10 +179,11 @@ class Executor:
         call: CallNext[RunningJob] = route.function
         if route.batch is not None:
             call = partial(self._join, route, route.batch)
-        elif route.site is Site.PROCESS and self._processes is not None:
-            call = partial(self._in_process, self._processes, route, run, limit)
         elif route.site is not Site.LOOP:
-            call = partial(self._in_thread, route.function, limit, run)
+            if route.site is Site.PROCESS and self._processes is not None:
+                call = partial(self._in_process, self._processes, route, run, limit)
+            else:
+                call = partial(self._in_thread, route.function, limit, run)
         return (compose(route.layers, call) if route.layers else call)(running)
 
     def _join(self, route: Route, rules: BatchRules, running: RunningJob) -> Awaitable[Any]:
