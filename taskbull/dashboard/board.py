@@ -46,11 +46,11 @@ class Views:
     """What was read a moment ago: identical looks of several people are one read."""
 
     def __init__(self) -> None:
-        self._kept: OrderedDict[Hashable, tuple[float, Any]] = OrderedDict()
-        self._locks: dict[Hashable, Lock] = {}
+        self._kept: OrderedDict[tuple[Hashable, ...], tuple[float, Any]] = OrderedDict()
+        self._locks: dict[tuple[Hashable, ...], Lock] = {}
 
     async def read(
-        self, view: Hashable, read: Callable[[], Awaitable[T]], fresh: float = _FRESH
+        self, view: tuple[Hashable, ...], read: Callable[[], Awaitable[T]], fresh: float = _FRESH
     ) -> T:
         """Return what is known of a view, or read it; who asks meanwhile waits for that."""
         async with self._locks.setdefault(view, Lock()):
@@ -67,8 +67,10 @@ class Views:
             return found
 
     def forget(self) -> None:
-        """Read everything anew: something has been changed."""
-        self._kept.clear()
+        """Read everything anew, except what changes slowly: something has been changed."""
+        slow = {"figures"}
+        for view in [view for view in self._kept if view[0] not in slow]:
+            del self._kept[view]
 
 
 class Pace:

@@ -18,10 +18,12 @@ from taskbull.core.queue_facts import encode_note
 from taskbull.core.schedule import Schedule
 from taskbull.core.states import JobState
 from taskbull.queue.failures import alike_of
+from taskbull.queue.job_tree import JobTree, get_tree
 from taskbull.queue.methods import looks
 from taskbull.queue.questions import Look, ask, ask_together
 from taskbull.scripts import board
 from taskbull.scripts.failures import FAILURES_PEEKED, FailedJob, peek_failures
+from taskbull.scripts.inspection import Logs, get_logs
 from taskbull.scripts.peeking import START, After, peek_jobs
 from taskbull.scripts.schedulers import get_scheduler
 from taskbull.store.namespace import Namespace
@@ -161,6 +163,17 @@ class BoardOperations:
             jobs += some
         found = [job.id for job in jobs if alike_of(job).fingerprint == fingerprint]
         return AlikeStep(found, len(ids), page.after)
+
+    @looks
+    def log_of(self, queue: str, job_id: str, most: int) -> Look[Logs]:
+        """Return the newest log lines of a job, and how many there are: one call."""
+        check_int("most", most, least=1, most=1000)
+        return ask(get_logs(self.namespace.keys(queue), job_id, -most, -1))
+
+    @looks
+    def tree_of(self, queue: str, job_id: str, *, depth: int, most: int) -> Look[JobTree | None]:
+        """Return a job and some of those below it as a tree; a call for each 100 of them."""
+        return (yield from get_tree(self.namespace.keys(queue), job_id, depth, most))
 
     @looks
     def raw_options(self, queue: str, job_id: str) -> Look[bytes]:

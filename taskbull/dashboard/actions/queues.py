@@ -14,6 +14,9 @@ _MIXED = (
     "BullMQ 5 uses this queue. It parks waiting jobs in another list while a queue is paused: "
     "resume it here, or by BullMQ 6 or taskbull, which know both lists."
 )
+_CLEANED = 10_000
+"""Jobs that one form cleans at most: somebody waits for the answer."""
+
 _WAITING = (JobState.WAITING, JobState.PAUSED, JobState.PRIORITIZED)
 
 
@@ -78,8 +81,10 @@ async def _clean(visit: Visit, order: Order) -> Done:
     if state not in set(STATES):
         raise Refused(400, "There is no such state.")
     age = order.form.number("hours") * 3600
-    removed = await visit.server.queue(order.queue).clean(age, 0, state)
-    return Done(f"{plural(len(removed), f'{state} job')} removed from {order.queue}.", len(removed))
+    removed = await visit.server.queue(order.queue).clean(age, _CLEANED, state)
+    more = " There may be more: clean again." if len(removed) == _CLEANED else ""
+    said = f"{plural(len(removed), f'{state} job')} removed from {order.queue}.{more}"
+    return Done(said, len(removed))
 
 
 async def _ask_obliterate(visit: Visit, order: Order) -> Node:

@@ -68,7 +68,7 @@ async def show(board: Board, visit: Visit) -> Content:
     except JobNotFound:
         gone = [h1(queue, " / ", job_id), _why(explained)]
         return Content(f"{job_id} of {queue}", gone, "-", queue, status=404)
-    logs = await visit.server.queue(queue).logs(job_id, -_LOG_LINES, -1)
+    logs = await visit.server.log_of(queue, job_id, _LOG_LINES)
     body = [
         _head(visit, place),
         _why(explained),

@@ -93,8 +93,8 @@ async def flow(visit: Visit, place: JobPlace) -> Node:
     children = place.children
     if not (children.processed or children.unprocessed or children.ignored or children.failed):
         return None
-    queue = visit.server.queue(place.row.queue)
-    tree = await queue.flow(place.row.job.id, depth=_LEVELS, most=_NODES)
+    row = place.row
+    tree = await visit.server.tree_of(row.queue, row.job.id, depth=_LEVELS, most=_NODES)
     if tree is None:
         return None
     return section(h2("Flow"), ul(_node(tree), class_="tree"), class_="card")

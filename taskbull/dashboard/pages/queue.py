@@ -16,6 +16,7 @@ from taskbull.dashboard.html import (
     Element,
     Node,
     a,
+    b,
     button,
     code,
     div,
@@ -23,6 +24,7 @@ from taskbull.dashboard.html import (
     h1,
     input_,
     label,
+    li,
     nav,
     p,
     section,
@@ -30,6 +32,7 @@ from taskbull.dashboard.html import (
     strong,
     th,
     tr,
+    ul,
     url,
 )
 from taskbull.dashboard.live import Parts
@@ -37,8 +40,9 @@ from taskbull.dashboard.messages import Form, Refused
 from taskbull.dashboard.parts import ask_button, cell, grid
 from taskbull.dashboard.parts import link as link_to
 from taskbull.dashboard.sampler import QueueState
+from taskbull.dashboard.task_figures import QueueFigures, read_figures
 from taskbull.dashboard.visit import Visit
-from taskbull.dashboard.words import ago, duration, number, rate, since
+from taskbull.dashboard.words import ago, duration, number, plural, rate, since
 from taskbull.queue.job_row import JobRow, JobRows
 from taskbull.queue.looked import After
 
@@ -66,6 +70,8 @@ _BULK = {
     JobState.DELAYED: ("promote", "cancel", "remove"),
     JobState.ACTIVE: ("cancel",),
 }
+_TASKS_SHOWN = 6
+_MANY_FAIL = 0.05
 _LABELS = {"retry": "Retry", "remove": "Remove…", "promote": "Run now", "cancel": "Cancel…"}
 
 
@@ -121,6 +127,7 @@ async def show(board: Board, visit: Visit) -> Content:
     body = [
         _head(visit, state, back),
         _why(state),
+        _tasks(await read_figures(board, visit, sight.queue)),
         _tabs(state, sight),
         _filter(sight),
         _jobs(visit, sight, page, back),
@@ -203,6 +210,22 @@ def _why(state: QueueState) -> Element:
     return section(
         p(first), [p(other, class_="also") for other in others], id="queue-why", class_="card why"
     )
+
+
+def _tasks(figures: QueueFigures) -> Node:
+    if not figures.tasks:
+        return None
+    shown = [
+        li(
+            b(task.name),
+            f" {task.share:.0%} · waits {duration(task.waited)} · runs {duration(task.took)}",
+            f", 95 % below {duration(task.took_long)}",
+            span(f" · {task.failed:.0%} fail", class_="bad" if task.failed > _MANY_FAIL else None),
+        )
+        for task in figures.tasks[:_TASKS_SHOWN]
+    ]
+    words = f"Of the newest {plural(figures.looked_at, 'job')} that have ended, medians"
+    return ul(shown, class_="shares", title=words, aria_label=words)
 
 
 def _tabs(state: QueueState, sight: Sight) -> Element:
