@@ -4,7 +4,7 @@
     uvicorn web:api                    # in one terminal, in this folder
     taskbull worker reports:app        # in another
 
-Then open http://127.0.0.1:8000/, or:
+Then open http://127.0.0.1:8000/ (the dashboard is at http://127.0.0.1:8000/jobs/), or:
 
     curl -X POST 127.0.0.1:8000/reports -H 'content-type: application/json' -d '{"customer": "Ann"}'
     curl 127.0.0.1:8000/reports/1
@@ -23,9 +23,11 @@ from fastapi.responses import HTMLResponse, StreamingResponse
 from pydantic import BaseModel, Field
 from reports import app, build_report
 
-from taskbull import EnqueueError, JobNotFound
+from taskbull import Dashboard, EnqueueError, JobNotFound
 
 api = FastAPI()
+# Only for browsers on this machine, until `access=` says who else may look.
+api.mount("/jobs", Dashboard(app))
 PAGE = (Path(__file__).parent / "page.html").read_text()
 
 

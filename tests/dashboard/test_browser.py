@@ -221,6 +221,10 @@ def test_keys_can_be_turned_off(night: dict[str, SyncQueue], page: Page) -> None
     page.get_by_role("button", name="Close").click()
     page.keyboard.press("p")
     expect(page.locator("#age")).to_have_text("live")
+    page.keyboard.press("?")
+    expect(page.get_by_role("dialog")).to_be_hidden()
+    page.get_by_role("button", name="Keyboard").click()
+    expect(page.get_by_label("Use these keys")).not_to_be_checked()
 
 
 # Without JavaScript

@@ -40,6 +40,7 @@ def test_fastapi_adds_jobs_and_tells_how_they_are(on_server: OpenExample) -> Non
         assert client.get("/reports/4711").status_code == 404
         assert client.post("/reports", json={"customer": "Ann", "pages": 0}).status_code == 422
         assert "<progress" in client.get("/").text
+        assert "reports" in client.get("/jobs/").text
         worker.stop()
         assert "Traceback" not in web.stop()
     assert [event["event"] for event in events] == [

@@ -12,10 +12,9 @@ function on() {
 function pressed(event) {
   if (event.ctrlKey || event.metaKey || event.altKey || event.defaultPrevented) return;
   if (event.target.closest("input, textarea, select, dialog[open]")) return;
-  const help = document.getElementById("help");
-  if (event.key === "?") return help.showModal();
   if (!on()) return;
-  if (gone && PAGES[event.key]) location.href = PAGES[event.key];
+  if (event.key === "?") document.getElementById("help").showModal();
+  else if (gone && PAGES[event.key]) location.href = PAGES[event.key];
   else if (event.key === "/") {
     event.preventDefault();
     document.getElementById("search")?.focus();
@@ -25,6 +24,9 @@ function pressed(event) {
 
 export function startKeys() {
   document.addEventListener("keydown", pressed);
+  const button = document.getElementById("keys-help");
+  button.hidden = false;
+  button.addEventListener("click", () => document.getElementById("help").showModal());
   const box = document.getElementById("keys-on");
   box.checked = on();
   box.addEventListener("change", () => localStorage.setItem(SETTING, box.checked ? "on" : "off"));

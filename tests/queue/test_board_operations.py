@@ -1,0 +1,126 @@
+"""What dashboards ask of a server beside looking, by the async and by the sync one."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+
+from taskbull import Every, Server, SyncServer
+from taskbull.core.queue_facts import read_note
+from taskbull.queue.board_operations import MOST_OPERATIONS, OperationRecord
+from taskbull.queue.failures import alike_of
+from taskbull.queue.looked import START
+from taskbull.queue.sync_queue import SyncQueue
+from taskbull.scripts.failures import FailedJob
+from tests.queue.test_server import Both, fail
+from tests.servers.cluster import Cluster
+from tests.servers.kinds import Reachable
+
+
+@pytest.fixture(params=[Server, SyncServer])
+def both(request: pytest.FixtureRequest, server: Reachable, prefix: str) -> Both:
+    return Both(request.param(server.url, prefix=prefix))
+
+
+def record(number: int, **more: Any) -> OperationRecord:
+    return OperationRecord(
+        id=f"o{number}", action="retry", queue="q", what="x", by="ann", began_ms=number, **more
+    )
+
+
+async def test_a_number_is_claimed_once_and_forgotten_in_time(
+    both: Both, admin: Any, prefix: str
+) -> None:
+    assert await both.claim("f" * 32)
+    assert not await both.claim("f" * 32)
+    assert await both.claim("e" * 32)
+    assert 0 < admin.pttl(f"{prefix}::tb:once:{'f' * 32}") <= 600_000
+
+
+async def test_operations_are_listed_the_newest_first_and_stopped(
+    both: Both, admin: Any, prefix: str
+) -> None:
+    assert await both.operations() == []
+    for number in (1, 3, 2):
+        await both.record_operation(record(number))
+    await both.record_operation(record(2, count=7))
+    assert [(each.id, each.count) for each in await both.operations()] == [
+        ("o3", 0), ("o2", 7), ("o1", 0),
+    ]  # fmt: skip
+    await both.stop_operation("o2")
+    assert await both.is_stopped("o2")
+    assert not await both.is_stopped("o1")
+    assert 0 < admin.pttl(f"{prefix}::tb:operations") <= 3_600_000
+
+
+async def test_no_more_operations_are_kept_than_anybody_reads(
+    both: Both, admin: Any, prefix: str
+) -> None:
+    for number in range(MOST_OPERATIONS + 5):
+        await both.record_operation(record(number))
+    admin.hset(f"{prefix}::tb:operations", "odd", b"\xff")
+    assert len(await both.operations()) == MOST_OPERATIONS
+    assert admin.hlen(f"{prefix}::tb:operations") == MOST_OPERATIONS + 1
+
+
+async def test_failed_jobs_with_an_error_are_found_step_by_step(
+    both: Both, admin: Any, server: Reachable, prefix: str
+) -> None:
+    queue = SyncQueue("emails", redis=server.url, prefix=prefix)
+    for number in range(120):
+        reason = "no answer" if number % 3 else "disk full"
+        fail(admin, queue.keys, f"j{number:03}", reason, at_ms=1000 + number // 7)
+    wanted = alike_of(FailedJob("", "send", "no answer", None)).fingerprint
+    found: list[str] = []
+    after, looked_at = START, 0
+    while after is not None:
+        step = await both.failed_alike("emails", wanted, after=after, until_ms=1014)
+        for job_id in step.ids:
+            queue.remove(job_id)  # the place to go on holds all the same
+        found += step.ids
+        looked_at += step.looked_at
+        after = step.after
+    assert sorted(found) == [f"j{number:03}" for number in range(105) if number % 3]
+    assert looked_at == 105  # those that failed later are not looked at
+    queue.close()
+
+
+async def test_the_next_schedules_of_all_queues_are_merged(
+    both: Both, admin: Any, server: Reachable, prefix: str
+) -> None:
+    now_ms = int(time.time() * 1000)
+    for place, name in enumerate(("a", "b")):
+        queue = SyncQueue(name, redis=server.url, prefix=prefix)
+        for number in range(3):
+            schedule = f"{name}{number}"
+            queue.upsert_schedule(schedule, Every(3600), queue.job("build", {}))
+            admin.zadd(queue.keys.repeat, {schedule: now_ms + 1000 * (2 * number + place)})
+        queue.close()
+    first = await both.next_schedules(["a", "b"], limit=4)
+    assert [each.id for each in first.schedules] == ["a0", "b0", "a1", "b1"]
+    assert first.more
+    rest = await both.next_schedules(["a", "b"], start=4, limit=4)
+    assert ([each.id for each in rest.schedules], rest.more) == (["a2", "b2"], False)
+    assert (await both.next_schedules([])).schedules == []
+
+
+async def test_who_paused_a_queue_is_written_down(both: Both, admin: Any, prefix: str) -> None:
+    await both.note_pause("emails", "bob", "migration")
+    [sample] = await both.sample(["emails"])
+    note = read_note(sample.found.note)
+    assert note is not None
+    assert (note.by, note.why) == ("bob", "migration")
+    await both.forget_note("emails")
+    assert not admin.exists(f"{prefix}:emails:tb:note")
+
+
+async def test_it_works_in_a_cluster(cluster: Cluster, prefix: str) -> None:
+    server = Server(cluster.url, prefix=prefix)
+    assert await server.claim("a" * 32)
+    assert not await server.claim("a" * 32)
+    await server.record_operation(record(1))
+    assert [each.id for each in await server.operations()] == ["o1"]
+    await server.note_pause("emails", "bob", "x")
+    assert (await server.next_schedules(["a", "b", "c"])).schedules == []
