@@ -23,6 +23,11 @@ def rate(value: float | None) -> str:
     return f"{value:.1f}" if 0 < value < _SHORT else f"{value:,.0f}"
 
 
+def percent(share: float) -> str:
+    """Return a share: `97 %`."""
+    return f"{100 * share:.0f} %"
+
+
 def plural(count: int, noun: str) -> str:
     """Return `1 job`, `2 jobs`."""
     return f"{count:,} {noun}{'' if count == 1 else 's'}"

@@ -44,4 +44,4 @@ async def test_they_stand_on_the_page_of_the_queue(
         complete(admin, emails, f"c{number}")
     fail(admin, emails, "f", "x")
     read = texts((await visitor.get("queue?q=emails")).text)
-    assert "send 100% · waits 4.8 s · runs 200 ms, 95 % below 2.0 s · 25% fail" in read
+    assert "send 100 % · waits 4.8 s · runs 200 ms, 95 % below 2.0 s · 25 % fail" in read

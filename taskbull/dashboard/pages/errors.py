@@ -31,7 +31,7 @@ from taskbull.dashboard.live import Parts
 from taskbull.dashboard.parts import ask_button, cell, grid, sparkline
 from taskbull.dashboard.parts import link as link_to
 from taskbull.dashboard.visit import Visit
-from taskbull.dashboard.words import ago, number, plural
+from taskbull.dashboard.words import ago, number, percent, plural
 from taskbull.queue.failures import FailureGroup, Failures
 
 _SAMPLED = 1000
@@ -113,7 +113,7 @@ def _row(visit: Visit, queue: str, group: FailureGroup, total: int) -> Element:
             small(f" ± {number(group.margin)}") if group.margin else None,
             kind="n",
         ),
-        cell("Share", f"{100 * about / total:.0f} %" if total else "–", kind="n"),
+        cell("Share", percent(about / total) if total else "–", kind="n"),
         cell(
             "Error",
             div(

@@ -42,7 +42,7 @@ from taskbull.dashboard.parts import link as link_to
 from taskbull.dashboard.sampler import QueueState
 from taskbull.dashboard.task_figures import QueueFigures, read_figures
 from taskbull.dashboard.visit import Visit
-from taskbull.dashboard.words import ago, duration, number, plural, rate, since
+from taskbull.dashboard.words import ago, duration, number, percent, plural, rate, since
 from taskbull.queue.job_row import JobRow, JobRows
 from taskbull.queue.looked import After
 
@@ -218,9 +218,12 @@ def _tasks(figures: QueueFigures) -> Node:
     shown = [
         li(
             b(task.name),
-            f" {task.share:.0%} · waits {duration(task.waited)} · runs {duration(task.took)}",
+            f" {percent(task.share)} · waits {duration(task.waited)} · runs {duration(task.took)}",
             f", 95 % below {duration(task.took_long)}",
-            span(f" · {task.failed:.0%} fail", class_="bad" if task.failed > _MANY_FAIL else None),
+            span(
+                f" · {percent(task.failed)} fail",
+                class_="bad" if task.failed > _MANY_FAIL else None,
+            ),
         )
         for task in figures.tasks[:_TASKS_SHOWN]
     ]
