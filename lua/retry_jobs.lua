@@ -13,6 +13,7 @@
 --   state             completed or failed
 --   cutoff            ms; what has ended later stays
 --   size              how many to retry
+--   afresh            msgpack array: fields to forget, such as the number of attempts
 -- RETURNS
 --   retried           how many wait now
 --   more              1 if there may be more to retry, else 0
@@ -22,7 +23,7 @@
 --   is forgotten
 
 local ended, wait, paused, active, meta, events, marker = unpack(KEYS)
-local prefix, state, cutoff, size = unpack(ARGV)
+local prefix, state, cutoff, size, afresh = unpack(ARGV)
 
 --- @include "is_hash"
 --- @include "may_leave"
@@ -39,12 +40,13 @@ end
 local queue = queue_state(meta, active, wait, paused)
 local outcome = state == "failed" and "failedReason" or "returnvalue"
 local retried = {}
+afresh = cmsgpack.unpack(afresh)
 may_leave(ended)
 for i = 1, #ids do
   local job = prefix .. ids[i]
   if is_hash(job) then
     retried[#retried + 1] = ids[i]
-    redis.call("HDEL", job, "finishedOn", "processedOn", outcome)
+    redis.call("HDEL", job, "finishedOn", "processedOn", outcome, unpack(afresh))
     local fields = redis.call("HMGET", job, "parentKey", "opts", "defa")
     start_afresh(job, fields[2], fields[3])
     rejoin_parent(job, fields[1], state)

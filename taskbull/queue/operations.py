@@ -7,6 +7,7 @@ A new operation of queues is one more method of this list.
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import Literal, TypeAlias
 
 from taskbull.core.cancelling import Cancelled, cancel_reason
@@ -14,8 +15,11 @@ from taskbull.core.checks import check_bool, check_choice, check_int, check_text
 from taskbull.core.durations import Duration, seconds, to_ms
 from taskbull.core.job import Job
 from taskbull.core.keys import RESERVED_IDS, QueueKeys
+from taskbull.core.queue_facts import encode_note
 from taskbull.core.states import MAX_PRIORITY, JobState
 from taskbull.errors import JobNotFound
+from taskbull.queue import groups
+from taskbull.queue.groups import GroupStep, Selected
 from taskbull.queue.job_tree import DEPTH, MOST, JobTree, get_tree
 from taskbull.queue.methods import Planned, reads, writes
 from taskbull.scripts import changes, inspection, limits, removal
@@ -70,9 +74,14 @@ class QueueOperations:
         return get_tree(self.keys, check_text("job_id", job_id), depth, most)
 
     @writes
-    def pause(self) -> Operation[None]:
-        """Stop workers from taking jobs of this queue; those that run go on."""
-        return limits.pause(self.keys)
+    def pause(self, *, by: str = "", why: str = "") -> Operation[None]:
+        """Stop workers from taking jobs of this queue; those that run go on.
+
+        Who paused it, and why, is told to those who ask why jobs do not run.
+        """
+        if not (by or why):
+            return limits.pause(self.keys)
+        return limits.pause_noted(self.keys, encode_note(by, _now_ms(), why))
 
     @writes
     def resume(self) -> Operation[None]:
@@ -120,17 +129,64 @@ class QueueOperations:
     def retry(
         self, job_id: str, state: Finished = "failed", *, reset_attempts: bool = False
     ) -> Operation[None]:
-        """Run a finished job once more; with `reset_attempts` as often as a new one."""
+        """Run a finished job once more; with all its attempts anew if they are reset."""
         check_choice("state", state, ("completed", "failed"))
         check_bool("reset_attempts", reset_attempts)
-        job = self._id(job_id)
-        return changes.retry_job(self.keys, job, state, reset_attempts=reset_attempts)
+        return changes.retry_job(
+            self.keys,
+            self._id(job_id),
+            state,
+            reset_attempts=reset_attempts,
+            reset_starts=reset_attempts,
+        )
 
     @writes
-    def retry_all(self, state: Finished = "failed") -> Operation[int]:
+    def retry_all(
+        self, state: Finished = "failed", *, reset_attempts: bool = False
+    ) -> Operation[int]:
         """Run all jobs that failed (or completed) once more; return how many."""
         check_choice("state", state, ("completed", "failed"))
-        return changes.retry_jobs(self.keys, _now_ms(), state)
+        check_bool("reset_attempts", reset_attempts)
+        return changes.retry_jobs(self.keys, _now_ms(), state, reset_attempts=reset_attempts)
+
+    @writes
+    def retry_selected(
+        self, ids: Sequence[str], state: Finished = "failed", *, reset_attempts: bool = False
+    ) -> Operation[Selected]:
+        """Run some finished jobs once more, those that are still in that state."""
+        check_choice("state", state, ("completed", "failed"))
+        check_bool("reset_attempts", reset_attempts)
+        chosen = [self._id(job_id) for job_id in ids]
+        return groups.retry_selected(self.keys, chosen, state, reset_attempts=reset_attempts)
+
+    @writes
+    def remove_selected(self, ids: Sequence[str]) -> Operation[Selected]:
+        """Remove some jobs with their children, those that do not run."""
+        return groups.remove_selected(self.keys, [self._id(job_id) for job_id in ids])
+
+    @writes
+    def retry_group(
+        self, fingerprint: str, *, step: GroupStep | None = None, reset_attempts: bool = False
+    ) -> Operation[GroupStep]:
+        """Run failed jobs of one group once more: those among the next 50, the newest first.
+
+        Give the answer as `step` to go on, until it is `over`; whoever stops in between has retried
+        what it says. Only jobs that had failed before the first step are touched. Groups and their
+        fingerprints: `Server.failures`.
+        """
+        check_bool("reset_attempts", reset_attempts)
+        begun = step or groups.first_step(_now_ms())
+        return groups.retry_group(
+            self.keys, check_text("fingerprint", fingerprint), begun, reset_attempts=reset_attempts
+        )
+
+    @writes
+    def remove_group(
+        self, fingerprint: str, *, step: GroupStep | None = None
+    ) -> Operation[GroupStep]:
+        """Remove failed jobs of one group, in steps as `retry_group` does."""
+        begun = step or groups.first_step(_now_ms())
+        return groups.remove_group(self.keys, check_text("fingerprint", fingerprint), begun)
 
     @writes
     def promote(self, job_id: str) -> Operation[None]:

@@ -75,17 +75,22 @@ def retry_job(
     """Run a job that has ended again."""
     former = (queue.job(job_id), _ended(queue, state))
     keys = (*former, *_places(queue), queue.meta, queue.events, queue.marker)
-    resets = {ATTEMPTS_MADE_FIELD: reset_attempts, ATTEMPTS_STARTED_FIELD: reset_starts}
-    afresh = [field for field, is_reset in resets.items() if is_reset]
-    return Call(RETRY_JOB, keys, (job_id, state, pack(afresh)), done(queue, job_id))
+    afresh = _afresh(attempts=reset_attempts, starts=reset_starts)
+    return Call(RETRY_JOB, keys, (job_id, state, afresh), done(queue, job_id))
 
 
 def retry_jobs(
-    queue: QueueKeys, until_ms: int, state: Ended = "failed", *, piece: int = PIECE
+    queue: QueueKeys,
+    until_ms: int,
+    state: Ended = "failed",
+    *,
+    piece: int = PIECE,
+    reset_attempts: bool = False,
 ) -> Steps[int]:
     """Run all jobs again that had ended by `until_ms`; return their number."""
     keys = (_ended(queue, state), *_waiting(queue))
-    call = Call(RETRY_JOBS, keys, (queue.base, state, until_ms, piece), pair)
+    afresh = _afresh(attempts=reset_attempts, starts=reset_attempts)
+    call = Call(RETRY_JOBS, keys, (queue.base, state, until_ms, piece, afresh), pair)
     retried: int
     retried, more = yield call
     while more:
@@ -146,6 +151,12 @@ def clear_logs(queue: QueueKeys, job_id: str, *, keep: int = 0) -> Command[None]
     if keep > 0:
         return Command(("LTRIM", logs, -keep, -1), logs, nothing)
     return Command(("DEL", logs), logs, nothing)
+
+
+def _afresh(*, attempts: bool, starts: bool) -> bytes:
+    """Return the fields that a retry forgets."""
+    resets = {ATTEMPTS_MADE_FIELD: attempts, ATTEMPTS_STARTED_FIELD: starts}
+    return pack([field for field, is_reset in resets.items() if is_reset])
 
 
 def _ended(queue: QueueKeys, state: Ended) -> str:

@@ -30,6 +30,13 @@ def pause(queue: QueueKeys, *, piece: int = PIECE) -> Steps[None]:
         more = yield _pause(queue, begin=False, size=piece)
 
 
+def pause_noted(queue: QueueKeys, note: bytes) -> Steps[None]:
+    """Pause a queue, and write down why."""
+    key = _note(queue)
+    yield Command(("SET", key, note), key, nothing)
+    yield from pause(queue)
+
+
 def resume(queue: QueueKeys, *, piece: int = PIECE) -> Steps[None]:
     """Allow workers to take jobs again; nothing that waits is lost or loses its place."""
     keys = (
@@ -45,11 +52,16 @@ def resume(queue: QueueKeys, *, piece: int = PIECE) -> Steps[None]:
     more = True
     while more:
         more = yield Call(RESUME, keys, (piece,), bool)
+    yield Command(("DEL", _note(queue)), queue.meta, nothing)
 
 
 def is_paused(queue: QueueKeys) -> Command[bool]:
     """Return whether the queue is paused."""
     return Command(("HEXISTS", queue.meta, PAUSED_FIELD), queue.meta, bool)
+
+
+def _note(queue: QueueKeys) -> str:
+    return queue.private("note")
 
 
 def _pause(queue: QueueKeys, *, begin: bool, size: int) -> Call[bool]:

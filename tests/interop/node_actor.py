@@ -220,8 +220,8 @@ class NodeActor:
     def change_priority(self, job_id: str, **opts: Any) -> None:
         self.call("job.changePriority", job_id, opts)
 
-    def retry(self, job_id: str, state: str = "failed") -> None:
-        self.call("job.retry", job_id, state)
+    def retry(self, job_id: str, state: str = "failed", **opts: Any) -> None:
+        self.call("job.retry", job_id, state, *([opts] if opts else []))
 
     def update_progress(self, job_id: str, progress: Any) -> None:
         self.call("job.updateProgress", job_id, progress)

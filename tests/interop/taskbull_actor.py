@@ -238,9 +238,13 @@ class TaskbullActor(NodeActor):
         priority, lifo = opts.get("priority", 0), opts.get("lifo", False)
         self.run(changes.change_priority(self.keys, job_id, priority, lifo=lifo))
 
-    def retry(self, job_id: str, state: str = "failed") -> None:
+    def retry(self, job_id: str, state: str = "failed", **opts: Any) -> None:
         ended = msgspec.convert(state, changes.Ended)
-        self.run(changes.retry_job(self.keys, job_id, ended))
+        made, starts = opts.get("resetAttemptsMade"), opts.get("resetAttemptsStarted")
+        call = changes.retry_job(
+            self.keys, job_id, ended, reset_attempts=bool(made), reset_starts=bool(starts)
+        )
+        self.run(call)
 
     def update_progress(self, job_id: str, progress: Any) -> None:
         self.run(changes.update_progress(self.keys, job_id, encode_progress(progress)))

@@ -32,6 +32,7 @@ AS_BULLMQ_6 = {
     "the_owner_is_gone",
     "a_retry_that_asks_for_the_next_job",
     "retrying_a_finished_prioritized_job",
+    "retrying_with_all_attempts_anew",
     "retrying_an_idof_child",
     "cutting_a_child_off_twice",
     "a_child_whose_parent_is_gone",

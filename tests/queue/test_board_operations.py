@@ -74,7 +74,8 @@ async def test_failed_jobs_with_an_error_are_found_step_by_step(
         fail(admin, queue.keys, f"j{number:03}", reason, at_ms=1000 + number // 7)
     wanted = alike_of(FailedJob("", "send", "no answer", None)).fingerprint
     found: list[str] = []
-    after, looked_at = START, 0
+    after: After | None = START
+    looked_at = 0
     while after is not None:
         step = await both.failed_alike("emails", wanted, after=after, until_ms=1014)
         for job_id in step.ids:

@@ -55,6 +55,9 @@ WHOLE_FIELDS: Final[Mapping[str, int]] = {
 }
 """The same for a job that is shown alone."""
 
+ID_FIELDS: Final[Mapping[str, int]] = {}
+"""Nothing but the id."""
+
 SIZED: Final[Mapping[str, str]] = {
     "data": "data",
     "returnvalue": "result",

@@ -102,6 +102,16 @@ def retrying_a_finished_prioritized_job(s: Stage) -> None:
     s.a.retry("1")
 
 
+@CASES(59, versions_differ="BullMQ 5 does not know these options (7.1, 19)")
+def retrying_with_all_attempts_anew(s: Stage) -> None:
+    worker = s.a.worker()
+    for _ in range(3):
+        run_one(s, worker, "fail", attempts=1)
+    s.a.retry("1", "failed", resetAttemptsMade=True)
+    s.a.retry("2", "failed", resetAttemptsStarted=True)
+    s.a.retry("3", "failed", resetAttemptsMade=True, resetAttemptsStarted=True)
+
+
 @CASES(59, versions_differ=IN_PAUSED)
 def retrying_while_paused(s: Stage) -> None:
     run_one(s, s.a.worker(), "fail")

@@ -1,0 +1,129 @@
+"""Acting on chosen jobs and on those that failed alike, against real servers."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+
+from taskbull import Queue, Server
+from taskbull.core.queue_facts import read_note
+from taskbull.errors import ConfigurationError, JobNotFound
+from taskbull.queue.groups import GroupStep
+from tests.queue.test_server import fail
+from tests.servers.kinds import Reachable
+
+
+@pytest.fixture
+def emails(server: Reachable, prefix: str) -> Queue:
+    return Queue("emails", redis=server.url, prefix=prefix)
+
+
+@pytest.fixture
+def looks(server: Reachable, prefix: str) -> Server:
+    return Server(server.url, prefix=prefix)
+
+
+async def seed(emails: Queue, admin: Any, count: int = 120) -> None:
+    """Fail jobs, every third of them for another reason."""
+    for number in range(count):
+        reason = "disk full" if number % 3 else f"no user {number}"
+        fail(admin, emails.keys, f"{number:03}", reason, at_ms=number // 2 + 1)
+
+
+async def act(action: Any, fingerprint: str, **more: Any) -> GroupStep:
+    """Go on to the end; a step looks at 50 jobs."""
+    step: GroupStep = await action(fingerprint, **more)
+    while not step.over:
+        assert step.looked_at % 50 == 0
+        step = await action(fingerprint, step=step, **more)
+    return step
+
+
+async def test_a_group_is_retried_and_nothing_else(
+    emails: Queue, looks: Server, admin: Any
+) -> None:
+    await seed(emails, admin)
+    full, user = (await looks.failures("emails")).groups
+    step = await act(emails.retry_group, user.fingerprint)
+    assert (step.looked_at, step.done) == (120, 40)
+    assert await emails.counts() == {**await emails.counts(), "failed": 80, "waiting": 40}
+    [left] = (await looks.failures("emails")).groups
+    assert left.fingerprint == full.fingerprint
+
+
+async def test_whoever_stops_has_done_what_was_said(
+    emails: Queue, looks: Server, admin: Any
+) -> None:
+    await seed(emails, admin)
+    full, _ = (await looks.failures("emails")).groups
+    step = await emails.retry_group(full.fingerprint)
+    assert not step.over
+    assert (await emails.counts())["waiting"] == step.done
+
+
+async def test_what_fails_after_it_began_is_left_alone(
+    emails: Queue, looks: Server, admin: Any
+) -> None:
+    await seed(emails, admin, 60)
+    full, _ = (await looks.failures("emails")).groups
+    step = await emails.retry_group(full.fingerprint)
+    fail(admin, emails.keys, "late", "disk full", at_ms=int(time.time() * 1000) + 60_000)
+    while not step.over:
+        step = await emails.retry_group(full.fingerprint, step=step)
+    assert step.done == 40
+    assert await emails.get_state("late") == "failed"
+
+
+async def test_a_group_is_removed(emails: Queue, looks: Server, admin: Any) -> None:
+    await seed(emails, admin)
+    full, user = (await looks.failures("emails")).groups
+    step = await act(emails.remove_group, full.fingerprint)
+    assert step.done == 80
+    assert [group.fingerprint for group in (await looks.failures("emails")).groups] == [
+        user.fingerprint
+    ]
+
+
+async def test_chosen_jobs_are_acted_on_and_others_left(emails: Queue, admin: Any) -> None:
+    fail(admin, emails.keys, "a", "x")
+    fail(admin, emails.keys, "b", "x")
+    found = await emails.retry_selected(["a", "gone", "b", "a"])
+    assert found.done == ["a", "b"]
+    assert set(found.left) == {"gone", "a"}
+    admin.set(emails.keys.lock("b"), "token")
+    removed = await emails.remove_selected(["a", "b"])
+    assert (removed.done, list(removed.left)) == (["a"], ["b"])
+    with pytest.raises(JobNotFound):
+        await emails.retry_selected(["meta"])
+
+
+@pytest.mark.parametrize("reset", [False, True])
+async def test_a_retry_may_begin_all_attempts_anew(emails: Queue, admin: Any, reset: bool) -> None:
+    for job_id in "abc":
+        fail(admin, emails.keys, job_id, "x")
+        admin.hset(emails.keys.job(job_id), mapping={"atm": 3, "ats": 4})
+    await emails.retry("a", reset_attempts=reset)
+    await emails.retry_selected(["b"], reset_attempts=reset)
+    assert await emails.retry_all(reset_attempts=reset) == 1
+    for job_id in "abc":
+        found = admin.hmget(emails.keys.job(job_id), "atm", "ats")
+        assert found == ([None, None] if reset else [b"3", b"4"])
+    with pytest.raises(ConfigurationError, match="reset_attempts"):
+        await emails.retry("a", reset_attempts=1)  # type: ignore[arg-type]
+
+
+async def test_a_pause_may_say_why(emails: Queue, looks: Server, admin: Any) -> None:
+    await emails.add("send")
+    await emails.pause(by="bob", why="migration")
+    [sample] = await looks.sample(["emails"])
+    note = read_note(sample.found.note)
+    assert note is not None
+    assert (note.by, note.why) == ("bob", "migration")
+    explained = await looks.why("emails", "1")
+    assert "by bob (migration)" in explained.text
+    await emails.resume()
+    assert not admin.exists(emails.keys.private("note"))
+    await emails.pause()
+    assert not admin.exists(emails.keys.private("note"))

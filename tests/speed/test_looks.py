@@ -1,0 +1,91 @@
+"""No look holds the server: with 120,000 jobs, a call does what it does with a thousand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import redis
+
+from taskbull.core.keys import QueueKeys
+from taskbull.core.search import Terms
+from taskbull.core.states import JobState
+from taskbull.core.wire.search import wanted
+from taskbull.scripts import peeking, records, survey
+from taskbull.scripts.call import Request
+from taskbull.scripts.failures import get_failed_ids, peek_failures
+from taskbull.store.address import parse
+from taskbull.store.server_process import ServerProcess
+from tests.servers.kinds import KINDS
+from tests.speed.bounds import check_not_grown
+from tests.speed.counting import CountedStore, Counter
+
+KEYS = QueueKeys("q")
+NOW = 1_800_000_000_000
+
+Look = Callable[[int], Request[Any]]
+
+LOOKS: dict[str, Look] = {
+    "survey": lambda _: survey.survey_queue(KEYS, 60),
+    "ends by minute": lambda _: survey.count_ends(KEYS, NOW, 60),
+    "a page of a list": lambda jobs: peeking.peek_jobs(
+        KEYS, JobState.WAITING, peeking.After(place=jobs // 2)
+    ),
+    "a page of a set": lambda jobs: peeking.peek_jobs(
+        KEYS, JobState.FAILED, peeking.After(score=str(NOW + jobs // 2), id="x")
+    ),
+    "a job that failed": lambda jobs: peeking.place_job(KEYS, f"f{jobs // 2}"),
+    "a job that waits": lambda jobs: peeking.place_job(KEYS, f"w{jobs // 2}"),
+    "a step of a search": lambda _: peeking.search_jobs(
+        KEYS, JobState.FAILED, wanted(Terms(texts=("needle",)))
+    ),
+    "ids of failures": lambda _: get_failed_ids(KEYS, 1000),
+    "50 failures": lambda jobs: peek_failures(KEYS, [n * (jobs // 50) for n in range(50)]),
+    "records": lambda _: records.get_records(KEYS),
+}
+
+MOST = {"commands": 1_250, "sent": 262_144}
+"""What any of them may make the server do: a command in a script takes about a microsecond."""
+
+FEW, MANY = 1_000, 120_000
+
+
+def seed(admin: redis.Redis, jobs: int) -> None:
+    """Write as many waiting and as many failed jobs."""
+    admin.flushall()
+    fields = {"name": "send", "data": '{"to":"ann"}', "opts": '{"attempts":3}', "timestamp": NOW}
+    stack = '["Traceback (most recent call last):\\n  File \\"a.py\\", line 1, in f\\nKeyError: 1"]'
+    for start in range(0, jobs, 5_000):
+        pipe: Any = admin.pipeline(transaction=False)
+        numbers = range(start, min(start + 5_000, jobs))
+        for n in numbers:
+            pipe.hset(KEYS.job(f"w{n}"), mapping={**fields, "timestamp": NOW + n})
+            failed = {"failedReason": "KeyError: 1", "finishedOn": NOW + n, "stacktrace": stack}
+            pipe.hset(KEYS.job(f"f{n}"), mapping={**fields, **failed})
+        pipe.lpush(KEYS.wait, *(f"w{n}" for n in numbers))
+        pipe.zadd(KEYS.failed, {f"f{n}": NOW + n for n in numbers})
+        pipe.execute()
+
+
+@pytest.mark.parametrize("kind", KINDS[:1], indirect=True)
+def test_a_look_costs_the_same_however_many_jobs_there_are(lone_server: ServerProcess) -> None:
+    found: dict[int, dict[str, Any]] = {}
+    with redis.Redis.from_url(lone_server.url) as admin:
+        for jobs in (FEW, MANY):
+            seed(admin, jobs)
+            counter = Counter(parse(lone_server.url))
+            store = CountedStore(parse(lone_server.url), counter.count)
+            found[jobs] = {}
+            for name, look in LOOKS.items():
+                store.run(look(jobs))  # loads the script
+                store.run(look(jobs))
+                found[jobs][name] = store.calls[-1]
+            store.close()
+            counter.close()
+    for name in LOOKS:
+        few, many = found[FEW][name], found[MANY][name]
+        print(f"{name}: {few} with {FEW:,} jobs, {many} with {MANY:,}")
+        check_not_grown({"commands": many.commands, "sent": many.sent}, MOST)
+        # In a long list, or set, a place is found in as many steps as its length has digits.
+        assert many.commands <= few.commands + 64
