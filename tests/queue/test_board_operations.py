@@ -11,7 +11,7 @@ from taskbull import Every, Server, SyncServer
 from taskbull.core.queue_facts import read_note
 from taskbull.queue.board_operations import MOST_OPERATIONS, OperationRecord
 from taskbull.queue.failures import alike_of
-from taskbull.queue.looked import START
+from taskbull.queue.looked import START, After
 from taskbull.queue.sync_queue import SyncQueue
 from taskbull.scripts.failures import FailedJob
 from tests.queue.test_server import Both, fail
