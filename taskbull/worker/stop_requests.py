@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from typing import Final
 
 from anyio import sleep
 
@@ -20,12 +21,17 @@ from taskbull.worker.consumer import Consumer
 
 logger = logging.getLogger(__name__)
 
+CLIENT: Final = "taskbull:requests:"
+"""How the name of its connection begins, in CLIENT LIST; the worker's id follows."""
+
 
 async def heed_requests(consumers: Sequence[Consumer]) -> None:
     """Stop jobs of queues that are on one server, when somebody cancels them; for ever."""
     by_stream = {requests_key(one.context.keys): one for one in consumers}
     places = dict.fromkeys(by_stream, FIRST)
-    connection = consumers[0].context.store.blocking(next(iter(by_stream)))
+    context = consumers[0].context
+    name = f"{CLIENT}{context.worker_id}"
+    connection = context.store.blocking(next(iter(by_stream)), name)
     try:
         while True:
             try:

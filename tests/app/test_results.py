@@ -18,6 +18,7 @@ from taskbull.core.states import JobState
 from taskbull.errors import ConfigurationError, JobFailed, JobNotFound, SerializationError
 from taskbull.queue.queue import Queue
 from taskbull.store.address import parse
+from taskbull.worker.stop_requests import CLIENT
 from tests.servers.kinds import Reachable
 from tests.servers.proxy import Proxy
 from tests.servers.waiting import wait_until
@@ -55,8 +56,9 @@ def bed(server: Reachable, prefix: str) -> Iterator[Bed]:
 
 
 def readers(admin: redis.Redis) -> int:
-    """Count the connections that are blocked by reading a stream."""
-    return sum(client["cmd"] == "xread" for client in admin.client_list())
+    """Count the connections that are blocked by reading a stream, but for those of workers."""
+    clients = [one for one in admin.client_list() if not one["name"].startswith(CLIENT)]
+    return sum(client["cmd"] == "xread" for client in clients)
 
 
 async def until_read(admin: redis.Redis, many: int) -> None:

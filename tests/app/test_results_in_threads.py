@@ -18,6 +18,7 @@ from taskbull.errors import JobFailed, JobNotFound, ServerRefused
 from taskbull.queue.handle import JobHandle
 from taskbull.queue.sync_result_watch import SyncResultWatch
 from taskbull.store.address import parse
+from taskbull.worker.stop_requests import CLIENT
 from tests.servers.kinds import Reachable
 from tests.servers.proxy import Proxy
 from tests.servers.waiting import wait_until
@@ -75,8 +76,8 @@ def waiting(app: App) -> int:
 
 
 def readers(admin: redis.Redis) -> int:
-    """Count the connections that are blocked by reading a stream now."""
-    clients = admin.client_list()
+    """Count the connections that are blocked by reading a stream now, but for those of workers."""
+    clients = [one for one in admin.client_list() if not one["name"].startswith(CLIENT)]
     return sum(client["cmd"] == "xread" and "b" in client["flags"] for client in clients)
 
 

@@ -540,8 +540,9 @@ def test_children_with_colons_in_their_ids_are_found(bed: Bed) -> None:
 
 
 def test_a_child_out_of_reach_keeps_no_other_from_being_cancelled(
-    bed: Bed, server: Reachable, admin: Any
+    bed: Bed, server: Reachable
 ) -> None:
+    admin: Any = bed.admin
     user = f"u{bed.prefix}"
     bed.job("top", "waiting-children")
     bed.child("mine", "top")
