@@ -84,13 +84,14 @@ class JobSpec(Struct, Generic[R_co], frozen=True):
 
     def branch(self) -> Branch:
         """Return the job as a part of a flow, with all below it."""
+        keys = self.calling.producer.client(self.queue).keys
+        return Branch(keys, self.job, branches_of(self.children), self.missing)
+
+    @property
+    def missing(self) -> list[Need]:
+        """What its parameters take from children, but for those that the call gives."""
         given = self.job.data
-        return Branch(
-            self.calling.producer.client(self.queue).keys,
-            self.job,
-            branches_of(self.children),
-            [need for need in self.calling.needs if need.parameter not in given],
-        )
+        return [need for need in self.calling.needs if need.parameter not in given]
 
     def after(self, children: Children) -> JobSpec[R_co]:
         """Return the job as one that waits for these, too."""

@@ -45,7 +45,7 @@ class Schedules:
         """Return the schedule by which a job is added again and again."""
         if not isinstance(spec, JobSpec):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise refusal("the job of app.schedule", "be made by task.job(…)", spec)
-        check_single(spec.branch())
+        check_single(spec.name, spec.children, spec.missing)  # a group has no branches yet
         return _declared(schedule_id, spec.queue, rule, spec.job)
 
     def add(self, new: DeclaredSchedule) -> None:

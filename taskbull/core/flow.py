@@ -6,7 +6,7 @@ The jobs of a flow are added level by level, as BullMQ does: the root, its child
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Protocol, TypeGuard, TypeVar, cast
 
 from msgspec import Struct
@@ -164,15 +164,15 @@ def _check(branch: Branch) -> None:
             )
 
 
-def check_single(branch: Branch) -> None:
-    """Refuse a job that waits for others as that of a schedule."""
-    name, advice = branch.job.name, "let the task that is scheduled add the flow"
-    if branch.children:
+def check_single(name: str, children: Collection[object], needs: Sequence[Need]) -> None:
+    """Refuse a job that waits for others, or needs their results, as that of a schedule."""
+    advice = "let the task that is scheduled add the flow"
+    if children:
         raise ConfigurationError(
             f"a schedule adds single jobs, but this one of task {name} waits for others: {advice}"
         )
-    if branch.needs:
-        need = branch.needs[0]
+    if needs:
+        need = needs[0]
         raise ConfigurationError(
             f"a schedule adds single jobs, but parameter {need.parameter} of task {name} takes "
             f"what child {need.child} returns: give the argument itself, or {advice}"

@@ -90,7 +90,7 @@ def template_of(job: ScheduledJob, queue: QueueKeys) -> NewJob:
             return job
         raise refusal("job", "be made by task.job(…) or queue.job(…)", job)
     branch = job.branch()
-    check_single(branch)
+    check_single(branch.job.name, branch.children, branch.needs)
     own, other = queue.queue, branch.queue.queue
     if other != own:
         raise ConfigurationError(
