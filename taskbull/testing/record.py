@@ -10,7 +10,7 @@ from taskbull.testing.recorded_job import RecordedJob
 WORKER_ID = "taskbull.testing"
 
 
-class Record:
+class BoxPort:
     """Keeps what a job writes in the job that was recorded."""
 
     held_up = 0.0

@@ -16,7 +16,7 @@ from taskbull.app.resources import Resources
 from taskbull.core.outcome import Complete, Fail, LetGo, Outcome
 from taskbull.core.site import Site
 from taskbull.errors import ConfigurationError
-from taskbull.testing.record import WORKER_ID, Record
+from taskbull.testing.record import WORKER_ID, BoxPort
 from taskbull.testing.recorded_job import RecordedJob
 from taskbull.testing.rendezvous import Rendezvous, finish, run_together, run_together_plainly
 from taskbull.worker.attempt import Executor
@@ -77,7 +77,7 @@ class Stage:
     async def _attempt(
         self, recorded: RecordedJob, threads: ThreadPool | None, batches: Rendezvous | None
     ) -> Outcome:
-        record = Record(recorded)
+        record = BoxPort(recorded)
         place = Workplace(
             recorded.queue,
             WORKER_ID,
