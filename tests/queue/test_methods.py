@@ -56,8 +56,8 @@ def test_an_operation_is_an_ordinary_method_of_both(one: type, other: type, name
 
 def test_help_shows_signature_result_and_docstring() -> None:
     shown = pydoc.plain(pydoc.render_doc(Queue.retry_all))
-    words = "(self, state: 'Finished' = 'failed', *, reset_attempts: 'bool' = False) -> 'int'"
-    assert f"async retry_all{words}" in shown
+    signature = "self, state: 'Finished' = 'failed', *, reset_attempts: 'bool' = False"
+    assert f"async retry_all({signature}) -> 'int'" in shown
     assert "Run all jobs that failed (or completed) once more; return how many." in shown
     assert "info(self, server: 'Node') -> 'dict[str, str]'" in pydoc.plain(
         pydoc.render_doc(SyncServer.info)
