@@ -101,7 +101,7 @@ class Board:
         self.streams = 0
         """How many pages are being kept up to date."""
 
-    def forget_views(self) -> None:
-        """Have the next page show what was just done."""
+    def forget_views(self, queue: str) -> None:
+        """Have the next page show what was just done to a queue."""
         self.views.forget()
-        self.sampler.expire()
+        self.sampler.expire(queue)

@@ -88,14 +88,14 @@ async def act(board: Board, visit: Visit) -> Response:
         said = "That was done already: the same form came twice."
         return _return(board, read_back(given.get("back")), said)
     done = await _perform(visit, action, order)
-    board.forget_views()
-    after = None if done.after is None else partial(_go_on, board, done.after)
+    board.forget_views(order.queue)
+    after = None if done.after is None else partial(_go_on, board, order.queue, done.after)
     return _return(board, done.back or order.back, done.said, after)
 
 
-async def _go_on(board: Board, after: Callable[[], Awaitable[None]]) -> None:
+async def _go_on(board: Board, queue: str, after: Callable[[], Awaitable[None]]) -> None:
     await after()
-    board.forget_views()
+    board.forget_views(queue)
 
 
 async def _perform(visit: Visit, action: BoardAction, order: Order) -> Done:

@@ -11,6 +11,7 @@ from msgspec import Struct
 
 from taskbull.dashboard.board import Board
 from taskbull.dashboard.html import Element, render
+from taskbull.dashboard.messages import Refused
 from taskbull.dashboard.visit import Visit
 from taskbull.errors import TaskbullError
 
@@ -72,7 +73,7 @@ async def follow(board: Board, visit: Visit, page: LivePage) -> AsyncGenerator[b
             seen = sample.number
             try:
                 parts = await page(board, visit)
-            except TaskbullError as error:
+            except (TaskbullError, Refused) as error:
                 parts = Parts(problem=str(error))
             yield b"data: " + msgspec.json.encode(difference.of(parts)) + b"\n\n"
     finally:

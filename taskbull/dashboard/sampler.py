@@ -110,9 +110,10 @@ class BoardSampler:
                 await self._take(())
             return self._current
 
-    def expire(self) -> None:
-        """Have the next who asks take a new sample: something has been changed."""
+    def expire(self, queue: str) -> None:
+        """Have the next who asks take a new sample: a queue has been changed, or even removed."""
         self._tried = 0.0
+        self._names.changed.add(queue)
 
     @property
     def _pace(self) -> float:
@@ -163,15 +164,23 @@ class _Names:
     def __init__(self, server: Server) -> None:
         self._server = server
         self.known: set[str] = set()
+        self.changed: set[str] = set()
+        """Queues that may not be there any more."""
         self.searched_once = False
+        self._round: set[str] = set()
+        """What the search has found since it began anew."""
         self._place: SearchPlace | None = None
         self._rests_until = 0.0
 
     async def all(self, crew: Crew, wanted: Iterable[str]) -> list[str]:
         """Return the names of all queues that are known by now."""
+        for name in list(self.changed):
+            if not await self._server.exists(name):
+                self.known.discard(name)
+            self.changed.discard(name)
+        await self._search()
         self.known.update(crew.workers, await self._server.registered_queues())
         self.known.update(self._server.known_queues)
-        await self._search()
         for name in wanted:
             if name not in self.known and await self._server.exists(name):
                 self.known.add(name)
@@ -185,7 +194,10 @@ class _Names:
         while time.monotonic() - start < _SEARCH_SECONDS:
             names, self._place = await self._server.find_queues(self._place)
             self.known.update(names)
+            self._round.update(names)
             if self._place is None:
+                # What was not found is gone, unless somebody else still speaks of it.
+                self.known, self._round = self._round, set()
                 self.searched_once = True
                 self._rests_until = time.monotonic() + _SEARCH_EVERY
                 return

@@ -184,6 +184,7 @@ async def test_a_queue_is_obliterated(visitor: Visitor, emails: SyncQueue, admin
     said = await do(visitor, "obliterate", typed="emails", force="yes")
     assert said == "emails is removed, with 2 jobs."
     assert not admin.keys(f"{emails.keys.base}*")
+    assert 'id="queue-emails"' not in (await visitor.get("")).text
 
 
 async def test_a_schedule_is_run_and_removed(visitor: Visitor, emails: SyncQueue) -> None:

@@ -166,6 +166,11 @@ async def test_no_stream_is_left_when_the_server_stops(
     assert dashboard._board.streams == 0
 
 
+async def test_a_stream_of_nothing_says_so(dashboard: Dashboard) -> None:
+    async with streaming(dashboard, "page=queue") as stream:
+        assert "lacks 'q'" in (await stream.message())["problem"]
+
+
 async def test_a_hundred_streams_are_enough(dashboard: Dashboard) -> None:
     dashboard._board.streams = 100
     sent: list[dict[str, Any]] = []

@@ -310,7 +310,7 @@ async def test_while_redis_is_away_the_last_sample_stays_and_then_goes_on(
         visitor = Visitor(dashboard)
         assert "as of" not in texts((await visitor.get("")).text)
         process.pause()
-        dashboard._board.forget_views()
+        dashboard._board.forget_views("emails")
         shown = texts((await visitor.get("")).text)
         assert "as of" in shown
         assert "emails" in shown
@@ -318,7 +318,7 @@ async def test_while_redis_is_away_the_last_sample_stays_and_then_goes_on(
         assert away.status_code == 503
         assert "Redis cannot be used" in away.text
         process.resume()
-        dashboard._board.forget_views()
+        dashboard._board.forget_views("emails")
         assert "as of" not in texts((await visitor.get("")).text)
 
 

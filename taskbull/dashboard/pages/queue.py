@@ -71,7 +71,9 @@ _BULK = {
     JobState.ACTIVE: ("cancel",),
 }
 _TASKS_SHOWN = 6
-_MANY_FAIL = 0.05
+_MANY = 0.05
+"""The share of a task's jobs that may fail."""
+
 _LABELS = {"retry": "Retry", "remove": "Remove…", "promote": "Run now", "cancel": "Cancel…"}
 
 
@@ -222,7 +224,7 @@ def _tasks(figures: QueueFigures) -> Node:
             f", 95 % below {duration(task.took_long)}",
             span(
                 f" · {percent(task.failed)} fail",
-                class_="bad" if task.failed > _MANY_FAIL else None,
+                class_="bad" if task.failed > _MANY else None,
             ),
         )
         for task in figures.tasks[:_TASKS_SHOWN]
