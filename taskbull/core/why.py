@@ -11,6 +11,8 @@ from typing import Any
 
 from msgspec import Struct
 
+from taskbull.core.cancelling import is_cancelled
+from taskbull.core.expiry import is_expired
 from taskbull.core.queue_facts import QueueFacts, plain
 from taskbull.core.spans import ago, count_of, moment, span
 from taskbull.core.states import JobState
@@ -126,9 +128,7 @@ def _ended(job: JobFacts) -> Iterator[Reason]:
         text = f"It completed{when}{where}{after}."
         yield _reason("completed", text, finished=job.finished, worker=job.worker, took=took)
     elif job.state is JobState.FAILED:
-        last = f", the last with {job.reason}" if job.reason else ""
-        made = f"{job.attempts_made} of {count_of(job.attempts, 'attempt')}{last}"
-        text = f"It failed for good{when}: {_closed(made)} Retry it once the cause is mended."
+        text = f"It {_failure(job, when)}"
         yield _reason("failed", text, finished=job.finished, reason=job.reason)
     elif job.state is JobState.UNKNOWN and job.sure:
         text = (
@@ -136,6 +136,17 @@ def _ended(job: JobFacts) -> Iterator[Reason]:
             "removed by hand. Re-add it."
         )
         yield _reason("lost", text)
+
+
+def _failure(job: JobFacts, when: str) -> str:
+    """Return why a job has failed, as the rest of a sentence, and what helps."""
+    if is_cancelled(job.reason) or is_expired(job.reason):
+        ended, _, why = (job.reason or "").partition(": ")
+        was = "was " if is_cancelled(job.reason) else ""
+        return f"{was}{ended}{when}: {_closed(why)} Retry it if it is to run all the same."
+    last = f", the last with {job.reason}" if job.reason else ""
+    made = f"{job.attempts_made} of {count_of(job.attempts, 'attempt')}{last}"
+    return f"failed for good{when}: {_closed(made)} Retry it once the cause is mended."
 
 
 def _alive(job: JobFacts) -> Iterator[Reason]:

@@ -68,6 +68,24 @@ ROWS: dict[str, tuple[JobFacts, str]] = {
             "not answer. Retry it once the cause is mended."
         ),
     ),
+    "failed, cancelled": (
+        job(
+            state=JobState.FAILED,
+            finished=at(seconds=12),
+            attempts=5,
+            reason="cancelled: not needed",
+        ),
+        "It was cancelled 12 s ago: not needed. Retry it if it is to run all the same.",
+    ),
+    "failed, expired": (
+        job(
+            state=JobState.FAILED,
+            finished=at(seconds=12),
+            attempts=5,
+            reason="expired: not begun by 03:30",
+        ),
+        "It expired 12 s ago: not begun by 03:30. Retry it if it is to run all the same.",
+    ),
     "running": (
         job(
             state=JobState.ACTIVE,
