@@ -63,9 +63,13 @@ def retry_selected(
     return _each(ids, retry)
 
 
-def remove_selected(queue: QueueKeys, ids: Sequence[str]) -> Steps[Selected]:
-    """Remove jobs one by one; those that run are left alone."""
-    return _each(ids, lambda job_id: removal.remove_job(queue, job_id))
+def remove_selected(
+    queue: QueueKeys, ids: Sequence[str], state: changes.Ended | None = None
+) -> Steps[Selected]:
+    """Remove jobs one by one; those that run, or are not in the state any more, are left alone."""
+    places = {"completed": queue.completed, "failed": queue.failed}
+    only_in = "" if state is None else places[state]
+    return _each(ids, lambda job_id: removal.remove_job(queue, job_id, only_in=only_in))
 
 
 def retry_group(
@@ -81,7 +85,7 @@ def retry_group(
 def remove_group(queue: QueueKeys, fingerprint: str, step: GroupStep) -> Steps[GroupStep]:
     """Remove those of the next 50 failed jobs that have a fingerprint."""
     alike, after, looked_at = yield from _alike(queue, fingerprint, step)
-    acted = yield from remove_selected(queue, alike)
+    acted = yield from remove_selected(queue, alike, "failed")
     done = step.done + len(acted.done)
     return GroupStep(step.begun_ms, after, step.looked_at + looked_at, done)
 

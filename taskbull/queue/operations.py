@@ -160,9 +160,13 @@ class QueueOperations:
         return groups.retry_selected(self.keys, chosen, state, reset_attempts=reset_attempts)
 
     @writes
-    def remove_selected(self, ids: Sequence[str]) -> Operation[Selected]:
-        """Remove some jobs with their children, those that do not run."""
-        return groups.remove_selected(self.keys, [self._id(job_id) for job_id in ids])
+    def remove_selected(
+        self, ids: Sequence[str], state: Finished | None = None
+    ) -> Operation[Selected]:
+        """Remove some jobs with their children: those that do not run, and are in that state."""
+        if state is not None:
+            check_choice("state", state, ("completed", "failed"))
+        return groups.remove_selected(self.keys, [self._id(job_id) for job_id in ids], state)
 
     @writes
     def retry_group(

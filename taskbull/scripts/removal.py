@@ -72,10 +72,15 @@ _ANY = _Choice()
 _ALL = _Choice(force=True)
 
 
-def remove_job(queue: QueueKeys, job_id: str, *, children: bool = True) -> Call[bool]:
-    """Remove a job, and its children; False if a worker holds one of them."""
+def remove_job(
+    queue: QueueKeys, job_id: str, *, children: bool = True, only_in: str = ""
+) -> Call[bool]:
+    """Remove a job, and its children; False if a worker holds one of them.
+
+    `only_in` is the key of the sorted set in which it has to be: one that has moved on is left.
+    """
     read = accepted(queue, job_id)
-    args = (queue.base, job_id, int(children))
+    args = (queue.base, job_id, int(children), only_in)
     return Call(REMOVE_JOB, (queue.job(job_id),), args, lambda reply: read(reply) == 1)
 
 

@@ -99,6 +99,15 @@ async def test_chosen_jobs_are_acted_on_and_others_left(emails: Queue, admin: An
         await emails.retry_selected(["meta"])
 
 
+async def test_a_job_that_has_moved_on_is_not_removed(emails: Queue, admin: Any) -> None:
+    for job_id in ("a", "b"):
+        fail(admin, emails.keys, job_id, "x")
+    await emails.retry("a")
+    found = await emails.remove_selected(["a", "b"], "failed")
+    assert (found.done, list(found.left)) == (["b"], ["a"])
+    assert await emails.get_state("a") == "waiting"
+
+
 @pytest.mark.parametrize("reset", [False, True])
 async def test_a_retry_may_begin_all_attempts_anew(emails: Queue, admin: Any, reset: bool) -> None:
     for job_id in "abc":
