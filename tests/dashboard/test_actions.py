@@ -293,5 +293,24 @@ async def test_an_operation_is_stopped_from_any_dashboard(
     assert 0 < emails.counts()["failed"] < 200
 
 
+@pytest.mark.skipif("cancel" not in ACTIONS, reason="queues cannot cancel a job yet")
+async def test_jobs_are_cancelled_unless_they_have_ended(
+    visitor: Visitor, emails: SyncQueue, admin: Any
+) -> None:
+    waiting = emails.add("send")
+    fail(admin, emails, "f", "x")
+    said = await do(visitor, "cancel", id=[waiting.id, "f", "none"], reason="not needed")
+    assert said == (
+        "1 job cancelled, or told to stop; left alone: f is failed; none is not there any more."
+    )
+    job = emails.get_job(waiting.id)
+    assert job is not None
+    assert "not needed" in (job.failed_reason or "")
+    emails.add("send")
+    running = run(admin, emails, "node-1")
+    said = await do(visitor, "cancel", id=running, state="active", reason="")
+    assert "told to stop" in said
+
+
 def test_every_action_is_tested() -> None:
     assert set(ACTIONS) - TESTED == set()

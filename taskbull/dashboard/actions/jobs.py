@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from taskbull.core import payload
 from taskbull.core.states import MAX_PRIORITY, JobState
@@ -119,14 +120,22 @@ async def _ask_cancel(_: Visit, order: Order) -> Node:
 
 
 async def _cancel(visit: Visit, order: Order) -> Done:
-    reason = order.form.get("reason")
-    return await _each(
-        visit, order, "cancelled", lambda queue, job: _cancel_one(queue, job, reason)
-    )
+    reason = order.form.get("reason")[:200]
+    on_their_own: list[str] = []
 
+    async def cancel(queue: Any, job_id: str) -> None:
+        outcome = str(await queue.cancel(job_id, reason))
+        if outcome == "too_late":
+            raise WrongState(queue.name, job_id, "has ended", -1)
+        if outcome == "unstoppable":
+            on_their_own.append(job_id)
 
-async def _cancel_one(queue: Any, job_id: str, reason: str) -> None:
-    await queue.cancel(job_id, reason)
+    done = await _each(visit, order, "cancelled, or told to stop", cancel)
+    if on_their_own:
+        told = ", ".join(on_their_own[:_TOLD])
+        worker = "run on workers that cannot be told, and do not begin again"
+        done = replace(done, said=f"{done.said} These {worker}: {told}.")
+    return replace(done, about=reason)
 
 
 async def _ask_priority(visit: Visit, order: Order) -> Node:
