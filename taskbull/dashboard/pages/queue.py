@@ -2,12 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
-
-from msgspec import Struct
-from msgspec.structs import replace
-
-from taskbull.core.search import Terms, read_terms
 from taskbull.core.states import JobState
 from taskbull.core.why_queue import explain_queue
 from taskbull.dashboard.board import Board
@@ -18,7 +12,6 @@ from taskbull.dashboard.html import (
     a,
     b,
     button,
-    code,
     div,
     form,
     h1,
@@ -29,92 +22,24 @@ from taskbull.dashboard.html import (
     p,
     section,
     span,
-    strong,
-    th,
-    tr,
     ul,
     url,
 )
 from taskbull.dashboard.live import Parts
-from taskbull.dashboard.messages import Form, Refused
-from taskbull.dashboard.parts import ask_button, cell, grid
+from taskbull.dashboard.messages import Refused
+from taskbull.dashboard.pages.job_list import job_line, job_list
+from taskbull.dashboard.pages.sight import TABS, Sight, place_fields, read_sight, read_typed
+from taskbull.dashboard.parts import ask_button
 from taskbull.dashboard.parts import link as link_to
 from taskbull.dashboard.sampler import QueueState
 from taskbull.dashboard.task_figures import QueueFigures, read_figures
 from taskbull.dashboard.visit import Visit
-from taskbull.dashboard.words import ago, duration, number, percent, plural, rate, since
-from taskbull.queue.job_row import JobRow, JobRows
-from taskbull.queue.looked import After
+from taskbull.dashboard.words import duration, number, percent, plural, rate
+from taskbull.queue.job_row import JobRows
 
-TABS = {
-    JobState.WAITING: "Waiting",
-    JobState.ACTIVE: "Active",
-    JobState.DELAYED: "Delayed",
-    JobState.PRIORITIZED: "Prioritized",
-    JobState.WAITING_CHILDREN: "Children",
-    JobState.FAILED: "Failed",
-    JobState.COMPLETED: "Done",
-}
-
-_WHEN = {
-    JobState.WAITING: "Added",
-    JobState.PRIORITIZED: "Added",
-    JobState.WAITING_CHILDREN: "Added",
-    JobState.ACTIVE: "Started",
-    JobState.DELAYED: "Due",
-}
-
-_BULK = {
-    JobState.FAILED: ("retry", "remove"),
-    JobState.COMPLETED: ("retry", "remove"),
-    JobState.DELAYED: ("promote", "cancel", "remove"),
-    JobState.ACTIVE: ("cancel",),
-}
 _TASKS_SHOWN = 6
 _MANY = 0.05
 """The share of a task's jobs that may fail."""
-
-_LABELS = {"retry": "Retry", "remove": "Remove…", "promote": "Run now", "cancel": "Cancel…"}
-
-
-class Sight(Struct, frozen=True):
-    """What is looked at: one state of a queue, from a place on."""
-
-    queue: str
-    state: JobState
-    after: After
-    typed: str
-    follows: bool
-
-    @property
-    def address(self) -> str:
-        """The address of this very page."""
-        place = _place_fields(self.after)
-        return url("queue", q=self.queue, state=self.state, find=self.typed or None, **place)
-
-    def at(self, after: After) -> Sight:
-        """Return the same, from another place on."""
-        return replace(self, after=after)
-
-    @property
-    def is_first(self) -> bool:
-        """Whether it is the first page."""
-        return self.after == After()
-
-
-def read_sight(query: Form) -> Sight:
-    """Read what is looked at from an address."""
-    state = query.get("state", "waiting")
-    if state not in TABS:
-        raise Refused(400, f"There is no list of {state!r} jobs.")
-    after = After(query.number("n"), query.get("score"), query.get("last"))
-    follows = query.get("follow") != "no"
-    return Sight(query.need("q"), JobState(state), after, query.get("find"), follows)
-
-
-def read_typed(typed: str) -> Terms | None:
-    """Read the terms of a filter; only those that may stand in an address."""
-    return read_terms(typed, datetime.now(UTC).astimezone()) if typed else None
 
 
 async def show(board: Board, visit: Visit) -> Content:
@@ -132,7 +57,7 @@ async def show(board: Board, visit: Visit) -> Content:
         _tasks(await read_figures(board, visit, sight.queue)),
         _tabs(state, sight),
         _filter(sight),
-        _jobs(visit, sight, page, back),
+        job_list(visit, sight, page, back),
     ]
     live = url("live", page="queue", **_live_fields(sight))
     return Content(
@@ -154,7 +79,7 @@ async def parts(board: Board, visit: Visit) -> Parts:
     if not (sight.follows and sight.is_first and not sight.typed):
         return Parts(elements)
     page = await _rows(board, visit, sight)
-    rows = {f"job-{row.job.id}": _row(visit, sight, row) for row in page.rows}
+    rows = {f"job-{row.job.id}": job_line(visit, sight, row) for row in page.rows}
     return Parts(elements, {"jobs": rows} if rows else {})
 
 
@@ -276,127 +201,10 @@ def _filter(sight: Sight) -> Node:
     )
 
 
-def _jobs(visit: Visit, sight: Sight, page: JobRows, back: str) -> Element:
-    actions = [name for name in _BULK.get(sight.state, ("remove",)) if visit.may(name)]
-    tick_all = input_(type="checkbox", data_all=True, hidden=True, aria_label="Select all shown")
-    when = _WHEN.get(sight.state, "Ended")
-    columns: list[Node] = [
-        th(tick_all, scope="col") if actions else None,
-        "Id",
-        "Task",
-        th("Attempts", scope="col", class_="n"),
-        when,
-        th("Took", scope="col", class_="n"),
-        "About",
-    ]
-    rows = [_row(visit, sight, row) for row in page.rows]
-    sign = TABS[sight.state].lower()
-    empty = f"No {sign} jobs." if sight.is_first else "No more jobs."
-    return form(
-        [
-            input_(type="hidden", name=name, value=value)
-            for name, value in (("q", sight.queue), ("state", str(sight.state)), ("back", back))
-        ],
-        grid("jobs", [column for column in columns if column is not None], rows, empty),
-        div(
-            span(
-                span("", data_ticked=True),
-                f"{len(page.rows):,} shown, {number(page.total)} in all",
-            ),
-            [
-                button(
-                    _LABELS[name],
-                    type="submit",
-                    name="action",
-                    value=name,
-                    class_="danger" if name in {"remove", "cancel"} else None,
-                )
-                for name in actions
-            ]
-            if page.rows
-            else None,
-            _pager(sight, page),
-            class_="bulk",
-        ),
-        method="post",
-        action="confirm",
-        class_="select ask",
-    )
-
-
-def _pager(sight: Sight, page: JobRows) -> Element:
-    order = "older" if sight.state in {JobState.FAILED, JobState.COMPLETED} else "later"
-    return span(
-        None if sight.is_first else a("‹ first", href=sight.at(After()).address),
-        None if page.after is None else a(f"{order} ›", href=sight.at(page.after).address),
-        class_="pager",
-    )
-
-
-def _row(visit: Visit, sight: Sight, row: JobRow) -> Element:
-    job = row.job
-    tick = input_(type="checkbox", name="id", value=job.id, aria_label=f"Select job {job.id}")
-    may_act = any(visit.may(name) for name in _BULK.get(sight.state, ("remove",)))
-    return tr(
-        cell("", tick, kind="tickbox") if may_act else None,
-        cell("Id", link_to(job.id, "job", q=row.queue, id=job.id), kind="nw lead"),
-        cell("Task", strong(job.name) if job.name else span("gone", class_="quiet")),
-        cell("Attempts", _attempts(row), kind="n"),
-        cell(_WHEN.get(sight.state, "Ended"), _when(row), kind="nw"),
-        cell("Took", duration(_took(row)), kind="n"),
-        cell("About", about(visit, row), kind="w"),
-        id=f"job-{job.id}",
-    )
-
-
-def _attempts(row: JobRow) -> str:
-    made = max(row.job.attempts_made, row.job.attempts_started)
-    return f"{made}/{row.attempts}" if made else "–"
-
-
-def _when(row: JobRow) -> Node:
-    match row.state:
-        case JobState.ACTIVE:
-            return since(row.job.processed_on)
-        case JobState.DELAYED:
-            return ago(row.due)
-        case JobState.FAILED | JobState.COMPLETED:
-            return ago(row.job.finished_on)
-        case _:
-            return ago(row.job.timestamp)
-
-
-def _took(row: JobRow) -> float | None:
-    job = row.job
-    if job.processed_ms is None or job.finished_ms is None:
-        return None
-    return (job.finished_ms - job.processed_ms) / 1000
-
-
-def about(visit: Visit, row: JobRow) -> Node:
-    """Return the most telling line of a job: its error, who runs it, or its data."""
-    if row.gone:
-        return span("only its id is left", class_="quiet")
-    if row.state is JobState.FAILED or (
-        row.job.failed_reason and row.state is not JobState.COMPLETED
-    ):
-        first = (row.job.failed_reason or "").strip().partition("\n")[0]
-        return span(first, class_="cut bad" if row.state is JobState.FAILED else "cut warn")
-    if row.state is JobState.ACTIVE and row.job.processed_by:
-        return span("on ", code(row.job.processed_by), class_="cut")
-    shown = row.result if row.state is JobState.COMPLETED else row.data
-    text = " ".join(visit.settings.redactor.show(shown).split())
-    return code(text, class_="cut quiet")
-
-
-def _place_fields(after: After) -> dict[str, str | int | None]:
-    return {"n": after.place or None, "score": after.score or None, "last": after.id or None}
-
-
 def _live_fields(sight: Sight) -> dict[str, str | int | None]:
     return {
         "q": sight.queue,
         "state": sight.state,
         "find": sight.typed or None,
-        **_place_fields(sight.after),
+        **place_fields(sight.after),
     }

@@ -32,7 +32,7 @@ from taskbull.dashboard.html import (
     url,
 )
 from taskbull.dashboard.messages import Form, Refused, Response
-from taskbull.dashboard.pages.queue import about
+from taskbull.dashboard.pages.job_list import about
 from taskbull.dashboard.parts import badge, cell, grid
 from taskbull.dashboard.parts import link as link_to
 from taskbull.dashboard.visit import Visit
