@@ -13,6 +13,14 @@ from secrets import token_hex
 
 from taskbull.dashboard.actions.table import ACTIONS
 from taskbull.dashboard.board import Board
+from taskbull.dashboard.board_order import (
+    Acted,
+    BoardAction,
+    BoardOrder,
+    read_back,
+    read_once,
+    read_order,
+)
 from taskbull.dashboard.frame import Content
 from taskbull.dashboard.html import (
     Element,
@@ -35,7 +43,6 @@ from taskbull.dashboard.messages import (
     Refused,
     Response,
 )
-from taskbull.dashboard.order import BoardAction, Done, Order, read_back, read_once, read_order
 from taskbull.dashboard.pages.problem import describe_error
 from taskbull.dashboard.visit import Audit, Visit
 from taskbull.errors import TaskbullError
@@ -98,7 +105,7 @@ async def _go_on(board: Board, queue: str, after: Callable[[], Awaitable[None]])
     board.forget_views(queue)
 
 
-async def _perform(visit: Visit, action: BoardAction, order: Order) -> Done:
+async def _perform(visit: Visit, action: BoardAction, order: BoardOrder) -> Acted:
     try:
         done = await action.perform(visit, order)
     except Refused as refused:
@@ -113,7 +120,7 @@ async def _perform(visit: Visit, action: BoardAction, order: Order) -> Done:
     return done
 
 
-def _record(visit: Visit, action: BoardAction, order: Order, done: Done) -> OperationRecord:
+def _record(visit: Visit, action: BoardAction, order: BoardOrder, done: Acted) -> OperationRecord:
     now_ms = int(time.time() * 1000)
     ids = ", ".join(order.ids[:3]) + (", …" if len(order.ids) > 3 else "")
     return OperationRecord(
@@ -129,7 +136,7 @@ def _record(visit: Visit, action: BoardAction, order: Order, done: Done) -> Oper
     )
 
 
-def tell(visit: Visit, action: BoardAction, order: Order, count: int, outcome: str) -> None:
+def tell(visit: Visit, action: BoardAction, order: BoardOrder, count: int, outcome: str) -> None:
     """Write down what somebody did, without any job's data."""
     told = Audit(
         action.name,
@@ -161,7 +168,7 @@ def _return(
     return Response.redirect(f"{back}{joint}said={board.notices.put(said)}", after)
 
 
-def _question(action: BoardAction, order: Order, question: Node) -> Element:
+def _question(action: BoardAction, order: BoardOrder, question: Node) -> Element:
     carried = [
         input_(type="hidden", name=name, value=value)
         for name, value in order.form.pairs

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from taskbull.core.states import JobState
 from taskbull.dashboard.actions.fields import choice, field
+from taskbull.dashboard.board_order import Acted, BoardAction, BoardOrder
 from taskbull.dashboard.bulk import Change, GroupChange, MeantJobs
 from taskbull.dashboard.html import Node, code, p, strong
 from taskbull.dashboard.messages import Refused
-from taskbull.dashboard.order import BoardAction, Done, Order
 from taskbull.dashboard.visit import Visit
 from taskbull.dashboard.words import duration, number
 from taskbull.queue.failures import FailureGroup
@@ -18,7 +18,7 @@ _LOOKED_AT_PER_SECOND = 500
 """Two calls for 50 jobs, 20 calls in a second."""
 
 
-async def _ask_retry(visit: Visit, order: Order) -> Node:
+async def _ask_retry(visit: Visit, order: BoardOrder) -> Node:
     return [
         p("Run the failed jobs of ", code(order.queue), " with this error again?"),
         *await _about(visit, order),
@@ -28,7 +28,7 @@ async def _ask_retry(visit: Visit, order: Order) -> Node:
     ]
 
 
-async def _ask_remove(visit: Visit, order: Order) -> Node:
+async def _ask_remove(visit: Visit, order: BoardOrder) -> Node:
     return [
         p("Remove the failed jobs of ", code(order.queue), " with this error?"),
         *await _about(visit, order),
@@ -37,7 +37,7 @@ async def _ask_remove(visit: Visit, order: Order) -> Node:
     ]
 
 
-async def _about(visit: Visit, order: Order) -> list[Node]:
+async def _about(visit: Visit, order: BoardOrder) -> list[Node]:
     group, total = await _group_of(visit, order)
     seconds = total / _LOOKED_AT_PER_SECOND
     count = group.about or group.count
@@ -50,7 +50,7 @@ async def _about(visit: Visit, order: Order) -> list[Node]:
     ]
 
 
-async def _group_of(visit: Visit, order: Order) -> tuple[FailureGroup, int]:
+async def _group_of(visit: Visit, order: BoardOrder) -> tuple[FailureGroup, int]:
     """Return the group that a form means, as it is now."""
     wanted = order.form.need("group")
     failures = await visit.server.failures(order.queue)
@@ -60,7 +60,7 @@ async def _group_of(visit: Visit, order: Order) -> tuple[FailureGroup, int]:
     return found, failures.total
 
 
-async def _begin(visit: Visit, order: Order, action: str, change: Change) -> Done:
+async def _begin(visit: Visit, order: BoardOrder, action: str, change: Change) -> Acted:
     group, _ = await _group_of(visit, order)
     most = order.form.get("most")
     if most not in _SIZES:
@@ -76,17 +76,17 @@ async def _begin(visit: Visit, order: Order, action: str, change: Change) -> Don
     )
     bulk = GroupChange(visit, action, meant, change)
     await bulk.begin()
-    return Done("It has begun.", 0, meant.error, "operations", bulk.run)
+    return Acted("It has begun.", 0, meant.error, "operations", bulk.run)
 
 
-async def _retry(visit: Visit, order: Order) -> Done:
+async def _retry(visit: Visit, order: BoardOrder) -> Acted:
     async def retry(queue: Queue, job_id: str) -> None:
         await queue.retry(job_id)
 
     return await _begin(visit, order, "retry-group", retry)
 
 
-async def _remove(visit: Visit, order: Order) -> Done:
+async def _remove(visit: Visit, order: BoardOrder) -> Acted:
     async def remove(queue: Queue, job_id: str) -> None:
         await queue.remove(job_id)
 

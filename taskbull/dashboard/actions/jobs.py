@@ -12,9 +12,9 @@ from msgspec.structs import replace
 from taskbull.core import payload
 from taskbull.core.states import MAX_PRIORITY, JobState
 from taskbull.dashboard.actions.fields import choice, field
+from taskbull.dashboard.board_order import Acted, BoardAction, BoardOrder
 from taskbull.dashboard.html import Node, code, label, p, span, textarea
 from taskbull.dashboard.messages import Refused
-from taskbull.dashboard.order import BoardAction, Done, Order
 from taskbull.dashboard.visit import Visit
 from taskbull.dashboard.words import plural
 from taskbull.errors import JobNotFound, TaskbullError, WrongState
@@ -27,8 +27,8 @@ _TOLD = 5
 
 
 async def _each(
-    visit: Visit, order: Order, done: str, do: Callable[[Queue, str], Awaitable[bool | None]]
-) -> Done:
+    visit: Visit, order: BoardOrder, done: str, do: Callable[[Queue, str], Awaitable[bool | None]]
+) -> Acted:
     """Do something with each job; one that has moved on is left alone, and named."""
     queue = visit.server.queue(order.queue)
     problems: list[str] = []
@@ -41,7 +41,7 @@ async def _each(
             is_gone = state is JobState.UNKNOWN
             problems.append(f"{job_id} {'is not there any more' if is_gone else f'is {state}'}")
     count = len(order.ids) - len(problems)
-    return Done(_sentence(count, done, problems), count)
+    return Acted(_sentence(count, done, problems), count)
 
 
 def _sentence(count: int, done: str, problems: list[str]) -> str:
@@ -52,13 +52,13 @@ def _sentence(count: int, done: str, problems: list[str]) -> str:
     return f"{plural(count, 'job')} {done}; left alone: {told}{more}."
 
 
-def _named(order: Order) -> Node:
+def _named(order: BoardOrder) -> Node:
     if len(order.ids) == 1:
         return ["job ", code(order.id)]
     return plural(len(order.ids), "job")
 
 
-async def _ask_retry(_: Visit, order: Order) -> Node:
+async def _ask_retry(_: Visit, order: BoardOrder) -> Node:
     return [
         p("Run ", _named(order), " of ", code(order.queue), " again?"),
         choice(
@@ -70,7 +70,7 @@ async def _ask_retry(_: Visit, order: Order) -> Node:
     ]
 
 
-async def _retry(visit: Visit, order: Order) -> Done:
+async def _retry(visit: Visit, order: BoardOrder) -> Acted:
     state: Finished = "completed" if order.state is JobState.COMPLETED else "failed"
     anew = order.form.get("attempts") == "anew"
 
@@ -80,22 +80,22 @@ async def _retry(visit: Visit, order: Order) -> Done:
     return await _each(visit, order, "will run again", retry)
 
 
-async def _ask_promote(_: Visit, order: Order) -> Node:
+async def _ask_promote(_: Visit, order: BoardOrder) -> Node:
     return p("Run ", _named(order), " of ", code(order.queue), " now, and not when it is due?")
 
 
-async def _promote(visit: Visit, order: Order) -> Done:
+async def _promote(visit: Visit, order: BoardOrder) -> Acted:
     return await _each(visit, order, "may run now", lambda queue, job: queue.promote(job))
 
 
-async def _ask_remove(_: Visit, order: Order) -> Node:
+async def _ask_remove(_: Visit, order: BoardOrder) -> Node:
     return [
         p("Remove ", _named(order), " from ", code(order.queue), ", with its children?"),
         p("Nothing brings it back. Jobs that run are left alone.", class_="hint"),
     ]
 
 
-async def _remove(visit: Visit, order: Order) -> Done:
+async def _remove(visit: Visit, order: BoardOrder) -> Acted:
     async def remove(queue: Queue, job_id: str) -> bool:
         state = await queue.get_state(job_id)
         if order.state is not None and _moved(order.state, state):
@@ -111,7 +111,7 @@ def _moved(shown: JobState, now: JobState) -> bool:
     return shown != now and not {shown, now} <= waiting
 
 
-async def _ask_cancel(_: Visit, order: Order) -> Node:
+async def _ask_cancel(_: Visit, order: BoardOrder) -> Node:
     return [
         p("Cancel ", _named(order), " of ", code(order.queue), "?"),
         p("It fails as cancelled, now or when its worker has heard of it.", class_="hint"),
@@ -119,7 +119,7 @@ async def _ask_cancel(_: Visit, order: Order) -> Node:
     ]
 
 
-async def _cancel(visit: Visit, order: Order) -> Done:
+async def _cancel(visit: Visit, order: BoardOrder) -> Acted:
     reason = order.form.get("reason")[:200]
     on_their_own: list[str] = []
 
@@ -138,7 +138,7 @@ async def _cancel(visit: Visit, order: Order) -> Done:
     return replace(done, about=reason)
 
 
-async def _ask_priority(visit: Visit, order: Order) -> Node:
+async def _ask_priority(visit: Visit, order: BoardOrder) -> Node:
     view = await _view(visit, order)
     return [
         p("Change the priority of job ", code(order.id), f", which is {view.job.priority}?"),
@@ -155,27 +155,27 @@ async def _ask_priority(visit: Visit, order: Order) -> Node:
     ]
 
 
-async def _priority(visit: Visit, order: Order) -> Done:
+async def _priority(visit: Visit, order: BoardOrder) -> Acted:
     new = order.form.number("priority")
     old = (await _view(visit, order)).job.priority
     await visit.server.queue(order.queue).change_priority(order.id, new)
-    return Done(f"The priority of job {order.id} was {old}, and is {new}.")
+    return Acted(f"The priority of job {order.id} was {old}, and is {new}.")
 
 
-async def _ask_delay(_: Visit, order: Order) -> Node:
+async def _ask_delay(_: Visit, order: BoardOrder) -> Node:
     return [
         p("When is job ", code(order.id), " to run?"),
         field("delay", "Seconds from now", "number", min="0", value="3600", required="required"),
     ]
 
 
-async def _delay(visit: Visit, order: Order) -> Done:
+async def _delay(visit: Visit, order: BoardOrder) -> Acted:
     delay = order.form.number("delay")
     await visit.server.queue(order.queue).change_delay(order.id, delay)
-    return Done(f"Job {order.id} will run in {delay:,} s.")
+    return Acted(f"Job {order.id} will run in {delay:,} s.")
 
 
-async def _ask_readd(visit: Visit, order: Order) -> Node:
+async def _ask_readd(visit: Visit, order: BoardOrder) -> Node:
     view = await _view(visit, order)
     shown = visit.settings.redactor.show(view.job.raw_data.decode("utf-8", "replace"))
     return [
@@ -195,7 +195,7 @@ async def _ask_readd(visit: Visit, order: Order) -> Node:
     ]
 
 
-async def _readd(visit: Visit, order: Order) -> Done:
+async def _readd(visit: Visit, order: BoardOrder) -> Acted:
     view = await _view(visit, order)
     data = visit.settings.redactor.restore(_json(order.form.get("data")), view.data)
     _check_arguments(visit, view.job.name, data)
@@ -207,7 +207,7 @@ async def _readd(visit: Visit, order: Order) -> Done:
     if order.form.get("original") == "remove":
         removed = await queue.remove(order.id)
         said += f" Job {order.id} {'is removed' if removed else 'runs, and stays'}."
-    return Done(said)
+    return Acted(said)
 
 
 def _json(text: str) -> Any:
@@ -231,7 +231,7 @@ def _check_arguments(visit: Visit, name: str, data: Any) -> None:
         raise Refused(400, f"{error}. Nothing was added.") from None
 
 
-async def _view(visit: Visit, order: Order) -> JobView:
+async def _view(visit: Visit, order: BoardOrder) -> JobView:
     return (await visit.server.inspect(order.queue, order.id, log_lines=1)).view
 
 

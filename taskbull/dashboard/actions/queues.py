@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from taskbull.core.states import STATES, JobState
 from taskbull.dashboard.actions.fields import choice, field, tick
+from taskbull.dashboard.board_order import Acted, BoardAction, BoardOrder
 from taskbull.dashboard.html import Node, code, p
 from taskbull.dashboard.messages import Refused
-from taskbull.dashboard.order import BoardAction, Done, Order
 from taskbull.dashboard.visit import Visit
 from taskbull.dashboard.words import number, plural
 
@@ -20,7 +20,7 @@ _CLEANED = 10_000
 _WAITING = (JobState.WAITING, JobState.PAUSED, JobState.PRIORITIZED)
 
 
-async def _ask_pause(visit: Visit, order: Order) -> Node:
+async def _ask_pause(visit: Visit, order: BoardOrder) -> Node:
     facts = await visit.server.facts(order.queue)
     return [
         p("Pause ", code(order.queue), "? Workers take none of its jobs until it is resumed."),
@@ -30,24 +30,24 @@ async def _ask_pause(visit: Visit, order: Order) -> Node:
     ]
 
 
-async def _pause(visit: Visit, order: Order) -> Done:
+async def _pause(visit: Visit, order: BoardOrder) -> Acted:
     reason = order.form.get("reason")[:200]
     await visit.server.queue(order.queue).pause()
     await visit.server.note_pause(order.queue, visit.access.user, reason)
-    return Done(f"{order.queue} is paused.", about=reason)
+    return Acted(f"{order.queue} is paused.", about=reason)
 
 
-async def _ask_resume(_: Visit, order: Order) -> Node:
+async def _ask_resume(_: Visit, order: BoardOrder) -> Node:
     return p("Resume ", code(order.queue), "? Workers take its jobs again.")
 
 
-async def _resume(visit: Visit, order: Order) -> Done:
+async def _resume(visit: Visit, order: BoardOrder) -> Acted:
     await visit.server.queue(order.queue).resume()
     await visit.server.forget_note(order.queue)
-    return Done(f"{order.queue} is not paused any more.")
+    return Acted(f"{order.queue} is not paused any more.")
 
 
-async def _ask_drain(visit: Visit, order: Order) -> Node:
+async def _ask_drain(visit: Visit, order: BoardOrder) -> Node:
     counts = await visit.server.queue(order.queue).counts()
     waiting = sum(counts[state] for state in _WAITING)
     return [
@@ -56,13 +56,13 @@ async def _ask_drain(visit: Visit, order: Order) -> Node:
     ]
 
 
-async def _drain(visit: Visit, order: Order) -> Done:
+async def _drain(visit: Visit, order: BoardOrder) -> Acted:
     delayed = order.form.get("delayed") == "yes"
     removed = await visit.server.queue(order.queue).drain(delayed=delayed)
-    return Done(f"{plural(removed, 'job')} removed from {order.queue}.", removed)
+    return Acted(f"{plural(removed, 'job')} removed from {order.queue}.", removed)
 
 
-async def _ask_clean(visit: Visit, order: Order) -> Node:
+async def _ask_clean(visit: Visit, order: BoardOrder) -> Node:
     counts = await visit.server.queue(order.queue).counts()
     states = {
         str(state): f"{state} ({number(counts[state])})"
@@ -76,7 +76,7 @@ async def _ask_clean(visit: Visit, order: Order) -> Node:
     ]
 
 
-async def _clean(visit: Visit, order: Order) -> Done:
+async def _clean(visit: Visit, order: BoardOrder) -> Acted:
     state = order.form.need("clean")
     if state not in set(STATES):
         raise Refused(400, "There is no such state.")
@@ -84,10 +84,10 @@ async def _clean(visit: Visit, order: Order) -> Done:
     removed = await visit.server.queue(order.queue).clean(age, _CLEANED, state)
     more = " There may be more: clean again." if len(removed) == _CLEANED else ""
     said = f"{plural(len(removed), f'{state} job')} removed from {order.queue}.{more}"
-    return Done(said, len(removed))
+    return Acted(said, len(removed))
 
 
-async def _ask_obliterate(visit: Visit, order: Order) -> Node:
+async def _ask_obliterate(visit: Visit, order: BoardOrder) -> Node:
     counts = await visit.server.queue(order.queue).counts()
     jobs = plural(sum(counts.values()), "job")
     return [
@@ -96,14 +96,14 @@ async def _ask_obliterate(visit: Visit, order: Order) -> Node:
     ]
 
 
-async def _obliterate(visit: Visit, order: Order) -> Done:
+async def _obliterate(visit: Visit, order: BoardOrder) -> Acted:
     queue = visit.server.queue(order.queue)
     jobs = sum((await queue.counts()).values())
     await queue.obliterate(force=order.form.get("force") == "yes")
-    return Done(f"{order.queue} is removed, with {plural(jobs, 'job')}.", jobs, back="./")
+    return Acted(f"{order.queue} is removed, with {plural(jobs, 'job')}.", jobs, back="./")
 
 
-async def _ask_limits(_: Visit, order: Order) -> Node:
+async def _ask_limits(_: Visit, order: BoardOrder) -> Node:
     return [
         p("Limit ", code(order.queue), ", over all workers? An empty field is no limit."),
         field("concurrency", "Jobs at once", "number", min="1"),
@@ -112,7 +112,7 @@ async def _ask_limits(_: Visit, order: Order) -> Node:
     ]
 
 
-async def _limits(visit: Visit, order: Order) -> Done:
+async def _limits(visit: Visit, order: BoardOrder) -> Acted:
     queue = visit.server.queue(order.queue)
     at_once, most = order.form.number("concurrency"), order.form.number("most")
     window = order.form.number("window", 1) or 1
@@ -120,7 +120,7 @@ async def _limits(visit: Visit, order: Order) -> Done:
     await queue.set_global_rate_limit(most or None, window)
     said = f"{at_once:,} at once" if at_once else "any number at once"
     per = f"{most:,} per {window:,} s" if most else "at any rate"
-    return Done(f"{order.queue} now runs {said}, {per}.")
+    return Acted(f"{order.queue} now runs {said}, {per}.")
 
 
 PAUSE = BoardAction("pause", "Pause", "queue", _ask_pause, _pause)
@@ -136,13 +136,13 @@ OBLITERATE = BoardAction(
 )
 
 
-async def _ask_stop(_: Visit, __: Order) -> Node:
+async def _ask_stop(_: Visit, __: BoardOrder) -> Node:
     return p("Stop it? What it has done so far stays done.")
 
 
-async def _stop(visit: Visit, order: Order) -> Done:
+async def _stop(visit: Visit, order: BoardOrder) -> Acted:
     await visit.server.stop_operation(order.id)
-    return Done("It stops after the piece that it is at.")
+    return Acted("It stops after the piece that it is at.")
 
 
 STOP = BoardAction("stop", "Stop", "job", _ask_stop, _stop)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from taskbull.dashboard.board_order import Acted, BoardAction, BoardOrder
 from taskbull.dashboard.html import Node, code, p
-from taskbull.dashboard.order import BoardAction, Done, Order
 from taskbull.dashboard.visit import Visit
 
 
-async def _ask_run(visit: Visit, order: Order) -> Node:
+async def _ask_run(visit: Visit, order: BoardOrder) -> Node:
     return [
         p("Add one more job of schedule ", code(order.id), " at once?"),
         await _rule(visit, order),
@@ -15,12 +15,12 @@ async def _ask_run(visit: Visit, order: Order) -> Node:
     ]
 
 
-async def _run(visit: Visit, order: Order) -> Done:
+async def _run(visit: Visit, order: BoardOrder) -> Acted:
     handle = await visit.server.queue(order.queue).run_schedule_now(order.id)
-    return Done(f"Job {handle.id} of schedule {order.id} is added.")
+    return Acted(f"Job {handle.id} of schedule {order.id} is added.")
 
 
-async def _ask_remove(visit: Visit, order: Order) -> Node:
+async def _ask_remove(visit: Visit, order: BoardOrder) -> Node:
     found = await visit.server.queue(order.queue).get_schedule(order.id)
     declared = found is not None and found.declared_by
     return [
@@ -32,13 +32,13 @@ async def _ask_remove(visit: Visit, order: Order) -> Node:
     ]
 
 
-async def _remove(visit: Visit, order: Order) -> Done:
+async def _remove(visit: Visit, order: BoardOrder) -> Acted:
     removed = await visit.server.queue(order.queue).remove_schedule(order.id)
     what = "is removed" if removed else "was not there any more"
-    return Done(f"Schedule {order.id} {what}.", int(removed))
+    return Acted(f"Schedule {order.id} {what}.", int(removed))
 
 
-async def _rule(visit: Visit, order: Order) -> Node:
+async def _rule(visit: Visit, order: BoardOrder) -> Node:
     found = await visit.server.queue(order.queue).get_schedule(order.id)
     return None if found is None else p(f"It runs {found.describe()}.", class_="hint")
 

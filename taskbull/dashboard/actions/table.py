@@ -16,7 +16,7 @@ from taskbull.dashboard.actions.queues import (
     STOP,
 )
 from taskbull.dashboard.actions.schedules import REMOVE_SCHEDULE, RUN_SCHEDULE
-from taskbull.dashboard.order import BoardAction
+from taskbull.dashboard.board_order import BoardAction
 from taskbull.queue.queue import Queue
 
 _JOBS = (RETRY, PROMOTE, REMOVE, PRIORITY, DELAY, READD)

@@ -21,7 +21,7 @@ _ONCE = re.compile(r"[0-9a-f]{16,64}")
 Subject: TypeAlias = Literal["job", "jobs", "queue", "group", "schedule"]
 
 
-class Order(Struct, frozen=True):
+class BoardOrder(Struct, frozen=True):
     """What a form asks for."""
 
     queue: str
@@ -38,7 +38,7 @@ class Order(Struct, frozen=True):
         return self.ids[0]
 
 
-class Done(Struct, frozen=True):
+class Acted(Struct, frozen=True):
     """What became of an order."""
 
     said: str
@@ -59,9 +59,9 @@ class BoardAction(Struct, frozen=True):
     name: str
     label: str
     subject: Subject
-    question: Callable[[Visit, Order], Awaitable[Node]]
+    question: Callable[[Visit, BoardOrder], Awaitable[Node]]
     """What the person is asked: the number of jobs, the fields of the form."""
-    perform: Callable[[Visit, Order], Awaitable[Done]]
+    perform: Callable[[Visit, BoardOrder], Awaitable[Acted]]
     typed: bool = False
     """Whether the name of the queue must be typed, because nothing brings back what is lost."""
     danger: bool = False
@@ -69,7 +69,7 @@ class BoardAction(Struct, frozen=True):
     """Whether it can be done without being allowed by name."""
 
 
-def read_order(action: BoardAction, form: Form) -> Order:
+def read_order(action: BoardAction, form: Form) -> BoardOrder:
     """Read a form; refuse one that cannot be of this dashboard."""
     ids = tuple(form.all("id"))
     if len(ids) > MOST_IDS:
@@ -81,7 +81,7 @@ def read_order(action: BoardAction, form: Form) -> Order:
     state = form.get("state")
     if state and state not in set(JobState):
         raise Refused(400, "There is no such state.")
-    return Order(
+    return BoardOrder(
         form.need("q"), ids, JobState(state) if state else None, form, read_back(form.get("back"))
     )
 
