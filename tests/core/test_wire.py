@@ -468,3 +468,15 @@ def test_data_that_is_too_large_is_refused_the_second_time_as_well() -> None:
     encode_job(NewJob("n", "x" * (room - 2), options), 5)
     with pytest.raises(SerializationError, match="exceeds limit"):
         encode_job(NewJob("n", "x" * (room - 1), options), 5)
+
+
+@pytest.mark.parametrize(
+    ("expires", "stored"),
+    [(60, [60_000, 60_000, 60_000]), (datetime(1970, 1, 1, 0, 30, tzinfo=UTC), [800_000, 3, 2])],
+)
+def test_jobs_of_one_task_expire_each_by_its_own_time(
+    expires: float | datetime, stored: list[int]
+) -> None:
+    options = JobOptions(expires=expires)
+    added = [encode_job(NewJob("n", {}, options), at) for at in (1_000_000, 1_799_997, 1_799_998)]
+    assert [json.loads(job.options)["expires"] for job in added] == stored

@@ -133,7 +133,7 @@ def encode_job(job: NewJob, timestamp_ms: int) -> EncodedJob:
 
 def _note_form(options: JobOptions, stored: bytes) -> None:
     """Remember options that say nothing of a single job or moment, as a task has them."""
-    if options.eta or options.delay or options.job_id or options.dedup:
+    if options.eta or options.delay or options.expires or options.job_id or options.dedup:
         return
     if encode_options(options, delay_ms=0) is not stored:  # it depends on the moment, or is long
         return
