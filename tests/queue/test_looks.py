@@ -109,7 +109,7 @@ async def test_records_of_workers_are_read(looks: Both, emails: SyncQueue, admin
     assert there.record.tasks == tasks[: 300 - there.record.tasks_left_out]
     about = emails.keys.private("worker", "w1", "about")
     assert admin.strlen(about) <= 2048
-    assert 0 < admin.pttl(about) <= 50_000
+    assert 0 < admin.pttl(about) <= records.RECORD_LIFE_MS
     assert admin.pttl(emails.keys.private("workers")) > 0
     admin.set(about, "no JSON")
     assert (await looks.records(["emails"]))["emails"][1].record is None

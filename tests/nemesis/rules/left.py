@@ -7,7 +7,10 @@ from typing import Final
 
 from tests.nemesis.rules.case import Case, Violation
 
-LASTING: Final = {"meta", "id", "events", "completed", "failed", "marker", "pc"}
+METRICS: Final = {
+    f"metrics:{end}{data}" for end in ("completed", "failed") for data in ("", ":data")
+}
+LASTING: Final = {"meta", "id", "events", "completed", "failed", "marker", "pc"} | METRICS
 """Keys of a queue that stay when it is empty."""
 
 PARTS: Final = {"logs", "dependencies", "processed", "failed", "unsuccessful"}
