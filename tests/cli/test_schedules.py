@@ -44,7 +44,8 @@ def test_schedules_are_listed_with_their_rules_in_words(cli: CommandLine) -> Non
     queue = cli.queue("reports")
     queue.upsert_schedule("nightly", NIGHTLY, queue.job("report", {"region": "eu"}, attempts=2))
     soon = datetime.now(UTC) + timedelta(hours=5)
-    cli.queue("mail").upsert_schedule("s", Every(30, start=soon, limit=5), queue.job("send"))
+    mail = cli.queue("mail")
+    mail.upsert_schedule("s", Every(30, start=soon, limit=5), mail.job("send"))
     header, *rows = cli("schedules").splitlines()
     assert header.split() == [
         *("SCHEDULE", "QUEUE", "TASK", "RULE", "NEXT", "RUN", "IN", "RUNS", "DECLARED", "BY"),
