@@ -99,7 +99,7 @@ class AsyncBatchTask(BatchTask[T, P, R]):
 
 
 class SyncBatchTask(BatchTask[T, P, R]):
-    """A batch task made of a plain `def`, which a worker runs in a thread."""
+    """A batch task made of a plain `def`, which a worker runs in a thread or in a process."""
 
     def __call__(
         self, items: list[T], /, *args: P.args, **kwargs: P.kwargs

@@ -154,7 +154,8 @@ class TaskGroup:
         One call serves up to `size` jobs. It begins when so many are there, when the first has
         waited for `wait` seconds, or when no more can come; `parallel` calls may run at once. It
         returns one result for each item, in order; an exception among them fails, or retries, the
-        job of its own item only. A worker needs a concurrency of at least `size`.
+        job of its own item only. A worker needs a concurrency of at least `size`. With
+        `process=True` each call is made in one process of the worker's pool.
         """
         check_keywords("@app.batch_task", options, TaskOptions)
         if options.get("schedule") is not None:

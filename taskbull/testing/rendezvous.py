@@ -23,19 +23,18 @@ class Rendezvous:
     def __init__(self, new_waiter: Callable[[], Waiter], told: Callable[[], None]) -> None:
         self._new_waiter = new_waiter
         self._told = told
-        self._read: Callable[[bytes], Any] = bytes
         self.members: list[Gathered] = []
         self.order: list[str] = []
         """The ids of all jobs that may come: a test finds its items in the order of these."""
 
     def of(self, task: str, rules: BatchRules) -> Rendezvous:
         """Return the place where the jobs of a task wait: a box runs one task at a time."""
-        self._read = rules.read
         return self
 
-    async def join(self, job: RunningJob, timeout: float | None, perform: Perform) -> Any:
+    async def join(
+        self, job: RunningJob, item: Any, timeout: float | None, perform: Perform
+    ) -> Any:
         """Wait for the call that the job becomes part of; return its own part of the result."""
-        item = self._read(job.job.raw_data)
         member = Gathered(job, item, timeout, perform, self._new_waiter())
         self.members.append(member)
         self._told()

@@ -14,9 +14,7 @@ from random import random
 from typing import Any, Final, TypeVar
 
 from anyio import CancelScope
-from msgspec import Struct
 
-from taskbull.core import payload
 from taskbull.core.expiry import expired, in_time
 from taskbull.core.job import Job
 from taskbull.core.middleware import CallNext, compose
@@ -28,11 +26,13 @@ from taskbull.errors import ProcessUnavailable, Snooze
 from taskbull.observability.job_filter import cut
 from taskbull.worker.batch import Batch, BatchRules, Gathering
 from taskbull.worker.fork import end_child_of
+from taskbull.worker.pool.call import check_size
 from taskbull.worker.pool.fates import outcome_of, told_by
 from taskbull.worker.pool.pool import ProcessPool
+from taskbull.worker.pool.results import Json, opened
 from taskbull.worker.route import Resolve, Route, SyncHandler
 from taskbull.worker.run import NotBegun, Run
-from taskbull.worker.running_job import RunningJob, Workplace, enter, leave
+from taskbull.worker.running_job import RunningJob, Workplace, enter, leave, run_of
 from taskbull.worker.threads import ThreadPool
 from taskbull.worker.time_limit import THREAD_PATIENCE, TimeLimit
 
@@ -167,10 +167,7 @@ class Executor:
             return self.put_off(job, f"no {route.site} was free for it in {THREAD_PATIENCE:g} s")
         if timeout is not None and running.held_up >= timeout * _OUR_SHARE:
             return self.put_off(job, "its timeout passed while it waited for Redis")
-        error = TimeoutError(f"the job took longer than its timeout of {timeout:g} s")
-        if run.halted_at:
-            error.add_note(f"Its process was ended here:\n{run.halted_at}")
-        raise error
+        raise _timed_out(f"the job took longer than its timeout of {timeout:g} s", run)
 
     def _call(
         self, route: Route, run: Run, running: RunningJob, limit: TimeLimit | None = None
@@ -181,7 +178,7 @@ class Executor:
             call = partial(self._join, route, route.batch)
         elif route.site is not Site.LOOP:
             if route.site is Site.PROCESS and self._processes is not None:
-                call = partial(self._in_process, self._processes, route, run, limit)
+                call = partial(self._in_process, self._processes, route, running, limit)
             else:
                 call = partial(self._in_thread, route.function, limit, run)
         return (compose(route.layers, call) if route.layers else call)(running)
@@ -191,8 +188,13 @@ class Executor:
         timeout = running.job.options.timeout or route.timeout
         if self._batches is None:
             raise TypeError("an executor without batches cannot run jobs that are gathered")
+        item: Any = None
+        if route.site is Site.PROCESS and self._processes is not None:
+            check_size(running)  # the process reads it
+        else:
+            item = rules.read(running.job.raw_data)
         gatherer = self._batches.of(running.name, rules)
-        return gatherer.join(running, timeout, partial(self._call_batch, route))
+        return gatherer.join(running, item, timeout, partial(self._call_batch, route))
 
     async def _call_batch(self, route: Route, batch: Batch, timeout: float | None) -> Any:
         """Call the function with a batch where its route says; return what it returns."""
@@ -210,10 +212,11 @@ class Executor:
             end_child_of(self._process)
         reason = "its timeout passed while its batch waited for Redis"
         if limit is not None and limit.stopped:
-            reason = f"no thread was free for its batch in {THREAD_PATIENCE:g} s"
+            reason = f"no {route.site} was free for its batch in {THREAD_PATIENCE:g} s"
         elif sum(job.held_up for job in batch.jobs) < timeout * _OUR_SHARE:
-            raise TimeoutError(
-                f"the batch took longer than {timeout:g} s, the shortest timeout of its jobs"
+            raise _timed_out(
+                f"the batch took longer than {timeout:g} s, the shortest timeout of its jobs",
+                run_of(batch.jobs[0]),
             )
         for job in batch.jobs:
             self.put_off(job.job, reason)
@@ -221,6 +224,8 @@ class Executor:
 
     def _perform(self, route: Route, batch: Batch, limit: TimeLimit | None) -> Awaitable[Any]:
         call: Callable[[Batch], Any] = route.function
+        if route.site is Site.PROCESS and self._processes is not None:
+            return self._batch_in_process(self._processes, route, batch, limit)
         if route.site is not Site.LOOP:
             if self._threads is None:
                 return _call_here(call, batch)
@@ -239,14 +244,27 @@ class Executor:
         self,
         processes: ProcessPool,
         route: Route,
-        run: Run,
+        running: RunningJob,
         limit: TimeLimit | None,
         _: RunningJob,
     ) -> Any:
-        raw = await processes.run(run, self._place, route.grace, limit)
-        if raw is None:
-            return None
-        return payload.decode(raw) if route.layers else Json(raw)
+        [result] = await processes.run([running], route.grace, limit)
+        if isinstance(result, Exception):
+            raise result
+        return opened(result, read=bool(route.layers))
+
+    async def _batch_in_process(
+        self, processes: ProcessPool, route: Route, batch: Batch, limit: TimeLimit | None
+    ) -> list[Any]:
+        results = await processes.run(batch.jobs, route.grace, limit)
+        return [opened(result, read=bool(route.layers)) for result in results]
+
+
+def _timed_out(reason: str, run: Run) -> TimeoutError:
+    error = TimeoutError(reason)
+    if run.halted_at:
+        error.add_note(f"Its process was ended here:\n{run.halted_at}")
+    return error
 
 
 def _begin(function: SyncHandler, running: RunningJob) -> Any:
@@ -261,12 +279,6 @@ async def _call_here(function: Callable[[G], Any], given: G) -> Any:
 
 
 _NOTHING = Complete()
-
-
-class Json(Struct, frozen=True):
-    """A result that is JSON already, and was checked where it was made."""
-
-    raw: bytes
 
 
 def _returned(run: Run, value: Any) -> Complete | Fail:

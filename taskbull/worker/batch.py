@@ -6,8 +6,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from types import TracebackType
 from typing import Any, Protocol, TypeAlias, TypeGuard
 
-from anyio import CancelScope
-from msgspec import Struct
+from anyio import CancelScope, Event
+from msgspec import Struct, field
 
 from taskbull.errors import PermanentError
 from taskbull.store.backend import Waiter, wake
@@ -28,7 +28,10 @@ class BatchRules(Struct, frozen=True):
 
 
 class Batch(Struct, frozen=True, eq=False):
-    """The jobs of one call, and the items that they bring, in the same order."""
+    """The jobs of one call, and the items that they bring, in the same order.
+
+    In a worker, those of a function in a process have none: it reads them there.
+    """
 
     jobs: list[RunningJob]
     items: list[Any]
@@ -75,6 +78,8 @@ class BatchCall(Struct, eq=False):
     members: list[Gathered]
     scope: CancelScope | None = None
     """While it runs."""
+    over: Event = field(default_factory=Event)
+    """Set when it has ended."""
 
     def batch(self) -> Batch:
         """Return what the function is called with."""
@@ -98,7 +103,7 @@ class BatchCall(Struct, eq=False):
         parts = [error] * len(self.members)
         if error is None:
             try:
-                parts = self._checked(results)
+                parts = checked_results(results, [one.job for one in self.members])
             except Exception as wrong:  # noqa: BLE001 - foreign code: a list may be of any kind
                 parts = [wrong] * len(self.members)
         for member, part in zip(self.members, parts, strict=True):
@@ -109,19 +114,19 @@ class BatchCall(Struct, eq=False):
             else:
                 member.end(part)
 
-    def _checked(self, results: Any) -> list[Any]:
-        name, count = self.members[0].job.name, len(self.members)
-        if not _is_list(results):
-            kind = type(results).__qualname__
-            raise PermanentError(
-                f"Batch task {name} returned a value of type {kind}, not a list of {count} results"
-            )
-        found = [*results]
-        if len(found) != count:
-            raise PermanentError(
-                f"Batch task {name} returned {len(found)} results for {count} items"
-            )
-        return found
+
+def checked_results(results: Any, jobs: Sequence[RunningJob]) -> list[Any]:
+    """Return what a function has returned for a batch, if that is one result for each job."""
+    name, count = jobs[0].name, len(jobs)
+    if not _is_list(results):
+        kind = type(results).__qualname__
+        raise PermanentError(
+            f"Batch task {name} returned a value of type {kind}, not a list of {count} results"
+        )
+    found = [*results]
+    if len(found) != count:
+        raise PermanentError(f"Batch task {name} returned {len(found)} results for {count} items")
+    return found
 
 
 def _is_list(results: object) -> TypeGuard[Sequence[Any]]:
@@ -131,7 +136,9 @@ def _is_list(results: object) -> TypeGuard[Sequence[Any]]:
 class Joinable(Protocol):
     """Where the jobs of a task wait for each other."""
 
-    async def join(self, job: RunningJob, timeout: float | None, perform: Perform) -> Any: ...
+    async def join(
+        self, job: RunningJob, item: Any, timeout: float | None, perform: Perform
+    ) -> Any: ...
 
 
 class Gathering(Protocol):

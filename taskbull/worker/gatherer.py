@@ -5,7 +5,9 @@ Its rules:
 - Each job keeps its own slot, lock and policy. It waits here, and ends here with its own result or
   error; nothing is written for it elsewhere.
 - A call is a task of its own: whoever cancels a job cannot hurt its neighbours. A job that is
-  cancelled leaves; when all jobs of a call have left, the call is cancelled.
+  cancelled leaves; when all jobs of a call have left, the call is cancelled. Those who leave
+  together, as they do when their worker stops, wait for its end: until then no other worker is to
+  run them.
 - A call begins when `size` jobs are there, when the first has waited for `wait` seconds, or at once
   when all slots of a queue are occupied here, so that no other job can come.
 - A job in its last attempt of several is called alone, and so is one that has stalled: one that
@@ -21,8 +23,9 @@ from itertools import islice
 from types import FrameType
 from typing import Any, TypeAlias
 
-from anyio import TASK_STATUS_IGNORED, CancelScope, create_task_group
+from anyio import TASK_STATUS_IGNORED, CancelScope, create_task_group, move_on_after
 from anyio.abc import TaskStatus
+from anyio.lowlevel import checkpoint
 
 from taskbull.core.job import Job
 from taskbull.errors import LockLost
@@ -35,6 +38,9 @@ from taskbull.worker.running_job import RunningJob, enter_batch
 
 Start: TypeAlias = Callable[[Callable[[BatchCall], Coroutine[Any, Any, None]], BatchCall], object]
 """Starts the task of a call."""
+
+_ENDING = 600.0
+"""Seconds that a call has to end: a process is killed after its own grace, long before."""
 
 
 class Gatherer:
@@ -61,9 +67,10 @@ class Gatherer:
         self._here: Counter[str] = Counter()  # all of a queue that wait or are in a call
         self._calls = 0
 
-    async def join(self, job: RunningJob, timeout: float | None, perform: Perform) -> Any:
+    async def join(
+        self, job: RunningJob, item: Any, timeout: float | None, perform: Perform
+    ) -> Any:
         """Wait for the call that the job becomes part of; return its own part of the result."""
-        item = self._rules.read(job.job.raw_data)
         member = Gathered(job, item, timeout, perform, self._new_waiter(), self._clock.now())
         if is_called_alone(job):
             self._alone[member] = None
@@ -78,6 +85,8 @@ class Gatherer:
         finally:
             if not member.ended:
                 self._leave(member)
+                if member.call is not None:
+                    await _until_over(member.call)
         return member.result()
 
     def look(self) -> None:
@@ -151,6 +160,7 @@ class Gatherer:
                     await self._perform(call)
         finally:
             call.scope = None
+            call.over.set()
             self._calls -= 1
             self.look()
 
@@ -175,6 +185,14 @@ class Gatherer:
             return None
         call: BatchCall = frame.f_locals["call"]
         return call.members[0].job.job
+
+
+async def _until_over(call: BatchCall) -> None:
+    """Wait for the end of a call that all its jobs have left; if some remain, do not wait."""
+    with move_on_after(_ENDING, shield=True):
+        await checkpoint()  # whoever is cancelled at the same time leaves now
+        if not call.remaining():
+            await call.over.wait()
 
 
 def is_called_alone(job: RunningJob) -> bool:

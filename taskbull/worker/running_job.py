@@ -43,13 +43,6 @@ class Workplace(Struct, frozen=True):
     """Tells the time by which jobs expire, in ms since 1970."""
 
 
-def port_of(run: Run, place: Workplace) -> JobPort:
-    """Return what the job of a run writes to."""
-    if run.port is None:
-        run.port = place.open_port(run)
-    return run.port
-
-
 class RunningJob:
     """The job that is running, as its task sees it.
 
@@ -271,7 +264,23 @@ class RunningJob:
 
     @property
     def _port(self) -> JobPort:
-        return port_of(self._run, self._place)
+        run = self._run
+        if run.port is None:
+            run.port = self._place.open_port(run)
+        return run.port
+
+
+# What the process pool needs to know of a job, and tasks do not.
+
+
+def run_of(job: RunningJob) -> Run:
+    """Return the run of a job."""
+    return job._run  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
+
+
+def port_of(job: RunningJob) -> JobPort:
+    """Return what a job writes to."""
+    return job._port  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
 
 
 def _name(task: Source[Any] | str) -> str:

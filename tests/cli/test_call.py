@@ -183,11 +183,18 @@ def test_an_item_of_a_batch_task_is_called_like_any_other(shop: Shop) -> None:
     def place(points: list[Point]) -> list[int]:
         return [point.x for point in points]
 
+    @shop.app.batch_task(size=3, queue="models", process=True)
+    def embed(texts: list[str]) -> list[int]:
+        return [len(text) for text in texts]
+
     assert data(shop, "count", "texts=one text") == {"texts": "one text"}
     assert data(shop, "place", "x:=5", "name=here") == {"x": 5, "name": "here"}
     by_name = {task["name"]: task for task in shop.json("tasks")}
     assert by_name["count"]["batch_size"] == 2
-    assert "thread, batches of 2" in shop("tasks")
+    assert (by_name["embed"]["runs_in"], by_name["embed"]["batch_size"]) == ("process", 3)
+    shown = shop("tasks")
+    assert "thread, batches of 2" in shown
+    assert "process, batches of 3" in shown
 
 
 def test_what_a_worker_fills_in_cannot_be_given(shop: Shop) -> None:

@@ -24,16 +24,23 @@ from taskbull.errors import (
     ServerRefused,
     TaskbullError,
 )
-from taskbull.worker.pool.call import PoolCall, Seat
+from taskbull.worker.pool.call import PoolCall, Seat, check_size
 from taskbull.worker.pool.fates import error_of, fate_of, outcome_of, told_by
 from taskbull.worker.pool.faults import pack_fault, unpack_fault
 from taskbull.worker.pool.frames import MOST, BadFrame, FrameReader, frame
-from taskbull.worker.pool.messages import Raised, Ready, encode, read_in_worker
+from taskbull.worker.pool.messages import (
+    Order,
+    Raised,
+    Ready,
+    encode,
+    read_in_process,
+    read_in_worker,
+)
 from taskbull.worker.pool.output import LINE_LIMIT, MOST_PER_SECOND, STDOUT, Printed
 from taskbull.worker.pool.process import Death
 from taskbull.worker.pool.roster import Roster
 from taskbull.worker.run import Run
-from taskbull.worker.running_job import Workplace
+from taskbull.worker.running_job import RunningJob, Workplace
 
 
 @given(messages=st.lists(st.binary(max_size=50)), cuts=st.lists(st.integers(0, 400)))
@@ -130,12 +137,34 @@ class Chair(Seat):
     def halt(self, call: PoolCall, reason: str) -> None: ...
 
 
-def call(number: int = 1) -> PoolCall:
+def running(job: Job) -> RunningJob:
     def no_port(_: Run) -> Any:
         raise AssertionError
 
-    run = Run(Job(id=str(number), name="n"), "", 0.0)
-    return PoolCall(number, run, Workplace("q", "w", no_port), copy_context(), 5.0, None)
+    return RunningJob(Run(job, "", 0.0), Workplace("q", "w", no_port))
+
+
+def call(number: int = 1) -> PoolCall:
+    job = running(Job(id=str(number), name="n"))
+    return PoolCall(number, [job], copy_context(), 5.0, None)
+
+
+def test_a_job_that_no_process_could_be_given_is_refused_by_itself() -> None:
+    with pytest.raises(BadFrame, match="MB are more than the 64 MB"):
+        check_size(running(Job(id="1", name="n", raw_data=b"x" * MOST)))
+    check_size(running(Job(id="2", name="n", raw_data=b"x" * (MOST - 100_000))))
+
+
+def test_the_jobs_of_a_batch_are_orders_of_one_call() -> None:
+    jobs = [running(Job(id=str(n), name="n", raw_data=b"{}")) for n in range(3)]
+    sent = PoolCall(7, jobs, copy_context(), 5.0, None).order
+    orders = [read_in_process(data) for data in FrameReader().feed(sent)]
+    assert all(isinstance(order, Order) for order in orders)
+    assert [(o.number, o.more, o.id) for o in orders if isinstance(o, Order)] == [
+        (7, 2, "0"),
+        (7, 1, "1"),
+        (7, 0, "2"),
+    ]
 
 
 def test_calls_wait_for_a_process_in_order() -> None:

@@ -7,7 +7,7 @@ from datetime import date
 
 import pytest
 
-from taskbull import App, PermanentError, current_job
+from taskbull import App, PermanentError, current_batch, current_job
 from taskbull.errors import JobFailed
 from taskbull.testing import recorded
 
@@ -46,3 +46,20 @@ async def test_they_run_inline_in_an_event_loop_too(app: App) -> None:
         await compute.adelay(3)
         with pytest.raises(JobFailed, match="too many"):
             await box.arun()
+
+
+def test_batches_of_them_run_inline_too(app: App) -> None:
+    @app.batch_task(size=3, process=True, timeout=5, grace=1)
+    def compute(days: list[date]) -> list[tuple[int, str]]:
+        for job in current_batch():
+            job.progress(len(days))
+        return [(os.getpid(), day.isoformat()) for day in days]
+
+    with recorded(app) as box:
+        handles = [compute.delay(date(2026, 11, day)) for day in (16, 17)]
+        box.run()
+        assert [handle.result() for handle in handles] == [
+            (os.getpid(), "2026-11-16"),
+            (os.getpid(), "2026-11-17"),
+        ]
+        assert [job.progress for job in box.jobs] == [2, 2]

@@ -12,15 +12,17 @@ import logging
 import os
 import signal
 import sys
+from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
 from io import TextIOWrapper
-from random import random
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from taskbull.app.app import App
 from taskbull.app.dispatch import Dispatch
 from taskbull.app.pool.asking_port import AskingPort
+from taskbull.app.pool.calling import Result, call_batch, call_one
+from taskbull.app.pool.ends import end_of
 from taskbull.app.pool.interruption import Interruption
 from taskbull.app.pool.line import ProcessLine
 from taskbull.app.pool.logging_line import LineHandler
@@ -28,38 +30,27 @@ from taskbull.app.pool.memory import limit_memory, resident_megabytes
 from taskbull.app.pool.process_lifespan import ProcessLifespan
 from taskbull.app.pool.source import AppSource, load
 from taskbull.app.resources import Resources
-from taskbull.core.expiry import expired
 from taskbull.core.failure import reason_of, stack_of
 from taskbull.core.flow import Children
-from taskbull.core.frames import leave_out_our_frames
 from taskbull.core.job import Job
-from taskbull.core.outcome import Fail, RetryAfter, Written
-from taskbull.core.retry import decide
-from taskbull.core.wire.job import encode_value
 from taskbull.core.wire.options import decode_options
-from taskbull.errors import ConfigurationError, SerializationError, Terminated
+from taskbull.errors import ConfigurationError
 from taskbull.scripts.call import again
 from taskbull.worker.fork import end_child_of
-from taskbull.worker.pool.fates import PUT_OFF, TERMINATED, fate_of
-from taskbull.worker.pool.frames import MOST
 from taskbull.worker.pool.messages import (
     CannotStart,
-    Done,
-    Fate,
     Halt,
     Hello,
     Order,
-    Raised,
     Ready,
     Retire,
 )
-from taskbull.worker.run import JobPort, NotBegun, Run
-from taskbull.worker.running_job import RunningJob, Workplace, enter, leave
+from taskbull.worker.run import JobPort, Run
+from taskbull.worker.running_job import RunningJob, Workplace, run_of
 from taskbull.worker.spawning import note_spawned, spawning
 
 _DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG
 
-_MOST_OF_A_RESULT = MOST - 4096
 _SPAWNING = 10.0
 
 
@@ -71,8 +62,7 @@ class Child:
         self._interruption = interruption
         self._hello = hello
         self._pid = os.getpid()
-        self._queue = ""  # that of the job that runs
-        self._running: tuple[int, Run] | None = None
+        self._running: tuple[int, Sequence[RunningJob]] | None = None
         interruption.heed = self._note_cancelled
         self._app, self._dispatch = _load_app(hello)
         resources = Resources(self._app.registry, in_process=True)
@@ -82,91 +72,71 @@ class Child:
         """Run jobs until the worker says that there are no more."""
         self._lifespan.enter()
         self._line.send(Ready())
+        orders: list[Order] = []
         while not isinstance(message := self._line.receive(), Retire):
             if isinstance(message, Order):
-                self._run(message)
+                orders.append(message)
+                if not message.more:
+                    self._run(orders)
+                    orders = []
         self._lifespan.leave()
         self._app.close()
 
-    def _run(self, order: Order) -> None:
-        run = Run(_job(order), token="", renewed=0.0)
-        self._running = order.number, run
-        self._queue = order.queue
-        place = Workplace(
-            order.queue, self._hello.worker_id, self._open_port, self._lifespan.resources_of
-        )
-        running = RunningJob(run, place)
-        token = enter(running)
-        end: Done | Raised
+    def _run(self, orders: Sequence[Order]) -> None:
+        """Make the call that the jobs are for, and tell how each of them ended."""
+        number = orders[0].number
+        jobs = [self._job(place, order) for place, order in enumerate(orders)]
+        self._running = number, jobs
+        results: Sequence[Result]
         try:
             try:
-                self._interruption.begin(order.number)
-                value = self._call(run, running, place)
+                self._interruption.begin(number)
+                results = self._call(jobs)
             finally:
                 self._interruption.end()
-            end = Done(order.number, value)
         except BaseException as error:  # noqa: BLE001 - foreign code
             end_child_of(self._pid, error)
-            end = self._raised(order.number, run, error)
+            results = [error] * len(jobs)
         end_child_of(self._pid)
-        leave(token)
         _flush()
-        self._line.send(self._complete(end, run))
-
-    def _call(self, run: Run, running: RunningJob, place: Workplace) -> bytes | None:
-        """Call the function of the job's task, if it is not too late; return its result as JSON."""
-        if (late := expired(run.job, place.wall_ms())) is not None:
-            raise NotBegun(late)
-        route = self._dispatch.resolve(run.job)
-        run.policy = route.policy
-        value: Any = route.function(running)
-        if value is None:
-            return None
-        raw = encode_value(value, run.job.options.result_limit)
-        if len(raw) > _MOST_OF_A_RESULT:
-            raise SerializationError(
-                f"Result {len(raw) / 1e6:.1f} MB exceeds the {MOST >> 20} MB that a process of the "
-                "pool can hand over"
-            )
-        return raw
-
-    def _raised(self, number: int, run: Run, error: BaseException) -> Raised:
-        """Decide what becomes of the job: here, where the error's class is."""
-        kind = f"{type(error).__module__}.{type(error).__qualname__}"
-        if isinstance(error, Terminated) and self._interruption.halted(number):
-            return self._told(number, kind, error, TERMINATED)
-        if run.port is not None and run.port.caused(error):
-            return self._told(number, kind, error, PUT_OFF)
-        if isinstance(error, NotBegun):
-            outcome: Written = error.outcome
-        else:
-            outcome = decide(error, run.job, run.policy, random=random)
-        fate = fate_of(outcome)
-        if isinstance(outcome, Fail | RetryAfter):
-            return Raised(number, kind, outcome.failure.reason, outcome.failure.stack, fate)
-        return Raised(number, kind, reason_of(error), "", fate)
-
-    def _told(self, number: int, kind: str, error: BaseException, fate: Fate) -> Raised:
-        leave_out_our_frames(error)
-        return Raised(number, kind, reason_of(error), stack_of(error), fate)
-
-    def _complete(self, end: Done | Raised, run: Run) -> Done | Raised:
-        """Add what is told of every run."""
+        halted = self._interruption.halted(number)
         megabytes = resident_megabytes() if self._hello.measures else 0.0
-        spawned = (run.spawned.before, run.spawned.new)
-        if isinstance(end, Done):
-            return Done(end.number, end.value, megabytes, spawned, run.heeded)
-        return Raised(end.number, end.kind, end.reason, end.stack, end.fate, megabytes, spawned)
+        ends = [
+            end_of(number, run_of(job), result, halted=halted, megabytes=megabytes)
+            for job, result in zip(jobs, results, strict=True)
+        ]
+        self._line.send(*ends)
+
+    def _job(self, place: int, order: Order) -> RunningJob:
+        """Return a job as its task sees it; it asks by its place in the call."""
+        workplace = Workplace(
+            order.queue,
+            self._hello.worker_id,
+            partial(self._open_port, place, order.queue),
+            self._lifespan.resources_of,
+        )
+        return RunningJob(Run(_job(order), token="", renewed=0.0), workplace)
+
+    def _call(self, jobs: Sequence[RunningJob]) -> list[Result]:
+        """Call the function of the jobs' task; return what came of each."""
+        route = self._dispatch.resolve(jobs[0].job)
+        for job in jobs:
+            run_of(job).policy = route.policy
+        if route.batch is not None:
+            return call_batch(route.function, route.batch.read, jobs)
+        [job] = jobs
+        return [call_one(route.function, job)]
 
     def _note_cancelled(self, halt: Halt) -> None:
-        """Let the job that runs know that it was cancelled, if that is why it has to end."""
+        """Let the jobs that run know that they were cancelled, if that is why they have to end."""
         running = self._running
         if running is not None and running[0] == halt.number:
-            running[1].cancelled = halt.cancelled
+            for job, reason in zip(running[1], halt.cancelled, strict=True):
+                run_of(job).cancelled = reason
 
-    def _open_port(self, run: Run) -> JobPort:
-        queue = self._queue
-        return AskingPort(run, queue, self._line.ask, partial(self._spawn, run, queue))
+    def _open_port(self, place: int, queue: str, run: Run) -> JobPort:
+        ask = partial(self._line.ask, place)
+        return AskingPort(run, queue, ask, partial(self._spawn, run, queue))
 
     def _spawn(self, run: Run, queue: str, children: Children) -> list[str]:
         """Add children of a job, by a connection of our own."""

@@ -45,9 +45,9 @@ class ProcessLine:
         self._asking = Lock()
         self._asked = 0
 
-    def send(self, message: Message) -> None:
-        """Send a message."""
-        data = encode(message)
+    def send(self, *messages: Message) -> None:
+        """Send messages."""
+        data = b"".join(map(encode, messages))
         with self._interruption.held_off():
             self._check()
             with self._sending:
@@ -59,11 +59,11 @@ class ProcessLine:
             self._fill()
         return self._received.popleft()
 
-    def ask(self, question: Question, argument: bytes) -> Reply:
-        """Ask the worker, and wait for its answer."""
+    def ask(self, job: int, question: Question, argument: bytes) -> Reply:
+        """Ask the worker for a job of the call that runs, and wait for its answer."""
         with self._asking:
             self._asked += 1
-            self.send(Ask(self._asked, question, argument))
+            self.send(Ask(self._asked, question, argument, job))
             while True:
                 while not self._received:  # a signal may come while we wait, not while we read
                     select.select([self._socket], [], [])

@@ -8,6 +8,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from taskbull.app.batch_task import is_batch
 from taskbull.app.pool.source import AppSource
 from taskbull.app.task import Task
 from taskbull.core.site import Site
@@ -57,12 +58,21 @@ def with_pool(
 ) -> dict[str, QueueOptions]:
     """Return the rules of queues, those with process tasks only taking no more jobs than run.
 
-    What waited for a process here might run in another worker.
+    What waited for a process here might run in another worker. Only what is gathered for the next
+    call of a batch task waits.
     """
     found = dict(rules)
     for name, rule in rules.items():
-        sites = {task.site for task in tasks if task.queue == name}
-        if sites == {Site.PROCESS}:
-            most = min(rule.over(options).concurrency, size)
-            found[name] = replace(rule, concurrency=most)
+        here = [task for task in tasks if task.queue == name]
+        if here and all(task.site is Site.PROCESS for task in here):
+            most = max(_most_of(task, size) for task in here)
+            concurrency = min(rule.over(options).concurrency, most)
+            found[name] = replace(rule, concurrency=concurrency)
     return found
+
+
+def _most_of(task: Task[..., Any], size: int) -> int:
+    """Return how many jobs of a task a pool can run, and of a batch task gather meanwhile."""
+    if not is_batch(task):
+        return size
+    return task.batch.size * (min(task.batch.parallel, size) + 1)

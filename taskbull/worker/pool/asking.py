@@ -9,14 +9,14 @@ from taskbull.errors import TaskbullError
 from taskbull.worker.pool.faults import pack_fault
 from taskbull.worker.pool.messages import Ask, Fault, Question, Reply
 from taskbull.worker.run import JobPort, Run
-from taskbull.worker.running_job import Workplace, port_of
+from taskbull.worker.running_job import RunningJob, port_of, run_of
 
 
-async def perform(ask: Ask, run: Run, place: Workplace) -> Reply:
+async def perform(ask: Ask, job: RunningJob) -> Reply:
     """Do what a job asks for; what goes wrong is part of the answer."""
-    port = port_of(run, place)
+    port = port_of(job)
     try:
-        return Reply(ask.number, await _perform(ask, port, run))
+        return Reply(ask.number, await _perform(ask, port, run_of(job)))
     except TaskbullError as error:
         return Reply(ask.number, fault=pack_fault(error, of_redis=port.caused(error)))
     except Exception as error:  # noqa: BLE001 - the job is told, whatever it is

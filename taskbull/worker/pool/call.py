@@ -1,24 +1,27 @@
-"""One run of a job in a process of the pool, on its way there and back."""
+"""One call of a function in a process of the pool: its jobs, on their way there and back."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import deque
+from collections.abc import Sequence
 from contextvars import Context
 from typing import TypeAlias
 
 import msgspec
 
-from taskbull.core.job import Job
 from taskbull.errors import TaskbullError
 from taskbull.store.backend import Waiter, wake
-from taskbull.worker.pool.messages import Ask, Done, Order, Raised, encode
-from taskbull.worker.run import Run
-from taskbull.worker.running_job import Workplace
+from taskbull.worker.pool.frames import check_length
+from taskbull.worker.pool.messages import Ask, Ended, Order, encode
+from taskbull.worker.running_job import RunningJob
 from taskbull.worker.threads import Stoppable
 
-End: TypeAlias = Done | Raised | TaskbullError
-"""How a call ends: as the process says, or because there is no process any more."""
+_ROOM = 65_536
+"""Bytes for what an order has besides the job's data."""
+
+End: TypeAlias = list[Ended] | TaskbullError
+"""How a call ends: as the process says of each job, or because there is no process any more."""
 
 
 class Seat(ABC):
@@ -47,18 +50,19 @@ class Seat(ABC):
 class PoolCall:
     """A call of a function, until its end is known.
 
-    `seat` is written under the lock of the roster; `inbox` and `waiter` belong to the event loop.
+    `seat` is written under the lock of the roster, `ends` by the thread of the process; `inbox` and
+    `waiter` belong to the event loop.
     """
 
     __slots__ = (
         "clock",
         "context",
+        "ends",
         "grace",
         "inbox",
+        "jobs",
         "number",
         "order",
-        "place",
-        "run",
         "seat",
         "waiter",
     )
@@ -66,23 +70,24 @@ class PoolCall:
     def __init__(
         self,
         number: int,
-        run: Run,
-        place: Workplace,
+        jobs: Sequence[RunningJob],
         context: Context,
         grace: float,
         clock: Stoppable | None,
     ) -> None:
         self.number = number
-        self.run = run
-        self.place = place
-        self.order = encode(_order(number, place.queue, run.job))
+        self.jobs = jobs
+        more = len(jobs)
+        self.order = b"".join([encode(_order(number, more := more - 1, job)) for job in jobs])
         self.context = context
-        """That of the running job; what the process logs gets the job's fields from it."""
+        """That of the running job, or jobs; what the process logs gets the job's fields from it."""
         self.grace = grace
         self.clock = clock
         """What is stopped until a process is free."""
         self.seat: Seat | None = None
         """Where it is: None while it waits for a process."""
+        self.ends: list[Ended] = []
+        """How its jobs have ended, in their order."""
         self.inbox: deque[Ask | End] = deque()
         self.waiter: Waiter | None = None
 
@@ -98,10 +103,17 @@ class PoolCall:
             self.clock.go_on()
 
 
-def _order(number: int, queue: str, job: Job) -> Order:
+def check_size(job: RunningJob) -> None:
+    """Refuse a job that no process could be given, before others are called with it."""
+    check_length(len(job.job.raw_data) + _ROOM)
+
+
+def _order(number: int, more: int, running: RunningJob) -> Order:
+    job = running.job
     return Order(
         number,
-        queue,
+        more,
+        running.queue,
         job.id,
         job.name,
         job.raw_data,

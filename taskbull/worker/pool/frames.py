@@ -24,13 +24,18 @@ class BadFrame(TaskbullError):
     """What came is not a message."""
 
 
+def check_length(length: int) -> None:
+    """Refuse a message of so many bytes if that is too long."""
+    if length > MOST:
+        raise BadFrame(
+            f"{length / 1e6:.1f} MB are more than the {MOST >> 20} MB that can be exchanged with "
+            "a process of the pool"
+        )
+
+
 def frame(message: bytes) -> bytes:
     """Return a message as it is sent; refuse one that is too long."""
-    if len(message) > MOST:
-        raise BadFrame(
-            f"{len(message) / 1e6:.1f} MB are more than the {MOST >> 20} MB that can be exchanged "
-            "with a process of the pool"
-        )
+    check_length(len(message))
     return _HEADER.pack(MARK, len(message)) + message
 
 

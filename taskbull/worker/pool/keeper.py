@@ -27,6 +27,7 @@ from taskbull.worker.pool.messages import (
     Ask,
     CannotStart,
     Done,
+    Ended,
     Halt,
     Raised,
     Ready,
@@ -37,6 +38,7 @@ from taskbull.worker.pool.messages import (
 )
 from taskbull.worker.pool.output import STDERR, STDOUT, Printed, log_record
 from taskbull.worker.pool.process import Death, PoolProcess
+from taskbull.worker.running_job import run_of
 
 _BOTH = select.POLLIN | select.POLLOUT
 _LOOK = 0.25
@@ -59,7 +61,7 @@ class Gone(Struct, frozen=True):
     wanted: bool
     """Whether it ended because it was told to."""
     job: Job | None = None
-    """The job that ran in it."""
+    """The job that ran in it; of a batch the first one."""
 
 
 class Office(Protocol):
@@ -73,7 +75,7 @@ class Office(Protocol):
         """Take in a question of a running job."""
         ...
 
-    def ended(self, keeper: Keeper, call: PoolCall, end: Done | Raised) -> None:
+    def ended(self, keeper: Keeper, call: PoolCall) -> None:
         """Take in the end of a call: the process is free."""
         ...
 
@@ -135,8 +137,9 @@ class Keeper(Seat):
             if process is None:
                 return
             self._kill_at = monotonic() + call.grace
+            cancelled = [run_of(job).cancelled for job in call.jobs]
             with suppress(OSError):
-                process.leash.send(encode(Halt(call.number, reason, call.run.cancelled)))
+                process.leash.send(encode(Halt(call.number, reason, cancelled)))
             process.signal(SIGTERM)
         self._wake_up()
 
@@ -273,15 +276,18 @@ class Keeper(Seat):
             case CannotStart(reason, stack):
                 self._trouble = f"{reason}\n{stack}"
 
-    def _finish(self, end: Done | Raised) -> None:
+    def _finish(self, end: Ended) -> None:
         call = self.call
         if call is None or call.number != end.number:
+            return
+        call.ends.append(end)
+        if len(call.ends) < len(call.jobs):
             return
         for one in self._printed:  # it was flushed before the end was told
             one.read()
             one.end_of_job()
-        self.jobs += 1
-        self._office.ended(self, call, end)
+        self.jobs += len(call.jobs)
+        self._office.ended(self, call)
 
     def _context(self) -> Context:
         call = self.call
@@ -311,7 +317,7 @@ class Keeper(Seat):
                 reason,
                 started=self.has_begun,
                 wanted=self._told_to_end,
-                job=None if call is None else call.run.job,
+                job=None if call is None else call.jobs[0].job,
             ),
         )
 

@@ -46,9 +46,11 @@ class Hello(Message, frozen=True):
 
 
 class Order(Message, frozen=True):
-    """A job to run. `number` is that of the run; the rest is the job's, as `Job` has it."""
+    """A job to run. The first two are the call's; the rest is the job's, as `Job` has it."""
 
     number: int
+    more: int
+    """How many jobs of the same call follow, each in an order of its own: those of a batch."""
     queue: str
     id: str
     name: str
@@ -91,12 +93,12 @@ class Retire(Message, frozen=True):
 
 
 class Halt(Message, frozen=True):
-    """End the run of this number now: comes by the leash, and a signal follows."""
+    """End the call of this number now: comes by the leash, and a signal follows."""
 
     number: int
     reason: str
-    cancelled: str | None = None
-    """Why the job was cancelled, if it was."""
+    cancelled: list[str | None]
+    """Why each of its jobs was cancelled, if it was."""
 
 
 # From the process.
@@ -130,6 +132,8 @@ class Ask(Message, frozen=True):
     number: int
     question: Question
     argument: bytes = b""
+    job: int = 0
+    """Which one of its call it is, counted from 0."""
 
 
 class Record(Message, frozen=True):
@@ -148,7 +152,7 @@ class Record(Message, frozen=True):
 
 
 class Done(Message, frozen=True):
-    """A run is over, and well."""
+    """The run of a job is over, and well. The jobs of a call end in order."""
 
     number: int
     value: bytes | None
@@ -183,7 +187,7 @@ class Fate(Struct, frozen=True, array_like=True):
 
 
 class Raised(Message, frozen=True):
-    """A run is over, by an error."""
+    """The run of a job is over, by an error."""
 
     number: int
     kind: str
@@ -195,8 +199,9 @@ class Raised(Message, frozen=True):
     spawned: tuple[int, int] = (0, 0)
 
 
+Ended: TypeAlias = Done | Raised
 ToProcess: TypeAlias = Hello | Order | Reply | Retire | Halt
-ToWorker: TypeAlias = Ready | CannotStart | Ask | Record | Done | Raised
+ToWorker: TypeAlias = Ready | CannotStart | Ask | Record | Ended
 
 _encode = msgspec.msgpack.Encoder().encode
 

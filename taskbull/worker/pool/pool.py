@@ -6,7 +6,7 @@ The executor awaits it as it awaits a thread. Whatever cancels that await ends t
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager
 from contextvars import copy_context
 from itertools import count
@@ -17,21 +17,19 @@ from anyio import CancelScope, Event, current_time, get_cancelled_exc_class, mov
 
 from taskbull.errors import (
     ConfigurationError,
-    ProcessDied,
     ProcessUnavailable,
     TaskbullError,
 )
 from taskbull.store.backend import waiters
 from taskbull.worker.pool.asking import perform
 from taskbull.worker.pool.call import End, PoolCall
-from taskbull.worker.pool.fates import error_of
 from taskbull.worker.pool.keeper import LEAVING, Gone, Keeper
 from taskbull.worker.pool.mailbox import Mailbox
-from taskbull.worker.pool.messages import Ask, Done, FateKind, Raised, encode
+from taskbull.worker.pool.messages import Ask, Ended, encode
 from taskbull.worker.pool.pool_plan import PoolPlan, ProcessEnd
+from taskbull.worker.pool.results import Result, has_value, note_halted, results_of
 from taskbull.worker.pool.roster import Roster
-from taskbull.worker.run import Run, Spawning
-from taskbull.worker.running_job import Workplace
+from taskbull.worker.running_job import RunningJob
 from taskbull.worker.threads import Stoppable
 
 logger = logging.getLogger(__name__)
@@ -96,16 +94,16 @@ class ProcessPool:
         self._first = False
 
     async def run(
-        self, run: Run, place: Workplace, grace: float, clock: Stoppable | None = None
-    ) -> bytes | None:
-        """Run a job in a process, and return its result as JSON (None: null).
+        self, jobs: Sequence[RunningJob], grace: float, clock: Stoppable | None = None
+    ) -> list[Result]:
+        """Run a job in a process, or those of a batch in one call; return what came of each.
 
         The clock stands still while it waits for a process. If the caller is cancelled, the process
-        has `grace` seconds to end the job, and is killed then; a result that comes first counts.
+        has `grace` seconds to end the call, and is killed then; a result that comes first counts.
         """
         if not self._started:  # a job of a task that is at home in another queue
             self._hire_all()
-        call = PoolCall(next(self._numbers), run, place, copy_context(), grace, clock)
+        call = PoolCall(next(self._numbers), jobs, copy_context(), grace, clock)
         seat = self._roster.put(call)
         if seat is not None:
             seat.send(call.order)
@@ -116,12 +114,12 @@ class ProcessPool:
         except get_cancelled_exc_class():
             if self._roster.withdraw(call):
                 raise
-            ended = await self._halt(call)
-            if not isinstance(ended, Done):
-                run.halted_at = _stack(ended)
+            halted = await self._halt(call)
+            if not has_value(halted):
+                note_halted(jobs, halted)
                 raise
-            end = ended
-        return _value(end, run)
+            end = halted
+        return results_of(jobs, end)
 
     async def close(self, limit: float) -> None:
         """End all processes: they have so many seconds to leave their lifespans."""
@@ -137,13 +135,13 @@ class ProcessPool:
                 await self._until_empty()
 
     async def _follow(self, call: PoolCall) -> End:
-        """Do what a running job asks for, until it ends."""
+        """Do what running jobs ask for, until their call ends."""
         while True:
             while call.inbox:
                 message = call.inbox.popleft()
                 if not isinstance(message, Ask):
                     return message
-                answer = await perform(message, call.run, call.place)
+                answer = await perform(message, call.jobs[message.job])
                 if call.seat is not None:
                     call.seat.send(encode(answer))
             call.waiter = self._new_waiter()
@@ -169,13 +167,13 @@ class ProcessPool:
         """Bring a question to whoever awaits the call."""
         self._mailbox.post(lambda: call.deliver(ask))
 
-    def ended(self, keeper: Keeper, call: PoolCall, end: Done | Raised) -> None:
+    def ended(self, keeper: Keeper, call: PoolCall) -> None:
         """Give the process its next job first, then bring the end to whoever awaits it."""
         self._feed(keeper)
-        self._mailbox.post(lambda: call.deliver(end))
+        self._mailbox.post(lambda: call.deliver(call.ends))
         if keeper.dismissed:
             self._mailbox.post(lambda: self._let_go(keeper))
-        elif not keeper.worn and self._is_worn(keeper, end):
+        elif not keeper.worn and self._is_worn(keeper, call.ends[-1]):
             keeper.worn = True
             self._mailbox.post(self._hire)
 
@@ -193,7 +191,7 @@ class ProcessPool:
             keeper.send(call.order)
             self._mailbox.post(call.begin)
 
-    def _is_worn(self, keeper: Keeper, end: Done | Raised) -> bool:
+    def _is_worn(self, keeper: Keeper, end: Ended) -> bool:
         plan = self._plan
         return (plan.max_jobs is not None and keeper.jobs >= plan.max_jobs) or (
             plan.max_memory is not None and end.megabytes > plan.max_memory
@@ -290,24 +288,3 @@ async def pool_running(
         yield pool
     finally:
         await pool.close(grace)
-
-
-def _stack(end: End | None) -> str:
-    """Return where a job was when it was ended, if that is known."""
-    if isinstance(end, Raised):
-        return end.stack
-    return "\n".join(getattr(end, "__notes__", ()))
-
-
-def _value(end: End, run: Run) -> bytes | None:
-    """Return the value of a call that is over, or raise what was raised in it."""
-    if isinstance(end, TaskbullError):
-        raise end
-    if any(end.spawned):
-        run.spawned = Spawning(*end.spawned)
-    if isinstance(end, Done):
-        run.heeded = run.heeded or end.heeded
-        return end.value
-    if end.fate.kind is FateKind.TERMINATED:
-        raise ProcessDied(f"the process was told to end, not by its worker: {end.reason}")
-    raise error_of(end)
