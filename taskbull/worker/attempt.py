@@ -94,13 +94,15 @@ class Executor:
             route = self._resolve(job)
             run.policy = route.policy
             # The time of a batch is that of its call, which begins later.
-            timeout = None if route.batch is not None else job.options.timeout or route.timeout
+            timeout = None if route.batch else job.options.timeout or route.timeout
             running = RunningJob(run, self._place)
             token = enter(running)
             try:
                 if (timeout is not None or self._cancel_lost) and self._threads is not None:
                     return await self._within(timeout, route, running, run)
                 run.scope = scope
+                if route.is_awaited:  # asked first: most are, and it saves them a call (2 %)
+                    return _returned(run, await route.function(running))
                 return _returned(run, await self._call(route, run, running))
             finally:
                 leave(token)

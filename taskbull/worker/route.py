@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Awaitable, Callable, Sequence
+from functools import cached_property
 from typing import Any, TypeAlias
 
 from msgspec import Struct
@@ -22,7 +23,7 @@ Handler: TypeAlias = Callable[[RunningJob], Awaitable[Any]]
 SyncHandler: TypeAlias = Callable[[RunningJob], Any]
 
 
-class Route(Struct, frozen=True):
+class Route(Struct, frozen=True, dict=True):
     """How the jobs of a task are run."""
 
     function: Callable[[Any], Any]
@@ -39,6 +40,11 @@ class Route(Struct, frozen=True):
     batch: BatchRules | None = None
     """How jobs are gathered for one call, if that takes many: then the function is called with a
     `Batch`, and returns one result for each job. The layers surround each job nevertheless."""
+
+    @cached_property
+    def is_awaited(self) -> bool:
+        """Whether the function is awaited as it is: in the event loop, with nothing around it."""
+        return self.site is Site.LOOP and self.batch is None and not self.layers
 
 
 Resolve: TypeAlias = Callable[[Job], Route]
