@@ -7,8 +7,20 @@ from anyio import Event, create_task_group, fail_after, to_thread
 
 from taskbull.app.app import App
 from taskbull.store import redelivery
-from tests.servers.cluster import Cluster, slot_of
+from taskbull.worker.stop_requests import CLIENT
+from tests.servers.cluster import Cluster, Node, slot_of
 from tests.worker.bed import until
+
+
+def readers(node: Node) -> list[str]:
+    """Return the ids of the connections that read a stream there, but for those of workers."""
+    lines = node.run("CLIENT", "LIST").splitlines()
+    clients = [dict(word.partition("=")[::2] for word in line.split()) for line in lines]
+    return [
+        client["id"]
+        for client in clients
+        if client["cmd"] == "xread" and not client["name"].startswith(CLIENT)
+    ]
 
 
 async def test_tasks_of_several_queues_give_their_results(cluster: Cluster, prefix: str) -> None:
@@ -52,18 +64,16 @@ async def test_a_result_is_waited_for_while_its_queue_moves(
                 results.append(await job.aresult())
 
             async def wait_in_thread() -> None:
-                results.append(await to_thread.run_sync(job.result))
+                results.append(await to_thread.run_sync(job.result, 60))
 
             tasks.start_soon(wait)
             tasks.start_soon(wait_in_thread)
-            await until(lambda: source.run("CLIENT", "LIST").count("cmd=xread") == 2)
+            await until(lambda: len(readers(source)) == 2)
             target = cluster.other_than(source)
             migration = cluster.migrate(slot_of(key), source, target)
             await to_thread.run_sync(lambda: migration.move(*migration.keys_at_source()))
-            for line in source.run("CLIENT", "LIST").splitlines():
-                fields = dict(word.partition("=")[::2] for word in line.split())
-                if fields["cmd"] == "xread":
-                    source.run("CLIENT", "KILL", "ID", fields["id"])
+            for client_id in readers(source):
+                source.run("CLIENT", "KILL", "ID", client_id)
             refused = target.refusals("TRYAGAIN")
             await until(lambda: target.refusals("TRYAGAIN") > refused + 20)
             await to_thread.run_sync(migration.finish)
