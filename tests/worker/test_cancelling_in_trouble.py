@@ -98,7 +98,7 @@ async def test_a_worker_whose_end_gets_lost_ends_a_cancelled_job_once(bed: Worke
             await bed.record.wait_for(events.Started)
             # Without a message: only the end of the job, whose reply is lost, shows it.
             bed.admin.hset(bed.keys.job(handle.id), "defa", WHY)
-            proxy.cut_before_reply(b"*")
+            proxy.cut_before_reply(b"broke")  # not that of another connection
             go.set()
             [failed] = await bed.record.wait_for(events.Failed)
             await bed.record.wait_for(events.Recovered)
