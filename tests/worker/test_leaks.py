@@ -64,7 +64,7 @@ def _footprint(bed: WorkerBed, event_loop: str) -> Footprint:
         threads=threading.active_count(),
         files=len(os.listdir("/proc/self/fd")),
         clients=len(bed.admin.client_list()),
-        runs=sum(isinstance(one, Run | RunningJob) for one in gc.get_objects()),
+        runs=sum(type(one) is Run or type(one) is RunningJob for one in gc.get_objects()),
     )
 
 
