@@ -136,15 +136,14 @@ async def test_a_poison_job_takes_no_other_with_it(
     bed: WorkerBed, anyio_backend_name: str
 ) -> None:  # F13
     queues = [Queue(name, redis=bed.url, prefix=bed.prefix) for name in ("a", "b")]
-    [poison, *_] = await queues[0].add_bulk([("poison", {}), *[("sound", {})] * 4])
-    await queues[1].add_bulk([("sound", {})] * 5)
+    [poison, *_] = await queues[0].add_bulk([("poison", {}), *[("sound", {})] * 9])
     words = (bed.url, bed.prefix, anyio_backend_name)
 
     async def counts(state: str) -> list[int]:
         return [(await queue.counts())[state] for queue in queues]
 
     async def ended() -> bool:
-        return await counts("completed") == [4, 5] and await counts("failed") == [1, 0]
+        return await counts("completed") == [9, 0] and await counts("failed") == [1, 0]
 
     deaths = 0
     with fail_after(240):  # several processes are started, one after the other
