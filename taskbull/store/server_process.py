@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Self
 
 from taskbull.errors import ConfigurationError, ConnectionLost
+from taskbull.store.server_warden import warden
 
 HOST = "127.0.0.1"
 LOG_NAME = "server.log"
@@ -98,8 +99,9 @@ def log_tail(log: Path, start: int = 0) -> str:
 class ServerProcess:
     """One server process on the loopback interface, with a folder of its own.
 
-    It owns the process and the folder until `close`. `stop`, `kill` and `start` keep folder and
-    address: what was persisted is there again. By default nothing is.
+    It owns the process and the folder until `close`; if we are killed before, `warden` ends both.
+    `stop`, `kill` and `start` keep folder and address: what was persisted is there again. By
+    default nothing is.
     """
 
     def __init__(
@@ -172,16 +174,16 @@ class ServerProcess:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(deadline / 2)
         process.send_signal(signal.SIGTERM)
-        try:
+        with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(deadline / 2)
-        except subprocess.TimeoutExpired:
-            self.kill()
+        self.kill()
 
     def kill(self) -> None:
         """End the process at once, as a crash would."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()
+            warden.release(self._process.pid)
 
     def restart(self) -> None:
         """Stop the server, if it runs, and start it at the same address with what it persisted."""
@@ -235,6 +237,7 @@ class ServerProcess:
         raise ConnectionLost(f"No free port for {self._binary} in {_PORT_ATTEMPTS} attempts")
 
     def _spawn(self) -> None:
+        self.kill()  # what ended by itself is guarded still
         self._log_start = log_size(self.log)
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(  # noqa: S603 - our own binary, no shell
@@ -245,6 +248,7 @@ class ServerProcess:
                 umask=0o077,
                 start_new_session=True,  # Ctrl-C is for us, not for the server
             )
+        warden.guard(self._process.pid, self.folder)
 
     def _await_answer(self, limit: float) -> None:
         while not is_ready(ask(self.socket, "PING")):

@@ -4,6 +4,7 @@ import os
 import socket
 import subprocess
 import sys
+import tempfile
 from contextlib import suppress
 from pathlib import Path
 
@@ -14,10 +15,11 @@ import sniffio
 from taskbull.errors import ConfigurationError, ConnectionLost
 from taskbull.store import server_process as server_module
 from taskbull.store.server_process import ServerProcess, ask, log_tail, quoted, valkey_binary
+from taskbull.store.server_warden import ServerWarden, warden
 from tests.servers import kinds
 from tests.servers.kinds import REDIS_6, REDIS_7, VALKEY_9, PrivateServers, Reachable
 from tests.servers.starter import lives
-from tests.servers.waiting import plain_client
+from tests.servers.waiting import plain_client, wait_until
 
 PERSISTENT = {"appendonly": "yes", "appendfsync": "always"}
 ROOT = Path(__file__).parents[2]
@@ -25,8 +27,8 @@ ROOT = Path(__file__).parents[2]
 every_kind = pytest.mark.parametrize("kind", [VALKEY_9, REDIS_6, REDIS_7])
 
 
-def answers(server: ServerProcess) -> bool:
-    return ask(server.socket, "PING", timeout=0.2) == "+PONG"
+def answers(server: ServerProcess, timeout: float = 10.0) -> bool:
+    return ask(server.socket, "PING", timeout) == "+PONG"
 
 
 @every_kind
@@ -104,7 +106,7 @@ def test_nothing_is_persisted_unless_asked_for(private_server: PrivateServers) -
 def test_a_paused_server_answers_only_when_resumed(private_server: PrivateServers) -> None:
     server = private_server()
     server.pause()
-    assert not answers(server)
+    assert not answers(server, timeout=0.2)
     assert server.running
     server.resume()
     assert answers(server)
@@ -162,6 +164,75 @@ def test_a_closed_server_leaves_neither_process_nor_folder() -> None:
         pid, folder = server.pid, server.folder
     assert not lives(pid)
     assert not folder.exists()
+
+
+MAKE = """
+import sys, time
+from taskbull.store.server_process import ServerProcess, valkey_binary
+from taskbull.store.server_warden import warden
+servers = [ServerProcess(valkey_binary()) for _ in range(3)]
+for server in servers:
+    server.start()
+servers[0].restart()
+servers[1].close()
+if "lose the warden" in sys.argv:
+    os.kill(warden.pid, signal.SIGKILL)
+    servers[1] = ServerProcess(valkey_binary())
+    servers[1].start()
+for server in servers:
+    if server.running:
+        print(server.pid, flush=True)
+print(flush=True)
+time.sleep(3600)
+"""
+
+
+@pytest.mark.parametrize(("how", "left"), [("", 2), ("lose the warden", 3)])
+def test_servers_end_with_a_maker_that_is_killed(how: str, left: int) -> None:
+    # A short path: it is that of a socket.
+    with tempfile.TemporaryDirectory(prefix="a \\folder\n of $two lines") as name:
+        pids = servers_of_a_killed_maker(name, how)
+        assert len(pids) == left
+        wait_until(lambda: not any(map(lives, pids)), "the servers end")
+        wait_until(lambda: os.listdir(name) == [], "their folders go")
+
+
+def servers_of_a_killed_maker(folder: str, how: str) -> list[int]:
+    with subprocess.Popen(
+        [sys.executable, "-c", f"import os, signal{MAKE}", how],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "TMPDIR": folder},
+    ) as maker:
+        assert maker.stdout is not None
+        pids = [int(line) for line in iter(maker.stdout.readline, "\n")]
+        assert all(map(lives, pids))
+        maker.kill()
+    return pids
+
+
+def test_a_fork_of_the_maker_leaves_its_servers_alone(private_server: PrivateServers) -> None:
+    server = private_server()
+    child = os.fork()
+    if child == 0:
+        os._exit(0 if warden.pid is None else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert warden.pid is not None
+    assert answers(server)
+
+
+def test_the_warden_leaves_with_the_last_server() -> None:
+    mine = ServerWarden()
+    mine.guard(2**22, Path("first"))  # no process has so high a number
+    mine.guard(2**22 + 1, Path("second"))
+    shell = mine.pid
+    assert shell is not None
+    mine.release(2**22)
+    mine.release(2**22)
+    assert lives(shell)
+    mine.release(2**22 + 1)
+    assert mine.pid is None
+    assert not lives(shell)
 
 
 def test_the_log_of_a_server_that_wrote_none_is_told_as_such(tmp_path: Path) -> None:
