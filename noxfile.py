@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import nox
 
@@ -28,8 +29,14 @@ WORKER_SOAK = (
 CODE = ("taskbull", "tests", "benchmarks", "examples", "noxfile.py")
 
 
+# Images of Python often forbid byte code. Then each process of the tests compiles everything anew,
+# and there are thousands of them.
+BYTE_CODE = {"PYTHONDONTWRITEBYTECODE": ""}
+
+
 def run(session: nox.Session, module: str, *arguments: str, **environment: str) -> None:
-    session.run(sys.executable, "-m", module, *arguments, env={**os.environ, **environment})
+    env = {**os.environ, **BYTE_CODE, **environment}
+    session.run(sys.executable, "-m", module, *arguments, env=env)
 
 
 @nox.session
@@ -41,9 +48,14 @@ def lint(session: nox.Session) -> None:
 
 @nox.session
 def types(session: nox.Session) -> None:
-    """Types, by two checkers: users have either."""
-    run(session, "mypy")
-    run(session, "pyright", "--pythonpath", sys.executable)
+    """Types, by two checkers, for users have either: both at once, for neither uses two cores."""
+    with ThreadPoolExecutor() as threads:
+        checkers = [
+            threads.submit(run, session, "mypy"),
+            threads.submit(run, session, "pyright", "--pythonpath", sys.executable),
+        ]
+    for checker in checkers:
+        checker.result()
 
 
 @nox.session
@@ -68,8 +80,9 @@ def tests(session: nox.Session) -> None:
 
 @nox.session
 def coverage(session: nox.Session) -> None:
-    """The suite again, with a count of the lines and branches that it reaches."""
-    run(session, "pytest", *PARALLEL, "--cov", "--cov-report=term", "--cov-fail-under=90")
+    """The suite again, each loop with each server, with a count of the lines and branches."""
+    cover = ("--cov", "--cov-report=term", "--cov-fail-under=90")
+    run(session, "pytest", *PARALLEL, *cover, TASKBULL_ALL_PAIRS="1")
 
 
 @nox.session

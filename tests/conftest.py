@@ -13,6 +13,7 @@ import pytest
 import redis
 from hypothesis import settings
 
+from tests.pairs import thin_out
 from tests.servers.cluster import Cluster
 from tests.servers.kinds import (
     KINDS,
@@ -41,7 +42,11 @@ def pytest_configure(config: pytest.Config) -> None:
 LONG = (
     "interop/test_taskbull.py",
     "cli/test_worker.py",
+    "pool/test_ending.py",
     "speed/test_instructions.py",
+    "dashboard/test_browser.py",
+    "scripts/test_denied.py",
+    "worker/test_in_a_cluster.py",
     "app/test_bulk.py",
     "speed/test_memory.py",
     "scripts/test_half_moved_slot.py",
@@ -51,7 +56,10 @@ LONG = (
     "worker/test_fuzz.py",
     "cli/test_hostile_tasks.py",
     "interop/test_taskbull_sequences.py",
-    "worker/test_in_a_cluster.py",
+    "interop/test_cron.py",
+    "pool/test_running.py",
+    "pool/test_batches.py",
+    "pool/test_starting.py",
     "observability/test_processes.py",
     "benchmarks/test_parts.py",
     "worker/test_killed.py",
@@ -60,8 +68,9 @@ LONG = (
 
 
 @pytest.hookimpl(trylast=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Begin with what takes long: of several processes none goes on alone in the end."""
+    thin_out(config, items)
     tests = Counter(item.path for item in items)
     items.sort(key=lambda item: (_place(item.path), -tests[item.path]))
 
@@ -82,23 +91,21 @@ def shared_servers() -> Iterator[SharedServers]:
         yield SharedServers(stack)
 
 
-def emptied(server: Reachable) -> Reachable:
-    with redis.Redis.from_url(server.url) as client:
-        client.flushall()
-    return server
-
-
 @pytest.fixture(params=KINDS)
 def server(request: pytest.FixtureRequest, shared_servers: SharedServers) -> Reachable:
     """A server of each kind in turn, empty, shared with the tests before and after."""
-    return emptied(shared_servers.get(request.param))
+    return shared_servers.emptied(request.param)
 
 
 @pytest.fixture
-def admin(server: Reachable) -> Iterator[redis.Redis]:
+def admin(server: Reachable, shared_servers: SharedServers) -> Iterator[redis.Redis]:
     """A plain client of `server`, to seed and to inspect; replies are bytes."""
-    with redis.Redis.from_url(server.url) as client:
-        yield client
+    client = shared_servers.client(server)
+    yield client
+    if len(client.connection_pool._available_connections) > 1:  # some threads have used it
+        client.connection_pool.disconnect()
+    else:
+        client.client_setname("")  # some tests call it a worker
 
 
 @pytest.fixture

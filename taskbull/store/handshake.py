@@ -93,7 +93,8 @@ def dial_error(endpoint: Endpoint, error: Exception, timeout: float, *, tls: boo
         case TimeoutError():
             # A server without TLS takes the greeting for a command that is not yet complete.
             hint = "; does it speak TLS?" if tls else ""
-            return ConnectionLost(f"no answer from {endpoint} within {timeout:.3g} s{hint}")
+            seconds = float(f"{timeout:.2g}")  # it may be what is left of 0.2 s
+            return ConnectionLost(f"no answer from {endpoint} within {seconds:g} s{hint}")
         case ProtocolError():
             return ServerRefused("PROTOCOL", f"{endpoint} does not speak the Redis protocol")
         case _ if type(error).__module__ == "ssl":  # not imported where nobody wants TLS

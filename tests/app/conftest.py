@@ -8,14 +8,13 @@ from typing import Any
 import pytest
 
 from taskbull.app.app import App
-from tests.conftest import emptied
 from tests.servers.kinds import KINDS, Reachable, SharedServers
 
 
 @pytest.fixture
 def server(shared_servers: SharedServers) -> Reachable:
     """One kind is enough here: what differs between them is the business of the layers below."""
-    return emptied(shared_servers.get(KINDS[0]))
+    return shared_servers.emptied(KINDS[0])
 
 
 @pytest.fixture

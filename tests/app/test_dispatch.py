@@ -13,7 +13,8 @@ from taskbull.core.classification import classify
 from taskbull.core.job import Job
 from taskbull.core.middleware import compose
 from taskbull.errors import ConfigurationError, InvalidArguments, JobFailed, TaskNotRegistered
-from taskbull.worker.running_job import RunningJob, current_job
+from taskbull.worker.current_job import current_job
+from taskbull.worker.running_job import RunningJob
 
 LIMIT = 30.0
 

@@ -78,11 +78,24 @@ async def test_a_redis_that_is_away_is_one_error(ask: Ask, kind: type[Exception]
     check_alone(raised.value)
 
 
-@pytest.mark.parametrize("ask", [_result, NO_ANSWER[-1][1]], ids=["aresult", "result"])
-async def test_a_result_that_does_not_come_or_is_gone_is_one_error(app: App, ask: Ask) -> None:
+async def _patiently(app: App) -> None:
+    await app.job("q", "1").aresult(timeout=LIMIT)
+
+
+_PATIENTLY = in_thread(lambda app: app.job("q", "1").result(timeout=LIMIT))
+
+
+@pytest.mark.parametrize(
+    ("ask", "patiently"),
+    [(_result, _patiently), (NO_ANSWER[-1][1], _PATIENTLY)],
+    ids=["aresult", "result"],
+)
+async def test_a_result_that_does_not_come_or_is_gone_is_one_error(
+    app: App, ask: Ask, patiently: Ask
+) -> None:
     with fail_after(LIMIT):
         with pytest.raises(JobNotFound) as gone:
-            await ask(app)
+            await patiently(app)  # to connect may take longer than the shortest timeout
         await app.queue("q").add("n")
         with pytest.raises(TimeoutError) as late:
             await ask(app)

@@ -263,4 +263,4 @@ def test_a_single_process_has_the_standard_input(folder: Path, url: str, queue: 
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    assert job.result(timeout=1) == "a line\n"
+    assert job.result(timeout=10) == "a line\n"

@@ -23,10 +23,7 @@ from tests.worker.bed import WorkerBed
 @pytest.fixture
 def server(shared_servers: SharedServers) -> Reachable:
     """One kind of server is enough: what is observed is the same on all."""
-    reachable = shared_servers.get(KINDS[0])
-    with redis.Redis.from_url(reachable.url) as client:
-        client.flushall()
-    return reachable
+    return shared_servers.emptied(KINDS[0])
 
 
 @pytest.fixture

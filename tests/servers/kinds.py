@@ -84,11 +84,24 @@ class SharedServers:
     def __init__(self, stack: ExitStack) -> None:
         self._stack = stack
         self._started: dict[str, Reachable] = {}
+        self._clients: dict[Reachable, redis.Redis] = {}
 
     def get(self, kind: str) -> Reachable:
         if kind not in self._started:
             self._started[kind] = Reachable(kind, self._start(kind))
         return self._started[kind]
+
+    def emptied(self, kind: str) -> Reachable:
+        server = self.get(kind)
+        self.client(server).flushall()
+        return server
+
+    def client(self, server: Reachable) -> redis.Redis:
+        """Give the one client of a server: to make one takes longer than many a test."""
+        if server not in self._clients:
+            made = self._stack.enter_context(redis.Redis.from_url(server.url))
+            self._clients[server] = made
+        return self._clients[server]
 
     def _start(self, kind: str) -> str:
         if kind == CONTAINER:

@@ -23,7 +23,7 @@ from tests.store.sample import Peer, Words, bulk, command, count, greet
 HERE = Endpoint("localhost", 7000)
 LIMIT = 10.0
 
-ONCE = ConnectionOptions(connect_timeout=0.5, max_reconnect_attempts=1)
+ONCE = ConnectionOptions(connect_timeout=1.5, max_reconnect_attempts=1)
 
 
 def info(version: str) -> bytes:
@@ -261,7 +261,7 @@ def test_whom_a_sync_store_meets_is_told_to_its_callers(
     prefix: str,
 ) -> None:
     with Peer(answer) as peer, pytest.raises(expected, match=message):
-        SyncStore(parse(peer.url)).run(count(prefix), timeout=0.4)
+        SyncStore(parse(peer.url)).run(count(prefix), timeout=1.0)
 
 
 async def test_a_refusal_is_told_once_and_the_next_call_tries_again(prefix: str) -> None:
@@ -281,7 +281,7 @@ def test_a_full_server_says_so(private_server: PrivateServers, kind: str, prefix
     with plain_client(server) as client:
         client.execute_command("CONFIG", "SET", "maxclients", "1")
         with pytest.raises(ConnectionLost, match="max number of clients reached"):
-            SyncStore(parse(server.url)).run(count(prefix), timeout=0.3)
+            SyncStore(parse(server.url)).run(count(prefix), timeout=1.0)
 
 
 @pytest.mark.parametrize("kind", ["valkey-9", "redis-6.2", "redis-7"])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import http.server
 import re
 import threading
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from functools import partial
@@ -250,7 +249,7 @@ async def test_a_slot_that_nobody_serves_is_reported_when_time_is_up(
 ) -> None:
     server = private_server({"cluster-enabled": "yes"}, kind=kind)
     async with running(way, server.url) as run:
-        refused = await refusal(run(count(prefix), timeout=0.3))
+        refused = await refusal(run(count(prefix), timeout=1.5))
     assert refused.code == "CLUSTERDOWN"
     assert isinstance(refused, ServerUnavailable)
 
@@ -532,10 +531,8 @@ NOSCRIPT = b"-NOSCRIPT No matching script.\r\n"
 async def test_the_time_of_a_call_includes_the_loading_of_its_script(way: str, prefix: str) -> None:
     with Peer(Answers(NOSCRIPT, b"")) as peer:  # it says nothing to SCRIPT LOAD
         async with running(way, peer.url) as run:
-            begun = time.monotonic()
-            with pytest.raises((ConnectionLost, MaybeExecuted)):
+            with fail_after(LIMIT), pytest.raises((ConnectionLost, MaybeExecuted)):
                 await run(count(prefix), timeout=0.4)
-            assert time.monotonic() - begun < 1.5
 
 
 async def test_a_script_whose_loading_was_cut_off_has_not_run(

@@ -19,7 +19,6 @@ from taskbull.store.dialing import ConnectionOptions
 from taskbull.store.reconnection import Change, Connected, LinkLost
 from taskbull.store.silence import FORGOTTEN
 from taskbull.store.sync_store import SyncStore
-from tests.conftest import emptied
 from tests.servers.kinds import KINDS, PrivateServers, Reachable, SharedServers
 from tests.servers.waiting import wait_until
 from tests.store.sample import command, count, echo
@@ -35,7 +34,7 @@ Run: TypeAlias = Callable[..., Any]
 
 @pytest.fixture
 def server(shared_servers: SharedServers) -> Reachable:
-    return emptied(shared_servers.get(KINDS[0]))
+    return shared_servers.emptied(KINDS[0])
 
 
 @pytest.fixture(params=["async", "sync"])

@@ -122,7 +122,7 @@ def test_a_silent_server_leaves_doubt_when_time_is_up(proxy: Proxy, pool: Connec
     begun = time.monotonic()
     with pytest.raises(MaybeExecuted):
         pool.exchange(at(proxy), [PING], within(0.2))
-    assert 0.2 <= time.monotonic() - begun < 1.0
+    assert 0.2 <= time.monotonic() - begun < LIMIT
 
 
 def test_a_server_that_lets_nobody_in_in_time_is_not_there(
@@ -132,7 +132,7 @@ def test_a_server_that_lets_nobody_in_in_time_is_not_there(
     begun = time.monotonic()
     with pytest.raises(ConnectionLost, match=r"no answer from 127.0.0.1:\d+ within 0.2 s"):
         pool.exchange(at(proxy), [PING], within(0.2))
-    assert 0.2 <= time.monotonic() - begun < 1.0
+    assert 0.2 <= time.monotonic() - begun < LIMIT
 
 
 def test_the_limit_holds_for_connecting_and_answering_together() -> None:
@@ -140,15 +140,15 @@ def test_the_limit_holds_for_connecting_and_answering_together() -> None:
 
     def answer(words: Words) -> bytes | None:
         if words[0] == b"PING":
-            never.wait(0.4)
+            never.wait(1.0)
         return b"" if words[0] == b"ECHO" else greet(words)
 
     with Peer(answer) as peer:
         pool = ConnectionPool(parse(peer.url))
         begun = time.monotonic()
         with pytest.raises(MaybeExecuted):
-            pool.exchange(Endpoint("127.0.0.1", peer.port), [echo("x")], within(0.6))
-        assert time.monotonic() - begun < 0.9
+            pool.exchange(Endpoint("127.0.0.1", peer.port), [echo("x")], within(1.5))
+        assert time.monotonic() - begun < 1.0 + 1.5
 
 
 def test_a_server_that_drips_is_given_up_when_time_is_up() -> None:
@@ -157,7 +157,7 @@ def test_a_server_that_drips_is_given_up_when_time_is_up() -> None:
     def answer(words: Words) -> bytes | None:
         if words[0] != b"ECHO":
             return greet(words)
-        for byte in b"$20\r\n" + b"x" * 20:  # each byte comes in time; all of them do not
+        for byte in b"$100\r\n" + b"x" * 100:  # each byte comes in time; all of them do not
             peer._open[0].sendall(bytes([byte]))
             never.wait(0.1)
         return b"\r\n"
@@ -167,7 +167,7 @@ def test_a_server_that_drips_is_given_up_when_time_is_up() -> None:
         begun = time.monotonic()
         with pytest.raises(MaybeExecuted):
             pool.exchange(Endpoint("127.0.0.1", peer.port), [echo("x")], within(0.4))
-        assert 0.4 <= time.monotonic() - begun < 1.0
+        assert 0.4 <= time.monotonic() - begun < LIMIT
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,7 @@ from tests.servers.sentinel import SentinelSet
 from tests.servers.waiting import plain_client, wait_until
 from tests.store.sample import COUNT, Peer, Words, bulk, command, count, echo, greet, stop_half_way
 
-SLACK = 0.7  # beyond its timeout a call may need this long: a last pause, and a slow machine
+SLACK = 4.0  # beyond its timeout a call may need this long: a last pause, and a busy machine
 
 
 @pytest.fixture
@@ -528,7 +528,7 @@ def test_sentinels_are_told_their_own_login(private_server: PrivateServers, pref
     with ServerProcess(binary(VALKEY_9), options, arguments=("--sentinel",)) as sentinel:
         url = f"redis+sentinel://:hush@127.0.0.1:{sentinel.port}/mymaster"
         with pytest.raises(ConnectionLost, match=r"[Aa]uthentication"):
-            SyncStore(parse(url)).run(count(prefix), timeout=0.2)
+            SyncStore(parse(url)).run(count(prefix), timeout=1.0)
         with closing(SyncStore(parse(f"{url}?sentinel_password=watchword"))) as store:
             assert store.run(count(prefix), timeout=5.0) == 1
 

@@ -73,9 +73,9 @@ async def test_a_client_shows_its_own_certificate(
 async def test_tls_to_a_server_without_it_is_reported(server: Reachable, prefix: str) -> None:
     with proxy_to(server) as proxy, fail_after(LIMIT):
         address = parse(proxy.url.replace("redis:", "rediss:"))
-        async with open_store(address, ConnectionOptions(connect_timeout=0.2)) as store:
+        async with open_store(address, ConnectionOptions(connect_timeout=0.5)) as store:
             with pytest.raises(ConnectionLost, match="does it speak TLS"):
-                await store.run(count(prefix), timeout=1.0)
+                await store.run(count(prefix), timeout=2.0)
 
 
 def test_a_certificate_file_that_is_not_there_is_found_when_the_url_is_read() -> None:

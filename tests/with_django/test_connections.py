@@ -14,7 +14,6 @@ from django.db import connection
 from taskbull import App, JobFailed
 from taskbull.django import database_connections
 from taskbull.worker.running_job import RunningJob
-from tests.conftest import emptied
 from tests.servers.kinds import KINDS, SharedServers
 
 LIMIT = 30.0
@@ -33,7 +32,7 @@ def database(tmp_path_factory: pytest.TempPathFactory) -> None:
 
 @pytest.fixture
 def app(shared_servers: SharedServers, prefix: str) -> Iterator[App]:
-    app = App("shop", redis=emptied(shared_servers.get(KINDS[0])).url, prefix=prefix)
+    app = App("shop", redis=shared_servers.emptied(KINDS[0]).url, prefix=prefix)
     yield app
     app.close()
 
