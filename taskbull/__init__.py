@@ -59,7 +59,8 @@ if TYPE_CHECKING:
     from taskbull.queue.server import Server
     from taskbull.queue.sync_queue import SyncQueue
     from taskbull.queue.sync_server import SyncServer
-    from taskbull.worker.running_job import RunningJob, current_batch, current_job
+    from taskbull.worker.current_job import current_batch, current_job
+    from taskbull.worker.running_job import RunningJob
     from taskbull.worker.worker import Worker
 
 __all__ = [
@@ -134,8 +135,8 @@ _LATER = {
     "SyncQueue": "taskbull.queue.sync_queue",
     "SyncServer": "taskbull.queue.sync_server",
     "Worker": "taskbull.worker.worker",
-    "current_batch": "taskbull.worker.running_job",
-    "current_job": "taskbull.worker.running_job",
+    "current_batch": "taskbull.worker.current_job",
+    "current_job": "taskbull.worker.current_job",
 }
 """Where the names are that are imported when they are asked for."""
 

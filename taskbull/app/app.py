@@ -90,6 +90,7 @@ class App(TaskGroup):
             Namespace(address_of(redis), prefix, hash_tag),
             limit_of("enqueue_timeout", enqueue_timeout),
             limit_of("call_timeout", call_timeout),
+            self.check_data,
         )
         producer.client(queue)  # refuses a wrong name
         self.move(producer)
@@ -194,6 +195,15 @@ class App(TaskGroup):
         """Return how many attempts a worker of this app gives a job."""
         task = self.tasks.get(job.name)
         return attempts_of(job, self._defaults.policy if task is None else task.settings.policy)
+
+    def check_data(self, name: str, data: bytes) -> None:
+        """Refuse the data of a job, as JSON, that a worker of this app would: `InvalidArguments`.
+
+        Jobs of tasks that it does not have pass: others may run them.
+        """
+        task = self.tasks.get(name)
+        if task is not None:
+            task.check_data(data)
 
     def unknown_names(self, queue: str, *, timeout: Duration | None = 2.0) -> list[str]:
         """Name the tasks of waiting jobs that this app does not have; from sync code.

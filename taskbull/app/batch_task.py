@@ -83,6 +83,10 @@ class BatchTask(Task[[T], R], Generic[T, P, R]):
         """Prepare what reads the data of a job as an item."""
         return self.calling.items.reader(self.settings.extra)
 
+    def check_data(self, data: bytes) -> None:
+        """Refuse the data of a job, as JSON, that is not an item."""
+        self.item_reader()(data)
+
 
 class AsyncBatchTask(BatchTask[T, P, R]):
     """A batch task made of an `async def`."""

@@ -18,7 +18,7 @@ from taskbull.queue.add_call import Adder
 from taskbull.queue.add_flow import Flow
 from taskbull.queue.add_part import Entry
 from taskbull.queue.add_single import add_at_once
-from taskbull.queue.handle import JobHandle, QueueClient, ReadResult
+from taskbull.queue.handle import DataCheck, JobHandle, QueueClient, ReadResult
 from taskbull.queue.stores import Stores
 from taskbull.scripts.call import Stages
 from taskbull.store.address import Address
@@ -117,8 +117,10 @@ class Producer:
         namespace: Namespace,
         timeout: float | None,
         call_timeout: float | None,
+        check: DataCheck,
     ) -> None:
         self.namespace = namespace
+        self._check = check
         self.stores = Stores(namespace.address)
         self._timeout = timeout
         self._call_timeout = call_timeout
@@ -154,7 +156,9 @@ class Producer:
         if client is None:
             check_type("queue name", queue, str, "be a string")
             keys = self.namespace.keys(queue)
-            client = QueueClient(keys, self.stores, Adder(keys), self._call_timeout)
+            client = QueueClient(
+                keys, self.stores, Adder(keys), self._call_timeout, check=self._check
+            )
             self._clients[queue] = client
         return client
 

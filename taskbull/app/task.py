@@ -75,7 +75,8 @@ class Enqueueable(Generic[P, R]):
     def job(self, *args: P.args, **kwargs: P.kwargs) -> JobSpec[R]:
         """Return a job for `app.enqueue`; nothing is sent."""
         spec = self._spec(args, kwargs)
-        return replace(spec, job=in_this_span(spec.job))
+        job = in_this_span(spec.job)
+        return spec if job is spec.job else replace(spec, job=job)
 
     def options(self, **options: Unpack[CallOptions]) -> Variant[P, R]:
         """Return the task with other options, to call or to keep."""
@@ -192,6 +193,10 @@ class Task(Enqueueable[P, R]):
         """Prepare what reads the arguments of a job; `ConfigurationError` if that cannot be."""
         name, calling = self.settings.name, self.calling
         return arguments_reader(name, calling.function, calling.binder, self.settings.extra)
+
+    def check_data(self, data: bytes) -> None:
+        """Refuse the data of a job, as JSON, that the function does not take."""
+        self.reader()(data)
 
     def receivers(self) -> list[Receiver]:
         """Prepare what reads the parameters that take results of children."""

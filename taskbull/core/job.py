@@ -64,7 +64,8 @@ class NewJob(Struct, frozen=True):
     def __post_init__(self) -> None:
         if self.name.__class__ is not str or self.name not in _sound_names:
             _check_name(self.name)
-        check_type("options", self.options, JobOptions, "be JobOptions")
+        if self.options.__class__ is not JobOptions:
+            check_type("options", self.options, JobOptions, "be JobOptions")
 
     def __repr__(self) -> str:
         # Without the arguments, which may be large or secret.

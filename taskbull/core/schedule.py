@@ -34,6 +34,8 @@ class Schedule(Struct, frozen=True, kw_only=True):
     """How many runs were made so far, the pending one included."""
     ended: bool
     """Whether its limit or its end is reached."""
+    last_due: datetime | None = None
+    """When the newest run that was made is due, or was: also of one that has ended."""
     declared_by: str | None = None
     """The name of the app whose code declares it, if one does."""
     is_pending: bool = True

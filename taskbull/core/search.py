@@ -65,7 +65,7 @@ def read_terms(typed: str, now: datetime) -> Terms:
             case "error":
                 errors.append(value)
             case "after" | "before":
-                times[key] = _instant(key, value, now)
+                times[key] = read_time(key, value, now)
             case "" | "data":
                 texts.append(value)
             case _:
@@ -85,17 +85,18 @@ _UNITS: Final = {"s": "seconds", "min": "minutes", "m": "minutes", "h": "hours",
 _CLOCK: Final = re.compile(r"(\d{1,2}):(\d\d)(?::(\d\d))?")
 
 
-def _instant(key: str, value: str, now: datetime) -> datetime:
-    if ago := _AGO.fullmatch(value):
-        return now - timedelta(**{_UNITS[ago[2]]: int(ago[1])})
+def read_time(name: str, value: str, now: datetime) -> datetime:
+    """Read a time that somebody typed: ISO 8601, or `03:10` today or yesterday, or `-15min`."""
     try:
+        if ago := _AGO.fullmatch(value):
+            return now - timedelta(**{_UNITS[ago[2]]: int(ago[1])})
         if clock := _CLOCK.fullmatch(value):
             hour, minute, second = (int(part or 0) for part in clock.groups())
             local = now.replace(hour=hour, minute=minute, second=second, microsecond=0)
             return local if local <= now else local - timedelta(days=1)
         instant = datetime.fromisoformat(value)
-    except ValueError:
-        raise refusal(key, "be a time such as 03:10, -15min or 2030-01-31T09:00", value) from None
+    except (ValueError, OverflowError):
+        raise refusal(name, "be a time such as 03:10, -15min or 2030-01-31T09:00", value) from None
     return instant if instant.tzinfo is not None else instant.replace(tzinfo=now.tzinfo)
 
 

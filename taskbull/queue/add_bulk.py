@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 from msgspec.structs import replace
 
 from taskbull.core.checks import refusal
-from taskbull.core.wire.job import EncodedJob, encode_job
+from taskbull.core.wire.new_job import EncodedJob, encode_job
 from taskbull.errors import EnqueueError
 from taskbull.queue.add_call import Unsent
 from taskbull.queue.add_part import BULK_BYTES, Entry, FlowPart, Left, Part
@@ -143,13 +143,15 @@ class Bulk:
                 key: object = id(entry.client)
                 if ticket is not None:
                     key = (key, replace(ticket, place=0))
+                size = len(job.data) + len(job.options)
                 part = self._open.get(key)
-                if part is not None and not part.has_room(job):
+                if part is not None and not part.has_room(job, size):
                     yield self._taken_out(key)  # without the job
                     part = None
                 if part is None:
                     part = self._open[key] = Part(entry.client, ticket)
-                self._open_bytes += part.put(place, entry, job)
+                part.put(place, entry, job, size)
+                self._open_bytes += size
                 self._open_jobs += 1
                 if len(part.jobs) >= BULK:
                     yield self._taken_out(key)

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from taskbull.core.job import Ticket
 from taskbull.core.keys import QueueKeys
-from taskbull.core.wire.job import EncodedJob
+from taskbull.core.wire.new_job import EncodedJob
 from taskbull.core.wire.options import with_telemetry
 from taskbull.errors import (
     ConnectionLost,

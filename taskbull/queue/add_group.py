@@ -26,7 +26,7 @@ from anyio.lowlevel import checkpoint
 from msgspec import Struct
 from msgspec.structs import replace
 
-from taskbull.core.wire.job import EncodedJob
+from taskbull.core.wire.new_job import EncodedJob
 from taskbull.errors import TaskbullError
 from taskbull.observability.provider import current_tracer
 from taskbull.queue.add_bulk import BULK
@@ -176,14 +176,17 @@ class Group:
         under_way = sum(call.size for call in self._calls)
         most = min(BULK, max(FEW, (len(self._gathered) + under_way + 1) // 2))
         size = 0
-        while self._gathered and len(members) < most:
-            member = self._gathered[0]
-            if not member.waiter.done():
-                size += len(member.job.data) + len(member.job.options)
-                if members and size > BULK_BYTES:
-                    break
-                members.append(member)
-            self._gathered.popleft()
+        gathered = self._gathered
+        while gathered and len(members) < most:
+            member = gathered.popleft()
+            if member.waiter.done():
+                continue
+            job = member.job
+            size += len(job.data) + len(job.options)
+            if members and size > BULK_BYTES:
+                gathered.appendleft(member)
+                break
+            members.append(member)
         return members
 
     async def _send(self, call: _GroupCall) -> None:
@@ -229,7 +232,7 @@ class Group:
 def _jobs(waiting: dict[int, _Member]) -> list[EncodedJob]:
     if len(waiting) == max(waiting):  # all of the call
         return [member.job for member in waiting.values()]
-    return [replace(member.job, place=place) for place, member in waiting.items()]
+    return [replace(member.job, place=place, is_plain=False) for place, member in waiting.items()]
 
 
 def _fail_late(waiting: dict[int, _Member], unsent: Unsent) -> None:

@@ -8,7 +8,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from taskbull.core.job import NewJob, Ticket
-from taskbull.core.wire.job import EncodedJob
+from taskbull.core.wire.new_job import EncodedJob
 from taskbull.observability.provider import current_tracer
 from taskbull.queue.add_call import Unsent
 from taskbull.queue.add_flow import Flow
@@ -53,20 +53,19 @@ class Part:
         """That of its call, if others may go behind it."""
         self._begun: UnderWay | None = None
 
-    def has_room(self, job: EncodedJob) -> bool:
-        if self.size + len(job.data) + len(job.options) > BULK_BYTES:
+    def has_room(self, job: EncodedJob, size: int) -> bool:
+        """Return whether a job of that size may go with the others."""
+        if self.size + size > BULK_BYTES:
             return False
         # Each place of a ticket once: the second time is another call, which gets the answer.
         return job.place is None or all(other.place != job.place for other in self.jobs)
 
-    def put(self, place: int, entry: Entry, job: EncodedJob) -> int:
-        """Take a job, which has that place in the bulk; return its size."""
+    def put(self, place: int, entry: Entry, job: EncodedJob, size: int) -> None:
+        """Take a job of that size, which has that place in the bulk."""
         self.places.append(place)
         self.entries.append(entry)
         self.jobs.append(job)
-        size = len(job.data) + len(job.options)
         self.size += size
-        return size
 
     def may_follow(self, former: Part) -> bool:
         """Return whether it may be sent while another is under way.
@@ -104,7 +103,7 @@ class FlowPart(Part):
 
     def __init__(self, place: int, entry: Entry, flow: Flow) -> None:
         super().__init__(entry.client, entry.job.ticket)
-        self.put(place, entry, flow.root_job)
+        self.put(place, entry, flow.root_job, 0)
         self._flow = flow
         self._added: list[Added] | Unsent = []
 

@@ -6,7 +6,7 @@ import time
 from time import monotonic
 from typing import Any
 
-from taskbull.core.wire.job import EncodedJob, encode_job
+from taskbull.core.wire.new_job import EncodedJob, encode_job
 from taskbull.errors import EnqueueError, TaskbullError
 from taskbull.observability.provider import current_tracer
 from taskbull.queue.add_bulk import describe_missing

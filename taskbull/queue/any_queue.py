@@ -21,6 +21,7 @@ from taskbull.queue.add_bulk import Bulk, Progress
 from taskbull.queue.add_call import Adder
 from taskbull.queue.add_flow import Flow
 from taskbull.queue.add_part import Entry
+from taskbull.queue.copies import CopyOperations
 from taskbull.queue.handle import CALL_TIMEOUT, ENQUEUE_TIMEOUT, JobHandle, QueueClient
 from taskbull.queue.operations import QueueOperations
 from taskbull.queue.schedules import ScheduleOperations
@@ -51,7 +52,7 @@ class QueueJob(NewJob, frozen=True, kw_only=True):
         return replace(self, children=(*self.children, children))
 
 
-class AnyQueue(QueueOperations, ScheduleOperations):
+class AnyQueue(QueueOperations, ScheduleOperations, CopyOperations):
     """A BullMQ queue, to be filled and looked after.
 
     `redis` is a URL, or a client of redis-py whose settings are read; without one, the environment

@@ -36,6 +36,14 @@ ENQUEUE_TIMEOUT = 5.0
 CALL_TIMEOUT = 10.0
 """Seconds that a call of a queue or a handle may take, unless somebody says otherwise."""
 
+DataCheck: TypeAlias = Callable[[str, bytes], None]
+"""Raises `InvalidArguments` for data, as JSON, that the task of a name does not take."""
+
+
+def _takes_anything(name: str, data: bytes) -> None:
+    """Check nothing: no app is known."""
+
+
 ReadResult: TypeAlias = Callable[[bytes], Any]
 """Makes a result of its JSON; raises ValueError for what does not fit."""
 
@@ -54,6 +62,7 @@ class QueueClient(Struct, frozen=True, eq=False):
         default_factory=lambda: BlockingCheck("job.result()", "await job.aresult()")
     )
     own_queue: OwnQueueCheck = field(default_factory=OwnQueueCheck)
+    check: DataCheck = _takes_anything
 
 
 class JobHandle(Struct, Generic[R_co], frozen=True, repr_omit_defaults=True):

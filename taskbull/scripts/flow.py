@@ -11,7 +11,7 @@ import msgspec
 from msgspec import Struct
 
 from taskbull.core.keys import QueueKeys
-from taskbull.core.wire.job import EncodedJob
+from taskbull.core.wire.new_job import EncodedJob
 from taskbull.errors import TaskbullError
 from taskbull.scripts.add import (
     MEMO_LIFE_MS,

@@ -127,10 +127,15 @@ def cancel(job: RecordedJob, reason: str, now: float) -> Cancelled:
     job.failure = cancelled(reason).failure
     job.state = JobState.FAILED
     tell_parent(job, now)
+    cancel_children(job, now)
+    return Cancelled.BEFORE_START
+
+
+def cancel_children(job: RecordedJob, now: float) -> None:
+    """Cancel the children of a cancelled job that have not run."""
     for child in list(job.pending):
         if child.run is None and not child.ended:
             cancel(child, cancel_reason(f"parent {job.key}"), now)
-    return Cancelled.BEFORE_START
 
 
 def tell_parent(child: RecordedJob, now: float) -> None:

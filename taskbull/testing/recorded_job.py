@@ -12,7 +12,8 @@ from taskbull.core.job import Job
 from taskbull.core.options import JobOptions, OnFailure
 from taskbull.core.outcome import Failure
 from taskbull.core.states import JobState
-from taskbull.core.wire.job import RUN_FIELDS, EncodedJob, decode_taken, encode_job
+from taskbull.core.wire.job import RUN_FIELDS, decode_taken
+from taskbull.core.wire.new_job import EncodedJob, encode_job
 from taskbull.worker.run import Run
 
 

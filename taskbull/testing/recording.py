@@ -12,8 +12,8 @@ from taskbull.app.batch_task import is_batch
 from taskbull.app.producer import JobSpec
 from taskbull.app.task import Enqueueable
 from taskbull.core import payload
-from taskbull.core.checks import did_you_mean, refusal
-from taskbull.core.options import JobOptions
+from taskbull.core.cancelling import is_cancelled
+from taskbull.core.checks import refusal
 from taskbull.core.outcome import (
     AwaitChildren,
     Complete,
@@ -26,12 +26,13 @@ from taskbull.core.outcome import (
     SnoozeFor,
 )
 from taskbull.core.states import JobState
-from taskbull.core.wire.job import encode_data
 from taskbull.errors import TaskbullError
 from taskbull.queue.handle import JobHandle
+from taskbull.testing.expectation import Expectation, told
 from taskbull.testing.recorded_flow import (
     ByName,
     await_children,
+    cancel_children,
     record,
     refused_by_children,
     tell_parent,
@@ -88,20 +89,17 @@ class Box:
         Only what is named is compared: arguments by name, then options such as `delay=60`, or
         `queue="emails"`.
         """
-        _check_names(task, expected)
-        for job in self.of(task):
-            if _fits(job, expected):
-                return job
-        wanted = ", ".join(f"{name}={value!r}" for name, value in expected.items())
-        there = "".join(f"\n  {_told(job)}" for job in self.of(task)) or " none"
-        raise AssertionError(f"No job {task.name}({wanted}) was enqueued; of this task:{there}")
+        expectation = Expectation(task, expected)
+        found = expectation.find(self.of(task))
+        if found is None:
+            raise expectation.missed(self.of(task))
+        return found
 
     def assert_not_enqueued(self, task: Enqueueable[..., Any], **expected: Any) -> None:
         """Fail if a job of a task with these arguments and options was enqueued."""
-        _check_names(task, expected)
-        for job in self.of(task):
-            if _fits(job, expected):
-                raise AssertionError(f"A job was enqueued that should not be: {_told(job)}")
+        found = Expectation(task, expected).find(self.of(task))
+        if found is not None:
+            raise AssertionError(f"A job was enqueued that should not be: {told(found)}")
 
     def clear(self) -> None:
         """Forget all jobs."""
@@ -246,6 +244,8 @@ class Box:
                 job.attempts += 1
                 job.failure = failure
                 job.state = JobState.FAILED
+                if is_cancelled(failure.reason):
+                    cancel_children(job, self.now)
             case RetryAfter(failure, delay):
                 job.attempts += 1
                 job.failure = failure
@@ -292,35 +292,3 @@ def _seconds_of(time: Mapping[str, float]) -> float:
     if passed < 0:
         raise refusal("the time that passes", "not be negative", timedelta(**time))
     return passed
-
-
-def _check_names(task: Enqueueable[..., Any], expected: Iterable[str]) -> None:
-    """Refuse a name that no job of the task can have: nothing of that name is ever enqueued."""
-    binder = task.calling.binder
-    known = {*binder.parameters, *JobOptions.__struct_fields__, "queue"}
-    for name in expected:
-        if name not in known and binder.catch_all is None:
-            hint = did_you_mean(name, known)
-            raise TypeError(f"{task.name} has no argument or option {name!r}{hint}")
-
-
-def _fits(job: RecordedJob, expected: dict[str, Any]) -> bool:
-    data = job.data
-    return all(_same(job, data, name, value) for name, value in expected.items())
-
-
-def _same(job: RecordedJob, data: dict[str, Any], name: str, value: Any) -> bool:
-    if name in data:
-        return bool(data[name] == payload.decode(encode_data(value)))
-    known = job.queue if name == "queue" else getattr(job.options, name, _NOTHING)
-    return bool(known == value)
-
-
-def _told(job: RecordedJob) -> str:
-    arguments = ", ".join(f"{name}={value!r}" for name, value in job.data.items())
-    options = [
-        f"{name}={getattr(job.options, name)!r}"
-        for name in ("delay", "eta", "priority", "job_id")
-        if getattr(job.options, name)
-    ]
-    return f"{job.name}({arguments})" + (f" with {', '.join(options)}" if options else "")

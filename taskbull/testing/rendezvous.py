@@ -11,8 +11,9 @@ from anyio import Event, create_task_group
 from taskbull.core.outcome import Outcome
 from taskbull.store.backend import Waiter, waiters
 from taskbull.worker.batch import BatchCall, BatchRules, Gathered, Perform
+from taskbull.worker.current_job import enter_batch, leave_batch
 from taskbull.worker.gatherer import is_called_alone
-from taskbull.worker.running_job import RunningJob, enter_batch, leave_batch
+from taskbull.worker.running_job import RunningJob
 
 Attempt = Coroutine[Any, Any, Outcome]
 

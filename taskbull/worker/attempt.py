@@ -25,6 +25,7 @@ from taskbull.core.wire.job import encode_value
 from taskbull.errors import ProcessUnavailable, Snooze
 from taskbull.observability.job_filter import cut
 from taskbull.worker.batch import Batch, BatchRules, Gathering
+from taskbull.worker.current_job import enter, leave
 from taskbull.worker.fork import end_child_of
 from taskbull.worker.pool.call import check_size
 from taskbull.worker.pool.fates import outcome_of, told_by
@@ -32,7 +33,7 @@ from taskbull.worker.pool.pool import ProcessPool
 from taskbull.worker.pool.results import Json, opened
 from taskbull.worker.route import Resolve, Route, SyncHandler
 from taskbull.worker.run import NotBegun, Run
-from taskbull.worker.running_job import RunningJob, Workplace, enter, leave, run_of
+from taskbull.worker.running_job import RunningJob, Workplace, run_of
 from taskbull.worker.threads import ThreadPool
 from taskbull.worker.time_limit import THREAD_PATIENCE, TimeLimit
 

@@ -34,7 +34,8 @@ from taskbull.worker.batch import BatchCall, BatchRules, Gathered, Perform
 from taskbull.worker.clock import Alarm, Clock
 from taskbull.worker.interruption import ends_the_slot
 from taskbull.worker.run import NotBegun
-from taskbull.worker.running_job import RunningJob, enter_batch
+from taskbull.worker.current_job import enter_batch
+from taskbull.worker.running_job import RunningJob
 
 Start: TypeAlias = Callable[[Callable[[BatchCall], Coroutine[Any, Any, None]], BatchCall], object]
 """Starts the task of a call."""

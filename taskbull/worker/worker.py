@@ -42,6 +42,7 @@ from taskbull.worker.burst import until_done
 from taskbull.worker.clock import Clock
 from taskbull.worker.consumer import Consumer
 from taskbull.worker.context import QueueContext
+from taskbull.worker.current_job import job_of
 from taskbull.worker.failed_attempts import FailedAttempts
 from taskbull.worker.gatherer import Batches
 from taskbull.worker.heartbeat import beating
@@ -52,7 +53,6 @@ from taskbull.worker.quarantine import Quarantine
 from taskbull.worker.recorder import Recorder
 from taskbull.worker.reporter import Reporter
 from taskbull.worker.route import Handler, Resolve, SyncHandler, always
-from taskbull.worker.running_job import job_of
 from taskbull.worker.sampler import Sampler
 from taskbull.worker.schedule_writer import ScheduleWriter
 from taskbull.worker.shutdown import Shutdown

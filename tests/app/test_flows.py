@@ -323,7 +323,7 @@ async def test_a_flow_is_there_once_after_how_many_bytes_the_connection_is_cut(
 def test_a_flow_that_was_not_added_is_added_by_its_spec(
     proxy: Proxy, admin: redis.Redis, prefix: str
 ) -> None:
-    short = App("short", redis=proxy.url, prefix=prefix, enqueue_timeout=0.3)
+    short = App("short", redis=proxy.url, prefix=prefix, enqueue_timeout=1.5)
     tasks = Tasks(short)
     tasks.fetch.delay("connects")
     proxy.refuse()

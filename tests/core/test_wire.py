@@ -20,11 +20,11 @@ from taskbull.core.wire.job import (
     decode_job,
     decode_taken,
     encode_data,
-    encode_job,
     encode_progress,
     encode_stacktrace,
     encode_value,
 )
+from taskbull.core.wire.new_job import encode_job
 from taskbull.core.wire.options import StoredOptions, decode_options
 from taskbull.errors import ConfigurationError, CorruptJob, SerializationError
 

@@ -13,7 +13,7 @@ from taskbull.core.job import NewJob
 from taskbull.core.keys import QueueKeys
 from taskbull.core.options import Dedup, JobOptions
 from taskbull.core.retention import Keep
-from taskbull.core.wire.job import EncodedJob, ParentLink, encode_job
+from taskbull.core.wire.new_job import EncodedJob, ParentLink, encode_job
 from taskbull.errors import ConfigurationError, TaskbullError
 from taskbull.scripts.add import CallSequence, Result, add_jobs
 from taskbull.scripts.flow import FlowNode, FlowPiece, FlowRefused, add_flow

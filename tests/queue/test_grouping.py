@@ -314,7 +314,7 @@ async def test_each_is_told_of_its_own_job_and_may_send_it_again(
 async def test_an_unanswered_call_is_uncertain_for_each_and_settled_by_sending_again(
     proxy: Proxy, admin: Any, prefix: str
 ) -> None:
-    queue = Queue("q", redis=proxy.url, prefix=prefix, enqueue_timeout=0.4)
+    queue = Queue("q", redis=proxy.url, prefix=prefix, enqueue_timeout=1.5)
     await queue.add("before")
     proxy.hold_requests()
     callers = [Caller(queue, f"job-{number}") for number in range(20)]

@@ -127,7 +127,7 @@ async def test_a_queue_that_cannot_be_reached_is_reported_in_time_with_the_job(
 
 
 async def test_an_unanswered_add_says_that_the_job_may_be_there(proxy: Proxy, prefix: str) -> None:
-    queue = Queue("q", redis=proxy.url, prefix=prefix, enqueue_timeout=0.4)
+    queue = Queue("q", redis=proxy.url, prefix=prefix, enqueue_timeout=1.5)
     await queue.add("first")
     proxy.black_hole()
     with fail_after(LIMIT), pytest.raises(EnqueueError) as failed:
@@ -171,7 +171,7 @@ async def test_clones_of_one_process_image_lose_nothing(
 async def test_a_clone_whose_reply_was_lost_says_so_if_its_number_was_used(
     proxy: Proxy, admin: Any, prefix: str
 ) -> None:
-    original = Queue("q", redis=proxy.url, prefix=prefix, enqueue_timeout=0.4)
+    original = Queue("q", redis=proxy.url, prefix=prefix, enqueue_timeout=1.5)
     await original.add("first")
     twin = clone(original, proxy, prefix)
     proxy.refuse()

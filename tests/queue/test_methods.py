@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from taskbull.queue.bulk_operations import BulkOperations
+from taskbull.queue.copies import CopyOperations
 from taskbull.queue.methods import Method
 from taskbull.queue.operations import Operations, QueueOperations
 from taskbull.queue.queue import Queue
@@ -18,7 +20,10 @@ from taskbull.queue.sync_queue import SyncQueue
 from taskbull.queue.sync_server import SyncServer
 
 OPERATIONS = sorted(
-    name for name in vars(QueueOperations) | vars(ScheduleOperations) if not name.startswith("_")
+    name
+    for kind in (QueueOperations, BulkOperations, ScheduleOperations, CopyOperations)
+    for name in vars(kind)
+    if not name.startswith("_")
 )
 
 
@@ -56,7 +61,10 @@ def test_an_operation_is_an_ordinary_method_of_both(one: type, other: type, name
 
 def test_help_shows_signature_result_and_docstring() -> None:
     shown = pydoc.plain(pydoc.render_doc(Queue.retry_all))
-    signature = "self, state: 'Finished' = 'failed', *, reset_attempts: 'bool' = False"
+    signature = (
+        "self, state: 'Finished' = 'failed', *, since: 'datetime | None' = None, "
+        "reset_attempts: 'bool' = False"
+    )
     assert f"async retry_all({signature}) -> 'int'" in shown
     assert "Run all jobs that failed (or completed) once more; return how many." in shown
     assert "info(self, server: 'Node') -> 'dict[str, str]'" in pydoc.plain(

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from taskbull.core.job import NewJob
 from taskbull.core.keys import QueueKeys
 from taskbull.core.options import JobOptions
-from taskbull.core.wire.job import EncodedJob, ParentLink, encode_job
+from taskbull.core.wire.new_job import EncodedJob, ParentLink, encode_job
 from taskbull.scripts.add import Added, CallSequence, Result
 from taskbull.scripts.flow import (
     ADD_FLOW,

@@ -11,7 +11,7 @@ from taskbull.core.keys import QueueKeys
 from taskbull.core.options import JobOptions
 from taskbull.core.outcome import Complete
 from taskbull.core.wire.flow import ParentWords
-from taskbull.core.wire.job import encode_job
+from taskbull.core.wire.new_job import encode_job
 from taskbull.scripts.add import CallSequence, add_jobs
 from taskbull.scripts.cycle import Packed, Taking, cycle, pack_outcome
 from taskbull.scripts.flow import FlowNode, FlowPiece, Waits, add_flow

@@ -23,17 +23,17 @@ WERE: dict[tuple[int, int], dict[str, Figures]] = {
     (3, 11): {
         "asyncio": {
             "delay": (1_278, 1_278),
-            "enqueue": (756, 746),
+            "enqueue": (689, 679),
             "adelay": (2_024, 1_308),
-            "adelay from 100 tasks": (1_168, 833),
-            "aenqueue": (759, 746),
+            "adelay from 100 tasks": (1_142, 808),
+            "aenqueue": (692, 680),
             "worker at 1": (2_837, 2_109),
             "worker at 100": (919, 854),
         },
         "trio": {
             "adelay": (2_687, 1_402),
             "adelay from 100 tasks": (1_480, 887),
-            "aenqueue": (764, 747),
+            "aenqueue": (698, 681),
             "worker at 1": (3_418, 2_214),
             "worker at 100": (991, 883),
         },

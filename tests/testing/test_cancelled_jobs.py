@@ -57,7 +57,14 @@ class Shop:
             self.ran.append(title)
             return title
 
-        self.plain, self.sleeper, self.top = plain, sleeper, top
+        @app.task
+        def spawner() -> None:
+            assert self.own is not None
+            current_job().spawn([plain.job("child"), plain.job("other")])
+            self.answers.append(self.own.cancel("enough"))
+            current_job().check()
+
+        self.plain, self.sleeper, self.top, self.spawner = plain, sleeper, top, spawner
 
 
 @pytest.fixture
@@ -125,6 +132,18 @@ def test_children_that_have_not_run_go_with_their_parent(shop: Shop) -> None:
     assert told["top"] == "cancelled: by request"
     for name in ("middle", "late", "below"):
         assert told[name].startswith("cancelled: parent bull:default:")
+
+
+def test_children_go_with_a_parent_that_was_running(shop: Shop) -> None:
+    with recorded(shop.app) as box:
+        shop.own = job = shop.spawner.delay()
+        box.run()
+        children = [one for one in box.jobs if one.name == "plain"]
+        reasons = [one.failure.reason for one in children if one.failure is not None]
+    assert shop.answers == [Cancelled.REQUESTED]
+    assert job.state() is JobState.FAILED
+    assert reasons == [f"cancelled: parent bull:default:{job.id}"] * 2
+    assert shop.ran == []
 
 
 def test_a_parent_learns_that_its_child_was_cancelled(shop: Shop) -> None:

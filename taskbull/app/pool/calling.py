@@ -7,9 +7,10 @@ from typing import Any, TypeAlias
 
 from taskbull.app.pool.ends import encoded
 from taskbull.worker.batch import Batch, checked_results
+from taskbull.worker.current_job import enter, enter_batch, leave, leave_batch
 from taskbull.worker.route import SyncHandler
 from taskbull.worker.run import NotBegun
-from taskbull.worker.running_job import RunningJob, enter, enter_batch, leave, leave_batch
+from taskbull.worker.running_job import RunningJob
 
 Result: TypeAlias = bytes | BaseException | None
 """What came of a job: its result as JSON (None: null), or what was raised for it."""

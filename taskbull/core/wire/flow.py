@@ -14,7 +14,7 @@ from taskbull.core.flow import Member
 from taskbull.core.job import NewJob
 from taskbull.core.keys import QueueKeys
 from taskbull.core.options import OnFailure
-from taskbull.core.wire.job import EncodedJob, ParentLink, encode_job
+from taskbull.core.wire.new_job import EncodedJob, ParentLink, encode_job
 from taskbull.core.wire.options import with_telemetry
 
 FLAGS: Final[dict[OnFailure, str]] = {
@@ -54,11 +54,16 @@ class ParentWords:
         if job.telemetry is None:
             bare = encode_job(job, timestamp_ms)
             options = bare.options[:-1] + self._tail
-            return replace(bare, options=options, job_id=job_id, parent=self.link)
+            return replace(bare, options=options, job_id=job_id, parent=self.link, is_plain=False)
         bare = encode_job(replace(job, telemetry=None), timestamp_ms)
         options = with_telemetry(bare.options[:-1] + self._tail, job.telemetry)
         return replace(
-            bare, options=options, job_id=job_id, parent=self.link, telemetry=job.telemetry
+            bare,
+            options=options,
+            job_id=job_id,
+            is_plain=False,
+            parent=self.link,
+            telemetry=job.telemetry,
         )
 
 
@@ -68,7 +73,7 @@ def encode_members(members: Sequence[Member], timestamp_ms: int) -> Iterator[Enc
     for member in members:
         job = member.branch.job
         if member.parent is None:
-            yield replace(encode_job(job, timestamp_ms), job_id=member.id)
+            yield replace(encode_job(job, timestamp_ms), job_id=member.id, is_plain=False)
             continue
         key = member.parent, member.on_failure
         if (said := words.get(key)) is None:

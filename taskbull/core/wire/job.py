@@ -1,35 +1,27 @@
-"""A whole job as it stands in Redis: written from a `NewJob`, read into a `Job`.
+"""A job as it stands in Redis: read into a `Job`, and what a worker writes into it.
 
-Two rules. What is written must be readable by Node, or its worker leaves the job stuck in
-`active`. What is read may have been written by anybody: a missing field has Node's default, and
-one that makes no sense never raises here, but is named by `Job.corrupt`.
+What is read may have been written by anybody: a missing field has Node's default, and one that
+makes no sense never raises here, but is named by `Job.corrupt`. How a job is added: `new_job`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from datetime import datetime
 from typing import overload
 
-from msgspec import Struct
 from msgspec.structs import replace
 
 from taskbull.core import payload
-from taskbull.core.checks import shown
-from taskbull.core.durations import instant_to_ms, to_ms
 from taskbull.core.failure import scrubbed
-from taskbull.core.job import Job, NewJob
-from taskbull.core.options import SIZE_LIMIT, Dedup, JobOptions
-from taskbull.core.states import MAX_DUE_MS, JobState
+from taskbull.core.job import Job
+from taskbull.core.options import SIZE_LIMIT
+from taskbull.core.states import JobState
 from taskbull.core.wire.numbers import read_number
 from taskbull.core.wire.options import (
     StoredOptions,
     decode_options,
-    encode_lasting,
-    encode_options,
-    with_telemetry,
 )
-from taskbull.errors import ConfigurationError, CorruptJob
+from taskbull.errors import CorruptJob
 
 RUN_FIELDS = (
     b"name",
@@ -80,126 +72,6 @@ AGE_FIELDS = {
 
 STACKS = 10
 """How many stacks of a job are kept where it does not say so: each attempt sends them all."""
-
-
-class ParentLink(Struct, frozen=True):
-    """The parent of a child, as a script needs it; `stored` is what stands in the child's hash."""
-
-    key: str
-    id: str
-    queue_key: str
-    stored: bytes
-
-
-class EncodedJob(Struct, frozen=True):
-    """A new job in the form in which a script takes it."""
-
-    name: str
-    data: bytes
-    options: bytes
-    timestamp_ms: int
-    delay_ms: int
-    priority: int
-    lifo: bool
-    job_id: str
-    """Empty: the queue's counter gives the id."""
-    dedup: Dedup | None = None
-    parent: ParentLink | None = None
-    has_children: bool = False
-    """It waits for its children, which are added after it."""
-    telemetry: str | None = None
-    """The context that stands in `options`, if one does."""
-    place: int | None = None
-    """Its place in the call under whose ticket it is sent again."""
-
-
-# What all jobs of some options have alike: the options, as they are stored, and how many bytes of
-# data may stand beside them. By identity, as in `wire.options`, and so the options are kept.
-_forms: dict[int, tuple[JobOptions, bytes, int]] = {}
-_FORMS_KEPT = 256
-
-
-def encode_job(job: NewJob, timestamp_ms: int) -> EncodedJob:
-    """Return the job as it is written at `timestamp_ms`; refuse what Node could not read."""
-    form = _forms.get(id(job.options))
-    if form is None or job.ticket is not None or job.telemetry is not None:
-        return _encode_anew(job, timestamp_ms)
-    options, stored, room = form
-    data = payload.encode(job.data, "data")
-    if len(data) > room:
-        payload.check_size(len(data) + len(stored), options.size_limit)
-    return EncodedJob(job.name, data, stored, timestamp_ms, 0, options.priority, options.lifo, "")
-
-
-def _note_form(options: JobOptions, stored: bytes) -> None:
-    """Remember options that say nothing of a single job or moment, as a task has them."""
-    if options.eta or options.delay or options.expires or options.job_id or options.dedup:
-        return
-    if encode_options(options, delay_ms=0) is not stored:  # it depends on the moment, or is long
-        return
-    if len(_forms) >= _FORMS_KEPT:
-        _forms.clear()
-    _forms[id(options)] = (options, stored, options.size_limit - len(stored))
-
-
-def _encode_anew(job: NewJob, timestamp_ms: int) -> EncodedJob:
-    options = job.options
-    data = payload.encode(job.data, "data")
-    if options.delay is None and options.eta is None and options.expires is None:
-        delay_ms, opts = 0, encode_lasting(options)
-    else:
-        delay_ms = _delay_ms(options, timestamp_ms)
-        expires_ms = _expires_ms(options, timestamp_ms, delay_ms)
-        opts = encode_options(options, delay_ms=delay_ms, expires_ms=expires_ms)
-    if job.telemetry is not None:
-        opts = with_telemetry(opts, job.telemetry)
-    payload.check_size(len(data) + len(opts), options.size_limit)
-    if job.telemetry is None:
-        _note_form(options, opts)
-    return EncodedJob(
-        job.name,
-        data,
-        opts,
-        timestamp_ms,
-        delay_ms,
-        options.priority,
-        options.lifo,
-        options.job_id or "",
-        options.dedup if isinstance(options.dedup, Dedup) else None,
-        telemetry=job.telemetry,
-        place=None if job.ticket is None else job.ticket.place,
-    )
-
-
-def _delay_ms(options: JobOptions, timestamp_ms: int) -> int:
-    if options.eta is not None:
-        return max(0, instant_to_ms(options.eta) - timestamp_ms)
-    if options.delay is None:
-        return 0
-    delay_ms = to_ms(options.delay)
-    if timestamp_ms + delay_ms > MAX_DUE_MS:
-        raise ConfigurationError(
-            f"delay must end before September 2039, where BullMQ ends, not after {options.delay} s"
-        )
-    return delay_ms
-
-
-def _expires_ms(options: JobOptions, timestamp_ms: int, delay_ms: int) -> int | None:
-    """Return how long after its delay a job may still begin; None: at any time."""
-    expires = options.expires
-    if expires is None:
-        return None
-    if isinstance(expires, datetime):
-        after_ms = instant_to_ms(expires) - timestamp_ms
-    else:
-        after_ms = to_ms(expires)
-    if after_ms <= delay_ms:
-        when = "before it is due" if delay_ms else "already"
-        raise ConfigurationError(
-            f"expires must be later than the job's delay or eta, and than now, not "
-            f"{shown(expires)}: the job would expire {when}"
-        )
-    return after_ms - delay_ms
 
 
 def encode_value(value: object, limit: int = SIZE_LIMIT) -> bytes:

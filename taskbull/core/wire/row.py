@@ -68,6 +68,9 @@ SIZED: Final[Mapping[str, str]] = {
 }
 """The fields of any length, and what we call them."""
 
+WIRE_NAMES: Final[Mapping[str, str]] = {ours: name for name, ours in SIZED.items()}
+"""The same fields by what we call them."""
+
 
 def flat(fields: Mapping[str, int]) -> list[Any]:
     """Return fields in the form in which scripts take them."""

@@ -19,7 +19,7 @@ from taskbull.core.job import NewJob
 from taskbull.core.rules import Cron, Every, Rule
 from taskbull.core.schedule import Schedule
 from taskbull.core.states import MAX_PRIORITY
-from taskbull.core.wire.job import EncodedJob
+from taskbull.core.wire.new_job import EncodedJob
 from taskbull.core.wire.numbers import read_number
 from taskbull.core.wire.options import StoredOptions, decode_options, encode_options
 from taskbull.errors import ConfigurationError
@@ -115,6 +115,11 @@ def _repeat(rule: Rule) -> dict[str, Any]:
     return repeat
 
 
+def run_id(schedule_id: str, due_ms: int) -> str:
+    """Return the id of the job that is a schedule's run at a time."""
+    return f"repeat:{schedule_id}:{due_ms}"
+
+
 def is_over(rule: Rule, now_ms: int) -> bool:
     """Return whether a rule has no run to come, because its end is past or too near."""
     try:
@@ -190,6 +195,7 @@ def decode_schedule(
         next_run=None if ended else due,
         count=max(1, read_number(fields.get(b"ic")) or 1),
         ended=ended,
+        last_due=due,
         declared_by=texts.get(DECLARED_BY),
         is_pending=is_waiting,
     )
