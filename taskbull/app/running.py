@@ -44,7 +44,7 @@ class Stop:
             os._exit(1)
         if shutdown is None:  # not yet running
             self._scope.cancel()
-        elif step == 2 and not shutdown.working.cancel_called:
+        elif step == 2 and not shutdown.urgent:
             logger.info("Stopping at once: running jobs go back to their queues")
             shutdown.at_once()
         elif not shutdown.begun:

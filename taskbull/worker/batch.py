@@ -52,7 +52,10 @@ class Gathered(Struct, eq=False):
     due: float = 0.0
     """When its call is to begin, at the latest."""
     call: BatchCall | None = None
+    left: bool = False
+    """Whether it was cancelled while it waited."""
     ended: bool = False
+    """Whether it waits no longer."""
     value: Any = None
     error: BaseException | None = None
     traceback: TracebackType | None = None
@@ -92,22 +95,25 @@ class BatchCall(Struct, eq=False):
 
     def remaining(self) -> list[Gathered]:
         """Return those who have not left."""
-        return [member for member in self.members if not member.ended]
+        return [member for member in self.members if not (member.ended or member.left)]
 
     def end(self, results: Any, error: BaseException | None = None) -> None:
         """Give each member its part of the results, or all of them the error of the call.
 
         An exception among the results is the error of one member. If they are not as many as the
-        members, that is an error of all.
+        members, that is an error of all. Those who have left and wait for the end get a result that
+        comes all the same, but not the error of a call that was cancelled because of them.
         """
-        parts = [error] * len(self.members)
+        parts: list[Any] = []
         if error is None:
             try:
                 parts = checked_results(results, [one.job for one in self.members])
             except Exception as wrong:  # noqa: BLE001 - foreign code: a list may be of any kind
-                parts = [wrong] * len(self.members)
+                error = wrong
+        if error is not None:
+            parts = [error] * len(self.members)
         for member, part in zip(self.members, parts, strict=True):
-            if member.ended:
+            if member.ended or (member.left and error is not None):
                 continue
             if isinstance(part, BaseException):
                 member.end(error=part)

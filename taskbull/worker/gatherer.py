@@ -7,7 +7,7 @@ Its rules:
 - A call is a task of its own: whoever cancels a job cannot hurt its neighbours. A job that is
   cancelled leaves; when all jobs of a call have left, the call is cancelled. Those who leave
   together, as they do when their worker stops, wait for its end: until then no other worker is to
-  run them.
+  run them, and a result that still comes is theirs.
 - A call begins when `size` jobs are there, when the first has waited for `wait` seconds, or at once
   when all slots of a queue are occupied here, so that no other job can come.
 - A job in its last attempt of several is called alone, and so is one that has stalled: one that
@@ -23,7 +23,13 @@ from itertools import islice
 from types import FrameType
 from typing import Any, TypeAlias
 
-from anyio import TASK_STATUS_IGNORED, CancelScope, create_task_group, move_on_after
+from anyio import (
+    TASK_STATUS_IGNORED,
+    CancelScope,
+    create_task_group,
+    get_cancelled_exc_class,
+    move_on_after,
+)
 from anyio.abc import TaskStatus
 from anyio.lowlevel import checkpoint
 
@@ -32,9 +38,9 @@ from taskbull.errors import LockLost
 from taskbull.store.backend import waiters
 from taskbull.worker.batch import BatchCall, BatchRules, Gathered, Perform
 from taskbull.worker.clock import Alarm, Clock
+from taskbull.worker.current_job import enter_batch
 from taskbull.worker.interruption import ends_the_slot
 from taskbull.worker.run import NotBegun
-from taskbull.worker.current_job import enter_batch
 from taskbull.worker.running_job import RunningJob
 
 Start: TypeAlias = Callable[[Callable[[BatchCall], Coroutine[Any, Any, None]], BatchCall], object]
@@ -83,11 +89,11 @@ class Gatherer:
         try:
             self.look()
             await member.waiter
+        except get_cancelled_exc_class():
+            if not await self._ends_all_the_same(member):
+                raise
         finally:
-            if not member.ended:
-                self._leave(member)
-                if member.call is not None:
-                    await _until_over(member.call)
+            self._leave(member)
         return member.result()
 
     def look(self) -> None:
@@ -141,8 +147,21 @@ class Gatherer:
             member.end(error=error)
         return error is None
 
+    async def _ends_all_the_same(self, member: Gathered) -> bool:
+        """Let a job leave that is cancelled; return whether its part of the result has come.
+
+        It may have come at the same instant, or from a function that was cancelled.
+        """
+        self._leave(member)
+        if member.call is not None and not member.ended:
+            await _until_over(member.call)
+        came, member.ended = member.ended, True
+        return came
+
     def _leave(self, member: Gathered) -> None:
-        member.ended = True
+        if member.ended or member.left:
+            return
+        member.left = True
         self._here[member.job.queue] -= 1
         self._alone.pop(member, None)
         if member in self._together:

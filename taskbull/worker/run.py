@@ -19,7 +19,7 @@ The lock may turn out to be gone at any step: then nothing is written any more, 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Protocol
 
 from anyio import CancelScope
@@ -130,6 +130,8 @@ class Run(Struct, eq=False):
     """What its function runs in, once it was called; of the executor, too."""
     call: ThreadCall | None = None
     """Its function's call in a thread, which may still be waiting for one; of the thread pool."""
+    notify: Callable[[str], object] | None = None
+    """Told why the job is cancelled: leads to the process that runs it with others; of the pool."""
     port: JobPort | None = None
     """What the job writes to, as soon as it has written something; of its `RunningJob`."""
     raw_progress: bytes | None = None
@@ -163,6 +165,8 @@ class Run(Struct, eq=False):
         if self.decided:
             return
         self.cancelled = reason
+        if self.notify is not None:
+            self.notify(reason)
         if self.call is not None:
             self.call.withdraw(NotBegun(self.stopped()))
         elif self.scope is not None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from anyio import CancelScope, Event, current_time
 
 
@@ -12,6 +14,9 @@ class Shutdown:
         self.grace = grace
         """Seconds that running jobs have to end."""
         self._begun = Event()
+        self.urgent = False
+        """Whether nothing more is waited for."""
+        self._hurry: list[Callable[[], object]] = []
         self.working = CancelScope()
         """What the slots run in."""
 
@@ -30,7 +35,14 @@ class Shutdown:
             self._begun.set()
             self.working.deadline = current_time() + self.grace
 
+    def when_urgent(self, hurry: Callable[[], object]) -> None:
+        """Have something called when all is to end at once."""
+        self._hurry.append(hurry)
+
     def at_once(self) -> None:
-        """Give back also what runs."""
+        """Give back also what runs; what is being ended already has only a moment left."""
         self._begun.set()
+        self.urgent = True
+        for hurry in self._hurry:
+            hurry()
         self.working.cancel()

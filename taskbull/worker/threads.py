@@ -129,9 +129,9 @@ class ThreadPool:
         try:
             await call.waiter
         except get_cancelled_exc_class():
-            if not (call.collected or call.abandoned):
+            if not (call.collected or call.abandoned):  # else its end has come at the same instant
                 self._abandon(call)
-            raise
+                raise
         finally:
             if owner is not None:
                 owner.call = None

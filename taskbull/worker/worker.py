@@ -347,7 +347,7 @@ class Worker:
     def _pool_running(self, shutdown: Shutdown) -> AbstractAsyncContextManager[ProcessPool | None]:
         if self.pool is None:
             return nullcontext()
-        return pool_running(self.pool, self.id, self._process_has_ended, shutdown.grace)
+        return pool_running(self.pool, self.id, self._process_has_ended, shutdown)
 
     def _process_has_ended(self, end: ProcessEnd) -> None:
         tell = self._listeners.tell

@@ -605,19 +605,19 @@ async def test_the_shortest_timeout_limits_the_call(app: App, kind: str) -> None
     retried: list[str] = []
     app.on(events.Retried)(lambda event: retried.append(event.failure.reason))
     with fail_after(LIMIT):
-        jobs = await app.aenqueue([task.job("a"), task.options(timeout=0.1).job("b")])
+        jobs = await app.aenqueue([task.job("a"), task.options(timeout=0.5).job("b")])
         async with app.worker(concurrency=2).running():
             assert await results_of(jobs) == ["a", "b"]
             over.set()
     assert calls == [2, 2]
-    reason = "TimeoutError: the batch took longer than 0.1 s, the shortest timeout of its jobs"
+    reason = "TimeoutError: the batch took longer than 0.5 s, the shortest timeout of its jobs"
     assert retried == [reason] * 2
 
 
 async def test_waiting_for_a_call_costs_no_time(app: App) -> None:
     begun, go_on = anyio.Event(), anyio.Event()
 
-    @app.task(timeout=0.05, attempts=1)
+    @app.task(timeout=0.5, attempts=1)
     async def tick() -> None:
         await anyio.sleep_forever()
 
@@ -632,7 +632,7 @@ async def test_waiting_for_a_call_costs_no_time(app: App) -> None:
         async with app.worker(concurrency=4).running():
             first = await work.adelay("first")
             await begun.wait()
-            second = await work.options(timeout=0.05).adelay("second")
+            second = await work.options(timeout=0.5).adelay("second")
             for _ in range(2):  # its time passes, and more
                 with pytest.raises(JobFailed, match="timeout"):
                     await (await tick.adelay()).aresult()

@@ -50,8 +50,17 @@ def worker(folder: Path, *words: str) -> Iterator[Terminal]:
 
 def pids_of(folder: Path) -> list[int]:
     """Give the processes that run `stay`, as soon as there is one."""
-    wait_until(lambda: list(folder.glob("stays-*")) != [], "a job that stays")
-    return [int(path.name.removeprefix("stays-")) for path in folder.glob("stays-*")]
+
+    def found() -> list[int]:
+        names = [path.name.removeprefix("stays-") for path in folder.glob("stays-*")]
+        return [int(name) for name in names if name.isdigit()]  # others are being written
+
+    wait_until(lambda: found() != [], "a job that stays")
+    return found()
+
+
+def alone(supervised: bool) -> tuple[str, ...]:
+    return () if supervised else ("--no-supervisor",)
 
 
 def children_of(pid: int) -> list[int]:
@@ -98,13 +107,66 @@ def test_a_second_signal_ends_it_and_gives_the_job_back(
     assert not is_there(pid)
 
 
-@pytest.mark.parametrize("how", ["sleep", "spin", "regex"])
+@pytest.mark.parametrize("supervised", [True, False])
+def test_signals_that_reach_everybody_do_not_end_a_function(
+    folder: Path, queue: SyncQueue, supervised: bool
+) -> None:
+    """A Ctrl-C is for the group in the foreground; systemd sends SIGTERM to a whole service."""
+    with worker(folder, *alone(supervised)) as terminal:
+        handle = queue.add("hold", {"until": "open"})
+        wait_until((folder / "holds-open").exists, "the job")
+        running = int((folder / "holds-open").read_text())
+        [idle] = pool_processes(parent_of(running)) - {running}
+        terminal.type("\x03")
+        terminal.read_until("Stopping: running jobs have 30 s to end")
+        for pid in (running, idle):
+            os.kill(pid, signal.SIGINT)
+            os.kill(pid, signal.SIGTERM)
+        (folder / "open").touch()
+        assert handle.result(timeout=20) == running
+        assert terminal.end() == 0
+    assert not is_there(running)
+    assert not is_there(idle)
+
+
+@pytest.mark.parametrize("how", ["stubborn", "deaf", "regex"])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_at_once_a_function_does_not_get_all_of_its_grace(
+    folder: Path, queue: SyncQueue, how: str, number: signal.Signals
+) -> None:
+    handle = queue.add("linger", {"how": how})
+    with worker(folder) as terminal:
+        [pid] = pids_of(folder)
+        terminal.send(number)
+        terminal.read_until("Stopping: running jobs have 30 s to end")
+        terminal.send(number)
+        terminal.read_until("went back to its queue")  # else only after ten minutes
+        assert terminal.end() == 0
+    assert handle.state() == "waiting"
+    assert not is_there(pid)
+
+
+def test_a_second_signal_cuts_short_a_grace_that_has_begun(folder: Path, queue: SyncQueue) -> None:
+    handle = queue.add("linger", {"how": "stubborn"})
+    with worker(folder, "--shutdown-timeout", "0") as terminal:
+        [pid] = pids_of(folder)
+        terminal.send(signal.SIGTERM)
+        wait_until((folder / "ignored").exists, "the word to end, which the function ignores")
+        assert lives(pid)
+        terminal.send(signal.SIGTERM)
+        terminal.read_until("went back to its queue")
+        assert terminal.end() == 0
+    assert handle.state() == "waiting"
+    assert not is_there(pid)
+
+
+@pytest.mark.parametrize("how", ["sleep", "spin", "regex", "gil"])
 @pytest.mark.parametrize("supervised", [True, False])
 def test_nothing_is_left_of_a_worker_that_is_killed(
     folder: Path, queue: SyncQueue, how: str, supervised: bool
 ) -> None:
     queue.add("stay", {"how": how})
-    with worker(folder, *(() if supervised else ("--no-supervisor",))):
+    with worker(folder, *alone(supervised)):
         [pid] = pids_of(folder)
         process = parent_of(pid)
         everyone = pool_processes(process)
@@ -144,7 +206,10 @@ def as_process_1() -> Callable[[Path, str], subprocess.Popen[str]]:
 
     def start(folder: Path, *more: str) -> subprocess.Popen[str]:
         program = [sys.executable, "-m", "taskbull", "worker", "tasks:app", "--process-pool", "2"]
-        return subprocess.Popen([*words, *program, *more], cwd=folder, text=True)
+        with (folder / "output").open("w") as output:
+            return subprocess.Popen(
+                [*words, *program, *more], cwd=folder, text=True, stdout=output, stderr=output
+            )
 
     return start
 
@@ -156,7 +221,7 @@ def test_as_process_1_it_knows_how_its_processes_end(
     as_process_1: Callable[..., subprocess.Popen[str]],
     supervised: bool,
 ) -> None:
-    process = as_process_1(folder, *(() if supervised else ("--no-supervisor",)))
+    process = as_process_1(folder, *alone(supervised))
     try:
         for how, told in (("exit", "exit code 3"), ("segfault", "SIGSEGV"), ("exit", "code 3")):
             handle = queue.add("crash", {"how": how}, attempts=1)
@@ -169,6 +234,35 @@ def test_as_process_1_it_knows_how_its_processes_end(
     finally:
         process.kill()
         process.wait(20)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("supervised", [True, False])
+def test_as_process_1_it_stops_gracefully_and_then_at_once(
+    folder: Path,
+    queue: SyncQueue,
+    as_process_1: Callable[..., subprocess.Popen[str]],
+    supervised: bool,
+    number: signal.Signals,
+) -> None:
+    holding, lingering = queue.add_bulk(
+        [queue.job("hold", {"until": "open"}), queue.job("linger", {"how": "stubborn"})]
+    )
+    process = as_process_1(folder, *alone(supervised))
+    try:
+        wait_until((folder / "holds-open").exists, "the first job")
+        pids_of(folder)
+        [inside] = children_of(process.pid)
+        os.kill(inside, number)
+        wait_until(lambda: "Stopping" in (folder / "output").read_text(), "the word that it stops")
+        (folder / "open").touch()
+        holding.result(timeout=20)
+        os.kill(inside, number)
+        assert process.wait(30) == 0
+    finally:
+        process.kill()
+        process.wait(20)
+    assert lingering.state() == "waiting"
 
 
 def test_without_a_supervisor_only_those_long_dead_are_buried() -> None:

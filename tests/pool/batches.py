@@ -57,7 +57,7 @@ def raise_for_all(words: list[str]) -> list[str]:
 def too_few(words: list[str]) -> list[str]:
     return words[:1] if words[0] == "list" else "ab"
 
-@app.batch_task(size=2, wait=60, queue="models", process=True, grace=0.5)
+@app.batch_task(size=2, wait=60, queue="models", process=True, grace=2)
 def act(words: list[str]) -> list[str]:
     note(f"acts-{os.getpid()}")
     for word in words:
@@ -66,6 +66,27 @@ def act(words: list[str]) -> list[str]:
 
 def nothing():
     pass
+
+def late():
+    try:
+        note("late")
+        time.sleep(600)
+    except SystemExit:
+        pass
+
+def watch_others():
+    note("watches")
+    while not current_batch()[1].cancelled:
+        time.sleep(0.01)
+    note("saw", repr([job.cancelled for job in current_batch()]))
+
+@app.batch_task(size=2, wait=60, parallel=2, queue="models", process=True)
+def see_cancelled(words: list[str]) -> list[list]:
+    if words[0] == "hold":
+        note("holds-the-process")
+        wait_for_file()
+    seen = [job.cancelled for job in current_batch()]
+    return [[word, seen] for word in words]
 
 def exit():
     os._exit(3)

@@ -15,7 +15,6 @@ import pytest
 from taskbull.app.app import App, load_app
 from taskbull.core import events
 from taskbull.worker.worker import Worker
-from tests.conftest import emptied
 from tests.pool.tasks import TASKS
 from tests.servers.kinds import KINDS, Reachable, SharedServers
 from tests.worker.bed import Recorder, until
@@ -104,7 +103,7 @@ class PoolBed:
 @pytest.fixture
 def server(shared_servers: SharedServers) -> Reachable:
     """One kind is enough here: what differs between them is the business of the layers below."""
-    return emptied(shared_servers.get(KINDS[0]))
+    return shared_servers.emptied(KINDS[0])
 
 
 @pytest.fixture

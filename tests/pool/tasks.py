@@ -106,6 +106,10 @@ def crash(how: str) -> None:
         ctypes.string_at(0)
     elif how == "exit":
         os._exit(3)
+    elif how == "orphans":
+        program = [sys.executable, "-c", "import time; time.sleep(600)"]
+        note("orphans", " ".join(str(subprocess.Popen(program).pid) for _ in range(2)))
+        os._exit(4)
     elif how == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
     elif how == "close":
@@ -130,6 +134,18 @@ def sleep():
 
 def regex():
     re.match(r"(a+)+$", "a" * 60 + "b")  # holds the GIL for ages
+
+def gil():
+    """Sleep in C code that holds the GIL and that no signal wakes, but for SIGKILL."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    ctypes.PyDLL(None).sleep(600)
+
+def bomb():
+    for _ in range(5):
+        os.fork()
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    note(f"bomb-{{os.getpid()}}")
+    time.sleep(600)
 
 def power():
     return 7 ** (7 ** 11) > 3
@@ -203,9 +219,14 @@ def stay(how: str = "sleep") -> str | None:
     note(f"stays-{{os.getpid()}}")
     return globals()[how]()
 
+@app.task(process=True, grace=600)
+def linger(how: str) -> str | None:
+    note(f"stays-{{os.getpid()}}")
+    return globals()[how]()
+
 @app.task(process=True)
 def hold(until: str) -> int:
-    note("holds-" + until)
+    note("holds-" + until, str(os.getpid()))
     while not (HERE / until).exists():
         time.sleep(0.01)
     return os.getpid()

@@ -195,6 +195,36 @@ async def test_a_job_that_is_cancelled_alone_leaves_its_neighbour_alone(bed: Poo
         assert worker.pids == pids
 
 
+async def test_the_process_is_told_which_of_its_jobs_was_cancelled(bed: PoolBed) -> None:
+    async with bed.working(process_pool=1) as worker:
+        pids = worker.pids
+        first, second = await added(bed, "act", "watch_others", "nothing")
+        await bed.file("watches")
+        await second.acancel("no longer wanted")
+        assert await first.aresult(timeout=30) == "watch_others"
+        with pytest.raises(JobCancelled, match="no longer wanted"):
+            await second.aresult(timeout=30)
+        assert (bed.folder / "saw").read_text() == "[False, True]"
+        assert await results(await added(bed, "act", "nothing", "nothing")) == ["nothing"] * 2
+        assert worker.pids == pids  # and the next call knows nothing of it
+
+
+async def test_a_process_is_told_also_what_was_cancelled_before_it_had_the_call(
+    bed: PoolBed,
+) -> None:
+    async with bed.working(process_pool=1):
+        holding = await added(bed, "see_cancelled", "hold", "it")
+        await bed.file("holds-the-process")
+        first, second = await added(bed, "see_cancelled", "a", "b")
+        await bed.record.wait_for(events.Started, 4)
+        await second.acancel()
+        with pytest.raises(JobCancelled):
+            await second.aresult(timeout=30)
+        (bed.folder / "open").touch()
+        assert await results(holding) == [["hold", [False, False]], ["it", [False, False]]]
+        assert await first.aresult(timeout=30) == ["a", [False, True]]
+
+
 @pytest.mark.parametrize("how", ["told_each", "deaf"])
 async def test_when_all_are_cancelled_the_process_ends(bed: PoolBed, how: str) -> None:
     async with bed.working(process_pool=1) as worker:
@@ -225,6 +255,14 @@ async def test_what_is_stopped_with_its_worker_is_given_back_when_it_has_ended(
         await bed.file("tidies")
     assert [await handle.astate() for handle in handles] == [JobState.WAITING] * 2
     assert tidied == [True, True]
+
+
+async def test_results_that_come_within_the_grace_at_a_stop_are_kept(bed: PoolBed) -> None:
+    async with bed.working(process_pool=1, shutdown_timeout=0):
+        handles = await added(bed, "act", "late", "nothing")
+        await bed.file("late")
+    assert [await handle.astate() for handle in handles] == [JobState.COMPLETED] * 2
+    assert bed.record.of(events.Released) == []
 
 
 async def test_a_job_that_waits_too_long_for_a_process_is_not_called(bed: PoolBed) -> None:

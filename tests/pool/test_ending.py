@@ -17,7 +17,9 @@ from tests.pool.conftest import PoolBed, is_there, lives
 from tests.worker.bed import until
 
 
-@pytest.mark.parametrize("how", ["spin", "sleep", "regex", "power", "stubborn", "deaf", "babble"])
+@pytest.mark.parametrize(
+    "how", ["spin", "sleep", "regex", "gil", "power", "stubborn", "deaf", "babble"]
+)
 async def test_a_function_that_hangs_is_ended_and_its_process_replaced(
     bed: PoolBed, how: str
 ) -> None:
@@ -57,6 +59,22 @@ async def test_a_function_that_is_ended_can_clean_up(bed: PoolBed) -> None:
 async def test_a_result_that_comes_within_the_grace_counts(bed: PoolBed) -> None:
     async with bed.working(process_pool=1):
         assert await bed.result("hang", "quick") == "just in time"
+
+
+async def test_a_fork_bomb_ends_with_its_job_and_hurts_no_other(bed: PoolBed) -> None:
+    async with bed.working(process_pool=2) as worker:
+        innocent = await bed.hold.adelay("open")
+        await bed.file("holds-open")
+        job = await bed.stay.adelay("bomb")
+        await until(lambda: len(list(bed.folder.glob("bomb-*[0-9]"))) == 32)
+        pids = [int(path.name.removeprefix("bomb-")) for path in bed.folder.glob("bomb-*[0-9]")]
+        await job.acancel()
+        await bed.record.wait_for(events.Failed, where=lambda event: event.job.id == job.id)
+        await until(lambda: not any(lives(pid) for pid in pids))
+        await until(lambda: len(worker.pids) == 2)
+        (bed.folder / "open").touch()
+        assert await innocent.aresult(timeout=30) not in pids
+        assert (await bed.result("who", 5))[1] == 5
 
 
 async def test_what_a_function_has_started_ends_with_it(bed: PoolBed) -> None:
@@ -99,6 +117,14 @@ async def test_a_crash_fails_its_own_attempt_and_no_other_job(
         handles = await bed.app.aenqueue([bed.who.job(n) for n in range(20)])
         for handle in handles:
             await handle.aresult(timeout=30)
+
+
+async def test_what_a_function_has_started_ends_also_when_it_crashes(bed: PoolBed) -> None:
+    async with bed.working(process_pool=1):
+        event = await bed.ended("crash", "orphans")
+        assert "exit code 4" in event.failure.reason
+        pids = [int(pid) for pid in (await bed.file("orphans")).split()]
+        await until(lambda: not any(lives(pid) for pid in pids))
 
 
 async def test_a_task_that_closes_the_line_and_opens_files_writes_nothing_into_them(

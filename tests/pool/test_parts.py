@@ -36,7 +36,7 @@ from taskbull.worker.pool.messages import (
     read_in_process,
     read_in_worker,
 )
-from taskbull.worker.pool.output import LINE_LIMIT, MOST_PER_SECOND, STDOUT, Printed
+from taskbull.worker.pool.output import LINE_LIMIT, MOST_PER_SECOND, STDOUT, Outputs, Printed
 from taskbull.worker.pool.process import Death
 from taskbull.worker.pool.roster import Roster
 from taskbull.worker.run import Run
@@ -108,6 +108,22 @@ def test_lines_are_logged_when_they_are_whole(caplog: pytest.LogCaptureFixture) 
     stream.close()
 
 
+def test_the_last_line_of_a_stream_that_ends_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    pipes = [os.pipe() for _ in range(2)]
+    streams = [os.fdopen(reading, "rb") for reading, _ in pipes]
+    outputs = Outputs(streams, copy_context)
+    for (_, writing), text in zip(pipes, (b"whole\nand not", b""), strict=True):
+        os.write(writing, text)
+        os.close(writing)
+    first, second = (stream.fileno() for stream in streams)
+    assert outputs.read({first: 1}) == [first]
+    assert (lines_of(caplog), outputs.descriptors) == (["whole", "and not"], [second])
+    assert outputs.last_lines() == ["whole", "and not"]
+    for stream in streams:
+        stream.close()
+
+
 def test_a_line_without_an_end_is_cut(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     stream = Stream()
@@ -134,6 +150,7 @@ def test_of_a_flood_so_many_lines_per_second_are_logged(caplog: pytest.LogCaptur
 
 class Chair(Seat):
     def send(self, data: bytes) -> None: ...
+    def tell_cancelled(self, call: PoolCall, job: int, reason: str) -> None: ...
     def halt(self, call: PoolCall, reason: str) -> None: ...
 
 

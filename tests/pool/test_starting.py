@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -99,6 +100,23 @@ if "taskbull.app.pool.child" in getattr(sys, "orig_argv", []):
     told = await _refused(bed)
     assert "exit code 4" in told
     assert "last words" in told
+
+
+async def test_signals_that_reach_a_process_while_it_starts_do_not_end_it(bed: PoolBed) -> None:
+    signalled: set[int] = set()
+
+    async def send_signals() -> None:
+        await until(lambda: len(pool_processes()) == 2)
+        for pid in pool_processes():
+            os.kill(pid, signal.SIGTERM)
+            os.kill(pid, signal.SIGINT)
+            signalled.add(pid)
+
+    async with create_task_group() as tasks:
+        tasks.start_soon(send_signals)
+        async with bed.working(process_pool=2) as worker:
+            assert worker.pids == signalled
+            assert (await bed.result("who"))[0] in signalled
 
 
 async def test_a_limit_that_is_too_low_keeps_the_worker_from_starting(bed: PoolBed) -> None:

@@ -7,17 +7,20 @@ from typing import Any
 
 from taskbull.core.classification import causes
 from taskbull.core.flow import Children
-from taskbull.errors import ConnectionLost, MaybeExecuted, Steering
+from taskbull.errors import ConnectionLost, LockLost, MaybeExecuted, Steering
 from taskbull.worker.pool.faults import unpack_fault
 from taskbull.worker.pool.messages import Question, Reply
 from taskbull.worker.run import Run
 
-Ask = Callable[[Question, bytes], Reply]
+Ask = Callable[[Question, bytes], Reply | None]
 Spawn = Callable[[Children], list[str]]
 
 
 class AskingPort:
-    """Asks the worker for what a job wants written or read."""
+    """Asks the worker for what a job wants written or read.
+
+    When the attempt is over, it raises `LockLost`: a task may have left a thread behind.
+    """
 
     held_up = 0.0  # the worker knows
 
@@ -102,6 +105,8 @@ class AskingPort:
 
     def _ask(self, question: Question, argument: bytes = b"") -> Any:
         answer = self._ask_worker(question, argument)
+        if answer is None:
+            raise LockLost(self._queue, self._run.job.id)
         if answer.fault is None:
             return answer.value
         error = unpack_fault(answer.fault, self._queue, self._run.job.id)

@@ -34,12 +34,12 @@ from taskbull.core.failure import reason_of, stack_of
 from taskbull.core.flow import Children
 from taskbull.core.job import Job
 from taskbull.core.wire.options import decode_options
-from taskbull.errors import ConfigurationError
+from taskbull.errors import ConfigurationError, LockLost
 from taskbull.scripts.call import again
 from taskbull.worker.fork import end_child_of
 from taskbull.worker.pool.messages import (
+    Cancel,
     CannotStart,
-    Halt,
     Hello,
     Order,
     Ready,
@@ -62,7 +62,8 @@ class Child:
         self._interruption = interruption
         self._hello = hello
         self._pid = os.getpid()
-        self._running: tuple[int, Sequence[RunningJob]] | None = None
+        self._running: tuple[int, Sequence[RunningJob]] = 0, ()
+        self._cancelled: dict[tuple[int, int], str] = {}  # why, by call and place
         interruption.heed = self._note_cancelled
         self._app, self._dispatch = _load_app(hello)
         resources = Resources(self._app.registry, in_process=True)
@@ -74,7 +75,9 @@ class Child:
         self._line.send(Ready())
         orders: list[Order] = []
         while not isinstance(message := self._line.receive(), Retire):
-            if isinstance(message, Order):
+            if isinstance(message, Cancel):
+                self._note_cancelled(message)
+            elif isinstance(message, Order):
                 orders.append(message)
                 if not message.more:
                     self._run(orders)
@@ -87,9 +90,11 @@ class Child:
         number = orders[0].number
         jobs = [self._job(place, order) for place, order in enumerate(orders)]
         self._running = number, jobs
+        self._mark_cancelled()
         results: Sequence[Result]
         try:
             try:
+                self._line.begin(number)
                 self._interruption.begin(number)
                 results = self._call(jobs)
             finally:
@@ -98,6 +103,7 @@ class Child:
             end_child_of(self._pid, error)
             results = [error] * len(jobs)
         end_child_of(self._pid)
+        self._cancelled.clear()
         _flush()
         halted = self._interruption.halted(number)
         megabytes = resident_megabytes() if self._hello.measures else 0.0
@@ -106,13 +112,14 @@ class Child:
             for job, result in zip(jobs, results, strict=True)
         ]
         self._line.send(*ends)
+        self._line.end()
 
     def _job(self, place: int, order: Order) -> RunningJob:
         """Return a job as its task sees it; it asks by its place in the call."""
         workplace = Workplace(
             order.queue,
             self._hello.worker_id,
-            partial(self._open_port, place, order.queue),
+            partial(self._open_port, order, place),
             self._lifespan.resources_of,
         )
         return RunningJob(Run(_job(order), token="", renewed=0.0), workplace)
@@ -127,21 +134,27 @@ class Child:
         [job] = jobs
         return [call_one(route.function, job)]
 
-    def _note_cancelled(self, halt: Halt) -> None:
-        """Let the jobs that run know that they were cancelled, if that is why they have to end."""
-        running = self._running
-        if running is not None and running[0] == halt.number:
-            for job, reason in zip(running[1], halt.cancelled, strict=True):
+    def _note_cancelled(self, word: Cancel) -> None:
+        """Let a job know that it was cancelled: it may run, or be on its way by the other line."""
+        self._cancelled[word.number, word.job] = word.reason
+        self._mark_cancelled()
+
+    def _mark_cancelled(self) -> None:
+        number, jobs = self._running
+        for place, job in enumerate(jobs):
+            if (reason := self._cancelled.get((number, place))) is not None:
                 run_of(job).cancelled = reason
 
-    def _open_port(self, place: int, queue: str, run: Run) -> JobPort:
-        ask = partial(self._line.ask, place)
-        return AskingPort(run, queue, ask, partial(self._spawn, run, queue))
+    def _open_port(self, order: Order, place: int, run: Run) -> JobPort:
+        ask = partial(self._line.ask, order.number, place)
+        return AskingPort(run, order.queue, ask, partial(self._spawn, order, run))
 
-    def _spawn(self, run: Run, queue: str, children: Children) -> list[str]:
+    def _spawn(self, order: Order, run: Run, children: Children) -> list[str]:
         """Add children of a job, by a connection of our own."""
+        if not self._line.is_open_to(order.number):
+            raise LockLost(order.queue, order.id)
         producer = self._app.producer
-        steps = spawning(producer.namespace.keys(queue), run, children)
+        steps = spawning(producer.namespace.keys(order.queue), run, children)
         store = producer.stores.sync_store()
         return note_spawned(run, store.run(again(steps), timeout=_SPAWNING))
 

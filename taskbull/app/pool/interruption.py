@@ -16,7 +16,8 @@ from types import FrameType
 
 from taskbull.errors import Terminated
 from taskbull.worker.pool.frames import FrameReader
-from taskbull.worker.pool.messages import Halt, read_in_process
+from taskbull.worker.pool.messages import Cancel, Halt, read_in_process
+from taskbull.worker.pool.process import NOT_ITS_OWN
 
 
 def _ignore(number: int, frame: FrameType | None) -> None:
@@ -31,8 +32,8 @@ class Interruption:
         self._number = 0
         """The run that may be interrupted; 0: none."""
         self._halt: Halt | None = None
-        self.heed: Callable[[Halt], object] = bool
-        """Told of each word to halt, in the thread that listens."""
+        self.heed: Callable[[Cancel], object] = bool
+        """Told of each job that is cancelled, in the thread that listens."""
         self._held_off = 0
         self._due = False
 
@@ -41,6 +42,7 @@ class Interruption:
         signal.signal(signal.SIGTERM, self._on_signal)
         # Not SIG_IGN, which programs that a task starts would inherit.
         signal.signal(signal.SIGINT, _ignore)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, NOT_ITS_OWN)  # the worker held them back
 
     def watch(self, leash: int, orphaned: Callable[[], None]) -> None:
         """Listen at the leash, in a thread; call `orphaned` when the worker is gone."""
@@ -82,8 +84,9 @@ class Interruption:
             while piece := line.recv(4096):
                 for data in frames.feed(piece):
                     message = read_in_process(data)
-                    if isinstance(message, Halt):
+                    if isinstance(message, Cancel):
                         self.heed(message)
+                    elif isinstance(message, Halt):
                         self._halt = message
                         signal.pthread_kill(self._main, signal.SIGTERM)
         orphaned()

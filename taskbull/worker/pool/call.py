@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextvars import Context
+from functools import partial
 from typing import TypeAlias
 
 import msgspec
@@ -13,8 +14,8 @@ import msgspec
 from taskbull.errors import TaskbullError
 from taskbull.store.backend import Waiter, wake
 from taskbull.worker.pool.frames import check_length
-from taskbull.worker.pool.messages import Ask, Ended, Order, encode
-from taskbull.worker.running_job import RunningJob
+from taskbull.worker.pool.messages import Ask, Cancel, Ended, Order, encode
+from taskbull.worker.running_job import RunningJob, run_of
 from taskbull.worker.threads import Stoppable
 
 _ROOM = 65_536
@@ -41,6 +42,10 @@ class Seat(ABC):
     @abstractmethod
     def send(self, data: bytes) -> None:
         """Send a message, without waiting; from any thread."""
+
+    @abstractmethod
+    def tell_cancelled(self, call: PoolCall, job: int, reason: str) -> None:
+        """Let the process know that a job of a call was cancelled; from any thread."""
 
     @abstractmethod
     def halt(self, call: PoolCall, reason: str) -> None:
@@ -90,6 +95,36 @@ class PoolCall:
         """How its jobs have ended, in their order."""
         self.inbox: deque[Ask | End] = deque()
         self.waiter: Waiter | None = None
+
+    def listen(self) -> None:
+        """Let the process know of each job that is cancelled while others of its batch go on."""
+        if len(self.jobs) > 1:
+            for place, job in enumerate(self.jobs):
+                run_of(job).notify = partial(self._tell, place)
+
+    def late_order(self) -> bytes:
+        """Return the order of a call that had to wait; before it, who was cancelled meanwhile.
+
+        By the same line: the function may ask as soon as it is called.
+        """
+        words = [encode(Cancel(self.number, place, why)) for place, why in self._cancelled()]
+        return b"".join((*words, self.order))
+
+    def tell_cancelled(self) -> None:
+        """Let the process know which jobs were cancelled so far."""
+        for place, reason in self._cancelled():
+            self._tell(place, reason)
+
+    def _cancelled(self) -> Iterator[tuple[int, str]]:
+        for place, job in enumerate(self.jobs):
+            if (reason := run_of(job).cancelled) is not None:
+                yield place, reason
+
+    def _tell(self, place: int, reason: str) -> None:
+        # It is noted in the run first, and a call gets its seat before its order is made: one of
+        # the two tells.
+        if self.seat is not None:
+            self.seat.tell_cancelled(self, place, reason)
 
     def deliver(self, message: Ask | End) -> None:
         """Take in what was told; in the event loop."""

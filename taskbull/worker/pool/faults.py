@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Final
 
 from taskbull.errors import (
     ConnectionLost,
@@ -20,6 +21,9 @@ _PLAIN: dict[str, Callable[[str], TaskbullError]] = {
 _WITH_CODE: dict[str, Callable[[str, str], TaskbullError]] = {
     kind.__name__: kind for kind in (ServerRefused, ServerUnavailable)
 }
+
+OVER: Final = Fault(LockLost.__name__, "")
+"""For those who ask when their attempt is over."""
 
 
 def pack_fault(error: TaskbullError, *, of_redis: bool) -> Fault:

@@ -8,23 +8,21 @@ from __future__ import annotations
 
 import logging
 import select
-import socket
 from collections.abc import Callable
-from contextlib import suppress
 from contextvars import Context
-from signal import SIGKILL, SIGTERM
+from signal import SIG_BLOCK, SIGKILL, SIGTERM, pthread_sigmask
 from threading import Event, Lock, Thread
 from time import monotonic
 from typing import Final, Protocol
 
-from msgspec import Struct
-
-from taskbull.core.job import Job
 from taskbull.errors import ProcessDied, TaskbullError
+from taskbull.worker.pool.bell import Bell
 from taskbull.worker.pool.call import PoolCall, Seat
+from taskbull.worker.pool.faults import OVER
 from taskbull.worker.pool.frames import BadFrame
 from taskbull.worker.pool.messages import (
     Ask,
+    Cancel,
     CannotStart,
     Done,
     Ended,
@@ -32,36 +30,25 @@ from taskbull.worker.pool.messages import (
     Raised,
     Ready,
     Record,
+    Reply,
     Retire,
     ToWorker,
     encode,
 )
-from taskbull.worker.pool.output import STDERR, STDOUT, Printed, log_record
-from taskbull.worker.pool.process import Death, PoolProcess
-from taskbull.worker.running_job import run_of
+from taskbull.worker.pool.output import log_record
+from taskbull.worker.pool.pool_plan import Gone
+from taskbull.worker.pool.process import NOT_ITS_OWN, Death, PoolProcess
+from taskbull.worker.pool.reprieve import Reprieve
 
 _BOTH = select.POLLIN | select.POLLOUT
 _LOOK = 0.25
-"""Seconds after which a process is looked at, where nothing tells of its end."""
+"""Seconds after which a process is looked at, where nothing tells of its end or of its ears."""
 
 _DYING = 1.0
 """Seconds that a process has to end when it has closed its line."""
 
 LEAVING: Final = 10.0
 """Seconds that a process has to leave its lifespan."""
-
-
-class Gone(Struct, frozen=True):
-    """The end of a process, or of the attempt to start one."""
-
-    pid: int
-    reason: str
-    started: bool
-    """Whether it had got so far that it could run jobs."""
-    wanted: bool
-    """Whether it ended because it was told to."""
-    job: Job | None = None
-    """The job that ran in it; of a batch the first one."""
 
 
 class Office(Protocol):
@@ -104,14 +91,10 @@ class Keeper(Seat):
         """Whether another process is to take its place."""
         self._process: PoolProcess | None = None
         self._lock = Lock()
-        self._kill_at: float | None = None
+        self._reprieve = Reprieve()
         self._told_to_end = False
         self._killed = Event()
-        self._wake, self._woken = socket.socketpair()
-        self._wake.setblocking(False)
-        self._woken.setblocking(False)
-        self._printed: list[Printed] = []
-        self._last_lines: list[str] = []
+        self._bell = Bell()
         self._trouble = ""
 
     @property
@@ -128,7 +111,7 @@ class Keeper(Seat):
         """Send a message, without waiting; from any thread."""
         process = self._process
         if process is not None and not process.line.send(data):
-            self._wake_up()
+            self._bell.ring()
 
     def halt(self, call: PoolCall, reason: str) -> None:
         """End a call that runs here: the process is told, then killed after the call's grace."""
@@ -136,23 +119,32 @@ class Keeper(Seat):
             process = self._process
             if process is None:
                 return
-            self._kill_at = monotonic() + call.grace
-            cancelled = [run_of(job).cancelled for job in call.jobs]
-            with suppress(OSError):
-                process.leash.send(encode(Halt(call.number, reason, cancelled)))
+            self._reprieve.grant(call.grace)
+            call.tell_cancelled()
+            process.leash.send(encode(Halt(call.number, reason)))
             process.signal(SIGTERM)
-        self._wake_up()
+        self._bell.ring()
 
-    def retire(self) -> None:
-        """Let an idle process leave its lifespan and end."""
+    def tell_cancelled(self, call: PoolCall, job: int, reason: str) -> None:
+        """Let the process know that a job of a call was cancelled; from any thread."""
+        process = self._process
+        if process is not None and not process.leash.send(encode(Cancel(call.number, job, reason))):
+            self._bell.ring()
+
+    def hurry(self, seconds: float) -> None:
+        """Give a process that is to end no more than so many seconds."""
+        self._reprieve.shorten(seconds)
+        self._bell.ring()
+
+    def retire(self, limit: float) -> None:
+        """Let an idle process leave its lifespan and end, within so many seconds."""
         self._told_to_end = True
         if not self.has_begun:
             self.kill()
             return
-        with self._lock:
-            self._kill_at = monotonic() + LEAVING
+        self._reprieve.grant(limit)
         self.send(encode(Retire()))
-        self._wake_up()
+        self._bell.ring()
 
     def kill(self) -> None:
         """End the process at once, or keep it from being started."""
@@ -161,26 +153,19 @@ class Keeper(Seat):
         if self._process is not None:
             self._process.signal(SIGKILL)
 
-    def _wake_up(self) -> None:
-        with suppress(OSError):  # full: it will wake up; or closed: it has ended
-            self._wake.send(b".")
-
     def _keep(self, delay: float) -> None:
+        # The process has them held back, too, until it knows that they are not for it to heed.
+        pthread_sigmask(SIG_BLOCK, NOT_ITS_OWN)
         self._killed.wait(delay)
         try:
             if self._killed.is_set():
                 raise OSError("it is not needed any more")
             self.born = monotonic()
-            process = PoolProcess()
+            process = PoolProcess(self._context)
         except Exception as error:  # noqa: BLE001 - whatever the system says
-            self._close()
+            self._bell.close()
             self._office.gone(self, Gone(0, str(error), started=False, wanted=self._told_to_end))
             return
-        out, err = process.outputs
-        self._printed = [
-            Printed(out.fileno(), STDOUT, self._context),
-            Printed(err.fileno(), STDERR, self._context),
-        ]
         with self._lock:
             self._process = process
         if self._killed.is_set():
@@ -195,45 +180,33 @@ class Keeper(Seat):
 
     def _listen(self, process: PoolProcess) -> None:
         poll = select.poll()
-        line, woken = process.line.fileno(), self._woken.fileno()
-        for descriptor in (line, woken, *(one.descriptor for one in self._printed)):
+        line, bell = process.line.fileno(), self._bell.fileno()
+        for descriptor in (line, bell, *process.outputs.descriptors):
             poll.register(descriptor, select.POLLIN)
         if process.exit_fd is not None:
             poll.register(process.exit_fd, select.POLLIN)
         goes_on = True
         while goes_on:
             poll.modify(line, _BOTH if process.line.has_backlog else select.POLLIN)
+            process.leash.flush()
             ready = dict(poll.poll(self._patience_ms(process)))
-            if woken in ready:
-                self._rub_eyes()
-            self._read_printed(poll, ready)
+            if bell in ready:
+                self._bell.hush()
+            for descriptor in process.outputs.read(ready):
+                poll.unregister(descriptor)
             said = ready.get(line, 0)
             if said & select.POLLOUT:
                 process.line.flush()
             goes_on = not said & ~select.POLLOUT or self._receive(process)
             goes_on = goes_on and not self._has_ended(process, ready)
-            self._kill_if_due(process)
-
-    def _rub_eyes(self) -> None:
-        with suppress(BlockingIOError):
-            self._woken.recv(4096)
-
-    def _read_printed(self, poll: select.poll, ready: dict[int, int]) -> None:
-        for one in [one for one in self._printed if one.descriptor in ready]:
-            if not one.read():
-                poll.unregister(one.descriptor)
-                self._printed.remove(one)
-                self._last_lines += one.last
-
-    def _kill_if_due(self, process: PoolProcess) -> None:
-        if self._kill_at is not None and monotonic() >= self._kill_at:
-            self._kill_at = None
-            process.signal(SIGKILL)
+            if self._reprieve.is_over():
+                process.signal(SIGKILL)
 
     def _patience_ms(self, process: PoolProcess) -> int | None:
-        limits = [] if process.exit_fd is not None else [_LOOK]
-        if self._kill_at is not None:
-            limits.append(max(0.0, self._kill_at - monotonic()))
+        is_told = process.exit_fd is not None and not process.leash.has_backlog
+        limits = [] if is_told else [_LOOK]
+        if (left := self._reprieve.left()) is not None:
+            limits.append(left)
         return int(min(limits) * 1000) + 1 if limits else None
 
     def _has_ended(self, process: PoolProcess, ready: dict[int, int]) -> bool:
@@ -248,7 +221,7 @@ class Keeper(Seat):
         """Take in what the process has said; return False if it says no more."""
         try:
             for message in process.line.receive(to_the_end=to_the_end):
-                self._heed(message)
+                self._heed(message, process)
         except EOFError:
             return self._break_off(process, "it closed the line to its worker")
         except BadFrame as error:
@@ -261,31 +234,32 @@ class Keeper(Seat):
             process.signal(SIGKILL)
         return False
 
-    def _heed(self, message: ToWorker) -> None:
+    def _heed(self, message: ToWorker, process: PoolProcess) -> None:
         match message:
             case Done() | Raised():
-                self._finish(message)
-            case Ask():
-                if self.call is not None:
-                    self._office.asked(self.call, message)
+                self._finish(message, process)
+            case Ask(number, of):
+                call = self.call
+                if call is not None and call.number == of:
+                    self._office.asked(call, message)
+                else:  # of a thread that a former call has left behind
+                    self.send(encode(Reply(number, fault=OVER)))
             case Record():
-                self._context().run(log_record, message, self.pid)
+                self._context().run(log_record, message, process.pid)
             case Ready():
                 self.has_begun = True
                 self._office.began(self)
             case CannotStart(reason, stack):
                 self._trouble = f"{reason}\n{stack}"
 
-    def _finish(self, end: Ended) -> None:
+    def _finish(self, end: Ended, process: PoolProcess) -> None:
         call = self.call
         if call is None or call.number != end.number:
             return
         call.ends.append(end)
         if len(call.ends) < len(call.jobs):
             return
-        for one in self._printed:  # it was flushed before the end was told
-            one.read()
-            one.end_of_job()
+        process.outputs.end_of_job()
         self.jobs += len(call.jobs)
         self._office.ended(self, call)
 
@@ -295,21 +269,18 @@ class Keeper(Seat):
 
     def _bury(self, process: PoolProcess) -> None:
         death = process.bury()
-        for one in self._printed:
-            one.read()
-            one.end_of_job()
-            self._last_lines += one.last
+        process.outputs.end_of_job()
         call = self._leave(self)
         with self._lock:
             self._process = None
-        reason = self._reason(death)
+        reason = self._reason(death, process.outputs.last_lines())
         if call is not None:
             error = ProcessDied(reason)
             if death.fault:
                 error.add_note(death.fault)
             self._office.died(call, error)
         process.close()
-        self._close()
+        self._bell.close()
         self._office.gone(
             self,
             Gone(
@@ -321,14 +292,10 @@ class Keeper(Seat):
             ),
         )
 
-    def _reason(self, death: Death) -> str:
+    def _reason(self, death: Death, last_lines: list[str]) -> str:
         if not self.has_begun:
-            return self._trouble or "\n".join([death.told, *self._last_lines])
+            return self._trouble or "\n".join([death.told, *last_lines])
         trouble = self._trouble
         if self.halted and death.code == -SIGKILL:
             trouble = trouble or "its job did not end within the task's grace"
         return f"process {death.pid} was ended: {trouble}" if trouble else death.told
-
-    def _close(self) -> None:
-        self._wake.close()
-        self._woken.close()

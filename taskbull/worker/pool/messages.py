@@ -92,13 +92,20 @@ class Retire(Message, frozen=True):
     """Leave the lifespan and end: there are no more jobs."""
 
 
+class Cancel(Message, frozen=True):
+    """A job of the call of this number was cancelled: comes by the leash, or before its order."""
+
+    number: int
+    job: int
+    """Which one of its call it is, counted from 0."""
+    reason: str
+
+
 class Halt(Message, frozen=True):
     """End the call of this number now: comes by the leash, and a signal follows."""
 
     number: int
     reason: str
-    cancelled: list[str | None]
-    """Why each of its jobs was cancelled, if it was."""
 
 
 # From the process.
@@ -130,6 +137,8 @@ class Ask(Message, frozen=True):
     """A running job wants something written or read."""
 
     number: int
+    call: int
+    """The number of the call whose job it is: a thread may have outlived its own."""
     question: Question
     argument: bytes = b""
     job: int = 0
@@ -200,7 +209,7 @@ class Raised(Message, frozen=True):
 
 
 Ended: TypeAlias = Done | Raised
-ToProcess: TypeAlias = Hello | Order | Reply | Retire | Halt
+ToProcess: TypeAlias = Hello | Order | Reply | Retire | Cancel | Halt
 ToWorker: TypeAlias = Ready | CannotStart | Ask | Record | Ended
 
 _encode = msgspec.msgpack.Encoder().encode

@@ -8,11 +8,11 @@ from __future__ import annotations
 import logging
 import os
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Container, Sequence
 from contextlib import suppress
 from contextvars import Context
 from time import monotonic
-from typing import Final
+from typing import IO, Final
 
 import msgspec
 
@@ -54,7 +54,7 @@ class Printed:
         self._logged = 0
         self._left_out = 0
         self.last: deque[str] = deque(maxlen=30)
-        """The last lines: if the process cannot start, they say why."""
+        """The last lines."""
 
     def read(self) -> bool:
         """Log what there is now, a pipe full of it; return False when the stream has ended."""
@@ -112,6 +112,41 @@ class Printed:
     def _log(self, text: str, *args: object) -> None:
         if self._logger.isEnabledFor(self._level):
             self._context().run(self._logger.log, self._level, text, *args)
+
+
+class Outputs:
+    """Both streams of a process, until they end."""
+
+    def __init__(self, streams: Sequence[IO[bytes]], context: Callable[[], Context]) -> None:
+        self._open = {
+            stream.fileno(): Printed(stream.fileno(), kind, context)
+            for stream, kind in zip(streams, (STDOUT, STDERR), strict=True)
+        }
+        self._last: list[str] = []
+
+    @property
+    def descriptors(self) -> list[int]:
+        """Those that have not ended."""
+        return [*self._open]
+
+    def read(self, ready: Container[int]) -> list[int]:
+        """Log what has come by these descriptors; return those that have ended by now."""
+        ended = [one for one, printed in self._open.items() if one in ready and not printed.read()]
+        for one in ended:
+            printed = self._open.pop(one)
+            printed.end_of_job()
+            self._last += printed.last
+        return ended
+
+    def end_of_job(self) -> None:
+        """Log what is left of a job's lines: it was flushed before the end was told."""
+        for printed in self._open.values():
+            printed.read()
+            printed.end_of_job()
+
+    def last_lines(self) -> list[str]:
+        """Return what was printed last: if the process cannot start, it says why."""
+        return [*self._last, *(line for printed in self._open.values() for line in printed.last)]
 
 
 def log_record(record: Record, pid: int | None) -> None:

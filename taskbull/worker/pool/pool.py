@@ -10,6 +10,7 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager
 from contextvars import copy_context
 from itertools import count
+from math import inf
 from time import monotonic
 from typing import Final
 
@@ -17,27 +18,34 @@ from anyio import CancelScope, Event, current_time, get_cancelled_exc_class, mov
 
 from taskbull.errors import (
     ConfigurationError,
+    MaybeExecuted,
     ProcessUnavailable,
     TaskbullError,
 )
 from taskbull.store.backend import waiters
 from taskbull.worker.pool.asking import perform
 from taskbull.worker.pool.call import End, PoolCall
-from taskbull.worker.pool.keeper import LEAVING, Gone, Keeper
+from taskbull.worker.pool.keeper import LEAVING, Keeper
 from taskbull.worker.pool.mailbox import Mailbox
-from taskbull.worker.pool.messages import Ask, Ended, encode
-from taskbull.worker.pool.pool_plan import PoolPlan, ProcessEnd
+from taskbull.worker.pool.messages import Ask, Ended, Fault, Reply, encode
+from taskbull.worker.pool.pool_plan import Gone, PoolPlan, ProcessEnd
 from taskbull.worker.pool.results import Result, has_value, note_halted, results_of
 from taskbull.worker.pool.roster import Roster
 from taskbull.worker.running_job import RunningJob
+from taskbull.worker.shutdown import Shutdown
 from taskbull.worker.threads import Stoppable
 
 logger = logging.getLogger(__name__)
 
 _HALTED = "the worker ends the job: its time is up, it was cancelled, or the worker stops"
 
+_NOT_KNOWN = Fault(MaybeExecuted.__name__, f"{_HALTED}; this may have been done or not")
+
 _KILLING = 5.0
 """Seconds that the system has to end a process that was killed."""
+
+_MOMENT = 2.0
+"""Seconds that a process has when the worker is to stop at once, whatever its task's grace is."""
 
 _SHORTEST_PAUSE, _LONGEST_PAUSE = 1.0, 30.0
 _SHORT_LIFE: Final = 5.0
@@ -59,6 +67,7 @@ class ProcessPool:
         self._leaving: set[Keeper] = set()
         self._failures = 0  # starts that failed in a row
         self._refusal = ""  # what the last of them said
+        self._patience = inf  # how long a process may take to end, at the most
         self._closing = False
         self._started = False
         self._first = False  # while the worker waits for the first ones
@@ -104,6 +113,7 @@ class ProcessPool:
         if not self._started:  # a job of a task that is at home in another queue
             self._hire_all()
         call = PoolCall(next(self._numbers), jobs, copy_context(), grace, clock)
+        call.listen()
         seat = self._roster.put(call)
         if seat is not None:
             seat.send(call.order)
@@ -126,13 +136,19 @@ class ProcessPool:
         self._closing = True
         with move_on_after(min(limit, LEAVING), shield=True):
             for keeper in [*self._members]:
-                keeper.retire()
+                keeper.retire(min(LEAVING, self._patience))
             await self._until_empty()
         if self._members or self._leaving:
             for keeper in (*self._members, *self._leaving):
                 keeper.kill()
             with move_on_after(_KILLING, shield=True):
                 await self._until_empty()
+
+    def hurry(self) -> None:
+        """Let no process have more than a moment to end, from now on."""
+        self._patience = _MOMENT
+        for keeper in (*self._members, *self._leaving):
+            keeper.hurry(_MOMENT)
 
     async def _follow(self, call: PoolCall) -> End:
         """Do what running jobs ask for, until their call ends."""
@@ -141,14 +157,18 @@ class ProcessPool:
                 message = call.inbox.popleft()
                 if not isinstance(message, Ask):
                     return message
-                answer = await perform(message, call.jobs[message.job])
-                if call.seat is not None:
-                    call.seat.send(encode(answer))
+                answer = Reply(message.number, fault=_NOT_KNOWN)
+                try:
+                    answer = await perform(message, call.jobs[message.job])
+                finally:  # nobody is left without an answer, also if we are cancelled
+                    if call.seat is not None:
+                        call.seat.send(encode(answer))
             call.waiter = self._new_waiter()
             await call.waiter
 
     async def _halt(self, call: PoolCall) -> End | None:
         """End a call, and return how it ended."""
+        call.grace = min(call.grace, self._patience)
         seat = self._roster.halt(call)
         if seat is not None:
             seat.halt(call, _HALTED)
@@ -188,7 +208,7 @@ class ProcessPool:
     def _feed(self, keeper: Keeper) -> None:
         call = self._roster.take(keeper)
         if call is not None:
-            keeper.send(call.order)
+            keeper.send(call.late_order())
             self._mailbox.post(call.begin)
 
     def _is_worn(self, keeper: Keeper, end: Ended) -> bool:
@@ -218,7 +238,7 @@ class ProcessPool:
         self._leaving.add(keeper)
         reason = "its job was ended" if keeper.halted else "it has done its share"
         self._told(ProcessEnd(keeper.pid or 0, reason, None, recycled=not keeper.halted))
-        keeper.retire()
+        keeper.retire(min(LEAVING, self._patience))
         if len(self._members) < self.size:
             self._hire()
 
@@ -278,13 +298,14 @@ class ProcessPool:
 
 @asynccontextmanager
 async def pool_running(
-    plan: PoolPlan, worker_id: str, told: Callable[[ProcessEnd], None], grace: float
+    plan: PoolPlan, worker_id: str, told: Callable[[ProcessEnd], None], shutdown: Shutdown
 ) -> AsyncGenerator[ProcessPool]:
-    """Have a pool during the block; at its end the processes have `grace` seconds to leave."""
+    """Have a pool during the block; at its end the processes have a shutdown's grace to leave."""
     pool = ProcessPool(plan, worker_id, told)
+    shutdown.when_urgent(pool.hurry)
     try:
         if plan.at_once:
             await pool.start()
         yield pool
     finally:
-        await pool.close(grace)
+        await pool.close(shutdown.grace)

@@ -48,6 +48,19 @@ class PoolPlan(Struct, frozen=True, kw_only=True):
         )
 
 
+class Gone(Struct, frozen=True):
+    """The end of a process, or of the attempt to start one."""
+
+    pid: int
+    reason: str
+    started: bool
+    """Whether it had got so far that it could run jobs."""
+    wanted: bool
+    """Whether it ended because it was told to."""
+    job: Job | None = None
+    """The job that ran in it; of a batch the first one."""
+
+
 class ProcessEnd(Struct, frozen=True):
     """The end of a process that the pool did not want, or had to bring about."""
 

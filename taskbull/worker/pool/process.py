@@ -1,9 +1,9 @@
 """One process of the pool, as the operating system has it: started, signalled, buried.
 
 It is a fresh interpreter in a session of its own, so that a signal to its group reaches what its
-tasks have started, too. What leads to it: the *line* (messages), the *leash* (the word to halt, and
-by its end the news that the worker is gone), its output, and *faults*, where the C code of Python
-writes a stack when it crashes.
+tasks have started, too. What leads to it: the *line* (messages), the *leash* (what it has to know
+while a function runs: who was cancelled, the word to halt, and by its end the news that the worker
+is gone), its output, and *faults*, where the C code of Python writes a stack when it crashes.
 
 Whatever starts it has to be a thread that lives as long as it: Linux kills the process when that
 thread ends (see `app.pool.child`).
@@ -18,7 +18,9 @@ import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Callable
 from contextlib import suppress
+from contextvars import Context
 from threading import Lock
 from time import monotonic, sleep
 from typing import IO, Final
@@ -26,10 +28,14 @@ from typing import IO, Final
 from msgspec import Struct
 
 from taskbull.core.frames import where_of
+from taskbull.worker.pool.output import Outputs
 from taskbull.worker.pool.worker_line import WorkerLine
 
 CHILD: Final = "taskbull.app.pool.child"
 """The module that the process runs."""
+
+NOT_ITS_OWN: Final = frozenset({signal.SIGINT, signal.SIGTERM})
+"""The signals that are the worker's business, also when a process of the pool gets them, too."""
 
 _FAULT_LIMIT = 20_000
 
@@ -73,12 +79,16 @@ def _size(megabytes: float) -> str:
 
 
 class PoolProcess:
-    """A running process; made by the thread that keeps it."""
+    """A running process; made by the thread that keeps it.
 
-    def __init__(self) -> None:
+    `context` gives that of the job that runs in it, for the lines that it prints.
+    """
+
+    def __init__(self, context: Callable[[], Context]) -> None:
         ours, line = socket.socketpair()
         self.line = WorkerLine(ours)
-        self.leash, leash = socket.socketpair()
+        loop, leash = socket.socketpair()
+        self.leash = WorkerLine(loop)
         self._faults, faults = os.pipe()
         theirs = (line.fileno(), leash.fileno(), faults)
         try:
@@ -103,14 +113,15 @@ class PoolProcess:
         self.pid = self._popen.pid
         self.exit_fd = _open_exit_fd(self.pid)
         """Becomes readable when it ends; None: it has to be asked."""
-        for stream in self.outputs:
+        for stream in self._streams:
             os.set_blocking(stream.fileno(), False)
+        self.outputs = Outputs(self._streams, context)
         self._lock = Lock()
         self._end: tuple[int, resource.struct_rusage] | None = None
         self._buried = False
 
     @property
-    def outputs(self) -> list[IO[bytes]]:
+    def _streams(self) -> list[IO[bytes]]:
         """Its standard output and its standard error."""
         return [stream for stream in (self._popen.stdout, self._popen.stderr) if stream is not None]
 
@@ -163,7 +174,7 @@ class PoolProcess:
         os.close(self._faults)
         if self.exit_fd is not None:
             os.close(self.exit_fd)
-        for stream in self.outputs:
+        for stream in self._streams:
             stream.close()
 
     def _read_fault(self) -> str:

@@ -14,7 +14,10 @@ _PIECE = 1 << 15  # far larger ones are mapped and unmapped each time, for 50 µ
 
 
 class WorkerLine:
-    """Sends messages from any thread, and receives them in that of the process's keeper."""
+    """Sends messages from any thread, and receives them in that of the process's keeper.
+
+    Nobody waits for a process that does not listen: what it has no room for is kept, for `flush`.
+    """
 
     def __init__(self, line: socket.socket) -> None:
         line.setblocking(False)
@@ -54,6 +57,8 @@ class WorkerLine:
 
     def flush(self) -> None:
         """Send more of what is left."""
+        if not self._backlog:
+            return
         with self._lock, suppress(OSError):
             del self._backlog[: self._socket.send(self._backlog)]
 
