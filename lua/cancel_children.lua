@@ -13,7 +13,8 @@
 --   cursor           where to go on in it
 -- EFFECTS
 --   children that run go on, and those that have ended stay as they are. Of those that fail, the
---   children are to be cancelled, too: they are pushed to `parents`
+--   children are to be cancelled, too: they are pushed to `parents`. When all is done, the job is
+--   no longer noted as one whose children are to be cancelled
 
 local parents = unpack(KEYS)
 local now, longest, pending, cursor, count = unpack(ARGV)
@@ -27,6 +28,8 @@ end
 
 local current = redis.call("LRANGE", parents, -1, -1)[1]
 if not current then
+  local noted, first = string.match(parents, "^(.*:tb:cancelling):(.*):parents$")
+  redis.call("SREM", noted, first)
   return { "", "0" }
 end
 -- A parent that was not kept has left a set of another name.

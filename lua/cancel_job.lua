@@ -60,10 +60,8 @@ local function look_back(state)
   if state == "completed" or not is_cancelled(failed_reason) then
     return answer(TOO_LATE)
   end
-  local pending = job .. ":dependencies"
-  if redis.call("EXISTS", parents) == 0 and redis.call("EXISTS", pending) == 1 then
-    redis.call("LPUSH", parents, pending)
-    redis.call("PEXPIRE", parents, LIFE)
+  if redis.call("EXISTS", parents) == 0 then
+    leave_children(prefix, job_id, true, parents)
   end
   if failed_reason ~= reason or again ~= "1" then
     return answer(TOO_LATE)

@@ -22,6 +22,9 @@
 --                                 the worker's own limit of starts per window; 0: none
 --                                 ms; the window's length by the worker's option, 0: it has none
 --                                 how many minutes of metrics are kept; 0: none are taken
+--                                 1 if completed jobs were counted in this minute before, else 0
+--                                 and where jobs that have stalled are not to be taken: ms by
+--                                 which they are delayed, and by how many more each further one
 --   outcomes                    msgpack array; "": all outcomes are plain, and all jobs are kept
 --                                 what became of jobs that are not plain: map of the place of an
 --                                 outcome (from 1) to an array: see settle_outcomes
@@ -45,7 +48,8 @@
 --                               still active and locked by its token
 --   reasons                     for each code 1 why it was cancelled, for each code -10 or -11 what
 --                               Redis said, in turn; 0: none is
---   dropped                     ids that were in the waiting list and are none of a job; 0: none
+--   passed_over                 0; or an array: how many jobs were delayed because they have
+--                               stalled, and the ids that waited and are none of a job
 --   jobs                        of each job taken its id, and then the values of its six fields if
 --                               it is new and has no others; the number 1, these six and the key of
 --                               its parent if it is new and a child; else an array of those of all
@@ -68,10 +72,11 @@ local prefix, now, want, token, lock_life, worker, settings, outcomes = unpack(A
 -- from nothing costs 1,000 instructions more for each doubling of its length.
 local redis = redis
 local queue = queue_state(meta, active, wait)
-local max_starts, window, data_points = 0, 0, 0
+local max_starts, window, data_points, has_begun, put_off_by, put_off_step = 0, 0, 0, 0, nil, nil
 want = tonumber(want)
 if settings ~= "" then
-  max_starts, window, data_points = unpack(cmsgpack.unpack(settings))
+  max_starts, window, data_points, has_begun, put_off_by, put_off_step =
+    unpack(cmsgpack.unpack(settings))
 end
 
 -- First half: end jobs. --------------------------------------------------------------------------
@@ -268,11 +273,18 @@ if plain_ended > 0 then -- as late as that: an outcome that is sent twice finds 
 end
 
 if data_points > 0 then
-  --- @include "count_finished"
-  local metrics = { prefix .. "metrics:completed", prefix .. "metrics:failed" }
-  for kind, many in ipairs({ completions, failures }) do
-    if many > 0 then
-      pcall(count_finished, metrics[kind], many, data_points, tonumber(now))
+  local counted = completions
+  if counted > 0 and has_begun == 1 then
+    redis.pcall("HINCRBY", prefix .. "metrics:completed", "count", counted)
+    counted = 0
+  end
+  if counted + failures > 0 then
+    --- @include "count_finished"
+    local metrics = { prefix .. "metrics:completed", prefix .. "metrics:failed" }
+    for kind, many in ipairs({ counted, failures }) do
+      if many > 0 then
+        pcall(count_finished, metrics[kind], many, data_points, tonumber(now))
+      end
     end
   end
 end
@@ -281,7 +293,7 @@ end
 
 local MOST_BYTES, MOST_PROMOTED = 2000000, 100
 local HEAD, NEW, NEW_CHILD = 6, 6, 8 -- values of the reply before the jobs; fields of new ones
-local limited, next_due, dropped = 0, 0, 0
+local limited, next_due, passed_over = 0, 0, 0
 local reply = { nil, nil, nil, nil, nil, nil, nil, nil, nil, nil, nil, nil, nil }
 local taken = 0
 if want > 0 and plain_count + other_count == 0 then
@@ -330,9 +342,10 @@ if want > 0 and full == 0 then
   -- that all jobs have, no others. A new child has two more. The fields are as read_job has them,
   -- which begins with these.
   local NAME, DATA, OPTS, TIMESTAMP, DELAY, PRIORITY, PARENT_KEY, PARENT = 1, 2, 3, 4, 5, 6, 7, 8
-  local STARTS, DEFERRED_FAILURE, STACKTRACE = 8, 9, 14
+  local STARTS, DEFERRED_FAILURE, STALLS, STACKTRACE = 8, 9, 10, 14
   local ids, fields_of, seen, odd = { nil, nil, nil, nil }, nil, count > 1 and {}, nil
   local bytes, size, taken_from_list = 0, HEAD, 0
+  local suspects, suspects_listed = nil, 0
   for place = 1, count do
     local is_listed = place <= listed_count
     local id = is_listed and listed[listed_count + 1 - place] or ranked[place - listed_count]
@@ -350,13 +363,21 @@ if want > 0 and full == 0 then
       is_new = fields and fields[NAME] and fields[DATA] and fields[OPTS] and fields[TIMESTAMP]
         and fields[DELAY] and fields[PRIORITY] and (is_child or count_of_fields == NEW)
     end
-    local is_marker = not is_new and string.find(id, "^0:")
+    local is_dropped = false
     if not is_new then
       if not odd then
         --- @include "odd_job"
         odd = odd_job
       end
+      local is_marker = string.find(id, "^0:")
       fields = not is_seen and not is_marker and odd(prefix, id, now)
+      is_dropped = not fields and not is_marker
+      if fields and put_off_by and (finite(fields[STALLS]) or 0) > 0
+        and not fields[DEFERRED_FAILURE] then
+        suspects, fields = suspects or {}, false
+        suspects[#suspects + 1] = id
+        suspects_listed = is_listed and #suspects or suspects_listed
+      end
     end
     if seen then
       seen[id] = true
@@ -386,16 +407,25 @@ if want > 0 and full == 0 then
         size = size + 2
       end
       taken_from_list = is_listed and taken or taken_from_list
-    elseif not is_marker then
-      dropped = dropped == 0 and {} or dropped
-      dropped[#dropped + 1] = id
+    elseif is_dropped then
+      passed_over = passed_over == 0 and { 0 } or passed_over
+      passed_over[#passed_over + 1] = id
     end
   end
 
   -- They are put into `active` before they leave where they waited; if that is refused, nothing has
   -- changed. From here on a job is adopted by its lock.
   listed_count = math.min(listed_count, count)
-  if taken == 1 and listed_count == 1 and count == 1 then
+  if suspects then
+    --- @include "put_off"
+    passed_over = passed_over == 0 and { 0 } or passed_over
+    passed_over[1] = #suspects
+    put_off(delayed, suspects, tonumber(now) + put_off_by, put_off_step)
+    if taken > 0 and refusal(redis.pcall("LPUSH", active, unpack(ids))) then
+      --- @include "stay_waiting"
+      stay_waiting(active, {}, delayed, suspects, "LPUSH", active, unpack(ids))
+    end
+  elseif taken == 1 and listed_count == 1 and count == 1 then
     redis.call("RPOPLPUSH", wait, active)
     listed_count = 0
   elseif taken > 0 then
@@ -405,20 +435,26 @@ if want > 0 and full == 0 then
     local last = string.format("%d", -listed_count - 1)
     if redis.pcall("LTRIM", wait, "0", last).err then
       --- @include "stay_waiting"
-      stay_waiting(active, ids, "LTRIM", wait, "0", last)
+      stay_waiting(active, ids, delayed, suspects or {}, "LTRIM", wait, "0", last)
     end
   end
   if ranked and count > #listed then
     --- @include "stay_waiting"
     local leaving = { "ZREM", prefix .. "prioritized", unpack(ranked, 1, count - #listed) }
     if refusal(redis.pcall(unpack(leaving))) then
-      stay_waiting(active, { unpack(ids, taken_from_list + 1) }, unpack(leaving))
+      stay_waiting(active, { unpack(ids, taken_from_list + 1) }, delayed,
+        { unpack(suspects or {}, suspects_listed + 1) }, unpack(leaving))
     end
   end
   if ranked and count < most and count == #listed + #ranked then
     redis.pcall("DEL", prefix .. "pc")
   end
 
+  for i = 1, suspects and #suspects or 0 do
+    local delay = put_off_by + (i - 1) * put_off_step
+    redis.call("HSET", prefix .. suspects[i], "delay", delay)
+    redis.call("XADD", events, "*", "event", "delayed", "jobId", suspects[i], "delay", now + delay)
+  end
   local counted = taken
   for i = 1, taken do
     local id, fields, times = ids[i], fields_of and fields_of[i], "1"
@@ -453,12 +489,12 @@ if any_delayed and taken == 0 then -- else the base marker is there, and the nex
 end
 -- Nobody is told that the queue is drained while it is paused, limited, or has delayed jobs.
 local fetched = want > 0 and full == 0
-  and (taken > 0 or limited > 0 or queue.blocked or next_due > 0)
+  and (taken > 0 or limited > 0 or queue.blocked or next_due > 0 or passed_over ~= 0)
 if completions + failures > 0 and not fetched
   and redis.call("EXISTS", wait, active, prefix .. "prioritized") == 0 then
   redis.call("XADD", events, "*", "event", "drained")
 end
 
 reply[1], reply[2], reply[3], reply[4] = limited, next_due, full, codes
-reply[5], reply[6] = reasons, dropped
+reply[5], reply[6] = reasons, passed_over
 return reply

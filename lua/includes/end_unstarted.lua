@@ -2,6 +2,7 @@
 --- @include "event_limit"
 --- @include "failed_bounds"
 --- @include "is_denied"
+--- @include "leave_children"
 --- @include "leave_place"
 --- @include "queue_keys"
 --- @include "queue_state"
@@ -9,9 +10,9 @@
 --- @include "trim_finished"
 
 -- end_unstarted(base, id, place, reason, now, parents): let a job fail that waits in the set or
--- list `place`, for good and without an attempt. Where it has pending children, the key of the set
--- that names them is pushed to the list `parents`; a job that is not kept leaves them to a set of
--- another name. Whatever command is refused, the job is where it was, or has failed.
+-- list `place`, for good and without an attempt. Where it has pending children, they are left to
+-- whoever cancels those of the list `parents`. Whatever command is refused, the job is where it
+-- was, or has failed.
 local function end_unstarted(base, id, place, reason, now, parents)
   local LIFE, MOST_TRIMMED = 86400000, 100
   local key, keys, none, kin = base .. id, queue_keys(base), base .. "tb:none", relatives()
@@ -28,18 +29,8 @@ local function end_unstarted(base, id, place, reason, now, parents)
   redis.call("DEL", none)
   redis.call("PEXPIRE", none, 1)
 
-  local dependencies, is_kept = key .. ":dependencies", keep[1] ~= 0
-  if redis.call("EXISTS", dependencies) == 1 then
-    local pending = dependencies
-    if not is_kept then
-      pending = base .. "tb:cancelling:" .. id .. ":left"
-      redis.call("SUNIONSTORE", pending, dependencies)
-      redis.call("PEXPIRE", pending, LIFE)
-    end
-    redis.call("LREM", parents, 0, pending) -- of a try that was refused halfway
-    redis.call("LPUSH", parents, pending)
-    redis.call("PEXPIRE", parents, LIFE)
-  end
+  local is_kept = keep[1] ~= 0
+  leave_children(base, id, is_kept, parents)
   if parent_key then
     local is_told, problem = pcall(kin.tell_failed, key, parent_key, reason, now)
     problem = type(problem) == "table" and problem.err or tostring(problem)

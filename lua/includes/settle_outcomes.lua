@@ -124,6 +124,10 @@ local function settle_outcomes(prefix, keys, queue, outcomes, last, codes, now, 
   -- That it was doomed is forgotten last: if anything before is refused, it still is.
   local function fail(job, reason, stacktrace, keep, most_attempts)
     local id, key, parent_key, is_kept = job.id, job.key, job.parent_key, keep[1] ~= 0
+    if is_cancelled(reason) then
+      --- @include "leave_children"
+      leave_children(prefix, id, is_kept, prefix .. "tb:cancelling:" .. id .. ":parents")
+    end
     if parent_key then
       of_kin().tell_failed(key, parent_key, reason, now)
     end

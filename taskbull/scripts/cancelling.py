@@ -12,7 +12,7 @@ from taskbull.core.keys import QueueKeys
 from taskbull.errors import JobNotFound, MaybeExecuted, ServerUnavailable
 from taskbull.scripts.call import Call, Command, Steps, Word
 from taskbull.scripts.loader import load
-from taskbull.scripts.replies import text
+from taskbull.scripts.replies import text, texts
 
 CANCEL_JOB = load("cancel_job")
 CANCEL_CHILDREN = load("cancel_children")
@@ -78,15 +78,38 @@ def cancel(
         cancel_job(queue, job_id, reason, now_ms),
         cancel_job(queue, job_id, reason, now_ms, again=True),
     )
+    if found.more:
+        yield from cancel_all_children(queue, job_id, now_ms, piece=piece)
+    if found.answer is None:
+        raise JobNotFound(queue.queue, job_id)
+    return found.answer
+
+
+def cancel_all_children(
+    queue: QueueKeys, job_id: str, now_ms: int, *, piece: int = PIECE
+) -> Steps[None]:
+    """Cancel the children of a job that was cancelled, and theirs, as far as they have not started.
+
+    Others may be at it at the same time.
+    """
     pending = Pending()
-    more = found.more
+    more = True
     while more:
         call = cancel_children(queue, job_id, pending, now_ms, piece)
         pending = yield from _insist(call, call)
         more = bool(pending.key)
-    if found.answer is None:
-        raise JobNotFound(queue.queue, job_id)
-    return found.answer
+
+
+def finish_cancelling(queue: QueueKeys, now_ms: int) -> Steps[list[str]]:
+    """Cancel the children that somebody was to cancel and has not; return the ids of the parents.
+
+    If there are many of those, some are left for the next time.
+    """
+    noted = queue.private("cancelling")
+    ids: list[str] = yield Command(("SRANDMEMBER", noted, _AT_ONCE), noted, texts)
+    for job_id in ids:
+        yield from cancel_all_children(queue, job_id, now_ms)
+    return ids
 
 
 def _insist(first: Call[Any], again: Call[Any]) -> Steps[Any]:

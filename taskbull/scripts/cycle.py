@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, TypeAlias, assert_never
 
 import msgspec
@@ -60,14 +60,39 @@ Packed: TypeAlias = msgspec.Raw | Completion
 """An outcome in the form in which the script takes it."""
 
 
-class Taking(Struct, frozen=True):
-    """How a worker takes jobs; the same in every call but for the token and the number."""
+class PutOff(Struct, frozen=True):
+    """By how much jobs that have stalled are delayed, where they are not to be taken."""
+
+    first_ms: int
+    step_ms: int
+    """How much later than the one before each further one is due."""
+
+
+class Taking(Struct, frozen=True, dict=True):
+    """How a worker takes jobs; the same in most calls but for the token and the number."""
 
     lock_life_ms: int
     max_starts: int = 0
     window_ms: int = 0
     worker_name: str = ""
     data_points: int = 0
+    has_begun: bool = False
+    """Metrics have counted completed jobs in this minute before: that saves Redis a look."""
+    put_off: PutOff | None = None
+    """Jobs that have stalled before are not taken, but delayed."""
+
+    @cached_property
+    def settings(self) -> bytes:
+        """What few workers have, as the script takes it."""
+        settings: tuple[int, ...] = (
+            self.max_starts,
+            self.window_ms,
+            self.data_points,
+            int(self.has_begun),
+        )
+        if self.put_off is not None:
+            settings += (self.put_off.first_ms, self.put_off.step_ms)
+        return pack(settings) if any(settings) else b""
 
 
 class Keeping(Struct, frozen=True):
@@ -93,6 +118,8 @@ class Cycled(Struct, frozen=True):
     """Of each outcome that was refused or denied, in turn: what Redis said."""
     dropped: list[str]
     """Ids in the waiting list that were not those of jobs that can be run."""
+    put_off: int = 0
+    """How many jobs were delayed because they have stalled."""
 
 
 def cycle(
@@ -125,16 +152,11 @@ def cycle(
         token,
         taking.lock_life_ms,
         taking.worker_name,
-        _settings(taking),
+        taking.settings,
         *_sorted(outcomes),
     )
     read = partial(_cycled, now_ms, taking.worker_name or None, len(outcomes))
     return Call(CYCLE, keys, args, read)
-
-
-def _settings(taking: Taking) -> bytes:
-    settings = (taking.max_starts, taking.window_ms, taking.data_points)
-    return pack(settings) if any(settings) else b""
 
 
 def _sorted(outcomes: Sequence[Packed]) -> list[str | bytes]:
@@ -230,7 +252,7 @@ def _wait_ms(delay: float, now_ms: int) -> int:
 
 
 def _cycled(now_ms: int, worker: str | None, count: int, reply: list[Any]) -> Cycled:
-    limited, next_due, full, codes, reasons, dropped = reply[:6]
+    limited, next_due, full, codes, reasons, passed_over = reply[:6]
     jobs: list[Job] = []
     place, end = 6, len(reply)
     while place < end:
@@ -254,5 +276,6 @@ def _cycled(now_ms: int, worker: str | None, count: int, reply: list[Any]) -> Cy
         next_due,
         full == 1,
         texts(reasons) if reasons else [],
-        texts(dropped) if dropped else [],
+        texts(passed_over[1:]) if passed_over else [],
+        passed_over[0] if passed_over else 0,
     )

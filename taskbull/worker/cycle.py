@@ -18,7 +18,9 @@ from collections import deque
 from collections.abc import Callable
 from time import monotonic
 
-from taskbull.core.outcome import GiveBack, Outcome
+from msgspec.structs import replace
+
+from taskbull.core.outcome import Complete, GiveBack, Outcome
 from taskbull.scripts.cycle import Cycled, Taking, cycle
 from taskbull.store.backend import Waiter, waiters, wake
 from taskbull.store.pipeline import Reply
@@ -30,6 +32,8 @@ from taskbull.worker.outbox import Outbox, pack
 from taskbull.worker.recovery import Recovery
 from taskbull.worker.run import Run
 
+_MINUTE_MS = 60_000
+
 
 class Cycle:
     """The worker's side of one queue in Redis: outcomes go out, jobs come in."""
@@ -40,6 +44,7 @@ class Cycle:
         """Make it; a lock that is younger than `fresh_for` lives until the next heartbeat."""
         self._context = context
         self._taking = taking
+        self._taking_on = replace(taking, has_begun=taking.data_points > 0)
         self._fresh_for = fresh_for
         self._demand = Demand(concurrency, context.circuit)
         self._outbox = Outbox()
@@ -52,6 +57,7 @@ class Cycle:
         self._resting: list[Waiter] = []  # where they wait
         self._watchers: list[tuple[Callable[[Cycle], bool], Waiter]] = []
         self._new_waiter = waiters()
+        self._minute_end = 0  # of that in which metrics have surely counted a completed job
 
     def sated(self) -> bool:
         """Whether there is room for jobs and none to be had: it is time to wait at the marker."""
@@ -147,7 +153,13 @@ class Cycle:
         now_ms = context.clock.wall_ms()
         sequence = self._sequences.pop()
         token = sequence.next_token()
-        call = cycle(context.keys, now_ms, pack(batch, now_ms), want, token, self._taking)
+        taking = self._taking_on if now_ms < self._minute_end else self._taking
+        quarantine = context.quarantine
+        if quarantine.inside is not None:
+            taking = replace(taking, put_off=quarantine.put_off())
+        is_open = want > 0 and taking.put_off is None
+        quarantine.open_calls += is_open
+        call = cycle(context.keys, now_ms, pack(batch, now_ms), want, token, taking)
         sent = CycleCall(
             self._arrive,
             sequence,
@@ -160,6 +172,7 @@ class Cycle:
             monotonic(),
             self._fresh_for,
             apart,
+            is_open,
         )
         demand.sent(want)
         sent.way = context.store.start(call, sent)
@@ -169,6 +182,8 @@ class Cycle:
     def _leave(self, sent: CycleCall, reply: Reply) -> None:
         """Leave a call to the tasks of `run`, with its first reply, or why there is none."""
         self._troubled.append((sent, reply))
+        if type(reply) is not list:
+            self._close(sent)  # its server may be away for long, and others are to run jobs
         if self._resting:
             wake(self._resting.pop())
 
@@ -194,6 +209,8 @@ class Cycle:
         intake = self._intake
         if sent.batch:
             intake.heed(sent.batch, cycled.codes)
+            if sent.now_ms >= self._minute_end:
+                self._note_minute(sent)
         if sent.want:
             intake.look(cycled, sent.want, sent.wakes)
             intake.deliver(cycled.jobs, sent.token, sent.sent_at)
@@ -201,11 +218,22 @@ class Cycle:
         self._demand.asked -= sent.want
         self._end(sent)
 
+    def _note_minute(self, sent: CycleCall) -> None:
+        """Note that Redis has begun to count completed jobs in the minute of a call, if it has."""
+        if any(run.outcome.__class__ is Complete for run in sent.batch):
+            self._minute_end = (sent.now_ms // _MINUTE_MS + 1) * _MINUTE_MS
+
     def _end(self, sent: CycleCall) -> None:
         if self._intake.early:
             self._intake.came(sent.token)
+        self._close(sent)
         self._demand.under_way -= 1
         self._sequences.append(sent.sequence)
+
+    def _close(self, sent: CycleCall) -> None:
+        if sent.is_open:
+            sent.is_open = False
+            self._context.quarantine.call_closed()
 
     async def _see_through(self, sent: CycleCall, reply: Reply) -> None:
         try:

@@ -56,6 +56,8 @@ class CycleCall(Struct, eq=False):
     """Seconds after which the locks of the jobs that it takes are in doubt."""
     apart: bool
     """Whether its outcome is sent by itself, because a call with several was refused."""
+    is_open: bool
+    """Whether it may bring jobs that have stalled before."""
     way: SentOn | None = None
     """Where it was sent; None: it could not be sent at once."""
 

@@ -159,7 +159,9 @@ class Intake:
         if self._full:
             logger.info("Queue %s: Redis has memory again", self._context.keys.queue)
             self._full = 0
-        self._demand.answered(want, len(cycled.jobs), wakes)
+        if cycled.put_off:
+            self._context.quarantine.have_been_put_off(cycled.put_off)
+        self._demand.answered(want, len(cycled.jobs) + cycled.put_off, wakes)
         if cycled.limited_ms:
             self._limit(min(from_ms(cycled.limited_ms), _LONGEST_LIMIT))
         if cycled.next_due_ms:

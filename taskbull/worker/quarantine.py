@@ -2,8 +2,10 @@
 
 When a process dies, all of its jobs stall, the culprit and its neighbours alike, and would be taken
 together again. So of those that have stalled a process holds only one; the others go back for a
-while. It starts when Redis has taken the others back, and makes room when Redis knows its end: at
-no time would its death make another of them stall. Jobs that never stalled run beside it.
+while, and as long as there is one, calls that take jobs have Redis delay the others. It starts when
+every call that did not say so was answered or cut off, and Redis has taken back what those brought,
+and makes room when Redis knows its end: at no time would its death make another of them stall. Jobs
+that never stalled run beside it.
 """
 
 from __future__ import annotations
@@ -11,7 +13,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from time import monotonic
 
+from taskbull.core.durations import to_ms
 from taskbull.core.job import Job
+from taskbull.scripts.cycle import PutOff
 from taskbull.worker.ready import ReadyJobs
 from taskbull.worker.run import Run
 
@@ -37,18 +41,37 @@ class Quarantine:
     """Holds the one suspect that a process may run, for all its queues."""
 
     def __init__(self) -> None:
-        self._inside: Run | None = None
+        self.inside: Run | None = None
+        """The one that there is: calls are to bring no others."""
         self._ready: ReadyJobs | None = None  # where it is to go; None: it has gone there
+        self.open_calls = 0
+        """Calls under way that may bring suspects."""
         self._leaving: set[Run] = set()  # given back, and Redis does not know yet
         self._entered = 0.0
         self._step = _FIRST_STEP  # what one of them takes, as far as is known
         self._line = 0.0  # when the last of those that wait outside comes back
 
+    def put_off(self) -> PutOff:
+        """Return what a call has to say that is to bring no suspects."""
+        step = self._current_step()
+        return PutOff(to_ms(self._next(step) - monotonic()), to_ms(step))
+
+    def have_been_put_off(self, count: int) -> None:
+        """Note that Redis has delayed so many."""
+        step = self._current_step()
+        self._line = self._next(step) + (count - 1) * step
+
+    def call_closed(self) -> None:
+        """Note that a call is done with that might bring suspects."""
+        self.open_calls -= 1
+        if self._ready is not None:
+            self._start()
+
     def admit(self, suspects: Sequence[Run], ready: ReadyJobs) -> list[tuple[Run, float]]:
         """Take one in, if there is room; give the others, each with the seconds to stay away."""
         refused = list(suspects)
-        if self._inside is None:
-            self._inside, self._ready = refused.pop(0), ready
+        if self.inside is None:
+            self.inside, self._ready = refused.pop(0), ready
             self._entered = monotonic()
         self._leaving.update(refused)
         self._start()
@@ -58,22 +81,23 @@ class Quarantine:
         """Return the job that was to be made ready and has not been."""
         if self._ready is not ready:
             return None
-        run, self._inside, self._ready = self._inside, None, None
+        run, self.inside, self._ready = self.inside, None, None
         return run
 
     def gone(self, run: Run) -> None:
         """Note that a suspect is no longer ours, and Redis knows."""
-        if run is self._inside:
-            self._inside = self._ready = None
+        if run is self.inside:
+            self.inside = self._ready = None
             took = min(monotonic() - self._entered, _LONGEST_STEP)
             self._step = max((self._step + took) / 2, _SHORTEST_STEP)
         self._leaving.discard(run)
         self._start()
 
     def _start(self) -> None:
-        if self._inside is not None and self._ready is not None and not self._leaving:
-            ready, self._ready = self._ready, None
-            ready.put([self._inside])
+        if self._ready is None or self.inside is None or self._leaving or self.open_calls:
+            return
+        ready, self._ready = self._ready, None
+        ready.put([self.inside])
 
     def _wait(self) -> float:
         """Return the seconds after which the next one comes back.
@@ -81,9 +105,16 @@ class Quarantine:
         The longer the one inside runs, the longer the others stay away; and they come one after the
         other, about as fast as they can be run: thousands that came at once would only go again.
         """
-        now = monotonic()
-        began = 0.0 if self._inside is None else self._inside.began
-        ran = now - began if began else 0.0
-        step = max(self._step, min(ran, _LONGEST_STEP))
-        self._line = max(self._line + step, now + min(max(ran, _SHORTEST), _LONGEST))
-        return self._line - now
+        self._line = self._next(self._current_step())
+        return self._line - monotonic()
+
+    def _next(self, step: float) -> float:
+        return max(self._line + step, monotonic() + min(max(self._ran(), _SHORTEST), _LONGEST))
+
+    def _current_step(self) -> float:
+        return max(self._step, min(self._ran(), _LONGEST_STEP))
+
+    def _ran(self) -> float:
+        """Return for how many seconds the one inside has run."""
+        began = 0.0 if self.inside is None else self.inside.began
+        return monotonic() - began if began else 0.0

@@ -1,4 +1,4 @@
-"""The search for jobs whose worker is gone, and for flows whose producer is."""
+"""The search for jobs whose worker is gone, and for flows half added or half cancelled."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from taskbull.core.durations import to_ms
 from taskbull.core.job import Job
 from taskbull.errors import MaybeExecuted, ServerRefused
 from taskbull.observability.job_filter import cut
+from taskbull.scripts.cancelling import finish_cancelling
 from taskbull.scripts.flow import undo_flows
 from taskbull.scripts.inspection import get_job
 from taskbull.scripts.locks import Sweep, sweep_stalled
@@ -53,6 +54,7 @@ class Sweeper:
                 await self._tell(found)
             if found is not None:
                 await self._undo_flows()
+                await context.store.run(finish_cancelling(context.keys, context.clock.wall_ms()))
         except MaybeExecuted:
             pass  # the next sweep goes on where this one was cut off
         except ServerRefused as error:

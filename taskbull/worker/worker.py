@@ -39,6 +39,7 @@ from taskbull.store.namespace import Namespace
 from taskbull.store.sync_store import SyncStore
 from taskbull.worker.availability import Availability
 from taskbull.worker.burst import until_done
+from taskbull.worker.cancelled_parents import CancelledParents
 from taskbull.worker.clock import Clock
 from taskbull.worker.consumer import Consumer
 from taskbull.worker.context import QueueContext
@@ -138,6 +139,8 @@ class Worker:
         self.on(events.Event, LogLines())
         for kind, listener in (on or {}).items():
             self.on(kind, listener)
+        self._parents = CancelledParents()
+        self.on(events.Failed, self._parents.hear)
         self._attempts = FailedAttempts()
         if options.records:
             self.on(events.Failed, self._attempts.hear)
@@ -272,6 +275,7 @@ class Worker:
             await upkeep.start(contexts[0].batches.run)  # one for all queues
             for consumer in consumers:
                 consumer.start_upkeep(upkeep)
+            upkeep.start_soon(self._parents.run, contexts)
             # In a Cluster, one read cannot have streams of several nodes.
             together = [[one] for one in consumers] if self.address.clustered else [consumers]
             for group in together:
@@ -303,6 +307,7 @@ class Worker:
                     async with create_task_group() as flushing:
                         for consumer in consumers:
                             flushing.start_soon(consumer.flush)
+                    await self._parents.flush(contexts)
             upkeep.cancel_scope.cancel()
 
     def _recorder(self, contexts: Sequence[QueueContext]) -> Recorder:

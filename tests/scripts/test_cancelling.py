@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from taskbull.core.cancelling import Cancelled
 from taskbull.core.job import Job
@@ -29,7 +30,9 @@ from taskbull.scripts.cancelling import (
     CancelAnswer,
     StopRequest,
     cancel,
+    cancel_all_children,
     cancel_job,
+    finish_cancelling,
     read_requests,
     requests_key,
 )
@@ -569,3 +572,67 @@ def test_a_cancelled_child_lets_its_parent_know(bed: Bed) -> None:
     state = bed.state()
     assert state["wait"] == ["top"]
     assert state["top"]["defa"] == f"child {bed.queue.job('c')} failed"
+
+
+def _running_parent(bed: Bed, **parent: Any) -> None:
+    """A parent that runs and was cancelled, with a child in each place."""
+    _running(bed, **parent)
+    for place in ("wait", "delayed"):
+        bed.child(f"in-{place}", "it", place)
+    bed.child("middle", "it", "waiting-children", score=NOW)
+    bed.child("below", "middle")
+    bed.child("runs", "it", "active", ats=1)
+    bed.lock("runs", OURS)
+    assert stop(bed, "it") is Cancelled.REQUESTED
+
+
+CANCELLED = Fail(replace(FAILURE, reason=WHY), Verdict.CANCELLED)
+
+
+def _check_children(bed: Bed) -> None:
+    parent = f"{PARENT}{bed.queue.job('it')}"
+    reasons = {name: ended(bed, name).get("failedReason") for name in ("in-wait", "in-delayed")}
+    assert reasons == dict.fromkeys(reasons, parent)
+    assert ended(bed, "middle")["failedReason"] == parent
+    assert ended(bed, "below")["failedReason"] == f"{PARENT}{bed.queue.job('middle')}"
+    state = bed.state()
+    assert state["active"] == ["runs"]
+    assert {"wait", "delayed", "waiting-children"} & set(state) == set()
+    assert not [name for name in state if name.startswith("tb:cancelling") and ":left" not in name]
+
+
+@pytest.mark.parametrize("opts", ["{}", '{"removeOnFail":true}'])
+@pytest.mark.parametrize("outcome", [CANCELLED, *AGAIN.values()], ids=["stopped", *AGAIN])
+def test_a_running_parent_that_ends_as_cancelled_leaves_its_children_to_be_cancelled(
+    bed: Bed, outcome: Written, opts: str
+) -> None:
+    _running_parent(bed, opts=opts)
+    assert ended(bed, "in-wait") == {}  # it may still end as what it is
+    _end(bed, outcome)
+    assert ("it" in bed.state()) == (opts == "{}")
+    bed.go(cancel_all_children(bed.queue, "it", NOW + 2))
+    _check_children(bed)
+
+
+@pytest.mark.parametrize("steps", range(3))
+def test_children_whose_cancelling_was_cut_off_are_found_by_a_sweep(bed: Bed, steps: int) -> None:
+    _running_parent(bed)
+    _end(bed, CANCELLED)
+    operation = cancel_all_children(bed.queue, "it", NOW + 2, piece=1)
+    request = next(operation)
+    for _ in range(steps):
+        request = operation.send(bed.run(request))
+    operation.close()  # its worker was killed
+    assert bed.go(finish_cancelling(bed.queue, NOW + 3)) == ["it"]
+    _check_children(bed)
+    assert bed.go(finish_cancelling(bed.queue, NOW + 3)) == []
+
+
+@pytest.mark.parametrize("outcome", [Fail(FAILURE, Verdict.PERMANENT)], ids=["its own error"])
+def test_the_children_of_a_parent_that_ends_by_its_own_error_go_on(
+    bed: Bed, outcome: Written
+) -> None:
+    _running_parent(bed)
+    _end(bed, outcome)
+    assert bed.go(finish_cancelling(bed.queue, NOW + 2)) == []
+    assert (ended(bed, "in-wait"), ended(bed, "middle")) == ({}, {})

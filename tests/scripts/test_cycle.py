@@ -27,14 +27,16 @@ from taskbull.core.outcome import (
 )
 from taskbull.core.retention import Keep
 from taskbull.core.retry import attempts_of
-from taskbull.core.wire.job import RUN_FIELDS, encode_job
+from taskbull.core.wire.job import RUN_FIELDS
+from taskbull.core.wire.new_job import encode_job
 from taskbull.errors import ServerRefused
 from taskbull.scripts.add import CallSequence, add_jobs
-from taskbull.scripts.cycle import CYCLE, Cycled, Taking, cycle, pack_outcome
+from taskbull.scripts.cycle import CYCLE, Cycled, PutOff, Taking, cycle, pack_outcome
 from taskbull.scripts.settlement import settle_cycle
 from tests.scripts.bed import NOW, Bed, without
 
 TAKING = Taking(30_000)
+SPARING = Taking(30_000, put_off=PutOff(500, 20))
 MEMO = "tb:cycle:t"
 FAILURE = Failure(Category.TRANSIENT, "broke", "Traceback", RuntimeError("broke"))
 
@@ -85,6 +87,55 @@ def test_no_more_are_taken_than_wanted(bed: Bed) -> None:
     seed(bed, [{}] * 5)
     assert len(take(bed, 2).jobs) == 2
     assert len(bed.state()["wait"]) == 3
+
+
+def test_those_that_have_stalled_are_put_off_where_they_are_not_wanted(bed: Bed) -> None:
+    seed(bed, [{}, {"priority": 2}, {}, {"priority": 1}, {}])
+    for name in ("1", "4", "5"):
+        bed.admin.hset(bed.queue.job(name), "stc", 1)
+    bed.admin.hset(bed.queue.job("5"), "defa", "it is to fail, and harms nobody")
+    before = len(bed.events())
+    cycled = bed.run(cycle(bed.queue, NOW, [], 10, "t:0", SPARING))
+    assert [job.id for job in cycled.jobs] == ["3", "5", "2"]
+    assert (cycled.put_off, cycled.dropped) == (2, [])
+    state = bed.state()
+    assert state["delayed"] == {"1": (NOW + 500) * 4096, "4": (NOW + 520) * 4096}
+    assert "1:lock" not in state
+    assert "4:lock" not in state
+    assert "wait" not in state
+    assert "prioritized" not in state
+    assert (state["1"]["delay"], state["4"]["delay"]) == ("500", "520")
+    assert {state["1"].get("ats"), state["4"].get("ats")} == {None}
+    assert [entry for entry in bed.events()[before:] if entry["event"] == "delayed"] == [
+        {"event": "delayed", "jobId": "1", "delay": str(NOW + 500)},
+        {"event": "delayed", "jobId": "4", "delay": str(NOW + 520)},
+    ]
+    again = bed.run(cycle(bed.queue, NOW + 520, [], 10, "t:1", TAKING))
+    assert [job.id for job in again.jobs] == ["1", "4"]
+
+
+def test_a_queue_that_has_put_off_its_last_job_is_not_drained(bed: Bed) -> None:
+    seed(bed, [{}, {}])
+    bed.admin.hset(bed.queue.job("2"), "stc", 1)
+    [job] = take(bed, 1).jobs
+    ends = [pack(job, Complete(b"1"))]
+    cycled = bed.run(cycle(bed.queue, NOW, ends, 5, "t:1", SPARING))
+    assert (cycled.jobs, cycled.put_off) == ([], 1)
+    assert "drained" not in [entry["event"] for entry in bed.events()]
+
+
+def test_a_minute_that_has_begun_is_counted_alike_without_a_look(bed: Bed) -> None:
+    seed(bed, [{}] * 6)
+    jobs = take(bed, 6).jobs
+    for number, (job, minute, has_begun) in enumerate(
+        zip(jobs, (0, 0, 0, 2, 2, 3), (False, True, True, False, True, False), strict=True), 1
+    ):
+        taking = Taking(30_000, data_points=10, has_begun=has_begun)
+        ends = [pack(job, Complete(b"1"))]
+        bed.run(cycle(bed.queue, NOW + minute * 60_000, ends, 0, f"t:{number}", taking))
+    state = bed.state()
+    assert state["metrics:completed"]["count"] == "6"
+    assert state["metrics:completed:data"] == ["2", "0", "3"]
 
 
 def test_nothing_is_taken_from_a_paused_queue(bed: Bed) -> None:

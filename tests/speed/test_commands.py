@@ -44,10 +44,10 @@ WERE = {
 
 WORKER_WAS = {
     # A call goes when a quarter of the slots have ended, sooner only if no other is under way.
-    # Two commands of each call count per minute (1 %, 3.5 % and 8 % of the commands).
-    100: {"commands": 8_830, "scripts": 44},
-    10: {"commands": 12_025, "scripts": 204},
-    1: {"commands": 26_030, "scripts": 1_004},
+    # One command of each call counts per minute (0.5 %, 2 % and 4 % of the commands).
+    100: {"commands": 8_797, "scripts": 44},
+    10: {"commands": 11_827, "scripts": 204},
+    1: {"commands": 25_030, "scripts": 1_004},
 }
 """Of 1,000 jobs in a worker that runs so many at once, with its start and stop."""
 

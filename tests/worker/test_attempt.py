@@ -16,9 +16,10 @@ from taskbull.core.retry import RetryPolicy
 from taskbull.core.site import Site
 from taskbull.errors import PermanentError, Snooze
 from taskbull.worker.attempt import RELEASE_PAUSE, Executor
+from taskbull.worker.current_job import current_job
 from taskbull.worker.route import Route
 from taskbull.worker.run import Run
-from taskbull.worker.running_job import RunningJob, Workplace, current_job
+from taskbull.worker.running_job import RunningJob, Workplace
 from taskbull.worker.threads import ThreadPool
 
 

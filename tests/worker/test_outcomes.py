@@ -204,13 +204,13 @@ async def test_a_timeout_cancels_the_handler_and_is_transient(bed: WorkerBed) ->
             finally:
                 cancelled.set()
 
-    await bed.queue.add("work", timeout=0.05, backoff=None)
+    await bed.queue.add("work", timeout=0.5, backoff=None)
     async with bed.worker(handler).running():
         await bed.record.wait_for(events.Completed)
     [retried] = bed.record.of(events.Retried)
     assert cancelled.is_set()
     assert retried.failure.category is Category.TRANSIENT
-    reason = "TimeoutError: the job took longer than its timeout of 0.05 s"
+    reason = "TimeoutError: the job took longer than its timeout of 0.5 s"
     assert retried.failure.reason == reason
 
 

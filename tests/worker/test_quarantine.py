@@ -112,6 +112,30 @@ async def test_those_that_go_back_in_several_calls_return_one_after_the_other() 
     assert waits[-1] - waits[0] > 5
 
 
+async def test_it_starts_when_no_call_can_bring_another() -> None:
+    # relative of F13: a call of another queue's under way, which takes others that have stalled
+    quarantine, ready = Quarantine(), ReadyJobs()
+    quarantine.open_calls += 2
+    [one, other] = [Run(Job(id=name, stalled_count=1), "t", 0.0) for name in "ab"]
+    assert quarantine.admit([one], ready) == []
+    assert quarantine.inside is one
+    quarantine.call_closed()
+    assert not ready.jobs
+    [(refused, _)] = quarantine.admit([other], ready)  # by the second call
+    quarantine.call_closed()
+    assert not ready.jobs
+    quarantine.gone(refused)
+    assert list(ready.jobs) == [one]
+
+
+async def test_those_that_redis_puts_off_come_one_after_the_other_too() -> None:
+    quarantine, ready = Quarantine(), ReadyJobs()
+    quarantine.admit([Run(Job(id="a", stalled_count=1), "t", 0.0)], ready)
+    first = quarantine.put_off()
+    quarantine.have_been_put_off(1000)
+    assert quarantine.put_off().first_ms > first.first_ms + 900 * first.step_ms
+
+
 @on_a_server
 async def test_a_stop_at_any_time_leaves_none_of_them_active(bed: WorkerBed) -> None:  # F13
     async def handler(_: RunningJob) -> None:
@@ -136,14 +160,15 @@ async def test_a_poison_job_takes_no_other_with_it(
     bed: WorkerBed, anyio_backend_name: str
 ) -> None:  # F13
     queues = [Queue(name, redis=bed.url, prefix=bed.prefix) for name in ("a", "b")]
-    [poison, *_] = await queues[0].add_bulk([("poison", {}), *[("sound", {})] * 9])
+    [poison, *_] = await queues[0].add_bulk([("poison", {}), *[("sound", {})] * 4])
+    await queues[1].add_bulk([("sound", {})] * 5)
     words = (bed.url, bed.prefix, anyio_backend_name)
 
     async def counts(state: str) -> list[int]:
         return [(await queue.counts())[state] for queue in queues]
 
     async def ended() -> bool:
-        return await counts("completed") == [9, 0] and await counts("failed") == [1, 0]
+        return await counts("completed") == [4, 5] and await counts("failed") == [1, 0]
 
     deaths = 0
     with fail_after(240):  # several processes are started, one after the other

@@ -1,0 +1,139 @@
+"""A running job that is cancelled takes its children with it, those that have not started."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from anyio import Event, fail_after, sleep_forever
+
+from taskbull import JobHandle
+from taskbull.core import events
+from taskbull.core.cancelling import Cancelled
+from taskbull.core.states import JobState
+from taskbull.errors import PermanentError, WaitForChildren
+from taskbull.worker.cancelled_parents import CancelledParents
+from taskbull.worker.running_job import RunningJob
+from tests.worker.bed import LIMIT, WorkerBed, until
+
+FAR = 3600
+
+
+class Parent:
+    """A job that spawns two children, which start after so many seconds; then it waits."""
+
+    def __init__(self, bed: WorkerBed, *delays: int) -> None:
+        self._bed = bed
+        self._delays = delays
+        self.spawned = Event()
+        self.go = Event()
+        self.ids: list[str] = []
+        self.ran: list[str] = []
+
+    async def __call__(self, job: RunningJob) -> Any:
+        if job.name == "child":
+            self.ran.append(job.id)
+            return await sleep_forever()
+        spawned = [self._bed.queue.job("child", delay=delay) for delay in self._delays]
+        self.ids = await job.aspawn(spawned)
+        self.spawned.set()
+        await self.go.wait()
+        if job.name == "waits":
+            raise WaitForChildren
+        raise PermanentError("its own error")
+
+
+async def _check_cancelled(bed: WorkerBed, parent: JobHandle[Any], ids: list[str]) -> None:
+    reason = f"cancelled: parent {bed.keys.job(parent.id)}"
+    assert [(await bed.job(job_id)).failed_reason for job_id in ids] == [reason] * len(ids)
+
+
+async def test_children_are_cancelled_when_their_running_parent_has_ended(bed: WorkerBed) -> None:
+    handler = Parent(bed, FAR, FAR)
+    with fail_after(LIMIT):
+        async with bed.worker(handler, concurrency=1).running():
+            parent = await bed.queue.add("spawns")
+            await handler.spawned.wait()
+            assert await parent.acancel() is Cancelled.REQUESTED
+            await until(lambda: bed.admin.zcard(bed.keys.failed) == 3)
+    await _check_cancelled(bed, parent, handler.ids)
+    assert handler.ran == []
+    assert bed.admin.keys(f"{bed.keys.base}tb:cancelling*") == []
+
+
+async def test_a_child_that_runs_goes_on(bed: WorkerBed) -> None:
+    handler = Parent(bed, 0, FAR)
+    with fail_after(LIMIT):
+        async with bed.worker(handler, concurrency=2, shutdown_timeout=0).running():
+            parent = await bed.queue.add("spawns")
+            await until(lambda: len(handler.ran) == 1)
+            await parent.acancel()
+            await until(lambda: bed.admin.zcard(bed.keys.failed) == 2)
+            [running] = handler.ran
+            assert bed.admin.lrange(bed.keys.active, 0, -1) == [running.encode()]
+    [other] = set(handler.ids) - {running}
+    await _check_cancelled(bed, parent, [other])
+
+
+async def test_a_parent_that_would_wait_for_its_children_takes_them_along(bed: WorkerBed) -> None:
+    handler = Parent(bed, FAR, FAR)
+    with fail_after(LIMIT):
+        async with bed.worker(handler, concurrency=1).running():
+            parent = await bed.queue.add("waits")
+            await handler.spawned.wait()
+            # As if the worker could not be told in time: only the mark is there.
+            bed.admin.hset(bed.keys.job(parent.id), "defa", "cancelled: enough")
+            handler.go.set()
+            await until(lambda: bed.admin.zcard(bed.keys.failed) == 3)
+    await _check_cancelled(bed, parent, handler.ids)
+
+
+async def test_the_children_of_a_parent_that_ends_by_its_own_error_go_on(bed: WorkerBed) -> None:
+    handler = Parent(bed, 0, FAR)
+    with fail_after(LIMIT):
+        async with bed.worker(handler, concurrency=1, shutdown_timeout=0).running():
+            await bed.queue.add("spawns")
+            await handler.spawned.wait()
+            handler.go.set()
+            await until(lambda: len(handler.ran) == 1)
+    assert await bed.count("failed") == 1
+    assert await bed.count("delayed") == 1
+
+
+async def test_what_a_worker_has_left_undone_is_done_by_a_sweep(
+    bed: WorkerBed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    handler = Parent(bed, FAR, FAR)
+    with monkeypatch.context() as patch, fail_after(LIMIT):
+        # A worker that dies between the two: it writes the end, and does nothing more.
+        patch.setattr(CancelledParents, "hear", lambda *_: None)
+        async with bed.worker(handler, concurrency=1, shutdown_timeout=0).running() as shutdown:
+            parent = await bed.queue.add("spawns")
+            await handler.spawned.wait()
+            await parent.acancel()
+            await bed.record.wait_for(events.Failed)
+            shutdown.at_once()
+    assert await bed.count("failed") == 1
+    bed.admin.delete(bed.keys.stalled_check)
+    with fail_after(LIMIT):
+        async with bed.worker(handler).running():
+            await until(lambda: bed.admin.zcard(bed.keys.failed) == 3)
+    await _check_cancelled(bed, parent, handler.ids)
+
+
+@pytest.mark.parametrize("state", [JobState.FAILED])
+async def test_a_job_without_children_ends_as_before(bed: WorkerBed, state: JobState) -> None:
+    begun = Event()
+
+    async def hang(_: RunningJob) -> None:
+        begun.set()
+        await sleep_forever()
+
+    with fail_after(LIMIT):
+        async with bed.worker(hang).running():
+            job = await bed.queue.add("alone")
+            await begun.wait()
+            await job.acancel()
+            await bed.record.wait_for(events.Failed)
+    assert await job.astate() is state
+    assert bed.admin.keys(f"{bed.keys.base}tb:cancelling*") == []
