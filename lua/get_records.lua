@@ -11,11 +11,13 @@
 local workers = unpack(KEYS)
 local prefix, most = unpack(ARGV)
 
+--- @include "typed"
+
 local found, records = redis.call("ZREVRANGE", workers, 0, most - 1, "WITHSCORES"), {}
 for i = 1, #found, 2 do
-  local about = redis.pcall("GET", prefix .. "tb:worker:" .. found[i] .. ":about")
+  local about = typed(redis.pcall("GET", prefix .. "tb:worker:" .. found[i] .. ":about"))
   records[#records + 1] = found[i]
   records[#records + 1] = found[i + 1]
-  records[#records + 1] = type(about) == "string" and #about <= 4096 and about or ""
+  records[#records + 1] = about and #about <= 4096 and about or ""
 end
 return records

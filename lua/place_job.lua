@@ -33,6 +33,7 @@ local prefix, job_id, fields, room, deepest = unpack(ARGV)
 --- @include "cut_field"
 --- @include "peek_job"
 --- @include "list_place"
+--- @include "typed"
 
 deepest = tonumber(deepest)
 local key = prefix .. job_id
@@ -69,11 +70,10 @@ if state == "unknown" then
 end
 
 local function count(command, name)
-  local found = redis.pcall(command, name)
-  return type(found) == "number" and found or 0
+  return typed(redis.pcall(command, name)) or 0
 end
 
-local given = redis.pcall("GET", counter)
+local given = typed(redis.pcall("GET", counter))
 return {
   state,
   score,
@@ -87,5 +87,5 @@ return {
   },
   before,
   sure and 1 or 0,
-  type(given) == "string" and string.sub(given, 1, 32) or "",
+  given and string.sub(given, 1, 32) or "",
 }

@@ -11,6 +11,7 @@
 -- ARGV
 --   prefix            start of every key of this queue
 --   state             completed or failed
+--   since             ms, or "-inf"; what has ended earlier stays
 --   cutoff            ms; what has ended later stays
 --   size              how many to retry
 --   afresh            msgpack array: fields to forget, such as the number of attempts
@@ -23,7 +24,7 @@
 --   is forgotten
 
 local ended, wait, paused, active, meta, events, marker = unpack(KEYS)
-local prefix, state, cutoff, size, afresh = unpack(ARGV)
+local prefix, state, since, cutoff, size, afresh = unpack(ARGV)
 
 --- @include "is_hash"
 --- @include "may_leave"
@@ -33,7 +34,7 @@ local prefix, state, cutoff, size, afresh = unpack(ARGV)
 --- @include "rejoin_parent"
 --- @include "start_afresh"
 
-local ids = redis.call("ZRANGEBYSCORE", ended, "-inf", cutoff, "LIMIT", 0, size)
+local ids = redis.call("ZRANGEBYSCORE", ended, since, cutoff, "LIMIT", 0, size)
 if #ids == 0 then
   return { 0, 0 }
 end

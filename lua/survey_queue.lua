@@ -41,28 +41,24 @@ local wait, active, completed, failed, delayed, prioritized, waiting_children, p
 local prefix, longest, minutes = unpack(ARGV)
 
 --- @include "cut_field"
-
-local function asked(...)
-  local reply = redis.pcall(...)
-  return type(reply) == "table" and reply.err and {} or reply
-end
+--- @include "typed"
 
 local function text(key)
-  local found = asked("GET", key)
-  return type(found) == "string" and string.sub(found, 1, 2048) or ""
+  local found = typed(redis.pcall("GET", key))
+  return found and string.sub(found, 1, 2048) or ""
 end
 
 local function lowest(key)
-  return asked("ZRANGE", key, 0, 0, "WITHSCORES")[2] or ""
+  return (typed(redis.pcall("ZRANGE", key, 0, 0, "WITHSCORES")) or {})[2] or ""
 end
 
 local function totals(key)
-  local found = asked("HMGET", key, "count", "prevTS", "prevCount")
+  local found = typed(redis.pcall("HMGET", key, "count", "prevTS", "prevCount")) or {}
   return { found[1] or false, found[2] or false, found[3] or false }
 end
 
 local function points(key)
-  return asked("LRANGE", key, 0, minutes - 1)
+  return typed(redis.pcall("LRANGE", key, 0, minutes - 1)) or {}
 end
 
 local first = {}

@@ -1,8 +1,10 @@
+--- @include "typed"
+
 -- cut_field(key, field, longest) -> the first bytes of a field; empty if there is none, if it has
 -- more than 64 kB, or if the key is not a hash.
 local function cut_field(key, field, longest)
-  local length = redis.pcall("HSTRLEN", key, field)
-  if type(length) ~= "number" or length == 0 or length > 65536 then
+  local length = typed(redis.pcall("HSTRLEN", key, field))
+  if not length or length == 0 or length > 65536 then
     return ""
   end
   return string.sub(redis.call("HGET", key, field), 1, longest)

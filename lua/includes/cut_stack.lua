@@ -1,8 +1,10 @@
+--- @include "typed"
+
 -- cut_stack(job) -> the first 300 and the last 600 bytes of a job's newest stack, as they stand in
 -- JSON, and how many bytes were read; empty if there is none, or if all have more than 64 kB.
 local function cut_stack(job)
-  local size = redis.pcall("HSTRLEN", job, "stacktrace")
-  if type(size) ~= "number" or size < 3 or size > 65536 then
+  local size = typed(redis.pcall("HSTRLEN", job, "stacktrace"))
+  if not size or size < 3 or size > 65536 then
     return "", "", 0
   end
   local stacks = redis.call("HGET", job, "stacktrace")

@@ -1,3 +1,5 @@
+--- @include "typed"
+
 -- list_place(list, id, deepest, prefix, timestamp) -> the place of an id, counted from the tail,
 -- and whether it was seen there; nil if it is not in the list. Of a long list only the `deepest`
 -- members of each end are searched: in between its place is guessed by the timestamps of others.
@@ -18,8 +20,8 @@ local function list_place(list, id, deepest, prefix, timestamp)
   while first < last do
     local middle = math.floor((first + last) / 2)
     local other = redis.call("LRANGE", list, -1 - middle, -1 - middle)[1]
-    local reply = redis.pcall("HGET", prefix .. other, "timestamp")
-    if (type(reply) == "string" and tonumber(reply) or 0) < timestamp then
+    local reply = typed(redis.pcall("HGET", prefix .. other, "timestamp"))
+    if (reply and tonumber(reply) or 0) < timestamp then
       first = middle + 1
     else
       last = middle

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import re
-from datetime import datetime
+from datetime import UTC, datetime
 
 import click
+
+from taskbull.core.search import read_time
+from taskbull.errors import ConfigurationError
 
 _UNITS = {"": 1, "ms": 0.001, "s": 1, "m": 60, "min": 60, "h": 3600, "d": 86_400, "w": 604_800}
 _FORM = re.compile(r"(?P<number>\d+(\.\d*)?|\.\d+)\s*(?P<unit>[a-z]*)", re.ASCII)
@@ -37,3 +40,13 @@ def read_instant(
     if instant.utcoffset() is None:
         raise click.BadParameter(f"{value!r} has no time zone: add its offset, {_EXAMPLE}")
     return instant
+
+
+def read_past(_ctx: click.Context, _param: click.Parameter, value: str | None) -> datetime | None:
+    """Read an option that is a time gone by, as people type it; without a zone a local one."""
+    if value is None:
+        return None
+    try:
+        return read_time("TIME", value, datetime.now(UTC).astimezone())
+    except ConfigurationError as error:
+        raise click.BadParameter(str(error)) from None

@@ -31,6 +31,7 @@ from taskbull.cli.commands.doctor import doctor
 from taskbull.cli.commands.events import events
 from taskbull.cli.commands.jobs import job, jobs
 from taskbull.cli.commands.queues import queues
+from taskbull.cli.commands.restore import restore
 from taskbull.cli.commands.schedules import schedules
 from taskbull.cli.commands.stop import stop
 from taskbull.cli.commands.tasks import tasks
@@ -43,7 +44,7 @@ from taskbull.cli.group import Commands
 PARTS: dict[str, tuple[click.Command, ...]] = {
     "Run": (worker, demo, stop),
     "Inspect": (dashboard, top, why, tasks, queues, workers, jobs, job, schedules, events, doctor),
-    "Change jobs": (call, retry, retry_all, promote, cancel, remove),
+    "Change jobs": (call, retry, retry_all, promote, cancel, remove, restore),
     "Change queues": (pause, resume, drain, clean, obliterate),
     "Other": (completion,),
 }

@@ -106,7 +106,7 @@ class Dashboard:
             await found.after()
 
     async def _stream(self, request: Request, stream: Stream, send: Send) -> None:
-        headers = {**SECURITY, "content-type": "text/event-stream", "x-accel-buffering": "no"}
+        headers = {**SECURITY, "content-type": stream.content_type, "x-accel-buffering": "no"}
         await send(_start(200, headers))
         async with create_task_group() as tasks:
             self._streams.add(tasks.cancel_scope)
@@ -117,9 +117,10 @@ class Dashboard:
 
             tasks.start_soon(watch)
             try:
-                async with aclosing(stream.events) as events:
-                    async for event in events:
-                        await send({"type": "http.response.body", "body": event, "more_body": True})
+                async with aclosing(stream.pieces) as pieces:
+                    async for piece in pieces:
+                        await send({"type": "http.response.body", "body": piece, "more_body": True})
+                tasks.cancel_scope.cancel()  # nobody has to wait for the browser to go
             finally:
                 self._streams.discard(tasks.cancel_scope)
         await send({"type": "http.response.body", "body": b""})

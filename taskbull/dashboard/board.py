@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Hashable
+from collections.abc import Awaitable, Callable, Hashable, Mapping
 from secrets import token_hex
 from typing import Any, Final, Generic, TypeVar
 
 from anyio import Lock, sleep
 
+from taskbull.dashboard.board_order import Notice
+from taskbull.dashboard.html import Drawn, Element, draw
 from taskbull.dashboard.sampler import BoardSampler
 from taskbull.queue.failures import Failures
 from taskbull.queue.server import Server
@@ -73,6 +75,43 @@ class Views:
             del self._kept[view]
 
 
+class LiveFrames:
+    """What open pages show after one sample, by what they are: drawn once for all who see it."""
+
+    def __init__(self) -> None:
+        self._number = 0
+        self._kept: dict[Hashable, Any] = {}
+        self._locks: dict[Hashable, Lock] = {}
+
+    async def read(self, number: int, view: Hashable, read: Callable[[], Awaitable[T]]) -> T:
+        """Return what a page shows after the sample with this number, or a later one."""
+        if number > self._number:
+            self._number = number
+            self._kept.clear()
+            self._locks.clear()
+        async with self._locks.setdefault(view, Lock()):
+            if view not in self._kept:
+                self._kept[view] = await read()
+            found: T = self._kept[view]
+            return found
+
+
+class DrawnRows:
+    """Rows that show something which is replaced as a whole when it changes."""
+
+    def __init__(self) -> None:
+        self._kept: dict[str, tuple[object, Drawn]] = {}
+
+    def of(self, things: Mapping[str, T], row: Callable[[T], Element]) -> dict[str, Drawn]:
+        """Return the rows of these things by their names, and keep them for the next time."""
+        rows: dict[str, tuple[object, Drawn]] = {}
+        for name, thing in things.items():
+            known = self._kept.get(name)
+            rows[name] = known if known and known[0] is thing else (thing, draw(row(thing)))
+        self._kept = rows
+        return {name: drawn for name, (_, drawn) in rows.items()}
+
+
 class Pace:
     """Lets scans through at 20 calls a second, all together, after a short burst."""
 
@@ -95,7 +134,9 @@ class Board:
         self.sampler = BoardSampler(server)
         self.views = Views()
         self.pace = Pace()
-        self.notices = Shelf[str](1000, 600.0)
+        self.live = LiveFrames()
+        self.queue_rows = DrawnRows()
+        self.notices = Shelf[Notice](1000, 600.0)
         self.failures: dict[str, Failures] = {}
         """What was last read of failed jobs, by queue: the next read goes on from there."""
         self.streams = 0

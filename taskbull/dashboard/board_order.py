@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
+from math import inf
 from typing import Final, Literal, TypeAlias
 
 from msgspec import Struct
@@ -38,6 +39,25 @@ class BoardOrder(Struct, frozen=True):
         return self.ids[0]
 
 
+class Offer(Struct, frozen=True):
+    """A way back from what was just done: another action, with what it was before."""
+
+    action: str
+    words: str
+    fields: Mapping[str, str]
+    until: float = inf
+    """When it is too late, in seconds since 1970."""
+
+
+class Notice(Struct, frozen=True):
+    """What a person is told on the next page."""
+
+    said: str
+    back: str
+    """That page."""
+    offer: Offer | None = None
+
+
 class Acted(Struct, frozen=True):
     """What became of an order."""
 
@@ -51,6 +71,9 @@ class Acted(Struct, frozen=True):
     """Where to go on, if not where the order came from."""
     after: Callable[[], Awaitable[None]] | None = None
     """What goes on after the answer."""
+    offer: Offer | None = None
+    file: bytes | None = None
+    """Copies of jobs, which are the answer then."""
 
 
 class BoardAction(Struct, frozen=True):
@@ -64,6 +87,8 @@ class BoardAction(Struct, frozen=True):
     perform: Callable[[Visit, BoardOrder], Awaitable[Acted]]
     typed: bool = False
     """Whether the name of the queue must be typed, because nothing brings back what is lost."""
+    carries: tuple[str, ...] = ()
+    """Fields that the question hands on without asking for them."""
     danger: bool = False
     by_default: bool = True
     """Whether it can be done without being allowed by name."""

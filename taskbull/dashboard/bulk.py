@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Awaitable, Callable
+from math import ceil
 from secrets import token_hex
 
 from anyio import sleep
@@ -17,21 +18,22 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from taskbull.dashboard.visit import Visit
-from taskbull.errors import JobNotFound, TaskbullError, WrongState
+from taskbull.errors import TaskbullError
 from taskbull.queue.board_operations import OperationRecord
-from taskbull.queue.looked import START
+from taskbull.queue.groups import GroupStep
 from taskbull.queue.queue import Queue
 
 _log = logging.getLogger("taskbull.dashboard")
 
 
 class MeantJobs(Struct, frozen=True):
-    """The failed jobs that are meant: those alike, the newest first."""
+    """The failed jobs that are meant, the newest first."""
 
     queue: str
     fingerprint: str
-    error: str
-    """What they have in common, in words."""
+    """What they have in common; empty: nothing."""
+    what: str
+    """The same in words."""
     total: int
     """How many failed jobs there are, alike or not."""
     most: int | None
@@ -40,8 +42,8 @@ class MeantJobs(Struct, frozen=True):
     """How many in a second; None: as fast as it goes."""
 
 
-Change = Callable[[Queue, str], Awaitable[object]]
-"""What is done with each of them."""
+Change = Callable[[Queue, GroupStep | None, int | None], Awaitable[GroupStep]]
+"""Takes the next step: where it begins, and how many jobs it may change; None: any number."""
 
 
 class GroupChange:
@@ -57,7 +59,7 @@ class GroupChange:
             id=token_hex(8),
             action=action,
             queue=group.queue,
-            what=group.error,
+            what=group.what,
             by=visit.access.user,
             began_ms=now_ms,
             beat_ms=now_ms,
@@ -90,36 +92,30 @@ class GroupChange:
         )
 
     async def _work(self) -> str:
-        group, after = self._group, START
+        group, step = self._group, None
+        queue = self._server.queue(group.queue)
         while True:
             await self._pace()
-            step = await self._server.failed_alike(
-                group.queue, group.fingerprint, after=after, until_ms=self.record.began_ms
-            )
-            left = None if group.most is None else group.most - self.record.count
-            changed = await self._change_all(step.ids[:left])
+            before = self.record.count
+            step = await self._change(queue, step, self._limit)
             self.record = replace(
                 self.record,
-                looked_at=self.record.looked_at + step.looked_at,
-                count=self.record.count + changed,
+                looked_at=step.looked_at,
+                count=step.done,
                 beat_ms=int(time.time() * 1000),
             )
-            if step.after is None or self.record.count == group.most:
+            if step.over or step.done == group.most:
                 return "done"
             await self._server.record_operation(self.record)
             if await self._server.is_stopped(self.record.id):
                 return "stopped"
-            after = step.after
+            if group.per_second:
+                await sleep((step.done - before) / group.per_second)
 
-    async def _change_all(self, ids: list[str]) -> int:
-        """Change jobs; one that has moved on meanwhile is left alone."""
-        queue, changed = self._server.queue(self._group.queue), 0
-        for job_id in ids:
-            try:
-                await self._change(queue, job_id)
-                changed += 1
-            except (JobNotFound, WrongState):
-                continue
-            if self._group.per_second:
-                await sleep(1 / self._group.per_second)
-        return changed
+    @property
+    def _limit(self) -> int | None:
+        """How many jobs the next step may change: what is left, or a second's share of it."""
+        group = self._group
+        left = None if group.most is None else group.most - self.record.count
+        shares = [left, None if not group.per_second else ceil(group.per_second)]
+        return min((share for share in shares if share is not None), default=None)

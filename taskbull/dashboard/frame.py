@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from datetime import datetime
+from math import inf
 
 from msgspec import Struct
 
+from taskbull.dashboard.board_order import Notice
 from taskbull.dashboard.html import (
     Element,
     Node,
@@ -36,6 +39,7 @@ from taskbull.dashboard.html import (
     title,
     url,
 )
+from taskbull.dashboard.parts import ask_button
 from taskbull.dashboard.visit import Visit
 from taskbull.dashboard.words import clock
 
@@ -74,7 +78,7 @@ class Content(Struct, frozen=True):
     """When what it shows was read, if that is not now."""
 
 
-def framed(visit: Visit, content: Content, notice: str | None = None) -> Element:
+def framed(visit: Visit, content: Content, notice: Notice | None = None) -> Element:
     """Return a whole page."""
     return html_(
         head(
@@ -90,7 +94,7 @@ def framed(visit: Visit, content: Content, notice: str | None = None) -> Element
             a("Skip to the content", href="#content", class_="skip"),
             _header(visit, content),
             main(
-                None if notice is None else p(notice, class_="notice", role="status"),
+                None if notice is None else _notice(visit, notice),
                 content.body,
                 id="content",
                 tabindex="-1",
@@ -101,6 +105,21 @@ def framed(visit: Visit, content: Content, notice: str | None = None) -> Element
             data_live=content.live,
         ),
         lang="en",
+    )
+
+
+def _notice(visit: Visit, notice: Notice) -> Element:
+    """Say what was done, and offer the way back while there is one."""
+    offer = notice.offer
+    left = 0.0 if offer is None else offer.until - time.time()
+    if offer is None or left <= 0:
+        return p(notice.said, class_="notice", role="status")
+    back = ask_button(visit, offer.action, offer.words, offer.fields, notice.back, "light")
+    return div(
+        notice.said,
+        div(back, class_="offer", data_seconds=f"{left:.0f}" if left < inf else None),
+        class_="notice",
+        role="status",
     )
 
 

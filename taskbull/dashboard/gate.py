@@ -17,6 +17,7 @@ from taskbull.dashboard.board_order import (
     Acted,
     BoardAction,
     BoardOrder,
+    Notice,
     read_back,
     read_once,
     read_order,
@@ -52,14 +53,16 @@ _log = logging.getLogger("taskbull.dashboard")
 
 _IDS_LOGGED = 20
 
+_FILE = "jobs.jsonl"
 
-async def read_action(visit: Visit) -> tuple[BoardAction, Form]:
-    """Read which action a form asks for; refuse one that this person may not take."""
+
+async def read_action(visit: Visit, name: str | None = None) -> tuple[BoardAction, Form]:
+    """Read which action a form asks for, if that is not given; refuse one that is not allowed."""
     if visit.settings.read_only:
         raise Refused(403, "This dashboard is read-only.")
     edits = visit.may("readd")
     given = await visit.request.form(MOST_EDITED_BYTES if edits else MOST_BYTES)
-    action = ACTIONS.get(given.get("action"))
+    action = ACTIONS.get(given.get("action") if name is None else name)
     if action is None:
         raise Refused(400, "There is no such action.")
     if action.name not in visit.settings.allowed:
@@ -92,12 +95,25 @@ async def act(board: Board, visit: Visit) -> Response:
     if action.typed and given.get("typed") != order.queue:
         raise Refused(400, f"The name typed is not {order.queue!r}. Nothing was done.")
     if not await visit.server.claim(number):
-        said = "That was done already: the same form came twice."
-        return _return(board, read_back(given.get("back")), said)
+        back = read_back(given.get("back"))
+        return _return(board, Notice("That was done already: the same form came twice.", back))
     done = await _perform(visit, action, order)
+    if done.file is not None:
+        return Response.attachment(done.file, _FILE)
     board.forget_views(order.queue)
     after = None if done.after is None else partial(_go_on, board, order.queue, done.after)
-    return _return(board, done.back or order.back, done.said, after)
+    return _return(board, Notice(done.said, done.back or order.back, done.offer), after)
+
+
+async def download(visit: Visit) -> Response:
+    """Hand out the jobs that a form is about, whatever else it asks for; so it counts as often.
+
+    What is secret is masked, unless this person may see it.
+    """
+    sees_all = visit.may("download-unmasked")
+    action, given = await read_action(visit, "download-unmasked" if sees_all else "download")
+    done = await _perform(visit, action, read_order(action, given))
+    return Response.attachment(done.file or b"", _FILE)
 
 
 async def _go_on(board: Board, queue: str, after: Callable[[], Awaitable[None]]) -> None:
@@ -162,17 +178,17 @@ def tell(visit: Visit, action: BoardAction, order: BoardOrder, count: int, outco
 
 
 def _return(
-    board: Board, back: str, said: str, after: Callable[[], Awaitable[None]] | None = None
+    board: Board, notice: Notice, after: Callable[[], Awaitable[None]] | None = None
 ) -> Response:
-    joint = "&" if "?" in back else "?"
-    return Response.redirect(f"{back}{joint}said={board.notices.put(said)}", after)
+    joint = "&" if "?" in notice.back else "?"
+    return Response.redirect(f"{notice.back}{joint}said={board.notices.put(notice)}", after)
 
 
 def _question(action: BoardAction, order: BoardOrder, question: Node) -> Element:
     carried = [
         input_(type="hidden", name=name, value=value)
         for name, value in order.form.pairs
-        if name in {"action", "q", "id", "state", "back", "group"}
+        if name in {"action", "q", "id", "state", "back", "group", *action.carries}
     ]
     return form(
         h1(action.label),

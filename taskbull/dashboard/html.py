@@ -1,14 +1,16 @@
 """HTML as values: an element has attributes and children, and text is always text.
 
-There is no way to write markup into a page as it is: `render` escapes all that is not an element.
-So whatever a job holds is shown, and never becomes part of the page.
+There is no way to write markup into a page as it is: `render` escapes all that is not an element,
+or was rendered before. So whatever a job holds is shown, and never becomes part of the page.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
+from functools import lru_cache
 from html import escape
+from secrets import token_hex
 from typing import TypeAlias
 from urllib.parse import urlencode
 
@@ -20,6 +22,10 @@ Attribute: TypeAlias = str | int | bool | None
 _VOID = frozenset({"br", "hr", "img", "input", "link", "meta"})
 _ADDRESSES = frozenset({"action", "formaction", "href", "src"})
 _SCHEME = re.compile(r"[^/?#]*:|//|[/\\]{2}")
+_GAP = f"<!--{token_hex(16)}-->"
+"""Stands where a gap is: nobody can know it, and have it in a job."""
+
+_TIME = re.compile(r"(<time [^>]*>)[^<]*")
 _TAG = re.compile(r"[a-zA-Z][a-zA-Z0-9]*")
 _NAME = re.compile(r"[a-zA-Z][a-zA-Z0-9-]*")
 
@@ -40,16 +46,38 @@ class Element(Struct, frozen=True):
     children: tuple[Node, ...]
 
     def __post_init__(self) -> None:
-        if not _TAG.fullmatch(self.tag):
-            raise ValueError(f"{self.tag!r} is not a tag")
+        _check_tag(self.tag)
         for name, value in self.attributes.items():
-            if not _NAME.fullmatch(name) or name.startswith("on") or name == "style":
-                raise ValueError(f"{name!r} may not be an attribute")
+            _check_attribute(name)
             if name in _ADDRESSES and isinstance(value, str) and _SCHEME.match(value):
                 raise ValueError(f"{value!r} leads out of the dashboard")
 
 
-Node: TypeAlias = "Element | str | int | float | Iterable[Node] | None"
+@lru_cache(100)
+def _check_tag(tag: str) -> None:
+    if not _TAG.fullmatch(tag):
+        raise ValueError(f"{tag!r} is not a tag")
+
+
+@lru_cache(1000)
+def _check_attribute(name: str) -> None:
+    if not _NAME.fullmatch(name) or name.startswith("on") or name == "style":
+        raise ValueError(f"{name!r} may not be an attribute")
+
+
+class Drawn(Struct, frozen=True):
+    """An element that was rendered already, to be shown again: `draw` makes it, and nobody else."""
+
+    markup: str
+    timeless: str
+    """The same without the words of its times, which browsers keep up to date by themselves."""
+
+
+class Gap:
+    """A place in a page where something is put when it is known."""
+
+
+Node: TypeAlias = "Element | Drawn | Gap | str | int | float | Iterable[Node] | None"
 """What a page is made of; None is nothing."""
 
 
@@ -100,6 +128,8 @@ caption = Tag("caption")
 
 def visible(text: str) -> str:
     """Return a text with characters that cannot be seen, or deceive, written as escapes."""
+    if text.isascii() and text.isprintable():
+        return text
     return _UNSEEN.sub(lambda found: _escape_of(found[0]), text)
 
 
@@ -108,6 +138,14 @@ def url(page: str, /, **parameters: str | int | None) -> str:
     given = {name: str(value) for name, value in parameters.items() if value is not None}
     query = urlencode({k: v.encode("utf-8", "surrogatepass") for k, v in given.items()})
     return f"{page or './'}?{query}" if query else page or "./"
+
+
+def draw(element: Element | Drawn) -> Drawn:
+    """Return an element as it is to be shown more than once."""
+    if isinstance(element, Drawn):
+        return element
+    markup = render(element)
+    return Drawn(markup, _TIME.sub(r"\1", markup))
 
 
 def render(node: Node) -> str:
@@ -122,6 +160,11 @@ def render_page(root: Element) -> bytes:
     return f"<!doctype html>\n{render(root)}\n".encode()
 
 
+def render_pieces(root: Element) -> list[bytes]:
+    """Return a whole page, cut at its gaps."""
+    return render_page(root).split(_GAP.encode())
+
+
 def _render(node: Node, out: list[str]) -> None:
     match node:
         case None:
@@ -132,6 +175,10 @@ def _render(node: Node, out: list[str]) -> None:
                 for child in children:
                     _render(child, out)
                 out.append(f"</{tag}>")
+        case Drawn(markup):
+            out.append(markup)
+        case Gap():
+            out.append(_GAP)
         case str():
             out.append(escape(visible(node)))
         case int() | float():
@@ -146,6 +193,8 @@ def _attribute(pair: tuple[str, Attribute]) -> str:
     if value is True:
         return f" {name}"
     text = str(value)
+    if text.isalnum() and text.isascii():
+        return f' {name}="{text}"'
     # What a form sends back must be what it was given; all else is for people to see.
     shown = text if name in {"value", *_ADDRESSES} else visible(text)
     return f' {name}="{escape(shown)}"'.replace("\n", "&#10;").replace("\r", "&#13;")

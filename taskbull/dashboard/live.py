@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from typing import Any, Final, TypeAlias
 
@@ -10,23 +9,30 @@ import msgspec
 from msgspec import Struct
 
 from taskbull.dashboard.board import Board
-from taskbull.dashboard.html import Element, render
+from taskbull.dashboard.html import Drawn, Element, draw
 from taskbull.dashboard.messages import Refused
 from taskbull.dashboard.visit import Visit
 from taskbull.errors import TaskbullError
 
 MOST_STREAMS: Final = 100
 
-_TIME = re.compile(r"(<time [^>]*>)[^<]*")
-
 
 class Parts(Struct, frozen=True):
     """The parts of a page that change, by their ids."""
 
-    elements: Mapping[str, Element] = {}
-    lists: Mapping[str, Mapping[str, Element]] = {}
+    elements: Mapping[str, Element | Drawn] = {}
+    lists: Mapping[str, Mapping[str, Element | Drawn]] = {}
     """Of each list, or body of a table: its rows, in order, by their ids."""
     problem: str | None = None
+
+    def drawn(self) -> Parts:
+        """Return the same, rendered: for all who look at the same page."""
+        lists = {name: _drawn(rows) for name, rows in self.lists.items()}
+        return Parts(_drawn(self.elements), lists, self.problem)
+
+
+def _drawn(elements: Mapping[str, Element | Drawn]) -> dict[str, Element | Drawn]:
+    return {name: draw(element) for name, element in elements.items()}
 
 
 LivePage: TypeAlias = Callable[[Board, Visit], Awaitable[Parts]]
@@ -52,14 +58,20 @@ class Difference:
         return {key: value for key, value in found.items() if value}
 
     # What depends on the time alone is not sent: browsers count by themselves.
-    def _changed(self, elements: Mapping[str, Element]) -> dict[str, str]:
+    def _changed(self, elements: Mapping[str, Element | Drawn]) -> dict[str, str]:
         changed: dict[str, str] = {}
         for name, element in elements.items():
-            markup = render(element)
-            timeless = _TIME.sub(r"\1", markup)
-            if self._sent.get(name) != timeless:
-                changed[name], self._sent[name] = markup, timeless
+            drawn = draw(element)
+            if self._sent.get(name) != drawn.timeless:
+                changed[name], self._sent[name] = drawn.markup, drawn.timeless
         return changed
+
+
+async def _read(board: Board, visit: Visit, page: LivePage) -> Parts:
+    try:
+        return (await page(board, visit)).drawn()
+    except (TaskbullError, Refused) as error:
+        return Parts(problem=str(error))
 
 
 async def follow(board: Board, visit: Visit, page: LivePage) -> AsyncGenerator[bytes, None]:
@@ -71,10 +83,9 @@ async def follow(board: Board, visit: Visit, page: LivePage) -> AsyncGenerator[b
         while True:
             sample = await board.sampler.next(seen)
             seen = sample.number
-            try:
-                parts = await page(board, visit)
-            except (TaskbullError, Refused) as error:
-                parts = Parts(problem=str(error))
+            parts = await board.live.read(
+                seen, (page, visit.query.pairs, visit.access.may), lambda: _read(board, visit, page)
+            )
             yield b"data: " + msgspec.json.encode(difference.of(parts)) + b"\n\n"
     finally:
         board.streams -= 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, MutableMapping
 from typing import Any, Final, TypeAlias
 from urllib.parse import parse_qsl
@@ -21,6 +22,9 @@ MOST_EDITED_BYTES: Final = 10_000_000
 
 MOST_FIELDS: Final = 1_100
 """How many fields a form may have: 1,000 ids, and what goes with them."""
+
+
+_SECONDS = re.compile(r"[0-9]{1,12}(?:\.[0-9]{1,3})?")
 
 
 class Refused(Exception):
@@ -61,6 +65,13 @@ class Form(Struct, frozen=True):
         if not text.isascii() or not text.isdecimal() or len(text) > 18:
             raise Refused(400, f"{name!r} must be a whole number.")
         return int(text)
+
+    def seconds(self, name: str) -> float:
+        """Return a field that is a number of seconds, to the millisecond."""
+        text = self.get(name)
+        if text and not _SECONDS.fullmatch(text):
+            raise Refused(400, f"{name!r} must be a number of seconds.")
+        return float(text or 0)
 
 
 class Request:
@@ -119,15 +130,28 @@ class Response(Struct, frozen=True):
     """What goes on when the browser has its answer."""
 
     @classmethod
+    def attachment(cls, body: bytes, name: str) -> Response:
+        """Hand out a file: never shown by the browser, whatever is in it."""
+        return cls(
+            body,
+            content_type="application/octet-stream",
+            headers={
+                "content-disposition": f'attachment; filename="{name}"',
+                "content-security-policy": "sandbox; default-src 'none'",
+            },
+        )
+
+    @classmethod
     def redirect(cls, to: str, after: Callable[[], Awaitable[None]] | None = None) -> Response:
         """Send the browser to another page, which it then gets."""
         return cls(b"", 303, headers={"location": to}, after=after)
 
 
 class Stream(Struct, frozen=True):
-    """Events that are sent as they come, until the browser goes."""
+    """What is sent as it comes, until it ends or the browser goes."""
 
-    events: AsyncGenerator[bytes, None]
+    pieces: AsyncGenerator[bytes, None]
+    content_type: str = "text/event-stream"
 
 
 def _path_below_mount(scope: Scope) -> str:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import groupby
 from typing import Literal, TypeAlias
 
 from taskbull.core.states import JobState
 from taskbull.dashboard.html import (
+    Drawn,
     Element,
     Node,
     Tag,
@@ -26,7 +28,7 @@ from taskbull.dashboard.html import (
 )
 from taskbull.dashboard.visit import Visit
 
-_svg, _rect, _title = Tag("svg"), Tag("rect"), Tag("title")
+_svg, _rect, _path, _title = Tag("svg"), Tag("rect"), Tag("path"), Tag("title")
 
 STATE_SIGNS = {
     JobState.WAITING: ("…", "waiting"),
@@ -81,19 +83,30 @@ def link(text: Node, page: str, /, **parameters: str | int | None) -> Element:
     return a(text, href=url(page, **parameters))
 
 
-def grid(name: str, columns: Sequence[Node], rows: Sequence[Element], empty: Node) -> Element:
+def grid(
+    name: str, columns: Sequence[Node], rows: Sequence[Element | Drawn], empty: Node
+) -> Element:
     """Return a table of rows made by `row`; on a narrow screen, each row is a card."""
+    return table_of(name, columns, rows or nothing(len(columns), name, empty))
+
+
+def table_of(name: str, columns: Sequence[Node], rows: Node) -> Element:
+    """Return a table with these rows, whatever they are."""
     heads = [
         column if isinstance(column, Element) else th(column, scope="col") for column in columns
     ]
-    body: Node = rows or tr(td(empty, colspan=len(heads), class_="empty"), id=f"{name}-empty")
     return div(
-        table(thead(tr(heads)), tbody(body, id=name), class_=f"grid {name}"),
+        table(thead(tr(heads)), tbody(rows, id=name), class_=f"grid {name}"),
         class_="scroll",
         tabindex="0",
         role="region",
         aria_label=name.replace("-", " "),
     )
+
+
+def nothing(columns: int, name: str, words: Node) -> Element:
+    """Return the only row of a table without any."""
+    return tr(td(words, colspan=columns, class_="empty"), id=f"{name}-empty")
 
 
 def cell(label: str, *content: Node, kind: str | None = None) -> Element:
@@ -122,17 +135,20 @@ def sparkline(values: Sequence[float | None], words: str, kind: str = "done") ->
     """Return small bars, one for each value, and what they show in words; None is not known."""
     height, step = 20, 3
     most = max((value for value in values if value), default=0.0)
-    bars: list[Element] = []
-    for place, value in enumerate(values):
-        if value is None:
-            continue
-        tall = max(1.0, value / most * height) if value and most else 0.5
-        bars.append(
-            _rect(x=place * step, y=f"{height - tall:.1f}", width=step - 1, height=f"{tall:.1f}")
-        )
+    bars: list[str] = []  # one path, and a line where nothing was: a page may have hundreds of them
+    place = 0
+    for value, same in groupby(values):
+        many = len(list(same))
+        if value == 0:
+            bars.append(f"M{place * step} {height}v-.5h{many * step - 1}v.5z")
+        elif value is not None:
+            tall = f"{max(1.0, value / most * height):.1f}"
+            starts = range(place * step, (place + many) * step, step)
+            bars += [f"M{start} {height}v-{tall}h{step - 1}v{tall}z" for start in starts]
+        place += many
     return _svg(
         _title(words),
-        bars,
+        _path(d="".join(bars)),
         class_=f"spark {kind}",
         viewBox=f"0 0 {max(len(values), 1) * step} {height}",
         preserveAspectRatio="none",

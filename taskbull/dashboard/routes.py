@@ -6,12 +6,14 @@ from collections.abc import Awaitable, Callable
 from typing import Final, TypeAlias
 
 from taskbull.dashboard.board import Board
+from taskbull.dashboard.board_order import Notice
 from taskbull.dashboard.frame import Content, framed
-from taskbull.dashboard.gate import act, confirm
+from taskbull.dashboard.gate import act, confirm, download
 from taskbull.dashboard.html import render, render_page
 from taskbull.dashboard.live import MOST_STREAMS, LivePage, follow
 from taskbull.dashboard.messages import Refused, Response, Stream
 from taskbull.dashboard.pages import errors, job, operations, overview, queue, schedules, workers
+from taskbull.dashboard.pages.job_fields import download as download_field
 from taskbull.dashboard.pages.search import search
 from taskbull.dashboard.visit import Visit
 
@@ -49,7 +51,7 @@ async def answer(board: Board, visit: Visit) -> Response | Stream:
     if page == "live":
         return _stream(board, visit)
     if page == "download":
-        return await job.download(visit)
+        return await download_field(visit)
     if page not in PAGES:
         raise Refused(404, "There is no such page.")
     content = await PAGES[page](board, visit)
@@ -65,7 +67,7 @@ def _stream(board: Board, visit: Visit) -> Stream:
     return Stream(follow(board, visit, page))
 
 
-async def _posted(board: Board, visit: Visit, page: str) -> Response:
+async def _posted(board: Board, visit: Visit, page: str) -> Response | Stream:
     match page:
         case "confirm":
             content, only_question = await confirm(visit)
@@ -74,11 +76,13 @@ async def _posted(board: Board, visit: Visit, page: str) -> Response:
             return _page(visit, content)
         case "act":
             return await act(board, visit)
+        case "download":
+            return await download(visit)
         case "search":
             return await search(board, visit)
         case _:
             raise Refused(405 if page in PAGES else 404, "There is nothing to send a form to.")
 
 
-def _page(visit: Visit, content: Content, notice: str | None = None) -> Response:
+def _page(visit: Visit, content: Content, notice: Notice | None = None) -> Response:
     return Response(render_page(framed(visit, content, notice)), content.status)

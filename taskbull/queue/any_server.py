@@ -9,8 +9,11 @@ from taskbull.core.job import Job
 from taskbull.core.retry import attempts_of
 from taskbull.queue.board_operations import BoardOperations
 from taskbull.queue.handle import CALL_TIMEOUT
+from taskbull.queue.hidden_errors import HiddenLooks
+from taskbull.queue.job_looks import JobLooks
 from taskbull.queue.overview import ServerOverview
 from taskbull.queue.questions import Rights
+from taskbull.queue.schedule_looks import ScheduleLooks
 from taskbull.queue.server_operations import Node, ServerOperations
 from taskbull.queue.stores import Stores
 from taskbull.scripts.servers import escape_pattern
@@ -20,7 +23,9 @@ from taskbull.store.namespace import Namespace
 __all__ = ["AnyServer", "Namespace", "Node", "Where"]
 
 
-class AnyServer(ServerOperations, ServerOverview, BoardOperations):
+class AnyServer(
+    ServerOperations, ServerOverview, JobLooks, HiddenLooks, ScheduleLooks, BoardOperations
+):
     """All queues under one prefix of a Redis server, Sentinel or Cluster, whoever made them.
 
     `redis`, `prefix` and `hash_tag` are those of a queue. Every call reads a bounded part of what

@@ -5,7 +5,6 @@ Each is safe to be asked again when its answer was lost, as the drivers of serve
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable
 from secrets import token_hex
 from typing import Final
@@ -14,17 +13,11 @@ import msgspec
 from msgspec import Struct
 
 from taskbull.core.checks import check_int
-from taskbull.core.queue_facts import encode_note
 from taskbull.core.schedule import Schedule
-from taskbull.core.states import JobState
-from taskbull.queue.failures import alike_of
 from taskbull.queue.job_tree import JobTree, get_tree
 from taskbull.queue.methods import looks
 from taskbull.queue.questions import Look, ask, ask_together
 from taskbull.scripts import board
-from taskbull.scripts.failures import FAILURES_PEEKED, FailedJob, peek_failures
-from taskbull.scripts.inspection import Logs, get_logs
-from taskbull.scripts.peeking import START, After, peek_jobs
 from taskbull.scripts.schedulers import get_scheduler
 from taskbull.store.namespace import Namespace
 
@@ -59,15 +52,6 @@ class NextSchedules(Struct, frozen=True):
     schedules: list[Schedule]
     more: bool
     """Whether others come after them."""
-
-
-class AlikeStep(Struct, frozen=True):
-    """Failed jobs that have an error in common, found in one step."""
-
-    ids: list[str]
-    looked_at: int
-    after: After | None
-    """Where the next step begins; None: all have been looked at."""
 
 
 class BoardOperations:
@@ -141,36 +125,6 @@ class BoardOperations:
         )
 
     @looks
-    def failed_alike(
-        self, queue: str, fingerprint: str, *, after: After = START, until_ms: int | None = None
-    ) -> Look[AlikeStep]:
-        """Find failed jobs with an error among the next 50, the newest first; two calls.
-
-        Only those that failed by `until_ms` are looked at, so that one that is retried and fails
-        again is not found twice. The place to go on holds, whatever becomes of the jobs.
-        """
-        keys = self.namespace.keys(queue)
-        if after == START and until_ms is not None:
-            after = After(score=str(until_ms + 1))
-        ids_only = peek_jobs(keys, JobState.FAILED, after, FAILURES_PEEKED, fields={})
-        page = yield from ask(ids_only)
-        ids = [row.id for row in page.rows]
-        jobs: list[FailedJob] = []
-        while len(jobs) < len(ids):
-            some = yield from ask(peek_failures(keys, ids=ids[len(jobs) :]))
-            if not some:
-                break
-            jobs += some
-        found = [job.id for job in jobs if alike_of(job).fingerprint == fingerprint]
-        return AlikeStep(found, len(ids), page.after)
-
-    @looks
-    def log_of(self, queue: str, job_id: str, most: int) -> Look[Logs]:
-        """Return the newest log lines of a job, and how many there are: one call."""
-        check_int("most", most, least=1, most=1000)
-        return ask(get_logs(self.namespace.keys(queue), job_id, -most, -1))
-
-    @looks
     def tree_of(self, queue: str, job_id: str, *, depth: int, most: int) -> Look[JobTree | None]:
         """Return a job and some of those below it as a tree; a call for each 100 of them."""
         return (yield from get_tree(self.namespace.keys(queue), job_id, depth, most))
@@ -179,17 +133,6 @@ class BoardOperations:
     def raw_options(self, queue: str, job_id: str) -> Look[bytes]:
         """Return the options of a job as they stand in Redis: one command."""
         return ask(board.get_raw_options(self.namespace.keys(queue), job_id))
-
-    @looks
-    def note_pause(self, queue: str, by: str, why: str) -> Look[None]:
-        """Write down who has paused a queue, and why."""
-        note = encode_note(by, int(time.time() * 1000), why)
-        return ask(board.write_note(self.namespace.keys(queue), note))
-
-    @looks
-    def forget_note(self, queue: str) -> Look[None]:
-        """Strike off why a queue was paused."""
-        return ask(board.forget_note(self.namespace.keys(queue)))
 
 
 def _decoded(raw: bytes) -> OperationRecord | None:

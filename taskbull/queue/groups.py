@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Final
 
 from msgspec import Struct
 
@@ -13,12 +12,9 @@ from taskbull.core.wire.row import ID_FIELDS
 from taskbull.errors import JobNotFound, WrongState
 from taskbull.queue.failures import alike_of
 from taskbull.scripts import changes, peeking, removal
-from taskbull.scripts.call import Call, Steps
+from taskbull.scripts.call import Call, Steps, again
 from taskbull.scripts.failures import FAILURES_PEEKED, FailedJob, peek_failures
 from taskbull.scripts.peeking import After
-
-_HIGHEST: Final = "\uffff"
-"""An id after all others of one score."""
 
 
 class Selected(Struct, frozen=True):
@@ -30,7 +26,7 @@ class Selected(Struct, frozen=True):
 
 
 class GroupStep(Struct, frozen=True):
-    """How far an action on a group has come."""
+    """How far an action on failed jobs has come, the newest first."""
 
     begun_ms: int
     """When it began: what failed later is left alone."""
@@ -45,9 +41,28 @@ class GroupStep(Struct, frozen=True):
         return self.after is None
 
 
+class Meant(Struct, frozen=True):
+    """Which failed jobs an action is for."""
+
+    fingerprint: str | None
+    """What their errors have in common; None: nothing, all are meant."""
+    since_ms: int | None = None
+    """When the first of them failed; None: at any time."""
+    limit: int | None = None
+    """How many of them one step may change; None: all that it finds."""
+
+
+class _Found(Struct, frozen=True):
+    """The jobs that one step is to change, and how far it has looked for them."""
+
+    ids: list[str]
+    looked_at: int
+    after: After | None
+
+
 def first_step(now_ms: int) -> GroupStep:
     """Return the state of an action that begins now."""
-    return GroupStep(now_ms, After(score=str(now_ms), id=_HIGHEST))
+    return GroupStep(now_ms, After(score=str(now_ms + 1)))
 
 
 def retry_selected(
@@ -73,40 +88,62 @@ def remove_selected(
 
 
 def retry_group(
-    queue: QueueKeys, fingerprint: str, step: GroupStep, *, reset_attempts: bool
+    queue: QueueKeys, meant: Meant, step: GroupStep, *, reset_attempts: bool
 ) -> Steps[GroupStep]:
-    """Retry those of the next 50 failed jobs that have a fingerprint."""
-    alike, after, looked_at = yield from _alike(queue, fingerprint, step)
-    acted = yield from retry_selected(queue, alike, "failed", reset_attempts=reset_attempts)
-    done = step.done + len(acted.done)
-    return GroupStep(step.begun_ms, after, step.looked_at + looked_at, done)
+    """Retry those of the next 50 failed jobs that are meant."""
+    found = yield from _next(queue, meant, step)
+    acted = yield from retry_selected(queue, found.ids, "failed", reset_attempts=reset_attempts)
+    return _gone_on(step, found, acted)
 
 
-def remove_group(queue: QueueKeys, fingerprint: str, step: GroupStep) -> Steps[GroupStep]:
-    """Remove those of the next 50 failed jobs that have a fingerprint."""
-    alike, after, looked_at = yield from _alike(queue, fingerprint, step)
-    acted = yield from remove_selected(queue, alike, "failed")
-    done = step.done + len(acted.done)
-    return GroupStep(step.begun_ms, after, step.looked_at + looked_at, done)
+def remove_group(queue: QueueKeys, meant: Meant, step: GroupStep) -> Steps[GroupStep]:
+    """Remove those of the next 50 failed jobs that are meant."""
+    found = yield from _next(queue, meant, step)
+    acted = yield from remove_selected(queue, found.ids, "failed")
+    return _gone_on(step, found, acted)
 
 
-def _alike(
-    queue: QueueKeys, fingerprint: str, step: GroupStep
-) -> Steps[tuple[list[str], After | None, int]]:
-    """Find those of the next failed jobs that have a fingerprint, and where to go on."""
+def _next(queue: QueueKeys, meant: Meant, step: GroupStep) -> Steps[_Found]:
+    """Find those of the next failed jobs that are meant.
+
+    The place to go on is a score and an id, and holds whatever becomes of the jobs.
+    """
     if step.after is None:
-        return [], None, 0
-    page: peeking.Rows = yield peeking.peek_jobs(
-        queue, JobState.FAILED, step.after, FAILURES_PEEKED, fields=ID_FIELDS
+        return _Found([], 0, None)
+    page = yield from again(
+        peeking.peek_jobs(
+            *(queue, JobState.FAILED, step.after, FAILURES_PEEKED),
+            bound=meant.since_ms,
+            fields=ID_FIELDS,
+        )
     )
     ids = [row.id for row in page.rows]
-    found: list[FailedJob] = []
-    while len(found) < len(ids):
-        some: list[FailedJob] = yield peek_failures(queue, ids=ids[len(found) :])
-        found += some
+    if meant.fingerprint is not None:
+        ids = yield from _alike(queue, ids, meant.fingerprint)
+    if meant.limit is None or len(ids) <= meant.limit:
+        return _Found(ids, len(page.rows), page.after)
+    chosen = ids[: meant.limit]
+    [place] = [place for place, row in enumerate(page.rows) if row.id == chosen[-1]]
+    last = page.rows[place]
+    return _Found(chosen, place + 1, After(score=repr(last.score), id=last.id))
+
+
+def _alike(queue: QueueKeys, ids: Sequence[str], fingerprint: str) -> Steps[list[str]]:
+    """Return which of some failed jobs have a fingerprint."""
+    jobs: list[FailedJob] = []
+    while len(jobs) < len(ids):
+        jobs += yield from again(peek_failures(queue, ids=ids[len(jobs) :]))
     # The merged rest of many small groups has a name, but no fingerprint of its own.
-    alike = [job.id for job in found if alike_of(job).fingerprint == fingerprint]
-    return alike, page.after, len(ids)
+    return [job.id for job in jobs if alike_of(job).fingerprint == fingerprint]
+
+
+def _gone_on(step: GroupStep, found: _Found, acted: Selected) -> GroupStep:
+    return GroupStep(
+        step.begun_ms,
+        found.after,
+        step.looked_at + found.looked_at,
+        step.done + len(acted.done),
+    )
 
 
 def _each(ids: Sequence[str], act: Callable[[str], Call[bool] | Call[None]]) -> Steps[Selected]:

@@ -7,19 +7,22 @@ A new operation of queues is one more method of this list.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from typing import Literal, TypeAlias
+from datetime import datetime
 
 from taskbull.core.cancelling import Cancelled, cancel_reason
 from taskbull.core.checks import check_bool, check_choice, check_int, check_text, refusal
-from taskbull.core.durations import Duration, seconds, to_ms
+from taskbull.core.durations import (
+    Duration,
+    check_instant,
+    instant_to_ms,
+    seconds,
+    to_ms,
+)
 from taskbull.core.job import Job
-from taskbull.core.keys import RESERVED_IDS, QueueKeys
+from taskbull.core.keys import QueueKeys
 from taskbull.core.queue_facts import encode_note
-from taskbull.core.states import MAX_PRIORITY, JobState
-from taskbull.errors import JobNotFound
-from taskbull.queue import groups
-from taskbull.queue.groups import GroupStep, Selected
+from taskbull.core.states import MAX_DUE_MS, MAX_PRIORITY, JobState
+from taskbull.queue.bulk_operations import BulkOperations, Finished
 from taskbull.queue.job_tree import DEPTH, MOST, JobTree, get_tree
 from taskbull.queue.methods import Planned, reads, writes
 from taskbull.scripts import changes, inspection, limits, removal
@@ -28,13 +31,9 @@ from taskbull.scripts.cancelling import cancel
 from taskbull.scripts.inspection import Logs, QueueMetrics
 from taskbull.scripts.servers import ConnectedWorker, list_workers
 
-Finished: TypeAlias = Literal["completed", "failed"]
 
-
-class QueueOperations:
+class QueueOperations(BulkOperations):
     """The operations of one queue, but for adding to it and following it."""
-
-    keys: QueueKeys
 
     @reads
     def counts(self) -> Operation[dict[str, int]]:
@@ -141,61 +140,15 @@ class QueueOperations:
         )
 
     @writes
-    def retry_all(
-        self, state: Finished = "failed", *, reset_attempts: bool = False
-    ) -> Operation[int]:
-        """Run all jobs that failed (or completed) once more; return how many."""
-        check_choice("state", state, ("completed", "failed"))
-        check_bool("reset_attempts", reset_attempts)
-        return changes.retry_jobs(self.keys, _now_ms(), state, reset_attempts=reset_attempts)
-
-    @writes
-    def retry_selected(
-        self, ids: Sequence[str], state: Finished = "failed", *, reset_attempts: bool = False
-    ) -> Operation[Selected]:
-        """Run some finished jobs once more, those that are still in that state."""
-        check_choice("state", state, ("completed", "failed"))
-        check_bool("reset_attempts", reset_attempts)
-        chosen = [self._id(job_id) for job_id in ids]
-        return groups.retry_selected(self.keys, chosen, state, reset_attempts=reset_attempts)
-
-    @writes
-    def remove_selected(
-        self, ids: Sequence[str], state: Finished | None = None
-    ) -> Operation[Selected]:
-        """Remove some jobs with their children: those that do not run, and are in that state."""
-        if state is not None:
-            check_choice("state", state, ("completed", "failed"))
-        return groups.remove_selected(self.keys, [self._id(job_id) for job_id in ids], state)
-
-    @writes
-    def retry_group(
-        self, fingerprint: str, *, step: GroupStep | None = None, reset_attempts: bool = False
-    ) -> Operation[GroupStep]:
-        """Run failed jobs of one group once more: those among the next 50, the newest first.
-
-        Give the answer as `step` to go on, until it is `over`; whoever stops in between has retried
-        what it says. Only jobs that had failed before the first step are touched. Groups and their
-        fingerprints: `Server.failures`.
-        """
-        check_bool("reset_attempts", reset_attempts)
-        begun = step or groups.first_step(_now_ms())
-        return groups.retry_group(
-            self.keys, check_text("fingerprint", fingerprint), begun, reset_attempts=reset_attempts
-        )
-
-    @writes
-    def remove_group(
-        self, fingerprint: str, *, step: GroupStep | None = None
-    ) -> Operation[GroupStep]:
-        """Remove failed jobs of one group, in steps as `retry_group` does."""
-        begun = step or groups.first_step(_now_ms())
-        return groups.remove_group(self.keys, check_text("fingerprint", fingerprint), begun)
-
-    @writes
     def promote(self, job_id: str) -> Operation[None]:
         """Run a delayed job now."""
         return changes.promote_job(self.keys, self._id(job_id))
+
+    @writes
+    def postpone(self, job_id: str, until: datetime) -> Operation[None]:
+        """Delay a job that waits for its turn: what `promote` has done is undone by it."""
+        due_ms = _due_ms("until", until)
+        return changes.postpone_job(self.keys, self._id(job_id), due_ms, _now_ms())
 
     @writes
     def promote_all(self) -> Operation[int]:
@@ -211,10 +164,14 @@ class QueueOperations:
         return changes.change_priority(self.keys, job, priority, lifo=lifo)
 
     @writes
-    def change_delay(self, job_id: str, delay: Duration) -> Operation[None]:
-        """Run a delayed job in `delay` from now."""
-        delay_ms = to_ms(seconds("delay", delay))
-        return changes.change_delay(self.keys, self._id(job_id), delay_ms, _now_ms())
+    def change_delay(self, job_id: str, delay: Duration | datetime) -> Operation[None]:
+        """Run a delayed job in `delay` from now, or at that instant."""
+        now_ms = _now_ms()
+        if isinstance(delay, datetime):
+            delay_ms = max(0, _due_ms("delay", delay) - now_ms)
+        else:
+            delay_ms = to_ms(seconds("delay", delay))
+        return changes.change_delay(self.keys, self._id(job_id), delay_ms, now_ms)
 
     @reads
     def logs(self, job_id: str, start: int = 0, end: int = -1) -> Operation[Logs]:
@@ -259,18 +216,20 @@ class QueueOperations:
         check_int("length", length, least=0)
         return limits.trim_events(self.keys, length)
 
-    def _id(self, job_id: str) -> str:
-        """Return the id of a job that is to be changed; what names another key is not a job."""
-        if check_text("job_id", job_id) in RESERVED_IDS:
-            raise JobNotFound(self.keys.queue, job_id)
-        return job_id
-
 
 class Operations(QueueOperations, Planned):
     """The operations of one queue as values, for whoever has a store."""
 
     def __init__(self, keys: QueueKeys) -> None:
         self.keys = keys
+
+
+def _due_ms(field: str, instant: datetime) -> int:
+    check_instant(field, instant)
+    due_ms = instant_to_ms(instant)
+    if due_ms > MAX_DUE_MS:
+        raise refusal(field, "be before September 2039, where BullMQ ends", instant)
+    return due_ms
 
 
 def _now_ms() -> int:

@@ -1,18 +1,25 @@
-"""All queues over time: one round of looks after the other, each at a bounded price."""
+"""All queues over time: one round of looks after the other, each at a bounded price.
+
+Both `taskbull top` and the dashboard look by these rounds. A round samples at most 50 queues, those
+first that somebody wants to see or that were not seen for longest; what changes slowly is asked for
+less often, and only as many queues are asked about that. So a round costs the same with a
+thousand queues as with a hundred: it only takes more of them until all were seen again.
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from datetime import UTC, datetime
+from math import inf
 from typing import Final
 
 from taskbull.core.queue_facts import QueueFacts
-from taskbull.core.trouble import Trouble, find_trouble
+from taskbull.core.trouble import LEAST_FAILED, MINUTES, Trouble, find_trouble
 from taskbull.queue.looked import Crew
 from taskbull.queue.methods import looks
-from taskbull.queue.questions import Look, ask, ask_together
-from taskbull.queue.queue_search import SearchPlace, all_queues, find_queues
+from taskbull.queue.questions import Look, ask_together
+from taskbull.queue.queue_names import QueueNames, find_names
 from taskbull.queue.queue_watch import QueueWatch
 from taskbull.queue.server_whys import ServerWhys
 from taskbull.scripts import records, survey
@@ -22,41 +29,75 @@ _CREW: Final = 5.0
 
 _MANY_CLIENTS: Final = 1000
 _CREW_OF_MANY: Final = 30.0
-_WORKERS: Final = 10.0
-"""Seconds between two looks at records, at locks and at what ended by minute."""
 
-_SEARCH: Final = 60.0
-"""Seconds between two searches for queues."""
+_SAMPLED: Final = 50
+"""How many queues are sampled in a round, and how many are asked for in one trip."""
 
-_STEPS: Final = 5
-"""Steps of such a search in one round."""
+_SLOWLY: Final = 10.0
+"""Seconds between two looks at a queue's records, at its locks and at what ended by minute."""
 
-_AT_ONCE: Final = 50
-"""How many queues are asked for in one trip."""
+_MET: Final = 16
+"""About how many queues a round asks for these: three calls each."""
 
+_FAILING: Final = 30.0
+"""Seconds between two looks at why jobs of a queue fail, if many do."""
+
+_FAILURES: Final = 200
+_FAILING_AT_ONCE: Final = 2
 _OLDEST: Final = 20
 _MINUTE_MS: Final = 60_000
 
 
 class Overview:
-    """What is known of all queues; `Server.watch` adds to it."""
+    """What is known of all queues; `Server.watch` adds to it.
 
-    def __init__(self) -> None:
+    `patience` is for how many seconds the first round may search the keys for queues.
+    """
+
+    def __init__(self, patience: float = inf) -> None:
+        self.names = QueueNames(patience)
         self.watches: dict[str, QueueWatch] = {}
-        self.place: SearchPlace | None = None
-        self.searched_at = self.crew_at = self.workers_at = float("-inf")
         self.crew: Crew | None = None
-
-    def add(self, names: Iterable[str]) -> None:
-        """Watch these queues, too."""
-        for name in names:
-            self.watches.setdefault(name, QueueWatch(name))
+        self.crew_at = -inf
+        self.seen: set[str] = set()
+        """The queues that the last round has looked at."""
 
     def facts(self, now: datetime | None = None) -> list[QueueFacts]:
         """Return what is known of each queue, by name."""
         now = datetime.now(UTC).astimezone() if now is None else now
         seen = [watch for watch in self.watches.values() if watch.sample is not None]
         return [watch.facts(now) for watch in sorted(seen, key=lambda watch: watch.name)]
+
+    def keep(self, names: Collection[str]) -> None:
+        """Watch these queues, and no others."""
+        self.watches = {name: self.watches.get(name) or QueueWatch(name) for name in names}
+
+    def expire(self, queue: str) -> None:
+        """Have the next round look at a queue: it has been changed, or even removed."""
+        self.names.changed.add(queue)
+        if queue in self.watches:
+            self.watches[queue].sampled_at = -inf
+
+    def next_sampled(self, wanted: Collection[str]) -> list[QueueWatch]:
+        """Choose the queues of a round: new ones, wanted ones, and those not seen for longest."""
+        new = [watch for watch in self.watches.values() if watch.sampled_at == -inf]
+        others = [watch for watch in self.watches.values() if watch.sampled_at > -inf]
+        others.sort(key=lambda watch: (watch.name not in wanted, watch.sampled_at))
+        return new + others[: max(0, _SAMPLED - len(new))]
+
+    def next_met(self, now: float) -> list[QueueWatch]:
+        """Choose the queues of which a round asks what changes slowly."""
+        due = [watch for watch in self.watches.values() if now - watch.met_at >= _SLOWLY]
+        due.sort(key=lambda watch: watch.met_at)
+        new = sum(watch.met_at == -inf for watch in due)
+        return due[: max(new, _MET)]
+
+    def next_failing(self, now: float) -> list[QueueWatch]:
+        """Choose some queues of which many jobs have failed."""
+        seen = [self.watches[name] for name in self.seen]
+        due = [watch for watch in seen if watch.has_failed and now - watch.failures_at >= _FAILING]
+        due = [each for each in due if each.facts().failed.total(MINUTES) >= LEAST_FAILED]
+        return sorted(due, key=lambda watch: watch.failures_at)[:_FAILING_AT_ONCE]
 
 
 def all_trouble(facts: Iterable[QueueFacts]) -> list[Trouble]:
@@ -71,64 +112,59 @@ class ServerOverview(ServerWhys):
     _known: frozenset[str]
 
     @looks
-    def watch(self, overview: Overview) -> Look[None]:
-        """Look at all queues once more; what is due seldom is asked seldom.
+    def watch(self, overview: Overview, wanted: Collection[str] = ()) -> Look[None]:
+        """Look at all queues once more, or at 50 of them; what is due seldom is asked seldom.
 
-        One call for each queue; every 5 s one CLIENT LIST for each server; every 10 s three calls
-        more for each queue; five steps of a search for queues, until that is done for a minute.
+        One call for each of these queues, three more for 16 of them; every 5 s one CLIENT LIST for
+        each server; a search for queues, for a twentieth of a second, once a minute; and six calls
+        for each of two queues of which many jobs fail. The first round asks about all queues.
         """
         now = time.monotonic()
-        yield from self._find(overview, now)
+        overview.seen = set()
         clients = 0 if overview.crew is None else overview.crew.clients
         if now - overview.crew_at >= (_CREW if clients < _MANY_CLIENTS else _CREW_OF_MANY):
-            overview.crew_at = now
             overview.crew = yield from self._crew()
-            overview.add(overview.crew.workers)
-        names = list(overview.watches)
-        for some in _pieces(names):
-            for sample in (yield from self._sample(some, 60)):
-                overview.watches[sample.name].sampled(sample)
-        if now - overview.workers_at >= _WORKERS or any(
-            watch.unmet for watch in overview.watches.values()
-        ):
-            overview.workers_at = now
-            yield from self._meet(overview, names)
+            overview.crew_at = now
+        there = {*self._known, *(overview.crew.workers if overview.crew else ())}
+        overview.keep((yield from find_names(self.namespace, overview.names, there, wanted)))
+        for some in _pieces(overview.next_sampled(wanted)):
+            yield from self._sample_some(overview, some, now)
+        for some in _pieces(overview.next_met(now)):
+            yield from self._meet(overview, some, now)
         for watch in overview.watches.values():
             watch.crew = overview.crew
+        for watch in overview.next_failing(now):
+            watch.failures_at = now
+            watch.failed((yield from self._failures(watch.name, _FAILURES)))
 
-    def _find(self, overview: Overview, now: float) -> Look[None]:
-        if overview.searched_at == float("-inf"):
-            overview.searched_at = now
-            overview.add((yield from all_queues(self.namespace, self._known)))
-            overview.add((yield from ask(records.get_registered(self.namespace.prefix))))
-            return
-        if overview.place is None and now - overview.searched_at < _SEARCH:
-            return
-        for _ in range(_STEPS):
-            names, overview.place = yield from find_queues(self.namespace, overview.place)
-            overview.add(names)
-            if overview.place is None:
-                overview.searched_at = now
-                return
+    def _sample_some(
+        self, overview: Overview, some: Sequence[QueueWatch], now: float
+    ) -> Look[None]:
+        samples = yield from self._sample([watch.name for watch in some], 60)
+        for watch, sample in zip(some, samples, strict=True):
+            watch.sampled(sample)
+            watch.sampled_at = now
+            overview.seen.add(watch.name)
 
-    def _meet(self, overview: Overview, names: Sequence[str]) -> Look[None]:
+    def _meet(self, overview: Overview, some: Sequence[QueueWatch], now: float) -> Look[None]:
         minute_ms = int(time.time() * 1000) // _MINUTE_MS * _MINUTE_MS
-        for some in _pieces(names):
-            keys = [self.namespace.keys(name) for name in some]
-            seen = yield from ask_together([records.get_records(each) for each in keys])
-            ends = yield from ask_together(
-                [survey.count_ends(each, minute_ms, 60) for each in keys]
-            )
-            active = yield from ask_together(
-                [survey.peek_active(each, 0, _OLDEST - 1) for each in keys]
-            )
-            for name, those, ended, jobs in zip(some, seen, ends, active, strict=True):
-                watch = overview.watches[name]
-                watch.met(overview.crew, those)
-                watch.counted(ended)
-                watch.peeked(jobs)
+        keys = [self.namespace.keys(watch.name) for watch in some]
+        seen = yield from ask_together([records.get_records(each) for each in keys])
+        ends = yield from ask_together([survey.count_ends(each, minute_ms, 60) for each in keys])
+        for watch, those, ended in zip(some, seen, ends, strict=True):
+            watch.met(overview.crew, those)
+            watch.counted(ended)
+            watch.met_at = now
+            overview.seen.add(watch.name)
+        busy = [watch for watch in some if watch.is_busy]
+        locked = [
+            survey.peek_active(self.namespace.keys(each.name), 0, _OLDEST - 1) for each in busy
+        ]
+        active = dict(zip(busy, (yield from ask_together(locked)), strict=True))
+        for watch in some:
+            watch.peeked(active.get(watch, ()))
 
 
-def _pieces(names: Sequence[str]) -> Iterable[Sequence[str]]:
-    for start in range(0, len(names), _AT_ONCE):
-        yield names[start : start + _AT_ONCE]
+def _pieces(watches: Sequence[QueueWatch]) -> Iterable[Sequence[QueueWatch]]:
+    for start in range(0, len(watches), _SAMPLED):
+        yield watches[start : start + _SAMPLED]

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from datetime import UTC, datetime
+from math import inf
 from typing import Final
 
 from taskbull.core.durations import instant_from_ms
 from taskbull.core.queue_facts import QueueFacts, read_note
 from taskbull.core.rates import Kept, rate, throughput
 from taskbull.core.record import Seen
+from taskbull.core.states import JobState
 from taskbull.queue.failures import Failures
 from taskbull.queue.looked import Crew, QueueSample
 from taskbull.scripts.survey import ActiveJob, EndsByMinute
@@ -27,16 +29,27 @@ class QueueWatch:
 
     def __init__(self, name: str) -> None:
         self.name = name
+        self.sampled_at = self.met_at = self.failures_at = -inf
+        """When whoever looks has last asked for each, by a clock that never jumps."""
         self.sample: QueueSample | None = None
         self._arrived: deque[tuple[float, int]] = deque()
         self._versions: set[str] = set()
         self._ends: EndsByMinute | None = None
         self.crew: Crew | None = None
-        self.unmet = True
         self._seen: Sequence[Seen] = ()
         self._failures: Failures | None = None
         self._without_lock: frozenset[str] = frozenset()
         self._lockless: frozenset[str] = frozenset()
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a job ran when it was last looked at."""
+        return self.sample is not None and self.sample.found.counts[JobState.ACTIVE] > 0
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether there was a failed job then."""
+        return self.sample is not None and self.sample.found.counts[JobState.FAILED] > 0
 
     def sampled(self, sample: QueueSample) -> None:
         """Take in a sample."""
@@ -57,7 +70,6 @@ class QueueWatch:
         """Take in who is connected, and what our workers say."""
         self.crew = crew
         self._seen = seen
-        self.unmet = False
 
     def peeked(self, active: Sequence[ActiveJob]) -> None:
         """Take in the jobs that run longest: one without a lock counts the second time."""

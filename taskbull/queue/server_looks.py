@@ -29,7 +29,6 @@ from taskbull.queue.queue_search import plain_name
 from taskbull.scripts import inspection, peeking, records, servers, survey
 from taskbull.scripts.failures import FAILURES_PEEKED, FailedJob, get_failed_ids, peek_failures
 from taskbull.scripts.peeking import ROWS, START, After, Row
-from taskbull.scripts.records import CountedError
 from taskbull.scripts.servers import ConnectedWorker
 from taskbull.scripts.survey import EndsByMinute
 from taskbull.store.namespace import Namespace
@@ -79,24 +78,6 @@ class ServerLooks:
         calls = [records.get_records(self.namespace.keys(name)) for name in names]
         found = yield from ask_together(calls)
         return dict(zip(names, found, strict=True))
-
-    @looks
-    def hidden_errors(self, queue: str, hours: int = 1) -> Look[list[CountedError]]:
-        """Count failed attempts of our workers by error, retried or not, the most frequent first.
-
-        That is for this hour of the clock, and as many before as are asked for, at most 24. One
-        command for each.
-        """
-        check_int("hours", hours, least=0, most=24)
-        keys, now_ms = self.namespace.keys(queue), int(time.time() * 1000)
-        calls = [records.get_errors(keys, now_ms - hour * 3_600_000) for hour in range(hours + 1)]
-        found: dict[str, CountedError] = {}
-        for each in [one for some in (yield from ask_together(calls)) for one in some]:
-            before = found[each.fingerprint].count if each.fingerprint in found else 0
-            found[each.fingerprint] = CountedError(
-                each.fingerprint, each.task, each.error, each.count + before
-            )
-        return sorted(found.values(), key=lambda one: -one.count)
 
     @looks
     def registered_queues(self) -> Look[list[str]]:
@@ -168,6 +149,11 @@ class ServerLooks:
         """
         check_int("most", most, least=1, most=10_000)
         check_int("sample", sample, least=0, most=10_000)
+        return self._failures(queue, most, before, sample)
+
+    def _failures(
+        self, queue: str, most: int, before: Failures | None = None, sample: int = 0
+    ) -> Look[Failures]:
         keys = self.namespace.keys(queue)
         counts = yield from ask(inspection.count_jobs(keys))
         total = counts[JobState.FAILED]

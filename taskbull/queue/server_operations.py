@@ -16,6 +16,7 @@ from msgspec import Struct
 from taskbull.core.checks import check_int, check_text, refusal
 from taskbull.core.job import Job
 from taskbull.core.keys import RESERVED_IDS, QueueKeys
+from taskbull.core.queue_facts import PauseNote, read_note
 from taskbull.core.states import STATES, JobState
 from taskbull.errors import JobNotFound, ServerRefused
 from taskbull.queue.job_view import JobDetails, JobPage, JobView
@@ -50,6 +51,8 @@ class QueueSummary(Struct, frozen=True):
     counts: Counts
     waiting_since: datetime | None
     """When the job that has waited longest was added, or became due if it was delayed."""
+    note: PauseNote | None = None
+    """Who has paused it, and why, if they said so."""
 
 
 class ServerOperations:
@@ -155,7 +158,13 @@ class ServerOperations:
             there = clients[server]
             workers = None if there is None else len(servers.workers_of(each, there))
             summary = QueueSummary(
-                each.queue, found.paused, found.version, workers, found.counts, found.waiting_since
+                each.queue,
+                found.paused,
+                found.version,
+                workers,
+                found.counts,
+                found.waiting_since,
+                read_note(found.note) if found.paused else None,
             )
             summaries.append(summary)
         return summaries

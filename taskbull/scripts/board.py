@@ -72,18 +72,6 @@ def get_raw_options(queue: QueueKeys, job_id: str) -> Command[bytes]:
     return Command(("HGET", key, OPTIONS_FIELD), key, lambda reply: reply or b"")
 
 
-def write_note(queue: QueueKeys, note: bytes) -> Command[None]:
-    """Write down why a queue is paused."""
-    key = queue.private("note")
-    return Command(("SET", key, note), key, nothing)
-
-
-def forget_note(queue: QueueKeys) -> Command[None]:
-    """Strike off why a queue was paused."""
-    key = queue.private("note")
-    return Command(("DEL", key), key, nothing)
-
-
 def operations_key(prefix: str) -> str:
     """Name the hash of what dashboards do: no queue has an empty name."""
     return f"{prefix}::tb:operations"

@@ -14,6 +14,7 @@ from taskbull.scripts.replies import accepted, done, nothing, pair
 
 PROMOTE_JOB = load("promote_job")
 PROMOTE_JOBS = load("promote_jobs")
+POSTPONE_JOB = load("postpone_job")
 CHANGE_DELAY = load("change_delay")
 CHANGE_PRIORITY = load("change_priority")
 RETRY_JOB = load("retry_job")
@@ -50,6 +51,22 @@ def promote_jobs(queue: QueueKeys, *, piece: int = PIECE) -> Steps[int]:
     return promoted
 
 
+def postpone_job(queue: QueueKeys, job_id: str, due_ms: int, now_ms: int) -> Call[None]:
+    """Make a job that waits for its turn due at `due_ms`."""
+    keys = (
+        queue.job(job_id),
+        queue.wait,
+        queue.paused,
+        queue.prioritized,
+        queue.delayed,
+        queue.meta,
+        queue.events,
+        queue.marker,
+    )
+    args = (job_id, due_ms, max(0, due_ms - now_ms))
+    return Call(POSTPONE_JOB, keys, args, done(queue, job_id))
+
+
 def change_delay(queue: QueueKeys, job_id: str, delay_ms: int, now_ms: int) -> Call[None]:
     """Make a delayed job due `delay_ms` from now."""
     keys = (queue.job(job_id), queue.delayed, queue.meta, queue.events, queue.marker)
@@ -84,13 +101,15 @@ def retry_jobs(
     until_ms: int,
     state: Ended = "failed",
     *,
+    since_ms: int | None = None,
     piece: int = PIECE,
     reset_attempts: bool = False,
 ) -> Steps[int]:
-    """Run all jobs again that had ended by `until_ms`; return their number."""
+    """Run all jobs again that had ended by `until_ms`, or from `since_ms` on; return how many."""
     keys = (_ended(queue, state), *_waiting(queue))
     afresh = _afresh(attempts=reset_attempts, starts=reset_attempts)
-    call = Call(RETRY_JOBS, keys, (queue.base, state, until_ms, piece, afresh), pair)
+    since = "-inf" if since_ms is None else since_ms
+    call = Call(RETRY_JOBS, keys, (queue.base, state, since, until_ms, piece, afresh), pair)
     retried: int
     retried, more = yield call
     while more:

@@ -23,8 +23,9 @@ def test_a_part_measures_taskbull(name: str, tmp_path: Path) -> None:
     sides = catalogue.choose(catalogue.read(), name, ["taskbull-asyncio"])
 
     cases = [case for case in part.cases(bench, sides) if case.side.tree]
-    # The last case of a part does all that the others do, but for the ways to add jobs.
-    taken = take(cases if name == "enqueue" else cases[-1:], rounds=1)
+    # The last case of a part does all that the others do, but for the ways to add and to look.
+    whole = name in {"enqueue", "dashboard"}
+    taken = take(cases if whole else cases[-1:], rounds=1)
 
     assert not taken.failures
     assert all(len(samples) == 1 for samples in taken.samples.values())

@@ -54,6 +54,26 @@ def test_all_failed_jobs_run_again(failed: Shop) -> None:
     assert failed("retry-all", "default") == "0 jobs of queue default will run again\n"
 
 
+def test_jobs_get_all_their_attempts_anew_if_asked(failed: Shop) -> None:
+    failed("retry", "default", "1", "--reset-attempts")
+    failed("retry", "default", "2")
+    failed("retry-all", "default", "--reset-attempts")
+    jobs = {job.id: job.attempts_made for job in failed.queue("default").get_jobs("waiting")}
+    assert jobs == {"1": 0, "2": 1, "3": 0}
+
+
+def test_only_what_failed_since_a_time_runs_again(failed: Shop) -> None:
+    with redis.Redis.from_url(failed.url) as client:
+        client.zadd(f"{failed.prefix}:default:failed", {"1": 1000, "2": 2000})
+    assert failed.json("retry-all", "default", "--since", "-1h")["retried"] == 1
+    words = ("retry-all", "default", "--since", "1970-01-01T00:00:02+00:00")
+    assert failed.json(*words)["retried"] == 1
+    assert "must be a time such as 03:10" in failed.fails(
+        "retry-all", "default", "--since", "x", code=2
+    )
+    assert failed.queue("default").counts()["failed"] == 1
+
+
 def test_completed_jobs_run_again_if_asked(shop: Shop) -> None:
     shop("call", "resize", "path=a")
     shop.work()
@@ -80,6 +100,25 @@ def test_a_queue_is_paused_and_resumed(cli: CommandLine) -> None:
     assert not cli.queue("emails").is_paused()
     assert cli("resume", "emails") == "queue emails was not paused\n"
     assert cli.json("resume", "emails") == {"queue": "emails", "paused": False, "changed": False}
+
+
+def test_a_pause_says_by_whom_and_why(cli: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOGNAME", "ann")
+    cli.queue("emails").add("send")
+    cli("pause", "emails", "--reason", "migration\x1b[31m")
+    assert "by ann (migration" in cli("why", "emails", "1")
+    assert "yes by ann: migration\\x1b[31m" in cli("queues")
+    [found] = cli.json("queues")
+    assert (found["note"]["by"], found["note"]["why"]) == ("ann", "migration\x1b[31m")
+    monkeypatch.setenv("LOGNAME", "bob")
+    cli("pause", "emails")  # says nothing new
+    assert cli.json("queues")[0]["note"] == found["note"]
+    cli("pause", "emails", "--reason", "still")
+    assert cli.json("queues")[0]["note"]["by"] == "bob"
+    cli("resume", "emails")
+    assert cli.json("queues")[0]["note"] is None
+    cli("pause", "emails")
+    assert "yes by bob" in cli("queues")
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import html
+import json
 import re
+from datetime import UTC, datetime
 from functools import partial
 from typing import Any
 
@@ -10,6 +13,7 @@ import anyio
 import pytest
 
 from taskbull import App, Every, SyncQueue
+from taskbull.core.wire.copy import read_copy
 from taskbull.dashboard import Dashboard
 from taskbull.dashboard.actions.table import ACTIONS
 from taskbull.dashboard.json_text import MASK
@@ -91,13 +95,106 @@ async def test_a_delayed_job_is_promoted(visitor: Visitor, emails: SyncQueue) ->
     assert emails.counts()["waiting"] == 1
 
 
-async def test_a_delay_and_a_priority_are_changed(visitor: Visitor, emails: SyncQueue) -> None:
-    later, urgent = emails.add("send", delay=3600), emails.add("send", priority=5)
-    assert (
-        await do(visitor, "delay", id=later.id, delay="60") == f"Job {later.id} will run in 60 s."
-    )
+def offered(page: str) -> dict[str, str]:
+    """Return the form of the way back that a notice offers; empty: it offers none."""
+    found = re.search(r'class="notice" role="status">[^<]*<div class="offer".*?</form>', page)
+    fields = re.findall(r'name="(\w+)" value="([^"]*)"', found[0]) if found else []
+    return {name: html.unescape(value) for name, value in fields}
+
+
+async def took_back(visitor: Visitor, page: str) -> str:
+    """Take the way back that a page offers, and return what is said of that."""
+    form = offered(page)
+    TESTED.add(form["action"])
+    asked = await visitor.post("confirm", form)
+    assert asked.status_code == 200
+    given = dict(re.findall(r'<input[^>]*name="(\w+)"[^>]*value="([^"]*)"', asked.text))
+    swapped = re.findall(r'<input[^>]*value="([^"]*)"[^>]*name="(\w+)"', asked.text)
+    given |= {name: value for value, name in swapped}
+    sent = {name: html.unescape(value) for name, value in given.items()}
+    return await visitor.said(await visitor.post("act", sent))
+
+
+async def notice(visitor: Visitor, action: str, **fields: Any) -> str:
+    """Do it, and return the page that tells of it."""
+    answer = await visitor.act(action, q="emails", back="queue?q=emails", **fields)
+    assert answer.status_code == 303
+    return (await visitor.get(answer.headers["location"])).text
+
+
+async def test_a_promoted_job_can_be_delayed_again_for_a_minute(
+    visitor: Visitor, emails: SyncQueue, admin: Any
+) -> None:
+    job = emails.add("send", delay=3600, priority=7)
+    due = admin.zscore(emails.keys.delayed, job.id)
+    page = await notice(visitor, "promote", id=job.id, state="delayed")
+    assert 'data-seconds="60"' in page
+    assert await took_back(visitor, page) == "1 job delayed again."
+    assert admin.zscore(emails.keys.delayed, job.id) == due
+    late = {**offered(page), "until": "1", "once": "a" * 32}
+    emails.promote(job.id)
+    refused = await visitor.post("act", late)
+    assert (refused.status_code, "60 s" in refused.text) == (409, True)
+    assert emails.get_state(job.id) == "prioritized"
+
+
+async def test_a_promoted_job_that_runs_already_is_left_alone(
+    visitor: Visitor, emails: SyncQueue, admin: Any
+) -> None:
+    job = emails.add("send", delay=3600)
+    page = await notice(visitor, "promote", id=job.id, state="delayed")
+    run(admin, emails)
+    said = await took_back(visitor, page)
+    assert said == f"0 jobs delayed again; left alone: {job.id} is active."
+
+
+async def test_several_promoted_jobs_have_no_way_back(visitor: Visitor, emails: SyncQueue) -> None:
+    ids = [emails.add("send", delay=3600).id for _ in range(2)]
+    assert offered(await notice(visitor, "promote", id=ids, state="delayed")) == {}
+    waiting = emails.add("send")
+    assert offered(await notice(visitor, "promote", id=waiting.id)) == {}
+
+
+@pytest.mark.parametrize("due", ["x", "9" * 18, "-1", ""])
+async def test_a_way_back_to_no_time_is_refused(
+    visitor: Visitor, emails: SyncQueue, due: str
+) -> None:
+    job = emails.add("send")
+    form = {"action": "delay-again", "q": "emails", "id": job.id, "due": due, "until": "9" * 12}
+    answer = await visitor.post("act", {**form, "once": "b" * 32})
+    assert answer.status_code in {400, 409}
+    assert emails.get_state(job.id) == "waiting"
+
+
+async def test_a_priority_is_changed_and_changed_back(visitor: Visitor, emails: SyncQueue) -> None:
+    urgent = emails.add("send", priority=5)
+    asked = await visitor.post("confirm", {"action": "priority", "q": "emails", "id": urgent.id})
+    assert "<strong>5</strong> → new" in asked.text
     said = await do(visitor, "priority", id=urgent.id, priority="9")
     assert said == f"The priority of job {urgent.id} was 5, and is 9."
+    page = await notice(visitor, "priority", id=urgent.id, priority="3")
+    assert await took_back(visitor, page) == f"The priority of job {urgent.id} was 3, and is 9."
+    assert offered(await notice(visitor, "priority", id=urgent.id, priority="9")) == {}
+    none = await visitor.act("priority", q="emails", id=urgent.id, priority="")
+    assert none.status_code == 400
+
+
+async def test_a_delay_is_changed_and_changed_back(
+    visitor: Visitor, emails: SyncQueue, admin: Any
+) -> None:
+    later = emails.add("send", delay=3600)
+    asked = await visitor.post("confirm", {"action": "delay", "q": "emails", "id": later.id})
+    assert re.search(r"<time[^>]*>[^<]*</time> \(.*→ ", asked.text)
+    said = await do(visitor, "delay", id=later.id, delay="60")
+    assert said.startswith(f"Job {later.id} will run in 1 min; it would have in ")
+    emails.change_delay(later.id, datetime(2035, 1, 2, tzinfo=UTC))
+    due = admin.zscore(emails.keys.delayed, later.id)
+    page = await notice(visitor, "delay", id=later.id, delay="10")
+    assert (await took_back(visitor, page)).startswith(f"Job {later.id} will run in ")
+    assert admin.zscore(emails.keys.delayed, later.id) == due
+    waiting = emails.add("send")
+    answer = await visitor.act("delay", q="emails", id=waiting.id, delay="5")
+    assert answer.status_code == 409
 
 
 async def test_jobs_are_removed_but_not_running_ones(
@@ -108,6 +205,61 @@ async def test_jobs_are_removed_but_not_running_ones(
     [waiting] = [job.id for job in emails.get_jobs("waiting")]
     said = await do(visitor, "remove", id=[waiting, running], state="waiting")
     assert said == f"1 job removed; left alone: {running} is active."
+
+
+async def test_jobs_are_downloaded_before_they_are_removed(
+    visitor: Visitor, emails: SyncQueue, admin: Any, prefix: str, server: Reachable
+) -> None:
+    fail(admin, emails, "a", "x", data={"to": "ann"})
+    fail(admin, emails, "b", "x", data={"to": "bob", "token": "s3cret"})
+    form = {"action": "remove", "q": "emails", "id": ["a", "b", "gone"], "state": "failed"}
+    asked = await visitor.post("confirm", form)
+    assert 'formaction="download"' in asked.text
+    [once] = re.findall(r'name="once" value="([0-9a-f]+)"', asked.text)
+    for _ in range(2):  # as often as one likes: the form still counts
+        answer = await visitor.post("download", {**form, "once": once})
+        assert answer.status_code == 200
+        assert answer.headers["content-type"] == "application/octet-stream"
+        assert answer.headers["content-disposition"] == 'attachment; filename="jobs.jsonl"'
+        assert "sandbox" in answer.headers["content-security-policy"]
+    first, second = [read_copy(line) for line in answer.content.splitlines()]
+    assert (first.id, bytes(first.data), first.masked) == ("a", b'{"to": "ann"}', False)
+    assert (second.id, second.masked) == ("b", True)
+    assert b"s3cret" not in answer.content
+    assert json.loads(bytes(second.data)) == {"to": "bob", "token": MASK}
+    said = await visitor.said(await visitor.post("act", {**form, "once": once}))
+    assert said.startswith("2 jobs removed")
+    assert re.search(r"download.*emails", (await visitor.get("operations")).text, re.DOTALL)
+    assert (await visitor.post("download", form)).status_code == 404
+
+
+async def test_who_may_see_secrets_downloads_them(
+    server: Reachable, prefix: str, emails: SyncQueue, admin: Any
+) -> None:
+    fail(admin, emails, "b", "x", data={"token": "s3cret"})
+    dashboard = Dashboard(redis=server.url, prefix=prefix, allow=["download-unmasked"])
+    answer = await Visitor(dashboard).post("download", {"q": "emails", "id": "b"})
+    [copy] = [read_copy(line) for line in answer.content.splitlines()]
+    assert (bytes(copy.data), copy.masked) == (b'{"token": "s3cret"}', False)
+    emails.remove("b")
+    assert emails.add_copy(copy).queue == "emails"
+
+
+@pytest.mark.parametrize("action", ["download", "download-unmasked"])
+async def test_a_download_is_an_action_too(
+    server: Reachable, prefix: str, emails: SyncQueue, action: str
+) -> None:
+    TESTED.add(action)
+    job = emails.add("send", {"password": "p"})
+    visitor = Visitor(Dashboard(redis=server.url, prefix=prefix, allow=["download-unmasked"]))
+    answer = await visitor.act(action, q="emails", id=job.id)
+    assert read_copy(answer.content).masked is (action == "download")
+
+
+async def test_a_file_that_is_too_large_is_refused(visitor: Visitor, emails: SyncQueue) -> None:
+    ids = [emails.add("send", {"x": "y" * 9_000_000}).id for _ in range(4)]
+    answer = await visitor.post("download", {"q": "emails", "id": ids})
+    assert (answer.status_code, "choose fewer" in answer.text) == (413, True)
 
 
 async def test_an_edited_job_is_added_again(
@@ -122,6 +274,31 @@ async def test_an_edited_job_is_added_again(
     assert re.fullmatch(r"Job \d+ is added\. Job a is removed\.", said)
     [job] = emails.get_jobs("waiting")
     assert (job.name, job.data) == ("send", {"to": "bob", "token": "s3cret"})
+
+
+async def test_an_edited_job_keeps_its_options_and_when_it_is_due(
+    visitor: Visitor, emails: SyncQueue, admin: Any
+) -> None:
+    job = emails.add("send", {"to": "ann"}, attempts=9, eta=datetime(2035, 1, 2, tzinfo=UTC))
+    due = admin.zscore(emails.keys.delayed, job.id)
+    await do(visitor, "readd", id=job.id, data='{"to": "bob"}', original="remove")
+    [new] = emails.get_jobs("delayed")
+    assert (new.data, new.options.attempts) == ({"to": "bob"}, 9)
+    assert admin.zscore(emails.keys.delayed, new.id) // 4096 == due // 4096
+
+
+async def test_a_running_original_is_told_and_nothing_is_added(
+    visitor: Visitor, emails: SyncQueue, admin: Any
+) -> None:
+    emails.add("send")
+    running = run(admin, emails)
+    form = {"q": "emails", "id": running, "data": "{}"}
+    refused = await visitor.act("readd", **form, original="remove")
+    assert (refused.status_code, "is running" in refused.text) == (409, True)
+    assert emails.counts()["waiting"] == 0
+    assert "is added" in await do(visitor, "readd", id=running, data="{}", original="keep")
+    gone = await visitor.post("confirm", {"action": "readd", "q": "emails", "id": "none"})
+    assert gone.status_code == 404
 
 
 async def test_an_edit_that_cannot_run_is_refused(
@@ -170,10 +347,30 @@ async def test_old_jobs_are_cleaned(visitor: Visitor, emails: SyncQueue, admin: 
 async def test_limits_are_set_and_lifted(visitor: Visitor, emails: SyncQueue, admin: Any) -> None:
     emails.add("send")
     said = await do(visitor, "limits", concurrency="5", most="100", window="60")
-    assert said == "emails now runs 5 at once, 100 per 60 s."
+    free, limited = "any number at once, at any rate", "5 at once, 100 per 60 s"
+    assert said == f"emails now runs {limited}; before: {free}."
     assert "limited to 5 at once, 100 per 1 min" in (await visitor.get("queue?q=emails")).text
-    said = await do(visitor, "limits", concurrency="", most="", window="1")
-    assert said == "emails now runs any number at once, at any rate."
+    asked = await visitor.post("confirm", {"action": "limits", "q": "emails"})
+    assert all(f"<strong>{old}</strong> → new" in asked.text for old in (5, 100, 60))
+    page = await notice(visitor, "limits", concurrency="", most="", window="1")
+    assert f"emails now runs {free}; before: {limited}." in page
+    assert await took_back(visitor, page) == f"emails now runs {limited}; before: {free}."
+    assert admin.hmget(emails.keys.meta, "concurrency", "max", "duration") == [
+        b"5", b"100", b"60000",
+    ]  # fmt: skip
+
+
+async def test_a_window_of_less_than_a_second_is_kept(
+    visitor: Visitor, emails: SyncQueue, admin: Any
+) -> None:
+    emails.set_global_rate_limit(10, 0.5)
+    page = await notice(visitor, "limits", concurrency="", most="20", window="0.25")
+    assert "at once, 20 per 0.25 s; before: any number at once, 10 per 0.5 s" in page
+    await took_back(visitor, page)
+    assert admin.hget(emails.keys.meta, "duration") == b"500"
+    for window in ("-1", "1e3", "0.0001", "x", "٣"):
+        answer = await visitor.act("limits", q="emails", most="1", window=window)
+        assert answer.status_code == 400
 
 
 async def test_a_queue_is_obliterated(visitor: Visitor, emails: SyncQueue, admin: Any) -> None:
@@ -249,6 +446,59 @@ async def test_exactly_the_jobs_with_an_error_are_retried(
     assert page.text.count("TimeoutError: no answer from &lt;…&gt; in send") == 3
     again = await visitor.post("confirm", {"action": "retry-group", "q": "emails", **form})
     assert again.status_code == 409
+
+
+async def test_a_group_may_get_all_its_attempts_anew(
+    visitor: Visitor, emails: SyncQueue, admin: Any
+) -> None:
+    for job_id in ("a", "b"):
+        fail(admin, emails, job_id, "x")
+    await do(visitor, "retry-group", **await _group(visitor), most="1", attempts="anew")
+    await do(visitor, "retry-group", **await _group(visitor), most="1", attempts="more")
+    assert sorted(job.attempts_made for job in emails.get_jobs("waiting")) == [0, 1]
+
+
+async def test_all_failed_jobs_are_retried_carefully(
+    visitor: Visitor, emails: SyncQueue, admin: Any
+) -> None:
+    for number in range(60):
+        fail(admin, emails, f"t{number:02}", f"Error{number % 7}: x", seconds_ago=60 + number)
+    assert "Retry all…" in (await visitor.get("errors?q=emails")).text
+    assert "Retry all…" in (await visitor.get("queue?q=emails&state=failed")).text
+    assert "Retry all…" not in (await visitor.get("queue?q=emails")).text
+    assert await do(visitor, "retry-all", most="1", attempts="anew") == "It has begun."
+    [first] = emails.get_jobs("waiting")
+    assert (first.id, first.attempts_made) == ("t00", 0)
+    await do(visitor, "retry-all", most="10")
+    assert {job.id for job in emails.get_jobs("waiting")} == {f"t{n:02}" for n in range(11)}
+    assert {job.attempts_made for job in emails.get_jobs("waiting")} == {0, 1}
+    await do(visitor, "retry-all", most="all")
+    assert (emails.counts()["waiting"], emails.counts()["failed"]) == (60, 0)
+    assert "all failed jobs" in (await visitor.get("operations")).text
+    wrong = await visitor.act("retry-all", q="emails", most="7")
+    assert wrong.status_code == 400
+
+
+@pytest.mark.parametrize("action", ["retry-group", "retry-all", "remove-group"])
+async def test_only_what_failed_after_a_time_is_meant(
+    visitor: Visitor, emails: SyncQueue, admin: Any, action: str
+) -> None:
+    for number in range(120):
+        fail(admin, emails, f"t{number:03}", "x", seconds_ago=60 * number + 30)
+    form: dict[str, Any] = {**await _group(visitor), "most": "all", "typed": "emails"}
+    await do(visitor, action, **form, since="-70min")
+    assert emails.counts()["failed"] == 50
+    assert {job.id for job in emails.get_jobs("failed")} == {f"t{n:03}" for n in range(70, 120)}
+
+
+@pytest.mark.parametrize("since", ["soon", "25:00", "-999999d", "2030-13-01", "•"])
+async def test_a_time_that_is_none_is_refused_before_anything_is_done(
+    visitor: Visitor, emails: SyncQueue, admin: Any, since: str
+) -> None:
+    fail(admin, emails, "a", "x")
+    answer = await visitor.act("retry-all", q="emails", most="all", since=since)
+    assert (answer.status_code, "Nothing was done" in answer.text) == (400, True)
+    assert emails.counts()["failed"] == 1
 
 
 async def test_a_group_is_removed_by_the_name_of_its_queue(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from collections.abc import Iterator
@@ -13,8 +14,10 @@ import redis
 from playwright.sync_api import Browser, Dialog, Page, expect, sync_playwright
 
 from taskbull import Every, SyncQueue
+from taskbull.core.wire.copy import read_copy
 from tests.dashboard.browser import FLAGS, chromium, served, violations, visiting
 from tests.dashboard.conftest import MakeQueue
+from tests.dashboard.pictures import FOLDER, FONTS, MOST, compare, fonts, known_fonts
 from tests.dashboard.seeding import complete, fail, run
 from tests.servers.kinds import VALKEY_9, Reachable, SharedServers
 
@@ -43,7 +46,10 @@ def night(make_queue: MakeQueue, admin: Any) -> dict[str, SyncQueue]:
     emails.add_bulk(
         [("send_email", {"to": f"user{n}@example.org", "customer": n}) for n in range(40)]
     )
-    emails.add("send_email", {"to": "late@example.org"}, delay=3600)
+    emails.add("send_email", {"to": "late@example.org"}, delay=3600, job_id="late")
+    stack = "ConnectionError: no route to 10.0.0.7\n    at send (/app/mail.js:3:1)"
+    failed = {"failedReason": "no route to 10.0.0.7", "stacktrace": json.dumps([stack] * 2)}
+    admin.hset(emails.keys.job("late"), mapping={**failed, "atm": 2, "ats": 2})
     for number in range(24):
         data = {"to": f"ann{number}@example.org", "token": "s3cret"}
         reason = "TimeoutError: smtp did not answer"
@@ -58,7 +64,12 @@ def night(make_queue: MakeQueue, admin: Any) -> dict[str, SyncQueue]:
     run(admin, emails, "web2-411", lock=False)
     reports.add_bulk([("build_report", {"customer": n}) for n in range(1204)])
     reports.upsert_schedule("tenant-7", Every(3600), reports.job("build_report", {}))
-    reports.upsert_schedule("hourly", Every(3600, offset=0), reports.job("build_report", {}))
+    hourly = reports.upsert_schedule(
+        "hourly", Every(3600, offset=0), reports.job("build_report", {})
+    )
+    assert hourly.next_run is not None
+    last = int(hourly.next_run.timestamp() * 1000) - 3_600_000
+    complete(admin, reports, f"repeat:hourly:{last}", seconds_ago=180)
     admin.zadd(reports.keys.repeat, {"tenant-7": int(time.time() * 1000) - 540_000})
     billing.add_bulk([("charge", {"invoice": n}) for n in range(88)])
     billing.pause()
@@ -143,6 +154,7 @@ def test_the_questions_of_a_mixed_fleet(night: dict[str, SyncQueue], page: Page)
     page.get_by_role("link", name="Schedules", exact=True).click()
     expect(page.locator("#schedules")).to_contain_text("late by")
     expect(page.locator("#schedules")).to_contain_text("every hour")
+    expect(page.locator("#schedules")).to_contain_text("✓done 3 min")
 
 
 # Acting
@@ -172,6 +184,48 @@ def test_selected_jobs_are_removed_after_a_question(
     dialog.get_by_role("button", name="Remove").click()
     expect(page.get_by_role("status")).to_have_text("2 jobs removed.")
     assert night["emails"].get_job("t1") is None
+
+
+def test_jobs_are_downloaded_from_the_question_before_they_are_removed(
+    night: dict[str, SyncQueue], page: Page
+) -> None:
+    page.goto("queue?q=emails&state=failed")
+    for job_id in ("t1", "t2"):
+        page.get_by_label(f"Select job {job_id}", exact=True).check()
+    page.get_by_role("button", name="Remove…").click()
+    dialog = page.get_by_role("dialog")
+    for _ in range(2):
+        with page.expect_download() as expected:
+            dialog.get_by_role("button", name="Download first").click()
+        assert expected.value.suggested_filename == "jobs.jsonl"
+        lines = Path(expected.value.path()).read_bytes().splitlines()
+        assert [read_copy(line).id for line in lines] == ["t1", "t2"]
+    dialog.get_by_role("button", name="Remove").click()
+    expect(page.get_by_role("status")).to_have_text("2 jobs removed.")
+
+
+def test_a_promoted_job_is_delayed_again_by_pressing_twice(
+    night: dict[str, SyncQueue], page: Page
+) -> None:
+    [late] = night["emails"].get_jobs("delayed")
+    page.goto(f"job?q=emails&id={late.id}")
+    for name in ("Run now", "Delay again"):
+        button = page.get_by_role("button", name=name)
+        button.click()
+        page.get_by_role("button", name=f"{name}: sure?").click()
+    expect(page.get_by_role("status")).to_have_text("1 job delayed again.")
+    assert night["emails"].get_state(late.id) == "delayed"
+
+
+def test_a_way_back_is_gone_when_its_time_is_over(night: dict[str, SyncQueue], page: Page) -> None:
+    [late] = night["emails"].get_jobs("delayed")
+    page.clock.install()
+    page.goto(f"job?q=emails&id={late.id}")
+    page.get_by_role("button", name="Run now").click()
+    page.get_by_role("button", name="Run now: sure?").click()
+    expect(page.get_by_role("button", name="Delay again")).to_be_visible()
+    page.clock.fast_forward(61_000)
+    expect(page.get_by_role("button", name="Delay again")).to_have_count(0)
 
 
 def test_a_queue_is_paused_with_a_reason_and_drained_by_its_name(
@@ -304,28 +358,61 @@ def test_a_password_and_a_plain_name_work_together(
 # For everybody
 
 
+PAGES = {
+    "overview": "./",
+    "queue": "queue?q=emails&state=failed",
+    "errors": "errors?q=emails",
+    "job": "job?q=emails&id=t1",
+    "retried": "job?q=emails&id=late",
+    "schedules": "schedules",
+    "workers": "workers",
+    "operations": "operations",
+}
+
+
+def settings_of(scheme: str, width: int) -> dict[str, Any]:
+    size = {"width": width, "height": 900 if width > 400 else 780}
+    return {"viewport": size, "color_scheme": scheme, "bypass_csp": True}
+
+
+@pytest.mark.parametrize("picture", sorted(FOLDER.glob("*.png")), ids=lambda path: path.stem)
+def test_a_page_looks_as_in_the_documentation(
+    night: dict[str, SyncQueue], browser: Browser, base: str, picture: Path
+) -> None:
+    name, scheme, width = picture.stem.split("-")
+    with visiting(browser, base, **settings_of(scheme, int(width))) as page:
+        page.goto(PAGES[name])
+        expect(page.locator("#keys-help")).not_to_have_attribute("hidden", "")  # scripts have run
+        if name == "overview":  # two samples were taken
+            expect(page.locator("[data-label='In/s']").first).not_to_have_text("–")
+        taken = page.screenshot()
+        if SCREENSHOTS:
+            (Path(SCREENSHOTS) / picture.name).write_bytes(taken)
+            (Path(SCREENSHOTS) / FONTS.name).write_text(f"{fonts(page)}\n")
+            return
+        if fonts(page) != known_fonts():
+            pytest.skip("this machine has other fonts than the pictures in docs/images")
+    found = compare(browser, picture.read_bytes(), taken)
+    assert found.sizes[0] == found.sizes[1]
+    assert found.share <= MOST, f"{found.share:.1%} of it differ: CONTRIBUTING.md says what to do"
+
+
+def test_pictures_that_differ_are_told_apart(browser: Browser) -> None:
+    first, other = FOLDER / "errors-light-1440.png", FOLDER / "job-light-1440.png"
+    assert compare(browser, first.read_bytes(), first.read_bytes()).share == 0
+    assert compare(browser, first.read_bytes(), other.read_bytes()).share > MOST
+    small = FOLDER / "overview-dark-360.png"
+    assert compare(browser, first.read_bytes(), small.read_bytes()).share == 1
+
+
 @pytest.mark.parametrize(("scheme", "width"), [("light", 1440), ("dark", 360)])
 def test_every_page_is_accessible(
     night: dict[str, SyncQueue], browser: Browser, base: str, scheme: str, width: int
 ) -> None:
-    size = {"width": width, "height": 900 if width > 400 else 780}
-    pages = {
-        "overview": "./",
-        "queue": "queue?q=emails&state=failed",
-        "errors": "errors?q=emails",
-        "job": "job?q=emails&id=t1",
-        "schedules": "schedules",
-        "workers": "workers",
-        "operations": "operations",
-    }
     found: list[str] = []
-    settings = {"viewport": size, "color_scheme": scheme, "bypass_csp": True}
-    with visiting(browser, base, **settings) as page:
-        for name, address in pages.items():
+    with visiting(browser, base, **settings_of(scheme, width)) as page:
+        for address in PAGES.values():
             page.goto(address)
-            picture = Path(SCREENSHOTS or "-") / f"{name}-{scheme}-{width}.png"
-            if picture.exists():
-                page.screenshot(path=picture)
             found += violations(page)
             assert page.evaluate("document.documentElement.scrollWidth") <= width, address
         page.goto("queue?q=emails")
@@ -333,3 +420,21 @@ def test_every_page_is_accessible(
         expect(page.get_by_role("dialog")).to_be_visible()
         found += violations(page)
     assert found == []
+
+
+def test_every_question_with_fields_is_accessible(
+    night: dict[str, SyncQueue], browser: Browser, base: str
+) -> None:
+    [late] = night["emails"].get_jobs("delayed")
+    asked = {
+        "errors?q=emails": ("Retry all…", "Retry…"),
+        "queue?q=emails": ("Limits…",),
+        f"job?q=emails&id={late.id}": ("Delay…", "Priority…", "Remove…", "Edit and re-add…"),
+    }
+    with visiting(browser, base, bypass_csp=True) as page:
+        for address, buttons in asked.items():
+            for name in buttons:
+                page.goto(address)
+                page.get_by_role("button", name=name).first.click()
+                expect(page.get_by_role("dialog")).to_be_visible()
+                assert violations(page) == []

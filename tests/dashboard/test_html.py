@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import re
+from datetime import UTC, datetime
 from html.parser import HTMLParser
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from taskbull.dashboard.html import Element, a, div, input_, p, render, url, visible
+from taskbull.dashboard.html import Element, a, div, draw, input_, li, p, render, ul, url, visible
+from taskbull.dashboard.parts import sparkline
+from taskbull.dashboard.words import ago
 
 HOSTILE = [
     "<script>alert(1)</script>",
@@ -90,3 +94,19 @@ def test_any_name_can_stand_in_an_address(name: str) -> None:
     assert address.startswith("queue?q=")
     assert all(character.isascii() for character in address)
     a("x", href=address)
+
+
+def test_what_was_drawn_is_shown_as_it_is_and_as_text_only_once() -> None:
+    row = draw(li("a < b", ago(datetime.now(UTC)), id="x"))
+    assert render(ul(row, row)) == f"<ul>{row.markup * 2}</ul>"
+    assert "a &lt; b" in row.markup
+    assert "0 s ago" in row.markup
+    assert "0 s ago" not in row.timeless
+    assert draw(row) is row
+
+
+def test_a_sparkline_is_one_path_with_a_line_where_nothing_was() -> None:
+    drawn = render(sparkline([None, 0, 0, 0, 5, 10, 10], "seven"))
+    assert re.findall(r' d="([^"]*)"', drawn) == [
+        "M3 20v-.5h8v.5zM12 20v-10.0h2v10.0zM15 20v-20.0h2v20.0zM18 20v-20.0h2v20.0z"
+    ]

@@ -12,7 +12,8 @@ import pytest
 from anyio.streams.memory import MemoryObjectReceiveStream
 
 from taskbull.dashboard import Dashboard
-from taskbull.dashboard.html import tr
+from taskbull.dashboard.board import DrawnRows, LiveFrames
+from taskbull.dashboard.html import Element, tr
 from taskbull.dashboard.live import Difference, Parts
 from taskbull.dashboard.words import ago
 from tests.dashboard.conftest import MakeQueue
@@ -198,3 +199,34 @@ def test_what_only_grows_older_is_not_sent_again() -> None:
     assert list(first["elements"]) == ["x"]
     again = Parts({"x": tr(ago(instant), id="x")}, {"list": {}})
     assert "elements" not in difference.of(again)
+
+
+async def test_pages_that_show_the_same_are_drawn_once() -> None:
+    frames, drawn = LiveFrames(), 0
+
+    async def read() -> int:
+        nonlocal drawn
+        drawn += 1
+        return drawn
+
+    async with anyio.create_task_group() as tasks:
+        for _ in range(5):
+            tasks.start_soon(frames.read, 1, "overview", read)
+    assert drawn == 1
+    assert await frames.read(1, "workers", read) == 2
+    assert await frames.read(2, "overview", read) == 3
+    assert await frames.read(1, "overview", read) == 3  # who is late sees the later one
+
+
+def test_a_row_is_drawn_anew_when_what_it_shows_is_replaced() -> None:
+    rows, calls = DrawnRows(), list[str]()
+
+    def row(thing: list[str]) -> Element:
+        calls.append(thing[0])
+        return tr(thing[0])
+
+    first, second = ["a"], ["b"]
+    rows.of({"x": first, "y": second}, row)
+    changed = rows.of({"x": first, "y": ["c"]}, row)
+    assert calls == ["a", "b", "c"]
+    assert [drawn.markup for drawn in changed.values()] == ["<tr>a</tr>", "<tr>c</tr>"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import re
 from html import unescape
 from typing import Any
@@ -10,7 +11,8 @@ from typing import Any
 import pytest
 from fastapi import FastAPI
 
-from taskbull import App, Every, Server, SyncQueue
+from taskbull import App, Cron, Every, Server, SyncQueue
+from taskbull.core.rules import Rule
 from taskbull.dashboard import Dashboard
 from tests.dashboard.conftest import MakeQueue, Visitor
 from tests.dashboard.seeding import complete, fail, run
@@ -303,10 +305,9 @@ async def test_while_redis_is_away_the_last_sample_stays_and_then_goes_on(
     process = private_server()
     with contextlib.closing(SyncQueue("emails", redis=process.url, prefix=prefix)) as queue:
         queue.add("send")
-        server = Server(process.url, prefix=prefix, call_timeout=0.5)
+        server = Server(process.url, prefix=prefix, call_timeout=1.5)
         dashboard = Dashboard(redis=process.url, prefix=prefix)
         dashboard._server = dashboard._board.sampler._server = server
-        dashboard._board.sampler._names._server = server
         visitor = Visitor(dashboard)
         assert "as of" not in texts((await visitor.get("")).text)
         process.pause()
@@ -364,3 +365,48 @@ async def test_a_search_goes_on_where_it_stopped(
     [place] = re.findall(r'name="place" value="([^"]*)"', first)
     second = await visitor.post("search", {**form, "place": unescape(place)})
     assert "1 found; 200 jobs looked at so far" in texts(second.text)
+
+
+async def test_a_schedule_tells_how_its_last_run_ended(
+    visitor: Visitor, make_queue: MakeQueue, admin: Any
+) -> None:
+    reports = make_queue("reports")
+    rules: dict[str, Rule] = {
+        "good": Every(3600),
+        "bad": Cron("0 3 * * *"),
+        "new": Every(60),
+        "old": Every(7200),
+    }
+    due: dict[str, int] = {}
+    for name, rule in rules.items():
+        made = reports.upsert_schedule(name, rule, reports.job("build", {}))
+        assert made.next_run is not None
+        due[name] = int(made.next_run.timestamp() * 1000)
+    admin.hset(reports.keys.scheduler("old"), "ic", 5)
+    complete(admin, reports, f"repeat:good:{due['good'] - 3_600_000}", seconds_ago=180)
+    fail(admin, reports, f"repeat:bad:{due['bad'] - 86_400_000}", "x", seconds_ago=60)
+    page = (await visitor.get("schedules")).text
+    rows = {each: next(row for row in page.split("<tr>") if f">{each}<" in row) for each in rules}
+    assert re.search(r"✓ done 3 min ago", texts(rows["good"]))
+    assert re.search(r"✗ failed 1 min ago", texts(rows["bad"]))
+    assert "none yet" in texts(rows["new"])
+    assert "not kept" in texts(rows["old"])
+    [link] = re.findall(r'href="(job\?[^"]*)"', rows["bad"])
+    assert "It failed for good" in texts((await visitor.get(unescape(link))).text)
+
+
+async def test_errors_that_retries_hide_are_shown(
+    visitor: Visitor, make_queue: MakeQueue, admin: Any
+) -> None:
+    """Also those of Node's jobs, which nobody counts: what is stored of them tells."""
+    emails = make_queue("emails")
+    emails.add_bulk([("send", {}, {"delay": 3600})] * 130)
+    stack = json.dumps(["ConnectionError: 10.0.0.1 refused\n    at send (/app/mail.js:3:1)"])
+    for number in range(1, 121):
+        why = {"failedReason": f"10.0.0.{number} refused", "stacktrace": stack, "atm": 1}
+        admin.hset(emails.keys.job(str(number)), mapping=why)
+    page = (await visitor.get("errors?q=emails")).text
+    read = texts(page)
+    assert "of 130 jobs that wait, run or are delayed" in read
+    assert "120 – ConnectionError: <…> refused such as" in read
+    assert "No failed jobs." in read

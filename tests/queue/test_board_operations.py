@@ -8,13 +8,9 @@ from typing import Any
 import pytest
 
 from taskbull import Every, Server, SyncServer
-from taskbull.core.queue_facts import read_note
 from taskbull.queue.board_operations import MOST_OPERATIONS, OperationRecord
-from taskbull.queue.failures import alike_of
-from taskbull.queue.looked import START, After
 from taskbull.queue.sync_queue import SyncQueue
-from taskbull.scripts.failures import FailedJob
-from tests.queue.test_server import Both, fail
+from tests.queue.test_server import Both
 from tests.servers.cluster import Cluster
 from tests.servers.kinds import Reachable
 
@@ -65,29 +61,6 @@ async def test_no_more_operations_are_kept_than_anybody_reads(
     assert admin.hlen(f"{prefix}::tb:operations") == MOST_OPERATIONS + 1
 
 
-async def test_failed_jobs_with_an_error_are_found_step_by_step(
-    both: Both, admin: Any, server: Reachable, prefix: str
-) -> None:
-    queue = SyncQueue("emails", redis=server.url, prefix=prefix)
-    for number in range(120):
-        reason = "no answer" if number % 3 else "disk full"
-        fail(admin, queue.keys, f"j{number:03}", reason, at_ms=1000 + number // 7)
-    wanted = alike_of(FailedJob("", "send", "no answer", None)).fingerprint
-    found: list[str] = []
-    after: After | None = START
-    looked_at = 0
-    while after is not None:
-        step = await both.failed_alike("emails", wanted, after=after, until_ms=1014)
-        for job_id in step.ids:
-            queue.remove(job_id)  # the place to go on holds all the same
-        found += step.ids
-        looked_at += step.looked_at
-        after = step.after
-    assert sorted(found) == [f"j{number:03}" for number in range(105) if number % 3]
-    assert looked_at == 105  # those that failed later are not looked at
-    queue.close()
-
-
 async def test_the_next_schedules_of_all_queues_are_merged(
     both: Both, admin: Any, server: Reachable, prefix: str
 ) -> None:
@@ -107,21 +80,10 @@ async def test_the_next_schedules_of_all_queues_are_merged(
     assert (await both.next_schedules([])).schedules == []
 
 
-async def test_who_paused_a_queue_is_written_down(both: Both, admin: Any, prefix: str) -> None:
-    await both.note_pause("emails", "bob", "migration")
-    [sample] = await both.sample(["emails"])
-    note = read_note(sample.found.note)
-    assert note is not None
-    assert (note.by, note.why) == ("bob", "migration")
-    await both.forget_note("emails")
-    assert not admin.exists(f"{prefix}:emails:tb:note")
-
-
 async def test_it_works_in_a_cluster(cluster: Cluster, prefix: str) -> None:
     server = Server(cluster.url, prefix=prefix)
     assert await server.claim("a" * 32)
     assert not await server.claim("a" * 32)
     await server.record_operation(record(1))
     assert [each.id for each in await server.operations()] == ["o1"]
-    await server.note_pause("emails", "bob", "x")
     assert (await server.next_schedules(["a", "b", "c"])).schedules == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -10,7 +11,10 @@ import pytest
 from taskbull import Queue, Server
 from taskbull.core.queue_facts import read_note
 from taskbull.errors import ConfigurationError, JobNotFound
+from taskbull.queue.failures import alike_of
 from taskbull.queue.groups import GroupStep
+from taskbull.scripts.failures import FailedJob
+from tests.queue.conftest import Both
 from tests.queue.test_server import fail
 from tests.servers.kinds import Reachable
 
@@ -74,6 +78,56 @@ async def test_what_fails_after_it_began_is_left_alone(
         step = await emails.retry_group(full.fingerprint, step=step)
     assert step.done == 40
     assert await emails.get_state("late") == "failed"
+
+
+async def test_a_step_changes_no_more_than_it_may_and_the_next_goes_on_behind_it(
+    queue: Both, admin: Any
+) -> None:
+    """By both queues; many jobs fail at the same moment."""
+    for number in range(120):
+        reason = "no answer" if number % 3 else "disk full"
+        fail(admin, queue.keys, f"j{number:03}", reason, at_ms=1000 + number // 7)
+    wanted = alike_of(FailedJob("", "send", "no answer", None)).fingerprint
+    step, gone = None, list[int]()
+    while step is None or not step.over:
+        step = await queue.remove_group(wanted, step=step, limit=7)
+        gone.append(step.done)
+    assert gone[:3] == [7, 14, 21]
+    assert (step.done, step.looked_at) == (80, 120)
+    left = {job.id for job in await queue.get_jobs("failed")}
+    assert left == {f"j{number:03}" for number in range(120) if not number % 3}
+    for wrong in (0, -1, True, 1.5):
+        with pytest.raises(ConfigurationError, match="limit"):
+            await queue.retry_group(wanted, limit=wrong)
+
+
+async def test_only_what_failed_since_a_time_is_acted_on(queue: Both, admin: Any) -> None:
+    for number in range(200):
+        fail(admin, queue.keys, f"j{number:03}", "x", at_ms=1000 * number)
+    await queue.add("next")  # a queue that is used
+    step = None
+    while step is None or not step.over:
+        step = await queue.retry_group(None, step=step, since=at(130), limit=20)
+    assert (step.done, step.looked_at) == (70, 70)
+    step = await queue.remove_group(None, since=at(100))
+    assert (step.done, step.over) == (30, True)
+    assert await queue.retry_all(since=at(98), reset_attempts=True) == 2
+    assert (await queue.counts())["failed"] == 98
+    with pytest.raises(ConfigurationError, match="since"):
+        await queue.retry_all(since=datetime(2030, 1, 1))  # noqa: DTZ001
+    with pytest.raises(ConfigurationError, match="since"):
+        await queue.retry_group(None, since=7)
+
+
+def at(seconds: float) -> datetime:
+    return datetime.fromtimestamp(seconds, UTC)
+
+
+async def test_a_group_may_get_all_its_attempts_anew(emails: Queue, admin: Any) -> None:
+    fail(admin, emails.keys, "a", "x")
+    admin.hset(emails.keys.job("a"), mapping={"atm": 3, "ats": 4})
+    assert (await emails.retry_group(None, reset_attempts=True)).done == 1
+    assert admin.hmget(emails.keys.job("a"), "atm", "ats") == [None, None]
 
 
 async def test_a_group_is_removed(emails: Queue, looks: Server, admin: Any) -> None:

@@ -243,11 +243,35 @@ async def test_failed_jobs_are_retried(queue: Both, admin: Any) -> None:
         await queue.retry("nobody")
 
 
-async def test_delayed_jobs_are_changed_and_promoted(queue: Both) -> None:
+async def test_a_job_that_waits_is_postponed(queue: Both, admin: Any) -> None:
+    until = datetime(2035, 1, 2, tzinfo=UTC)
+    for options in ({}, {"priority": 3}):
+        job = await queue.add("n", **options)
+        await queue.postpone(job.id, until)
+        assert await queue.get_state(job.id) is JobState.DELAYED
+        assert int(admin.zscore(queue.keys.delayed, job.id)) // 4096 == until.timestamp() * 1000
+        with pytest.raises(WrongState):
+            await queue.postpone(job.id, until)
+    job = await queue.add("n")
+    for wrong in (datetime(2030, 1, 1), datetime(2040, 1, 1, tzinfo=UTC), 60):  # noqa: DTZ001
+        with pytest.raises(ConfigurationError, match="until"):
+            await queue.postpone(job.id, wrong)
+    for gone in ("none", "meta"):
+        with pytest.raises(JobNotFound):
+            await queue.postpone(gone, until)
+    assert await queue.get_state(job.id) is JobState.WAITING
+
+
+async def test_delayed_jobs_are_changed_and_promoted(queue: Both, admin: Any) -> None:
     for _ in range(3):
         await queue.add("later", delay=60)
     await queue.change_delay("1", 120)
     assert (await queue.get_job("1")).delay_ms == 120_000
+    at = datetime(2035, 1, 2, tzinfo=UTC)
+    await queue.change_delay("1", at)
+    assert int(admin.zscore(queue.keys.delayed, "1")) // 4096 == at.timestamp() * 1000
+    with pytest.raises(ConfigurationError, match="delay"):
+        await queue.change_delay("1", datetime(2030, 1, 1))  # noqa: DTZ001
     await queue.promote("2")
     assert await queue.get_state("2") is JobState.WAITING
     assert await queue.promote_all() == 2

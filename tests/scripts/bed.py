@@ -46,16 +46,21 @@ class Bed:
     def job(self, job_id: str, into: str = "wait", *, score: Any = NOW, **fields: Any) -> str:
         """Put a job into a list (at its head) or a set."""
         plain = {"name": "n", "data": "{}", "opts": "{}", "timestamp": NOW, "priority": 0}
-        self.hset(job_id, {**plain, "delay": 0, **fields})
-        self.put(job_id, into, score=score)
+        pipe: Any = self.admin.pipeline(transaction=False)
+        _hset(pipe, self.queue.base + job_id, {**plain, "delay": 0, **fields})
+        self._put(pipe, job_id, into, score)
+        pipe.execute()
         return job_id
 
     def put(self, member: str, into: str, *, score: float = NOW) -> None:
         """Put an id into a list or a set, and nothing else."""
+        self._put(self.admin, member, into, score)
+
+    def _put(self, client: Any, member: str, into: str, score: Any) -> None:
         if into in {"wait", "paused", "active"}:
-            self.admin.lpush(self.queue.base + into, member)
+            client.lpush(self.queue.base + into, member)
         elif into:
-            self.admin.zadd(self.queue.base + into, {member: score})
+            client.zadd(self.queue.base + into, {member: score})
 
     def child(self, job_id: str, parent: str, into: str = "wait", **fields: Any) -> str:
         """Put a job whose parent, of the same queue, waits for it."""
@@ -68,8 +73,7 @@ class Bed:
         self.admin.set(self.queue.lock(job_id), token, px=30_000)
 
     def hset(self, key: str, fields: Mapping[str, Any]) -> None:
-        flat = [word for pair in fields.items() for word in pair]
-        self.admin.hset(self.queue.base + key, items=flat)
+        _hset(self.admin, self.queue.base + key, fields)
 
     def state(self, *, events: bool = True) -> State:
         """Give every key of the prefix; a stream as the fields of its entries."""
@@ -94,6 +98,10 @@ class Bed:
     def events(self) -> list[dict[str, str]]:
         """Give the queue's events."""
         return _stream(self.admin.xrange(self.queue.events))
+
+
+def _hset(client: Any, key: str, fields: Mapping[str, Any]) -> None:
+    client.hset(key, items=[word for pair in fields.items() for word in pair])
 
 
 def without(state: State, *names: str) -> State:

@@ -11,18 +11,20 @@ from taskbull.core.job import NewJob
 from taskbull.core.keys import QueueKeys
 from taskbull.core.record import WorkerRecord
 from taskbull.core.states import JobState
-from taskbull.core.wire.job import encode_job
+from taskbull.core.wire.new_job import encode_job
 from taskbull.scripts import (
     cancelling,
     changes,
     children,
     failures,
     inspection,
+    job_pieces,
     limits,
     locks,
     peeking,
     records,
     removal,
+    runs,
     survey,
     tree,
 )
@@ -65,6 +67,7 @@ SAMPLES = calls(
         removal.clean(QUEUE, JobState.FAILED, 1),
         changes.promote_job(QUEUE, JOB),
         changes.promote_jobs(QUEUE),
+        changes.postpone_job(QUEUE, JOB, 2, 1),
         changes.change_delay(QUEUE, JOB, 1, 2),
         changes.change_priority(QUEUE, JOB, 1),
         changes.retry_job(QUEUE, JOB),
@@ -89,6 +92,11 @@ SAMPLES = calls(
         survey.peek_active(QUEUE, 0, 1),
         survey.count_ends(QUEUE, 1, 2),
         failures.peek_failures(QUEUE, [1]),
+        failures.peek_retried(QUEUE, JobState.DELAYED, 0),
+        job_pieces.peek_field(QUEUE, JOB, "data", 1, end=False),
+        job_pieces.peek_logs(QUEUE, JOB, 1),
+        job_pieces.peek_events(QUEUE, JOB),
+        runs.find_run(QUEUE, "s", [1]),
         peeking.peek_jobs(QUEUE, JobState.WAITING),
         peeking.peek_jobs(QUEUE, JobState.FAILED),
         peeking.place_job(QUEUE, JOB),
@@ -124,7 +132,7 @@ NAMES: dict[str, Callable[[Call[Any]], set[str]]] = {
     "set": lambda _: {QUEUE.completed, QUEUE.failed, QUEUE.delayed, QUEUE.prioritized},
     "newer": lambda _: {QUEUE.wait},
     "older": lambda _: {QUEUE.paused},
-    "place": lambda _: {QUEUE.failed},
+    "place": lambda _: {QUEUE.failed, QUEUE.delayed},
     "note": lambda _: {QUEUE.private("note")},
     "workers": lambda _: {QUEUE.private("workers")},
     "about": lambda _: {QUEUE.private("worker", "w1", "about")},

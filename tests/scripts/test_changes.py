@@ -141,6 +141,42 @@ def test_only_the_delay_of_a_delayed_job_is_changed(bed: Bed) -> None:
     refused(bed, changes.change_delay(bed.queue, "1", 1, NOW), WrongState, -3)
 
 
+# postponing
+
+
+@pytest.mark.parametrize("into", ["wait", "paused", "prioritized"])
+def test_a_job_that_waits_is_postponed(bed: Bed, into: str) -> None:
+    bed.job("1", into, delay=0)
+    bed.job("2", into)
+    bed.job("3", "delayed", score=DUE * 4096)
+    before = bed.state()
+    bed.run(changes.postpone_job(bed.queue, "1", DUE, NOW))
+    left = {"2": before[into]["2"]} if into == "prioritized" else ["2"]
+    assert bed.state() == {
+        **before,
+        "1": {**before["1"], "delay": str(DUE - NOW)},
+        into: left,
+        "delayed": {"3": DUE * 4096, "1": DUE * 4096 + 1},
+        "marker": {"1": DUE},
+        "meta": KEPT,
+        "events": [{"event": "delayed", "jobId": "1", "delay": str(DUE)}],
+    }
+
+
+@pytest.mark.parametrize("into", ["active", "delayed", "completed", "failed", "waiting-children"])
+def test_only_a_job_that_waits_is_postponed(bed: Bed, into: str) -> None:
+    bed.job("1", into)
+    refused(bed, changes.postpone_job(bed.queue, "1", DUE, NOW), WrongState, -3)
+
+
+def test_what_was_promoted_and_postponed_is_as_it_was(bed: Bed) -> None:
+    bed.job("1", "delayed", score=DUE * 4096, delay=DUE - NOW, priority=3)
+    before = bed.state()
+    bed.run(changes.promote_job(bed.queue, "1"))
+    bed.run(changes.postpone_job(bed.queue, "1", DUE, NOW))
+    assert {key: bed.state()[key] for key in before} == before
+
+
 @pytest.mark.parametrize("into", ["wait", "paused", "prioritized"])
 @pytest.mark.parametrize(
     ("priority", "lifo", "place"),
@@ -360,6 +396,7 @@ def test_lines_are_logged_and_the_last_ones_kept(bed: Bed) -> None:
 
 MISSING: dict[str, Callable[[Bed], Request[Any]]] = {
     "change_delay": lambda bed: changes.change_delay(bed.queue, "x", 1, NOW),
+    "postpone_job": lambda bed: changes.postpone_job(bed.queue, "x", DUE, NOW),
     "change_priority": lambda bed: changes.change_priority(bed.queue, "x", 1),
     "retry_job": lambda bed: changes.retry_job(bed.queue, "x"),
     "update_progress": lambda bed: changes.update_progress(bed.queue, "x", b"1"),

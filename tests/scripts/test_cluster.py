@@ -86,6 +86,8 @@ def operations() -> list[Steps[Any] | Request[Any]]:
         changes.update_data(QUEUE, "a", b"1"),
         changes.add_log(QUEUE, "a", "line", keep=1),
         changes.promote_job(QUEUE, "d"),
+        changes.postpone_job(QUEUE, "d", NOW + 5, NOW),
+        changes.promote_job(QUEUE, "d"),
         changes.change_delay(QUEUE, "d2", 5, NOW),
         changes.change_priority(QUEUE, "d", 3),
         changes.promote_jobs(QUEUE),

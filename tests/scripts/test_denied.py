@@ -16,6 +16,7 @@ import pytest
 import redis
 
 from taskbull.core.job import NewJob
+from taskbull.core.keys import QueueKeys
 from taskbull.core.options import Dedup, JobOptions
 from taskbull.core.outcome import (
     AwaitChildren,
@@ -29,16 +30,33 @@ from taskbull.core.outcome import (
     Verdict,
     Written,
 )
+from taskbull.core.record import WorkerRecord
 from taskbull.core.rules import Every
-from taskbull.core.wire.job import decode_job, encode_job
+from taskbull.core.states import JobState
+from taskbull.core.wire.job import decode_job
+from taskbull.core.wire.new_job import encode_job
 from taskbull.core.wire.options import NO_BOUNDS
 from taskbull.core.wire.schedule import encode_schedule
 from taskbull.errors import ServerRefused
-from taskbull.scripts import cancelling, changes, limits, locks, removal
+from taskbull.scripts import (
+    cancelling,
+    changes,
+    failures,
+    job_pieces,
+    limits,
+    locks,
+    peeking,
+    records,
+    removal,
+    runs,
+    survey,
+)
 from taskbull.scripts.add import CallSequence, add_jobs
-from taskbull.scripts.cycle import Completion, Taking, cycle, pack_outcome
+from taskbull.scripts.call import Call
+from taskbull.scripts.cycle import Completion, PutOff, Taking, cycle, pack_outcome
 from taskbull.scripts.flow import Waits, undo_flows
 from taskbull.scripts.loader import load
+from taskbull.scripts.replies import is_denial
 from taskbull.scripts.schedulers import advance_scheduler, upsert_scheduler
 from taskbull.store import address
 from taskbull.store.sync_store import SyncStore
@@ -52,6 +70,7 @@ Do = Callable[[Bed, int], None]
 LISTS = ("wait", "paused", "active")
 SETS = ("prioritized", "delayed", "waiting-children", "completed", "failed")
 TAKING = Taking(30_000)
+SPARING = Taking(30_000, put_off=PutOff(500, 20))
 REASON = "cancelled: by request"
 FAILURE = Failure(Category.TRANSIENT, "broke", "Traceback", RuntimeError("broke"))
 
@@ -83,6 +102,16 @@ def waiting(bed: Bed) -> None:
 
 def take(bed: Bed, number: int) -> None:
     bed.run(cycle(bed.queue, NOW, [], 20, f"t:{number}", TAKING))
+
+
+def some_have_stalled(bed: Bed) -> None:
+    waiting(bed)
+    for name in ("w1", "p1"):
+        bed.hset(name, {"stc": 1})
+
+
+def take_those_that_have_not(bed: Bed, number: int) -> None:
+    bed.run(cycle(bed.queue, NOW, [], 20, f"t:{number}", SPARING))
 
 
 def running(bed: Bed) -> None:
@@ -238,6 +267,12 @@ def cancelled(bed: Bed) -> None:
         bed.hset(name, {"defa": REASON})
 
 
+def cancelled_parent(bed: Bed) -> None:
+    bed.job("a", "active", ats=1, defa=REASON)
+    bed.lock("a")
+    bed.child("below", "a", "delayed")
+
+
 def families(bed: Bed) -> None:
     bed.job("parent", "active", ats=1)
     bed.lock("parent")
@@ -329,6 +364,13 @@ def broken_off(bed: Bed) -> None:
 
 OPERATIONS = {
     "take": Operation("cycle", waiting, take, active=[*WAITING["wait"], *WAITING["prioritized"]]),
+    "take those that have not stalled": Operation(
+        "cycle",
+        some_have_stalled,
+        take_those_that_have_not,
+        active=["w0", "w2", "due", "p0", "p2", "urgent"],
+        delayed=["w1", "p1"],
+    ),
     "complete": Operation(
         "cycle",
         running,
@@ -414,6 +456,13 @@ OPERATIONS = {
         each("abc", lambda queue, name: changes.change_delay(queue, name, 1_000, NOW)),
         delayed=["a", "b", "c"],
     ),
+    "postpone": Operation(
+        "postpone_job",
+        waiters,
+        each("abc", lambda queue, name: changes.postpone_job(queue, name, NOW + 1_000, NOW)),
+        delayed=["a", "b", "c"],
+        wait=["other"],
+    ),
     "give a priority": Operation(
         "change_priority",
         waiters,
@@ -473,6 +522,16 @@ OPERATIONS = {
         wait=[*UNTOUCHED["wait"], "kept"],
         prioritized=UNTOUCHED["prioritized"],
         delayed=UNTOUCHED["delayed"],
+    ),
+    "end a parent when cancelled": Operation(
+        "cycle",
+        cancelled_parent,
+        lambda bed, number: (
+            end_all(GiveBack())(bed, number),
+            bed.go(cancelling.finish_cancelling(bed.queue, NOW)),
+            None,
+        )[2],
+        failed=["a", "below"],
     ),
     "wait for children": Operation(
         "move_to_waiting_children",
@@ -553,6 +612,45 @@ OPERATIONS = {
 }
 
 
+def looked_at(bed: Bed) -> None:
+    """A queue in which every read finds something."""
+    running(bed)
+    failed = {"failedReason": "broke", "stacktrace": '["Traceback"]', "processedOn": NOW}
+    bed.job("f", "failed", finishedOn=NOW, **failed)
+    bed.job("done", "completed", finishedOn=NOW, returnvalue="1")
+    bed.job("again", "delayed", score=(NOW + 5) * 4096, **failed)
+    bed.job(f"repeat:s:{NOW}", "completed", processedOn=NOW, finishedOn=NOW)
+    bed.admin.rpush(bed.queue.logs("f"), "a line")
+    bed.admin.xadd(bed.queue.events, {"event": "active", "jobId": "f"})
+    bed.admin.set(bed.queue.id, 7)
+    bed.admin.set(bed.queue.limiter, 1, px=3_600_000)
+    bed.admin.set(bed.queue.private("note"), "{}")
+    bed.admin.hset(f"{bed.queue.base}metrics:failed", "count", 1)
+    bed.run(records.note_worker(bed.queue, WorkerRecord(id="w1", at_ms=NOW)))
+    bed.admin.persist(bed.queue.private("worker", "w1", "about"))
+
+
+READS: dict[str, Callable[[QueueKeys], Call[Any]]] = {
+    "a queue as a whole": lambda q: survey.survey_queue(q, 60),
+    "what ended by minute": lambda q: survey.count_ends(q, NOW, 2),
+    "who runs what": lambda q: survey.peek_active(q, 0, 9),
+    "a page of a list": lambda q: peeking.peek_jobs(q, JobState.WAITING),
+    "a page of a set": lambda q: peeking.peek_jobs(q, JobState.FAILED, peeking.After(0, "9", "x")),
+    "a job that failed": lambda q: peeking.place_job(q, "f"),
+    "a job that waits": lambda q: peeking.place_job(q, "w1"),
+    "a step of a search": lambda q: peeking.search_jobs(q, JobState.FAILED, [(["name"], ["n"])]),
+    "failures by place": lambda q: failures.peek_failures(q, [0]),
+    "failures by id": lambda q: failures.peek_failures(q, ids=["f"]),
+    "retried jobs": lambda q: failures.peek_retried(q, JobState.DELAYED, 0),
+    "retried jobs of a list": lambda q: failures.peek_retried(q, JobState.ACTIVE, 0),
+    "the end of a field": lambda q: job_pieces.peek_field(q, "f", "stacktrace", 3, end=True),
+    "a log": lambda q: job_pieces.peek_logs(q, "f", 5),
+    "a job's events": lambda q: job_pieces.peek_events(q, "f"),
+    "the last run of a schedule": lambda q: runs.find_run(q, "s", [NOW + 1, NOW]),
+    "records of workers": records.get_records,
+}
+
+
 def _acl(admin: Any, *words: str) -> None:
     admin.execute_command("ACL", *words)
 
@@ -588,12 +686,45 @@ def test_a_denied_command_loses_no_job(  # G2
         operation.do(own, 1)
         if (found := _by_place(own)) != operation.ends:
             faults[command] = ("then", found)
-        attempts = {own.admin.hget(own.queue.job(job), "atm") for job in "abcde"}
+        attempts = _attempts(own)
         if attempts - {None, b"0", b"1"}:
             faults[command] = ("attempts", attempts)
     mine.close()
     theirs.close()
     assert faults == {}
+
+
+@pytest.mark.parametrize("name", READS)
+def test_a_denied_look_says_so_and_shows_nothing_wrong(
+    name: str, server: Reachable, admin: redis.Redis, prefix: str, limited: str
+) -> None:
+    url = server.url.replace("//", f"//{limited}:secret@")
+    mine, theirs = SyncStore(address.parse(server.url)), SyncStore(address.parse(url))
+    own, denied = Bed(admin, mine, prefix), Bed(admin, theirs, prefix)
+    looked_at(own)
+    call = READS[name](own.queue)
+    whole, before = _steady(own.run(call)), own.state()
+    commands = set(re.findall(r'\("([A-Z]{3,})"', call.script.source))
+    faults: dict[str, Any] = {}
+    for command in sorted(commands):
+        _acl(admin, "SETUSER", limited, "+@all", f"-{command.lower()}")
+        try:
+            found = denied.run(call)
+        except ServerRefused as error:
+            if not is_denial(str(error)):
+                faults[command] = error
+        else:
+            if _steady(found) != whole:
+                faults[command] = found
+    assert own.state() == before
+    mine.close()
+    theirs.close()
+    assert faults == {}
+
+
+def _steady(found: Any) -> Any:
+    """Return what does not change while time passes: locks and limits live shorter each time."""
+    return re.sub(r"(lock_seconds|lock_ms|limited_for)=[\d.]+", r"\1=…", repr(found))
 
 
 def _by_place(bed: Bed) -> dict[str, list[str]]:
@@ -606,10 +737,19 @@ def _by_place(bed: Bed) -> dict[str, list[str]]:
 
 def _places(bed: Bed) -> dict[str, list[str]]:
     """Give where each job is, as often as it is there."""
-    admin: Any = bed.admin
-    places: dict[str, list[str]] = {}
+    pipe: Any = bed.admin.pipeline(transaction=False)
     for place in (*LISTS, *SETS):
-        read = admin.lrange if place in LISTS else admin.zrange
-        for job in read(bed.queue.base + place, 0, -1):
+        read = pipe.lrange if place in LISTS else pipe.zrange
+        read(bed.queue.base + place, 0, -1)
+    places: dict[str, list[str]] = {}
+    for place, jobs in zip((*LISTS, *SETS), pipe.execute(), strict=True):
+        for job in jobs:
             places.setdefault(job.decode(), []).append(place)
     return places
+
+
+def _attempts(bed: Bed) -> set[bytes | None]:
+    pipe: Any = bed.admin.pipeline(transaction=False)
+    for job in "abcde":
+        pipe.hget(bed.queue.job(job), "atm")
+    return set(pipe.execute())

@@ -16,18 +16,24 @@ from taskbull.core.options import Dedup, JobOptions
 from taskbull.core.outcome import Complete, Fail, GiveBack, Verdict, Written
 from taskbull.core.rules import Every
 from taskbull.core.states import JobState
-from taskbull.core.wire.job import encode_job
+from taskbull.core.wire.new_job import encode_job
 from taskbull.core.wire.schedule import encode_schedule
 from taskbull.errors import ServerRefused, ServerUnavailable, TaskbullError
 from taskbull.queue.job_tree import get_tree
 from taskbull.scripts import (
     cancelling,
     changes,
+    failures,
     inspection,
+    job_pieces,
     limits,
     locks,
+    peeking,
+    records,
     removal,
+    runs,
     schedulers,
+    survey,
 )
 from taskbull.scripts.add import CallSequence, add_jobs
 from taskbull.scripts.call import Request, Steps
@@ -117,6 +123,7 @@ OPERATIONS: dict[str, Operation] = {
     "retry": lambda q: changes.retry_job(q, "f1"),
     "retry all": lambda q: changes.retry_jobs(q, NOW),
     "let wait": lambda q: changes.move_to_waiting_children(q, "a3", "mine", NOW),
+    "postpone": lambda q: changes.postpone_job(q, "w1", NOW + 5, NOW),
     "change delay": lambda q: changes.change_delay(q, "d1", 5, NOW),
     "change priority": lambda q: changes.change_priority(q, "w1", 3),
     "progress": lambda q: changes.update_progress(q, "a1", b"1", token="mine"),
@@ -139,6 +146,21 @@ OPERATIONS: dict[str, Operation] = {
     "tree": lambda q: get_tree(q, "top", 5, 100),
     "children": lambda q: inspection.count_children(q, "top"),
     "results of children": lambda q: get_results(q, "top", "n"),
+    "a queue as a whole": lambda q: survey.survey_queue(q, 60),
+    "what ended by minute": lambda q: survey.count_ends(q, NOW, 2),
+    "who runs what": lambda q: survey.peek_active(q, 0, 9),
+    "a page of waiting jobs": lambda q: peeking.peek_jobs(q, JobState.WAITING),
+    "a page of failed jobs": lambda q: peeking.peek_jobs(q, JobState.FAILED),
+    "a job and its place": lambda q: peeking.place_job(q, "w1"),
+    "a failed job and its place": lambda q: peeking.place_job(q, "f1"),
+    "a step of a search": lambda q: peeking.search_jobs(q, JobState.FAILED, [(["name"], ["n"])]),
+    "failures": lambda q: failures.peek_failures(q, [0, 1]),
+    "retried jobs": lambda q: failures.peek_retried(q, JobState.DELAYED, 0),
+    "the end of a field": lambda q: job_pieces.peek_field(q, "w1", "data", 1, end=True),
+    "a log": lambda q: job_pieces.peek_logs(q, "a1", 5),
+    "a job's events": lambda q: job_pieces.peek_events(q, "w1"),
+    "the last run of a schedule": lambda q: runs.find_run(q, "s", [NOW]),
+    "records of workers": records.get_records,
     "is maxed": limits.is_maxed,
     "add a flow": add_tree,
     "write a schedule": lambda q: schedulers.upsert_scheduler(q, "t", SCHEDULE, NOW, keeps=True),

@@ -12,9 +12,9 @@ from taskbull.core.keys import QueueKeys
 from taskbull.core.search import Terms
 from taskbull.core.states import JobState
 from taskbull.core.wire.search import wanted
-from taskbull.scripts import peeking, records, survey
+from taskbull.scripts import job_pieces, peeking, records, runs, survey
 from taskbull.scripts.call import Request
-from taskbull.scripts.failures import get_failed_ids, peek_failures
+from taskbull.scripts.failures import get_failed_ids, peek_failures, peek_retried
 from taskbull.store.address import parse
 from taskbull.store.server_process import ServerProcess
 from tests.servers.kinds import KINDS
@@ -42,6 +42,11 @@ LOOKS: dict[str, Look] = {
     ),
     "ids of failures": lambda _: get_failed_ids(KEYS, 1000),
     "50 failures": lambda jobs: peek_failures(KEYS, [n * (jobs // 50) for n in range(50)]),
+    "50 retried": lambda jobs: peek_retried(KEYS, JobState.DELAYED, jobs // 2),
+    "history": lambda jobs: job_pieces.peek_events(KEYS, f"w{jobs // 2}"),
+    "a log": lambda _: job_pieces.peek_logs(KEYS, "w0", 200),
+    "an end of a field": lambda _: job_pieces.peek_field(KEYS, "w0", "data", 16_384, end=False),
+    "a last run": lambda _: runs.find_run(KEYS, "s", [NOW, NOW - 1]),
     "records": lambda _: records.get_records(KEYS),
 }
 
@@ -65,6 +70,10 @@ def seed(admin: redis.Redis, jobs: int) -> None:
             pipe.hset(KEYS.job(f"f{n}"), mapping={**fields, **failed})
         pipe.lpush(KEYS.wait, *(f"w{n}" for n in numbers))
         pipe.zadd(KEYS.failed, {f"f{n}": NOW + n for n in numbers})
+        pipe.zadd(KEYS.delayed, {f"f{n}": NOW + n for n in numbers})
+        pipe.rpush(KEYS.logs("w0"), *(f"line {n}" for n in numbers))
+        for n in numbers[:2_500]:
+            pipe.xadd(KEYS.events, {"event": "added", "jobId": f"w{n}"})
         pipe.execute()
 
 

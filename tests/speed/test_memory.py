@@ -17,7 +17,6 @@ from anyio import Event, fail_after
 import taskbull
 from taskbull import App
 from taskbull.events import Completed
-from tests.conftest import emptied
 from tests.servers.kinds import KINDS, Reachable, SharedServers
 
 JOBS = 2000
@@ -33,7 +32,7 @@ _OURS = (tracemalloc.Filter(True, f"{Path(taskbull.__file__).parent}/*"),)
 @pytest.fixture
 def server(shared_servers: SharedServers) -> Reachable:
     """One kind is enough: it is the interpreter's memory that is counted."""
-    return emptied(shared_servers.get(KINDS[0]))
+    return shared_servers.emptied(KINDS[0])
 
 
 @pytest.fixture

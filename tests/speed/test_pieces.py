@@ -27,7 +27,7 @@ WERE = {
     "run what waits": Counts(commands=416, scripts=1, received=3_938, sent=6_480),
     "run what is due at one moment": Counts(commands=722, scripts=1, received=3_938, sent=7_180),
     "promote all": Counts(commands=209, scripts=1, received=280, sent=18),
-    "retry all": Counts(commands=408, scripts=1, received=324, sent=14),
+    "retry all": Counts(commands=408, scripts=1, received=334, sent=14),
     "clean completed": Counts(commands=54, scripts=1, received=207, sent=633),
     "drain": Counts(commands=56, scripts=1, received=189, sent=614),
     "obliterate": Counts(commands=54, scripts=1, received=376, sent=633),

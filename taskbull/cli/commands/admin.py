@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from datetime import datetime
+from getpass import getuser
 from typing import Any, TypeVar
 
 import click
@@ -11,7 +13,7 @@ from msgspec import Struct
 from taskbull.cli.app_loading import find_server, server_options
 from taskbull.cli.asking import ask, yes_option
 from taskbull.cli.completion import complete_queue
-from taskbull.cli.durations import read_seconds
+from taskbull.cli.durations import read_past, read_seconds
 from taskbull.cli.errors import FAILED, complain
 from taskbull.cli.server import existing_queue
 from taskbull.cli.terminal import cell, json_option, plural, show_json
@@ -19,7 +21,7 @@ from taskbull.core.cancelling import Cancelled
 from taskbull.core.keys import RESERVED_IDS
 from taskbull.core.states import STATES, JobState
 from taskbull.errors import JobNotFound, WrongState
-from taskbull.queue.operations import Finished
+from taskbull.queue.bulk_operations import Finished
 from taskbull.queue.sync_queue import SyncQueue
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -36,6 +38,9 @@ class Action(Struct, frozen=True):
 _queue_argument = click.argument("queue", shell_complete=complete_queue)
 _ids_argument = click.argument("ids", metavar="ID...", nargs=-1, required=True)
 _finished = click.Choice(["failed", "completed"])
+_reset_option = click.option(
+    "--reset-attempts", is_flag=True, help="With all attempts anew, not just one more."
+)
 _cleanable = click.Choice(
     [state.value for state in STATES if state is not JobState.WAITING_CHILDREN]
 )
@@ -51,15 +56,24 @@ _cleanable = click.Choice(
     show_default=True,
     help="The state that the job is in.",
 )
+@_reset_option
 @server_options
 @json_option
 def retry(
-    queue: str, ids: tuple[str, ...], state: Finished, as_json: bool, **where: str | None
+    queue: str,
+    ids: tuple[str, ...],
+    state: Finished,
+    reset_attempts: bool,
+    as_json: bool,
+    **where: str | None,
 ) -> None:
     """Run finished jobs again."""
     target = existing_queue(find_server(**where), queue)
-    action = Action(lambda job_id: target.retry(job_id, state), "runs again")
-    _each(target, ids, action, as_json=as_json)
+
+    def run_again(job_id: str) -> None:
+        target.retry(job_id, state, reset_attempts=reset_attempts)
+
+    _each(target, ids, Action(run_again, "runs again"), as_json=as_json)
 
 
 @click.command()
@@ -133,12 +147,26 @@ def remove(queue: str, ids: tuple[str, ...], yes: bool, as_json: bool, **where: 
 @click.option(
     "--state", type=_finished, default="failed", show_default=True, help="The state of the jobs."
 )
+@click.option(
+    "--since",
+    metavar="TIME",
+    callback=read_past,
+    help="Only jobs that ended then or later: 03:10, -15min, or 2030-01-31T09:00.",
+)
+@_reset_option
 @server_options
 @json_option
-def retry_all(queue: str, state: Finished, as_json: bool, **where: str | None) -> None:
+def retry_all(
+    queue: str,
+    state: Finished,
+    since: datetime | None,
+    reset_attempts: bool,
+    as_json: bool,
+    **where: str | None,
+) -> None:
     """Run all failed (or completed) jobs again."""
     target = existing_queue(find_server(**where), queue)
-    count = target.retry_all(state)
+    count = target.retry_all(state, since=since, reset_attempts=reset_attempts)
     if as_json:
         show_json({"queue": queue, "state": state, "retried": count})
     else:
@@ -147,13 +175,17 @@ def retry_all(queue: str, state: Finished, as_json: bool, **where: str | None) -
 
 @click.command()
 @_queue_argument
+@click.option("--reason", default="", help="Why: it is shown to whoever wonders, until it resumes.")
 @server_options
 @json_option
-def pause(queue: str, as_json: bool, **where: str | None) -> None:
+def pause(queue: str, reason: str, as_json: bool, **where: str | None) -> None:
     """Stop workers from taking jobs of a queue; running jobs continue."""
     target = existing_queue(find_server(**where), queue)
     before = target.is_paused()
-    target.pause()
+    if before and not reason:
+        target.pause()  # and what somebody said about it stays
+    else:
+        target.pause(by=_user(), why=reason)
     counts = target.counts()
     if as_json:
         show_json({"queue": queue, "paused": True, "changed": not before})
@@ -263,6 +295,14 @@ def obliterate(queue: str, force: bool, yes: bool, as_json: bool, **where: str |
         show_json({"queue": queue, "removed": jobs})
     else:
         _say(f"queue {queue} is removed, with {plural(jobs, 'job')}")
+
+
+def _user() -> str:
+    """Return who runs the command; empty where nobody has a name, as in some containers."""
+    try:
+        return getuser()
+    except (OSError, KeyError, ImportError):
+        return ""
 
 
 def _say(message: str) -> None:

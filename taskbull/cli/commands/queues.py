@@ -8,7 +8,10 @@ import click
 
 from taskbull.cli.app_loading import app_argument, find_server, server_options
 from taskbull.cli.terminal import json_option, show_json, show_table
+from taskbull.core.durations import instant_from_ms
+from taskbull.core.queue_facts import PauseNote
 from taskbull.core.states import STATES, JobState
+from taskbull.queue.job_view import iso
 from taskbull.queue.server_operations import QueueSummary
 
 
@@ -40,7 +43,7 @@ def queues(
                 queue.name,
                 *(queue.counts[state] for state in states),
                 "?" if queue.workers is None else queue.workers,
-                queue.paused,
+                _paused(queue),
             )
             for queue in found
         ],
@@ -49,11 +52,28 @@ def queues(
     )
 
 
+def _paused(queue: QueueSummary) -> str | bool:
+    """Return whether a queue is paused, by whom and why."""
+    if queue.note is None:
+        return queue.paused
+    parts = [
+        "yes",
+        f" by {queue.note.by}" if queue.note.by else "",
+        f": {queue.note.why}" if queue.note.why else "",
+    ]
+    return "".join(parts)
+
+
 def _describe_queue(queue: QueueSummary) -> dict[str, Any]:
     return {
         "name": queue.name,
         "paused": queue.paused,
+        "note": None if queue.note is None else _describe_note(queue.note),
         "workers": queue.workers,
         "version": queue.version,
         "counts": {str(state): queue.counts[state] for state in STATES},
     }
+
+
+def _describe_note(note: PauseNote) -> dict[str, Any]:
+    return {"by": note.by, "at": iso(instant_from_ms(note.at_ms)), "why": note.why}

@@ -14,6 +14,7 @@ from taskbull.dashboard.html import (
     small,
     span,
 )
+from taskbull.dashboard.messages import Form
 
 
 def field(name: str, words: Node, kind: str = "text", hint: str = "", **attributes: str) -> Element:
@@ -45,3 +46,14 @@ def choice(name: str, words: str, options: Mapping[str, Node], chosen: str) -> E
             for value, text in options.items()
         ],
     )
+
+
+def attempts_choice() -> Element:
+    """Return the choice how often a job that is retried is tried."""
+    options = {"more": "once more", "anew": "with all its attempts anew"}
+    return choice("attempts", "How often a job is tried", options, "more")
+
+
+def wants_anew(form: Form) -> bool:
+    """Return whether jobs are to get all their attempts anew."""
+    return form.get("attempts") == "anew"

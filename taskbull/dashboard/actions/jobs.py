@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
-import inspect
+import time
 from collections.abc import Awaitable, Callable
+from datetime import datetime
 from typing import Any
 
-import msgspec
 from msgspec.structs import replace
 
-from taskbull.core import payload
-from taskbull.core.states import MAX_PRIORITY, JobState
-from taskbull.dashboard.actions.fields import choice, field
-from taskbull.dashboard.board_order import Acted, BoardAction, BoardOrder
-from taskbull.dashboard.html import Node, code, label, p, span, textarea
+from taskbull.core.durations import instant_to_ms
+from taskbull.core.states import JobState
+from taskbull.dashboard.actions.fields import attempts_choice, field, wants_anew
+from taskbull.dashboard.actions.settings import restored_due
+from taskbull.dashboard.board_order import Acted, BoardAction, BoardOrder, Offer
+from taskbull.dashboard.html import Node, button, code, p, small
 from taskbull.dashboard.messages import Refused
 from taskbull.dashboard.visit import Visit
-from taskbull.dashboard.words import plural
-from taskbull.errors import JobNotFound, TaskbullError, WrongState
-from taskbull.queue.job_view import JobView
-from taskbull.queue.operations import Finished
+from taskbull.dashboard.words import clock, plural
+from taskbull.errors import JobNotFound, WrongState
+from taskbull.queue.bulk_operations import Finished
 from taskbull.queue.queue import Queue
+
+_REGRETTED = 60
+"""Seconds for which a job that was promoted can be delayed again."""
 
 _TOLD = 5
 """How many of the jobs that were left alone are named."""
@@ -61,18 +64,13 @@ def _named(order: BoardOrder) -> Node:
 async def _ask_retry(_: Visit, order: BoardOrder) -> Node:
     return [
         p("Run ", _named(order), " of ", code(order.queue), " again?"),
-        choice(
-            "attempts",
-            "How often it is tried",
-            {"more": "once more", "anew": "with all its attempts anew"},
-            "more",
-        ),
+        attempts_choice(),
     ]
 
 
 async def _retry(visit: Visit, order: BoardOrder) -> Acted:
     state: Finished = "completed" if order.state is JobState.COMPLETED else "failed"
-    anew = order.form.get("attempts") == "anew"
+    anew = wants_anew(order.form)
 
     async def retry(queue: Queue, job_id: str) -> None:
         await queue.retry(job_id, state, reset_attempts=anew)
@@ -85,14 +83,58 @@ async def _ask_promote(_: Visit, order: BoardOrder) -> Node:
 
 
 async def _promote(visit: Visit, order: BoardOrder) -> Acted:
-    return await _each(visit, order, "may run now", lambda queue, job: queue.promote(job))
+    due = await _due(visit, order)
+    done = await _each(visit, order, "may run now", lambda queue, job: queue.promote(job))
+    if due is None or not done.count:
+        return done
+    until = time.time() + _REGRETTED
+    was = {"due": str(instant_to_ms(due)), "until": f"{until:.0f}"}
+    fields = {"q": order.queue, "id": order.id, **was}
+    return replace(done, offer=Offer("delay-again", "Delay again", fields, until))
 
 
-async def _ask_remove(_: Visit, order: BoardOrder) -> Node:
+async def _due(visit: Visit, order: BoardOrder) -> datetime | None:
+    """Return when the job is due, if it is only one, and delayed."""
+    if len(order.ids) > 1:
+        return None
+    try:
+        return (await visit.server.place(order.queue, order.id)).row.due
+    except JobNotFound:
+        return None
+
+
+async def _ask_delay_again(_: Visit, order: BoardOrder) -> Node:
+    due = clock(restored_due(order.form))
+    return p("Let job ", code(order.id), " of ", code(order.queue), " wait until ", due, "?")
+
+
+async def _delay_again(visit: Visit, order: BoardOrder) -> Acted:
+    due = restored_due(order.form)
+    if due is None or order.form.number("until") < time.time():
+        raise Refused(409, f"That can be undone for {_REGRETTED} s only. Nothing was done.")
+
+    async def postpone(queue: Queue, job_id: str) -> None:
+        await queue.postpone(job_id, due)
+
+    return await _each(visit, order, "delayed again", postpone)
+
+
+async def _ask_remove(visit: Visit, order: BoardOrder) -> Node:
+    may_download = visit.may("download") or visit.may("download-unmasked")
+    unless = ", unless you download it first" if may_download else ""
     return [
         p("Remove ", _named(order), " from ", code(order.queue), ", with its children?"),
-        p("Nothing brings it back. Jobs that run are left alone.", class_="hint"),
+        p(f"Nothing brings it back{unless}. Jobs that run are left alone.", class_="hint"),
+        _download_first() if may_download else None,
     ]
+
+
+def _download_first() -> Node:
+    """Return a button that sends this very form elsewhere: the same jobs, as a file."""
+    return p(
+        button("Download first", type="submit", formaction="download", formnovalidate=True),
+        small(" for ", code("taskbull restore"), ", which adds them again, without children"),
+    )
 
 
 async def _remove(visit: Visit, order: BoardOrder) -> Acted:
@@ -138,107 +180,11 @@ async def _cancel(visit: Visit, order: BoardOrder) -> Acted:
     return replace(done, about=reason)
 
 
-async def _ask_priority(visit: Visit, order: BoardOrder) -> Node:
-    view = await _view(visit, order)
-    return [
-        p("Change the priority of job ", code(order.id), f", which is {view.job.priority}?"),
-        field(
-            "priority",
-            "New priority",
-            "number",
-            f"1 runs first, {MAX_PRIORITY:,} last; 0: before all of them",
-            min="0",
-            max=str(MAX_PRIORITY),
-            value=str(view.job.priority),
-            required="required",
-        ),
-    ]
-
-
-async def _priority(visit: Visit, order: BoardOrder) -> Acted:
-    new = order.form.number("priority")
-    old = (await _view(visit, order)).job.priority
-    await visit.server.queue(order.queue).change_priority(order.id, new)
-    return Acted(f"The priority of job {order.id} was {old}, and is {new}.")
-
-
-async def _ask_delay(_: Visit, order: BoardOrder) -> Node:
-    return [
-        p("When is job ", code(order.id), " to run?"),
-        field("delay", "Seconds from now", "number", min="0", value="3600", required="required"),
-    ]
-
-
-async def _delay(visit: Visit, order: BoardOrder) -> Acted:
-    delay = order.form.number("delay")
-    await visit.server.queue(order.queue).change_delay(order.id, delay)
-    return Acted(f"Job {order.id} will run in {delay:,} s.")
-
-
-async def _ask_readd(visit: Visit, order: BoardOrder) -> Node:
-    view = await _view(visit, order)
-    shown = visit.settings.redactor.show(view.job.raw_data.decode("utf-8", "replace"))
-    return [
-        p("Add a new job ", code(view.job.name), " with this data?"),
-        label(
-            span("Data (JSON)", class_="name"),
-            textarea(shown, name="data", rows="12", spellcheck="false", class_="code"),
-            class_="field",
-        ),
-        p("What is masked stays as it was, unless you write something else.", class_="hint"),
-        choice(
-            "original",
-            f"Job {order.id}",
-            {"keep": "stays", "remove": "is removed once the new one is added"},
-            "keep",
-        ),
-    ]
-
-
-async def _readd(visit: Visit, order: BoardOrder) -> Acted:
-    view = await _view(visit, order)
-    data = visit.settings.redactor.restore(_json(order.form.get("data")), view.data)
-    _check_arguments(visit, view.job.name, data)
-    queue = visit.server.queue(order.queue)
-    handle = await queue.add(
-        view.job.name, data, attempts=max(view.attempts, 1), priority=view.job.priority
-    )
-    said = f"Job {handle.id} is added."
-    if order.form.get("original") == "remove":
-        removed = await queue.remove(order.id)
-        said += f" Job {order.id} {'is removed' if removed else 'runs, and stays'}."
-    return Acted(said)
-
-
-def _json(text: str) -> Any:
-    try:
-        return payload.decode(text.encode("utf-8", "surrogateescape"))
-    except (ValueError, msgspec.DecodeError) as error:
-        raise Refused(400, f"The data is not JSON: {error}. Nothing was added.") from None
-
-
-def _check_arguments(visit: Visit, name: str, data: Any) -> None:
-    """Refuse data that does not fit the task, where this app knows it."""
-    task = None if visit.app is None else visit.app.tasks.get(name)
-    if task is None or not isinstance(data, dict):
-        return
-    parameters = inspect.signature(task.function).parameters.values()
-    if any(each.kind is each.POSITIONAL_ONLY for each in parameters):
-        return  # they have no names by which the data could be given; a worker knows how
-    try:
-        task.job(**data)
-    except (TaskbullError, TypeError) as error:
-        raise Refused(400, f"{error}. Nothing was added.") from None
-
-
-async def _view(visit: Visit, order: BoardOrder) -> JobView:
-    return (await visit.server.inspect(order.queue, order.id, log_lines=1)).view
-
-
 RETRY = BoardAction("retry", "Retry", "jobs", _ask_retry, _retry)
 PROMOTE = BoardAction("promote", "Run now", "jobs", _ask_promote, _promote)
+DELAY_AGAIN = BoardAction(
+    *("delay-again", "Delay again", "job", _ask_delay_again, _delay_again),
+    carries=("due", "until"),
+)
 REMOVE = BoardAction("remove", "Remove", "jobs", _ask_remove, _remove, danger=True)
 CANCEL = BoardAction("cancel", "Cancel", "jobs", _ask_cancel, _cancel, danger=True)
-PRIORITY = BoardAction("priority", "Change priority", "job", _ask_priority, _priority)
-DELAY = BoardAction("delay", "Change delay", "job", _ask_delay, _delay)
-READD = BoardAction("readd", "Add the job", "job", _ask_readd, _readd)

@@ -32,8 +32,7 @@ async def _ask_pause(visit: Visit, order: BoardOrder) -> Node:
 
 async def _pause(visit: Visit, order: BoardOrder) -> Acted:
     reason = order.form.get("reason")[:200]
-    await visit.server.queue(order.queue).pause()
-    await visit.server.note_pause(order.queue, visit.access.user, reason)
+    await visit.server.queue(order.queue).pause(by=visit.access.user, why=reason)
     return Acted(f"{order.queue} is paused.", about=reason)
 
 
@@ -43,7 +42,6 @@ async def _ask_resume(_: Visit, order: BoardOrder) -> Node:
 
 async def _resume(visit: Visit, order: BoardOrder) -> Acted:
     await visit.server.queue(order.queue).resume()
-    await visit.server.forget_note(order.queue)
     return Acted(f"{order.queue} is not paused any more.")
 
 
@@ -103,31 +101,10 @@ async def _obliterate(visit: Visit, order: BoardOrder) -> Acted:
     return Acted(f"{order.queue} is removed, with {plural(jobs, 'job')}.", jobs, back="./")
 
 
-async def _ask_limits(_: Visit, order: BoardOrder) -> Node:
-    return [
-        p("Limit ", code(order.queue), ", over all workers? An empty field is no limit."),
-        field("concurrency", "Jobs at once", "number", min="1"),
-        field("most", "Jobs started per window", "number", min="1"),
-        field("window", "Window in seconds", "number", min="1", value="1"),
-    ]
-
-
-async def _limits(visit: Visit, order: BoardOrder) -> Acted:
-    queue = visit.server.queue(order.queue)
-    at_once, most = order.form.number("concurrency"), order.form.number("most")
-    window = order.form.number("window", 1) or 1
-    await queue.set_global_concurrency(at_once or None)
-    await queue.set_global_rate_limit(most or None, window)
-    said = f"{at_once:,} at once" if at_once else "any number at once"
-    per = f"{most:,} per {window:,} s" if most else "at any rate"
-    return Acted(f"{order.queue} now runs {said}, {per}.")
-
-
 PAUSE = BoardAction("pause", "Pause", "queue", _ask_pause, _pause)
 RESUME = BoardAction("resume", "Resume", "queue", _ask_resume, _resume)
 DRAIN = BoardAction("drain", "Drain", "queue", _ask_drain, _drain, typed=True, danger=True)
 CLEAN = BoardAction("clean", "Clean", "queue", _ask_clean, _clean, typed=True, danger=True)
-LIMITS = BoardAction("limits", "Set limits", "queue", _ask_limits, _limits)
 OBLITERATE = BoardAction(
     *("obliterate", "Obliterate", "queue", _ask_obliterate, _obliterate),
     typed=True,

@@ -16,7 +16,6 @@ from taskbull.dashboard.html import (
     div,
     h1,
     h2,
-    li,
     p,
     section,
     small,
@@ -24,7 +23,6 @@ from taskbull.dashboard.html import (
     strong,
     th,
     tr,
-    ul,
     url,
 )
 from taskbull.dashboard.live import Parts
@@ -33,12 +31,14 @@ from taskbull.dashboard.parts import link as link_to
 from taskbull.dashboard.visit import Visit
 from taskbull.dashboard.words import ago, number, percent, plural
 from taskbull.queue.failures import FailureGroup, Failures
+from taskbull.queue.hidden_errors import HiddenError, HiddenErrors
 
 _SAMPLED = 1000
 _REFRESH = 5.0
 _SLOTS = 20
 _HOUR = 3600.0
-_HIDDEN_SHOWN = 8
+_HIDDEN_SHOWN = 20
+_HIDDEN_REFRESH = 30.0
 
 
 async def show(board: Board, visit: Visit) -> Content:
@@ -46,13 +46,24 @@ async def show(board: Board, visit: Visit) -> Content:
     queue = visit.query.need("q")
     failures = await _failures(board, visit, queue)
     body = [
-        div(h1("Errors of ", link_to(queue, "queue", q=queue, state="failed")), class_="head"),
+        _head(visit, queue, failures.total),
         _coverage(failures),
         grid("errors", _COLUMNS, list(_rows(visit, queue, failures).values()), "No failed jobs."),
-        await _hidden(visit, queue),
+        _hidden(queue, await _retried(board, visit, queue)),
     ]
     live = url("live", page="errors", q=queue)
     return Content(f"Errors of {queue}", body, "-", queue, str(JobState.FAILED), live)
+
+
+def _head(visit: Visit, queue: str, total: int) -> Element:
+    back = url("errors", q=queue)
+    return div(
+        h1("Errors of ", link_to(queue, "queue", q=queue, state="failed")),
+        div(ask_button(visit, "retry-all", "Retry all…", {"q": queue}, back), class_="actions")
+        if total
+        else None,
+        class_="head",
+    )
 
 
 async def parts(board: Board, visit: Visit) -> Parts:
@@ -153,19 +164,50 @@ def _trend(times: Sequence[datetime]) -> Element:
     return sparkline(slots, f"{plural(sum(slots), 'failure')} in the last hour", "failed")
 
 
-async def _hidden(visit: Visit, queue: str) -> Node:
-    """Return what failed and was tried again: no failed job tells of it."""
-    counted = await visit.server.hidden_errors(queue)
-    if not counted:
+async def _retried(board: Board, visit: Visit, queue: str) -> HiddenErrors:
+    return await board.views.read(
+        ("retried", queue), lambda: visit.server.retried(queue), _HIDDEN_REFRESH
+    )
+
+
+def _hidden(queue: str, found: HiddenErrors) -> Node:
+    """Show what failed and is tried again: no failed job tells of it."""
+    if not found.errors:
         return None
+    columns: list[Node] = [
+        th("Jobs", scope="col", class_="n"),
+        th("Attempts", scope="col", class_="n"),
+        "Error",
+        "Task",
+    ]
+    more = len(found.errors) - _HIDDEN_SHOWN
     return section(
-        h2("Failed attempts in the last hour, retried ones among them"),
-        ul(
-            [
-                li(strong(number(each.count)), " ", each.error, " in ", code(each.task))
-                for each in counted[:_HIDDEN_SHOWN]
-            ],
-            class_="shares",
+        h2("Errors that retries hide"),
+        p(
+            f"Jobs that failed and are tried again, Node's too, of {plural(found.looked_at, 'job')}"
+            " that wait, run or are delayed. Attempts: those that failed so in this hour and the "
+            "one before, for good or not, as workers of taskbull count them.",
+            class_="quiet",
         ),
-        class_="card",
+        grid("hidden", columns, [_hidden_row(queue, each) for each in found.errors[:_HIDDEN_SHOWN]],
+             ""),
+        p(f"and {plural(more, 'more error')}", class_="quiet") if more > 0 else None,
+    )  # fmt: skip
+
+
+def _hidden_row(queue: str, each: HiddenError) -> Element:
+    return tr(
+        cell("Jobs", number(each.jobs), kind="n"),
+        cell("Attempts", number(each.counted) if each.counted else "–", kind="n"),
+        cell(
+            "Error",
+            div(
+                span(each.error, class_="warn cut"),
+                small("such as ", link_to(each.newest, "job", q=queue, id=each.newest))
+                if each.newest
+                else None,
+            ),
+            kind="w",
+        ),
+        cell("Task", each.task),
     )

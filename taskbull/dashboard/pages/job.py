@@ -8,36 +8,26 @@ from taskbull.core.states import JobState
 from taskbull.core.why import Explanation
 from taskbull.dashboard.board import Board
 from taskbull.dashboard.frame import Content
-from taskbull.dashboard.html import (
-    Element,
-    Node,
-    code,
-    details,
-    div,
-    h1,
-    h2,
-    li,
-    ol,
-    p,
-    pre,
-    section,
-    span,
-    strong,
-    summary,
-    url,
-)
+from taskbull.dashboard.html import Element, code, div, h1, p, section, span, strong, url
 from taskbull.dashboard.live import Parts
-from taskbull.dashboard.messages import Response
+from taskbull.dashboard.pages.job_attempts import attempts
 from taskbull.dashboard.pages.job_facts import facts, flow, timeline
-from taskbull.dashboard.parts import ask_button, badge, meter
+from taskbull.dashboard.pages.job_fields import (
+    error_card,
+    json_card,
+    log_card,
+    options_card,
+    read_pieces,
+    result_card,
+)
+from taskbull.dashboard.parts import ask_button, badge
 from taskbull.dashboard.parts import link as link_to
 from taskbull.dashboard.visit import Visit
-from taskbull.dashboard.words import ago, plural, size
+from taskbull.dashboard.words import ago
 from taskbull.errors import JobNotFound
 from taskbull.queue.job_row import JobPlace
 
 _LOG_LINES: Final = 200
-_LONGEST_OPTIONS: Final = 65_536
 _ENDED = {JobState.COMPLETED, JobState.FAILED}
 
 _ACTIONS = {
@@ -68,19 +58,21 @@ async def show(board: Board, visit: Visit) -> Content:
     except JobNotFound:
         gone = [h1(queue, " / ", job_id), _why(explained)]
         return Content(f"{job_id} of {queue}", gone, "-", queue, status=404)
-    logs = await visit.server.log_of(queue, job_id, _LOG_LINES)
+    log = await visit.server.peek_log(queue, job_id, _LOG_LINES)
+    pieces = await read_pieces(board, visit, place.row)
     body = [
         _head(visit, place),
         _why(explained),
         timeline(place.row),
+        await attempts(board, visit, place.row),
         div(
             div(
-                _json(visit, place, "data", "Data", place.row.data),
-                _result(visit, place),
-                _stacks(place),
-                _log(logs.lines, logs.count),
+                json_card(visit, place, "data", "Data", place.row.data, pieces.data),
+                result_card(visit, place, pieces),
+                error_card(place, pieces.stacktrace),
+                log_card(place, log),
             ),
-            div(facts(place), await flow(visit, place), await _options(visit, place)),
+            div(facts(place), await flow(visit, place), await options_card(visit, place)),
             class_="columns",
         ),
     ]
@@ -102,26 +94,10 @@ async def parts(board: Board, visit: Visit) -> Parts:
             "job-head": _head(visit, place),
             "why": _why(explained),
             "timeline": timeline(place.row),
+            "attempts": await attempts(board, visit, place.row),
             "facts": facts(place),
-            "result": _result(visit, place),
+            "result": result_card(visit, place, await read_pieces(board, visit, place.row)),
         }
-    )
-
-
-async def download(visit: Visit) -> Response:
-    """Return a job's data as a file, with what is secret masked."""
-    queue, job_id = visit.query.need("q"), visit.query.need("id")
-    found = await visit.server.queue(queue).get_job(job_id)
-    if found is None:
-        raise JobNotFound(queue, job_id)
-    shown = visit.settings.redactor.show(found.raw_data.decode("utf-8", "surrogateescape"))
-    return Response(
-        shown.encode("utf-8", "surrogateescape"),
-        content_type="application/octet-stream",
-        headers={
-            "content-disposition": 'attachment; filename="data.json"',
-            "content-security-policy": "sandbox; default-src 'none'",
-        },
     )
 
 
@@ -180,94 +156,3 @@ def _why(explained: Explanation) -> Element:
         class_="card why",
         aria_label="Why",
     )
-
-
-def _json(visit: Visit, place: JobPlace, field: str, name: str, text: str) -> Element:
-    length = place.row.sizes.get(field, 0)
-    return section(
-        div(
-            h2(name),
-            span(
-                size(length),
-                [" · ", link_to("download", "download", q=place.row.queue, id=place.row.job.id)]
-                if field == "data" and length
-                else None,
-                class_="quiet",
-            ),
-            class_="cardhead",
-        ),
-        pre(visit.settings.redactor.show(text)) if text else p(_no_text(length), class_="quiet"),
-        id=field,
-        class_="card",
-    )
-
-
-def _no_text(length: int) -> str:
-    return f"{size(length)}: too large to be shown here." if length else "None."
-
-
-def _result(visit: Visit, place: JobPlace) -> Element:
-    row = place.row
-    if row.state is JobState.COMPLETED:
-        return _json(visit, place, "result", "Result", row.result)
-    progress = _progress(visit, row.progress)
-    is_over = row.state is JobState.FAILED and progress is None
-    shown = progress or p("None.", class_="quiet")
-    return section(h2("Progress"), shown, id="result", class_="card", hidden=is_over)
-
-
-def _progress(visit: Visit, text: str) -> Node:
-    if not text or text == "0":
-        return None
-    try:
-        value = float(text)
-    except ValueError:
-        return pre(visit.settings.redactor.show(text))
-    return meter(value, f"{text} %") if 0 <= value <= 100 else pre(text)
-
-
-def _stacks(place: JobPlace) -> Node:
-    job = place.row.job
-    stacks = job.stacktrace
-    if not stacks and not job.failed_reason:
-        return None
-    shown = [
-        details(
-            summary(f"Stack of failure {number}"),
-            pre(stack),
-            open=number == len(stacks),
-        )
-        for number, stack in reversed(list(enumerate(stacks, 1)))
-    ]
-    length = place.row.sizes.get("stacktrace", 0)
-    return section(
-        h2("Error"),
-        pre(job.failed_reason, class_="bad") if job.failed_reason else None,
-        shown,
-        p(_no_text(length), class_="quiet") if length and not stacks else None,
-        id="error",
-        class_="card",
-    )
-
-
-def _log(lines: list[str], count: int) -> Node:
-    if not lines:
-        return None
-    left_out = count - len(lines)
-    return section(
-        h2(f"Log, {plural(count, 'line')}"),
-        p(f"The first {left_out:,} are not shown.", class_="quiet") if left_out > 0 else None,
-        ol([li(line) for line in lines], class_="log code"),
-        id="log",
-        class_="card",
-    )
-
-
-async def _options(visit: Visit, place: JobPlace) -> Node:
-    length = place.row.sizes.get("options", 0)
-    if not 0 < length <= _LONGEST_OPTIONS:
-        return None
-    raw = await visit.server.raw_options(place.row.queue, place.row.job.id)
-    text = raw.decode("utf-8", "backslashreplace")
-    shown = pre(visit.settings.redactor.show(text))
-    return section(details(summary("Options"), shown), class_="card")

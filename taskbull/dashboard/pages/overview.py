@@ -11,6 +11,7 @@ from taskbull.core.trouble import Trouble
 from taskbull.dashboard.board import Board
 from taskbull.dashboard.frame import Content
 from taskbull.dashboard.html import (
+    Drawn,
     Element,
     Node,
     div,
@@ -60,7 +61,7 @@ async def show(board: Board, visit: Visit) -> Content:
     body = [
         h1("Queues", class_="unseen"),
         _troubles(visit, sample),
-        grid("queues", _COLUMNS, list(_rows(sample).values()), _empty(visit, sample)),
+        grid("queues", _COLUMNS, list(_rows(board, sample).values()), _empty(visit, sample)),
         _finding(sample),
     ]
     return Content("Overview", body, live=live, read_at=sample.stale_since)
@@ -71,7 +72,7 @@ async def parts(board: Board, visit: Visit) -> Parts:
     sample = await board.sampler.latest()
     return Parts(
         {"troubles": _troubles(visit, sample), "finding": _finding(sample)},
-        {"queues": _rows(sample)} if sample.queues else {},
+        {"queues": _rows(board, sample)} if sample.queues else {},
         sample.problem,
     )
 
@@ -139,8 +140,10 @@ def _remedy(visit: Visit, trouble: Trouble) -> Node:
             return link_to("why ›", "queue", q=queue)
 
 
-def _rows(sample: BoardSample) -> dict[str, Element]:
-    return {f"queue-{name}": _row(state) for name, state in sample.queues.items()}
+def _rows(board: Board, sample: BoardSample) -> dict[str, Drawn]:
+    return board.queue_rows.of(
+        {f"queue-{name}": state for name, state in sample.queues.items()}, _row
+    )
 
 
 def _row(state: QueueState) -> Element:

@@ -52,7 +52,7 @@ async def show(board: Board, visit: Visit) -> Content:
     page = await _rows(board, visit, sight)
     back = sight.address
     body = [
-        _head(visit, state, back),
+        _head(visit, state, sight),
         _why(state),
         _tasks(await read_figures(board, visit, sight.queue)),
         _tabs(state, sight),
@@ -94,17 +94,21 @@ async def _rows(board: Board, visit: Visit, sight: Sight) -> JobRows:
     )
 
 
-def _head(visit: Visit, state: QueueState, back: str) -> Element:
+def _head(visit: Visit, state: QueueState, sight: Sight) -> Element:
     found = state.found
-    name = state.name
+    name, back = state.name, sight.address
     fields = {"q": name}
+    failed = found.counts[JobState.FAILED]
     resume = ask_button(visit, "resume", "Resume", fields, back, "light")
     pause = ask_button(visit, "pause", "Pause…", fields, back)
     return div(
         h1(name, span(" paused", class_="warn") if found.paused else None),
         _facts(state),
         div(
-            link_to("Errors", "errors", q=name) if found.counts[JobState.FAILED] else None,
+            link_to("Errors", "errors", q=name) if failed else None,
+            ask_button(visit, "retry-all", "Retry all…", fields, back)
+            if failed and sight.state is JobState.FAILED
+            else None,
             resume if found.paused else pause,
             ask_button(visit, "limits", "Limits…", fields, back),
             ask_button(visit, "clean", "Clean…", fields, back),

@@ -9,10 +9,11 @@ from taskbull.core.schedule import Schedule
 from taskbull.dashboard.board import Board
 from taskbull.dashboard.frame import Content
 from taskbull.dashboard.html import Element, Node, div, h1, p, span, strong, th, tr, url
-from taskbull.dashboard.parts import ask_button, cell, grid
+from taskbull.dashboard.parts import ask_button, badge, cell, grid
 from taskbull.dashboard.parts import link as link_to
 from taskbull.dashboard.visit import Visit
 from taskbull.dashboard.words import ago, duration, number
+from taskbull.queue.schedule_looks import ScheduledRun
 
 _LATE: Final = 60.0
 _SHOWN: Final = 50
@@ -30,6 +31,9 @@ async def show(board: Board, visit: Visit) -> Content:
         ("schedules", tuple(names), start),
         lambda: visit.server.next_schedules(names, start=start, limit=_SHOWN),
     )
+    last = await board.views.read(
+        ("last runs", tuple(names), start), lambda: visit.server.last_runs(found.schedules)
+    )
     back = url("schedules", q=queue or None, n=start or None)
     body = [
         div(h1("Schedules", f" of {queue}" if queue else ""), class_="head"),
@@ -40,10 +44,14 @@ async def show(board: Board, visit: Visit) -> Content:
                 "Queue",
                 "Rule",
                 "Next",
+                "Last run",
                 th("Runs", scope="col", class_="n"),
                 th("Actions", scope="col"),
             ],
-            [_row(visit, schedule, back) for schedule in found.schedules],
+            [
+                _row(visit, schedule, run, back)
+                for schedule, run in zip(found.schedules, last, strict=True)
+            ],
             "No schedules.",
         ),
         p(
@@ -56,13 +64,14 @@ async def show(board: Board, visit: Visit) -> Content:
     return Content("Schedules", body, "schedules", queue or None)
 
 
-def _row(visit: Visit, schedule: Schedule, back: str) -> Element:
+def _row(visit: Visit, schedule: Schedule, last: ScheduledRun | None, back: str) -> Element:
     fields = {"q": schedule.queue, "id": schedule.id}
     return tr(
         cell("Schedule", strong(schedule.id), kind="lead"),
         cell("Queue", link_to(schedule.queue, "queue", q=schedule.queue)),
         cell("Rule", schedule.describe(), kind="w"),
         cell("Next", _next(schedule), kind="nw"),
+        cell("Last run", _last(schedule, last), kind="nw"),
         cell("Runs", number(schedule.count), kind="n"),
         cell(
             "",
@@ -74,6 +83,14 @@ def _row(visit: Visit, schedule: Schedule, back: str) -> Element:
             kind="bare",
         ),
     )
+
+
+def _last(schedule: Schedule, run: ScheduledRun | None) -> Node:
+    if run is None:
+        never = schedule.count <= 1 and schedule.is_pending
+        return span("none yet" if never else "not kept", class_="quiet")
+    when = ago(run.finished or run.started) if run.finished or run.started else "not begun"
+    return [badge(run.state), " ", link_to(when, "job", q=schedule.queue, id=run.id)]
 
 
 def _next(schedule: Schedule) -> Node:

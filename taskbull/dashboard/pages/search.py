@@ -1,11 +1,15 @@
 """Looking for jobs: by id everywhere, by text in bounded steps that say how far they came.
 
+The page is sent while the search goes on: browsers show each job when it is found, without any
+script.
+
 What is looked for is sent by forms, never in an address, because it may be somebody's data.
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import AsyncGenerator, Sequence
 from datetime import UTC, datetime
 from typing import Final
 
@@ -19,6 +23,7 @@ from taskbull.dashboard.board import Board
 from taskbull.dashboard.frame import Content, framed
 from taskbull.dashboard.html import (
     Element,
+    Gap,
     Node,
     button,
     div,
@@ -26,14 +31,16 @@ from taskbull.dashboard.html import (
     h1,
     input_,
     p,
+    render,
     render_page,
+    render_pieces,
     strong,
     tr,
     url,
 )
-from taskbull.dashboard.messages import Form, Refused, Response
+from taskbull.dashboard.messages import Form, Refused, Response, Stream
 from taskbull.dashboard.pages.job_list import about
-from taskbull.dashboard.parts import badge, cell, grid
+from taskbull.dashboard.parts import badge, cell, nothing, table_of
 from taskbull.dashboard.parts import link as link_to
 from taskbull.dashboard.visit import Visit
 from taskbull.dashboard.words import ago, number, plural
@@ -55,7 +62,7 @@ _STEP: Final = 10_000
 """Jobs that are looked at for one form, in one queue."""
 _EACH: Final = 1_000
 """And of each state, if all queues are searched."""
-_SECONDS: Final = 4.0
+_SECONDS: Final = 10.0
 _MOST_HITS: Final = 200
 _MOST_QUEUES: Final = 200
 
@@ -76,7 +83,7 @@ class Looking(Struct, frozen=True):
     too_large: int = 0
 
 
-async def search(board: Board, visit: Visit) -> Response:
+async def search(board: Board, visit: Visit) -> Response | Stream:
     """Look for what a form says; go to the job at once if it is an id."""
     given = await visit.request.form()
     text = given.need("text").strip()
@@ -87,15 +94,16 @@ async def search(board: Board, visit: Visit) -> Response:
         if len(hits) == 1:
             return Response.redirect(url("job", q=hits[0].queue, id=text))
         if hits:
-            return _page(visit, given, hits, f"{plural(len(hits), 'job')} with this id.", None)
+            return _hits_page(visit, given, hits)
     terms = read_terms(text, datetime.now(UTC).astimezone())
     queue, state = given.get("q"), given.get("state")
     if queue and terms.empty:
         address = url("queue", q=queue, state=state or JobState.FAILED, find=text)
         return Response.redirect(address)
     looking = _continued(given) or await _beginning(board, queue, state)
-    hits, left = await _look(visit, terms, looking, one_queue=bool(queue))
-    return _page(visit, given, hits, _coverage(left, len(hits)), left)
+    search = _Search(visit, terms, looking, one_queue=bool(queue))
+    first = await search.step()  # what cannot be searched is refused before a page begins
+    return Stream(_stream(visit, given, search, first), "text/html; charset=utf-8")
 
 
 async def _by_id(board: Board, visit: Visit, job_id: str) -> list[JobRow]:
@@ -128,33 +136,84 @@ def _continued(given: Form) -> Looking | None:
         return None
     try:
         return msgspec.json.decode(given.get("place"), type=Looking)
-    except msgspec.MsgspecError:
+    except (msgspec.MsgspecError, UnicodeError):
         raise Refused(400, "The search cannot go on from there: begin anew.") from None
 
 
-async def _look(
-    visit: Visit, terms: Terms, looking: Looking, *, one_queue: bool
-) -> tuple[list[JobRow], Looking]:
-    """Search until enough was found or looked at, or the time is over."""
-    spots = list(looking.spots)
-    hits: list[JobRow] = []
-    looked_at = too_large = of_this = 0
-    until = time.monotonic() + _SECONDS
-    while spots and len(hits) < _MOST_HITS and time.monotonic() < until and looked_at < _STEP:
-        spot = spots[0]
-        await visit.pace()
-        step = await visit.server.search(spot.queue, spot.state, terms, after=spot.after)
-        hits += step.rows
-        looked_at += step.looked_at
-        too_large += step.too_large
-        of_this += step.looked_at
-        if step.after is None or (not one_queue and of_this >= _EACH):
-            spots.pop(0)
-            of_this = 0
+class _Search:
+    """A search under way: until enough was found or looked at, or the time is over."""
+
+    def __init__(self, visit: Visit, terms: Terms, looking: Looking, *, one_queue: bool) -> None:
+        self._visit = visit
+        self._terms = terms
+        self._spots = list(looking.spots)
+        self._before = looking
+        self._one_queue = one_queue
+        self._until = time.monotonic() + _SECONDS
+        self._of_this = self._looked_at = self._too_large = 0
+        self.hits = 0
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether there is a step to be made now."""
+        enough = self.hits >= _MOST_HITS or self._looked_at >= _STEP
+        return bool(self._spots) and not enough and time.monotonic() < self._until
+
+    @property
+    def left(self) -> Looking:
+        """What is still to be searched, and how far it came."""
+        before = self._before
+        return Looking(
+            self._spots, before.looked_at + self._looked_at, before.too_large + self._too_large
+        )
+
+    async def step(self) -> list[JobRow]:
+        """Look at the next 100 jobs; return those that have what is looked for."""
+        if not self._spots:
+            return []
+        spot = self._spots[0]
+        await self._visit.pace()
+        server = self._visit.server
+        found = await server.search(spot.queue, spot.state, self._terms, after=spot.after)
+        self.hits += len(found.rows)
+        self._looked_at += found.looked_at
+        self._too_large += found.too_large
+        self._of_this += found.looked_at
+        if found.after is None or (not self._one_queue and self._of_this >= _EACH):
+            self._spots.pop(0)
+            self._of_this = 0
         else:
-            spots[0] = Spot(spot.queue, spot.state, step.after)
-    left = Looking(spots, looking.looked_at + looked_at, looking.too_large + too_large)
-    return hits, left
+            self._spots[0] = Spot(spot.queue, spot.state, found.after)
+        return found.rows
+
+
+async def _stream(
+    visit: Visit, given: Form, search: _Search, first: list[JobRow]
+) -> AsyncGenerator[bytes, None]:
+    """Send the page as it comes about: jobs when they are found, at the end how far it came."""
+    content = _content(given, Gap(), Gap())
+    before, between, after = render_pieces(framed(visit, content))
+    yield before + _shown(visit, first)
+    problem = None
+    try:
+        while search.goes_on:
+            if rows := await search.step():
+                yield _shown(visit, rows)
+    except TaskbullError as error:
+        problem = f"The search broke off: {error}"
+    if not search.hits:
+        yield render(nothing(len(_COLUMNS), "hits", "Nothing found so far.")).encode()
+    left = search.left
+    said = [
+        None if problem is None else p(problem, class_="notice", role="alert"),
+        p(_coverage(left, search.hits), class_="quiet", role="status"),
+        _go_on(given, left) if left.spots else None,
+    ]
+    yield between + render(said).encode() + after
+
+
+def _shown(visit: Visit, rows: list[JobRow]) -> bytes:
+    return render([_row(visit, row) for row in rows]).encode()
 
 
 def _coverage(left: Looking, hits: int) -> str:
@@ -166,21 +225,24 @@ def _coverage(left: Looking, hits: int) -> str:
     return f"{words}. That was all that can be looked at."
 
 
-def _page(
-    visit: Visit, given: Form, hits: list[JobRow], words: str, left: Looking | None
-) -> Response:
+_COLUMNS: Final[Sequence[Node]] = ("Job", "Queue", "State", "Task", "When", "About")
+
+
+def _hits_page(visit: Visit, given: Form, hits: list[JobRow]) -> Response:
+    words = p(f"{plural(len(hits), 'job')} with this id.", class_="quiet", role="status")
+    content = _content(given, [_row(visit, row) for row in hits], words)
+    return Response(render_page(framed(visit, content)))
+
+
+def _content(given: Form, rows: Node, words: Node) -> Content:
     queue = given.get("q") or None
-    columns: list[Node] = ["Job", "Queue", "State", "Task", "When", "About"]
     body = [
         div(h1("Search", f" in {queue}" if queue else " in all queues"), class_="head"),
         p(strong(given.get("text"))),
-        p(words, class_="quiet", role="status"),
-        grid("hits", columns, [_row(visit, row) for row in hits], "Nothing found so far."),
-        _go_on(given, left) if left is not None and left.spots else None,
+        table_of("hits", _COLUMNS, rows),
+        words,
     ]
-    state = given.get("state") or None
-    content = Content("Search", body, "-", queue, state)
-    return Response(render_page(framed(visit, content)))
+    return Content("Search", body, "-", queue, given.get("state") or None)
 
 
 def _row(visit: Visit, row: JobRow) -> Element:

@@ -43,6 +43,7 @@ async function ask(form, submitter) {
 function submitted(event) {
   const form = event.target;
   if (form.classList.contains("act")) {
+    if (event.submitter?.hasAttribute("formaction")) return; // it only looks, as often as one likes
     // A second press does nothing: the form's number makes it count once anyway.
     if (form.dataset.sent) event.preventDefault();
     form.dataset.sent = "yes";
@@ -69,6 +70,14 @@ function submitted(event) {
   });
 }
 
+// The way back from what was just done is open for a while only.
+function closeOffers() {
+  for (const offer of document.querySelectorAll("[data-seconds]")) {
+    setTimeout(() => offer.remove(), Number(offer.dataset.seconds) * 1000);
+  }
+}
+
 export function startDialogs() {
   document.addEventListener("submit", submitted);
+  closeOffers();
 }

@@ -1,0 +1,27 @@
+-- peek_logs: read the newest lines of a job's log, as many as fit, each of them cut.
+--
+-- KEYS
+--   logs       list   its lines, oldest first
+-- ARGV
+--   most              how many lines
+--   longest           bytes after which a line is cut
+--   room              bytes after which no more lines are read
+-- RETURNS
+--   count             of all lines
+--   lines             line, size, ... the newest first
+
+local logs = unpack(KEYS)
+local most, longest, room = unpack(ARGV)
+
+most, longest, room = tonumber(most), tonumber(longest), tonumber(room)
+local count, lines = redis.call("LLEN", logs), {}
+for place = 1, math.min(most, count) do
+  local line = redis.call("LRANGE", logs, -place, -place)[1]
+  lines[#lines + 1] = string.sub(line, 1, longest)
+  lines[#lines + 1] = #line
+  room = room - #line
+  if room <= 0 then
+    break
+  end
+end
+return { count, lines }

@@ -1,0 +1,52 @@
+-- peek_retried: see why jobs that have not ended have failed before.
+--
+-- KEYS
+--   place      any    the jobs of a state that have not ended: a list, or a sorted set
+-- ARGV
+--   prefix            start of every key of this queue
+--   start             place of the first job, counted from the next to run
+--   most              how many jobs are looked at
+--   longest           bytes of a field after which it is cut
+--   room              bytes of stacks after which no more jobs are looked at
+-- RETURNS
+--   looked_at         how many jobs
+--   jobs              id, name, reason, started, head, tail, ... of those that have failed: `head`
+--                     and `tail` are of the newest stack, as JSON has it; what is unknown is empty
+
+local place = unpack(KEYS)
+local prefix, start, most, longest, room = unpack(ARGV)
+
+--- @include "cut_field"
+--- @include "cut_stack"
+
+start, most, room = tonumber(start), tonumber(most), tonumber(room)
+local kind, ids = redis.call("TYPE", place).ok, {}
+if kind == "list" then
+  local some = redis.call("LRANGE", place, -start - most, -start - 1)
+  for i = #some, 1, -1 do
+    ids[#ids + 1] = some[i]
+  end
+elseif kind == "zset" then
+  ids = redis.call("ZRANGE", place, start, start + most - 1)
+end
+
+local looked_at, jobs = 0, {}
+for _, id in ipairs(ids) do
+  if room <= 0 then
+    break
+  end
+  looked_at = looked_at + 1
+  local job = prefix .. id
+  local reason = cut_field(job, "failedReason", longest)
+  if reason ~= "" then
+    local head, tail, size = cut_stack(job)
+    room = room - size
+    jobs[#jobs + 1] = id
+    jobs[#jobs + 1] = cut_field(job, "name", longest)
+    jobs[#jobs + 1] = reason
+    jobs[#jobs + 1] = cut_field(job, "processedOn", 32)
+    jobs[#jobs + 1] = head
+    jobs[#jobs + 1] = tail
+  end
+end
+return { looked_at, jobs }

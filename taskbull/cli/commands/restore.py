@@ -1,0 +1,80 @@
+"""`taskbull restore`: jobs that were downloaded before they were removed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, BinaryIO
+
+import click
+from msgspec.structs import replace
+
+from taskbull.app.app import App
+from taskbull.cli.app_loading import find_app_of_server, server_options
+from taskbull.cli.errors import WrongUsage
+from taskbull.cli.server import open_server
+from taskbull.cli.terminal import cell, json_option, show_json
+from taskbull.core.wire.copy import JobCopy, check_copy, read_copy
+from taskbull.errors import TaskbullError
+from taskbull.queue.handle import JobHandle
+
+
+@click.command()
+@click.argument("file", type=click.File("rb"))
+@click.option("--queue", help="Add all of them to this queue, not to the one each came from.")
+@server_options
+@json_option
+def restore(
+    file: BinaryIO, queue: str | None, as_json: bool, prefix: str | None, **where: str | None
+) -> None:
+    """Add the jobs of a file again that the dashboard has written; - reads standard input.
+
+    Nothing is added unless every line can be. A job whose id was not the queue's own keeps it, and
+    is not added twice; others get new ids.
+    """
+    app = find_app_of_server(**where)
+    copies = [
+        copy if queue is None else replace(copy, queue=queue) for copy in _read_copies(file, app)
+    ]
+    server = open_server(app, where["redis"], prefix)
+    server.ping()
+    added: list[dict[str, Any]] = []
+    try:
+        for copy in copies:
+            handle = server.queue(copy.queue).add_copy(copy)
+            added.append(_describe(copy, handle))
+            if not as_json:
+                click.echo(cell(_sentence(copy, handle)))
+    finally:
+        if as_json:
+            show_json(added)
+
+
+def _read_copies(file: BinaryIO, app: App | None) -> Iterator[JobCopy]:
+    """Read a file; refuse what could not be added, before anything is."""
+    for number, line in enumerate(file, 1):
+        if not line.strip():
+            continue
+        try:
+            copy = read_copy(line)
+            check_copy(copy)
+            if app is not None:
+                app.check_data(copy.name, bytes(copy.data))
+        except TaskbullError as error:
+            raise WrongUsage(f"{file.name}, line {number}: {error}. Nothing was added") from error
+        yield copy
+
+
+def _sentence(copy: JobCopy, handle: JobHandle[Any]) -> str:
+    if handle.deduplicated:
+        return f"job {handle.id} is in queue {handle.queue} already"
+    return f"job {handle.id} ({handle.name}) added to queue {handle.queue}; it was {copy.id}"
+
+
+def _describe(copy: JobCopy, handle: JobHandle[Any]) -> dict[str, Any]:
+    return {
+        "id": handle.id,
+        "queue": handle.queue,
+        "name": handle.name,
+        "was": copy.id,
+        "deduplicated": handle.deduplicated,
+    }

@@ -1,0 +1,220 @@
+"""What a job carries: its data, result, errors and log; of what is large, one end of it."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from msgspec import Struct
+
+from taskbull.core.states import JobState
+from taskbull.core.wire.stack import unescape
+from taskbull.dashboard.board import Board
+from taskbull.dashboard.html import (
+    Element,
+    Node,
+    details,
+    div,
+    h2,
+    li,
+    ol,
+    p,
+    pre,
+    section,
+    span,
+    summary,
+)
+from taskbull.dashboard.messages import Refused, Response
+from taskbull.dashboard.parts import link as link_to
+from taskbull.dashboard.parts import meter
+from taskbull.dashboard.visit import Visit
+from taskbull.dashboard.words import plural, size
+from taskbull.errors import JobNotFound
+from taskbull.queue.job_looks import FieldPiece, NewestLines
+from taskbull.queue.job_row import JobPlace, JobRow
+
+LARGE: Final = 65_536
+"""Bytes above which a field is not read as a whole for a page."""
+
+_HEAD: Final = 16_384
+_FRESH: Final = 60.0
+_NOTHING: Final = FieldPiece(0, "")
+
+_FILES = {
+    "data": "data.json",
+    "result": "result.json",
+    "progress": "progress.json",
+    "options": "options.json",
+    "stacktrace": "stacks.json",
+    "reason": "error.txt",
+    "log": "log.txt",
+}
+"""What can be downloaded of a job, and the names of the files."""
+
+
+class LargePieces(Struct, frozen=True):
+    """The ends of those fields of a job that are too large for its page."""
+
+    data: FieldPiece = _NOTHING
+    result: FieldPiece = _NOTHING
+    stacktrace: FieldPiece = _NOTHING
+
+
+async def read_pieces(board: Board, visit: Visit, row: JobRow) -> LargePieces:
+    """Read the beginning of large data and results, and the end of stacks: the newest is last."""
+
+    async def read(field: str) -> FieldPiece:
+        length = row.sizes.get(field, 0)
+        if length <= LARGE:
+            return _NOTHING
+        return await board.views.read(
+            ("piece", row.queue, row.job.id, field, length),
+            lambda: visit.server.peek_field(
+                row.queue, row.job.id, field, most=_HEAD, end=field == "stacktrace"
+            ),
+            _FRESH,
+        )
+
+    return LargePieces(await read("data"), await read("result"), await read("stacktrace"))
+
+
+def json_card(
+    visit: Visit, place: JobPlace, field: str, name: str, text: str, piece: FieldPiece
+) -> Element:
+    """Show a field that is JSON."""
+    length = place.row.sizes.get(field, 0)
+    shown = text or piece.text
+    return section(
+        div(
+            h2(name),
+            span(size(length), _download(place, field) if length else None, class_="quiet"),
+            class_="cardhead",
+        ),
+        pre(visit.settings.redactor.show(shown)) if shown else p(_no_text(length), class_="quiet"),
+        _cut(length, piece, "first"),
+        id=field,
+        class_="card",
+    )
+
+
+def result_card(visit: Visit, place: JobPlace, pieces: LargePieces) -> Element:
+    """Show what a job has returned, or how far it is."""
+    row = place.row
+    if row.state is JobState.COMPLETED:
+        return json_card(visit, place, "result", "Result", row.result, pieces.result)
+    progress = _progress(visit, row.progress)
+    is_over = row.state is JobState.FAILED and progress is None
+    shown = progress or p("None.", class_="quiet")
+    return section(h2("Progress"), shown, id="result", class_="card", hidden=is_over)
+
+
+def error_card(place: JobPlace, piece: FieldPiece) -> Node:
+    """Show why a job failed, each time that it did, the newest first."""
+    job = place.row.job
+    stacks = job.stacktrace
+    length = place.row.sizes.get("stacktrace", 0)
+    if not stacks and not job.failed_reason and not length:
+        return None
+    shown = [
+        details(summary(f"Stack of failure {number}"), pre(stack), open=number == len(stacks))
+        for number, stack in reversed(list(enumerate(stacks, 1)))
+    ]
+    return section(
+        div(
+            h2("Error"),
+            span(size(length), _download(place, "stacktrace"), class_="quiet") if length else None,
+            class_="cardhead",
+        ),
+        pre(job.failed_reason, class_="bad") if job.failed_reason else None,
+        shown,
+        pre(unescape(piece.text)) if piece.text else None,
+        p(_no_text(length), class_="quiet") if length and not stacks and not piece.text else None,
+        _cut(length, piece, "last"),
+        id="error",
+        class_="card",
+    )
+
+
+def log_card(place: JobPlace, log: NewestLines) -> Node:
+    """Show the end of a job's log."""
+    if not log.lines:
+        return None
+    left_out = log.count - len(log.lines)
+    missing = [
+        f"The first {left_out:,} are not shown." if left_out > 0 else "",
+        f"{plural(log.cut, 'long line')} cut." if log.cut else "",
+    ]
+    words = " ".join(word for word in missing if word)
+    return section(
+        div(
+            h2(f"Log, {plural(log.count, 'line')}"),
+            span(_download(place, "log"), class_="quiet"),
+            class_="cardhead",
+        ),
+        p(words, class_="quiet") if words else None,
+        ol([li(line) for line in log.lines], class_="log code"),
+        id="log",
+        class_="card",
+    )
+
+
+async def options_card(visit: Visit, place: JobPlace) -> Node:
+    """Show the options of a job as they stand in Redis."""
+    length = place.row.sizes.get("options", 0)
+    if not 0 < length <= LARGE:
+        return None
+    raw = await visit.server.raw_options(place.row.queue, place.row.job.id)
+    text = raw.decode("utf-8", "backslashreplace")
+    shown = pre(visit.settings.redactor.show(text))
+    return section(details(summary("Options"), shown), class_="card")
+
+
+async def download(visit: Visit) -> Response:
+    """Return a part of a job as a file, with what is secret masked."""
+    queue, job_id = visit.query.need("q"), visit.query.need("id")
+    field = visit.query.get("field", "data")
+    name = _FILES.get(field)
+    if name is None:
+        raise Refused(400, f"There is no field {field!r} of a job.")
+    return Response.attachment(await _whole(visit, queue, job_id, field), name)
+
+
+async def _whole(visit: Visit, queue: str, job_id: str, field: str) -> bytes:
+    if field == "log":
+        lines = await visit.server.get_log(queue, job_id)
+        if not lines:
+            raise JobNotFound(queue, job_id)
+        return b"\n".join(lines) + b"\n"
+    raw = await visit.server.get_field(queue, job_id, field)
+    if raw is None:
+        raise JobNotFound(queue, job_id)
+    if field == "reason":
+        return raw
+    shown = visit.settings.redactor.show(raw.decode("utf-8", "surrogateescape"))
+    return shown.encode("utf-8", "surrogateescape")
+
+
+def _download(place: JobPlace, field: str) -> Node:
+    row = place.row
+    return [" · ", link_to("download", "download", q=row.queue, id=row.job.id, field=field)]
+
+
+def _cut(length: int, piece: FieldPiece, which: str) -> Node:
+    if not piece.text:
+        return None
+    shown = len(piece.text.encode("utf-8", "backslashreplace"))
+    words = f"The {which} {size(shown)} of {size(length)}: download it to see all."
+    return p(words, class_="quiet")
+
+
+def _no_text(length: int) -> str:
+    return f"{size(length)}: too large to be shown here." if length else "None."
+
+
+def _progress(visit: Visit, text: str) -> Node:
+    if not text or text == "0":
+        return None
+    try:
+        value = float(text)
+    except ValueError:
+        return pre(visit.settings.redactor.show(text))
+    return meter(value, f"{text} %") if 0 <= value <= 100 else pre(text)

@@ -1,0 +1,46 @@
+"""What pages ask about schedules: how their last runs went."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from taskbull.core.durations import instant_to_ms
+from taskbull.core.earlier_runs import runs_before
+from taskbull.core.schedule import Schedule
+from taskbull.queue.methods import looks
+from taskbull.queue.questions import Look, ask_together
+from taskbull.scripts.runs import ScheduledRun, find_run
+from taskbull.store.namespace import Namespace
+
+__all__ = ["ScheduleLooks", "ScheduledRun"]
+
+_EARLIER: Final = 2
+"""How many runs back are looked for: one may have been left out while no worker was there."""
+
+
+class ScheduleLooks:
+    """The reads of schedules' runs."""
+
+    namespace: Namespace
+
+    @looks
+    def last_runs(self, schedules: Sequence[Schedule]) -> Look[list[ScheduledRun | None]]:
+        """Find the last run of each schedule, where its job is kept; None: it is not.
+
+        One call of at most 10 commands for each schedule, all in one trip.
+        """
+        calls = [
+            find_run(self.namespace.keys(each.queue), each.id, _due_before(each))
+            for each in schedules
+        ]
+        return (yield from ask_together(calls))
+
+
+def _due_before(schedule: Schedule) -> list[int]:
+    if schedule.rule is None or schedule.last_due is None:
+        return []
+    due_ms = instant_to_ms(schedule.last_due)
+    # Nothing follows a run that has begun if the schedule has ended, or its worker has died.
+    last = [] if schedule.is_pending else [due_ms]
+    return last + runs_before(schedule.rule, due_ms, _EARLIER)

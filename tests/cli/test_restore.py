@@ -1,0 +1,97 @@
+"""`taskbull restore`: jobs come back from a file, all of them or none."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec import Raw
+from msgspec.structs import replace
+
+from taskbull.core.wire.copy import JobCopy, write_copy
+from taskbull.queue.sync_queue import SyncQueue
+from tests.cli.conftest import CommandLine, Shop
+
+
+def saved(queue: SyncQueue, *ids: str) -> list[JobCopy]:
+    """Copy jobs, and remove them."""
+    copies = [copy for job_id in ids if (copy := queue.copy_job(job_id)) is not None]
+    assert all(queue.remove(job_id) for job_id in ids)
+    return copies
+
+
+def write(folder: Path, copies: list[JobCopy]) -> str:
+    file = folder / "jobs.jsonl"
+    file.write_bytes(b"".join(map(write_copy, copies)) + b"\n")
+    return str(file)
+
+
+def test_removed_jobs_come_back(cli: CommandLine, tmp_path: Path) -> None:
+    queue = cli.queue("emails")
+    queue.add("send", {"to": "ann"}, attempts=7)
+    queue.add("send", {"to": "bob"}, job_id="mine", priority=3)
+    file = write(tmp_path, saved(queue, "1", "mine"))
+    assert cli("restore", file).splitlines() == [
+        "job 3 (send) added to queue emails; it was 1",
+        "job mine (send) added to queue emails; it was mine",
+    ]
+    third = queue.get_job("3")
+    assert third is not None
+    assert (third.data, third.options.attempts) == ({"to": "ann"}, 7)
+    assert cli.json("restore", file)[1] == {
+        "id": "mine",
+        "queue": "emails",
+        "name": "send",
+        "was": "mine",
+        "deduplicated": True,
+    }
+
+
+def test_they_may_go_to_another_queue_and_come_from_a_pipe(
+    cli: CommandLine, tmp_path: Path
+) -> None:
+    cli.queue("emails").add("send", {"to": "ann"})
+    file = write(tmp_path, saved(cli.queue("emails"), "1"))
+    piped = Path(file).read_bytes()
+    result = cli.run("restore", "-", "--queue", "others", *cli.where, input=piped)
+    assert (result.exit_code, cli.queue("others").counts()["waiting"]) == (0, 1)
+    assert cli.queue("emails").counts()["waiting"] == 0
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"masked": True}, "are masked"),
+        ({"unreadable": "x"}, "cannot be added again"),
+        ({"name": ""}, "job name"),
+        ({"options": Raw(b'{"jobId":"7"}')}, "job_id"),
+    ],
+)
+def test_one_line_that_cannot_be_added_keeps_all_out(
+    cli: CommandLine, tmp_path: Path, change: dict[str, Any], words: str
+) -> None:
+    queue = cli.queue("emails")
+    queue.add_bulk([("send", {}), ("send", {})])
+    good, bad = saved(queue, "1", "2")
+    file = write(tmp_path, [good, replace(bad, **change)])
+    said = cli.fails("restore", file, code=2)
+    assert f"{file}, line 2:" in said
+    assert words in said
+    assert "Nothing was added" in said
+    assert queue.counts()["waiting"] == 0
+
+
+def test_a_file_of_something_else_is_refused(cli: CommandLine, tmp_path: Path) -> None:
+    file = tmp_path / "x"
+    file.write_bytes(b"[1, 2]\n")
+    assert "line 1: it is not the copy of a job" in cli.fails("restore", str(file), code=2)
+    assert "No such file" in cli.fails("restore", str(tmp_path / "none"), code=2)
+
+
+def test_the_tasks_of_an_app_check_the_data(shop: Shop, tmp_path: Path) -> None:
+    queue = shop.queue("emails")
+    queue.add("send_email", {"to": 1})
+    file = write(tmp_path, saved(queue, "1"))
+    assert "send_email" in shop.fails("restore", file, code=2)
+    assert queue.counts()["waiting"] == 0

@@ -1,0 +1,143 @@
+"""Rounds of looks at all queues: each at a bounded price, however many there are."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+
+from taskbull import SyncQueue, SyncServer
+from taskbull.core.keys import QueueKeys
+from taskbull.queue.overview import Overview, all_trouble
+from tests.dashboard.seeding import fail
+from tests.servers.kinds import VALKEY_9, Reachable, SharedServers
+
+MANY = 120
+
+
+@pytest.fixture
+def server(shared_servers: SharedServers) -> Reachable:
+    return shared_servers.get(VALKEY_9)
+
+
+@pytest.fixture
+def queues(server: Reachable, prefix: str, admin: Any) -> list[str]:
+    names = [f"q{number:03}" for number in range(MANY)]
+    for name in names:
+        admin.hset(QueueKeys(name, prefix).meta, "opts.maxLenEvents", "1")
+    return names
+
+
+@pytest.fixture
+def looked(server: Reachable, prefix: str) -> SyncServer:
+    return SyncServer(server.url, prefix=prefix)
+
+
+def scripts(admin: Any) -> int:
+    stats = admin.info("commandstats")
+    return int(sum(each["calls"] for name, each in stats.items() if "evalsha" in name))
+
+
+def test_the_first_round_sees_all_queues(looked: SyncServer, queues: list[str]) -> None:
+    overview = Overview()
+    looked.watch(overview)
+    assert [facts.name for facts in overview.facts()] == queues
+    assert overview.seen == set(queues)
+
+
+def test_another_round_sees_fifty_and_after_some_all_were_seen_again(
+    looked: SyncServer, queues: list[str], admin: Any
+) -> None:
+    overview = Overview()
+    looked.watch(overview)
+    seen: set[str] = set()
+    for _ in range(3):
+        before = scripts(admin)
+        looked.watch(overview)
+        assert scripts(admin) - before == 50
+        assert len(overview.seen) == 50
+        seen |= overview.seen
+    assert seen == set(queues)
+
+
+def test_wanted_queues_are_seen_in_each_round(looked: SyncServer, queues: list[str]) -> None:
+    overview = Overview()
+    for _ in range(4):
+        looked.watch(overview, ["q007", "q119"])
+        assert {"q007", "q119"} <= overview.seen
+
+
+def test_what_changes_slowly_is_asked_for_some_at_a_time(
+    looked: SyncServer, queues: list[str], admin: Any
+) -> None:
+    overview = Overview()
+    looked.watch(overview)
+    for watch in overview.watches.values():
+        watch.met_at = time.monotonic() - 60
+    before = scripts(admin)
+    looked.watch(overview)
+    assert scripts(admin) - before == 50 + 2 * 16  # nothing runs: nobody asks for locks
+
+
+def test_a_queue_that_was_changed_is_seen_next(looked: SyncServer, queues: list[str]) -> None:
+    overview = Overview()
+    looked.watch(overview)
+    looked.watch(overview)
+    [changed, *_] = sorted(overview.seen)
+    overview.expire(changed)
+    looked.watch(overview)
+    assert changed in overview.seen
+
+
+def test_a_queue_that_was_removed_is_forgotten(
+    looked: SyncServer, queues: list[str], prefix: str, admin: Any
+) -> None:
+    overview = Overview()
+    looked.watch(overview)
+    admin.delete(QueueKeys("q003", prefix).meta)
+    overview.expire("q003")
+    looked.watch(overview)
+    assert "q003" not in overview.watches
+
+
+def test_a_search_that_has_no_patience_goes_on_in_the_next_round(
+    looked: SyncServer, queues: list[str], prefix: str, admin: Any
+) -> None:
+    pipe = admin.pipeline(transaction=False)
+    for number in range(3000):
+        pipe.set(f"{prefix}:other:{number}", 1)
+    pipe.execute()
+    overview, rounds = Overview(patience=0.0), 0
+    while not overview.names.searched_once:
+        looked.watch(overview)
+        rounds += 1
+    assert rounds > 3
+    assert sorted(overview.watches) == queues
+
+
+def test_a_wanted_queue_is_there_before_the_search_has_found_it(
+    looked: SyncServer, queues: list[str], prefix: str, admin: Any
+) -> None:
+    pipe = admin.pipeline(transaction=False)
+    for number in range(30_000):
+        pipe.set(f"{prefix}:other:{number}", 1)
+    pipe.execute()
+    overview = Overview(patience=0.0)
+    looked.watch(overview, ["q050", "none"])
+    assert "q050" in overview.watches
+    assert "none" not in overview.watches
+
+
+def test_what_makes_many_fail_is_told(
+    looked: SyncServer, server: Reachable, prefix: str, admin: Any
+) -> None:
+    queue = SyncQueue("emails", redis=server.url, prefix=prefix)
+    for number in range(12):
+        fail(admin, queue, f"f{number}", "TimeoutError: no answer", seconds_ago=120)
+    fail(admin, queue, "old", "x", seconds_ago=7200)
+    overview = Overview()
+    looked.watch(overview)
+    texts = [trouble.text for trouble in all_trouble(overview.facts())]
+    assert texts == ["12 failed in 10 min, 92% of them TimeoutError: no answer"]
+    queue.close()
