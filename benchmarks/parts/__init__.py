@@ -6,6 +6,7 @@ from benchmarks.parts import (
     backlog,
     batches,
     cluster,
+    dashboard,
     drain,
     due,
     enqueue,
@@ -37,5 +38,6 @@ PARTS: dict[str, Part] = {
         processes,
         processes_cpu,
         cluster,
+        dashboard,
     )
 }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from benchmarks.catalogue import Side
@@ -19,9 +19,19 @@ WARM_UP = 0.25
 SECONDS = 1.0
 
 
-def drain(bench: Bench, side: Side, setting: Setting, seconds: float = SECONDS) -> Values:
-    """Let a worker empty a filled queue, for so many seconds at most."""
+def drain(
+    bench: Bench,
+    side: Side,
+    setting: Setting,
+    seconds: float = SECONDS,
+    meanwhile: Callable[[Stage], object] = lambda _: None,
+) -> Values:
+    """Let a worker empty a filled queue, for so many seconds at most.
+
+    `meanwhile` is called before it begins, with what others may use.
+    """
     with Stage(bench, side, setting) as stage:
+        meanwhile(stage)
         stage.work()
         stage.await_first()
         time.sleep(bench.seconds(WARM_UP))

@@ -1,0 +1,165 @@
+"""A dashboard to be measured: its process, those who look at it, and queues to be looked at."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import selectors
+import socket
+import subprocess
+import sys
+import threading
+import time
+from http.client import HTTPConnection
+from pathlib import Path
+from typing import Self
+from urllib.parse import urlsplit
+
+import redis
+
+from benchmarks.host import cpu_of, memory_of
+from benchmarks.stage import SideFailed
+
+ERRORS = (
+    "TimeoutError: smtp did not answer",
+    "KeyError: 'first_name'",
+    "ConnectionError: 10.0.0.7 refused the connection",
+    "ValueError: user4711@example.org is not an address",
+    "MemoryError: no room for 81920 bytes",
+)
+_FRAME = 'Traceback (most recent call last):\n  File "mail.py", line 88, in send\n    deliver(to)\n'
+_PIECE = 2000
+"""Jobs that one call seeds."""
+
+# Adds the jobs first..last of a queue: waiting ones, or failed ones with their errors in turn.
+_SEED = """
+local base, into, first, last, now = ARGV[1], ARGV[2], ARGV[3], ARGV[4], tonumber(ARGV[5])
+local errors = cjson.decode(ARGV[6])
+for id = first, last do
+  local key, at = base .. string.format("%d", id), string.format("%d", now - id * 3)
+  redis.call("HSET", key, "name", "send_email", "opts", '{"attempts":1}', "timestamp", at,
+    "data", '{"to":"user' .. id .. '@example.org","subject":"Hello","customer":' .. id .. "}",
+    "delay", "0", "priority", "0")
+  if into == "failed" then
+    local error = errors[id % #errors + 1]
+    redis.call("HSET", key, "failedReason", error[1], "stacktrace", error[2], "atm", "1",
+      "ats", "1", "processedOn", at, "finishedOn", at)
+    redis.call("ZADD", base .. into, at, id)
+  else
+    redis.call("RPUSH", base .. into, id)
+  end
+end
+redis.call("HSET", base .. "meta", "opts.maxLenEvents", "10000")
+redis.call("SET", base .. "id", last)
+"""
+
+
+def seed(admin: redis.Redis, queue: str, into: str, count: int) -> None:
+    """Fill a queue with waiting or failed jobs, whose ids are 1, 2, …; the first is the newest."""
+    add = admin.register_script(_SEED)
+    stacks = [(error, json.dumps([f"{_FRAME}{error}"])) for error in ERRORS]
+    now = int(time.time() * 1000)
+    for first in range(1, count + 1, _PIECE):
+        last = min(first + _PIECE - 1, count)
+        add(args=[f"bull:{queue}:", into, first, last, now, json.dumps(stacks)])
+
+
+def seed_others(admin: redis.Redis, count: int) -> None:
+    """Add queues with a few jobs that wait, and some that completed in the last hour."""
+    now = int(time.time() * 1000)
+    for number in range(count):
+        seed(admin, f"other-{number}", "wait", 3)
+        ends = {f"c{minute}": now - minute * 60_000 for minute in range(0, 60, 3)}
+        admin.zadd(f"bull:other-{number}:completed", ends)
+
+
+class BoardProcess:
+    """`taskbull dashboard` in a process of its own, for the time of a block."""
+
+    def __init__(self, tree: Path, url: str, folder: Path) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "taskbull", "dashboard", "--port", "0", "--redis", url],
+            cwd=folder,
+            env={**os.environ, "PYTHONPATH": str(tree)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        self._address = self._told()
+        self._connection = HTTPConnection(self._address, timeout=60)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._connection.close()
+        self._process.terminate()
+        self._process.communicate(timeout=20)
+
+    def get(self, page: str) -> float:
+        """Ask for a page; return the milliseconds until it was there."""
+        began = time.perf_counter()
+        self._connection.request("GET", f"/{page}")
+        answer = self._connection.getresponse()
+        body = answer.read()
+        if answer.status != 200:
+            raise SideFailed(f"{page}: {answer.status} {body[-300:]!r}")
+        return (time.perf_counter() - began) * 1000
+
+    def watch(self, *pages: str) -> Watching:
+        """Open the streams of these pages."""
+        return Watching(self._address, pages)
+
+    @property
+    def cpu(self) -> float:
+        """The seconds of CPU that it has used."""
+        return cpu_of([self._process.pid])
+
+    @property
+    def memory(self) -> float:
+        """The MB that it has."""
+        return memory_of([self._process.pid])
+
+    def _told(self) -> str:
+        assert self._process.stdout is not None
+        said = ""
+        while not (found := re.search(r"http://\S+/", said)):
+            line = self._process.stdout.readline()
+            if not line:
+                raise SideFailed(f"the dashboard did not start: {said}")
+            said += line
+        return urlsplit(found[0]).netloc
+
+
+class Watching:
+    """Open streams, read by a thread, for the time of a block."""
+
+    def __init__(self, address: str, pages: tuple[str, ...]) -> None:
+        host, _, port = address.rpartition(":")
+        self._chosen = selectors.DefaultSelector()
+        self._sockets = [socket.create_connection((host, int(port))) for _ in pages]
+        for one, page in zip(self._sockets, pages, strict=True):
+            one.sendall(f"GET /live?page={page} HTTP/1.1\r\nHost: {address}\r\n\r\n".encode())
+            self._chosen.register(one, selectors.EVENT_READ)
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._read)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join()
+        for one in self._sockets:
+            one.close()
+        self._chosen.close()
+
+    def _read(self) -> None:
+        while not self._over.is_set():
+            for key, _ in self._chosen.select(timeout=0.2):
+                stream = key.fileobj
+                assert isinstance(stream, socket.socket)
+                if not stream.recv(1 << 20):
+                    self._chosen.unregister(stream)
