@@ -26,6 +26,9 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
+_LONGEST_CUT = 5.0
+"""Seconds to wait at the most after a cut: by then there is a new link, and jobs wait for it."""
+
 
 class Inquiry:
     """Asks about jobs and outcomes of one queue, as often as it takes to get an answer."""
@@ -71,7 +74,7 @@ class Inquiry:
 
     async def pause(self, failures: int, error: TaskbullError) -> None:
         """Wait after a refusal, the longer the more there were."""
-        delay = reconnect_delay(failures, LONGEST_DELAY, random())  # noqa: S311
+        delay = pause_after(failures, error, random())  # noqa: S311
         logger.warning(
             "Queue %s: %s, next try in %.1f s: %s",
             self._context.keys.queue,
@@ -102,3 +105,9 @@ class Inquiry:
             except ServerRefused as error:
                 failures += 1
                 await self.pause(failures, error)
+
+
+def pause_after(failures: int, error: TaskbullError, chance: float) -> float:
+    """Return the seconds to wait after so many failures; `chance` is random in [0, 1)."""
+    is_cut = isinstance(error, MaybeExecuted)
+    return reconnect_delay(failures, _LONGEST_CUT if is_cut else LONGEST_DELAY, chance)
