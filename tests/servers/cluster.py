@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from redis.crc import key_slot
+from redis.exceptions import ClusterDownError
 
 from taskbull.store.server_process import HOST, ServerProcess
 from tests.servers.waiting import plain_client, wait_until
@@ -237,7 +238,14 @@ class Migration:
     def move(self, *keys: str) -> None:
         """Move these keys: the source now answers ASK for them."""
         if keys:
+            wait_until(lambda: self._moves(keys), "the source serves")
+
+    def _moves(self, keys: Sequence[str]) -> bool:
+        try:
             self._source.run("MIGRATE", HOST, self._target.port, "", 0, 5000, "KEYS", *keys)
+        except ClusterDownError:  # the machine stood still, and nodes take each other for dead
+            return False
+        return True
 
     def keys_at_source(self) -> list[str]:
         return list(self._source.run("CLUSTER", "GETKEYSINSLOT", self._slot, 10_000))
