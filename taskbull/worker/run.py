@@ -130,8 +130,8 @@ class Run(Struct, eq=False):
     """What its function runs in, once it was called; of the executor, too."""
     call: ThreadCall | None = None
     """Its function's call in a thread, which may still be waiting for one; of the thread pool."""
-    notify: Callable[[str], object] | None = None
-    """Told why the job is cancelled: leads to the process that runs it with others; of the pool."""
+    notify: Callable[[], object] | None = None
+    """Told when the job is cancelled, or its lock lost: leads to the process; of the pool."""
     port: JobPort | None = None
     """What the job writes to, as soon as it has written something; of its `RunningJob`."""
     raw_progress: bytes | None = None
@@ -166,7 +166,7 @@ class Run(Struct, eq=False):
             return
         self.cancelled = reason
         if self.notify is not None:
-            self.notify(reason)
+            self.notify()
         if self.call is not None:
             self.call.withdraw(NotBegun(self.stopped()))
         elif self.scope is not None:
@@ -227,5 +227,7 @@ class Runs:
         if run.decided or self._held.get(run.job.id) is not run:
             return False
         run.lost = outcome
+        if run.notify is not None:
+            run.notify()
         self.drop(run)
         return True

@@ -80,6 +80,12 @@ def watch_others():
         time.sleep(0.01)
     note("saw", repr([job.cancelled for job in current_batch()]))
 
+def watch_locks():
+    note("watches")
+    while not any(job.lost for job in current_batch()):
+        time.sleep(0.01)
+    note("saw", repr([job.lost for job in current_batch()]))
+
 @app.batch_task(size=2, wait=60, parallel=2, queue="models", process=True)
 def see_cancelled(words: list[str]) -> list[list]:
     if words[0] == "hold":

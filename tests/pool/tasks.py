@@ -191,6 +191,11 @@ def told():
         seen.append(current_job().cancelled)
         note("told", repr(seen))
 
+def watch_lock():
+    while not current_job().lost:
+        time.sleep(0.01)
+    note("lost")
+
 def heeding():
     try:
         time.sleep(600)

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import redis
 
 from taskbull import App, ConfigurationError, JobCancelled, JobExpired, JobFailed, JobHandle
 from taskbull.core import events
@@ -207,6 +208,20 @@ async def test_the_process_is_told_which_of_its_jobs_was_cancelled(bed: PoolBed)
         assert (bed.folder / "saw").read_text() == "[False, True]"
         assert await results(await added(bed, "act", "nothing", "nothing")) == ["nothing"] * 2
         assert worker.pids == pids  # and the next call knows nothing of it
+
+
+async def test_the_process_is_told_which_of_its_jobs_has_lost_its_lock(
+    bed: PoolBed, admin: redis.Redis
+) -> None:
+    async with bed.working(process_pool=1, lock_duration=1.0, heartbeat_interval=0.2) as worker:
+        pids = worker.pids
+        first, second = await added(bed, "act", "watch_locks", "nothing")
+        await bed.file("watches")
+        keys = bed.app.queue("models").keys
+        admin.delete(keys.lock(second.id))
+        assert await first.aresult(timeout=30) == "watch_locks"
+        assert (bed.folder / "saw").read_text() == "[False, True]"
+        assert worker.pids == pids
 
 
 async def test_a_process_is_told_also_what_was_cancelled_before_it_had_the_call(

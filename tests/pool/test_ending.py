@@ -231,6 +231,16 @@ async def test_a_lost_lock_ends_the_process_where_it_is_to_cancel(bed: PoolBed) 
         await bed.record.wait_for(events.ProcessEnded)
 
 
+async def test_a_function_learns_that_the_lock_of_its_job_is_lost(bed: PoolBed) -> None:
+    async with bed.working(process_pool=1, lock_duration=1.0, heartbeat_interval=0.2) as worker:
+        pids = worker.pids
+        await bed.stay.adelay("watch_lock")
+        await bed.file(f"stays-{min(pids)}")
+        await bed.app.queue("default").obliterate(force=True)
+        await bed.file("lost")
+        assert (await bed.result("who"))[0] in pids
+
+
 async def test_no_more_memory_is_an_error_of_the_job(bed: PoolBed) -> None:
     async with bed.working(process_pool=1, process_memory_limit=400) as worker:
         event = await bed.ended("eat", 1000)

@@ -32,6 +32,7 @@ from taskbull.worker.pool.messages import (
     Order,
     Raised,
     Ready,
+    Standing,
     encode,
     read_in_process,
     read_in_worker,
@@ -150,7 +151,7 @@ def test_of_a_flood_so_many_lines_per_second_are_logged(caplog: pytest.LogCaptur
 
 class Chair(Seat):
     def send(self, data: bytes) -> None: ...
-    def tell_cancelled(self, call: PoolCall, job: int, reason: str) -> None: ...
+    def tell(self, standing: Standing) -> None: ...
     def halt(self, call: PoolCall, reason: str) -> None: ...
 
 

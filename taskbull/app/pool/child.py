@@ -33,17 +33,18 @@ from taskbull.app.resources import Resources
 from taskbull.core.failure import reason_of, stack_of
 from taskbull.core.flow import Children
 from taskbull.core.job import Job
+from taskbull.core.outcome import LetGo, Loss
 from taskbull.core.wire.options import decode_options
 from taskbull.errors import ConfigurationError, LockLost
 from taskbull.scripts.call import again
 from taskbull.worker.fork import end_child_of
 from taskbull.worker.pool.messages import (
-    Cancel,
     CannotStart,
     Hello,
     Order,
     Ready,
     Retire,
+    Standing,
 )
 from taskbull.worker.run import JobPort, Run
 from taskbull.worker.running_job import RunningJob, Workplace, run_of
@@ -63,8 +64,8 @@ class Child:
         self._hello = hello
         self._pid = os.getpid()
         self._running: tuple[int, Sequence[RunningJob]] = 0, ()
-        self._cancelled: dict[tuple[int, int], str] = {}  # why, by call and place
-        interruption.heed = self._note_cancelled
+        self._standings: list[Standing] = []
+        interruption.heed = self._heed
         self._app, self._dispatch = _load_app(hello)
         resources = Resources(self._app.registry, in_process=True)
         self._lifespan = ProcessLifespan(resources, hello.backend)
@@ -75,8 +76,8 @@ class Child:
         self._line.send(Ready())
         orders: list[Order] = []
         while not isinstance(message := self._line.receive(), Retire):
-            if isinstance(message, Cancel):
-                self._note_cancelled(message)
+            if isinstance(message, Standing):
+                self._heed(message)
             elif isinstance(message, Order):
                 orders.append(message)
                 if not message.more:
@@ -90,7 +91,7 @@ class Child:
         number = orders[0].number
         jobs = [self._job(place, order) for place, order in enumerate(orders)]
         self._running = number, jobs
-        self._mark_cancelled()
+        self._mark()
         results: Sequence[Result]
         try:
             try:
@@ -103,7 +104,7 @@ class Child:
             end_child_of(self._pid, error)
             results = [error] * len(jobs)
         end_child_of(self._pid)
-        self._cancelled.clear()
+        self._standings.clear()
         _flush()
         halted = self._interruption.halted(number)
         megabytes = resident_megabytes() if self._hello.measures else 0.0
@@ -134,16 +135,18 @@ class Child:
         [job] = jobs
         return [call_one(route.function, job)]
 
-    def _note_cancelled(self, word: Cancel) -> None:
-        """Let a job know that it was cancelled: it may run, or be on its way by the other line."""
-        self._cancelled[word.number, word.job] = word.reason
-        self._mark_cancelled()
+    def _heed(self, standing: Standing) -> None:
+        """Let a job know how it stands: it may run, or be on its way by the other line."""
+        self._standings.append(standing)
+        self._mark()
 
-    def _mark_cancelled(self) -> None:
+    def _mark(self) -> None:
         number, jobs = self._running
-        for place, job in enumerate(jobs):
-            if (reason := self._cancelled.get((number, place))) is not None:
-                run_of(job).cancelled = reason
+        for standing in list(self._standings):
+            if standing.number == number:
+                run = run_of(jobs[standing.job])
+                run.cancelled = standing.cancelled
+                run.lost = LetGo(Loss.TAKEN) if standing.lost else None
 
     def _open_port(self, order: Order, place: int, run: Run) -> JobPort:
         ask = partial(self._line.ask, order.number, place)

@@ -16,7 +16,7 @@ from types import FrameType
 
 from taskbull.errors import Terminated
 from taskbull.worker.pool.frames import FrameReader
-from taskbull.worker.pool.messages import Cancel, Halt, read_in_process
+from taskbull.worker.pool.messages import Halt, Standing, read_in_process
 from taskbull.worker.pool.process import NOT_ITS_OWN
 
 
@@ -32,8 +32,8 @@ class Interruption:
         self._number = 0
         """The run that may be interrupted; 0: none."""
         self._halt: Halt | None = None
-        self.heed: Callable[[Cancel], object] = bool
-        """Told of each job that is cancelled, in the thread that listens."""
+        self.heed: Callable[[Standing], object] = bool
+        """Told how jobs stand, in the thread that listens."""
         self._held_off = 0
         self._due = False
 
@@ -84,7 +84,7 @@ class Interruption:
             while piece := line.recv(4096):
                 for data in frames.feed(piece):
                     message = read_in_process(data)
-                    if isinstance(message, Cancel):
+                    if isinstance(message, Standing):
                         self.heed(message)
                     elif isinstance(message, Halt):
                         self._halt = message

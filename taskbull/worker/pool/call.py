@@ -14,7 +14,7 @@ import msgspec
 from taskbull.errors import TaskbullError
 from taskbull.store.backend import Waiter, wake
 from taskbull.worker.pool.frames import check_length
-from taskbull.worker.pool.messages import Ask, Cancel, Ended, Order, encode
+from taskbull.worker.pool.messages import Ask, Ended, Order, Standing, encode
 from taskbull.worker.running_job import RunningJob, run_of
 from taskbull.worker.threads import Stoppable
 
@@ -44,8 +44,8 @@ class Seat(ABC):
         """Send a message, without waiting; from any thread."""
 
     @abstractmethod
-    def tell_cancelled(self, call: PoolCall, job: int, reason: str) -> None:
-        """Let the process know that a job of a call was cancelled; from any thread."""
+    def tell(self, standing: Standing) -> None:
+        """Let the process know how a job of its call stands; from any thread."""
 
     @abstractmethod
     def halt(self, call: PoolCall, reason: str) -> None:
@@ -97,34 +97,33 @@ class PoolCall:
         self.waiter: Waiter | None = None
 
     def listen(self) -> None:
-        """Let the process know of each job that is cancelled while others of its batch go on."""
-        if len(self.jobs) > 1:
-            for place, job in enumerate(self.jobs):
-                run_of(job).notify = partial(self._tell, place)
+        """Let the process know of each job that is cancelled, or whose lock is lost."""
+        for place, job in enumerate(self.jobs):
+            run_of(job).notify = partial(self._tell, place)
 
     def late_order(self) -> bytes:
-        """Return the order of a call that had to wait; before it, who was cancelled meanwhile.
+        """Return the order of a call that had to wait; before it, what has happened meanwhile.
 
         By the same line: the function may ask as soon as it is called.
         """
-        words = [encode(Cancel(self.number, place, why)) for place, why in self._cancelled()]
-        return b"".join((*words, self.order))
+        return b"".join((*map(encode, self.standings()), self.order))
 
-    def tell_cancelled(self) -> None:
-        """Let the process know which jobs were cancelled so far."""
-        for place, reason in self._cancelled():
-            self._tell(place, reason)
-
-    def _cancelled(self) -> Iterator[tuple[int, str]]:
+    def standings(self) -> Iterator[Standing]:
+        """Give what the process has to know of its jobs so far."""
         for place, job in enumerate(self.jobs):
-            if (reason := run_of(job).cancelled) is not None:
-                yield place, reason
+            run = run_of(job)
+            if run.cancelled is not None or run.lost is not None:
+                yield self._standing(place)
 
-    def _tell(self, place: int, reason: str) -> None:
+    def _standing(self, place: int) -> Standing:
+        run = run_of(self.jobs[place])
+        return Standing(self.number, place, run.cancelled, run.lost is not None)
+
+    def _tell(self, place: int) -> None:
         # It is noted in the run first, and a call gets its seat before its order is made: one of
         # the two tells.
         if self.seat is not None:
-            self.seat.tell_cancelled(self, place, reason)
+            self.seat.tell(self._standing(place))
 
     def deliver(self, message: Ask | End) -> None:
         """Take in what was told; in the event loop."""

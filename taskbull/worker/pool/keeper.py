@@ -22,7 +22,6 @@ from taskbull.worker.pool.faults import OVER
 from taskbull.worker.pool.frames import BadFrame
 from taskbull.worker.pool.messages import (
     Ask,
-    Cancel,
     CannotStart,
     Done,
     Ended,
@@ -32,6 +31,7 @@ from taskbull.worker.pool.messages import (
     Record,
     Reply,
     Retire,
+    Standing,
     ToWorker,
     encode,
 )
@@ -120,15 +120,16 @@ class Keeper(Seat):
             if process is None:
                 return
             self._reprieve.grant(call.grace)
-            call.tell_cancelled()
+            for standing in call.standings():
+                self.tell(standing)
             process.leash.send(encode(Halt(call.number, reason)))
             process.signal(SIGTERM)
         self._bell.ring()
 
-    def tell_cancelled(self, call: PoolCall, job: int, reason: str) -> None:
-        """Let the process know that a job of a call was cancelled; from any thread."""
+    def tell(self, standing: Standing) -> None:
+        """Let the process know how a job of its call stands; from any thread."""
         process = self._process
-        if process is not None and not process.leash.send(encode(Cancel(call.number, job, reason))):
+        if process is not None and not process.leash.send(encode(standing)):
             self._bell.ring()
 
     def hurry(self, seconds: float) -> None:

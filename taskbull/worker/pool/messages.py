@@ -92,13 +92,16 @@ class Retire(Message, frozen=True):
     """Leave the lifespan and end: there are no more jobs."""
 
 
-class Cancel(Message, frozen=True):
-    """A job of the call of this number was cancelled: comes by the leash, or before its order."""
+class Standing(Message, frozen=True):
+    """How a job of the call of this number stands: comes by the leash, or before its order."""
 
     number: int
     job: int
     """Which one of its call it is, counted from 0."""
-    reason: str
+    cancelled: str | None
+    """Why it was cancelled, if it was."""
+    lost: bool
+    """Whether its lock is gone."""
 
 
 class Halt(Message, frozen=True):
@@ -209,7 +212,7 @@ class Raised(Message, frozen=True):
 
 
 Ended: TypeAlias = Done | Raised
-ToProcess: TypeAlias = Hello | Order | Reply | Retire | Cancel | Halt
+ToProcess: TypeAlias = Hello | Order | Reply | Retire | Standing | Halt
 ToWorker: TypeAlias = Ready | CannotStart | Ask | Record | Ended
 
 _encode = msgspec.msgpack.Encoder().encode
