@@ -18,6 +18,7 @@ from tests.servers.kinds import KINDS, Reachable, SharedServers
 from tests.speed.bounds import check_not_grown
 
 Figures = dict[str, tuple[int, int]]
+Found = dict[str, dict[str, float]]
 
 WERE: dict[tuple[int, int], dict[str, Figures]] = {
     (3, 11): {
@@ -41,9 +42,6 @@ WERE: dict[tuple[int, int], dict[str, Figures]] = {
 }
 """By version of Python: per job in all, and in taskbull's own code. Write less when it is less."""
 
-TIMES = 2
-"""How often it is counted."""
-
 SLACK = 0.05
 SLACK_IN_ALL = 0.12
 
@@ -56,28 +54,32 @@ def server(shared_servers: SharedServers) -> Reachable:
 
 @pytest.mark.parametrize("loop", ["asyncio", "trio"])
 def test_a_job_costs_no_more_bytecodes(loop: str, server: Reachable) -> None:
-    found = least(server.url, loop)
+    found = measured(server.url, loop)
     version = sys.version_info[:2]
     if version not in WERE:
         told = {name: round(figures["all"]) for name, figures in found.items()}
         pytest.skip(f"no bounds are set for Python {version[0]}.{version[1]}: found {told}")
-    were = WERE[version][loop]
+    try:
+        check(found, WERE[version][loop])
+    except AssertionError:  # on a busy machine an event loop wakes up more often: the least counts
+        check(least(found, measured(server.url, loop)), WERE[version][loop])
+
+
+def check(found: Found, were: Figures) -> None:
     ours = {f"{name}, in taskbull": float(most) for name, (_, most) in were.items()}
     check_not_grown({f"{k}, in taskbull": v["taskbull"] for k, v in found.items()}, ours, SLACK)
     in_all = {f"{name}, in all": float(most) for name, (most, _) in were.items()}
     check_not_grown({f"{k}, in all": v["all"] for k, v in found.items()}, in_all, SLACK_IN_ALL)
 
 
-def least(url: str, loop: str) -> dict[str, dict[str, float]]:
-    """Return the least of several counts: on a busy machine an event loop wakes up more often."""
-    counts = [measured(url, loop) for _ in range(TIMES)]
+def least(one: Found, other: Found) -> Found:
     return {
-        name: {key: min(count[name][key] for count in counts) for key in figures}
-        for name, figures in counts[0].items()
+        name: {key: min(figures[key], other[name][key]) for key in figures}
+        for name, figures in one.items()
     }
 
 
-def measured(url: str, loop: str) -> dict[str, dict[str, float]]:
+def measured(url: str, loop: str) -> Found:
     command = [sys.executable, "-m", "tests.speed.bytecodes", url, loop]
     # Not what pytest-cov leaves behind for children: a second tracer would end the first.
     environment = {name: value for name, value in os.environ.items() if "COV" not in name}
@@ -93,5 +95,5 @@ def measured(url: str, loop: str) -> dict[str, dict[str, float]]:
     if "somebody else traces" in ran.stderr:
         pytest.skip(ran.stderr.strip())
     assert ran.returncode == 0, ran.stderr
-    figures: dict[str, dict[str, float]] = json.loads(ran.stdout)
+    figures: Found = json.loads(ran.stdout)
     return figures
