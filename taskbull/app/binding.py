@@ -21,9 +21,10 @@ _BY_KEYWORD = (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
 class Binder:
     """Binds calls to the signature of a function.
 
-    `inspect.Signature.bind` takes 3.4 µs for a call with two arguments, and this 1.0: it only asks
-    whether the call fits, and leaves it to the former to say why it does not. `parameters` are
-    those that a job stores; what the worker itself gives is `injected`.
+    `inspect.Signature.bind` takes 3.4 µs for a call with two arguments, and this 0.9, or 0.4 if all
+    are given in one way: it only asks whether the call fits, and leaves it to the former to say why
+    it does not. `parameters` are those that a job stores; what the worker itself gives is
+    `injected`.
     """
 
     def __init__(self, task: str, function: Callable[..., Any]) -> None:
@@ -52,9 +53,22 @@ class Binder:
         self.required = frozenset(
             name for name, p in self.parameters.items() if p.default is Parameter.empty
         )
+        self._most = len(self._by_position)
+        self._least = next(  # arguments by position that leave out none of those
+            (n for n in range(self._most + 1) if self.required.issubset(self._by_position[:n])),
+            self._most + 1,
+        )
 
     def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-        """Return the arguments by name; raise `TypeError` for a call that does not fit."""
+        """Return the arguments by name; raise `TypeError` for a call that does not fit.
+
+        `kwargs` itself is returned where there is nothing to add to it.
+        """
+        if not kwargs:
+            if self._least <= len(args) <= self._most:
+                return dict(zip(self._by_position, args))  # noqa: B905 - there may be defaults
+        elif not args and self.required <= kwargs.keys() <= self._by_keyword:
+            return kwargs
         bound = dict(zip(self._by_position, args))  # noqa: B905 - too many are counted below
         if kwargs:
             bound.update(kwargs)

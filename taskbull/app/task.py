@@ -28,7 +28,7 @@ from taskbull.core.keywords import check_keywords
 from taskbull.core.options import JobOptions, OnFailure
 from taskbull.core.site import Site
 from taskbull.errors import ConfigurationError
-from taskbull.observability.provider import in_this_span
+from taskbull.observability.provider import current_tracer, in_this_span
 from taskbull.queue.handle import JobHandle
 
 P = ParamSpec("P")
@@ -75,8 +75,9 @@ class Enqueueable(Generic[P, R]):
     def job(self, *args: P.args, **kwargs: P.kwargs) -> JobSpec[R]:
         """Return a job for `app.enqueue`; nothing is sent."""
         spec = self._spec(args, kwargs)
-        job = in_this_span(spec.job)
-        return spec if job is spec.job else replace(spec, job=job)
+        if current_tracer() is None:
+            return spec
+        return replace(spec, job=in_this_span(spec.job))
 
     def options(self, **options: Unpack[CallOptions]) -> Variant[P, R]:
         """Return the task with other options, to call or to keep."""
