@@ -241,8 +241,11 @@ class Producer:
         return Bulk(specs, self._entry, progress).run()
 
     def _entry(self, place: int, spec: JobSpec[Any]) -> Entry:
-        entry = self._alone(self._checked(place, spec))
-        if not spec.children and not spec.calling.needs:
+        if spec.__class__ is not JobSpec:
+            self._checked(place, spec)
+        queue, job, calling = spec.queue, spec.job, spec.calling
+        entry = Entry(self._clients.get(queue) or self.client(queue), job, spec, calling.read)
+        if not spec.children and not calling.needs:
             return entry
         root = spec.branch()
         flow = Flow(entry.client.adder, root, spec.job.ticket)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, NoReturn
 
 import msgspec
@@ -51,7 +51,8 @@ def _decode_raw(value: msgspec.Raw) -> Any:
         raise SerializationError(f"a msgspec.Raw holds no JSON: {error}") from error
 
 
-_encode = msgspec.json.Encoder(enc_hook=_encode_subclass).encode
+_encoder = msgspec.json.Encoder(enc_hook=_encode_subclass)
+_encode = _encoder.encode
 _decode = msgspec.json.Decoder().decode
 
 # After this translation, 16 zeros are a number that may be too big (or only look like one), and
@@ -72,19 +73,40 @@ def encode(value: object, field: str) -> bytes:
         text = _encode(value)
         if len(text) > _LONG and _is_plainly_sound(value):
             return text
-        skeleton = text.translate(_SKELETON)
-        suspicious = (
-            text.find(b"null") >= 0
-            or skeleton.find(_LONG_NUMBER) >= 0
-            or skeleton.find(_NUMBER_AS_KEY) >= 0
-        )
-        if suspicious and not _is_sound(value):
+        if _is_suspicious(text) and not _is_sound(value):
             _inspect(msgspec.to_builtins(value, enc_hook=_encode_subclass), field)
     except SerializationError:
         raise
     except _ENCODING_ERRORS as error:
         _explain(value, field, error)
     return text
+
+
+def encode_all(values: Sequence[object]) -> list[bytes] | None:
+    """Return values as JSON, each as `encode` does; None if they have to be looked at one by one.
+
+    They are written and searched as one text: 0.35 µs for each of 50, instead of 0.8.
+    """
+    try:
+        text = _encoder.encode_lines(values)
+    except (SerializationError, *_ENCODING_ERRORS):
+        return None
+    if len(text) > _LONG * len(values):
+        return None
+    if _is_suspicious(text) and not all(map(_is_sound, values)):
+        return None
+    texts = text.split(b"\n")
+    texts.pop()
+    return texts if len(texts) == len(values) else None  # a msgspec.Raw may have lines of its own
+
+
+def _is_suspicious(text: bytes) -> bool:
+    skeleton = text.translate(_SKELETON)
+    return (
+        text.find(b"null") >= 0
+        or skeleton.find(_LONG_NUMBER) >= 0
+        or skeleton.find(_NUMBER_AS_KEY) >= 0
+    )
 
 
 def decode(text: bytes) -> Any:

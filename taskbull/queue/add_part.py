@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Final, Protocol, Self
 
 from msgspec import Struct
@@ -60,11 +61,17 @@ class Part:
         # Each place of a ticket once: the second time is another call, which gets the answer.
         return job.place is None or all(other.place != job.place for other in self.jobs)
 
-    def put(self, place: int, entry: Entry, job: EncodedJob, size: int) -> None:
-        """Take a job of that size, which has that place in the bulk."""
-        self.places.append(place)
-        self.entries.append(entry)
-        self.jobs.append(job)
+    def put(
+        self,
+        places: Iterable[int],
+        entries: Iterable[Entry],
+        jobs: Iterable[EncodedJob],
+        size: int,
+    ) -> None:
+        """Take jobs of that size together, which have those places in the bulk."""
+        self.places.extend(places)
+        self.entries.extend(entries)
+        self.jobs.extend(jobs)
         self.size += size
 
     def may_follow(self, former: Part) -> bool:
@@ -103,7 +110,7 @@ class FlowPart(Part):
 
     def __init__(self, place: int, entry: Entry, flow: Flow) -> None:
         super().__init__(entry.client, entry.job.ticket)
-        self.put(place, entry, flow.root_job, 0)
+        self.put((place,), (entry,), (flow.root_job,), 0)
         self._flow = flow
         self._added: list[Added] | Unsent = []
 

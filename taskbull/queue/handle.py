@@ -65,7 +65,7 @@ class QueueClient(Struct, frozen=True, eq=False):
     check: DataCheck = _takes_anything
 
 
-class JobHandle(Struct, Generic[R_co], frozen=True, repr_omit_defaults=True):
+class JobHandle(Struct, Generic[R_co], frozen=True, repr_omit_defaults=True, gc=False):
     """A job in a queue. Of each pair of methods the one that begins with `a` is awaited.
 
     The result of a task's job has the type of the task's return annotation, where JSON can be

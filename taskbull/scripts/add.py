@@ -47,7 +47,7 @@ class Result(IntEnum):
 _RESULTS = {int(result): result for result in Result}
 
 
-class Added(Struct, frozen=True):
+class Added(Struct, frozen=True, gc=False):
     """The answer for one job."""
 
     id: str

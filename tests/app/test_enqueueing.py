@@ -91,6 +91,27 @@ def test_a_bulk_goes_to_several_queues_and_gives_handles_in_order(app: App) -> N
     ]
 
 
+def test_a_bulk_of_all_kinds_of_jobs_gives_handles_in_order(app: App) -> None:
+    send = declare(app)
+
+    @app.task(queue="pictures")
+    async def crop(number: int) -> None: ...
+
+    specs = [send.job(f"user{n}") for n in range(120)]
+    specs[30] = send.options(delay=60).job("user30")
+    specs[60] = crop.job(60)
+    specs[61] = send.job("user61", when=None)
+    specs[90] = send.after(crop.job(90)).job("user90")
+    jobs = app.enqueue(specs)
+    assert [job.queue for job in jobs].index("pictures") == 60
+    written = [job.info() for job in jobs]
+    assert [info.data for info in written] == [spec.data for spec in specs]
+    emails = [job for job in jobs if job.queue == "emails" and job is not jobs[90]]
+    assert [int(job.id) for job in emails] == sorted(int(job.id) for job in emails)
+    states = {30: JobState.DELAYED, 90: JobState.WAITING_CHILDREN, 91: JobState.WAITING}
+    assert {n: jobs[n].state() for n in states} == states
+
+
 async def test_an_async_bulk_gives_handles_in_order(app: App) -> None:
     send = declare(app)
     handles = await app.aenqueue([send.job(str(n)) for n in range(600)])

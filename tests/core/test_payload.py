@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from taskbull.core.payload import check_size, decode, encode
+from taskbull.core.payload import check_size, decode, encode, encode_all
 from taskbull.errors import SerializationError
 
 LIMIT = 2**53 - 1
@@ -238,3 +238,29 @@ def test_a_payload_over_the_limit_is_refused_with_both_sizes(
     with pytest.raises(SerializationError) as caught:
         check_size(size, limit)
     assert str(caught.value) == message
+
+
+@given(st.lists(json_values, min_size=1))
+def test_many_values_have_the_form_that_each_has(values: list[Any]) -> None:
+    assert encode_all(values) in (None, [encode(value, "data") for value in values])
+
+
+def test_many_ordinary_values_are_encoded_together() -> None:
+    values = [{"to": f"ann{n}@example.org", "n": n, "share": n / 7} for n in range(50)]
+    assert encode_all(values) == [encode(value, "data") for value in values]
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        pytest.param(math.nan, id="nan"),
+        pytest.param(2**53, id="beyond a double"),
+        pytest.param({1: "x"}, id="number as key"),
+        pytest.param("\ud800", id="lone surrogate"),
+        pytest.param(object(), id="no JSON form"),
+        pytest.param(msgspec.Raw(b"[1,\n2]"), id="lines of its own"),
+        pytest.param("x" * 100_000, id="long"),
+    ],
+)
+def test_many_values_with_an_odd_one_are_left_to_be_encoded_one_by_one(value: Any) -> None:
+    assert encode_all([{"n": 1}, {"n": value}]) is None

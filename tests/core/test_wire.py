@@ -24,7 +24,7 @@ from taskbull.core.wire.job import (
     encode_stacktrace,
     encode_value,
 )
-from taskbull.core.wire.new_job import encode_job
+from taskbull.core.wire.new_job import encode_job, encode_jobs
 from taskbull.core.wire.options import StoredOptions, decode_options
 from taskbull.errors import ConfigurationError, CorruptJob, SerializationError
 
@@ -480,3 +480,27 @@ def test_jobs_of_one_task_expire_each_by_its_own_time(
     options = JobOptions(expires=expires)
     added = [encode_job(NewJob("n", {}, options), at) for at in (1_000_000, 1_799_997, 1_799_998)]
     assert [json.loads(job.options)["expires"] for job in added] == stored
+
+
+def test_many_jobs_are_written_as_each_by_itself() -> None:
+    ticket = Ticket("producer", 1, 2, "abc", 3)
+    plain = [NewJob(f"task{n % 2}", {"n": n}, PLAIN) for n in range(5)]
+    sets = [
+        plain,
+        [*plain, NewJob("other", {}, JobOptions(delay=5))],
+        [*plain, NewJob("sent again", {}, PLAIN, ticket=ticket)],
+        [*plain, NewJob("traced", {}, PLAIN, telemetry="context")],
+        [*plain, NewJob("unset", {"n": None}, PLAIN)],
+    ]
+    for jobs in sets:
+        for _ in range(2):  # the first time it may not be known what their options have alike
+            assert encode_jobs(jobs, NOW) == [encode_job(job, NOW) for job in jobs]
+
+
+def test_of_many_jobs_one_that_is_too_large_is_refused() -> None:
+    small = JobOptions(size_limit=1000)
+    jobs = [NewJob("x", {"text": "y" * size}, small) for size in (1, 2, 1000)]
+    encode_jobs(jobs[:1], NOW)
+    assert len(encode_jobs(jobs[:2], NOW)) == 2
+    with pytest.raises(SerializationError, match="exceeds limit"):
+        encode_jobs(jobs, NOW)
