@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Generator, Iterable, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeAlias, TypeVar
 
@@ -199,16 +199,20 @@ class Producer:
             return self.enqueue([spec])[0]
         return add_at_once(self._alone(spec), self._timeout)
 
-    async def aadd(self, spec: JobSpec[Any]) -> JobHandle[Any]:
+    def aadd(self, spec: JobSpec[Any]) -> Awaitable[JobHandle[Any]]:
         """Add one job, together with those of other tasks of the event loop."""
-        if self._elsewhere is not None:
-            return self._elsewhere([spec])[0]
-        if spec.children or spec.calling.needs:
-            return (await self.aenqueue([spec]))[0]
-        return await self.stores.loop.add(self._alone(spec), self._timeout)
+        if self._elsewhere is not None or spec.children or spec.calling.needs:
+            return self._aadd_by_itself(spec)
+        entry = self._alone(spec)
+        return self.stores.loop.group(entry.client, self._timeout).add(entry)
+
+    async def _aadd_by_itself(self, spec: JobSpec[Any]) -> JobHandle[Any]:
+        return (await self.aenqueue([spec]))[0]
 
     def _alone(self, spec: JobSpec[Any]) -> Entry:
-        return Entry(self.client(spec.queue), spec.job, spec, spec.calling.read)
+        queue = spec.queue
+        client = self._clients.get(queue) or self.client(queue)
+        return Entry(client, spec.job, spec, spec.calling.read)
 
     def enqueue(
         self, specs: Iterable[JobSpec[Any]], progress: Progress | None = None
@@ -243,9 +247,8 @@ class Producer:
     def _entry(self, place: int, spec: JobSpec[Any]) -> Entry:
         if spec.__class__ is not JobSpec:
             self._checked(place, spec)
-        queue, job, calling = spec.queue, spec.job, spec.calling
-        entry = Entry(self._clients.get(queue) or self.client(queue), job, spec, calling.read)
-        if not spec.children and not calling.needs:
+        entry = self._alone(spec)
+        if not spec.children and not spec.calling.needs:
             return entry
         root = spec.branch()
         flow = Flow(entry.client.adder, root, spec.job.ticket)

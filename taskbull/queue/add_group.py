@@ -34,6 +34,7 @@ from taskbull.queue.add_call import Unsent
 from taskbull.queue.add_part import BULK_BYTES, Entry
 from taskbull.queue.add_single import FirstTry, add_one, encode, not_added
 from taskbull.queue.handle import JobHandle, QueueClient, handle
+from taskbull.queue.tracebacks import stripped
 from taskbull.scripts.add import Added
 from taskbull.scripts.call import Steps
 from taskbull.store import backend
@@ -45,11 +46,11 @@ FEW = 8
 
 
 class _Member(Struct, frozen=True, eq=False):
-    """One caller: its job, its time limit, and where it waits for `Added`."""
+    """One caller: its job, when it came, and where it waits for `Added`."""
 
     entry: Entry
     job: EncodedJob
-    limit: Deadline
+    since: float
     waiter: backend.Waiter
 
 
@@ -63,11 +64,9 @@ class _GroupCall:
 
     def drop_settled(self) -> None:
         """Forget those who wait no longer."""
-        waiting = self.waiting
-        if any(member.waiter.done() for member in waiting.values()):
-            self.waiting = {
-                place: each for place, each in waiting.items() if not each.waiter.done()
-            }
+        self.waiting = {
+            place: each for place, each in self.waiting.items() if not each.waiter.done()
+        }
 
 
 class Group:
@@ -86,11 +85,28 @@ class Group:
 
     async def add(self, entry: Entry) -> JobHandle[Any]:
         """Add one job; raises `EnqueueError` if it could not be added in time."""
-        job = encode(entry)
-        if current_tracer() is not None:
-            return await self._store.run(add_one(entry, job), timeout=self._timeout)
-        if self._busy:
-            return await self._join(entry, job)
+        member: _Member | None = None
+        try:
+            job = encode(entry)
+            if current_tracer() is not None:
+                return await self._store.run(add_one(entry, job), timeout=self._timeout)
+            if not self._busy:
+                return await self._add_first(entry, job)
+            member = _Member(entry, job, monotonic(), self._new_waiter())
+            self._gathered.append(member)
+            if self._turn is None:
+                self._begin_turn()
+            added: Added = await member.waiter
+            return handle(self._client, entry.job.name, added, entry.read)
+        except TaskbullError as error:
+            raise stripped(error) from error.__cause__
+        except get_cancelled_exc_class():
+            if member is not None:
+                self._let_go(member)
+            raise
+
+    async def _add_first(self, entry: Entry, job: EncodedJob) -> JobHandle[Any]:
+        """Add the job of a caller for whom no call is under way; others gather meanwhile."""
         self._busy = True
         try:
             return await self._add_alone(entry, job)
@@ -113,22 +129,16 @@ class Group:
             return handle
         return await self._store.run(add_one(entry, job), timeout=self._timeout)
 
-    async def _join(self, entry: Entry, job: EncodedJob) -> JobHandle[Any]:
-        waiter = self._new_waiter()
-        member = _Member(entry, job, Deadline(self._timeout, monotonic), waiter)
-        self._gathered.append(member)
-        if self._turn is None:
-            self._turn = self._new_waiter()
-            self._senders = 1
-            backend.spawn(self._send_in_turn)
-        try:
-            added: Added = await waiter
-        except get_cancelled_exc_class():
-            for call in self._calls:
-                if call.scope is not None and member in call.waiting.values():
-                    call.scope.cancel()  # it goes on without this job, if that was not sent
-            raise
-        return handle(self._client, entry.job.name, added, entry.read)
+    def _begin_turn(self) -> None:
+        self._turn = self._new_waiter()
+        self._senders = 1
+        backend.spawn(self._send_in_turn)
+
+    def _let_go(self, member: _Member) -> None:
+        """Let the call of a caller who has left go on without its job, if that was not sent."""
+        for call in self._calls:
+            if call.scope is not None and member in call.waiting.values():
+                call.scope.cancel()
 
     async def _send_in_turn(self) -> None:
         """Send what gathers, once the call that is under way has ended."""
@@ -172,21 +182,17 @@ class Group:
 
     def _take(self) -> list[_Member]:
         """Return those who go together next: half of all who are there, or few, within bounds."""
-        members: list[_Member] = []
-        under_way = sum(call.size for call in self._calls)
-        most = min(BULK, max(FEW, (len(self._gathered) + under_way + 1) // 2))
-        size = 0
         gathered = self._gathered
-        while gathered and len(members) < most:
-            member = gathered.popleft()
-            if member.waiter.done():
-                continue
-            job = member.job
-            size += len(job.data) + len(job.options)
-            if members and size > BULK_BYTES:
-                gathered.appendleft(member)
-                break
-            members.append(member)
+        under_way = sum([call.size for call in self._calls])
+        most = min(BULK, max(FEW, (len(gathered) + under_way + 1) // 2))
+        members: list[_Member] = []
+        while gathered and not members:
+            first = [gathered.popleft() for _ in range(min(most, len(gathered)))]
+            members = [each for each in first if not each.waiter.done()]
+        sizes = [len(each.job.data) + len(each.job.options) for each in members]
+        while sum(sizes) > BULK_BYTES and len(members) > 1:
+            gathered.appendleft(members.pop())
+            sizes.pop()
         return members
 
     async def _send(self, call: _GroupCall) -> None:
@@ -200,15 +206,17 @@ class Group:
                 sent_ms = sent_ms or began_ms
             elif isinstance(added, Unsent):
                 sent_ms, is_free = added.sent_ms, False
-                _fail_late(waiting, added)
+                self._fail_late(waiting, added)
             elif not added:
                 adder.sequences.renew()
                 sequence = adder.sequences.borrow()
             else:
                 for member, one in zip(waiting.values(), added, strict=True):
-                    if not member.waiter.done():
-                        member.waiter.set_result(one)
+                    if not (waiter := member.waiter).done():
+                        waiter.set_result(one)
+                break
             call.drop_settled()
+        call.waiting = {}
         if is_free:
             adder.sequences.give_back(sequence)
 
@@ -216,7 +224,7 @@ class Group:
         self, call: _GroupCall, steps: Steps[list[Added] | Unsent]
     ) -> list[Added] | Unsent | None:
         """Make the call, while the first has time; None if it was cut short."""
-        limit = next(iter(call.waiting.values())).limit
+        limit = self._limit(next(iter(call.waiting.values())))
         try:
             with CancelScope() as call.scope:
                 return await self._store.run(steps, timeout=limit.timeout)
@@ -228,19 +236,21 @@ class Group:
             call.scope = None
         return None
 
+    def _fail_late(self, waiting: dict[int, _Member], unsent: Unsent) -> None:
+        """Raise the error where callers are out of time; everywhere, if time was not the reason."""
+        first = self._limit(next(iter(waiting.values())))
+        for place, member in waiting.items():
+            is_late = self._limit(member).left <= first.last_answer
+            if (is_late or first.left > first.last_answer) and not member.waiter.done():
+                error = not_added(member.entry, place, unsent)
+                error.__cause__ = unsent.error
+                member.waiter.set_exception(error)
+
+    def _limit(self, member: _Member) -> Deadline:
+        return Deadline(self._timeout, monotonic, member.since)
+
 
 def _jobs(waiting: dict[int, _Member]) -> list[EncodedJob]:
     if len(waiting) == max(waiting):  # all of the call
         return [member.job for member in waiting.values()]
     return [replace(member.job, place=place, is_plain=False) for place, member in waiting.items()]
-
-
-def _fail_late(waiting: dict[int, _Member], unsent: Unsent) -> None:
-    """Raise the error where callers are out of time; everywhere, if time was not the reason."""
-    first = next(iter(waiting.values())).limit
-    for place, member in waiting.items():
-        is_late = member.limit.left <= first.last_answer
-        if (is_late or first.left > first.last_answer) and not member.waiter.done():
-            error = not_added(member.entry, place, unsent)
-            error.__cause__ = unsent.error
-            member.waiter.set_exception(error)

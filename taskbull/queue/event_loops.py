@@ -6,6 +6,7 @@ Code without an event loop never comes here: see `Stores`.
 from __future__ import annotations
 
 import asyncio
+import sys
 from asyncio import _get_running_loop  # pyright: ignore[reportPrivateUsage] - in its `__all__`
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
@@ -16,13 +17,10 @@ from anyio.lowlevel import current_token
 from taskbull.core.job import Ending
 from taskbull.core.keys import QueueKeys
 from taskbull.core.states import JobState
-from taskbull.errors import TaskbullError
 from taskbull.queue.add_group import Group
-from taskbull.queue.add_part import Entry
 from taskbull.queue.endings import failure, not_in_time
-from taskbull.queue.handle import JobHandle, QueueClient
+from taskbull.queue.handle import QueueClient
 from taskbull.queue.result_watch import ResultWatch
-from taskbull.queue.tracebacks import stripped
 from taskbull.scripts.call import Steps
 from taskbull.store.address import Address
 from taskbull.store.async_store import Store, ambient_store
@@ -43,15 +41,12 @@ class LoopContext:
         self._watches: dict[str, ResultWatch] = {}
         self._groups: dict[QueueClient, Group] = {}
 
-    async def add(self, entry: Entry, timeout: float | None) -> JobHandle[Any]:
-        """Add one job, together with those of other callers in this event loop."""
-        group = self._groups.get(entry.client)
+    def group(self, client: QueueClient, timeout: float | None) -> Group:
+        """Return what adds the single jobs of this event loop to a queue."""
+        group = self._groups.get(client)
         if group is None:
-            group = self._groups[entry.client] = Group(entry.client, self.store, timeout)
-        try:
-            return await group.add(entry)
-        except TaskbullError as error:
-            raise stripped(error) from error.__cause__
+            group = self._groups[client] = Group(client, self.store, timeout)
+        return group
 
     def begin(self, steps: Steps[T]) -> Begun[T]:
         """Begin an operation, behind those that are under way."""
@@ -102,7 +97,10 @@ class EventLoops:
 
 
 def _running_loop() -> Any:
-    """Return the running event loop; of asyncio in a tenth of the time that anyio takes."""
+    """Return the running event loop, in a tenth of the time that anyio takes."""
     if _get_running_loop() is not None and (task := asyncio.current_task()) is not None:
         return task.get_loop()
-    return current_token().native_token  # trio's, which may be a guest of asyncio's
+    try:
+        return sys.modules["trio"].lowlevel.current_trio_token()  # it may be a guest of asyncio's
+    except (KeyError, RuntimeError):
+        return current_token().native_token  # there is none: anyio says so

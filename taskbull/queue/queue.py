@@ -28,7 +28,7 @@ class Queue(AnyQueue, Awaited):
     ) -> JobHandle[Any]:
         """Add a job. Never twice, whatever happens to the connection; `EnqueueError` if not."""
         entry = self._single(name, data, **options)
-        return await self._stores.loop.add(entry, self._enqueue_timeout)
+        return await self._stores.loop.group(self._client, self._enqueue_timeout).add(entry)
 
     async def add_bulk(
         self, jobs: Iterable[JobEntry], *, progress: Progress | None = None

@@ -9,14 +9,16 @@ from taskbull.errors import ConnectionLost, TaskbullError
 
 
 class Deadline:
-    """So many seconds from now, over all tries; None: no deadline."""
+    """So many seconds from now, or since an instant, over all tries; None: no deadline."""
 
     __slots__ = ("_end", "clock", "seconds")
 
-    def __init__(self, seconds: float | None, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, seconds: float | None, clock: Callable[[], float], since: float | None = None
+    ) -> None:
         self.seconds = seconds
         self.clock = clock
-        self._end = inf if seconds is None else clock() + seconds
+        self._end = inf if seconds is None else (clock() if since is None else since) + seconds
 
     @property
     def left(self) -> float:
