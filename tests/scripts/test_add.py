@@ -109,6 +109,19 @@ def test_equal_jobs_are_told_once(bed: Bed) -> None:
     assert [bed.state()[str(number)]["data"] for number in (1, 250)] == ['{"n":0}', '{"n":249}']
 
 
+@pytest.mark.parametrize("last", [0, 7, 95, 998, -7, 2**53 - 20])
+def test_ids_count_on_from_the_last_whatever_jobs_are_between(bed: Bed, last: int) -> None:
+    bed.admin.set(bed.queue.id, last)
+    jobs = [job("a")] * 8 + [job("b", priority=1)] + [job("a")] * 6
+    added = bed.run(add_jobs(bed.queue, jobs, NOW, CallSequence("p", 0, 1)))
+    ids = [str(last + n) for n in range(1, 16)]
+    assert [one.id for one in added] == ids
+    names = [bed.admin.hget(bed.queue.job(id_), "name") for id_ in ids]
+    assert names == [b"a"] * 8 + [b"b"] + [b"a"] * 6
+    waiting = [id_ for id_ in reversed(ids) if id_ != ids[8]]
+    assert bed.admin.lrange(bed.queue.wait, 0, -1) == [id_.encode() for id_ in waiting]
+
+
 def test_a_child_among_equals_has_its_parent_and_they_have_none(bed: Bed) -> None:
     bed.job("top", "waiting-children")
     parent = ParentLink(bed.queue.job("top"), "top", bed.queue.qualified_name, b"{}")
