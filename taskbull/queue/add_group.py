@@ -26,13 +26,13 @@ from anyio.lowlevel import checkpoint
 from msgspec import Struct
 from msgspec.structs import replace
 
-from taskbull.core.wire.new_job import EncodedJob
+from taskbull.core.wire.new_job import EncodedJob, encode_job
 from taskbull.errors import TaskbullError
 from taskbull.observability.provider import current_tracer
 from taskbull.queue.add_bulk import BULK
 from taskbull.queue.add_call import Unsent
 from taskbull.queue.add_part import BULK_BYTES, Entry
-from taskbull.queue.add_single import FirstTry, add_one, encode, not_added
+from taskbull.queue.add_single import FirstTry, add_one, not_added
 from taskbull.queue.handle import JobHandle, QueueClient, handle
 from taskbull.queue.tracebacks import stripped
 from taskbull.scripts.add import Added
@@ -87,7 +87,7 @@ class Group:
         """Add one job; raises `EnqueueError` if it could not be added in time."""
         member: _Member | None = None
         try:
-            job = encode(entry)
+            job = encode_job(entry.job, int(time.time() * 1000))
             if current_tracer() is not None:
                 return await self._store.run(add_one(entry, job), timeout=self._timeout)
             if not self._busy:

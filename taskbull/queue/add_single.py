@@ -20,11 +20,6 @@ from taskbull.store.deadline import Deadline
 from taskbull.store.sync_store import SyncStore
 
 
-def encode(entry: Entry) -> EncodedJob:
-    """Return the job as it is written now."""
-    return encode_job(entry.job, int(time.time() * 1000))
-
-
 def add_one(
     entry: Entry, job: EncodedJob, sequence: CallSequence | None = None
 ) -> Steps[JobHandle[Any]]:
@@ -73,7 +68,7 @@ class FirstTry:
 def add_at_once(entry: Entry, timeout: float | None) -> JobHandle[Any]:
     """Add one job from code without an event loop."""
     store = entry.client.stores.sync_store()
-    job = encode(entry)
+    job = encode_job(entry.job, int(time.time() * 1000))
     try:
         if current_tracer() is None and (added := _add_plainly(store, entry, job, timeout)):
             return added

@@ -53,9 +53,10 @@ class EncodedJob(Struct, frozen=True, gc=False):
     """Its place in the call under whose ticket it is sent again."""
 
 
-# What all jobs of some options have alike: the options, as they are stored, and how many bytes of
-# data may stand beside them. By identity, as in `wire.options`, and so the options are kept.
-_forms: dict[int, tuple[JobOptions, bytes, int]] = {}
+# What all jobs of some options have alike: the options, as they are stored, how many bytes of data
+# may stand beside them, the priority, and whether they are lifo. By identity, as in `wire.options`,
+# and so the options are kept.
+_forms: dict[int, tuple[JobOptions, bytes, int, int, bool]] = {}
 _FORMS_KEPT = 256
 
 
@@ -64,11 +65,10 @@ def encode_job(job: NewJob, timestamp_ms: int) -> EncodedJob:
     form = _forms.get(id(job.options))
     if form is None or job.ticket is not None or job.telemetry is not None:
         return _encode_anew(job, timestamp_ms)
-    options, stored, room = form
+    options, stored, room, priority, lifo = form
     data = payload.encode(job.data, "data")
     if len(data) > room:
         payload.check_size(len(data) + len(stored), options.size_limit)
-    priority, lifo = options.priority, options.lifo
     return EncodedJob(job.name, data, stored, timestamp_ms, 0, priority, lifo, "", True)
 
 
@@ -76,7 +76,7 @@ def encode_jobs(jobs: Sequence[NewJob], timestamp_ms: int) -> list[EncodedJob]:
     """Return jobs as `encode_job` does each of them; those of one form at half the price."""
     form = _forms.get(id(jobs[0].options))
     if form is not None and len(jobs) > 1:
-        options, stored, room = form
+        options, stored, room, priority, lifo = form
         data = [
             job.data
             for job in jobs
@@ -84,7 +84,6 @@ def encode_jobs(jobs: Sequence[NewJob], timestamp_ms: int) -> list[EncodedJob]:
         ]
         texts = payload.encode_all(data) if len(data) == len(jobs) else None
         if texts is not None and max(map(len, texts)) <= room:
-            priority, lifo = options.priority, options.lifo
             return [
                 EncodedJob(job.name, text, stored, timestamp_ms, 0, priority, lifo, "", True)
                 for job, text in zip(jobs, texts, strict=True)
@@ -100,7 +99,8 @@ def _note_form(options: JobOptions, stored: bytes) -> bool:
         return False
     if len(_forms) >= _FORMS_KEPT:
         _forms.clear()
-    _forms[id(options)] = (options, stored, options.size_limit - len(stored))
+    room = options.size_limit - len(stored)
+    _forms[id(options)] = (options, stored, room, options.priority, options.lifo)
     return True
 
 
