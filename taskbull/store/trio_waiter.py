@@ -46,7 +46,8 @@ class TrioWaiter:
         if self._task is None:
             self._outcome = self
         else:
-            reschedule(self._task, self)  # type: ignore[arg-type] # it is asked to unwrap only
+            # Of an outcome trio asks nothing but to unwrap it.
+            reschedule(self._task, self)  # type: ignore[arg-type] # pyright: ignore[reportArgumentType]
 
     def unwrap(self) -> Any:
         """Return the value, as an `Outcome` does."""

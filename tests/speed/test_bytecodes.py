@@ -23,18 +23,18 @@ Found = dict[str, dict[str, float]]
 WERE: dict[tuple[int, int], dict[str, Figures]] = {
     (3, 11): {
         "asyncio": {
-            "delay": (1_278, 1_278),
-            "enqueue": (689, 679),
-            "adelay": (2_024, 1_308),
-            "adelay from 100 tasks": (1_142, 808),
-            "aenqueue": (692, 680),
+            "delay": (1_252, 1_252),
+            "enqueue": (377, 367),
+            "adelay": (1_976, 1_282),
+            "adelay from 100 tasks": (1_004, 674),
+            "aenqueue": (380, 367),
             "worker at 1": (2_837, 2_109),
             "worker at 100": (919, 854),
         },
         "trio": {
-            "adelay": (2_687, 1_402),
-            "adelay from 100 tasks": (1_480, 887),
-            "aenqueue": (698, 681),
+            "adelay": (2_497, 1_383),
+            "adelay from 100 tasks": (1_254, 767),
+            "aenqueue": (383, 368),
             "worker at 1": (3_418, 2_214),
             "worker at 100": (991, 883),
         },
