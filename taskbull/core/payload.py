@@ -85,7 +85,7 @@ def encode(value: object, field: str) -> bytes:
 def encode_all(values: Sequence[object]) -> list[bytes] | None:
     """Return values as JSON, each as `encode` does; None if they have to be looked at one by one.
 
-    They are written and searched as one text: 0.35 µs for each of 50, instead of 0.8.
+    They are written and searched as one text: 0.4 µs for each of 50, instead of 1.1.
     """
     try:
         text = _encoder.encode_lines(values)

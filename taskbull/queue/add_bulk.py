@@ -162,7 +162,7 @@ class Bulk:
     ) -> Part | None:
         """Put plain jobs of one queue into its part and return that; None if they are others.
 
-        A job that is put by itself takes 0.6 µs, and so 0.15.
+        That takes 0.2 µs for a job; to put each by itself took 0.6 and more.
         """
         client = entries[0].client
         sizes = [
