@@ -11,7 +11,7 @@ import os
 from collections.abc import Awaitable, Callable
 from functools import partial
 from random import random
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeVar, overload
 
 from anyio import CancelScope
 
@@ -36,6 +36,7 @@ from taskbull.worker.run import NotBegun, Run
 from taskbull.worker.running_job import RunningJob, Workplace, run_of
 from taskbull.worker.threads import ThreadPool
 from taskbull.worker.time_limit import THREAD_PATIENCE, TimeLimit
+from taskbull.worker.unattended import Unattended
 
 G = TypeVar("G")
 
@@ -74,8 +75,22 @@ class Executor:
         self._cancel_lost = cancel_lost
         self._process = os.getpid()
 
-    async def attempt(self, run: Run, scope: CancelScope | None = None) -> Outcome:
+    @overload
+    async def attempt(self, run: Run, scope: CancelScope | None = None) -> Outcome: ...
+    @overload
+    async def attempt(
+        self, run: Run, scope: CancelScope | None, unattended: Unattended | None
+    ) -> Outcome | None: ...
+    async def attempt(
+        self,
+        run: Run,
+        scope: CancelScope | None = None,
+        unattended: Unattended | None = None,
+    ) -> Outcome | None:
         """Run a job once, and return what is to become of it.
+
+        A plain function with nothing around it is left to `unattended`, if there is one: then this
+        returns None at once.
 
         `scope` is what the caller runs in: it is cancelled if the job is while its function runs,
         unless that is in a thread. The caller must leave it then, before it awaits anything.
@@ -104,14 +119,24 @@ class Executor:
                 run.scope = scope
                 if route.is_awaited:  # asked first: most are, and it saves them a call (2 %)
                     return _returned(run, await route.function(running))
+                if unattended is not None and route.is_threaded:
+                    unattended.start(run, _begin, route.function, running)
+                    return None
                 return _returned(run, await self._call(route, run, running))
             finally:
                 leave(token)
-        except NotBegun as late:
-            return late.outcome
         except Exception as error:  # noqa: BLE001 - foreign code
             end_child_of(self._process, error)
             return self._raised(run, error)
+
+    def settle(self, run: Run, value: Any, error: BaseException | None) -> Outcome:
+        """Return what is to become of a job whose function was left to others."""
+        if error is None:
+            try:
+                return _returned(run, value)
+            except Exception as unfit:  # noqa: BLE001 - foreign code
+                error = unfit
+        return self._raised(run, error)
 
     def _fate(self, run: Run) -> Fail | None:
         """Return the outcome of a job that is not to be run; None: it is."""
@@ -120,8 +145,10 @@ class Executor:
             return fate
         return expired(job, self._place.wall_ms()) if run.cancelled is None else run.stopped()
 
-    def _raised(self, run: Run, error: Exception) -> Outcome:
+    def _raised(self, run: Run, error: BaseException) -> Outcome:
         """Return what is to become of a job whose function raised something."""
+        if isinstance(error, NotBegun):
+            return error.outcome
         job = run.job
         if run.interrupted or run.heeded:
             return run.stopped(error)

@@ -70,8 +70,7 @@ class Consumer:
 
     def start_slots(self, tasks: TaskGroup) -> None:
         """Start what runs jobs."""
-        for _ in range(self._options.concurrency):
-            tasks.start_soon(self._runner.occupy)
+        tasks.start_soon(self._runner.occupy_all, self._options.concurrency)
 
     async def wait_for_jobs(self) -> None:
         """Wait at the marker, until cancelled."""

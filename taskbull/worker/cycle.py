@@ -43,6 +43,7 @@ class Cycle:
     ) -> None:
         """Make it; a lock that is younger than `fresh_for` lives until the next heartbeat."""
         self._context = context
+        self._threads = context.threads
         self._taking = taking
         self._taking_on = replace(taking, has_begun=taking.data_points > 0)
         self._fresh_for = fresh_for
@@ -133,8 +134,23 @@ class Cycle:
         finally:
             self._running -= 1
 
+    def will_collect(self, ended: int) -> bool:
+        """Whether what threads have done is looked at in a moment anyway; asked by a thread.
+
+        So it is while a call is under way and `ended` runs more do not make a further one worth it:
+        they could not be written before.
+        """
+        demand = self._demand
+        return (
+            demand.under_way > 0
+            and len(self._outbox) + ended < demand.enough
+            and not demand.stopping
+        )
+
     def _send_what_is_due(self) -> bool:
         """Send calls, as many as are worth it now; return whether any was sent."""
+        if self._threads.ended:  # `will_collect` has promised it
+            self._threads.collect()
         demand, outbox = self._demand, self._outbox
         was_sent = False
         while self._running and (want := demand.due(len(outbox), outbox.apart)) is not None:

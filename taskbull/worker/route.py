@@ -46,6 +46,11 @@ class Route(Struct, frozen=True, dict=True):
         """Whether the function is awaited as it is: in the event loop, with nothing around it."""
         return self.site is Site.LOOP and self.batch is None and not self.layers
 
+    @cached_property
+    def is_threaded(self) -> bool:
+        """Whether the function is called in a thread, with nothing around it."""
+        return self.site is Site.THREAD and self.batch is None and not self.layers
+
 
 Resolve: TypeAlias = Callable[[Job], Route]
 """Returns how a job is to be run; what it raises is the job's failure."""

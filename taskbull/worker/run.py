@@ -7,7 +7,7 @@ The life of a job in a worker:
 2. *Leased.* The `Heartbeat` renews the lock of each run that is held, from a thread of its own,
    while the run waits in `ReadyJobs` for a slot.
 3. *Attempted.* A slot of the `Runner` takes it, and `Executor.attempt` calls the function of the
-   job's task.
+   job's task, or leaves it to the threads (`Unattended`).
 4. *Decided.* What the function returns or raises becomes an outcome. `Cycle.decided` frees the
    slot, and puts the run into the `Outbox`.
 5. *Written.* The next call takes the outcome along, and Redis answers to each. Where the answer is

@@ -8,7 +8,7 @@ from random import random
 from time import monotonic
 from types import FrameType
 
-from anyio import CancelScope
+from anyio import CancelScope, create_task_group
 
 from taskbull.core.job import Job
 from taskbull.core.outcome import GiveBack, Outcome
@@ -25,6 +25,7 @@ from taskbull.worker.interruption import ends_the_slot
 from taskbull.worker.route import Resolve
 from taskbull.worker.run import Run
 from taskbull.worker.running_job import Workplace
+from taskbull.worker.unattended import Unattended
 from taskbull.worker.writing import Writing
 
 logger = logging.getLogger(__name__)
@@ -61,12 +62,28 @@ class Runner:
             batches=context.batches,
             cancel_lost=cancel_lost,
         )
+        self._unattended = Unattended(
+            context.threads,
+            settle=self._executor.settle,
+            decided=cycle.decided,
+            will_collect=cycle.will_collect,
+        )
         self._tracing = processing(context.keys.queue, context.worker_id)
+
+    async def occupy_all(self, slots: int) -> None:
+        """Run jobs in so many slots, as long as there are any."""
+        try:
+            async with create_task_group() as tasks:
+                for _ in range(slots):
+                    tasks.start_soon(self.occupy)
+            await self._unattended.until_over()
+        finally:
+            self._unattended.give_back()
 
     async def occupy(self) -> None:
         """Be a slot: run one job after the other, as long as there are any."""
         jobs, wait = self._context.ready.jobs, self._context.ready.wait
-        tracing = self._tracing
+        tracing, unattended = self._tracing, self._unattended
         while True:
             # One scope for all jobs of the slot, until one of them is cancelled: to enter one for
             # each would take 5 µs on asyncio, and 16 on trio.
@@ -77,11 +94,11 @@ class Runner:
                     elif self._lapsed(run):  # the same, and nobody has noticed
                         self._cycle.decided(run, GiveBack())
                     elif tracing is None:
-                        await self._run(run, scope)
+                        await self._run(run, scope, unattended)
                     else:
                         with tracing.span(run.job) as span:
                             outcome = await self._run(run, scope)
-                            if span is not None:
+                            if span is not None and outcome is not None:
                                 describe_outcome(span, outcome)
                     if run.interrupted:  # nothing more can be awaited in this scope
                         break
@@ -92,15 +109,19 @@ class Runner:
         """Return whether the lock may be gone: Redis gives the job back only if it is not."""
         return monotonic() - run.renewed > self._lock_life
 
-    async def _run(self, run: Run, scope: CancelScope) -> Outcome:
-        """Start a job, attempt it, and hand on what was decided."""
+    async def _run(
+        self, run: Run, scope: CancelScope, unattended: Unattended | None = None
+    ) -> Outcome | None:
+        """Start a job, attempt it, and hand on what was decided; None: it is left to others."""
         run.began = began = monotonic()
         self._context.reporter.started(run)
         try:
             # Also if the job is doomed: its schedule goes on.
             outcome = None if run.job.scheduler_id is None else await self._advance(run)
             if outcome is None:
-                outcome = await self._executor.attempt(run, scope)
+                outcome = await self._executor.attempt(run, scope, unattended)
+                if outcome is None:
+                    return None
         except BaseException as error:
             end_child_of(self._process, error)
             if ends_the_slot(error, interrupted=run.interrupted):

@@ -38,17 +38,20 @@ class CallOwner(Protocol):
     """Whoever may want to take a call back."""
 
     call: Any
-    """The call, as long as it is not over: see `ThreadCall`."""
+    """The call, as long as it is not over: see `Run`."""
 
 
-class _Call(Struct, eq=False):
+class Errand(Struct, eq=False):
     """One call of a function, on its way through a thread."""
 
     pool: ThreadPool
     function: Callable[..., Any]
     args: tuple[Any, ...]
     context: Context
-    waiter: Waiter
+    waiter: Waiter | None = None
+    """Where somebody waits for its end, unless it was started: then there are these two."""
+    told: Callable[[Errand], None] | None = None
+    will_collect: Callable[[int], bool] | None = None
     begun: bool = False
     withdrawn: Exception | None = None
     """What it raises because it was taken back before a thread had begun it."""
@@ -88,10 +91,12 @@ class ThreadPool:
         """How many threads run a function for which nobody waits any more."""
         self._threads = 0
         self._busy = 0
-        self._queue: SimpleQueue[_Call | None] = SimpleQueue()
-        self._begun: deque[_Call] = deque()
-        self._ended: deque[_Call] = deque()
+        self._queue: SimpleQueue[Errand | None] = SimpleQueue()
+        self._begun: deque[Errand] = deque()
+        self.ended: deque[Errand] = deque()
+        """Calls whose end the event loop has not taken in: see `collect`."""
         self._posted = False
+        self._collecting = False
         self._post = poster()
         self._new_waiter = waiters()
         self._process = os.getpid()
@@ -114,23 +119,15 @@ class ThreadPool:
         The clock stands still while the function waits for a thread, and so long its owner may
         withdraw the call.
         """
-        call = _Call(self, function, args, copy_context(), self._new_waiter())
+        call = Errand(self, function, args, copy_context(), waiter := self._new_waiter())
         if owner is not None:
             owner.call = call
-        self._busy += 1
-        another = self._threads < min(self._busy + self.abandoned, self._limit)
-        self._threads += another
-        if clock is not None and self._busy + self.abandoned > self._threads:
-            call.clock = clock
-            clock.stop()
-        self._queue.put(call)
-        if another:
-            Thread(target=self._work, name=f"taskbull-{self._threads}", daemon=True).start()
+        self._put(call, clock)
         try:
-            await call.waiter
+            await waiter
         except get_cancelled_exc_class():
             if not (call.collected or call.abandoned):  # else its end has come at the same instant
-                self._abandon(call)
+                self.abandon(call)
                 raise
         finally:
             if owner is not None:
@@ -139,14 +136,54 @@ class ThreadPool:
             raise call.error
         return call.value
 
-    def give_up(self, call: _Call) -> None:
+    def start(
+        self,
+        function: Callable[..., Any],
+        args: tuple[Any, ...],
+        told: Callable[[Errand], None],
+        will_collect: Callable[[int], bool],
+    ) -> Errand:
+        """Run a function in a thread, in the context of the caller, who does not wait for it.
+
+        `told` is called with the call, in the event loop, when it has ended or was withdrawn; not
+        if it is abandoned. The thread asks `will_collect` whether somebody is going to `collect` in
+        a moment, although so many calls have ended: then it does not wake the event loop.
+        """
+        call = Errand(self, function, args, copy_context(), None, told, will_collect)
+        self._put(call)
+        return call
+
+    def give_up(self, call: Errand) -> None:
         """Let whoever waits for a call know that it was withdrawn before it had begun."""
-        if call.abandoned or call.waiter.done():
+        waiter = call.waiter
+        if call.abandoned or (call.collected if waiter is None else waiter.done()):
             return
         call.abandoned = True
         self._busy -= 1
         call.error = call.withdrawn
-        call.waiter.set_result(None)
+        self._end(call)
+
+    def abandon(self, call: Errand) -> None:
+        """Forget a call that has not ended: if a thread is at it, that is told."""
+        # The thread sets `begun` before it looks at `abandoned`, and here it is the other way
+        # round: one of the two sees the other.
+        call.abandoned = True
+        self._busy -= 1
+        if call.begun:
+            call.counted = True
+            self.abandoned += 1
+            if self._told is not None:
+                self._told(self, call.context)
+
+    def collect(self) -> None:
+        """Take in what the threads have done since the last time."""
+        if self._collecting:  # whoever is told of an end may come here for more
+            return
+        self._collecting = True
+        try:
+            self._take_in()
+        finally:
+            self._collecting = False
 
     def close(self) -> None:
         """End the threads: idle ones at once, the others after what they do."""
@@ -158,16 +195,16 @@ class ThreadPool:
     def _limit(self) -> int:
         return self.size + min(self.abandoned, self.size)
 
-    def _abandon(self, call: _Call) -> None:
-        # The thread sets `begun` before it looks at `abandoned`, and here it is the other way
-        # round: one of the two sees the other.
-        call.abandoned = True
-        self._busy -= 1
-        if call.begun:
-            call.counted = True
-            self.abandoned += 1
-            if self._told is not None:
-                self._told(self, call.context)
+    def _put(self, call: Errand, clock: Stoppable | None = None) -> None:
+        self._busy += 1
+        another = self._threads < min(self._busy + self.abandoned, self._limit)
+        self._threads += another
+        if clock is not None and self._busy + self.abandoned > self._threads:
+            call.clock = clock
+            clock.stop()
+        self._queue.put(call)
+        if another:
+            Thread(target=self._work, name=f"taskbull-{self._threads}", daemon=True).start()
 
     def _work(self) -> None:
         while (call := self._queue.get()) is not None:
@@ -183,33 +220,43 @@ class ThreadPool:
                 except BaseException as error:  # noqa: BLE001 - raised where the caller waits
                     call.error = error
                 end_child_of(self._process, call.error)
-            self._ended.append(call)
-            self._tell()
+            self.ended.append(call)  # before it asks, so that who has promised to look finds it
+            if call.will_collect is None or not call.will_collect(len(self.ended)):
+                self._tell()
             del call
 
     def _tell(self) -> None:
         if not self._posted:
             self._posted = True
             with suppress(RuntimeError):  # the event loop is over: nobody waits
-                self._post(self._collect)
+                self._post(self._heed)
 
-    def _collect(self) -> None:
+    def _heed(self) -> None:
         self._posted = False
+        self.collect()
+
+    def _take_in(self) -> None:
         while self._begun:
             call = self._begun.popleft()
             if call.clock is not None and not call.abandoned:
                 call.clock.go_on()
-        while self._ended:
-            call = self._ended.popleft()
+        while self.ended:
+            call = self.ended.popleft()
             call.collected = True
             if call.abandoned:
                 self._return(call)
                 continue
             self._busy -= 1
-            if not call.waiter.done():
-                call.waiter.set_result(None)
+            self._end(call)
 
-    def _return(self, call: _Call) -> None:
+    @staticmethod
+    def _end(call: Errand) -> None:
+        if call.told is not None:
+            call.told(call)
+        elif call.waiter is not None and not call.waiter.done():
+            call.waiter.set_result(None)
+
+    def _return(self, call: Errand) -> None:
         """Note that an abandoned thread is free again; send one away if there are too many."""
         if call.counted:
             self.abandoned -= 1

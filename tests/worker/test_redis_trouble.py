@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import partial
@@ -11,7 +12,14 @@ from typing import Any
 
 import pytest
 import redis
-from anyio import Event, create_task_group, fail_after, sleep_forever, to_thread
+from anyio import (
+    Event,
+    create_task_group,
+    fail_after,
+    sleep_forever,
+    to_thread,
+    wait_all_tasks_blocked,
+)
 
 from taskbull.core import events
 from taskbull.errors import ConnectionLost, Retry
@@ -373,3 +381,28 @@ async def test_a_result_that_is_cut_off_each_time_fails_its_job(  # relative of 
         await here.record.wait_for(events.Completed)
     assert failed.job.name == "large"
     assert await here.bed.count("active") == 0
+
+
+async def test_plain_functions_that_end_while_redis_is_frozen_complete_their_jobs(
+    place: MakePlace,
+) -> None:
+    here = place({})
+    go = [threading.Event() for _ in range(3)]
+    ended: list[int] = []
+
+    def handler(job: RunningJob) -> None:
+        go[job.data].wait(20)
+        ended.append(job.data)
+
+    await here.bed.queue.add_bulk([("work", number) for number in range(3)])
+    async with here.bed.worker(handler, concurrency=10).running():
+        await here.record.wait_for(events.Started, 3)
+        here.server.pause()
+        for number in range(3):  # the first leads to a call, which is not answered
+            go[number].set()
+            await until(partial(ended.__contains__, number))
+            await wait_all_tasks_blocked()
+        assert here.record.of(events.Ended) == []
+        here.server.resume()
+        completed = await here.record.wait_for(events.Completed, 3)
+    assert sorted(event.job.data for event in completed) == [0, 1, 2]

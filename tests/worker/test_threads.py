@@ -15,11 +15,14 @@ from anyio import CancelScope, create_task_group, fail_after, wait_all_tasks_blo
 from anyio.lowlevel import checkpoint
 
 from taskbull.core import events
+from taskbull.core.job import Job
 from taskbull.core.outcome import Category, Verdict
+from taskbull.core.site import Site
 from taskbull.worker import time_limit
 from taskbull.worker.current_job import current_job
+from taskbull.worker.route import Route
 from taskbull.worker.running_job import RunningJob
-from taskbull.worker.threads import ThreadPool
+from taskbull.worker.threads import Errand, ThreadPool
 from tests.worker.bed import WorkerBed, until
 
 colour: ContextVar[str] = ContextVar("colour")
@@ -100,7 +103,7 @@ async def test_a_result_that_is_there_when_its_caller_is_cancelled_counts(gate: 
             await wait_all_tasks_blocked()
             gate.open()
             assert returned.wait(20)
-            while len(pool._ended) < 2:  # in the event loop, which learns of all of it at once
+            while len(pool.ended) < 2:  # in the event loop, which learns of all of it at once
                 time.sleep(0.001)  # noqa: ASYNC251
     assert found == ["in time"]
     assert (pool.busy, pool.abandoned) == (0, 0)
@@ -280,6 +283,115 @@ async def test_a_closed_pool_lets_its_threads_end(gate: Gate, threads: Callable[
     await until(lambda: threads() == 1)
     gate.open()
     await until(lambda: threads() == 0)
+
+
+class Told:
+    """Hears of calls that were started; the loop is woken for their ends only if it is `idle`."""
+
+    def __init__(self, pool: ThreadPool, *, idle: bool = True) -> None:
+        self._pool = pool
+        self._idle = idle
+        self.calls: list[Errand] = []
+        self.depth = 0
+
+    def start(self, function: Callable[..., Any], *args: Any) -> Errand:
+        return self._pool.start(function, args, self._hear, lambda _: not self._idle)
+
+    def _hear(self, call: Errand) -> None:
+        self.depth += 1
+        self._pool.collect()  # as whoever has a job to write does
+        assert self.depth == 1
+        self.depth -= 1
+        self.calls.append(call)
+
+
+async def test_a_call_that_nobody_awaits_is_told_when_it_has_ended() -> None:
+    pool, wrong = ThreadPool(2), ValueError("wrong")
+    told, here = Told(pool), threading.get_ident()
+
+    def fail() -> None:
+        raise wrong
+
+    colour.set("red")
+    ended = [told.start(colour.get), told.start(threading.get_ident), told.start(fail)]
+    await until(lambda: len(told.calls) == 3)
+    assert ended[0].value == "red"
+    assert ended[1].value != here
+    assert [call.error for call in ended] == [None, None, wrong]
+    assert pool.busy == 0
+    pool.close()
+
+
+async def test_the_event_loop_is_not_woken_for_what_it_will_collect() -> None:
+    pool = ThreadPool(4)
+    told = Told(pool, idle=False)
+    started = [told.start(abs, -number) for number in range(100)]
+    await until(lambda: len(pool.ended) == 100)
+    await checkpoint()
+    assert told.calls == []
+    pool.collect()
+    assert set(told.calls) == set(started)
+    assert [call.value for call in started] == list(range(100))
+    assert pool.busy == 0
+    pool.close()
+
+
+async def test_a_call_that_nobody_awaits_can_be_withdrawn_or_abandoned(gate: Gate) -> None:
+    abandoned: list[int] = []
+    pool, late = ThreadPool(1, lambda pool, _: abandoned.append(pool.abandoned)), KeyError("late")
+    told, ran = Told(pool), list[int]()
+    hanging = told.start(gate.wait)
+    await until(lambda: gate.inside == 1)
+    hanging.withdraw(late)  # too late for that
+    waiting, forgotten = told.start(ran.append, 1), told.start(ran.append, 2)
+    waiting.withdraw(late)
+    assert (told.calls, waiting.error) == ([waiting], late)
+    pool.abandon(forgotten)
+    pool.abandon(hanging)
+    assert (pool.busy, abandoned) == (0, [1])
+    gate.open()
+    await until(lambda: pool.abandoned == 0)
+    with fail_after(10):
+        assert await pool.run(lambda: "the next") == "the next"
+    assert (told.calls, ran) == ([waiting], [])
+    pool.close()
+
+
+async def test_slots_begin_other_jobs_while_plain_functions_run(bed: WorkerBed, gate: Gate) -> None:
+    async def handler(job: RunningJob) -> str:
+        return job.name
+
+    def resolve(job: Job) -> Route:
+        if job.name == "plain":
+            return Route(gate.wait, site=Site.THREAD)
+        return Route(handler)
+
+    await bed.queue.add_bulk([("plain", None)] * 3)
+    async with bed.worker(None, resolve=resolve, concurrency=4, threads=3).running():
+        await until(lambda: gate.inside == 3)
+        await bed.queue.add_bulk([("awaited", None)] * 5)
+        completed = await bed.record.wait_for(events.Completed, 5)
+        assert {event.value for event in completed} == {"awaited"}
+        more = await bed.queue.add_bulk([("plain", None)] * 2)
+        await bed.record.wait_for(events.Started, 9)
+        assert len(bed.record.of(events.Started)) == 9  # no more than four at once
+        gate.open()
+        await bed.record.wait_for(events.Completed, 10)
+    assert {one.id for one in more} <= set(bed.record.jobs(events.Completed))
+
+
+async def test_plain_functions_that_end_while_the_worker_stops_complete_their_jobs(
+    bed: WorkerBed, gate: Gate
+) -> None:
+    jobs = await bed.queue.add_bulk([("work", None)] * 4)
+    with fail_after(20):
+        async with bed.worker(gate.wait, concurrency=4, threads=2).running() as shutdown:
+            await until(lambda: gate.inside == 2)
+            shutdown.begin()
+            await wait_all_tasks_blocked()
+            assert bed.record.of(events.Ended) == []
+            gate.open()
+    assert sorted(bed.record.jobs(events.Completed)) == sorted(job.id for job in jobs)
 
 
 async def test_two_hundred_jobs_run_on_four_threads(
