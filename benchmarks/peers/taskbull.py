@@ -127,5 +127,9 @@ def worker(at_once: int) -> list[str] | None:
         ]
     if GIVEN.task == "compute":
         at_once = 2 * CORES  # so that each process finds its next job; others prefetch more
-    app.run(GIVEN.queues, backend=backend, uvloop=LOOP == "uvloop", concurrency=at_once)
+    threads: dict[str, Any] = {}
+    if GIVEN.task == "nap":
+        threads = {"threads": at_once}
+        at_once *= 2  # so that each thread finds its next job; Dramatiq prefetches as many
+    app.run(GIVEN.queues, backend=backend, uvloop=LOOP == "uvloop", concurrency=at_once, **threads)
     return None
