@@ -7,14 +7,13 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from html import unescape
 from typing import Any
-from urllib.parse import urlencode
 
 import anyio
 import pytest
-from anyio.streams.memory import MemoryObjectReceiveStream
 
 from taskbull.dashboard import Dashboard
 from taskbull.errors import ServerUnavailable
+from tests.dashboard.answers import Answer, answering
 from tests.dashboard.conftest import MakeQueue, Visitor
 from tests.dashboard.test_pages import texts
 from tests.servers.kinds import VALKEY_9, Reachable, SharedServers
@@ -52,49 +51,25 @@ class Turnstile:
 class Searching:
     """A search that is under way: what the browser has of its page."""
 
-    def __init__(self, received: MemoryObjectReceiveStream[Any]) -> None:
-        self._received = received
+    def __init__(self, answer: Answer) -> None:
+        self._answer = answer
         self.page = ""
-        self.gone = anyio.Event()
+        self.gone = answer.gone
 
     async def until(self, words: str) -> None:
         """Read on until some words are there."""
         with anyio.fail_after(60):
             while words not in texts(self.page):
-                self.page += (await self._received.receive()).get("body", b"").decode()
+                piece = await self._answer.piece()
+                assert piece is not None, texts(self.page)
+                self.page += piece.decode()
 
 
 @asynccontextmanager
 async def searching(dashboard: Dashboard, **form: str) -> AsyncIterator[Searching]:
     """Send the form of a search, and read its page piece by piece."""
-    send, received = anyio.create_memory_object_stream[Any](1000)
-    search = Searching(received)
-    body = [{"type": "http.request", "body": urlencode(form).encode()}]
-    kind = (b"content-type", b"application/x-www-form-urlencoded")
-    scope = {
-        "type": "http", "method": "POST", "path": "/search", "query_string": b"",
-        "headers": [(b"host", b"localhost"), (b"sec-fetch-site", b"same-origin"), kind],
-        "client": ("127.0.0.1", 1),
-    }  # fmt: skip
-
-    async def receive() -> dict[str, Any]:
-        if body:
-            return body.pop()
-        await search.gone.wait()
-        return {"type": "http.disconnect"}
-
-    async def pass_on(message: Any) -> None:
-        await send.send(message)
-
-    async def run() -> None:
-        async with send:
-            await dashboard(scope, receive, pass_on)
-
-    with anyio.fail_after(120), received:
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(run)
-            yield search
-            search.gone.set()
+    async with answering(dashboard, "/search", form=form) as answer:
+        yield Searching(answer)
 
 
 async def test_jobs_are_shown_when_they_are_found(
