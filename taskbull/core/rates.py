@@ -53,7 +53,7 @@ class Throughput(Struct, frozen=True):
 
     def total(self, minutes: int) -> int:
         """Return how many ended in the minute that runs and those before it, as far as known."""
-        return sum(count or 0 for count in self.minutes[: minutes + 1])
+        return sum(filter(None, self.minutes[: minutes + 1]))
 
 
 def throughput(
@@ -89,13 +89,13 @@ def from_metrics(tally: EndCounts, now_ms: int, minutes: int) -> list[int | None
 def from_kept(kept: Kept, now_ms: int, minutes: int) -> list[int | None]:
     """Read the jobs that are kept: a minute counts if the oldest of them ended before it began."""
     passed = max(now_ms // MINUTE_MS - kept.minute_ms // MINUTE_MS, 0)
-    found: list[int | None] = [None] * min(passed, minutes)  # minutes that began since the look
-    for place, count in enumerate(kept.counts):
-        began_ms = kept.minute_ms - place * MINUTE_MS
-        whole = kept.since_ms is not None and kept.since_ms <= began_ms
-        found.append(count if whole else None)
-    found = found[:minutes]
-    return [*found, *[None] * (minutes - len(found))]
+    whole = 0
+    if kept.since_ms is not None and kept.since_ms <= kept.minute_ms:
+        since_ms = max(kept.since_ms, kept.minute_ms - len(kept.counts) * MINUTE_MS)
+        whole = 1 + int((kept.minute_ms - since_ms) // MINUTE_MS)
+    # Before them, the minutes that began since the look.
+    found: list[int | None] = [*[None] * min(passed, minutes), *kept.counts[:whole]]
+    return [*found[:minutes], *[None] * (minutes - len(found))]
 
 
 def empty_in(waiting: int, out: float | None, into: float | None) -> float | None:

@@ -11,12 +11,14 @@ from typing import Any, Final, Generic, TypeVar
 from anyio import Lock, sleep
 
 from taskbull.dashboard.board_order import Notice
-from taskbull.dashboard.html import Drawn, Element, draw
-from taskbull.dashboard.sampler import BoardSampler
+from taskbull.dashboard.html import Drawn
+from taskbull.dashboard.queue_line import QueueLine
+from taskbull.dashboard.sampler import BoardSampler, QueueState
 from taskbull.queue.failures import Failures
 from taskbull.queue.server import Server
 
 T = TypeVar("T")
+L = TypeVar("L")
 
 _FRESH: Final = 1.0
 """Seconds for which what was read for one viewer does for others."""
@@ -96,20 +98,32 @@ class LiveFrames:
             return found
 
 
-class DrawnRows:
-    """Rows that show something which is replaced as a whole when it changes."""
+class DrawnRows(Generic[T, L]):
+    """Rows of things that are replaced as a whole when they change.
+
+    Of a thing that was replaced, what its row says is asked; whoever draws it gets what was said
+    and drawn before.
+    """
 
     def __init__(self) -> None:
-        self._kept: dict[str, tuple[object, Drawn]] = {}
+        self._kept: dict[str, tuple[T, L, Drawn]] = {}
 
-    def of(self, things: Mapping[str, T], row: Callable[[T], Element]) -> dict[str, Drawn]:
+    def of(
+        self,
+        things: Mapping[str, T],
+        line_of: Callable[[T], L],
+        draw: Callable[[L, tuple[L, Drawn] | None], Drawn],
+    ) -> dict[str, Drawn]:
         """Return the rows of these things by their names, and keep them for the next time."""
-        rows: dict[str, tuple[object, Drawn]] = {}
+        rows: dict[str, tuple[T, L, Drawn]] = {}
         for name, thing in things.items():
             known = self._kept.get(name)
-            rows[name] = known if known and known[0] is thing else (thing, draw(row(thing)))
+            if known is None or known[0] is not thing:
+                line = line_of(thing)
+                known = (thing, line, draw(line, None if known is None else known[1:]))
+            rows[name] = known
         self._kept = rows
-        return {name: drawn for name, (_, drawn) in rows.items()}
+        return {name: drawn for name, (_, _, drawn) in rows.items()}
 
 
 class Pace:
@@ -135,7 +149,7 @@ class Board:
         self.views = Views()
         self.pace = Pace()
         self.live = LiveFrames()
-        self.queue_rows = DrawnRows()
+        self.queue_rows = DrawnRows[QueueState, QueueLine]()
         self.notices = Shelf[Notice](1000, 600.0)
         self.failures: dict[str, Failures] = {}
         """What was last read of failed jobs, by queue: the next read goes on from there."""

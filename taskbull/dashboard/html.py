@@ -21,6 +21,8 @@ Attribute: TypeAlias = str | int | bool | None
 
 _VOID = frozenset({"br", "hr", "img", "input", "link", "meta"})
 _ADDRESSES = frozenset({"action", "formaction", "href", "src"})
+_SENT = frozenset({"value", *_ADDRESSES})
+_SHORT = 32
 _SCHEME = re.compile(r"[^/?#]*:|//|[/\\]{2}")
 _GAP = f"<!--{token_hex(16)}-->"
 """Stands where a gap is: nobody can know it, and have it in a job."""
@@ -72,6 +74,11 @@ class Drawn(Struct, frozen=True):
     timeless: str
     """The same without the words of its times, which browsers keep up to date by themselves."""
 
+    def at(self, words: str) -> Drawn:
+        """Return the same with other words in its first time."""
+        markup = self.timeless.replace("></time>", f">{_escaped(words)}</time>", 1)
+        return Drawn(markup, self.timeless)
+
 
 class Gap:
     """A place in a page where something is put when it is known."""
@@ -89,11 +96,17 @@ class Tag:
 
     def __call__(self, *children: Node, **attributes: Attribute) -> Element:
         named = {
-            name.rstrip("_").replace("_", "-"): value
+            _spelled(name): value
             for name, value in attributes.items()
             if value is not None and value is not False
         }
         return Element(self._name, named, children)
+
+
+@lru_cache(1000)
+def _spelled(name: str) -> str:
+    """Return the name of an attribute as HTML has it: `class` is written `class_`."""
+    return name.rstrip("_").replace("_", "-")
 
 
 a, article, aside, b, body, button = (
@@ -167,25 +180,37 @@ def render_pieces(root: Element) -> list[bytes]:
 
 def _render(node: Node, out: list[str]) -> None:
     match node:
+        case Element():
+            _render_element(node, out)
         case None:
             pass
-        case Element(tag, attributes, children):
-            out.append(f"<{tag}{''.join(map(_attribute, attributes.items()))}>")
-            if tag not in _VOID:
-                for child in children:
-                    _render(child, out)
-                out.append(f"</{tag}>")
+        case str():
+            out.append(_escaped(node))
         case Drawn(markup):
             out.append(markup)
         case Gap():
             out.append(_GAP)
-        case str():
-            out.append(escape(visible(node)))
         case int() | float():
-            out.append(escape(str(node)))
+            out.append(_escaped(str(node)))
         case _:
             for child in node:
                 _render(child, out)
+
+
+def _render_element(element: Element, out: list[str]) -> None:
+    out.append(f"<{element.tag}{''.join(map(_attribute, element.attributes.items()))}>")
+    if element.tag in _VOID:
+        return
+    for child in element.children:
+        if type(child) is str:  # as most are, of the thousands that a page has
+            out.append(_escaped(child))
+        else:
+            _render(child, out)
+    out.append(f"</{element.tag}>")
+
+
+def _escaped(text: str) -> str:
+    return text if text.isalnum() and text.isascii() else escape(visible(text))
 
 
 def _attribute(pair: tuple[str, Attribute]) -> str:
@@ -193,11 +218,17 @@ def _attribute(pair: tuple[str, Attribute]) -> str:
     if value is True:
         return f" {name}"
     text = str(value)
-    if text.isalnum() and text.isascii():
-        return f' {name}="{text}"'
+    return _short(name, text) if len(text) < _SHORT else _written(name, text)
+
+
+def _written(name: str, text: str) -> str:
     # What a form sends back must be what it was given; all else is for people to see.
-    shown = text if name in {"value", *_ADDRESSES} else visible(text)
+    shown = text if name in _SENT else visible(text)
     return f' {name}="{escape(shown)}"'.replace("\n", "&#10;").replace("\r", "&#13;")
+
+
+_short = lru_cache(2000)(_written)
+"""Most attributes are the same in each row of a table."""
 
 
 def _escape_of(character: str) -> str:

@@ -134,7 +134,8 @@ def meter(value: float, words: str) -> Element:
 def sparkline(values: Sequence[float | None], words: str, kind: str = "done") -> Element:
     """Return small bars, one for each value, and what they show in words; None is not known."""
     height, step = 20, 3
-    most = max((value for value in values if value), default=0.0)
+    most = max(filter(None, values), default=0.0)
+    shapes: dict[float, str] = {}
     bars: list[str] = []  # one path, and a line where nothing was: a page may have hundreds of them
     place = 0
     for value, same in groupby(values):
@@ -142,9 +143,13 @@ def sparkline(values: Sequence[float | None], words: str, kind: str = "done") ->
         if value == 0:
             bars.append(f"M{place * step} {height}v-.5h{many * step - 1}v.5z")
         elif value is not None:
-            tall = f"{max(1.0, value / most * height):.1f}"
-            starts = range(place * step, (place + many) * step, step)
-            bars += [f"M{start} {height}v-{tall}h{step - 1}v{tall}z" for start in starts]
+            shape = shapes.get(value)
+            if shape is None:
+                tall = f"{max(1.0, value / most * height):.1f}"
+                shape = shapes[value] = f" {height}v-{tall}h{step - 1}v{tall}z"
+            bars += [
+                f"M{start}{shape}" for start in range(place * step, (place + many) * step, step)
+            ]
         place += many
     return _svg(
         _title(words),

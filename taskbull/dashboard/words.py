@@ -78,7 +78,12 @@ def since(instant: datetime | None) -> Node:
     """Return for how long something has lasted, which the page keeps up to date."""
     if instant is None:
         return "–"
-    return _instant(instant, _rough(time.time() - instant.timestamp()), "since")
+    return _instant(instant, since_words(instant), "since")
+
+
+def since_words(instant: datetime) -> str:
+    """Return the words of `since`."""
+    return _rough(time.time() - instant.timestamp())
 
 
 def clock(instant: datetime | None) -> Node:

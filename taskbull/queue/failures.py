@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from math import sqrt
+from types import MappingProxyType
 from typing import Final
 
 from msgspec import Struct, field
@@ -63,21 +64,34 @@ class Failures(Struct, frozen=True):
     """Those of the older ones that were looked at."""
     sampled_at: float = 0.0
     """When they were, in seconds since 1970."""
+    likeness: dict[str, Alike] = field(default_factory=dict[str, Alike])
+    """What each of them, by id, has in common with others."""
+
+
+def liken(
+    jobs: Iterable[FailedJob], known: Mapping[str, Alike] = MappingProxyType({})
+) -> dict[str, Alike]:
+    """Return what failed jobs have in common with others, by id, if it is not known already."""
+    return {job.id: known.get(job.id) or alike_of(job) for job in jobs}
 
 
 def group_failures(
-    jobs: Iterable[FailedJob], sample: Sequence[FailedJob] = (), older: int = 0
+    jobs: Iterable[FailedJob],
+    sample: Sequence[FailedJob] = (),
+    older: int = 0,
+    likeness: Mapping[str, Alike] = MappingProxyType({}),
 ) -> list[FailureGroup]:
     """Put failed jobs, the newest first, together by task and error; the largest group first.
 
     `sample` are some of the `older` ones, evenly spaced: what they are like is taken for all.
+    `likeness` is what is known of them by `liken`.
     """
     groups: dict[Alike, list[FailedJob]] = {}
     for job in jobs:
-        groups.setdefault(alike_of(job), []).append(job)
+        groups.setdefault(likeness.get(job.id) or alike_of(job), []).append(job)
     rest: dict[Alike, list[FailedJob]] = {}
     for job in sample:
-        rest.setdefault(alike_of(job), []).append(job)
+        rest.setdefault(likeness.get(job.id) or alike_of(job), []).append(job)
     groups, rest = _merged(groups, rest)
     found = [
         _group(what, groups.get(what, []), rest.get(what, []), len(sample), older)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from time import monotonic
 from typing import Any, TypeVar
 
 from anyio import create_task_group
 
-from taskbull.errors import TaskbullError
+from taskbull.errors import ConnectionLost, MaybeExecuted, ServerUnavailable, TaskbullError
 from taskbull.queue.any_server import AnyServer
 from taskbull.queue.driver import Driver
 from taskbull.queue.methods import Awaited
@@ -15,6 +16,7 @@ from taskbull.queue.questions import Look, On, Question, ServerOf, Servers, Toge
 from taskbull.queue.queue import Queue
 from taskbull.queue.tracebacks import stripped
 from taskbull.scripts.call import Request, again
+from taskbull.store.deadline import Deadline
 
 T = TypeVar("T")
 
@@ -57,8 +59,19 @@ class Server(AnyServer, Awaited):
                 return await store.run(again(question), timeout=limit)  # it only looks
 
     async def _all(self, calls: Sequence[Request[Any]]) -> list[Any]:
-        """Run calls at the same time, which is one trip: what they submit goes out together."""
+        """Run calls in one trip; those that have to be asked again, because nothing is known of
+        them, are asked at the same time."""
         store, limit = self._stores.async_store(), self._call_timeout
+        deadline = Deadline(limit, monotonic)
+        try:
+            return await store.run_all(calls, timeout=limit)
+        except (MaybeExecuted, ServerUnavailable) as error:
+            if deadline.too_late_after(error):
+                raise ConnectionLost(str(error)) from error
+        return await self._each(calls, deadline.timeout)
+
+    async def _each(self, calls: Sequence[Request[Any]], limit: float | None) -> list[Any]:
+        store = self._stores.async_store()
         answers: list[Any] = [None] * len(calls)
         errors: list[TaskbullError] = []
 

@@ -20,7 +20,7 @@ from taskbull.core.search import Terms
 from taskbull.core.states import STATES, JobState, delay_score_range
 from taskbull.core.wire.search import wanted
 from taskbull.errors import JobNotFound, ServerRefused
-from taskbull.queue.failures import Failures, group_failures, spread
+from taskbull.queue.failures import Failures, group_failures, liken, spread
 from taskbull.queue.job_row import JobPlace, JobRow, JobRows, due_of
 from taskbull.queue.looked import Crew, QueueSample, SearchStep
 from taskbull.queue.methods import looks
@@ -158,10 +158,10 @@ class ServerLooks:
         counts = yield from ask(inspection.count_jobs(keys))
         total = counts[JobState.FAILED]
         ids = yield from ask(get_failed_ids(keys, most))
-        known = {} if before is None else before.window
-        unknown = [job_id for job_id in ids if job_id not in known]
-        fresh = {job.id: job for job in (yield from self._failed(queue, ids=unknown))}
-        window = {i: job for i in ids if (job := fresh.get(i) or known.get(i)) is not None}
+        read = {} if before is None else before.window
+        unread = [job_id for job_id in ids if job_id not in read]
+        fresh = {job.id: job for job in (yield from self._failed(queue, ids=unread))}
+        window = {i: job for i in ids if (job := fresh.get(i) or read.get(i)) is not None}
         older = max(0, total - len(ids))
         drawn: list[FailedJob] = []
         drawn_at = time.time()
@@ -170,8 +170,10 @@ class ServerLooks:
         if older and sample and not drawn:
             drawn_at = time.time()
             drawn = yield from self._failed(queue, ranks=spread(len(ids), total, sample))
-        groups = group_failures(window.values(), drawn if older else (), older)
-        return Failures(total, len(window), groups, len(drawn), window, drawn, drawn_at)
+        known = {} if before is None else before.likeness
+        likeness = liken([*window.values(), *drawn], {**known, **liken(fresh.values())})
+        groups = group_failures(window.values(), drawn if older else (), older, likeness)
+        return Failures(total, len(window), groups, len(drawn), window, drawn, drawn_at, likeness)
 
     def _sample(self, queues: Sequence[str], minutes: int) -> Look[list[QueueSample]]:
         calls = [survey.survey_queue(self.namespace.keys(name), minutes) for name in queues]

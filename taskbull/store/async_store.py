@@ -8,7 +8,7 @@ from time import monotonic
 from typing import Any, TypeAlias, TypeVar
 
 from anyio import create_task_group, move_on_after
-from msgspec import structs
+from msgspec import Struct, structs
 
 from taskbull.errors import ConnectionLost, TaskbullError
 from taskbull.scripts.call import Call, Command, Operation, Request, Steps
@@ -31,6 +31,14 @@ SentOn: TypeAlias = tuple[Connection, int]
 """The link on which a call was sent: its connection, and the generation of the link."""
 
 DEFAULT = ConnectionOptions()
+
+
+class _Sent(Struct, frozen=True):
+    """A call of several that was sent: where, and who waits for its reply."""
+
+    connection: Connection
+    waiter: backend.Waiter
+    note: Note
 
 
 class Store:
@@ -117,41 +125,48 @@ class Store:
         """Return whether another node may run a call that was surely not executed."""
         return self._only is None and isinstance(error, ConnectionLost)
 
-    async def run_all(self, calls: Sequence[Request[T]]) -> list[T]:
+    async def run_all(
+        self, calls: Sequence[Request[T]], *, timeout: float | None = None
+    ) -> list[T]:
         """Run several calls in one trip; results in order. If some fail, the first error is raised
-        when all have ended."""
-        sent: list[tuple[Connection, backend.Waiter] | None] = []
+        when all have ended. `timeout` is for everything."""
+        deadline = Deadline(timeout, monotonic)
+        sent: list[_Sent | None] = []
         results: list[T] = []
         errors: list[TaskbullError] = []
         try:
             for call in calls:
-                sent.append(await self._submit(call))  # noqa: PERF401 - if it is cancelled, see below
+                sent.append(await self._submit(call, deadline))  # noqa: PERF401 - if cancelled, see below
             for call, one in zip(calls, sent, strict=True):
                 try:
-                    reply = await (self._reply(call, *one) if one else self._calling(call).run())
+                    if one:
+                        reply = await self._reply(call, one, deadline)
+                    else:
+                        reply = await self._calling(call, deadline).run()
                     results.append(call.parse(reply))
                 except TaskbullError as error:
                     errors.append(error)
         finally:
             for one in sent:
                 if one:
-                    one[1].cancel()
+                    one.waiter.cancel()
         if errors:
             raise errors[0]
         return results
 
-    async def _submit(self, call: Request[Any]) -> tuple[Connection, backend.Waiter] | None:
+    async def _submit(self, call: Request[Any], deadline: Deadline) -> _Sent | None:
         """Send a call; return None if no node of a Cluster can be reached for it now."""
-        connection = self._only
-        if connection is not None:
+        connection, words = self._only, call.words
+        if connection is None:
+            words = call.cluster_words
+            try:
+                connection = await self._topology.find(call.key)
+            except ConnectionLost:
+                return None
+        with move_on_after(deadline.timeout):
             await connection.room()
-            return connection, connection.submit(pack(call.words))
-        try:
-            connection = await self._topology.find(call.key)
-        except ConnectionLost:
-            return None
-        await connection.room()
-        return connection, connection.submit(pack(call.cluster_words))
+        note = Note()
+        return _Sent(connection, connection.submit(pack(words), note), note)
 
     async def go_on(self, steps: Steps[T], deadline: Deadline, failed: TaskbullError) -> T:
         """Run an operation whose first call was made already, and failed."""
@@ -205,18 +220,16 @@ class Store:
         within = Deadline(timeout, monotonic)
         return ConnectionLost(f"Redis at {self.address} could not be reached{within}")
 
-    async def _reply(
-        self, call: Request[Any], connection: Connection, waiter: backend.Waiter
-    ) -> Reply:
-        generation = connection.generation
+    async def _reply(self, call: Request[Any], sent: _Sent, deadline: Deadline) -> Reply:
+        connection, generation = sent.connection, sent.connection.generation
         try:
-            reply = await waiter
+            reply = await connection.reply(sent.waiter, sent.note, deadline)
         except ConnectionLost as error:
             if not self._may_go_on(error):
                 raise
             reply = error
         if isinstance(reply, ReplyError | ConnectionLost):
-            return await self._calling(call).go_on(connection, generation, reply)
+            return await self._calling(call, deadline).go_on(connection, generation, reply)
         return reply
 
     def _calling(self, call: Request[Any], deadline: Deadline | None = None) -> AsyncCall:

@@ -110,3 +110,12 @@ def test_a_sparkline_is_one_path_with_a_line_where_nothing_was() -> None:
     assert re.findall(r' d="([^"]*)"', drawn) == [
         "M3 20v-.5h8v.5zM12 20v-10.0h2v10.0zM15 20v-20.0h2v20.0zM18 20v-20.0h2v20.0z"
     ]
+
+
+@pytest.mark.parametrize("words", ["4 min", *HOSTILE])
+def test_the_words_of_a_time_can_be_replaced(words: str) -> None:
+    drawn = draw(p("since ", ago(datetime(2026, 1, 2, tzinfo=UTC)), "."))
+    later = drawn.at(words)
+    assert later.timeless == drawn.timeless
+    assert read(later.markup).tags == read(drawn.markup).tags
+    assert read(later.markup).text == f"since {visible(words)}."

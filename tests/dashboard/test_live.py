@@ -9,13 +9,13 @@ from typing import Any
 import anyio
 import msgspec
 import pytest
-from anyio.streams.memory import MemoryObjectReceiveStream
 
 from taskbull.dashboard import Dashboard
 from taskbull.dashboard.board import DrawnRows, LiveFrames
-from taskbull.dashboard.html import Element, tr
+from taskbull.dashboard.html import Drawn, draw, tr
 from taskbull.dashboard.live import Difference, Parts
 from taskbull.dashboard.words import ago
+from tests.dashboard.answers import Answer, answering
 from tests.dashboard.conftest import MakeQueue
 from tests.dashboard.seeding import fail
 from tests.servers.kinds import VALKEY_9, PrivateServers, Reachable, SharedServers
@@ -29,16 +29,15 @@ def server(shared_servers: SharedServers) -> Reachable:
 class Streaming:
     """An open stream: its messages, and the way to close it."""
 
-    def __init__(self, received: MemoryObjectReceiveStream[dict[str, Any]]) -> None:
-        self._received = received
-        self.closed = anyio.Event()
+    def __init__(self, answer: Answer) -> None:
+        self._answer = answer
+        self.closed = answer.gone
 
     async def message(self, wanted: Callable[[dict[str, Any]], bool] = bool) -> dict[str, Any]:
         """Wait for a message that has what is wanted."""
         with anyio.fail_after(60):
-            async for message in self._received:
-                body: bytes = message.get("body", b"")
-                for line in body.splitlines():
+            while (piece := await self._answer.piece()) is not None:
+                for line in piece.splitlines():
                     if line.startswith(b"data: "):
                         found: dict[str, Any] = msgspec.json.decode(line[6:])
                         if wanted(found):
@@ -49,29 +48,8 @@ class Streaming:
 @asynccontextmanager
 async def streaming(dashboard: Dashboard, query: str) -> AsyncIterator[Streaming]:
     """Open a stream, as a browser does, for the time of a block."""
-    send, received = anyio.create_memory_object_stream[dict[str, Any]](1000)
-    stream = Streaming(received)
-    scope = {
-        "type": "http", "method": "GET", "path": "/live", "query_string": query.encode(),
-        "headers": [(b"host", b"localhost")], "client": ("127.0.0.1", 1),
-    }  # fmt: skip
-
-    async def receive() -> dict[str, Any]:
-        await stream.closed.wait()
-        return {"type": "http.disconnect"}
-
-    async def pass_on(message: Any) -> None:
-        await send.send(message)
-
-    async def run() -> None:
-        async with send:
-            await dashboard(scope, receive, pass_on)
-
-    with anyio.fail_after(120), received:
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(run)
-            yield stream
-            stream.closed.set()
+    async with answering(dashboard, "/live", query) as answer:
+        yield Streaming(answer)
 
 
 async def test_a_change_is_sent_as_the_row_that_has_changed(
@@ -219,14 +197,16 @@ async def test_pages_that_show_the_same_are_drawn_once() -> None:
 
 
 def test_a_row_is_drawn_anew_when_what_it_shows_is_replaced() -> None:
-    rows, calls = DrawnRows(), list[str]()
+    rows, calls = DrawnRows[list[str], str](), list[str]()
 
-    def row(thing: list[str]) -> Element:
-        calls.append(thing[0])
-        return tr(thing[0])
+    def row(line: str, known: tuple[str, Drawn] | None) -> Drawn:
+        calls.append(line)
+        return known[1] if known and known[0] == line else draw(tr(line))
 
     first, second = ["a"], ["b"]
-    rows.of({"x": first, "y": second}, row)
-    changed = rows.of({"x": first, "y": ["c"]}, row)
-    assert calls == ["a", "b", "c"]
+    drawn = rows.of({"x": first, "y": second}, "".join, row)
+    changed = rows.of({"x": first, "y": ["b"]}, "".join, row)
+    assert calls == ["a", "b", "b"]
+    assert changed["y"] is drawn["y"]
+    changed = rows.of({"x": first, "y": ["c"]}, "".join, row)
     assert [drawn.markup for drawn in changed.values()] == ["<tr>a</tr>", "<tr>c</tr>"]

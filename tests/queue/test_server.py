@@ -17,9 +17,11 @@ from taskbull.queue.failures import FailureGroup, group_failures
 from taskbull.queue.sync_queue import SyncQueue
 from taskbull.scripts.failures import FailedJob
 from taskbull.scripts.servers import list_clients
+from taskbull.store.address import parse
 from tests.queue.conftest import signatures
 from tests.servers.cluster import Cluster
 from tests.servers.kinds import Reachable
+from tests.servers.proxy import Proxy
 
 
 class Both:
@@ -213,6 +215,33 @@ def test_the_largest_group_comes_first() -> None:
     assert two == FailureGroup("b", "x", 2, None, None, "2", "x", two.fingerprint, about=2)
     assert one == FailureGroup("a", "x <…>", 1, None, None, "3", "x 1", one.fingerprint, about=1)
     assert len({one.fingerprint, two.fingerprint, ""}) == 3
+
+
+async def test_what_is_known_of_a_failed_job_is_not_worked_out_again(
+    all_queues: Both, emails: SyncQueue, admin: Any
+) -> None:
+    for number in range(3):
+        fail(admin, emails.keys, f"f{number}", "TimeoutError: no answer")
+    before = await all_queues.failures("emails")
+    fail(admin, emails.keys, "new", "KeyError: 7", 2)
+    after = await all_queues.failures("emails", before=before)
+    assert [group.error for group in after.groups] == ["TimeoutError: no answer", "KeyError: <…>"]
+    assert all(after.likeness[job] is before.likeness[job] for job in before.window)
+    assert set(after.likeness) == {"f0", "f1", "f2", "new"}
+
+
+async def test_what_many_calls_asked_is_asked_again_when_the_answers_were_lost(
+    server: Reachable, prefix: str, emails: SyncQueue
+) -> None:
+    emails.add("send")
+    endpoint = parse(server.url).endpoints[0]
+    with Proxy((endpoint.host, endpoint.port)) as proxy:
+        looked = Server(proxy.url, prefix=prefix, call_timeout=30)
+        await looked.sample(["emails"])
+        proxy.cut_before_reply(b"EVALSHA")
+        samples = await looked.sample(["emails", "other"])
+        assert [each.found.counts["waiting"] for each in samples] == [1, 0]
+        assert proxy.cuts == 1
 
 
 async def test_an_app_knows_its_queues_and_attempts(

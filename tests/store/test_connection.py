@@ -193,6 +193,15 @@ async def test_a_slow_reply_is_not_a_silent_peer(private_server: PrivateServers)
         assert await store.run_all([command("DEBUG", "SLEEP", "0.4")] * 2) == [b"OK", b"OK"]
 
 
+async def test_several_calls_have_a_limit(server: Reachable, prefix: str) -> None:
+    with proxy_to(server) as proxy, fail_after(LIMIT):
+        async with open_store(parse(proxy.url)) as store:
+            assert await store.run_all([count(prefix)] * 2, timeout=20) == [1, 2]
+            proxy.black_hole()
+            with pytest.raises(MaybeExecuted, match=r"within 0\.1 s"):
+                await store.run_all([count(prefix)] * 2, timeout=0.1)
+
+
 async def test_callers_wait_for_room_when_much_waits_to_be_sent(
     server: Reachable, prefix: str
 ) -> None:

@@ -3,35 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import isinf
 
-from taskbull.core.rates import Throughput, empty_in
-from taskbull.core.states import JobState
 from taskbull.core.trouble import Trouble
 from taskbull.dashboard.board import Board
 from taskbull.dashboard.frame import Content
-from taskbull.dashboard.html import (
-    Drawn,
-    Element,
-    Node,
-    div,
-    h1,
-    h2,
-    li,
-    p,
-    section,
-    span,
-    th,
-    tr,
-    ul,
-    url,
-)
+from taskbull.dashboard.html import Drawn, Element, Node, h1, h2, li, p, section, span, th, ul, url
 from taskbull.dashboard.live import Parts
-from taskbull.dashboard.parts import ask_button, cell, grid, sparkline
+from taskbull.dashboard.parts import ask_button, grid
 from taskbull.dashboard.parts import link as link_to
-from taskbull.dashboard.sampler import BoardSample, QueueState
+from taskbull.dashboard.queue_line import draw_line, line_of
+from taskbull.dashboard.sampler import BoardSample
 from taskbull.dashboard.visit import Visit
-from taskbull.dashboard.words import duration, number, plural, rate, since
+from taskbull.dashboard.words import plural
 
 _COLUMNS: Sequence[Node] = (
     "Queue",
@@ -142,85 +125,7 @@ def _remedy(visit: Visit, trouble: Trouble) -> Node:
 
 def _rows(board: Board, sample: BoardSample) -> dict[str, Drawn]:
     return board.queue_rows.of(
-        {f"queue-{name}": state for name, state in sample.queues.items()}, _row
+        {f"queue-{name}": state for name, state in sample.queues.items()},
+        line_of,
+        draw_line,
     )
-
-
-def _row(state: QueueState) -> Element:
-    facts = state.facts
-    counts, name = facts.counts, state.name
-    parts_of = ", ".join(
-        f"{number(counts[each])} {each}"
-        for each in (JobState.WAITING, JobState.PRIORITIZED, JobState.PAUSED)
-        if counts[each]
-    )
-    return tr(
-        cell(
-            "Queue",
-            link_to(name, "queue", q=name),
-            span(" ‖ paused", class_="warn") if facts.paused else None,
-            kind="lead",
-        ),
-        cell("Wait", _count(name, facts.waiting, JobState.WAITING, parts_of), kind="n"),
-        cell("Since", since(facts.waiting_since), kind="nw"),
-        cell("Active", _count(name, counts[JobState.ACTIVE], JobState.ACTIVE), kind="n"),
-        cell("Delayed", _count(name, counts[JobState.DELAYED], JobState.DELAYED), kind="n"),
-        cell("Failed", _count(name, counts[JobState.FAILED], JobState.FAILED), kind="n"),
-        cell("In/s", rate(facts.arrivals), kind="n"),
-        cell("Out/s", rate(facts.out), kind="n"),
-        cell("Last hour", _hour(facts.completed, facts.failed)),
-        cell("Run by", _crew(state), kind="nw"),
-        cell("Empty in", _empty_in(state), kind="nw"),
-        id=f"queue-{name}",
-    )
-
-
-def _count(queue: str, count: int, tab: JobState, words: str = "") -> Node:
-    if not count:
-        return span("0", class_="zero")
-    shown = link_to(number(count), "queue", q=queue, state=tab)
-    return span(shown, title=words or None, class_="bad" if tab is JobState.FAILED else None)
-
-
-def _hour(completed: Throughput, failed: Throughput) -> Node:
-    if completed.source is None and failed.source is None:
-        help_text = "Let workers count (metrics), or keep some completed jobs"
-        return span("not counted", class_="quiet", title=help_text)
-    source = "by BullMQ's metrics" if completed.source == "metrics" else "of those that are kept"
-    done, broken = completed.total(60), failed.total(60)
-    return div(
-        sparkline(
-            completed.minutes[::-1], f"{plural(done, 'job')} done in the last hour, {source}"
-        ),
-        sparkline(
-            failed.minutes[::-1], f"{plural(broken, 'job')} failed in the last hour", "failed"
-        )
-        if broken
-        else None,
-        class_="sparks",
-    )
-
-
-def _crew(state: QueueState) -> Node:
-    facts = state.facts
-    if facts.workers:
-        words = [
-            f"{len(facts.records)} py" if facts.records else "",
-            f"{facts.foreign} js" if facts.foreign else "",
-        ]
-        return " ".join(word for word in words if word)
-    if facts.connected is None:
-        return span("not told", class_="quiet")
-    return span("nobody", class_="bad" if facts.waiting else "quiet")
-
-
-def _empty_in(state: QueueState) -> Node:
-    facts = state.facts
-    if facts.paused and facts.waiting:
-        return "paused"
-    left = empty_in(facts.waiting, facts.out, facts.arrivals)
-    if left is None:
-        return "–"
-    if isinf(left):
-        return span("growing" if facts.out else "never", class_="warn")
-    return "now" if left == 0 else duration(left)

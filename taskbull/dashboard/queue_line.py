@@ -1,0 +1,147 @@
+"""A queue in a line of the overview: what it says as values, so that only what changed is drawn."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from math import isinf
+
+from msgspec import Struct
+
+from taskbull.core.rates import Throughput, empty_in
+from taskbull.core.states import JobState
+from taskbull.dashboard.html import Drawn, Node, div, draw, span, tr
+from taskbull.dashboard.parts import cell, sparkline
+from taskbull.dashboard.parts import link as link_to
+from taskbull.dashboard.sampler import QueueState
+from taskbull.dashboard.words import duration, number, plural, rate, since, since_words
+
+_WAITING = (JobState.WAITING, JobState.PRIORITIZED, JobState.PAUSED)
+
+
+class QueueLine(Struct, frozen=True):
+    """What a line says: lines that are equal look the same, but for how long a job has waited."""
+
+    name: str
+    paused: bool
+    waiting: int
+    parts: str
+    """Of what kinds they are."""
+    waiting_since: datetime | None
+    active: int
+    delayed: int
+    failed: int
+    into: str
+    out: str
+    done: Throughput
+    broken: Throughput
+    crew: tuple[str, str | None]
+    """Who runs its jobs, and how that is shown."""
+    empty_in: tuple[str, str | None]
+    """When nothing will wait, and how that is shown."""
+
+
+def line_of(state: QueueState) -> QueueLine:
+    """Return what the line of a queue says."""
+    facts = state.facts
+    counts, out = facts.counts, facts.out
+    return QueueLine(
+        state.name,
+        facts.paused,
+        facts.waiting,
+        ", ".join(f"{number(counts[each])} {each}" for each in _WAITING if counts[each]),
+        facts.waiting_since,
+        counts[JobState.ACTIVE],
+        counts[JobState.DELAYED],
+        counts[JobState.FAILED],
+        rate(facts.arrivals),
+        rate(out),
+        facts.completed,
+        facts.failed,
+        _crew(state),
+        _empty_in(state, out),
+    )
+
+
+def draw_line(line: QueueLine, known: tuple[QueueLine, Drawn] | None) -> Drawn:
+    """Draw the line of a queue: as before, but for the time, if it says nothing new."""
+    if known is not None and known[0] == line:
+        drawn = known[1]
+        return drawn if line.waiting_since is None else drawn.at(since_words(line.waiting_since))
+    name = line.name
+    return draw(
+        tr(
+            cell(
+                "Queue",
+                link_to(name, "queue", q=name),
+                span(" ‖ paused", class_="warn") if line.paused else None,
+                kind="lead",
+            ),
+            cell("Wait", _count(name, line.waiting, JobState.WAITING, line.parts), kind="n"),
+            cell("Since", since(line.waiting_since), kind="nw"),
+            cell("Active", _count(name, line.active, JobState.ACTIVE), kind="n"),
+            cell("Delayed", _count(name, line.delayed, JobState.DELAYED), kind="n"),
+            cell("Failed", _count(name, line.failed, JobState.FAILED), kind="n"),
+            cell("In/s", line.into, kind="n"),
+            cell("Out/s", line.out, kind="n"),
+            cell("Last hour", _hour(line.done, line.broken)),
+            cell("Run by", _shown(line.crew), kind="nw"),
+            cell("Empty in", _shown(line.empty_in), kind="nw"),
+            id=f"queue-{name}",
+        )
+    )
+
+
+def _count(queue: str, count: int, tab: JobState, words: str = "") -> Node:
+    if not count:
+        return span("0", class_="zero")
+    shown = link_to(number(count), "queue", q=queue, state=tab)
+    return span(shown, title=words or None, class_="bad" if tab is JobState.FAILED else None)
+
+
+def _hour(completed: Throughput, failed: Throughput) -> Node:
+    if completed.source is None and failed.source is None:
+        help_text = "Let workers count (metrics), or keep some completed jobs"
+        return span("not counted", class_="quiet", title=help_text)
+    source = "by BullMQ's metrics" if completed.source == "metrics" else "of those that are kept"
+    done, broken = completed.total(60), failed.total(60)
+    return div(
+        sparkline(
+            completed.minutes[::-1], f"{plural(done, 'job')} done in the last hour, {source}"
+        ),
+        sparkline(
+            failed.minutes[::-1], f"{plural(broken, 'job')} failed in the last hour", "failed"
+        )
+        if broken
+        else None,
+        class_="sparks",
+    )
+
+
+def _shown(said: tuple[str, str | None]) -> Node:
+    words, look = said
+    return words if look is None else span(words, class_=look)
+
+
+def _crew(state: QueueState) -> tuple[str, str | None]:
+    facts = state.facts
+    if facts.workers:
+        words = [
+            f"{len(facts.records)} py" if facts.records else "",
+            f"{facts.foreign} js" if facts.foreign else "",
+        ]
+        return " ".join(word for word in words if word), None
+    if facts.connected is None:
+        return "not told", "quiet"
+    return "nobody", "bad" if facts.waiting else "quiet"
+
+
+def _empty_in(state: QueueState, out: float | None) -> tuple[str, str | None]:
+    facts = state.facts
+    if facts.paused and facts.waiting:
+        return "paused", None
+    left = empty_in(facts.waiting, out, facts.arrivals)
+    if left is None:
+        return "–", None
+    if isinf(left):
+        return "growing" if out else "never", "warn"
+    return "now" if left == 0 else duration(left), None

@@ -1,0 +1,34 @@
+"""The line of a queue on the overview: drawn anew only if it says something new."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from taskbull.core.queue_facts import QueueFacts
+from taskbull.core.states import JobState
+from taskbull.dashboard.html import Drawn
+from taskbull.dashboard.queue_line import draw_line, line_of
+from taskbull.dashboard.sampler import QueueState
+from taskbull.queue.looked import Surveyed
+from tests.dashboard.test_html import read
+
+
+def test_a_line_that_says_the_same_is_drawn_anew_only_in_its_time() -> None:
+    state = state_of(waiting_since=datetime.now(UTC) - timedelta(minutes=5))
+    line = line_of(state)
+    drawn = draw_line(line, None)
+    later = draw_line(line_of(state), (line, Drawn("", drawn.timeless)))
+    assert later.timeless is drawn.timeless
+    assert ">5 min" in later.markup
+    assert read(later.markup).tags == read(drawn.markup).tags
+    other = line_of(state_of(waiting_since=None))
+    assert "<time" not in draw_line(other, (line, drawn)).markup
+
+
+def state_of(waiting_since: datetime | None) -> QueueState:
+    counts: Any = dict.fromkeys(JobState, 0) | {JobState.WAITING: 3}
+    facts = QueueFacts(
+        name="a<b", now=datetime.now(UTC), counts=counts, waiting_since=waiting_since
+    )
+    return QueueState(Surveyed(counts, False, None, waiting_since), facts, [])
