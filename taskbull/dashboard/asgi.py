@@ -78,7 +78,7 @@ class Dashboard:
         self._settings = BoardSettings(
             _allowed(allow), read_only, label, Redactor(redact), on_action
         )
-        self._board = Board(self._server)
+        self._board = Board(self._server, writes=not read_only)
         self._streams: set[CancelScope] = set()
 
     def close(self) -> None:
@@ -104,6 +104,7 @@ class Dashboard:
         await _send(request, found, send)
         if found.after is not None:
             await found.after()
+        await self._board.sampler.search()
 
     async def _stream(self, request: Request, stream: Stream, send: Send) -> None:
         headers = {**SECURITY, "content-type": stream.content_type, "x-accel-buffering": "no"}

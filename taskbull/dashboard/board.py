@@ -144,8 +144,8 @@ class Pace:
 class Board:
     """All that one dashboard knows beside its settings."""
 
-    def __init__(self, server: Server) -> None:
-        self.sampler = BoardSampler(server)
+    def __init__(self, server: Server, *, writes: bool = False) -> None:
+        self.sampler = BoardSampler(server, writes=writes)
         self.views = Views()
         self.pace = Pace()
         self.live = LiveFrames()

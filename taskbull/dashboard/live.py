@@ -87,5 +87,6 @@ async def follow(board: Board, visit: Visit, page: LivePage) -> AsyncGenerator[b
                 seen, (page, visit.query.pairs, visit.access.may), lambda: _read(board, visit, page)
             )
             yield b"data: " + msgspec.json.encode(difference.of(parts)) + b"\n\n"
+            await board.sampler.search()
     finally:
         board.streams -= 1

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Final
 
@@ -28,7 +29,7 @@ INTERVAL: Final = 2.0
 """Seconds between samples."""
 
 _SEARCH_SECONDS: Final = 0.05
-"""For how long one page may search the keys for queues."""
+"""For how long the first page may search the keys for queues."""
 
 _ON_SCREEN: Final = 10.0
 """Seconds for which a queue that somebody has looked at comes first."""
@@ -76,13 +77,17 @@ class BoardSample(Struct, frozen=True):
 class BoardSampler:
     """Takes samples for those who ask."""
 
-    def __init__(self, server: Server) -> None:
+    def __init__(self, server: Server, *, writes: bool = False) -> None:
         self._server = server
+        self._writes = writes
+        """Whether it writes down which queues it has found."""
         self._baton = Lock()
-        self._overview = Overview(_SEARCH_SECONDS)
+        self._overview = Overview(_SEARCH_SECONDS, apart=True)
         self._current = BoardSample()
         self._tried = 0.0
         """When the last sample was tried, by a clock that never jumps."""
+        self._searched = 0.0
+        """When the keys were last searched."""
         self._on_screen: dict[str, float] = {}
         """The queues that somebody looks at, and when that was last."""
 
@@ -112,6 +117,15 @@ class BoardSampler:
                 await sleep(max(0.0, self._tried + INTERVAL - time.monotonic()))
                 await self._take(())
             return self._current
+
+    async def search(self) -> None:
+        """Go on searching the keys for queues, if it is time: when nobody waits for an answer."""
+        now = time.monotonic()
+        if not self._current.number or now - self._searched < INTERVAL:
+            return
+        self._searched = now
+        with suppress(TaskbullError):  # the next sample tells
+            await self._server.find_more_queues(self._overview, write=self._writes)
 
     def expire(self, queue: str) -> None:
         """Have the next who asks take a new sample: a queue has been changed, or even removed."""

@@ -51,11 +51,12 @@ _MINUTE_MS: Final = 60_000
 class Overview:
     """What is known of all queues; `Server.watch` adds to it.
 
-    `patience` is for how many seconds the first round may search the keys for queues.
+    `patience` is for how many seconds the first round may search the keys for queues. `apart`: no
+    other round does so, but `Server.find_more_queues`.
     """
 
-    def __init__(self, patience: float = inf) -> None:
-        self.names = QueueNames(patience)
+    def __init__(self, patience: float = inf, *, apart: bool = False) -> None:
+        self.names = QueueNames(patience, apart=apart)
         self.watches: dict[str, QueueWatch] = {}
         self.crew: Crew | None = None
         self.crew_at = -inf
@@ -125,7 +126,7 @@ class ServerOverview(ServerWhys):
         if now - overview.crew_at >= (_CREW if clients < _MANY_CLIENTS else _CREW_OF_MANY):
             overview.crew = yield from self._crew()
             overview.crew_at = now
-        there = {*self._known, *(overview.crew.workers if overview.crew else ())}
+        there = self._there(overview)
         overview.keep((yield from find_names(self.namespace, overview.names, there, wanted)))
         for some in _pieces(overview.next_sampled(wanted)):
             yield from self._sample_some(overview, some, now)
@@ -136,6 +137,19 @@ class ServerOverview(ServerWhys):
         for watch in overview.next_failing(now):
             watch.failures_at = now
             watch.failed((yield from self._failures(watch.name, _FAILURES)))
+
+    @looks
+    def find_more_queues(self, overview: Overview, *, write: bool = False) -> Look[None]:
+        """Go on searching the keys for queues, with at most 40 commands; a search begins each
+        minute. `write`: write down what was found, for others who look."""
+        names = overview.names
+        yield from names.search(self.namespace)
+        if write and names.may_write:
+            yield from names.write(self.namespace, self._there(overview))
+
+    def _there(self, overview: Overview) -> set[str]:
+        """Return the queues that are known whether or not there is a key of them."""
+        return {*self._known, *(overview.crew.workers if overview.crew else ())}
 
     def _sample_some(
         self, overview: Overview, some: Sequence[QueueWatch], now: float

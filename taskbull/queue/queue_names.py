@@ -7,6 +7,7 @@ from collections.abc import Collection
 from math import inf
 from typing import Final
 
+from taskbull.errors import ServerRefused
 from taskbull.queue.questions import Look, ask
 from taskbull.queue.queue_search import SearchPlace, find_queues
 from taskbull.scripts import records, survey
@@ -18,12 +19,25 @@ _EVERY: Final = 60.0
 _SECONDS: Final = 0.05
 """For how long a search goes on in one round."""
 
+_CALLS: Final = 40
+"""And how often Redis is asked in it: with a round every other second, 20 times a second."""
+
+_FORGOTTEN_MS: Final = 24 * 3_600_000
+"""After how long a name is struck off that somebody wrote down, if there is no such queue."""
+
 
 class QueueNames:
-    """The names that were found, and how far the search has come."""
+    """The names that were found, and how far the search has come.
 
-    def __init__(self, patience: float = inf) -> None:
+    `apart`: a round only begins the first search, which somebody else carries on.
+    """
+
+    def __init__(self, patience: float = inf, *, apart: bool = False) -> None:
+        self.apart = apart
         self.found: set[str] = set()
+        self.written: set[str] = set()
+        """What was written down when a round last looked."""
+        self.may_write = True
         self.changed: set[str] = set()
         """Queues that may not be there any more."""
         self.searched_once = False
@@ -31,27 +45,56 @@ class QueueNames:
         self._patience = patience
         self._round: set[str] = set()
         """What the search has found since it began anew."""
+        self._is_whole = False
+        """Whether a search has ended since names were last struck off."""
         self._place: SearchPlace | None = None
         self._rests_until = -inf
+
+    @property
+    def begun(self) -> bool:
+        """Whether the search has begun."""
+        return self.searched_once or self._place is not None
 
     def search(self, namespace: Namespace) -> Look[None]:
         """Go on with the search; a round per minute."""
         start = time.monotonic()
         if start < self._rests_until:
             return
-        limit = _SECONDS if self.searched_once else self._patience
+        is_first = not self.searched_once and not (self.apart and self.begun)
+        limit, calls = (self._patience, inf) if is_first else (_SECONDS, _CALLS)
         while True:
             names, self._place = yield from find_queues(namespace, self._place)
+            calls -= 1
             self.found.update(names)
             self._round.update(names)
             if self._place is None:
                 # What was not found is gone, unless somebody else still speaks of it.
                 self.found, self._round = self._round, set()
-                self.searched_once = True
+                self.searched_once = self._is_whole = True
                 self._rests_until = time.monotonic() + _EVERY
                 return
-            if time.monotonic() - start >= limit:
+            if calls <= 0 or time.monotonic() - start >= limit:
                 return
+
+    def write(self, namespace: Namespace, there: Collection[str]) -> Look[None]:
+        """Write down what was found; strike off what nobody has used for a day, and is not there.
+
+        Names that were written down stay as they are. A user who may not write tries it once.
+        """
+        now_ms = int(time.time() * 1000)
+        try:
+            if new := sorted(self.found - self.written):
+                yield from ask(records.register_found(namespace.prefix, new, now_ms))
+                self.written.update(new)
+            absent = self.written - self.found - set(there)
+            if self._is_whole and absent:
+                self._is_whole = False
+                old_ms = now_ms - _FORGOTTEN_MS
+                old = yield from ask(records.get_registered_before(namespace.prefix, old_ms))
+                for name in absent.intersection(old):
+                    yield from ask(records.unregister_queue(namespace.prefix, name))
+        except ServerRefused:
+            self.may_write = False
 
 
 def find_names(
@@ -65,9 +108,10 @@ def find_names(
         if not (yield from ask(survey.exists(namespace.keys(name)))):
             names.found.discard(name)
         names.changed.discard(name)
-    yield from names.search(namespace)
-    written = yield from ask(records.get_registered(namespace.prefix))
-    known = {*names.found, *there, *written}
+    if not (names.apart and names.begun):
+        yield from names.search(namespace)
+    names.written = set((yield from ask(records.get_registered(namespace.prefix))))
+    known = {*names.found, *there, *names.written}
     for name in wanted:
         if name not in known and (yield from ask(survey.exists(namespace.keys(name)))):
             names.found.add(name)

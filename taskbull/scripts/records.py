@@ -13,7 +13,7 @@ from taskbull.core.keys import QueueKeys
 from taskbull.core.record import Seen, WorkerRecord, decode_record, encode_record
 from taskbull.scripts.call import Call, Command, Word
 from taskbull.scripts.loader import load
-from taskbull.scripts.replies import nothing, number, text
+from taskbull.scripts.replies import nothing, number, text, texts
 
 NOTE_WORKER = load("note_worker")
 GET_RECORDS = load("get_records")
@@ -101,6 +101,13 @@ def register_queues(prefix: str, names: list[str], now_ms: int) -> Command[None]
     return Command(("ZADD", key, *scored), key, nothing)
 
 
+def register_found(prefix: str, names: list[str], now_ms: int) -> Command[None]:
+    """Write down the names of queues that were found, if nobody else has."""
+    key = queues_key(prefix)
+    scored: list[Word] = [word for name in names[:_MOST_QUEUES] for word in (now_ms, name)]
+    return Command(("ZADD", key, "NX", *scored), key, nothing)
+
+
 def unregister_queue(prefix: str, name: str) -> Command[None]:
     """Strike the name of a queue off."""
     key = queues_key(prefix)
@@ -112,6 +119,13 @@ def get_registered(prefix: str) -> Command[list[str]]:
     key = queues_key(prefix)
     words: tuple[Word, ...] = ("ZREVRANGE", key, 0, _MOST_QUEUES - 1)
     return Command(words, key, lambda reply: sorted(text(name) for name in reply))
+
+
+def get_registered_before(prefix: str, at_ms: int) -> Command[list[str]]:
+    """Read the names of queues that were last written down before an instant."""
+    key = queues_key(prefix)
+    words: tuple[Word, ...] = ("ZRANGEBYSCORE", key, "-inf", at_ms, "LIMIT", 0, _MOST_QUEUES)
+    return Command(words, key, texts)
 
 
 def queues_key(prefix: str) -> str:

@@ -85,6 +85,19 @@ async def test_looking_writes_nothing_and_needs_no_right_to_write(
     admin.close()
 
 
+@pytest.mark.parametrize("read_only", [False, True])
+async def test_a_dashboard_that_may_write_tells_others_which_queues_it_has_found(
+    private_server: PrivateServers, prefix: str, read_only: bool
+) -> None:
+    process = private_server()
+    with redis.Redis.from_url(process.url) as admin:
+        admin.hset(f"{prefix}:emails:meta", "opts.maxLenEvents", "1")
+        visitor = Visitor(Dashboard(redis=process.url, prefix=prefix, read_only=read_only))
+        assert "emails" in (await visitor.get("")).text
+        written = [] if read_only else [b"emails"]
+        assert admin.zrange(f"{prefix}::tb:queues", 0, -1) == written
+
+
 async def test_our_workers_tell_about_themselves(
     private_server: PrivateServers, prefix: str
 ) -> None:

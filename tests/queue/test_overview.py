@@ -129,6 +129,76 @@ def test_a_wanted_queue_is_there_before_the_search_has_found_it(
     assert "none" not in overview.watches
 
 
+def scans(admin: Any) -> int:
+    return int(admin.info("commandstats").get("cmdstat_scan", {"calls": 0})["calls"])
+
+
+def test_a_search_apart_goes_on_only_when_it_is_asked_to(
+    looked: SyncServer, queues: list[str], prefix: str, admin: Any
+) -> None:
+    pipe = admin.pipeline(transaction=False)
+    for number in range(3000):
+        pipe.set(f"{prefix}:other:{number}", 1)
+    pipe.execute()
+    overview = Overview(patience=0.0, apart=True)
+    looked.watch(overview)
+    before = scans(admin)
+    looked.watch(overview)
+    assert scans(admin) == before
+    assert not overview.names.searched_once
+    while not overview.names.searched_once:
+        before = scans(admin)
+        looked.find_more_queues(overview)
+        assert 1 <= scans(admin) - before <= 40
+    looked.watch(overview)
+    assert sorted(overview.watches) == queues
+    assert looked.registered_queues() == []
+
+
+def test_queues_that_were_found_are_written_down_for_others(
+    looked: SyncServer, queues: list[str], prefix: str, admin: Any
+) -> None:
+    admin.zadd(f"{prefix}::tb:queues", {"q001": 7})
+    overview = Overview(apart=True)
+    looked.watch(overview)
+    looked.find_more_queues(overview, write=True)
+    assert looked.registered_queues() == queues
+    assert admin.zscore(f"{prefix}::tb:queues", "q001") == 7
+
+
+def test_a_name_is_struck_off_when_there_has_been_no_such_queue_for_a_day(
+    looked: SyncServer, prefix: str, admin: Any
+) -> None:
+    now_ms = time.time() * 1000
+    written = {"gone": now_ms - 86_500_000, "idle": now_ms - 80_000_000, "used": 1}
+    admin.zadd(f"{prefix}::tb:queues", written)
+    admin.hset(QueueKeys("used", prefix).meta, "opts.maxLenEvents", "1")
+    overview = Overview(patience=0.0, apart=True)
+    while not overview.names.searched_once:
+        looked.watch(overview)
+        looked.find_more_queues(overview, write=True)
+    assert looked.registered_queues() == ["idle", "used"]
+
+
+def test_who_may_not_write_searches_all_the_same(
+    server: Reachable, queues: list[str], prefix: str, admin: Any
+) -> None:
+    admin.acl_setuser(
+        f"viewer-{prefix}", enabled=True, passwords=["+pw"], keys=["*"],
+        categories=["+@read", "+@connection"], commands=["+evalsha_ro", "+script|load", "+info"],
+    )  # fmt: skip
+    url = server.url.replace("redis://", f"redis://viewer-{prefix}:pw@")
+    viewer = SyncServer(url, prefix=prefix)
+    overview = Overview()
+    viewer.watch(overview)
+    viewer.find_more_queues(overview, write=True)
+    assert sorted(overview.watches) == queues
+    assert not overview.names.may_write
+    assert viewer.registered_queues() == []
+    viewer.close()
+    admin.acl_deluser(f"viewer-{prefix}")
+
+
 def test_what_makes_many_fail_is_told(
     looked: SyncServer, server: Reachable, prefix: str, admin: Any
 ) -> None:
