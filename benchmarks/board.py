@@ -11,15 +11,19 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import ExitStack
 from http.client import HTTPConnection
 from pathlib import Path
 from typing import Self
 from urllib.parse import urlsplit
 
 import redis
+from msgspec import Struct
 
+from benchmarks import servers
 from benchmarks.host import cpu_of, memory_of
-from benchmarks.stage import SideFailed
+from benchmarks.stage import Bench, SideFailed
+from taskbull.store.server_process import ServerProcess
 
 ERRORS = (
     "TimeoutError: smtp did not answer",
@@ -31,6 +35,9 @@ ERRORS = (
 _FRAME = 'Traceback (most recent call last):\n  File "mail.py", line 88, in send\n    deliver(to)\n'
 _PIECE = 2000
 """Jobs that one call seeds."""
+_SLOW_US = 5000
+WAITING, FAILED = "waiting", "failed"
+"""The queues with many jobs."""
 
 # Adds the jobs first..last of a queue: waiting ones, or failed ones with their errors in turn.
 _SEED = """
@@ -74,6 +81,15 @@ def seed_others(admin: redis.Redis, count: int) -> None:
         admin.zadd(f"bull:other-{number}:completed", ends)
 
 
+class Got(Struct, frozen=True):
+    """What it took to get a page."""
+
+    passed: float
+    """Milliseconds by the clock."""
+    cpu: float
+    """Milliseconds of CPU of the dashboard: these say something on a busy machine, too."""
+
+
 class BoardProcess:
     """`taskbull dashboard` in a process of its own, for the time of a block."""
 
@@ -97,15 +113,15 @@ class BoardProcess:
         self._process.terminate()
         self._process.communicate(timeout=20)
 
-    def get(self, page: str) -> float:
-        """Ask for a page; return the milliseconds until it was there."""
-        began = time.perf_counter()
+    def get(self, page: str) -> Got:
+        """Ask for a page; return what it took until it was there."""
+        began, cpu = time.perf_counter(), self.cpu
         self._connection.request("GET", f"/{page}")
         answer = self._connection.getresponse()
         body = answer.read()
         if answer.status != 200:
             raise SideFailed(f"{page}: {answer.status} {body[-300:]!r}")
-        return (time.perf_counter() - began) * 1000
+        return Got((time.perf_counter() - began) * 1000, (self.cpu - cpu) * 1000)
 
     def watch(self, *pages: str) -> Watching:
         """Open the streams of these pages."""
@@ -163,3 +179,23 @@ class Watching:
                 assert isinstance(stream, socket.socket)
                 if not stream.recv(1 << 20):
                     self._chosen.unregister(stream)
+
+
+def crowded(
+    stack: ExitStack, bench: Bench, tree: Path, jobs: int, queues: int
+) -> tuple[BoardProcess, redis.Redis]:
+    """Start a server with as many jobs that wait and that failed, and a dashboard over it.
+
+    What the server runs for longer than 5 ms is in its slow log.
+    """
+    server = ServerProcess(bench.program, servers.OPTIONS)
+    stack.callback(server.close)
+    server.start(60.0)
+    admin = stack.enter_context(redis.Redis(port=server.port, socket_timeout=None))
+    seed(admin, WAITING, "wait", jobs)
+    seed(admin, FAILED, "failed", jobs)
+    seed_others(admin, queues - 2)
+    admin.config_set("slowlog-log-slower-than", _SLOW_US)
+    admin.slowlog_reset()
+    process = BoardProcess(tree, server.url, bench.folder)
+    return stack.enter_context(process), admin

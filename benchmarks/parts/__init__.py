@@ -18,6 +18,7 @@ from benchmarks.parts import (
     processes,
     processes_cpu,
     threads,
+    viewers,
 )
 from benchmarks.parts.part import Part
 
@@ -39,5 +40,6 @@ PARTS: dict[str, Part] = {
         processes_cpu,
         cluster,
         dashboard,
+        viewers,
     )
 }

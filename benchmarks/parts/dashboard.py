@@ -1,4 +1,4 @@
-"""What looking costs: pages over a million jobs, and what Redis and a worker notice of it."""
+"""What looking costs: pages over a million jobs, and single calls at the server."""
 
 from __future__ import annotations
 
@@ -12,42 +12,57 @@ from typing import Any
 
 import redis
 
-from benchmarks import servers
-from benchmarks.board import BoardProcess, seed, seed_others
+from benchmarks.board import FAILED, WAITING, BoardProcess, Got, crowded
 from benchmarks.catalogue import ROOT, Side
-from benchmarks.parts.drain import drain
+from benchmarks.host import cpu_of
 from benchmarks.parts.part import Part
 from benchmarks.rounds import Case, Metric, Values
-from benchmarks.stage import Bench, Setting, Stage
+from benchmarks.stage import Bench
 from benchmarks.table import percentile
-from taskbull.store.server_process import ServerProcess
+from taskbull.core.keys import QueueKeys
+from taskbull.core.states import JobState
+from taskbull.scripts import failures, peeking, survey
+from taskbull.scripts.call import Call
 
 JOBS = 1_000_000
 QUEUES = 200
-VIEWERS = 20
 SPACING = 1.1
 """Seconds between two looks at a page: what was read for one does not do for the next."""
 LOOKS = 40
-ALONE, LONG = 40.0, 150.0
-"""Seconds with one stream open, and with many."""
-WORKER_JOBS = 60_000
-PAIRS = 5
-_SLOW_US = 5000
+AGAIN = 20
+"""How often a single call is made, and that for so many times."""
 
 PAGES = {
     "overview": "",
-    "queue, waiting": "queue?q=waiting",
-    "queue, failed": "queue?q=failed&state=failed",
-    "errors": "errors?q=failed",
-    "job that waits": "job?q=waiting&id={middle}",
-    "job that failed": "job?q=failed&id={middle}",
+    "queue, waiting": f"queue?q={WAITING}",
+    "queue, failed": f"queue?q={FAILED}&state=failed",
+    "errors": f"errors?q={FAILED}",
+    "job that waits": f"job?q={WAITING}&id={{middle}}",
+    "job that failed": f"job?q={FAILED}&id={{middle}}",
     "schedules": "schedules",
     "workers": "workers",
     "operations": "operations",
 }
-STREAMS = {"one stream": 1, f"{VIEWERS} streams": VIEWERS}
 SLOW = "longer than 5 ms"
-WATCHED = {"nobody looks": 0, f"{VIEWERS} streams are open": VIEWERS}
+
+
+def _calls(jobs: int) -> dict[str, Call[Any]]:
+    """Return what pages ask of the server most, or at the highest price."""
+    waiting, failed = QueueKeys(WAITING), QueueKeys(FAILED)
+    minute_ms = int(time.time() * 1000) // 60_000 * 60_000
+    spread = [jobs // 2 + number * jobs // 200 for number in range(failures.FAILURES_PEEKED)]
+    return {
+        "a queue at a glance": survey.survey_queue(failed, 60),
+        "what ended by minute": survey.count_ends(failed, minute_ms, 60),
+        "50 waiting jobs": peeking.peek_jobs(waiting, JobState.WAITING),
+        "50 failed jobs": peeking.peek_jobs(failed, JobState.FAILED),
+        "50 errors": failures.peek_failures(failed, spread),
+        "a job that waits": peeking.place_job(waiting, str(jobs // 2)),
+        "a job that failed": peeking.place_job(failed, str(jobs // 2)),
+        "a search in 100 jobs": peeking.search_jobs(
+            failed, JobState.FAILED, [(["data"], ["nowhere"])]
+        ),
+    }
 
 
 class Looks:
@@ -61,72 +76,42 @@ class Looks:
     def of(self, row: str) -> Values:
         """Give the figures of a row; whoever comes first waits for all."""
         if not self._values:
+            bench, jobs = self._bench, self._bench.count(JOBS)
             with ExitStack() as stack:
-                jobs, queues = self._bench.count(JOBS), self._bench.count(QUEUES)
-                bare = self._pages(self._serve(stack, 1, 2)[0], 1)
-                board, admin = self._serve(stack, jobs, queues)
+                bare = self._pages(crowded(stack, bench, self._tree, 1, 2)[0], 1)
+                board, admin = crowded(stack, bench, self._tree, jobs, QUEUES)
                 full = self._pages(board, jobs // 2)
-                for name, (first, rest) in full.items():
-                    empty = percentile(bare[name][1], 95)
-                    self._values[name] = {
-                        "empty": empty,
-                        "p95": percentile(rest, 95),
-                        "most": 2 * empty + 20,
-                        "first": first,
-                    }
-                for name, viewers in STREAMS.items():
-                    self._values[name] = self._watched(board, admin, viewers)
+                self._values = {name: _compared(got, bare[name]) for name, got in full.items()}
                 self._values[SLOW] = _slow(admin)
+                for name, call in _calls(jobs).items():
+                    self._values[name] = _alone(admin, call)
         return self._values.pop(row)
 
-    def _serve(self, stack: ExitStack, jobs: int, queues: int) -> tuple[BoardProcess, redis.Redis]:
-        server = ServerProcess(self._bench.program, servers.OPTIONS)
-        stack.callback(server.close)
-        server.start(60.0)
-        admin = stack.enter_context(redis.Redis(port=server.port, socket_timeout=None))
-        seed(admin, "waiting", "wait", jobs)
-        seed(admin, "failed", "failed", jobs)
-        seed_others(admin, queues - 2)
-        admin.config_set("slowlog-log-slower-than", _SLOW_US)
-        admin.slowlog_reset()
-        process = BoardProcess(self._tree, server.url, self._bench.folder)
-        return stack.enter_context(process), admin
-
-    def _pages(self, board: BoardProcess, middle: int) -> dict[str, tuple[float, list[float]]]:
-        """Ask for all pages in turn: the first time of each, and all the others, in ms."""
-        taken: dict[str, list[float]] = {name: [] for name in PAGES}
+    def _pages(self, board: BoardProcess, middle: int) -> dict[str, list[Got]]:
+        """Ask for all pages in turn, again and again."""
+        taken: dict[str, list[Got]] = {name: [] for name in PAGES}
         for _ in range(LOOKS + 1):
             began = time.monotonic()
             for name, page in PAGES.items():
                 taken[name].append(board.get(page.format(middle=middle)))
             rest = self._bench.seconds(SPACING) - (time.monotonic() - began)
             time.sleep(max(0.0, rest))
-        return {name: (first, rest) for name, (first, *rest) in taken.items()}
-
-    def _watched(self, board: BoardProcess, admin: redis.Redis, viewers: int) -> Values:
-        seconds = self._bench.seconds(ALONE if viewers == 1 else LONG)
-        with board.watch(*[""] * viewers):
-            time.sleep(self._bench.seconds(10.0))  # the first message has everything in it
-            scripts, before, cpu = _scripts(admin), servers.spent([admin]), board.cpu
-            memory, began = board.memory, time.monotonic()
-            while (passed := time.monotonic() - began) < seconds:
-                number = int(passed) % 18
-                admin.zadd(f"bull:other-{number}:completed", {"new": int(time.time() * 1000)})
-                time.sleep(min(1.0, seconds))
-            used = servers.spent([admin]) - before
-            return {
-                "scripts": (_scripts(admin) - scripts) / passed,
-                "commands": used.commands / passed,
-                "server": used.cpu / passed * 1000,
-                "cpu": (board.cpu - cpu) / passed * 1000,
-                "memory": board.memory,
-                "grown": board.memory - memory,
-            }
+        return taken
 
 
-def _scripts(admin: redis.Redis) -> int:
-    stats: Any = admin.info("commandstats")
-    return sum(int(each["calls"]) for name, each in stats.items() if "evalsha" in name)
+def _compared(full: list[Got], bare: list[Got]) -> Values:
+    """Give what all looks but the first took, beside those at next to nothing."""
+    first, *rest = full
+    empty = percentile([got.passed for got in bare[1:]], 95)
+    return {
+        "p95": percentile([got.passed for got in rest], 95),
+        "empty": empty,
+        "most": 2 * empty + 20,
+        "first": first.passed,
+        "cpu": median(got.cpu for got in rest),
+        "cpu_p95": percentile([got.cpu for got in rest], 95),
+        "cpu_empty": percentile([got.cpu for got in bare[1:]], 95),
+    }
 
 
 def _slow(admin: redis.Redis) -> Values:
@@ -138,54 +123,39 @@ def _slow(admin: redis.Redis) -> Values:
     return {"calls": len(found), "longest": longest / 1000}
 
 
-class Meanwhile:
-    """Lets a worker empty a queue while many look, and while nobody does, in turns."""
+def _alone(admin: redis.Redis, call: Call[Any]) -> Values:
+    """Make a call over and over; give the server's CPU for one, and how many commands it runs."""
+    said: Any = admin.info("server")
+    process = int(said["process_id"])
+    admin.script_load(call.script.source)
+    taken: list[float] = []
+    for _ in range(AGAIN):
+        before = cpu_of([process])
+        for _ in range(AGAIN):
+            admin.execute_command(*call.words)  # type: ignore[no-untyped-call]
+        taken.append((cpu_of([process]) - before) / AGAIN * 1000)
+    commands = _commands(admin)
+    admin.execute_command(*call.words)  # type: ignore[no-untyped-call]
+    ran = _commands(admin) - commands - 2  # those that ask how many
+    return {"alone": median(taken), "commands": ran}
 
-    def __init__(self, bench: Bench, side: Side) -> None:
-        self._bench = bench
-        self._side = side
-        self._taken: dict[str, list[Values]] = {}
 
-    def of(self, row: str) -> Values:
-        """Give the medians of a row; whoever comes first waits for all."""
-        if not self._taken:
-            pairs = PAIRS if self._bench.shrink == 1 else 1
-            for _ in range(pairs):
-                for name, viewers in WATCHED.items():
-                    self._taken.setdefault(name, []).append(self._drain(viewers))
-        each = self._taken[row]
-        alone = self._taken[next(iter(WATCHED))]
-        shares = [one["rate"] / other["rate"] for one, other in zip(each, alone, strict=True)]
-        keys = ("rate", "cpu", "server")
-        return {**{key: median(one[key] for one in each) for key in keys}, "share": median(shares)}
-
-    def _drain(self, viewers: int) -> Values:
-        bench, jobs = self._bench, self._bench.count(WORKER_JOBS)
-        setting = Setting(slots=jobs, at_once=100, fill=({"count": jobs},))
-        with ExitStack() as stack:
-
-            def look(stage: Stage) -> None:
-                seed_others(stage.admins[0], bench.count(QUEUES))
-                if viewers:
-                    tree = self._side.tree or ROOT
-                    board = stack.enter_context(BoardProcess(tree, stage.url, bench.folder))
-                    stack.enter_context(board.watch(*("", "queue&q=bench") * (viewers // 2)))
-                    board.get("")
-
-            return drain(bench, self._side, setting, seconds=bench.seconds(4.0), meanwhile=look)
+def _commands(admin: redis.Redis) -> int:
+    stats: Any = admin.info("commandstats")
+    return sum(int(each["calls"]) for each in stats.values())
 
 
 def cases(bench: Bench, sides: Sequence[Side]) -> list[Case]:
     found: list[Case] = []
     for side in sides:
-        looks, meanwhile = Looks(bench, side), Meanwhile(bench, side)
-        tables: dict[str, tuple[Iterable[str], Callable[[str], Values]]] = {
-            "page": (PAGES, looks.of),
-            "streams": (STREAMS, looks.of),
-            "slow log": ((SLOW,), looks.of),
-            "worker": (WATCHED, meanwhile.of),
+        looks = Looks(bench, side)
+        tables: dict[str, Iterable[str]] = {
+            "page": PAGES,
+            "slow log": (SLOW,),
+            "one call": _calls(bench.count(JOBS)),
         }
-        for setting, (rows, of) in tables.items():
+        of: Callable[[str], Values] = looks.of
+        for setting, rows in tables.items():
             for row in rows:
                 named = Side(f"{side.name}, {row}", side.peer, side.tree)
                 found.append(Case(named, setting, partial(of, row)))
@@ -198,24 +168,21 @@ PART = Part(
     "failed by five errors. Of each page: the milliseconds in which 95 % of the looks were "
     "answered, each more than a second after the one before; the same over two nearly empty "
     "queues, and the most that is allowed (twice that, and 20 ms); the first look of all, which "
-    "on the page of errors reads 2,000 jobs. With streams open: calls of scripts and commands per "
-    "second, and how the memory grows in two minutes and a half. A worker (100 at once) with and "
-    "without 20 streams open, in turns: its share of the rate is the median of the pairs.",
+    "on the page of errors reads 2,000 jobs; and the CPU of the dashboard, which tells more on a "
+    "busy machine. What the server has in its slow log after them; and what single calls cost it "
+    "that pages make: CPU, and the commands that they run.",
     (
         Metric("p95", "p95 ms"),
         Metric("empty", "p95 ms, empty"),
         Metric("most", "allowed ms"),
         Metric("first", "first ms"),
-        Metric("scripts", "scripts/s"),
-        Metric("commands", "commands/s", 0),
-        Metric("cpu", "CPU, µs/job or ms/s"),
-        Metric("memory", "MB"),
-        Metric("grown", "MB more at the end"),
+        Metric("cpu", "CPU ms"),
+        Metric("cpu_p95", "p95 CPU ms"),
+        Metric("cpu_empty", "p95 CPU ms, empty"),
         Metric("calls", "calls", 0),
         Metric("longest", "longest ms"),
-        Metric("rate", "jobs/s", 0),
-        Metric("share", "share of the rate", 3),
-        Metric("server", "server CPU, µs/job or ms/s"),
+        Metric("alone", "server CPU ms", 2),
+        Metric("commands", "commands", 0),
     ),
     cases,
     rounds=1,
