@@ -54,8 +54,8 @@ def _calls(jobs: int) -> dict[str, Call[Any]]:
     return {
         "a queue at a glance": survey.survey_queue(failed, 60),
         "what ended by minute": survey.count_ends(failed, minute_ms, 60),
-        "50 waiting jobs": peeking.peek_jobs(waiting, JobState.WAITING),
-        "50 failed jobs": peeking.peek_jobs(failed, JobState.FAILED),
+        "25 waiting jobs": peeking.peek_jobs(waiting, JobState.WAITING, limit=peeking.PIECE),
+        "25 failed jobs": peeking.peek_jobs(failed, JobState.FAILED, limit=peeking.PIECE),
         "50 errors": failures.peek_failures(failed, spread),
         "a job that waits": peeking.place_job(waiting, str(jobs // 2)),
         "a job that failed": peeking.place_job(failed, str(jobs // 2)),

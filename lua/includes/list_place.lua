@@ -1,10 +1,33 @@
 --- @include "typed"
 
 -- list_place(list, id, deepest, prefix, timestamp) -> the place of an id, counted from the tail,
--- and whether it was seen there; nil if it is not in the list. Of a long list only the `deepest`
--- members of each end are searched: in between its place is guessed by the timestamps of others.
+-- and whether it was seen there; nil if it is not in the list. Of a long list it is first looked
+-- for where it should be by the timestamps of others, and then among the `deepest` members of each
+-- end: if it is nowhere there, its place is guessed.
 local function list_place(list, id, deepest, prefix, timestamp)
   local length = redis.call("LLEN", list)
+  local is_long, guess = length > 2 * deepest, 0
+  if is_long then
+    timestamp = tonumber(timestamp) or 0
+    local last = length
+    while guess < last do
+      local middle = math.floor((guess + last) / 2)
+      local other = redis.call("LRANGE", list, -1 - middle, -1 - middle)[1]
+      local reply = typed(redis.pcall("HGET", prefix .. other, "timestamp"))
+      if (reply and tonumber(reply) or 0) < timestamp then
+        guess = middle + 1
+      else
+        last = middle
+      end
+    end
+    local start = math.max(guess - 1000, 0)
+    local near = redis.call("LRANGE", list, -start - 2000, -start - 1)
+    for i = 1, #near do
+      if near[i] == id then
+        return start + #near - i, true
+      end
+    end
+  end
   local found = redis.call("LPOS", list, id, "RANK", -1, "MAXLEN", deepest)
   if not found and length > deepest then
     found = redis.call("LPOS", list, id, "MAXLEN", deepest)
@@ -12,27 +35,8 @@ local function list_place(list, id, deepest, prefix, timestamp)
   if found then
     return length - 1 - found, true
   end
-  if length <= 2 * deepest then
+  if not is_long then
     return nil, true
   end
-  timestamp = tonumber(timestamp) or 0
-  local first, last = deepest, length - deepest
-  while first < last do
-    local middle = math.floor((first + last) / 2)
-    local other = redis.call("LRANGE", list, -1 - middle, -1 - middle)[1]
-    local reply = typed(redis.pcall("HGET", prefix .. other, "timestamp"))
-    if (reply and tonumber(reply) or 0) < timestamp then
-      first = middle + 1
-    else
-      last = middle
-    end
-  end
-  local start = math.max(first - 1000, 0)
-  local near = redis.call("LRANGE", list, -start - 2000, -start - 1)
-  for i = 1, #near do
-    if near[i] == id then
-      return start + #near - i, true
-    end
-  end
-  return first, false
+  return math.min(math.max(guess, deepest), length - deepest), false
 end

@@ -28,7 +28,7 @@ from taskbull.queue.questions import Look, ask, ask_on, ask_together, list_serve
 from taskbull.queue.queue_search import plain_name
 from taskbull.scripts import inspection, peeking, records, servers, survey
 from taskbull.scripts.failures import FAILURES_PEEKED, FailedJob, get_failed_ids, peek_failures
-from taskbull.scripts.peeking import ROWS, START, After, Row
+from taskbull.scripts.peeking import PIECE, ROWS, START, After, Row
 from taskbull.scripts.servers import ConnectedWorker
 from taskbull.scripts.survey import EndsByMinute
 from taskbull.store.namespace import Namespace
@@ -97,14 +97,26 @@ class ServerLooks:
         """See a page of jobs: the next to run first, of finished ones the latest.
 
         `after` is that of the page before. Sorted states are paged by score and id, so that pages
-        do not slip. Of `terms` only the times count. One call, 24 commands for each of ≤ 50 jobs.
+        do not slip. Of `terms` only the times count. A call for each 25 of ≤ 50 jobs, of 24
+        commands for each job.
         """
         check_int("limit", limit, least=1, most=ROWS)
         wanted_state = _state(state)
         start, bound = _bounds(wanted_state, after, terms)
         keys = self.namespace.keys(queue)
-        found = yield from ask(peeking.peek_jobs(keys, wanted_state, start, limit, bound=bound))
-        return JobRows(self._rows(queue, wanted_state, found.rows), found.total, found.after)
+        rows: dict[str, Row] = {}
+        left = limit
+        while True:
+            some = min(left, PIECE)
+            found = yield from ask(peeking.peek_jobs(keys, wanted_state, start, some, bound=bound))
+            # Between two calls others may move: a job that is seen twice is shown where it is now.
+            rows.update((row.id, row) for row in found.rows)
+            left -= some
+            if found.after is None or not left:
+                break
+            start = found.after
+        shown = self._rows(queue, wanted_state, list(rows.values()))
+        return JobRows(shown, found.total, found.after)
 
     @looks
     def place(self, queue: str, job_id: str) -> Look[JobPlace]:

@@ -30,6 +30,9 @@ SEARCH_JOBS = load("search_jobs")
 ROWS: Final = 50
 """How many jobs one page has at most."""
 
+PIECE: Final = 25
+"""How many of them one call should ask for: a millisecond."""
+
 SEARCHED: Final = 100
 """How many jobs one step of a search looks at."""
 
@@ -118,7 +121,7 @@ def peek_jobs(
 ) -> Call[Rows]:
     """See a page of the jobs in a state; of a sorted set up to the score `bound`.
 
-    About 21 commands for each job.
+    About 24 commands for each job.
     """
     common = (queue.base, pack(flat(fields)), ROOM)
     keys = _places(queue, state)

@@ -165,6 +165,23 @@ async def test_rows_say_what_fits_on_a_line(looks: Both, emails: SyncQueue) -> N
             await looks.peek("emails", wrong)
 
 
+@pytest.mark.parametrize("state", ["waiting", "failed"])
+async def test_a_page_is_asked_for_in_two_calls(
+    looks: Both, emails: SyncQueue, admin: Any, state: str
+) -> None:
+    if state == "waiting":
+        ids = [handle.id for handle in emails.add_bulk([("send", {})] * 60)]
+    else:
+        ids = [f"f{number}" for number in range(60)]
+        for number, job_id in enumerate(ids):
+            fail(admin, emails.keys, job_id, "x", 1000 - number)
+    page = await looks.peek("emails", state)
+    assert [row.job.id for row in page.rows] == ids[:50]
+    page = await looks.peek("emails", state, after=page.after)
+    assert [row.job.id for row in page.rows] == ids[50:]
+    assert page.after is None
+
+
 async def test_a_job_is_placed(looks: Both, emails: SyncQueue) -> None:
     emails.add("send")
     it = emails.add("send", {"text": "x" * 1000})
