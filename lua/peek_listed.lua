@@ -17,6 +17,7 @@
 local newer, older = unpack(KEYS)
 local prefix, fields, room, start, limit = unpack(ARGV)
 
+--- @include "list_page"
 --- @include "peek_job"
 
 fields, room, start, limit = cmsgpack.unpack(fields), tonumber(room), tonumber(start),
@@ -27,9 +28,8 @@ for i, list in ipairs({ older, newer }) do
   local first = math.max(start - (i == 2 and lengths[1] or 0), 0)
   local wanted = limit - #ids
   if wanted > 0 and first < lengths[i] then
-    local some = redis.call("LRANGE", list, -first - wanted, -first - 1)
-    for place = #some, 1, -1 do
-      ids[#ids + 1] = some[place]
+    for _, id in ipairs(list_page(list, first, wanted)) do
+      ids[#ids + 1] = id
     end
   end
 end

@@ -18,14 +18,12 @@ local prefix, start, most, longest, room = unpack(ARGV)
 
 --- @include "cut_field"
 --- @include "cut_stack"
+--- @include "list_page"
 
 start, most, room = tonumber(start), tonumber(most), tonumber(room)
 local kind, ids = redis.call("TYPE", place).ok, {}
 if kind == "list" then
-  local some = redis.call("LRANGE", place, -start - most, -start - 1)
-  for i = #some, 1, -1 do
-    ids[#ids + 1] = some[i]
-  end
+  ids = list_page(place, start, most)
 elseif kind == "zset" then
   ids = redis.call("ZRANGE", place, start, start + most - 1)
 end

@@ -25,6 +25,7 @@
 local place = unpack(KEYS)
 local prefix, wanted, fields, start, newest_first, score, id, bound, most, room = unpack(ARGV)
 
+--- @include "list_page"
 --- @include "peek_job"
 --- @include "rank_after"
 
@@ -36,10 +37,7 @@ local edge = bound == "+inf" and math.huge or bound == "-inf" and -math.huge or 
 local kind = redis.call("TYPE", place).ok
 local ids, scores = {}, {}
 if kind == "list" then
-  local some = redis.call("LRANGE", place, -start - most, -start - 1)
-  for i = #some, 1, -1 do
-    ids[#ids + 1] = some[i]
-  end
+  ids = list_page(place, start, most)
 elseif kind == "zset" then
   if score ~= "" then
     start = rank_after(place, score, id, newest_first)

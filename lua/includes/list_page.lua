@@ -1,0 +1,9 @@
+-- list_page(list, start, most) -> at most so many ids of a list from place `start` on, counted from
+-- the tail: the next to run comes first.
+local function list_page(list, start, most)
+  local some, ids = redis.call("LRANGE", list, -start - most, -start - 1), {}
+  for i = #some, 1, -1 do
+    ids[#ids + 1] = some[i]
+  end
+  return ids
+end
