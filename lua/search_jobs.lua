@@ -21,10 +21,13 @@
 --   done                          1 if there are no more
 --   hits                          id, score ("": a list has none), values and sizes of its fields,
 --                                 ... of each job that has what is wanted
+--   count                         of all jobs there
+--   last_added                    the timestamp of the last job that was looked at, or ""
 
 local place = unpack(KEYS)
 local prefix, wanted, fields, start, newest_first, score, id, bound, most, room = unpack(ARGV)
 
+--- @include "cut_field"
 --- @include "list_page"
 --- @include "peek_job"
 --- @include "rank_after"
@@ -35,10 +38,12 @@ newest_first = newest_first == "1"
 local edge = bound == "+inf" and math.huge or bound == "-inf" and -math.huge or tonumber(bound)
 
 local kind = redis.call("TYPE", place).ok
-local ids, scores = {}, {}
+local ids, scores, count = {}, {}, 0
 if kind == "list" then
+  count = redis.call("LLEN", place)
   ids = list_page(place, start, most)
 elseif kind == "zset" then
+  count = redis.call("ZCARD", place)
   if score ~= "" then
     start = rank_after(place, score, id, newest_first)
   end
@@ -91,4 +96,5 @@ for i = 1, #ids do
   too_large = too_large + (skipped and 1 or 0)
 end
 local last, last_score = ids[looked_at] or "", scores[looked_at] or ""
-return { looked_at, too_large, last, last_score, done and 1 or 0, hits }
+local last_added = last == "" and "" or cut_field(prefix .. last, "timestamp", 32)
+return { looked_at, too_large, last, last_score, done and 1 or 0, hits, count, last_added }

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import datetime
+
 from msgspec import Struct
 
 from taskbull.queue.job_row import JobRow
@@ -40,3 +42,8 @@ class SearchStep(Struct, frozen=True):
     """Jobs with a field of more than 256 kB, which was not looked at."""
     after: After | None
     """Where the next step begins; None: all has been looked at."""
+    total: int = 0
+    """How many jobs are in the state that is searched."""
+    reached: datetime | None = None
+    """How far it came in time: when the last job that was looked at ended; was due, if it is
+    delayed; else was added."""

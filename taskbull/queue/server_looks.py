@@ -148,7 +148,9 @@ class ServerLooks:
             data = yield from ask_together([peeking.get_data(keys, row.id) for row in rows])
             rows = [row for row, each in zip(rows, data, strict=True) if terms.confirmed(each)]
         shown = self._rows(queue, wanted_state, rows)
-        return SearchStep(shown, found.looked_at, found.too_large, found.after)
+        return SearchStep(
+            shown, found.looked_at, found.too_large, found.after, found.total, found.reached
+        )
 
     @looks
     def failures(

@@ -7,20 +7,23 @@ whatever stands in the queue. All of them only read: a user of Redis without wri
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 from typing import Any, Final
 
 import msgspec
 from msgspec import Struct
 
 from taskbull.core import payload
+from taskbull.core.durations import instant_from_ms
 from taskbull.core.keys import QueueKeys
-from taskbull.core.states import JobState
+from taskbull.core.states import JobState, due_ms_of_score
 from taskbull.core.wire.row import DATA_FIELD, LINE_FIELDS, WHOLE_FIELDS, Peeked, decode_row, flat
 from taskbull.errors import ConfigurationError
 from taskbull.scripts.call import Call, Command, Word
 from taskbull.scripts.inspection import ChildCounts
 from taskbull.scripts.loader import load
 from taskbull.scripts.replies import number, text
+from taskbull.scripts.survey import instant_of
 
 PEEK_LISTED = load("peek_listed")
 PEEK_SORTED = load("peek_sorted")
@@ -108,6 +111,10 @@ class Found(Struct, frozen=True):
     """Jobs with a field that was not looked at."""
     after: After | None
     """None: there is nothing left to look at."""
+    total: int
+    """How many jobs are in this state."""
+    reached: datetime | None
+    """When the last that was looked at ended; was due, if it is delayed; else was added."""
 
 
 def peek_jobs(
@@ -184,10 +191,15 @@ def search_jobs(
     newest = state in NEWEST_FIRST
 
     def read(reply: Any) -> Found:
-        looked_at, too_large, last, score, done, hits = reply
+        looked_at, too_large, last, score, done, hits, total, added = reply
         more = After(after.place + looked_at, text(score), text(last))
         return Found(
-            _rows(hits, LINE_FIELDS), looked_at, too_large, None if done or not looked_at else more
+            _rows(hits, LINE_FIELDS),
+            looked_at,
+            too_large,
+            None if done or not looked_at else more,
+            total,
+            _reached(state, score, added),
         )
 
     [place, *_] = _places(queue, state)
@@ -236,6 +248,14 @@ def _places(queue: QueueKeys, state: JobState) -> tuple[str, ...]:
     if state not in places:
         raise ConfigurationError(f"there is no list of jobs in state {state}")
     return places[state]
+
+
+def _reached(state: JobState, score: bytes, added: bytes) -> datetime | None:
+    if state in NEWEST_FIRST:
+        return instant_from_ms(float(score)) if score else None
+    if state is JobState.DELAYED:
+        return instant_from_ms(due_ms_of_score(float(score))) if score else None
+    return instant_of(added)
 
 
 def _edge(state: JobState, bound: float | None) -> Word:

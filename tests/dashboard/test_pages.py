@@ -342,7 +342,7 @@ async def test_text_is_searched_in_steps_that_say_how_far_they_came(
     fail(admin, emails, "f", "no such user", data={"to": "user7@example.org", "id": 42})
     found = await visitor.post("search", {"text": "user7@example.org"})
     assert len(re.findall(r'<td data-label="Job"', found.text)) == 2
-    assert "2 found; 251 jobs looked at so far" in texts(found.text)
+    assert "2 found in 251 jobs." in texts(found.text)
     path = await visitor.post("search", {"text": "data.id:42", "q": "emails", "state": "failed"})
     assert len(re.findall(r'<td data-label="Job"', path.text)) == 1
     times = await visitor.post("search", {"text": "after:-1h", "q": "emails", "state": "failed"})
@@ -358,13 +358,13 @@ async def test_a_search_goes_on_where_it_stopped(
     visitor: Visitor, make_queue: MakeQueue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("taskbull.dashboard.pages.search._STEP", 100)
-    make_queue("emails").add_bulk([("send", {"to": "ann" if n == 150 else n}) for n in range(200)])
+    make_queue("emails").add_bulk([("send", {"to": "ann" if n == 150 else n}) for n in range(199)])
     form = {"text": "ann", "q": "emails", "state": "waiting"}
     first = (await visitor.post("search", form)).text
-    assert "100 jobs looked at so far" in texts(first)
+    assert "0 in the next 100 of 199 (up to " in texts(first)
     [place] = re.findall(r'name="place" value="([^"]*)"', first)
     second = await visitor.post("search", {**form, "place": unescape(place)})
-    assert "1 found; 200 jobs looked at so far" in texts(second.text)
+    assert "1 in all 199." in texts(second.text)
 
 
 async def test_a_schedule_tells_how_its_last_run_ended(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from datetime import UTC, datetime
 from html import unescape
 from typing import Any
 
@@ -15,6 +16,7 @@ from taskbull.dashboard import Dashboard
 from taskbull.errors import ServerUnavailable
 from tests.dashboard.answers import Answer, answering
 from tests.dashboard.conftest import MakeQueue, Visitor
+from tests.dashboard.seeding import fail
 from tests.dashboard.test_pages import texts
 from tests.servers.kinds import VALKEY_9, Reachable, SharedServers
 
@@ -87,7 +89,7 @@ async def test_jobs_are_shown_when_they_are_found(
         assert "found" not in texts(search.page)
         turnstile.turn()
         turnstile.turn()
-        await search.until("2 found; 299 jobs looked at so far")
+        await search.until("2 in all 299.")
         await search.until("Close")
     assert search.page.count("<!doctype html>") == search.page.count("</html>") == 1
     assert not re.search(r"<!--", search.page)
@@ -123,11 +125,11 @@ async def test_a_search_that_breaks_off_says_so_and_can_go_on(
     monkeypatch.setattr(dashboard._server, "search", broken)
     page = (await visitor.post("search", form)).text
     read = texts(page)
-    assert "1 found; 100 jobs looked at so far" in read
+    assert "1 in the next 100 of 299 (up to " in read
     assert "The search broke off: Redis is loading" in read
     [place] = re.findall(r'name="place" value="([^"]*)"', page)
     rest = await visitor.post("search", {**form, "place": unescape(place)})
-    assert "1 found; 299 jobs looked at so far" in texts(rest.text)
+    assert "2 in all 299." in texts(rest.text)
 
 
 async def test_what_cannot_be_searched_is_refused_as_a_whole(visitor: Visitor) -> None:
@@ -143,3 +145,48 @@ async def test_a_text_that_looks_like_a_gap_is_text(
     page = (await visitor.post("search", {"text": "<!--ann-->"})).text
     assert "1 found" in texts(page)
     assert "<!--" not in page
+
+
+async def test_a_search_says_how_far_back_it_came(
+    visitor: Visitor, make_queue: MakeQueue, admin: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("taskbull.dashboard.pages.search._STEP", 100)
+    emails = make_queue("emails")
+    for number in range(102):
+        fail(admin, emails, f"f{number}", "x", data={"to": "ann"} if number < 3 else {})
+    at_ms = datetime(2026, 1, 2, 2, 41, tzinfo=UTC).timestamp() * 1000
+    # The newest come first: the hundredth of them ended at 02:41.
+    for number in range(102):
+        admin.zadd(emails.keys.failed, {f"f{number}": at_ms + (99 - number) * 1000})
+    admin.hset(emails.keys.job("f50"), "data", "x" * 300_000)
+    form = {"text": "ann", "q": "emails", "state": "failed"}
+    page = (await visitor.post("search", form)).text
+    assert (
+        "3 in the newest 100 of 102 (back to 2026-01-02 02:41:00 UTC ), 1 too large to be "
+        "searched. None found does not mean that none exists." in texts(page)
+    )
+    [place] = re.findall(r'name="place" value="([^"]*)"', page)
+    rest = await visitor.post("search", {**form, "place": unescape(place)})
+    assert "3 in all 102, 1 too large to be searched." in texts(rest.text)
+
+
+async def test_a_search_in_all_queues_tells_what_it_left_out(
+    visitor: Visitor, make_queue: MakeQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("taskbull.dashboard.pages.search._EACH", 100)
+    make_queue("emails").add_bulk([("send", {"to": "ann"})] * 150)
+    make_queue("other").add("send", {"to": "ann"})
+    page = texts((await visitor.post("search", {"text": "ann"})).text)
+    assert "101 found in 101 jobs." in page
+    assert "emails, waiting: the next 100 of 150 (up to " in page
+    assert "other, waiting" not in page
+
+
+async def test_jobs_that_a_pause_has_parked_are_searched(
+    visitor: Visitor, make_queue: MakeQueue, admin: Any
+) -> None:
+    emails = make_queue("emails")
+    emails.add_bulk([("send", {"to": "ann"})] * 2)
+    admin.rename(emails.keys.wait, emails.keys.paused)
+    page = await visitor.post("search", {"text": "ann", "q": "emails", "state": "waiting"})
+    assert "2 found in 2 jobs." in texts(page.text)

@@ -9,7 +9,7 @@ What is looked for is sent by forms, never in an address, because it may be some
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Final
 
@@ -42,11 +42,13 @@ from taskbull.dashboard.messages import Form, Refused, Response, Stream
 from taskbull.dashboard.pages.job_list import about
 from taskbull.dashboard.parts import badge, cell, nothing, table_of
 from taskbull.dashboard.parts import link as link_to
+from taskbull.dashboard.reach import Progress, Reach, describe
+from taskbull.dashboard.sampler import QueueState
 from taskbull.dashboard.visit import Visit
 from taskbull.dashboard.words import ago, number, plural
 from taskbull.errors import JobNotFound, TaskbullError
 from taskbull.queue.job_row import JobRow
-from taskbull.queue.looked import START, After
+from taskbull.queue.looked import START, After, SearchStep
 
 STATES: Final = (
     JobState.FAILED,
@@ -65,6 +67,8 @@ _EACH: Final = 1_000
 _SECONDS: Final = 10.0
 _MOST_HITS: Final = 200
 _MOST_QUEUES: Final = 200
+_MOST_REACHED: Final = 20
+"""Of how many states it is known how far the search came."""
 
 
 class Spot(Struct, frozen=True):
@@ -79,8 +83,9 @@ class Looking(Struct, frozen=True):
     """What is still to be searched; a form carries it from step to step."""
 
     spots: list[Spot]
-    looked_at: int = 0
-    too_large: int = 0
+    progress: Progress = Progress()
+    one_state: bool = False
+    """Whether it began with one state of one queue."""
 
 
 async def search(board: Board, visit: Visit) -> Response | Stream:
@@ -124,11 +129,19 @@ async def _by_id(board: Board, visit: Visit, job_id: str) -> list[JobRow]:
 
 
 async def _beginning(board: Board, queue: str, state: str) -> Looking:
-    if queue:
-        chosen = [JobState(state)] if state in set(STATES) else STATES
-        return Looking([Spot(queue, each) for each in chosen])
-    queues = (await board.sampler.latest()).queues
-    return Looking([Spot(name, each) for each in STATES for name in queues])
+    queues = (await board.sampler.latest([queue] if queue else [])).queues
+    chosen = [JobState(state)] if queue and state in set(STATES) else STATES
+    names = [queue] if queue else list(queues)
+    spots = [spot for each in chosen for name in names for spot in _spots(queues, name, each)]
+    return Looking(spots, one_state=len(spots) == 1)
+
+
+def _spots(queues: Mapping[str, QueueState], name: str, state: JobState) -> list[Spot]:
+    """Return where the jobs of a state are: those that a pause has parked wait, too."""
+    found = queues.get(name)
+    if state is JobState.WAITING and found is not None and found.found.counts[JobState.PAUSED]:
+        return [Spot(name, state), Spot(name, JobState.PAUSED)]
+    return [Spot(name, state)]
 
 
 def _continued(given: Form) -> Looking | None:
@@ -150,7 +163,8 @@ class _Search:
         self._before = looking
         self._one_queue = one_queue
         self._until = time.monotonic() + _SECONDS
-        self._of_this = self._looked_at = self._too_large = 0
+        self._looked_at = self._too_large = 0
+        self._reached = list(looking.progress.reached)
         self.hits = 0
 
     @property
@@ -162,10 +176,14 @@ class _Search:
     @property
     def left(self) -> Looking:
         """What is still to be searched, and how far it came."""
-        before = self._before
-        return Looking(
-            self._spots, before.looked_at + self._looked_at, before.too_large + self._too_large
+        before = self._before.progress
+        progress = Progress(
+            before.found + self.hits,
+            before.looked_at + self._looked_at,
+            before.too_large + self._too_large,
+            self._reached[:_MOST_REACHED],
         )
+        return Looking(self._spots, progress, self._before.one_state)
 
     async def step(self) -> list[JobRow]:
         """Look at the next 100 jobs; return those that have what is looked for."""
@@ -178,13 +196,24 @@ class _Search:
         self.hits += len(found.rows)
         self._looked_at += found.looked_at
         self._too_large += found.too_large
-        self._of_this += found.looked_at
-        if found.after is None or (not self._one_queue and self._of_this >= _EACH):
+        reach = self._note(spot, found)
+        if found.after is None or (not self._one_queue and reach.looked_at >= _EACH):
             self._spots.pop(0)
-            self._of_this = 0
+            if found.after is None:
+                self._reached.pop(0)
         else:
             self._spots[0] = Spot(spot.queue, spot.state, found.after)
         return found.rows
+
+    def _note(self, spot: Spot, found: SearchStep) -> Reach:
+        """Note how far it came in this state: the one that is under way comes first."""
+        known, looked_at = self._reached[:1], found.looked_at
+        if known and (known[0].queue, known[0].state) == (spot.queue, spot.state):
+            looked_at += known[0].looked_at
+            self._reached.pop(0)
+        reach = Reach(spot.queue, spot.state, looked_at, found.total, found.reached)
+        self._reached.insert(0, reach)
+        return reach
 
 
 async def _stream(
@@ -206,7 +235,7 @@ async def _stream(
     left = search.left
     said = [
         None if problem is None else p(problem, class_="notice", role="alert"),
-        p(_coverage(left, search.hits), class_="quiet", role="status"),
+        describe(left.progress, ended=not left.spots, one_state=left.one_state),
         _go_on(given, left) if left.spots else None,
     ]
     yield between + render(said).encode() + after
@@ -214,15 +243,6 @@ async def _stream(
 
 def _shown(visit: Visit, rows: list[JobRow]) -> bytes:
     return render([_row(visit, row) for row in rows]).encode()
-
-
-def _coverage(left: Looking, hits: int) -> str:
-    words = f"{number(hits)} found; {plural(left.looked_at, 'job')} looked at so far"
-    if left.too_large:
-        words += f", of which {number(left.too_large)} have a field too large to be searched"
-    if left.spots:
-        return f"{words}. There are more to look at: none found does not mean that none exists."
-    return f"{words}. That was all that can be looked at."
 
 
 _COLUMNS: Final[Sequence[Node]] = ("Job", "Queue", "State", "Task", "When", "About")
