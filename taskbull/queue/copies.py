@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from msgspec import Struct
@@ -20,7 +21,9 @@ from taskbull.errors import (
     MaybeExecuted,
     WrongState,
 )
+from taskbull.queue.add_bulk import BULK
 from taskbull.queue.add_call import Unsent
+from taskbull.queue.add_part import BULK_BYTES
 from taskbull.queue.handle import JobHandle, QueueClient, handle
 from taskbull.queue.methods import reads, writes
 from taskbull.scripts.call import Operation, Steps, again
@@ -62,6 +65,17 @@ class CopyOperations:
         return self._add(copy, bytes(copy.data), keeps_id=True)
 
     @writes
+    def add_copies(self, copies: Sequence[JobCopy]) -> Operation[list[JobHandle[Any]]]:
+        """Add the jobs of several copies in one call, as `add_copy` adds one: all of them or none.
+
+        `parts_of` makes parts of them that one call may carry.
+        """
+        for copy in copies:
+            check_type("copies", copy, JobCopy, "be JobCopies")
+            check_copy(copy)
+        return self._add_all([(copy, bytes(copy.data)) for copy in copies], keeps_id=True)
+
+    @writes
     def readd(self, job_id: str, data: Any, *, remove: bool = False) -> Operation[Readded]:
         """Add a job again with other data, and remove the first one after that if asked.
 
@@ -90,13 +104,42 @@ class CopyOperations:
         return Readded(job, "" if is_gone else "it has begun to run, or one of its children has")
 
     def _add(self, copy: JobCopy, data: bytes, *, keeps_id: bool) -> Steps[JobHandle[Any]]:
-        client = self._client
-        job: EncodedJob = encode_copy(copy, data, int(time.time() * 1000), keeps_id=keeps_id)
-        client.check(copy.name, data)
-        added = yield from client.adder.add((job,))
+        [job] = yield from self._add_all([(copy, data)], keeps_id=keeps_id)
+        return job
+
+    def _add_all(
+        self, copies: Sequence[tuple[JobCopy, bytes]], *, keeps_id: bool
+    ) -> Steps[list[JobHandle[Any]]]:
+        client, now_ms = self._client, int(time.time() * 1000)
+        if not copies:
+            return []
+        jobs: list[EncodedJob] = []
+        for copy, data in copies:
+            jobs.append(encode_copy(copy, data, now_ms, keeps_id=keeps_id))
+            client.check(copy.name, data)
+        added = yield from client.adder.add(jobs)
         if isinstance(added, Unsent):
             raise added.error
-        return handle(client, copy.name, added[0], payload.decode)
+        return [
+            handle(client, copy.name, one, payload.decode)
+            for (copy, _), one in zip(copies, added, strict=True)
+        ]
+
+
+def parts_of(copies: Iterable[JobCopy]) -> Iterator[list[JobCopy]]:
+    """Put copies together that follow each other, are for one queue, and fit into one call."""
+    part: list[JobCopy] = []
+    size = 0
+    for copy in copies:
+        own = len(bytes(copy.data)) + len(bytes(copy.options))
+        full = len(part) >= BULK or size + own > BULK_BYTES
+        if part and (full or copy.queue != part[0].queue):
+            yield part
+            part, size = [], 0
+        part.append(copy)
+        size += own
+    if part:
+        yield part
 
 
 def _bound(copy: JobCopy) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import datetime
 from math import sqrt
 from types import MappingProxyType
@@ -46,6 +46,9 @@ class FailureGroup(Struct, frozen=True):
     """By how much that may be wrong: two sigma; 0: it is exact."""
     times: list[datetime] = field(default_factory=list[datetime])
     """When those looked at failed, the newest first."""
+    is_rest: bool = False
+    """Whether it is what is left of many groups, with messages of different kinds: no job is known
+    by its fingerprint."""
 
 
 class Failures(Struct, frozen=True):
@@ -92,9 +95,14 @@ def group_failures(
     rest: dict[Alike, list[FailedJob]] = {}
     for job in sample:
         rest.setdefault(likeness.get(job.id) or alike_of(job), []).append(job)
-    groups, rest = _merged(groups, rest)
+    small = _smallest(groups, rest)
+    groups, rest = _merged(groups, small), _merged(rest, small)
+    merged = {_rest_of(what) for what in small}
     found = [
-        _group(what, groups.get(what, []), rest.get(what, []), len(sample), older)
+        replace(
+            _group(what, groups.get(what, []), rest.get(what, []), len(sample), older),
+            is_rest=what in merged,
+        )
         for what in {**groups, **rest}
     ]
     return sorted(found, key=lambda group: -group.about)
@@ -141,23 +149,24 @@ def _group(
 _Groups = Mapping[Alike, list[FailedJob]]
 
 
-def _merged(
-    groups: dict[Alike, list[FailedJob]], rest: dict[Alike, list[FailedJob]]
-) -> tuple[dict[Alike, list[FailedJob]], dict[Alike, list[FailedJob]]]:
-    """Put the smallest groups of one task and class together, if there are too many."""
+def _smallest(groups: _Groups, rest: _Groups) -> set[Alike]:
+    """Return the groups that are too many to be shown."""
     names = {**rest, **groups}
     if len(names) <= MOST_GROUPS:
-        return groups, rest
+        return set()
     by_size = sorted(
         names, key=lambda what: len(groups.get(what, ())) + len(rest.get(what, ())), reverse=True
     )
-    small = set(by_size[MOST_GROUPS - 1 :])
+    return set(by_size[MOST_GROUPS - 1 :])
 
-    def merge(these: _Groups) -> dict[Alike, list[FailedJob]]:
-        found: dict[Alike, list[FailedJob]] = {}
-        for what, jobs in these.items():
-            name = replace(what, message=OTHER_MESSAGES) if what in small else what
-            found.setdefault(name, []).extend(jobs)
-        return found
 
-    return merge(groups), merge(rest)
+def _merged(groups: _Groups, small: Collection[Alike]) -> dict[Alike, list[FailedJob]]:
+    """Put the small groups of one task and class together."""
+    found: dict[Alike, list[FailedJob]] = {}
+    for what, jobs in groups.items():
+        found.setdefault(_rest_of(what) if what in small else what, []).extend(jobs)
+    return found
+
+
+def _rest_of(what: Alike) -> Alike:
+    return replace(what, message=OTHER_MESSAGES)

@@ -133,7 +133,6 @@ def _alike(queue: QueueKeys, ids: Sequence[str], fingerprint: str) -> Steps[list
     jobs: list[FailedJob] = []
     while len(jobs) < len(ids):
         jobs += yield from again(peek_failures(queue, ids=ids[len(jobs) :]))
-    # The merged rest of many small groups has a name, but no fingerprint of its own.
     return [job.id for job in jobs if alike_of(job).fingerprint == fingerprint]
 
 

@@ -6,12 +6,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import redis
 from msgspec import Raw
 from msgspec.structs import replace
 
 from taskbull.core.wire.copy import JobCopy, write_copy
+from taskbull.queue.copies import parts_of
 from taskbull.queue.sync_queue import SyncQueue
 from tests.cli.conftest import CommandLine, Shop
+from tests.servers.kinds import PrivateServers
 
 
 def saved(queue: SyncQueue, *ids: str) -> list[JobCopy]:
@@ -95,3 +98,48 @@ def test_the_tasks_of_an_app_check_the_data(shop: Shop, tmp_path: Path) -> None:
     file = write(tmp_path, saved(queue, "1"))
     assert "send_email" in shop.fails("restore", file, code=2)
     assert queue.counts()["waiting"] == 0
+
+
+def many(cli: CommandLine, jobs: int) -> list[JobCopy]:
+    queue = cli.queue("emails")
+    queue.add("send", {"to": "ann"})
+    [copy] = saved(queue, "1")
+    return [replace(copy, id=f"job-{number}") for number in range(jobs)]
+
+
+def test_many_go_in_few_calls(cli: CommandLine, tmp_path: Path) -> None:
+    copies = many(cli, 600)
+    copies.insert(300, replace(copies[0], id="other", queue="others"))
+    file = write(tmp_path, copies)
+    lines = cli("restore", file).splitlines()
+    assert [line.split()[-1] for line in lines] == [copy.id for copy in copies]
+    assert cli.queue("emails").counts()["waiting"] == 600
+    assert cli.queue("others").counts()["waiting"] == 1
+
+
+def test_parts_are_of_one_queue_and_of_bounded_size(cli: CommandLine) -> None:
+    [copy] = many(cli, 1)
+    large = replace(copy, data=Raw(b'"' + b"x" * 600_000 + b'"'))
+    other = replace(copy, queue="others")
+    parts = [len(part) for part in parts_of([copy] * 600 + [other] * 2 + [copy] + [large] * 3)]
+    assert parts == [250, 250, 100, 2, 2, 1, 1]
+
+
+def test_the_lines_are_named_that_could_not_be_added(
+    cli: CommandLine, tmp_path: Path, private_server: PrivateServers
+) -> None:
+    copies = many(cli, 300)
+    file = write(tmp_path, [*copies[:250], replace(copies[0], queue="closed"), *copies[250:]])
+    server = private_server()
+    with redis.Redis.from_url(server.url) as admin:
+        admin.acl_setuser(
+            "narrow", enabled=True, nopass=True, categories=["+@all"],
+            keys=["bull:emails:*", "bull::tb:*"],
+        )  # fmt: skip
+        url = server.url.replace("redis://", "redis://narrow:x@")
+        result = cli.run("restore", file, "--redis", url, "--prefix", "bull")
+        assert result.exit_code == 1
+        assert len(result.stdout.splitlines()) == 250
+        assert f"{file}, lines 251 to 251: " in result.stderr
+        assert "The lines before were added, these and those after them not" in result.stderr
+        assert admin.llen("bull:emails:wait") == 250

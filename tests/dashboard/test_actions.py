@@ -19,6 +19,7 @@ from taskbull.dashboard.actions.table import ACTIONS
 from taskbull.dashboard.json_text import MASK
 from tests.dashboard.conftest import MakeQueue, Visitor
 from tests.dashboard.seeding import complete, fail, run
+from tests.dashboard.test_pages import texts
 from tests.servers.kinds import VALKEY_9, Reachable, SharedServers
 
 TESTED: set[str] = set()
@@ -564,3 +565,22 @@ async def test_jobs_are_cancelled_unless_they_have_ended(
 
 def test_every_action_is_tested() -> None:
     assert set(ACTIONS) - TESTED == set()
+
+
+async def test_what_is_left_of_many_groups_is_not_acted_on_as_one(
+    visitor: Visitor, make_queue: MakeQueue, admin: Any
+) -> None:
+    emails = make_queue("emails")
+    for number in range(130):
+        word = "".join(chr(ord("a") + int(digit)) for digit in str(number))
+        fail(admin, emails, f"f{number}", f"ValueError: bad {word}")
+    page = (await visitor.get("errors?q=emails")).text
+    rows = re.findall(r'<tr id="error-(\w+)">(.*?)</tr>', page)
+    assert len(rows) == 100
+    [(rest, row)] = [pair for pair in rows if "(other messages)" in pair[1]]
+    assert "<form" not in row
+    assert "Different errors, each of few jobs: act on the jobs , or on all." in texts(row)
+    for action in ("retry-group", "remove-group"):
+        asked = await visitor.post("confirm", {"action": action, "q": "emails", "group": rest})
+        assert asked.status_code == 409
+        assert "These are different errors" in asked.text

@@ -85,6 +85,8 @@ async def _group_of(visit: Visit, order: BoardOrder) -> tuple[FailureGroup, int]
     found = next((each for each in failures.groups if each.fingerprint == wanted), None)
     if found is None:
         raise Refused(409, "No failed job has this error any more.")
+    if found.is_rest:
+        raise Refused(409, "These are different errors: act on their jobs, or on all of them.")
     return found, failures.total
 
 

@@ -113,9 +113,7 @@ def _rows(visit: Visit, queue: str, failures: Failures) -> dict[str, Element]:
 
 
 def _row(visit: Visit, queue: str, group: FailureGroup, total: int) -> Element:
-    back = url("errors", q=queue)
     about = group.about or group.count
-    fields = {"q": queue, "group": group.fingerprint}
     count = number(about) if not group.margin else f"about {number(about)}"
     return tr(
         cell(
@@ -141,16 +139,21 @@ def _row(visit: Visit, queue: str, group: FailureGroup, total: int) -> Element:
         cell("First", ago(group.first), kind="nw"),
         cell("Last", ago(group.last), kind="nw"),
         cell("Last hour", _trend(group.times)),
-        cell(
-            "",
-            div(
-                ask_button(visit, "retry-group", "Retry…", fields, back),
-                ask_button(visit, "remove-group", "Remove…", fields, back, "danger"),
-                class_="actions",
-            ),
-            kind="bare",
-        ),
+        cell("", _actions(visit, queue, group), kind="bare"),
         id=f"error-{group.fingerprint}",
+    )
+
+
+def _actions(visit: Visit, queue: str, group: FailureGroup) -> Element:
+    if group.is_rest:
+        few = "Different errors, each of few jobs: act on "
+        return small(few, link_to("the jobs", "queue", q=queue, state="failed"), ", or on all.")
+    back = url("errors", q=queue)
+    fields = {"q": queue, "group": group.fingerprint}
+    return div(
+        ask_button(visit, "retry-group", "Retry…", fields, back),
+        ask_button(visit, "remove-group", "Remove…", fields, back, "danger"),
+        class_="actions",
     )
 
 
