@@ -236,3 +236,26 @@ def test_a_schedule_whose_next_run_is_overdue_is_a_warning(
     )
     assert message.endswith("gone, late")
     assert "taskbull worker -q reports" in cli("doctor")
+
+
+def test_the_run_of_a_late_schedule_that_was_given_back_is_not_gone(
+    private_server: PrivateServers, open_cli: OpenCli
+) -> None:
+    server = private_server(GOOD)
+    cli = open_cli(server.url, "bull")
+    queue = cli.queue("reports")
+    queue.upsert_schedule("begun", Every(60), queue.job("report"))
+    run = queue.keys.job("repeat:begun:1700000000000")
+    with admin(server) as client:
+        [key] = client.keys(queue.keys.job("repeat:begun:*"))
+        client.rename(key, run)
+        client.zadd(queue.keys.repeat, {"begun": 1_700_000_000_000})
+        # A worker began it, and stopped before it had added the next one.
+        client.hset(run, "ats", 1)
+        client.rpush(queue.keys.wait, "repeat:begun:1700000000000")
+        said = cli("doctor")
+        assert "the next run of 1 schedule is overdue" in said
+        assert "taskbull worker -q reports" in said
+        assert "is gone" not in said
+        client.delete(run)
+    assert "the job of the next run is gone" in cli("doctor")

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 
 from taskbull.cli.doctor.findings import Finding, ok, problem, warning
 from taskbull.cli.doctor.server_checks import major_of
 from taskbull.cli.terminal import cell, plural
+from taskbull.core.durations import instant_to_ms
+from taskbull.core.schedule import Schedule
 from taskbull.core.states import JobState
 from taskbull.errors import ServerRefused
 from taskbull.observability.job_filter import cut
@@ -108,6 +110,19 @@ def _kept(queue: QueueSummary) -> Iterator[Finding]:
         )
 
 
+def _is_stored(server: SyncServer, late: Sequence[Schedule]) -> bool:
+    """Return whether a run is there that was begun, and then given back or left behind."""
+    unfinished = {JobState.WAITING, JobState.ACTIVE}
+    runs = zip(late, server.last_runs(late), strict=True)
+    return any(
+        run is not None
+        and run.state in unfinished
+        and each.last_due is not None
+        and run.id.endswith(f":{instant_to_ms(each.last_due)}")
+        for each, run in runs
+    )
+
+
 def _overdue(server: SyncServer, queue: QueueSummary) -> Iterator[Finding]:
     latest = datetime.now(UTC) - _LATE
     late = [
@@ -121,7 +136,7 @@ def _overdue(server: SyncServer, queue: QueueSummary) -> Iterator[Finding]:
     since = min(each.next_run for each in late if each.next_run is not None)
     if queue.paused:
         advice = f"taskbull resume {queue.name}"
-    elif any(each.is_pending for each in late):
+    elif any(each.is_pending for each in late) or _is_stored(server, late):
         advice = f"taskbull worker -q {queue.name}, or more of them: each run adds the next one"
     else:
         advice = "the job of the next run is gone: taskbull schedules sync, or upsert it again"
