@@ -9,6 +9,7 @@ import pytest
 from taskbull.dashboard import Dashboard
 from tests.dashboard.conftest import Visitor
 from tests.dashboard.test_pages import texts
+from tests.interop.actor import Behaviour
 from tests.interop.conftest import MakeActor
 from tests.interop.node import Version
 
@@ -50,3 +51,35 @@ async def test_a_queue_of_node_is_shown_and_changed(
     assert actor.worker().take() is not None
     assert actor.worker().take() is not None
     assert actor.worker().take() is None
+
+
+@pytest.mark.parametrize("version", [5, 6])
+async def test_errors_that_retries_of_node_hide_are_shown(
+    new_actor: MakeActor, interop_url: str, version: Version
+) -> None:
+    actor = new_actor(version)
+    refused = ["throw", {"name": "TypeError", "message": "port 25 refused"}]
+    behaviour: Behaviour = {
+        "later": [[refused]],
+        "soon": [[refused], [["progress", 1], ["wait", None], ["return", 1]]],
+        "fine": [[["return", 1]]],
+    }
+    backoff = {"type": "fixed", "delay": 3_600_000}
+    with actor.running(behaviour, concurrency=5) as worker:
+        later = actor.add("later", {}, {"attempts": 3, "backoff": backoff})
+        worker.wait_for("failed", jobId=later)
+        worker.wait_for("failed", jobId=actor.add("later", {}, {"attempts": 3, "backoff": backoff}))
+        worker.wait_for("completed", jobId=actor.add("fine", {}, {"attempts": 3}))
+        soon = actor.add("soon", {}, {"attempts": 3})
+        worker.wait_for("progress", jobId=soon)  # its second attempt runs
+        visitor = Visitor(Dashboard(redis=interop_url, prefix=actor.prefix))
+        page = (await visitor.get("errors?q=q")).text
+        worker.release(soon)
+        worker.wait_for("completed", jobId=soon)
+    assert "No failed jobs." in texts(page)
+    [hidden] = re.findall(r'id="hidden">(.*?)</tbody>', page)
+    rows = sorted(texts(row) for row in re.findall(r"<tr>(.*?)</tr>", hidden))
+    assert rows == [
+        f"1 – TypeError: port <…> refused such as {soon} soon",
+        f"2 – TypeError: port <…> refused such as {later} later",
+    ]
