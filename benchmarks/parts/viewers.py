@@ -21,7 +21,7 @@ from benchmarks.rounds import Case, Metric, Values
 from benchmarks.stage import Bench, Setting, Stage
 
 VIEWERS = 20
-ALONE, LONG = 30.0, 90.0
+ALONE, LONG = 20.0, 60.0
 """Seconds with one stream open, and with many."""
 WORKER_JOBS = 60_000
 PAIRS = 5
@@ -129,8 +129,8 @@ def cases(bench: Bench, sides: Sequence[Side]) -> list[Case]:
 PART = Part(
     "viewers",
     "Pages of the dashboard that stay open, over 200 queues, two of them with 200,000 jobs. With "
-    "streams open: calls of scripts and commands per second, and how the memory grows in a minute "
-    "and a half. A worker (100 at once) with and without 20 streams open, in turns: its share of "
+    "streams open: calls of scripts and commands per second, and how the memory grows in a "
+    "minute. A worker (100 at once) with and without 20 streams open, in turns: its share of "
     "the rate is the median of the pairs.",
     (
         Metric("scripts", "scripts/s"),

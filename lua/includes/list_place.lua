@@ -6,21 +6,26 @@
 -- end: if it is nowhere there, its place is guessed.
 local function list_place(list, id, deepest, prefix, timestamp)
   local length = redis.call("LLEN", list)
-  local is_long, guess = length > 2 * deepest, 0
-  if is_long then
-    timestamp = tonumber(timestamp) or 0
-    local last = length
-    while guess < last do
-      local middle = math.floor((guess + last) / 2)
+  local is_long, first, last = length > 2 * deepest, 0, length
+  timestamp = tonumber(timestamp) or 0
+
+  -- Each step goes through the list from its end: no more of them than are needed.
+  local function narrow(width)
+    while last - first > width do
+      local middle = math.floor((first + last) / 2)
       local other = redis.call("LRANGE", list, -1 - middle, -1 - middle)[1]
       local reply = typed(redis.pcall("HGET", prefix .. other, "timestamp"))
       if (reply and tonumber(reply) or 0) < timestamp then
-        guess = middle + 1
+        first = middle + 1
       else
         last = middle
       end
     end
-    local start = math.max(guess - 1000, 0)
+  end
+
+  if is_long then
+    narrow(500)
+    local start = math.max(first - 500, 0)
     local near = redis.call("LRANGE", list, -start - 2000, -start - 1)
     for i = 1, #near do
       if near[i] == id then
@@ -38,5 +43,6 @@ local function list_place(list, id, deepest, prefix, timestamp)
   if not is_long then
     return nil, true
   end
-  return math.min(math.max(guess, deepest), length - deepest), false
+  narrow(0)
+  return math.min(math.max(first, deepest), length - deepest), false
 end
