@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import groupby
 from typing import Literal, TypeAlias
 
 from taskbull.core.states import JobState
@@ -137,20 +136,20 @@ def sparkline(values: Sequence[float | None], words: str, kind: str = "done") ->
     most = max(filter(None, values), default=0.0)
     shapes: dict[float, str] = {}
     bars: list[str] = []  # one path, and a line where nothing was: a page may have hundreds of them
-    place = 0
-    for value, same in groupby(values):
-        many = len(list(same))
+    idle = 0  # how many before this place had nothing
+    for place, value in enumerate([*values, None]):
         if value == 0:
-            bars.append(f"M{place * step} {height}v-.5h{many * step - 1}v.5z")
-        elif value is not None:
+            idle += 1
+            continue
+        if idle:
+            bars.append(f"M{(place - idle) * step} {height}v-.5h{idle * step - 1}v.5z")
+            idle = 0
+        if value is not None:
             shape = shapes.get(value)
             if shape is None:
                 tall = f"{max(1.0, value / most * height):.1f}"
                 shape = shapes[value] = f" {height}v-{tall}h{step - 1}v{tall}z"
-            bars += [
-                f"M{start}{shape}" for start in range(place * step, (place + many) * step, step)
-            ]
-        place += many
+            bars.append(f"M{place * step}{shape}")
     return _svg(
         _title(words),
         _path(d="".join(bars)),
