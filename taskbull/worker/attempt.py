@@ -6,31 +6,24 @@ say, and for `Executor._call` to do: in the event loop, in a thread, or in a pro
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Awaitable, Callable
 from functools import partial
-from random import random
-from typing import Any, Final, TypeVar, overload
+from typing import Any, TypeVar, overload
 
 from anyio import CancelScope
 
-from taskbull.core.expiry import expired, in_time
-from taskbull.core.job import Job
 from taskbull.core.middleware import CallNext, compose
-from taskbull.core.outcome import AwaitChildren, Complete, Fail, Outcome, SnoozeFor
-from taskbull.core.retry import decide, doomed
+from taskbull.core.outcome import Outcome
 from taskbull.core.site import Site
-from taskbull.core.wire.job import encode_value
-from taskbull.errors import ProcessUnavailable, Snooze
-from taskbull.observability.job_filter import cut
+from taskbull.errors import Snooze
 from taskbull.worker.batch import Batch, BatchRules, Gathering
 from taskbull.worker.current_job import enter, leave
 from taskbull.worker.fork import end_child_of
+from taskbull.worker.judge import RELEASE_PAUSE, Judge, returned
 from taskbull.worker.pool.call import check_size
-from taskbull.worker.pool.fates import outcome_of, told_by
 from taskbull.worker.pool.pool import ProcessPool
-from taskbull.worker.pool.results import Json, opened
+from taskbull.worker.pool.results import opened
 from taskbull.worker.route import Resolve, Route, SyncHandler
 from taskbull.worker.run import NotBegun, Run
 from taskbull.worker.running_job import RunningJob, Workplace, run_of
@@ -39,11 +32,6 @@ from taskbull.worker.time_limit import THREAD_PATIENCE, TimeLimit
 from taskbull.worker.unattended import Unattended
 
 G = TypeVar("G")
-
-logger = logging.getLogger(__name__)
-
-RELEASE_PAUSE: Final = 5.0
-"""Seconds after which a job runs again that Redis kept from being run to its end."""
 
 _OUR_SHARE = 0.1
 """The part of a job's time that Redis may take without being blamed when the time is up."""
@@ -67,6 +55,7 @@ class Executor:
         batches: Gathering | None = None,
         cancel_lost: bool = False,
     ) -> None:
+        self.judge = Judge(place)
         self._place = place
         self._resolve = resolve
         self._threads = threads
@@ -104,7 +93,7 @@ class Executor:
             or job.deferred_failure is not None
             or job.corrupt is not None
             or job.options.expires_ms is not None
-        ) and (fate := self._fate(run)) is not None:
+        ) and (fate := self.judge.fate(run)) is not None:
             return fate
         try:
             route = self._resolve(job)
@@ -118,63 +107,16 @@ class Executor:
                     return await self._within(timeout, route, running, run)
                 run.scope = scope
                 if route.is_awaited:  # asked first: most are, and it saves them a call (2 %)
-                    return _returned(run, await route.function(running))
+                    return returned(run, await route.function(running))
                 if unattended is not None and route.is_threaded:
                     unattended.start(run, _begin, route.function, running)
                     return None
-                return _returned(run, await self._call(route, run, running))
+                return returned(run, await self._call(route, run, running))
             finally:
                 leave(token)
         except Exception as error:  # noqa: BLE001 - foreign code
             end_child_of(self._process, error)
-            return self._raised(run, error)
-
-    def settle(self, run: Run, value: Any, error: BaseException | None) -> Outcome:
-        """Return what is to become of a job whose function was left to others."""
-        if error is None:
-            try:
-                return _returned(run, value)
-            except Exception as unfit:  # noqa: BLE001 - foreign code
-                error = unfit
-        return self._raised(run, error)
-
-    def _fate(self, run: Run) -> Fail | None:
-        """Return the outcome of a job that is not to be run; None: it is."""
-        job = run.job
-        if (fate := doomed(job)) is not None:
-            return fate
-        return expired(job, self._place.wall_ms()) if run.cancelled is None else run.stopped()
-
-    def _raised(self, run: Run, error: BaseException) -> Outcome:
-        """Return what is to become of a job whose function raised something."""
-        if isinstance(error, NotBegun):
-            return error.outcome
-        job = run.job
-        if run.interrupted or run.heeded:
-            return run.stopped(error)
-        told = told_by(error)  # what a process has decided stands
-        outcome = None if told is None else outcome_of(told, run)
-        if outcome is None:
-            if told is not None or (run.port is not None and run.port.caused(error)):
-                return self.put_off(job, f"Redis did not accept what it wrote: {error}")
-            if isinstance(error, ProcessUnavailable):
-                return self.put_off(job, str(error))
-            outcome = decide(error, job, run.policy, random=random)
-        if isinstance(outcome, AwaitChildren):
-            return run.awaiting_children()
-        return in_time(job, outcome, self._place.wall_ms())
-
-    def put_off(self, job: Job, reason: str) -> Outcome:
-        """Return an outcome that spends no attempt, for a job that could not run to its end."""
-        logger.warning(
-            "Job %s (%s) of queue %s is delayed by %g s, at no cost of an attempt: %s",
-            cut(job.id),
-            cut(job.name),
-            self._place.queue,
-            RELEASE_PAUSE,
-            reason,
-        )
-        return in_time(job, SnoozeFor(RELEASE_PAUSE), self._place.wall_ms())
+            return self.judge.raised(run, error)
 
     async def _within(
         self, timeout: float | None, route: Route, running: RunningJob, run: Run
@@ -186,7 +128,7 @@ class Executor:
             with CancelScope() as run.scope:
                 if timeout is not None:
                     limit = TimeLimit(run.scope, timeout)
-                return _returned(run, await self._call(route, run, running, limit))
+                return returned(run, await self._call(route, run, running, limit))
         finally:
             run.scope = None
         if run.lost is not None:
@@ -194,9 +136,11 @@ class Executor:
         if run.interrupted:
             return run.stopped()
         if limit is not None and limit.stopped:
-            return self.put_off(job, f"no {route.site} was free for it in {THREAD_PATIENCE:g} s")
+            return self.judge.put_off(
+                job, f"no {route.site} was free for it in {THREAD_PATIENCE:g} s"
+            )
         if timeout is not None and running.held_up >= timeout * _OUR_SHARE:
-            return self.put_off(job, "its timeout passed while it waited for Redis")
+            return self.judge.put_off(job, "its timeout passed while it waited for Redis")
         raise _timed_out(f"the job took longer than its timeout of {timeout:g} s", run)
 
     def _call(
@@ -249,7 +193,7 @@ class Executor:
                 run_of(batch.jobs[0]),
             )
         for job in batch.jobs:
-            self.put_off(job.job, reason)
+            self.judge.put_off(job.job, reason)
         raise Snooze(RELEASE_PAUSE)
 
     def _perform(self, route: Route, batch: Batch, limit: TimeLimit | None) -> Awaitable[Any]:
@@ -306,16 +250,3 @@ def _begin(function: SyncHandler, running: RunningJob) -> Any:
 
 async def _call_here(function: Callable[[G], Any], given: G) -> Any:
     return function(given)
-
-
-_NOTHING = Complete()
-
-
-def _returned(run: Run, value: Any) -> Complete | Fail:
-    if run.heeded:
-        return run.stopped()
-    if value is None:
-        return _NOTHING
-    if value.__class__ is Json:
-        return Complete(value.raw)
-    return Complete(encode_value(value, run.job.options.result_limit))

@@ -64,7 +64,7 @@ class Runner:
         )
         self._unattended = Unattended(
             context.threads,
-            settle=self._executor.settle,
+            settle=self._executor.judge.settle,
             decided=cycle.decided,
             will_collect=cycle.will_collect,
         )
@@ -168,6 +168,8 @@ class Runner:
             except MaybeExecuted:
                 continue  # doing it again does nothing
             except ServerRefused as error:
-                return self._executor.put_off(job, f"its scheduler's next run was refused: {error}")
+                return self._executor.judge.put_off(
+                    job, f"its scheduler's next run was refused: {error}"
+                )
             break
         return None

@@ -15,8 +15,9 @@ from taskbull.core.outcome import Complete, Fail, Outcome, RetryAfter, SnoozeFor
 from taskbull.core.retry import RetryPolicy
 from taskbull.core.site import Site
 from taskbull.errors import PermanentError, Snooze
-from taskbull.worker.attempt import RELEASE_PAUSE, Executor
+from taskbull.worker.attempt import Executor
 from taskbull.worker.current_job import current_job
+from taskbull.worker.judge import RELEASE_PAUSE
 from taskbull.worker.route import Route
 from taskbull.worker.run import Run
 from taskbull.worker.running_job import RunningJob, Workplace
