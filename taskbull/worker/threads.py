@@ -13,6 +13,7 @@ from contextlib import suppress
 from contextvars import Context, copy_context
 from queue import SimpleQueue
 from threading import Thread
+from time import monotonic
 from typing import Any, Protocol
 
 from anyio import get_cancelled_exc_class
@@ -64,6 +65,8 @@ class Errand(Struct, eq=False):
     """What is stopped until a thread is free."""
     value: Any = None
     error: BaseException | None = None
+    ended_at: float = 0.0
+    """When the thread was done with it, by `time.monotonic`; 0: none has been at it."""
 
     def withdraw(self, error: Exception) -> None:
         """Take it back if no thread has begun it, and let it raise this; else leave it alone."""
@@ -220,6 +223,7 @@ class ThreadPool:
                 except BaseException as error:  # noqa: BLE001 - raised where the caller waits
                     call.error = error
                 end_child_of(self._process, call.error)
+            call.ended_at = monotonic()
             self.ended.append(call)  # before it asks, so that who has promised to look finds it
             if call.will_collect is None or not call.will_collect(len(self.ended)):
                 self._tell()

@@ -63,7 +63,7 @@ class Unattended:
         run = self._calls.pop(call)
         run.call = None
         outcome = self._settle(run, call.value, call.error)
-        run.duration = monotonic() - run.began
+        run.duration = (call.ended_at or monotonic()) - run.began
         self._decided(run, outcome)
         while self._waiting and not self._calls:
             wake(self._waiting.pop())

@@ -105,7 +105,7 @@ def test_it_shows_what_it_is_and_what_it_does(
         assert "crash, flaky, greet, hang, wait_long, who" in panel
         handle = queue.add("greet", {"name": "Ann"})
         assert handle.result(timeout=20) == "Hello, Ann!"
-        terminal.read_until(f"Job {handle.id} (greet) of queue default completed in 0.0")
+        terminal.read_until(f"Job {handle.id} (greet) of queue default completed in ")
         terminal.type("\x03")
         terminal.read_until("Stopping: running jobs have 30 s to end")
         assert terminal.end() == 0
