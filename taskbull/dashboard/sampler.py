@@ -59,8 +59,8 @@ class BoardSample(Struct, frozen=True):
     crew: Crew = Crew({})
     problem: str | None = None
     """Why it is not of now: Redis was away."""
-    searched: bool = False
-    """Whether all keys have been searched for queues once."""
+    searched: float = 0.0
+    """About how much of the keys has been searched for queues; 1: all of them, at least once."""
 
     @property
     def stale_since(self) -> datetime | None:
@@ -145,7 +145,7 @@ class BoardSampler:
             return
         crew = overview.crew or Crew({})
         states = {name: self._state(watch, crew) for name, watch in overview.watches.items()}
-        searched = overview.names.searched_once
+        searched = overview.names.searched
         self._current = BoardSample(number, time.time(), states, crew, None, searched)
 
     def _state(self, watch: QueueWatch, crew: Crew) -> QueueState:

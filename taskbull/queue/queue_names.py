@@ -51,6 +51,13 @@ class QueueNames:
         self._rests_until = -inf
 
     @property
+    def searched(self) -> float:
+        """About how much of the keys has been searched; 1: all of them, at least once."""
+        if self.searched_once:
+            return 1.0
+        return 0.0 if self._place is None else self._place.share
+
+    @property
     def begun(self) -> bool:
         """Whether the search has begun."""
         return self.searched_once or self._place is not None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from taskbull.queue.questions import Look, ask_on, list_servers
 from taskbull.scripts import servers
@@ -17,6 +18,19 @@ class SearchPlace(Struct, frozen=True):
     cursor: bytes
     rest: tuple[Endpoint, ...]
     """The servers that come after this one."""
+    before: int = 0
+    """How many came before it."""
+
+    @property
+    def share(self) -> float:
+        """About how much of all keys has been looked at; of several servers only whole ones count.
+
+        Redis counts a cursor up from its highest bit: the lowest is set in the second half.
+        """
+        if self.before or self.rest:
+            return self.before / (self.before + 1 + len(self.rest))
+        bits = f"{int(self.cursor):b}"
+        return int(bits[::-1], 2) / (1 << len(bits))
 
 
 def find_queues(
@@ -30,9 +44,9 @@ def find_queues(
     found: servers.FoundQueues = yield from ask_on(place.server, scan)
     names = sorted({plain_name(namespace, name) for name in found.names})
     if found.cursor != b"0":
-        return names, SearchPlace(place.server, found.cursor, place.rest)
+        return names, replace(place, cursor=found.cursor)
     if place.rest:
-        return names, SearchPlace(place.rest[0], b"0", place.rest[1:])
+        return names, SearchPlace(place.rest[0], b"0", place.rest[1:], place.before + 1)
     return names, None
 
 

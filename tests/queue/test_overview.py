@@ -10,6 +10,8 @@ import pytest
 from taskbull import SyncQueue, SyncServer
 from taskbull.core.keys import QueueKeys
 from taskbull.queue.overview import Overview, all_trouble
+from taskbull.queue.queue_search import SearchPlace
+from taskbull.store.address import Endpoint
 from tests.dashboard.seeding import fail
 from tests.servers.kinds import VALKEY_9, Reachable, SharedServers
 
@@ -108,12 +110,35 @@ def test_a_search_that_has_no_patience_goes_on_in_the_next_round(
     for number in range(3000):
         pipe.set(f"{prefix}:other:{number}", 1)
     pipe.execute()
-    overview, rounds = Overview(patience=0.0), 0
+    overview, shares = Overview(patience=0.0), [0.0]
     while not overview.names.searched_once:
         looked.watch(overview)
-        rounds += 1
-    assert rounds > 3
+        shares.append(overview.names.searched)
+    assert len(shares) > 4
+    assert shares == sorted(set(shares))
+    assert shares[-1] == 1
+    assert 0.2 < shares[len(shares) // 2] < 0.9
     assert sorted(overview.watches) == queues
+
+
+@pytest.mark.parametrize(
+    ("cursor", "before", "rest", "share"),
+    [
+        (b"0", 0, 0, 0.0),
+        (b"1", 0, 0, 0.5),
+        (b"2", 0, 0, 0.25),
+        (b"3", 0, 0, 0.75),
+        (b"4", 0, 0, 0.125),
+        (b"1023", 0, 0, 1023 / 1024),
+        (b"1023", 0, 2, 0.0),
+        (b"0", 2, 0, 2 / 3),
+    ],
+)
+def test_a_cursor_tells_how_much_has_been_searched(
+    cursor: bytes, before: int, rest: int, share: float
+) -> None:
+    one = Endpoint("redis", 6379)
+    assert SearchPlace(one, cursor, (one,) * rest, before).share == share
 
 
 def test_a_wanted_queue_is_there_before_the_search_has_found_it(

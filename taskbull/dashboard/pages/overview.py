@@ -71,14 +71,15 @@ def _away(problem: str) -> Node:
 
 def _empty(visit: Visit, sample: BoardSample) -> Node:
     where = f"{visit.server.address}, prefix {visit.server.prefix!r}"
-    if not sample.searched:
-        return f"Looking for queues at {where} …"
+    if sample.searched < 1:
+        return f"Looking for queues at {where}, {sample.searched:.0%} …"
     return f"No queues yet at {where}. Add a job, and its queue appears here."
 
 
 def _finding(sample: BoardSample) -> Element:
-    words = "" if sample.searched else "Still looking for queues among the keys of this server …"
-    return p(words, id="finding", class_="quiet", hidden=sample.searched)
+    is_over = sample.searched >= 1
+    words = "" if is_over else f"Still looking for queues, {sample.searched:.0%} …"
+    return p(words, id="finding", class_="quiet", hidden=is_over)
 
 
 def _troubles(visit: Visit, sample: BoardSample) -> Element:
