@@ -389,7 +389,8 @@ def test_a_page_looks_as_in_the_documentation(
     with visiting(browser, base, **settings_of(scheme, int(width))) as page:
         page.goto(PAGES[name])
         expect(page.locator("#keys-help")).not_to_have_attribute("hidden", "")  # scripts have run
-        if name == "overview":  # two samples were taken
+        if name == "overview":  # all keys were searched, and two samples taken
+            expect(page.locator("#finding")).to_be_hidden()
             expect(page.locator("[data-label='In/s']").first).not_to_have_text("–")
         taken = page.screenshot()
         if SCREENSHOTS:

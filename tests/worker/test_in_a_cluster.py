@@ -27,13 +27,13 @@ from tests.worker.chores import Chores, HeldChores
 from tests.worker.scale import SEED, scaled
 
 SHORT: dict[str, Any] = {
-    "lock_duration": 2,
+    "lock_duration": 5,
     "heartbeat_interval": 0.4,
     "stalled_interval": 0.4,
     "drain_delay": 0.5,
     "concurrency": 20,
 }
-BEATS = scaled(7, 75)
+BEATS = scaled(14, 75)
 """While a slot is on its way: longer than a lock lives, or 30 s."""
 
 
