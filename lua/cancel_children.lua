@@ -14,41 +14,54 @@
 -- EFFECTS
 --   children that run go on, and those that have ended stay as they are. Of those that fail, the
 --   children are to be cancelled, too: they are pushed to `parents`. When all is done, the job is
---   no longer noted as one whose children are to be cancelled
+--   no longer noted as one whose children are to be cancelled. A set that belongs to a job of
+--   another queue is skipped unless that job was cancelled, and so is a child of another parent
 
 local parents = unpack(KEYS)
 local now, longest, pending, cursor, count = unpack(ARGV)
 
 --- @include "cancel_waiting"
+--- @include "is_child"
 --- @include "split_key"
+--- @include "typed"
 
 local function is_full(problem)
   return string.find(problem, "OOM", 1, true) or string.find(problem, "READONLY", 1, true)
 end
 
-local current = redis.call("LRANGE", parents, -1, -1)[1]
+local current = (typed(redis.pcall("LRANGE", parents, -1, -1)) or {})[1]
 if not current then
   local noted, first = string.match(parents, "^(.*:tb:cancelling):(.*):parents$")
   redis.call("SREM", noted, first)
   return { "", "0" }
 end
 -- A parent that was not kept has left a set of another name.
-local parent_key = string.match(current, "^(.*):dependencies$")
-if not parent_key then
-  local base, id = string.match(current, "^(.*:)tb:cancelling:(.*):left$")
-  parent_key = (base or "") .. (id or "")
-end
 local own_base = string.match(parents, "^(.*:)tb:cancelling:") or ""
-local reason = "cancelled: parent " .. parent_key
-local found = redis.pcall("SSCAN", current, current == pending and cursor or "0", "COUNT", count)
+local is_own = string.sub(current, 1, #own_base) == own_base
+local parent_key = string.match(current, "^(.*):dependencies$")
+if parent_key and not is_own then
+  local reason = redis.pcall("HGET", parent_key, "failedReason")
+  parent_key = type(reason) == "string" and is_cancelled(reason) and parent_key or nil
+elseif not parent_key then
+  local base, id = string.match(current, "^(.*:)tb:cancelling:(.*):left$")
+  parent_key = base and base .. id
+end
+local reason = "cancelled: parent " .. (parent_key or "")
+local found = { "0", {} }
+if parent_key then
+  found = redis.pcall("SSCAN", current, current == pending and cursor or "0", "COUNT", count)
+end
 local children = found.err and {} or found[2]
 for i = 1, #children do
   local base, id = split_key(children[i])
   if string.sub(children[i], 1, #own_base) == own_base then -- an id may have colons
     base, id = own_base, string.sub(children[i], #own_base + 1)
   end
-  local is_done, problem =
-    pcall(cancel_waiting, base, id, reason, tonumber(now), tonumber(longest), parents)
+  local is_done, problem = true, nil
+  if is_child(children[i], parent_key) then
+    is_done, problem =
+      pcall(cancel_waiting, base, id, reason, tonumber(now), tonumber(longest), parents)
+  end
   problem = type(problem) == "table" and problem.err or tostring(problem)
   -- A child that is out of reach, where this user has no access, holds up no other.
   if not is_done and (string.find(problem, "run th", 1, true) or is_full(problem)) then

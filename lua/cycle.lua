@@ -23,8 +23,8 @@
 --                                 ms; the window's length by the worker's option, 0: it has none
 --                                 how many minutes of metrics are kept; 0: none are taken
 --                                 1 if completed jobs were counted in this minute before, else 0
---                                 and where jobs that have stalled are not to be taken: ms by
---                                 which they are delayed, and by how many more each further one
+--                                 and of jobs that have stalled: ms by which they are delayed, by
+--                                 how many more each further one, and 0 if none may be taken
 --   outcomes                    msgpack array; "": all outcomes are plain, and all jobs are kept
 --                                 what became of jobs that are not plain: map of the place of an
 --                                 outcome (from 1) to an array: see settle_outcomes
@@ -72,10 +72,10 @@ local prefix, now, want, token, lock_life, worker, settings, outcomes = unpack(A
 -- from nothing costs 1,000 instructions more for each doubling of its length.
 local redis = redis
 local queue = queue_state(meta, active, wait)
-local max_starts, window, data_points, has_begun, put_off_by, put_off_step = 0, 0, 0, 0, nil, nil
+local max_starts, window, data_points, has_begun, hold_for, hold_step, may_try = 0, 0, 0, 0
 want = tonumber(want)
 if settings ~= "" then
-  max_starts, window, data_points, has_begun, put_off_by, put_off_step =
+  max_starts, window, data_points, has_begun, hold_for, hold_step, may_try =
     unpack(cmsgpack.unpack(settings))
 end
 
@@ -292,6 +292,7 @@ end
 -- Second half: take jobs. ------------------------------------------------------------------------
 
 local MOST_BYTES, MOST_PROMOTED = 2000000, 100
+local FIRST_HOLD, FIRST_STEP = 500, 20 -- ms
 local HEAD, NEW, NEW_CHILD = 6, 6, 8 -- values of the reply before the jobs; fields of new ones
 local limited, next_due, passed_over = 0, 0, 0
 local reply = { nil, nil, nil, nil, nil, nil, nil, nil, nil, nil, nil, nil, nil }
@@ -372,11 +373,13 @@ if want > 0 and full == 0 then
       local is_marker = string.find(id, "^0:")
       fields = not is_seen and not is_marker and odd(prefix, id, now)
       is_dropped = not fields and not is_marker
-      if fields and put_off_by and (finite(fields[STALLS]) or 0) > 0
-        and not fields[DEFERRED_FAILURE] then
-        suspects, fields = suspects or {}, false
-        suspects[#suspects + 1] = id
-        suspects_listed = is_listed and #suspects or suspects_listed
+      if fields and (finite(fields[STALLS]) or 0) > 0 and not fields[DEFERRED_FAILURE] then
+        if may_try == 0 then
+          suspects, fields = suspects or {}, false
+          suspects[#suspects + 1] = id
+          suspects_listed = is_listed and #suspects or suspects_listed
+        end
+        may_try = 0
       end
     end
     if seen then
@@ -420,7 +423,8 @@ if want > 0 and full == 0 then
     --- @include "put_off"
     passed_over = passed_over == 0 and { 0 } or passed_over
     passed_over[1] = #suspects
-    put_off(delayed, suspects, tonumber(now) + put_off_by, put_off_step)
+    hold_for, hold_step = hold_for or FIRST_HOLD, hold_step or FIRST_STEP
+    put_off(delayed, suspects, tonumber(now) + hold_for, hold_step)
     if taken > 0 and refusal(redis.pcall("LPUSH", active, unpack(ids))) then
       --- @include "stay_waiting"
       stay_waiting(active, {}, delayed, suspects, "LPUSH", active, unpack(ids))
@@ -451,8 +455,8 @@ if want > 0 and full == 0 then
   end
 
   for i = 1, suspects and #suspects or 0 do
-    local delay = put_off_by + (i - 1) * put_off_step
-    redis.call("HSET", prefix .. suspects[i], "delay", delay)
+    local delay = hold_for + (i - 1) * hold_step
+    redis.call("HSET", prefix .. suspects[i], "delay", delay, "tbho", now + delay)
     redis.call("XADD", events, "*", "event", "delayed", "jobId", suspects[i], "delay", now + delay)
   end
   local counted = taken
@@ -476,7 +480,7 @@ if want > 0 and full == 0 then
   end
   if count > 0 then
     redis.call("ZADD", marker, "0", "0")
-  elseif limited == 0 and due_score then
+  elseif due_score then
     next_due = math.floor((finite(due_score) or 0) / 4096)
   end
 end

@@ -17,7 +17,7 @@
 --   jobs                      msgpack array: id, key of the parent ("" if none), id, key, ...
 -- RETURNS
 --   for each job, or the first of them: its state, its fields, how many children it has, and 1 if
---   the job is gone: then state and fields are what its parent knows
+--   the job is gone, or does not name this parent: state and fields are then what its parent knows
 
 local completed, failed, delayed, prioritized, waiting_children, active, wait, paused =
   unpack(KEYS)
@@ -39,7 +39,7 @@ local function members(...)
   return found
 end
 
-local running, ready = members(active), members(wait, paused)
+local is_read, running, ready = false, nil, nil
 local sets = { completed, "completed", failed, "failed", delayed, "delayed", prioritized,
   "prioritized", waiting_children, "waiting-children" }
 
@@ -48,6 +48,9 @@ local function state_of(id)
     if redis.call("ZSCORE", sets[i], id) then
       return sets[i + 1]
     end
+  end
+  if not is_read then
+    is_read, running, ready = true, members(active), members(wait, paused)
   end
   local runs = running and running[id]
   if not running then
@@ -89,6 +92,16 @@ local function remembered(key, parent)
   return "unknown", {}
 end
 
+-- Anyone who can write to the parent's queue can list any key as its child. See is_child.
+local function names_parent(fields, parent)
+  for n = 1, #fields, 2 do
+    if fields[n] == "parentKey" then
+      return fields[n + 1] == parent
+    end
+  end
+  return false
+end
+
 local nodes, bytes = {}, 0
 for i = 1, #jobs, 2 do
   if bytes >= size then
@@ -98,7 +111,7 @@ for i = 1, #jobs, 2 do
   local key = prefix .. id
   local fields = redis.pcall("HGETALL", key)
   local state, children, gone = "", 0, 0
-  if fields.err or #fields == 0 then
+  if fields.err or #fields == 0 or parent ~= "" and not names_parent(fields, parent) then
     gone = 1
     state, fields = remembered(key, parent)
   else

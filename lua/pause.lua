@@ -27,7 +27,7 @@ if begin == "1" then
   redis.call("DEL", marker)
   redis.call("XADD", events, "*", "event", "paused")
 end
-if queue_state(meta, active, wait, paused).target == wait then
+if not queue_state(meta, active, false, paused).target then
   return 0
 end
 return join_lists(wait, paused, paused, tonumber(size))

@@ -3,7 +3,8 @@
 -- KEYS
 --   processed   hash   results of the children that are done, by their keys
 -- ARGV
---   name               of the children; one that is not stored any more has none
+--   name               of the children; one that is not stored any more, or does not name this
+--                      parent, has none
 --   cursor             where to go on: 0 at first
 --   count              about how many children to look at
 -- RETURNS
@@ -15,8 +16,10 @@ local name, cursor, count = unpack(ARGV)
 
 local found = redis.call("HSCAN", processed, cursor, "COUNT", count)
 local pairs_found, results = found[2], {}
+local parent_key = string.gsub(processed, ":processed$", "")
 for i = 1, #pairs_found, 2 do
-  if redis.pcall("HGET", pairs_found[i], "name") == name then
+  local child = redis.pcall("HMGET", pairs_found[i], "name", "parentKey")
+  if child[1] == name and child[2] == parent_key then
     results[#results + 1], results[#results + 2] = pairs_found[i], pairs_found[i + 1]
   end
 end

@@ -22,6 +22,7 @@
 --   position                 where to go on; -1: the sweep is over; -2: none is due
 --   put_back                 ids of the jobs that wait again
 --   doomed                   those of them that the next worker fails
+--   leftovers                at the end: 0 if no flow is half added, and none half cancelled
 -- EFFECTS
 --   a job that was marked by an earlier sweep and has no lock goes to the front of the queue; any
 --   other active job is marked. Jobs without a hash are dropped. Two may sweep at once, and the
@@ -53,7 +54,9 @@ local ids = redis.call("LRANGE", active, -(position + size), -(position + 1))
 local places, gone, alive = stalled_places(prefix, ids, position, suspects)
 
 local put_back, counts, doomed, doom_of = {}, {}, {}, {}
-for i = #gone, 1, -1 do -- the oldest is pushed last, and so is the first to be taken
+-- The newest is pushed last, and so is the first to be taken: a job that kills its process soon
+-- after its start is tried before the others run again.
+for i = 1, #gone do
   local id = gone[i]
   local stalls, doom = count_stall(prefix, id, max_stalls, schedulers)
   if stalls > 0 then
@@ -89,7 +92,8 @@ end
 
 if position + size >= length then
   redis.call("UNLINK", suspects)
-  return { -1, put_back, doomed }
+  local leftovers = redis.call("EXISTS", prefix .. "tb:flows", prefix .. "tb:cancelling")
+  return { -1, put_back, doomed, leftovers }
 end
 -- A little is looked at twice: jobs that end meanwhile let the others move towards the tail.
 return { math.max(0, position + #alive - math.floor(size / 8)), put_back, doomed }

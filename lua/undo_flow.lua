@@ -6,72 +6,149 @@
 --   now            ms
 --   size           how many children to look at
 -- RETURNS
---   key of the root, "" if no tree is overdue; 1 if it is gone, 0 if there is more to do
+--   key of the root, "" if no tree is overdue; 1 if it is gone, 0 if there is more to do, -1 if
+--   it cannot be undone: it is of another queue, or something of it is of another type or out of
+--   reach; then it is tried again in an hour
 -- EFFECTS
 --   children that wait are removed with all below them; those that run, or have ended, stay. The
---   root goes last, unless somebody has started it. What was there before the tree stays: jobs that
+--   root goes last, unless somebody has started it. A child that names another parent, or that this
+--   user cannot access, is skipped. What was there before the tree stays: jobs that
 --   it has adopted, and the children for which they waited then. A job that waited, and waits for
 --   none now, is released
 
 local flows = unpack(KEYS)
 local now, size = unpack(ARGV)
 
---- @include "split_key"
---- @include "remove_tree"
+--- @include "is_child"
+--- @include "is_denied"
 --- @include "release_parent"
+--- @include "remove_tree"
+--- @include "split_key"
+
+local PUT_OFF, DEEPEST = 3600000, 1000
 
 local root = redis.call("ZRANGEBYSCORE", flows, "-inf", now, "LIMIT", 0, 1)[1]
 if not root then
   return { "", 1 }
 end
+local own_base = string.match(flows, "^(.*:)tb:flows$")
+if string.sub(root, 1, #own_base) ~= own_base then
+  redis.call("ZREM", flows, root)
+  return { root, -1 }
+end
+redis.pcall("HDEL", root, "tbfl") -- from now on a slow producer of it is refused
+
+local function place_of(key)
+  if string.sub(key, 1, #own_base) == own_base then -- an id may have colons
+    return own_base, string.sub(key, #own_base + 1)
+  end
+  return split_key(key)
+end
+
+-- Return whether an error is about the keys that the tree names, which may be of another type, of
+-- another slot or out of reach, and not about Redis or a command.
+local function is_local(problem)
+  return string.find(problem, "WRONGTYPE", 1, true)
+    or string.find(problem, "non local key", 1, true)
+    or is_denied(problem) and not string.find(problem, "run th", 1, true)
+      and not string.find(problem, "Unknown", 1, true)
+end
+
+-- Return whether a job belongs to the tree: by the parents that it and those above it name.
+local function is_below_root(key)
+  for _ = 1, DEEPEST do
+    if key == root then
+      return true
+    end
+    key = redis.pcall("HGET", key, "parentKey")
+    if type(key) == "table" and not is_local(key.err) then
+      error(key.err, 0)
+    elseif type(key) ~= "string" then
+      return false
+    end
+  end
+  return false
+end
+
+-- Call a function -> its result, or nil if an error of that kind ended it; any other is raised.
+local function try(action, ...)
+  local is_done, result = pcall(action, ...)
+  if is_done then
+    return result
+  end
+  result = type(result) == "table" and result.err or tostring(result)
+  if not is_local(result) then
+    error(result, 0)
+  end
+  return nil
+end
 
 -- Of most trees nothing was there before. See add_flow for the keys.
 local old, growing, left = root .. ":tb:old", root .. ":tb:growing", root .. ":tb:left"
 local is_mixed = redis.call("EXISTS", old) == 1
-local parent = is_mixed and redis.call("SRANDMEMBER", growing) or root
-local base, id = split_key(parent)
-local dependencies, hold = parent .. ":dependencies", parent .. ":tb:flow"
-local is_old = is_mixed and redis.call("SISMEMBER", old, parent) == 1
-redis.call("SADD", dependencies, hold) -- it is not to run because its children go
-if is_mixed and redis.call("EXISTS", left) == 0 then
-  redis.call("SUNIONSTORE", left, dependencies)
-end
-
-local from = is_mixed and left or dependencies
-local pending = redis.call("SRANDMEMBER", from, size)
-local spared = is_mixed and redis.call("SMISMEMBER", old, unpack(pending)) or {}
 local seen = setmetatable({}, { __index = function(_, key)
   return is_mixed and redis.call("SISMEMBER", old, key) == 1
 end })
-for i = 1, #pending do
-  local child = pending[i]
-  if child ~= hold and spared[i] ~= 1 then
-    local child_base, child_id = split_key(child)
-    if redis.call("EXISTS", child .. ":lock") == 0
-      and not redis.call("ZSCORE", child_base .. "failed", child_id) then
-      remove_tree(child_base, child_id, "idle", seen)
-    end
-    redis.call("SREM", dependencies, child)
+
+local function remove_child(child, parent)
+  local base, id = place_of(child)
+  if is_child(child, parent) and redis.call("EXISTS", child .. ":lock") == 0
+    and not redis.call("ZSCORE", base .. "failed", id) then
+    remove_tree(base, id, "idle", seen)
   end
 end
-if is_mixed then
-  redis.call("SREM", left, unpack(pending))
-end
-if redis.call("SCARD", from) > (is_mixed and 0 or 1) then
-  return { root, 0 }
+
+-- Undo a piece -> whether all of the tree is gone.
+local function undo()
+  local parent = is_mixed and redis.call("SRANDMEMBER", growing) or root
+  if not is_below_root(parent) then
+    redis.call("SREM", growing, parent)
+    return false
+  end
+  local base, id = place_of(parent)
+  local dependencies, hold = parent .. ":dependencies", parent .. ":tb:flow"
+  local is_old = is_mixed and redis.call("SISMEMBER", old, parent) == 1
+  redis.call("SADD", dependencies, hold) -- it is not to run because its children go
+  if is_mixed and redis.call("EXISTS", left) == 0 then
+    redis.call("SUNIONSTORE", left, dependencies)
+  end
+
+  local from = is_mixed and left or dependencies
+  local pending = redis.call("SRANDMEMBER", from, size)
+  local spared = is_mixed and redis.call("SMISMEMBER", old, unpack(pending)) or {}
+  for i = 1, #pending do
+    local child = pending[i]
+    if child ~= hold and spared[i] ~= 1 then
+      try(remove_child, child, parent)
+      redis.call("SREM", dependencies, child)
+    end
+  end
+  if is_mixed then
+    redis.call("SREM", left, unpack(pending))
+  end
+  if redis.call("SCARD", from) > (is_mixed and 0 or 1) then
+    return false
+  end
+
+  local waits = redis.call("ZSCORE", base .. "waiting-children", id)
+  if waits and not is_old then
+    remove_tree(base, id, "no", {})
+  elseif waits and redis.call("SCARD", dependencies) == 1 then
+    release_parent(parent, base, id, tonumber(now))
+  end
+  redis.call("SREM", dependencies, hold)
+  if parent ~= root then
+    redis.call("SREM", growing, parent)
+    return false
+  end
+  redis.call("DEL", old, growing)
+  redis.call("ZREM", flows, root)
+  return true
 end
 
-local waits = redis.call("ZSCORE", base .. "waiting-children", id)
-if waits and not is_old then
-  remove_tree(base, id, "no", {})
-elseif waits and redis.call("SCARD", dependencies) == 1 then
-  release_parent(parent, base, id, tonumber(now))
+local is_gone = try(undo)
+if is_gone == nil then
+  redis.call("ZADD", flows, "XX", now + PUT_OFF, root)
+  return { root, -1 }
 end
-redis.call("SREM", dependencies, hold)
-if parent ~= root then
-  redis.call("SREM", growing, parent)
-  return { root, 0 }
-end
-redis.call("DEL", old, growing)
-redis.call("ZREM", flows, root)
-return { root, 1 }
+return { root, is_gone and 1 or 0 }

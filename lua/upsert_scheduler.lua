@@ -28,7 +28,8 @@
 --   the id of the run that comes next, and 1 if anything was changed, else 0; or -10, -11: there
 --   is a job at the instant of the run, or at each of the next 32
 -- EFFECTS
---   as those of BullMQ 6. A pending run is replaced; one that is active, or has ended, stays
+--   as those of BullMQ 6. A pending run is replaced; one that is active, or has ended, stays. With
+--   `keeps`, the first run of a changed `every` is due that long after the last run
 
 local schedulers, scheduler, meta, wait, paused, active, prioritized, delayed, events =
   unpack(KEYS)
@@ -92,6 +93,12 @@ elseif is_same_every then
   due = next_slot(last, every, offset or finite(known.offset) or 0, now)
 else
   due = math.max(now, start or 0)
+  local former = keeps == "1" and last and finite(known.every)
+  if former and (not place or (finite(known.ic) or 1) > 1) then
+    -- An app that declares another interval does not start a new count: versions that take turns
+    -- would run the task at each start.
+    due = math.max(due, (place and last - former or last) + every)
+  end
   if offset then
     local aligned = math.floor(due / every) * every + offset
     local is_past = aligned < due or aligned == due and not start

@@ -48,6 +48,13 @@ class ServerUnavailable(ServerRefused, ConnectionLost):
     """
 
 
+class InvalidReply(TaskbullError):
+    """Redis sent a reply that does not fit the command: it may have executed it.
+
+    The server is damaged, or something else answers in its place, such as a proxy.
+    """
+
+
 class OutOfTurn(TaskbullError):
     """The call that goes before this one was not executed, and so neither was this."""
 

@@ -7,6 +7,7 @@ to go.
 from __future__ import annotations
 
 import ast
+import functools
 import re
 import sys
 from collections.abc import Iterator, Mapping
@@ -68,6 +69,7 @@ EXTRA: dict[str, tuple[set[str], str]] = {
     "core/frames.py": ({"os", "pathlib"}, "frames are known by the paths of their files"),
     "core/outcome.py": ({"logging"}, "the row of an outcome has the level of its log line"),
     "core/fingerprint.py": ({"hashlib"}, "like errors are known by a digest"),
+    "core/wire/schedule.py": ({"hashlib"}, "BullMQ 3 and 4 name runs by a digest"),
     "core/keys.py": ({"base64"}, "a worker's connection has the queue's name in base64"),
 }
 """Modules of a pure layer that may import more of the standard library, and why."""
@@ -101,6 +103,7 @@ LATE: dict[str, str] = {
 
 WIRE_NAMES = {"atm", "ats", "stc", "defa", "pb", "rjk", "deid", "nrjid", "opts", "fpof", "cpof"}
 WIRE_NAMES |= {"idof", "rdof", "kl", "omc", "tm", "tbpd", "tbun", "tbch", "tbsp", "tbwc", "tbnx"}
+WIRE_NAMES |= {"tbfl", "tbdr", "tbho"}
 """BullMQ's short names. Its camelCase names are found by their form."""
 
 NOT_OF_THE_WIRE = {
@@ -123,12 +126,17 @@ class Import(NamedTuple):
     late: bool
 
 
+@functools.cache
+def _nodes(source: str) -> list[ast.AST]:
+    return list(ast.walk(ast.parse(source)))
+
+
+@functools.cache
 def imports(source: str) -> list[Import]:
     """Return all imports of `source`, wherever they are, also by `import_module("…")`."""
-    tree = ast.parse(source)
-    functions = [node for node in ast.walk(tree) if isinstance(node, _FUNCTION)]
+    functions = [node for node in _nodes(source) if isinstance(node, _FUNCTION)]
     late = {id(inner) for function in functions for inner in ast.walk(function)}
-    return [Import(name, id(node) in late) for node in ast.walk(tree) for name in _imported(node)]
+    return [Import(name, id(node) in late) for node in _nodes(source) for name in _imported(node)]
 
 
 def _imported(node: ast.AST) -> list[str]:
@@ -211,21 +219,21 @@ def wire_names(source: str) -> set[str]:
 
 
 def _texts(source: str) -> Iterator[str]:
-    for node in ast.walk(ast.parse(source)):
+    for node in _nodes(source):
         if isinstance(node, ast.Constant) and isinstance(node.value, str | bytes):
             yield node.value if isinstance(node.value, str) else node.value.decode("latin-1")
 
 
 def class_names(source: str) -> list[str]:
     """Return the names of all classes in `source`, those inside of others and of functions too."""
-    return [node.name for node in ast.walk(ast.parse(source)) if isinstance(node, ast.ClassDef)]
+    return [node.name for node in _nodes(source) if isinstance(node, ast.ClassDef)]
 
 
 def commands(source: str) -> list[str]:
     """Return the commands of Redis that `source` makes: `Command(("HGET", key, …), …)`."""
     if not any(one.name == "taskbull.scripts.call.Command" for one in imports(source)):
         return []
-    tuples = (node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Tuple))
+    tuples = (node for node in _nodes(source) if isinstance(node, ast.Tuple))
     firsts = (node.elts[0] for node in tuples if node.elts)
     texts = (str(first.value) for first in firsts if isinstance(first, ast.Constant))
     return [text for text in texts if _COMMAND.fullmatch(text)] or ["Command"]

@@ -21,6 +21,7 @@ EXPORTED = [
     "EnqueueError",
     "Every",
     "InvalidArguments",
+    "InvalidReply",
     "JobCancelled",
     "JobExpired",
     "JobFailed",

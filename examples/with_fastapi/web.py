@@ -1,27 +1,33 @@
 """A FastAPI service that adds jobs, tells how they are, and shows their progress live.
 
     pip install 'taskbull[embedded]' fastapi uvicorn
-    uvicorn web:api                    # in one terminal, in this folder
+    uvicorn web:api                    # in one terminal, in this folder; see below for production
     taskbull worker reports:app        # in another
 
 Then open http://127.0.0.1:8000/ (the dashboard is at http://127.0.0.1:8000/jobs/), or:
 
     curl -X POST 127.0.0.1:8000/reports -H 'content-type: application/json' -d '{"customer": "Ann"}'
     curl 127.0.0.1:8000/reports/1
+
+In production, add `--timeout-graceful-shutdown 20`: uvicorn otherwise waits for slow clients
+without a limit before it stops.
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
+import time
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from fastapi import FastAPI, HTTPException
+from fastapi import FastAPI, Header, HTTPException
 from fastapi.responses import HTMLResponse, StreamingResponse
 from pydantic import BaseModel, Field
 from reports import app, build_report
+from settings import STREAM_SECONDS
 
 from taskbull import Dashboard, EnqueueError, JobNotFound
 
@@ -65,19 +71,32 @@ async def show_report(job_id: str) -> dict[str, Any]:
 
 
 @api.get("/reports/{job_id}/events")
-async def follow_report(job_id: str) -> StreamingResponse:
-    """Send what happens to a job as it happens, until it ends."""
+async def follow_report(
+    job_id: str, last_event_id: Annotated[str, Header(pattern=r"^\d+(-\d+)?$")] = "0"
+) -> StreamingResponse:
+    """Send what happens to a job as it happens, for some seconds; browsers then ask again.
+
+    Web servers wait for open streams before they stop, so that one without an end would hold up
+    every deployment. A browser continues after the last event that it got.
+    """
     await show_report(job_id)  # 404 if there is none
-    return StreamingResponse(_events_of(job_id), media_type="text/event-stream")
+    return StreamingResponse(_events_of(job_id, last_event_id), media_type="text/event-stream")
 
 
-async def _events_of(job_id: str) -> AsyncIterator[str]:
+async def _events_of(job_id: str, last_id: str) -> AsyncIterator[str]:
     # From the oldest event that is kept, so that nothing is missed. Each viewer has a connection to
     # Redis; for thousands of them, follow the queue once and pass on what comes.
-    async with aclosing(app.queue(build_report.queue).events(last_id="0")) as events:
-        async for event in events:
+    yield "retry: 500\n\n"
+    end = time.monotonic() + STREAM_SECONDS
+    async with aclosing(app.queue(build_report.queue).events(last_id=last_id)) as events:
+        while True:
+            try:
+                event = await asyncio.wait_for(anext(events), end - time.monotonic())
+            except TimeoutError:
+                return
             if event.job_id == job_id:
-                yield f"data: {json.dumps({'event': event.name, **event.fields})}\n\n"
+                data = json.dumps({"event": event.name, **event.fields})
+                yield f"id: {event.id}\ndata: {data}\n\n"
                 if event.name in {"completed", "failed"}:
                     return
 

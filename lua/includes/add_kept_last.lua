@@ -4,6 +4,7 @@
 --- @include "mark_delay"
 --- @include "names_own_key"
 --- @include "priority_score"
+--- @include "split_key"
 --- @include "typed"
 
 -- add_kept_last(prefix, name, keys, queue, now): add the job that was deduplicated last while the
@@ -42,11 +43,20 @@ local function add_kept_last(prefix, name, keys, queue, now)
   if stored.rjk then
     redis.call("HSET", key, "rjk", stored.rjk)
   end
-  if stored.pk then
-    redis.call("HSET", key, "parentKey", stored.pk, "parent", stored.pd or "{}")
-  end
-  if stored.pdk then
-    redis.pcall("SADD", stored.pdk, key)
+  local parent_key, dependencies = stored.pk or "", stored.pdk
+  if parent_key ~= "" and dependencies == parent_key .. ":dependencies" then
+    local may_join = string.sub(parent_key, 1, #prefix) == prefix
+    if not may_join then
+      -- No parent in another queue has named this job. It joins one that waits for nothing else:
+      -- that would wait forever.
+      local base, parent_id = split_key(parent_key)
+      may_join = type(redis.pcall("ZSCORE", base .. "waiting-children", parent_id)) == "string"
+        and redis.pcall("EXISTS", dependencies) == 0
+    end
+    if may_join then
+      redis.call("HSET", key, "parentKey", parent_key, "parent", stored.pd or "{}")
+      redis.pcall("SADD", dependencies, key)
+    end
   end
   redis.call("XADD", keys.events, "*", "event", "added", "jobId", id, "name", stored.name or "")
   if delay > 0 then

@@ -1,9 +1,14 @@
--- children_of(key) -> the keys of all children of a job, the pending ones last.
+--- @include "is_child"
+
+-- children_of(key) -> the keys of all children of a job that name it as their parent, the pending
+-- ones last.
 local function children_of(key)
   local children = {}
   local function gather(found)
     for i = 1, found.err and 0 or #found do
-      children[#children + 1] = found[i]
+      if is_child(found[i], key) then
+        children[#children + 1] = found[i]
+      end
     end
   end
   gather(redis.pcall("HKEYS", key .. ":processed"))

@@ -1,15 +1,20 @@
 -- find_parent(key, parent_key) -> {base, id, and the policy flags}: where the parent of the child
--- `key` is, by the child's own word; without it the parent's key is cut at its last colon.
+-- `key` is. The child's field `parent` says where to split the parent's key, as ids may have
+-- colons, but cannot name another job; without it the key is split at its last colon.
 local function find_parent(key, parent_key)
-  local stored = redis.call("HGET", key, "parent")
-  if stored then
-    local readable, parent = pcall(cjson.decode, stored)
-    if readable and type(parent) == "table" and type(parent.queueKey) == "string"
-      and (type(parent.id) == "string" or type(parent.id) == "number") then
-      return { base = parent.queueKey .. ":", id = tostring(parent.id), fpof = parent.fpof == true,
-        cpof = parent.cpof == true, idof = parent.idof == true, rdof = parent.rdof == true }
+  local found = {}
+  local readable, parent = pcall(cjson.decode, redis.call("HGET", key, "parent") or "")
+  if readable and type(parent) == "table" then
+    found.fpof, found.cpof = parent.fpof == true, parent.cpof == true
+    found.idof, found.rdof = parent.idof == true, parent.rdof == true
+    local id = type(parent.id) == "number" and tostring(parent.id) or parent.id
+    if type(parent.queueKey) == "string" and type(id) == "string"
+      and parent.queueKey .. ":" .. id == parent_key then
+      found.base, found.id = parent.queueKey .. ":", id
+      return found
     end
   end
   local base, id = string.match(parent_key, "^(.*:)([^:]*)$")
-  return { base = base or "", id = id or "" }
+  found.base, found.id = base or "", id or ""
+  return found
 end

@@ -1,12 +1,14 @@
+--- @include "is_child"
 --- @include "split_key"
 
--- idle_children(key) -> the keys of the pending children of a job that have not failed and that no
--- worker holds.
+-- idle_children(key) -> the keys of the pending children of a job that name it as their parent,
+-- have not failed, and that no worker holds.
 local function idle_children(key)
   local pending, idle = redis.pcall("SMEMBERS", key .. ":dependencies"), {}
   for i = 1, #pending do
     local base, id = split_key(pending[i])
-    if redis.call("EXISTS", pending[i] .. ":lock") == 0
+    if is_child(pending[i], key)
+      and redis.call("EXISTS", pending[i] .. ":lock") == 0
       and not redis.call("ZSCORE", base .. "failed", id) then
       idle[#idle + 1] = pending[i]
     end

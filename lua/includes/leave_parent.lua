@@ -1,4 +1,5 @@
 --- @include "awaits"
+--- @include "note_drop"
 --- @include "is_hash"
 --- @include "find_parent"
 --- @include "let_parent_go"
@@ -31,6 +32,7 @@ local function leave_parent(base, key, parent_key, hard)
       end
     end
   end
+  note_drop(parent_key)
   redis.call("SREM", dependencies, key)
   return true
 end

@@ -2,6 +2,7 @@
 --- @include "find_parent"
 --- @include "is_cancelled"
 --- @include "may_leave"
+--- @include "note_drop"
 --- @include "release_parent"
 
 -- tell_parent_failed(key, parent_key, reason, now): do to a parent what the child's policy
@@ -38,7 +39,9 @@ local function tell_parent_failed(key, parent_key, reason, now)
       redis.call("HSET", parent_key, "defa", doom)
     end
   else
-    if not parent.rdof then
+    if parent.rdof then
+      note_drop(parent_key)
+    else
       redis.call("HSET", parent_key .. ":failed", key, reason)
     end
     if waits and (parent.cpof or redis.call("SCARD", dependencies) == 1) then

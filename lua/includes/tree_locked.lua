@@ -1,3 +1,5 @@
+--- @include "is_child"
+
 -- tree_locked(key, with_children, seen) -> whether a worker holds the job, or a pending child at
 -- any depth. `seen` is the set of keys that were looked at.
 local function tree_locked(key, with_children, seen)
@@ -7,7 +9,8 @@ local function tree_locked(key, with_children, seen)
   seen[key] = true
   local pending = with_children and redis.pcall("SMEMBERS", key .. ":dependencies") or {}
   for i = 1, #pending do
-    if not seen[pending[i]] and tree_locked(pending[i], with_children, seen) then
+    if not seen[pending[i]] and is_child(pending[i], key)
+      and tree_locked(pending[i], with_children, seen) then
       return true
     end
   end

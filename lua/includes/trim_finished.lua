@@ -15,7 +15,14 @@ local function trim_finished(prefix, finished, keep, leave_parent, now, most)
     for i = 1, #ids do
       local key = prefix .. ids[i]
       if leave_parent then
-        leave_parent(prefix, key, redis.call("HGET", key, "parentKey"), false)
+        local parent_key = redis.pcall("HGET", key, "parentKey")
+        if type(parent_key) == "table" then
+          if not string.find(parent_key.err, "WRONGTYPE", 1, true) then
+            error(parent_key.err, 0)
+          end
+          parent_key = false -- what is no job has no parent
+        end
+        leave_parent(prefix, key, parent_key, false)
       end
       append_keys(keys, key)
     end

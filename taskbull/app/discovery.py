@@ -9,11 +9,23 @@ import sys
 import traceback
 from collections.abc import Iterable
 from importlib.util import find_spec
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from taskbull.core.frames import is_ours
 from taskbull.errors import ConfigurationError
+from taskbull.store.project import distrust
+
+__all__ = [
+    "distrust",
+    "distrust_module",
+    "find_attribute",
+    "import_module",
+    "import_modules",
+    "import_package",
+    "make_working_directory_importable",
+]
 
 
 def import_module(name: str, why: str) -> ModuleType:
@@ -92,6 +104,19 @@ def _meant(name: str) -> str:
     except (ImportError, ValueError, AttributeError):
         is_module = False
     return f"{name}:app" if is_module else f"{module}:{attribute}"
+
+
+def distrust_module(name: str, folder: Path) -> str | None:
+    """Return why a module that a search found in a folder must not be imported, or None.
+
+    All files that its import runs are checked, as far as they are in the folder.
+    """
+    checked, place = [folder], folder
+    for part in name.split("."):
+        found = (place / f"{part}.py", place / part, place / part / "__init__.py")
+        checked += [path for path in found if os.path.lexists(path)]
+        place /= part
+    return distrust(*checked)
 
 
 def make_working_directory_importable() -> None:

@@ -7,7 +7,6 @@ import os
 import signal
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
-from contextvars import copy_context
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -54,11 +53,10 @@ class Stop:
     def from_thread(self) -> Callable[[int], None]:
         """Return `reach` for another thread; nothing happens when the event loop is over."""
         post = poster()
-        context = copy_context()  # a thread's own knows no event loop
 
         def reach(step: int) -> None:
             with suppress(RuntimeError):  # the event loop is over
-                post(lambda: context.run(self.reach, step))
+                post(lambda: self.reach(step))
 
         return reach
 

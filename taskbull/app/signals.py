@@ -14,7 +14,6 @@ import signal
 import threading
 from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
-from contextvars import copy_context
 from types import FrameType
 from typing import Any, TypeAlias
 
@@ -40,11 +39,10 @@ def heard(*numbers: signal.Signals, by: Callable[[signal.Signals], None]) -> Gen
         yield
         return
     post = poster()
-    context = copy_context()
 
     def note(number: int, _: FrameType | None) -> None:
         with suppress(RuntimeError):  # the event loop is over
-            post(lambda: context.run(by, signal.Signals(number)))
+            post(lambda: by(signal.Signals(number)))
 
     before = {number: signal.getsignal(number) for number in numbers}
     try:

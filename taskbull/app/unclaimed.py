@@ -11,7 +11,7 @@ from typing import NoReturn
 
 from taskbull.app.registry import Registry
 from taskbull.errors import Snooze, TaskbullError
-from taskbull.observability.job_filter import cut
+from taskbull.observability.job_filter import cut, one_line
 from taskbull.worker.running_job import RunningJob
 
 logger = logging.getLogger(__name__)
@@ -52,6 +52,6 @@ class Unclaimed:
             logger.warning(
                 "%s. Such jobs wait up to a day, at no cost of an attempt, for a worker "
                 "that has the task: all workers of a queue must know all its tasks",
-                missing,
+                one_line(missing),
                 extra={"queue": job.queue, "job_name": cut(job.name)},
             )

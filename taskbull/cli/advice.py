@@ -21,6 +21,8 @@ _BY_CODE = {
     "BUSY": "somebody's script runs for too long: SCRIPT KILL ends it",
     "CLUSTERDOWN": "look at CLUSTER NODES: some slots have no node",
     "MASTERDOWN": "its primary is away: bring it back, or promote the replica",
+    "INCOMPLETE": "it is not a complete Redis server (fakeredis over TCP, for example): "
+    "use Redis 6.2 or newer, Valkey, or embedded://",
     "VERSION": "use Redis 6.2 or newer, or Valkey",
 }
 
@@ -40,7 +42,7 @@ def advice(error: TaskbullError, server: SyncServer | None = None) -> str:
 
 
 def _about_refusal(error: ServerRefused) -> str:
-    if "unknown command" in str(error).lower():
+    if error.code != "INCOMPLETE" and "unknown command" in str(error).lower():
         return (
             "the command is disabled or renamed on the server, or a proxy does not know it: "
             "taskbull needs scripts (EVALSHA, SCRIPT LOAD) and blocking commands"

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Generator, Iterator
+from contextlib import ExitStack, contextmanager, nullcontext, redirect_stdout, suppress
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import click
 
 from taskbull.app.app import App, load_app
+from taskbull.app.discovery import distrust, distrust_module
 from taskbull.cli.app_search import apps_in
 from taskbull.cli.errors import WrongUsage, note
 from taskbull.cli.server import open_server
@@ -22,54 +25,114 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 VARIABLE = "TASKBULL_APP"
 
+_IMPORT_LIMIT = 20.0
+"""Seconds that the import of a guessed app may take in a command that works without one."""
+
 COMPLETING = "_TASKBULL_COMPLETE"
 """The environment variable by which a shell asks what to propose after a Tab."""
 
 
-def find_app(given: str | None, *, quiet: bool = False) -> App:
-    """Return the app that was named, or that is found elsewhere.
+def find_app(given: str | None, *, quiet: bool = False, keep_stdout: bool = False) -> App:
+    """Return the app that was named, or that is found elsewhere, with its tasks loaded.
 
-    Its tasks are loaded. A `click.ClickException` says what was tried.
+    Args:
+        given: The app as the command line names it.
+        quiet: Do not print a note about an app that was found by searching.
+        keep_stdout: Let what the app prints while it is imported go to stdout, not to stderr.
+
+    Raises:
+        click.ClickException: There is no app, or it cannot be loaded.
     """
-    app = find_app_if_any(given, quiet=quiet)
-    if app is None:
+    if (named := _named(given)) is not None:
+        return _load(*named, keep_stdout=keep_stdout)
+    found = _guesses(Path.cwd())
+    if len(found) > 1:
+        raise WrongUsage(_several(found))
+    if not found:
         raise WrongUsage(
             "No app given: name one with -A module:attribute, such as -A tasks:app. Tried: the "
             f"command line; the environment variable {VARIABLE}, which is not set; {_tried_file()};"
             f" the Python files in {Path.cwd()}, none of which makes an App"
         )
+    app = _load(found[0], f" (found in {Path.cwd()})", keep_stdout=keep_stdout)
+    if not quiet:
+        note(f"using {found[0]}, the only app in this folder (-A names another)")
     return app
 
 
-def find_app_if_any(given: str | None, *, quiet: bool = False) -> App | None:
-    """Return the app that is named anywhere, or the only one in the working directory, or None.
+def find_app_if_any(given: str | None) -> App | None:
+    """Return the app for a command that works without one, too, or None.
 
-    One that cannot be loaded: as above. `quiet`: do not say that it was found by searching.
+    An app that is named must load. One that was only guessed is ignored, with a note, if it does
+    not.
     """
-    if given:
-        return _load(given, "")
-    if target := os.environ.get(VARIABLE):
-        return _load(target, f" (from {VARIABLE})")
-    file = _nearest_file()
-    if file is not None and (target := _named_in(file)) is not None:
-        if (folder := str(file.parent)) not in sys.path:
-            sys.path.insert(0, folder)  # what a project names is found from its folders, too
-        return _load(target, f" (from {file})")
-    return _load_the_only_one(Path.cwd(), quiet=quiet)
-
-
-def _load_the_only_one(folder: Path, *, quiet: bool) -> App | None:
-    found = apps_in(folder)
+    if (named := _named(given)) is not None:
+        return _load(*named)
+    found = _guesses(Path.cwd())
     if len(found) > 1:
-        raise WrongUsage(
-            f"There are several apps in {folder}: choose one with -A, such as -A {found[0]}; "
-            f"there is also {', '.join(found[1:])}"
-        )
-    if not found:
+        note(f"using no app: {_several(found)}")
+    if len(found) != 1:
         return None
-    if not quiet and COMPLETING not in os.environ:
-        note(f"using {found[0]}, the only app in this folder (-A names another)")
-    return _load(found[0], f" (found in {folder})")
+    path = sys.path.copy()
+    try:
+        with _bounded():
+            app = _load(found[0], "")
+    except (Exception, SystemExit, _ImportTimeout) as error:  # noqa: BLE001 - foreign code
+        sys.path[:] = path
+        reason = error.message if isinstance(error, click.ClickException) else repr(error)
+        note(f"ignored {found[0]}, the only app in this folder (-A names another). {reason}")
+        return None
+    note(f"using {found[0]}, the only app in this folder (-A names another)")
+    return app
+
+
+def find_named_app(given: str | None) -> App | None:
+    """Return the app that the command line or the environment names, without any search."""
+    target = given or os.environ.get(VARIABLE)
+    return _load(target, "") if target else None
+
+
+def _named(given: str | None) -> tuple[str, str] | None:
+    """Return the app that is named anywhere, and where, for messages."""
+    if given:
+        return given, ""
+    if target := os.environ.get(VARIABLE):
+        return target, f" (from {VARIABLE})"
+    file = _nearest_file()
+    if file is None or (target := _named_in(file)) is None:
+        return None
+    here = Path.cwd()
+    module = target.partition(":")[0]
+    if (
+        reason := distrust_module(module, here) or distrust_module(module, file.parent)
+    ) is not None:
+        _note_ignored(f"{target} of {file}", reason)
+        return None
+    if (folder := str(file.parent)) not in sys.path:
+        sys.path.insert(0, folder)  # what a project names is found from its folders, too
+    return target, f" (from {file})"
+
+
+def _guesses(folder: Path) -> list[str]:
+    """Return the apps that files in a folder make, without those that others could have written."""
+    found = [(each, distrust_module(each.partition(":")[0], folder)) for each in apps_in(folder)]
+    ignored = [(target, reason) for target, reason in found if reason is not None]
+    if ignored:
+        target, reason = ignored[0]
+        others = f" and {len(ignored) - 1} more" if len(ignored) > 1 else ""
+        _note_ignored(f"{target}{others}", reason)
+    return [target for target, reason in found if reason is None]
+
+
+def _several(found: list[str]) -> str:
+    return (
+        f"There are several apps in {Path.cwd()}: choose one with -A, such as -A {found[0]}; "
+        f"there is also {', '.join(found[1:])}"
+    )
+
+
+def _note_ignored(what: str, reason: str) -> None:
+    note(f"ignored {what}: {reason}. To use it, name the app with -A or {VARIABLE}")
 
 
 def find_server(app: str | None, redis: str | None, prefix: str | None) -> SyncServer:
@@ -107,15 +170,16 @@ def server_options(function: F) -> F:
         "--redis",
         metavar="URL",
         show_default="the app's, or the environment's",
-        help="The URL of Redis.",
+        help="The URL of Redis. Others can see a password here: use TASKBULL_REDIS_URL.",
     )(function)
     return app_option(function)
 
 
-def _load(target: str, source: str) -> App:
+def _load(target: str, source: str, *, keep_stdout: bool = False) -> App:
     try:
-        app = load_app(target)
-        app.load_tasks()
+        with nullcontext() if keep_stdout else _stdout_to_stderr():
+            app = load_app(target)
+            app.load_tasks()
     except TaskbullError as error:
         raise WrongUsage(f"The app cannot be loaded{source}: {error}") from error
     if ctx := click.get_current_context(silent=True):
@@ -123,10 +187,71 @@ def _load(target: str, source: str) -> App:
     return app
 
 
+@contextmanager
+def _stdout_to_stderr() -> Generator[None, None, None]:
+    """Let an app print on stderr while it is imported: stdout may be JSON for another program."""
+    with ExitStack() as stack:
+        stack.enter_context(redirect_stdout(sys.stderr))
+        with suppress(OSError):  # a descriptor may be closed
+            saved = os.dup(1)
+            stack.callback(os.close, saved)
+            os.dup2(2, 1)
+            stack.callback(os.dup2, saved, 1)
+            if sys.__stdout__ is not None:
+                stack.callback(sys.__stdout__.flush)
+        yield
+
+
+class _ImportTimeout(BaseException):
+    """The import of a guessed app took too long. Not an Exception, which the app might catch."""
+
+    def __repr__(self) -> str:
+        return f"Its import took more than {_IMPORT_LIMIT:g} s"
+
+
+@contextmanager
+def _bounded() -> Generator[None, None, None]:
+    """Raise an error if an import takes too long, or calls `os._exit`."""
+    leave, process, is_importing = os._exit, os.getpid(), True
+
+    def refuse(status: int) -> NoReturn:
+        if os.getpid() == process:
+            raise SystemExit(f"os._exit({status})")
+        leave(status)  # a process that the app has forked
+
+    def end(*_: object) -> None:
+        if is_importing:
+            raise _ImportTimeout
+
+    with ExitStack() as stack:
+        with suppress(ValueError):  # only the main thread may set signal handlers
+            stack.callback(signal.signal, signal.SIGALRM, signal.signal(signal.SIGALRM, end))
+            # Again and again: the app might catch the first one.
+            signal.setitimer(signal.ITIMER_REAL, _IMPORT_LIMIT, 0.1)
+            stack.callback(signal.setitimer, signal.ITIMER_REAL, 0)
+        stack.callback(setattr, os, "_exit", leave)
+        os._exit = refuse
+        try:
+            yield
+        finally:
+            is_importing = False
+
+
 def _nearest_file() -> Path | None:
+    for file, reason in _project_files():
+        if reason is None:
+            return file
+        _note_ignored(str(file), reason)
+    return None
+
+
+def _project_files() -> Iterator[tuple[Path, str | None]]:
+    """Yield each `pyproject.toml`, the nearest first, and why it is not used, if so."""
     here = Path.cwd()
-    files = (folder / "pyproject.toml" for folder in (here, *here.parents))
-    return next((file for file in files if file.is_file()), None)
+    for folder in (here, *here.parents):
+        if (file := folder / "pyproject.toml").is_file():
+            # Modules in the working directory would shadow those of the project.
+            yield file, distrust(folder, file, here)
 
 
 def _named_in(file: Path) -> str | None:
@@ -144,7 +269,10 @@ def _named_in(file: Path) -> str | None:
 
 
 def _tried_file() -> str:
-    file = _nearest_file()
-    if file is None:
+    found = list(_project_files())
+    if not found:
         return f"pyproject.toml, which is not in {Path.cwd()} or above"
+    file = next((file for file, reason in found if reason is None), None)
+    if file is None:
+        return f"{found[0][0]}, which is ignored"
     return f"{file}, which has no app under [tool.taskbull]"

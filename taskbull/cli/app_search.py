@@ -1,4 +1,4 @@
-"""Searching the working directory for the one app that somebody forgot to name.
+"""Searching the working directory for an app, for commands that name none.
 
 Files are read, not imported: only the module that makes the app is imported, when it is the only
 one.
@@ -8,25 +8,34 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 
 _MOST_FILES = 500
 _MOST_BYTES = 1 << 20
-_SKIPPED_FOLDERS = {"tests", "test", "node_modules", "site-packages", "venv", "build", "dist"}
+_SKIPPED_FOLDERS = {
+    *("tests", "test", "testing", "benchmarks", "benchmark", "bench", "docs", "doc", "examples"),
+    *("example", "samples", "node_modules", "site-packages", "venv", "env", "build", "dist"),
+}
 
 
 def apps_in(folder: Path) -> list[str]:
     """Name the apps, as `module:attribute`, that modules and packages in a folder make."""
-    return [
+    found = (
         f"{_module(file, folder)}:{attribute}"
-        for file in list(_sources(folder))[:_MOST_FILES]
+        for file in islice(_sources(folder), _MOST_FILES)
         for attribute in _apps_of(file)
-    ]
+    )
+    return list(dict.fromkeys(found))  # a name may be assigned twice
 
 
 def _sources(folder: Path) -> Iterator[Path]:
     """Return the Python files that can be imported from a folder, including those of packages."""
-    for entry in sorted(folder.iterdir()):
+    try:
+        entries = sorted(folder.iterdir())
+    except OSError:
+        return
+    for entry in entries:
         if entry.name.startswith(".") or not entry.stem.isidentifier():
             continue
         if entry.is_file() and entry.suffix == ".py" and not _is_test(entry.stem):
@@ -57,7 +66,7 @@ def _apps_of(file: Path) -> Iterator[str]:
         if b"taskbull" not in source or b"App" not in source:
             return
         body = ast.parse(source).body
-    except (OSError, SyntaxError, ValueError):
+    except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
         return
     classes = {name for statement in body for name in _imported(statement)}
     for statement in body:

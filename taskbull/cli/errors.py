@@ -6,6 +6,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Generator
+from contextlib import contextmanager
 from typing import IO, Any
 
 import click
@@ -16,7 +18,9 @@ from taskbull.errors import (
     ConfigurationError,
     ConnectionLost,
     MaybeExecuted,
+    SerializationError,
     ServerRefused,
+    ServerUnavailable,
     TaskbullError,
 )
 from taskbull.queue.sync_server import SyncServer
@@ -72,6 +76,17 @@ def _about_redis(error: ConnectionLost | ServerRefused, server: SyncServer | Non
             said = said.removeprefix(known)
     todo = advice(error, server)
     return f"Redis{at} cannot be used: {said}" + (f". {todo[0].upper()}{todo[1:]}" if todo else "")
+
+
+@contextmanager
+def others_go_on(queue: str, wanted: str | None) -> Generator[None]:
+    """Note that a queue cannot be read, and continue with the others; raise if it was `wanted`."""
+    try:
+        yield
+    except (ServerRefused, ConfigurationError, SerializationError) as error:
+        if wanted is not None or isinstance(error, ServerUnavailable):
+            raise
+        note(f"queue {queue} cannot be read: {error}")
 
 
 def complain(message: str) -> None:

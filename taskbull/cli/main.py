@@ -40,6 +40,7 @@ from taskbull.cli.commands.why import why
 from taskbull.cli.commands.worker import worker
 from taskbull.cli.commands.workers import workers
 from taskbull.cli.group import Commands
+from taskbull.cli.terminal import printable
 
 PARTS: dict[str, tuple[click.Command, ...]] = {
     "Run": (worker, demo, stop),
@@ -84,7 +85,7 @@ def _show_the_embedded_server() -> None:
     class Shown(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
             if not (logging.root.handlers or logging.getLogger("taskbull").handlers):
-                click.echo(record.getMessage(), err=True)
+                click.echo(printable(record.getMessage()), err=True)
 
     of_the_server = logging.getLogger("taskbull.store.embedded")  # it is not imported for that
     of_the_server.addHandler(Shown())

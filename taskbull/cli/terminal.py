@@ -6,7 +6,7 @@ What others wrote is made harmless for a terminal: a job may hold anything, esca
 from __future__ import annotations
 
 import json
-import re
+import shlex
 import sys
 import unicodedata
 from collections.abc import Callable, Sequence
@@ -15,18 +15,14 @@ from typing import Any, TypeVar
 
 import click
 
+from taskbull.observability.formats import escape_json
+
 F = TypeVar("F", bound=Callable[..., Any])
 
 Row = Sequence[object]
 
 NOTHING = "-"
 """A cell without a value, so that the columns of piped text can be counted."""
-
-# Control characters and those that turn the direction of a text, line separators, surrogates. In
-# JSON they stand within strings only, where an escape means the same.
-_HOSTILE_IN_JSON = re.compile(
-    "[\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ud800-\udfff\ufeff\ufff9-\ufffb]"
-)
 
 
 def json_option(function: F) -> F:
@@ -118,7 +114,16 @@ def printable_lines(text: str) -> list[str]:
 def to_json(value: Any, *, indent: int | None = 2) -> str:
     """Return a value as JSON that is safe to print, and still means the same."""
     text = json.dumps(value, ensure_ascii=False, indent=indent)
-    return _HOSTILE_IN_JSON.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+    return escape_json(text)
+
+
+def command(name: str, *arguments: str, options: str = "") -> str:
+    """Return a taskbull command to copy, with its arguments quoted for a shell."""
+    quoted = " ".join(map(shlex.quote, arguments))
+    words = [quoted, options]
+    if any(argument.startswith("-") for argument in arguments):
+        words = [options, "--", quoted]
+    return " ".join(filter(None, [f"taskbull {name}", *words]))
 
 
 def _shown(character: str) -> str:

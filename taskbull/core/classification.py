@@ -125,7 +125,8 @@ def _classify_one(error: BaseException) -> Category:
 
 def leaves(error: BaseException) -> Iterator[BaseException]:
     """Return the errors in a group, or the error itself if it is not a group."""
-    if isinstance(error, BaseExceptionGroup):
+    # By its type: `isinstance` would ask the error for its class, which may raise.
+    if issubclass(type(error), BaseExceptionGroup):
         for member in cast("BaseExceptionGroup[BaseException]", error).exceptions:
             yield from leaves(member)
     else:

@@ -14,7 +14,7 @@ import re
 from bisect import bisect_left
 from calendar import monthrange
 from datetime import date, datetime, time, timedelta, timezone, tzinfo
-from functools import lru_cache
+from functools import cache, lru_cache
 from itertools import product
 from typing import Final
 from zoneinfo import ZoneInfo, available_timezones
@@ -264,12 +264,17 @@ def _read_zone(name: str | None) -> tzinfo | None:
     try:
         return ZoneInfo(name)
     except (OSError, ValueError, LookupError):  # names are the same in any case, files are not
-        for known in available_timezones():
-            if known.lower() == name.lower():
-                return ZoneInfo(known)
+        if known := _zone_names().get(name.lower()):
+            return ZoneInfo(known)
     raise ConfigurationError(
         f"time zone {shown(name)} is not known here: check its name, or install tzdata"
     )
+
+
+@cache
+def _zone_names() -> dict[str, str]:
+    """Return all names in lower case with their spelling; read once, since it takes 20 ms."""
+    return {known.lower(): known for known in available_timezones()}
 
 
 def _last_day(day: date) -> int:

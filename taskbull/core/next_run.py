@@ -20,10 +20,13 @@ class NextRun(Struct, frozen=True):
     """None: the next slot of `every`. Only the scheduler itself knows where its slots begin."""
 
 
-def next_run(options: StoredOptions, now_ms: int) -> NextRun | None:
+def next_run(
+    options: StoredOptions, now_ms: int, *, after_ms: int = 0, is_old: bool = False
+) -> NextRun | None:
     """Return the run after the one with these options; None if there is none.
 
-    A cron line without a time zone is read in that of this process, as in Node.
+    A cron line without a time zone is read in that of this process, as in Node. With `after_ms`,
+    the time of a cron run is after that. An old repeatable job runs at multiples of its interval.
     """
     if options.repeat is None:
         return None
@@ -34,11 +37,16 @@ def next_run(options: StoredOptions, now_ms: int) -> NextRun | None:
     end_ms = repeat.end_ms
     if end_ms is not None and now_ms > end_ms:
         return None
+    latest = max(now_ms, int(options.previous_ms or 0), after_ms)
     if not repeat.pattern:
-        return NextRun(count) if repeat.every_ms else None
-    due_ms = parse_cron(repeat.pattern, repeat.zone).next_after(
-        max(now_ms, options.previous_ms or 0)
-    )
+        every_ms = int(repeat.every_ms or 0)
+        if every_ms < 1:
+            return None
+        if not is_old:
+            return NextRun(count)
+        due_ms: int | None = (latest // every_ms + 1) * every_ms
+    else:
+        due_ms = parse_cron(repeat.pattern, repeat.zone).next_after(latest)
     if due_ms is None:
         raise ConfigurationError(f"the cron line {shown(repeat.pattern)} never matches")
     return NextRun(count, due_ms) if end_ms is None or due_ms <= end_ms else None

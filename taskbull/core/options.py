@@ -209,9 +209,13 @@ class JobOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             )
 
 
-def check_job_id(job_id: object) -> None:
+ID_LIMIT: Final = 1_000
+"""Characters of an id that a producer may choose; ids that Node has written may be longer."""
+
+
+def check_job_id(job_id: object, *, most: int = ID_LIMIT) -> None:
     """Refuse an id that BullMQ refuses, or that names another key of the queue."""
-    text = check_text("job_id", job_id)
+    text = check_text("job_id", job_id, most=most)
     parts = text.split(":")
     if re.fullmatch(r"-?[0-9]+", text):
         raise refusal("job_id", "not be an integer: those are the queue's own", text)
@@ -219,15 +223,25 @@ def check_job_id(job_id: object) -> None:
         raise refusal("job_id", "not start with '0:': that is a marker of BullMQ", text)
     if len(parts) not in {1, 3}:
         raise refusal("job_id", "have no ':' (or exactly two of them)", text)
-    if text in RESERVED_IDS or (len(parts) == 3 and parts[0] in RESERVED_IDS - {"repeat"}):
+    if text.startswith("repeat:"):
+        raise refusal("job_id", "not start with 'repeat:': those are runs of schedules", text)
+    if text in RESERVED_IDS or (len(parts) == 3 and parts[0] in RESERVED_IDS):
         raise refusal("job_id", "not name another key of the queue", text)
+
+
+_MOST_ERROR_BACKOFFS = 100
 
 
 def check_error_backoffs(value: object) -> None:
     """Refuse all but a mapping of exception classes or their names to backoffs."""
     if not isinstance(value, Mapping):
         raise refusal("error_backoffs", "be a mapping of errors to backoffs", value)
-    for error, backoff in cast("Mapping[object, object]", value).items():
+    backoffs = cast("Mapping[object, object]", value)
+    if len(backoffs) > _MOST_ERROR_BACKOFFS:
+        raise refusal(
+            "error_backoffs", f"have at most {_MOST_ERROR_BACKOFFS} entries", len(backoffs)
+        )
+    for error, backoff in backoffs.items():
         if not isinstance(error, str) and not _is_exception_class(error):
             raise refusal("a key of error_backoffs", "be an exception class or its name", error)
         check_type(f"error_backoffs[{shown(error)}]", backoff, Backoff, "be a Backoff")

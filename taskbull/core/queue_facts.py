@@ -12,11 +12,12 @@ from msgspec import Struct
 from taskbull.core.rates import Throughput
 from taskbull.core.record import WorkerRecord
 from taskbull.core.states import JobState
+from taskbull.core.wire.numbers import Foreign
 
 _NOTHING = Throughput([], None)
 
 
-class PauseNote(Struct, frozen=True):
+class PauseNote(Foreign, frozen=True):
     """Why somebody has paused a queue."""
 
     by: str = ""
@@ -31,6 +32,8 @@ class QueueFacts(Struct, frozen=True, kw_only=True):
     now: datetime
     """Aware; people read times in its zone."""
     counts: Mapping[str, int]
+    problem: str | None = None
+    """Why the queue cannot be read; None: it can. Counts and the like are then not known."""
     paused: bool = False
     note: PauseNote | None = None
     version: str | None = None

@@ -9,13 +9,15 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
+from taskbull.core.wire.numbers import Foreign
+
 LONGEST: Final = 2048
 """Bytes of a record."""
 
 _MOST_TASKS: Final = 200
 
 
-class BreakerRecord(Struct, frozen=True):
+class BreakerRecord(Foreign, frozen=True):
     """A circuit breaker, as others see it."""
 
     state: str
@@ -25,7 +27,7 @@ class BreakerRecord(Struct, frozen=True):
     """How many failures in a row it has seen."""
 
 
-class WorkerRecord(Struct, frozen=True, kw_only=True, omit_defaults=True):
+class WorkerRecord(Foreign, frozen=True, kw_only=True, omit_defaults=True):
     """A worker of ours, as it describes itself."""
 
     id: str

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -40,6 +40,8 @@ from taskbull.errors import (
     Steering,
     WaitForChildren,
 )
+
+B = TypeVar("B")
 
 UnknownErrors = Literal["retry", "fail"]
 
@@ -105,11 +107,11 @@ def decide(
     """
     try:
         return _decide(error, job, policy, random)
-    except Exception as fault:  # noqa: BLE001 - whatever is in the job, its worker lives on
+    except BaseException as fault:  # noqa: BLE001 - whatever is in the job, its worker lives on
         return undecidable(job, fault)
 
 
-def undecidable(job: Job, fault: Exception) -> Fail:
+def undecidable(job: Job, fault: BaseException) -> Fail:
     """Return the outcome of a job that cannot be decided on, because of its contents."""
     return failed_for_good(CorruptJob(job.id, OPTIONS_FIELD, shown(fault)))
 
@@ -213,13 +215,13 @@ def _delay(
 
 
 def _choose_backoff(error: BaseException, job: Job, policy: RetryPolicy) -> Backoff:
-    by_error: Mapping[Any, Backoff] | None = job.options.own_error_backoffs
-    chosen = (
-        _find(error, policy.error_backoffs if by_error is None else by_error)
-        or job.options.own_backoff
-        or policy.backoff
-        or Backoff.none()
-    )
+    own_by_error = job.options.own_error_backoffs
+    if own_by_error is None:
+        by_error = _find(error, policy.error_backoffs)
+    else:
+        stored = _find(error, own_by_error)
+        by_error = None if stored is None else Backoff.from_stored(stored)
+    chosen = by_error or job.options.own_backoff or policy.backoff or Backoff.none()
     if chosen.curve is not Curve.CUSTOM or chosen.function is not None:
         return chosen
     # The job says that it wants its task's function, which could not travel with it.
@@ -229,7 +231,7 @@ def _choose_backoff(error: BaseException, job: Job, policy: RetryPolicy) -> Back
     return chosen
 
 
-def _find(error: BaseException, backoffs: Mapping[Any, Backoff] | None) -> Backoff | None:
+def _find(error: BaseException, backoffs: Mapping[Any, B] | None) -> B | None:
     """Return the entry for the error's class, or for its nearest base class that has one."""
     if not backoffs:
         return None

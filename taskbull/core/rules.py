@@ -154,7 +154,7 @@ class Every(Struct, frozen=True):
         """Return the rule in words: `every 30 seconds`."""
         words = f"every {describe_interval(self.interval_ms)}"
         if self.offset:
-            words += f", {describe_interval(self.offset_ms or 0)} past"
+            words += f", {_count(self.offset_ms or 0)} past"
         return words + _bounds(self.start, self.end, self.limit)
 
     def _runs(self, after: datetime | None) -> Iterator[datetime]:
@@ -183,8 +183,10 @@ def describe_interval(ms: int) -> str:
     """Return a number of milliseconds in words: `1 hour 30 minutes`."""
     if ms == 0:
         return "0 seconds"
-    if ms in _SINGLE:
-        return _SINGLE[ms]
+    return _SINGLE.get(ms) or _count(ms)
+
+
+def _count(ms: int) -> str:
     words: list[str] = []
     for unit, size in _UNITS:
         count, ms = divmod(ms, size)

@@ -40,6 +40,8 @@ class Schedule(Struct, frozen=True, kw_only=True):
     """The name of the app whose code declares it, if one does."""
     is_pending: bool = True
     """Whether the job of its next run is there, and has not begun."""
+    is_old: bool = False
+    """Whether it is a repeatable job of BullMQ 3, 4 or early 5, which BullMQ 6 does not run."""
 
     def __repr__(self) -> str:
         # Without its data, which may be large or secret.

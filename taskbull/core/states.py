@@ -52,7 +52,7 @@ def priority_score(priority: int, counter: int) -> int:
 
 def priority_of_score(score: float) -> int:
     """Return the priority that a score in `prioritized` stands for."""
-    return int(score) // _PRIORITY_STEP
+    return _whole(score) // _PRIORITY_STEP
 
 
 def due_ms(base_ms: int, delay_ms: int) -> int:
@@ -68,7 +68,12 @@ def delay_score_range(due: int) -> tuple[int, int]:
 
 def due_ms_of_score(score: float) -> int:
     """Return the millisecond at which a job with this score in `delayed` is due."""
-    return int(score) // _DELAY_STEP
+    return _whole(score) // _DELAY_STEP
+
+
+def _whole(score: float) -> int:
+    # Anybody may write any score, infinity included.
+    return int(max(-MAX_SAFE_INTEGER, min(score, MAX_SAFE_INTEGER)))
 
 
 def highest_due_score(now_ms: int) -> int:

@@ -46,6 +46,8 @@ def find_trouble(queue: QueueFacts) -> list[Trouble]:
 
 
 def _troubles(queue: QueueFacts) -> Iterator[tuple[str, int, str, Remedy]]:
+    if queue.problem is not None:
+        yield "unreadable", 100, f"cannot be read: {queue.problem}", "queue"
     waiting = queue.waiting
     if waiting and queue.workers == 0 and queue.connected is not None and not queue.paused:
         seen = queue.last_seen

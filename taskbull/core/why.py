@@ -59,6 +59,8 @@ class JobFacts(Struct, frozen=True, kw_only=True):
     schedule: str = ""
     unclaimed: tuple[datetime, datetime] | None = None
     """When workers first and last met it without having its task."""
+    is_held: bool = False
+    """Whether a worker has delayed it, because it had stalled before."""
     pending: int = 0
     """How many children it waits for."""
     children: int = 0
@@ -218,6 +220,12 @@ def _delayed_by(job: JobFacts) -> str:
     if job.unclaimed is not None:
         since = ago(job.unclaimed[0], job.queue.now)
         return f"because no worker that met it has its task {job.name}, first {since}."
+    if job.is_held:
+        return (
+            "because its worker died before. A worker process starts such jobs one at a time, less "
+            "than a second apart, in case one of them kills it. It delays a job for about 30 s at "
+            "most."
+        )
     if job.schedule and not job.attempts_made:
         return f"by schedule {job.schedule}."
     if job.attempts_made and job.reason:

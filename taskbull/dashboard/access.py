@@ -10,11 +10,13 @@ from __future__ import annotations
 import base64
 import binascii
 import hmac
+import logging
 import time
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from inspect import isawaitable
 from ipaddress import ip_address
 from typing import Final, Protocol, TypeAlias
+from urllib.parse import quote, urlencode
 
 from msgspec import Struct
 
@@ -22,12 +24,15 @@ from taskbull.core.checks import check_type
 from taskbull.dashboard.messages import Refused, Request, Scope
 from taskbull.errors import ConfigurationError
 
+_log = logging.getLogger("taskbull.dashboard")
+
 _FORWARDED = ("forwarded", "x-forwarded-", "x-real-ip", "via")
 """How the headers begin that proxies add."""
 
 _TRIES: Final = 10
 _WINDOW: Final = 60.0
 _MOST_PEERS: Final = 10_000
+_LONGEST_USER: Final = 100
 
 
 class Access(Struct, frozen=True):
@@ -95,8 +100,41 @@ class ByRule:
         return access
 
 
+class WrongTries:
+    """Counts wrong passwords by user and address, and logs them: never the password itself.
+
+    Both count, because behind a proxy everybody has the same address. Of ten wrong ones in a minute
+    the last is logged as a lock-out; wrong ones that follow are refused without a word.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._failures: dict[tuple[str, str], list[float]] = {}
+
+    def refuse(self, what: str, user: str, peer: str) -> None:
+        """Count a wrong password or token; raise `Refused` if there were too many."""
+        user, now = user[:_LONGEST_USER], self._clock()
+        recent = [at for at in self._failures.get((user, peer), ()) if at > now - _WINDOW]
+        if len(recent) >= _TRIES:
+            raise Refused(
+                429,
+                f"Too many wrong tries came from this address: wait a minute, or give the {what}.",
+                retry_after=str(int(recent[-_TRIES] + _WINDOW - now) + 1),
+            )
+        if len(self._failures) >= _MOST_PEERS:
+            del self._failures[min(self._failures, key=lambda each: self._failures[each][-1])]
+        self._failures.pop((user, peer), None)
+        self._failures[user, peer] = [*recent, now]
+        _log.warning("wrong %s: user=%a from=%a", what, user, peer)
+        if len(recent) + 1 == _TRIES:
+            _log.warning("locked out for a minute: user=%a from=%a", user, peer)
+
+
 class BasicAuth:
-    """Admits who knows the password of HTTP's own kind; ten wrong ones a minute lock a peer out."""
+    """Admits who knows the password of HTTP's own kind; many wrong ones lock a user out.
+
+    The right password still works then, so one user cannot lock out another.
+    """
 
     def __init__(self, credentials: str, clock: Callable[[], float] = time.monotonic) -> None:
         user, colon, password = credentials.partition(":")
@@ -104,38 +142,81 @@ class BasicAuth:
             raise ConfigurationError("the credentials must be user:password")
         self._user = user
         self._wanted = credentials.encode()
-        self._clock = clock
-        self._failures: dict[str, list[float]] = {}
+        self._tries = WrongTries(clock)
 
     async def admit(self, request: Request) -> Access:
-        """Compare in constant time; while a peer is locked out, right ones wait as well."""
-        wait = self._locked_for(request.peer)
-        if wait > 0:
-            raise Refused(
-                429,
-                "Too many wrong passwords came from this address: wait a minute.",
-                retry_after=str(int(wait) + 1),
-            )
-        given = request.headers.get("authorization")
-        if given is not None and hmac.compare_digest(_basic(given), self._wanted):
-            return Access(self._user)
-        if given is not None:
-            self._remember(request.peer)
+        """Compare in constant time."""
+        header = request.headers.get("authorization")
+        if header is not None:
+            given = _basic(header)
+            if hmac.compare_digest(given, self._wanted):
+                return Access(self._user)
+            user = given.partition(b":")[0].decode("utf-8", "backslashreplace")
+            self._tries.refuse("password", user, request.peer)
         raise Refused(
             401,
             "The dashboard needs a user and a password.",
             www_authenticate='Basic realm="taskbull", charset="UTF-8"',
         )
 
-    def _locked_for(self, peer: str) -> float:
-        recent = [at for at in self._failures.get(peer, []) if at > self._clock() - _WINDOW]
-        return recent[-_TRIES] + _WINDOW - self._clock() if len(recent) >= _TRIES else 0.0
 
-    def _remember(self, peer: str) -> None:
-        if len(self._failures) >= _MOST_PEERS:
-            oldest = min(self._failures, key=lambda each: self._failures[each][-1])
-            del self._failures[oldest]
-        self._failures[peer] = [*self._failures.get(peer, [])[-_TRIES:], self._clock()]
+class TokenAuth:
+    """Admits browsers on this machine that were opened with a token, and scripts that send it.
+
+    All users of a machine can reach a port of 127.0.0.1: the token identifies its owner.
+    A browser gets it in the address that the command prints, once, and keeps a cookie instead,
+    which is made from the token and from which the token cannot be made.
+    """
+
+    def __init__(self, token: str, allow_hosts: Collection[str] = ()) -> None:
+        if not token:
+            raise ConfigurationError("the token must not be empty")
+        self._token = token.encode()
+        self._cookie = hmac.digest(self._token, b"taskbull dashboard cookie", "sha256").hex()
+        self._loopback = Loopback(allow_hosts)
+        self._tries = WrongTries()
+
+    async def admit(self, request: Request) -> Access:
+        """Compare in constant time; send a browser on to the same address without the token."""
+        access = await self._loopback.admit(request)
+        if hmac.compare_digest(_cookie(request).encode(), self._cookie.encode()):
+            if "token" in dict(request.query.pairs):
+                raise _without_token(request)
+            return access
+        scheme, _, bearer = request.headers.get("authorization", "").partition(" ")
+        by_header = scheme.lower() == "bearer"
+        given = bearer.strip() if by_header else request.query.get("token")
+        if given and hmac.compare_digest(given.encode("utf-8", "replace"), self._token):
+            if by_header:
+                return access
+            kept = f"{_cookie_name(request)}={self._cookie}; HttpOnly; SameSite=Strict; Path=/"
+            raise _without_token(request, set_cookie=kept)
+        if given:
+            self._tries.refuse("token", "", request.peer)
+        raise Refused(
+            401,
+            "This dashboard needs a token. Open the address that `taskbull dashboard` printed when "
+            "it started: it ends with the token. Scripts send `Authorization: Bearer TOKEN`.",
+            www_authenticate='Bearer realm="taskbull"',
+        )
+
+
+def _cookie_name(request: Request) -> str:
+    """Return a name for each port: browsers share cookies among all ports of a host."""
+    port = request.host.rpartition(":")[2]
+    return f"taskbull-{port if port.isascii() and port.isdecimal() else 80}"
+
+
+def _cookie(request: Request) -> str:
+    pairs = (each.strip().partition("=") for each in request.headers.get("cookie", "").split(";"))
+    return next((value for name, _, value in pairs if name == _cookie_name(request)), "")
+
+
+def _without_token(request: Request, **headers: str) -> Refused:
+    rest = urlencode([pair for pair in request.query.pairs if pair[0] != "token"])
+    page = quote(request.path.rpartition("/")[2]) or "./"
+    address = f"{page}?{rest}" if rest else page
+    return Refused(303, "The address without the token.", location=address, **headers)
 
 
 class HostList:
@@ -149,6 +230,23 @@ class HostList:
     def has(self, host: str) -> bool:
         """Return whether a host, with its port, is listed."""
         return host in self._hosts or _name_of(host) in self._hosts
+
+
+def check_fetch(request: Request) -> None:
+    """Refuse what a page of another site loads; links from there to pages are followed.
+
+    Otherwise others could make the dashboard work, and measure how long it takes.
+    """
+    site = request.headers.get("sec-fetch-site", "none")
+    if site in {"same-origin", "none"}:
+        return
+    is_link = (
+        request.headers.get("sec-fetch-mode") == "navigate"
+        and request.headers.get("sec-fetch-dest", "document") == "document"
+        and request.path != "/download"
+    )
+    if not is_link:
+        raise Refused(403, f"A page of another site asked for this (Sec-Fetch-Site: {site}).")
 
 
 def check_origin(request: Request, trusted: HostList) -> None:

@@ -10,7 +10,7 @@ import logging
 from collections.abc import Callable, Collection
 from contextlib import aclosing
 
-from anyio import CancelScope, create_task_group
+from anyio import create_task_group, current_time
 
 from taskbull.app.app import App
 from taskbull.dashboard.access import (
@@ -21,6 +21,8 @@ from taskbull.dashboard.access import (
     Entrance,
     HostList,
     Loopback,
+    TokenAuth,
+    check_fetch,
     check_origin,
 )
 from taskbull.dashboard.actions.table import ACTIONS
@@ -28,6 +30,7 @@ from taskbull.dashboard.board import Board
 from taskbull.dashboard.frame import framed
 from taskbull.dashboard.html import render_page
 from taskbull.dashboard.json_text import SECRET, Redactor
+from taskbull.dashboard.live import STREAM_LIMIT
 from taskbull.dashboard.messages import (
     Receive,
     Refused,
@@ -44,6 +47,9 @@ from taskbull.dashboard.visit import Audit, BoardSettings, Visit
 from taskbull.errors import ConfigurationError, TaskbullError
 from taskbull.queue.any_server import Where
 from taskbull.queue.server import Server
+
+_PIECE = 1 << 20
+"""Bytes that are handed to the web server at a time: it waits for the browser in between."""
 
 _log = logging.getLogger("taskbull.dashboard")
 
@@ -63,7 +69,7 @@ class Dashboard:
         redis: Where | None = None,
         prefix: str | None = None,
         read_only: bool = False,
-        access: AccessRule | BasicAuth | None = None,
+        access: AccessRule | BasicAuth | TokenAuth | None = None,
         redact: Collection[str] = SECRET,
         label: str | None = None,
         on_action: Callable[[Audit], object] | None = None,
@@ -79,12 +85,10 @@ class Dashboard:
             _allowed(allow), read_only, label, Redactor(redact), on_action
         )
         self._board = Board(self._server, writes=not read_only)
-        self._streams: set[CancelScope] = set()
 
     def close(self) -> None:
         """End the streams of open pages, which a web server would wait for; from its event loop."""
-        for scope in list(self._streams):
-            scope.cancel()
+        self._board.streams.end_all()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve a request."""
@@ -107,10 +111,15 @@ class Dashboard:
         await self._board.sampler.search()
 
     async def _stream(self, request: Request, stream: Stream, send: Send) -> None:
-        headers = {**SECURITY, "content-type": stream.content_type, "x-accel-buffering": "no"}
+        headers = {**SECURITY, "x-accel-buffering": "no", **stream.headers}
+        headers["content-type"] = stream.content_type
         await send(_start(200, headers))
         async with create_task_group() as tasks:
-            self._streams.add(tasks.cancel_scope)
+            open_streams = self._board.streams
+            if stream.viewer is not None:
+                open_streams.add(tasks.cancel_scope, stream.viewer)
+                # A browser that does not read must not keep a web server from stopping.
+                tasks.cancel_scope.deadline = current_time() + STREAM_LIMIT
 
             async def watch() -> None:
                 await request.ended()
@@ -121,9 +130,9 @@ class Dashboard:
                 async with aclosing(stream.pieces) as pieces:
                     async for piece in pieces:
                         await send({"type": "http.response.body", "body": piece, "more_body": True})
-                tasks.cancel_scope.cancel()  # nobody has to wait for the browser to go
+                tasks.cancel_scope.cancel()  # do not wait for the browser to disconnect
             finally:
-                self._streams.discard(tasks.cancel_scope)
+                open_streams.discard(tasks.cancel_scope)
         await send({"type": "http.response.body", "body": b""})
 
     async def _answer(self, request: Request) -> Response | Stream:
@@ -131,6 +140,8 @@ class Dashboard:
         try:
             if request.method not in {"GET", "HEAD", "POST"}:
                 raise Refused(405, "Only GET, HEAD and POST are understood.", allow="GET, POST")
+            if request.method != "POST":
+                check_fetch(request)
             access = await self._entrance.admit(request)
             visit = Visit(
                 request, access, self._settings, self._server, self._app, self._board.pace.wait
@@ -169,10 +180,12 @@ def _server_of(app: App | None, redis: Where | None, prefix: str | None) -> Serv
     )
 
 
-def _entrance(access: AccessRule | BasicAuth | None, allow_hosts: Collection[str]) -> Entrance:
+def _entrance(
+    access: AccessRule | BasicAuth | TokenAuth | None, allow_hosts: Collection[str]
+) -> Entrance:
     if access is None:
         return Loopback(allow_hosts)
-    if isinstance(access, BasicAuth):
+    if isinstance(access, BasicAuth | TokenAuth):
         return access
     if not callable(access):
         raise ConfigurationError("access must be a function that takes the scope of a request")
@@ -206,7 +219,10 @@ async def _send(request: Request, response: Response, send: Send) -> None:
     headers["content-length"] = str(len(response.body))
     await send(_start(response.status, headers))
     body = b"" if request.method == "HEAD" else response.body
-    await send({"type": "http.response.body", "body": body})
+    for start in range(0, len(body), _PIECE):
+        piece = body[start : start + _PIECE]
+        await send({"type": "http.response.body", "body": piece, "more_body": True})
+    await send({"type": "http.response.body", "body": b""})
 
 
 def _start(status: int, headers: dict[str, str]) -> dict[str, object]:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Awaitable, Callable, Hashable, Mapping
 from secrets import token_hex
 from typing import Any, Final, Generic, TypeVar
 
-from anyio import Lock, sleep
+from anyio import CancelScope, Lock, sleep
+from msgspec import Struct
 
 from taskbull.dashboard.board_order import Notice
 from taskbull.dashboard.html import Drawn
@@ -23,6 +24,14 @@ L = TypeVar("L")
 _FRESH: Final = 1.0
 """Seconds for which what was read for one viewer does for others."""
 
+MOST_STREAMS: Final = 100
+
+STREAM_SECONDS: Final = 8.0
+"""Seconds after which a stream ends with its next message, and the page opens another one.
+
+Web servers wait for open streams before they stop, and a mounted app does not learn that they do.
+"""
+
 
 class Shelf(Generic[T]):
     """Keeps some things for a while under numbers that nobody can guess."""
@@ -32,9 +41,9 @@ class Shelf(Generic[T]):
         self._seconds = seconds
         self._kept: OrderedDict[str, tuple[float, T]] = OrderedDict()
 
-    def put(self, thing: T) -> str:
+    def put(self, thing: T, number: str | None = None) -> str:
         """Keep a thing; return its number."""
-        number = token_hex(16)
+        number = number or token_hex(16)
         self._kept[number] = (time.monotonic(), thing)
         while len(self._kept) > self._most:
             self._kept.popitem(last=False)
@@ -44,6 +53,12 @@ class Shelf(Generic[T]):
         """Return a thing, if it is still there."""
         at, thing = self._kept.get(number, (0.0, None))
         return thing if time.monotonic() - at < self._seconds else None
+
+    def take(self, number: str) -> T | None:
+        """Return a thing, if it is still there, and forget it."""
+        thing = self.get(number)
+        self._kept.pop(number, None)
+        return thing
 
 
 class Views:
@@ -57,18 +72,23 @@ class Views:
         self, view: tuple[Hashable, ...], read: Callable[[], Awaitable[T]], fresh: float = _FRESH
     ) -> T:
         """Return what is known of a view, or read it; who asks meanwhile waits for that."""
-        async with self._locks.setdefault(view, Lock()):
-            at, known = self._kept.get(view, (-fresh, None))
-            if time.monotonic() - at < fresh:
-                found: T = known
+        lock = self._locks.setdefault(view, Lock())
+        try:
+            async with lock:
+                at, known = self._kept.get(view, (-fresh, None))
+                if time.monotonic() - at < fresh:
+                    found: T = known
+                    return found
+                found = await read()
+                self._kept[view] = (time.monotonic(), found)
+                self._kept.move_to_end(view)
+                while len(self._kept) > 200:
+                    self._kept.popitem(last=False)
                 return found
-            found = await read()
-            self._kept[view] = (time.monotonic(), found)
-            self._kept.move_to_end(view)
-            while len(self._kept) > 200:
-                old, _ = self._kept.popitem(last=False)
-                self._locks.pop(old, None)
-            return found
+        finally:
+            state = lock.statistics()
+            if not state.locked and not state.tasks_waiting and self._locks.get(view) is lock:
+                del self._locks[view]
 
     def forget(self) -> None:
         """Read everything anew, except what changes slowly: something has been changed."""
@@ -141,6 +161,55 @@ class Pace:
         await sleep(max(0.0, self._next - now))
 
 
+class OpenStreams:
+    """The streams of open pages: at most 100, and none for one viewer at the cost of others."""
+
+    def __init__(self) -> None:
+        self._viewers: dict[CancelScope, tuple[str, str]] = {}
+
+    def __len__(self) -> int:
+        return len(self._viewers)
+
+    def make_room(self, viewer: tuple[str, str]) -> bool:
+        """Return whether a viewer may open one more.
+
+        If there are too many, the oldest one of the viewer with the most streams is ended, unless
+        this viewer has about as many.
+        """
+        if len(self._viewers) < MOST_STREAMS:
+            return True
+        counts = Counter(self._viewers.values())
+        [(greedy, most)] = counts.most_common(1)
+        if most <= counts[viewer] + 1:
+            return False
+        oldest = next(scope for scope, each in self._viewers.items() if each == greedy)
+        oldest.cancel()
+        del self._viewers[oldest]
+        return True
+
+    def add(self, scope: CancelScope, viewer: tuple[str, str]) -> None:
+        """Note that a viewer has opened a stream, which runs in a scope."""
+        self._viewers[scope] = viewer
+
+    def discard(self, scope: CancelScope) -> None:
+        """Note that a stream has ended."""
+        self._viewers.pop(scope, None)
+
+    def end_all(self) -> None:
+        """End all streams."""
+        for scope in self._viewers:
+            scope.cancel()
+
+
+class LeftStream(Struct, frozen=True):
+    """What the browser at the other end of a stream has, so that its next stream continues it."""
+
+    view: Hashable
+    seen: int
+    """The number of the last sample that was sent."""
+    difference: Any
+
+
 class Board:
     """All that one dashboard knows beside its settings."""
 
@@ -153,8 +222,10 @@ class Board:
         self.notices = Shelf[Notice](1000, 600.0)
         self.failures: dict[str, Failures] = {}
         """What was last read of failed jobs, by queue: the next read goes on from there."""
-        self.streams = 0
-        """How many pages are being kept up to date."""
+        self.streams = OpenStreams()
+        self.stream_seconds = STREAM_SECONDS
+        self.left_streams = Shelf[LeftStream](MOST_STREAMS, 60.0)
+        """Streams that ended a moment ago, each under the id of its last message."""
 
     def forget_views(self, queue: str) -> None:
         """Have the next page show what was just done to a queue."""

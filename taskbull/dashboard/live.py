@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from secrets import token_hex
 from typing import Any, Final, TypeAlias
 
 import msgspec
 from msgspec import Struct
 
-from taskbull.dashboard.board import Board
+from taskbull.dashboard.board import Board, LeftStream
 from taskbull.dashboard.html import Drawn, Element, draw
 from taskbull.dashboard.messages import Refused
 from taskbull.dashboard.visit import Visit
 from taskbull.errors import TaskbullError
 
-MOST_STREAMS: Final = 100
+STREAM_LIMIT: Final = 30.0
+"""Seconds after which a stream is cut off, if Redis or the browser holds it up."""
 
 
 class Parts(Struct, frozen=True):
@@ -75,18 +78,30 @@ async def _read(board: Board, visit: Visit, page: LivePage) -> Parts:
 
 
 async def follow(board: Board, visit: Visit, page: LivePage) -> AsyncGenerator[bytes, None]:
-    """Send what changes on a page, with each new sample, until the browser goes."""
-    board.streams += 1
+    """Send what changes on a page with each new sample, for a few seconds.
+
+    Then the page opens another stream, which continues this one: its `Last-Event-ID` says what the
+    page has.
+    """
+    end = time.monotonic() + board.stream_seconds
+    view = (page, visit.query.pairs, visit.access.may)
+    message_id = visit.request.headers.get("last-event-id", "")
+    left = board.left_streams.take(message_id)
+    difference, seen = Difference(), 0
+    if left is not None and left.view == view:
+        difference, seen = left.difference, left.seen
     try:
-        difference, seen = Difference(), 0
-        yield b"retry: 3000\n\n"
+        yield b"retry: 1000\n\n"
         while True:
             sample = await board.sampler.next(seen)
             seen = sample.number
-            parts = await board.live.read(
-                seen, (page, visit.query.pairs, visit.access.may), lambda: _read(board, visit, page)
-            )
-            yield b"data: " + msgspec.json.encode(difference.of(parts)) + b"\n\n"
+            parts = await board.live.read(seen, view, lambda: _read(board, visit, page))
+            message_id = token_hex(8)
+            data = msgspec.json.encode(difference.of(parts))
+            yield b"id: " + message_id.encode() + b"\ndata: " + data + b"\n\n"
             await board.sampler.search()
+            if time.monotonic() >= end:
+                return
     finally:
-        board.streams -= 1
+        if seen:
+            board.left_streams.put(LeftStream(view, seen, difference), message_id)

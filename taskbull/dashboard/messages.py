@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, MutableMapping
-from typing import Any, Final, TypeAlias
-from urllib.parse import parse_qsl
+from typing import Any, Final, TypeAlias, TypeVar
+from urllib.parse import parse_qsl, quote
 
+from anyio import move_on_after, to_thread
 from msgspec import Struct
 
 Scope: TypeAlias = MutableMapping[str, Any]
 Message: TypeAlias = MutableMapping[str, Any]
 Receive: TypeAlias = Callable[[], Awaitable[Message]]
 Send: TypeAlias = Callable[[Message], Awaitable[None]]
+
+T = TypeVar("T")
 
 MOST_BYTES: Final = 1_000_000
 """How long a form may be."""
@@ -23,6 +26,9 @@ MOST_EDITED_BYTES: Final = 10_000_000
 MOST_FIELDS: Final = 1_100
 """How many fields a form may have: 1,000 ids, and what goes with them."""
 
+
+FORM_SECONDS: Final = 60.0
+"""For how long a form may take to arrive."""
 
 _SECONDS = re.compile(r"[0-9]{1,12}(?:\.[0-9]{1,3})?")
 
@@ -101,6 +107,11 @@ class Request:
         kind = self.headers.get("content-type", "").partition(";")[0].strip().lower()
         if kind != "application/x-www-form-urlencoded":
             raise Refused(415, "Only forms of this dashboard are understood.")
+        with move_on_after(FORM_SECONDS):
+            return await self._read_form(most)
+        raise Refused(408, f"The form did not arrive within {FORM_SECONDS:.0f} s.")
+
+    async def _read_form(self, most: int) -> Form:
         body = bytearray()
         more = True
         while more:
@@ -144,14 +155,24 @@ class Response(Struct, frozen=True):
     @classmethod
     def redirect(cls, to: str, after: Callable[[], Awaitable[None]] | None = None) -> Response:
         """Send the browser to another page, which it then gets."""
-        return cls(b"", 303, headers={"location": to}, after=after)
+        # Headers are latin-1; `%` is safe, because the address is encoded already.
+        location = quote(to, safe="%/:?#[]@!$&'()*+,;=~", errors="backslashreplace")
+        return cls(b"", 303, headers={"location": location}, after=after)
+
+
+async def apart(work: Callable[..., T], *args: Any) -> T:
+    """Run a slow function in a thread, so that other requests are served."""
+    return await to_thread.run_sync(work, *args)
 
 
 class Stream(Struct, frozen=True):
-    """What is sent as it comes, until it ends or the browser goes."""
+    """A body that is sent piece by piece, until it ends or the browser disconnects."""
 
     pieces: AsyncGenerator[bytes, None]
     content_type: str = "text/event-stream"
+    headers: Mapping[str, str] = {}
+    viewer: tuple[str, str] | None = None
+    """The user and the address for whom it keeps an open page up to date; None: it does not."""
 
 
 def _path_below_mount(scope: Scope) -> str:

@@ -23,6 +23,8 @@ class QueueLine(Struct, frozen=True):
 
     name: str
     paused: bool
+    problem: str | None
+    """Why it cannot be read."""
     waiting: int
     parts: str
     """Of what kinds they are."""
@@ -47,6 +49,7 @@ def line_of(state: QueueState) -> QueueLine:
     return QueueLine(
         state.name,
         facts.paused,
+        facts.problem,
         facts.waiting,
         ", ".join(f"{number(counts[each])} {each}" for each in _WAITING if counts[each]),
         facts.waiting_since,
@@ -74,6 +77,7 @@ def draw_line(line: QueueLine, known: tuple[QueueLine, Drawn] | None) -> Drawn:
                 "Queue",
                 link_to(name, "queue", q=name),
                 span(" ‖ paused", class_="warn") if line.paused else None,
+                span(" cannot be read", class_="bad", title=line.problem) if line.problem else None,
                 kind="lead",
             ),
             cell("Wait", _count(name, line.waiting, JobState.WAITING, line.parts), kind="n"),

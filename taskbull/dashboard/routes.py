@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Final, TypeAlias
 
-from taskbull.dashboard.board import Board
+from taskbull.dashboard.board import MOST_STREAMS, Board
 from taskbull.dashboard.board_order import Notice
 from taskbull.dashboard.frame import Content, framed
 from taskbull.dashboard.gate import act, confirm, download
 from taskbull.dashboard.html import render, render_page
-from taskbull.dashboard.live import MOST_STREAMS, LivePage, follow
+from taskbull.dashboard.live import LivePage, follow
 from taskbull.dashboard.messages import Refused, Response, Stream
 from taskbull.dashboard.pages import errors, job, operations, overview, queue, schedules, workers
 from taskbull.dashboard.pages.job_fields import download as download_field
@@ -62,9 +62,10 @@ def _stream(board: Board, visit: Visit) -> Stream:
     page = LIVE.get(visit.query.get("page"))
     if page is None:
         raise Refused(404, "There is no such stream.")
-    if board.streams >= MOST_STREAMS:
+    viewer = (visit.access.user, visit.request.peer)
+    if not board.streams.make_room(viewer):
         raise Refused(503, f"{MOST_STREAMS} pages are open already: close some.")
-    return Stream(follow(board, visit, page))
+    return Stream(follow(board, visit, page), viewer=viewer)
 
 
 async def _posted(board: Board, visit: Visit, page: str) -> Response | Stream:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from datetime import datetime
+from math import inf
 
 from taskbull.dashboard.html import Element, Node, time_
 
@@ -37,6 +38,8 @@ def duration(seconds: float | None) -> str:
     """Return a duration in its two largest units: `3 h 12 min`, `0.2 s`, `14 ms`."""
     if seconds is None:
         return "–"
+    if seconds == inf:
+        return "forever"
     seconds = max(seconds, 0.0)
     if seconds < 1:
         return f"{seconds * 1000:.0f} ms"

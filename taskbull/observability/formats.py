@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import sys
 from datetime import UTC, datetime
 from typing import Any, Literal, TextIO, TypeAlias
@@ -10,12 +11,18 @@ from typing import Any, Literal, TextIO, TypeAlias
 import msgspec
 
 from taskbull.core.failure import scrubbed
-from taskbull.observability.job_filter import JobFilter
+from taskbull.observability.job_filter import JobFilter, one_line
 
 LogFormat: TypeAlias = Literal["text", "json"]
 
 STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 """What every record of `logging` has; the rest was given in `extra`."""
+
+# Control characters and those that turn the direction of a text, line separators, surrogates. In
+# JSON they stand within strings only, where an escape means the same.
+_HOSTILE_IN_JSON = re.compile(
+    "[\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ud800-\udfff\ufeff\ufff9-\ufffb]"
+)
 
 _COLOURS = {"WARNING": "33", "ERROR": "31", "CRITICAL": "31;1"}
 
@@ -91,10 +98,17 @@ def _indented(stack: str) -> str:
 
 def _encode(fields: dict[str, Any]) -> str:
     try:
-        return msgspec.json.encode(fields, enc_hook=_shown).decode()
+        return escape_json(msgspec.json.encode(fields, enc_hook=_shown).decode())
     except (ValueError, TypeError):  # what no JSON can hold, such as a lone surrogate
         plain = {scrubbed(_shown(name)): scrubbed(_shown(value)) for name, value in fields.items()}
-        return msgspec.json.encode(plain).decode()
+        return escape_json(msgspec.json.encode(plain).decode())
+
+
+def escape_json(text: str) -> str:
+    """Return JSON that is safe to print, and still means the same."""
+    if text.isascii() and "\x7f" not in text:
+        return text
+    return _HOSTILE_IN_JSON.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
 def _shown(value: object) -> str:
@@ -102,11 +116,6 @@ def _shown(value: object) -> str:
         return str(value)
     except Exception:  # noqa: BLE001 - foreign code: an object's own __str__
         return f"an unprintable {type(value).__name__}"
-
-
-def one_line(text: str) -> str:
-    """Keep what a task put into its errors from forging lines or driving a terminal."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def set_up_logging(

@@ -5,8 +5,10 @@ It answers in threads of its own: a probe must get its answer while the event lo
 
 from __future__ import annotations
 
+import re
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from socket import AF_INET, AF_INET6
+from ipaddress import ip_address
+from socket import AF_INET, AF_INET6, gethostname
 from threading import Thread
 from typing import Any, Self
 
@@ -15,6 +17,8 @@ from taskbull.observability.prometheus import render
 
 _PATIENCE = 5.0
 """Seconds that a client has to send its request."""
+
+_HOST = re.compile(r"(\[(?P<six>[0-9a-f:.]+)\]|(?P<name>[a-z0-9._-]+))(:[0-9]{0,5})?")
 
 
 class MetricsServer:
@@ -59,6 +63,9 @@ class _Answer(BaseHTTPRequestHandler):
     sys_version = ""
 
     def do_GET(self) -> None:
+        if not self._is_addressed():
+            self._reply(403, b"This name is not known to be that of this machine\n")
+            return
         match self.path.partition("?")[0]:
             case "/metrics":
                 text, content_type = render(self.told.snapshot(), self.headers.get("Accept", ""))
@@ -73,6 +80,18 @@ class _Answer(BaseHTTPRequestHandler):
                 self._reply(404, b"There are /metrics, /livez and /readyz\n")
 
     do_HEAD = do_GET  # noqa: N815 - named by the base class
+
+    def _is_addressed(self) -> bool:
+        """Return False for what a page of another site sends, under its own name, to this machine.
+
+        A browser sends the name from its address bar. If it has led to a loopback address, but is
+        not a name of this machine, that site has changed where its name leads (DNS rebinding).
+        """
+        own_end = ip_address(self.connection.getsockname()[0])
+        if not (getattr(own_end, "ipv4_mapped", None) or own_end).is_loopback:
+            return True
+        given = self.headers.get_all("Host", [])
+        return all(_is_own_name(host.strip().lower()) for host in given)
 
     def _probe(self, fine: bool, reason: str) -> None:
         self._reply(200 if fine else 503, b"ok\n" if fine else f"{reason}\n".encode())
@@ -89,3 +108,14 @@ class _Answer(BaseHTTPRequestHandler):
 
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002
         """Log nothing: probes come every few seconds."""
+
+
+def _is_own_name(host: str) -> bool:
+    found = _HOST.fullmatch(host)
+    if found is None:
+        return False
+    name = found["six"] or found["name"]
+    try:
+        return (ip_address(name)).is_loopback
+    except ValueError:
+        return name == "localhost" or name.endswith(".localhost") or name == gethostname().lower()

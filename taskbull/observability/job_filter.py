@@ -32,5 +32,12 @@ class JobFilter(logging.Filter):
 
 
 def cut(text: str) -> str:
-    """Return a job's id or name, cut to the length that a log line has room for."""
-    return text if len(text) <= SHOWN else f"{text[:SHOWN]}…"
+    """Return a job's id or name for a log line: escaped, and cut if it is long."""
+    return one_line(text if len(text) <= SHOWN else f"{text[:SHOWN]}…")
+
+
+def one_line(text: str) -> str:
+    """Return a text with escapes for what would forge log lines or drive a terminal."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)

@@ -14,7 +14,7 @@ from typing import Any
 
 from taskbull.core import events
 from taskbull.core.outcome import Failure, Fields, Kind, Verdict
-from taskbull.observability.job_filter import cut
+from taskbull.observability.job_filter import cut, one_line
 
 logger = logging.getLogger("taskbull.worker")
 
@@ -181,8 +181,9 @@ def _write(level: int, text: str, fields: Fields, failure: Failure | None = None
     # Without a stack (it was never run, or our own words say all) the line has told everything.
     exc_info = None if error is None or stack is None else (type(error), error, stack)
     # Not `logger.log`: that looks for its caller, who is always this one.
+    shown = {key: one_line(each) if isinstance(each, str) else each for key, each in fields.items()}
     record = logger.makeRecord(
-        logger.name, level, __file__, 0, text, (fields,), exc_info, extra=fields
+        logger.name, level, __file__, 0, text, (shown,), exc_info, extra=fields
     )
     if failure is not None and stack is not None:
         record.exc_text = failure.stack  # cut to size, where the error may say whatever it likes

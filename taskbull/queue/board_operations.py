@@ -14,10 +14,12 @@ from msgspec import Struct
 
 from taskbull.core.checks import check_int
 from taskbull.core.schedule import Schedule
+from taskbull.errors import TaskbullError
 from taskbull.queue.job_tree import JobTree, get_tree
 from taskbull.queue.methods import looks
-from taskbull.queue.questions import Look, ask, ask_together
+from taskbull.queue.questions import Look, ask, ask_each, ask_queues
 from taskbull.scripts import board
+from taskbull.scripts.call import none_failed
 from taskbull.scripts.schedulers import get_scheduler
 from taskbull.store.namespace import Namespace
 
@@ -106,22 +108,27 @@ class BoardOperations:
         """List schedules of some queues by their next runs.
 
         One command for each queue, and one call for each schedule that is listed; in two trips.
+        Of several queues, those that cannot be read are left out.
         """
         check_int("start", start, least=0, most=10_000)
         check_int("limit", limit, least=1, most=50)
-        keys = [self.namespace.keys(name) for name in queues]
-        calls = [board.get_next_schedulers(each, start + limit + 1) for each in keys]
-        found = yield from ask_together(calls)
+        names = list(queues)
+        found = yield from ask_queues(
+            self.namespace, names, lambda keys: board.get_next_schedulers(keys, start + limit + 1)
+        )
+        if len(names) == 1:
+            none_failed(list(found.values()))
         due = sorted(
-            (score, scheduler, place)
-            for place, some in enumerate(found)
+            (score, scheduler, name)
+            for name, some in found.items()
+            if not isinstance(some, TaskbullError)
             for score, scheduler in some
         )
         chosen = due[start : start + limit]
-        reads = [get_scheduler(keys[place], scheduler) for _, scheduler, place in chosen]
-        schedules = yield from ask_together(reads)
+        reads = [get_scheduler(self.namespace.keys(name), each) for _, each, name in chosen]
+        schedules = yield from ask_each(reads)
         return NextSchedules(
-            [each for each in schedules if each is not None], len(due) > start + limit
+            [each for each in schedules if isinstance(each, Schedule)], len(due) > start + limit
         )
 
     @looks

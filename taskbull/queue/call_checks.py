@@ -10,6 +10,7 @@ import warnings
 from taskbull.core.checks import refusal
 from taskbull.core.current import current
 from taskbull.errors import BlockingCallWarning
+from taskbull.observability.job_filter import cut
 
 logger = logging.getLogger(__name__)
 
@@ -67,11 +68,11 @@ class OwnQueueCheck:
             "Task %s (job %s) waits for the result of %s (job %s) in its own queue %s, and keeps "
             "its slot meanwhile: as soon as there are as many such jobs as slots, none of them "
             "ever ends. Put %s in another queue, or do not wait for it",
-            job.name,
-            job.id,
-            name,
-            job_id,
+            cut(job.name),
+            cut(job.id),
+            cut(name),
+            cut(job_id),
             queue,
-            name,
-            extra={"queue": queue, "task": job.name, "job_id": job.id},
+            cut(name),
+            extra={"queue": queue, "task": cut(job.name), "job_id": cut(job.id)},
         )

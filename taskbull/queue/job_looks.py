@@ -5,6 +5,8 @@ These are methods of both servers; each says what it costs Redis.
 
 from __future__ import annotations
 
+from math import inf
+
 from taskbull.core.attempt_times import JobHistory
 from taskbull.core.checks import check_int, check_text, refusal
 from taskbull.core.wire.row import WIRE_NAMES
@@ -51,13 +53,14 @@ class JobLooks:
         return ask(job_pieces.peek_logs(self.namespace.keys(queue), job_id, most))
 
     @looks
-    def get_log(self, queue: str, job_id: str) -> Look[list[bytes]]:
-        """Read all lines of a job's log, however many, a hundred with each command."""
-        keys, lines = self.namespace.keys(queue), list[bytes]()
+    def get_log(self, queue: str, job_id: str, *, most_bytes: float = inf) -> Look[list[bytes]]:
+        """Read all lines of a job's log, a hundred with each command, or more than `most_bytes`."""
+        keys, lines, length = self.namespace.keys(queue), list[bytes](), 0
         while True:
             some = yield from ask(job_pieces.get_log_lines(keys, job_id, len(lines)))
             lines += some
-            if len(some) < LOG_PIECE:
+            length += sum(map(len, some))
+            if len(some) < LOG_PIECE or length > most_bytes:
                 return lines
 
     @looks

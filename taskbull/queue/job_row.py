@@ -80,6 +80,8 @@ class JobPlace(Struct, frozen=True):
     """When workers first and last met it without having its task."""
     expires: datetime | None = None
     """When it is too late to run it."""
+    is_held: bool = False
+    """Whether a worker has delayed it, because it had stalled before."""
 
     def describe(self) -> dict[str, Any]:
         """Return where it is, as JSON has it."""

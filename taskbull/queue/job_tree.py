@@ -12,6 +12,7 @@ from taskbull.core.keys import RESERVED_IDS, QueueKeys
 from taskbull.core.options import OnFailure
 from taskbull.core.states import JobState
 from taskbull.core.wire.flow import decode_policy
+from taskbull.errors import ServerRefused
 from taskbull.scripts.call import Steps
 from taskbull.scripts.tree import (
     ChildKeys,
@@ -20,6 +21,7 @@ from taskbull.scripts.tree import (
     child_place,
     get_nodes,
     scan_children,
+    unknown_node,
 )
 
 DEPTH: Final = 100
@@ -127,7 +129,13 @@ def read_nodes(places: Sequence[Place]) -> Steps[list[Node]]:
         rest = numbers
         while rest:
             some = [places[number] for number in rest[:_NODES]]
-            nodes: list[Node] = yield get_nodes(some)
+            try:
+                nodes: list[Node] = yield get_nodes(some)
+            except ServerRefused as error:
+                if not (some[0].parent_key and error.code == "NOPERM" and "access" in str(error)):
+                    raise
+                # Anyone can list any key as a child: one out of reach must not hide the others.
+                nodes = [unknown_node(place) for place in some]
             found.update(zip(rest, nodes, strict=False))
             rest = rest[len(nodes) :]
     return [found[number] for number in range(len(places))]

@@ -21,6 +21,8 @@ class QueueSample(Struct, frozen=True):
     at: float
     """When it was looked at, by our clock, in seconds since 1970."""
     found: Surveyed
+    problem: str | None = None
+    """Why it could not be read; None: it could."""
 
 
 class Crew(Struct, frozen=True):

@@ -10,15 +10,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Iterable, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from math import inf
 from typing import Final
 
 from taskbull.core.queue_facts import QueueFacts
 from taskbull.core.trouble import LEAST_FAILED, MINUTES, Trouble, find_trouble
+from taskbull.errors import SerializationError, ServerRefused, TaskbullError
 from taskbull.queue.looked import Crew
 from taskbull.queue.methods import looks
-from taskbull.queue.questions import Look, ask_together
+from taskbull.queue.questions import Look, ask_queues
 from taskbull.queue.queue_names import QueueNames, find_names
 from taskbull.queue.queue_watch import QueueWatch
 from taskbull.queue.server_whys import ServerWhys
@@ -136,7 +138,8 @@ class ServerOverview(ServerWhys):
             watch.crew = overview.crew
         for watch in overview.next_failing(now):
             watch.failures_at = now
-            watch.failed((yield from self._failures(watch.name, _FAILURES)))
+            with suppress(ServerRefused, SerializationError):  # the sample says what is wrong
+                watch.failed((yield from self._failures(watch.name, _FAILURES)))
 
     @looks
     def find_more_queues(self, overview: Overview, *, write: bool = False) -> Look[None]:
@@ -162,21 +165,30 @@ class ServerOverview(ServerWhys):
 
     def _meet(self, overview: Overview, some: Sequence[QueueWatch], now: float) -> Look[None]:
         minute_ms = int(time.time() * 1000) // _MINUTE_MS * _MINUTE_MS
-        keys = [self.namespace.keys(watch.name) for watch in some]
-        seen = yield from ask_together([records.get_records(each) for each in keys])
-        ends = yield from ask_together([survey.count_ends(each, minute_ms, 60) for each in keys])
-        for watch, those, ended in zip(some, seen, ends, strict=True):
-            watch.met(overview.crew, those)
-            watch.counted(ended)
+        names = [watch.name for watch in some]
+        seen = yield from ask_queues(self.namespace, names, records.get_records)
+        ends = yield from ask_queues(
+            self.namespace, names, lambda keys: survey.count_ends(keys, minute_ms, 60)
+        )
+        for watch in some:
+            those, ended = seen[watch.name], ends[watch.name]
+            if isinstance(those, TaskbullError):
+                watch.misread(those)
+            elif isinstance(ended, TaskbullError):
+                watch.misread(ended)
+            else:
+                watch.misread(None)
+                watch.met(overview.crew, those)
+                watch.counted(ended)
             watch.met_at = now
             overview.seen.add(watch.name)
-        busy = [watch for watch in some if watch.is_busy]
-        locked = [
-            survey.peek_active(self.namespace.keys(each.name), 0, _OLDEST - 1) for each in busy
-        ]
-        active = dict(zip(busy, (yield from ask_together(locked)), strict=True))
+        busy = [watch.name for watch in some if watch.is_busy]
+        active = yield from ask_queues(
+            self.namespace, busy, lambda keys: survey.peek_active(keys, 0, _OLDEST - 1)
+        )
         for watch in some:
-            watch.peeked(active.get(watch, ()))
+            jobs = active.get(watch.name, ())
+            watch.peeked(() if isinstance(jobs, TaskbullError) else jobs)
 
 
 def _pieces(watches: Sequence[QueueWatch]) -> Iterable[Sequence[QueueWatch]]:

@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
+from functools import partial
 from typing import Any, TypeAlias, TypeVar
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from taskbull.core.keys import QueueKeys
-from taskbull.errors import ServerRefused, TaskbullError
+from taskbull.errors import (
+    ConfigurationError,
+    ConnectionLost,
+    MaybeExecuted,
+    SerializationError,
+    ServerRefused,
+    TaskbullError,
+)
 from taskbull.scripts.call import Call, Request, reading
 from taskbull.store.address import Endpoint
+from taskbull.store.namespace import Namespace
 
 T = TypeVar("T")
 
@@ -19,6 +29,8 @@ class Together(Struct, frozen=True):
     """Calls that are sent in one trip."""
 
     calls: Sequence[Request[Any]]
+    each: bool = False
+    """Whether a call that fails is answered by its error, and the others as if it had not."""
 
 
 class On(Struct, frozen=True):
@@ -54,6 +66,47 @@ def ask_together(calls: Sequence[Request[T]]) -> Look[list[T]]:
     """Ask for several things in one trip."""
     answers: list[T] = yield Together(calls)
     return answers
+
+
+def ask_each(calls: Sequence[Request[T]]) -> Look[list[T | TaskbullError]]:
+    """Ask for several things in one trip; the answer of one that fails is its error.
+
+    It raises only if Redis can be reached for none of them.
+    """
+    safe = [replace(call, parse=partial(_parsed, call.parse)) for call in calls]
+    answers: list[T | TaskbullError] = yield Together(safe, each=True)
+    lost = [each for each in answers if isinstance(each, ConnectionLost | MaybeExecuted)]
+    if lost and len(lost) == len(answers):
+        raise lost[0]
+    return answers
+
+
+def ask_queues(
+    namespace: Namespace, names: Iterable[str], call_of: Callable[[QueueKeys], Request[T]]
+) -> Look[dict[str, T | TaskbullError]]:
+    """Ask the same of several queues in one trip: what is wrong with one does not affect others.
+
+    A queue whose name we do not allow is answered by the error that says so.
+    """
+    found: dict[str, T | TaskbullError] = {}
+    calls: dict[str, Request[T]] = {}
+    for name in names:
+        try:
+            calls[name] = call_of(namespace.keys(name))
+        except ConfigurationError as error:
+            found[name] = error
+    answers = yield from ask_each(list(calls.values()))
+    found.update(zip(calls, answers, strict=True))
+    return found
+
+
+def _parsed(parse: Callable[[Any], T], reply: Any) -> T:
+    try:
+        return parse(reply)
+    except TaskbullError:
+        raise
+    except Exception as error:
+        raise SerializationError(f"its data in Redis makes no sense: {error}") from error
 
 
 def ask_on(server: Endpoint, call: Request[T]) -> Look[T]:
@@ -98,6 +151,8 @@ class Rights:
     def _ask(self, question: Question) -> Look[Any]:
         if self._reads_only:
             return (yield _reading(question))
+        if isinstance(question, Together) and question.each:
+            return (yield from self._ask_each(question))
         try:
             return (yield question)
         except ServerRefused as error:
@@ -110,11 +165,27 @@ class Rights:
             self._reads_only = True
             return answer
 
+    def _ask_each(self, question: Together) -> Look[Any]:
+        """Ask again, in the form for users who may only read, what our user was denied."""
+        answers: list[Any] = yield question
+        denied = [place for place, each in enumerate(answers) if _is_denial(each)]
+        if denied:
+            again = Together([reading(question.calls[place]) for place in denied], each=True)
+            for place, answer in zip(denied, (yield again), strict=True):
+                if not isinstance(answer, TaskbullError):
+                    answers[place] = answer
+                    self._reads_only = True
+        return answers
+
+
+def _is_denial(answer: object) -> bool:
+    return isinstance(answer, ServerRefused) and answer.code == "NOPERM"
+
 
 def _reading(question: Question) -> Question:
     match question:
-        case Together(calls):
-            return Together([reading(call) for call in calls])
+        case Together(calls, each):
+            return Together([reading(call) for call in calls], each)
         case Call():
             return reading(question)
         case _:

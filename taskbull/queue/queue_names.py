@@ -7,7 +7,7 @@ from collections.abc import Collection
 from math import inf
 from typing import Final
 
-from taskbull.errors import ServerRefused
+from taskbull.errors import ServerRefused, ServerUnavailable
 from taskbull.queue.questions import Look, ask
 from taskbull.queue.queue_search import SearchPlace, find_queues
 from taskbull.scripts import records, survey
@@ -104,6 +104,16 @@ class QueueNames:
             self.may_write = False
 
 
+def read_registered(namespace: Namespace) -> Look[list[str]]:
+    """Name the queues that were written down; none if that key is not ours, or may not be read."""
+    try:
+        return (yield from ask(records.get_registered(namespace.prefix)))
+    except ServerRefused as error:
+        if isinstance(error, ServerUnavailable):
+            raise
+        return []
+
+
 def find_names(
     namespace: Namespace, names: QueueNames, there: Collection[str], wanted: Collection[str]
 ) -> Look[list[str]]:
@@ -117,7 +127,13 @@ def find_names(
         names.changed.discard(name)
     if not (names.apart and names.begun):
         yield from names.search(namespace)
-    names.written = set((yield from ask(records.get_registered(namespace.prefix))))
+    names.written = set((yield from read_registered(namespace)))
+    if names.searched_once:  # what is only written down may be gone, as after an obliterate
+        for name in names.written.difference(names.found, there):
+            if (yield from ask(survey.exists(namespace.keys(name)))):
+                names.found.add(name)
+            else:
+                names.written.discard(name)
     known = {*names.found, *there, *names.written}
     for name in wanted:
         if name not in known and (yield from ask(survey.exists(namespace.keys(name)))):

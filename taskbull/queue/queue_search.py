@@ -5,6 +5,7 @@ from __future__ import annotations
 from msgspec import Struct
 from msgspec.structs import replace
 
+from taskbull.errors import ConfigurationError
 from taskbull.queue.questions import Look, ask_on, list_servers
 from taskbull.scripts import servers
 from taskbull.store.address import Endpoint
@@ -64,6 +65,8 @@ def all_queues(namespace: Namespace, known: frozenset[str]) -> Look[list[str]]:
 def plain_name(namespace: Namespace, name: str) -> str:
     """Return a queue's name as code has it: without the hash tag that we add."""
     inner = name[1:-1]
-    if name == f"{{{inner}}}" and inner and namespace.keys(inner).tagged == name:
-        return inner
-    return name
+    try:
+        is_ours = name == f"{{{inner}}}" and inner and namespace.keys(inner).tagged == name
+    except ConfigurationError:  # no queue of ours has such a name
+        return name
+    return inner if is_ours else name

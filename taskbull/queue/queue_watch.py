@@ -13,6 +13,7 @@ from taskbull.core.queue_facts import QueueFacts, read_note
 from taskbull.core.rates import Kept, rate, throughput
 from taskbull.core.record import Seen
 from taskbull.core.states import JobState
+from taskbull.errors import TaskbullError
 from taskbull.queue.failures import Failures
 from taskbull.queue.looked import Crew, QueueSample
 from taskbull.scripts.survey import ActiveJob, EndsByMinute
@@ -40,6 +41,7 @@ class QueueWatch:
         self._failures: Failures | None = None
         self._without_lock: frozenset[str] = frozenset()
         self._lockless: frozenset[str] = frozenset()
+        self._problem: str | None = None
 
     @property
     def is_busy(self) -> bool:
@@ -54,6 +56,8 @@ class QueueWatch:
     def sampled(self, sample: QueueSample) -> None:
         """Take in a sample."""
         self.sample = sample
+        if sample.problem is not None:
+            return
         if sample.found.version is not None:
             self._versions.add(sample.found.version)
         if self._arrived and sample.found.last_id < self._arrived[-1][1]:
@@ -65,6 +69,10 @@ class QueueWatch:
     def counted(self, ends: EndsByMinute) -> None:
         """Take in what ended by minute."""
         self._ends = ends
+
+    def misread(self, error: TaskbullError | None) -> None:
+        """Take in why what changes slowly could not be read; None: it was read."""
+        self._problem = None if error is None else str(error)
 
     def met(self, crew: Crew | None, seen: Sequence[Seen]) -> None:
         """Take in who is connected, and what our workers say."""
@@ -97,6 +105,7 @@ class QueueWatch:
             name=self.name,
             now=now,
             counts=found.counts,
+            problem=self.sample.problem or self._problem,
             paused=found.paused,
             note=read_note(found.note),
             version=found.version,
@@ -114,7 +123,7 @@ class QueueWatch:
             last_seen=None if last_ms is None else instant_from_ms(last_ms),
             completed=throughput(found.completed, done, now_ms),
             failed=throughput(found.failed, broken, now_ms),
-            arrivals=rate(self._arrived[0], self._arrived[-1]),
+            arrivals=rate(self._arrived[0], self._arrived[-1]) if self._arrived else None,
             lockless=len(self._lockless),
             worst_error=error,
             worst_share=share,

@@ -8,8 +8,9 @@ from typing import Final
 from taskbull.core.durations import instant_to_ms
 from taskbull.core.earlier_runs import runs_before
 from taskbull.core.schedule import Schedule
+from taskbull.errors import TaskbullError
 from taskbull.queue.methods import looks
-from taskbull.queue.questions import Look, ask_together
+from taskbull.queue.questions import Look, ask_each
 from taskbull.scripts.runs import ScheduledRun, find_run
 from taskbull.store.namespace import Namespace
 
@@ -26,7 +27,7 @@ class ScheduleLooks:
 
     @looks
     def last_runs(self, schedules: Sequence[Schedule]) -> Look[list[ScheduledRun | None]]:
-        """Find the last run of each schedule, where its job is kept; None: it is not.
+        """Find the last run of each schedule; None: its job is not kept, or cannot be read.
 
         One call of at most 10 commands for each schedule, all in one trip.
         """
@@ -34,7 +35,8 @@ class ScheduleLooks:
             find_run(self.namespace.keys(each.queue), each.id, _due_before(each))
             for each in schedules
         ]
-        return (yield from ask_together(calls))
+        found = yield from ask_each(calls)
+        return [None if isinstance(each, TaskbullError) else each for each in found]
 
 
 def _due_before(schedule: Schedule) -> list[int]:

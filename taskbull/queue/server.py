@@ -15,7 +15,7 @@ from taskbull.queue.methods import Awaited
 from taskbull.queue.questions import Look, On, Question, ServerOf, Servers, Together
 from taskbull.queue.queue import Queue
 from taskbull.queue.tracebacks import stripped
-from taskbull.scripts.call import Request, again
+from taskbull.scripts.call import Request, again, none_failed
 from taskbull.store.deadline import Deadline
 
 T = TypeVar("T")
@@ -47,8 +47,9 @@ class Server(AnyServer, Awaited):
     async def _answer(self, question: Question) -> Any:
         store, limit = self._stores.async_store(), self._call_timeout
         match question:
-            case Together(calls):
-                return await self._all(calls)
+            case Together(calls, each):
+                answers = await self._each(calls)
+                return answers if each else none_failed(answers)
             case On(server, call):
                 return await store.run_on(server, call, timeout=limit)
             case Servers():
@@ -58,32 +59,26 @@ class Server(AnyServer, Awaited):
             case _:
                 return await store.run(again(question), timeout=limit)  # it only looks
 
-    async def _all(self, calls: Sequence[Request[Any]]) -> list[Any]:
-        """Run calls in one trip; those that have to be asked again, because nothing is known of
-        them, are asked at the same time."""
-        store, limit = self._stores.async_store(), self._call_timeout
-        deadline = Deadline(limit, monotonic)
-        try:
-            return await store.run_all(calls, timeout=limit)
-        except (MaybeExecuted, ServerUnavailable) as error:
-            if deadline.too_late_after(error):
-                raise ConnectionLost(str(error)) from error
-        return await self._each(calls, deadline.timeout)
+    async def _each(self, calls: Sequence[Request[Any]]) -> list[Any]:
+        """Run calls in one trip; return errors instead of the results of those that failed.
 
-    async def _each(self, calls: Sequence[Request[Any]], limit: float | None) -> list[Any]:
-        store = self._stores.async_store()
-        answers: list[Any] = [None] * len(calls)
-        errors: list[TaskbullError] = []
+        Those of which it is not known whether they were executed only look, and are repeated.
+        """
+        store, deadline = self._stores.async_store(), Deadline(self._call_timeout, monotonic)
+        answers: list[Any] = await store.run_each(calls, timeout=self._call_timeout)
 
-        async def run(place: int, call: Request[Any]) -> None:
+        async def repeat(place: int) -> None:
             try:
-                answers[place] = await store.run(again(call), timeout=limit)
+                answers[place] = await store.run(again(calls[place]), timeout=deadline.timeout)
             except TaskbullError as error:
-                errors.append(error)
+                answers[place] = error
 
         async with create_task_group() as tasks:
-            for place, call in enumerate(calls):
-                tasks.start_soon(run, place, call)
-        if errors:
-            raise errors[0]
+            for place, answer in enumerate(answers):
+                if not isinstance(answer, MaybeExecuted | ServerUnavailable):
+                    continue
+                if deadline.too_late_after(answer):
+                    answers[place] = ConnectionLost(str(answer))
+                else:
+                    tasks.start_soon(repeat, place)
         return answers

@@ -17,20 +17,21 @@ from taskbull.core.job import Job
 from taskbull.core.keys import RESERVED_IDS
 from taskbull.core.record import Seen
 from taskbull.core.search import Terms
-from taskbull.core.states import STATES, JobState, delay_score_range
-from taskbull.core.wire.search import wanted
-from taskbull.errors import JobNotFound, ServerRefused
+from taskbull.core.states import STATES, JobState, delay_score_range, due_ms_of_score
+from taskbull.core.wire.search import confirmed, wanted
+from taskbull.errors import JobNotFound, ServerRefused, TaskbullError
 from taskbull.queue.failures import Failures, group_failures, liken, spread
 from taskbull.queue.job_row import JobPlace, JobRow, JobRows, due_of
 from taskbull.queue.looked import Crew, QueueSample, SearchStep
 from taskbull.queue.methods import looks
-from taskbull.queue.questions import Look, ask, ask_on, ask_together, list_servers
+from taskbull.queue.questions import Look, ask, ask_on, ask_queues, ask_together, list_servers
+from taskbull.queue.queue_names import read_registered
 from taskbull.queue.queue_search import plain_name
-from taskbull.scripts import inspection, peeking, records, servers, survey
+from taskbull.scripts import inspection, job_pieces, peeking, records, servers, survey
 from taskbull.scripts.failures import FAILURES_PEEKED, FailedJob, get_failed_ids, peek_failures
 from taskbull.scripts.peeking import PIECE, ROWS, START, After, Row
 from taskbull.scripts.servers import ConnectedWorker
-from taskbull.scripts.survey import EndsByMinute
+from taskbull.scripts.survey import EndsByMinute, Surveyed
 from taskbull.store.namespace import Namespace
 
 SAMPLE_LIFE = 600.0
@@ -50,6 +51,7 @@ class ServerLooks:
         """Look at queues as a whole: counts, limits, the next job, BullMQ's own metrics.
 
         One call of about 40 commands for each queue, all in one trip, however many jobs there are.
+        A queue that cannot be read is returned with the reason as its `problem`.
         """
         check_int("minutes", minutes, least=0, most=1440)
         return self._sample([queues] if isinstance(queues, str) else list(queues), minutes)
@@ -72,17 +74,17 @@ class ServerLooks:
     def records(self, queues: Iterable[str]) -> Look[dict[str, list[Seen]]]:
         """Read what our workers wrote about themselves: one call of ≤ 101 commands per queue.
 
-        Workers that have gone are among them for a day, without a record.
+        Workers that have gone are among them for a day, without a record. A queue whose records
+        cannot be read has none.
         """
         names = [queues] if isinstance(queues, str) else list(queues)
-        calls = [records.get_records(self.namespace.keys(name)) for name in names]
-        found = yield from ask_together(calls)
-        return dict(zip(names, found, strict=True))
+        found = yield from ask_queues(self.namespace, names, records.get_records)
+        return {name: [] if isinstance(s, TaskbullError) else s for name, s in found.items()}
 
     @looks
     def registered_queues(self) -> Look[list[str]]:
         """Name the queues that our workers and producers wrote down: one command."""
-        return ask(records.get_registered(self.namespace.prefix))
+        return read_registered(self.namespace)
 
     @looks
     def peek(
@@ -131,12 +133,19 @@ class ServerLooks:
 
     @looks
     def search(
-        self, queue: str, state: JobState | str, terms: Terms, *, after: After = START
+        self,
+        queue: str,
+        state: JobState | str,
+        terms: Terms,
+        *,
+        after: After = START,
+        mask: Callable[[str], str] | None = None,
     ) -> Look[SearchStep]:
         """Look for jobs in the next 100 of a state, or as many as have 256 kB; the latest first.
 
-        One call, of about 3 commands for each job, and one command for each job that is found if a
-        value at a place in the data is looked for. No hit does not mean that there is none.
+        One call, of about 3 commands for each job, and one command for each job that is found if
+        its data is searched. `mask` returns data as the person may see it: only what is left there
+        is found. No hit does not mean that there is none.
         """
         wanted_state = _state(state)
         start, bound = _bounds(wanted_state, after, terms)
@@ -144,9 +153,10 @@ class ServerLooks:
         call = peeking.search_jobs(keys, wanted_state, wanted(terms), start, bound=bound)
         found = yield from ask(call)
         rows = found.rows
-        if terms.paths and rows:
-            data = yield from ask_together([peeking.get_data(keys, row.id) for row in rows])
-            rows = [row for row, each in zip(rows, data, strict=True) if terms.confirmed(each)]
+        if rows and (terms.paths or (terms.texts and mask is not None)):
+            calls = [job_pieces.get_field(keys, row.id, "data") for row in rows]
+            data = yield from ask_together(calls)
+            rows = [row for row, raw in zip(rows, data, strict=True) if confirmed(terms, raw, mask)]
         shown = self._rows(queue, wanted_state, rows)
         return SearchStep(
             shown, found.looked_at, found.too_large, found.after, found.total, found.reached
@@ -190,10 +200,11 @@ class ServerLooks:
         return Failures(total, len(window), groups, len(drawn), window, drawn, drawn_at, likeness)
 
     def _sample(self, queues: Sequence[str], minutes: int) -> Look[list[QueueSample]]:
-        calls = [survey.survey_queue(self.namespace.keys(name), minutes) for name in queues]
-        found = yield from ask_together(calls)
+        found = yield from ask_queues(
+            self.namespace, queues, lambda keys: survey.survey_queue(keys, minutes)
+        )
         at = time.time()
-        return [QueueSample(name, at, each) for name, each in zip(queues, found, strict=True)]
+        return [_sampled(name, at, found[name]) for name in queues]
 
     def _ends(self, queue: str, minutes: int) -> Look[EndsByMinute]:
         minute_ms = int(time.time() * 1000) // _MINUTE_MS * _MINUTE_MS
@@ -244,6 +255,9 @@ class ServerLooks:
             found.last_id,
             _span(peeked.unclaimed_ms),
             None if peeked.expires_ms is None else instant_from_ms(peeked.expires_ms),
+            found.state is JobState.DELAYED
+            and found.score is not None
+            and peeked.held_until_ms == due_ms_of_score(found.score),
         )
 
     def _rows(self, queue: str, state: JobState, rows: Sequence[Row]) -> list[JobRow]:
@@ -259,6 +273,12 @@ class ServerLooks:
             )
             for row in rows
         ]
+
+
+def _sampled(name: str, at: float, found: Surveyed | TaskbullError) -> QueueSample:
+    if isinstance(found, TaskbullError):
+        return QueueSample(name, at, survey.UNKNOWN, str(found))
+    return QueueSample(name, at, found)
 
 
 def _state(state: JobState | str) -> JobState:

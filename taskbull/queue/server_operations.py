@@ -18,10 +18,18 @@ from taskbull.core.job import Job
 from taskbull.core.keys import RESERVED_IDS, QueueKeys
 from taskbull.core.queue_facts import PauseNote, read_note
 from taskbull.core.states import STATES, JobState
-from taskbull.errors import JobNotFound, ServerRefused
+from taskbull.errors import ConfigurationError, JobNotFound, ServerRefused, TaskbullError
 from taskbull.queue.job_view import JobDetails, JobPage, JobView
 from taskbull.queue.methods import looks
-from taskbull.queue.questions import Look, ask, ask_on, ask_together, list_servers, server_of
+from taskbull.queue.questions import (
+    Look,
+    ask,
+    ask_on,
+    ask_queues,
+    ask_together,
+    list_servers,
+    server_of,
+)
 from taskbull.queue.queue_search import SearchPlace, all_queues, find_queues
 from taskbull.scripts import inspection, servers, survey
 from taskbull.scripts.events import last_event_id
@@ -53,6 +61,8 @@ class QueueSummary(Struct, frozen=True):
     """When the job that has waited longest was added, or became due if it was delayed."""
     note: PauseNote | None = None
     """Who has paused it, and why, if they said so."""
+    problem: str | None = None
+    """Why it cannot be read; None: it can. Nothing else is known of it then."""
 
 
 class ServerOperations:
@@ -144,14 +154,22 @@ class ServerOperations:
     def survey(self, queues: Iterable[str] | None = None) -> Look[list[QueueSummary]]:
         """Look at some queues, or at all: counts, workers, and how long the next job has waited.
 
-        One short call for each queue, all in one trip, and one for each server.
+        One short call for each queue, all in one trip, and one for each server. A queue that
+        cannot be read is returned with the reason as its `problem`.
         """
         names = yield from self._names(queues)
-        keys = [self.namespace.keys(name) for name in names]
-        answers = yield from ask_together([survey.survey_queue(each) for each in keys])
+        answers = yield from ask_queues(self.namespace, names, survey.survey_queue)
         clients: dict[Endpoint, list[Client] | None] = {}
         summaries: list[QueueSummary] = []
-        for each, found in zip(keys, answers, strict=True):
+        for name in names:
+            found = answers[name]
+            if isinstance(found, TaskbullError):
+                unknown = survey.UNKNOWN.counts
+                summaries.append(
+                    QueueSummary(name, False, None, None, unknown, None, problem=str(found))
+                )
+                continue
+            each = self.namespace.keys(name)
             server = yield from server_of(each)
             if server not in clients:
                 clients[server] = yield from self._clients_if_told(server)
@@ -181,7 +199,12 @@ class ServerOperations:
         clients: dict[Endpoint, list[Client]] = {}
         workers: dict[str, list[ConnectedWorker]] = {}
         for name in names:
-            keys = self.namespace.keys(name)
+            try:
+                keys = self.namespace.keys(name)
+            except ConfigurationError:
+                if queues is not None:
+                    raise
+                continue  # no worker of ours serves it
             server = yield from server_of(keys)
             if server not in clients:
                 clients[server] = yield from ask_on(server, servers.list_clients())

@@ -109,6 +109,7 @@ class ServerWhys(ServerLooks):
             due=placed.row.due,
             schedule=job.scheduler_id or "",
             unclaimed=placed.unclaimed,
+            is_held=placed.is_held,
             pending=children.unprocessed,
             children=sum((children.processed, children.unprocessed, children.ignored))
             + children.failed,

@@ -12,7 +12,7 @@ from taskbull.queue.methods import Blocking
 from taskbull.queue.questions import Look, On, Question, ServerOf, Servers, Together
 from taskbull.queue.sync_queue import SyncQueue
 from taskbull.queue.tracebacks import stripped
-from taskbull.scripts.call import again
+from taskbull.scripts.call import again, none_failed
 from taskbull.scripts.events import read_events
 from taskbull.store.protocol_probe import Protocol, wrong_protocol
 
@@ -65,8 +65,9 @@ class SyncServer(AnyServer, Blocking):
     def _answer(self, question: Question) -> Any:
         store, limit = self._stores.sync_store(), self._call_timeout
         match question:
-            case Together(calls):
-                return store.run_all(calls, timeout=limit)
+            case Together(calls, each):
+                answers = store.run_each(calls, timeout=limit)
+                return answers if each else none_failed(answers)
             case On(server, call):
                 return store.run_on(server, call, timeout=limit)
             case Servers():

@@ -42,6 +42,8 @@ class Result(IntEnum):
     """Another job stands for it; the id is that one's."""
     NO_PARENT = -5
     OTHER_PARENT = -7
+    UNFINISHED = -13
+    """It is in a flow of which pieces are missing."""
 
 
 _RESULTS = {int(result): result for result in Result}

@@ -7,12 +7,12 @@ free for others: an operation on a million jobs is made of calls of a few ms eac
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from typing import Any, Final, Generic, Protocol, TypeAlias, TypeVar
 
 from msgspec import Struct
 
-from taskbull.errors import MaybeExecuted, ServerUnavailable
+from taskbull.errors import MaybeExecuted, ServerUnavailable, TaskbullError
 from taskbull.scripts.loader import Script
 
 T = TypeVar("T")
@@ -111,6 +111,16 @@ Steps: TypeAlias = Generator[Request[Any], Any, T]
 
 Operation: TypeAlias = Request[T] | Steps[T]
 """What a store runs."""
+
+
+def none_failed(results: Sequence[T | TaskbullError]) -> list[T]:
+    """Return the results of several calls; raise the first error among them."""
+    found: list[T] = []
+    for each in results:
+        if isinstance(each, TaskbullError):
+            raise each
+        found.append(each)
+    return found
 
 
 class UnderWay(Protocol):

@@ -9,7 +9,7 @@ from msgspec import Struct
 
 from taskbull.core.cancelling import Cancelled
 from taskbull.core.keys import QueueKeys
-from taskbull.errors import JobNotFound, MaybeExecuted, ServerUnavailable
+from taskbull.errors import JobNotFound, MaybeExecuted, ServerRefused, ServerUnavailable
 from taskbull.scripts.call import Call, Command, Steps, Word
 from taskbull.scripts.loader import load
 from taskbull.scripts.replies import text, texts
@@ -103,12 +103,19 @@ def cancel_all_children(
 def finish_cancelling(queue: QueueKeys, now_ms: int) -> Steps[list[str]]:
     """Cancel the children that somebody was to cancel and has not; return the ids of the parents.
 
-    If there are many of those, some are left for the next time.
+    If there are many of those, some are left for the next time. If Redis refuses to cancel those of
+    one parent, raise that error after the others.
     """
     noted = queue.private("cancelling")
     ids: list[str] = yield Command(("SRANDMEMBER", noted, _AT_ONCE), noted, texts)
+    refused: ServerRefused | None = None
     for job_id in ids:
-        yield from cancel_all_children(queue, job_id, now_ms)
+        try:
+            yield from cancel_all_children(queue, job_id, now_ms)
+        except ServerRefused as error:
+            refused = refused or error
+    if refused is not None:
+        raise refused
     return ids
 
 

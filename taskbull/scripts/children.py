@@ -6,7 +6,16 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from taskbull.core.keys import QueueKeys
-from taskbull.core.wire.flow import ORDER_FIELD, Child, decode_order
+from taskbull.core.wire.flow import (
+    DROPPED_FIELD,
+    ORDER_FIELD,
+    PARENT_FIELD,
+    Child,
+    decode_order,
+    decode_policy,
+)
+from taskbull.core.wire.numbers import read_number
+from taskbull.errors import PermanentError, WaitForChildren
 from taskbull.scripts.call import Call, Command, Steps
 from taskbull.scripts.loader import load
 from taskbull.scripts.replies import text
@@ -18,12 +27,16 @@ PIECE: Final = 500
 
 
 def get_results(
-    queue: QueueKeys, job_id: str, name: str, *, piece: int = PIECE
+    queue: QueueKeys, job_id: str, name: str, *, piece: int = PIECE, so_far: bool = False
 ) -> Steps[list[bytes]]:
     """Return what the children of a name have returned, as JSON, in the order of the children.
 
     That order is known of flows of ours; of others it is that of the keys, and a child that is
     not stored any more has no name.
+
+    Raises `WaitForChildren` if the job has not waited for some of them, because the worker that ran
+    it died, unless it asks for the results `so_far`; and `PermanentError` if some were neither
+    added, nor removed, nor have they failed.
     """
     job, processed = queue.job(job_id), queue.processed(job_id)
     order: list[Child] | None = yield Command(("HGET", job, ORDER_FIELD), job, decode_order)
@@ -31,11 +44,55 @@ def get_results(
         return (yield from _unordered(processed, name, piece))
     keys = [base + child_id for child, base, child_id in order if child == name]
     results: list[bytes] = []
+    lacking: list[str] = []
     for start in range(0, len(keys), piece):
-        words = ("HMGET", processed, *keys[start : start + piece])
-        found: list[bytes | None] = yield Command(words, processed, list)
+        some = keys[start : start + piece]
+        found: list[bytes | None] = yield Command(("HMGET", processed, *some), processed, list)
         results += [value for value in found if value is not None]
+        lacking += [key for key, value in zip(some, found, strict=True) if value is None]
+    if lacking and not so_far:
+        yield from _explain(queue, job_id, name, lacking, piece)
     return results
+
+
+def _explain(
+    queue: QueueKeys, job_id: str, name: str, lacking: Sequence[str], piece: int
+) -> Steps[None]:
+    """Raise an error unless children without a result have failed, or were removed.
+
+    A child that is stored, and for which the job does not wait, has failed by the policy "drop".
+    One that is not stored counts as removed if the job knows of as many.
+    """
+    job, failed = queue.job(job_id), queue.failed_children(job_id)
+    absent = 0
+    for start in range(0, len(lacking), piece):
+        some = lacking[start : start + piece]
+        reasons: list[bytes | None] = yield Command(("HMGET", failed, *some), failed, list)
+        left = [key for key, reason in zip(some, reasons, strict=True) if reason is None]
+        if not left:
+            continue
+        absent += len(left) - (yield Command(("EXISTS", *left), left[0], int))
+        waiting = queue.dependencies(job_id)
+        pending: list[int] = yield Command(("SMISMEMBER", waiting, *left), waiting, list)
+        if any(pending) and not (yield from _continues(failed)):
+            raise WaitForChildren
+    dropped = yield Command(("HGET", job, DROPPED_FIELD), job, read_number)
+    if absent > (dropped or 0):
+        raise PermanentError(
+            f"{absent - (dropped or 0)} of the job's children {name} have no result: they were "
+            "never added, or were removed by a program that does not say so"
+        )
+
+
+def _continues(failed: str) -> Steps[bool]:
+    """Return whether the job runs early, by the policy "continue" of a child that has failed."""
+    keys: list[bytes] = yield Command(("HKEYS", failed), failed, list)
+    for raw in keys:
+        child = text(raw)
+        policy = yield Command(("HGET", child, PARENT_FIELD), child, decode_policy)
+        if policy in ("continue", None):  # None if it is no longer stored
+            return True
+    return False
 
 
 def _unordered(processed: str, name: str, piece: int) -> Steps[list[bytes]]:

@@ -12,7 +12,7 @@ from msgspec import Struct
 
 from taskbull.core.keys import QueueKeys
 from taskbull.core.wire.new_job import EncodedJob
-from taskbull.errors import TaskbullError
+from taskbull.errors import LockLost, TaskbullError
 from taskbull.scripts.add import (
     MEMO_LIFE_MS,
     Added,
@@ -63,6 +63,12 @@ class FlowPiece(Struct, frozen=True):
     """Parents of former pieces whose last child is in this one."""
     deadline_ms: int | None = None
     """When to give up waiting for the rest of the flow; None: this is all of it."""
+    owner: str = ""
+    """Identifies a flow that is added in pieces, among others with the same root."""
+    token: str = ""
+    """The token of the root's lock, if the root is running and adds children."""
+    order: str = ""
+    """The order of all children of a running root, to be stored with the last of them."""
 
 
 def add_flow(
@@ -91,12 +97,15 @@ def add_flow(
         sequence.mark,
         MEMO_LIFE_MS,
         "" if piece.deadline_ms is None else piece.deadline_ms,
+        piece.owner,
+        piece.token,
+        piece.order,
         pack(list(queues)),
         packed,
         complete,
         *data,
     )
-    return Call(ADD_FLOW, keys, args, partial(_added, piece.nodes))
+    return Call(ADD_FLOW, keys, args, partial(_added, root, piece.nodes))
 
 
 def _runs(nodes: Sequence[FlowNode], places: Mapping[str, int]) -> list[list[Any]]:
@@ -131,39 +140,55 @@ def _run(node: FlowNode, place: int) -> list[Any]:
     return [place, *shared, link, int(node.waits), node.order]
 
 
-def _added(nodes: Sequence[FlowNode], reply: list[int]) -> list[Added]:
-    if len(reply) == 2 and reply[1] < 0:
-        node = nodes[reply[0] - 1]
-        refused = Result(reply[1])
+def _added(root: FlowNode, nodes: Sequence[FlowNode], reply: list[Any]) -> list[Added]:
+    if len(reply) > 1 and reply[1] < 0:
+        if reply[0] == 0:
+            raise LockLost(root.queue.queue, root.job.job_id)
+        refused, place = Result(reply[1]), int(reply[0])
+        node = nodes[place - 1] if nodes else root
+        if refused is Result.UNFINISHED:
+            raise FlowUnfinished(node, text(reply[2]))
         why = "has another parent" if refused is Result.OTHER_PARENT else "has no parent any more"
         raise FlowRefused(f"job {node.job.job_id} of queue {node.queue.queue} {why}", refused)
     answers = zip(nodes, reply, strict=True) if reply else ()
     return [Added(node.job.job_id, Result(code)) for node, code in answers]
 
 
-def undo_flows(queue: QueueKeys, now_ms: int, *, piece: int = UNDONE) -> Steps[list[str]]:
-    """Remove the flows of a queue's roots that are overdue; return the keys of the roots."""
+def undo_flows(
+    queue: QueueKeys, now_ms: int, *, piece: int = UNDONE, skipped: list[str] | None = None
+) -> Steps[list[str]]:
+    """Remove the flows of a queue's roots that are overdue; return the keys of the roots.
+
+    Keys of roots whose flow cannot be removed are appended to `skipped`.
+    """
     call = undo_flow(queue, now_ms, piece)
     undone: list[str] = []
-    root, is_gone = yield call
+    root, code = yield call
     while root:
-        if is_gone:
+        if code == _GONE:
             undone.append(root)
-        root, is_gone = yield call
+        elif code == _SKIPPED and skipped is not None:
+            skipped.append(root)
+        root, code = yield call
     return undone
 
 
-def undo_flow(queue: QueueKeys, now_ms: int, piece: int = UNDONE) -> Call[tuple[str, bool]]:
-    """Remove a piece of a flow that is overdue; the call gives its root, and whether all is gone.
+_GONE: Final = 1
+_SKIPPED: Final = -1
 
-    An empty root: there is no such flow.
+
+def undo_flow(queue: QueueKeys, now_ms: int, piece: int = UNDONE) -> Call[tuple[str, int]]:
+    """Remove a piece of a flow that is overdue; the call returns its root and a code.
+
+    An empty root: there is no such flow. The code is 1 if all of the flow is gone, 0 if there is
+    more to do, -1 if the flow is skipped.
     """
     return Call(UNDO_FLOW, (queue.private("flows"),), (now_ms, piece), _undone)
 
 
-def _undone(reply: Any) -> tuple[str, bool]:
-    root, is_gone = reply
-    return text(root), is_gone == 1
+def _undone(reply: Any) -> tuple[str, int]:
+    root, code = reply
+    return text(root), code
 
 
 class FlowRefused(TaskbullError):
@@ -172,3 +197,19 @@ class FlowRefused(TaskbullError):
     def __init__(self, message: str, result: Result) -> None:
         super().__init__(f"the flow was not added: {message}")
         self.result = result
+
+
+class FlowUnfinished(FlowRefused):
+    """A flow was not added: one of its jobs is in another flow, of which pieces are missing.
+
+    `owner` identifies the other flow if it has the same root, and can still be continued.
+    """
+
+    def __init__(self, node: FlowNode, owner: str) -> None:
+        super().__init__(
+            f"job {node.job.job_id} of queue {node.queue.queue} is in another flow that is still "
+            "being added, or whose producer died. Try again when it is complete, or five minutes "
+            "after its producer died",
+            Result.UNFINISHED,
+        )
+        self.owner = owner

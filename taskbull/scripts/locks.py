@@ -57,6 +57,8 @@ class Sweep(Struct, frozen=True):
 
     put_back: list[str]
     doomed: list[str]
+    has_leftovers: bool = False
+    """Whether there may be flows that are half added or half cancelled."""
 
 
 class SweepPiece(Struct, frozen=True):
@@ -65,6 +67,7 @@ class SweepPiece(Struct, frozen=True):
     position: int
     put_back: list[str]
     doomed: list[str]
+    has_leftovers: bool
 
 
 def sweep_stalled(
@@ -83,7 +86,7 @@ def sweep_stalled(
         put_back += swept.put_back
         doomed += swept.doomed
         if swept.position == _OVER:
-            return Sweep(put_back, doomed)
+            return Sweep(put_back, doomed, swept.has_leftovers)
         position = swept.position
 
 
@@ -114,5 +117,5 @@ def sweep_piece(
 
 
 def _swept(reply: Any) -> SweepPiece:
-    position, put_back, doomed = reply
-    return SweepPiece(position, texts(put_back), texts(doomed))
+    position, put_back, doomed, *leftovers = reply
+    return SweepPiece(position, texts(put_back), texts(doomed), any(leftovers))

@@ -58,7 +58,7 @@ def get_records(queue: QueueKeys) -> Call[list[Seen]]:
 
     def read(reply: list[bytes]) -> list[Seen]:
         return [
-            Seen(text(worker), int(float(at)), decode_record(record) if record else None)
+            Seen(text(worker), number(at), decode_record(record) if record else None)
             for worker, at, record in zip(*(reply[place::3] for place in range(3)), strict=True)
         ]
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Final
 
 from taskbull.core.keys import QueueKeys
+from taskbull.core.wire.numbers import read_number
 from taskbull.errors import JobNotFound, LockLost, TaskbullError, WrongState
 
 Refusal = Callable[[str, str], TaskbullError]
@@ -91,11 +92,8 @@ def texts(reply: list[bytes]) -> list[str]:
 
 
 def number(raw: bytes | None) -> int:
-    """Read a number that may be missing."""
-    try:
-        return int(raw or 0)
-    except ValueError:
-        return 0
+    """Read a number that may be missing, or anything else; it is bounded."""
+    return read_number(raw) or 0
 
 
 def pair(reply: list[int]) -> tuple[int, int]:

@@ -18,6 +18,8 @@ from taskbull.core.wire.schedule import (
     decode_schedule,
     encode_schedule,
     is_over,
+    read_old_key,
+    run_part,
 )
 from taskbull.errors import TaskbullError
 from taskbull.scripts.call import Call, Steps
@@ -97,7 +99,7 @@ def _upserted(scheduler_id: str, reply: list[Any]) -> Upserted:
 def remove_scheduler(queue: QueueKeys, scheduler_id: str) -> Call[bool]:
     """Remove a scheduler, and its next run if that is delayed; the call gives whether it was."""
     keys = (queue.repeat, queue.scheduler(scheduler_id), queue.delayed, queue.events)
-    return Call(REMOVE_SCHEDULER, keys, (queue.base, scheduler_id), bool)
+    return Call(REMOVE_SCHEDULER, keys, (queue.base, scheduler_id, run_part(scheduler_id)), bool)
 
 
 class SchedulerPage(Struct, frozen=True):
@@ -145,22 +147,48 @@ def _page(queue: QueueKeys, reply: list[Any]) -> SchedulerPage:
     return SchedulerPage(found, None if cursor == b"0" else text(cursor))
 
 
-def advance_scheduler(queue: QueueKeys, job: Job, now_ms: int) -> Call[str | None] | None:
-    """Add what follows a run that was taken; None if nothing does. The call gives the id, if any.
+class Advanced(Struct, frozen=True):
+    """What became of a scheduler whose run was taken."""
 
-    To be run after the take and before the job; doing it again, or for a retry, does nothing. A
+    job_id: str | None
+    """The run that was added; None: there is none, or another has added it."""
+    passed_ms: int | None = None
+    """The time of the last run that was left out, because another job has its id."""
+
+
+def advance_scheduler(
+    queue: QueueKeys, job: Job, now_ms: int, after_ms: int = 0
+) -> Call[Advanced] | None:
+    """Add what follows a run that was taken; None if nothing does.
+
+    To be run after the take and before the job; doing it again, or for a retry, does nothing. If
+    the call only gives a time that was left out, it is to be made again for a run `after_ms`. A
     rule that cannot be read is a `ConfigurationError`: the job runs, and is the scheduler's last.
     """
     if job.scheduler_id is None:
         return None
-    following = next_run(job.options, now_ms)
+    old = read_old_key(job.scheduler_id)
+    following = next_run(job.options, now_ms, after_ms=after_ms, is_old=old is not None)
     if following is None:
         return None
     scheduler = queue.scheduler(job.scheduler_id)
     keys = (queue.repeat, scheduler, queue.job(job.id), *_places(queue))
-    due = "" if following.due_ms is None else following.due_ms
-    args = (queue.base, job.scheduler_id, job.id, now_ms, following.count, due)
-    return Call(ADVANCE_SCHEDULER, keys, args, lambda reply: text(reply) or None)
+    args = (
+        queue.base,
+        job.scheduler_id,
+        job.id,
+        now_ms,
+        following.count,
+        _or_empty(following.due_ms),
+        after_ms or "",
+        "" if old is None else old.run_part,
+    )
+    return Call(ADVANCE_SCHEDULER, keys, args, _advanced)
+
+
+def _advanced(reply: list[Any]) -> Advanced:
+    job_id, passed = map(text, reply)
+    return Advanced(job_id or None, int(passed) if passed else None)
 
 
 def _places(queue: QueueKeys) -> tuple[str, ...]:

@@ -20,7 +20,6 @@ from taskbull.scripts.add import CallSequence
 from taskbull.scripts.call import Command, Steps
 from taskbull.scripts.flow import FlowPiece, add_flow
 from taskbull.scripts.flow_pieces import cut_flow
-from taskbull.scripts.replies import nothing
 
 
 class Spawned(Struct, frozen=True):
@@ -34,11 +33,15 @@ class Spawned(Struct, frozen=True):
     """How many jobs there are now, all below the children counted."""
 
 
-def spawn(parent: Branch, job_id: str, so_far: int, now_ms: int, producer: str) -> Steps[Spawned]:
+def spawn(
+    parent: Branch, job_id: str, so_far: int, now_ms: int, producer: str, token: str
+) -> Steps[Spawned]:
     """Add the children of `parent` to a running job; each call may be sent again.
 
     `so_far` is how many the job has spawned in this run. Children that are there, or have been
-    completed, are not added again.
+    completed, are not added again. Their order is stored with the last of them: children of a run
+    that broke off before that do not count. Raises `LockLost` if `token` does not open the job's
+    lock.
     """
     queue = parent.queue
     job, processed = queue.job(job_id), queue.processed(job_id)
@@ -56,13 +59,14 @@ def spawn(parent: Branch, job_id: str, so_far: int, now_ms: int, producer: str) 
     values: list[bytes | None] = yield Command(("HMGET", processed, *keys), processed, list)
     done = {place for place, value in enumerate(values, 1) if value is not None}
     order = decode_order(stored) or []
-    if added := [child for child in map(_child, children) if child not in set(order)]:
-        whole = encode_order([*order, *added])
-        yield Command(("HSET", job, ORDER_FIELD, whole), job, nothing)
+    known = set(order)
+    whole = encode_order([*order, *(one for one in map(_child, children) if one not in known)])
     pieces = cut_flow(members, now_ms)
     root = pieces[0].nodes[0]
-    for place, piece in enumerate(_without(pieces, members, done)):
-        if piece.nodes or piece.complete:
+    new = [replace(piece, token=token) for piece in _without(pieces, members, done)]
+    new[-1] = replace(new[-1], order=whole)
+    for place, piece in enumerate(new):
+        if piece.nodes or piece.complete or piece.order:
             yield add_flow(root, piece, now_ms, CallSequence(producer, place, 1, producer[:16]))
     return Spawned([child.id for child in children], before, len(members) - 1)
 

@@ -12,7 +12,7 @@ from taskbull.core import payload
 from taskbull.core.durations import instant_from_ms
 from taskbull.core.keys import QueueKeys
 from taskbull.core.rates import EndCounts
-from taskbull.core.states import due_ms_of_score
+from taskbull.core.states import STATES, due_ms_of_score
 from taskbull.core.wire.job import OPTIONS_FIELD, read_ready_ms
 from taskbull.core.wire.numbers import read_number
 from taskbull.scripts.call import Call, Command, Word
@@ -65,6 +65,12 @@ class Surveyed(Struct, frozen=True):
     completed: EndCounts | None = None
     """None: no worker counts."""
     failed: EndCounts | None = None
+
+
+UNKNOWN: Final = Surveyed(
+    Counts(dict.fromkeys(STATES, 0)), paused=False, version=None, waiting_since=None
+)
+"""What is known of a queue that cannot be read."""
 
 
 class ActiveJob(Struct, frozen=True):

@@ -97,6 +97,12 @@ def _node(place: Place, reply: list[Any]) -> Node:
     return Node(JobState(text(state)), job, count, bool(gone), children)
 
 
+def unknown_node(place: Place) -> Node:
+    """Return what is known of a job that this user may not read."""
+    job = Job(id=place.job_id, name=place.name)
+    return Node(JobState.UNKNOWN, job, 0, removed=True, children=[])
+
+
 def scan_children(parent: Place, after: ChildKeys, count: int) -> Call[ChildKeys]:
     """List some keys of a job's children."""
     queue, job_id = parent.queue, parent.job_id

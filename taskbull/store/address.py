@@ -16,7 +16,7 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
-from typing import Literal, assert_never
+from typing import Any, Literal, assert_never
 from urllib.parse import unquote
 
 from msgspec import Struct
@@ -67,6 +67,10 @@ class Credentials(Struct, frozen=True):
     def __repr__(self) -> str:
         """Show who, never the password."""
         return f"Credentials({self.username!r}, ***)"
+
+    def __rich_repr__(self) -> list[tuple[str, Any]]:
+        """Show the same in tracebacks of rich."""
+        return [("username", self.username)]
 
     @property
     def words(self) -> tuple[str, ...]:

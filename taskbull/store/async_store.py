@@ -7,11 +7,11 @@ from contextlib import asynccontextmanager, suppress
 from time import monotonic
 from typing import Any, TypeAlias, TypeVar
 
-from anyio import create_task_group, move_on_after
+from anyio import CapacityLimiter, create_task_group, move_on_after
 from msgspec import Struct, structs
 
 from taskbull.errors import ConnectionLost, TaskbullError
-from taskbull.scripts.call import Call, Command, Operation, Request, Steps
+from taskbull.scripts.call import Call, Command, Operation, Request, Steps, none_failed
 from taskbull.store import backend
 from taskbull.store.address import Address, Endpoint
 from taskbull.store.async_call import AsyncCall, OutagePolicy, ScriptLoader
@@ -19,7 +19,13 @@ from taskbull.store.blocking import BlockingConnection
 from taskbull.store.connection import Connection
 from taskbull.store.deadline import Deadline
 from taskbull.store.dialing import ConnectionOptions
-from taskbull.store.direct_call import loading, read_replies
+from taskbull.store.direct_call import (
+    NONSENSE,
+    invalid_reply,
+    loading,
+    read_replies,
+    read_reply,
+)
 from taskbull.store.drive import Drive
 from taskbull.store.pipeline import Note, Reply, ReplyError, pack
 from taskbull.store.reconnection import Notify, log_change, time_for
@@ -31,6 +37,10 @@ SentOn: TypeAlias = tuple[Connection, int]
 """The link on which a call was sent: its connection, and the generation of the link."""
 
 DEFAULT = ConnectionOptions()
+
+_DIALS = 32
+"""Blocking connections that are opened at the same time: if a worker opened those of 1,000 queues
+together, none might be ready within its time limit."""
 
 
 class _Sent(Struct, frozen=True):
@@ -58,6 +68,7 @@ class Store:
         self._policy = OutagePolicy(notify, patience)
         self._topology = topology(address, options, spawn, notify)
         self._only = self._topology.only
+        self._dials = CapacityLimiter(_DIALS)
 
     async def run(
         self,
@@ -87,7 +98,12 @@ class Store:
         reply = await only.submit(pack(call.words))
         if isinstance(reply, ReplyError):
             reply = await self._calling(call).go_on(only, generation, reply)
-        return call.parse(reply)
+        try:
+            return call.parse(reply)
+        except TaskbullError:
+            raise
+        except NONSENSE as error:
+            raise invalid_reply(self.address, reply) from error
 
     def start(
         self, call: Request[Any], waiter: backend.Recipient, note: Note | None = None
@@ -119,7 +135,7 @@ class Store:
             reply = await self._calling(call, deadline).go_on(*sent_on, reply)
         elif isinstance(reply, BaseException):
             raise reply
-        return call.parse(reply)
+        return read_reply(call, reply, self.address)
 
     def _may_go_on(self, error: object) -> bool:
         """Return whether another node may run a call that was surely not executed."""
@@ -130,29 +146,34 @@ class Store:
     ) -> list[T]:
         """Run several calls in one trip; results in order. If some fail, the first error is raised
         when all have ended. `timeout` is for everything."""
+        return none_failed(await self.run_each(calls, timeout=timeout))
+
+    async def run_each(
+        self, calls: Sequence[Request[T]], *, timeout: float | None = None
+    ) -> list[T | TaskbullError]:
+        """Run several calls in one trip; results in order, errors instead of those that failed."""
         deadline = Deadline(timeout, monotonic)
         sent: list[_Sent | None] = []
-        results: list[T] = []
-        errors: list[TaskbullError] = []
+        results: dict[int, T | TaskbullError] = {}
         try:
             for call in calls:
                 sent.append(await self._submit(call, deadline))  # noqa: PERF401 - if cancelled, see below
-            for call, one in zip(calls, sent, strict=True):
+            # Nodes that cannot be reached take all the time that there is: they come last.
+            for place in sorted(range(len(calls)), key=lambda each: sent[each] is None):
+                call, one = calls[place], sent[place]
                 try:
                     if one:
                         reply = await self._reply(call, one, deadline)
                     else:
                         reply = await self._calling(call, deadline).run()
-                    results.append(call.parse(reply))
+                    results[place] = read_reply(call, reply, self.address)
                 except TaskbullError as error:
-                    errors.append(error)
+                    results[place] = error
         finally:
             for one in sent:
                 if one:
                     one.waiter.cancel()
-        if errors:
-            raise errors[0]
-        return results
+        return [results[place] for place in range(len(calls))]
 
     async def _submit(self, call: Request[Any], deadline: Deadline) -> _Sent | None:
         """Send a call; return None if no node of a Cluster can be reached for it now."""
@@ -189,12 +210,17 @@ class Store:
         """Run one call and return its result; as `run`, with a deadline that others may share."""
         only = self._only
         if only is None:
-            return call.parse(await self._calling(call, deadline).run())
+            return read_reply(call, await self._calling(call, deadline).run(), self.address)
         generation = only.generation
         reply = await only.execute(pack(call.words), deadline)
         if isinstance(reply, ReplyError):
             reply = await self._calling(call, deadline).go_on(only, generation, reply)
-        return call.parse(reply)
+        try:
+            return call.parse(reply)
+        except TaskbullError:
+            raise
+        except NONSENSE as error:
+            raise invalid_reply(self.address, reply) from error
 
     async def servers(self, *, timeout: float | None = None) -> list[Endpoint]:
         """Return the servers that hold the data: one, or the masters of a Cluster."""
@@ -214,7 +240,8 @@ class Store:
         """Run one call on one of the servers; nothing is tried again, nor anywhere else."""
         connection, deadline = self._topology.node(server), Deadline(timeout, monotonic)
         commands = (*loading(call), call.words)
-        return read_replies(call, [await connection.execute(pack(c), deadline) for c in commands])
+        replies = [await connection.execute(pack(each), deadline) for each in commands]
+        return read_replies(call, replies, server)
 
     def _not_found(self, timeout: float | None) -> ConnectionLost:
         within = Deadline(timeout, monotonic)
@@ -244,7 +271,7 @@ class Store:
 
         part, name = self._topology.part(key), name or self.address.client_name
         options = structs.replace(self._options, name=name, insist=True, part=part)
-        return BlockingConnection(resolve, self._topology.doubt, options, self._notify)
+        return BlockingConnection(resolve, self._topology.doubt, options, self._notify, self._dials)
 
 
 @asynccontextmanager

@@ -7,17 +7,25 @@ twice as much on asyncio (4.6 against 7.3 µs for a suspension and its end).
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+import sys
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import Any
 
-from anyio.lowlevel import current_token
+from anyio import CancelScope, create_task_group
 
 from taskbull.store.waiter import Recipient as Recipient
 from taskbull.store.waiter import Waiter as Waiter
 
 
 def on_trio() -> bool:
-    """Return whether the running event loop is trio's."""
-    return type(current_token().native_token).__module__.startswith("trio.")
+    """Return whether the running event loop is trio's.
+
+    It does not ask anyio, which finds no event loop in a callback of one that asyncio has started:
+    there no task is current.
+    """
+    trio = sys.modules.get("trio")
+    return trio is not None and bool(trio.lowlevel.in_trio_task())  # trio's callbacks run in a task
 
 
 def waiters() -> Callable[[], Waiter]:
@@ -60,6 +68,68 @@ def spawn(run: Callable[[], Awaitable[None]]) -> None:
         task = asyncio.ensure_future(run())
         _background.add(task)
         task.add_done_callback(_background.discard)
+
+
+def running_beside(
+    run: Callable[[], Coroutine[Any, Any, None]],
+) -> AbstractAsyncContextManager[None]:
+    """Run a task during the block, and wait for its end; if it fails, cancel the block.
+
+    On asyncio the block may end in another task than it began in, which a task group does not
+    allow: pytest-asyncio runs the two halves of a fixture in different tasks. Then the block cannot
+    be cancelled, and an error of `run` is raised at its end.
+    """
+    return _in_task_group(run) if on_trio() else _in_asyncio_task(run)
+
+
+@asynccontextmanager
+async def _in_task_group(
+    run: Callable[[], Coroutine[Any, Any, None]],
+) -> AsyncGenerator[None, None]:
+    async with create_task_group() as tasks:
+        tasks.start_soon(run)
+        yield
+
+
+@asynccontextmanager
+async def _in_asyncio_task(
+    run: Callable[[], Coroutine[Any, Any, None]],
+) -> AsyncGenerator[None, None]:
+    host, scope = asyncio.current_task(), CancelScope()
+    is_over = is_interrupted = False
+
+    async def run_in_scope() -> None:
+        with scope:
+            await run()
+
+    def interrupt(done: asyncio.Task[None]) -> None:
+        nonlocal is_interrupted
+        failed = done.cancelled() or done.exception() is not None
+        if failed and not is_over and host is not None and not host.done():
+            is_interrupted = host.cancel()
+
+    task = asyncio.create_task(run_in_scope())
+    task.add_done_callback(interrupt)
+    cancelled: asyncio.CancelledError | None = None
+    try:
+        yield
+    except asyncio.CancelledError as error:
+        if not (is_interrupted and host is not None and host.uncancel() == 0):
+            cancelled = error
+        scope.cancel()
+    finally:
+        is_over = True
+        with CancelScope(shield=True):
+            while not task.done():
+                try:
+                    await asyncio.wait([task])
+                except asyncio.CancelledError as error:
+                    cancelled = error
+                    scope.cancel()
+    if not task.cancelled() and (failure := task.exception()) is not None:
+        raise failure
+    if cancelled is not None:
+        raise cancelled
 
 
 _background: set[asyncio.Future[None]] = set()  # asyncio itself keeps only weak references

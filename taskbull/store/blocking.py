@@ -10,11 +10,12 @@ from collections.abc import Awaitable, Callable
 from time import monotonic
 from typing import TypeVar
 
-from anyio import current_time, move_on_after, sleep
+from anyio import CapacityLimiter, current_time, move_on_after, sleep
 
 from taskbull.scripts.call import Command
 from taskbull.store.address import Endpoint
 from taskbull.store.dialing import ConnectionOptions, Dialer, hang_up
+from taskbull.store.direct_call import read_reply
 from taskbull.store.error_replies import Reaction, Refusal, read_refusal
 from taskbull.store.link import BROKEN, Link
 from taskbull.store.pipeline import Pipeline, ProtocolError, Reply, ReplyError, Word, pack
@@ -43,8 +44,9 @@ class BlockingConnection:
         doubt: Callable[[], None],
         options: ConnectionOptions,
         notify: Notify = log_change,
+        limiter: CapacityLimiter | None = None,
     ) -> None:
-        self._dialer = Dialer(resolve, options, self._tell)
+        self._dialer = Dialer(resolve, options, self._tell, limiter)
         self._doubt = doubt
         self._notify = notify
         self._pipeline = Pipeline()
@@ -52,7 +54,8 @@ class BlockingConnection:
 
     async def run(self, command: Command[T]) -> T:
         """Return the result of a command; if no reply came, what the command reads from None."""
-        return command.parse(await self.execute(command.words, command.held))
+        reply = await self.execute(command.words, command.held)
+        return read_reply(command, reply, self._dialer.endpoint)
 
     async def execute(self, words: tuple[Word, ...], timeout: float) -> Reply:
         """Return the reply, or None if none came within `timeout` (the server's) and some slack.

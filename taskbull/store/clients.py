@@ -55,6 +55,7 @@ def _of_client(client: Any) -> Address:
         )
     pool = client.connection_pool
     settings: Mapping[str, Any] = pool.connection_kwargs
+    _refuse("redis_connect_func", settings.get("redis_connect_func"))
     if hasattr(pool, "sentinel_manager"):
         return _sentinels(pool, settings)
     path = settings.get("path")
@@ -72,8 +73,18 @@ def _of_client(client: Any) -> Address:
     )
 
 
+def _refuse(name: str, value: object) -> None:
+    """Refuse a client with a setting that changes where or how it connects, and is not obeyed."""
+    if value is not None:
+        raise ConfigurationError(
+            f"redis: taskbull opens its own connections and cannot use the client's {name}"
+        )
+
+
 def _cluster(client: Any) -> Address:
     manager = client.nodes_manager
+    _refuse("address_remap", getattr(manager, "address_remap", None))
+    _refuse("redis_connect_func", getattr(client, "user_on_connect_func", None))
     settings: Mapping[str, Any] = getattr(client, "connection_kwargs", None) or (
         manager.connection_kwargs
     )

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import ssl
 from collections.abc import Awaitable, Callable
+from contextlib import nullcontext
 from random import random
 
-from anyio import CancelScope, current_time, fail_after, sleep
+from anyio import CancelScope, CapacityLimiter, current_time, fail_after, sleep
 from msgspec import Struct
 from tenacity import (
     AsyncRetrying,
@@ -66,8 +67,14 @@ class Dialer:
     """
 
     def __init__(
-        self, resolve: Callable[[], Awaitable[Endpoint]], options: ConnectionOptions, notify: Notify
+        self,
+        resolve: Callable[[], Awaitable[Endpoint]],
+        options: ConnectionOptions,
+        notify: Notify,
+        limiter: CapacityLimiter | None = None,
     ) -> None:
+        """Make one; with a `limiter`, only so many of those that share it connect at a time."""
+        self._limiter = nullcontext() if limiter is None else limiter
         self._resolve = resolve
         self._options = options
         self._notify = notify
@@ -129,6 +136,10 @@ class Dialer:
     async def _open(
         self, pipeline: Pipeline, limit: float | None = None, grace: float = 0.0
     ) -> Link:
+        async with self._limiter:
+            return await self._connect(pipeline, limit, grace)
+
+    async def _connect(self, pipeline: Pipeline, limit: float | None, grace: float) -> Link:
         options = self._options
         limit = options.connect_timeout if limit is None else min(limit, options.connect_timeout)
         link: Link | None = None

@@ -20,6 +20,7 @@ import errno
 import fcntl
 import logging
 import os
+import shlex
 import shutil
 import signal
 import socket
@@ -208,8 +209,8 @@ def _start_stopper(files: ServerFiles, idle: float) -> None:
             )
     else:
         ends = ""
-    where = files.folder
-    logger.info("The embedded server runs in %s. %s`taskbull stop %s` stops it", where, ends, where)
+    stopping = shlex.join(["taskbull", "stop", str(files.folder)])
+    logger.info("The embedded server runs in %s. %s`%s` stops it", files.folder, ends, stopping)
 
 
 def _check_listener(files: ServerFiles) -> None:

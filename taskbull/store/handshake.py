@@ -51,8 +51,14 @@ class Handshake(Struct, frozen=True):
         info = replies[-2] if complete else None
         named = replies[-3 - self.primary_only] if complete and self.name else None
         for reply in replies:
-            if not isinstance(reply, ReplyError) or reply is named or _forbidden(reply, info):
+            if not isinstance(reply, ReplyError) or reply is named or _lacks_info(reply, info):
                 continue  # without a name in CLIENT LIST, all else works
+            if not complete and _is_unknown(reply):
+                raise ServerRefused(
+                    "INCOMPLETE",
+                    f"Redis at {endpoint}: {reply}. It then closed the connection, which Redis "
+                    "does not do after an error",
+                )
             refusal = read_refusal(reply)
             if refusal.transient or "max number of clients" in refusal.message:
                 raise ConnectionLost(f"{endpoint}: {refusal.message}")
@@ -72,9 +78,13 @@ def _refused(endpoint: Endpoint, refusal: Refusal) -> TaskbullError:
     return ServerRefused(code, f"Redis at {endpoint}: {refusal.message}{_ADVICE.get(code, '')}")
 
 
-def _forbidden(reply: ReplyError, info: Reply) -> bool:
-    """Return whether an ACL rule keeps us from asking; the version is then taken on trust."""
-    return reply is info and str(reply).startswith("NOPERM")
+def _lacks_info(reply: ReplyError, info: Reply) -> bool:
+    """Return True if INFO is forbidden, disabled or unknown; the version is then taken on trust."""
+    return reply is info and (str(reply).startswith("NOPERM") or _is_unknown(reply))
+
+
+def _is_unknown(reply: ReplyError) -> bool:
+    return "unknown command" in str(reply).lower()
 
 
 def _check_version(endpoint: Endpoint, version: str) -> None:

@@ -139,12 +139,15 @@ class Pipeline:
             self.on_bytes()
         reader.feed(data)
         gets = reader.gets
-        while (reply := gets()) is not False:
-            if not sent:
-                raise ProtocolError(f"a reply that no command asked for: {str(reply)[:80]}")
-            waiter = sent.popleft()
-            if not waiter.done():
-                waiter.set_result(reply)
+        try:
+            while (reply := gets()) is not False:
+                if not sent:
+                    raise ProtocolError(f"a reply that no command asked for: {str(reply)[:80]}")
+                waiter = sent.popleft()
+                if not waiter.done():
+                    waiter.set_result(reply)
+        except MemoryError as error:
+            raise ProtocolError("a reply that is too large for this machine's memory") from error
 
     def lose(self, reason: str) -> None:
         """Forget the connection: whatever was sent on it may or may not have been executed."""

@@ -40,7 +40,13 @@ class SyncConnection:
     """A connected socket that one thread uses at a time."""
 
     def __init__(self, endpoint: Endpoint, address: Address, timeout: float) -> None:
-        """Connect and log in; raise `ConnectionLost` if it may work later, else `ServerRefused`."""
+        """Connect and log in; raise `ConnectionLost` if it may work later, else `ServerRefused`.
+
+        That no time is left is found out here, and not by callers: between their look at a deadline
+        and this, their thread may have had to wait.
+        """
+        if timeout <= 0:
+            raise ConnectionLost(f"No time was left to connect to Redis at {endpoint}")
         self._endpoint = endpoint
         self._reader = Reader()
         self._quiet = address.response_timeout or RESPONSE_TIMEOUT
@@ -83,7 +89,7 @@ class SyncConnection:
             if len(replies) < len(commands):
                 raise ConnectionResetError(CLOSED)
             return replies
-        except (ProtocolError, *BROKEN) as error:
+        except (ProtocolError, MemoryError, *BROKEN) as error:
             self.close()
             raise self.unanswered(error, deadline) from error
         except BaseException:  # KeyboardInterrupt: a reply that nobody reads is on its way
@@ -193,7 +199,7 @@ class ConnectionPool:
 
     def take(self, endpoint: Endpoint, deadline: Deadline) -> SyncConnection:
         """Return a connection that nobody else uses until it is given to `keep`."""
-        if deadline.left <= 0:
+        if deadline.left <= 0:  # an idle connection would take the command
             raise ConnectionLost(f"No time was left to send a command to Redis at {endpoint}")
         if self._process != os.getpid():  # forked: the sockets are the parent's
             self._idle, self._process = defaultdict(deque), os.getpid()
@@ -227,6 +233,17 @@ class ConnectionPool:
         with suppress(IndexError):
             while True:
                 idle.pop().close()
+
+    def close_stale(self) -> None:
+        """Close the idle connections that their servers have closed."""
+        for idle in list(self._idle.values()):
+            with suppress(IndexError):
+                for _ in range(len(idle)):
+                    connection = idle.popleft()  # no other thread can use it now
+                    if connection.stale:
+                        connection.close()
+                    else:
+                        idle.append(connection)
 
     def close(self) -> None:
         for endpoint in list(self._idle):

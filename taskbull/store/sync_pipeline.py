@@ -50,7 +50,7 @@ class SyncPipeline:
                 raise self._error
             answers = partial(self._pool.answers, self.endpoint, deadline)
             reply = connection.next_reply(size + sum(self._unanswered), deadline, answers)
-        except (ProtocolError, *BROKEN) as error:
+        except (ProtocolError, MemoryError, *BROKEN) as error:
             self._break(error)
             raise connection.unanswered(error, deadline) from error
         except BaseException:

@@ -10,11 +10,17 @@ from typing import Any, Generic, TypeVar
 from msgspec import Struct
 
 from taskbull.errors import ConnectionLost, MaybeExecuted, TaskbullError
-from taskbull.scripts.call import Call, Command, Operation, Request, Steps
+from taskbull.scripts.call import Call, Command, Operation, Request, Steps, none_failed
 from taskbull.scripts.loader import Script
 from taskbull.store.address import Address, Endpoint
 from taskbull.store.deadline import Deadline
-from taskbull.store.direct_call import loading, read_replies
+from taskbull.store.direct_call import (
+    NONSENSE,
+    invalid_reply,
+    loading,
+    read_replies,
+    read_reply,
+)
 from taskbull.store.drive import Drive, time_to_finish
 from taskbull.store.pipeline import ASKING, Reply, ReplyError, pack
 from taskbull.store.redelivery import Leave, Load, Moved, Pause, Replied, Send, Step, redeliver
@@ -84,21 +90,30 @@ class SyncStore:
                 reply = error
         if isinstance(reply, _TROUBLE):
             reply = self._see_through(call, (node, reply), deadline, insist=insist)
-        return call.parse(reply)
+        try:
+            return call.parse(reply)
+        except TaskbullError:
+            raise
+        except NONSENSE as error:
+            raise invalid_reply(self.address, reply) from error
 
     def run_all(self, calls: Sequence[Request[T]], *, timeout: float | None = None) -> list[T]:
         """Run several calls in one trip; results in order. If some fail, the first error is raised
         when all have ended."""
+        return none_failed(self.run_each(calls, timeout=timeout))
+
+    def run_each(
+        self, calls: Sequence[Request[T]], *, timeout: float | None = None
+    ) -> list[T | TaskbullError]:
+        """Run several calls in one trip; results in order, errors instead of those that failed."""
         deadline = Deadline(timeout, monotonic)
-        results: list[T] = []
-        errors: list[TaskbullError] = []
+        results: list[T | TaskbullError] = []
         for call, replied in zip(calls, self._send_all(calls, deadline), strict=True):
             try:
-                results.append(call.parse(self._see_through(call, replied, deadline)))
+                reply = self._see_through(call, replied, deadline)
+                results.append(read_reply(call, reply, self.address))
             except TaskbullError as error:
-                errors.append(error)
-        if errors:
-            raise errors[0]
+                results.append(error)
         return results
 
     def go_on(self, steps: Steps[T], deadline: Deadline, failed: TaskbullError) -> T:
@@ -150,7 +165,8 @@ class SyncStore:
     def _answer(self, begun: SyncBegun[Any], pipeline: SyncPipeline, deadline: Deadline) -> Any:
         call, reply = begun.drive.request(), pipeline.receive(deadline)
         begun.is_smooth = not isinstance(reply, _TROUBLE)
-        return call.parse(self._see_through(call, (pipeline.endpoint, reply), deadline))
+        reply = self._see_through(call, (pipeline.endpoint, reply), deadline)
+        return read_reply(call, reply, self.address)
 
     def _complete(self, drive: Drive[T]) -> T:
         while drive.asks:
@@ -174,11 +190,15 @@ class SyncStore:
         except (ConnectionLost, MaybeExecuted):
             self._leave(server)  # another may take over: look anew
             raise
-        return read_replies(call, replies)
+        return read_replies(call, replies, server)
 
     def whereabouts(self, key: str) -> Endpoint | None:
         """Return where `key` was found the last time, if that is known; nobody is asked."""
         return self._topology.known(key)
+
+    def close_stale(self) -> None:
+        """Close the connections that are not in use and that their servers have closed."""
+        self._pool.close_stale()
 
     def close(self) -> None:
         """Close the connections that are not in use."""

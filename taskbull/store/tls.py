@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from enum import IntEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from msgspec import Struct
 
@@ -13,6 +13,12 @@ if TYPE_CHECKING:
     import ssl
 
 _REQUIREMENTS = ("none", "optional", "required")  # as `ssl.CERT_…` numbers them
+_OCSP = (
+    "ssl_validate_ocsp",
+    "ssl_validate_ocsp_stapled",
+    "ssl_ocsp_context",
+    "ssl_ocsp_expected_cert",
+)
 _WORDS = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
 
 
@@ -29,10 +35,18 @@ class Tls(Struct, frozen=True):
     ca_data: str | None = None
     ciphers: str | None = None
     min_version: int | None = None
+    include_flags: int = 0
+    """Of `ssl.VerifyFlags`: those that are set besides Python's defaults."""
+    exclude_flags: int = 0
+    """Those of Python's defaults that are not."""
 
     def __repr__(self) -> str:
         """Show the files, never the password."""
         return f"Tls({self.ca_certs!r}, {self.certfile!r}, {self.cert_reqs!r})"
+
+    def __rich_repr__(self) -> list[tuple[str, Any]]:
+        """Show the same in tracebacks of rich."""
+        return [("ca_certs", self.ca_certs), ("certfile", self.certfile)]
 
     def context(self) -> ssl.SSLContext:
         """Return the context for sockets; raise `OSError` or `ValueError` if it cannot be made."""
@@ -50,11 +64,20 @@ class Tls(Struct, frozen=True):
             context.set_ciphers(self.ciphers)
         if self.min_version is not None:
             context.minimum_version = ssl.TLSVersion(self.min_version)
+        flags = (context.verify_flags | self.include_flags) & ~self.exclude_flags
+        context.verify_flags = ssl.VerifyFlags(flags)
         return context
 
 
 def read_tls(settings: Mapping[str, Any]) -> Tls:
     """Read redis-py's `ssl_…` settings, words or values; `ValueError` says what is wrong."""
+    for name in _OCSP:
+        if settings.get(name) and str(settings[name]).lower() not in {"false", "0", "no"}:
+            raise ValueError(
+                f"{name} is not supported: taskbull does not check certificates by OCSP. Remove "
+                "the setting, or check revocation lists with "
+                "ssl_include_verify_flags=VERIFY_CRL_CHECK_LEAF"
+            )
     minimum = settings.get("ssl_min_version")
     tls = Tls(
         ca_certs=_text(settings.get("ssl_ca_certs")),
@@ -67,6 +90,8 @@ def read_tls(settings: Mapping[str, Any]) -> Tls:
         ca_data=_text(settings.get("ssl_ca_data")),
         ciphers=_text(settings.get("ssl_ciphers")),
         min_version=None if minimum is None else int(minimum),
+        include_flags=_verify_flags(settings, "ssl_include_verify_flags"),
+        exclude_flags=_verify_flags(settings, "ssl_exclude_verify_flags"),
     )
     for file in (tls.ca_certs, tls.certfile, tls.keyfile):
         if file is not None and not Path(file).is_file():
@@ -92,6 +117,28 @@ def _requirement(value: object) -> str:
     if name not in _REQUIREMENTS:
         raise ValueError(f"ssl_cert_reqs is 'required', 'optional' or 'none', not {value!r}")
     return name
+
+
+def _verify_flags(settings: Mapping[str, Any], name: str) -> int:
+    """Return flags that are given as a list of `ssl.VerifyFlags`, or as names with commas."""
+    from ssl import VerifyFlags  # noqa: PLC0415 - see `Tls.context`
+
+    given = settings.get(name) or ()
+    if isinstance(given, str):
+        given = [word for word in given.strip("[] ").replace(",", " ").split() if word]
+    elif not isinstance(given, Iterable):
+        given = [given]
+    flags = 0
+    for flag in cast("Iterable[object]", given):
+        word = str(flag).removeprefix("VerifyFlags.")
+        if isinstance(flag, int):
+            flags |= flag
+        elif word in VerifyFlags.__members__:
+            flags |= VerifyFlags[word]
+        else:
+            known = ", ".join(VerifyFlags.__members__)
+            raise ValueError(f"{name} is a list of {known}, not {flag!r}")
+    return flags
 
 
 def _switch(name: str, value: object) -> bool:

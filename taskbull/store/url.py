@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 from urllib.parse import parse_qsl, unquote
 
 from msgspec import Struct
@@ -33,6 +34,14 @@ class Url(Struct, frozen=True):
     hosts: tuple[str, ...]
     path: str
     options: dict[str, str]
+
+    def __repr__(self) -> str:
+        """Show where, never the password or the options."""
+        return f"Url({masked(self.text)!r})"
+
+    def __rich_repr__(self) -> list[tuple[str, Any]]:
+        """Show the same in tracebacks of rich."""
+        return [("text", masked(self.text))]
 
     def wrong(self, rule: str) -> ConfigurationError:
         """Return the error for a URL that breaks a rule."""

@@ -45,6 +45,9 @@ class BoxPort:
     async def achild_results(self, name: str) -> list[bytes]:
         return self.child_results(name)
 
+    async def achild_results_so_far(self, name: str) -> list[bytes]:
+        return self.child_results(name)
+
     def child_failures(self) -> dict[tuple[str, str], str]:
         return self._recorded.child_failures()
 

@@ -15,7 +15,7 @@ from anyio import Event
 from taskbull.core import events
 from taskbull.core.outcome import Verdict
 from taskbull.errors import ServerRefused
-from taskbull.observability.job_filter import cut
+from taskbull.observability.job_filter import cut, one_line
 from taskbull.scripts.cancelling import cancel_all_children
 from taskbull.worker.context import QueueContext
 
@@ -61,5 +61,5 @@ class CancelledParents:
                     "sweep: %s",
                     event.queue,
                     cut(event.job.id),
-                    error,
+                    one_line(str(error)),
                 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from anyio import Event
 from anyio.abc import TaskGroup
 
 from taskbull.core.breaker import BreakerState
@@ -9,7 +10,7 @@ from taskbull.core.durations import to_ms
 from taskbull.core.worker_options import QueueOptions, WorkerOptions
 from taskbull.scripts.cancelling import StopRequest
 from taskbull.scripts.cycle import Taking
-from taskbull.worker.context import QueueContext
+from taskbull.worker.context import PAUSE_PER_QUEUE, QueueContext
 from taskbull.worker.cycle import Cycle
 from taskbull.worker.demand import CALLS
 from taskbull.worker.global_concurrency import limit_all_workers
@@ -51,13 +52,14 @@ class Consumer:
         """The state of its circuit breaker, if it has one."""
         return None if self.context.circuit is None else self.context.circuit.state
 
-    def start_upkeep(self, tasks: TaskGroup) -> None:
+    def start_upkeep(self, tasks: TaskGroup, is_clock_right: Event) -> None:
         """Start what must outlive the last job: what is said to Redis, and the sweep."""
-        tasks.start_soon(self._start_cycle, tasks)
+        tasks.start_soon(self._start_cycle, tasks, is_clock_right)
         tasks.start_soon(self.context.alarm.run, self._ring)
-        tasks.start_soon(self._sweeper.run)
 
-    async def _start_cycle(self, tasks: TaskGroup) -> None:
+    async def _start_cycle(self, tasks: TaskGroup, is_clock_right: Event) -> None:
+        await is_clock_right.wait()
+        tasks.start_soon(self._sweeper.run)
         if self._global_concurrency is not None:  # no job is taken before the rule stands
             await limit_all_workers(self.context, self._global_concurrency)
         if self._schedules is not None:
@@ -72,13 +74,14 @@ class Consumer:
         """Start what runs jobs."""
         tasks.start_soon(self._runner.occupy_all, self._options.concurrency)
 
-    async def wait_for_jobs(self) -> None:
-        """Wait at the marker, until cancelled."""
+    async def wait_for_jobs(self, queues: int) -> None:
+        """Wait at the marker, until cancelled; the worker waits for so many queues in all."""
         keys = self.context.keys
         connection = self.context.store.blocking(
             keys.marker, keys.connection_name(self.context.worker_id)
         )
-        await wait_at_marker(self.context, self._cycle, connection, self._options.drain_delay)
+        wait = max(self._options.drain_delay, queues * PAUSE_PER_QUEUE)
+        await wait_at_marker(self.context, self._cycle, connection, wait)
 
     def stop_job(self, request: StopRequest) -> None:
         """Stop a job that was cancelled, if it runs here."""

@@ -20,6 +20,10 @@ from taskbull.worker.run import Runs
 from taskbull.worker.running_job import no_resources
 from taskbull.worker.threads import ThreadPool
 
+PAUSE_PER_QUEUE = 0.05
+"""Seconds between two periodic looks of a worker at any of its queues: with more than 100 queues it
+looks at each of them less often than it otherwise would, so that an idle worker stays idle."""
+
 
 class QueueContext:
     """One queue of a running worker: the parts that serve it find each other here."""

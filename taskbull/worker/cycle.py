@@ -21,8 +21,10 @@ from time import monotonic
 from msgspec.structs import replace
 
 from taskbull.core.outcome import Complete, GiveBack, Outcome
-from taskbull.scripts.cycle import Cycled, Taking, cycle
+from taskbull.errors import TaskbullError
+from taskbull.scripts.cycle import FIRST_HOLD, Cycled, Taking, cycle
 from taskbull.store.backend import Waiter, waiters, wake
+from taskbull.store.direct_call import NONSENSE, invalid_reply
 from taskbull.store.pipeline import Reply
 from taskbull.worker.context import QueueContext
 from taskbull.worker.cycle_call import CycleCall, TokenSequence
@@ -34,6 +36,10 @@ from taskbull.worker.run import Run
 
 _MINUTE_MS = 60_000
 
+_HELD = {"max_starts": 2**53 - 1, "window_ms": 1}
+"""How a worker without a limiter takes jobs while a job's `RateLimited` lasts: only that limit has
+so high a count. Redis then moves due jobs to `wait`, and gives none."""
+
 
 class Cycle:
     """The worker's side of one queue in Redis: outcomes go out, jobs come in."""
@@ -44,8 +50,8 @@ class Cycle:
         """Make it; a lock that is younger than `fresh_for` lives until the next heartbeat."""
         self._context = context
         self._threads = context.threads
-        self._taking = taking
-        self._taking_on = replace(taking, has_begun=taking.data_points > 0)
+        self._usual_taking = taking
+        self._use(taking)
         self._fresh_for = fresh_for
         self._demand = Demand(concurrency, context.circuit)
         self._outbox = Outbox()
@@ -88,13 +94,19 @@ class Cycle:
 
     def wake(self) -> None:
         """Ask for jobs: there may be some."""
-        demand = self._demand
-        if self._context.clock.now() >= demand.limited_until:
-            demand.limited_until = 0.0
-        else:
+        demand, now = self._demand, self._context.clock.now()
+        if now < demand.limited_until:
             self._context.alarm.set(demand.limited_until)  # it may have rung for a job that is due
+        elif demand.limited_until:
+            demand.limited_until = 0.0
+            is_held = now < demand.held_until and not self._usual_taking.max_starts
+            self._use(replace(self._usual_taking, **_HELD) if is_held else self._usual_taking)
         demand.wake()
         self._send_what_is_due()
+
+    def _use(self, taking: Taking) -> None:
+        self._taking = taking
+        self._taking_on = replace(taking, has_begun=taking.data_points > 0)
 
     def stop_taking(self) -> None:
         """Take no more jobs, and give back those that no slot has begun."""
@@ -171,9 +183,11 @@ class Cycle:
         token = sequence.next_token()
         taking = self._taking_on if now_ms < self._minute_end else self._taking
         quarantine = context.quarantine
-        if quarantine.inside is not None:
-            taking = replace(taking, put_off=quarantine.put_off())
-        is_open = want > 0 and taking.put_off is None
+        hold, is_open = FIRST_HOLD, want > 0
+        if quarantine.is_watching:
+            hold = quarantine.hold() or hold
+            taking = replace(taking, hold=hold)
+            is_open = is_open and hold.may_take
         quarantine.open_calls += is_open
         call = cycle(context.keys, now_ms, pack(batch, now_ms), want, token, taking)
         sent = CycleCall(
@@ -189,6 +203,7 @@ class Cycle:
             self._fresh_for,
             apart,
             is_open,
+            hold,
         )
         demand.sent(want)
         sent.way = context.store.start(call, sent)
@@ -210,7 +225,12 @@ class Cycle:
         is_plain = type(reply) is list and monotonic() - sent.sent_at <= self._fresh_for
         try:
             if is_plain:
-                cycled = sent.call.parse(reply)
+                try:
+                    cycled = sent.call.parse(reply)
+                except TaskbullError:
+                    raise
+                except NONSENSE as error:
+                    raise invalid_reply(self._context.store.address, reply) from error
                 is_plain = not any(cycled.codes)
                 if is_plain:
                     self._take_in(sent, cycled)
@@ -228,7 +248,7 @@ class Cycle:
             if sent.now_ms >= self._minute_end:
                 self._note_minute(sent)
         if sent.want:
-            intake.look(cycled, sent.want, sent.wakes)
+            intake.look(cycled, sent)
             intake.deliver(cycled.jobs, sent.token, sent.sent_at)
         self._recovery.went_well()
         self._demand.asked -= sent.want

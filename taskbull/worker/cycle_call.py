@@ -8,7 +8,7 @@ from collections.abc import Callable
 from msgspec import Struct
 
 from taskbull.scripts.call import Call
-from taskbull.scripts.cycle import Cycled
+from taskbull.scripts.cycle import Cycled, Hold
 from taskbull.store.async_store import SentOn
 from taskbull.store.pipeline import Reply
 from taskbull.worker.run import Run
@@ -58,6 +58,8 @@ class CycleCall(Struct, eq=False):
     """Whether its outcome is sent by itself, because a call with several was refused."""
     is_open: bool
     """Whether it may bring jobs that have stalled before."""
+    hold: Hold
+    """How it delays those that it does not bring."""
     way: SentOn | None = None
     """Where it was sent; None: it could not be sent at once."""
 

@@ -47,6 +47,8 @@ class Demand:
         """How often somebody has said that there may be some."""
         self.limited_until = 0.0
         """When jobs may be taken again, by the worker's clock; 0: they may."""
+        self.held_until = 0.0
+        """When the longest `RateLimited` of a job here is over, by the worker's clock."""
         self.stopping = False
 
     def room(self) -> int:

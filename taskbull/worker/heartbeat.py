@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from time import monotonic
@@ -58,18 +59,6 @@ class Pulse:
         self.blocked = 0.0
         """The longest time for which the event loop did not move since the last renewal."""
 
-    def failed(self, began: float, pause: float) -> None:
-        self.failures += 1
-        if self.away_since is None:
-            self.away_since = began
-        self.due = monotonic() + pause
-
-    def succeeded(self, pause: float) -> None:
-        self.failures = 0
-        self.away_since = None
-        self.blocked = 0.0
-        self.due = monotonic() + pause
-
 
 class Heartbeat:
     """Renews the locks of all queues of a worker; lives in a thread of its own.
@@ -77,6 +66,9 @@ class Heartbeat:
     Queues that failed, or whose node did, come after the others and get less time: so a dead node
     of a Cluster does not cost the locks of those that live. If the event loop has not moved for
     `loop_block_limit`, nothing is renewed: the process hangs, and its jobs are to go to another.
+
+    A worker may have 1,000 queues. Those without running jobs cost no call, and no step takes time
+    for each pair of queues.
     """
 
     def __init__(
@@ -96,10 +88,12 @@ class Heartbeat:
         self._post = post
         self._over = threading.Event()
         self._pulses = [Pulse(context, monotonic() + self._interval) for context in contexts]
+        self._due = monotonic() + self._interval  # when the next renewal of any queue is due
+        self._failing: Counter[Endpoint | None] = Counter()  # queues whose renewal failed, by node
 
     def run(self, ended: Callable[[], None]) -> None:
         """Beat until `stop`; the thread's own function."""
-        while not self._over.wait(max(0.0, min(_TICK, self._next().due - monotonic()))):
+        while not self._over.wait(max(0.0, min(_TICK, self._due - monotonic()))):
             try:
                 self._tick()
             except Exception:
@@ -116,10 +110,10 @@ class Heartbeat:
 
     def _tick(self) -> None:
         blocked = self._watchdog.look()
-        for pulse in self._pulses:
-            pulse.blocked = max(pulse.blocked, blocked)
-        pulse = self._next()
-        if monotonic() < pulse.due:
+        if blocked:
+            for pulse in self._pulses:
+                pulse.blocked = max(pulse.blocked, blocked)
+        if monotonic() < self._due:
             return
         if blocked >= self._block_limit:
             logger.error(
@@ -129,39 +123,85 @@ class Heartbeat:
             )
             self._postpone(self._interval)
         else:
+            self._beat_all()
+
+    def _beat_all(self) -> None:
+        """Renew the queues that are due, those on sound nodes first.
+
+        When a node fails or time has passed, the rest is left to the next call, which sorts again:
+        then other queues may have to come first.
+        """
+        began = monotonic()
+        failing = len(self._failing)
+        for pulse in self._due_pulses(began):
             self._beat(pulse)
+            if len(self._failing) > failing or monotonic() - began > _TICK or self._over.is_set():
+                break
+        self._due = min(pulse.due for pulse in self._pulses)
+        self._store.close_stale()  # threads that write progress have left them here
 
-    def _next(self) -> Pulse:
-        """Return the queue that is first to be renewed: of those that are due, a sound one."""
-        now = monotonic()
-        return min(self._pulses, key=lambda one: (one.due > now, self._doubtful(one), one.due))
+    def _due_pulses(self, now: float) -> list[Pulse]:
+        """Return the queues that have locks to renew now, in the order in which to do so."""
+        due: list[Pulse] = []
+        for pulse in self._pulses:
+            if pulse.due <= now:
+                if pulse.context.runs:
+                    due.append(pulse)
+                else:
+                    self._succeeded(pulse)
+        return sorted(due, key=lambda one: (self._is_doubtful(one), one.due))
 
-    def _doubtful(self, pulse: Pulse) -> bool:
+    def _is_doubtful(self, pulse: Pulse) -> bool:
         """Return whether a queue had better wait for the others, and not for long for its node."""
-        node = self._store.whereabouts(pulse.context.keys.meta) or pulse.node
-        return any(one.failures > 0 and one.node == node for one in self._pulses)
+        if not self._failing:
+            return False
+        return (self._store.whereabouts(pulse.context.keys.meta) or pulse.node) in self._failing
 
     def _postpone(self, pause: float) -> None:
         now = monotonic()
         for pulse in self._pulses:
             pulse.due = max(pulse.due, now + pause)
+        self._due = now + pause
 
     def _beat(self, pulse: Pulse) -> None:
         """Renew all locks of a queue."""
         began = monotonic()
         limit = min(self._interval, _LONGEST)
-        if self._doubtful(pulse):
+        if self._is_doubtful(pulse):
             limit = min(limit, _DOUBTFUL * 2.0 ** min(pulse.failures, 10))
-        pulse.node = self._store.whereabouts(pulse.context.keys.meta) or pulse.node
+        node = self._store.whereabouts(pulse.context.keys.meta) or pulse.node
         runs = pulse.context.runs.copy()
         try:
             for first in range(0, len(runs), _PIECE):
                 self._renew(pulse, runs[first : first + _PIECE], limit)
         except TaskbullError as error:
-            pulse.failed(began, min(_SOON, self._interval))
+            self._failed(pulse, node, began)
             self._tell(pulse.context, events.HeartbeatFailed, count=len(runs), reason=str(error))
         else:
-            pulse.succeeded(self._interval)
+            self._succeeded(pulse)
+            pulse.node = node
+
+    def _failed(self, pulse: Pulse, node: Endpoint | None, began: float) -> None:
+        self._forget_failure(pulse)
+        pulse.node = node
+        self._failing[node] += 1
+        pulse.failures += 1
+        if pulse.away_since is None:
+            pulse.away_since = began
+        pulse.due = monotonic() + min(_SOON, self._interval)
+
+    def _succeeded(self, pulse: Pulse) -> None:
+        self._forget_failure(pulse)
+        pulse.failures = 0
+        pulse.away_since = None
+        pulse.blocked = 0.0
+        pulse.due = monotonic() + self._interval
+
+    def _forget_failure(self, pulse: Pulse) -> None:
+        if pulse.failures:
+            self._failing[pulse.node] -= 1
+            if not self._failing[pulse.node]:
+                del self._failing[pulse.node]
 
     def _renew(self, pulse: Pulse, runs: list[Run], limit: float) -> None:
         began = monotonic()

@@ -15,6 +15,7 @@ from anyio import sleep
 from taskbull.core.durations import from_ms
 from taskbull.core.job import Job
 from taskbull.errors import MaybeExecuted, ServerRefused, TaskbullError
+from taskbull.observability.job_filter import one_line
 from taskbull.scripts.cycle import Taking
 from taskbull.scripts.locks import extend_locks
 from taskbull.scripts.settlement import Adopted, Settled, adopt_jobs, settle_cycle
@@ -80,7 +81,7 @@ class Inquiry:
             self._context.keys.queue,
             "Redis refused" if isinstance(error, ServerRefused) else "no reply from Redis",
             delay,
-            await self._explained(error),
+            one_line(await self._explained(error)),
         )
         await sleep(delay)
 

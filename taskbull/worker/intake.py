@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from math import inf
 from random import random
 from typing import Final
 
@@ -26,7 +27,6 @@ from taskbull.core.outcome import (
     LimitQueue,
     Loss,
     Outcome,
-    SnoozeFor,
 )
 from taskbull.core.retry import decide, failed_for_good
 from taskbull.errors import PermanentError, ServerRefused, TaskbullError
@@ -34,6 +34,7 @@ from taskbull.scripts.cycle import Cycled
 from taskbull.scripts.replies import CANCELLED, DENIED, REFUSALS, REFUSED
 from taskbull.store.reconnection import reconnect_delay
 from taskbull.worker.context import QueueContext
+from taskbull.worker.cycle_call import CycleCall
 from taskbull.worker.demand import Demand
 from taskbull.worker.outbox import Outbox
 from taskbull.worker.quarantine import is_suspect
@@ -43,6 +44,9 @@ logger = logging.getLogger(__name__)
 
 _LONGEST_LIMIT = 30.0
 """Seconds after which a limited queue is asked again, whatever it said: limits can be lifted."""
+
+_SHORTEST_LIMIT = 1.0
+"""Seconds after which it is asked again at the earliest, because a delayed job is due."""
 
 _LONGEST_FULL = 5.0
 """Seconds after which a Redis that was out of memory is asked again, at the latest."""
@@ -98,10 +102,10 @@ class Intake:
         if context.circuit is not None:
             for run in runs:
                 context.circuit.started(run.job.id)
-        if suspects := [run for run in runs if is_suspect(run.job)]:
+        if suspects := [run for run in runs if run.job.stalled_count and is_suspect(run.job)]:
             runs = [run for run in runs if run not in suspects]
-            for run, wait in context.quarantine.admit(suspects, context.ready):
-                self.decided(run, SnoozeFor(wait))
+            for run in context.quarantine.admit(suspects, context.ready):
+                self.decided(run, GiveBack())
         context.ready.put(runs)
 
     def stop(self, job_id: str, token: str, *, reason: str, may_come: bool) -> None:
@@ -144,7 +148,7 @@ class Intake:
         self._outbox.extend(denied)
         return ServerRefused(reason.partition(" ")[0], reason) if denied else None
 
-    def look(self, cycled: Cycled, want: int, wakes: int) -> None:
+    def look(self, cycled: Cycled, sent: CycleCall) -> None:
         """Take in what a call says about the queue that was to give jobs."""
         if cycled.dropped:
             logger.warning(
@@ -159,14 +163,22 @@ class Intake:
         if self._full:
             logger.info("Queue %s: Redis has memory again", self._context.keys.queue)
             self._full = 0
-        if cycled.put_off:
-            self._context.quarantine.have_been_put_off(cycled.put_off)
-        self._demand.answered(want, len(cycled.jobs) + cycled.put_off, wakes)
-        if cycled.limited_ms:
-            self._limit(min(from_ms(cycled.limited_ms), _LONGEST_LIMIT))
+        if cycled.held:
+            self._context.quarantine.have_been_held(cycled.held, sent.hold, sent.sent_at)
+        self._demand.answered(sent.want, len(cycled.jobs) + cycled.held, sent.wakes)
+        if cycled.next_due_ms or cycled.limited_ms:
+            self._wait_until_due(cycled)
+
+    def _wait_until_due(self, cycled: Cycled) -> None:
+        until_due = inf
         if cycled.next_due_ms:
-            clock = self._context.clock
-            self._context.alarm.set(clock.now() + from_ms(cycled.next_due_ms - clock.wall_ms()))
+            until_due = from_ms(cycled.next_due_ms - self._context.clock.wall_ms())
+        if cycled.limited_ms:
+            # A job that becomes due leaves `delayed` when a worker asks, as with Node.
+            until_due = max(until_due, _SHORTEST_LIMIT)
+            self._limit(min(from_ms(cycled.limited_ms), _LONGEST_LIMIT, until_due))
+        else:
+            self._context.alarm.set(self._context.clock.now() + until_due)
 
     def fail(self, run: Run, reason: str) -> None:
         """Fail a job whose outcome cannot be written because of what stands in Redis."""
@@ -187,7 +199,7 @@ class Intake:
             self._let_go(run)
             outcome = run.outcome
             if isinstance(outcome, LimitQueue) and outcome.delay > 0:
-                self._limit(outcome.delay)  # also where no limit of the queue's keeps us from it
+                self._hold_up(outcome.delay)
         self._context.reporter.written(batch)
 
     def _reject(self, run: Run, code: int) -> None:
@@ -206,12 +218,12 @@ class Intake:
         """Take in that a job has failed that was to run again, because it was cancelled."""
         outcome, failure = run.outcome, run.outcome.failure
         if isinstance(outcome, LimitQueue) and outcome.delay > 0:
-            self._limit(outcome.delay)
+            self._hold_up(outcome.delay)
         run.outcome = cancelled(reason, None if failure is None else failure.error)
 
     def _let_go(self, run: Run) -> None:
         self._context.runs.drop(run)
-        if is_suspect(run.job):
+        if run.job.stalled_count:
             self._context.quarantine.gone(run)
 
     def _be_full(self) -> None:
@@ -224,6 +236,11 @@ class Intake:
                 self._context.keys.queue,
             )
         self._limit(reconnect_delay(self._full, _LONGEST_FULL, random()))  # noqa: S311
+
+    def _hold_up(self, duration: float) -> None:
+        """Take no jobs for so many seconds, even if the worker has no limiter."""
+        self._demand.held_until = self._context.clock.now() + duration
+        self._limit(min(duration, _LONGEST_LIMIT))  # then it asks Redis, which moves due jobs
 
     def _limit(self, duration: float) -> None:
         """Take no jobs for so many seconds."""

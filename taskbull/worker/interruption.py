@@ -19,10 +19,11 @@ def ends_the_slot(error: BaseException, *, interrupted: bool = False) -> bool:
     `CancelledError` although nobody cancels us, for it may have awaited something that was
     cancelled. Those are failures of the job.
     """
-    if isinstance(error, GeneratorExit):
+    # By its type: `isinstance` would ask the error for its class, which may raise.
+    if issubclass(type(error), GeneratorExit):
         return _without_a_loop()
     cancelled = get_cancelled_exc_class()
-    if all(isinstance(leaf, cancelled) for leaf in leaves(error)):  # a nursery groups them
+    if all(issubclass(type(leaf), cancelled) for leaf in leaves(error)):  # a nursery groups them
         return not interrupted and current_effective_deadline() == -inf
     return any(pressed(leaf) for leaf in leaves(error))
 
@@ -30,7 +31,7 @@ def ends_the_slot(error: BaseException, *, interrupted: bool = False) -> bool:
 def pressed(error: BaseException) -> bool:
     """Return whether it is the interrupt of a real Ctrl-C."""
     traceback = error.__traceback__
-    if traceback is None or not isinstance(error, KeyboardInterrupt):
+    if traceback is None or not issubclass(type(error), KeyboardInterrupt):
         return False
     while traceback.tb_next is not None:
         traceback = traceback.tb_next

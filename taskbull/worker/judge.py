@@ -12,7 +12,7 @@ from taskbull.core.outcome import AwaitChildren, Complete, Fail, Outcome, Snooze
 from taskbull.core.retry import decide, doomed
 from taskbull.core.wire.job import encode_value
 from taskbull.errors import ProcessUnavailable
-from taskbull.observability.job_filter import cut
+from taskbull.observability.job_filter import cut, one_line
 from taskbull.worker.pool.fates import outcome_of, told_by
 from taskbull.worker.pool.results import Json
 from taskbull.worker.run import NotBegun, Run
@@ -51,7 +51,16 @@ class Judge:
         return expired(job, self._place.wall_ms()) if run.cancelled is None else run.stopped()
 
     def raised(self, run: Run, error: BaseException) -> Outcome:
-        """Return what is to become of a job whose function raised something."""
+        """Return the outcome of a job whose function raised something; never raise.
+
+        An error that cannot be examined, or a log filter that raises, fails the attempt instead.
+        """
+        try:
+            return self._raised(run, error)
+        except BaseException as fault:  # noqa: BLE001 - foreign code: the error's own class
+            return decide(fault, run.job, run.policy, random=random)
+
+    def _raised(self, run: Run, error: BaseException) -> Outcome:
         if isinstance(error, NotBegun):
             return error.outcome
         job = run.job
@@ -70,11 +79,11 @@ class Judge:
         return in_time(job, outcome, self._place.wall_ms())
 
     def settle(self, run: Run, value: Any, error: BaseException | None) -> Outcome:
-        """Return what is to become of a job whose function was left to others."""
+        """Return the outcome of a job whose function was left to others; never raise."""
         if error is None:
             try:
                 return returned(run, value)
-            except Exception as unfit:  # noqa: BLE001 - foreign code
+            except BaseException as unfit:  # noqa: BLE001 - foreign code
                 error = unfit
         return self.raised(run, error)
 
@@ -86,6 +95,6 @@ class Judge:
             cut(job.name),
             self._place.queue,
             RELEASE_PAUSE,
-            reason,
+            one_line(reason),
         )
         return in_time(job, SnoozeFor(RELEASE_PAUSE), self._place.wall_ms())

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from msgspec import Struct
@@ -58,8 +60,10 @@ class Listeners:
             for hears in audience.asked:  # `any` would take twice as long
                 if hears(kind):
                     return True
-        except Exception:
-            logger.exception("A listener failed at %s", kind.__name__)
+        except BaseException as error:
+            if pressed(error):
+                raise
+            _log("A listener failed at %s", kind.__name__)
             return True
         return False
 
@@ -73,7 +77,7 @@ class Listeners:
             except BaseException as error:
                 if pressed(error):
                     raise
-                logger.exception("A listener failed at %s", kind.__name__)
+                _log("A listener failed at %s", kind.__name__)
 
     def count_started(self, worker_id: str, queue: str, started: Sequence[Run]) -> None:
         """Count jobs that have begun to run."""
@@ -97,8 +101,16 @@ class Listeners:
 def _safely(count: Callable[..., None], *about: object) -> None:
     try:
         count(*about)
-    except Exception:
-        logger.exception("Jobs could not be counted")
+    except BaseException as error:
+        if pressed(error):
+            raise
+        _log("Jobs could not be counted")
+
+
+def _log(message: str, *about: str) -> None:
+    """Log the current error; a log filter of the user's that raises must not do further harm."""
+    with suppress(BaseException):
+        logger.error(message, *about, exc_info=sys.exc_info())
 
 
 @runtime_checkable

@@ -1,11 +1,11 @@
-"""Jobs that have stalled before run one at a time: if one kills its process, it dies alone.
+"""Jobs that have stalled before start one at a time: if one kills its process, it dies alone.
 
-When a process dies, all of its jobs stall, the culprit and its neighbours alike, and would be taken
-together again. So of those that have stalled a process holds only one; the others go back for a
-while, and as long as there is one, calls that take jobs have Redis delay the others. It starts when
-every call that did not say so was answered or cut off, and Redis has taken back what those brought,
-and makes room when Redis knows its end: at no time would its death make another of them stall. Jobs
-that never stalled run beside it.
+When a process dies, all of its jobs stall, the culprit and its neighbors alike, and would be taken
+together again. So a process tries one such job (a suspect) at a time: until it ends, or for
+`TRIAL` seconds. Meanwhile calls that take jobs make Redis delay other suspects. A suspect starts
+only when no call under way can bring another, and Redis has taken back those that were refused.
+Jobs that never stalled run beside it. Suspects that still wait after `LIMIT` seconds start one by
+one, without a trial.
 """
 
 from __future__ import annotations
@@ -13,108 +13,127 @@ from __future__ import annotations
 from collections.abc import Sequence
 from time import monotonic
 
-from taskbull.core.durations import to_ms
+from taskbull.core.durations import from_ms, to_ms
 from taskbull.core.job import Job
-from taskbull.scripts.cycle import PutOff
+from taskbull.scripts.cycle import FIRST_HOLD, Hold
+from taskbull.worker.demand import BATCH
 from taskbull.worker.ready import ReadyJobs
 from taskbull.worker.run import Run
 
-_SHORTEST = 0.5
-"""Seconds for which a job goes back that must wait for another, at the least."""
+TRIAL = 0.75
+"""Seconds for which a suspect keeps others from starting, at most."""
 
-_LONGEST = 15.0
-"""Seconds for which it does so because of that one, at the most; others may be before it."""
+LIMIT = 30.0
+"""Seconds for which suspects are tried, from the first of those that wait together."""
 
-_LONGEST_STEP = 0.1
-"""Seconds between the returns of two jobs that go back, at the most."""
+_LONGEST_STEP = 0.8
+"""Seconds between the returns of two suspects that are delayed, at most: a little more than it."""
 
-_FIRST_STEP = 0.02
+_EARLY = 0.3
+"""Seconds by which a suspect may come too early without losing its place in the line."""
+
+_PATIENCE = 5.0
+"""Seconds for which a suspect waits for Redis before it starts, at most."""
+
+_FIRST_STEP = from_ms(FIRST_HOLD.step_ms)
 _SHORTEST_STEP = 0.01
+"""Seconds between the returns of two suspects after `LIMIT`."""
 
 
 def is_suspect(job: Job) -> bool:
-    """Return whether a job may have killed a process; one that is not to be run does no harm."""
+    """Return whether a job may have killed a process; one that will not be run does no harm."""
     return job.stalled_count > 0 and job.deferred_failure is None
 
 
 class Quarantine:
-    """Holds the one suspect that a process may run, for all its queues."""
+    """Holds the suspect that a process tries, for all its queues."""
 
     def __init__(self) -> None:
         self.inside: Run | None = None
-        """The one that there is: calls are to bring no others."""
-        self._ready: ReadyJobs | None = None  # where it is to go; None: it has gone there
+        """The suspect that is tried, unless its trial is over: see `hold`."""
         self.open_calls = 0
         """Calls under way that may bring suspects."""
-        self._leaving: set[Run] = set()  # given back, and Redis does not know yet
-        self._entered = 0.0
-        self._step = _FIRST_STEP  # what one of them takes, as far as is known
-        self._line = 0.0  # when the last of those that wait outside comes back
+        self.is_watching = False
+        """Whether there are suspects, as far as is known; if not, `hold` returns None."""
+        self._trials_end = 0.0  # when suspects start without a trial, by `monotonic`
+        self._line = 0.0  # when the last suspect that is delayed comes back, by `monotonic`
+        self._ready: ReadyJobs | None = None  # where it will be put; None: it has started
+        self._leaving: set[Run] = set()  # refused, and Redis does not know yet
+        self._since = 0.0  # when it came, and then when it started
+        self._step = _FIRST_STEP  # how long a trial takes, as far as is known
 
-    def put_off(self) -> PutOff:
-        """Return what a call has to say that is to bring no suspects."""
-        step = self._current_step()
-        return PutOff(to_ms(self._next(step) - monotonic()), to_ms(step))
+    def hold(self) -> Hold | None:
+        """Return how a call delays suspects; None: one may be taken, and no others are known."""
+        now = monotonic()
+        left = max(self._trials_end - now, 0.0)
+        passed = 0.0 if self.inside is None else now - self._since
+        if passed > min(TRIAL if self._ready is None else _PATIENCE, left):
+            self._make_room() if self._ready is None else self._start()
+            passed = 0.0
+        if self.inside is None and now >= self._line:
+            self.is_watching = False
+            return None
+        step = max(self._step, min(passed, _LONGEST_STEP)) if left else _SHORTEST_STEP
+        first = max(min(TRIAL, left) - passed, _FIRST_STEP)
+        if first > _EARLY or not left:
+            first = max(first, self._line + step - now)
+        if left:  # a call delays up to `BATCH`
+            first = min(first, left)
+            step = min(step, max((left - first) / BATCH, _SHORTEST_STEP))
+        return Hold(to_ms(first), to_ms(step), may_take=self.inside is None)
 
-    def have_been_put_off(self, count: int) -> None:
-        """Note that Redis has delayed so many."""
-        step = self._current_step()
-        self._line = self._next(step) + (count - 1) * step
+    def have_been_held(self, count: int, hold: Hold, sent_at: float) -> None:
+        """Note that a call has delayed so many."""
+        last = from_ms(hold.first_ms + (count - 1) * hold.step_ms)
+        self._line = max(self._line, sent_at + last)
+        self._watch()
 
     def call_closed(self) -> None:
-        """Note that a call is done with that might bring suspects."""
+        """Note that a call is done with that might have brought suspects."""
         self.open_calls -= 1
-        if self._ready is not None:
-            self._start()
+        self._start_if_alone()
 
-    def admit(self, suspects: Sequence[Run], ready: ReadyJobs) -> list[tuple[Run, float]]:
-        """Take one in, if there is room; give the others, each with the seconds to stay away."""
+    def admit(self, suspects: Sequence[Run], ready: ReadyJobs) -> list[Run]:
+        """Take one in, if there is room; return the others, which must go back."""
         refused = list(suspects)
-        if self.inside is None:
+        if (hold := self.hold()) is None or hold.may_take:
             self.inside, self._ready = refused.pop(0), ready
-            self._entered = monotonic()
+            self._since = monotonic()
+            self._watch()
         self._leaving.update(refused)
-        self._start()
-        return [(run, self._wait()) for run in refused]
+        self._start_if_alone()
+        return refused
 
     def withdraw(self, ready: ReadyJobs) -> Run | None:
-        """Return the job that was to be made ready and has not been."""
+        """Return the suspect that has not started, if it belongs to a queue."""
         if self._ready is not ready:
             return None
         run, self.inside, self._ready = self.inside, None, None
         return run
 
     def gone(self, run: Run) -> None:
-        """Note that a suspect is no longer ours, and Redis knows."""
+        """Note that a job is no longer ours, and Redis knows."""
         if run is self.inside:
-            self.inside = self._ready = None
-            took = min(monotonic() - self._entered, _LONGEST_STEP)
-            self._step = max((self._step + took) / 2, _SHORTEST_STEP)
+            self._make_room()
         self._leaving.discard(run)
-        self._start()
+        self._start_if_alone()
+
+    def _watch(self) -> None:
+        if not self.is_watching:
+            self.is_watching = True
+            self._trials_end = monotonic() + LIMIT
+
+    def _make_room(self) -> None:
+        self.inside = self._ready = None
+        took = min(monotonic() - self._since, _LONGEST_STEP)
+        self._step = max((self._step + took) / 2, _SHORTEST_STEP)
+
+    def _start_if_alone(self) -> None:
+        if self._ready is not None and not self._leaving and not self.open_calls:
+            self._start()
 
     def _start(self) -> None:
-        if self._ready is None or self.inside is None or self._leaving or self.open_calls:
-            return
-        ready, self._ready = self._ready, None
-        ready.put([self.inside])
-
-    def _wait(self) -> float:
-        """Return the seconds after which the next one comes back.
-
-        The longer the one inside runs, the longer the others stay away; and they come one after the
-        other, about as fast as they can be run: thousands that came at once would only go again.
-        """
-        self._line = self._next(self._current_step())
-        return self._line - monotonic()
-
-    def _next(self, step: float) -> float:
-        return max(self._line + step, monotonic() + min(max(self._ran(), _SHORTEST), _LONGEST))
-
-    def _current_step(self) -> float:
-        return max(self._step, min(self._ran(), _LONGEST_STEP))
-
-    def _ran(self) -> float:
-        """Return for how many seconds the one inside has run."""
-        began = 0.0 if self.inside is None else self.inside.began
-        return monotonic() - began if began else 0.0
+        if self._ready is not None and self.inside is not None:
+            self._since = monotonic()
+            ready, self._ready = self._ready, None
+            ready.put([self.inside])

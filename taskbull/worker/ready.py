@@ -39,7 +39,8 @@ class ReadyJobs:
             self._slots.append(waiter)
             await waiter
         job = jobs.popleft()
-        self._wake()
+        if jobs:
+            self._wake()
         return job
 
     def close(self) -> list[Run]:

@@ -100,8 +100,9 @@ class Recorder:
         await self._write(stopping=True)
 
     async def _write(self, *, stopping: bool) -> None:
+        now, lag = current_time(), self._lag  # once for all: there may be a thousand queues
         for page in self._pages:
-            await page.write(self._lag, stopping=stopping)
+            await page.write(now, lag, stopping=stopping)
 
     @property
     def _lag(self) -> float:
@@ -123,14 +124,16 @@ class _Page:
         self._written_at = self._errors_at = float("-inf")
         self._refused = False
 
-    async def write(self, lag: float, *, stopping: bool) -> None:
+    async def write(self, now: float, lag: float, *, stopping: bool) -> None:
         """Write what is due."""
-        now = current_time()
         if now - self._errors_at >= ERRORS:
             self._errors_at = now
             await self._write_errors()
+        age, written, context = now - self._written_at, self._written, self._context
+        is_quiet = not context.runs and not written.running and context.circuit is None
+        if is_quiet and age < IDLE and stopping is written.stopping:
+            return
         record = self._now(stopping=stopping)
-        age = now - self._written_at
         is_due = age >= IDLE or (age >= BUSY and _is_news(record, self._written))
         if is_due or record.stopping is not self._written.stopping:
             self._written, self._written_at = record, now

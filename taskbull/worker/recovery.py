@@ -77,7 +77,7 @@ class Recovery:
     async def _take_in(self, sent: CycleCall, cycled: Cycled) -> None:
         denied = self._intake.heed(sent.batch, cycled.codes, cycled.reasons)
         if sent.want:
-            self._intake.look(cycled, sent.want, sent.wakes)
+            self._intake.look(cycled, sent)
         await self._deliver(cycled.jobs, sent, sent.sent_at)
         self._demand.asked -= sent.want
         if denied is None:

@@ -9,8 +9,9 @@ from typing import Concatenate, ParamSpec
 from msgspec.structs import replace
 
 from taskbull.core import events
+from taskbull.core.durations import to_ms
 from taskbull.core.job import Job
-from taskbull.core.outcome import Complete, LetGo, Outcome, RetryAfter
+from taskbull.core.outcome import Complete, LetGo, Outcome, RetryAfter, SnoozeFor
 from taskbull.worker.listeners import Listeners
 from taskbull.worker.run import Run
 
@@ -82,7 +83,9 @@ def _after(run: Run, outcome: Outcome) -> Job:
     """Return the job as it stands in Redis after an attempt, as far as that is known here."""
     job, failure = run.job, outcome.failure
     if outcome.kind.succeeded is None:  # no attempt was spent
-        return job
+        return (
+            replace(job, delay_ms=to_ms(outcome.delay)) if isinstance(outcome, SnoozeFor) else job
+        )
     is_over = not isinstance(outcome, RetryAfter)
     return replace(  # 0.2 µs
         job,
@@ -92,5 +95,6 @@ def _after(run: Run, outcome: Outcome) -> Job:
         raw_progress=run.raw_progress or job.raw_progress,
         finished_ms=run.written_ms if is_over else job.finished_ms,
         raw_returnvalue=outcome.value if isinstance(outcome, Complete) else job.raw_returnvalue,
+        delay_ms=to_ms(outcome.delay) if isinstance(outcome, RetryAfter) else job.delay_ms,
         failed_reason=job.failed_reason if failure is None else failure.reason,
     )

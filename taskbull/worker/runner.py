@@ -10,11 +10,13 @@ from types import FrameType
 
 from anyio import CancelScope, create_task_group
 
+from taskbull.core.durations import instant_from_ms
 from taskbull.core.job import Job
 from taskbull.core.outcome import GiveBack, Outcome
 from taskbull.core.retry import decide
+from taskbull.core.wire.schedule import run_id
 from taskbull.errors import ConfigurationError, MaybeExecuted, ServerRefused
-from taskbull.observability.job_filter import cut
+from taskbull.observability.job_filter import cut, one_line
 from taskbull.observability.tracing import describe_outcome, processing
 from taskbull.scripts.schedulers import advance_scheduler
 from taskbull.worker.attempt import Executor
@@ -159,17 +161,33 @@ class Runner:
                 context.keys.queue,
                 cut(job.scheduler_id or ""),
                 cut(job.id),
-                error,
+                one_line(str(error)),
             )
             return None
         while call is not None:
             try:
-                await context.store.run(call)
+                advanced = await context.store.run(call)
             except MaybeExecuted:
                 continue  # doing it again does nothing
             except ServerRefused as error:
                 return self._executor.judge.put_off(
                     job, f"its scheduler's next run was refused: {error}"
                 )
-            break
+            if advanced.passed_ms is None:
+                break
+            self._warn_of_stranger(job, advanced.passed_ms)
+            if advanced.job_id is not None:
+                break
+            now_ms = context.clock.wall_ms()
+            call = advance_scheduler(context.keys, job, now_ms, advanced.passed_ms)
         return None
+
+    def _warn_of_stranger(self, job: Job, passed_ms: int) -> None:
+        schedule = job.scheduler_id or ""
+        logger.warning(
+            "Queue %s: schedule %s skipped its run at %s, because another job has the id %s",
+            self._context.keys.queue,
+            cut(schedule),
+            instant_from_ms(passed_ms),
+            cut(run_id(schedule, passed_ms)),
+        )

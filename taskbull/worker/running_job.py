@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, TypeVar, overload
@@ -274,6 +275,14 @@ class RunningJob:
 def run_of(job: RunningJob) -> Run:
     """Return the run of a job."""
     return job._run  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
+
+
+def clock_ahead_ms(job: RunningJob) -> int:
+    """Return how far the clock by which a job expires is ahead of this machine's; 0: it cannot."""
+    if job.job.options.expires_ms is None:
+        return 0
+    wall_ms = job._place.wall_ms  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
+    return wall_ms() - int(time.time() * 1000)
 
 
 def port_of(job: RunningJob) -> JobPort:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
@@ -14,7 +13,7 @@ from taskbull.core.worker_options import WorkerOptions
 from taskbull.errors import ServerRefused, TaskbullError
 from taskbull.observability.metrics import NO_TASKS, Declared, Metrics
 from taskbull.scripts.sampling import resign, sample_queue
-from taskbull.worker.context import QueueContext
+from taskbull.worker.context import PAUSE_PER_QUEUE, QueueContext
 from taskbull.worker.pool.pool import ProcessPool
 from taskbull.worker.shutdown import Shutdown
 from taskbull.worker.threads import ThreadPool
@@ -30,8 +29,8 @@ SAMPLING = 5.0
 _LIMIT = SAMPLING
 """Seconds that one look may take."""
 
-_TERM_MS = to_ms(2.5 * SAMPLING)
-"""How long a worker that is gone keeps others from sampling its queues."""
+_TERM = 2.5
+"""How long a worker that is gone keeps others from sampling its queues, in looks."""
 
 
 class Sampler:
@@ -79,6 +78,11 @@ class Sampler:
             with CancelScope(shield=True), move_on_after(1.0), suppress(TaskbullError):
                 await self._resign()
 
+    @property
+    def _period(self) -> float:
+        """Seconds between two looks at a queue."""
+        return max(SAMPLING, len(self._contexts) * PAUSE_PER_QUEUE)
+
     async def _pulse(self) -> None:
         threads = self._threads
         while True:
@@ -105,15 +109,15 @@ class Sampler:
     async def _sample(self, context: QueueContext) -> None:
         while True:
             await self.look(context)
-            await sleep(SAMPLING)
+            await sleep(self._period)
 
     async def look(self, context: QueueContext) -> None:
         """Sample a queue once, if it is this worker's to do; that Redis answers is worth noting."""
         queue = context.keys.queue
         reached, sample = True, None
         try:
-            held = queue in self._chosen
-            steps = sample_queue(context.keys, self._worker_id, _TERM_MS, held=held)
+            held, term_ms = queue in self._chosen, to_ms(_TERM * self._period)
+            steps = sample_queue(context.keys, self._worker_id, term_ms, held=held)
             sample = await context.store.run(steps, timeout=_LIMIT)
         except ServerRefused as error:
             logger.debug("Queue %s: its length cannot be sampled: %s", queue, error)
@@ -124,7 +128,7 @@ class Sampler:
         if sample is not None:
             self._chosen.add(queue)
             for sink in self._sinks:
-                sink.sampled(queue, sample.counts, _age(sample.waiting_since_ms))
+                sink.sampled(queue, sample.counts, _age(context, sample.waiting_since_ms))
         elif queue in self._chosen:  # else it is not ours to forget
             self._forget(queue)
 
@@ -142,6 +146,6 @@ class Sampler:
             await context.store.run(resign(context.keys), timeout=1.0)
 
 
-def _age(since_ms: int | None) -> float:
-    age = 0.0 if since_ms is None else time.time() - from_ms(since_ms)
+def _age(context: QueueContext, since_ms: int | None) -> float:
+    age = 0.0 if since_ms is None else from_ms(context.clock.wall_ms() - since_ms)
     return max(0.0, age)  # it may be ahead of us

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from time import monotonic
 
-from anyio import CancelScope, Event, current_time
+from anyio import CancelScope, Event
+
+from taskbull.worker.clock import loop_offset
 
 
 class Shutdown:
-    """Whoever holds it may stop the worker: a signal, the end of a block, a test."""
+    """Whoever holds it may stop the worker: a signal, the end of a block, a test.
+
+    Its methods may also be called in a callback of the event loop, such as a signal handler.
+    """
 
     def __init__(self, grace: float) -> None:
         self.grace = grace
@@ -19,6 +25,7 @@ class Shutdown:
         self._hurry: list[Callable[[], object]] = []
         self.working = CancelScope()
         """What the slots run in."""
+        self._loop_offset = loop_offset()
 
     @property
     def begun(self) -> bool:
@@ -33,7 +40,7 @@ class Shutdown:
         """Take no more jobs; those that run have the grace to end."""
         if not self.begun:
             self._begun.set()
-            self.working.deadline = current_time() + self.grace
+            self.working.deadline = monotonic() + self._loop_offset + self.grace
 
     def when_urgent(self, hurry: Callable[[], object]) -> None:
         """Have something called when all is to end at once."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from uuid import uuid4
 
 from taskbull.core.flow import Branch, Children, branches_of, queues_of
@@ -14,12 +13,11 @@ from taskbull.store.slot_map import check_slots
 from taskbull.worker.run import Run, Spawning
 
 
-def spawning(keys: QueueKeys, run: Run, children: Children) -> Steps[Spawned]:
+def spawning(keys: QueueKeys, run: Run, children: Children, now_ms: int) -> Steps[Spawned]:
     """Return the operation that adds children to the job of a run."""
     parent = Branch(keys, NewJob("parent"), branches_of([children]))
     check_slots(queues_of(parent))
-    now_ms = int(time.time() * 1000)
-    return spawn(parent, run.job.id, run.spawned.new, now_ms, uuid4().hex)
+    return spawn(parent, run.job.id, run.spawned.new, now_ms, uuid4().hex, run.token)
 
 
 def note_spawned(run: Run, spawned: Spawned) -> list[str]:

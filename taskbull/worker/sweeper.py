@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Generator
+from contextlib import contextmanager
 
 from taskbull.core import events
 from taskbull.core.durations import to_ms
@@ -48,22 +50,42 @@ class Sweeper:
             interval_ms=to_ms(self._interval),
             max_stalls=self._max_stalls,
         )
-        try:
+        found: Sweep | None = None
+        with self._logging_refusal():
             found = await context.store.run(steps)
             if found is not None and found.put_back:
                 await self._tell(found)
-            if found is not None:
+        if found is not None and found.has_leftovers:  # most queues of an idle worker have none
+            with self._logging_refusal():
                 await self._undo_flows()
+            with self._logging_refusal():
                 await context.store.run(finish_cancelling(context.keys, context.clock.wall_ms()))
+
+    @contextmanager
+    def _logging_refusal(self) -> Generator[None]:
+        """Log that Redis refused a part of the sweep. The next sweep tries it again."""
+        try:
+            yield
         except MaybeExecuted:
-            pass  # the next sweep goes on where this one was cut off
+            pass  # the next sweep continues where this one was cut off
         except ServerRefused as error:
-            logger.warning("Queue %s: the sweep was refused: %s", context.keys.queue, error)
+            logger.warning("Queue %s: the sweep was refused: %s", self._context.keys.queue, error)
 
     async def _undo_flows(self) -> None:
         """Remove what producers have left behind that broke off in the middle of a flow."""
         context = self._context
-        for root in await context.store.run(undo_flows(context.keys, context.clock.wall_ms())):
+        skipped: list[str] = []
+        steps = undo_flows(context.keys, context.clock.wall_ms(), skipped=skipped)
+        undone = await context.store.run(steps)
+        if skipped:
+            logger.warning(
+                "Queue %s: skipped %d unfinished flows that cannot be removed, such as %s: a key "
+                "has the wrong type, or is out of reach",
+                context.keys.queue,
+                len(skipped),
+                cut(skipped[0]),
+            )
+        for root in undone:
             logger.warning(
                 "Queue %s: the flow of job %s was removed, because its producer broke off before "
                 "all its jobs were added",

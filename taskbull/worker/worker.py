@@ -28,11 +28,13 @@ from taskbull.core.declared_schedule import DeclaredSchedules
 from taskbull.core.keys import PREFIX
 from taskbull.core.retry import NO_POLICY, RetryPolicy
 from taskbull.core.worker_options import NO_RULES, QueueOptions, WorkerOptions
-from taskbull.errors import ConfigurationError, ConnectionLost
+from taskbull.errors import ConfigurationError, ConnectionLost, InvalidReply
 from taskbull.observability.logs import LogLines
 from taskbull.observability.metrics import NO_TASKS, Declared, Metrics, application_metrics
+from taskbull.scripts.servers import get_time
 from taskbull.store.address import Address
 from taskbull.store.async_store import Store, open_store
+from taskbull.store.backend import running_beside
 from taskbull.store.clients import Where, address_of
 from taskbull.store.dialing import ConnectionOptions
 from taskbull.store.namespace import Namespace
@@ -75,6 +77,12 @@ def _whole(resources: Any, _: str) -> Any:
 
 FLUSH_LIMIT = 5.0
 """Seconds that Redis has to take in the last outcomes when the worker stops."""
+
+_TIME_LIMIT = 2.0
+"""Seconds that a Cluster node has to return its time."""
+
+_OF_REDIS = (ConnectionLost, InvalidReply)
+"""Errors that each part of a worker meets which waits for Redis."""
 
 _MOST_THREADS = 64
 """Threads of a worker that does not say how many it wants, at the most."""
@@ -227,8 +235,7 @@ class Worker:
         started = Event()
         try:
             with _unwrapped():
-                async with create_task_group() as tasks:
-                    tasks.start_soon(self._serve, shutdown, started)
+                async with running_beside(partial(self._serve, shutdown, started)):
                     try:
                         await started.wait()
                         yield shutdown
@@ -273,8 +280,12 @@ class Worker:
         contexts = [consumer.context for consumer in consumers]
         async with create_task_group() as upkeep:
             await upkeep.start(contexts[0].batches.run)  # one for all queues
+            is_clock_right = Event()
+            upkeep.start_soon(
+                self._clock.follow, partial(self._ask_time, contexts[0].store), is_clock_right
+            )
             for consumer in consumers:
-                consumer.start_upkeep(upkeep)
+                consumer.start_upkeep(upkeep, is_clock_right)
             upkeep.start_soon(self._parents.run, contexts)
             # In a Cluster, one read cannot have streams of several nodes.
             together = [[one] for one in consumers] if self.address.clustered else [consumers]
@@ -295,7 +306,7 @@ class Worker:
                             consumer.start_slots(slots)
                         async with create_task_group() as waiting:
                             for consumer in consumers:
-                                waiting.start_soon(consumer.wait_for_jobs)
+                                waiting.start_soon(consumer.wait_for_jobs, len(consumers))
                             started.set()
                             try:
                                 await shutdown.wait()
@@ -309,6 +320,10 @@ class Worker:
                             flushing.start_soon(consumer.flush)
                     await self._parents.flush(contexts)
             upkeep.cancel_scope.cancel()
+
+    async def _ask_time(self, store: Store) -> float:
+        # Of a Cluster, the node that is asked may be away while others serve.
+        return await store.run(get_time(), timeout=_TIME_LIMIT if self.address.clustered else None)
 
     def _recorder(self, contexts: Sequence[QueueContext]) -> Recorder:
         options = {name: rules.over(self.options) for name, rules in self._rules.items()}
@@ -398,6 +413,6 @@ def _unwrapped() -> Generator[None]:
     except BaseExceptionGroup as group:
         first, *others = leaves(group)
         # That Redis is gone is told to every part that waits for it.
-        if others and not all(isinstance(one, ConnectionLost) for one in (first, *others)):
+        if others and not all(isinstance(one, _OF_REDIS) for one in (first, *others)):
             raise
         raise first from first.__cause__

@@ -36,11 +36,12 @@ from taskbull.errors import (
     Steering,
     TaskbullError,
 )
-from taskbull.observability.job_filter import cut
-from taskbull.scripts.call import Operation, Request, again
+from taskbull.observability.job_filter import cut, one_line
+from taskbull.scripts.call import Operation, Request, Steps, again
 from taskbull.scripts.changes import add_log, note_unclaimed, update_data, update_progress
 from taskbull.scripts.children import get_failures, get_results
 from taskbull.scripts.removal import remove_unprocessed_children
+from taskbull.scripts.spawn import Spawned
 from taskbull.worker.context import QueueContext
 from taskbull.worker.run import Run
 from taskbull.worker.spawning import note_spawned, spawning
@@ -128,11 +129,15 @@ class Writing:
 
     def child_results(self, name: str) -> list[bytes]:
         """Read what the job's children of a name returned."""
-        return self._ask(get_results(self._context.keys, self._run.job.id, name))
+        return self._ask(self._results(name, so_far=self._run.spawned.new > 0))
 
     async def achild_results(self, name: str) -> list[bytes]:
         """Read what the job's children of a name returned."""
-        return await self._aask(get_results(self._context.keys, self._run.job.id, name))
+        return await self._aask(self._results(name, so_far=self._run.spawned.new > 0))
+
+    async def achild_results_so_far(self, name: str) -> list[bytes]:
+        """Read what children of a name have returned, though others may be pending."""
+        return await self._aask(self._results(name, so_far=True))
 
     def child_failures(self) -> dict[tuple[str, str], str]:
         """Read why children of the job failed."""
@@ -144,13 +149,17 @@ class Writing:
 
     def spawn(self, children: Children) -> list[str]:
         """Add children of the job; return their ids."""
-        steps = spawning(self._context.keys, self._run, children)
+        steps = self._spawning(children)
         return note_spawned(self._run, self._ask(steps))
 
     async def aspawn(self, children: Children) -> list[str]:
         """Add children of the job; return their ids."""
-        steps = spawning(self._context.keys, self._run, children)
+        steps = self._spawning(children)
         return note_spawned(self._run, await self._aask(steps))
+
+    def _spawning(self, children: Children) -> Steps[Spawned]:
+        context = self._context
+        return spawning(context.keys, self._run, children, context.clock.wall_ms())
 
     def drop_children(self) -> int:
         """Remove the pending children that nobody runs."""
@@ -162,9 +171,13 @@ class Writing:
 
     async def aunclaimed(self, patience: float) -> float:
         """Note that nobody here can run the job; return for how many seconds that is known."""
-        context, now_ms = self._context, int(time.time() * 1000)
+        context = self._context
+        now_ms = context.clock.wall_ms()
         note = note_unclaimed(context.keys, self._run.job.id, now_ms, to_ms(patience))
         return from_ms(await context.store.run(note, timeout=1.0))
+
+    def _results(self, name: str, *, so_far: bool) -> Steps[list[bytes]]:
+        return get_results(self._context.keys, self._run.job.id, name, so_far=so_far)
 
     def _progress(self, raw: bytes) -> Request[None]:
         run = self._run
@@ -284,7 +297,7 @@ class Writing:
                 cut(job.name),
                 self._context.keys.queue,
                 kind.name,
-                reason,
+                one_line(reason),
             )
 
     def _check(self) -> None:

@@ -39,7 +39,7 @@ from taskbull import (
     from_lifespan,
 )
 
-LIMIT = 30.0
+LIMIT = 60.0
 
 AsyncNext = Callable[[RunningJob], Awaitable[Any]]
 Next = Callable[[RunningJob], Any]

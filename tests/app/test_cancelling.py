@@ -41,7 +41,7 @@ def test_a_job_is_cancelled_from_plain_code(app: App) -> None:
     assert job.cancel() is Cancelled.TOO_LATE
     assert job.state() is JobState.FAILED
     with pytest.raises(JobCancelled) as caught:
-        job.result(timeout=5)
+        job.result(timeout=60)
     assert isinstance(caught.value, JobFailed)
     assert (caught.value.reason, caught.value.attempts) == ("cancelled: not needed", 0)
     with pytest.raises(JobNotFound):
@@ -57,7 +57,7 @@ async def test_a_job_is_cancelled_from_an_event_loop(app: App) -> None:
     job = await work.options(delay=60).adelay()
     assert await job.acancel() is Cancelled.BEFORE_START
     with pytest.raises(JobCancelled, match="cancelled: by request"):
-        await job.aresult(timeout=5)
+        await job.aresult(timeout=60)
     assert await app.queue("default").cancel(job.id) is Cancelled.TOO_LATE
 
 
@@ -104,7 +104,7 @@ async def test_both_kinds_of_functions_are_stopped(app: App) -> None:
             await record.wait_for(events.Started, count)
             assert await job.acancel() is Cancelled.REQUESTED
             with pytest.raises(JobCancelled):
-                await job.aresult(timeout=10)
+                await job.aresult(timeout=60)
 
 
 async def test_a_task_says_when_its_jobs_must_begin_and_a_call_wins(app: App) -> None:
@@ -135,7 +135,7 @@ async def test_a_job_that_begins_too_late_has_expired(app: App) -> None:
     await until(lambda: expires is not None and datetime.now(UTC) > expires)
     async with app.worker().running():
         with pytest.raises(JobExpired, match="expired: not begun by "):
-            await job.aresult(timeout=10)
+            await job.aresult(timeout=60)
 
 
 def test_a_wrong_expiry_is_refused_at_the_decoration(app: App) -> None:

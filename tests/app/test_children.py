@@ -6,7 +6,9 @@ By a worker and by `taskbull.testing`: both are to do the same.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from datetime import date
+from time import time
 from typing import Any
 
 import pytest
@@ -18,6 +20,7 @@ from taskbull import (
     JobHandle,
     JobState,
     Keep,
+    LockLost,
     PermanentError,
     WaitForChildren,
     chain,
@@ -25,9 +28,13 @@ from taskbull import (
     from_child,
     from_children,
 )
+from taskbull.core.flow import children_of
+from taskbull.scripts import flow_pieces
 from taskbull.testing import recorded
+from taskbull.worker.running_job import run_of
+from taskbull.worker.spawning import spawning
 
-LIMIT = 30.0
+LIMIT = 60.0
 
 Perform = Callable[[Callable[[], Awaitable[JobHandle[Any]]]], Awaitable[JobHandle[Any]]]
 """Adds a job, and runs all jobs until it has ended."""
@@ -301,3 +308,60 @@ async def test_a_spawn_that_is_repeated_adds_none_twice(app: App, tasks: Tasks) 
         await app.run_worker(["q"], burst=True, concurrency=3)
         assert await job.aresult() == list(range(300))
     assert sorted(ran) == list(range(300))
+
+
+# H2
+@pytest.mark.parametrize("calls", range(2, 6))
+async def test_a_spawn_that_was_broken_off_gives_all_results(
+    app: App, calls: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(flow_pieces, "PIECE", 3)  # 8 children are three pieces
+    store = app.producer.stores.sync_store()
+
+    @app.task(queue="q", attempts=1)
+    def part(number: int) -> int:
+        return number
+
+    @app.task(queue="q", attempts=2, backoff=None)
+    def gather() -> list[int]:
+        job = current_job()
+        if not (done := job.children(part)):
+            parts = [part.job(n) for n in range(8)]
+            if job.attempt == 1:
+                keys = app.producer.namespace.keys("q")
+                children = children_of("spawn()", parts, "fail")
+                steps = spawning(keys, run_of(job), children, int(time() * 1000))
+                request = next(steps)
+                with suppress(StopIteration):
+                    for _ in range(calls):
+                        request = steps.send(store.run(request))
+                raise ValueError("after some calls")
+            job.spawn(parts)
+            raise WaitForChildren
+        return done
+
+    with fail_after(LIMIT):
+        job = await gather.adelay()
+        await app.run_worker(["q"], burst=True, concurrency=1)
+        assert await job.aresult() == [*range(8)]
+    assert (await app.queue("q").counts())[JobState.COMPLETED] == 9
+
+
+# H6
+async def test_a_job_that_has_ended_spawns_nothing(app: App, tasks: Tasks) -> None:
+    steps: list[Any] = []
+
+    @app.task(queue="q", attempts=1)
+    async def gather() -> None:
+        job = current_job()
+        keys = app.producer.namespace.keys("q")
+        children = children_of("spawn()", [tasks.day.job(1)], "fail")
+        steps.append(spawning(keys, run_of(job), children, int(time() * 1000)))
+
+    with fail_after(LIMIT):
+        job = await gather.adelay()
+        await app.run_worker(["q"], burst=True)
+        await job.aresult()
+    with pytest.raises(LockLost):
+        app.producer.stores.sync_store().run(steps[0])
+    assert (await app.queue("q").counts())[JobState.WAITING] == 0

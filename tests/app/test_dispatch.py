@@ -9,14 +9,22 @@ import pytest
 from anyio import fail_after
 
 from taskbull.app.app import App
+from taskbull.core import events
 from taskbull.core.classification import classify
 from taskbull.core.job import Job
 from taskbull.core.middleware import compose
-from taskbull.errors import ConfigurationError, InvalidArguments, JobFailed, TaskNotRegistered
+from taskbull.errors import (
+    ConfigurationError,
+    InvalidArguments,
+    JobFailed,
+    PermanentError,
+    TaskNotRegistered,
+)
 from taskbull.worker.current_job import current_job
 from taskbull.worker.running_job import RunningJob
+from tests.worker.bed import Recorder
 
-LIMIT = 30.0
+LIMIT = 60.0
 
 CallNext = Callable[[RunningJob], Awaitable[Any]]
 
@@ -147,3 +155,43 @@ async def test_data_that_do_not_fit_fail_at_once_saying_why(app: App) -> None:
                     assert InvalidArguments.__name__.encode() in stored
                     assert b"secret" not in stored
     assert called == []
+
+
+async def test_a_middleware_can_bind_tasks_to_their_queues(app: App) -> None:
+    # S12: as docs/security.md has it; no function starts from another queue than its own
+    started: list[str] = []
+
+    @app.middleware
+    async def only_from_its_own_queue(job: Any, call_next: Any) -> Any:
+        if job.queue != app.tasks[job.name].queue:
+            raise PermanentError(f"task {job.name} does not run from queue {job.queue}")
+        return await call_next(job)
+
+    @app.task(queue="admin")
+    async def awaited() -> None:
+        started.append("awaited")
+
+    @app.task(queue="admin")
+    def plain() -> None:
+        started.append("plain")
+
+    @app.batch_task(queue="admin", size=1, wait=5)
+    async def many(items: list[dict[str, int]]) -> list[None]:
+        started.append("many")
+        return [None for _ in items]
+
+    @app.task(queue="shop")
+    async def own() -> int:
+        return 1
+
+    record = Recorder()
+    app.on(events.Event)(record)
+    for name in ("awaited", "plain", "many", "own"):
+        await app.queue("shop").add(name)
+    async with app.worker(queues=["shop"]).running():
+        failed = await record.wait_for(events.Failed, 3)
+        await record.wait_for(events.Completed)
+    assert {event.job.failed_reason for event in failed} == {
+        f"task {name} does not run from queue shop" for name in ("awaited", "plain", "many")
+    }
+    assert started == []

@@ -21,7 +21,7 @@ from taskbull.errors import (
 )
 from tests.app.conftest import written
 
-LIMIT = 30.0
+LIMIT = 60.0
 
 
 def declare(app: App) -> Any:

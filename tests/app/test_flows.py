@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from random import Random
 from typing import Any, cast
 
@@ -16,7 +17,9 @@ from taskbull import (
     App,
     ConfigurationError,
     EnqueueError,
+    JobFailed,
     JobState,
+    TaskbullError,
     chain,
     from_child,
     from_children,
@@ -370,3 +373,154 @@ def test_a_producer_that_breaks_off_leaves_nothing_or_all_of_it(
         assert len(undone) == (1 if calls else 0)
         assert (stored(admin, prefix), stored(admin, prefix, "pages")) == ({}, {})
     assert admin.exists(f"{prefix}:q:tb:flows") == 0
+
+
+class Family:
+    """A parent with an id of its own, whose result shows which children it was given."""
+
+    def __init__(self, app: App) -> None:
+        @app.task(queue="q", attempts=1)
+        async def kid(n: int) -> int:
+            return n
+
+        @app.task(queue="q", attempts=1)
+        async def mid(of: list[int] = from_children(kid)) -> int:
+            return len(of)
+
+        @app.task(queue="q", attempts=1)
+        async def top(
+            kids: list[int] = from_children(kid), mids: list[int] = from_children(mid)
+        ) -> list[list[int]]:
+            return [kids, mids]
+
+        self.app, self.kid, self.mid, self.top = app, kid, mid, top
+
+    def flow(self, kids: int) -> Any:
+        return self.top.options(job_id="one").after(self.kid.job(n) for n in range(kids))
+
+    def nested(self, kids: int) -> Any:
+        below = self.mid.options(job_id="mid").after(self.kid.job(n) for n in range(kids)).job()
+        return self.top.options(job_id="one").after(below)
+
+
+def pieces_of(app: App, spec: Any, pieces: int) -> Any:
+    """Send pieces of a flow, and return its stages, which the producer can continue."""
+    store = app.producer.stores.sync_store()
+    stages = add_flow.Flow(app.producer.client("q").adder, spec.branch(), None).send()
+    stage = next(stages)
+    for _ in range(pieces):
+        assert isinstance(stage, Start)
+        stages.send(None)
+        stage = stages.send(store.run(stage.steps))
+    return stages, stage
+
+
+@pytest.fixture
+def family(app: App, monkeypatch: pytest.MonkeyPatch) -> Family:
+    monkeypatch.setattr(flow_pieces, "PIECE", 3)
+    return Family(app)
+
+
+async def work_off(app: App) -> None:
+    with fail_after(LIMIT):
+        await app.run_worker(["q"], burst=True, concurrency=3)
+
+
+# H2
+@pytest.mark.parametrize("some_ran", [False, True])
+@pytest.mark.parametrize("kind", ["flow", "nested"])
+async def test_a_flow_that_was_broken_off_is_continued_by_the_same_flow(
+    family: Family, kind: str, some_ran: bool
+) -> None:
+    flow = getattr(family, kind)(8)
+    pieces_of(family.app, flow.job(), 2)
+    if some_ran:
+        await work_off(family.app)
+    job = await flow.adelay()
+    await work_off(family.app)
+    assert await job.aresult() == ([[*range(8)], []] if kind == "flow" else [[], [8]])
+    counts = await family.app.queue("q").counts()
+    assert counts[JobState.COMPLETED] == (9 if kind == "flow" else 10)  # none ran twice
+
+
+# H2
+@pytest.mark.parametrize("second", [2, 20])
+async def test_another_flow_waits_until_one_that_was_broken_off_is_undone(
+    family: Family, second: int, admin: redis.Redis, prefix: str
+) -> None:
+    pieces_of(family.app, family.flow(8).job(), 2)
+    with pytest.raises(TaskbullError, match="job one of queue q is in another flow"):
+        await family.flow(second).adelay()
+    admin.zadd(f"{prefix}:q:tb:flows", {f"{prefix}:q:one": 1})  # five minutes later
+    job = await family.flow(second).adelay()
+    await work_off(family.app)
+    assert await job.aresult() == [[*range(second)], []]
+
+
+# H2
+@pytest.mark.parametrize("order", ["first", "second"])
+async def test_two_producers_add_one_flow_together(family: Family, order: str) -> None:
+    stages, stage = pieces_of(family.app, family.flow(8).job(), 1)
+    store = family.app.producer.stores.sync_store()
+
+    def end_first() -> None:
+        nonlocal stage
+        with suppress(StopIteration):
+            while True:
+                stages.send(None)
+                stage = stages.send(store.run(stage.steps))
+
+    if order == "first":
+        end_first()
+    job = await family.flow(8).adelay()
+    if order == "second":
+        end_first()
+    await work_off(family.app)
+    assert (await job.aresult())[0] == [*range(8)]
+
+
+# H2
+def test_a_slow_producer_adds_nothing_to_a_flow_that_was_undone_or_replaced(
+    family: Family, admin: redis.Redis, prefix: str
+) -> None:
+    stages, stage = pieces_of(family.app, family.flow(8).job(), 1)
+    admin.zadd(f"{prefix}:q:tb:flows", {f"{prefix}:q:one": 1})
+    family.flow(20).delay()
+    stages.send(None)
+    with pytest.raises(TaskbullError, match="is in another flow"):
+        family.app.producer.stores.sync_store().run(stage.steps)
+    assert stored(admin, prefix) == {"top": 1, "kid": 20}
+
+
+# H2
+@pytest.mark.parametrize("place", ["its root", "its inner parent"])
+def test_a_job_of_an_unfinished_flow_refuses_other_trees(family: Family, place: str) -> None:
+    pieces_of(family.app, family.nested(8).job(), 1)
+    job_id = "one" if place == "its root" else "mid"
+    child = family.mid.options(job_id=job_id).after(family.kid.job(1)).job()
+    with pytest.raises(TaskbullError, match="is in another flow that is still being added"):
+        family.app.enqueue([child])
+
+
+# H2
+@pytest.mark.parametrize("how", ["lost", "removed", "dropped"])
+async def test_a_parent_is_not_given_a_part_of_its_results(
+    family: Family, admin: redis.Redis, prefix: str, how: str
+) -> None:
+    kids = [family.kid.options(job_id=f"k{n}", on_failure="drop").job(n) for n in range(3)]
+    job = await family.top.after(kids).adelay()
+    queue = family.app.queue("q")
+    if how == "removed":
+        await queue.remove("k1")
+    elif how == "dropped":
+        admin.hset(f"{prefix}:q:k1", mapping={"data": "[]", "opts": '{"removeOnFail":true}'})
+    else:
+        admin.srem(f"{prefix}:q:{job.id}:dependencies", f"{prefix}:q:k1")
+        admin.lrem(f"{prefix}:q:wait", 0, "k1")
+        admin.delete(f"{prefix}:q:k1")
+    await work_off(family.app)
+    if how == "lost":
+        with pytest.raises(JobFailed, match="1 of the job's children kid have no result"):
+            await job.aresult()
+    else:
+        assert await job.aresult() == [[0, 2], []]

@@ -25,7 +25,7 @@ from taskbull.testing import recorded
 from taskbull.worker.running_job import RunningJob
 from tests.servers.kinds import Reachable
 
-LIMIT = 30.0
+LIMIT = 60.0
 
 AsyncNext = Callable[[RunningJob], Awaitable[Any]]
 Next = Callable[[RunningJob], Any]

@@ -23,7 +23,7 @@ from taskbull import (
 from taskbull.worker.running_job import RunningJob
 from tests.servers.kinds import Reachable
 
-LIMIT = 30.0
+LIMIT = 60.0
 
 
 class Pool:

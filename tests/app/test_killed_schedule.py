@@ -21,7 +21,7 @@ from taskbull import App, Every, Keep
 app = App("shop", redis=sys.argv[1], prefix=sys.argv[2], keep_completed=Keep.all())
 @app.task(schedule=Every(0.02))
 async def poll() -> None: ...
-app.run(lock_duration=0.5, heartbeat_interval=0.2, stalled_interval=0.1, max_stalled_count=100)
+app.run(lock_duration=10, heartbeat_interval=0.2, stalled_interval=0.1, max_stalled_count=100)
 """
 
 
@@ -45,6 +45,9 @@ def test_a_killed_worker_leaves_neither_a_gap_nor_a_double(
                 if kill < KILLS:
                     sleep(random.random() / 50)  # to hit any moment
                     process.kill()
+                    process.wait(LIMIT)
+                    for lock in admin.keys(f"{prefix}:default:*:lock"):
+                        admin.delete(lock)  # as if it had expired
                 else:  # what the dead have left is run again
                     wait_until(lambda: admin.llen(queue.keys.active) == 0)
                     process.terminate()

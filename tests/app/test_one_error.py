@@ -12,7 +12,7 @@ from anyio import fail_after, to_thread
 from taskbull import App, ConnectionLost, EnqueueError, JobNotFound
 from taskbull.core.frames import is_ours
 
-LIMIT = 20.0
+LIMIT = 60.0
 AWAY = "redis://127.0.0.1:1/0"  # nobody listens there
 
 Ask = Callable[[App], Awaitable[Any]]

@@ -13,7 +13,7 @@ from anyio import fail_after
 from taskbull import App, JobFailed, PermanentError, Snooze, current_job
 from taskbull.worker.running_job import RunningJob
 
-LIMIT = 30.0
+LIMIT = 60.0
 
 AsyncNext = Callable[[RunningJob], Awaitable[Any]]
 Next = Callable[[RunningJob], Any]

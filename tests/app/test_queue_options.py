@@ -14,7 +14,7 @@ from taskbull.core.worker_options import Limiter
 from taskbull.errors import ConfigurationError
 from tests.worker.bed import Recorder, until
 
-LIMIT = 30.0
+LIMIT = 60.0
 
 
 @pytest.fixture

@@ -23,7 +23,7 @@ from tests.servers.kinds import Reachable
 from tests.servers.proxy import Proxy
 from tests.servers.waiting import wait_until
 
-LIMIT = 30.0
+LIMIT = 60.0
 MANY = 200
 
 

@@ -14,7 +14,7 @@ from taskbull.core.flow import Children
 from tests.app.conftest import written
 from tests.worker.bed import Recorder, until
 
-LIMIT = 30.0
+LIMIT = 60.0
 NIGHTLY = Cron("0 3 * * *", tz="Europe/Berlin")
 
 

@@ -17,7 +17,7 @@ from taskbull.errors import JobFailed
 from tests.servers.kinds import Reachable
 from tests.worker.bed import Recorder
 
-LIMIT = 30.0
+LIMIT = 60.0
 DAY_MS = 86_400_000
 
 

@@ -9,7 +9,7 @@ from anyio import fail_after
 
 from taskbull.app.app import App
 
-LIMIT = 30.0
+LIMIT = 60.0
 
 
 def warnings_of(caplog: pytest.LogCaptureFixture) -> list[str]:

@@ -21,7 +21,7 @@ from taskbull.core.breaker import CircuitBreaker
 from taskbull.errors import ConfigurationError
 from tests.servers.kinds import Reachable
 
-LIMIT = 30.0
+LIMIT = 60.0
 
 
 @pytest.fixture

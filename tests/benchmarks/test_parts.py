@@ -17,6 +17,7 @@ pytestmark = pytest.mark.skipif(not Path("/proc/stat").exists(), reason="needs L
 
 
 @pytest.mark.parametrize("name", PARTS)
+@pytest.mark.full
 def test_a_part_measures_taskbull(name: str, tmp_path: Path) -> None:
     bench = Bench(binary(VALKEY_9), tmp_path, shrink=1000, at_once=(10,))
     part = PARTS[name]
@@ -34,6 +35,7 @@ def test_a_part_measures_taskbull(name: str, tmp_path: Path) -> None:
     assert "| taskbull-asyncio" in Tables(taken, part.metrics, {}).text()
 
 
+@pytest.mark.full
 def test_another_checkout_is_measured_beside_this_one(tmp_path: Path) -> None:
     bench = Bench(binary(VALKEY_9), tmp_path, shrink=1000, at_once=(10,))
     sides = catalogue.choose(

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Self
 
-_DEADLINE = 30.0
+_DEADLINE = 60.0
 
 
 def run(

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import shlex
+from functools import partial
 from typing import Any
 
+import anyio
 import pytest
 import redis
 
-from taskbull import Every
+from taskbull import App, Every
+from taskbull.cli.doctor.acl import acl_of, key_rule
+from taskbull.queue.sync_server import SyncServer
 from taskbull.store.server_process import ServerProcess
 from tests.cli.conftest import CommandLine, OpenCli, Shop
 from tests.servers.cluster import Cluster
@@ -259,3 +264,50 @@ def test_the_run_of_a_late_schedule_that_was_given_back_is_not_gone(
         assert "is gone" not in said
         client.delete(run)
     assert "the job of the next run is gone" in cli("doctor")
+
+
+@pytest.mark.parametrize(
+    ("name", "command"),
+    [
+        ("x; touch pwned", "taskbull resume 'x; touch pwned'"),
+        ("it's", """taskbull resume 'it'"'"'s'"""),
+        ("x$(id)", "taskbull resume 'x$(id)'"),
+        ("x\nrm -rf", r"taskbull resume 'x\nrm -rf'"),
+        ("--all", "taskbull resume -- --all"),
+        ("plain", "taskbull resume plain"),
+    ],
+)
+def test_names_are_quoted_in_commands_to_copy(cli: CommandLine, name: str, command: str) -> None:
+    cli.queue(name).add("x")  # K6
+    advice = {each["advice"] for each in cli.json("doctor") if each["check"] == "queue"}
+    assert f"taskbull worker -q {shlex.quote(name)}" in advice
+    cli.queue(name).pause()
+    assert f"→ {command}\n" in cli("doctor")
+
+
+def test_the_name_of_a_queue_adds_no_rule_to_an_acl(cli: CommandLine) -> None:
+    server = SyncServer(cli.url, prefix=cli.prefix)
+    name = "x ~* +@all \t'\u2028"
+    rule = key_rule(server, name)
+    assert f" {rule} resetchannels " in acl_of(server, [name])
+    server.close()
+    assert rule == f"~{cli.prefix}:x?~\\*?+@all??????:*"
+    assert len(rule.split()) == 1
+
+
+def test_a_server_that_does_not_know_info_is_used(  # K9
+    private_server: PrivateServers, open_cli: OpenCli
+) -> None:
+    server = private_server({**GOOD, "rename-command": 'INFO ""'})
+    cli = open_cli(server.url, "bull")
+    cli.queue("emails").add("send")
+    found = findings(cli)
+    assert ("warning", "does not describe itself (INFO is unknown)") in [
+        (level, message.partition(" ")[2].partition(":")[0]) for level, message in found["server"]
+    ]
+    assert "EVALSHA" not in cli("doctor")
+    app = App("shop", redis=server.url)
+    app.task(name="send", queue="emails")(lambda: 7)
+    anyio.run(partial(app.run_worker, burst=True))
+    assert app.job("emails", "1").result() == 7
+    app.close()

@@ -53,7 +53,7 @@ def test_events_are_followed_from_the_first_on(cli: CommandLine, nowhere: Path) 
         queue.pause()
         assert json.loads(line(process.stdout))["event"] == "paused"
         process.send_signal(signal.SIGINT)
-        assert process.wait(30) == 130
+        assert process.wait(60) == 130
         assert line(process.stderr) == ""
 
 

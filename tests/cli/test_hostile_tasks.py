@@ -181,12 +181,12 @@ def test_forked_children_do_not_reach_the_signals_of_the_worker(  # D1
 ) -> None:
     with worker(folder, url, *LOOPS[loop], "--processes", processes) as terminal:
         if processes == "1":
-            before = queue.add("who").result(timeout=20)
+            before = queue.add("who").result(timeout=60)
         for name in FORKING:
             for form in (name, f"{name}_in_the_loop"):
-                result = queue.add(form).result(timeout=30)
+                result = queue.add(form).result(timeout=60)
                 assert result == EXPECTED.get(name, -signal.SIGTERM), form
-        after = queue.add("who").result(timeout=20)
+        after = queue.add("who").result(timeout=60)
         if processes == "1":
             assert after == before
         assert "Stopping" not in terminal.seen
@@ -202,7 +202,7 @@ def test_a_forked_child_that_leaves_its_task_ends_there(  # a relative of D1
     with worker(folder, url, *LOOPS[loop]) as terminal:
         for name, code in LEFT.items():
             for form in (name, f"{name}_in_the_loop"):
-                assert queue.add(form).result(timeout=20) == code, form
+                assert queue.add(form).result(timeout=60) == code, form
         assert queue.counts()["completed"] == 2 * len(LEFT)
         terminal.type("\x03")
         assert terminal.end() == 0
@@ -215,7 +215,7 @@ def test_whatever_a_task_raises_fails_its_job_only(  # D2
     folder: Path, url: str, queue: SyncQueue, loop: str
 ) -> None:
     with worker(folder, url, *LOOPS[loop]) as terminal:
-        before = queue.add("who").result(timeout=20)
+        before = queue.add("who").result(timeout=60)
         handles = [
             queue.add(name, {"what": what}, attempts=1)
             for what in RAISED
@@ -228,7 +228,7 @@ def test_whatever_a_task_raises_fails_its_job_only(  # D2
             handles.append(queue.add("cancel_itself", attempts=1))
         for handle in handles:
             terminal.read_until(f"Job {handle.id} ({handle.name}) of queue default failed for good")
-        assert queue.add("who").result(timeout=20) == before
+        assert queue.add("who").result(timeout=60) == before
         terminal.type("\x03")  # a real one stops it, and gracefully
         terminal.read_until("Stopping: running jobs have 30 s to end")
         assert terminal.end() == 0

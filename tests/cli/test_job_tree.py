@@ -52,6 +52,8 @@ def flow(cli: CommandLine, client: redis.Redis) -> str:
     job(pages, "c", "failed", name="count", atm=1, failedReason="empty")
     job(pages, "d", "failed", name="count", atm=1, failedReason="broken")
     top = reports.job("top")
+    for job_id, parent in {"a": top, "aa": pages.job("a"), "b": top, "c": top, "d": top}.items():
+        client.hset(pages.job(job_id), "parentKey", parent)
     client.sadd(f"{top}:dependencies", pages.job("a"))
     client.sadd(f"{pages.job('a')}:dependencies", pages.job("aa"))
     client.hset(f"{top}:processed", mapping={pages.job("b"): "17", pages.job("e"): "18"})

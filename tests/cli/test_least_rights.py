@@ -166,7 +166,7 @@ async def test_a_worker_and_all_of_a_queue_work(confined: tuple[str, redis.Redis
 
     queue = Queue("work", redis=url)
     options = WorkerOptions(
-        lock_duration=1,
+        lock_duration=30,
         heartbeat_interval=0.1,
         stalled_interval=0.2,
         metrics_data_points=10,
@@ -175,7 +175,7 @@ async def test_a_worker_and_all_of_a_queue_work(confined: tuple[str, redis.Redis
     worker = Worker("work", handler, redis=url, options=options, on={events.Event: record})
     async with worker.running():
         handles = await queue.add_bulk([("echo", {"n": n}) for n in range(5)])
-        assert await handles[0].aresult(timeout=10) == {"n": 0}
+        assert await handles[0].aresult(timeout=60) == {"n": 0}
         failing = await queue.add("fail", attempts=2)
         await record.wait_for(events.Failed)
         await queue.add("delayed", delay=0.1)
@@ -191,7 +191,7 @@ async def test_a_worker_and_all_of_a_queue_work(confined: tuple[str, redis.Redis
         await queue.add("wait")
         await record.wait_for(events.LocksRenewed)
         admin.client_kill_filter(_type="normal", skipme=True)  # recovery, after lost replies
-        await (await queue.add("echo", {})).aresult(timeout=10)
+        await (await queue.add("echo", {})).aresult(timeout=60)
         # As a dead worker leaves it: the sweep finds it.
         lost = await queue.add("echo", {}, delay=60)
         admin.zrem("bull:work:delayed", lost.id)
@@ -211,7 +211,7 @@ async def test_all_that_administers_a_queue_works(confined: tuple[str, redis.Red
 
         tasks.start_soon(follow)
         first = await queue.add("x", {"a": 1})
-        with fail_after(10):
+        with fail_after(60):
             await seen.wait()
         tasks.cancel_scope.cancel()
     late = await queue.add("x", delay=60)
@@ -255,7 +255,7 @@ def test_an_app_enqueues_and_waits(confined: tuple[str, redis.Redis]) -> None:
 
     job = add.delay(1, b=2)
     anyio.run(lambda: app.run_worker(burst=True))
-    assert job.result(timeout=5) == 3
+    assert job.result(timeout=60) == 3
     app.close()
 
 

@@ -20,6 +20,7 @@ from taskbull.queue.sync_queue import SyncQueue
 from tests.cli.programs import Terminal, run
 from tests.pool.conftest import is_there, lives, pool_processes
 from tests.pool.tasks import TASKS
+from tests.selection import in_full
 from tests.servers.kinds import PrivateServers
 from tests.servers.waiting import wait_until
 
@@ -84,7 +85,7 @@ def test_a_signal_lets_a_function_in_a_process_end(
         terminal.send(signal.SIGTERM)
         terminal.read_until("Stopping: running jobs have 30 s to end")
         (folder / "open").touch()
-        pid = handle.result(timeout=20)
+        pid = handle.result(timeout=60)
         assert terminal.end() == 0
     assert not is_there(pid)
 
@@ -108,6 +109,7 @@ def test_a_second_signal_ends_it_and_gives_the_job_back(
 
 
 @pytest.mark.parametrize("supervised", [True, False])
+@pytest.mark.full
 def test_signals_that_reach_everybody_do_not_end_a_function(
     folder: Path, queue: SyncQueue, supervised: bool
 ) -> None:
@@ -123,14 +125,15 @@ def test_signals_that_reach_everybody_do_not_end_a_function(
             os.kill(pid, signal.SIGINT)
             os.kill(pid, signal.SIGTERM)
         (folder / "open").touch()
-        assert handle.result(timeout=20) == running
+        assert handle.result(timeout=60) == running
         assert terminal.end() == 0
     assert not is_there(running)
     assert not is_there(idle)
 
 
-@pytest.mark.parametrize("how", ["stubborn", "deaf", "regex"])
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("how", ["stubborn", in_full("deaf"), "regex"])
+@pytest.mark.parametrize("number", [in_full(signal.SIGINT), signal.SIGTERM])
+@pytest.mark.full
 def test_at_once_a_function_does_not_get_all_of_its_grace(
     folder: Path, queue: SyncQueue, how: str, number: signal.Signals
 ) -> None:
@@ -146,6 +149,7 @@ def test_at_once_a_function_does_not_get_all_of_its_grace(
     assert not is_there(pid)
 
 
+@pytest.mark.full
 def test_a_second_signal_cuts_short_a_grace_that_has_begun(folder: Path, queue: SyncQueue) -> None:
     handle = queue.add("linger", {"how": "stubborn"})
     with worker(folder, "--shutdown-timeout", "0") as terminal:
@@ -160,7 +164,7 @@ def test_a_second_signal_cuts_short_a_grace_that_has_begun(folder: Path, queue: 
     assert not is_there(pid)
 
 
-@pytest.mark.parametrize("how", ["sleep", "spin", "regex", "gil"])
+@pytest.mark.parametrize("how", [in_full("sleep"), in_full("spin"), "regex", in_full("gil")])
 @pytest.mark.parametrize("supervised", [True, False])
 def test_nothing_is_left_of_a_worker_that_is_killed(
     folder: Path, queue: SyncQueue, how: str, supervised: bool
@@ -214,7 +218,8 @@ def as_process_1() -> Callable[[Path, str], subprocess.Popen[str]]:
     return start
 
 
-@pytest.mark.parametrize("supervised", [True, False])
+@pytest.mark.parametrize("supervised", [True, in_full(False)])
+@pytest.mark.full
 def test_as_process_1_it_knows_how_its_processes_end(
     folder: Path,
     queue: SyncQueue,
@@ -226,17 +231,17 @@ def test_as_process_1_it_knows_how_its_processes_end(
         for how, told in (("exit", "exit code 3"), ("segfault", "SIGSEGV"), ("exit", "code 3")):
             handle = queue.add("crash", {"how": how}, attempts=1)
             with pytest.raises(JobFailed, match=told):
-                handle.result(timeout=30)
-        assert queue.add("who", {"n": 3}).result(timeout=20)[1] == 3
+                handle.result(timeout=60)
+        assert queue.add("who", {"n": 3}).result(timeout=60)[1] == 3
         [inside] = children_of(process.pid)
         os.kill(inside, signal.SIGTERM)
-        assert process.wait(20) == 0
+        assert process.wait(60) == 0
     finally:
         process.kill()
-        process.wait(20)
+        process.wait(60)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [in_full(signal.SIGINT), signal.SIGTERM])
 @pytest.mark.parametrize("supervised", [True, False])
 def test_as_process_1_it_stops_gracefully_and_then_at_once(
     folder: Path,
@@ -256,12 +261,12 @@ def test_as_process_1_it_stops_gracefully_and_then_at_once(
         os.kill(inside, number)
         wait_until(lambda: "Stopping" in (folder / "output").read_text(), "the word that it stops")
         (folder / "open").touch()
-        holding.result(timeout=20)
+        holding.result(timeout=60)
         os.kill(inside, number)
-        assert process.wait(30) == 0
+        assert process.wait(60) == 0
     finally:
         process.kill()
-        process.wait(20)
+        process.wait(60)
     assert lingering.state() == "waiting"
 
 

@@ -69,6 +69,8 @@ def test_they_may_go_to_another_queue_and_come_from_a_pipe(
         ({"unreadable": "x"}, "cannot be added again"),
         ({"name": ""}, "job name"),
         ({"options": Raw(b'{"jobId":"7"}')}, "job_id"),
+        ({"queue": "a:b"}, "queue name"),  # S26
+        ({"queue": ""}, "queue name"),
     ],
 )
 def test_one_line_that_cannot_be_added_keeps_all_out(

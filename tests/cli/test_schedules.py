@@ -220,3 +220,22 @@ def test_the_help_names_the_commands(cli: CommandLine) -> None:
 def test_how_long_it_takes_is_told_in_two_units(seconds: int, words: str) -> None:
     now = datetime(2027, 1, 1, tzinfo=UTC)
     assert until(now + timedelta(seconds=seconds), now) == words
+
+
+def test_repeatable_jobs_of_an_old_kind_are_shown_and_named_by_the_doctor(  # K2
+    cli: CommandLine, admin: redis.Redis
+) -> None:
+    keys = cli.queue("old").keys
+    due = int((datetime.now(UTC) + timedelta(hours=1)).timestamp() * 1000)
+    admin.zadd(
+        keys.repeat,
+        {"rep::::1000": due, "own:mine::Europe/Berlin:0 3 * * *": due + 1, "x:y:z:w:bad": due + 2},
+    )
+    admin.hset(keys.meta, "opts.maxLenEvents", 10000)
+    said = cli("schedules")
+    assert "every second" in said
+    assert "every day at 03:00, Europe/Berlin" in said
+    assert "a rule that cannot be read" in said
+    assert "3 repeatable jobs of BullMQ 3, 4 or early 5" in cli("doctor")
+    cli("schedules", "remove", "old", "rep::::1000", "--yes")
+    assert admin.zscore(keys.repeat, "rep::::1000") is None

@@ -14,6 +14,7 @@ import redis
 
 from taskbull.queue.sync_queue import SyncQueue
 from tests.cli.programs import Terminal, run
+from tests.selection import in_full
 from tests.servers.kinds import PrivateServers
 from tests.servers.starter import lives
 from tests.servers.waiting import wait_until
@@ -88,12 +89,13 @@ def worker(folder: Path, url: str, *words: str) -> Terminal:
 
 def who(queue: SyncQueue) -> tuple[int, int]:
     """Give the process that ran a job, and its parent."""
-    process, parent = queue.add("who").result(timeout=20)
+    process, parent = queue.add("who").result(timeout=60)
     return process, parent
 
 
 @pytest.mark.parametrize(
-    ("how", "number"), [("segfault", "SIGSEGV"), ("abort", "SIGABRT"), ("kill", "SIGKILL")]
+    ("how", "number"),
+    [in_full("segfault", "SIGSEGV"), in_full("abort", "SIGABRT"), ("kill", "SIGKILL")],
 )
 def test_the_end_of_a_process_is_told_with_the_jobs_that_it_ran(
     folder: Path, url: str, queue: SyncQueue, emails: SyncQueue, how: str, number: str
@@ -104,7 +106,7 @@ def test_the_end_of_a_process_is_told_with_the_jobs_that_it_ran(
         job = queue.add("crash", {"how": how})
         terminal.read_until("it is restarted in 1 s")
         terminal.read_until("to stop", times=2)
-        assert queue.add("who").result(timeout=20)
+        assert queue.add("who").result(timeout=60)
         terminal.type("\x03")
         assert terminal.end() == 0
     [line] = [line for line in terminal.seen.splitlines() if "is restarted" in line]
@@ -159,7 +161,7 @@ def test_a_signal_that_reaches_all_processes_counts_once(
     assert job.state() == "completed"
 
 
-@pytest.mark.parametrize("steps", [1, 2, 3])
+@pytest.mark.parametrize("steps", [in_full(1), 2, in_full(3)])
 def test_each_ctrl_c_goes_one_step_further(
     folder: Path, url: str, emails: SyncQueue, steps: int
 ) -> None:
@@ -218,7 +220,13 @@ def test_without_a_supervisor_it_is_the_worker(folder: Path, url: str, queue: Sy
 
 
 @pytest.mark.parametrize(
-    "words", [["--processes", "2"], ["--reload"], ["--max-jobs", "1"], ["--max-memory", "9"]]
+    "words",
+    [
+        ["--processes", "2"],
+        in_full(["--reload"]),
+        in_full(["--max-jobs", "1"]),
+        in_full(["--max-memory", "9"]),
+    ],
 )
 def test_what_needs_a_supervisor_is_refused_without_one(folder: Path, words: list[str]) -> None:
     done = run("worker", "tasks:app", "--no-supervisor", *words, cwd=folder)
@@ -263,4 +271,4 @@ def test_a_single_process_has_the_standard_input(folder: Path, url: str, queue: 
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    assert job.result(timeout=10) == "a line\n"
+    assert job.result(timeout=60) == "a line\n"

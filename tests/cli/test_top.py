@@ -148,7 +148,7 @@ def test_without_a_terminal_it_is_one_table(cli: CommandLine) -> None:
     assert row.split()[:2] == ["emails", "1"]
     assert "! emails: 1 waits, no worker" in result.stderr
     [told] = cli.json("top")["queues"]
-    assert told.keys() == {"name", "counts", "rates", "workers", "trouble"}
+    assert told.keys() == {"name", "counts", "rates", "workers", "trouble", "problem"}
     assert (told["name"], told["counts"]["waiting"]) == ("emails", 1)
     assert told["workers"] == {"ours": 0, "others": 0, "told": True}
     assert [trouble["code"] for trouble in told["trouble"]] == ["nobody"]

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import socket
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from click.shell_completion import BashComplete, FishComplete, ZshComplete
 
+from taskbull.cli.app_loading import COMPLETING
 from taskbull.cli.main import commands
 from tests.cli.conftest import CommandLine, Shop
 from tests.cli.programs import run
@@ -134,3 +139,91 @@ def test_commands_queues_and_tasks_are_completed(shop: Shop, nowhere: Path) -> N
     assert completed("taskbull call se") == ["plain,send_email"]
     assert completed("taskbull jobs emails --state comp") == ["plain,completed"]
     assert completed(f"taskbull jobs --redis {AWAY} em") == []
+
+
+HOSTILE = [
+    "o$(touch PWNED)",
+    "ok$(touch${IFS}PWNED)",
+    "o;touch${IFS}PWNED;",
+    "o`touch PWNED`",
+    "o\nplain,$(touch PWNED)",
+    "o\n",
+    "o\ttab",
+    "o*",
+    "o[a-z]",
+    "o?",
+    "o{a,b}",
+    "o!!",
+    "o~",
+    "~root",
+    "=ls",
+    "o=b",
+    "--yes",
+    "-q",
+    "%self",
+    "o(touch PWNED)",
+    "o^(touch PWNED)",
+    "o'",
+    'o"',
+    "o\\",
+    "o#",
+    "o&",
+    "o|touch PWNED",
+    "o<PWNED",
+    "o>PWNED",
+    "o b",
+    "o\u2028b",
+    "oü",
+    "o,b",
+]
+PLAIN = ["o.k-1", "o/k", "o@k", "ok_2"]
+
+
+# S2: a shell inserts what is proposed as it is.
+def test_only_plain_words_are_proposed(cli: CommandLine, nowhere: Path) -> None:
+    for name in [*HOSTILE, *PLAIN]:
+        cli.queue(name).pause()
+    assert {each["name"] for each in cli.json("queues")} == {*HOSTILE, *PLAIN}
+    for shell in (BashComplete, ZshComplete, FishComplete):
+        asked = shell(commands, {}, "taskbull", COMPLETING)
+        for words in (["jobs"], ["why"], ["schedules", "list"], ["pause"]):
+            for incomplete in ("", "o", "o$"):
+                found = asked.get_completions([*words, *cli.where], incomplete)
+                expected = [name for name in PLAIN if name.startswith(incomplete)]
+                assert [item.value for item in found] == expected
+
+
+def test_hostile_names_of_tasks_are_not_proposed(
+    nowhere: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (nowhere / "hostile_tasks.py").write_text(
+        "from taskbull import App\napp = App('x', redis='redis://127.0.0.1:1')\n"
+        f"for name in {[*HOSTILE, *PLAIN]!r}:\n    app.task(name=name)(lambda: None)\n"
+    )
+    monkeypatch.setenv("TASKBULL_APP", "hostile_tasks:app")
+    asked = BashComplete(commands, {}, "taskbull", COMPLETING)
+    assert sorted(item.value for item in asked.get_completions(["call"], "")) == PLAIN
+
+
+def test_bash_proposes_only_plain_words(cli: CommandLine, nowhere: Path) -> None:  # S2
+    for name in [*HOSTILE, *PLAIN]:
+        cli.queue(name).pause()
+    script = cli.run("completion", "bash").stdout
+    (nowhere / "taskbull").write_text(f'#!/bin/sh\nexec {sys.executable} -m taskbull "$@"\n')
+    (nowhere / "taskbull").chmod(0o755)
+    words = f"taskbull jobs --redis {cli.url} --prefix {cli.prefix} o"
+    typed = (
+        f'{script}\nCOMP_WORDS=({words}); COMP_CWORD=6; _taskbull_completion taskbull "" ""\n'
+        'printf "%s\\n" "${COMPREPLY[@]}"; eval ": ${COMPREPLY[@]}"\n'
+    )
+    env = {**os.environ, "PATH": f"{nowhere}:{os.environ['PATH']}"}
+    done = subprocess.run(
+        ["bash", "--norc", "-c", typed],
+        cwd=nowhere,
+        env=env,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.splitlines() == PLAIN
+    assert not (nowhere / "PWNED").exists()

@@ -176,6 +176,7 @@ def test_a_parent_waits_for_its_children(scene: Scene) -> None:
     scene.admin.zadd(keys.waiting_children, {"1": 1})
     for child in (queue.add("fetch"), queue.add("fetch")):
         scene.admin.sadd(keys.dependencies("1"), keys.job(child.id))
+        scene.admin.hset(keys.job(child.id), "parentKey", keys.job("1"))
     assert scene.cli("why", "emails", "1") == (
         "It waits for 2 of 2 children: fetch#2 (waiting), fetch#3 (waiting).\n"
     )

@@ -236,5 +236,5 @@ class BreakerMachine(RuleBasedStateMachine):
         assert (self.breaker.wakes_at is not None) == is_open
 
 
-BreakerMachine.TestCase.settings = settings(max_examples=100, stateful_step_count=40)
+BreakerMachine.TestCase.settings = settings(stateful_step_count=40)
 TestBreakerMachine = BreakerMachine.TestCase

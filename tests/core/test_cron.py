@@ -9,9 +9,10 @@ from datetime import UTC, date, datetime, timedelta
 from zoneinfo import ZoneInfo
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from taskbull.core import cron
 from taskbull.core.cron import CronLine, parse_cron
 from taskbull.errors import ConfigurationError
 
@@ -156,6 +157,14 @@ def test_where_the_calendar_ends_no_line_comes(now: float) -> None:
 def test_a_time_zone_that_is_none_is_refused(zone: str) -> None:
     with pytest.raises(ConfigurationError):
         parse_cron("* * * * *", zone)
+
+
+def test_the_names_of_time_zones_are_read_once() -> None:  # S25
+    cron._zone_names.cache_clear()  # pyright: ignore[reportPrivateUsage]
+    for number in range(20):
+        with pytest.raises(ConfigurationError):
+            parse_cron("* * * * *", f"No/Where{number}")
+    assert cron._zone_names.cache_info().misses == 1  # pyright: ignore[reportPrivateUsage]
 
 
 @pytest.mark.parametrize(
@@ -311,7 +320,6 @@ def walk(cron: CronLine, zone: str, start: int, steps: int) -> int | None:
     return None
 
 
-@settings(max_examples=60, deadline=None)
 @given(minutes=minutes, hours=hours, change=changes, before=st.integers(-7_200, 10_800))
 def test_around_a_change_of_the_clocks_a_walk_finds_the_same(
     minutes: frozenset[int], hours: frozenset[int], change: tuple[str, str], before: int
@@ -359,7 +367,6 @@ def is_meant(
     return (months is None or day.month in months) and (by_day or by_weekday or anyway)
 
 
-@settings(max_examples=200, deadline=None)
 @given(
     start=st.dates(date(2024, 1, 1), date(2032, 1, 1)), days=days, months=months, weekday=weekdays
 )

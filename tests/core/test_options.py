@@ -77,6 +77,8 @@ def test_delay_and_eta_together_are_refused() -> None:
         *("", "12", "-5", "0", "007", "0:x", "0:a:b", "a:b", "a:b:c:d", ":", "\ud800", 5),
         *("wait", "meta", "de", "priority", "stalled-check"),
         *("de:a:b", "tb:x:y", "metrics:completed:data"),
+        *("repeat", "repeat:x:123", "repeat:a:b", "repeat:nightly:1794977948000"),  # S9
+        "x" * 1_001,
     ],
 )
 def test_a_job_id_that_bullmq_or_the_keys_forbid_is_refused(job_id: str) -> None:
@@ -86,7 +88,7 @@ def test_a_job_id_that_bullmq_or_the_keys_forbid_is_refused(job_id: str) -> None
 
 # FR-7
 @pytest.mark.parametrize(
-    "job_id", ["a", "a:b:c", "welcome-42", "1e3", "١٢", "😀", "repeat:x:123", "0x1", "12.5", "\0"]
+    "job_id", ["a", "a:b:c", "welcome-42", "1e3", "١٢", "😀", "x" * 1_000, "0x1", "12.5", "\0"]
 )
 def test_a_job_id_that_bullmq_takes_is_taken(job_id: str) -> None:
     assert JobOptions(job_id=job_id).job_id == job_id

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -47,6 +48,8 @@ def half() -> float:
 
 
 def job(attempts: int | None = 5, made: int = 0, **options: Any) -> Job:
+    if "error_backoffs" in options:
+        options["error_backoffs"] = msgspec.Raw(msgspec.json.encode(options["error_backoffs"]))
     return Job(id="42", attempts_made=made, options=StoredOptions(attempts=attempts, **options))
 
 
@@ -401,3 +404,19 @@ def test_random_is_the_callers() -> None:
     outcome = decide(ValueError(), job(), policy, random=source)
     assert isinstance(outcome, RetryAfter)
     assert (outcome.delay, asked) == (5, [1])
+
+
+def test_too_many_backoffs_of_a_job_are_not_read() -> None:  # S13
+    many = {f"E{number}": StoredBackoff("fixed", 1000) for number in range(50_000)}
+    assert delay_after(ValueError(), job(error_backoffs={**many, **BY_ERROR})) == 0
+    some = {f"E{number}": StoredBackoff("fixed", 1000) for number in range(100)}
+    assert delay_after(RateLimitError(), job(error_backoffs={**some, **BY_ERROR})) == 30
+
+
+@pytest.mark.parametrize(
+    "junk", [b"[1]", b'{"ValueError": 1}', b'{"a":' * 5000 + b"1" + b"}" * 5000]
+)
+def test_backoffs_of_a_job_that_make_no_sense_are_ignored(junk: bytes) -> None:  # S13
+    odd = Job(id="1", options=StoredOptions(attempts=5, error_backoffs=msgspec.Raw(junk)))
+    policy = RetryPolicy(error_backoffs={ValueError: Backoff.fixed(7)})
+    assert delay_after(ValueError(), odd, policy) == 7

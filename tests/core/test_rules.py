@@ -121,6 +121,9 @@ def test_a_cron_rule_in_words(pattern: str, words: str) -> None:
         (Every(5400), "every 1 hour 30 minutes"),
         (Every(0.5), "every 500 milliseconds"),
         (Every(3600, offset=300), "every hour, 5 minutes past"),
+        (Every(3600, offset=60), "every hour, 1 minute past"),  # K7
+        (Every(60, offset=1), "every minute, 1 second past"),
+        (Every(86400, offset=3600), "every day, 1 hour past"),
         (Every(60, limit=3), "every minute, 3 times"),
         (Every(60, limit=1), "every minute, once"),
         (Every(60, start=at("2027-02-01")), "every minute, from 2027-02-01 00:00 UTC"),

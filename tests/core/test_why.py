@@ -158,6 +158,20 @@ ROWS: dict[str, tuple[JobFacts, str]] = {
         ),
         "It waits until 03:04 (in 4 min) because attempt 2 failed with KeyError: 'x'.",
     ),
+    "delayed, because it stalled": (  # H3
+        job(
+            state=JobState.DELAYED,
+            due=NOW + timedelta(seconds=20),
+            attempts_made=2,
+            reason="KeyError: 'x'",
+            is_held=True,
+        ),
+        (
+            "It waits until 03:00:50 (in 20 s) because its worker died before. A worker process "
+            "starts such jobs one at a time, less than a second apart, in case one of them kills "
+            "it. It delays a job for about 30 s at most."
+        ),
+    ),
     "overdue": (
         job(state=JobState.DELAYED, due=at(minutes=9)),
         "It was due 9 min ago: only a worker that fetches can release it.",

@@ -226,7 +226,9 @@ def test_a_job_survives_the_way_through_redis(
     assert job.options.attempts == options.attempts
     assert job.options.lifo == options.lifo
     assert job.options.own_backoff == options.backoff
-    assert job.options.own_error_backoffs == options.error_backoffs
+    stored = job.options.own_error_backoffs or {}
+    by_error = {error: Backoff.from_stored(backoff) for error, backoff in stored.items()}
+    assert by_error == (options.error_backoffs or {})
     assert job.options.keep_completed == options.keep_completed
     assert job.options.keep_failed == options.keep_failed
     assert job.options.timeout == options.timeout
@@ -504,3 +506,25 @@ def test_of_many_jobs_one_that_is_too_large_is_refused() -> None:
     assert len(encode_jobs(jobs[:2], NOW)) == 2
     with pytest.raises(SerializationError, match="exceeds limit"):
         encode_jobs(jobs, NOW)
+
+
+@pytest.mark.parametrize("limit", [1e9, 101, 10**15])
+def test_a_job_keeps_no_more_than_a_hundred_stacks(limit: float) -> None:  # S13
+    options = StoredOptions(stack_trace_limit=limit)
+    raw = json.dumps(["old"] * 500).encode()
+    kept = json.loads(encode_stacktrace(Job(id="1", options=options, raw_stacktrace=raw), "new"))
+    assert kept == [*["old"] * 99, "new"]
+
+
+@pytest.mark.parametrize("size", [40_000, 900_000, 3_000_000])
+def test_the_stacks_of_a_job_have_a_megabyte_at_most(size: int) -> None:  # S13
+    options = StoredOptions(stack_trace_limit=1e9)
+    raw = json.dumps(["x" * (size // 10)] * 10).encode()
+    encoded = encode_stacktrace(Job(id="1", options=options, raw_stacktrace=raw), "y" * 150_000)
+    assert len(encoded) <= 1_000_000
+    assert json.loads(encoded)[-1] == "y" * 150_000
+
+
+def test_options_of_more_than_a_megabyte_are_not_read() -> None:  # S13
+    job = decode_job(b"1", {b"opts": b'{"parent":{"x":"%b"}}' % (b"x" * 1_000_000)})
+    assert job.corrupt is not None

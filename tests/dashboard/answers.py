@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+import re
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
 
@@ -29,10 +33,57 @@ class Answer:
         body: bytes = message.get("body", b"")
         return body
 
+    async def pieces(self) -> AsyncIterator[bytes]:
+        """Return all pieces that are left."""
+        while (piece := await self.piece()) is not None:
+            yield piece
+
+
+_HOST_APP = """
+from taskbull.dashboard import Dashboard
+
+dashboard = Dashboard(redis={url!r}, prefix={prefix!r})
+dashboard._board.stream_seconds = {seconds}
+
+async def app(scope, receive, send):
+    if scope["type"] == "http":
+        await dashboard({{**scope, "root_path": "/jobs"}}, receive, send)
+"""
+
+
+@contextmanager
+def mounted(
+    folder: Path, url: str, prefix: str, seconds: float = 0.5
+) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """Run an app that has the dashboard at /jobs/, by uvicorn as anybody would start it."""
+    (folder / "host_app.py").write_text(_HOST_APP.format(url=url, prefix=prefix, seconds=seconds))
+    process = subprocess.Popen(
+        [sys.executable, "-m", "uvicorn", "host_app:app", "--port", "0", "--app-dir", str(folder)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    try:
+        assert process.stdout is not None
+        said = ""
+        while not (found := re.search(r"http://127\.0\.0\.1:\d+", said)):
+            line = process.stdout.readline()
+            assert line, f"uvicorn did not start: {said}"
+            said += line
+        yield process, f"{found[0]}/jobs/"
+    finally:
+        process.kill()
+        process.communicate()
+
 
 @asynccontextmanager
 async def answering(
-    dashboard: Dashboard, path: str, query: str = "", form: dict[str, str] | None = None
+    dashboard: Dashboard,
+    path: str,
+    query: str = "",
+    form: dict[str, str] | None = None,
+    *,
+    last_event_id: bytes = b"",
 ) -> AsyncIterator[Answer]:
     """Ask for a page, or send a form, for the time of a block; then the browser goes."""
     send, received = anyio.create_memory_object_stream[Any](1000)
@@ -40,6 +91,7 @@ async def answering(
     sent = [] if form is None else [{"type": "http.request", "body": urlencode(form).encode()}]
     headers = [(b"host", b"localhost"), (b"sec-fetch-site", b"same-origin")]
     headers += [(b"content-type", b"application/x-www-form-urlencoded")] if sent else []
+    headers += [(b"last-event-id", last_event_id)] if last_event_id else []
     scope = {
         "type": "http", "method": "POST" if sent else "GET", "path": path,
         "query_string": query.encode(), "headers": headers, "client": ("127.0.0.1", 1),

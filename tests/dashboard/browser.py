@@ -38,7 +38,7 @@ def chromium() -> str:
 
 @contextmanager
 def served(*options: str, **environment: str) -> Iterator[str]:
-    """Run `taskbull dashboard` for the time of a block; give its address."""
+    """Run `taskbull dashboard` for the time of a block; give the address that it prints."""
     process = subprocess.Popen(
         [sys.executable, "-m", "taskbull", "dashboard", "--port", "0", *options],
         env={**os.environ, **environment},
@@ -49,7 +49,7 @@ def served(*options: str, **environment: str) -> Iterator[str]:
     try:
         assert process.stdout is not None
         said = ""
-        while not (found := re.search(r"http://\S+/", said)):
+        while not (found := re.search(r"http://\S+", said)):
             line = process.stdout.readline()
             assert line, f"the dashboard did not start: {said}"
             said += line
@@ -83,13 +83,15 @@ class Watch:
 @contextmanager
 def visiting(browser: Browser, base: str, **settings: Any) -> Iterator[Page]:
     """Open a page for the time of a block; complaints fail the test at its end."""
+    address, base = base, base.partition("?")[0]
     context = browser.new_context(
         **{"base_url": base, "viewport": {"width": 1440, "height": 900}, **settings}
     )
     context.set_default_timeout(20_000)
     watch = Watch(context, base)
     page = context.new_page()
-    page.goto(base)
+    page.goto(address)
+    assert page.url == base  # without the token, if there was one
     yield page
     context.close()
     assert not watch.complaints, watch.complaints

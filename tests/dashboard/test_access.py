@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import base64
 import logging
+from itertools import product
 from typing import Any
 
 import pytest
 
 from taskbull.dashboard import Access, Audit, Dashboard
-from taskbull.dashboard.access import SECURITY, BasicAuth
+from taskbull.dashboard.access import SECURITY, BasicAuth, TokenAuth
 from taskbull.dashboard.actions.table import ACTIONS
-from taskbull.dashboard.messages import Refused, Request
+from taskbull.dashboard.messages import Refused, Request, Response
 from taskbull.errors import ConfigurationError
 from tests.dashboard.conftest import MakeQueue, Visitor
 from tests.servers.kinds import VALKEY_9, Reachable, SharedServers
@@ -104,7 +105,7 @@ async def test_a_password_is_asked_for(server: Reachable, prefix: str) -> None:
     assert (await visitor.get("", authorization=basic("ann:s:ü"))).status_code == 200
 
 
-async def test_wrong_passwords_lock_a_peer_out_for_a_minute(server: Reachable, prefix: str) -> None:
+async def test_wrong_passwords_lock_a_user_out_for_a_minute(server: Reachable, prefix: str) -> None:
     now = 100.0
     auth = BasicAuth("ann:right", clock=lambda: now)
     dashboard = Dashboard(redis=server.url, prefix=prefix, access=auth)
@@ -113,11 +114,53 @@ async def test_wrong_passwords_lock_a_peer_out_for_a_minute(server: Reachable, p
         assert (await visitor.get("")).status_code == 401  # none at all does not count
     for _ in range(10):
         assert (await visitor.get("", authorization=basic("ann:wrong"))).status_code == 401
-    locked = await visitor.get("", authorization=basic("ann:right"))
+    locked = await visitor.get("", authorization=basic("ann:wrong"))
     assert (locked.status_code, locked.headers["retry-after"]) == (429, "61")
-    assert (await other.get("", authorization=basic("ann:right"))).status_code == 200
-    now += 61
+    # S14: nobody locks out those who know the password, nor other users behind the same proxy.
     assert (await visitor.get("", authorization=basic("ann:right"))).status_code == 200
+    assert (await visitor.get("", authorization=basic("bob:wrong"))).status_code == 401
+    assert (await other.get("", authorization=basic("ann:wrong"))).status_code == 401
+    now += 61
+    assert (await visitor.get("", authorization=basic("ann:wrong"))).status_code == 401
+
+
+async def test_wrong_passwords_and_lock_outs_are_logged_without_the_password(  # S11
+    server: Reachable, prefix: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    dashboard = Dashboard(redis=server.url, prefix=prefix, access=BasicAuth("ann:right"))
+    visitor = Visitor(dashboard, "10.0.0.5")
+    for _ in range(15):
+        await visitor.get("", authorization=basic("e\nve\u202e:s3cret"))
+    said = [record.getMessage() for record in caplog.records]
+    wrong = "wrong password: user='e\\nve\\u202e' from='10.0.0.5'"
+    assert said == [*[wrong] * 10, "locked out for a minute: user='e\\nve\\u202e' from='10.0.0.5'"]
+    assert "s3cret" not in caplog.text
+
+
+async def test_a_token_is_wanted_beside_the_checks_of_hosts_and_proxies(  # S8
+    server: Reachable, prefix: str
+) -> None:
+    visitor = Visitor(Dashboard(redis=server.url, prefix=prefix, access=TokenAuth("t0ken-ü")))
+    for headers in ({}, {"authorization": "Basic t0ken"}, {"cookie": "taskbull-80="}):
+        assert (await visitor.get("", **headers)).status_code == 401, headers
+    proxied = await visitor.get("?token=t0ken-%C3%BC", x_forwarded_for="10.0.0.1")
+    rebound = await visitor.get("?token=t0ken-%C3%BC", host="evil.example")
+    assert (proxied.status_code, rebound.status_code) == (403, 403)
+    assert "set-cookie" not in {**proxied.headers, **rebound.headers}
+    sent = await visitor.get("job?id=a%26b&token=t0ken-%C3%BC&q=%C3%A9")
+    assert (sent.status_code, sent.headers["location"]) == (303, "job?id=a%26b&q=%C3%A9")
+    assert (await visitor.get("")).status_code == 200  # the cookie
+    assert (await visitor.get("?token=wrong")).headers["location"] == "./"
+
+
+async def test_a_page_to_go_back_to_may_have_any_characters(visitor: Visitor) -> None:  # S17
+    for back in ("queue?q=\u4f60", "queue?q=\U0001f600&n=1", "queue?q=%41é"):
+        location = Response.redirect(back).headers["location"]
+        assert location.isascii()
+        assert "%25" not in location
+    form = {"action": "pause", "q": "emails", "back": "queue?q=\u4f60\u597d"}
+    done = await visitor.act(**form)
+    assert done.status_code == 303
 
 
 @pytest.mark.parametrize("setting", [{"access": "ann"}, {"allow": ["fly"]}, {"allow_hosts": "a"}])
@@ -171,35 +214,31 @@ async def test_nothing_is_done_by_a_link(visitor: Visitor, make_queue: MakeQueue
 # The gate
 
 
-@pytest.mark.parametrize("name", ACTIONS)
-@pytest.mark.parametrize("step", ["confirm", "act", "download"])
 @pytest.mark.parametrize("who", ["reader", "one right less", "read-only", "another machine"])
-async def test_no_action_is_open_to_who_may_not(  # noqa: PLR0917 - four of them are fixtures
-    server: Reachable,
-    prefix: str,
-    make_queue: MakeQueue,
-    admin: Any,
-    name: str,
-    step: str,
-    who: str,
+async def test_no_action_is_open_to_who_may_not(
+    server: Reachable, prefix: str, make_queue: MakeQueue, admin: Any, who: str
 ) -> None:
     make_queue("q").add("send", job_id="j")
     before = {key: admin.dump(key) for key in admin.keys(f"{prefix}*")}
-    rights = {"reader": frozenset[str](), "one right less": frozenset(ACTIONS) - {name}}
-    rule = None if who in {"read-only", "another machine"} else lambda _: Access("x", rights[who])
+    rights = frozenset[str]()
+    rule = None if who in {"read-only", "another machine"} else lambda _: Access("x", rights)
     dashboard = Dashboard(
         redis=server.url, prefix=prefix, access=rule, read_only=who == "read-only", allow=ACTIONS
     )
     visitor = Visitor(dashboard, "10.0.0.5" if who == "another machine" else "127.0.0.1")
-    form = {"action": name, "q": "q", "id": "j", "typed": "q", "once": "0" * 32, "group": "x"}
-    answer = await visitor.post(step, form)
-    # A file is handed out to who may have it, whatever the form asks for, and nothing else is done.
-    gets_file = step == "download" and who == "one right less"
-    assert answer.status_code == (200 if gets_file else 403)
-    if gets_file:
-        assert answer.headers["content-disposition"].startswith("attachment")
-        admin.delete(f"{prefix}::tb:operations")
-    assert {key: admin.dump(key) for key in admin.keys(f"{prefix}*")} == before
+    for name, step in product(ACTIONS, ["confirm", "act", "download"]):
+        if who == "one right less":
+            rights = frozenset(ACTIONS) - {name}
+        form = {"action": name, "q": "q", "id": "j", "typed": "q", "once": "0" * 32, "group": "x"}
+        answer = await visitor.post(step, form)
+        # A download needs no right to the action of its form, and does nothing else.
+        gets_file = step == "download" and who == "one right less"
+        assert answer.status_code == (200 if gets_file else 403), (name, step)
+        if gets_file:
+            assert answer.headers["content-disposition"].startswith("attachment")
+            admin.delete(f"{prefix}::tb:operations")
+        after = {key: admin.dump(key) for key in admin.keys(f"{prefix}*")}
+        assert after == before, (name, step)
 
 
 async def test_what_destroys_a_queue_has_to_be_allowed_by_name(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +16,7 @@ from playwright.sync_api import Browser, Dialog, Page, expect, sync_playwright
 
 from taskbull import Every, SyncQueue
 from taskbull.core.wire.copy import read_copy
+from tests.dashboard.answers import mounted
 from tests.dashboard.browser import FLAGS, chromium, served, violations, visiting
 from tests.dashboard.conftest import MakeQueue
 from tests.dashboard.pictures import FOLDER, FONTS, MOST, compare, fonts, known_fonts
@@ -37,6 +39,26 @@ def browser() -> Iterator[Browser]:
 @pytest.fixture
 def server(shared_servers: SharedServers) -> Reachable:
     return shared_servers.get(VALKEY_9)
+
+
+@pytest.mark.full
+def test_an_open_tab_follows_its_streams_and_lets_the_web_server_stop(  # V2
+    browser: Browser, server: Reachable, tmp_path: Path, prefix: str
+) -> None:
+    queue = SyncQueue("emails", redis=server.url, prefix=prefix)
+    queue.add("send")
+    with mounted(tmp_path, server.url, prefix) as (process, address), browser.new_page() as page:
+        page.goto(address)
+        row = page.locator("#queue-emails")
+        page.evaluate("document.querySelector('main h1').kept = true")
+        for number in range(2, 4):  # each comes by another stream, or the one after
+            queue.add("send")
+            expect(row.locator("td").nth(1)).to_contain_text(str(number), timeout=60_000)
+        assert page.evaluate("document.querySelector('main h1').kept")
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) in {0, -signal.SIGTERM}
+        expect(row).to_be_visible()
+    queue.close()
 
 
 @pytest.fixture
@@ -122,6 +144,7 @@ def test_the_questions_of_the_night(night: dict[str, SyncQueue], page: Page) -> 
     expect(page.locator("#longest")).to_contain_text("none: its worker is gone")
 
 
+@pytest.mark.full
 def test_the_questions_of_development(night: dict[str, SyncQueue], page: Page) -> None:
     # 6: what became of the job I just added?
     job = night["billing"].add("charge", {"invoice": 4711}, job_id="invoice-4711")
@@ -140,6 +163,7 @@ def test_the_questions_of_development(night: dict[str, SyncQueue], page: Page) -
     assert "ann7" not in page.url
 
 
+@pytest.mark.full
 def test_the_questions_of_a_mixed_fleet(night: dict[str, SyncQueue], page: Page) -> None:
     page.reload()
     # 9: who runs this queue, and is pausing safe?
@@ -169,6 +193,7 @@ def press_twice(page: Page, name: str) -> None:
     page.get_by_role("button", name=f"{name}: sure?").click()
 
 
+@pytest.mark.full
 def test_a_job_is_retried_by_pressing_twice(night: dict[str, SyncQueue], page: Page) -> None:
     page.goto("job?q=emails&id=t3")
     button = page.get_by_role("button", name="Retry")
@@ -180,6 +205,7 @@ def test_a_job_is_retried_by_pressing_twice(night: dict[str, SyncQueue], page: P
     assert night["emails"].get_state("t3") == "waiting"
 
 
+@pytest.mark.full
 def test_selected_jobs_are_removed_after_a_question(
     night: dict[str, SyncQueue], page: Page
 ) -> None:
@@ -195,6 +221,7 @@ def test_selected_jobs_are_removed_after_a_question(
     assert night["emails"].get_job("t1") is None
 
 
+@pytest.mark.full
 def test_jobs_are_downloaded_from_the_question_before_they_are_removed(
     night: dict[str, SyncQueue], page: Page
 ) -> None:
@@ -213,6 +240,7 @@ def test_jobs_are_downloaded_from_the_question_before_they_are_removed(
     expect(page.get_by_role("status")).to_have_text("2 jobs removed.")
 
 
+@pytest.mark.full
 def test_a_promoted_job_is_delayed_again_by_pressing_twice(
     night: dict[str, SyncQueue], page: Page
 ) -> None:
@@ -224,6 +252,7 @@ def test_a_promoted_job_is_delayed_again_by_pressing_twice(
     assert night["emails"].get_state(late.id) == "delayed"
 
 
+@pytest.mark.full
 def test_a_way_back_is_gone_when_its_time_is_over(night: dict[str, SyncQueue], page: Page) -> None:
     [late] = night["emails"].get_jobs("delayed")
     page.clock.install()
@@ -234,6 +263,7 @@ def test_a_way_back_is_gone_when_its_time_is_over(night: dict[str, SyncQueue], p
     expect(page.get_by_role("button", name="Delay again")).to_have_count(0)
 
 
+@pytest.mark.full
 def test_a_queue_is_paused_with_a_reason_and_drained_by_its_name(
     night: dict[str, SyncQueue], page: Page
 ) -> None:
@@ -255,6 +285,7 @@ def test_a_queue_is_paused_with_a_reason_and_drained_by_its_name(
 # Keeping up to date
 
 
+@pytest.mark.full
 def test_an_open_page_keeps_up_and_freezes(
     night: dict[str, SyncQueue], page: Page, admin: Any
 ) -> None:
@@ -275,6 +306,7 @@ def test_an_open_page_keeps_up_and_freezes(
     expect(tick).to_be_checked()  # a row that somebody is busy with is not replaced
 
 
+@pytest.mark.full
 def test_keys_can_be_turned_off(night: dict[str, SyncQueue], page: Page) -> None:
     page.keyboard.press("?")
     page.get_by_label("Use these keys").uncheck()
@@ -290,6 +322,7 @@ def test_keys_can_be_turned_off(night: dict[str, SyncQueue], page: Page) -> None
 # Without JavaScript
 
 
+@pytest.mark.full
 def test_all_works_without_javascript(
     night: dict[str, SyncQueue], browser: Browser, base: str
 ) -> None:
@@ -342,6 +375,7 @@ def test_hostile_text_does_nothing(
         assert page.locator("img").count() == 0
 
 
+@pytest.mark.full
 def test_a_password_and_a_plain_name_work_together(
     night: dict[str, SyncQueue], browser: Browser, server: Reachable, prefix: str
 ) -> None:
@@ -382,6 +416,7 @@ def settings_of(scheme: str, width: int) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("picture", sorted(FOLDER.glob("*.png")), ids=lambda path: path.stem)
+@pytest.mark.full
 def test_a_page_looks_as_in_the_documentation(
     night: dict[str, SyncQueue], browser: Browser, base: str, picture: Path
 ) -> None:
@@ -404,6 +439,7 @@ def test_a_page_looks_as_in_the_documentation(
     assert found.share <= MOST, f"{found.share:.1%} of it differ: CONTRIBUTING.md says what to do"
 
 
+@pytest.mark.full
 def test_pictures_that_differ_are_told_apart(browser: Browser) -> None:
     first, other = FOLDER / "errors-light-1440.png", FOLDER / "job-light-1440.png"
     assert compare(browser, first.read_bytes(), first.read_bytes()).share == 0
@@ -413,6 +449,7 @@ def test_pictures_that_differ_are_told_apart(browser: Browser) -> None:
 
 
 @pytest.mark.parametrize(("scheme", "width"), [("light", 1440), ("dark", 360)])
+@pytest.mark.full
 def test_every_page_is_accessible(
     night: dict[str, SyncQueue], browser: Browser, base: str, scheme: str, width: int
 ) -> None:
@@ -429,6 +466,7 @@ def test_every_page_is_accessible(
     assert found == []
 
 
+@pytest.mark.full
 def test_every_question_with_fields_is_accessible(
     night: dict[str, SyncQueue], browser: Browser, base: str
 ) -> None:

@@ -109,7 +109,7 @@ async def test_our_workers_tell_about_themselves(
 
     visitor = Visitor(Dashboard(app))
     async with app.worker().running():
-        await (await send.adelay()).aresult(timeout=20)
+        await (await send.adelay()).aresult(timeout=60)
         admin = redis.Redis.from_url(process.url)
         while not admin.exists(f"{prefix}:emails:tb:workers"):
             await app.server().ping()

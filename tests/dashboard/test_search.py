@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -190,3 +191,30 @@ async def test_jobs_that_a_pause_has_parked_are_searched(
     admin.rename(emails.keys.wait, emails.keys.paused)
     page = await visitor.post("search", {"text": "ann", "q": "emails", "state": "waiting"})
     assert "2 found in 2 jobs." in texts(page.text)
+
+
+async def test_masked_values_cannot_be_searched(  # S6
+    server: Reachable, prefix: str, make_queue: MakeQueue
+) -> None:
+    mails = make_queue("mails")
+    body = json.dumps({"token": "t0ps3cret"})
+    headers = [{"name": "Authorization", "value": "h3aders3cret"}]
+    url = "pg://u:ur1s3cret@db/x"
+    mails.add("send", {"to": "ann", "password": "hunter2", "b": body, "h": headers, "u": url})
+    oracle = ("hunter", 'password":"h', '"hunter2"', "data:hunter2", "ann hunter2", "t0ps3cret",
+              "h3aders3cret", "ur1s3cret", "u:ur1", "data.b:" + body.replace(" ", ""))  # fmt: skip
+    plain = ("ann", '"to":"ann"', "data.to:ann", "pg://u", "Authorization")
+    masked = Visitor(Dashboard(redis=server.url, prefix=prefix, read_only=True))
+
+    async def finds(visitor: Visitor, text: str) -> bool:
+        form = {"text": text, "q": "mails", "state": "waiting"}
+        return "q=mails&amp;id=1" in (await visitor.post("search", form)).text
+
+    assert [text for text in oracle if await finds(masked, text)] == []
+    assert [text for text in plain if not await finds(masked, text)] == []
+    for text in ("data.password:hunter2", "data.a.apiKey:x", "data.u.pin:1 ann"):
+        refused = await masked.post("search", {"text": text, "q": "mails", "state": "waiting"})
+        assert (refused.status_code, "is masked" in refused.text) == (403, True), text
+    allowed = Dashboard(redis=server.url, prefix=prefix, allow=["download-unmasked"])
+    assert await finds(Visitor(allowed), "hunter2")
+    assert await finds(Visitor(allowed), "data.password:hunter2")

@@ -14,7 +14,7 @@ from typing import Self
 
 EXAMPLES = Path(__file__).parent.parent.parent / "examples"
 
-_DEADLINE = 30.0
+_DEADLINE = 60.0
 _OF_THE_DEVELOPER = {"TASKBULL_APP", "TASKBULL_REDIS_URL", "REDIS_URL", "DJANGO_SETTINGS_MODULE"}
 
 

@@ -28,6 +28,7 @@ def test_the_quick_start_needs_no_server(embedded_only: OpenExample, backend: st
     ]
 
 
+@pytest.mark.full
 def test_the_quick_start_uses_the_server_that_is_named(on_server: OpenExample) -> None:
     place = on_server("quick_start")
     with place.worker("tasks:app") as worker:
@@ -37,6 +38,7 @@ def test_the_quick_start_uses_the_server_that_is_named(on_server: OpenExample) -
     assert not (place.folder / ".taskbull").exists()
 
 
+@pytest.mark.full
 def test_a_trio_program_is_producer_and_worker(on_server: OpenExample) -> None:
     said = on_server("with_trio.py").python("with_trio.py").run()
     assert sorted(said.splitlines()) == [
@@ -46,6 +48,7 @@ def test_a_trio_program_is_producer_and_worker(on_server: OpenExample) -> None:
     ]
 
 
+@pytest.mark.full
 def test_functions_compute_hang_and_crash_in_processes(on_server: OpenExample) -> None:
     said = on_server("primes.py").python("primes.py").run()
     expected = [
@@ -57,6 +60,7 @@ def test_functions_compute_hang_and_crash_in_processes(on_server: OpenExample) -
     assert [line for line in said.splitlines() if line in expected] == expected  # and log lines
 
 
+@pytest.mark.full
 def test_a_model_is_fed_in_batches(embedded_only: OpenExample) -> None:
     said = embedded_only("embed_in_batches.py").python("embed_in_batches.py").run()
     calls, vector, failure = said.splitlines()
@@ -67,6 +71,7 @@ def test_a_model_is_fed_in_batches(embedded_only: OpenExample) -> None:
     assert failure == "the empty one: the text is empty"
 
 
+@pytest.mark.full
 def test_a_report_is_scheduled_every_night(embedded_only: OpenExample) -> None:
     said = embedded_only("nightly_report.py").python("nightly_report.py").run()
     assert said.splitlines() == [
@@ -79,6 +84,7 @@ def test_a_report_is_scheduled_every_night(embedded_only: OpenExample) -> None:
     ]
 
 
+@pytest.mark.full
 def test_a_flow_fans_out_over_a_thousand_pages(embedded_only: OpenExample) -> None:
     said = embedded_only("fan_out.py").python("fan_out.py").run().splitlines()
     early = said.pop(2)  # how many pages were counted by then depends on the moment
@@ -91,6 +97,7 @@ def test_a_flow_fans_out_over_a_thousand_pages(embedded_only: OpenExample) -> No
     ]
 
 
+@pytest.mark.full
 def test_the_circuit_opens_and_closes(embedded_only: OpenExample) -> None:
     said = embedded_only("circuit_breaker.py").python("circuit_breaker.py").run().splitlines()
     assert [line for line in said if line.startswith("the circuit")] == [
@@ -106,6 +113,7 @@ def test_the_circuit_opens_and_closes(embedded_only: OpenExample) -> None:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.full
 def test_progress_is_shown_live(on_server: OpenExample, backend: str) -> None:
     place = on_server("progress")
     with (
@@ -120,6 +128,7 @@ def test_progress_is_shown_live(on_server: OpenExample, backend: str) -> None:
     assert f"{'#' * 20} 20/20\ndone: holiday.mp4\n" in said
 
 
+@pytest.mark.full
 def test_the_example_of_tests_passes(on_server: OpenExample) -> None:
     place = on_server("testing")
     place.env["TASKBULL_REDIS_URL"] = "redis://127.0.0.1:1/0"  # not needed, as it says

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import httpx
+import pytest
 
 from tests.examples.conftest import OpenExample
 from tests.examples.programs import Program
@@ -22,6 +23,7 @@ def client_of(server: Program) -> Iterator[httpx.Client]:
         yield client
 
 
+@pytest.mark.full
 def test_fastapi_adds_jobs_and_tells_how_they_are(on_server: OpenExample) -> None:
     place = on_server("with_fastapi")
     place.env["PAGES_PER_SECOND"] = "100"
@@ -49,6 +51,7 @@ def test_fastapi_adds_jobs_and_tells_how_they_are(on_server: OpenExample) -> Non
     assert json.loads(events[-2]["data"]) == {"page": 5, "of": 5}
 
 
+@pytest.mark.full
 def test_fastapi_says_so_when_redis_is_away(on_server: OpenExample) -> None:
     place = on_server("with_fastapi")
     place.env["TASKBULL_REDIS_URL"] = "redis://127.0.0.1:1/0"
@@ -60,13 +63,35 @@ def test_fastapi_says_so_when_redis_is_away(on_server: OpenExample) -> None:
 
 
 def _events(client: httpx.Client, path: str) -> Iterator[dict[str, Any]]:
-    with client.stream("GET", path) as response:
-        assert response.headers["content-type"].startswith("text/event-stream")
-        for line in response.iter_lines():
-            if line:
-                yield json.loads(line.removeprefix("data: "))
+    last_id = "0"
+    while True:  # as a browser does: a stream ends after some seconds, and the next one continues
+        with client.stream("GET", path, headers={"last-event-id": last_id}) as response:
+            assert response.headers["content-type"].startswith("text/event-stream")
+            for line in response.iter_lines():
+                if line.startswith("id: "):
+                    last_id = line.removeprefix("id: ")
+                if line.startswith("data: "):
+                    event = json.loads(line.removeprefix("data: "))
+                    yield event
+                    if event["event"] == "completed":
+                        return
 
 
+@pytest.mark.full
+def test_fastapi_stops_although_somebody_follows_a_job(on_server: OpenExample) -> None:  # V2
+    place = on_server("with_fastapi")
+    place.env["STREAM_SECONDS"] = "0.5"
+    web = place.python("-m", "uvicorn", "web:api", "--port", "0")
+    with web, client_of(web) as client:
+        ordered = client.post("/reports", json={"customer": "Ann"}).json()
+        with client.stream("GET", f"/reports/{ordered['id']}/events") as response:
+            lines = response.iter_lines()
+            assert next(line for line in lines if line.startswith("data: "))
+            web.stop()
+            assert list(lines)[-1] == ""
+
+
+@pytest.mark.full
 def test_django_adds_a_job_when_the_order_is_in_the_database(embedded_only: OpenExample) -> None:
     place = embedded_only("with_django")
     assert (

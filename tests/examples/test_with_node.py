@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from tests.examples.conftest import OpenExample
-from tests.examples.programs import Workplace
+from tests.examples.programs import EXAMPLES, Workplace
 from tests.interop.install import require_node_modules
 from tests.interop.node import HERE, Version
 
@@ -17,6 +19,15 @@ def install(place: Workplace, version: Version) -> Workplace:
     modules.mkdir()
     (modules / "bullmq").symlink_to(HERE / "node_modules" / f"bullmq{version}")
     return place
+
+
+@pytest.mark.parametrize("version", [5, 6])
+def test_the_example_installs_a_client_of_redis(version: Version) -> None:
+    # BullMQ 6 brings none. The links of `install` would not show that.
+    require_node_modules()
+    library = json.loads((HERE / "node_modules" / f"bullmq{version}" / "package.json").read_text())
+    example = json.loads((EXAMPLES / "with_node" / "package.json").read_text())
+    assert "ioredis" in library["dependencies"] | example["dependencies"]
 
 
 @pytest.mark.parametrize(("version", "backend"), [(5, "asyncio"), (6, "trio")])

@@ -40,7 +40,7 @@ from tests.interop.actor import Behaviour, Options
 from tests.interop.node import UNDEFINED
 from tests.interop.runner import Runner
 
-DEADLINE: Final = 10.0
+DEADLINE: Final = 60.0
 
 
 class Workplace(Struct, frozen=True):

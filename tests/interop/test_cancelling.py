@@ -90,7 +90,7 @@ def test_a_job_in_nodes_hands_does_not_begin_again(both: Both) -> None:
     assert both.queue.logs(job).lines == []
     app = App("shop", redis=both.url, prefix=both.node.prefix)
     with closing(app), pytest.raises(JobCancelled):
-        app.job("q", job).result(timeout=10)
+        app.job("q", job).result(timeout=60)
 
 
 def test_a_job_whose_node_worker_died_is_ended_by_the_next(both: Both) -> None:

@@ -19,6 +19,7 @@ from tests.interop.conftest import MakeActor
 from tests.interop.node import Node, Refused, Version
 from tests.interop.node_actor import NodeActor
 from tests.interop.stage import T0
+from tests.selection import FULL
 
 LINES: Final = """\
 *
@@ -200,6 +201,7 @@ def test_a_line_means_the_same(version: Version, new_actor: MakeActor) -> None:
 
 @pytest.mark.parametrize("version", [5, 6])
 @pytest.mark.parametrize(("zone", "day"), CHANGES)
+@pytest.mark.full
 def test_a_line_means_the_same_when_the_clocks_change(
     zone: str, day: str, version: Version, new_actor: MakeActor
 ) -> None:
@@ -258,7 +260,7 @@ PLACES: Final = st.sampled_from([(zone, change) for zone, days in ZONES.items() 
 AWAY: Final = st.integers(-2 * 86_400_000, 86_400_000) | st.integers(-1_000, -1)
 """How far from the change we look, in ms."""
 
-EXAMPLES: Final = 5 * int(os.environ.get("TASKBULL_SEQUENCES", "15"))
+EXAMPLES: Final = 5 * int(os.environ.get("TASKBULL_SEQUENCES", "15" if FULL else "5"))
 """How many patterns for each version: 1,000 in `nox -s interop`."""
 
 

@@ -17,8 +17,9 @@ from tests.interop.node_actor import NodeActor
 from tests.interop.sequences import VERSIONS_DIFFER, Sequence, as_case, sequences
 from tests.interop.stage import Played, clear, compare, play
 from tests.interop.turns import by_turns
+from tests.selection import FULL
 
-EXAMPLES = int(os.environ.get("TASKBULL_SEQUENCES", "20"))
+EXAMPLES = int(os.environ.get("TASKBULL_SEQUENCES", "20" if FULL else "8"))
 """How many sequences per test; with a larger number they are new in every run."""
 
 RANDOM = settings(
@@ -63,12 +64,14 @@ def player(node: Node, redis: Redis, prefix: str) -> Iterator[SequencePlayer]:
     node.call("realClock")
 
 
+@pytest.mark.full
 @RANDOM
 @given(sequence=sequences())
 def test_the_same_version_does_the_same_twice(player: SequencePlayer, sequence: Sequence) -> None:
     player.compare(player.play(sequence, 5), player.play(sequence, 5))
 
 
+@pytest.mark.full
 @RANDOM
 @given(sequence=sequences(without=VERSIONS_DIFFER))
 def test_both_versions_do_the_same(player: SequencePlayer, sequence: Sequence) -> None:
@@ -76,6 +79,7 @@ def test_both_versions_do_the_same(player: SequencePlayer, sequence: Sequence) -
     player.compare(five, six, *ANY_VERSION)
 
 
+@pytest.mark.full
 @RANDOM
 @given(sequence=sequences(without=VERSIONS_DIFFER))
 def test_both_versions_by_turns_do_the_same(player: SequencePlayer, sequence: Sequence) -> None:

@@ -109,6 +109,7 @@ def test_flows_of_taskbull_and_bullmq_6_by_turns(
 
 @RANDOM
 @given(sequence=sequences(only=BESIDE_FLOWS | WITH_FLOWS))
+@pytest.mark.full
 def test_taskbull_does_with_flows_what_bullmq_6_does(
     player: SequencePlayer, sequence: Sequence
 ) -> None:
@@ -117,6 +118,7 @@ def test_taskbull_does_with_flows_what_bullmq_6_does(
 
 @RANDOM
 @given(sequence=sequences(only=BESIDE_FLOWS | WITH_FLOWS, without=VERSIONS_DIFFER))
+@pytest.mark.full
 def test_flows_of_taskbull_and_bullmq_5_by_turns(
     player: SequencePlayer, sequence: Sequence
 ) -> None:
@@ -135,6 +137,7 @@ def test_schedules_of_taskbull_and_bullmq_6_by_turns(
 @given(
     sequence=sequences(only=BESIDE_SCHEDULES | WITH_LASTING_SCHEDULES, without=frozenset({"tick"}))
 )
+@pytest.mark.full
 def test_schedules_of_taskbull_and_bullmq_5_by_turns(
     player: SequencePlayer, sequence: Sequence
 ) -> None:
@@ -142,6 +145,7 @@ def test_schedules_of_taskbull_and_bullmq_5_by_turns(
 
 
 @pytest.mark.parametrize("company", [5, 6])
+@pytest.mark.full
 def test_a_long_sequence_by_turns(player: SequencePlayer, company: Version) -> None:
     print(f"seed {SEED}: TASKBULL_SEQUENCE_SEED={SEED} plays it again")
     without = VERSIONS_DIFFER if company == 5 else frozenset[str]()

@@ -88,6 +88,10 @@ class Called(Record, frozen=True, kw_only=True):
     error: str = ""
 
 
+END_OF_SCHEDULE = "the end of the schedule"
+"""What a `Called` names when the run first removes the schedule of our workers."""
+
+
 class Vitals(Record, frozen=True, kw_only=True):
     """How a worker process is."""
 

@@ -173,6 +173,7 @@ class Run:
                 self._await_ticks("tick")
             self._expect_end(actor, actor.finish())
         self._await_ticks("beat")
+        self._ledger.note(ledger.Called, what=ledger.END_OF_SCHEDULE, deadline=0.0, took=0.0)
         try:
             wait_until(self._is_drained, "the queues are drained", DRAIN_LIMIT)
         except AssertionError as error:

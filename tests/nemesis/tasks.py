@@ -44,6 +44,8 @@ from tests.nemesis.ledger import Answer, Intent, Ledger, Run, Told, Vitals
 ENQUEUE_TIMEOUT: Final = 2.0
 CALL_TIMEOUT: Final = 3.0
 LINES: Final = 5
+CLOSE_WAIT: Final = "08"
+"""How /proc/net/tcp writes the state of a socket whose other end is closed."""
 """What a chatty job writes to its log."""
 
 
@@ -255,7 +257,7 @@ def _probe(ledger: Ledger) -> Callable[[float], None]:
         ledger.note(
             Vitals,
             threads=threading.active_count(),
-            sockets=sum("socket:" in _link(file) for file in Path("/proc/self/fd").iterdir()),
+            sockets=_open_sockets(),
             memory=_resident(),
             late=max(0.0, time.time() - added),
         )
@@ -305,6 +307,19 @@ def note_refusal(ledger: Ledger, intent: str, error: EnqueueError) -> None:
 
 def said(deduplicated: bool) -> str:
     return "stands" if deduplicated else "added"
+
+
+def _open_sockets() -> int:
+    """Count the sockets of this process whose other end is open.
+
+    An idle connection that the server has closed stays in its pool until a thread needs it.
+    """
+    closed: set[str] = set()
+    for table in ("tcp", "tcp6"):
+        rows = [line.split() for line in Path(f"/proc/self/net/{table}").read_text().splitlines()]
+        closed.update(f"socket:[{row[9]}]" for row in rows[1:] if row[3] == CLOSE_WAIT)
+    links = [_link(file) for file in Path("/proc/self/fd").iterdir()]
+    return sum("socket:" in link and link not in closed for link in links)
 
 
 def _link(file: Path) -> str:

@@ -9,6 +9,7 @@ import pytest
 
 from tests.nemesis.kinds import LIMITED, MAIN
 from tests.nemesis.ledger import (
+    END_OF_SCHEDULE,
     Answer,
     Book,
     Called,
@@ -22,7 +23,11 @@ from tests.nemesis.ledger import (
 )
 from tests.nemesis.rules import check_all
 from tests.nemesis.rules.case import Case
-from tests.nemesis.rules.ended import parents_have_all_results, schedules_go_on
+from tests.nemesis.rules.ended import (
+    parents_after_children,
+    parents_have_all_results,
+    schedules_go_on,
+)
 from tests.nemesis.truth import STATES, Event, Queue, Truth
 
 START = 1_700_000_000.0
@@ -232,3 +237,26 @@ def test_a_killed_worker_need_not_have_told() -> None:
     story.forget(Told)
     story.note(Fault, 2.0, name="kill", target=WORKER, began=START)
     assert story.broken_rules() == set()
+
+
+def test_a_schedule_that_is_declared_again_while_it_is_removed_is_no_violation() -> None:  # H10
+    first = int(START) * 1000
+    beats = (0, 500, 600)
+    jobs = {f"repeat:beat:{first + beat}": {"data": '{"intent": "beat"}'} for beat in beats}
+    end = Called(at=START + 0.55, who="", what=END_OF_SCHEDULE, deadline=0.0, took=0.0)
+    assert list(schedules_go_on(case_of(jobs, end))) == []
+
+
+@pytest.mark.parametrize(("who", "theirs"), [("node-producer.1", True), ("producer-sync.1", False)])
+def test_a_flow_that_bullmq_has_sent_twice_is_not_ours(who: str, theirs: bool) -> None:  # H10
+    parent = Intent(at=START, who=who, intent="p", kind="flow_parent", queue=MAIN)
+    child = Intent(at=START, who=who, intent="c", kind="flow_child", queue=MAIN, parent="p")
+    names = [("p", "active"), ("p", "duplicated"), ("c", "added"), ("c", "completed")]
+    stream = [Event(_id(place), name, job, {}) for place, (job, name) in enumerate(names)]
+    events = {job: [event for event in stream if event.job == job] for job in ("p", "c")}
+    book = Book()
+    book.add(parent)
+    book.add(child)
+    queue = Queue({state: [] for state in STATES}, {}, {}, stream, events)
+    [found] = parents_after_children(Case(Truth({MAIN: queue}), book))
+    assert bool(found.theirs) is theirs

@@ -83,7 +83,7 @@ def get(url: str, **headers: str) -> tuple[int, str, Mapping[str, Any]]:
     """Give the status, the text and the headers of an answer."""
     request = urllib.request.Request(url, headers=headers)
     try:
-        with urllib.request.urlopen(request, timeout=10) as answer:
+        with urllib.request.urlopen(request, timeout=60) as answer:
             return answer.status, answer.read().decode(), dict(answer.headers)
     except urllib.error.HTTPError as error:
         with error:

@@ -7,6 +7,7 @@ import json
 import logging
 import sys
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -78,3 +79,15 @@ def test_set_up_logging_writes_to_the_stream() -> None:
     logging.getLogger("anything").warning("loud")
     [line] = stream.getvalue().splitlines()
     assert json.loads(line)["message"] == "loud"
+
+
+def test_json_lines_have_no_raw_controls_or_direction_marks() -> None:  # S20
+    hostile = "\x9b2J\u202e\u2028\u2029\u2066\u200b\ufeff\x7f\x1b\n\x85 ü 漢"
+    extra: dict[str, Any] = {"job_id": hostile, f"k{hostile}": 1}
+    line = JsonFormatter("me").format(record(hostile, **extra))
+    assert [c for c in line if not c.isprintable()] == []
+    fields = json.loads(line)
+    assert (fields["message"], fields["job_id"], fields[f"k{hostile}"]) == (hostile, hostile, 1)
+    assert "ü 漢" in line
+    odd = JsonFormatter("me").format(record("\ud800\u202e"))  # a lone surrogate
+    assert [c for c in odd if not c.isprintable()] == []

@@ -107,6 +107,30 @@ async def test_the_required_events_of_jobs_are_written(bed: WorkerBed, lines: Li
     assert RESULT not in everything
 
 
+async def test_a_job_forges_no_lines_where_a_program_formats_them_itself(  # S19
+    bed: WorkerBed, caplog: pytest.LogCaptureFixture
+) -> None:
+    forged = "x\n2026-11-18 CRITICAL auth login of root\r\x1b[2J\x9b\u202e\u2028"
+
+    async def handler(job: Any) -> None:
+        if job.attempt == 1:
+            raise TransientError(f"no: {job.id}")
+        raise PermanentError(f"never: {job.id}")
+
+    caplog.set_level(logging.DEBUG, "taskbull")
+    formatter = logging.Formatter("%(levelname)s %(message)s %(job_id)s", defaults={"job_id": ""})
+    options = {"attempts": 2, "backoff": Backoff.fixed(0.001), "job_id": forged}
+    await bed.queue.add_bulk([(forged, {}, options)])
+    async with bed.worker(handler, worker_id="me").running():
+        await bed.record.wait_for(events.Failed)
+    for record in caplog.records:
+        record.exc_info = record.exc_text = None  # Python writes the stack as it is
+        assert formatter.format(record).isprintable()
+    shown = [record.getMessage() for record in caplog.records if "for good" in record.getMessage()]
+    assert len(shown) == 1
+    assert r"Job x\n2026-11-18 CRITICAL auth login of root\r\x1b[2J\x9b\u202e\u2028" in shown[0]
+
+
 async def test_trouble_with_redis_is_written(bed: WorkerBed, lines: Lines) -> None:
     release = Event()
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from http.client import HTTPConnection
+from socket import gethostname
 from time import monotonic
 from typing import Any
 
@@ -345,7 +347,7 @@ async def test_threads_and_the_lag_of_the_loop_are_measured(
     release = threading.Event()
 
     def hold(_: Any) -> None:
-        assert release.wait(20)
+        assert release.wait(60)
 
     worker = bed.worker(hold, threads=3)
     await bed.queue.add_bulk([("n", {})] * 2)
@@ -561,3 +563,40 @@ def app_task(queue: str) -> Any:
     def a() -> None: ...
 
     return app.tasks["a"]
+
+
+# S22: a page of another site, whose name leads to this machine, sends that name.
+@pytest.mark.parametrize(
+    ("host", "code"),
+    [
+        ("127.0.0.1:{port}", 200),
+        ("localhost", 200),
+        ("LOCALHOST:{port}", 200),
+        ("a.localhost", 200),
+        ("[::1]:{port}", 200),
+        (gethostname(), 200),
+        (None, 200),
+        ("evil.example", 403),
+        ("evil.example:{port}", 403),
+        ("localhost.evil.example", 403),
+        ("127.0.0.1.evil.example", 403),
+        ("[::1]evil.example", 403),
+        ("127.0.0.1:80:80", 403),
+        ("10.0.0.7", 403),
+        ("", 403),
+    ],
+)
+def test_only_names_of_this_machine_are_served_over_loopback(host: str | None, code: int) -> None:
+    own = OwnMetrics()
+    for bound in ("127.0.0.1", "0.0.0.0"):
+        with MetricsServer(own, bound, 0) as endpoint:
+            port = int(endpoint.url.rpartition(":")[2])
+            line = HTTPConnection("127.0.0.1", port)
+            for path in ("/metrics", "/livez"):
+                line.putrequest("GET", path, skip_host=True)
+                if host is not None:
+                    line.putheader("Host", host.format(port=port))
+                line.endheaders()
+                with line.getresponse() as reply:
+                    assert reply.status in ({403} if code == 403 else {200, 503})
+            line.close()

@@ -96,10 +96,10 @@ class Trouble:
         self.await_workers()
         self.await_state("/readyz", 200)
         handles = [self.jobs.add("who") for _ in range(60)]
-        self.pids = {handle.result(timeout=20) for handle in handles}
+        self.pids = {handle.result(timeout=60) for handle in handles}
         assert len(self.pids) == 2
         for _ in range(3):
-            self.jobs.add("flaky").result(timeout=20)
+            self.jobs.add("flaky").result(timeout=60)
         self.await_completed(64)
         found = self.scrape()
         assert processed(found, "default", "retried") == 3
@@ -139,7 +139,7 @@ class Trouble:
         assert processed(found, "default", "completed") == 64
         assert processed(found, "default", "retried") == 3
         assert found.total("bullmq_circuit_breaker_state") == 2
-        self.jobs.add("who").result(timeout=20)
+        self.jobs.add("who").result(timeout=60)
         self.await_completed(65)
 
     def lose_redis(self, proxy: Proxy) -> None:

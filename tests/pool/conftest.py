@@ -83,7 +83,7 @@ class PoolBed:
     async def result(self, task: str, *args: Any, **kwargs: Any) -> Any:
         """Add a job and wait for its result."""
         handle = await self.app.tasks[task].adelay(*args, **kwargs)
-        return await handle.aresult(timeout=30)
+        return await handle.aresult(timeout=60)
 
     async def ended(self, task: str, *args: Any, **kwargs: Any) -> Any:
         """Add a job and give the event that tells of its end."""

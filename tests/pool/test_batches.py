@@ -32,7 +32,7 @@ async def added(bed: PoolBed, task: str, *items: Any, **options: Any) -> list[Jo
 
 
 async def results(handles: list[JobHandle[Any]]) -> list[Any]:
-    return [await handle.aresult(timeout=30) for handle in handles]
+    return [await handle.aresult(timeout=60) for handle in handles]
 
 
 async def ends(bed: PoolBed, handles: list[JobHandle[Any]]) -> list[Any]:
@@ -164,7 +164,7 @@ async def test_on_its_last_attempt_a_job_dies_alone(bed: PoolBed) -> None:
         well, poison, too = await added(bed, "poisoned", "well", "poison", "well")
         assert await results([well, too]) == [1, 1]
         with pytest.raises(JobFailed, match="exit code 7"):
-            await poison.aresult(timeout=30)
+            await poison.aresult(timeout=60)
     assert len(bed.record.of(events.Retried)) == 3
 
 
@@ -190,9 +190,9 @@ async def test_a_job_that_is_cancelled_alone_leaves_its_neighbour_alone(bed: Poo
         await bed.file(f"acts-{pid}")
         await first.acancel("no longer wanted")
         with pytest.raises(JobCancelled, match="no longer wanted"):
-            await first.aresult(timeout=30)
+            await first.aresult(timeout=60)
         (bed.folder / "open").touch()
-        assert await second.aresult(timeout=30) == "nothing"
+        assert await second.aresult(timeout=60) == "nothing"
         assert worker.pids == pids
 
 
@@ -202,9 +202,9 @@ async def test_the_process_is_told_which_of_its_jobs_was_cancelled(bed: PoolBed)
         first, second = await added(bed, "act", "watch_others", "nothing")
         await bed.file("watches")
         await second.acancel("no longer wanted")
-        assert await first.aresult(timeout=30) == "watch_others"
+        assert await first.aresult(timeout=60) == "watch_others"
         with pytest.raises(JobCancelled, match="no longer wanted"):
-            await second.aresult(timeout=30)
+            await second.aresult(timeout=60)
         assert (bed.folder / "saw").read_text() == "[False, True]"
         assert await results(await added(bed, "act", "nothing", "nothing")) == ["nothing"] * 2
         assert worker.pids == pids  # and the next call knows nothing of it
@@ -213,13 +213,13 @@ async def test_the_process_is_told_which_of_its_jobs_was_cancelled(bed: PoolBed)
 async def test_the_process_is_told_which_of_its_jobs_has_lost_its_lock(
     bed: PoolBed, admin: redis.Redis
 ) -> None:
-    async with bed.working(process_pool=1, lock_duration=1.0, heartbeat_interval=0.2) as worker:
+    async with bed.working(process_pool=1, lock_duration=30, heartbeat_interval=0.2) as worker:
         pids = worker.pids
         first, second = await added(bed, "act", "watch_locks", "nothing")
         await bed.file("watches")
         keys = bed.app.queue("models").keys
         admin.delete(keys.lock(second.id))
-        assert await first.aresult(timeout=30) == "watch_locks"
+        assert await first.aresult(timeout=60) == "watch_locks"
         assert (bed.folder / "saw").read_text() == "[False, True]"
         assert worker.pids == pids
 
@@ -234,10 +234,10 @@ async def test_a_process_is_told_also_what_was_cancelled_before_it_had_the_call(
         await bed.record.wait_for(events.Started, 4)
         await second.acancel()
         with pytest.raises(JobCancelled):
-            await second.aresult(timeout=30)
+            await second.aresult(timeout=60)
         (bed.folder / "open").touch()
         assert await results(holding) == [["hold", [False, False]], ["it", [False, False]]]
-        assert await first.aresult(timeout=30) == ["a", [False, True]]
+        assert await first.aresult(timeout=60) == ["a", [False, True]]
 
 
 @pytest.mark.parametrize("how", ["told_each", "deaf"])
@@ -290,7 +290,7 @@ async def test_a_job_that_waits_too_long_for_a_process_is_not_called(bed: PoolBe
         await until(lambda: time.monotonic() > late)
         (bed.folder / "open").touch()
         with pytest.raises(JobExpired):
-            await second.aresult(timeout=30)
+            await second.aresult(timeout=60)
 
 
 async def test_each_item_counts_for_the_share_of_a_process(bed: PoolBed) -> None:

@@ -21,7 +21,7 @@ async def test_a_cancelled_job_ends_with_its_process(bed: PoolBed, how: str) -> 
         await bed.file(f"stays-{pid}")
         assert await handle.acancel("no longer wanted") is Cancelled.REQUESTED
         with pytest.raises(JobCancelled) as caught:
-            await handle.aresult(timeout=30)
+            await handle.aresult(timeout=60)
         assert caught.value.reason == "cancelled: no longer wanted"
         [failed] = await bed.record.wait_for(events.Failed)
         assert failed.verdict is Verdict.CANCELLED
@@ -38,7 +38,7 @@ async def test_the_function_learns_that_its_job_was_cancelled(bed: PoolBed) -> N
         await bed.file(f"stays-{pid}")
         await handle.acancel()
         with pytest.raises(JobCancelled):
-            await handle.aresult(timeout=30)
+            await handle.aresult(timeout=60)
     assert (bed.folder / "told").read_text() == "[False, True]"
 
 
@@ -70,9 +70,9 @@ async def test_a_job_that_waits_for_a_process_is_cancelled_without_one(bed: Pool
         await bed.record.wait_for(events.Started, 2)
         await second.acancel()
         with pytest.raises(JobCancelled):
-            await second.aresult(timeout=30)
+            await second.aresult(timeout=60)
         (bed.folder / "open").touch()
-        assert {await first.aresult(timeout=30)} == pids == worker.pids
+        assert {await first.aresult(timeout=60)} == pids == worker.pids
 
 
 async def test_a_job_that_waits_too_long_for_a_process_expires(bed: PoolBed) -> None:
@@ -85,4 +85,4 @@ async def test_a_job_that_waits_too_long_for_a_process_expires(bed: PoolBed) -> 
         await until(lambda: time.monotonic() > late)
         (bed.folder / "open").touch()
         with pytest.raises(JobExpired):
-            await second.aresult(timeout=30)
+            await second.aresult(timeout=60)

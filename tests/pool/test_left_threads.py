@@ -105,7 +105,7 @@ async def test_a_thread_does_not_write_for_the_next_job_of_its_process(bed: Pool
         (bed.folder / "late").touch()
         assert await bed.file("asked") == LOST.format(job_id)
         (bed.folder / "open").touch()
-        await other.aresult(timeout=30)
+        await other.aresult(timeout=60)
         assert (await other.ainfo()).progress == 0
 
 
@@ -113,7 +113,7 @@ async def test_threads_that_ask_while_their_function_returns_take_no_order(bed: 
     async with bed.working(process_pool=1) as worker:
         pids = worker.pids
         handles = await bed.app.aenqueue([bed.leave_asking.job(n) for n in range(40)])
-        assert [await handle.aresult(timeout=30) for handle in handles] == [*range(40)]
+        assert [await handle.aresult(timeout=60) for handle in handles] == [*range(40)]
         for n, handle in enumerate(handles):
             for m in range(3):
                 said = await bed.file(f"asked-{n}-{m}")
@@ -124,7 +124,7 @@ async def test_threads_that_ask_while_their_function_returns_take_no_order(bed: 
 async def test_threads_of_a_running_function_each_get_their_answer(bed: PoolBed) -> None:
     async with bed.working(process_pool=1):
         handle = await bed.ask_together.adelay(20)
-        assert await handle.aresult(timeout=30) == 20
+        assert await handle.aresult(timeout=60) == 20
         lines = (await handle.alogs()).lines
         assert sorted(lines[:-1], key=int) == [str(n) for n in range(20)]
         assert lines[-1] == "after"
@@ -133,6 +133,6 @@ async def test_threads_of_a_running_function_each_get_their_answer(bed: PoolBed)
 async def test_a_forked_process_cannot_ask_and_takes_no_answer(bed: PoolBed) -> None:
     async with bed.working(process_pool=1):
         handle = await bed.ask_in_a_fork.adelay()
-        assert await handle.aresult(timeout=30) == 1
+        assert await handle.aresult(timeout=60) == 1
         assert "cannot write to the job" in await bed.file("asked")
         assert (await handle.alogs()).lines == ["by the task"]

@@ -16,6 +16,7 @@ from taskbull.core.states import JobState
 from taskbull.errors import JobFailed, RaisedInProcess
 from taskbull.observability.job_filter import JobFilter
 from tests.pool.conftest import PoolBed
+from tests.selection import in_full
 
 
 async def test_a_task_runs_in_another_process_and_gives_its_result(bed: PoolBed) -> None:
@@ -29,7 +30,7 @@ async def test_a_task_runs_in_another_process_and_gives_its_result(bed: PoolBed)
 async def test_many_jobs_are_shared_out_over_all_processes(bed: PoolBed) -> None:
     async with bed.working() as worker:
         handles = await bed.app.aenqueue([bed.who.job(n) for n in range(200)])
-        results = [await handle.aresult(timeout=30) for handle in handles]
+        results = [await handle.aresult(timeout=60) for handle in handles]
         assert [n for _, n in results] == list(range(200))
         assert {pid for pid, _ in results} == worker.pids
 
@@ -37,7 +38,7 @@ async def test_many_jobs_are_shared_out_over_all_processes(bed: PoolBed) -> None
 async def test_the_current_job_is_known_in_the_process(bed: PoolBed) -> None:
     async with bed.working() as worker:
         handle = await bed.describe.adelay(7)
-        seen = await handle.aresult(timeout=30)
+        seen = await handle.aresult(timeout=60)
         info = await handle.ainfo()
     pid = seen.pop("pid")
     assert pid != os.getpid()
@@ -57,7 +58,7 @@ async def test_the_current_job_is_known_in_the_process(bed: PoolBed) -> None:
 async def test_what_the_job_writes_is_written_by_the_worker(bed: PoolBed) -> None:
     async with bed.working():
         handle = await bed.write_things.adelay()
-        assert await handle.aresult(timeout=30) == "written"
+        assert await handle.aresult(timeout=60) == "written"
         job: Job = await handle.ainfo()
         assert (job.progress, job.data) == ({"step": 1}, {"changed": True})
         assert (await handle.alogs()).lines == ["first", "second"]
@@ -69,15 +70,17 @@ async def test_what_the_job_writes_is_written_by_the_worker(bed: PoolBed) -> Non
     ("what", "outcome", "reason"),
     [
         ("retry", (RetryAfter, 50.0, Category.TRANSIENT), "the task asked for a retry"),
-        ("snooze", (SnoozeFor, 60.0, None), None),
-        ("limited", (LimitQueue, 0.05, None), None),
+        in_full("snooze", (SnoozeFor, 60.0, None), None),
+        in_full("limited", (LimitQueue, 0.05, None), None),
         ("permanent", (Verdict.PERMANENT, None, Category.PERMANENT), "no such card"),
-        ("transient", (RetryAfter, 30.0, Category.TRANSIENT), "busy"),
-        ("key", (RetryAfter, 30.0, Category.UNKNOWN), "KeyError: 'customer'"),
+        in_full("transient", (RetryAfter, 30.0, Category.TRANSIENT), "busy"),
+        in_full("key", (RetryAfter, 30.0, Category.UNKNOWN), "KeyError: 'customer'"),
         ("deep", (RetryAfter, 77.0, Category.UNKNOWN), "Deep: by its base class"),
-        ("classified", (Verdict.PERMANENT, None, Category.PERMANENT), "LookupError: hopeless"),
+        in_full(
+            "classified", (Verdict.PERMANENT, None, Category.PERMANENT), "LookupError: hopeless"
+        ),
         ("exit", (RetryAfter, 30.0, Category.UNKNOWN), "SystemExit: 3"),
-        ("interrupt", (RetryAfter, 30.0, Category.UNKNOWN), "KeyboardInterrupt"),
+        in_full("interrupt", (RetryAfter, 30.0, Category.UNKNOWN), "KeyboardInterrupt"),
         (
             "group",
             (RetryAfter, 30.0, Category.UNKNOWN),
@@ -109,7 +112,7 @@ async def test_a_stack_ends_in_the_task_and_is_stored(bed: PoolBed) -> None:
     async with bed.working(process_pool=1):
         handle = await bed.raise_it.adelay("permanent")
         with pytest.raises(JobFailed) as caught:
-            await handle.aresult(timeout=30)
+            await handle.aresult(timeout=60)
     [stack] = caught.value.stacktrace
     assert stack.endswith("taskbull.errors.PermanentError: no such card")
     assert "raise RAISED[what]()" in stack
@@ -122,7 +125,7 @@ async def test_prints_and_log_lines_arrive_with_the_fields_of_the_job(
     caplog.set_level(logging.INFO)
     async with bed.working(process_pool=1) as worker:
         handle = await bed.talk.adelay(2)
-        await handle.aresult(timeout=30)
+        await handle.aresult(timeout=60)
         await bed.record.wait_for(events.Completed)
     lines = [record for record in caplog.records if getattr(record, "job_id", None) == handle.id]
     told = [(one.name, one.levelname, one.getMessage()) for one in lines if one.name[0] == "s"]
@@ -161,14 +164,14 @@ async def test_a_flood_of_lines_is_read_and_counted(
 async def test_a_task_can_enqueue_from_its_process(bed: PoolBed) -> None:
     async with bed.working():
         job_id = await bed.result("enqueue_more")
-        assert await bed.app.job("default", job_id).aresult(timeout=30) == os.getpid()
+        assert await bed.app.job("default", job_id).aresult(timeout=60) == os.getpid()
 
 
 async def test_results_of_children_are_filled_in(bed: PoolBed) -> None:
     async with bed.working():
         flow = bed.parent.after(bed.who.job(n) for n in range(4))
         handle = await flow.adelay()
-        assert await handle.aresult(timeout=30) == [0, 1, 2, 3]
+        assert await handle.aresult(timeout=60) == [0, 1, 2, 3]
 
 
 async def test_a_job_in_a_process_can_spawn_children_and_wait(bed: PoolBed) -> None:
@@ -180,7 +183,7 @@ async def test_a_job_in_a_process_can_spawn_children_and_wait(bed: PoolBed) -> N
     ("what", "reason"),
     [
         ("object", "result is of type object"),
-        ("nan", "nan"),
+        in_full("nan", "nan"),
         ("much", "Result 100.0 MB exceeds limit of 10 MB"),
     ],
 )
@@ -258,7 +261,7 @@ async def test_a_job_of_a_process_task_in_another_queue_starts_the_pool(bed: Poo
     async with bed.working(queues=["elsewhere"], process_pool=1) as worker:
         assert worker.pids == set()
         handle = await bed.who.options(queue="elsewhere").adelay(1)
-        pid, _ = await handle.aresult(timeout=30)
+        pid, _ = await handle.aresult(timeout=60)
         assert worker.pids == {pid}
 
 
@@ -290,6 +293,31 @@ async def test_time_counts_from_the_start_in_the_process(bed: PoolBed) -> None:
         timed = await bed.who.options(timeout=5).adelay(1)
         await bed.record.wait_for(events.Started, 2)
         (bed.folder / "open").touch()
-        assert await first.aresult(timeout=30)
-        assert await timed.aresult(timeout=30)
+        assert await first.aresult(timeout=60)
+        assert await timed.aresult(timeout=60)
         assert await timed.astate() is JobState.COMPLETED
+
+
+QUIET = """
+import logging
+
+@app.task(process=True)
+def is_heard() -> list[bool]:
+    loud, quiet = logging.getLogger("loud"), logging.getLogger("quiet")
+    return [loud.isEnabledFor(30), quiet.isEnabledFor(30), quiet.isEnabledFor(40)]
+"""
+
+
+@pytest.mark.parametrize("disabled", [logging.NOTSET, logging.WARNING])
+async def test_lines_that_the_worker_would_not_log_are_not_sent_to_it(  # H10
+    make_bed: Callable[[str], PoolBed], disabled: int
+) -> None:
+    bed = make_bed(QUIET)
+    logging.getLogger("quiet").setLevel(logging.ERROR)
+    logging.disable(disabled)
+    try:
+        async with bed.working(process_pool=1):
+            assert await bed.result("is_heard") == [disabled == logging.NOTSET, False, True]
+    finally:
+        logging.disable(logging.NOTSET)
+        logging.getLogger("quiet").setLevel(logging.NOTSET)

@@ -212,7 +212,7 @@ def test_the_app_may_be_in_the_program_itself(
 if __name__ == "__main__":
     handle = who.delay(5)
     app.run(burst=True, process_pool=1, backend={anyio_backend_name!r})
-    pid, n = handle.result(timeout=10)
+    pid, n = handle.result(timeout=60)
     print(pid != os.getpid(), n)
 """).partition(":")[0]
     done = _run_program(tmp_path, f"{module}.py")

@@ -48,7 +48,7 @@ async def test_data_that_redis_does_not_take_costs_no_attempt(
         [released] = bed.record.of(events.Released)
         assert released.job.id == handle.id
         assert released.delay > 0
-        assert await handle.aresult(timeout=30) == "written"
+        assert await handle.aresult(timeout=60) == "written"
         assert (await handle.ainfo()).attempts_made == 1
 
 

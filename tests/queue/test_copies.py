@@ -86,6 +86,13 @@ async def test_an_id_of_its_own_comes_back_once(queue: Both) -> None:
     assert (again.id, again.deduplicated) == ("welcome-42", False)
 
 
+async def test_the_run_of_a_schedule_comes_back_under_another_id(queue: Both) -> None:  # S9
+    run = f"repeat:nightly:{1794977948000}"
+    options = b'{"jobId": "%s", "repeat": {"every": 1000}}' % run.encode()
+    copy = JobCopy(queue="q", id=run, name="send", options=msgspec.Raw(options))
+    assert not (await queue.add_copy(copy)).id.startswith("repeat:")
+
+
 async def test_what_belonged_to_one_job_alone_is_left_out(queue: Both, admin: Any) -> None:
     job = await queue.add("send", dedup="key")
     copy = await through_a_file(queue, job.id)
@@ -104,6 +111,7 @@ async def test_what_belonged_to_one_job_alone_is_left_out(queue: Both, admin: An
         {"priority": -1},
         {"priority": 10**9},
         {"options": msgspec.Raw(b'{"jobId": "7"}')},
+        {"options": msgspec.Raw(b'{"jobId": "repeat:nightly:1794977948000"}')},  # S9
         {"options": msgspec.Raw(b"{")},
         {"data": msgspec.Raw(b"{")},
     ],

@@ -21,7 +21,7 @@ from tests.servers.kinds import Reachable
 from tests.servers.proxy import Proxy
 from tests.servers.waiting import wait_until
 
-LIMIT = 30.0
+LIMIT = 60.0
 
 
 async def read(queue: Queue, many: int, last_id: str = "0") -> list[QueueEvent]:

@@ -40,7 +40,11 @@ class Family:
             self.admin.zadd(f"{base}:{state}", {job_id: 1})
 
     def pending(self, parent: str, *children: str) -> None:
-        self.admin.sadd(f"{self.key(parent)}:dependencies", *map(self.key, children))
+        keys = [self.key(child) for child in children]
+        self.admin.sadd(f"{self.key(parent)}:dependencies", *keys)
+        for key in keys:
+            if self.admin.exists(key):
+                self.admin.hset(key, "parentKey", self.key(parent))
 
 
 @pytest.fixture
@@ -143,10 +147,10 @@ async def test_children_are_in_the_order_in_which_they_were_given(
 async def test_levels_and_jobs_are_limited_and_that_is_said(queue: Both, family: Family) -> None:
     children = [f"c{n:03}" for n in range(700)]
     family.job("top", "waiting-children")
-    family.pending("top", *children)
-    family.pending("c000", "low")
     for child in children[:3]:
         family.job(child)
+    family.pending("top", *children)
+    family.pending("c000", "low")
 
     whole = await queue.flow("top")
     assert len(whole.children) == whole.child_count == 700

@@ -372,7 +372,10 @@ def test_threads_with_event_loops_of_their_own_share_a_queue(
 
 
 async def test_many_tasks_add_to_queues_of_a_cluster(cluster: Cluster, prefix: str) -> None:
-    queues = [Queue(name, redis=cluster.url, prefix=prefix) for name in ("emails", "reports", "a")]
+    queues = [
+        Queue(name, redis=cluster.url, prefix=prefix, enqueue_timeout=LIMIT)
+        for name in ("emails", "reports", "a")
+    ]
     for queue in queues:
         handles = await add_from_tasks(queue, 3)
         assert len({handle.id for handle in handles.values()}) == TASKS * 3

@@ -262,8 +262,10 @@ async def test_a_user_who_may_only_read_sees_the_same(
     assert await reader.queues() == ["emails"]
     admin.execute_command("ACL SETUSER reader -@scripting")
     nobody = Both(type(looks.server)(url, prefix=prefix))
+    [refused] = await nobody.sample(["emails"])
+    assert "NOPERM" in refused.problem
     with pytest.raises(ServerRefused, match="NOPERM"):
-        await nobody.sample(["emails"])
+        await nobody.peek("emails", "failed")
     admin.execute_command("ACL DELUSER reader")
 
 

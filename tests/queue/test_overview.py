@@ -235,3 +235,19 @@ def test_what_makes_many_fail_is_told(
     texts = [trouble.text for trouble in all_trouble(overview.facts())]
     assert texts == ["12 failed in 10 min, 92% of them TimeoutError: no answer"]
     queue.close()
+
+
+def test_a_queue_of_which_only_our_own_keys_are_left_is_not_listed(
+    looked: SyncServer, prefix: str, admin: Any
+) -> None:  # K8
+    queue = looked.queue("obliterated")
+    queue.add("a")
+    overview = Overview()
+    looked.watch(overview)
+    assert "obliterated" in overview.watches
+    left = [key for key in admin.scan_iter(f"{prefix}:*") if b":tb:" not in key]
+    admin.delete(*left)  # as BullMQ's obliterate does
+    for fresh in (Overview(), overview):
+        fresh.expire("obliterated")
+        looked.watch(fresh)
+        assert "obliterated" not in fresh.watches

@@ -172,9 +172,7 @@ options = st.fixed_dictionaries(
 )
 
 
-@settings(
-    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(kinds=st.lists(options, min_size=1, max_size=12))
 def test_a_bulk_leaves_what_its_jobs_leave_one_by_one(bed: Bed, kinds: list[Any]) -> None:
     bed.admin.flushall()

@@ -550,7 +550,7 @@ def test_a_child_out_of_reach_keeps_no_other_from_being_cancelled(
     bed.job("top", "waiting-children")
     bed.child("mine", "top")
     other = f"{bed.prefix}:other:"
-    admin.hset(f"{other}theirs", "name", "n")
+    admin.hset(f"{other}theirs", mapping={"name": "n", "parentKey": bed.queue.job("top")})
     admin.lpush(f"{other}wait", "theirs")
     admin.sadd(bed.queue.dependencies("top"), f"{other}theirs")
     rules = ("on", ">secret", f"~{bed.queue.base}*", "&*", "+@all")

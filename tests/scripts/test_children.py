@@ -13,7 +13,7 @@ def seed(bed: Bed, count: int, *, in_order: bool) -> None:
     """Have a parent whose children are done: `in_order` as ours, else as Node's."""
     names = [f"c{number:04}" for number in range(count)]
     for name in names:
-        bed.job(name, "")
+        bed.job(name, "", parentKey=bed.queue.job("parent"))
     bed.job("parent", "active")
     bed.hset("parent:processed", {bed.queue.job(name): f'"{name}"' for name in names})
     if in_order:

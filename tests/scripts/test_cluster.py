@@ -7,11 +7,13 @@ from typing import Any, TypeVar
 
 import pytest
 
+from taskbull.core.cancelling import Cancelled
 from taskbull.core.keys import QueueKeys
 from taskbull.core.states import JobState
 from taskbull.queue.job_tree import get_tree
-from taskbull.scripts import changes, inspection, limits, locks, removal
+from taskbull.scripts import cancelling, changes, inspection, limits, locks, removal
 from taskbull.scripts.call import Command, Request, Steps
+from taskbull.scripts.flow import undo_flows
 from taskbull.store import address
 from taskbull.store.sync_store import SyncStore
 from tests.scripts.bed import NOW
@@ -110,3 +112,25 @@ def test_every_operation_finds_its_keys_in_one_slot(store: SyncStore) -> None:
     go(store, removal.obliterate(QUEUE, force=True))
     left = store.run(Command(("KEYS", f"{QUEUE.base}*"), QUEUE.meta, list))
     assert left == []
+
+
+def test_children_in_other_slots_hold_up_nothing(store: SyncStore) -> None:  # S3
+    def do(*words: str | int) -> None:
+        store.run(Command(words, str(words[1]), lambda reply: reply))
+
+    elsewhere = [QueueKeys(name, cluster=True).job("1") for name in ("a", "b", "c", "d")]
+    for job_id in ("root", "mixed", "cancelled", "removed"):
+        do("HSET", QUEUE.job(job_id), "name", "n")
+        do("ZADD", QUEUE.waiting_children, NOW, job_id)
+        do("SADD", QUEUE.dependencies(job_id), *elsewhere)
+    for part in ("old", "growing"):
+        do("SADD", f"{QUEUE.job('mixed')}:tb:{part}", *elsewhere)
+    roots = [QUEUE.job("mixed"), QUEUE.job("root")]
+    do("ZADD", QUEUE.private("flows"), 1, roots[0], 2, roots[1])
+    assert go(store, undo_flows(QUEUE, NOW)) == roots
+    cancelled = go(store, cancelling.cancel(QUEUE, "cancelled", "cancelled: x", NOW))
+    assert cancelled is Cancelled.BEFORE_START
+    assert go(store, removal.remove_job(QUEUE, "removed"))
+    tree = go(store, get_tree(QUEUE, "cancelled", 5, 100))
+    assert tree is not None
+    assert {child.key for child in tree.children} == set(elsewhere)

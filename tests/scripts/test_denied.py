@@ -53,7 +53,7 @@ from taskbull.scripts import (
 )
 from taskbull.scripts.add import CallSequence, add_jobs
 from taskbull.scripts.call import Call
-from taskbull.scripts.cycle import Completion, PutOff, Taking, cycle, pack_outcome
+from taskbull.scripts.cycle import Completion, Hold, Taking, cycle, pack_outcome
 from taskbull.scripts.flow import Waits, undo_flows
 from taskbull.scripts.loader import load
 from taskbull.scripts.replies import is_denial
@@ -70,7 +70,7 @@ Do = Callable[[Bed, int], None]
 LISTS = ("wait", "paused", "active")
 SETS = ("prioritized", "delayed", "waiting-children", "completed", "failed")
 TAKING = Taking(30_000)
-SPARING = Taking(30_000, put_off=PutOff(500, 20))
+SPARING = Taking(30_000, hold=Hold(500, 20))
 REASON = "cancelled: by request"
 FAILURE = Failure(Category.TRANSIENT, "broke", "Traceback", RuntimeError("broke"))
 

@@ -139,9 +139,7 @@ def test_a_parent_that_cannot_run_is_waited_for_by_its_last_child(bed: Bed) -> N
 plans = st.lists(st.sampled_from([*PARENTS, None]), min_size=1, max_size=12)
 
 
-@settings(
-    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     parents=plans,
     more=st.booleans(),

@@ -126,7 +126,7 @@ def test_children_at_any_depth_go_with_their_parent(bed: Bed) -> None:
     bed.job("top", "waiting-children")
     bed.child("middle", "top", "waiting-children")
     bed.child("low", "middle")
-    bed.job("done", "completed")
+    bed.job("done", "completed", parentKey=bed.queue.job("top"))
     bed.admin.hset(bed.queue.processed("top"), bed.queue.job("done"), "1")
     assert bed.run(removal.remove_job(bed.queue, "top"))
     assert bed.state(events=False) == {"meta": KEPT, "marker": {"0": 0}}

@@ -18,6 +18,7 @@ from taskbull.scripts.call import Call, Command
 from taskbull.scripts.schedulers import (
     ADVANCE_SCHEDULER,
     UPSERT_SCHEDULER,
+    Advanced,
     Upserted,
     advance_scheduler,
     get_scheduler,
@@ -44,13 +45,13 @@ def schedule(bed: Bed, due: int = NOW, *, opts: dict[str, Any] | None = None, **
 def advance(bed: Bed, job_id: str = RUN, now: int = NOW) -> str | None:
     call = advancing(bed, job_id, now)
     assert call is not None
-    return bed.run(call)
+    return bed.run(call).job_id
 
 
-def advancing(bed: Bed, job_id: str, now: int = NOW) -> Call[str | None] | None:
+def advancing(bed: Bed, job_id: str, now: int = NOW, after: int = 0) -> Call[Advanced] | None:
     key = bed.queue.job(job_id)
     job = bed.run(Command(("HGETALL", key), key, lambda flat: decode_job(job_id.encode(), flat)))
-    return advance_scheduler(bed.queue, job, now)
+    return advance_scheduler(bed.queue, job, now, after)
 
 
 def options(bed: Bed, job_id: str) -> Any:
@@ -66,7 +67,7 @@ def test_a_call_is_what_the_header_says(bed: Bed) -> None:
     others["job"] = queue.job(RUN)
     names = ADVANCE_SCHEDULER.keys
     assert call.keys == tuple(others.get(name) or getattr(queue, name) for name in names)
-    assert call.args == (queue.base, "s", RUN, NOW, 2, "")
+    assert call.args == (queue.base, "s", RUN, NOW, 2, "", "", "")
 
 
 def test_the_next_run_is_added(bed: Bed) -> None:
@@ -134,7 +135,7 @@ def test_a_scheduler_that_is_gone_adds_nothing(bed: Bed) -> None:
 
 def test_a_run_that_is_there_already_is_told_and_left_alone(bed: Bed) -> None:
     schedule(bed, every=1000)
-    following = bed.job(f"repeat:s:{NOW + 1000}", "delayed")
+    following = bed.job(f"repeat:s:{NOW + 1000}", "delayed", rjk="s")
     before = bed.state()
     assert advance(bed) is None
     told = [{"event": "duplicated", "jobId": following}]
@@ -189,7 +190,7 @@ def test_a_slot_is_a_whole_millisecond(bed: Bed) -> None:
             {},
             {"wait": ["1"], "prioritized": {"next": 3 * 2**32 + 1}, "pc": "1", "marker": {"0": 0}},
         ),
-        ({}, {"paused": 1}, {"wait": ["1"], "paused": ["next"]}),
+        ({}, {"paused": 1, "version": "bullmq:5.62.0"}, {"wait": ["1"], "paused": ["next"]}),
         ({}, {"paused": 1, "version": "bullmq:6.7.0"}, {"wait": ["next", "1"]}),
     ],
 )
@@ -408,7 +409,9 @@ def test_a_schedule_is_removed_with_its_delayed_run(bed: Bed) -> None:
     assert bed.run(remove_scheduler(bed.queue, "s")) is False
 
 
-@pytest.mark.parametrize("option", [{"delay": 5}, {"job_id": "x"}, {"dedup": "x"}])
+@pytest.mark.parametrize(  # on_failure: K10
+    "option", [{"delay": 5}, {"job_id": "x"}, {"dedup": "x"}, {"on_failure": "drop"}]
+)
 def test_runs_have_their_own_time_and_id(option: dict[str, Any]) -> None:
     with pytest.raises(ConfigurationError, match=f"cannot have the option {next(iter(option))}"):
         encode_schedule(Every(1), NewJob("n", {}, JobOptions(**option)), NOW)
@@ -421,3 +424,120 @@ def test_a_schedule_without_a_run_to_come_is_refused() -> None:
     soon = instant_from_ms(NOW + 1000)
     with pytest.raises(ConfigurationError, match="has no run between now and its end"):
         encode_schedule(Cron("0 0 1 1 *", end=soon), TEMPLATE, NOW)
+
+
+# K2: repeatable jobs as BullMQ 5.1.1 and 4.18.2 write them, and the runs that BullMQ 5.62 adds.
+OLD: list[Any] = [
+    ("rep", "rep::::1000", "15dedb3c1cca41b279a51e70108121f5", {"every": 1000}, NOW + 1000),
+    ("cron", "cron::::*/1 * * * * *", "92d41e87c0632e9650cece07bb8ef75d",
+     {"pattern": "*/1 * * * * *"}, NOW + 1000),
+    ("own", "own:mine:::1000", "482bc398f7385a4eeaf437f090fdca6d",
+     {"jobId": "mine", "every": 1000}, NOW + 1000),
+    ("keyed", "keyed::::1000", "641758547ec69bfb27fca0c7d6b87155",
+     {"key": "mykey", "every": 1000}, NOW + 1000),
+    ("zone", "zone::1893456000000:Europe/Berlin:*/5 * * * *", None,
+     {"limit": 5, "pattern": "*/5 * * * *", "tz": "Europe/Berlin", "endDate": 1893456000000}, None),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "key", "part", "repeat", "due"), OLD)
+def test_a_repeatable_job_of_an_old_kind_goes_on(
+    bed: Bed, name: str, key: str, part: str | None, repeat: dict[str, Any], due: int | None
+) -> None:
+    at = NOW - NOW % 1000
+    stored = {
+        "attempts": 0,
+        "repeat": {"count": 1, **repeat},
+        "timestamp": at - 400,
+        "prevMillis": at,
+        "delay": 400,
+        "jobId": f"repeat:842252eb8bf0f93cd5ddb47825ffddb7:{at}",
+    }
+    bed.admin.zadd(bed.queue.repeat, {key: at})
+    taken = bed.job(
+        str(stored["jobId"]), "active", name=name, data='{"a":1}', opts=json.dumps(stored), rjk=key
+    )
+    [schedule] = bed.go(list_schedulers(bed.queue))
+    assert (schedule.task, schedule.is_old, schedule.rule is None) == (name, True, False)
+    following = advance(bed, taken, at + 20)
+    assert following is not None
+    assert advance(bed, taken, at + 20) is None  # of a retry
+    state = bed.state()
+    ms = int(following.rpartition(":")[2])
+    if part is not None:
+        assert following == f"repeat:{part}:{at + 1000}"
+    assert options(bed, following) == {
+        **stored,
+        "repeat": {**repeat, "count": 2},
+        "timestamp": at + 20,
+        "prevMillis": ms,
+        "delay": ms - at - 20,
+        "jobId": following,
+    }
+    assert without(state[following], "opts") == {
+        "name": name,
+        "data": '{"a":1}',
+        "timestamp": str(at + 20),
+        "delay": str(ms - at - 20),
+        "priority": "0",
+        "rjk": key,
+    }
+    assert state["repeat"] == {key: ms}
+    assert f"repeat:{key}" not in state
+    assert bed.run(remove_scheduler(bed.queue, key))
+    assert not {"delayed", "repeat", following} & set(bed.state())
+
+
+@pytest.mark.parametrize("repeat", [{"limit": 1}, {"endDate": NOW - 1}])
+def test_an_old_repeatable_job_ends_at_its_limit_and_its_end(
+    bed: Bed, repeat: dict[str, Any]
+) -> None:
+    opts = {"repeat": {"every": 1000, "count": 1, **repeat}, "prevMillis": NOW}
+    bed.admin.zadd(bed.queue.repeat, {"rep::::1000": NOW})
+    job = bed.job(f"repeat:x:{NOW}", "active", opts=json.dumps(opts), rjk="rep::::1000")
+    assert advancing(bed, job) is None
+
+
+# S9
+@pytest.mark.parametrize("rule", [EVERY, {"pattern": "* * * * * *", "count": 1}])
+def test_a_job_with_the_id_of_a_run_does_not_end_the_schedule(
+    bed: Bed, rule: dict[str, Any]
+) -> None:
+    every = {"every": 1000} if "every" in rule else {}
+    at = NOW - NOW % 1000
+    job_id = schedule(bed, at, opts={"repeat": rule, "prevMillis": at}, **every)
+    for slot in range(1, 4):
+        bed.job(f"repeat:s:{at + slot * 1000}", "wait")
+    after, advanced, passed = 0, Advanced(None), []
+    while advanced.job_id is None:
+        call = advancing(bed, job_id, at, after)
+        assert call is not None
+        advanced = bed.run(call)
+        assert advanced.passed_ms is not None or advanced.job_id is not None
+        after = advanced.passed_ms or after
+        passed.append(advanced.passed_ms)
+    assert advanced.job_id == f"repeat:s:{at + 4000}"
+    assert at + 3000 in passed
+    assert bed.state()["repeat"] == {"s": at + 4000}
+
+
+# H9
+def test_versions_that_declare_different_intervals_take_turns_without_a_run(bed: Bed) -> None:
+    def declare(every: float, now: int) -> int:
+        encoded = encode_schedule(Every(every), NewJob("tick"), now)
+        run = bed.run(upsert_scheduler(bed.queue, "s", encoded, now, keeps=True))
+        return int(run.job_id.rpartition(":")[2])
+
+    def run_it(due: int, now: int) -> None:
+        bed.admin.lrem(bed.queue.wait, 0, f"repeat:s:{due}")
+        bed.admin.zrem(bed.queue.delayed, f"repeat:s:{due}")
+        advance(bed, f"repeat:s:{due}", now)
+
+    assert declare(60, NOW) == NOW
+    assert declare(3600, NOW + 5) == NOW + 5  # none has run yet
+    run_it(NOW + 5, NOW + 10)
+    for now in range(NOW + 1000, NOW + 10_000, 1000):
+        assert declare(60, now) == NOW + 5 + 60_000
+        assert declare(3600, now) == NOW + 5 + 3_600_000
+    late = NOW + 200_000
+    assert declare(60, late) == late  # its last run is longer ago

@@ -116,11 +116,12 @@ def test_an_id_that_stands_twice_is_put_back_once(bed: Bed) -> None:
     assert bed.state()["wait"] == ["1"]
 
 
-def test_the_oldest_of_several_is_taken_first(bed: Bed) -> None:
+def test_the_newest_of_several_is_taken_first(bed: Bed) -> None:
+    # H3: the one that killed its process as it started is tried before the others run again
     marked(bed, 5)
     bed.job("waiting")
     sweep_again(bed)
-    assert bed.state()["wait"] == ["waiting", "5", "4", "3", "2", "1"]
+    assert bed.state()["wait"] == ["waiting", "1", "2", "3", "4", "5"]
 
 
 def test_jobs_of_a_paused_queue_are_parked(bed: Bed) -> None:
@@ -203,3 +204,10 @@ def test_two_sweeps_at_once_put_each_job_back_once(bed: Bed) -> None:
     state = bed.state()
     assert sorted(map(int, state["wait"])) == list(range(1, 101))
     assert all(state[str(n)]["stc"] == "1" for n in range(1, 101))
+
+
+@pytest.mark.parametrize("leftover", ["flows", "cancelling"])
+def test_the_end_says_whether_flows_are_left_half_done(bed: Bed, leftover: str) -> None:  # H1
+    assert bed.go(sweep(bed)) == Sweep([], [], has_leftovers=False)
+    bed.admin.set(bed.queue.private(leftover), "")
+    assert sweep_again(bed) == Sweep([], [], has_leftovers=True)

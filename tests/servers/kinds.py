@@ -11,7 +11,6 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import NoReturn
 
 import pytest
 import redis
@@ -40,9 +39,27 @@ class Reachable(Struct, frozen=True):
 
 
 def binary(kind: str) -> Path:
-    """Give the server program of `kind`; skip the test that asks where there is none."""
-    found = {VALKEY_9: _valkey_9, REDIS_6: _redis_6, REDIS_7: _redis_7}[kind]()
-    return found if isinstance(found, Path) else _lacks(kind, found)
+    """Return the server program of `kind`; skip the test if there is none, or fail it in CI."""
+    found = _find(kind)
+    if isinstance(found, Path):
+        return found
+    if _is_required(kind):
+        pytest.fail(f"{kind}: {found}")
+    pytest.skip(f"{kind}: {found}")
+
+
+def is_expected(kind: str) -> bool:
+    """Return whether a server of `kind` is installed, or has to be."""
+    return kind == CONTAINER or isinstance(_find(kind), Path) or _is_required(kind)
+
+
+def _find(kind: str) -> Path | str:
+    return {VALKEY_9: _valkey_9, REDIS_6: _redis_6, REDIS_7: _redis_7}[kind]()
+
+
+def _is_required(kind: str) -> bool:
+    optional = kind == REDIS_7 or (kind == REDIS_6 and sys.version_info >= (3, 13))
+    return bool(os.environ.get("CI")) and not optional
 
 
 @functools.cache
@@ -69,13 +86,6 @@ def _redis_7() -> Path | str:
         return "redis-server is not installed"
     version = subprocess.run([path, "--version"], capture_output=True, text=True, check=True).stdout
     return Path(path) if "v=7." in version else f"{path} is another version: {version.strip()}"
-
-
-def _lacks(kind: str, reason: str) -> NoReturn:
-    optional = kind == REDIS_7 or (kind == REDIS_6 and sys.version_info >= (3, 13))
-    if os.environ.get("CI") and not optional:
-        pytest.fail(f"{kind}: {reason}")
-    pytest.skip(f"{kind}: {reason}")
 
 
 class SharedServers:

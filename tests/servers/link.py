@@ -50,7 +50,7 @@ class Orders(Struct):
 class Link:
     """One connection of a client, and ours to the server."""
 
-    def __init__(self, target: Target, orders: Orders, links: set[Link]) -> None:
+    def __init__(self, target: Target, orders: Orders, links: set[Link], sides: set[Side]) -> None:
         self.client = Side(self, self._request)
         self.server = Side(self, self._reply)
         self.orders = orders
@@ -58,6 +58,7 @@ class Link:
         self._dead = False  # it lost bytes to a black hole
         self._target = target
         self._links = links
+        self.sides = sides  # of all links of the proxy: those whose sockets are open
         self._connecting: asyncio.Task[None] | None = None
         self._early: list[bytes] | None = []  # what came before there was a connection
         self._held: list[bytes] = []  # requests that are late on their way
@@ -204,6 +205,7 @@ class Side(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast("asyncio.Transport", transport)
         self._open = True
+        self._link.sides.add(self)
         if self is self._link.client:
             self._link.opened()
 
@@ -212,6 +214,7 @@ class Side(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._open = False
+        self._link.sides.discard(self)
         self._late.clear()
         self._link.lost(self)
 

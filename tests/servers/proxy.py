@@ -13,11 +13,11 @@ from collections.abc import Callable
 from random import Random
 from typing import Self, TypeVar
 
-from tests.servers.link import Cut, Link, Orders, Target
+from tests.servers.link import Cut, Link, Orders, Side, Target
 
 T = TypeVar("T")
 
-_ORDER_LIMIT = 10.0
+_ORDER_LIMIT = 60.0
 
 
 class Proxy:
@@ -29,6 +29,7 @@ class Proxy:
         self._tls = tls
         self._orders = Orders()
         self._links: set[Link] = set()
+        self._sides: set[Side] = set()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="proxy", daemon=True)
         self._listener: asyncio.Server | None = None
@@ -153,7 +154,7 @@ class Proxy:
         if self._listener is not None:
             return
         self._listener = await self._loop.create_server(
-            lambda: Link(self._target, self._orders, self._links).client,
+            lambda: Link(self._target, self._orders, self._links, self._sides).client,
             "127.0.0.1",
             self.port,
             ssl=self._tls,
@@ -211,5 +212,7 @@ class Proxy:
         for task in under_way:
             task.cancel()
         await asyncio.gather(*under_way, return_exceptions=True)
+        for side in list(self._sides):  # a link may be closed and still have late bytes to send
+            side.abort()
         for _ in range(10):  # transports close their sockets in a later round of the loop
             await asyncio.sleep(0)

@@ -106,7 +106,7 @@ class SentinelSet:
             if server is not master and _run(server, "ROLE")[0] == "master":
                 # Sentinels do it too, but only after they have watched it for eight seconds.
                 _run(server, "REPLICAOF", HOST, str(master.port))
-        wait_until(self._is_ready, "sentinels know each other, and replicas are in sync", 30.0)
+        wait_until(self._is_ready, "sentinels know each other, and replicas are in sync", 60.0)
 
     def _agreed(self) -> ServerProcess | None:
         ports = {self._master_port(sentinel) for sentinel in self.sentinels if sentinel.running}
@@ -138,7 +138,7 @@ class SentinelSet:
 
     def _await_master_other_than(self, old: ServerProcess) -> ServerProcess:
         wait_until(
-            lambda: self._serving() not in (None, old), "the sentinels agree on a new master", 30.0
+            lambda: self._serving() not in (None, old), "the sentinels agree on a new master", 60.0
         )
         return self.master
 
@@ -163,7 +163,10 @@ class SentinelSet:
 
 
 def _follows(server: ServerProcess, master: ServerProcess) -> bool:
-    role = _run(server, "ROLE")
+    try:
+        role = _run(server, "ROLE")
+    except redis.ConnectionError:  # a server that becomes a replica closes its connections
+        return False
     return bool(role[0] == "slave" and int(role[2]) == master.port and role[3] == "connected")
 
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gc
 import socket
 import ssl
 import threading
@@ -239,3 +240,17 @@ def test_a_client_without_certificate_is_turned_away(target: ServerProcess, tmp_
         context.load_cert_chain(certificates.client_file)
         with context.wrap_socket(connect(proxy), server_hostname="127.0.0.1") as line:
             assert talk(line) == PONG
+
+
+def test_a_closed_connection_with_late_bytes_ends_with_the_proxy(target: ServerProcess) -> None:
+    _leave_late_bytes(target)
+    gc.collect()  # warns of a socket that is still open
+
+
+def _leave_late_bytes(target: ServerProcess) -> None:
+    with Proxy(target.socket) as proxy:
+        with connect(proxy) as line:
+            assert talk(line) == PONG
+            proxy.slow_down(3600)
+            line.sendall(b"PING\r\n")
+        wait_until(lambda: proxy.connections == 0, "the client's end is closed")

@@ -24,7 +24,7 @@ def plain_client(server: ServerProcess) -> redis.Redis:
     return client
 
 
-def wait_until(condition: Callable[[], bool], what: str, deadline: float = 20.0) -> None:
+def wait_until(condition: Callable[[], bool], what: str, deadline: float = 60.0) -> None:
     """Return as soon as `condition` holds; fail, naming `what` was awaited, after `deadline`."""
     limit = time.monotonic() + deadline
     while not condition():

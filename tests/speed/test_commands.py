@@ -32,7 +32,7 @@ WERE = {
     "take and end 1 per call": Counts(
         commands=22_017, scripts=1_002, received=552_433, sent=154_949
     ),
-    "add a flow": Counts(commands=3_074, scripts=5, received=67_823, sent=4_032),
+    "add a flow": Counts(commands=3_076, scripts=5, received=67_913, sent=4_032),
     "take and end 50 children per call": Counts(
         commands=9_430, scripts=22, received=84_786, sent=246_546
     ),

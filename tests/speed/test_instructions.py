@@ -59,9 +59,12 @@ CALLS_WERE = {
 SLACK = 0.08
 CALLS_SLACK = 0.12
 
-pytestmark = pytest.mark.skipif(
-    not has_valgrind(), reason="valgrind is not installed: apt install valgrind"
-)
+pytestmark = [
+    pytest.mark.full,
+    pytest.mark.skipif(
+        not has_valgrind(), reason="valgrind is not installed: apt install valgrind"
+    ),
+]
 
 
 @pytest.mark.parametrize("kind", PER_JOB_WERE)

@@ -62,6 +62,7 @@ def nothing_left() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("at_once", [100, 1])
+@pytest.mark.full
 async def test_a_worker_keeps_nothing_of_its_jobs(at_once: int, app: App) -> None:
     missing, none_missing = 0, Event()
 
@@ -89,6 +90,7 @@ async def test_a_worker_keeps_nothing_of_its_jobs(at_once: int, app: App) -> Non
                 await run(JOBS)
 
 
+@pytest.mark.full
 async def test_adding_in_an_event_loop_keeps_nothing(app: App) -> None:
     @app.task(name="noop")
     async def noop(number: int) -> None: ...

@@ -12,10 +12,12 @@ import redis.asyncio.connection
 import redis.connection
 from hypothesis import example, given
 from hypothesis import strategies as st
+from rich.pretty import pretty_repr
 
 from taskbull.errors import ConfigurationError
 from taskbull.store.address import Address, Credentials, Endpoint, parse
 from taskbull.store.tls import Tls
+from taskbull.store.url import read_url
 from tests.servers.certificates import Certificates
 
 HERE = (Endpoint("localhost", 6379),)
@@ -370,6 +372,16 @@ def test_not_even_the_repr_of_an_address_shows_a_password() -> None:
     # It ends up in tracebacks that show locals, and in a debugger's logs.
     url = "rediss+sentinel://:hush1@one/my?sentinel_password=hush2&ssl_password=hush3"
     assert "hush" not in repr(parse(url))
+
+
+def test_no_representation_of_its_parts_shows_a_password() -> None:  # S23
+    url = "rediss://ann:hush@h/0?ssl_password=hush&ssl_certfile=c&password=hush"
+    tls = Tls(certfile="c", password="hush")
+    address = Address("single", HERE, Credentials("ann", "hush"), tls=tls)
+    for thing in (read_url(url), address, address.credentials, tls):
+        for shown in (repr(thing), str(thing), pretty_repr(thing), f"{thing}"):
+            assert "hush" not in shown
+    assert pretty_repr(read_url(url)) == "Url(text='rediss://ann:***@h/0')"
 
 
 # A word that no part of a URL or message has, twice, and whatever people put around it.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ssl
 import subprocess
 import sys
 from pathlib import Path
@@ -139,3 +140,29 @@ def test_redis_asyncio_is_not_imported_for_it() -> None:
         "sys.exit(('redis.asyncio' in sys.modules) != had)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize("kind", CLIENTS)
+def test_the_verify_flags_of_a_client_are_obeyed(kind: Any) -> None:  # S10
+    flag = ssl.VerifyFlags.VERIFY_CRL_CHECK_LEAF
+    address = address_of(kind(ssl=True, ssl_include_verify_flags=[flag]))
+    assert address.tls is not None
+    assert address.tls.context().verify_flags & flag
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings"),
+    [
+        # The async clients have no OCSP settings.
+        (redis.Redis, {"ssl": True, "ssl_validate_ocsp": True}),
+        (redis.Redis, {"ssl": True, "ssl_validate_ocsp_stapled": True}),
+        (redis.Redis, {"ssl": True, "ssl_ocsp_expected_cert": "x"}),
+        (redis.Redis, {"redis_connect_func": print}),
+        (redis.asyncio.Redis, {"redis_connect_func": print}),
+    ],
+)
+def test_a_client_with_a_setting_that_cannot_be_obeyed_is_refused(
+    kind: Any, settings: dict[str, Any]
+) -> None:  # S10
+    with pytest.raises(ConfigurationError, match=[*settings][-1]):
+        address_of(kind(**settings))

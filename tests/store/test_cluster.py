@@ -49,7 +49,7 @@ async def test_calls_find_the_node_of_their_key(cluster: Cluster, prefix: str) -
     async with open_store(parse(cluster.url), OPTIONS) as store:
         assert [await store.run(count(key)) for key in keys] == [1, 1, 1]
         assert await store.run_all([count(key) for key in keys]) == [2, 2, 2]
-        assert await store.run(echo(keys[0], "there"), timeout=5) == "there"
+        assert await store.run(echo(keys[0], "there"), timeout=60) == "there"
 
 
 async def test_one_named_node_is_enough_to_find_the_others(cluster: Cluster, prefix: str) -> None:
@@ -107,7 +107,7 @@ async def test_a_call_waits_while_its_keys_are_on_both_sides(cluster: Cluster, p
         await store.run(count(there))
         migration = cluster.migrate(slot_of(here), source, target)
         migration.move(there)
-        with fail_after(20):
+        with fail_after(60):
             async with create_task_group() as tasks:
 
                 async def call() -> None:
@@ -193,7 +193,7 @@ async def test_a_blocking_connection_waits_for_a_node_that_is_full(
         if isinstance(change, DialFailed):
             refused.set()
 
-    with fail_after(30):
+    with fail_after(60):
         async with open_store(parse(cluster.url), OPTIONS, notice) as store:
             await store.run(count(f"{prefix}:count"))
             line = store.blocking(prefix)
@@ -222,7 +222,7 @@ async def test_a_call_gives_up_on_a_node_after_as_long_as_its_attempts_take(
     options = ConnectionOptions(longest_delay=0.1, max_reconnect_attempts=4)
     changes: list[Change] = []
     url = f"redis+cluster://127.0.0.1:{server.port}"
-    with fail_after(30):
+    with fail_after(60):
         async with open_store(parse(url), options, changes.append) as store:
             with pytest.raises(ConnectionLost, match="no node of the cluster answers"):
                 await store.run(count(prefix))
@@ -256,7 +256,7 @@ async def test_a_cluster_that_is_away_is_waited_for(
         if isinstance(change, DialFailed):
             next((one for one in away if not one.is_set()), away[0]).set()
 
-    with fail_after(30):
+    with fail_after(60):
         async with open_store(parse(url), OPTIONS, notice) as store, create_task_group() as tasks:
 
             async def call() -> None:

@@ -43,7 +43,7 @@ async def test_a_host_is_found_although_tasks_hold_all_threads(
 ) -> None:  # F14
     """At `localhost`, which has two addresses, where the server listens at one."""
     url = server.url.replace("127.0.0.1", "localhost")
-    with fail_after(20), no_free_threads():
+    with fail_after(60), no_free_threads():
         async with open_store(parse(url)) as store:
             assert await store.run(count(prefix)) == 1
 

@@ -16,7 +16,7 @@ from taskbull.store.deadline_watch import DeadlineWatch
 from taskbull.store.pipeline import Note
 from taskbull.store.waiter import Waiter
 
-LIMIT = 20.0  # for a whole test: nothing here may hang
+LIMIT = 60.0  # for a whole test: nothing here may hang
 
 
 def too_late(note: Note, limit: Deadline) -> TaskbullError:

@@ -85,6 +85,24 @@ def test_a_project_of_somebody_else_is_passed_over(
     assert project_folder() == (tmp_path / "mine" / ".taskbull").resolve()
 
 
+@pytest.mark.parametrize("part", ["", ".git", "pyproject.toml"])
+def test_a_project_that_others_could_have_written_is_passed_over(  # S4
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, part: str
+) -> None:
+    if part.startswith("."):
+        (tmp_path / part).mkdir()
+    else:
+        (tmp_path / "pyproject.toml").touch()
+    (tmp_path / "mine").mkdir()
+    monkeypatch.chdir(tmp_path / "mine")
+    (tmp_path / part).chmod(0o777)
+    assert project_folder() == (tmp_path / "mine" / ".taskbull").resolve()
+    assert project_folder() == (tmp_path / "mine" / ".taskbull").resolve()
+    (said,) = [each.getMessage() for each in caplog.records]
+    assert said.startswith(f"Ignored {tmp_path / (part or 'pyproject.toml')} when looking for")
+    assert said.endswith(f": {tmp_path / part} is writable by other users")
+
+
 def give_away(path: Path) -> None:
     try:
         os.chown(path, 54321, 54321)

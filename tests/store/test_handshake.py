@@ -21,7 +21,7 @@ from tests.servers.waiting import plain_client
 from tests.store.sample import Peer, Words, bulk, command, count, greet
 
 HERE = Endpoint("localhost", 7000)
-LIMIT = 10.0
+LIMIT = 60.0
 
 ONCE = ConnectionOptions(connect_timeout=1.5, max_reconnect_attempts=1)
 
@@ -204,6 +204,13 @@ def turned_away(message: bytes) -> Callable[[Words], bytes | None]:
 PEERS: list[Any] = [
     pytest.param(
         without(b"INFO", bulk(info("5.0.7"))), ServerRefused, "runs Redis 5.0.7", id="old"
+    ),
+    pytest.param(
+        # K9: it answers with an error, and closes the connection.
+        lambda words: b"-ERR unknown command 'info'\r\n" if words[0] == b"INFO" else None,
+        ServerRefused,
+        "unknown command 'info'. It then closed the connection",
+        id="incomplete",
     ),
     pytest.param(
         without(b"PING", b"-LOADING in memory\r\n"), ConnectionLost, "LOADING in memory", id="load"

@@ -411,4 +411,4 @@ class Conversation(RuleBasedStateMachine):
 
 
 TestConversation = Conversation.TestCase
-TestConversation.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
+TestConversation.settings = settings(stateful_step_count=40)

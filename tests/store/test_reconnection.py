@@ -28,7 +28,7 @@ from tests.servers.kinds import PrivateServers
 from tests.servers.proxy import Proxy
 from tests.store.sample import count
 
-LIMIT = 20.0
+LIMIT = 60.0
 
 chances = st.floats(0, 1, exclude_max=True)
 

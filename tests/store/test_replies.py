@@ -35,7 +35,7 @@ from tests.store.sample import ECHO, Peer, Words, command, count, echo, greet, s
 
 T = TypeVar("T")
 
-LIMIT = 20.0  # for a whole test: nothing here may hang
+LIMIT = 60.0  # for a whole test: nothing here may hang
 ENDLESS = "while true do end"
 QUICK = ConnectionOptions(longest_delay=0.1)
 

@@ -48,7 +48,7 @@ async def test_the_primary_is_found_although_tasks_hold_all_threads_of_the_event
     for task in tasks:
         limiter.acquire_on_behalf_of_nowait(task)
     try:
-        with fail_after(20):
+        with fail_after(60):
             async with open_store(parse(sentinels.url), OPTIONS) as store:
                 assert await store.run(count(prefix)) == 1
     finally:

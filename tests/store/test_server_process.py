@@ -276,8 +276,9 @@ def test_what_a_machine_lacks_fails_the_run_in_ci_only(
     monkeypatch: pytest.MonkeyPatch, kind: str, ci: str, outcome: type[BaseException]
 ) -> None:
     monkeypatch.setenv("CI", ci)
+    monkeypatch.setattr(kinds, "_find", lambda _: "not there")
     with pytest.raises(outcome, match="not there"):
-        kinds._lacks(kind, "not there")
+        kinds.binary(kind)
 
 
 def test_a_run_of_the_tests_leaves_neither_process_nor_folder(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from tests.servers.kinds import PrivateServers, Reachable
 from tests.store.sample import count, echo
 from tests.store.test_connection import proxy_to
 
-LIMIT = 20.0
+LIMIT = 60.0
 QUICK = ConnectionOptions(longest_delay=0.1, response_timeout=0.8)
 
 

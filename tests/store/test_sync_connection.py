@@ -22,7 +22,7 @@ from tests.servers.waiting import wait_until
 from tests.store.sample import Peer, Words, greet
 
 PING = pack(("PING",))
-LIMIT = 5.0
+LIMIT = 60.0
 
 
 def within(seconds: float | None) -> Deadline:
@@ -211,3 +211,35 @@ def test_a_name_that_is_no_host_is_no_connection(host: str) -> None:
     pool = ConnectionPool(parse("redis://localhost"))
     with pytest.raises(ConnectionLost):
         pool.exchange(Endpoint(host, 6379), [PING], within(LIMIT))
+
+
+@pytest.mark.parametrize("look", range(1, 12))
+def test_at_whichever_look_at_the_clock_time_is_up_the_error_is_one_of_ours(
+    proxy: Proxy, pool: ConnectionPool, look: int
+) -> None:  # H4
+    looks = iter([0.0] * look)
+    deadline = Deadline(1.0, lambda: next(looks, 2.0))
+    with suppress(ConnectionLost, MaybeExecuted):
+        assert pool.exchange(at(proxy), [PING], deadline) == [b"PONG"]
+
+
+def test_a_server_that_is_asked_too_late_does_not_answer(
+    proxy: Proxy, pool: ConnectionPool
+) -> None:  # H4: MaybeExecuted is raised then, where the reply is awaited
+    assert not pool.answers(at(proxy), within(-1.0))
+
+
+def test_idle_connections_that_the_server_has_closed_are_closed(
+    server: Reachable, proxy: Proxy, pool: ConnectionPool
+) -> None:  # H10
+    direct = parse(server.url).endpoints[0]
+    there = [pool.take(at(proxy), within(LIMIT)) for _ in range(3)]
+    here = pool.take(direct, within(LIMIT))
+    for each in there:
+        pool.keep(at(proxy), each)
+    pool.keep(direct, here)
+    proxy.cut()
+    wait_until(lambda: all(each.stale for each in there), "the cut to be noticed")
+    pool.close_stale()
+    assert not pool._idle[at(proxy)]
+    assert [*pool._idle[direct]] == [here]

@@ -17,7 +17,7 @@ from tests.servers.kinds import Reachable
 from tests.servers.proxy import Proxy
 from tests.store.sample import Peer, Words, bulk, greet
 
-LIMIT = 10.0
+LIMIT = 60.0
 LARGE = 16_000_000
 
 

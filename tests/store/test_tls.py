@@ -81,3 +81,41 @@ async def test_tls_to_a_server_without_it_is_reported(server: Reachable, prefix:
 def test_a_certificate_file_that_is_not_there_is_found_when_the_url_is_read() -> None:
     with pytest.raises(ConfigurationError, match="TLS files"):
         parse("rediss://localhost?ssl_ca_certs=/no/such/file.pem")
+
+
+# S10: a setting that tightens the check is obeyed or refused, never ignored.
+
+CRL = "VERIFY_CRL_CHECK_LEAF"
+
+
+@pytest.mark.parametrize("flags", [CRL, f"[{CRL}]", f"VERIFY_X509_STRICT, {CRL}"])
+async def test_a_verify_flag_that_the_certificate_does_not_satisfy_refuses_the_server(
+    server: Reachable, prefix: str, tmp_path: Path, flags: str
+) -> None:
+    certificates = Certificates(tmp_path)
+    with tls_in_front_of(place(server), certificates) as proxy, fail_after(LIMIT):
+        url = f"{proxy.url}?ssl_ca_certs={certificates.ca_file}&ssl_include_verify_flags={flags}"
+        async with open_store(parse(url)) as store:
+            with pytest.raises(ServerRefused, match="CRL"):
+                await store.run(count(prefix))
+        async with open_store(parse(f"{url}&ssl_exclude_verify_flags={CRL}")) as store:
+            assert await store.run(count(prefix)) == 1
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        "ssl_validate_ocsp=true",
+        "ssl_validate_ocsp_stapled=1",
+        "ssl_ocsp_expected_cert=/no/such/file",
+        "ssl_ocsp_context=x",
+        "ssl_include_verify_flags=NO_SUCH_FLAG",
+    ],
+)
+def test_a_tls_setting_that_cannot_be_obeyed_is_refused_by_its_name(setting: str) -> None:
+    with pytest.raises(ConfigurationError, match=setting.partition("=")[0]):
+        parse(f"rediss://localhost?{setting}")
+
+
+def test_an_ocsp_check_that_is_turned_off_is_no_reason_to_refuse() -> None:
+    parse("rediss://localhost?ssl_validate_ocsp=false")

@@ -54,6 +54,6 @@ async def test_an_app_of_a_module_is_connected_to_it(anyio_backend: str) -> None
     with private_server() as server, connected(app, server.url):
         handle = await double.adelay(21)
         await app.run_worker(burst=True)
-        assert await handle.aresult(timeout=20) == 42
+        assert await handle.aresult(timeout=60) == 42
         assert (await app.queue("default").counts())["completed"] == 1
     assert app.producer.stores.address.endpoints[0].port == 1

@@ -16,7 +16,7 @@ from taskbull.django import database_connections
 from taskbull.worker.running_job import RunningJob
 from tests.servers.kinds import KINDS, SharedServers
 
-LIMIT = 30.0
+LIMIT = 60.0
 
 Next = Callable[[RunningJob], Any]
 

@@ -19,7 +19,7 @@ from tests.servers.kinds import Reachable
 
 E = TypeVar("E", bound=events.Event)
 
-LIMIT = 20.0
+LIMIT = 60.0
 """Seconds after which an event that a test waits for is taken to be missing."""
 
 
@@ -59,6 +59,7 @@ class HandClock(Clock):
     """A clock that tests turn by hand; the wall's time goes with it."""
 
     def __init__(self) -> None:
+        super().__init__()
         self._ahead = 0.0
         self._turned = Event()
 

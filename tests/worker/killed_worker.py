@@ -29,7 +29,7 @@ async def main(url: str, prefix: str, ledger: str, worker_id: str) -> None:
     options = WorkerOptions(
         worker_id=worker_id,
         concurrency=10,
-        lock_duration=1.0,
+        lock_duration=60,  # the test deletes the locks of a killed worker
         heartbeat_interval=0.2,
         stalled_interval=STALLED_INTERVAL,
         max_stalled_count=1000,

@@ -61,6 +61,9 @@ class Memory:
     async def achild_results(self, name: str) -> list[bytes]:
         return []
 
+    async def achild_results_so_far(self, name: str) -> list[bytes]:
+        return []
+
     def child_failures(self) -> dict[tuple[str, str], str]:
         return {}
 

@@ -21,8 +21,8 @@ from taskbull.worker.running_job import RunningJob
 from tests.worker.bed import WorkerBed, until
 from tests.worker.scale import ROUGH_KINDS
 
-LOCK = 0.6
-SHORT: Any = {"lock_duration": LOCK, "heartbeat_interval": 0.15, "stalled_interval": 0.1}
+LOCK = 1.5
+SHORT: Any = {"lock_duration": LOCK, "heartbeat_interval": 0.2, "stalled_interval": 0.1}
 
 pytestmark = pytest.mark.parametrize("server", ROUGH_KINDS, indirect=True)
 
@@ -48,7 +48,7 @@ def _swept(bed: WorkerBed) -> Iterator[list[str]]:
         while not over.wait(0.02):
             bed.admin.delete(bed.keys.stalled_check)
             steps = sweep_stalled(bed.keys, 0, interval_ms=1, max_stalls=1)
-            if found := store.run(steps, timeout=10):
+            if found := store.run(steps, timeout=60):
                 put_back.extend(found.put_back)
 
     thread = threading.Thread(target=sweep)
@@ -57,7 +57,7 @@ def _swept(bed: WorkerBed) -> Iterator[list[str]]:
         yield put_back
     finally:
         over.set()
-        thread.join(20)
+        thread.join(60)
         store.close()
 
 
@@ -67,7 +67,7 @@ async def test_a_job_that_blocks_the_loop_keeps_its_lock_and_is_named(
 ) -> None:  # D6
     async def handler(job: RunningJob) -> str:
         if job.name == "greedy":
-            block(3 * LOCK)
+            block(2 * LOCK)
         return "done"
 
     handle = await bed.queue.add("greedy")
@@ -102,11 +102,11 @@ class Other:
 
     def __exit__(self, *_: object) -> None:
         self._over.set()
-        self._thread.join(20)
+        self._thread.join(60)
 
     def wait(self, count: int) -> None:
         """Block, until it has completed so many jobs."""
-        limit = time.monotonic() + 20
+        limit = time.monotonic() + 60
         while len(self.completed) < count and time.monotonic() < limit:
             time.sleep(0.01)
 
@@ -176,7 +176,7 @@ async def test_a_job_whose_lock_was_left_to_expire_is_not_started(bed: WorkerBed
 
     async def handler(job: RunningJob) -> None:
         if job.name == "greedy" and job.job.attempts_started == 1:
-            _sleep(4 * LOCK)
+            _sleep(3 * LOCK)
         elif job.name == "patient":
             locked.append(bool(bed.admin.exists(bed.keys.lock(job.id))))
 

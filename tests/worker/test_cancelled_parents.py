@@ -14,7 +14,7 @@ from taskbull.core.states import JobState
 from taskbull.errors import PermanentError, WaitForChildren
 from taskbull.worker.cancelled_parents import CancelledParents
 from taskbull.worker.running_job import RunningJob
-from tests.worker.bed import LIMIT, WorkerBed, until
+from tests.worker.bed import LIMIT, WorkerBed, echo, until
 
 FAR = 3600
 
@@ -119,6 +119,27 @@ async def test_what_a_worker_has_left_undone_is_done_by_a_sweep(
         async with bed.worker(handler).running():
             await until(lambda: bed.admin.zcard(bed.keys.failed) == 3)
     await _check_cancelled(bed, parent, handler.ids)
+
+
+@pytest.mark.parametrize("flows", ["not a set of flows", "a root of another queue"])
+async def test_flows_that_cannot_be_undone_keep_no_child_from_being_cancelled(  # S3
+    bed: WorkerBed, flows: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    key, parent = bed.keys.private("flows"), bed.keys.job("top")
+    if flows == "not a set of flows":
+        bed.admin.set(key, flows)
+    else:
+        bed.admin.zadd(key, {f"{bed.prefix}:other:top": 1})
+    child = await bed.queue.add("child", delay=FAR)
+    bed.admin.hset(bed.keys.job(child.id), "parentKey", parent)
+    bed.admin.sadd(f"{parent}:dependencies", bed.keys.job(child.id))
+    bed.admin.rpush(bed.keys.private("cancelling", "top", "parents"), f"{parent}:dependencies")
+    bed.admin.sadd(bed.keys.private("cancelling"), "top")
+    with fail_after(LIMIT):
+        async with bed.worker(echo).running():
+            await until(lambda: bed.admin.zcard(bed.keys.failed) == 1)
+    expected = "the sweep was refused" if bed.admin.exists(key) else "skipped 1 unfinished flows"
+    assert expected in caplog.text
 
 
 @pytest.mark.parametrize("state", [JobState.FAILED])

@@ -75,7 +75,7 @@ async def test_an_async_function_is_cancelled_at_its_next_await(
     async with bed.worker(handler, on_lost_lock=on_lost_lock).running():
         failed = await _stopped(bed, handle.id)
         with pytest.raises(JobCancelled) as caught:
-            await handle.aresult(timeout=10)
+            await handle.aresult(timeout=60)
     assert handler.cancelled == 1
     assert caught.value.reason == WHY
     await _check_cancelled(bed, handle.id, failed)
@@ -96,7 +96,7 @@ async def test_the_slot_of_a_cancelled_job_runs_the_next_ones(bed: WorkerBed) ->
             await bed.record.wait_for(events.Started, 2 * number - 1)
             await bed.queue.cancel(handle.id)
             done = await bed.queue.add("next")
-            assert await done.aresult(timeout=10) == "next"
+            assert await done.aresult(timeout=60) == "next"
     assert sleeper.cancelled == 5
     assert len(bed.record.of(events.Failed)) == 5
 
@@ -157,7 +157,7 @@ class Plain:
     def __call__(self, job: RunningJob) -> str:
         self.began.set()
         if self.way in {"never asks", "fails"}:
-            self.go.wait(20)
+            self.go.wait(60)
             if self.way == "fails":
                 raise PermanentError("its own")
             return "done"
@@ -222,7 +222,7 @@ async def test_a_plain_function_that_waits_for_a_thread_is_withdrawn(bed: Worker
         first.go.set()
         await bed.record.wait_for(events.Completed)
         again = await bed.queue.add("work")
-        await again.aresult(timeout=10)
+        await again.aresult(timeout=60)
     await _check_cancelled(bed, waiting.id, failed)
     assert ran == [running, again.id]
 
@@ -347,7 +347,7 @@ async def test_a_plain_function_sees_it_while_the_event_loop_is_blocked(bed: Wor
         seen.set()
 
     async def handler(job: RunningJob) -> None:
-        assert seen.wait(20)  # blocks the loop, where the message is read
+        assert seen.wait(60)  # blocks the loop, where the message is read
 
     worker = bed.worker(plain, heartbeat_interval=0.1, record=bed.record)
     handle = await bed.queue.add("work")
@@ -431,7 +431,7 @@ async def test_a_request_that_comes_before_its_job_is_kept_for_it(bed: WorkerBed
         await bed.queue.add("work", job_id="late")
         [failed] = await bed.record.wait_for(events.Failed)
         again = await bed.queue.add("work")
-        await again.aresult(timeout=10)
+        await again.aresult(timeout=60)
         assert cycle._intake.early == {}
     await _check_cancelled(bed, "late", failed)
     assert ran == [again.id]
@@ -472,7 +472,7 @@ async def test_who_waits_for_the_result_of_a_cancelled_job_is_told_at_once(
     delay = 60 if state == "delayed" else None
     for keep in (Keep.all(), Keep.none()):
         handle = await bed.queue.add("work", delay=delay, keep_failed=keep)
-        with fail_after(10):
+        with fail_after(60):
             async with create_task_group() as tasks:
                 tasks.start_soon(_expect_cancelled, handle)
                 await until(lambda: bool(_readers(bed)))

@@ -70,6 +70,7 @@ async def test_a_caller_whose_reply_is_lost_is_told_the_truth(bed: WorkerBed, st
     if state == "with children":
         child = await bed.queue.add("child", delay=60)
         bed.admin.sadd(bed.keys.dependencies(plain.id), bed.keys.job(child.id))
+        bed.admin.hset(bed.keys.job(child.id), "parentKey", bed.keys.job(plain.id))
     with Proxy(_target(bed.url)) as proxy:
         queue = Queue("q", redis=proxy.url, prefix=bed.prefix)
         await queue.counts()

@@ -13,11 +13,12 @@ from taskbull.core import events
 from taskbull.core.breaker import CircuitBreaker
 from taskbull.core.outcome import Verdict
 from taskbull.core.worker_options import Limiter
-from taskbull.errors import ConfigurationError
+from taskbull.errors import ConfigurationError, RateLimited
 from taskbull.worker.current_job import current_job
 from taskbull.worker.running_job import RunningJob
 from taskbull.worker.worker import Worker
 from tests.worker.bed import HandClock, WorkerBed, echo, until
+from tests.worker.looking import listed
 
 
 async def test_a_job_is_run_and_its_result_is_kept(bed: WorkerBed) -> None:  # FR-1, FR-6
@@ -182,7 +183,7 @@ async def test_several_queues_in_one_worker(bed: WorkerBed) -> None:
 
 async def test_the_worker_is_listed_by_its_name(bed: WorkerBed) -> None:
     async with bed.worker(echo, worker_id="hera").running():
-        with anyio.fail_after(10):
+        with anyio.fail_after(60):
             while not (workers := await bed.queue.workers()):
                 await anyio.lowlevel.checkpoint()
         handle = await bed.queue.add("one")
@@ -194,7 +195,7 @@ async def test_the_worker_is_listed_by_its_name(bed: WorkerBed) -> None:
 async def test_a_burst_ends_when_the_queue_is_empty(bed: WorkerBed) -> None:
     await bed.queue.add_bulk([("work", {})] * 130)
     await bed.queue.add("later", delay=3600)
-    with anyio.fail_after(20):
+    with anyio.fail_after(60):
         await bed.worker(echo, concurrency=3).run(burst=True)
     assert await bed.count("completed") == 130
     assert await bed.count("delayed") == 1
@@ -344,3 +345,53 @@ async def test_they_wait_also_while_the_queue_is_paused(bed: WorkerBed) -> None:
         assert not bed.record.of(events.Started)
         await bed.queue.resume()
         await bed.record.wait_for(events.Completed, 250)
+
+
+async def test_a_job_that_is_due_while_the_queue_is_limited_waits_with_the_others(
+    bed: WorkerBed,
+) -> None:  # K3
+    clock = HandClock()
+    due = await bed.queue.add("later", delay=5)
+    await bed.queue.add_bulk([("now", {})] * 2)
+    async with bed.worker(echo, limiter=Limiter(max=1, duration=3600), clock=clock).running():
+        await bed.record.wait_for(events.Completed)
+        clock.turn(6)
+        await until(lambda: due.id in listed(bed, bed.keys.wait))
+
+
+@pytest.mark.parametrize("limiter", [None, Limiter(max=5, duration=1)], ids=["none", "limiter"])
+async def test_a_job_that_is_due_while_a_job_limits_the_queue_waits_with_the_others(
+    bed: WorkerBed, limiter: Limiter | None
+) -> None:  # K3
+    clock = HandClock()
+    due = await bed.queue.add("later", delay=5)
+    first = await bed.queue.add("limits")
+
+    async def handler(job: RunningJob) -> None:
+        if job.name == "limits" and not bed.record.of(events.Released):
+            raise RateLimited(3600)
+
+    async with bed.worker(handler, limiter=limiter, clock=clock).running():
+        await bed.record.wait_for(events.Released)
+        clock.turn(31)
+        await until(lambda: due.id in listed(bed, bed.keys.wait))
+        added = await bed.queue.add("later", delay=60)
+        clock.turn(61)
+        await until(lambda: added.id in listed(bed, bed.keys.wait))
+        assert len(bed.record.of(events.Started)) == 1
+        bed.admin.delete(f"{bed.prefix}:q:limiter")
+        clock.turn(3600)
+        completed = await bed.record.wait_for(events.Completed, 3)
+    assert {event.job.id for event in completed} == {first.id, due.id, added.id}
+
+
+async def test_a_job_that_is_due_while_somebody_limits_the_queue_waits_with_the_others(
+    bed: WorkerBed,
+) -> None:  # K3
+    clock = HandClock()
+    await bed.queue.rate_limit(3600)
+    due = await bed.queue.add("later", delay=5)
+    async with bed.worker(echo, limiter=Limiter(max=9, duration=1), clock=clock).running():
+        clock.turn(36)
+        await until(lambda: due.id in listed(bed, bed.keys.wait))
+        assert not bed.record.of(events.Started)

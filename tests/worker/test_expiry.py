@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import re
 import threading
+import time
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
+from anyio.lowlevel import checkpoint
 
 from taskbull.core import events
 from taskbull.core.durations import to_ms
 from taskbull.core.outcome import Verdict
 from taskbull.core.retention import Keep
 from taskbull.core.rules import Every
+from taskbull.core.states import JobState
 from taskbull.errors import ConfigurationError, JobExpired, Snooze
+from taskbull.worker.clock import Clock
 from taskbull.worker.running_job import RunningJob
-from tests.worker.bed import HandClock, WorkerBed, echo, until
+from tests.worker.bed import LIMIT, HandClock, WorkerBed, echo, until
 from tests.worker.looking import ends
 
 LATE = "expired: not begun by "
@@ -55,9 +60,9 @@ async def test_a_job_that_is_taken_too_late_fails_and_is_not_run(bed: WorkerBed,
     age(bed, handle.id, 61)
     async with bed.worker(echo).running():
         await _expired(bed, handle.id)
-        assert await in_time.aresult(timeout=10) == {"in": "time"}
+        assert await in_time.aresult(timeout=60) == {"in": "time"}
         with pytest.raises(JobExpired, match=LATE):
-            await handle.aresult(timeout=10)
+            await handle.aresult(timeout=60)
 
 
 async def test_a_job_that_is_not_kept_when_it_expires_is_told_of_by_its_event(
@@ -67,7 +72,7 @@ async def test_a_job_that_is_not_kept_when_it_expires_is_told_of_by_its_event(
     age(bed, handle.id, 61)
     async with bed.worker(echo).running():
         with pytest.raises(JobExpired, match=LATE):
-            await handle.aresult(timeout=10)
+            await handle.aresult(timeout=60)
     assert await bed.queue.get_job(handle.id) is None
 
 
@@ -173,7 +178,7 @@ async def test_a_function_that_waits_too_long_for_a_thread_is_not_called(bed: Wo
     def handler(job: RunningJob) -> None:
         ran.append(job.name)
         began.set()
-        assert go.wait(20)
+        assert go.wait(60)
 
     await bed.queue.add("first")
     async with bed.worker(handler, concurrency=2, threads=1, clock=clock).running():
@@ -217,3 +222,76 @@ async def test_what_others_store_as_expiry_does_no_harm(bed: WorkerBed, raw: str
     async with bed.worker(echo).running():
         [ended] = await bed.record.wait_for(events.Ended)
     assert isinstance(ended, events.Failed) == (raw in {"-5", "0"})
+
+
+# H8: a worker whose clock is wrong uses that of Redis.
+
+SKEWS = [7200.0, -120.0]
+
+
+def skewed(seconds: float) -> Clock:
+    """Return the clock of a machine that is so far ahead of Redis."""
+    return Clock(lambda: time.time() + seconds)
+
+
+@pytest.mark.parametrize("skew", SKEWS)
+async def test_a_worker_with_a_wrong_clock_expires_and_delays_jobs_as_redis_would(
+    bed: WorkerBed, skew: float, caplog: pytest.LogCaptureFixture
+) -> None:
+    delays: list[str] = []
+
+    async def handle(job: RunningJob) -> None:
+        if job.name == "snoozes" and "snoozes" not in delays:
+            delays.append(job.name)
+            raise Snooze(3600)
+        delays.append(job.name)
+
+    kept = await bed.queue.add("lives", {}, expires=60)
+    late = await bed.queue.add("late", {}, delay=3600)
+    snoozed = await bed.queue.add("snoozes", {})
+    dead = await bed.queue.add("dead", {}, expires=0.001)
+    await bed.queue.upsert_schedule("tick", Every(3600), bed.queue.job("tick", {}))
+    async with bed.worker(handle, clock=skewed(skew)).running():
+        await kept.aresult(timeout=LIMIT)
+        with pytest.raises(JobExpired):
+            await dead.aresult(timeout=LIMIT)
+        await until(lambda: {"snoozes", "tick"} <= {*delays})
+        while await snoozed.astate() is not JobState.DELAYED:
+            await checkpoint()
+        assert await late.astate() is JobState.DELAYED
+    delayed: Any = bed.admin.zrange(bed.keys.delayed, 0, -1, withscores=True)
+    scores = dict(delayed)
+    assert len(scores) == 3  # the next tick is among them
+    assert all(0 < score / 4096 / 1000 - time.time() < 3660 for score in scores.values())
+    [warned] = [each.message for each in caplog.records if "clock" in each.message]
+    assert f"{abs(skew):.0f}" in warned.split(".")[0]
+
+
+async def test_a_clock_that_is_right_is_not_corrected(
+    bed: WorkerBed, caplog: pytest.LogCaptureFixture
+) -> None:
+    clock = skewed(0.4)
+    job = await bed.queue.add("x", {})
+    async with bed.worker(echo, clock=clock).running():
+        await job.aresult(timeout=LIMIT)
+    assert abs(clock.wall_ms() / 1000 - time.time() - 0.4) < 0.3
+    assert "clock" not in caplog.text
+
+
+def test_a_clock_warns_again_when_the_difference_has_changed_a_lot(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    clock = Clock()
+    for skew in (0.9, 2, 2.5, -2, 100, 120, 200, 0, 0, 5):
+        now = time.monotonic()
+        clock.compare(time.time() + skew, now, now)
+        assert abs(clock.wall_ms() / 1000 - time.time() - (skew if abs(skew) >= 1 else 0)) < 0.5
+    warned = [each.message for each in caplog.records if each.levelname == "WARNING"]
+    seconds = [re.search(r"is ([\d.]+) s", message) for message in warned]
+    assert [round(float(each[1])) for each in seconds if each] == [2, 2, 100, 200, 5]
+
+
+def test_an_answer_that_took_long_tells_nothing_about_the_clock() -> None:
+    clock, now = Clock(), time.monotonic()
+    clock.compare(time.time() + 100, now - 1, now)
+    assert abs(clock.wall_ms() / 1000 - time.time()) < 1

@@ -12,11 +12,12 @@ import pytest
 
 from taskbull.core import events
 from taskbull.errors import PermanentError
+from tests.selection import FULL
 from tests.servers.kinds import KINDS
 from tests.worker.bed import WorkerBed, until
 from tests.worker.scale import SEED
 
-JOBS = 10_000
+JOBS = 10_000 if FULL else 2_000
 
 pytestmark = pytest.mark.parametrize("server", KINDS[:1], indirect=True)
 

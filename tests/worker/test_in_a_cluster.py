@@ -58,6 +58,7 @@ PARTS: dict[str, Callable[[str], bool]] = {
 
 
 @pytest.mark.parametrize("moved", list(PARTS)[: scaled(2, 4)])
+@pytest.mark.full
 async def test_a_slot_that_is_on_two_nodes_for_long_costs_no_job_and_no_lock(
     cluster: Cluster,
     bed: WorkerBed,

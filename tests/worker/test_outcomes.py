@@ -90,6 +90,17 @@ async def test_attempts_come_after_the_delays_of_the_backoff(
     assert await delays(bed, RateLimitError, attempts=attempts, **options) == expected
 
 
+async def test_the_job_of_an_event_has_the_delay_that_redis_has(bed: WorkerBed) -> None:  # K12
+    handle = await bed.queue.add("work", attempts=3, backoff=Backoff.fixed(60))
+    raised = iter([Snooze(30), ValueError()])
+    async with bed.worker(raising(lambda _: next(raised))).running():
+        [released] = await bed.record.wait_for(events.Released)
+        assert released.job.delay_ms == (await bed.job(handle.id)).delay_ms == 30_000
+        await bed.queue.promote_all()
+        [retried] = await bed.record.wait_for(events.Retried)
+        assert retried.job.delay_ms == (await bed.job(handle.id)).delay_ms == 60_000
+
+
 async def test_decorrelated_jitter_stays_in_its_bounds(bed: WorkerBed) -> None:  # VAL-04
     backoff = Backoff.decorrelated_jitter(1, max_delay=30)
     waits = await delays(bed, RateLimitError, attempts=12, backoff=backoff)

@@ -1,4 +1,4 @@
-"""Jobs that have stalled before run one at a time, so that a poison job fails alone."""
+"""Jobs that have stalled before start one at a time, in case one of them kills its process."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
-from time import monotonic
+from time import monotonic, time_ns
 from typing import Any
 
 import pytest
@@ -17,11 +17,17 @@ from anyio.lowlevel import checkpoint
 from taskbull.core import events
 from taskbull.core.job import Job
 from taskbull.queue.queue import Queue
+from taskbull.queue.server import Server
+from taskbull.scripts.cycle import Taking, cycle
+from taskbull.store.address import parse
+from taskbull.store.sync_store import SyncStore
+from taskbull.worker import quarantine
+from taskbull.worker.demand import BATCH
 from taskbull.worker.quarantine import Quarantine
 from taskbull.worker.ready import ReadyJobs
 from taskbull.worker.run import Run
 from taskbull.worker.running_job import RunningJob
-from tests.worker.bed import WorkerBed
+from tests.worker.bed import WorkerBed, until
 from tests.worker.looking import listed, locks
 from tests.worker.scale import ROUGH_KINDS
 
@@ -41,6 +47,10 @@ async def _add(bed: WorkerBed, queue: Queue, name: str, count: int) -> list[str]
         _have_stalled(bed, queue, ids)
     await queue.resume()
     return ids
+
+
+def now_ms() -> int:
+    return time_ns() // 1_000_000
 
 
 class Crowd:
@@ -76,64 +86,123 @@ async def test_jobs_that_have_stalled_run_one_at_a_time_in_all_queues(bed: Worke
 
 
 @on_a_server
-async def test_one_that_takes_long_holds_up_no_sound_job_and_the_others_wait_unlocked(
-    bed: WorkerBed,
-) -> None:  # F13
+async def test_jobs_of_a_killed_worker_all_run_again_however_long_they_take(
+    bed: WorkerBed, monkeypatch: pytest.MonkeyPatch
+) -> None:  # H3
+    monkeypatch.setattr(quarantine, "TRIAL", 3600.0)  # none of them ends within its trial
+    monkeypatch.setattr(quarantine, "LIMIT", 0.1)
     go = Event()
 
+    async def handler(_: RunningJob) -> None:
+        await go.wait()
+
+    ids = [handle.id for handle in await bed.queue.add_bulk([("long", {})] * 50)]
+    store = SyncStore(parse(bed.url))
+    taken = store.run(cycle(bed.keys, now_ms(), [], 50, "killed:1", Taking(lock_life_ms=1)))
+    store.close()
+    assert len(taken.jobs) == 50
+    async with bed.worker(handler, concurrency=50, stalled_interval=0.05).running():
+        started = await bed.record.wait_for(events.Started, 50)
+        assert sorted(event.job.id for event in started) == sorted(ids)
+        assert sorted(listed(bed, bed.keys.active)) == sorted(ids)  # all of them, concurrently
+        go.set()
+        await bed.record.wait_for(events.Completed, 50)
+
+
+@on_a_server
+async def test_one_that_hangs_holds_up_no_sound_job_and_others_for_a_moment(
+    bed: WorkerBed,
+) -> None:  # H3
+    go = Event()
+    other = Queue("other", redis=bed.url, prefix=bed.prefix)
+
     async def handler(job: RunningJob) -> None:
-        if job.name == "stalled":
+        if job.name == "stalled" and len(bed.record.of(events.Started)) == 1:
             await go.wait()
 
-    stalled = await _add(bed, bed.queue, "stalled", 4)
-    async with bed.worker(handler).running():
+    stalled = await _add(bed, bed.queue, "stalled", 3)
+    await _add(bed, other, "stalled", 1)
+    async with bed.worker(handler, queues=["q", "other"]).running():
         [first] = await bed.record.wait_for(events.Started)
-        assert listed(bed, bed.keys.active) == [first.job.id]  # the others were given back before
-        await bed.record.wait_for(events.Released, 3)
+        assert listed(bed, bed.keys.active) + listed(bed, other.keys.active) == [first.job.id]
         await _add(bed, bed.queue, "sound", 20)
-        await bed.record.wait_for(events.Completed, 20)
-        assert [event.job.name for event in bed.record.of(events.Started)].count("stalled") == 1
+        await bed.record.wait_for(events.Completed, 23)
+        assert listed(bed, bed.keys.active) + listed(bed, other.keys.active) == [first.job.id]
         go.set()
         await bed.record.wait_for(events.Completed, 24)
-    assert set(stalled) <= set(bed.record.jobs(events.Completed))
-    assert [(await bed.job(job_id)).attempts_made for job_id in stalled] == [1] * 4
+    assert [(await bed.job(job_id)).attempts_made for job_id in stalled] == [1] * 3
 
 
-async def test_those_that_go_back_in_several_calls_return_one_after_the_other() -> None:
-    # relative of F13: thousands that come together would all but one go again, and again
-    quarantine, ready = Quarantine(), ReadyJobs()
-    waits = []
-    for call in range(20):
-        runs = [Run(Job(id=f"{call}:{i}", stalled_count=1), "t", 0.0) for i in range(50)]
-        began = monotonic()
-        waits += [began + wait for _, wait in quarantine.admit(runs, ready)]
-    assert len(waits) == 999
-    assert waits == sorted(waits)
-    assert waits[-1] - waits[0] > 5
+@on_a_server
+async def test_a_job_that_is_held_shows_why(
+    bed: WorkerBed, monkeypatch: pytest.MonkeyPatch
+) -> None:  # H3
+    go = Event()
+
+    async def handler(_: RunningJob) -> None:
+        await go.wait()
+
+    stalled = await _add(bed, bed.queue, "stalled", 2)
+    monkeypatch.setattr(quarantine, "TRIAL", 60.0)
+    server = Server(bed.url, prefix=bed.prefix)
+    async with bed.worker(handler).running():
+        [first] = await bed.record.wait_for(events.Started)
+        [held] = [job_id for job_id in stalled if job_id != first.job.id]
+        later = (now_ms() + 10_000) * 4096
+        await until(lambda: bed.admin.zcount(bed.keys.delayed, later, "inf") == 1)
+        explained = await server.why("q", held)
+        go.set()
+    assert "because its worker died before" in explained.text
 
 
 async def test_it_starts_when_no_call_can_bring_another() -> None:
     # relative of F13: a call of another queue's under way, which takes others that have stalled
-    quarantine, ready = Quarantine(), ReadyJobs()
-    quarantine.open_calls += 2
+    ward, ready = Quarantine(), ReadyJobs()
+    ward.open_calls += 2
     [one, other] = [Run(Job(id=name, stalled_count=1), "t", 0.0) for name in "ab"]
-    assert quarantine.admit([one], ready) == []
-    assert quarantine.inside is one
-    quarantine.call_closed()
+    assert ward.admit([one], ready) == []
+    assert ward.inside is one
+    ward.call_closed()
     assert not ready.jobs
-    [(refused, _)] = quarantine.admit([other], ready)  # by the second call
-    quarantine.call_closed()
+    [refused] = ward.admit([other], ready)  # by the second call
+    ward.call_closed()
     assert not ready.jobs
-    quarantine.gone(refused)
+    ward.gone(refused)
     assert list(ready.jobs) == [one]
 
 
-async def test_those_that_redis_puts_off_come_one_after_the_other_too() -> None:
-    quarantine, ready = Quarantine(), ReadyJobs()
-    quarantine.admit([Run(Job(id="a", stalled_count=1), "t", 0.0)], ready)
-    first = quarantine.put_off()
-    quarantine.have_been_put_off(1000)
-    assert quarantine.put_off().first_ms > first.first_ms + 900 * first.step_ms
+async def test_those_that_are_held_come_back_one_after_the_other() -> None:
+    # relative of F13: thousands that came together would all but one go back again
+    ward, ready = Quarantine(), ReadyJobs()
+    ward.admit([Run(Job(id="a", stalled_count=1), "t", 0.0)], ready)
+    first = ward.hold()
+    assert first is not None
+    ward.have_been_held(1000, first, monotonic())
+    following = ward.hold()
+    assert following is not None
+    assert following.first_ms > first.first_ms + 900 * first.step_ms
+
+
+async def test_all_that_are_held_come_back_within_the_limit() -> None:  # H3
+    ward, ready = Quarantine(), ReadyJobs()
+    sent_at = monotonic()
+    ward.admit([Run(Job(id="a", stalled_count=1), "t", 0.0)], ready)
+    for _ in range(40):
+        hold = ward.hold()
+        assert hold is not None
+        last_ms = hold.first_ms + (BATCH - 1) * hold.step_ms
+        assert last_ms <= 1000 * quarantine.LIMIT + 10 * BATCH
+        ward.have_been_held(BATCH, hold, sent_at)
+
+
+async def test_after_the_limit_they_start_one_by_one_without_a_trial(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # H3
+    monkeypatch.setattr(quarantine, "LIMIT", 0.0)
+    ward, ready = Quarantine(), ReadyJobs()
+    for job_id in "abc":
+        assert ward.admit([Run(Job(id=job_id, stalled_count=1), "t", 0.0)], ready) == []
+    assert [run.job.id for run in ready.jobs] == ["a", "b", "c"]
 
 
 @on_a_server

@@ -180,7 +180,7 @@ async def test_scripts_that_the_server_forgot_are_loaded_again(bed: WorkerBed) -
     worker = bed.worker(
         chores.handler, record=chores, heartbeat_interval=0.05, stalled_interval=0.1
     )
-    with fail_after(30):
+    with fail_after(60):
         async with worker.running():
             for _ in range(scaled(10, 100)):
                 await chores.add(20)

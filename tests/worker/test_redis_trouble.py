@@ -163,7 +163,7 @@ async def test_a_worker_gives_up_after_as_many_tries_as_it_was_given(
     if when == "from the start":
         here.server.kill()
     worker = here.bed.worker(handler, max_reconnect_attempts=2, drain_delay=0.5)
-    with fail_after(20):
+    with fail_after(60):
         async with create_task_group() as tasks:
             tasks.start_soon(_kill, here, when)
             with pytest.raises(ConnectionLost):  # and no group of them
@@ -280,7 +280,7 @@ async def test_an_end_that_came_too_late_to_be_written_is_told_as_lost(
     held = Held()
     handle = await here.bed.queue.add("work")
     lock = lock_of(here.bed, handle.id)
-    short: Any = {"lock_duration": 0.4, "heartbeat_interval": 0.1, "stalled_interval": 0.3}
+    short: Any = {"lock_duration": 2, "heartbeat_interval": 0.2, "stalled_interval": 0.3}
     async with here.bed.worker(held, **short).running():
         await here.record.wait_for(events.Started)
         with _cannot_save(here):
@@ -325,7 +325,7 @@ async def test_ends_that_redis_cannot_take_hold_up_no_others(place: MakePlace) -
     handles = await here.bed.queue.add_bulk(
         [here.bed.queue.job(name, attempts=1) for name in names]
     )
-    short: Any = {"lock_duration": 1, "heartbeat_interval": 0.2, "stalled_interval": 0.3}
+    short: Any = {"lock_duration": 30, "heartbeat_interval": 0.2, "stalled_interval": 0.3}
     async with here.bed.worker(handler, **short).running():
         await here.record.wait_for(events.Started, 5)
         here.admin.set(here.bed.keys.completed, "no sorted set")
@@ -391,7 +391,7 @@ async def test_plain_functions_that_end_while_redis_is_frozen_complete_their_job
     ended: list[int] = []
 
     def handler(job: RunningJob) -> None:
-        go[job.data].wait(20)
+        go[job.data].wait(60)
         ended.append(job.data)
 
     await here.bed.queue.add_bulk([("work", number) for number in range(3)])

@@ -41,7 +41,7 @@ class Gate:
         with self._lock:
             self.inside += 1
         try:
-            assert self._open.wait(20)
+            assert self._open.wait(60)
         finally:
             with self._lock:
                 self.inside -= 1
@@ -95,14 +95,14 @@ async def test_a_result_that_is_there_when_its_caller_is_cancelled_counts(gate: 
         with cancelling.scope:
             found.append(await pool.run(answer, clock=cancelling))
 
-    with fail_after(20):
+    with fail_after(60):
         async with create_task_group() as tasks:
             tasks.start_soon(pool.run, gate.wait)
             await until(lambda: gate.inside == 1)
             tasks.start_soon(call)
             await wait_all_tasks_blocked()
             gate.open()
-            assert returned.wait(20)
+            assert returned.wait(60)
             while len(pool.ended) < 2:  # in the event loop, which learns of all of it at once
                 time.sleep(0.001)  # noqa: ASYNC251
     assert found == ["in time"]
@@ -138,7 +138,7 @@ async def test_many_calls_share_a_few_threads(threads: Callable[[], int]) -> Non
     async def call(number: int) -> None:
         results.append(await pool.run(work, number))
 
-    with fail_after(20):
+    with fail_after(60):
         async with create_task_group() as tasks:
             for number in range(200):
                 tasks.start_soon(call, number)
@@ -199,7 +199,7 @@ async def test_a_call_that_is_given_up_is_counted_until_its_function_ends(
     pool = ThreadPool(1, lambda pool, _: told.append(pool.abandoned))
     await _abandon(pool, gate)
     assert (pool.abandoned, pool.busy, told) == (1, 0, [1])
-    with fail_after(10):
+    with fail_after(60):
         assert await pool.run(lambda: "in another thread") == "in another thread"
     gate.open()
     await until(lambda: pool.abandoned == 0)
@@ -211,7 +211,7 @@ async def test_abandoned_threads_are_replaced_but_not_without_end(
     gate: Gate, threads: Callable[[], int]
 ) -> None:
     pool = ThreadPool(2)
-    with fail_after(20):
+    with fail_after(60):
         for _ in range(4):
             await _abandon(pool, gate)
         assert pool.abandoned == 4
@@ -233,7 +233,7 @@ async def test_a_call_given_up_before_its_turn_is_not_counted(gate: Gate) -> Non
     pool = ThreadPool(1, lambda *_: told.append(1))
     ran: list[int] = []
     second = Gate()
-    with fail_after(20):
+    with fail_after(60):
         await _abandon(pool, gate)
         async with create_task_group() as tasks:
             tasks.start_soon(pool.run, second.wait)  # in the thread that replaces the first
@@ -263,12 +263,12 @@ async def test_a_call_that_is_cancelled_when_its_function_has_ended_has_ended(
     ended = threading.Event()
     task = asyncio.ensure_future(pool.run(ended.set))
     await checkpoint()
-    assert ended.wait(10)
+    assert ended.wait(60)
     time.sleep(0.1)  # noqa: ASYNC251 - the loop is to see the end and the cancellation together
     asyncio.get_running_loop().call_soon(task.cancel)
     assert await task is None
     assert (pool.busy, pool.abandoned, told) == (0, 0, [])
-    with fail_after(10):
+    with fail_after(60):
         assert await pool.run(lambda: "the next") == "the next"
     pool.close()
 
@@ -351,7 +351,7 @@ async def test_a_call_that_nobody_awaits_can_be_withdrawn_or_abandoned(gate: Gat
     assert (pool.busy, abandoned) == (0, [1])
     gate.open()
     await until(lambda: pool.abandoned == 0)
-    with fail_after(10):
+    with fail_after(60):
         assert await pool.run(lambda: "the next") == "the next"
     assert (told.calls, ran) == ([waiting], [])
     pool.close()
@@ -384,7 +384,7 @@ async def test_plain_functions_that_end_while_the_worker_stops_complete_their_jo
     bed: WorkerBed, gate: Gate
 ) -> None:
     jobs = await bed.queue.add_bulk([("work", None)] * 4)
-    with fail_after(20):
+    with fail_after(60):
         async with bed.worker(gate.wait, concurrency=4, threads=2).running() as shutdown:
             await until(lambda: gate.inside == 2)
             shutdown.begin()

@@ -100,7 +100,7 @@ class Gate:
         await self._opened.wait()
 
     def wait(self) -> None:
-        self._for_threads.wait(20)
+        self._for_threads.wait(60)
 
 
 def _handlers(gate: Gate, done: list[str]) -> dict[str, Any]:
@@ -314,7 +314,7 @@ async def test_an_attempt_that_is_over_writes_nothing_any_more(
     def handler(job: RunningJob) -> str:
         if job.attempt > 1:
             return "done"
-        over.wait(20)
+        over.wait(60)
         writes: list[tuple[Callable[[Any], None], Any]] = [
             (job.progress, 1),
             (job.log, "x"),

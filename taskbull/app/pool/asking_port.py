@@ -63,7 +63,15 @@ class AskingPort:
 
     def child_results(self, name: str) -> list[bytes]:
         """Read what the job's children of a name returned."""
-        found: list[bytes] = self._ask(Question.CHILD_RESULTS, name.encode())
+        # The worker does not know what a call has spawned until its end.
+        spawned = self._run.spawned.new > 0
+        question = Question.CHILD_RESULTS_SO_FAR if spawned else Question.CHILD_RESULTS
+        found: list[bytes] = self._ask(question, name.encode())
+        return found
+
+    async def achild_results_so_far(self, name: str) -> list[bytes]:
+        """Read what children of a name have returned, though others may be pending."""
+        found: list[bytes] = self._ask(Question.CHILD_RESULTS_SO_FAR, name.encode())
         return found
 
     async def achild_results(self, name: str) -> list[bytes]:

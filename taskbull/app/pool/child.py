@@ -12,10 +12,13 @@ import logging
 import os
 import signal
 import sys
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
 from io import TextIOWrapper
+from mmap import mmap
+from threading import RLock
 from typing import NoReturn
 
 from taskbull.app.app import App
@@ -46,6 +49,7 @@ from taskbull.worker.pool.messages import (
     Retire,
     Standing,
 )
+from taskbull.worker.pool.process import NUMBER_BYTES
 from taskbull.worker.run import JobPort, Run
 from taskbull.worker.running_job import RunningJob, Workplace, run_of
 from taskbull.worker.spawning import note_spawned, spawning
@@ -58,8 +62,13 @@ _SPAWNING = 10.0
 class Child:
     """A process of the pool."""
 
-    def __init__(self, line: ProcessLine, interruption: Interruption, hello: Hello) -> None:
+    def __init__(
+        self, line: ProcessLine, interruption: Interruption, hello: Hello, begun: mmap
+    ) -> None:
         self._line = line
+        self._begun = begun
+        """The number of the last call that was begun: the worker reads it if we die."""
+        self._spawning = RLock()  # an interruption may come while a task spawns, and it spawn again
         self._interruption = interruption
         self._hello = hello
         self._pid = os.getpid()
@@ -97,6 +106,7 @@ class Child:
             try:
                 self._line.begin(number)
                 self._interruption.begin(number)
+                self._begun[:] = number.to_bytes(NUMBER_BYTES, "little")
                 results = self._call(jobs)
             finally:
                 self._interruption.end()
@@ -104,6 +114,10 @@ class Child:
             end_child_of(self._pid, error)
             results = [error] * len(jobs)
         end_child_of(self._pid)
+        # Threads that the task has left behind can do nothing for its jobs from now on.
+        self._line.end()
+        with self._spawning:
+            pass
         self._standings.clear()
         _flush()
         halted = self._interruption.halted(number)
@@ -113,7 +127,6 @@ class Child:
             for job, result in zip(jobs, results, strict=True)
         ]
         self._line.send(*ends)
-        self._line.end()
 
     def _job(self, place: int, order: Order) -> RunningJob:
         """Return a job as its task sees it; it asks by its place in the call."""
@@ -122,8 +135,9 @@ class Child:
             self._hello.worker_id,
             partial(self._open_port, order, place),
             self._lifespan.resources_of,
+            lambda: int(time.time() * 1000) + order.clock_ahead_ms,
         )
-        return RunningJob(Run(_job(order), token="", renewed=0.0), workplace)
+        return RunningJob(Run(_job(order), token=order.token, renewed=0.0), workplace)
 
     def _call(self, jobs: Sequence[RunningJob]) -> list[Result]:
         """Call the function of the jobs' task; return what came of each."""
@@ -154,12 +168,14 @@ class Child:
 
     def _spawn(self, order: Order, run: Run, children: Children) -> list[str]:
         """Add children of a job, by a connection of our own."""
-        if not self._line.is_open_to(order.number):
-            raise LockLost(order.queue, order.id)
-        producer = self._app.producer
-        steps = spawning(producer.namespace.keys(order.queue), run, children)
-        store = producer.stores.sync_store()
-        return note_spawned(run, store.run(again(steps), timeout=_SPAWNING))
+        with self._spawning:
+            if not self._line.is_open_to(order.number):
+                raise LockLost(order.queue, order.id)
+            producer = self._app.producer
+            keys = producer.namespace.keys(order.queue)
+            steps = spawning(keys, run, children, int(time.time() * 1000))
+            store = producer.stores.sync_store()
+            return note_spawned(run, store.run(again(steps), timeout=_SPAWNING))
 
 
 def _load_app(hello: Hello) -> tuple[App, Dispatch]:
@@ -227,32 +243,38 @@ def _catch_faults(descriptor: int) -> None:
     faulthandler.register(signal.SIGTERM, descriptor, all_threads=False, chain=True)
 
 
-def _set_up_logging(line: ProcessLine, level: int) -> None:
+def _set_up_logging(line: ProcessLine, hello: Hello) -> None:
     root = logging.getLogger()
     root.addHandler(LineHandler(line.send))
-    root.setLevel(level)
+    root.setLevel(hello.log_level)
+    # Do not send lines that the worker would not log.
+    logging.disable(hello.log_disabled)
+    for name, level in hello.log_levels.items():
+        logging.getLogger(name).setLevel(level)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(line_buffering=True)
 
 
 def main() -> None:
-    """Be a process of the pool; the arguments are the worker's number and three descriptors."""
-    parent, line_fd, leash_fd, faults_fd = map(int, sys.argv[1:])
+    """Be a process of the pool; the arguments are the worker's number and four descriptors."""
+    parent, line_fd, leash_fd, faults_fd, begun_fd = map(int, sys.argv[1:])
     _die_with(parent)
     interruption = Interruption()
     interruption.install()
     _catch_faults(faults_fd)
     interruption.watch(leash_fd, _end_group)
+    begun = mmap(begun_fd, NUMBER_BYTES)
+    os.close(begun_fd)
     line = ProcessLine(line_fd, interruption)
     hello = line.receive()
     if not isinstance(hello, Hello):
         sys.exit(f"{hello!r} is not a greeting")
     sys.path[:] = hello.path
-    _set_up_logging(line, hello.log_level)
+    _set_up_logging(line, hello)
     try:
         limit_memory(hello.memory_limit)
-        child = Child(line, interruption, hello)
+        child = Child(line, interruption, hello, begun)
         child.serve()
     except EOFError:
         _end_group()

@@ -19,7 +19,14 @@ from taskbull.cli.completion import complete_task
 from taskbull.cli.durations import read_instant, read_seconds
 from taskbull.cli.errors import FAILED, CommandFailed, WrongUsage, complain, note
 from taskbull.cli.server import open_server
-from taskbull.cli.terminal import cell, json_option, printable_lines, show_json, to_json
+from taskbull.cli.terminal import (
+    cell,
+    command,
+    json_option,
+    printable_lines,
+    show_json,
+    to_json,
+)
 from taskbull.core import payload
 from taskbull.core.checks import did_you_mean
 from taskbull.core.states import MAX_PRIORITY
@@ -158,7 +165,7 @@ def _result(app: App, handle: JobHandle[Any], limit: float | None) -> Any:
             if deadline is not None and monotonic() >= deadline:
                 raise CommandFailed(
                     f"Job {handle.id} in queue {handle.queue} has not ended within {limit:g} s; "
-                    f"look: taskbull job {handle.queue} {handle.id}"
+                    f"look: {command('job', handle.queue, handle.id)}"
                 ) from error
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from ipaddress import ip_address
+from secrets import token_urlsafe
 
 import click
 
@@ -11,6 +12,8 @@ from taskbull.app.app import App
 from taskbull.cli.app_loading import app_argument, find_app_of_server, server_options
 from taskbull.cli.errors import CommandFailed, WrongUsage, failure_of, note
 from taskbull.errors import TaskbullError
+
+_TOKEN = "TASKBULL_DASHBOARD_TOKEN"  # noqa: S105 - the name of a variable
 
 
 @click.command()
@@ -20,6 +23,7 @@ from taskbull.errors import TaskbullError
 @click.option("--read-only", is_flag=True, help="Show everything, change nothing.")
 @click.option("--auth", metavar="USER:PASSWORD", help="Ask for a password; others can see it here.")
 @click.option("--auth-env", metavar="NAME", help="The same, from an environment variable.")
+@click.option("--no-token", is_flag=True, help="Serve everybody on this machine, without a token.")
 @click.option("--label", metavar="TEXT", help="The name of this environment, such as PROD.")
 @click.option(
     "--allow", multiple=True, metavar="ACTION", help="Allow what is off, such as obliterate."
@@ -36,6 +40,7 @@ def dashboard(  # noqa: PLR0913, PLR0917 - each is an option
     port: int,
     auth: str | None,
     auth_env: str | None,
+    no_token: bool,
     read_only: bool,
     label: str | None,
     allow: tuple[str, ...],
@@ -44,7 +49,8 @@ def dashboard(  # noqa: PLR0913, PLR0917 - each is an option
 ) -> None:
     """Show all queues, Node's included, on a page at http://127.0.0.1:8080.
 
-    Without --auth, only browsers on this machine are served.
+    Without --auth, only browsers on this machine are served, and only with the token in the address
+    that is printed. TASKBULL_DASHBOARD_TOKEN sets a token of your own, which is not printed.
     """
     credentials = _credentials(auth, auth_env)
     if credentials is None and not _is_loopback(host):
@@ -54,7 +60,7 @@ def dashboard(  # noqa: PLR0913, PLR0917 - each is an option
         )
     found: App | None = find_app_of_server(app or named, redis)
     # Only here: other commands need neither an event loop nor a web server.
-    from taskbull.dashboard.access import BasicAuth  # noqa: PLC0415
+    from taskbull.dashboard.access import BasicAuth, TokenAuth  # noqa: PLC0415
     from taskbull.dashboard.asgi import Dashboard  # noqa: PLC0415
 
     try:
@@ -63,13 +69,21 @@ def dashboard(  # noqa: PLR0913, PLR0917 - each is an option
         raise CommandFailed(
             "The dashboard is served by uvicorn: pip install 'taskbull[dashboard]'"
         ) from error
+    shown = ""
+    access: BasicAuth | TokenAuth | None = None
+    if credentials is not None:
+        access = BasicAuth(credentials)
+    elif not no_token:
+        token = os.environ.get(_TOKEN) or token_urlsafe(32)
+        access = TokenAuth(token, allow_host)
+        shown = "" if os.environ.get(_TOKEN) else f"?token={token}"
     try:
         page = Dashboard(
             found,
             redis=redis,
             prefix=prefix,
             read_only=read_only,
-            access=None if credentials is None else BasicAuth(credentials),
+            access=access,
             label=label,
             allow=allow,
             allow_hosts=allow_host,
@@ -78,7 +92,7 @@ def dashboard(  # noqa: PLR0913, PLR0917 - each is an option
     except TaskbullError as error:
         raise failure_of(error) from error
     try:
-        serve(page, host, port, lambda url: click.echo(f"taskbull dashboard: {url}"))
+        serve(page, host, port, lambda url: click.echo(f"taskbull dashboard: {url}{shown}"))
     except OSError as error:
         raise CommandFailed(f"The dashboard cannot listen at {host}:{port}: {error}") from error
 

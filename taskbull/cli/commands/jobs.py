@@ -11,7 +11,7 @@ from msgspec import structs
 
 from taskbull.cli.app_loading import find_server, server_options
 from taskbull.cli.completion import complete_queue
-from taskbull.cli.errors import note
+from taskbull.cli.errors import note, others_go_on
 from taskbull.cli.job_tree import show_tree
 from taskbull.cli.server import existing_queue
 from taskbull.cli.terminal import (
@@ -62,14 +62,15 @@ def jobs(
     else:
         existing_queue(server, queue)
     found: list[JobView] = []
+    wanted = list(dict.fromkeys(states)) or None
     for name in server.queues() if queue is None else [queue]:
-        wanted = list(dict.fromkeys(states)) or None
-        page = server.jobs(name, wanted, offset=offset, limit=limit)
-        found += page.jobs
-        last = offset + len(page.jobs)
-        if page.total > last and not as_json:
-            rest = f"{offset + 1} to {last} of {page.total:,}"
-            note(f"jobs {rest} in queue {name}; the next: --offset {last}")
+        with others_go_on(name, queue):
+            page = server.jobs(name, wanted, offset=offset, limit=limit)
+            found += page.jobs
+            last = offset + len(page.jobs)
+            if page.total > last and not as_json:
+                rest = f"{offset + 1} to {last} of {page.total:,}"
+                note(f"jobs {rest} in queue {name}; the next: --offset {last}")
     if as_json:
         show_json([view.describe() for view in found])
         return

@@ -7,6 +7,7 @@ from typing import Any
 import click
 
 from taskbull.cli.app_loading import app_argument, find_server, server_options
+from taskbull.cli.errors import note
 from taskbull.cli.terminal import json_option, show_json, show_table
 from taskbull.core.durations import instant_from_ms
 from taskbull.core.queue_facts import PauseNote
@@ -26,6 +27,9 @@ def queues(
     server = find_server(app or named, redis, prefix)
     server.ping()
     found = server.survey()
+    for queue in found:
+        if queue.problem:
+            note(f"queue {queue.name} cannot be read: {queue.problem}")
     if as_json:
         show_json([_describe_queue(queue) for queue in found])
         return
@@ -41,7 +45,7 @@ def queues(
         [
             (
                 queue.name,
-                *(queue.counts[state] for state in states),
+                *("?" if queue.problem else queue.counts[state] for state in states),
                 "?" if queue.workers is None else queue.workers,
                 _paused(queue),
             )
@@ -54,6 +58,8 @@ def queues(
 
 def _paused(queue: QueueSummary) -> str | bool:
     """Return whether a queue is paused, by whom and why."""
+    if queue.problem:
+        return "?"
     if queue.note is None:
         return queue.paused
     parts = [
@@ -71,6 +77,7 @@ def _describe_queue(queue: QueueSummary) -> dict[str, Any]:
         "note": None if queue.note is None else _describe_note(queue.note),
         "workers": queue.workers,
         "version": queue.version,
+        "problem": queue.problem,
         "counts": {str(state): queue.counts[state] for state in STATES},
     }
 

@@ -13,6 +13,7 @@ from taskbull.cli.app_loading import find_app_of_server, server_options
 from taskbull.cli.errors import CommandFailed, WrongUsage
 from taskbull.cli.server import open_server
 from taskbull.cli.terminal import cell, json_option, show_json
+from taskbull.core.keys import check_queue_name
 from taskbull.core.wire.copy import JobCopy, check_copy, read_copy
 from taskbull.errors import MaybeExecuted, TaskbullError
 from taskbull.queue.copies import parts_of
@@ -36,9 +37,9 @@ def restore(
     app = find_app_of_server(**where)
     lines: list[int] = []
     copies: list[JobCopy] = []
-    for number, copy in _read_copies(file, app):
+    for number, copy in _read_copies(file, app, queue):
         lines.append(number)
-        copies.append(copy if queue is None else replace(copy, queue=queue))
+        copies.append(copy)
     server = open_server(app, where["redis"], prefix)
     server.ping()
     added: list[dict[str, Any]] = []
@@ -68,13 +69,18 @@ def _add(
         raise CommandFailed(f"{where}: {error}. The lines before were added, {others}") from error
 
 
-def _read_copies(file: BinaryIO, app: App | None) -> Iterator[tuple[int, JobCopy]]:
+def _read_copies(
+    file: BinaryIO, app: App | None, queue: str | None
+) -> Iterator[tuple[int, JobCopy]]:
     """Read the lines of a file; refuse what could not be added, before anything is."""
     for number, line in enumerate(file, 1):
         if not line.strip():
             continue
         try:
             copy = read_copy(line)
+            if queue is not None:
+                copy = replace(copy, queue=queue)
+            check_queue_name(copy.queue)
             check_copy(copy)
             if app is not None:
                 app.check_data(copy.name, bytes(copy.data))

@@ -13,10 +13,12 @@ from taskbull.cli.app_loading import find_app, find_server, server_options
 from taskbull.cli.asking import ask, yes_option
 from taskbull.cli.completion import complete_queue
 from taskbull.cli.durations import read_instant
+from taskbull.cli.errors import others_go_on
 from taskbull.cli.schedule_words import describe_schedule, until
 from taskbull.cli.server import existing_queue, open_server
 from taskbull.cli.terminal import cell, json_option, show_json, show_table
 from taskbull.core.rules import Cron
+from taskbull.core.schedule import Schedule
 from taskbull.errors import ScheduleNotFound
 from taskbull.queue.sync_queue import SyncQueue
 from taskbull.queue.sync_server import SyncServer
@@ -52,7 +54,10 @@ def list_schedules(queue: str | None, as_json: bool, **where: str | None) -> Non
     else:
         existing_queue(server, queue)
     names = [queue] if queue is not None else server.queues()
-    found = [each for name in names for each in server.queue(name).schedules()]
+    found: list[Schedule] = []
+    for name in names:
+        with others_go_on(name, queue):
+            found += server.queue(name).schedules()
     now = datetime.now(UTC)
     if as_json:
         show_json([describe_schedule(each, now) for each in found])
@@ -191,10 +196,11 @@ def _undeclared(app: App, server: SyncServer, *, prune: bool) -> Iterator[Synced
     """Find what the app declared once, in all queues: it may have left one of them."""
     declared = app.declared_schedules
     for name in server.queues():
-        queue: SyncQueue = server.queue(name)
         known = {each.id for each in declared.of(name)}
-        for each in queue.schedules():
-            if each.declared_by == app.name and each.id not in known:
-                if prune:
-                    queue.remove_schedule(each.id)
-                yield Synced(name, each.id, "removed" if prune else "undeclared")
+        with others_go_on(name, None):
+            queue: SyncQueue = server.queue(name)
+            for each in queue.schedules():
+                if each.declared_by == app.name and each.id not in known:
+                    if prune:
+                        queue.remove_schedule(each.id)
+                    yield Synced(name, each.id, "removed" if prune else "undeclared")

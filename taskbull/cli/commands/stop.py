@@ -6,6 +6,8 @@ from pathlib import Path
 
 import click
 
+from taskbull.cli.terminal import cell
+
 
 @click.command()
 @click.argument("folder", type=click.Path(path_type=Path), required=False)
@@ -15,6 +17,6 @@ def stop(folder: Path | None) -> None:
 
     folder = embedded.project_folder() if folder is None else folder
     if embedded.stop(folder):
-        click.echo(f"the server in {folder} is stopped; its jobs are kept")
+        click.echo(cell(f"the server in {folder} is stopped; its jobs are kept"))
     else:
-        click.echo(f"no server runs in {folder}")
+        click.echo(cell(f"no server runs in {folder}"))

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime, timedelta
+from shlex import quote
 
 from taskbull.cli.doctor.findings import Finding, ok, problem, warning
 from taskbull.cli.doctor.server_checks import major_of
-from taskbull.cli.terminal import cell, plural
+from taskbull.cli.terminal import cell, command, plural
 from taskbull.core.durations import instant_to_ms
 from taskbull.core.schedule import Schedule
 from taskbull.core.states import JobState
-from taskbull.errors import ServerRefused
+from taskbull.errors import ConfigurationError, SerializationError, ServerRefused
 from taskbull.observability.job_filter import cut
 from taskbull.queue.server_operations import QueueSummary
 from taskbull.queue.sync_server import SyncServer
@@ -32,15 +33,28 @@ def check_queues(server: SyncServer) -> Iterator[Finding]:
         return
     if not found:
         yield ok("queues", f"there are none under the prefix {server.prefix!r}")
-    if any(queue.workers is None for queue in found):
+    if any(queue.workers is None and queue.problem is None for queue in found):
         yield warning("workers", "the server does not say who is connected (CLIENT LIST)")
     for queue in found:
-        yield _who(queue)
-        yield from _waiting(queue)
-        yield from _stalled(server, queue)
-        yield from _pausing(queue)
-        yield from _kept(queue)
-        yield from _overdue(server, queue)
+        try:
+            yield from _check_queue(server, queue)
+        except (ServerRefused, ConfigurationError, SerializationError) as error:
+            yield problem("queue", f"{queue.name}: it cannot be read: {error}", _REPAIR)
+
+
+_REPAIR = "look at the types of its keys, and who writes to them; the other queues are not affected"
+
+
+def _check_queue(server: SyncServer, queue: QueueSummary) -> Iterator[Finding]:
+    if queue.problem is not None:
+        yield problem("queue", f"{queue.name}: it cannot be read: {queue.problem}", _REPAIR)
+        return
+    yield _who(queue)
+    yield from _waiting(queue)
+    yield from _stalled(server, queue)
+    yield from _pausing(queue)
+    yield from _kept(queue)
+    yield from _schedules(server, queue)
 
 
 def _who(queue: QueueSummary) -> Finding:
@@ -63,7 +77,7 @@ def _waiting(queue: QueueSummary) -> Iterator[Finding]:
         yield warning(
             "queue",
             f"{queue.name}: {plural(ready, 'job')} to run, but no worker is connected",
-            f"taskbull worker -q {queue.name}",
+            f"taskbull worker -q {quote(queue.name)}",
         )
 
 
@@ -89,14 +103,14 @@ def _pausing(queue: QueueSummary) -> Iterator[Finding]:
     yield warning(
         "queue",
         f"{queue.name}: it is paused, and {plural(total, 'job')} cannot run",
-        f"taskbull resume {queue.name}",
+        command("resume", queue.name),
     )
     if major_of(queue.version) == 5 and waiting and parked:
         yield warning(
             "queue",
             f"{queue.name}: jobs are in both of its lists, and BullMQ 5 would lose some when it "
             "resumes or pauses the queue",
-            f"resume it with taskbull resume {queue.name}, which loses none",
+            f"resume it with {command('resume', queue.name)}, which loses none",
         )
 
 
@@ -106,7 +120,8 @@ def _kept(queue: QueueSummary) -> Iterator[Finding]:
         yield warning(
             "queue",
             f"{queue.name}: {kept:,} finished jobs are kept, and take up memory",
-            f"taskbull clean {queue.name} --older-than 7d; and keep fewer: keep_completed=Keep(…)",
+            f"{command('clean', queue.name, options='--older-than 7d')}; and keep fewer: "
+            "keep_completed=Keep(…)",
         )
 
 
@@ -123,21 +138,33 @@ def _is_stored(server: SyncServer, late: Sequence[Schedule]) -> bool:
     )
 
 
-def _overdue(server: SyncServer, queue: QueueSummary) -> Iterator[Finding]:
+def _schedules(server: SyncServer, queue: QueueSummary) -> Iterator[Finding]:
+    found = server.queue(queue.name).schedules()
+    if old := [each for each in found if each.is_old]:
+        yield warning(
+            "schedules",
+            f"{queue.name}: {plural(len(old), 'repeatable job')} of BullMQ 3, 4 or early 5, which "
+            f"BullMQ 6 does not run: {', '.join(cut(each.id) for each in old[:5])}",
+            "replace them by schedules (upsert_schedule, or Node's upsertJobScheduler), then "
+            f"taskbull schedules remove {queue.name} ID",
+        )
+    yield from _overdue(server, queue, found)
+
+
+def _overdue(
+    server: SyncServer, queue: QueueSummary, found: Sequence[Schedule]
+) -> Iterator[Finding]:
     latest = datetime.now(UTC) - _LATE
-    late = [
-        each
-        for each in server.queue(queue.name).schedules()
-        if each.next_run is not None and each.next_run < latest
-    ]
+    late = [each for each in found if each.next_run is not None and each.next_run < latest]
     if not late:
         return
     names = ", ".join(cut(each.id) for each in late[:5])
     since = min(each.next_run for each in late if each.next_run is not None)
     if queue.paused:
-        advice = f"taskbull resume {queue.name}"
+        advice = command("resume", queue.name)
     elif any(each.is_pending for each in late) or _is_stored(server, late):
-        advice = f"taskbull worker -q {queue.name}, or more of them: each run adds the next one"
+        start = f"taskbull worker -q {quote(queue.name)}"
+        advice = f"{start}, or more of them: each run adds the next one"
     else:
         advice = "the job of the next run is gone: taskbull schedules sync, or upsert it again"
     yield warning(

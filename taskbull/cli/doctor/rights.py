@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 
 from taskbull.cli.advice import advice
+from taskbull.cli.doctor.acl import key_rule
 from taskbull.cli.doctor.findings import Finding, ok, problem, warning
-from taskbull.errors import ServerRefused
+from taskbull.errors import ConfigurationError, ServerRefused
 from taskbull.queue.any_server import Node
 from taskbull.queue.sync_server import SyncServer
 
@@ -34,7 +36,11 @@ def _places(server: SyncServer, known: Sequence[str]) -> dict[Node, str]:
         names = server.queues()
     except ServerRefused:  # SCAN is forbidden, as will be told
         names = list(known)
-    return {server.server_of(name): name for name in reversed(names or ["default"])}
+    places: dict[Node, str] = {}
+    for name in reversed(names or ["default"]):
+        with suppress(ConfigurationError):  # a name that no queue of ours can have
+            places[server.server_of(name)] = name
+    return places
 
 
 def _check(server: SyncServer, node: Node, queue: str) -> Iterator[Finding]:
@@ -66,7 +72,7 @@ def _about_keys(server: SyncServer, node: Node, queue: str) -> Finding:
     return problem(
         "rights",
         f"{node} does not let our user access the keys of queue {queue}",
-        f"ACL SETUSER <user> ~{server.key_pattern(queue)}; taskbull doctor --acl prints all that "
+        f"ACL SETUSER <user> {key_rule(server, queue)}; taskbull doctor --acl prints all that "
         "is needed",
     )
 

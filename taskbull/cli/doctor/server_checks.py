@@ -30,8 +30,14 @@ def check_server(server: SyncServer, node: Node) -> Iterator[Finding]:
     """Examine one of the Redis servers that hold the queues."""
     name = str(node)
     fields = _info(server, node)
-    if fields is None:
-        yield warning("server", f"{name} does not describe itself (INFO is forbidden)")
+    if isinstance(fields, ServerRefused):
+        forbidden = fields.code == "NOPERM"
+        yield warning(
+            "server",
+            f"{name} does not describe itself (INFO is {'forbidden' if forbidden else 'unknown'}): "
+            "its version, memory and persistence are not checked",
+            "" if forbidden else "taskbull is tested with Redis 6.2 or newer, and Valkey",
+        )
     else:
         yield _version(fields, name)
         yield from _role(server.namespace.address.topology, fields, name)
@@ -41,11 +47,11 @@ def check_server(server: SyncServer, node: Node) -> Iterator[Finding]:
     yield _clock(server, node)
 
 
-def _info(server: SyncServer, node: Node) -> Fields | None:
+def _info(server: SyncServer, node: Node) -> Fields | ServerRefused:
     try:
         return server.info(node)
-    except ServerRefused:
-        return None
+    except ServerRefused as error:
+        return error
 
 
 def _version(fields: Fields, name: str) -> Finding:

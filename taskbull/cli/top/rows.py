@@ -26,7 +26,7 @@ def cells(queue: QueueFacts) -> list[str]:
     """Return the row of a queue."""
     since = queue.waiting_since
     return [
-        f"{queue.name} ‖" if queue.paused else queue.name,
+        f"{queue.name} ‖" if queue.paused else f"{queue.name} ?" if queue.problem else queue.name,
         f"{queue.waiting:,}",
         "-" if since is None else span((queue.now - since).total_seconds()),
         *(
@@ -108,6 +108,7 @@ def describe(queue: QueueFacts) -> dict[str, Any]:
     left = empty_in(queue.waiting, queue.out, queue.arrivals)
     return {
         "name": queue.name,
+        "problem": queue.problem,
         "counts": {str(state): queue.counts[state] for state in STATES},
         "rates": {
             "in": queue.arrivals,

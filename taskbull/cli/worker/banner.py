@@ -53,12 +53,12 @@ def show_banner(app: App, worker: Worker, backend: str) -> None:
     for name, text in rows.items():
         if not text:
             continue
-        click.echo(f"  {click.style(f'{name:<13}', dim=True)} {text}")
+        click.echo(f"  {click.style(f'{name:<13}', dim=True)} {printable(text)}")
 
 
 def _strangers(app: App, worker: Worker) -> str:
     found = [
-        f"{printable(shortened(', '.join(names)))} in {queue}"
+        f"{shortened(', '.join(names))} in {queue}"
         for queue in worker.queues
         if (names := app.unknown_names(queue, timeout=_PATIENCE))
     ]

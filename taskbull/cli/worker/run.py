@@ -61,7 +61,7 @@ def _work(flags: WorkerFlags) -> int:
     """Be a worker; return the exit code."""
     with suppress(UnsupportedOperation):  # where stderr is no file
         faulthandler.enable()  # a crash of C code leaves the Python stacks
-    app = find_app(flags.app or flags.named_app, quiet=not flags.is_first)
+    app = find_app(flags.app or flags.named_app, quiet=not flags.is_first, keep_stdout=True)
     queues = read_queues(flags.queues)
     if not flags.any_queue:
         check_known(list(queues), app)

@@ -21,6 +21,9 @@ from taskbull.errors import ConfigurationError, CorruptJob
 
 _EMPTY: Final = Raw(b"{}")
 
+_ID_LIMIT: Final = 10_000
+"""Characters of a kept id: Node's may be longer than ours."""
+
 _OWN: Final = (
     *("jobId", "timestamp", "delay", "priority", "de", "debounce", "tm"),
     *("parent", "repeat", "repeatJobKey", "prevMillis"),
@@ -129,9 +132,10 @@ def encode_copy(copy: JobCopy, data: bytes, now_ms: int, *, keeps_id: bool) -> E
     _read(copy, "data", data)
     options = _read(copy, "options", bytes(copy.options))
     stored = cast("dict[str, Any]", options) if isinstance(options, dict) else {}
-    own_id = stored.get("jobId") if keeps_id else None
+    is_run = isinstance(stored.get("repeat"), dict)  # its id is that of its schedule's run
+    own_id = stored.get("jobId") if keeps_id and not is_run else None
     if own_id is not None:
-        check_job_id(own_id)
+        check_job_id(own_id, most=_ID_LIMIT)
     delay_ms = 0 if copy.due_ms is None else max(0, copy.due_ms - now_ms)
     kept = {name: value for name, value in stored.items() if name not in _OWN}
     said = {"jobId": own_id, "delay": delay_ms or None, "priority": copy.priority or None}

@@ -28,6 +28,12 @@ FLAGS: Final[dict[OnFailure, str]] = {
 ORDER_FIELD: Final = "tbch"
 """Where a parent of ours holds the order of its children: see `encode_order`."""
 
+PARENT_FIELD: Final = "parent"
+"""Where a child holds what its failure means: see `decode_policy`."""
+
+DROPPED_FIELD: Final = "tbdr"
+"""How many children a parent has lost without a result: they were removed, or dropped."""
+
 SPAWNED_FIELD: Final = "tbsp"
 """How many children a job had spawned when it began to wait for them."""
 

@@ -73,6 +73,10 @@ AGE_FIELDS = {
 STACKS = 10
 """How many stacks of a job are kept where it does not say so: each attempt sends them all."""
 
+MOST_STACKS = 100
+MOST_STACK_BYTES = 1_000_000
+"""How many stacks of a job are kept at most, and how many bytes of them."""
+
 
 def encode_value(value: object, limit: int = SIZE_LIMIT) -> bytes:
     """Return a task's result as stored in `returnvalue`; refuse one of more than `limit` bytes."""
@@ -94,10 +98,14 @@ def encode_data(value: object) -> bytes:
 def encode_stacktrace(job: Job, stack: str) -> bytes:
     """Return the stacks of the last attempts, this one last, as many as the job keeps."""
     limit = job.options.stack_trace_limit
-    kept = STACKS if limit is None or limit < 0 else int(limit)
-    stacks = [*job.stacktrace, stack]
-    stacks = stacks[max(0, len(stacks) - kept) :]
-    return payload.encode([scrubbed(stack) for stack in stacks], "stacktrace")
+    kept = STACKS if limit is None or limit < 0 else min(int(limit), MOST_STACKS)
+    # Reading a larger field would block all queues of the worker.
+    has_room = kept > 1 and len(job.raw_stacktrace or b"") <= 2 * MOST_STACK_BYTES
+    stacks = [*(job.stacktrace if has_room else ()), stack]
+    stacks = [scrubbed(one) for one in stacks[max(0, len(stacks) - kept) :]]
+    while len(raw := payload.encode(stacks, "stacktrace")) > MOST_STACK_BYTES and len(stacks) > 1:
+        stacks = stacks[len(stacks) // 2 :]
+    return raw
 
 
 def decode_new(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import datetime
 from functools import cached_property, lru_cache
 from typing import Any, TypeAlias, cast
@@ -48,6 +49,14 @@ Bounds: TypeAlias = tuple[int, int, int]
 
 NO_BOUNDS: Bounds = (-1, -1, -1)
 
+MOST_BYTES = 1_000_000
+"""The longest `opts` that is read: reading it holds up all queues of a worker."""
+
+_MOST_BACKOFF_BYTES = 65_536
+"""The longest `errorBackoffs` that is read; a producer writes 100 at most."""
+
+_NO_RAW = msgspec.Raw()
+
 
 class StoredOptions(Foreign, frozen=True, kw_only=True, omit_defaults=True, dict=True):
     """The object `opts`, whoever wrote it: checked for its types, and its numbers bounded.
@@ -58,7 +67,8 @@ class StoredOptions(Foreign, frozen=True, kw_only=True, omit_defaults=True, dict
 
     attempts: Number | None = None
     backoff: StoredBackoff | Number | None = None
-    error_backoffs: dict[str, StoredBackoff] | None = field(default=None, name="errorBackoffs")
+    error_backoffs: msgspec.Raw = field(default=_NO_RAW, name="errorBackoffs")
+    """Read where an attempt has failed: see `own_error_backoffs`."""
     delay_ms: Number | None = field(default=None, name="delay")
     priority: Number | None = None
     lifo: bool = False
@@ -92,11 +102,15 @@ class StoredOptions(Foreign, frozen=True, kw_only=True, omit_defaults=True, dict
         return None if self.backoff is None else Backoff.from_stored(self.backoff)
 
     @property
-    def own_error_backoffs(self) -> dict[str, Backoff] | None:
-        """The job's own backoffs by the name of the error, if it has any."""
-        if self.error_backoffs is None:
+    def own_error_backoffs(self) -> dict[str, StoredBackoff] | None:
+        """The job's own backoffs by the name of the error, if it has any that can be read."""
+        raw = bytes(self.error_backoffs)
+        if not raw or len(raw) > _MOST_BACKOFF_BYTES:
             return None
-        return {name: Backoff.from_stored(stored) for name, stored in self.error_backoffs.items()}
+        try:
+            return _decode_backoffs(raw)
+        except (ValueError, msgspec.DecodeError, RecursionError):
+            return None
 
     @cached_property
     def timeout(self) -> float | None:
@@ -137,6 +151,9 @@ def keep_bounds(keep: Keep | None) -> Bounds:
 
 
 _decode = msgspec.json.Decoder(StoredOptions).decode
+_decode_backoffs: Callable[[bytes], dict[str, StoredBackoff] | None] = msgspec.json.Decoder(
+    dict[str, StoredBackoff] | None
+).decode
 
 # Both caches below are bounded: so many entries, none of them longer than this.
 _CACHED_ENTRIES = 256
@@ -144,12 +161,14 @@ _CACHED_BYTES = 1024
 
 
 def decode_options(text: bytes) -> StoredOptions:
-    """Read `opts` as tolerantly as Node does; raise ValueError if it is not JSON."""
+    """Read `opts` as tolerantly as Node does; raise ValueError if it is no JSON, or too long."""
     # Most jobs of a queue carry the same options: 0.1 µs instead of 0.7.
     return _cached(text) if len(text) <= _CACHED_BYTES else _read(text)
 
 
 def _read(text: bytes) -> StoredOptions:
+    if len(text) > MOST_BYTES:
+        raise ValueError(f"{len(text):,} bytes; the limit is {MOST_BYTES:,}")
     try:
         return _decode(text)
     except (ValueError, msgspec.DecodeError, RecursionError):
@@ -235,13 +254,14 @@ def _encode(options: JobOptions, delay_ms: int, expires_ms: int | None) -> bytes
     return payload.encode(stored, "options")
 
 
-def _write_error_backoffs(backoffs: ErrorBackoffs | None) -> dict[str, StoredBackoff] | None:
+def _write_error_backoffs(backoffs: ErrorBackoffs | None) -> msgspec.Raw:
     if backoffs is None:
-        return None
-    return {
+        return _NO_RAW
+    stored = {
         error if isinstance(error, str) else error.__name__: backoff.to_stored()
         for error, backoff in backoffs.items()
     }
+    return msgspec.Raw(payload.encode(stored, "options"))
 
 
 def _write_dedup(dedup: Dedup | None) -> StoredDedup | None:

@@ -46,6 +46,7 @@ LINE_FIELDS: Final[Mapping[str, int]] = {
 WHOLE_FIELDS: Final[Mapping[str, int]] = {
     **LINE_FIELDS,
     "parent": -_LINE * 4,
+    "tbho": _NUMBER,
     "failedReason": 16_384,
     "progress": 16_384,
     "data": -65_536,
@@ -87,6 +88,8 @@ class Peeked(Struct, frozen=True):
     """When workers first and last met it without having its task."""
     expires_ms: int | None = None
     """When it is too late to run it."""
+    held_until_ms: int | None = None
+    """Until when a worker has delayed it, because it had stalled before."""
 
 
 def decode_row(job_id: bytes, fields: Mapping[str, int], reply: Sequence[Any]) -> Peeked:
@@ -104,6 +107,7 @@ def decode_row(job_id: bytes, fields: Mapping[str, int], reply: Sequence[Any]) -
         {ours: lengths.get(name, 0) for name, ours in SIZED.items()},
         _unclaimed(found.get(b"tbun", b"")),
         _expiry(job, found.get(b"opts", b"")),
+        read_number(found.get(b"tbho", b"")),
     )
 
 

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from typing import Any
+from hashlib import md5
+from typing import Any, Final
 
 import msgspec
 from msgspec import Struct
@@ -87,6 +88,10 @@ def _encode_template(template: NewJob) -> tuple[str, bytes]:
             raise ConfigurationError(
                 f"a schedule's job cannot have the option {name}: each run has its own time and id"
             )
+    if options.on_failure is not None:
+        raise ConfigurationError(
+            "a schedule's job cannot have the option on_failure: it has no parent"
+        )
     if isinstance(options.expires, datetime):
         raise ConfigurationError(
             "a schedule's job cannot expire at an instant: give expires=… in seconds, which count "
@@ -117,7 +122,44 @@ def _repeat(rule: Rule) -> dict[str, Any]:
 
 def run_id(schedule_id: str, due_ms: int) -> str:
     """Return the id of the job that is a schedule's run at a time."""
-    return f"repeat:{schedule_id}:{due_ms}"
+    return f"repeat:{run_part(schedule_id)}:{due_ms}"
+
+
+_OLD_PARTS: Final = 5
+
+
+class OldRepeatable(Struct, frozen=True):
+    """A repeatable job of BullMQ 3, 4 and early 5: its key holds its rule, and it has no hash."""
+
+    key: str
+    name: str
+    rule: Rule | None
+
+    @property
+    def run_part(self) -> str:
+        """The middle of the ids of its runs, as BullMQ 5.62 makes it."""
+        inner = md5(self.key.encode(), usedforsecurity=False).hexdigest()
+        return md5((self.name + inner).encode(), usedforsecurity=False).hexdigest()
+
+
+def read_old_key(key: str) -> OldRepeatable | None:
+    """Read the key of an old repeatable job; None if it is the id of a job scheduler.
+
+    It is `name:job id:end:time zone:pattern or interval`.
+    """
+    parts = key.rsplit(":", _OLD_PARTS - 1)
+    if len(parts) < _OLD_PARTS:
+        return None
+    name, _, end, zone, suffix = parts
+    fields = {"endDate": end, "tz": zone, "every" if suffix.isdigit() else "pattern": suffix}
+    rule = _read_rule({field: value for field, value in fields.items() if value})
+    return OldRepeatable(key, name, rule)
+
+
+def run_part(schedule_id: str) -> str:
+    """Return what is in the ids of a schedule's runs: its own id, but for old repeatable jobs."""
+    old = read_old_key(schedule_id)
+    return schedule_id if old is None else old.run_part
 
 
 def is_over(rule: Rule, now_ms: int) -> bool:
@@ -179,15 +221,17 @@ def decode_schedule(
     repeat = {} if options is None else _read_options(options).repeat or {}
     if "offset" not in repeat:  # the hash always has one: where nobody said so, that of the first
         texts.pop("offset", None)
-    rule = _read_rule(texts)
-    is_waiting = options is not None and not read_number(started)
+    schedule_id = scheduler_id.decode("utf-8", "backslashreplace")
+    old = None if fields else read_old_key(schedule_id)
+    rule = _read_rule(texts) if old is None else old.rule
+    is_waiting = old is not None or (options is not None and not read_number(started))
     due = instant_from_ms(read_number(score) or 0)
     ended = not is_waiting and _is_last(rule, due, repeat.get("count"))
     raw_options = fields.get(b"opts", b"{}")
     return Schedule(
-        id=scheduler_id.decode("utf-8", "backslashreplace"),
+        id=schedule_id,
         queue=queue,
-        task=texts.get("name", ""),
+        task=texts.get("name", "") if old is None else old.name,
         rule=rule,
         raw_data=fields.get(b"data", b"{}"),
         raw_options=raw_options,
@@ -198,6 +242,7 @@ def decode_schedule(
         last_due=due,
         declared_by=texts.get(DECLARED_BY),
         is_pending=is_waiting,
+        is_old=old is not None,
     )
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import TypeAlias
 
+from taskbull.core import payload
 from taskbull.core.search import Terms
 
 Wanted: TypeAlias = list[tuple[list[str], list[str]]]
@@ -19,6 +21,25 @@ def wanted(terms: Terms) -> Wanted:
     for path in terms.paths:
         found += [(["data"], _forms(path.value))]
     return found
+
+
+def confirmed(terms: Terms, raw: bytes | None, mask: Callable[[str], str] | None = None) -> bool:
+    """Return whether the data of a job has what is looked for, in the part that a person may see.
+
+    Values at a place in the data have to stand there.
+    """
+    text = (raw or b"").decode("utf-8", "surrogateescape")
+    if mask is not None:
+        text = mask(text)
+        if not all(any(form in text for form in _forms(each)) for each in terms.texts):
+            return False
+    if not terms.paths:
+        return True
+    try:
+        data = payload.decode(text.encode("utf-8", "surrogateescape"))
+    except ValueError:
+        return False
+    return terms.confirmed(data)
 
 
 def _forms(text: str) -> list[str]:

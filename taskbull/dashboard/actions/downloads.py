@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from functools import partial
 from typing import Final
 
@@ -13,16 +12,12 @@ from taskbull.core.wire.copy import JobCopy, write_copy
 from taskbull.dashboard.board_order import Acted, BoardAction, BoardOrder
 from taskbull.dashboard.html import Node, code, p
 from taskbull.dashboard.json_text import Redactor
-from taskbull.dashboard.messages import Refused
+from taskbull.dashboard.messages import Refused, apart
 from taskbull.dashboard.visit import Visit
 from taskbull.dashboard.words import plural, size
 
 _LARGEST: Final = 32_000_000
 """Bytes of a file: it is made in memory."""
-
-_INDENTED: Final = re.compile(r"\n *")
-_OPEN: Final = Redactor(())
-"""Masks nothing."""
 
 
 async def _ask(_: Visit, order: BoardOrder) -> Node:
@@ -43,7 +38,9 @@ async def _download(visit: Visit, order: BoardOrder, *, mask: bool) -> Acted:
         copy = await queue.copy_job(job_id)
         if copy is None:
             continue
-        line = write_copy(masked(copy, visit.settings.redactor) if mask else copy)
+        if mask:
+            copy = await apart(masked, copy, visit.settings.redactor)
+        line = write_copy(copy)
         length += len(line)
         if length > _LARGEST:
             raise Refused(413, f"They have more than {size(_LARGEST)}: choose fewer at once.")
@@ -56,10 +53,10 @@ async def _download(visit: Visit, order: BoardOrder, *, mask: bool) -> Acted:
 def masked(copy: JobCopy, redactor: Redactor) -> JobCopy:
     """Return a copy as pages show it: with what is secret masked, and told that it is."""
     parts = {"data": bytes(copy.data).decode(), "options": bytes(copy.options).decode()}
-    shown = {part: redactor.show(text) for part, text in parts.items()}
-    if all(shown[part] == _OPEN.show(text) for part, text in parts.items()):
+    shown = {part: redactor.mask(text) for part, text in parts.items()}
+    if shown == parts:
         return copy
-    raws = {part: Raw(_INDENTED.sub("", text).encode()) for part, text in shown.items()}
+    raws = {part: Raw(text.encode()) for part, text in shown.items()}
     return replace(copy, masked=True, **raws)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
@@ -11,15 +11,22 @@ from taskbull.core.wire.job import encode_data
 from taskbull.dashboard.actions.fields import choice
 from taskbull.dashboard.board_order import Acted, BoardAction, BoardOrder
 from taskbull.dashboard.html import Node, code, label, p, span, textarea
-from taskbull.dashboard.messages import Refused
+from taskbull.dashboard.messages import Refused, apart
 from taskbull.dashboard.visit import Visit
+from taskbull.dashboard.words import size
 from taskbull.errors import TaskbullError
 from taskbull.queue.job_view import JobView
+
+_MOST_EDITED: Final = 2_000_000
+"""Bytes of data that can be edited on a page."""
 
 
 async def _ask_readd(visit: Visit, order: BoardOrder) -> Node:
     view = await _view(visit, order)
-    shown = visit.settings.redactor.show(view.job.raw_data.decode("utf-8", "replace"))
+    raw = view.job.raw_data
+    if len(raw) > _MOST_EDITED:
+        raise Refused(413, f"The data has more than {size(_MOST_EDITED)}: too much to edit here.")
+    shown = await apart(visit.settings.redactor.show, raw.decode("utf-8", "replace"))
     return [
         p("Add a new job ", code(view.job.name), " with this data?"),
         label(

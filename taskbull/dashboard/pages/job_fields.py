@@ -23,7 +23,8 @@ from taskbull.dashboard.html import (
     span,
     summary,
 )
-from taskbull.dashboard.messages import Refused, Response
+from taskbull.dashboard.json_text import Redactor
+from taskbull.dashboard.messages import Refused, Response, apart
 from taskbull.dashboard.parts import link as link_to
 from taskbull.dashboard.parts import meter
 from taskbull.dashboard.visit import Visit
@@ -31,6 +32,9 @@ from taskbull.dashboard.words import plural, size
 from taskbull.errors import JobNotFound
 from taskbull.queue.job_looks import FieldPiece, NewestLines
 from taskbull.queue.job_row import JobPlace, JobRow
+
+LARGEST: Final = 32_000_000
+"""Bytes that can be downloaded of one job."""
 
 LARGE: Final = 65_536
 """Bytes above which a field is not read as a whole for a page."""
@@ -180,17 +184,27 @@ async def download(visit: Visit) -> Response:
 
 async def _whole(visit: Visit, queue: str, job_id: str, field: str) -> bytes:
     if field == "log":
-        lines = await visit.server.get_log(queue, job_id)
+        lines = await visit.server.get_log(queue, job_id, most_bytes=LARGEST)
         if not lines:
             raise JobNotFound(queue, job_id)
+        if sum(map(len, lines)) > LARGEST:
+            raise _too_large("The log")
         return b"\n".join(lines) + b"\n"
+    if (await visit.server.peek_field(queue, job_id, field, most=1)).size > LARGEST:
+        raise _too_large("It")
     raw = await visit.server.get_field(queue, job_id, field)
     if raw is None:
         raise JobNotFound(queue, job_id)
-    if field == "reason":
-        return raw
-    shown = visit.settings.redactor.show(raw.decode("utf-8", "surrogateescape"))
+    return raw if field == "reason" else await apart(_masked, visit.settings.redactor, raw)
+
+
+def _masked(redactor: Redactor, raw: bytes) -> bytes:
+    shown = redactor.mask(raw.decode("utf-8", "surrogateescape"))
     return shown.encode("utf-8", "surrogateescape")
+
+
+def _too_large(what: str) -> Refused:
+    return Refused(413, f"{what} has more than {size(LARGEST)}: use taskbull job.")
 
 
 def _download(place: JobPlace, field: str) -> Node:

@@ -46,7 +46,13 @@ from taskbull.dashboard.reach import Progress, Reach, describe
 from taskbull.dashboard.sampler import QueueState
 from taskbull.dashboard.visit import Visit
 from taskbull.dashboard.words import ago, number, plural
-from taskbull.errors import JobNotFound, TaskbullError
+from taskbull.errors import (
+    ConnectionLost,
+    JobNotFound,
+    SerializationError,
+    ServerRefused,
+    TaskbullError,
+)
 from taskbull.queue.job_row import JobRow
 from taskbull.queue.looked import START, After, SearchStep
 
@@ -101,6 +107,7 @@ async def search(board: Board, visit: Visit) -> Response | Stream:
         if hits:
             return _hits_page(visit, given, hits)
     terms = read_terms(text, datetime.now(UTC).astimezone())
+    _check_paths(visit, terms)
     queue, state = given.get("q"), given.get("state")
     if queue and terms.empty:
         address = url("queue", q=queue, state=state or JobState.FAILED, find=text)
@@ -109,6 +116,16 @@ async def search(board: Board, visit: Visit) -> Response | Stream:
     search = _Search(visit, terms, looking, one_queue=bool(queue))
     first = await search.step()  # what cannot be searched is refused before a page begins
     return Stream(_stream(visit, given, search, first), "text/html; charset=utf-8")
+
+
+def _check_paths(visit: Visit, terms: Terms) -> None:
+    """Refuse to look for values that this person may not see."""
+    if visit.may("download-unmasked"):
+        return
+    for each in terms.paths:
+        if any(visit.settings.redactor.hides(step) for step in each.path):
+            place = ".".join(("data", *each.path))
+            raise Refused(403, f"The value of {place} is masked, so it cannot be searched.")
 
 
 async def _by_id(board: Board, visit: Visit, job_id: str) -> list[JobRow]:
@@ -131,7 +148,8 @@ async def _by_id(board: Board, visit: Visit, job_id: str) -> list[JobRow]:
 async def _beginning(board: Board, queue: str, state: str) -> Looking:
     queues = (await board.sampler.latest([queue] if queue else [])).queues
     chosen = [JobState(state)] if queue and state in set(STATES) else STATES
-    names = [queue] if queue else list(queues)
+    readable = [name for name, each in queues.items() if each.facts.problem is None]
+    names = [queue] if queue else readable
     spots = [spot for each in chosen for name in names for spot in _spots(queues, name, each)]
     return Looking(spots, one_state=len(spots) == 1)
 
@@ -162,6 +180,9 @@ class _Search:
         self._spots = list(looking.spots)
         self._before = looking
         self._one_queue = one_queue
+        # A search must not answer questions about what a person may not see.
+        sees_all = visit.may("download-unmasked")
+        self._mask = None if sees_all else visit.settings.redactor.mask
         self._until = time.monotonic() + _SECONDS
         self._looked_at = self._too_large = 0
         self._reached = list(looking.progress.reached)
@@ -192,7 +213,15 @@ class _Search:
         spot = self._spots[0]
         await self._visit.pace()
         server = self._visit.server
-        found = await server.search(spot.queue, spot.state, self._terms, after=spot.after)
+        try:
+            found = await server.search(
+                spot.queue, spot.state, self._terms, after=spot.after, mask=self._mask
+            )
+        except (ServerRefused, SerializationError) as error:
+            if self._one_queue or isinstance(error, ConnectionLost):
+                raise
+            self._spots.pop(0)  # other queues are searched; the overview says what is wrong
+            return []
         self.hits += len(found.rows)
         self._looked_at += found.looked_at
         self._too_large += found.too_large

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
 from functools import partial
 from typing import Final
 
+from taskbull.core.durations import instant_from_ms
 from taskbull.core.record import WorkerRecord
 from taskbull.dashboard.board import Board
 from taskbull.dashboard.frame import Content
@@ -30,6 +30,7 @@ from taskbull.dashboard.parts import link as link_to
 from taskbull.dashboard.sampler import BoardSample, QueueState
 from taskbull.dashboard.visit import Visit
 from taskbull.dashboard.words import duration, number, since, size
+from taskbull.errors import SerializationError, ServerRefused
 from taskbull.queue.looked import ConnectedWorker
 
 _LONGEST: Final = 100
@@ -89,7 +90,7 @@ def _rows(sample: BoardSample) -> dict[str, Element]:
 def _ours(state: QueueState, record: WorkerRecord) -> Element:
     circuit = record.circuit
     is_open = circuit is not None and circuit.state != "closed"
-    started = datetime.fromtimestamp(record.started_ms / 1000, UTC)
+    started = instant_from_ms(record.started_ms)
     return tr(
         cell("Worker", strong(record.id), kind="lead"),
         cell("Queue", link_to(state.name, "queue", q=state.name, state="active")),
@@ -127,7 +128,10 @@ async def _longest(board: Board, visit: Visit, sample: BoardSample) -> Element:
     rows: list[Element] = []
     for queue in busy:
         read = partial(visit.server.active, queue, _LONGEST)
-        active = await board.views.read(("active", queue), read, 5.0)
+        try:
+            active = await board.views.read(("active", queue), read, 5.0)
+        except (ServerRefused, SerializationError):
+            continue  # the overview says what is wrong with it
         rows += [
             tr(
                 cell("Job", link_to(job.id, "job", q=queue, id=job.id), kind="lead"),

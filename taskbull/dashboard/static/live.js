@@ -13,6 +13,7 @@ export function parse(text) {
 }
 
 const ANNOUNCED_EVERY = 30000;
+const REOPENED_AFTER = 5000;
 let source = null;
 let frozen = false;
 let heard = 0;
@@ -98,6 +99,13 @@ function open() {
   if (source || frozen || document.hidden) return;
   source = new EventSource(document.body.dataset.live);
   source.onmessage = update;
+  // The server ends each stream after some seconds, and the browser opens the next one by itself.
+  // It gives up if the answer is an error, such as that of a proxy during a deployment.
+  source.onerror = () => {
+    if (source?.readyState !== EventSource.CLOSED) return;
+    close();
+    setTimeout(open, REOPENED_AFTER);
+  };
 }
 
 function close() {

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from taskbull.core.failure import reason_of
-from taskbull.errors import TaskbullError
+from taskbull.errors import PermanentError, TaskbullError, WaitForChildren
 from taskbull.worker.pool.faults import pack_fault
 from taskbull.worker.pool.messages import Ask, Fault, Question, Reply
 from taskbull.worker.run import JobPort, Run
@@ -17,6 +17,8 @@ async def perform(ask: Ask, job: RunningJob) -> Reply:
     port = port_of(job)
     try:
         return Reply(ask.number, await _perform(ask, port, run_of(job)))
+    except (WaitForChildren, PermanentError) as error:
+        return Reply(ask.number, fault=Fault(type(error).__name__, str(error)))
     except TaskbullError as error:
         return Reply(ask.number, fault=pack_fault(error, of_redis=port.caused(error)))
     except Exception as error:  # noqa: BLE001 - the job is told, whatever it is
@@ -35,6 +37,8 @@ async def _perform(ask: Ask, port: JobPort, run: Run) -> Any:
             await port.aupdate_data(argument)
         case Question.CHILD_RESULTS:
             return await port.achild_results(argument.decode())
+        case Question.CHILD_RESULTS_SO_FAR:
+            return await port.achild_results_so_far(argument.decode())
         case Question.CHILD_FAILURES:
             failures = await port.achild_failures()
             return [[queue, job_id, reason] for (queue, job_id), reason in failures.items()]

@@ -15,7 +15,7 @@ from taskbull.errors import TaskbullError
 from taskbull.store.backend import Waiter, wake
 from taskbull.worker.pool.frames import check_length
 from taskbull.worker.pool.messages import Ask, Ended, Order, Standing, encode
-from taskbull.worker.running_job import RunningJob, run_of
+from taskbull.worker.running_job import RunningJob, clock_ahead_ms, run_of
 from taskbull.worker.threads import Stoppable
 
 _ROOM = 65_536
@@ -65,11 +65,13 @@ class PoolCall:
         "ends",
         "grace",
         "inbox",
+        "is_halted",
         "jobs",
         "number",
         "order",
         "seat",
         "waiter",
+        "was_returned",
     )
 
     def __init__(
@@ -93,6 +95,10 @@ class PoolCall:
         """Where it is: None while it waits for a process."""
         self.ends: list[Ended] = []
         """How its jobs have ended, in their order."""
+        self.is_halted = False
+        """Whether it is to end."""
+        self.was_returned = False
+        """Whether a process died before it began the call."""
         self.inbox: deque[Ask | End] = deque()
         self.waiter: Waiter | None = None
 
@@ -131,6 +137,11 @@ class PoolCall:
         if self.waiter is not None:
             wake(self.waiter)
 
+    def wait(self) -> None:
+        """Note that it waits for a process again; in the event loop."""
+        if self.clock is not None:
+            self.clock.stop()
+
     def begin(self) -> None:
         """Note that a process has it, after it had to wait; in the event loop."""
         if self.clock is not None:
@@ -164,4 +175,6 @@ def _order(number: int, more: int, running: RunningJob) -> Order:
         job.scheduler_id,
         job.parent_key,
         job.expiry_lifted,
+        run_of(running).token,
+        clock_ahead_ms(running),
     )

@@ -9,9 +9,12 @@ from taskbull.errors import (
     ConnectionLost,
     LockLost,
     MaybeExecuted,
+    PermanentError,
     ServerRefused,
     ServerUnavailable,
+    Steering,
     TaskbullError,
+    WaitForChildren,
 )
 from taskbull.worker.pool.messages import Fault
 
@@ -32,10 +35,14 @@ def pack_fault(error: TaskbullError, *, of_redis: bool) -> Fault:
     return Fault(type(error).__name__, str(error), code, of_redis)
 
 
-def unpack_fault(fault: Fault, queue: str, job_id: str) -> TaskbullError:
+def unpack_fault(fault: Fault, queue: str, job_id: str) -> TaskbullError | Steering:
     """Return the error that was told; one of an unknown class as a `TaskbullError`."""
     if fault.kind == LockLost.__name__:
         return LockLost(queue, job_id)
+    if fault.kind == WaitForChildren.__name__:
+        return WaitForChildren()
+    if fault.kind == PermanentError.__name__:
+        return PermanentError(fault.message)
     if fault.kind in _WITH_CODE:
         return _WITH_CODE[fault.kind](fault.code, fault.message)
     return _PLAIN.get(fault.kind, TaskbullError)(fault.message)

@@ -66,6 +66,10 @@ class Office(Protocol):
         """Take in the end of a call: the process is free."""
         ...
 
+    def returned(self, call: PoolCall) -> bool:
+        """Give a call that was not begun to another process; return False if that is too late."""
+        ...
+
     def died(self, call: PoolCall, error: TaskbullError) -> None:
         """Take in that the process of a call is gone."""
         ...
@@ -94,6 +98,7 @@ class Keeper(Seat):
         self._reprieve = Reprieve()
         self._told_to_end = False
         self._killed = Event()
+        self._last_call = 0  # the number of the last one that has ended
         self._bell = Bell()
         self._trouble = ""
 
@@ -262,6 +267,7 @@ class Keeper(Seat):
             return
         process.outputs.end_of_job()
         self.jobs += len(call.jobs)
+        self._last_call = call.number
         self._office.ended(self, call)
 
     def _context(self) -> Context:
@@ -275,6 +281,11 @@ class Keeper(Seat):
         with self._lock:
             self._process = None
         reason = self._reason(death, process.outputs.last_lines())
+        # If it died idle while the order was on its way, another process can run the call. A task
+        # that writes wherever it can changes the number, too, but not to that of the last call.
+        was_idle = process.last_begun() == self._last_call and not self.halted
+        if call is not None and was_idle and self._office.returned(call):
+            call = None
         if call is not None:
             error = ProcessDied(reason)
             if death.fault:

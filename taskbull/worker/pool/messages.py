@@ -39,6 +39,11 @@ class Hello(Message, frozen=True):
     worker_id: str
     backend: str
     log_level: int
+    """That of the worker's root logger."""
+    log_levels: dict[str, int]
+    """Those of its other loggers, as far as they have one."""
+    log_disabled: int
+    """The level up to which it has disabled logging, as `logging.disable` does."""
     memory_limit: int | None = None
     """Megabytes of address space that it may have."""
     measures: bool = False
@@ -68,6 +73,9 @@ class Order(Message, frozen=True):
     scheduler_id: str | None = None
     parent_key: str | None = None
     expiry_lifted: bool = False
+    token: str = ""
+    clock_ahead_ms: int = 0
+    """How far the clock by which the job expires is ahead of this machine's."""
 
 
 class Fault(Struct, frozen=True, array_like=True):
@@ -132,6 +140,7 @@ class Question(StrEnum):
     LOG = "log"
     UPDATE_DATA = "update_data"
     CHILD_RESULTS = "child_results"
+    CHILD_RESULTS_SO_FAR = "child_results_so_far"
     CHILD_FAILURES = "child_failures"
     DROP_CHILDREN = "drop_children"
 

@@ -14,7 +14,7 @@ from math import inf
 from time import monotonic
 from typing import Final
 
-from anyio import CancelScope, Event, current_time, get_cancelled_exc_class, move_on_after
+from anyio import CancelScope, current_time, get_cancelled_exc_class, move_on_after
 
 from taskbull.errors import (
     ConfigurationError,
@@ -22,7 +22,7 @@ from taskbull.errors import (
     ProcessUnavailable,
     TaskbullError,
 )
-from taskbull.store.backend import waiters
+from taskbull.store.backend import Waiter, waiters, wake
 from taskbull.worker.pool.asking import perform
 from taskbull.worker.pool.call import End, PoolCall
 from taskbull.worker.pool.keeper import LEAVING, Keeper
@@ -71,7 +71,7 @@ class ProcessPool:
         self._closing = False
         self._started = False
         self._first = False  # while the worker waits for the first ones
-        self._changed = Event()
+        self._watchers: list[Waiter] = []  # tasks that wait for processes to start or end
 
     @property
     def size(self) -> int:
@@ -93,7 +93,7 @@ class ProcessPool:
         self._hire_all()
         self._first = True
         while not all(keeper.has_begun for keeper in self._members):
-            await self._changed.wait()
+            await self._change()
             if self._failures:
                 reason, _, details = self._refusal.partition("\n")
                 error = ConfigurationError(f"A process of the pool cannot start: {reason}")
@@ -197,6 +197,17 @@ class ProcessPool:
             keeper.worn = True
             self._mailbox.post(self._hire)
 
+    def returned(self, call: PoolCall) -> bool:
+        """Give a call that was not begun to another process, once."""
+        if self._closing or not self._roster.put_back(call):
+            return False
+        self._mailbox.post(call.wait)
+        if (found := self._roster.take_waiting()) is not None:
+            seat, first = found
+            seat.send(first.late_order())
+            self._mailbox.post(first.begin)
+        return True
+
     def died(self, call: PoolCall, error: TaskbullError) -> None:
         """Bring the news to whoever awaits the call."""
         self._mailbox.post(lambda: call.deliver(error))
@@ -288,12 +299,18 @@ class ProcessPool:
             call.deliver(ProcessUnavailable(f"no process of the pool could start: {reason}"))
 
     def _announce(self) -> None:
-        self._changed.set()
-        self._changed = Event()
+        for waiter in self._watchers:
+            wake(waiter)
+        self._watchers.clear()
+
+    async def _change(self) -> None:
+        """Wait until a process has started or ended."""
+        self._watchers.append(waiter := self._new_waiter())
+        await waiter
 
     async def _until_empty(self) -> None:
         while self._members or self._leaving:
-            await self._changed.wait()
+            await self._change()
 
 
 @asynccontextmanager

@@ -43,9 +43,20 @@ class PoolPlan(Struct, frozen=True, kw_only=True):
             worker_id=worker_id,
             backend="trio" if on_trio() else "asyncio",
             log_level=logging.getLogger().getEffectiveLevel(),
+            log_levels=_log_levels(),
+            log_disabled=logging.root.manager.disable,
             memory_limit=self.memory_limit,
             measures=self.max_memory is not None,
         )
+
+
+def _log_levels() -> dict[str, int]:
+    known = logging.root.manager.loggerDict.copy()
+    return {
+        name: logger.level
+        for name, logger in known.items()
+        if isinstance(logger, logging.Logger) and logger.level
+    }
 
 
 class Gone(Struct, frozen=True):

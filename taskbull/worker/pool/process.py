@@ -3,7 +3,8 @@
 It is a fresh interpreter in a session of its own, so that a signal to its group reaches what its
 tasks have started, too. What leads to it: the *line* (messages), the *leash* (what it has to know
 while a function runs: who was cancelled, the word to halt, and by its end the news that the worker
-is gone), its output, and *faults*, where the C code of Python writes a stack when it crashes.
+is gone), its output, *faults*, where the C code of Python writes a stack when it crashes, and a
+shared number: the last call that it has begun.
 
 Whatever starts it has to be a thread that lives as long as it: Linux kills the process when that
 thread ends (see `app.pool.child`).
@@ -18,6 +19,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 from contextlib import suppress
 from contextvars import Context
@@ -36,6 +38,9 @@ CHILD: Final = "taskbull.app.pool.child"
 
 NOT_ITS_OWN: Final = frozenset({signal.SIGINT, signal.SIGTERM})
 """The signals that are the worker's business, also when a process of the pool gets them, too."""
+
+NUMBER_BYTES: Final = 8
+"""The size of the shared number, little-endian."""
 
 _FAULT_LIMIT = 20_000
 
@@ -90,7 +95,8 @@ class PoolProcess:
         loop, leash = socket.socketpair()
         self.leash = WorkerLine(loop)
         self._faults, faults = os.pipe()
-        theirs = (line.fileno(), leash.fileno(), faults)
+        self._begun = _open_shared()
+        theirs = (line.fileno(), leash.fileno(), faults, self._begun.fileno())
         try:
             os.set_blocking(faults, False)  # nobody reads it before the end
             self._popen = subprocess.Popen(  # noqa: S603 - our own program
@@ -105,6 +111,7 @@ class PoolProcess:
             self.line.close()
             self.leash.close()
             os.close(self._faults)
+            self._begun.close()
             raise
         finally:
             line.close()
@@ -172,10 +179,15 @@ class PoolProcess:
         self.line.close()
         self.leash.close()
         os.close(self._faults)
+        self._begun.close()
         if self.exit_fd is not None:
             os.close(self.exit_fd)
         for stream in self._streams:
             stream.close()
+
+    def last_begun(self) -> int:
+        """Return the number of the last call of a function that it has begun; 0 if none."""
+        return int.from_bytes(os.pread(self._begun.fileno(), NUMBER_BYTES, 0), "little")
 
     def _read_fault(self) -> str:
         os.set_blocking(self._faults, False)
@@ -184,6 +196,17 @@ class PoolProcess:
             while piece := os.read(self._faults, 65536):
                 written += piece
         return where_of(written[-_FAULT_LIMIT:].decode("utf-8", "backslashreplace"))
+
+
+def _open_shared() -> IO[bytes]:
+    """Return a file of one number that a process can map into its memory."""
+    shared: IO[bytes]
+    if hasattr(os, "memfd_create"):  # needs no disk
+        shared = os.fdopen(os.memfd_create("taskbull-pool"), "r+b")
+    else:
+        shared = tempfile.TemporaryFile()  # noqa: SIM115 - it lives as long as the process
+    os.ftruncate(shared.fileno(), NUMBER_BYTES)
+    return shared
 
 
 def _open_exit_fd(pid: int) -> int | None:

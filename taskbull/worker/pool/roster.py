@@ -32,6 +32,28 @@ class Roster:
             self._give(seat, call)
             return seat
 
+    def put_back(self, call: PoolCall) -> bool:
+        """Put a call that was not begun before all that wait; return False if it was halted.
+
+        That is done once: it may be the call that ends processes.
+        """
+        with self.lock:
+            if call.is_halted or call.was_returned:
+                return False
+            call.was_returned = True
+            call.seat = None
+            self._waiting.appendleft(call)
+            return True
+
+    def take_waiting(self) -> tuple[Seat, PoolCall] | None:
+        """Give the first call that waits to an idle process, if there are both."""
+        with self.lock:
+            if not self._idle or not self._waiting:
+                return None
+            seat, call = self._idle.pop(), self._waiting.popleft()
+            self._give(seat, call)
+            return seat, call
+
     def take(self, seat: Seat) -> PoolCall | None:
         """Return the next call for a process that is free; None: it is idle from now on.
 
@@ -73,6 +95,7 @@ class Roster:
         From now on the process gets no other call, so that a signal can only hit this one.
         """
         with self.lock:
+            call.is_halted = True
             seat = call.seat
             if seat is None or seat.call is not call or seat.halted:
                 return None

@@ -6,12 +6,16 @@ from collections.abc import Iterator
 from typing import Final
 
 from tests.nemesis.kinds import KINDS
+from tests.nemesis.ledger import Intent
 from tests.nemesis.rules.case import Case, Violation
 
 FORGETTING: Final = {"flush_scripts", "crash_server", "fail_over", "kill_master"}
 """The faults after which a server lacks scripts."""
 
 FLOWS: Final = "BullMQ's FlowProducer does not look at the answers inside its MULTI"
+
+
+RESENT: Final = "BullMQ's FlowProducer sends its MULTI again after a lost reply"
 
 
 def acknowledged_once(case: Case) -> Iterator[Violation]:
@@ -61,8 +65,7 @@ def is_lost_flow(case: Case, intent: str) -> bool:
     intended = case.book.intents[intent]
     if not KINDS[intended.kind].flow:
         return False
-    root = intended.parent or intent
-    family = [one for one in case.book.intents.values() if root in (one.intent, one.parent)]
+    family = _family(case, intent)
     if all(case.names((one.queue, one.intent))["added"] for one in family):
         return False
     answered = max((one.at for one in case.book.answers[intent]), default=intended.at)
@@ -71,3 +74,19 @@ def is_lost_flow(case: Case, intent: str) -> bool:
         and (fault.name in FORGETTING or (fault.name == "fill_memory" and fault.at > intended.at))
         for fault in case.book.faults
     )
+
+
+def is_resent_flow(case: Case, intent: str) -> bool:
+    """Return whether BullMQ added a job of this flow twice.
+
+    That gives new children to a parent that may have started.
+    """
+    by_node = case.book.intents[intent].who.startswith("node-")
+    return by_node and any(
+        case.names((one.queue, one.intent))["duplicated"] for one in _family(case, intent)
+    )
+
+
+def _family(case: Case, intent: str) -> list[Intent]:
+    root = case.book.intents[intent].parent or intent
+    return [one for one in case.book.intents.values() if root in (one.intent, one.parent)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Iterator
 from itertools import pairwise
@@ -9,8 +10,8 @@ from itertools import pairwise
 import msgspec
 
 from tests.nemesis.kinds import BEAT, MAIN
-from tests.nemesis.ledger import JobKey
-from tests.nemesis.rules.added import FLOWS, is_lost_flow
+from tests.nemesis.ledger import END_OF_SCHEDULE, JobKey
+from tests.nemesis.rules.added import FLOWS, RESENT, is_lost_flow, is_resent_flow
 from tests.nemesis.rules.case import Case, Violation
 from tests.nemesis.rules.run import AFTERMATH
 from tests.nemesis.truth import OPEN, Event
@@ -53,8 +54,13 @@ def _as_kind_asks(case: Case, key: JobKey) -> Iterator[Violation]:
 
 
 def _theirs(case: Case, job: str) -> str:
-    """Tell why a flow can never end, where that is so; its jobs are named by their intents."""
-    return FLOWS if job in case.book.intents and is_lost_flow(case, job) else ""
+    """Return why BullMQ's own producer is to blame for a flow, if it is.
+
+    The jobs of a flow are named by their intents.
+    """
+    if job not in case.book.intents:
+        return ""
+    return FLOWS if is_lost_flow(case, job) else RESENT if is_resent_flow(case, job) else ""
 
 
 def began_in_time(case: Case) -> Iterator[Violation]:
@@ -81,7 +87,8 @@ def parents_after_children(case: Case) -> Iterator[Violation]:
         ended = _first(case.events((child.queue, child.intent)), "completed", "failed")
         if began and ended and began.place < ended.place:
             what = f"{child.parent} began before its child {child.intent} had ended"
-            yield case.violation(4, what, (child.queue, child.parent), child.intent)
+            theirs = RESENT if is_resent_flow(case, child.intent) else ""
+            yield case.violation(4, what, (child.queue, child.parent), child.intent, theirs)
 
 
 def parents_have_all_results(case: Case) -> Iterator[Violation]:
@@ -104,12 +111,19 @@ def parents_have_all_results(case: Case) -> Iterator[Violation]:
 
 
 def schedules_go_on(case: Case) -> Iterator[Violation]:
-    """Look for gaps in the runs of our schedule that nothing explains, and for doubles."""
+    """Look for gaps in the runs of our schedule that nothing explains, and for doubles.
+
+    A worker that starts while the schedule is removed declares it again, and that begins with a
+    run. So runs after the first removal do not count.
+    """
     step = round(BEAT * 1000)
+    removed = (call.at for call in case.book.calls if call.what == END_OF_SCHEDULE)
+    end_ms = 1000 * min(removed, default=math.inf)
     ids = (
         job.split(":") for (queue, job), taken in case.takings.items() if taken and queue == MAIN
     )
-    due = sorted(int(words[2]) for words in ids if words[:2] == ["repeat", "beat"])
+    runs = (int(words[2]) for words in ids if words[:2] == ["repeat", "beat"])
+    due = sorted(run for run in runs if run < end_ms)
     for one, other in pairwise(due):
         if other - one < step:
             yield Violation(2, f"the schedule ran twice, at {one} and at {other}", [])
