@@ -17,6 +17,9 @@ QUORUM = 2
 # Not the publish-period: four times that long a sentinel waits before it makes a replica again of a
 # master it has not heard of, and so it would undo the failover of a busier one.
 _HASTE = ("info-period", "500", "ask-period", "200")
+# A sentinel that got no CPU for two seconds stops acting for 30: on a busy machine, a failover
+# would wait for that, perhaps several times.
+_NO_TILT = ("tilt-trigger", "20000", "tilt-period", "1000", "min-link-reconnect-period", "1000")
 _REPLICATED = {"repl-diskless-sync": "yes", "repl-diskless-sync-delay": "0"}
 
 
@@ -138,7 +141,7 @@ class SentinelSet:
 
     def _await_master_other_than(self, old: ServerProcess) -> ServerProcess:
         wait_until(
-            lambda: self._serving() not in (None, old), "the sentinels agree on a new master", 60.0
+            lambda: self._serving() not in (None, old), "the sentinels agree on a new master", 180.0
         )
         return self.master
 
@@ -155,7 +158,7 @@ class SentinelSet:
         sentinel = ServerProcess(self._binary, options, arguments=("--sentinel",))
         self._stack.enter_context(sentinel)
         with suppress(redis.ResponseError):  # 6.2 cannot be told to look more often: it is slower
-            _run(sentinel, "SENTINEL DEBUG", *_HASTE)
+            _run(sentinel, "SENTINEL DEBUG", *_HASTE, *_NO_TILT)
         return sentinel
 
     def _master_port(self, sentinel: ServerProcess) -> int:
