@@ -32,7 +32,7 @@ from tests.servers.sentinel import SentinelSet
 
 # The default run tries the same few examples each time, the full run many new ones. How long one
 # takes depends on what else the machine does.
-settings.register_profile("few", deadline=None, max_examples=25, derandomize=True)
+settings.register_profile("few", deadline=None, max_examples=10, derandomize=True)
 settings.register_profile("many", deadline=None, max_examples=500)
 settings.load_profile("many" if FULL else "few")
 

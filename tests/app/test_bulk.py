@@ -136,6 +136,7 @@ async def test_the_same_from_async_code(proxy: Proxy, admin: Any, how: str) -> N
     assert stored(admin) == once(range(1600))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("how", ["executed", "not executed"])
 def test_one_by_one_from_another_thread_and_in_another_order(
     proxy: Proxy, admin: Any, how: str
@@ -275,6 +276,7 @@ async def test_a_generator_is_streamed_by_async_code(proxy: Proxy, admin: Any) -
     assert stored(admin) == once(range(600))
 
 
+@pytest.mark.full
 def test_of_a_generator_with_many_queues_few_jobs_wait_and_handles_are_in_order(
     proxy: Proxy, admin: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -338,6 +340,7 @@ def test_a_wrong_job_in_a_stream_is_told_with_what_was_added(proxy: Proxy, admin
     assert stored(admin) == once(range(260))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("kind", [list, iter])
 def test_a_progress_callback_that_raises_breaks_the_bulk_off(
     proxy: Proxy, admin: Any, kind: Any
@@ -355,6 +358,7 @@ def test_a_progress_callback_that_raises_breaks_the_bulk_off(
     assert stored(admin) == once(range(1000))
 
 
+@pytest.mark.full
 def test_the_rest_of_a_stream_stays_with_the_caller(proxy: Proxy, admin: Any) -> None:
     rows = (row.job(n) for n in range(3000))
     error = broken_off(proxy, "executed", rows)

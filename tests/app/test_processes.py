@@ -82,6 +82,7 @@ def test_a_forked_process_uses_connections_of_its_own(here: App) -> None:
     assert numbers(here) == expected
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_a_pool_of_processes_may_call_delay(here: App, method: str) -> None:

@@ -130,6 +130,7 @@ def test_without_settings_it_asks_for_the_token_that_it_prints(  # S8, S11
     assert "pause queue='emails'" in said  # the audit log reaches the output
 
 
+@pytest.mark.full
 def test_a_request_that_never_arrives_whole_is_dropped(  # S15
     tmp_path: Path, server: Reachable
 ) -> None:
@@ -153,6 +154,7 @@ def test_a_request_that_never_arrives_whole_is_dropped(  # S15
         process.communicate(timeout=20)
 
 
+@pytest.mark.full
 def test_the_token_can_be_switched_off(tmp_path: Path, server: Reachable) -> None:  # S8
     process, address = start(tmp_path, "--redis", server.url, "--no-token")
     try:
@@ -163,6 +165,7 @@ def test_the_token_can_be_switched_off(tmp_path: Path, server: Reachable) -> Non
         process.communicate(timeout=20)
 
 
+@pytest.mark.full
 def test_it_asks_for_the_password_of_the_environment(tmp_path: Path, server: Reachable) -> None:
     process, address = start(
         tmp_path, "--redis", server.url, "--auth-env", "DASH", "--host", "0.0.0.0", DASH="ann:x:y"

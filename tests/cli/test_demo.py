@@ -44,6 +44,7 @@ def test_wrong_usage_is_told_in_few_words(words: list[str], tmp_path: Path) -> N
     assert "No such" in done.stderr
 
 
+@pytest.mark.full
 def test_the_example_of_a_queue_runs(tmp_path: Path) -> None:
     try:
         done = run(str(ROOT / "examples" / "fill_a_queue.py"), cwd=tmp_path)

@@ -82,6 +82,7 @@ def test_jobs_go_on_after_the_worker_was_killed_and_started_again(
     assert counts["completed"] + counts["active"] + counts["waiting"] == 300
 
 
+@pytest.mark.full
 def test_jobs_survive_a_restart_of_the_server(folder: Path) -> None:
     last = send(folder, 20)
     embedded.stop(folder / ".taskbull")

@@ -174,6 +174,7 @@ def worker(folder: Path, url: str, *words: str) -> Terminal:
     return Terminal("worker", "tasks:app", *words, cwd=folder, env=env)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("processes", ["1", "2"])
 @pytest.mark.parametrize("loop", LOOPS)
 def test_forked_children_do_not_reach_the_signals_of_the_worker(  # D1

@@ -90,6 +90,7 @@ def test_a_signal_lets_a_function_in_a_process_end(
     assert not is_there(pid)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("how", ["tidy", "regex"])
 def test_a_second_signal_ends_it_and_gives_the_job_back(
     folder: Path, queue: SyncQueue, how: str
@@ -180,6 +181,7 @@ def test_nothing_is_left_of_a_worker_that_is_killed(
         wait_until(lambda: not any(map(lives, everyone)), "the end of its processes")
 
 
+@pytest.mark.full
 def test_a_pool_that_cannot_start_ends_the_worker(folder: Path) -> None:
     tasks = (folder / "tasks.py").read_text()
     (folder / "tasks.py").write_text(
@@ -241,6 +243,7 @@ def test_as_process_1_it_knows_how_its_processes_end(
         process.wait(60)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("number", [in_full(signal.SIGINT), signal.SIGTERM])
 @pytest.mark.parametrize("supervised", [True, False])
 def test_as_process_1_it_stops_gracefully_and_then_at_once(

@@ -116,6 +116,7 @@ def test_the_end_of_a_process_is_told_with_the_jobs_that_it_ran(
     assert ("in crash" in terminal.seen) == (how != "kill")  # the stack, by faulthandler
 
 
+@pytest.mark.full
 def test_an_end_is_told_also_when_redis_cannot_be_asked(
     folder: Path, private_server: PrivateServers
 ) -> None:
@@ -131,6 +132,7 @@ def test_an_end_is_told_also_when_redis_cannot_be_asked(
         assert terminal.end() == 0
 
 
+@pytest.mark.full
 def test_a_burst_that_crashes_is_begun_again(folder: Path, url: str, queue: SyncQueue) -> None:
     queue.add("crash", {"how": "kill"})
     who_runs = queue.add("who")
@@ -203,6 +205,7 @@ def test_a_child_that_is_told_to_stop_is_replaced(folder: Path, url: str, queue:
         assert terminal.end() == 0
 
 
+@pytest.mark.full
 def test_it_stops_when_its_terminal_is_closed(folder: Path, url: str, queue: SyncQueue) -> None:
     with worker(folder, url) as terminal:
         process, parent = who(queue)
@@ -234,6 +237,7 @@ def test_what_needs_a_supervisor_is_refused_without_one(folder: Path, words: lis
     assert f"{words[0]} needs the supervisor" in done.stderr
 
 
+@pytest.mark.full
 def test_a_worker_that_never_comes_to_work_is_not_tried_again(folder: Path, url: str) -> None:
     """So that whoever started us sees it fail."""
     with (folder / "tasks.py").open("a") as file:
@@ -245,6 +249,7 @@ def test_a_worker_that_never_comes_to_work_is_not_tried_again(folder: Path, url:
     assert "is restarted" not in done.stderr
 
 
+@pytest.mark.full
 def test_a_broken_file_is_waited_for_when_it_reloads(
     folder: Path, url: str, queue: SyncQueue
 ) -> None:
@@ -258,6 +263,7 @@ def test_a_broken_file_is_waited_for_when_it_reloads(
         assert terminal.end() == 0
 
 
+@pytest.mark.full
 def test_a_single_process_has_the_standard_input(folder: Path, url: str, queue: SyncQueue) -> None:
     job = queue.add("read_line")
     done = subprocess.run(

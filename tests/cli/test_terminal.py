@@ -36,6 +36,7 @@ def test_a_terminal_that_is_too_narrow_shows_row_by_row(shop: Shop, nowhere: Pat
     assert "  state     waiting" in drawn(terminal)
 
 
+@pytest.mark.full
 def test_one_column_is_folded_where_that_is_enough(shop: Shop, nowhere: Path) -> None:
     with Terminal("tasks", cwd=nowhere, width=140) as terminal:
         assert terminal.end() == 0
@@ -44,6 +45,7 @@ def test_one_column_is_folded_where_that_is_enough(shop: Shop, nowhere: Path) ->
     assert len(drawn(terminal)) > 2 + 4
 
 
+@pytest.mark.full
 def test_no_color_is_respected(shop: Shop, nowhere: Path) -> None:
     for words in (["tasks"], ["doctor"], ["jobs", "nowhere"]):
         with Terminal(*words, cwd=nowhere, env={"NO_COLOR": "1"}) as terminal:

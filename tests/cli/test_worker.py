@@ -192,6 +192,7 @@ def test_children_stop_when_their_parent_is_killed(
         wait_until(lambda: not queue.workers(), "all workers have ended")
 
 
+@pytest.mark.full
 def test_a_second_signal_reaches_the_children(folder: Path, url: str, slow: SyncQueue) -> None:
     handle = slow.add("wait_long")
     with worker(folder, url, "--processes", "2") as terminal:
@@ -215,6 +216,7 @@ def test_a_process_is_replaced_when_it_has_done_its_share(
         assert queue.add("who").result(timeout=60) != first
 
 
+@pytest.mark.full
 def test_a_process_is_replaced_when_it_has_grown(folder: Path, url: str, queue: SyncQueue) -> None:
     with worker(folder, url, "--max-memory", "1"):
         first = queue.add("who").result(timeout=60)
@@ -229,6 +231,7 @@ def _gone(process: Any) -> bool:
     return False
 
 
+@pytest.mark.full
 def test_a_change_of_the_source_restarts_it(folder: Path, url: str, queue: SyncQueue) -> None:
     with worker(folder, url, "--reload") as terminal:
         assert queue.add("greet", {"name": "Ann"}).result(timeout=60) == "Hello, Ann!"
@@ -240,6 +243,7 @@ def test_a_change_of_the_source_restarts_it(folder: Path, url: str, queue: SyncQ
         )
 
 
+@pytest.mark.full
 def test_json_lines_are_for_machines(folder: Path, url: str, queue: SyncQueue) -> None:
     handle = queue.add("greet", {"name": "Ann"})
     words = ["worker", "tasks:app", "--burst", "--log-format", "json"]
@@ -263,6 +267,7 @@ def test_only_the_queues_that_were_named_are_worked_on(
     assert (here.state(), there.state()) == ("completed", "waiting")
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(  # D9
     "words",
     [
@@ -281,6 +286,7 @@ def test_several_queues_can_be_named_in_one_word(
     assert {handle.state() for handle in handles} == {"completed"}
 
 
+@pytest.mark.full
 def test_a_queue_can_have_a_concurrency_of_its_own(
     folder: Path, url: str, queue: SyncQueue, slow: SyncQueue
 ) -> None:
@@ -292,6 +298,7 @@ def test_a_queue_can_have_a_concurrency_of_its_own(
         assert slow.counts()["waiting"] == 6
 
 
+@pytest.mark.full
 def test_a_queue_that_no_task_has_is_refused_unless_any_is_welcome(folder: Path, url: str) -> None:
     env = {"TASKBULL_REDIS_URL": url}
     words = ("worker", "-A", "tasks:app", "-q", "defualt", "--burst")
@@ -304,6 +311,7 @@ def test_a_queue_that_no_task_has_is_refused_unless_any_is_welcome(folder: Path,
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.full
 def test_a_burst_waits_for_retries_and_says_what_it_leaves(  # D4
     folder: Path, url: str, queue: SyncQueue
 ) -> None:
@@ -320,6 +328,7 @@ def test_a_burst_waits_for_retries_and_says_what_it_leaves(  # D4
     assert "Queue default: the burst leaves 1 delayed, 1 active in other workers" in done.stderr
 
 
+@pytest.mark.full
 def test_an_option_that_is_0_reaches_the_worker_process(  # a relative of D4
     folder: Path, url: str, queue: SyncQueue
 ) -> None:
@@ -331,6 +340,7 @@ def test_an_option_that_is_0_reaches_the_worker_process(  # a relative of D4
     assert queue.get_state(job.id) == "delayed"
 
 
+@pytest.mark.full
 def test_what_fingers_type_that_know_celery(folder: Path, url: str) -> None:
     env = {"TASKBULL_REDIS_URL": url}
     words = ("worker", "-A", "tasks:app", "--burst", "--loglevel=INFO", "-P", "threads", "-E")

@@ -115,6 +115,7 @@ def page(browser: Browser, base: str) -> Iterator[Page]:
 # The questions of section 2: from the overview, in at most two clicks
 
 
+@pytest.mark.full
 def test_the_questions_of_the_night(night: dict[str, SyncQueue], page: Page) -> None:
     page.reload()
     troubles = page.locator("#troubles")
@@ -344,6 +345,7 @@ def test_all_works_without_javascript(
 # Safety
 
 
+@pytest.mark.full
 def test_hostile_text_does_nothing(
     make_queue: MakeQueue, admin: Any, browser: Browser, base: str
 ) -> None:

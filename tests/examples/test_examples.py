@@ -11,6 +11,7 @@ from tests.examples.conftest import OpenExample
 BACKENDS = ["asyncio", "trio"]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_the_quick_start_needs_no_server(embedded_only: OpenExample, backend: str) -> None:
     place = embedded_only("quick_start")

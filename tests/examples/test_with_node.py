@@ -30,6 +30,7 @@ def test_the_example_installs_a_client_of_redis(version: Version) -> None:
     assert "ioredis" in library["dependencies"] | example["dependencies"]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("version", "backend"), [(5, "asyncio"), (6, "trio")])
 def test_python_works_for_node(on_server: OpenExample, version: Version, backend: str) -> None:
     place = install(on_server("with_node"), version)
@@ -40,6 +41,7 @@ def test_python_works_for_node(on_server: OpenExample, version: Version, backend
     assert "Python made { path: 'cat.jpg.64.png', width: 64 }" in said
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("version", [5, 6])
 def test_node_works_for_python(on_server: OpenExample, version: Version) -> None:
     place = install(on_server("with_node"), version)
@@ -49,6 +51,7 @@ def test_node_works_for_python(on_server: OpenExample, version: Version) -> None
         worker.stop()
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("version", [5, 6])
 def test_a_python_job_waits_for_jobs_of_node(on_server: OpenExample, version: Version) -> None:
     place = install(on_server("with_node"), version)
@@ -57,6 +60,7 @@ def test_a_python_job_waits_for_jobs_of_node(on_server: OpenExample, version: Ve
         worker.stop()
 
 
+@pytest.mark.full
 def test_they_share_the_embedded_server(in_a_clone: OpenExample) -> None:
     place = install(in_a_clone("with_node"), 6)
     with place.python("ask_node.py") as producer:

@@ -156,6 +156,7 @@ class Trouble:
         self.await_state("/readyz", 200)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("backend", ["asyncio", "trio"])
 def test_two_processes_are_scraped_as_one_through_trouble(
     folder: Path, private_server: PrivateServers, backend: str

@@ -55,6 +55,7 @@ async def test_one_process_is_given_all_items_of_a_call(bed: PoolBed) -> None:
     assert layers == {f"layer-{handles[0].id}"}
 
 
+@pytest.mark.full
 async def test_the_function_knows_its_jobs_and_writes_for_each(bed: PoolBed) -> None:
     words = ["one", "two", "three"]
     async with bed.working():
@@ -159,6 +160,7 @@ async def test_a_crash_is_an_error_of_all_jobs_of_the_call(bed: PoolBed) -> None
         assert await results(await added(bed, "act", "nothing", "nothing")) == ["nothing"] * 2
 
 
+@pytest.mark.full
 async def test_on_its_last_attempt_a_job_dies_alone(bed: PoolBed) -> None:
     async with bed.working(process_pool=1):
         well, poison, too = await added(bed, "poisoned", "well", "poison", "well")
@@ -183,6 +185,7 @@ async def test_the_shortest_timeout_ends_the_process(bed: PoolBed) -> None:
         assert await results(await added(bed, "act", "nothing", "nothing")) == ["nothing"] * 2
 
 
+@pytest.mark.full
 async def test_a_job_that_is_cancelled_alone_leaves_its_neighbour_alone(bed: PoolBed) -> None:
     async with bed.working(process_pool=1) as worker:
         [pid] = pids = worker.pids
@@ -210,6 +213,7 @@ async def test_the_process_is_told_which_of_its_jobs_was_cancelled(bed: PoolBed)
         assert worker.pids == pids  # and the next call knows nothing of it
 
 
+@pytest.mark.full
 async def test_the_process_is_told_which_of_its_jobs_has_lost_its_lock(
     bed: PoolBed, admin: redis.Redis
 ) -> None:
@@ -240,6 +244,7 @@ async def test_a_process_is_told_also_what_was_cancelled_before_it_had_the_call(
         assert await first.aresult(timeout=60) == ["a", [False, True]]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("how", ["told_each", "deaf"])
 async def test_when_all_are_cancelled_the_process_ends(bed: PoolBed, how: str) -> None:
     async with bed.working(process_pool=1) as worker:
@@ -272,6 +277,7 @@ async def test_what_is_stopped_with_its_worker_is_given_back_when_it_has_ended(
     assert tidied == [True, True]
 
 
+@pytest.mark.full
 async def test_results_that_come_within_the_grace_at_a_stop_are_kept(bed: PoolBed) -> None:
     async with bed.working(process_pool=1, shutdown_timeout=0):
         handles = await added(bed, "act", "late", "nothing")
@@ -280,6 +286,7 @@ async def test_results_that_come_within_the_grace_at_a_stop_are_kept(bed: PoolBe
     assert bed.record.of(events.Released) == []
 
 
+@pytest.mark.full
 async def test_a_job_that_waits_too_long_for_a_process_is_not_called(bed: PoolBed) -> None:
     async with bed.working(process_pool=1):
         await added(bed, "two_at_once", "hold")
@@ -293,6 +300,7 @@ async def test_a_job_that_waits_too_long_for_a_process_is_not_called(bed: PoolBe
             await second.aresult(timeout=60)
 
 
+@pytest.mark.full
 async def test_each_item_counts_for_the_share_of_a_process(bed: PoolBed) -> None:
     async with bed.working(process_pool=1, process_max_jobs=4) as worker:
         [first] = worker.pids
@@ -302,6 +310,7 @@ async def test_each_item_counts_for_the_share_of_a_process(bed: PoolBed) -> None
         assert recycled.pid == first
 
 
+@pytest.mark.full
 async def test_awaited_middleware_surrounds_each_job_with_its_own_end(
     make_bed: Callable[[str], PoolBed],
 ) -> None:

@@ -45,6 +45,7 @@ async def test_a_function_that_hangs_is_ended_and_its_process_replaced(
         assert ended.pid == hanged
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("how", "line"), [("spin", "in spin"), ("power", "in power")])
 async def test_the_stored_stack_tells_where_it_hung(bed: PoolBed, how: str, line: str) -> None:
     async with bed.working(process_pool=1):
@@ -66,6 +67,7 @@ async def test_a_result_that_comes_within_the_grace_counts(bed: PoolBed) -> None
         assert await bed.result("hang", "quick") == "just in time"
 
 
+@pytest.mark.full
 async def test_a_fork_bomb_ends_with_its_job_and_hurts_no_other(bed: PoolBed) -> None:
     async with bed.working(process_pool=2) as worker:
         innocent = await bed.hold.adelay("open")
@@ -132,6 +134,7 @@ async def test_what_a_function_has_started_ends_also_when_it_crashes(bed: PoolBe
         await until(lambda: not any(lives(pid) for pid in pids))
 
 
+@pytest.mark.full
 async def test_a_task_that_closes_the_line_and_opens_files_writes_nothing_into_them(
     bed: PoolBed,
 ) -> None:
@@ -177,6 +180,7 @@ async def test_an_idle_process_that_dies_is_replaced(bed: PoolBed) -> None:
         assert (await bed.result("who"))[0] != pid
 
 
+@pytest.mark.full
 async def test_signals_of_others_end_nothing(bed: PoolBed) -> None:
     """At a stop, systemd sends SIGTERM to every process of a service."""
     async with bed.working(process_pool=2) as worker:
@@ -246,6 +250,7 @@ async def test_a_function_learns_that_the_lock_of_its_job_is_lost(bed: PoolBed) 
         assert (await bed.result("who"))[0] in pids
 
 
+@pytest.mark.full
 async def test_no_more_memory_is_an_error_of_the_job(bed: PoolBed) -> None:
     async with bed.working(process_pool=1, process_memory_limit=400) as worker:
         event = await bed.ended("eat", 1000)
@@ -255,6 +260,7 @@ async def test_no_more_memory_is_an_error_of_the_job(bed: PoolBed) -> None:
         assert (pid in worker.pids, eaten) == (True, 10 << 20)
 
 
+@pytest.mark.full
 async def test_a_process_is_replaced_after_its_share_of_jobs(bed: PoolBed) -> None:
     async with bed.working(process_pool=1, process_max_jobs=3) as worker:
         [first] = worker.pids

@@ -97,6 +97,7 @@ async def test_a_thread_that_asks_while_its_process_is_idle_is_refused(
         assert (await bed.app.queue("default").counts())["completed"] == 4  # and no child
 
 
+@pytest.mark.full
 async def test_a_thread_does_not_write_for_the_next_job_of_its_process(bed: PoolBed) -> None:
     async with bed.working(process_pool=1):
         job_id = await bed.result("leave_a_thread", "progress")
@@ -109,6 +110,7 @@ async def test_a_thread_does_not_write_for_the_next_job_of_its_process(bed: Pool
         assert (await other.ainfo()).progress == 0
 
 
+@pytest.mark.full
 async def test_threads_that_ask_while_their_function_returns_take_no_order(bed: PoolBed) -> None:
     async with bed.working(process_pool=1) as worker:
         pids = worker.pids

@@ -146,6 +146,7 @@ async def test_prints_and_log_lines_arrive_with_the_fields_of_the_job(
     assert (fields["colour"], sold.funcName) == ("red", "talk")
 
 
+@pytest.mark.full
 async def test_a_flood_of_lines_is_read_and_counted(
     bed: PoolBed, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -199,6 +200,7 @@ async def test_a_result_that_cannot_be_stored_fails_its_job_for_good(
         assert (await bed.result("who"))[0] in pids
 
 
+@pytest.mark.full
 async def test_a_result_too_large_for_the_line_fails_its_job_for_good(bed: PoolBed) -> None:
     async with bed.working(process_pool=1) as worker:
         queue = bed.app.queue("default")
@@ -208,6 +210,7 @@ async def test_a_result_too_large_for_the_line_fails_its_job_for_good(bed: PoolB
         assert (await bed.result("who"))[0] in worker.pids
 
 
+@pytest.mark.full
 async def test_large_arguments_and_results_pass(make_bed: Callable[[str], PoolBed]) -> None:
     bed = make_bed("""
 @app.task(process=True)
@@ -249,6 +252,7 @@ async def test_middleware_sees_what_the_process_gives_and_may_change_it(
         assert str(seen.pop()) == "Deep: by its base class"
 
 
+@pytest.mark.full
 async def test_a_forked_child_that_leaves_the_task_ends_there(bed: PoolBed) -> None:
     async with bed.working(process_pool=1) as worker:
         pids = worker.pids
@@ -286,6 +290,7 @@ def heavy(until: str) -> int:
         await bed.record.wait_for(events.Completed, 5)
 
 
+@pytest.mark.full
 async def test_time_counts_from_the_start_in_the_process(bed: PoolBed) -> None:
     async with bed.working(process_pool=1):
         first = await bed.hold.adelay("open")
@@ -308,6 +313,7 @@ def is_heard() -> list[bool]:
 """
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("disabled", [logging.NOTSET, logging.WARNING])
 async def test_lines_that_the_worker_would_not_log_are_not_sent_to_it(  # H10
     make_bed: Callable[[str], PoolBed], disabled: int

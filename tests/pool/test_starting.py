@@ -63,6 +63,7 @@ async def _refused(bed: PoolBed, **options: Any) -> str:
     return "\n".join([str(caught.value), *getattr(caught.value, "__notes__", [])])
 
 
+@pytest.mark.full
 async def test_a_lifespan_that_raises_keeps_the_worker_from_starting(
     make_bed: Callable[[str], PoolBed],
 ) -> None:
@@ -119,11 +120,13 @@ async def test_signals_that_reach_a_process_while_it_starts_do_not_end_it(bed: P
             assert (await bed.result("who"))[0] in signalled
 
 
+@pytest.mark.full
 async def test_a_limit_that_is_too_low_keeps_the_worker_from_starting(bed: PoolBed) -> None:
     told = await _refused(bed, process_memory_limit=1)
     assert told.startswith("A process of the pool cannot start: ")
 
 
+@pytest.mark.full
 async def test_later_a_start_that_fails_is_repeated_and_jobs_are_put_off(
     make_bed: Callable[[str], PoolBed], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -205,6 +208,7 @@ async def test_a_task_that_exists_only_in_the_worker_keeps_it_from_starting(bed:
     assert "has no task only_here when a process of the pool imports" in told
 
 
+@pytest.mark.full
 def test_the_app_may_be_in_the_program_itself(
     write_app: Callable[[str], str], tmp_path: Path, anyio_backend_name: str
 ) -> None:
@@ -221,6 +225,7 @@ if __name__ == "__main__":
     assert done.stdout == "True 5\n", done.stderr
 
 
+@pytest.mark.full
 def test_a_program_that_is_not_guarded_is_told_so(
     write_app: Callable[[str], str], tmp_path: Path
 ) -> None:
@@ -241,6 +246,7 @@ def _run_program(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.full
 async def test_nothing_is_left_of_a_start_that_is_cancelled(
     make_bed: Callable[[str], PoolBed],
 ) -> None:

@@ -68,6 +68,7 @@ async def test_a_job_that_lost_its_lock_is_told_when_it_writes(
         assert (await bed.result("who"))[0] in pids
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("task", "how", "told"),
     [

@@ -52,6 +52,7 @@ def server(shared_servers: SharedServers) -> Reachable:
     return shared_servers.get(KINDS[0])
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("loop", ["asyncio", "trio"])
 def test_a_job_costs_no_more_bytecodes(loop: str, server: Reachable) -> None:
     found = measured(server.url, loop)

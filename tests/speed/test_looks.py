@@ -77,6 +77,7 @@ def seed(admin: redis.Redis, jobs: int) -> None:
         pipe.execute()
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("kind", KINDS[:1], indirect=True)
 def test_a_look_costs_the_same_however_many_jobs_there_are(lone_server: ServerProcess) -> None:
     found: dict[int, dict[str, Any]] = {}

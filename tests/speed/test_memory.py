@@ -105,6 +105,7 @@ async def test_adding_in_an_event_loop_keeps_nothing(app: App) -> None:
             await add(JOBS)
 
 
+@pytest.mark.full
 def test_adding_without_an_event_loop_keeps_nothing(app: App) -> None:
     @app.task(name="noop")
     async def noop(number: int) -> None: ...

@@ -45,6 +45,7 @@ def most(calls: Sequence[Counts]) -> Counts:
     return Counts(*map(max, zip(*map(structs.astuple, calls), strict=True)))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("operation", OPERATIONS)
 @pytest.mark.parametrize("kind", KINDS[:1], indirect=True)  # it was the same on all kinds
 def test_a_call_does_no_more_however_many_jobs_there_are(

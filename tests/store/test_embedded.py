@@ -412,6 +412,7 @@ print(json.dumps([len(children), ended, again]))
 """
 
 
+@pytest.mark.full
 def test_forks_made_while_it_starts_do_not_keep_the_lock(folder: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", FORK, folder],

@@ -281,6 +281,7 @@ def test_what_a_machine_lacks_fails_the_run_in_ci_only(
         kinds.binary(kind)
 
 
+@pytest.mark.full
 def test_a_run_of_the_tests_leaves_neither_process_nor_folder(tmp_path: Path) -> None:
     chosen = f"{__file__}::test_the_shared_server_serves_every_async_test[asyncio-valkey-9]"
     subprocess.run(

@@ -90,6 +90,7 @@ def test_sentinels_fail_over_by_command_and_by_death(sentinels: SentinelSet) -> 
         assert client.set("key", "value")
 
 
+@pytest.mark.full
 def test_an_older_server_has_sentinels_too() -> None:
     with SentinelSet(binary(REDIS_6)) as sentinels:
         first = sentinels.master

@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from taskbull import App
 from taskbull.testing import connected, private_server
 
@@ -29,6 +31,7 @@ def test_a_private_server_serves_an_app() -> None:
         assert App("x", redis=server.url).sync_queue("q").counts()["waiting"] == 0
 
 
+@pytest.mark.full
 def test_the_fixture_works_in_a_users_test(tmp_path: Path) -> None:
     (tmp_path / "test_mine.py").write_text(TEST)
     words = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(tmp_path)]

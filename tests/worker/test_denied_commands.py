@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 import redis
 from anyio import create_task_group, sleep_forever
 
@@ -103,6 +104,7 @@ class Denied:
             raise TimeoutError
 
 
+@pytest.mark.full
 async def test_all_jobs_end_when_a_denied_command_is_allowed(  # G2
     private_server: PrivateServers,
 ) -> None:
