@@ -215,7 +215,8 @@ def private_server() -> Iterator[PrivateServers]:
         yield PrivateServers(stack)
 
 
-@pytest.fixture(scope="session")
+# A cluster and a set of sentinels use CPU while they are idle, so they end with each file.
+@pytest.fixture(scope="module")
 def shared_cluster() -> Iterator[Cluster]:
     with Cluster(binary(VALKEY_9)) as cluster:
         yield cluster
@@ -228,7 +229,7 @@ def cluster(shared_cluster: Cluster) -> Cluster:
     return shared_cluster
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def shared_sentinels() -> Iterator[SentinelSet]:
     with SentinelSet(binary(VALKEY_9)) as sentinels:
         yield sentinels
