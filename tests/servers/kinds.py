@@ -17,6 +17,7 @@ import redis
 from msgspec import Struct
 
 from taskbull.errors import ConfigurationError
+from taskbull.scripts import loader
 from taskbull.store.server_process import ServerProcess, valkey_binary
 from tests.servers.waiting import wait_until
 
@@ -102,8 +103,14 @@ class SharedServers:
         return self._started[kind]
 
     def emptied(self, kind: str) -> Reachable:
+        """Return a server without data that knows all scripts, whatever ran on it before."""
         server = self.get(kind)
-        self.client(server).flushall()
+        client = self.client(server)
+        client.flushall()
+        scripts = _scripts()
+        for script, exists in zip(scripts, client.script_exists(*scripts), strict=True):
+            if not exists:
+                client.script_load(scripts[script])
         return server
 
     def client(self, server: Reachable) -> redis.Redis:
@@ -117,6 +124,12 @@ class SharedServers:
         if kind == CONTAINER:
             return self._stack.enter_context(_container(str(IMAGE)))
         return self._stack.enter_context(ServerProcess(binary(kind))).url
+
+
+@functools.cache
+def _scripts() -> dict[str, str]:
+    """Return the source of every script by its digest."""
+    return {script.sha: script.source for script in map(loader.load, loader.names())}
 
 
 @contextmanager
