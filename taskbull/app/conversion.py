@@ -14,7 +14,7 @@ from typing import Any, cast, get_origin
 
 import msgspec
 from msgspec import Struct
-from msgspec import inspect as types
+from msgspec import inspect as msgspec_types
 
 from taskbull.core import payload
 from taskbull.core.foreign import is_pydantic_model
@@ -39,7 +39,7 @@ def converter(kind: Any) -> Callable[[bytes], Any]:
     Raises `TypeError` if the type cannot be represented in JSON.
     """
     decode = msgspec.json.Decoder(kind, dec_hook=_construct).decode
-    for custom in _custom_types(types.type_info(kind), set()):
+    for custom in _custom_types(msgspec_types.type_info(kind), set()):
         if not is_pydantic_model(custom) and not any(_is_a(each, custom) for each in _JSON):
             raise TypeError(f"JSON has no form for {custom.__module__}.{custom.__qualname__}")
 
@@ -112,9 +112,9 @@ def _custom_types(info: object, seen: set[int]) -> Iterator[type]:
     if id(info) in seen:
         return
     seen.add(id(info))
-    if isinstance(info, types.CustomType):
+    if isinstance(info, msgspec_types.CustomType):
         yield info.cls
-    elif isinstance(info, types.Type | types.Field):
+    elif isinstance(info, msgspec_types.Type | msgspec_types.Field):
         assert isinstance(info, Struct)  # noqa: S101 - for the type checker
         for field in info.__struct_fields__:
             yield from _custom_types(getattr(info, field), seen)

@@ -54,7 +54,7 @@ _URL = re.compile(r"([A-Za-z][\w+.-]*:(?:\\?/){2}[^\s/:@\"]*:)([^\s@\"]+)(?=@)")
 """An address with a password; JSON may have its slashes escaped."""
 
 _CUT_URL = re.compile(r"([A-Za-z][\w+.-]*:(?:\\?/){2}[^\s/:@\"]*:)([^\s@\"/]+)$")
-_SCHEME = re.compile(r"(?:Bearer|Basic)\s+\S{6,}", re.IGNORECASE)
+_AUTH_HEADER = re.compile(r"(?:Bearer|Basic)\s+\S{6,}", re.IGNORECASE)
 _NESTED = 3
 """Levels of JSON within strings of JSON that are read."""
 
@@ -99,7 +99,7 @@ class Redactor:
         else:  # the text was cut off
             word = _CUT_URL.sub(rf"\1{MASK}", word)
             inner = _decoded(f'{word.rstrip(chr(92))}"')
-        if _SCHEME.fullmatch(inner.strip()):
+        if _AUTH_HEADER.fullmatch(inner.strip()):
             return f'"{MASK}"'
         if nested and inner.lstrip()[:1] in {"{", "["}:
             masked = _Masking(self, nested - 1).of(inner)

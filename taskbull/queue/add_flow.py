@@ -13,10 +13,10 @@ The ids of its jobs are made from one random word, so that a flow that is sent a
 
 from __future__ import annotations
 
-import time
 from contextlib import suppress
 from functools import partial
 from hashlib import blake2b
+from time import time
 from typing import TYPE_CHECKING, Final
 from uuid import uuid4
 
@@ -54,7 +54,7 @@ class Flow:
         """Make the ids of all jobs from `seed`, and cut the flow into pieces."""
         self.seed = seed
         self._members = arrange(self._tree, partial(_job_id, seed))
-        self._pieces = cut_flow(self._members, int(time.time() * 1000))
+        self._pieces = cut_flow(self._members, int(time() * 1000))
         self._root = self._pieces[0].nodes[0]
         self.root_job = self._root.job
 
@@ -92,7 +92,7 @@ class Flow:
                 if form and form == self._form() and seed != self.seed:
                     self._arrange(seed)
                     continue
-                now_ms = int(time.time() * 1000)
+                now_ms = int(time() * 1000)
                 undone: list[str] = yield from alone(undo_flows(self._root.queue, now_ms))
                 if self._root.queue.job(self._root.job.job_id) not in undone:
                     raise
@@ -139,7 +139,7 @@ class Flow:
 
     def _send_pieces(self) -> Stages[list[Added] | Unsent]:
         sent_ms = None if self._ticket is None else self._ticket.sent_ms
-        began_ms = int(time.time() * 1000)
+        began_ms = int(time() * 1000)
         first: list[Added] = []
         owner = f"{self.seed}:{self._form()}"
         for number in range(len(self._pieces)):

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import time
-from time import monotonic
+from time import monotonic, time
 from typing import Any
 
 from taskbull.core.wire.new_job import EncodedJob, encode_job
@@ -68,7 +67,7 @@ class FirstTry:
 def add_at_once(entry: Entry, timeout: float | None) -> JobHandle[Any]:
     """Add one job from code without an event loop."""
     store = entry.client.stores.sync_store()
-    job = encode_job(entry.job, int(time.time() * 1000))
+    job = encode_job(entry.job, int(time() * 1000))
     try:
         if current_tracer() is None and (added := _add_plainly(store, entry, job, timeout)):
             return added

@@ -25,7 +25,7 @@ from taskbull.errors import (
     TaskbullError,
 )
 from taskbull.store.address import Endpoint
-from taskbull.store.backend import Recipient, Waiter, waiters
+from taskbull.store.backend import Recipient, waiters
 from taskbull.store.deadline import Deadline
 from taskbull.store.deadline_watch import DeadlineWatch
 from taskbull.store.dialing import ConnectionOptions, Dialer, hang_up
@@ -35,6 +35,7 @@ from taskbull.store.reconnection import LinkLost, Notify, log_change
 from taskbull.store.silence import FORGOTTEN
 from taskbull.store.silence_watch import SilenceWatch
 from taskbull.store.sockets import explain
+from taskbull.store.waiter import Waiter
 
 
 class Connection:

@@ -10,12 +10,12 @@ from __future__ import annotations
 import re
 from enum import Enum, auto
 
-from hiredis import ReplyError
 from msgspec import Struct
 
 from taskbull.errors import ConnectionLost, ServerRefused, ServerUnavailable, TaskbullError
 from taskbull.store.address import Endpoint
 from taskbull.store.deadline import Deadline
+from taskbull.store.pipeline import ReplyError
 
 
 class Reaction(Enum):

@@ -6,8 +6,8 @@ taken for a length, and waited for.
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterator
-from struct import Struct
 from typing import Final
 
 from taskbull.errors import TaskbullError
@@ -17,7 +17,7 @@ MARK: Final = b"tbp1"
 MOST: Final = 64 << 20
 """Bytes of a message, at the most."""
 
-_HEADER = Struct(">4sI")
+_HEADER = struct.Struct(">4sI")
 
 
 class BadFrame(TaskbullError):
