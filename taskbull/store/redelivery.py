@@ -9,14 +9,13 @@ from __future__ import annotations
 from collections.abc import Generator
 from typing import Any, TypeAlias
 
-from hiredis import ReplyError
 from msgspec import Struct
 
 from taskbull.errors import ConnectionLost, ServerUnavailable
 from taskbull.store.address import Endpoint
 from taskbull.store.deadline import Deadline
 from taskbull.store.error_replies import Reaction, Refusal, read_refusal
-from taskbull.store.pipeline import Reply
+from taskbull.store.pipeline import Reply, ReplyError
 
 PATIENCE = 10.0
 """Seconds for which a call insists when the server says "not now"."""
