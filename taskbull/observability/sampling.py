@@ -12,7 +12,8 @@ from typing import Protocol, cast
 
 from msgspec import Struct
 from opentelemetry import propagate
-from opentelemetry.trace import NonRecordingSpan, SpanContext, TraceFlags, Tracer
+from opentelemetry.trace import NonRecordingSpan, SpanContext, TraceFlags
+from opentelemetry.trace import Tracer as Tracer
 
 _SDK = "opentelemetry.sdk.trace.sampling"
 

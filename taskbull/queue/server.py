@@ -6,8 +6,6 @@ from collections.abc import Sequence
 from time import monotonic
 from typing import Any, TypeVar
 
-from anyio import create_task_group
-
 from taskbull.errors import ConnectionLost, MaybeExecuted, ServerUnavailable, TaskbullError
 from taskbull.queue.any_server import AnyServer
 from taskbull.queue.driver import Driver
@@ -72,6 +70,8 @@ class Server(AnyServer, Awaited):
                 answers[place] = await store.run(again(calls[place]), timeout=deadline.timeout)
             except TaskbullError as error:
                 answers[place] = error
+
+        from anyio import create_task_group  # noqa: PLC0415 - sync programs need no event loop
 
         async with create_task_group() as tasks:
             for place, answer in enumerate(answers):
