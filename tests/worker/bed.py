@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 import redis
-from anyio import Event, fail_after, sleep
+from anyio import Event, fail_after, move_on_after, sleep
 
 from taskbull.core import events
 from taskbull.core.job import Job
@@ -81,6 +81,17 @@ class HandClock(Clock):
         self._ahead += seconds
         self._turned.set()
         self._turned = Event()
+
+    async def turn_until(self, condition: Callable[[], bool]) -> None:
+        """Let time pass until the condition holds, in steps that are shorter than a lock.
+
+        One large step may not do: a worker that reads a late reply starts to wait after it.
+        """
+        with fail_after(LIMIT):
+            while not condition():
+                self.turn(16)
+                with move_on_after(1):
+                    await until(condition)
 
 
 class WorkerBed:

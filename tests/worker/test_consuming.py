@@ -373,16 +373,14 @@ async def test_a_job_that_is_due_while_a_job_limits_the_queue_waits_with_the_oth
 
     async with bed.worker(handler, limiter=limiter, clock=clock).running():
         await bed.record.wait_for(events.Released)
-        clock.turn(31)
-        await until(lambda: due.id in listed(bed, bed.keys.wait))
+        await clock.turn_until(lambda: due.id in listed(bed, bed.keys.wait))
         added = await bed.queue.add("later", delay=60)
-        clock.turn(61)
-        await until(lambda: added.id in listed(bed, bed.keys.wait))
+        await clock.turn_until(lambda: added.id in listed(bed, bed.keys.wait))
         assert len(bed.record.of(events.Started)) == 1
         bed.admin.delete(f"{bed.prefix}:q:limiter")
-        clock.turn(3600)
-        completed = await bed.record.wait_for(events.Completed, 3)
-    assert {event.job.id for event in completed} == {first.id, due.id, added.id}
+        await clock.turn_until(lambda: len(bed.record.of(events.Completed)) == 3)
+    completed = {event.job.id for event in bed.record.of(events.Completed)}
+    assert completed == {first.id, due.id, added.id}
 
 
 async def test_a_job_that_is_due_while_somebody_limits_the_queue_waits_with_the_others(
@@ -392,6 +390,5 @@ async def test_a_job_that_is_due_while_somebody_limits_the_queue_waits_with_the_
     await bed.queue.rate_limit(3600)
     due = await bed.queue.add("later", delay=5)
     async with bed.worker(echo, limiter=Limiter(max=9, duration=1), clock=clock).running():
-        clock.turn(36)
-        await until(lambda: due.id in listed(bed, bed.keys.wait))
+        await clock.turn_until(lambda: due.id in listed(bed, bed.keys.wait))
         assert not bed.record.of(events.Started)
