@@ -15,7 +15,7 @@ from pathlib import Path
 import nox
 
 nox.needs_version = ">=2025.2"
-nox.options.sessions = ["lint", "types", "lua", "tests"]
+nox.options.sessions = ["lint", "prose", "types", "lua", "tests"]
 nox.options.default_venv_backend = "none"
 
 # Most tests wait for servers and other processes, so run three per core. Files are not split,
@@ -58,6 +58,12 @@ def lint(session: nox.Session) -> None:
     """Style and common faults."""
     run(session, "ruff", "check", *CODE)
     run(session, "ruff", "format", "--check", *CODE)
+
+
+@nox.session
+def prose(session: nox.Session) -> None:
+    """Phrases that a native speaker would not write: no file may gain any."""
+    run(session, "tests.prose", *session.posargs)
 
 
 @nox.session
