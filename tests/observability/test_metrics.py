@@ -183,6 +183,7 @@ async def test_lengths_and_the_oldest_job_are_sampled_by_one_worker(
     bed: WorkerBed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sampler, "SAMPLING", 0.05)
+    monkeypatch.setattr(sampler, "_TERM", 600)  # A busy machine must not end the turn of `first`.
     first, second = bed.worker(echo, worker_id="first"), bed.worker(echo, worker_id="second")
     await bed.queue.add("later", delay=600)
     await bed.queue.set_global_concurrency(1)
