@@ -75,9 +75,9 @@ class Seen(Struct, frozen=True):
 
 def encode_record(record: WorkerRecord) -> bytes:
     """Return a record as JSON of bounded size: names of tasks are left out where they are many."""
-    tasks = record.tasks
-    if tasks is None:
-        return msgspec.json.encode(record)
+    tasks, whole = record.tasks, msgspec.json.encode(record)
+    if tasks is None or (len(tasks) <= _MOST_TASKS and len(whole) <= LONGEST):
+        return whole
     fitting = _fitting(tasks[:_MOST_TASKS], LONGEST - len(msgspec.json.encode(_bare(record))))
     left_out = len(tasks) - len(fitting)
     return msgspec.json.encode(replace(record, tasks=fitting, tasks_left_out=left_out))

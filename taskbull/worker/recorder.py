@@ -12,9 +12,10 @@ import platform
 import resource
 import socket
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from anyio import CancelScope, create_task_group, current_time, move_on_after, sleep_until
 from msgspec.structs import replace
@@ -46,6 +47,9 @@ BUSY, IDLE, ERRORS = 5.0, 25.0, 10.0
 
 _LIMIT = 5.0
 """Seconds that one write may take."""
+
+_PIECE = 25
+"""Queues whose records go in one trip: jobs wait for it, and a worker may have 1,000 queues."""
 
 _LAGS = 300
 """How many looks at the event loop are remembered."""
@@ -83,8 +87,7 @@ class Recorder:
                     self._lags.append(current_time() - due)
         finally:
             with CancelScope(shield=True), move_on_after(1.0), suppress(TaskbullError):
-                for page in self._pages:
-                    await page.end(self._id)
+                await self._send(lambda page: page.last(self._id))
 
     async def _register(self) -> None:
         context = self._contexts[0]
@@ -100,9 +103,20 @@ class Recorder:
         await self._write(stopping=True)
 
     async def _write(self, *, stopping: bool) -> None:
-        now, lag = current_time(), self._lag  # once for all: there may be a thousand queues
-        for page in self._pages:
-            await page.write(now, lag, stopping=stopping)
+        now = current_time()
+        state = {"lag_ms": round(self._lag * 1000, 1), "memory": _memory(), "stopping": stopping}
+        await self._send(lambda page: page.due(now, state))
+
+    async def _send(self, calls_of: Callable[[_Page], list[Call[None]]]) -> None:
+        for first in range(0, len(self._pages), _PIECE):
+            pages = self._pages[first : first + _PIECE]
+            calls = [(page, call) for page in pages for call in calls_of(page)]
+            if calls:
+                store = self._contexts[0].store
+                results = await store.run_each([call for _, call in calls], timeout=_LIMIT)
+                for (page, _), result in zip(calls, results, strict=True):
+                    if isinstance(result, TaskbullError):
+                        page.failed(result)
 
     @property
     def _lag(self) -> float:
@@ -124,37 +138,42 @@ class _Page:
         self._written_at = self._errors_at = float("-inf")
         self._refused = False
 
-    async def write(self, now: float, lag: float, *, stopping: bool) -> None:
-        """Write what is due."""
+    def due(self, now: float, state: Mapping[str, Any]) -> list[Call[None]]:
+        """Return what is to be written now; `state` is that of the whole worker."""
+        calls: list[Call[None]] = []
         if now - self._errors_at >= ERRORS:
             self._errors_at = now
-            await self._write_errors()
+            calls = self._errors()
         age, written, context = now - self._written_at, self._written, self._context
         is_quiet = not context.runs and not written.running and context.circuit is None
-        if is_quiet and age < IDLE and stopping is written.stopping:
-            return
-        record = self._now(stopping=stopping)
-        is_due = age >= IDLE or (age >= BUSY and _is_news(record, self._written))
-        if is_due or record.stopping is not self._written.stopping:
-            self._written, self._written_at = record, now
-            at_ms = self._context.clock.wall_ms()
-            lag_ms = round(lag * 1000, 1)
-            told = replace(record, at_ms=at_ms, lag_ms=lag_ms, memory=_memory())
-            await self._send(note_worker(self._context.keys, told))
+        has_changed = state["stopping"] is not written.stopping
+        if not is_quiet or age >= IDLE or has_changed:
+            record = self._now(state)
+            if age >= IDLE or has_changed or (age >= BUSY and _is_news(record, written)):
+                self._written, self._written_at = record, now
+                calls.append(note_worker(context.keys, record))
+        return [] if self._refused else calls
 
-    async def end(self, worker_id: str) -> None:
-        """Write what is left, and that the worker is gone."""
-        await self._write_errors()
+    def last(self, worker_id: str) -> list[Call[None]]:
+        """Return what is left to be written, and that the worker is gone."""
+        calls = self._errors()
         if self._written_at > float("-inf"):
             keys, now_ms = self._context.keys, self._context.clock.wall_ms()
-            await self._send(forget_worker(keys, worker_id, now_ms))
+            calls.append(forget_worker(keys, worker_id, now_ms))
+        return [] if self._refused else calls
 
-    async def _write_errors(self) -> None:
-        if counted := self._attempts.take(self.queue):
-            keys, now_ms = self._context.keys, self._context.clock.wall_ms()
-            await self._send(note_errors(keys, counted, now_ms))
+    def failed(self, error: TaskbullError) -> None:
+        """Take in why something was not written."""
+        if isinstance(error, ServerRefused) and error.code == "NOPERM":
+            self._refused = True  # it will not change while we run
+        logger.debug("Queue %s: no record of this worker: %s", self.queue, error)
 
-    def _now(self, *, stopping: bool) -> WorkerRecord:
+    def _errors(self) -> list[Call[None]]:
+        counted = self._attempts.take(self.queue)
+        keys, now_ms = self._context.keys, self._context.clock.wall_ms()
+        return [note_errors(keys, counted, now_ms)] if counted else []
+
+    def _now(self, state: Mapping[str, Any]) -> WorkerRecord:
         context = self._context
         circuit = None
         if context.circuit is not None:
@@ -164,19 +183,8 @@ class _Page:
                 left = wakes_at - context.clock.now()
                 until_ms = context.clock.wall_ms() + round(left * 1000)
             circuit = BreakerRecord(context.circuit.state, until_ms, failures)
-        running = context.runs.running()
-        return replace(self._about, running=running, circuit=circuit, stopping=stopping)
-
-    async def _send(self, call: Call[None]) -> None:
-        if self._refused:
-            return
-        try:
-            await self._context.store.run(call, timeout=_LIMIT)
-        except ServerRefused as error:
-            self._refused = error.code == "NOPERM"  # it will not change while we run
-            logger.debug("Queue %s: no record of this worker: %s", self.queue, error)
-        except TaskbullError as error:
-            logger.debug("Queue %s: no record of this worker: %s", self.queue, error)
+        running, at_ms = context.runs.running(), context.clock.wall_ms()
+        return replace(self._about, running=running, circuit=circuit, at_ms=at_ms, **state)
 
 
 def _is_news(record: WorkerRecord, written: WorkerRecord) -> bool:
