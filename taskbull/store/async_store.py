@@ -184,8 +184,9 @@ class Store:
                 connection = await self._topology.find(call.key)
             except ConnectionLost:
                 return None
-        with move_on_after(deadline.timeout):
-            await connection.room()
+        if connection.full:
+            with move_on_after(deadline.timeout):
+                await connection.room()
         note = Note()
         return _Sent(connection, connection.submit(pack(words), note), note)
 

@@ -45,6 +45,10 @@ PULSE = 1.0
 BUSY, IDLE, ERRORS = 5.0, 25.0, 10.0
 """Seconds between two records of a worker that runs jobs, of one that does not, and of errors."""
 
+_PAUSE_PER_QUEUE = 0.005
+"""Seconds between two looks at a queue for each queue there is, up to `BUSY`: a worker of 200 or
+less looks at all of them with each pulse."""
+
 _LIMIT = 5.0
 """Seconds that one write may take."""
 
@@ -80,8 +84,11 @@ class Recorder:
             async with create_task_group() as tasks:
                 tasks.start_soon(self._register)
                 tasks.start_soon(self._stop, shutdown)
+                looks_at = current_time()
                 while True:
-                    await self._write(stopping=shutdown.begun)
+                    if current_time() >= looks_at:
+                        looks_at = current_time() + min(BUSY, len(self._pages) * _PAUSE_PER_QUEUE)
+                        await self._write(stopping=shutdown.begun)
                     due = current_time() + PULSE
                     await sleep_until(due)
                     self._lags.append(current_time() - due)
