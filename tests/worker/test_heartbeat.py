@@ -1,23 +1,26 @@
-"""What the heartbeat costs a worker of many queues."""  # H1
+"""What the heartbeat and the records cost a worker of many queues."""  # H1
 
 from __future__ import annotations
 
 import sys
 from collections import Counter
 from types import FrameType
-from typing import Any
+from typing import Any, cast
 
 from taskbull.core.job import Job
 from taskbull.core.keys import QueueKeys
 from taskbull.core.worker_options import WorkerOptions
-from taskbull.store.async_store import open_store
+from taskbull.scripts.records import get_records
+from taskbull.store.async_store import Store, open_store
 from taskbull.store.clients import address_of
 from taskbull.store.sync_store import SyncStore
 from taskbull.worker.clock import Clock
 from taskbull.worker.context import QueueContext
+from taskbull.worker.failed_attempts import FailedAttempts
 from taskbull.worker.heartbeat import Heartbeat
 from taskbull.worker.listeners import Listeners
 from taskbull.worker.quarantine import Quarantine
+from taskbull.worker.recorder import Recorder
 from taskbull.worker.reporter import Reporter
 from taskbull.worker.run import Run
 from taskbull.worker.threads import ThreadPool
@@ -28,26 +31,49 @@ RUNNING = 3
 """Queues with a running job."""
 
 
+def contexts_of(
+    store: Store, sync_store: SyncStore, reporter: Reporter, prefix: str, queues: int
+) -> list[QueueContext]:
+    threads = ThreadPool(1)
+    return [
+        QueueContext(
+            keys=QueueKeys(f"q{number}", prefix),
+            worker_id="w",
+            store=store,
+            sync_store=sync_store,
+            threads=threads,
+            reporter=reporter,
+            clock=Clock(),
+            quarantine=Quarantine(),
+        )
+        for number in range(queues)
+    ]
+
+
+class Trips:
+    """A store that counts how often Redis is waited for."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self.count = 0
+
+    async def run(self, *args: Any, **options: Any) -> Any:
+        self.count += 1
+        return await self._store.run(*args, **options)
+
+    async def run_each(self, *args: Any, **options: Any) -> Any:
+        self.count += 1
+        return await self._store.run_each(*args, **options)
+
+
 async def calls_of_a_round(url: str, prefix: str, queues: int) -> Counter[str]:
     """Count the calls of functions in which a heartbeat renews all locks once."""
-    address, threads = address_of(url), ThreadPool(1)
+    address = address_of(url)
     reporter = Reporter(Listeners(), "w", "")
     posted: list[Any] = []
     async with open_store(address) as store:
         sync_store = SyncStore(address)
-        contexts = [
-            QueueContext(
-                keys=QueueKeys(f"q{number}", prefix),
-                worker_id="w",
-                store=store,
-                sync_store=sync_store,
-                threads=threads,
-                reporter=reporter,
-                clock=Clock(),
-                quarantine=Quarantine(),
-            )
-            for number in range(queues)
-        ]
+        contexts = contexts_of(store, sync_store, reporter, prefix, queues)
         for context in contexts[:: queues // RUNNING][:RUNNING]:
             context.runs.add(Run(Job(id="1"), "token", 0.0))
         watchdog = Watchdog(posted.append, reporter, "w")
@@ -77,3 +103,21 @@ async def test_a_round_over_many_queues_costs_a_few_steps_for_each(
     many = await calls_of_a_round(url, prefix, 1000)
     assert many["_extend"] == RUNNING  # the others have nothing to renew
     assert many.total() < few.total() + 10 * 1000
+
+
+async def test_records_of_many_queues_are_written_in_few_trips(
+    shared_servers: SharedServers, prefix: str
+) -> None:  # H1
+    address, queues = address_of(shared_servers.emptied(VALKEY_9).url), 100
+    async with open_store(address) as store:
+        trips, sync_store = Trips(store), SyncStore(address)
+        reporter = Reporter(Listeners(), "w", "")
+        contexts = contexts_of(cast("Store", trips), sync_store, reporter, prefix, queues)
+        options = {context.keys.queue: WorkerOptions() for context in contexts}
+        recorder = Recorder(contexts, options, "w", {}, FailedAttempts())
+        await recorder._write(stopping=False)
+        assert trips.count <= queues / 10
+        found = await store.run_all([get_records(context.keys) for context in contexts])
+        assert [len(seen) for seen in found] == [1] * queues
+        await recorder._write(stopping=False)
+        assert trips.count <= queues / 10  # nothing is due
