@@ -115,8 +115,9 @@ class Recorder:
         await self._send(lambda page: page.due(now, state))
 
     async def _send(self, calls_of: Callable[[_Page], list[Call[None]]]) -> None:
-        for first in range(0, len(self._pages), _PIECE):
-            pages = self._pages[first : first + _PIECE]
+        first, size = 0, 1  # the first alone: Redis may not know the scripts yet
+        while pages := self._pages[first : first + size]:
+            first, size = first + size, _PIECE
             calls = [(page, call) for page in pages for call in calls_of(page)]
             if calls:
                 store = self._contexts[0].store
