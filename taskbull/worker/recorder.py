@@ -120,11 +120,16 @@ class Recorder:
             first, size = first + size, _PIECE
             calls = [(page, call) for page in pages for call in calls_of(page)]
             if calls:
-                store = self._contexts[0].store
-                results = await store.run_each([call for _, call in calls], timeout=_LIMIT)
-                for (page, _), result in zip(calls, results, strict=True):
+                for (page, _), result in zip(calls, await self._run(calls), strict=True):
                     if isinstance(result, TaskbullError):
                         page.failed(result)
+
+    async def _run(self, calls: Sequence[tuple[_Page, Call[None]]]) -> list[None | TaskbullError]:
+        store = self._contexts[0].store
+        try:
+            return await store.run_each([call for _, call in calls], timeout=_LIMIT)
+        except TaskbullError as error:  # The connection was closed before anything was sent.
+            return [error] * len(calls)
 
     @property
     def _lag(self) -> float:
