@@ -124,7 +124,7 @@ class Recorder:
                     if isinstance(result, TaskbullError):
                         page.failed(result)
 
-    async def _run(self, calls: Sequence[tuple[_Page, Call[None]]]) -> list[None | TaskbullError]:
+    async def _run(self, calls: Sequence[tuple[_Page, Call[None]]]) -> list[TaskbullError | None]:
         store = self._contexts[0].store
         try:
             return await store.run_each([call for _, call in calls], timeout=_LIMIT)
