@@ -87,6 +87,12 @@ def others_go_on(queue: str, wanted: str | None) -> Generator[None]:
         if wanted is not None or isinstance(error, ServerUnavailable):
             raise
         note(f"queue {queue} cannot be read: {error}")
+    except (ConnectionLost, MaybeExecuted) as error:
+        server: SyncServer | None = click.get_current_context().meta.get(SERVER)
+        if wanted is not None or server is None:
+            raise
+        server.ping()  # fails too, unless other nodes of a Cluster answer
+        note(f"queue {queue} cannot be read: {error}")
 
 
 def complain(message: str) -> None:

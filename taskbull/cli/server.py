@@ -5,10 +5,10 @@ from __future__ import annotations
 import click
 
 from taskbull.app.app import App
-from taskbull.cli.errors import SERVER, CommandFailed, failure_of
+from taskbull.cli.errors import SERVER, CommandFailed, failure_of, note
 from taskbull.core.checks import did_you_mean
 from taskbull.errors import TaskbullError
-from taskbull.queue.any_server import Namespace
+from taskbull.queue.any_server import Namespace, Node
 from taskbull.queue.sync_queue import SyncQueue
 from taskbull.queue.sync_server import SyncServer
 
@@ -48,6 +48,14 @@ def server_at(namespace: Namespace) -> SyncServer:
         hash_tag=namespace.hash_tag,
         call_timeout=CALL_TIMEOUT,
     )
+
+
+def note_lost_servers(server: SyncServer) -> dict[Node, str]:
+    """Fail if Redis does not answer; note and return the nodes of a Cluster that do not."""
+    lost = server.lost_servers()
+    for node, reason in lost.items():
+        note(f"the queues of {node} cannot be read: {reason}")
+    return lost
 
 
 def existing_queue(server: SyncServer, name: str) -> SyncQueue:

@@ -12,7 +12,7 @@ from taskbull.queue.handle import CALL_TIMEOUT
 from taskbull.queue.hidden_errors import HiddenLooks
 from taskbull.queue.job_looks import JobLooks
 from taskbull.queue.overview import ServerOverview
-from taskbull.queue.questions import Rights
+from taskbull.queue.questions import Outages, Rights
 from taskbull.queue.schedule_looks import ScheduleLooks
 from taskbull.queue.server_operations import Node, ServerOperations
 from taskbull.queue.stores import Stores
@@ -50,6 +50,7 @@ class AnyServer(
         self._known = frozenset(queues)
         self._attempts_of = attempts_of
         self._rights = Rights()
+        self._outages = Outages()
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.address}, prefix {self.prefix}>"

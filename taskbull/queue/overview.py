@@ -20,7 +20,7 @@ from taskbull.core.trouble import LEAST_FAILED, MINUTES, Trouble, find_trouble
 from taskbull.errors import SerializationError, ServerRefused, TaskbullError
 from taskbull.queue.looked import Crew
 from taskbull.queue.methods import looks
-from taskbull.queue.questions import Look, ask_queues
+from taskbull.queue.questions import LOST, Look, ask_queues
 from taskbull.queue.queue_names import QueueNames, find_names
 from taskbull.queue.queue_watch import QueueWatch
 from taskbull.queue.server_whys import ServerWhys
@@ -138,7 +138,8 @@ class ServerOverview(ServerWhys):
             watch.crew = overview.crew
         for watch in overview.next_failing(now):
             watch.failures_at = now
-            with suppress(ServerRefused, SerializationError):  # the sample says what is wrong
+            # What is wrong, the sample says.
+            with suppress(ServerRefused, SerializationError, *LOST):
                 watch.failed((yield from self._failures(watch.name, _FAILURES)))
 
     @looks

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection
+from contextlib import suppress
 from math import inf
 from typing import Final
 
-from taskbull.errors import ServerRefused, ServerUnavailable
-from taskbull.queue.questions import Look, ask
-from taskbull.queue.queue_search import SearchPlace, find_queues
+from taskbull.errors import ServerRefused, TaskbullError
+from taskbull.queue.questions import LOST, Look, ask, ask_queues
+from taskbull.queue.queue_search import SearchPlace, begin_search, find_queues, read_registered
 from taskbull.scripts import records, survey
 from taskbull.store.namespace import Namespace
 
@@ -48,6 +49,9 @@ class QueueNames:
         self._is_whole = False
         """Whether a search has ended since names were last struck off."""
         self._place: SearchPlace | None = None
+        self._answered = False
+        self._lost: TaskbullError | None = None
+        """Why a node of a Cluster could not be searched this time, and whether another could."""
         self._rests_until = -inf
 
     @property
@@ -70,18 +74,34 @@ class QueueNames:
         is_first = not self.searched_once and not (self.apart and self.begun)
         limit, calls = (self._patience, inf) if is_first else (_SECONDS, _CALLS)
         while True:
-            names, self._place = yield from find_queues(namespace, self._place)
+            if (here := self._place) is None:
+                here = yield from begin_search()
+                self._lost, self._answered = None, False
+            try:
+                names, self._place = yield from find_queues(namespace, here)
+            except LOST as error:
+                self._lost, self._place = error, here.next_server()
+            else:
+                self._answered = True
+                self.found.update(names)
+                self._round.update(names)
             calls -= 1
-            self.found.update(names)
-            self._round.update(names)
             if self._place is None:
-                # What was not found is gone, unless somebody else still speaks of it.
-                self.found, self._round = self._round, set()
-                self.searched_once = self._is_whole = True
-                self._rests_until = time.monotonic() + _EVERY
+                self._end()
                 return
             if calls <= 0 or time.monotonic() - start >= limit:
                 return
+
+    def _end(self) -> None:
+        """Note that all keys have been searched."""
+        found, self._round = self._round, set()
+        if self._lost is None:
+            # What was not found is gone, unless somebody else still speaks of it.
+            self.found, self._is_whole = found, True
+        elif not self._answered:
+            raise self._lost
+        self.searched_once = True
+        self._rests_until = time.monotonic() + _EVERY
 
     def write(self, namespace: Namespace, there: Collection[str]) -> Look[None]:
         """Write down what was found; strike off what nobody has used for a day, and is not there.
@@ -104,16 +124,6 @@ class QueueNames:
             self.may_write = False
 
 
-def read_registered(namespace: Namespace) -> Look[list[str]]:
-    """Name the queues that were written down; none if that key is not ours, or may not be read."""
-    try:
-        return (yield from ask(records.get_registered(namespace.prefix)))
-    except ServerRefused as error:
-        if isinstance(error, ServerUnavailable):
-            raise
-        return []
-
-
 def find_names(
     namespace: Namespace, names: QueueNames, there: Collection[str], wanted: Collection[str]
 ) -> Look[list[str]]:
@@ -121,22 +131,21 @@ def find_names(
 
     Those that are `there` are among them in any case, those that are wanted if they exist.
     """
-    for name in list(names.changed):
-        if not (yield from ask(survey.exists(namespace.keys(name)))):
-            names.found.discard(name)
-        names.changed.discard(name)
+    changed = yield from ask_queues(namespace, names.changed, survey.exists)
+    names.changed = {name for name, exists in changed.items() if isinstance(exists, TaskbullError)}
+    names.found -= {name for name, exists in changed.items() if exists is False}
     if not (names.apart and names.begun):
         yield from names.search(namespace)
-    names.written = set((yield from read_registered(namespace)))
+    with suppress(*LOST):  # the node that has them is down: they are still the same
+        names.written = set((yield from read_registered(namespace)))
     if names.searched_once:  # what is only written down may be gone, as after an obliterate
-        for name in names.written.difference(names.found, there):
-            if (yield from ask(survey.exists(namespace.keys(name)))):
-                names.found.add(name)
-            else:
-                names.written.discard(name)
+        written = names.written.difference(names.found, there)
+        asked = yield from ask_queues(namespace, written, survey.exists)
+        names.found |= {name for name, exists in asked.items() if exists is True}
+        names.written -= {name for name, exists in asked.items() if exists is False}
     known = {*names.found, *there, *names.written}
-    for name in wanted:
-        if name not in known and (yield from ask(survey.exists(namespace.keys(name)))):
-            names.found.add(name)
-            known.add(name)
-    return sorted(known)
+    missing = [name for name in wanted if name not in known]
+    asked = yield from ask_queues(namespace, missing, survey.exists)
+    names.found |= {name for name, exists in asked.items() if exists is True}
+    # One that cannot be read is shown as such.
+    return sorted(known | {name for name, exists in asked.items() if exists is not False})

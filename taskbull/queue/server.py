@@ -34,7 +34,7 @@ class Server(AnyServer, Awaited):
 
     async def _run(self, operation: Look[T]) -> T:
         try:
-            driver = Driver(self._rights.within(operation))
+            driver = Driver(self._rights.within(self._outages.within(operation)))
             while driver.asks:
                 with driver:
                     driver.answer = await self._answer(driver.question)
@@ -52,8 +52,8 @@ class Server(AnyServer, Awaited):
                 return await store.run_on(server, call, timeout=limit)
             case Servers():
                 return await store.servers(timeout=limit)
-            case ServerOf(queue):
-                return await store.server_of(queue.base, timeout=limit)
+            case ServerOf(key):
+                return await store.server_of(key, timeout=limit)
             case _:
                 return await store.run(again(question), timeout=limit)  # it only looks
 

@@ -24,9 +24,16 @@ from taskbull.queue.failures import Failures, group_failures, liken, spread
 from taskbull.queue.job_row import JobPlace, JobRow, JobRows, due_of
 from taskbull.queue.looked import Crew, QueueSample, SearchStep
 from taskbull.queue.methods import looks
-from taskbull.queue.questions import Look, ask, ask_on, ask_queues, ask_together, list_servers
-from taskbull.queue.queue_names import read_registered
-from taskbull.queue.queue_search import plain_name
+from taskbull.queue.questions import (
+    LOST,
+    Look,
+    ask,
+    ask_on,
+    ask_queues,
+    ask_together,
+    list_servers,
+)
+from taskbull.queue.queue_search import plain_name, read_registered
 from taskbull.scripts import inspection, job_pieces, peeking, records, servers, survey
 from taskbull.scripts.failures import FAILURES_PEEKED, FailedJob, get_failed_ids, peek_failures
 from taskbull.scripts.peeking import PIECE, ROWS, START, After, Row
@@ -213,15 +220,23 @@ class ServerLooks:
     def _crew(self) -> Look[Crew]:
         found: dict[str, list[ConnectedWorker]] = {}
         told, count = True, 0
+        lost: TaskbullError | None = None
+        answered = False
         for server in (yield from list_servers()):
             try:
                 clients = yield from ask_on(server, servers.list_clients())
             except ServerRefused:  # an ACL rule, or a provider that forbids it
-                told = False
+                told, answered = False, True
                 continue
+            except LOST as error:  # the workers of its queues cannot be seen, those of others can
+                lost = error
+                continue
+            answered = True
             count += len(clients)
             for tagged, workers in servers.workers_by_queue(self.namespace.prefix, clients).items():
                 found.setdefault(plain_name(self.namespace, tagged), []).extend(workers)
+        if lost is not None and not answered:
+            raise lost
         return Crew(found, told, count)
 
     def _failed(

@@ -22,12 +22,14 @@ from taskbull.errors import ConfigurationError, JobNotFound, ServerRefused, Task
 from taskbull.queue.job_view import JobDetails, JobPage, JobView
 from taskbull.queue.methods import looks
 from taskbull.queue.questions import (
+    LOST,
     Look,
     ask,
     ask_on,
     ask_queues,
     ask_together,
     list_servers,
+    lost_servers,
     server_of,
 )
 from taskbull.queue.queue_search import SearchPlace, all_queues, find_queues
@@ -81,10 +83,27 @@ class ServerOperations:
 
     @looks
     def ping(self, server: Node | None = None) -> Look[None]:
-        """Raise at once if Redis, or one of its servers, does not answer."""
-        if server is None:
-            [server, *_] = yield from list_servers()
-        yield from ask_on(server, servers.ping())
+        """Raise at once if Redis, or one of its servers, does not answer.
+
+        A Cluster answers if one of its nodes does.
+        """
+        if server is not None:
+            yield from ask_on(server, servers.ping())
+        else:
+            yield from self._lost_servers()
+
+    @looks
+    def lost_servers(self) -> Look[dict[Node, str]]:
+        """Return the nodes of a Cluster that do not answer, and why; raise if none does."""
+        lost = yield from self._lost_servers()
+        return {node: str(error) for node, error in lost.items()}
+
+    def _lost_servers(self) -> Look[dict[Node, TaskbullError]]:
+        nodes = yield from list_servers()
+        lost = yield from lost_servers(nodes)
+        if len(lost) == len(nodes):
+            raise lost[nodes[0]]
+        return lost
 
     @looks
     def info(self, server: Node) -> Look[dict[str, str]]:
@@ -193,9 +212,11 @@ class ServerOperations:
     ) -> Look[dict[str, list[ConnectedWorker]]]:
         """List the workers that are connected to some queues, or to all, Node's among them.
 
-        Each server is asked once; `ServerRefused` if it does not tell.
+        Each server is asked once; `ServerRefused` if it does not tell. If a node of a Cluster does
+        not answer, its queues are not among them.
         """
         names = yield from self._names(queues)
+        lost: TaskbullError | None = None
         clients: dict[Endpoint, list[Client]] = {}
         workers: dict[str, list[ConnectedWorker]] = {}
         for name in names:
@@ -205,10 +226,16 @@ class ServerOperations:
                 if queues is not None:
                     raise
                 continue  # no worker of ours serves it
-            server = yield from server_of(keys)
-            if server not in clients:
-                clients[server] = yield from ask_on(server, servers.list_clients())
+            try:
+                server = yield from server_of(keys)
+                if server not in clients:
+                    clients[server] = yield from ask_on(server, servers.list_clients())
+            except LOST as error:
+                lost = error
+                continue
             workers[name] = servers.workers_of(keys, clients[server])
+        if lost is not None and not workers:
+            raise lost
         return workers
 
     @looks

@@ -54,7 +54,7 @@ class SyncServer(AnyServer, Blocking):
 
     def _run(self, operation: Look[T]) -> T:
         try:
-            driver = Driver(self._rights.within(operation))
+            driver = Driver(self._rights.within(self._outages.within(operation)))
             while driver.asks:
                 with driver:
                     driver.answer = self._answer(driver.question)
@@ -72,7 +72,7 @@ class SyncServer(AnyServer, Blocking):
                 return store.run_on(server, call, timeout=limit)
             case Servers():
                 return store.servers(timeout=limit)
-            case ServerOf(queue):
-                return store.server_of(queue.base, timeout=limit)
+            case ServerOf(key):
+                return store.server_of(key, timeout=limit)
             case _:
                 return store.run(again(question), timeout=limit)  # it only looks

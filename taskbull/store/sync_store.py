@@ -110,6 +110,8 @@ class SyncStore:
         results: list[T | TaskbullError] = []
         for call, replied in zip(calls, self._send_all(calls, deadline), strict=True):
             try:
+                if isinstance(replied[1], MaybeExecuted):
+                    raise replied[1]
                 reply = self._see_through(call, replied, deadline)
                 results.append(read_reply(call, reply, self.address))
             except TaskbullError as error:
@@ -273,7 +275,7 @@ class SyncStore:
             answers: list[Reply]
             try:
                 answers = self._pool.exchange(node, commands, deadline)
-            except ConnectionLost as error:
+            except (ConnectionLost, MaybeExecuted) as error:
                 answers = [error] * len(places)
             for place, answer in zip(places, answers, strict=True):
                 replies[place] = (node, answer)

@@ -13,7 +13,7 @@ from taskbull.cli.app_loading import find_server, server_options
 from taskbull.cli.completion import complete_queue
 from taskbull.cli.errors import note, others_go_on
 from taskbull.cli.job_tree import show_tree
-from taskbull.cli.server import existing_queue
+from taskbull.cli.server import existing_queue, note_lost_servers
 from taskbull.cli.terminal import (
     json_option,
     printable_lines,
@@ -58,7 +58,7 @@ def jobs(
     """List the jobs of a queue, or of all: the next to run first, of finished ones the latest."""
     server = find_server(**where)
     if queue is None:
-        server.ping()
+        note_lost_servers(server)
     else:
         existing_queue(server, queue)
     found: list[JobView] = []

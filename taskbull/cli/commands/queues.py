@@ -8,6 +8,7 @@ import click
 
 from taskbull.cli.app_loading import app_argument, find_server, server_options
 from taskbull.cli.errors import note
+from taskbull.cli.server import note_lost_servers
 from taskbull.cli.terminal import json_option, show_json, show_table
 from taskbull.core.durations import instant_from_ms
 from taskbull.core.queue_facts import PauseNote
@@ -25,7 +26,7 @@ def queues(
 ) -> None:
     """List the queues with the number of jobs in each state."""
     server = find_server(app or named, redis, prefix)
-    server.ping()
+    note_lost_servers(server)
     found = server.survey()
     for queue in found:
         if queue.problem:

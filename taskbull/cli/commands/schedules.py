@@ -15,11 +15,12 @@ from taskbull.cli.completion import complete_queue
 from taskbull.cli.durations import read_instant
 from taskbull.cli.errors import others_go_on
 from taskbull.cli.schedule_words import describe_schedule, until
-from taskbull.cli.server import existing_queue, open_server
+from taskbull.cli.server import existing_queue, note_lost_servers, open_server
 from taskbull.cli.terminal import cell, json_option, show_json, show_table
 from taskbull.core.rules import Cron
 from taskbull.core.schedule import Schedule
-from taskbull.errors import ScheduleNotFound
+from taskbull.errors import ConnectionLost, ScheduleNotFound
+from taskbull.queue.any_server import Node
 from taskbull.queue.sync_queue import SyncQueue
 from taskbull.queue.sync_server import SyncServer
 
@@ -49,14 +50,17 @@ def schedules() -> None:
 def list_schedules(queue: str | None, as_json: bool, **where: str | None) -> None:
     """List schedules by their next runs."""
     server = find_server(**where)
+    lost: dict[Node, str] = {}
     if queue is None:
-        server.ping()
+        lost = note_lost_servers(server)
     else:
         existing_queue(server, queue)
     names = [queue] if queue is not None else server.queues()
     found: list[Schedule] = []
     for name in names:
         with others_go_on(name, queue):
+            if lost and (reason := lost.get(server.server_of(name))):
+                raise ConnectionLost(reason)
             found += server.queue(name).schedules()
     now = datetime.now(UTC)
     if as_json:

@@ -9,6 +9,7 @@ import click
 from taskbull.cli.app_loading import app_argument, find_server, server_options
 from taskbull.cli.durations import read_seconds
 from taskbull.cli.errors import WrongUsage
+from taskbull.cli.server import note_lost_servers
 from taskbull.cli.terminal import json_option, show_json, show_table
 from taskbull.cli.top.rows import COLUMNS, cells, describe, ordered
 from taskbull.queue.overview import Overview, all_trouble
@@ -37,7 +38,7 @@ def top(named: str | None, interval: float, once: bool, as_json: bool, **where: 
     if interval < _SHORTEST:
         raise WrongUsage(f"--interval must be at least {_SHORTEST} s")
     server = find_server(where["app"] or named, where["redis"], where["prefix"])
-    server.ping()
+    note_lost_servers(server)
     if not (once or as_json) and sys.stdout.isatty() and sys.stdin.isatty():
         from taskbull.cli.top.run import run_top  # noqa: PLC0415 - rich is slow to import
 

@@ -8,7 +8,7 @@ import click
 
 from taskbull.cli.app_loading import find_server, server_options
 from taskbull.cli.completion import complete_queue
-from taskbull.cli.server import existing_queue
+from taskbull.cli.server import existing_queue, note_lost_servers
 from taskbull.cli.terminal import json_option, show_json, show_table
 
 
@@ -22,7 +22,7 @@ def workers(
     """List the workers that are connected, to all queues or to one."""
     server = find_server(app, redis, prefix)
     if queue is None:
-        server.ping()
+        note_lost_servers(server)
     else:
         existing_queue(server, queue)
     by_queue = server.workers(None if queue is None else [queue])
