@@ -21,7 +21,7 @@ from taskbull.errors import (
     TaskbullError,
 )
 from taskbull.scripts import servers
-from taskbull.scripts.call import Call, Command, Request, none_failed, reading
+from taskbull.scripts.call import Call, Request, none_failed, reading
 from taskbull.store.address import Endpoint
 from taskbull.store.namespace import Namespace
 
@@ -195,7 +195,9 @@ class Outages:
                 except LOST as error:
                     yield from self._note(server, error)
                     raise
-            case Call() | Command():
+            case Servers() | ServerOf():
+                return (yield question)
+            case _:
                 if (known := (yield from self._reason_for(question))) is not None:
                     raise known
                 try:
@@ -203,8 +205,6 @@ class Outages:
                 except LOST as error:
                     yield from self._note_for(question, error)
                     raise
-            case _:
-                return (yield question)
 
     def _ask_each(self, calls: Sequence[Request[Any]]) -> Look[list[Any]]:
         answers: list[Any] = []
