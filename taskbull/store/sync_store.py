@@ -270,11 +270,15 @@ class SyncStore:
             else:
                 replies.append((node, None))
                 by_node.setdefault(node, []).append(place)
-        for node, places in by_node.items():
+        for asked, (node, places) in enumerate(by_node.items()):
+            # A node that does not answer leaves time for those that come after it.
+            within = deadline
+            if deadline.seconds is not None:
+                within = Deadline(deadline.left / (len(by_node) - asked), monotonic)
             commands = [self._pack(calls[place]) for place in places]
             answers: list[Reply]
             try:
-                answers = self._pool.exchange(node, commands, deadline)
+                answers = self._pool.exchange(node, commands, within)
             except (ConnectionLost, MaybeExecuted) as error:
                 answers = [error] * len(places)
             for place, answer in zip(places, answers, strict=True):

@@ -17,6 +17,7 @@ from taskbull.cli import server as cli_server
 from taskbull.cli.main import commands
 from taskbull.core.keys import QueueKeys
 from taskbull.dashboard import Dashboard
+from taskbull.queue.sync_server import SyncServer
 from taskbull.scripts.records import queues_key
 from tests.dashboard.conftest import Visitor
 from tests.servers.cluster import Cluster, Node
@@ -144,3 +145,17 @@ def test_commands_show_the_queues_of_living_nodes(  # S5
             if scene.names_on == "living" and words != ("workers",):
                 for name in scene.dead:
                     assert re.search(rf"{name}:? cannot be read", done.stderr), (words, done.stderr)
+
+
+@CASES
+def test_a_first_look_without_an_event_loop_finds_the_living_nodes(  # S5
+    scene: Scene, how: str
+) -> None:
+    names = [*scene.dead, *scene.alive]
+    server = SyncServer(scene.cluster.url, prefix=scene.prefix, call_timeout=CALL_TIMEOUT)
+    assert not any(sample.problem for sample in server.sample(names))
+    scene.strike(how)
+    samples = server.sample(names)
+    assert {each.name for each in samples if each.problem} == set(scene.dead)
+    assert list(server.lost_servers()) == [server.server_of(scene.dead[0])]
+    server.close()
