@@ -25,7 +25,7 @@ from msgspec.structs import replace
 from benchmarks.observability_worker import QUEUE, WATCHES
 from benchmarks.servers import spent
 from taskbull.observability.tracing import current_tracer
-from taskbull.queue.sync_queue import SyncQueue
+from taskbull.queue.queue import SyncQueue
 from taskbull.store.server_process import ServerProcess, valkey_binary
 
 BASELINE = next(iter(WATCHES))

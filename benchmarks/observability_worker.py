@@ -17,9 +17,9 @@ from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
 from opentelemetry.sdk.trace.sampling import ParentBased, Sampler, TraceIdRatioBased
 
-from taskbull.core.worker_options import WorkerOptions
+from taskbull.core.options import WorkerOptions
+from taskbull.observability.exporters import OwnMetrics
 from taskbull.observability.http_server import MetricsServer
-from taskbull.observability.metrics_source import OwnMetrics
 from taskbull.worker.running_job import RunningJob
 from taskbull.worker.worker import Worker
 

@@ -22,7 +22,7 @@ from msgspec import Struct
 
 from taskbull.core.keys import QueueKeys
 from taskbull.core.states import JobState
-from taskbull.scripts import changes, limits, locks, removal
+from taskbull.scripts import change, cycle, removal
 from taskbull.scripts.call import Steps
 from taskbull.store import address
 from taskbull.store.server_process import ServerProcess, valkey_binary
@@ -126,7 +126,7 @@ class Bench:
 
 
 def _sweep() -> Steps[Any]:
-    return locks.sweep_stalled(QUEUE, NOW, interval_ms=30_000, max_stalls=1)
+    return cycle.sweep_stalled(QUEUE, NOW, interval_ms=30_000, max_stalls=1)
 
 
 def _active(bench: Bench, count: int, *, dead: int) -> None:
@@ -176,11 +176,11 @@ OPERATIONS: dict[str, tuple[Seed, Operate]] = {
         _everywhere,
         lambda: removal.obliterate(QUEUE, force=True),
     ),
-    "promote all": (_in("delayed"), lambda: changes.promote_jobs(QUEUE)),
-    "retry all": (_in("failed"), lambda: changes.retry_jobs(QUEUE, NOW)),
-    "pause": (_in("wait"), lambda: limits.pause(QUEUE)),
-    "pause, half of the jobs parked": (_both_lists, lambda: limits.pause(QUEUE)),
-    "resume, half of the jobs parked": (_both_lists, lambda: limits.resume(QUEUE)),
+    "promote all": (_in("delayed"), lambda: change.promote_jobs(QUEUE)),
+    "retry all": (_in("failed"), lambda: change.retry_jobs(QUEUE, NOW)),
+    "pause": (_in("wait"), lambda: change.pause(QUEUE)),
+    "pause, half of the jobs parked": (_both_lists, lambda: change.pause(QUEUE)),
+    "resume, half of the jobs parked": (_both_lists, lambda: change.resume(QUEUE)),
 }
 
 

@@ -8,19 +8,15 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from taskbull.app.app import App, load_app
-from taskbull.app.chain import chain
-from taskbull.app.injection import from_lifespan
-from taskbull.app.received import from_child, from_children
-from taskbull.app.task import Task
-from taskbull.app.task_group import TaskGroup
+from taskbull.app.group import TaskGroup
+from taskbull.app.signature import from_lifespan
+from taskbull.app.task import Task, chain, from_child, from_children
 from taskbull.core.backoff import Backoff
 from taskbull.core.breaker import CircuitBreaker
 from taskbull.core.cancelling import Cancelled
 from taskbull.core.celery import MODULE, celery_hint
-from taskbull.core.options import Dedup
-from taskbull.core.retention import Keep
+from taskbull.core.options import Dedup, Keep, Limiter, WorkerOptions
 from taskbull.core.states import JobState
-from taskbull.core.worker_options import Limiter, WorkerOptions
 from taskbull.errors import (
     CancelRequested,
     ConfigurationError,
@@ -53,15 +49,11 @@ from taskbull.queue.handle import JobHandle
 
 if TYPE_CHECKING:
     from taskbull import events
-    from taskbull.core.rules import Cron, Every
-    from taskbull.core.schedule import Schedule
+    from taskbull.core.schedule import Cron, Every, Schedule
     from taskbull.dashboard.asgi import Dashboard
-    from taskbull.queue.queue import Queue
-    from taskbull.queue.server import Server
-    from taskbull.queue.sync_queue import SyncQueue
-    from taskbull.queue.sync_server import SyncServer
-    from taskbull.worker.current_job import current_batch, current_job
-    from taskbull.worker.running_job import RunningJob
+    from taskbull.monitor.server import Server, SyncServer
+    from taskbull.queue.queue import Queue, SyncQueue
+    from taskbull.worker.running_job import RunningJob, current_batch, current_job
     from taskbull.worker.worker import Worker
 
 __all__ = [
@@ -127,18 +119,18 @@ __all__ = [
 __version__ = "0.1.0"
 
 _LATER = {
-    "Cron": "taskbull.core.rules",
+    "Cron": "taskbull.core.schedule",
     "Dashboard": "taskbull.dashboard.asgi",
-    "Every": "taskbull.core.rules",
+    "Every": "taskbull.core.schedule",
     "Queue": "taskbull.queue.queue",
     "RunningJob": "taskbull.worker.running_job",
     "Schedule": "taskbull.core.schedule",
-    "Server": "taskbull.queue.server",
-    "SyncQueue": "taskbull.queue.sync_queue",
-    "SyncServer": "taskbull.queue.sync_server",
+    "Server": "taskbull.monitor.server",
+    "SyncQueue": "taskbull.queue.queue",
+    "SyncServer": "taskbull.monitor.server",
     "Worker": "taskbull.worker.worker",
-    "current_batch": "taskbull.worker.current_job",
-    "current_job": "taskbull.worker.current_job",
+    "current_batch": "taskbull.worker.running_job",
+    "current_job": "taskbull.worker.running_job",
 }
 """Where the names are that are imported when they are asked for."""
 

@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 from _pytest.mark import ParameterSet
 
-from taskbull.queue.sync_server import SyncServer
+from taskbull.monitor.server import SyncServer
 from tests.servers.kinds import KINDS, is_expected
 
 FULL = bool(os.environ.get("TASKBULL_FULL"))

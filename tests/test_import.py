@@ -32,7 +32,7 @@ LEFT_OUT = [
     "taskbull.scripts.removal",
     "taskbull.store.async_store",
     "taskbull.store.embedded",
-    "taskbull.store.link",
+    "taskbull.store.asyncio_link",
     "taskbull.worker",
     "tempfile",
     "tenacity",

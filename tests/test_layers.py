@@ -49,24 +49,28 @@ LAYERS: dict[str, Layer] = {
     ),
     "observability": _layer("errors core", "msgspec opentelemetry prometheus_client"),
     "queue": _layer("errors core scripts store observability", "anyio msgspec"),
+    "monitor": _layer("errors core scripts store observability queue", "anyio msgspec"),
     "worker": _layer("errors core scripts store observability", "anyio msgspec"),
     "app": _layer(
-        "errors events core scripts store observability queue worker", "anyio msgspec uvloop"
+        "errors events core scripts store observability queue monitor worker",
+        "anyio msgspec uvloop",
     ),
     "testing": _layer(
-        "errors events core scripts store observability queue worker app", "anyio pytest"
+        "errors events core scripts store observability queue monitor worker app",
+        "anyio pytest",
     ),
     "django": _layer("worker", "django"),
-    "dashboard": _layer("errors core observability queue app", "anyio msgspec uvicorn"),
+    "dashboard": _layer("errors core observability queue monitor app", "anyio msgspec uvicorn"),
     # What talks to Redis is below: the command line prints what the library gives it.
     "cli": _layer(
-        "errors events core observability queue worker app dashboard", "anyio click msgspec rich"
+        "errors events core observability queue monitor worker app dashboard",
+        "anyio click msgspec rich",
     ),
 }
 
 EXTRA: dict[str, tuple[set[str], str]] = {
-    "core/current.py": ({"contextvars"}, "the job of the running code is a context variable"),
-    "core/frames.py": ({"os", "pathlib"}, "frames are known by the paths of their files"),
+    "core/middleware.py": ({"contextvars"}, "the job of the running code is a context variable"),
+    "core/failure.py": ({"os", "pathlib"}, "frames are known by the paths of their files"),
     "core/outcome.py": ({"logging"}, "the row of an outcome has the level of its log line"),
     "core/fingerprint.py": ({"hashlib"}, "like errors are known by a digest"),
     "core/wire/schedule.py": ({"hashlib"}, "BullMQ 3 and 4 name runs by a digest"),
@@ -78,25 +82,22 @@ LATE: dict[str, str] = {
     "taskbull.app.embedded": "few programs have an embedded server",
     "taskbull.app.dispatch": "who only enqueues needs no worker",
     "taskbull.app.pool.plan": "who only enqueues needs no worker",
-    "taskbull.app.running": "only a program that is a worker needs it",
+    "taskbull.app.run": "only a program that is a worker needs it",
     "taskbull.core.declared_schedule": "who has no schedule needs no cron and no time zones",
     "taskbull.dashboard.access": "other commands do not wait for it",
     "taskbull.dashboard.asgi": "other commands do not wait for it",
     "taskbull.dashboard.serving": "uvicorn is optional",
     "taskbull.cli.demo": "other commands do not wait for it",
     "taskbull.cli.tables": "rich is slow to import",
-    "taskbull.cli.top.run": "rich is slow to import",
-    "taskbull.cli.worker.run": "other commands do not wait for it",
+    "taskbull.cli.top": "rich is slow to import",
+    "taskbull.cli.worker_process": "other commands do not wait for it",
     "taskbull.observability.http_server": "prometheus_client is optional",
     "taskbull.observability.tracing": "OpenTelemetry is slow to import",
     "taskbull.queue.event_loops": "who has no event loop needs no asyncio",
     "taskbull.queue.queue": "who only enqueues by tasks does not need it",
-    "taskbull.queue.server": "who only enqueues by tasks does not need it",
-    "taskbull.queue.sync_server": "who only enqueues by tasks does not need it",
-    "taskbull.queue.sync_queue": "who only enqueues by tasks does not need it",
+    "taskbull.monitor.server": "who only enqueues by tasks does not need it",
     "taskbull.store.embedded": "few programs have an embedded server",
     "taskbull.store.trio_link": "trio is optional",
-    "taskbull.store.trio_waiter": "trio is optional",
     "taskbull.worker.worker": "who only enqueues needs no worker",
 }
 """Modules of our own that functions import, and why: each saves time or an optional package."""
@@ -107,8 +108,8 @@ WIRE_NAMES |= {"tbfl", "tbdr", "tbho"}
 """BullMQ's short names. Its camelCase names are found by their form."""
 
 NOT_OF_THE_WIRE = {
-    "dashboard/words.py": {"kB"},  # a thousand bytes
-    "observability/formats.py": {"taskName"},  # of a record of `logging`
+    "dashboard/components.py": {"kB"},  # a thousand bytes
+    "observability/logs.py": {"taskName"},  # of a record of `logging`
     "observability/tracing.py": {"addBulk", "addFlow"},  # what BullMQ calls the operations
     "store/embedded.py": {"iII"},  # a format of `struct`
     "store/embedded_stopper.py": {"iII"},
@@ -224,11 +225,6 @@ def _texts(source: str) -> Iterator[str]:
             yield node.value if isinstance(node.value, str) else node.value.decode("latin-1")
 
 
-def class_names(source: str) -> list[str]:
-    """Return the names of all classes in `source`, those inside of others and of functions too."""
-    return [node.name for node in _nodes(source) if isinstance(node, ast.ClassDef)]
-
-
 def commands(source: str) -> list[str]:
     """Return the commands of Redis that `source` makes: `Command(("HGET", key, …), …)`."""
     if not any(one.name == "taskbull.scripts.call.Command" for one in imports(source)):
@@ -286,14 +282,6 @@ def test_commands_of_redis_stand_in_scripts_and_store_only(sources: dict[str, st
         if place.partition("/")[0] not in {"scripts", "store"}
     }
     assert _offences(found) == {}
-
-
-def test_no_two_classes_have_one_name(sources: dict[str, str]) -> None:
-    places: dict[str, list[str]] = {}
-    for place, source in sources.items():
-        for name in class_names(source):
-            places.setdefault(name, []).append(place)
-    assert {name: found for name, found in places.items() if len(found) > 1} == {}
 
 
 def _offences(found: Mapping[str, C]) -> dict[str, C]:
@@ -364,8 +352,3 @@ def test_a_command_of_redis_is_found() -> None:
     source = 'from taskbull.scripts.call import Command\nCommand(("HGET", key, "name"), key, text)'
     assert commands(source) == ["HGET"]
     assert commands('from taskbull.scripts.call import Call\nlevels = ("INFO", "DEBUG")') == []
-
-
-def test_a_class_is_found_wherever_it_is() -> None:
-    source = "class A:\n    class B: ...\ndef f():\n    class C: ..."
-    assert class_names(source) == ["A", "B", "C"]

@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from taskbull.queue.server import Server
-from taskbull.queue.sync_server import SyncServer
+from taskbull.monitor.server import Server, SyncServer
 from tests.selection import draw
 from tests.servers.kinds import KINDS, is_expected
 

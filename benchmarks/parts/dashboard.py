@@ -21,7 +21,7 @@ from benchmarks.stage import Bench
 from benchmarks.table import percentile
 from taskbull.core.keys import QueueKeys
 from taskbull.core.states import JobState
-from taskbull.scripts import failures, peeking, survey
+from taskbull.scripts import browse
 from taskbull.scripts.call import Call
 
 JOBS = 1_000_000
@@ -50,16 +50,16 @@ def _calls(jobs: int) -> dict[str, Call[Any]]:
     """Return what pages ask of the server most, or at the highest price."""
     waiting, failed = QueueKeys(WAITING), QueueKeys(FAILED)
     minute_ms = int(time.time() * 1000) // 60_000 * 60_000
-    spread = [jobs // 2 + number * jobs // 200 for number in range(failures.FAILURES_PEEKED)]
+    spread = [jobs // 2 + number * jobs // 200 for number in range(browse.FAILURES_PEEKED)]
     return {
-        "a queue at a glance": survey.survey_queue(failed, 60),
-        "what ended by minute": survey.count_ends(failed, minute_ms, 60),
-        "25 waiting jobs": peeking.peek_jobs(waiting, JobState.WAITING, limit=peeking.PIECE),
-        "25 failed jobs": peeking.peek_jobs(failed, JobState.FAILED, limit=peeking.PIECE),
-        "50 errors": failures.peek_failures(failed, spread),
-        "a job that waits": peeking.place_job(waiting, str(jobs // 2)),
-        "a job that failed": peeking.place_job(failed, str(jobs // 2)),
-        "a search in 100 jobs": peeking.search_jobs(
+        "a queue at a glance": browse.survey_queue(failed, 60),
+        "what ended by minute": browse.count_ends(failed, minute_ms, 60),
+        "25 waiting jobs": browse.peek_jobs(waiting, JobState.WAITING, limit=browse.PIECE),
+        "25 failed jobs": browse.peek_jobs(failed, JobState.FAILED, limit=browse.PIECE),
+        "50 errors": browse.peek_failures(failed, spread),
+        "a job that waits": browse.place_job(waiting, str(jobs // 2)),
+        "a job that failed": browse.place_job(failed, str(jobs // 2)),
+        "a search in 100 jobs": browse.search_jobs(
             failed, JobState.FAILED, [(["data"], ["nowhere"])]
         ),
     }

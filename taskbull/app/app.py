@@ -1,46 +1,155 @@
-"""The app: what tasks belong to, and what users begin with."""
+"""The workers of an app: what surrounds their jobs, and how they are made."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack, cast
 
+from taskbull.app.batch import is_batch
 from taskbull.app.discovery import find_attribute, import_modules, import_package
+from taskbull.app.group import Registry, Resources, TaskGroup
 from taskbull.app.pool.source import AppSource, check_not_importing, source_of
 from taskbull.app.producer import JobSpec, Producer
-from taskbull.app.queue_rules import Queues
-from taskbull.app.task_group import TaskGroup
-from taskbull.app.worker_factory import WorkerFactory
+from taskbull.app.settings import QueueRules, Queues
 from taskbull.core import events, payload
-from taskbull.core.checks import check_choice, check_text, refusal
-from taskbull.core.classification import Classifier
-from taskbull.core.durations import Duration, limit_of
+from taskbull.core.celery import WORKER
+from taskbull.core.failure import Classifier
 from taskbull.core.job import Job
 from taskbull.core.keys import PREFIX
-from taskbull.core.keywords import check_keywords
-from taskbull.core.options import AppKeywords
-from taskbull.core.retry import UnknownErrors, attempts_of
-from taskbull.core.worker_options import QueueKeywords, QueueOptions, WorkerKeywords
+from taskbull.core.options import (
+    AppKeywords,
+    QueueKeywords,
+    QueueOptions,
+    WorkerKeywords,
+    WorkerOptions,
+)
+from taskbull.core.retry import RetryPolicy, UnknownErrors, attempts_of
+from taskbull.core.validation import (
+    Duration,
+    check_choice,
+    check_keywords,
+    check_text,
+    limit_of,
+    refusal,
+)
 from taskbull.errors import ConfigurationError
 from taskbull.queue.add_bulk import Progress
-from taskbull.queue.call_checks import BlockingCheck
-from taskbull.queue.handle import CALL_TIMEOUT, ENQUEUE_TIMEOUT, JobHandle
-from taskbull.scripts.inspection import names_waiting
-from taskbull.store.clients import Where, address_of
-from taskbull.store.namespace import Namespace
+from taskbull.queue.handle import CALL_TIMEOUT, ENQUEUE_TIMEOUT, BlockingCheck, JobHandle
+from taskbull.scripts.read import names_waiting
+from taskbull.store.address import Namespace, Where, address_of
 
 if TYPE_CHECKING:
     from taskbull.app.dispatch import Dispatch
     from taskbull.core.declared_schedule import DeclaredSchedules
-    from taskbull.queue.queue import Queue
-    from taskbull.queue.server import Server
-    from taskbull.queue.sync_queue import SyncQueue
-    from taskbull.queue.sync_server import SyncServer
-    from taskbull.worker.route import Route
+    from taskbull.monitor.server import Server, SyncServer
+    from taskbull.queue.queue import Queue, SyncQueue
+    from taskbull.worker.attempt import Route
     from taskbull.worker.worker import Worker
 
-R = TypeVar("R")
+
+# The workers of an app: what surrounds their jobs, and how they are made.
+
+
 E = TypeVar("E", bound=events.Event)
+
+
+class WorkerFactory:
+    """Makes workers, all of which serve the tasks of the app by the same rules.
+
+    Whoever only adds jobs has the rules, but no worker: that, with anyio, is not imported before
+    one is asked for.
+    """
+
+    def __init__(
+        self,
+        registry: Registry,
+        policy: RetryPolicy,
+        source: Callable[[Iterable[str]], AppSource],
+    ) -> None:
+        self._source = source
+        self._registry = registry
+        self._policy = policy
+        self._dispatch: Dispatch | None = None
+        self.rules = QueueRules()
+        self._listeners: list[tuple[type[events.Event], events.Listener[Any]]] = []
+
+    def tell(self, kind: type[E], listener: events.Listener[E]) -> None:
+        """Call a function for each event of a kind."""
+        events.check_listener(kind, listener)
+        self._listeners.append((kind, listener))
+
+    @property
+    def dispatch(self) -> Dispatch:
+        """From a job to the call of its task's function."""
+        if self._dispatch is None:
+            from taskbull.app.dispatch import Dispatch  # noqa: PLC0415 - see above
+
+            self._dispatch = Dispatch(self._registry, self._policy)
+        return self._dispatch
+
+    def worker(
+        self,
+        namespace: Namespace,
+        queues: Queues | None,
+        options: WorkerKeywords,
+        schedules: DeclaredSchedules,
+    ) -> Worker:
+        """Return a worker for some queues, or for those of all tasks, which are loaded by now."""
+        from taskbull.app.pool.plan import plan_pool, with_pool  # noqa: PLC0415 - see above
+        from taskbull.worker.worker import Worker  # noqa: PLC0415 - see above
+
+        check_keywords("a worker", options, WorkerKeywords, WORKER)
+        self.dispatch.prepare()
+        resources = Resources(self._registry)
+        names = self._registry.queues if queues is None else queues
+        if not names:
+            raise ConfigurationError(
+                f"{self._registry.owner} has no tasks, so there is nothing to work on: name their "
+                "modules by include=…, or the queues by queues=…"
+            )
+        rules = self.rules.for_worker(names)
+        settings = WorkerOptions(**options)
+        pool = plan_pool(self._registry.tasks.values(), list(rules), settings, self._source)
+        if pool is not None:
+            rules = with_pool(rules, settings, self._registry.tasks.values(), pool.size)
+        worker = Worker(
+            list(rules) if isinstance(names, Mapping) else names,
+            redis=namespace.address,
+            options=settings,
+            queue_options=rules,
+            prefix=namespace.prefix,
+            hash_tag=namespace.hash_tag,
+            resolve=self.dispatch.resolve,
+            circuit_breaker=self._registry.circuit_breakers,
+            lifespan=resources.open,
+            share=resources.of,
+            tasks=self._registry.tasks,
+            schedules=schedules,
+            pool=pool,
+        )
+        self._check_slots(worker.concurrency)
+        for kind, listener in self._listeners:
+            worker.on(kind, listener)
+        return worker
+
+    def _check_slots(self, concurrency: Mapping[str, int]) -> None:
+        """Refuse a worker that could never fill a batch."""
+        for task in self._registry.tasks.values():
+            slots = concurrency.get(task.queue)
+            if is_batch(task) and slots is not None and slots < task.batch.size:
+                size, queue = task.batch.size, task.queue
+                raise ConfigurationError(
+                    f"Batch task {task.name} ({task.place}) takes {size} jobs at once, but this "
+                    f"worker runs {slots} of queue {queue}: give the queue a concurrency of at "
+                    f"least {size}, better {2 * size}, with app.queue_options({queue!r}, "
+                    "concurrency=…) or taskbull worker -c …"
+                )
+
+
+# The app: what tasks belong to, and what users begin with.
+
+
+R = TypeVar("R")
 
 _LOOKED_AT = 100
 
@@ -146,13 +255,13 @@ class App(TaskGroup):
 
     def server(self) -> Server:
         """Return all queues of the app's server, for async code."""
-        from taskbull.queue.server import Server  # noqa: PLC0415 - see `Producer.queue`
+        from taskbull.monitor.server import Server  # noqa: PLC0415 - see `Producer.queue`
 
         return self.producer.server(Server, self.queues, self.attempts_of)
 
     def sync_server(self) -> SyncServer:
         """Return all queues of the app's server, for code without an event loop."""
-        from taskbull.queue.sync_server import SyncServer  # noqa: PLC0415 - as above
+        from taskbull.monitor.server import SyncServer  # noqa: PLC0415 - as above
 
         return self.producer.server(SyncServer, self.queues, self.attempts_of)
 
@@ -269,7 +378,7 @@ class App(TaskGroup):
     ) -> None:
         """Run a worker in an event loop of its own, until SIGTERM or SIGINT stop it gracefully."""
         check_choice("backend", backend, ("asyncio", "trio"))
-        from taskbull.app.running import run_as_program  # noqa: PLC0415 - see `WorkerFactory`
+        from taskbull.app.run import run_as_program  # noqa: PLC0415 - see `WorkerFactory`
 
         worker = self._worker(queues, options)
         run_as_program(worker, backend=backend, uvloop=uvloop, burst=burst)

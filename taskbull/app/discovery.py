@@ -13,9 +13,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from taskbull.core.frames import is_ours
+from taskbull.core.failure import is_ours
 from taskbull.errors import ConfigurationError
-from taskbull.store.project import distrust
+from taskbull.store.address import distrust
 
 __all__ = [
     "distrust",

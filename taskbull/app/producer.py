@@ -9,26 +9,20 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeAlias, TypeVar
 from msgspec import Struct
 from msgspec.structs import replace
 
-from taskbull.core.checks import check_type, refusal
 from taskbull.core.flow import Branch, Children, Need, branches_of
 from taskbull.core.job import Job, NewJob, Ticket
 from taskbull.core.options import JobOptions
-from taskbull.queue.add_bulk import Bulk, Progress, check_bulk
-from taskbull.queue.add_call import Adder
-from taskbull.queue.add_flow import Flow
-from taskbull.queue.add_part import Entry
-from taskbull.queue.add_single import add_at_once
+from taskbull.core.validation import check_type, refusal
+from taskbull.queue.add import Adder
+from taskbull.queue.add_bulk import Bulk, Entry, Flow, Progress, add_at_once, check_bulk
 from taskbull.queue.handle import DataCheck, JobHandle, QueueClient, ReadResult
 from taskbull.queue.stores import Stores
 from taskbull.scripts.call import Stages
-from taskbull.store.address import Address
-from taskbull.store.namespace import Namespace
+from taskbull.store.address import Address, Namespace
 
 if TYPE_CHECKING:
-    from taskbull.queue.any_queue import AnyQueue
-    from taskbull.queue.any_server import AnyServer
-    from taskbull.queue.queue import Queue
-    from taskbull.queue.sync_queue import SyncQueue
+    from taskbull.monitor.server import AnyServer
+    from taskbull.queue.queue import AnyQueue, Queue, SyncQueue
 
 Q = TypeVar("Q", bound="AnyQueue")
 S = TypeVar("S", bound="AnyServer")
@@ -171,7 +165,7 @@ class Producer:
 
     def sync_queue(self, name: str) -> SyncQueue:
         """Return the sync queue of a name, always the same."""
-        from taskbull.queue.sync_queue import SyncQueue  # noqa: PLC0415 - as above
+        from taskbull.queue.queue import SyncQueue  # noqa: PLC0415 - as above
 
         return self._kept(self._sync_queues, name, SyncQueue)
 

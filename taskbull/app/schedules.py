@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 from taskbull.app.producer import JobSpec
 from taskbull.app.task import Task
-from taskbull.core.checks import refusal
 from taskbull.core.flow import check_single
 from taskbull.core.job import NewJob
+from taskbull.core.validation import refusal
 from taskbull.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from taskbull.core.declared_schedule import DeclaredSchedule, DeclaredSchedules
-    from taskbull.core.rules import Rule
+    from taskbull.core.schedule import Rule
 
 
 class Schedules:

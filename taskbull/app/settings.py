@@ -2,27 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Final, cast
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
 
 from msgspec import Struct, structs
+from msgspec.structs import asdict, replace
 
-from taskbull.app.arguments import Extra
+from taskbull.app.signature import Extra
 from taskbull.core.backoff import Backoff
 from taskbull.core.breaker import CircuitBreaker
-from taskbull.core.checks import check_bool, check_choice, check_text, check_type
-from taskbull.core.classification import Classifier
-from taskbull.core.durations import Duration, seconds
+from taskbull.core.failure import Classifier
 from taskbull.core.keys import NAME_LIMIT
-from taskbull.core.options import CallKeywords, JobOptions, TaskKeywords
+from taskbull.core.options import (
+    NO_RULES,
+    CallKeywords,
+    JobOptions,
+    QueueOptions,
+    TaskKeywords,
+    check_concurrency,
+)
 from taskbull.core.retry import RetryPolicy
+from taskbull.core.validation import (
+    Duration,
+    check_bool,
+    check_choice,
+    check_text,
+    check_type,
+    seconds,
+)
 from taskbull.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from taskbull.core.schedule import Rule
+
+
+# What users say about a task and about one call of it, over what they say about the app.
+
 
 GRACE: Final = 5.0
 """Seconds that a function in a process has to end when it is told to."""
-
-if TYPE_CHECKING:
-    from taskbull.core.rules import Rule
 
 
 class TaskOptions(TaskKeywords, total=False):
@@ -132,3 +150,50 @@ def _refuse_functions(backoff: object, error_backoffs: object) -> None:
                 "Backoff.custom(…) cannot be given to one call: a function cannot be stored with a "
                 "job. Give it to @app.task or to the App"
             )
+
+
+# What an app says about its queues, for all workers of the app that serve them.
+
+
+Queues: TypeAlias = str | Sequence[str] | Mapping[str, int | None]
+"""One queue or several; a mapping gives each a concurrency of its own, None: the usual one."""
+
+
+class QueueRules:
+    """Knows the rules of the queues."""
+
+    def __init__(self) -> None:
+        self._declared: dict[str, QueueOptions] = {}
+
+    @property
+    def queues(self) -> list[str]:
+        """The queues that have any."""
+        return list(self._declared)
+
+    def declare(self, queue: str, options: QueueOptions) -> None:
+        """Note rules; more of them may follow elsewhere, but none that contradicts another."""
+        known = asdict(self._declared.get(queue, NO_RULES))
+        new = {name: value for name, value in asdict(options).items() if value is not None}
+        for name, value in new.items():
+            if known[name] not in {None, value}:
+                raise ConfigurationError(
+                    f"Queue {queue} would have two different values of {name}: {known[name]!r} and "
+                    f"{value!r}. app.queue_options may be called several times for a queue, but "
+                    "each rule has one value"
+                )
+        self._declared[queue] = QueueOptions(**{**known, **new})
+
+    def for_worker(self, queues: Queues) -> dict[str, QueueOptions]:
+        """Return the rules of a worker's queues; a number in `queues` overrides a declared one."""
+        if isinstance(queues, str):
+            queues = [queues]
+        check_type("queues", queues, Iterable, "be a queue, a list of them, or a mapping")
+        numbers = queues if isinstance(queues, Mapping) else dict.fromkeys(queues)
+        return {queue: self._with(queue, number) for queue, number in numbers.items()}
+
+    def _with(self, queue: str, concurrency: int | None) -> QueueOptions:
+        rules = self._declared.get(queue, NO_RULES)
+        if concurrency is None:
+            return rules
+        check_concurrency(f"concurrency of queue {queue}", concurrency)
+        return replace(rules, concurrency=concurrency)

@@ -1,38 +1,248 @@
-"""A task: a function whose calls can be jobs."""
+"""Jobs one after the other, each with the result of the one before."""
 
 from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from importlib import import_module
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Protocol, TypeVar, Unpack, cast, overload
 
 from msgspec.structs import replace
 
-from taskbull.app.arguments import (
+from taskbull.app.producer import JobSpec, Producer
+from taskbull.app.settings import CallOptions, TaskSettings, with_call
+from taskbull.app.signature import (
+    Binder,
+    Check,
     Read,
+    argument_check,
     arguments_reader,
     by_keyword,
+    check_resources,
     parameter_reader,
+    place_of,
+    result_reader,
 )
-from taskbull.app.calling import Home, TaskCalling
-from taskbull.app.function import place_of
-from taskbull.app.injection import check_resources
-from taskbull.app.producer import JobSpec
-from taskbull.app.received import Receiver
-from taskbull.app.settings import CallOptions, TaskSettings, with_call
 from taskbull.core.celery import TASK, no_attribute
-from taskbull.core.flow import Children, Growing, children_of
+from taskbull.core.flow import Children, Growing, Need, Source, children_of
+from taskbull.core.job import NewJob, Site
 from taskbull.core.keys import check_queue_name
-from taskbull.core.keywords import check_keywords
 from taskbull.core.options import JobOptions, OnFailure
-from taskbull.core.site import Site
-from taskbull.errors import ConfigurationError
+from taskbull.core.validation import check_keywords, check_text, refusal
+from taskbull.errors import ConfigurationError, InvalidArguments
 from taskbull.observability.provider import current_tracer, in_this_span
-from taskbull.queue.handle import JobHandle
+from taskbull.queue.handle import BlockingCheck, JobHandle
+
+# Jobs one after the other, each with the result of the one before.
+
+
+R = TypeVar("R")
+
+
+class Chain(Generic[R]):
+    """Jobs that run one after the other: what `chain(…)` gives. Its handle is the last one's."""
+
+    def __init__(self, last: JobSpec[R]) -> None:
+        self._last = last
+
+    def __repr__(self) -> str:
+        return f"<chain that ends with {self._last!r}>"
+
+    def delay(self) -> JobHandle[R]:
+        """Add the jobs, all or none; from sync code, any thread. See `Task.delay`."""
+        return self._last.calling.producer.add(self._last)
+
+    async def adelay(self) -> JobHandle[R]:
+        """Add the jobs, all or none; from asyncio or trio. See `Task.delay`."""
+        return await self._last.calling.producer.aadd(self._last)
+
+    def job(self) -> JobSpec[R]:
+        """Return the last job, which waits for the others: for `app.enqueue`, or as a child."""
+        return self._last
+
+
+def chain(*jobs: *tuple[*tuple[Growing, ...], JobSpec[R]]) -> Chain[R]:
+    """Return jobs that run one after the other: `chain(a, b, c)` is c after b after a.
+
+    Each may take the result of the one before with `from_child`. The last is a task's job.
+    """
+    links = children_of("chain()", jobs, "fail").jobs
+    if not links:
+        raise ConfigurationError("chain() was given no jobs")
+    whole, *rest = links
+    for link in rest:
+        whole = link.after(Children((whole,), "fail"))
+    if not isinstance(whole, JobSpec):
+        raise refusal("the last job of chain()", "be made by task.job(…)", whole)
+    return Chain(cast("JobSpec[R]", whole))
+
+
+# Parameters of a task that take what the children of its job return.
+
+
+class Received:
+    """The default of a parameter that the worker fills in: see `from_child`.
+
+    It is not JSON, and never stored.
+    """
+
+    def __init__(self, child: str, *, one: bool) -> None:
+        self.child = child
+        self.one = one
+
+    def __repr__(self) -> str:
+        return f"from_{'child' if self.one else 'children'}({self.child})"
+
+
+@overload
+def from_child(task: Source[R]) -> R: ...
+@overload
+def from_child(task: str) -> Any: ...
+def from_child(task: Source[Any] | str) -> Any:
+    """Return a default for a parameter: what the job's one child of this task returns.
+
+    A task of another language goes by its name. Where the child failed, and the job runs
+    nevertheless, the parameter is None if its annotation allows that.
+    """
+    return Received(_name("from_child", task), one=True)
+
+
+@overload
+def from_children(task: Source[R]) -> list[R]: ...
+@overload
+def from_children(task: str) -> list[Any]: ...
+def from_children(task: Source[Any] | str) -> Any:
+    """Return a default for a parameter: what the job's children of this task return, in order.
+
+    Children that failed are left out.
+    """
+    return Received(_name("from_children", task), one=False)
+
+
+def needs_of(binder: Binder) -> Sequence[Need]:
+    """Return what a function's parameters take of children."""
+    found: list[Need] = []
+    for name, parameter in binder.parameters.items():
+        default: object = parameter.default
+        if isinstance(default, Received):
+            found.append(Need(name, default.child, default.one))
+    return found
+
+
+class Receiver:
+    """Reads the results of children as one parameter, by its annotation."""
+
+    def __init__(self, task: str, need: Need, read: Callable[[bytes], Any]) -> None:
+        self.parameter = need.parameter
+        self.child = need.child
+        self._task = task
+        self._one = need.one
+        self._read = read
+
+    def take(self, results: Sequence[bytes]) -> Any:
+        """Return the argument; raise `InvalidArguments` if the results do not fit."""
+        if not self._one:
+            return self._read(b"[" + b",".join(results) + b"]")
+        if len(results) == 1:
+            return self._read(results[0])
+        try:
+            if not results:
+                return self._read(b"null")
+        except InvalidArguments:
+            pass
+        raise InvalidArguments(
+            f"Task {self._task}: argument {self.parameter} takes the result of one child "
+            f"{self.child}, and {len(results) or 'none'} of them has one"
+        )
+
+
+def _name(function: str, task: Source[Any] | str) -> str:
+    if isinstance(task, str):
+        return check_text(f"the task of {function}", task)
+    return check_text(f"the task of {function}", getattr(task, "name", task))
+
+
+# How a call of a task becomes a job: what a task and its variants share.
+
+
+class Home(Protocol):
+    """What a task belongs to: an app or a group."""
+
+    @property
+    def producer(self) -> Producer: ...
+
+
+class TaskCalling:
+    """What a task and its variants share: how a call becomes a job."""
+
+    def __init__(self, function: Callable[..., Any], name: str, home: Home) -> None:
+        self.name = name
+        self._home = home
+        self.binder = self.by_hand = Binder(name, function)
+        self.blocking = BlockingCheck(f"{name}.delay()", f"await {name}.adelay()")
+        self.needs = needs_of(self.binder)
+        self.read = self.read_result  # one for all handles
+        self.function = function
+        """Its parameters are what a job stores."""
+
+    @property
+    def producer(self) -> Producer:
+        """What adds jobs; `ConfigurationError` if the task's group is not part of an app yet."""
+        return self._home.producer
+
+    def spec(
+        self, queue: str, options: JobOptions, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> JobSpec[Any]:
+        """Return a job; refuse a call that does not fit."""
+        arguments = self.binder.bind(args, kwargs)
+        self._check(arguments)
+        return JobSpec(queue, NewJob(self.name, arguments, options), self)
+
+    def check_given(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Refuse a call by hand that leaves out what only a worker knows."""
+        if not (self.needs or self.by_hand.injected):
+            return
+        given = self.by_hand.given_by_hand(args, kwargs)
+        for name in self.by_hand.injected:
+            if name not in given:
+                raise TypeError(
+                    f"{self.name}: a call by hand must give the argument {name}, which a worker "
+                    "takes from what the lifespan yields"
+                )
+        for need in self.needs:
+            if need.parameter not in given:
+                raise TypeError(
+                    f"{self.name}: a call by hand must give the argument {need.parameter}, which a "
+                    f"worker takes from the job's {need.child}"
+                )
+
+    def __reduce__(self) -> tuple[Any, ...]:  # as its task: by the name in its module
+        return _calling_of, (self.function.__module__, self.function.__qualname__)
+
+    def read_result(self, raw: bytes) -> Any:
+        """Return a result from its JSON."""
+        return self._result_reader(raw)
+
+    @functools.cached_property
+    def _check(self) -> Check:
+        return argument_check(self.name, self.function, self.binder)
+
+    @functools.cached_property
+    def _result_reader(self) -> Callable[[bytes], Any]:
+        return result_reader(self.function)  # when first needed: all names are defined by then
+
+
+def _calling_of(module: str, name: str) -> TaskCalling:
+    calling: TaskCalling = attrgetter(name)(import_module(module)).calling
+    return calling
+
+
+# A task: a function whose calls can be jobs.
+
 
 P = ParamSpec("P")
-R = TypeVar("R")
 
 
 class Enqueueable(Generic[P, R]):

@@ -16,7 +16,7 @@ from taskbull.app import embedded
 from taskbull.app.app import App
 from taskbull.core import events
 from taskbull.core.backoff import Backoff
-from taskbull.worker.current_job import current_job
+from taskbull.worker.running_job import current_job
 
 BULK = 5_000
 

@@ -1,11 +1,13 @@
-"""The command line: all commands together."""
+"""The group of all commands: its help, in parts, and the way its failures end the process."""
 
 from __future__ import annotations
 
 import logging
 import os
 import sys
+from collections.abc import Mapping, Sequence
 from io import TextIOWrapper
+from typing import Any
 
 import click
 
@@ -24,23 +26,62 @@ from taskbull.cli.commands.admin import (
     retry_all,
 )
 from taskbull.cli.commands.call import call
-from taskbull.cli.commands.completion import completion
 from taskbull.cli.commands.dashboard import dashboard
-from taskbull.cli.commands.demo import demo
+from taskbull.cli.commands.demo import completion, demo, stop
 from taskbull.cli.commands.doctor import doctor
-from taskbull.cli.commands.events import events
-from taskbull.cli.commands.jobs import job, jobs
-from taskbull.cli.commands.queues import queues
-from taskbull.cli.commands.restore import restore
+from taskbull.cli.commands.jobs import job, jobs, restore, why
+from taskbull.cli.commands.queues import events, queues, tasks, workers
 from taskbull.cli.commands.schedules import schedules
-from taskbull.cli.commands.stop import stop
-from taskbull.cli.commands.tasks import tasks
 from taskbull.cli.commands.top import top
-from taskbull.cli.commands.why import why
 from taskbull.cli.commands.worker import worker
-from taskbull.cli.commands.workers import workers
-from taskbull.cli.group import Commands
-from taskbull.cli.terminal import printable
+from taskbull.cli.errors import INTERRUPTED, SERVER, colour, failure_of
+from taskbull.cli.output import printable
+from taskbull.errors import TaskbullError
+
+# The group of all commands: its help, in parts, and the way its failures end the process.
+
+
+_UNCUT = 1000
+"""More characters than a summary has: it goes on in the next line."""
+
+
+class Commands(click.Group):
+    """Runs a command; an expected error is one sentence, and 1 (2: wrong usage) as exit code."""
+
+    def __init__(self, *, parts: Mapping[str, Sequence[click.Command]], **settings: Any) -> None:
+        super().__init__(**settings)
+        self._parts = parts
+        for command in (command for part in parts.values() for command in part):
+            self.add_command(command)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command that was asked for."""
+        ctx.color = colour()
+        try:
+            return super().invoke(ctx)
+        except TaskbullError as error:
+            raise failure_of(error, ctx.meta.get(SERVER)) from error
+        except click.Abort:  # interrupted at a question
+            click.echo(err=True)
+            raise click.exceptions.Exit(INTERRUPTED) from None
+        except KeyboardInterrupt:
+            raise click.exceptions.Exit(INTERRUPTED) from None
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the commands, part by part."""
+        width = max(map(len, self.commands), default=0)
+        for title, part in self._parts.items():
+            with formatter.section(title):
+                formatter.write_dl(
+                    [
+                        (str(command.name).ljust(width), command.get_short_help_str(_UNCUT))
+                        for command in part
+                    ]
+                )
+
+
+# The command line: all commands together.
+
 
 PARTS: dict[str, tuple[click.Command, ...]] = {
     "Run": (worker, demo, stop),

@@ -1,16 +1,46 @@
-"""Where a command finds queues: a Redis server and a prefix, with what the app knows about them."""
+"""Asking before something is destroyed."""
 
 from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import click
 
 from taskbull.app.app import App
-from taskbull.cli.errors import SERVER, CommandFailed, failure_of, note
-from taskbull.core.checks import did_you_mean
+from taskbull.cli.errors import SERVER, CommandFailed, WrongUsage, failure_of, note
+from taskbull.cli.output import cell
+from taskbull.core.validation import did_you_mean
 from taskbull.errors import TaskbullError
-from taskbull.queue.any_server import Namespace, Node
-from taskbull.queue.sync_queue import SyncQueue
-from taskbull.queue.sync_server import SyncServer
+from taskbull.monitor.server import Namespace, Node, SyncServer
+from taskbull.queue.queue import SyncQueue
+
+# Asking before something is destroyed.
+
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def yes_option(function: F) -> F:
+    """Add `--yes`, for commands that ask."""
+    return click.option(
+        "-y", "--yes", is_flag=True, help="Do not ask for confirmation, for use in scripts."
+    )(function)
+
+
+def ask(question: str, yes: bool) -> None:
+    """Go on only if a person, or `--yes`, says so."""
+    if yes:
+        return
+    if not sys.stdin.isatty():
+        raise WrongUsage(f"{question} There is no terminal to ask on: pass --yes")
+    if not click.confirm(cell(question), err=True):
+        raise CommandFailed("nothing was changed")
+
+
+# Where a command finds queues: a Redis server and a prefix, with what the app knows about them.
+
 
 CALL_TIMEOUT = 8.0
 """Seconds that one call may take: somebody is waiting for it."""

@@ -10,8 +10,7 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import force_setattr
 
-from taskbull.core.checks import refusal
-from taskbull.core.durations import Duration, from_ms, seconds, to_ms
+from taskbull.core.validation import Duration, from_ms, refusal, seconds, to_ms
 from taskbull.core.wire.backoff import PLAIN_TYPES, Curve, StoredBackoff
 
 LONGEST_DELAY = 365 * 86_400.0

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING
 from msgspec import Struct
 from msgspec.structs import force_setattr
 
-from taskbull.core.checks import check_int
-from taskbull.core.durations import Duration, from_ms, seconds, to_ms
 from taskbull.core.outcome import Fail, Outcome
+from taskbull.core.validation import Duration, check_int, from_ms, seconds, to_ms
 
 
 class CircuitBreaker(Struct, frozen=True):

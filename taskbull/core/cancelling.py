@@ -5,10 +5,9 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Final
 
-from taskbull.core.checks import check_type
-from taskbull.core.failure import reason_of, scrubbed, stack_of
-from taskbull.core.frames import leave_out_our_frames
+from taskbull.core.failure import leave_out_our_frames, reason_of, scrubbed, stack_of
 from taskbull.core.outcome import Category, Fail, Failure, Verdict
+from taskbull.core.validation import check_type
 from taskbull.errors import CancelRequested
 
 PREFIX: Final = "cancelled: "

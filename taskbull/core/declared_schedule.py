@@ -7,8 +7,7 @@ from collections.abc import Mapping, Sequence
 from msgspec import Struct
 
 from taskbull.core.job import NewJob
-from taskbull.core.rules import Rule, check_rule
-from taskbull.core.schedule import check_schedule_id
+from taskbull.core.schedule import Rule, check_rule, check_schedule_id
 from taskbull.core.wire.schedule import check_template
 
 

@@ -13,7 +13,6 @@ from typing import Any, TypeAlias, TypeVar, assert_never
 from msgspec import Struct
 
 from taskbull.core import payload
-from taskbull.core.checks import refusal
 from taskbull.core.job import Job
 from taskbull.core.outcome import (
     AwaitChildren,
@@ -30,6 +29,7 @@ from taskbull.core.outcome import (
     SnoozeFor,
     Verdict,
 )
+from taskbull.core.validation import refusal
 
 # Those that listeners may know: what `taskbull.events` has.
 __all__ = [

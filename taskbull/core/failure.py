@@ -1,14 +1,258 @@
-"""What is told and stored about an error: what it says in one sentence, and its stack as text."""
+"""Which errors pass, and which do not: the default classifier.
+
+Foreign classes are known by the name of their package, so that none of it is imported.
+"""
 
 from __future__ import annotations
 
+import errno
+import os
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from itertools import islice
-from typing import Final, cast
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, cast
 
-from taskbull.core.classification import leaves
-from taskbull.core.frames import ERRORS
+from taskbull.core.outcome import Category
+from taskbull.errors import (
+    ConfigurationError,
+    ConnectionLost,
+    CorruptJob,
+    InvalidArguments,
+    MaybeExecuted,
+    PermanentError,
+    Retry,
+    SerializationError,
+    ServerUnavailable,
+    TaskbullError,
+    TaskNotRegistered,
+    TransientError,
+)
+
+# Which errors pass, and which do not: the default classifier.
+#
+# Foreign classes are known by the name of their package, so that none of it is imported.
+
+
+Classifier = Callable[[BaseException], Category | str | None]
+"""Returns the category of an error, or None to leave it to the default classifier."""
+
+_PERMANENT = (
+    PermanentError,
+    CorruptJob,
+    InvalidArguments,
+    TaskNotRegistered,  # it has waited for a worker that has the task by then
+    SerializationError,
+    ConfigurationError,
+    PermissionError,
+)
+_TRANSIENT = (
+    TransientError,
+    Retry,
+    ConnectionLost,
+    MaybeExecuted,
+    ServerUnavailable,
+    ConnectionError,
+    TimeoutError,
+    MemoryError,
+)
+
+_TRANSIENT_ERRNOS = frozenset(
+    {
+        errno.EAGAIN,
+        errno.EADDRNOTAVAIL,
+        errno.EHOSTDOWN,
+        errno.EHOSTUNREACH,
+        errno.EMFILE,
+        errno.ENETDOWN,
+        errno.ENETRESET,
+        errno.ENETUNREACH,
+        errno.ENFILE,
+        errno.ENOBUFS,
+        errno.ENOMEM,
+        errno.ENOSPC,
+        errno.ENOTCONN,
+    }
+)
+
+# (package, class) of errors whose cause is the network or a busy server.
+_FOREIGN_TRANSIENT = frozenset(
+    {
+        ("aiohttp", "ClientConnectionError"),
+        ("aiohttp", "ClientPayloadError"),
+        ("coredis", "RedisError"),
+        ("http", "IncompleteRead"),
+        ("httpcore", "NetworkError"),
+        ("httpcore", "ProtocolError"),
+        ("httpcore", "TimeoutException"),
+        ("httpx", "TransportError"),
+        ("redis", "RedisError"),
+        ("requests", "ChunkedEncodingError"),
+        ("requests", "ConnectionError"),
+        ("requests", "Timeout"),
+        ("_socket", "gaierror"),
+        ("socket", "gaierror"),
+        ("urllib", "URLError"),
+        ("urllib3", "IncompleteRead"),
+        ("urllib3", "MaxRetryError"),
+        ("urllib3", "ProtocolError"),
+        ("urllib3", "TimeoutError"),
+        ("valkey", "ValkeyError"),
+    }
+)
+_FOREIGN_PERMANENT = frozenset(
+    {
+        ("bullmq", "UnrecoverableError"),
+        ("redis", "DataError"),
+        ("redis", "NoPermissionError"),
+        ("valkey", "DataError"),
+        ("valkey", "NoPermissionError"),
+    }
+)
+
+_HTTP_CLIENTS = frozenset({"aiohttp", "httpx", "requests", "urllib", "urllib3"})
+_TRANSIENT_STATUSES = frozenset({408, 425, 429})  # the server says: later
+
+
+def classify(error: BaseException) -> Category:
+    """Return whether trying again may help; for a group, its worst member decides."""
+    return min((_classify_one(leaf) for leaf in leaves(error)), key=_SEVERITY.index)
+
+
+_SEVERITY = (Category.PERMANENT, Category.TRANSIENT, Category.UNKNOWN)
+
+
+def _classify_one(error: BaseException) -> Category:
+    if isinstance(error, _PERMANENT):
+        return Category.PERMANENT
+    if isinstance(error, TransientError):
+        return Category.TRANSIENT
+    status = _http_status(error)
+    if status is not None:
+        return _classify_status(status)
+    return _classify_kind(error)
+
+
+def leaves(error: BaseException) -> Iterator[BaseException]:
+    """Return the errors in a group, or the error itself if it is not a group."""
+    # By its type: `isinstance` would ask the error for its class, which may raise.
+    if issubclass(type(error), BaseExceptionGroup):
+        for member in cast("BaseExceptionGroup[BaseException]", error).exceptions:
+            yield from leaves(member)
+    else:
+        yield error
+
+
+def causes(error: BaseException) -> list[BaseException]:
+    """Return the errors of a group, and all from which they were raised."""
+    found: list[BaseException] = []
+    waiting = [error]
+    while waiting:
+        one = waiting.pop()
+        if any(one is known for known in found):
+            continue
+        found.append(one)
+        waiting += [leaf for leaf in leaves(one) if leaf is not one]
+        waiting += [cause for cause in (one.__cause__, one.__context__) if cause is not None]
+    return found
+
+
+def _classify_kind(error: BaseException) -> Category:
+    kinds = {(kind.__module__.partition(".")[0], kind.__name__) for kind in type(error).__mro__}
+    if kinds & _FOREIGN_PERMANENT:
+        return Category.PERMANENT
+    if isinstance(error, _TRANSIENT) or kinds & _FOREIGN_TRANSIENT:
+        return Category.TRANSIENT
+    if isinstance(error, OSError) and error.errno in _TRANSIENT_ERRNOS:
+        return Category.TRANSIENT
+    return Category.UNKNOWN
+
+
+def _classify_status(status: int) -> Category:
+    if status >= 500 or status in _TRANSIENT_STATUSES:
+        return Category.TRANSIENT
+    return Category.PERMANENT if status >= 400 else Category.UNKNOWN
+
+
+def _http_status(error: BaseException) -> int | None:
+    """Return the HTTP status that a client's error carries, if it carries one."""
+    packages = {kind.__module__.partition(".")[0] for kind in type(error).__mro__}
+    if not packages & _HTTP_CLIENTS:
+        return None
+    try:
+        found: list[Any] = [
+            getattr(getattr(error, "response", None), "status_code", None),  # httpx, requests
+            getattr(error, "status", None),  # aiohttp
+            getattr(error, "code", None),  # urllib
+        ]
+    except Exception:  # noqa: BLE001 - foreign code: httpx raises where there is no response
+        return None
+    return next((status for status in found if isinstance(status, int) and status >= 100), None)
+
+
+# Telling our own code from that of others, in stacks that are shown to people.
+
+
+_PACKAGE = str(Path(__file__).parent.parent) + os.sep
+
+ERRORS = TaskbullError.__module__
+"""The module in which all exceptions of taskbull stand."""
+
+
+def is_ours(filename: str) -> bool:
+    """Return whether a file belongs to taskbull itself."""
+    return filename.startswith(_PACKAGE)
+
+
+def where_of(stack: str) -> str:
+    """Return a stack as the C code of Python writes it, without our own frames."""
+    lines = [line for line in stack.splitlines() if f'File "{_PACKAGE}' not in line]
+    return "\n".join(line for line in lines if 'File "<frozen runpy>"' not in line).strip()
+
+
+def leave_out_our_frames(error: BaseException) -> None:
+    """Drop our own frames from the top of an error's stack, and of those of the errors it carries.
+
+    Those who called a task say nothing about it, nor does what stands between a middleware and the
+    task. Frames of ours stay behind the last frame of others, for there something was asked of us;
+    and where there are no others: then the error is our own fault, unless it is one that we raise
+    to say something, whose message is enough.
+    """
+    waiting, seen = [error], set[int]()
+    while waiting:
+        one = waiting.pop()
+        if id(one) in seen:  # causes can go round in a circle
+            continue
+        seen.add(id(one))
+        # Not by assignment: a class may refuse to be changed, as a frozen dataclass does.
+        BaseException.with_traceback(one, _shortened(one))
+        with suppress(Exception):  # foreign code: a class may have attributes of its own
+            waiting += [other for other in (one.__cause__, one.__context__) if other is not None]
+            if isinstance(one, BaseExceptionGroup):
+                waiting += cast("BaseExceptionGroup[BaseException]", one).exceptions
+
+
+def _shortened(error: BaseException) -> TracebackType | None:
+    frames: list[TracebackType] = []
+    traceback = error.__traceback__
+    while traceback is not None:
+        frames.append(traceback)
+        traceback = traceback.tb_next
+    ours = [is_ours(one.tb_frame.f_code.co_filename) for one in frames]
+    if all(ours):
+        return None if type(error).__module__ == ERRORS else error.__traceback__
+    last = len(ours) - 1 - ours[::-1].index(False)
+    linked: TracebackType | None = None
+    for n, one in reversed([*enumerate(frames)]):
+        if n > last or not ours[n]:
+            linked = TracebackType(linked, one.tb_frame, one.tb_lasti, one.tb_lineno)
+    return linked
+
+
+# What is told and stored about an error: what it says in one sentence, and its stack as text.
+
 
 REASON_LIMIT = 10_000
 STACK_LIMIT = 50_000

@@ -11,10 +11,10 @@ from typing import Protocol, TypeGuard, TypeVar, cast
 
 from msgspec import Struct
 
-from taskbull.core.checks import check_choice, refusal
 from taskbull.core.job import NewJob
 from taskbull.core.keys import QueueKeys
 from taskbull.core.options import ON_FAILURE, OnFailure
+from taskbull.core.validation import check_choice, refusal
 from taskbull.errors import ConfigurationError
 
 R_co = TypeVar("R_co", covariant=True)

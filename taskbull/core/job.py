@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime
+from enum import StrEnum
 from functools import cached_property
 from typing import Any
 
@@ -11,13 +12,14 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from taskbull.core import payload
-from taskbull.core.checks import check_text, check_type
-from taskbull.core.durations import instant_from_ms
 from taskbull.core.keys import NAME_LIMIT
 from taskbull.core.options import JobOptions
 from taskbull.core.states import JobState
+from taskbull.core.validation import check_text, check_type, instant_from_ms
 from taskbull.core.wire.options import StoredOptions
 from taskbull.errors import CorruptJob
+
+# A job, as it is to be written and as it was read.
 
 
 class Ticket(Struct, frozen=True):
@@ -200,3 +202,15 @@ class Ending(Struct, frozen=True):
 
 def _instant(ms: int | None) -> datetime | None:
     return None if ms is None else instant_from_ms(ms)
+
+
+# Where the function of a task is called.
+
+
+class Site(StrEnum):
+    """Where a function is called; its value is how that is told."""
+
+    LOOP = "event loop"
+    """Awaited: an `async def`."""
+    THREAD = "thread"
+    PROCESS = "process"

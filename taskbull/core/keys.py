@@ -9,7 +9,7 @@ from typing import Final
 from msgspec import Struct
 from msgspec.structs import force_setattr
 
-from taskbull.core.checks import check_bool, check_text, refusal
+from taskbull.core.validation import check_bool, check_text, refusal
 from taskbull.errors import ConfigurationError
 
 PREFIX = "bull"

@@ -1,9 +1,35 @@
-"""The onion around a handler: each layer may look at the job, and change what comes back."""
+"""The job that is running here, for those who know nothing of workers: log lines."""
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, TypeAlias, TypeVar
+from contextvars import ContextVar
+from typing import Any, Protocol, TypeAlias, TypeVar
+
+# The job that is running here, for those who know nothing of workers: log lines.
+
+
+class Running(Protocol):
+    """The running job, as log lines name it."""
+
+    @property
+    def id(self) -> str: ...
+    @property
+    def name(self) -> str: ...
+    @property
+    def queue(self) -> str: ...
+    @property
+    def attempt(self) -> int: ...
+    @property
+    def worker_id(self) -> str: ...
+
+
+current: ContextVar[Running] = ContextVar("taskbull_current_job")
+"""Set while a handler runs: for all that it calls, in the worker's threads, too."""
+
+
+# The onion around a handler: each layer may look at the job, and change what comes back.
+
 
 J = TypeVar("J")
 R = TypeVar("R")

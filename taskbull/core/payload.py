@@ -17,8 +17,8 @@ from typing import Any, Final, NoReturn
 
 import msgspec
 
-from taskbull.core.foreign import is_pydantic_model
 from taskbull.core.states import MAX_SAFE_INTEGER
+from taskbull.core.validation import is_pydantic_model
 from taskbull.errors import SerializationError
 
 _ENCODING_ERRORS = (TypeError, ValueError, OverflowError, RecursionError, msgspec.MsgspecError)

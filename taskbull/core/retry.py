@@ -10,11 +10,15 @@ from msgspec.structs import replace
 
 from taskbull.core.backoff import Backoff
 from taskbull.core.cancelling import cancelled, cancelled_by_itself, is_cancelled
-from taskbull.core.checks import check_choice, check_int, check_type, refusal, shown
-from taskbull.core.classification import Classifier, classify, leaves
-from taskbull.core.durations import from_ms, seconds
-from taskbull.core.failure import hint_for, reason_of, stack_of
-from taskbull.core.frames import leave_out_our_frames
+from taskbull.core.failure import (
+    Classifier,
+    classify,
+    hint_for,
+    leave_out_our_frames,
+    leaves,
+    reason_of,
+    stack_of,
+)
 from taskbull.core.job import Job
 from taskbull.core.options import ErrorBackoffs, check_error_backoffs
 from taskbull.core.outcome import (
@@ -27,6 +31,15 @@ from taskbull.core.outcome import (
     SnoozeFor,
     Verdict,
     Written,
+)
+from taskbull.core.validation import (
+    check_choice,
+    check_int,
+    check_type,
+    from_ms,
+    refusal,
+    seconds,
+    shown,
 )
 from taskbull.core.wire.backoff import Curve
 from taskbull.core.wire.job import OPTIONS_FIELD

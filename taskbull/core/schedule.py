@@ -1,17 +1,300 @@
-"""A schedule as it stands in Redis: BullMQ calls it a job scheduler."""
+"""When a schedule runs: by a cron line, or at an interval. Time is an argument."""
 
 from __future__ import annotations
 
-from datetime import datetime
-from typing import Any
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from itertools import islice
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from msgspec import Struct
+from msgspec.structs import force_setattr
 
 from taskbull.core import payload
-from taskbull.core.checks import check_text, refusal
+from taskbull.core.cron import CronLine, describe_cron, expand_macro, parse_cron
 from taskbull.core.keys import NAME_LIMIT
-from taskbull.core.rules import Rule
+from taskbull.core.states import MAX_DUE_MS, MAX_SAFE_INTEGER
+from taskbull.core.validation import (
+    Duration,
+    check_bool,
+    check_instant,
+    check_int,
+    check_text,
+    instant_from_ms,
+    instant_to_ms,
+    refusal,
+    seconds,
+    shown,
+    to_ms,
+)
 from taskbull.core.wire.options import StoredOptions
+from taskbull.errors import ConfigurationError
+
+# When a schedule runs: by a cron line, or at an interval. Time is an argument.
+
+
+class Cron(Struct, frozen=True):
+    """Run when a cron line says so, in a time zone.
+
+    The line has five fields, or six with the seconds first; names of months and weekdays, and
+    `@daily` and its like are understood. A daily run takes place once a day, also when the clocks
+    change. `limit` counts from the last change of the schedule; a run at `start` itself is skipped.
+    """
+
+    pattern: str
+    tz: str = "UTC"
+    start: datetime | None = None
+    end: datetime | None = None
+    limit: int | None = None
+    immediately: bool = False
+    """Run at once, too, whenever the schedule is written."""
+
+    def __post_init__(self) -> None:
+        check_text("cron pattern", self.pattern)
+        check_text("tz", self.tz)
+        # Expanded, because BullMQ 5 does not know all of the names.
+        force_setattr(self, "pattern", " ".join(expand_macro(self.pattern).split()))
+        if len(self.pattern.split()) not in (5, 6):
+            raise refusal(
+                "cron pattern", "have 5 fields, or 6 with the seconds first", self.pattern
+            )
+        _check_bounds(self.start, self.end, self.limit)
+        check_bool("immediately", self.immediately)
+        if self.immediately and self.start is not None:
+            raise ConfigurationError(
+                "immediately=True and start say two different things: give one of them"
+            )
+        start_ms = _ms_or(self.start, 0)
+        if (first_ms := self.line.next_after(start_ms)) is None:
+            raise ConfigurationError(f"the cron pattern {shown(self.pattern)} never runs")
+        if self.start is not None and first_ms > _ms_or(self.end, first_ms):
+            raise ConfigurationError(
+                f"the cron pattern {shown(self.pattern)} does not run between start and end"
+            )
+
+    @property
+    def line(self) -> CronLine:
+        """The pattern, parsed."""
+        return parse_cron(self.pattern, self.tz)
+
+    def next(self, after: datetime | None = None) -> datetime | None:
+        """Return the first run after an instant (now, if none is given); None if there is none."""
+        return next(self._runs(after), None)
+
+    def upcoming(self, n: int, after: datetime | None = None) -> list[datetime]:
+        """Return the next `n` runs, or as many as there are."""
+        return _first(n, self.limit, self._runs(after))
+
+    def describe(self) -> str:
+        """Return the rule in words: `every day at 03:00, Europe/Berlin`."""
+        return (
+            f"{describe_cron(self.pattern)}, {self.tz}{_bounds(self.start, self.end, self.limit)}"
+        )
+
+    def _runs(self, after: datetime | None) -> Iterator[datetime]:
+        due_ms = max(_ms(after), _ms_or(self.start, 0))
+        while (following := self.line.next_after(due_ms)) is not None:
+            due_ms = following
+            if due_ms > _ms_or(self.end, MAX_DUE_MS) or (run := instant_from_ms(due_ms)) is None:
+                return
+            yield run.astimezone(self.line.zone)
+
+
+class Every(Struct, frozen=True):
+    """Run at an interval, for the first time at once, unless `start` says later.
+
+    With `offset`, runs lie that long behind the multiples of the interval since 1970 (UTC):
+    `Every(3600, offset=300)` runs five minutes past each hour. `limit` counts from the last change
+    of the schedule.
+    """
+
+    interval: float
+    offset: float | None = None
+    start: datetime | None = None
+    end: datetime | None = None
+    limit: int | None = None
+
+    if TYPE_CHECKING:  # a timedelta may be given, and is seconds from then on
+
+        def __init__(
+            self,
+            interval: Duration,
+            offset: Duration | None = None,
+            start: datetime | None = None,
+            end: datetime | None = None,
+            limit: int | None = None,
+        ) -> None: ...
+
+    def __post_init__(self) -> None:
+        interval = seconds("interval", self.interval, positive=True)
+        if to_ms(interval) != round(interval * 1000):
+            raise refusal("interval", "be at least a millisecond", self.interval)
+        force_setattr(self, "interval", interval)
+        if self.offset is not None:
+            offset = seconds("offset", self.offset)
+            if offset >= interval:
+                raise refusal("offset", f"be less than the interval ({interval:g} s)", self.offset)
+            force_setattr(self, "offset", offset)
+        _check_bounds(self.start, self.end, self.limit)
+
+    @property
+    def interval_ms(self) -> int:
+        """The interval in milliseconds."""
+        return to_ms(self.interval)
+
+    @property
+    def offset_ms(self) -> int | None:
+        """The offset in milliseconds, if one is given."""
+        return None if self.offset is None else to_ms(self.offset)
+
+    def next(self, after: datetime | None = None) -> datetime | None:
+        """Return the first run after an instant (now, if none is given); None if there is none.
+
+        Where neither `start` nor `offset` says when the intervals begin, they begin at `after`.
+        """
+        return next(self._runs(after), None)
+
+    def upcoming(self, n: int, after: datetime | None = None) -> list[datetime]:
+        """Return the next `n` runs, or as many as there are."""
+        return _first(n, self.limit, self._runs(after))
+
+    def describe(self) -> str:
+        """Return the rule in words: `every 30 seconds`."""
+        words = f"every {describe_interval(self.interval_ms)}"
+        if self.offset:
+            words += f", {_count(self.offset_ms or 0)} past"
+        return words + _bounds(self.start, self.end, self.limit)
+
+    def _runs(self, after: datetime | None) -> Iterator[datetime]:
+        after_ms, every_ms = _ms(after), self.interval_ms
+        anchor_ms = _ms_or(self.start, after_ms) if self.offset_ms is None else self.offset_ms
+        least_ms = max(after_ms + 1, _ms_or(self.start, 0))
+        due_ms = anchor_ms + -((anchor_ms - least_ms) // every_ms) * every_ms
+        while due_ms <= _ms_or(self.end, MAX_DUE_MS):
+            if (run := instant_from_ms(due_ms)) is None:
+                return
+            yield run
+            due_ms += every_ms
+
+
+Rule: TypeAlias = Cron | Every
+"""When a schedule runs."""
+
+
+def check_rule(rule: object) -> None:
+    """Refuse what is not a rule."""
+    if not isinstance(rule, Cron | Every):
+        raise refusal("rule", "be a Cron(…) or an Every(…)", rule)
+
+
+def describe_interval(ms: int) -> str:
+    """Return a number of milliseconds in words: `1 hour 30 minutes`."""
+    if ms == 0:
+        return "0 seconds"
+    return _SINGLE.get(ms) or _count(ms)
+
+
+def _count(ms: int) -> str:
+    words: list[str] = []
+    for unit, size in _UNITS:
+        count, ms = divmod(ms, size)
+        if count:
+            words.append(f"{count} {unit}{'' if count == 1 else 's'}")
+    return " ".join(words)
+
+
+_UNITS = (
+    ("day", 86_400_000),
+    ("hour", 3_600_000),
+    ("minute", 60_000),
+    ("second", 1_000),
+    ("millisecond", 1),
+)
+_SINGLE = {size: unit for unit, size in _UNITS}
+
+
+def _check_bounds(start: datetime | None, end: datetime | None, limit: int | None) -> None:
+    for field, instant in (("start", start), ("end", end)):
+        if instant is not None:
+            check_instant(field, instant)
+            if not 0 < instant_to_ms(instant) <= MAX_DUE_MS:
+                raise refusal(field, "be after 1970 and before September 2039", instant)
+    if start is not None and end is not None and end <= start:
+        raise ConfigurationError(f"end ({end}) must be after start ({start})")
+    if limit is not None:
+        check_int("limit", limit, least=1, most=MAX_SAFE_INTEGER)
+
+
+def _first(n: int, limit: int | None, runs: Iterator[datetime]) -> list[datetime]:
+    check_int("n", n, least=0)
+    return list(islice(runs, n if limit is None else min(n, limit)))
+
+
+def _bounds(start: datetime | None, end: datetime | None, limit: int | None) -> str:
+    words = "" if start is None else f", from {start:%Y-%m-%d %H:%M %Z}".rstrip()
+    words += "" if end is None else f", until {end:%Y-%m-%d %H:%M %Z}".rstrip()
+    times = "once" if limit == 1 else f"{limit} times"
+    return words if limit is None else f"{words}, {times}"
+
+
+def _ms(instant: datetime | None) -> int:
+    if instant is None:
+        return instant_to_ms(datetime.now(UTC))
+    check_instant("after", instant)
+    return instant_to_ms(instant)
+
+
+def _ms_or(instant: datetime | None, default: int) -> int:
+    return default if instant is None else instant_to_ms(instant)
+
+
+# When a schedule was to run before: the other direction of its rule.
+
+
+_FARTHEST_MS = 10 * 366 * 86_400_000
+"""How far back is looked: ten years, in which even the 29th of February comes."""
+
+
+def runs_before(rule: Rule, next_ms: int, most: int) -> list[int]:
+    """Return when runs were due before the next one, in ms, the latest first; at most so many."""
+    start_ms = 0 if rule.start is None else instant_to_ms(rule.start)
+    found: list[int] = []
+    due_ms = next_ms
+    for _ in range(most):
+        before = (
+            due_ms - rule.interval_ms if isinstance(rule, Every) else _before(rule.line, due_ms)
+        )
+        if before is None or before < start_ms or before <= 0:
+            break
+        found.append(before)
+        due_ms = before
+    return found
+
+
+def _before(line: CronLine, due_ms: int) -> int | None:
+    """Return the run before one, found by halves: a line only knows what comes after an instant."""
+
+    def comes_before(instant_ms: int) -> bool:
+        following = line.next_after(instant_ms)
+        return following is not None and following < due_ms
+
+    span = 60_000
+    while not comes_before(due_ms - span):
+        span *= 4
+        if span > min(_FARTHEST_MS, due_ms):
+            return None
+    first, last = due_ms - span, due_ms - 1
+    while last - first > 1:
+        middle = (first + last) // 2
+        if comes_before(middle):
+            first = middle
+        else:
+            last = middle
+    return line.next_after(first)
+
+
+# A schedule as it stands in Redis: BullMQ calls it a job scheduler.
+
 
 _MOST_COLONS = 3
 

@@ -10,7 +10,7 @@ from typing import Any, Final, cast
 
 from msgspec import Struct
 
-from taskbull.core.checks import refusal
+from taskbull.core.validation import refusal
 
 LONGEST_TERM: Final = 500
 

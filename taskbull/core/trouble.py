@@ -8,10 +8,10 @@ from typing import Final, Literal, TypeAlias
 
 from msgspec import Struct
 
-from taskbull.core.durations import instant_from_ms
-from taskbull.core.queue_facts import QueueFacts
-from taskbull.core.spans import ago, count_of, span
+from taskbull.core.diagnosis import ago, count_of, span
+from taskbull.core.queue_health import QueueFacts
 from taskbull.core.states import JobState
+from taskbull.core.validation import instant_from_ms
 
 MOST_FAILED: Final = 0.05
 """The share of what ended that may fail."""

@@ -20,7 +20,7 @@ from urllib.parse import quote, urlencode
 
 from msgspec import Struct
 
-from taskbull.core.checks import check_type
+from taskbull.core.validation import check_type
 from taskbull.dashboard.messages import Refused, Request, Scope
 from taskbull.errors import ConfigurationError
 

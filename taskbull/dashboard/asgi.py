@@ -1,14 +1,14 @@
-"""The dashboard as an ASGI app: to be mounted in another, or served by itself.
-
-It has no task of its own and needs no lifespan, which apps do not get when they are mounted. What
-it does, it does within requests; on asyncio and on trio.
-"""
+"""Which page is where. Addresses are flat, so that all links are relative, and right anywhere."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection
+from collections.abc import Awaitable, Callable, Collection
 from contextlib import aclosing
+from functools import cache
+from hashlib import blake2b
+from importlib.resources import files
+from typing import Final, TypeAlias
 
 from anyio import create_task_group, current_time
 
@@ -25,12 +25,11 @@ from taskbull.dashboard.access import (
     check_fetch,
     check_origin,
 )
-from taskbull.dashboard.actions.table import ACTIONS
-from taskbull.dashboard.board import Board
-from taskbull.dashboard.frame import framed
-from taskbull.dashboard.html import render_page
-from taskbull.dashboard.json_text import SECRET, Redactor
-from taskbull.dashboard.live import STREAM_LIMIT
+from taskbull.dashboard.actions.queues import ACTIONS
+from taskbull.dashboard.forms import Notice
+from taskbull.dashboard.gate import act, confirm, download
+from taskbull.dashboard.html import SECRET, Redactor, render, render_page
+from taskbull.dashboard.layout import Content, framed
 from taskbull.dashboard.messages import (
     Receive,
     Refused,
@@ -40,13 +39,127 @@ from taskbull.dashboard.messages import (
     Send,
     Stream,
 )
-from taskbull.dashboard.pages.problem import bare_problem, describe_error, problem
-from taskbull.dashboard.routes import answer
-from taskbull.dashboard.static_files import serve_file
+from taskbull.dashboard.pages import errors, job, operations, overview, queue, schedules, workers
+from taskbull.dashboard.pages.job_fields import download as download_field
+from taskbull.dashboard.pages.operations import bare_problem, describe_error, problem
+from taskbull.dashboard.pages.search import search
+from taskbull.dashboard.state import MOST_STREAMS, STREAM_LIMIT, Board, LivePage, follow
 from taskbull.dashboard.visit import Audit, BoardSettings, Visit
 from taskbull.errors import ConfigurationError, TaskbullError
-from taskbull.queue.any_server import Where
-from taskbull.queue.server import Server
+from taskbull.monitor.server import Server, Where
+
+# Which page is where. Addresses are flat, so that all links are relative, and right anywhere.
+
+
+BoardPage: TypeAlias = Callable[[Board, Visit], Awaitable[Content]]
+
+PAGES: Final[dict[str, BoardPage]] = {
+    "": overview.show,
+    "queue": queue.show,
+    "errors": errors.show,
+    "job": job.show,
+    "schedules": schedules.show,
+    "workers": workers.show,
+    "operations": operations.show,
+}
+
+
+LIVE: Final[dict[str, LivePage]] = {
+    "": overview.parts,
+    "queue": queue.parts,
+    "errors": errors.parts,
+    "job": job.parts,
+    "workers": workers.parts,
+    "operations": operations.parts,
+}
+
+
+async def answer(board: Board, visit: Visit) -> Response | Stream:
+    """Return what a request asks for."""
+    path = visit.request.path
+    if path == "":  # relative links would lead above the mount
+        return Response.redirect(f"{str(visit.request.scope['path']).rpartition('/')[2]}/")
+    page = path.removeprefix("/")
+    if visit.request.method == "POST":
+        return await _posted(board, visit, page)
+    if page == "live":
+        return _stream(board, visit)
+    if page == "download":
+        return await download_field(visit)
+    if page not in PAGES:
+        raise Refused(404, "There is no such page.")
+    content = await PAGES[page](board, visit)
+    return _page(visit, content, board.notices.get(visit.query.get("said")))
+
+
+def _stream(board: Board, visit: Visit) -> Stream:
+    page = LIVE.get(visit.query.get("page"))
+    if page is None:
+        raise Refused(404, "There is no such stream.")
+    viewer = (visit.access.user, visit.request.peer)
+    if not board.streams.make_room(viewer):
+        raise Refused(503, f"{MOST_STREAMS} pages are open already: close some.")
+    return Stream(follow(board, visit, page), viewer=viewer)
+
+
+async def _posted(board: Board, visit: Visit, page: str) -> Response | Stream:
+    match page:
+        case "confirm":
+            content, only_question = await confirm(visit)
+            if only_question:
+                return Response(render(content.body).encode())
+            return _page(visit, content)
+        case "act":
+            return await act(board, visit)
+        case "download":
+            return await download(visit)
+        case "search":
+            return await search(board, visit)
+        case _:
+            raise Refused(405 if page in PAGES else 404, "There is nothing to send a form to.")
+
+
+def _page(visit: Visit, content: Content, notice: Notice | None = None) -> Response:
+    return Response(render_page(framed(visit, content, notice)), content.status)
+
+
+# The files that pages load: a style sheet, scripts, an icon; all from this package.
+
+
+_KINDS: Final = {
+    "css": "text/css; charset=utf-8",
+    "js": "text/javascript; charset=utf-8",
+    "svg": "image/svg+xml",
+}
+
+
+@cache
+def _content() -> dict[str, tuple[bytes, str]]:
+    """Return all files with their marks, read once."""
+    found: dict[str, tuple[bytes, str]] = {}
+    for file in files("taskbull.dashboard").joinpath("static").iterdir():
+        if file.name.rpartition(".")[2] in _KINDS:
+            content = file.read_bytes()
+            found[file.name] = content, f'"{blake2b(content, digest_size=8).hexdigest()}"'
+    return found
+
+
+def serve_file(request: Request, name: str) -> Response:
+    """Return a file; browsers keep it, and ask whether it has changed."""
+    if name not in _content():
+        raise Refused(404, "There is no such file.")
+    content, mark = _content()[name]
+    headers = {"etag": mark, "cache-control": "no-cache"}
+    if request.headers.get("if-none-match") == mark:
+        return Response(b"", 304, headers=headers)
+    return Response(content, content_type=_KINDS[name.rpartition(".")[2]], headers=headers)
+
+
+# The dashboard as an ASGI app: to be mounted in another, or served by itself.
+#
+# It has no task of its own and needs no lifespan, which apps do not get when they are mounted.
+# What it does, it does within requests; on asyncio and on trio.
+
 
 _PIECE = 1 << 20
 """Bytes that are handed to the web server at a time: it waits for the browser in between."""

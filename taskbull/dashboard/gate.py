@@ -11,9 +11,8 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from secrets import token_hex
 
-from taskbull.dashboard.actions.table import ACTIONS
-from taskbull.dashboard.board import Board
-from taskbull.dashboard.board_order import (
+from taskbull.dashboard.actions.queues import ACTIONS
+from taskbull.dashboard.forms import (
     Acted,
     BoardAction,
     BoardOrder,
@@ -22,7 +21,6 @@ from taskbull.dashboard.board_order import (
     read_once,
     read_order,
 )
-from taskbull.dashboard.frame import Content
 from taskbull.dashboard.html import (
     Element,
     Node,
@@ -37,6 +35,7 @@ from taskbull.dashboard.html import (
     section,
     span,
 )
+from taskbull.dashboard.layout import Content
 from taskbull.dashboard.messages import (
     MOST_BYTES,
     MOST_EDITED_BYTES,
@@ -44,10 +43,11 @@ from taskbull.dashboard.messages import (
     Refused,
     Response,
 )
-from taskbull.dashboard.pages.problem import describe_error
+from taskbull.dashboard.pages.operations import describe_error
+from taskbull.dashboard.state import Board
 from taskbull.dashboard.visit import Audit, Visit
 from taskbull.errors import TaskbullError
-from taskbull.queue.board_operations import OperationRecord
+from taskbull.monitor.audit import OperationRecord
 
 _log = logging.getLogger("taskbull.dashboard")
 

@@ -6,15 +6,24 @@ or was rendered before. So whatever a job holds is shown, and never becomes part
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import lru_cache
 from html import escape
 from secrets import token_hex
-from typing import TypeAlias
+from typing import Any, Final, TypeAlias, cast
 from urllib.parse import urlencode
 
+import msgspec
 from msgspec import Struct
+
+# HTML as values: an element has attributes and children, and text is always text.
+#
+# There is no way to write markup into a page as it is: `render` escapes all that is not an
+# element, or was rendered before. So whatever a job holds is shown, and never becomes part of the
+# page.
+
 
 Attribute: TypeAlias = str | int | bool | None
 """True: the attribute stands without a value; False or None: it is left out."""
@@ -233,3 +242,317 @@ _short = lru_cache(2000)(_written)
 
 def _escape_of(character: str) -> str:
     return character.encode("unicode_escape").decode("ascii")
+
+
+# JSON as it is stored, indented for people, with what is secret masked.
+#
+# It is read by tokens and never parsed: numbers, spellings and repeated keys are shown as they
+# stand in Redis. What is not JSON, or was cut off, is shown as far as it makes sense.
+
+
+MASK: Final = "•••"
+"""Stands for a value that is not shown."""
+
+SECRET: Final = (
+    *("password", "passwd", "passphrase", "secret", "token", "authorization", "credential"),
+    *("apikey", "accesskey", "privatekey", "cookie", "sessionid", "cardnumber", "databaseurl"),
+    *("connectionstring", "authheader", "authkey"),
+)
+"""Parts of the names whose values are masked; case and punctuation do not count."""
+
+_WORDS: Final = frozenset({"pwd", "bearer", "jwt", "otp", "totp", "ssn", "cvc", "cvv", "dsn"})
+"""Whole words in the names whose values are masked by default."""
+
+_LAST_WORDS: Final = frozenset({"pass", "auth", "pin", "session", "signature"})
+"""The same, at the end of a name only: `user_session`, but not `session_count` or `author`."""
+
+_WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
+
+_TOKEN = re.compile(
+    r"""
+    (?P<string>"(?:[^"\\]|\\.)*+(?:"|\\?$))
+    | (?P<open>[\[{]) | (?P<close>[\]}]) | (?P<colon>:) | (?P<comma>,)
+    | (?P<space>[\ \t\n\r]+)
+    | (?P<other>[^\[\]{}:,"\s]+|\S)
+    """,
+    re.VERBOSE | re.DOTALL,
+)
+_DEEPEST = 30
+"""Levels that are indented: what is deeper stays at that depth."""
+
+_MOST_GROWTH = 4
+"""How many times longer a text may become by indentation."""
+
+_NAMES: Final = frozenset({"name", "key", "header", "field"})
+_VALUES: Final = frozenset({"value", "values", "val", "content"})
+"""The members of an object that is a pair: `{"name": "Authorization", "value": "…"}`."""
+
+_URL = re.compile(r"([A-Za-z][\w+.-]*:(?:\\?/){2}[^\s/:@\"]*:)([^\s@\"]+)(?=@)")
+"""An address with a password; JSON may have its slashes escaped."""
+
+_CUT_URL = re.compile(r"([A-Za-z][\w+.-]*:(?:\\?/){2}[^\s/:@\"]*:)([^\s@\"/]+)$")
+_AUTH_HEADER = re.compile(r"(?:Bearer|Basic)\s+\S{6,}", re.IGNORECASE)
+_NESTED = 3
+"""Levels of JSON within strings of JSON that are read."""
+
+
+class Redactor:
+    """Knows which values are secret: by their names, or by what they look like."""
+
+    def __init__(self, words: Collection[str] = SECRET) -> None:
+        self._parts = tuple(_plain(word) for word in words)
+        self._is_default = words is SECRET
+
+    @property
+    def masks_nothing(self) -> bool:
+        """Whether no name is secret."""
+        return not self._parts
+
+    def hides(self, name: str) -> bool:
+        """Return whether the value under a name is secret."""
+        plain = _plain(name)
+        if any(part in plain for part in self._parts):
+            return True
+        words = [word.lower() for word in _WORD.findall(name)] if self._is_default else []
+        return bool(words) and (words[-1] in _LAST_WORDS or not _WORDS.isdisjoint(words))
+
+    def mask(self, text: str) -> str:
+        """Return JSON as it is stored, with secrets masked."""
+        if self.masks_nothing or '"' not in text:
+            return text
+        return _Masking(self, _NESTED).of(text)
+
+    def show(self, text: str) -> str:
+        """Return JSON indented, with secrets masked; at most about four times as long."""
+        return _Layout().of(self.mask(text))
+
+    def mask_string(self, word: str, nested: int = 0) -> str:
+        """Return a string of JSON, in its quotes, with passwords in it masked."""
+        if "://" not in word and ":\\/" not in word and word[1:2] not in "BbTt{[ \\":
+            return word
+        word = _URL.sub(rf"\1{MASK}", word)
+        if word.endswith('"') and len(word) > 1:
+            inner = _decoded(word)
+        else:  # the text was cut off
+            word = _CUT_URL.sub(rf"\1{MASK}", word)
+            inner = _decoded(f'{word.rstrip(chr(92))}"')
+        if _AUTH_HEADER.fullmatch(inner.strip()):
+            return f'"{MASK}"'
+        if nested and inner.lstrip()[:1] in {"{", "["}:
+            masked = _Masking(self, nested - 1).of(inner)
+            return word if masked == inner else json.dumps(masked, ensure_ascii=False)
+        return word
+
+    def restore(self, edited: Any, original: Any) -> Any:
+        """Return what a person has edited, with what was masked as it was."""
+        if edited == MASK:
+            return original
+        if isinstance(edited, str) and isinstance(original, str) and MASK in edited:
+            # The text around a masked password, such as the host, must not have been changed.
+            shown = _decoded(self.mask_string(json.dumps(original), _NESTED))
+            return original if edited == shown else edited
+        if isinstance(edited, dict) and isinstance(original, dict):
+            old = cast("dict[str, Any]", original)
+            new = cast("dict[str, Any]", edited)
+            # A value is masked because of the name beside it, which must not have been changed.
+            is_same = all(new.get(key) == old.get(key) for key in old if key.lower() in _NAMES)
+            return {
+                key: value
+                if value == MASK and key.lower() in _VALUES and not is_same
+                else self.restore(value, old.get(key, value))
+                for key, value in new.items()
+            }
+        if isinstance(edited, list) and isinstance(original, list):
+            return self._restore_items(
+                cast("Sequence[Any]", edited), cast("Sequence[Any]", original)
+            )
+        return cast("Any", edited)
+
+    def _restore_items(self, edited: Sequence[Any], original: Sequence[Any]) -> list[Any]:
+        """Do the same for lists; if one was made longer or shorter, nobody knows which is which."""
+        if len(edited) != len(original):
+            return list(edited)
+        return [self.restore(*pair) for pair in zip(edited, original, strict=True)]
+
+
+class _Members:
+    """What is known of an object or array that is being read."""
+
+    def __init__(self, start: int) -> None:
+        self.start = start
+        self.key: str | None = None
+        """The name of the member that is being read."""
+        self.value_at: int | None = None
+        """Where the value of that member begins."""
+        self.is_secret = False
+        """Whether a member says that this is a pair with a secret value."""
+        self.values: list[tuple[int, int]] = []
+        """Where the values of the pair are."""
+
+
+class _Masking:
+    """One reading that finds secret values: they are cut out of the text, which stays as it is."""
+
+    def __init__(self, redactor: Redactor, nested: int) -> None:
+        self._redactor = redactor
+        self._nested = nested
+        self._cuts: list[tuple[int, int, str]] = []
+        self._stack = [_Members(0)]
+        self._hidden_at: int | None = None
+        """How deep the secret value is that is being read; None: what comes is shown."""
+        self._hidden_from = 0
+
+    def of(self, text: str) -> str:  # noqa: C901 - a branch for each kind of token
+        pending: tuple[int, int, str] | None = None
+        for token in _TOKEN.finditer(text):
+            kind, start, end = token.lastgroup, token.start(), token.end()
+            if kind == "space":
+                continue
+            if pending is not None and kind != "colon":
+                self._string(*pending)
+                pending = None
+            if kind == "string":
+                self._begin(start)
+                pending = (start, end, token[0])
+            elif kind == "colon":
+                if pending is not None:
+                    self._name(pending[2], end)
+                pending = None
+            elif kind == "open":
+                self._begin(start)
+                self._stack.append(_Members(start))
+            elif kind == "comma":
+                self._end_value(start)
+            elif kind == "close":
+                self._end_value(start)
+                self._close()
+            else:
+                self._begin(start)
+        if pending is not None:
+            self._string(*pending)
+        self._end_value(len(text))
+        while len(self._stack) > 1:  # the text breaks off
+            self._close()
+            self._end_value(len(text))
+        self._close()
+        return self._cut(text)
+
+    def _begin(self, start: int) -> None:
+        members = self._stack[-1]
+        if members.value_at is None:
+            members.value_at = start
+
+    def _name(self, word: str, end: int) -> None:
+        members = self._stack[-1]
+        members.key, members.value_at = _decoded(word), None
+        if self._hidden_at is None and self._redactor.hides(members.key):
+            self._hidden_at, self._hidden_from = len(self._stack), end
+
+    def _string(self, start: int, end: int, word: str) -> None:
+        if self._hidden_at is not None:
+            return
+        members = self._stack[-1]
+        if members.key is not None and members.key.lower() in _NAMES:
+            members.is_secret = members.is_secret or self._redactor.hides(_decoded(word))
+        masked = self._redactor.mask_string(word, self._nested)
+        if masked != word:
+            self._cuts.append((start, end, masked))
+
+    def _end_value(self, end: int) -> None:
+        members = self._stack[-1]
+        if self._hidden_at == len(self._stack):
+            self._hidden_at = None
+            self._cuts.append((self._hidden_from, end, f'"{MASK}"'))
+        elif members.value_at is not None and (members.key or "").lower() in _VALUES:
+            members.values.append((members.value_at, end))
+        members.key = members.value_at = None
+
+    def _close(self) -> None:
+        members = self._stack.pop() if len(self._stack) > 1 else self._stack[-1]
+        if members.is_secret:
+            self._cuts += [(start, end, f'"{MASK}"') for start, end in members.values]
+
+    def _cut(self, text: str) -> str:
+        parts: list[str] = []
+        done = 0
+        # Of cuts within each other the outermost counts: it comes first.
+        for start, end, instead in sorted(self._cuts, key=lambda cut: (cut[0], -cut[1])):
+            if start < done:
+                continue
+            # White space around a value stays as it is.
+            value = text[start:end]
+            lead = len(value) - len(value.lstrip(_SPACE))
+            trail = len(value.rstrip(_SPACE))
+            parts += [text[done : start + lead], instead, value[trail:] if trail > lead else ""]
+            done = end
+        return "".join([*parts, text[done:]])
+
+
+_SPACE: Final = " \t\n\r"
+
+
+class _Layout:
+    """The state of one indentation: how deep it is, and how long it has become."""
+
+    def __init__(self) -> None:
+        self._out: list[str] = []
+        self._depth = 0
+        self._room = 0
+        """Characters of indentation that are left."""
+        self._after_open = False
+        self._after_word = False
+        """Whether a value came last: between two of them is a space, in what is not JSON."""
+
+    def of(self, text: str) -> str:
+        self._room = _MOST_GROWTH * len(text) + 1000
+        for token in _TOKEN.finditer(text):
+            kind, word = token.lastgroup, token[0]
+            if kind == "space":
+                continue
+            if kind == "close":
+                self._close(word)
+            elif kind == "colon":
+                self._out.append(": ")
+            elif kind == "comma":
+                self._out.append(word)
+                self._line()
+            else:
+                self._begin()
+                self._out.append(word)
+                if kind == "open":
+                    self._depth += 1
+                    self._after_open = True
+            self._after_word = kind in {"string", "other"}
+        return "".join(self._out)
+
+    def _close(self, word: str) -> None:
+        self._depth = max(0, self._depth - 1)
+        if not self._after_open:
+            self._line()
+        self._after_open = False
+        self._out.append(word)
+
+    def _begin(self) -> None:
+        if self._after_open:
+            self._after_open = False
+            self._line()
+        elif self._after_word:
+            self._out.append(" ")
+
+    def _line(self) -> None:
+        line = "\n" + "  " * min(self._depth, _DEEPEST)
+        if len(line) > self._room:  # nested deeply, again and again
+            line = ""
+        self._room -= len(line)
+        self._out.append(line)
+
+
+def _decoded(key: str) -> str:
+    try:
+        return msgspec.json.decode(key.encode("utf-8", "replace"), type=str)
+    except ValueError:
+        return key
+
+
+def _plain(name: str) -> str:
+    return "".join(character for character in name.lower() if character.isalnum())

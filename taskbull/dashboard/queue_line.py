@@ -7,13 +7,21 @@ from math import isinf
 
 from msgspec import Struct
 
-from taskbull.core.rates import Throughput, empty_in
+from taskbull.core.queue_health import Throughput, empty_in
 from taskbull.core.states import JobState
+from taskbull.dashboard.components import (
+    cell,
+    duration,
+    number,
+    plural,
+    rate,
+    since,
+    since_words,
+    sparkline,
+)
+from taskbull.dashboard.components import link as link_to
 from taskbull.dashboard.html import Drawn, Node, div, draw, span, tr
-from taskbull.dashboard.parts import cell, sparkline
-from taskbull.dashboard.parts import link as link_to
 from taskbull.dashboard.sampler import QueueState
-from taskbull.dashboard.words import duration, number, plural, rate, since, since_words
 
 _WAITING = (JobState.WAITING, JobState.PRIORITIZED, JobState.PAUSED)
 

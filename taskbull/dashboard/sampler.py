@@ -17,13 +17,13 @@ from anyio import Lock, sleep
 from msgspec import Struct
 from msgspec.structs import replace
 
-from taskbull.core.queue_facts import QueueFacts
+from taskbull.core.queue_health import QueueFacts
 from taskbull.core.trouble import Trouble, find_trouble
 from taskbull.errors import TaskbullError
-from taskbull.queue.looked import ConnectedWorker, Crew, Surveyed
-from taskbull.queue.overview import Overview
-from taskbull.queue.queue_watch import QueueWatch
-from taskbull.queue.server import Server
+from taskbull.monitor.browse import ConnectedWorker, Crew, Surveyed
+from taskbull.monitor.overview import Overview
+from taskbull.monitor.queue_watch import QueueWatch
+from taskbull.monitor.server import Server
 
 INTERVAL: Final = 2.0
 """Seconds between samples."""

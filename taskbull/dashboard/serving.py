@@ -10,7 +10,7 @@ from typing import Any, Final
 import uvicorn
 
 from taskbull.dashboard.asgi import Dashboard
-from taskbull.observability.formats import set_up_logging
+from taskbull.observability.logs import set_up_logging
 
 _PATIENCE: Final = 3
 """Seconds that open requests have at the end; streams end immediately."""

@@ -8,9 +8,9 @@ from msgspec import Struct
 
 from taskbull.app.app import App
 from taskbull.dashboard.access import Access
-from taskbull.dashboard.json_text import Redactor
+from taskbull.dashboard.html import Redactor
 from taskbull.dashboard.messages import Form, Request
-from taskbull.queue.server import Server
+from taskbull.monitor.server import Server
 
 
 class Audit(Struct, frozen=True):

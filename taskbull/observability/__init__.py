@@ -1,6 +1,5 @@
 """What operators see: logs, metrics, traces."""
 
-from taskbull.observability.formats import JsonFormatter, TextFormatter
-from taskbull.observability.job_filter import JobFilter
+from taskbull.observability.logs import JobFilter, JsonFormatter, TextFormatter
 
 __all__ = ["JobFilter", "JsonFormatter", "TextFormatter"]

@@ -12,8 +12,7 @@ from socket import AF_INET, AF_INET6, gethostname
 from threading import Thread
 from typing import Any, Self
 
-from taskbull.observability.metrics_source import MetricsSource
-from taskbull.observability.prometheus import render
+from taskbull.observability.exporters import MetricsSource, render
 
 _PATIENCE = 5.0
 """Seconds that a client has to send its request."""

@@ -16,7 +16,7 @@ from taskbull.core.job import Job
 from taskbull.core.outcome import Category, Complete, Fail, Failure, Kind, Loss, Verdict, Written
 from taskbull.observability import catalogue
 from taskbull.observability.health import Vitals
-from taskbull.observability.otel_meter import Meter, OpenTelemetryMeter, current_provider
+from taskbull.observability.tally import Meter, OpenTelemetryMeter, current_provider
 
 Hear: TypeAlias = Callable[[Any], None]
 

@@ -1,4 +1,15 @@
-"""Many jobs on their way to their queues, part by part: as few in memory as that needs."""
+"""A flow on its way: in one call, or a large one in pieces, and never twice.
+
+- A flow of up to 250 jobs and 1 MB is one call: it is there as a whole, or not at all.
+- A larger one goes in pieces, level by level. A parent waits until its last child is there. Each
+  piece has a call sequence of its own, so that each can be sent again for as long as Redis
+  remembers what it has done.
+- What a producer leaves behind that breaks off is undone by the sweep of any worker of the root's
+  queue, `FLOW_LIFE_MS` after its last piece. Until then a producer that adds the same flow under
+  the same id of its root continues it; another flow with that root is refused.
+
+The ids of its jobs are made from one random word, so that a flow that is sent again has the same.
+"""
 
 from __future__ import annotations
 
@@ -6,20 +17,332 @@ import inspect
 from array import array
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import suppress
+from functools import partial
+from hashlib import blake2b
 from itertools import count, islice
-from time import time
-from typing import Any, Final, TypeAlias
+from time import monotonic, time
+from typing import TYPE_CHECKING, Any, Final, Protocol, Self, TypeAlias
+from uuid import uuid4
 
+from msgspec import Struct
 from msgspec.structs import replace
 
-from taskbull.core.checks import refusal
-from taskbull.core.wire.new_job import EncodedJob, encode_jobs
-from taskbull.errors import EnqueueError
-from taskbull.queue.add_call import Unsent
-from taskbull.queue.add_part import BULK_BYTES, Entry, FlowPart, Left, Part
-from taskbull.queue.handle import JobHandle, handle
-from taskbull.scripts.add import Added, Result
-from taskbull.scripts.call import Stages
+from taskbull.core.flow import Branch, arrange
+from taskbull.core.job import NewJob, Ticket
+from taskbull.core.validation import refusal
+from taskbull.core.wire.new_job import EncodedJob, encode_job, encode_jobs
+from taskbull.errors import EnqueueError, TaskbullError
+from taskbull.observability.provider import current_tracer, sending
+from taskbull.queue.add import Adder, Unsent, deliver, in_context
+from taskbull.queue.handle import JobHandle, QueueClient, ReadResult, handle
+from taskbull.queue.stores import stripped
+from taskbull.scripts.add import Added, CallSequence, Result, add_jobs
+from taskbull.scripts.call import Call, Finish, Stages, Start, Steps, UnderWay, alone
+from taskbull.scripts.flow import FlowPiece, FlowUnfinished, add_flow, cut_flow, undo_flows
+from taskbull.store.cluster import check_slots
+from taskbull.store.delivery import Deadline
+from taskbull.store.sync_store import SyncStore
+
+if TYPE_CHECKING:
+    from taskbull.observability.tracing import Sending, Tracer
+
+
+# A flow on its way: in one call, or a large one in pieces, and never twice.
+#
+# - A flow of up to 250 jobs and 1 MB is one call: it is there as a whole, or not at all.
+# - A larger one goes in pieces, level by level. A parent waits until its last child is there. Each
+#   piece has a call sequence of its own, so that each can be sent again for as long as Redis
+#   remembers what it has done.
+# - What a producer leaves behind that breaks off is undone by the sweep of any worker of the root's
+#   queue, `FLOW_LIFE_MS` after its last piece. Until then a producer that adds the same flow under
+#   the same id of its root continues it; another flow with that root is refused.
+#
+# The ids of its jobs are made from one random word, so that a flow that is sent again has the
+# same.
+
+
+FLOW_LIFE_MS: Final = 300_000
+"""How long the rest of a flow may take to come."""
+
+
+class Flow:
+    """A tree of jobs that is to be added; checked, and ready to be sent."""
+
+    def __init__(self, adder: Adder, root: Branch, ticket: Ticket | None) -> None:
+        self._adder = adder
+        self._ticket = ticket
+        self._tree = root
+        self._arrange((ticket is not None and ticket.flow) or uuid4().hex)
+        check_slots([member.branch.queue for member in self._members])
+
+    def _arrange(self, seed: str) -> None:
+        """Make the ids of all jobs from `seed`, and cut the flow into pieces."""
+        self.seed = seed
+        self._members = arrange(self._tree, partial(_job_id, seed))
+        self._pieces = cut_flow(self._members, int(time() * 1000))
+        self._root = self._pieces[0].nodes[0]
+        self.root_job = self._root.job
+
+    def send(self) -> Stages[list[Added] | Unsent]:
+        """Add all of it, in a span where the app traces; return what became of the root."""
+        tracer = current_tracer()
+        return self._send() if tracer is None else self._send_traced(tracer)
+
+    def _send_traced(self, tracer: Tracer) -> Stages[list[Added] | Unsent]:
+        queue, jobs = self._root.queue.queue, [one.branch.job for one in self._members]
+        names, contexts = [job.name for job in jobs], [job.telemetry for job in jobs]
+        added: list[Added] | Unsent = []
+        with (
+            suppress(EnqueueError),
+            sending(tracer, queue, names, contexts, flow=names[0]) as span,
+        ):
+            self._pieces = [_in_span(piece, span) for piece in self._pieces]
+            added = yield from self._send()
+            if isinstance(added, Unsent):
+                raise EnqueueError(str(added.error), ())  # for the span
+            span.sent([self._root.job.job_id])
+        return added
+
+    def _send(self) -> Stages[list[Added] | Unsent]:
+        """Add all of it; continue or undo what a producer has left behind that broke off."""
+        tries = 3  # one to continue a flow, one if another process undoes it
+        while True:
+            tries -= 1
+            try:
+                return (yield from self._send_all())
+            except FlowUnfinished as unfinished:
+                seed, _, form = unfinished.owner.partition(":")
+                if not tries:
+                    raise
+                if form and form == self._form() and seed != self.seed:
+                    self._arrange(seed)
+                    continue
+                now_ms = int(time() * 1000)
+                undone: list[str] = yield from alone(undo_flows(self._root.queue, now_ms))
+                if self._root.queue.job(self._root.job.job_id) not in undone:
+                    raise
+                self._arrange(uuid4().hex)  # Redis remembers the pieces of the former one
+
+    def _form(self) -> str:
+        """Return a digest that is the same for a flow of the same jobs, whatever its seed."""
+        if len(self._pieces) == 1:
+            return ""
+        own = blake2b(digest_size=16)
+        for piece in self._pieces:
+            own.update(b"%d;" % len(piece.nodes))
+            for node in piece.nodes:
+                own.update(b"%d;" % len(node.job.data))
+                own.update(node.job.data)
+        for member in self._members:
+            job, queue = member.branch.job, member.branch.queue
+            words = (queue.base, job.name, job.options.job_id, member.parent, member.on_failure)
+            own.update(repr(words).encode())
+        return own.hexdigest()
+
+    def _send_all(self) -> Stages[list[Added] | Unsent]:
+        if len(self._pieces) > 1:
+            return (yield from self._send_pieces())
+        ticket, sequences = self._ticket, self._adder.sequences
+        added: list[Added] | Unsent
+        if ticket is not None:
+            added = yield from alone(self._piece(0, CallSequence.of(ticket), ticket.sent_ms))
+            if added:
+                return added
+        while True:
+            sequence = sequences.borrow()
+            try:
+                added = yield from alone(self._piece(0, sequence, None))
+            except BaseException:
+                sequences.give_back(sequence)
+                raise
+            if isinstance(added, Unsent):
+                return added
+            if added:
+                sequences.give_back(sequence)
+                return added
+            sequences.renew()
+
+    def _send_pieces(self) -> Stages[list[Added] | Unsent]:
+        sent_ms = None if self._ticket is None else self._ticket.sent_ms
+        began_ms = int(time() * 1000)
+        first: list[Added] = []
+        owner = f"{self.seed}:{self._form()}"
+        for number in range(len(self._pieces)):
+            sequence = CallSequence(self.seed, number, 1, self.seed[:16])
+            added = yield from alone(self._piece(number, sequence, sent_ms, owner))
+            if isinstance(added, Unsent):
+                whole = CallSequence(self.seed, 0, 1, self.seed[:16])
+                return Unsent(added.error, whole, added.sent_ms or sent_ms)
+            sent_ms = sent_ms or began_ms  # a part of it is there
+            first = first or added
+        return first
+
+    def _piece(
+        self, number: int, sequence: CallSequence, sent_ms: int | None, owner: str = ""
+    ) -> Steps[list[Added] | Unsent]:
+        piece, is_last = self._pieces[number], number == len(self._pieces) - 1
+
+        def call(now_ms: int) -> Call[list[Added]]:
+            deadline = None if is_last else now_ms + FLOW_LIFE_MS
+            dated = replace(piece, deadline_ms=deadline, owner=owner)
+            return add_flow(self._root, dated, now_ms, sequence)
+
+        return deliver(call, sequence, sent_ms)
+
+
+def _in_span(piece: FlowPiece, span: Sending) -> FlowPiece:
+    """Return the jobs of a piece with the context of the span that adds them."""
+    nodes = [
+        replace(node, job=in_context(node.job, span.telemetry(node.job.telemetry)))
+        for node in piece.nodes
+    ]
+    return replace(piece, nodes=nodes)
+
+
+def _job_id(seed: str, place: int) -> str:
+    """Return a UUID of version 4; `uuid` itself takes three times as long to make its text."""
+    drawn = blake2b(f"{seed}:{place}".encode(), digest_size=16).hexdigest()
+    variant = "89ab"[int(drawn[16], 16) & 3]
+    return f"{drawn[:8]}-{drawn[8:12]}-4{drawn[13:16]}-{variant}{drawn[17:20]}-{drawn[20:]}"
+
+
+# The parts of a bulk: jobs that go to their queue in one call.
+
+
+BULK_BYTES: Final = 1 << 20
+"""Bytes per script call: Redis takes 2 to 3 ms for them."""
+
+
+class Sendable(Protocol):
+    """A job in the form in which the caller knows it."""
+
+    def with_ticket(self, ticket: Ticket) -> Self:
+        """Return the job with the ticket under which it is sent again."""
+        ...
+
+
+class Entry(Struct, frozen=True, eq=False):
+    """One job of a bulk: where it goes, what it is, and how its result is read."""
+
+    client: QueueClient
+    job: NewJob
+    known_as: Sendable
+    read: ReadResult
+    flow: Flow | None = None
+    """The job with all those that it waits for, if there are any."""
+
+
+class Part:
+    """Jobs that go to a queue in one call."""
+
+    def __init__(self, client: QueueClient, ticket: Ticket | None) -> None:
+        self.client = client
+        self.ticket = ticket
+        self.places: list[int] = []
+        self.entries: list[Entry] = []
+        self.jobs: list[EncodedJob] = []
+        self.size = 0
+        self.sequence: CallSequence | None = None
+        """That of its call, if others may go behind it."""
+        self._begun: UnderWay | None = None
+
+    def has_room(self, job: EncodedJob, size: int) -> bool:
+        """Return whether a job of that size may go with the others."""
+        if self.size + size > BULK_BYTES:
+            return False
+        # Each place of a ticket once: the second time is another call, which gets the answer.
+        return job.place is None or all(other.place != job.place for other in self.jobs)
+
+    def put(
+        self,
+        places: Iterable[int],
+        entries: Iterable[Entry],
+        jobs: Iterable[EncodedJob],
+        size: int,
+    ) -> None:
+        """Take jobs of that size together, which have those places in the bulk."""
+        self.places.extend(places)
+        self.entries.extend(entries)
+        self.jobs.extend(jobs)
+        self.size += size
+
+    def may_follow(self, former: Part) -> bool:
+        """Return whether it may be sent while another is under way.
+
+        What has a ticket, or is traced, goes by itself.
+        """
+        return self.ticket is None and former.sequence is not None and former.is_smooth
+
+    @property
+    def is_smooth(self) -> bool:
+        """Whether nothing has gone wrong with it so far."""
+        return self._begun is not None and self._begun.is_smooth
+
+    def begin(self, former: Part | None) -> Stages[None]:
+        """Send the jobs: behind those of a part that is under way, and after them in the queue."""
+        adder, after = self.client.adder, None
+        if self.ticket is None and current_tracer() is None:
+            self.sequence = adder.sequences.borrow()
+            if former is not None and former.client is self.client:
+                after = former.sequence
+        self._begun = yield Start(adder.add(self.jobs, self.ticket, self.sequence, after))
+
+    def end(self, *, given_up: bool = False) -> Stages[list[Added] | Unsent]:
+        """Return an answer for each of the jobs."""
+        added: list[Added] | Unsent = yield Finish(given_up)
+        return added
+
+    def ticket_of(self, number: int, sequence: CallSequence, sent_ms: int | None) -> Ticket:
+        """Return the ticket under which one of them is sent again."""
+        return sequence.ticket(self.jobs[number - 1].place or number, sent_ms)
+
+
+class FlowPart(Part):
+    """A flow, which goes by itself; the caller knows its root."""
+
+    def __init__(self, place: int, entry: Entry, flow: Flow) -> None:
+        super().__init__(entry.client, entry.job.ticket)
+        self.put((place,), (entry,), (flow.root_job,), 0)
+        self._flow = flow
+        self._added: list[Added] | Unsent = []
+
+    def may_follow(self, former: Part) -> bool:
+        return False
+
+    def begin(self, former: Part | None) -> Stages[None]:
+        self._added = yield from self._flow.send()
+
+    def end(self, *, given_up: bool = False) -> Stages[list[Added] | Unsent]:
+        yield from ()
+        return self._added if isinstance(self._added, Unsent) else self._added[:1]
+
+    def ticket_of(self, number: int, sequence: CallSequence, sent_ms: int | None) -> Ticket:
+        return replace(super().ticket_of(number, sequence, sent_ms), flow=self._flow.seed)
+
+
+class Left:
+    """The jobs that a bulk could not add, each with the ticket under which it is sent again."""
+
+    def __init__(self) -> None:
+        self.jobs: list[Sendable] = []
+        self.unsure = 0
+        """How many of them may have been added after all."""
+
+    def put(self, part: Part, sequence: CallSequence, sent_ms: int | None) -> None:
+        if part.ticket is not None and sent_ms is None:
+            sent_ms = part.ticket.sent_ms
+            self.jobs += [entry.known_as for entry in part.entries]
+        else:
+            for number, entry in enumerate(part.entries, 1):
+                ticket = part.ticket_of(number, sequence, sent_ms)
+                self.jobs.append(entry.known_as.with_ticket(ticket))
+        if sent_ms is not None:
+            self.unsure += len(part.entries)
+
+
+# Many jobs on their way to their queues, part by part: as few in memory as that needs.
+
 
 Stretch: TypeAlias = tuple[list[Entry], list[EncodedJob]]
 """Some jobs that come one after the other."""
@@ -271,3 +594,88 @@ def check_bulk(jobs: object, progress: object) -> None:
         raise refusal("jobs", "be a list or another iterable of jobs", jobs)
     if progress is not None and (not callable(progress) or inspect.iscoroutinefunction(progress)):
         raise refusal("progress", "be a plain function that takes a number", progress)
+
+
+# One job on its way to its queue: the shortest way, for what `delay` and `add` do.
+
+
+def add_one(
+    entry: Entry, job: EncodedJob, sequence: CallSequence | None = None
+) -> Steps[JobHandle[Any]]:
+    """Add a job that was never sent before; raises `EnqueueError` if it could not be."""
+    added = yield from entry.client.adder.add((job,), sequence=sequence)
+    if isinstance(added, Unsent):
+        raise not_added(entry, 1, added) from added.error
+    return handle(entry.client, entry.job.name, added[0], entry.read)
+
+
+class FirstTry:
+    """The call by which one job is added, unless there is trouble: then `add_one` goes on.
+
+    Made without the steps of that, which take 10 µs.
+    """
+
+    __slots__ = ("_entry", "_job", "_sequence", "call", "limit")
+
+    def __init__(self, entry: Entry, job: EncodedJob, timeout: float | None) -> None:
+        adder = entry.client.adder
+        self._entry = entry
+        self._job = job
+        self._sequence = sequence = adder.sequences.borrow()
+        self.limit = Deadline(timeout, monotonic)
+        self.call = add_jobs(adder.keys, (job,), job.timestamp_ms, sequence)
+
+    def ended(self, added: list[Added]) -> JobHandle[Any] | None:
+        """Return the handle of the job; None if it was not added: a clone had used the sequence."""
+        entry = self._entry
+        sequences = entry.client.adder.sequences
+        if not added:
+            sequences.renew()
+            return None
+        sequences.give_back(self._sequence)
+        return handle(entry.client, entry.job.name, added[0], entry.read)
+
+    def broken_off(self) -> None:
+        """Free the sequence: nobody goes on."""
+        self._entry.client.adder.sequences.give_back(self._sequence)
+
+    def rest(self) -> Steps[JobHandle[Any]]:
+        """Return the steps that go on from a try that failed."""
+        return add_one(self._entry, self._job, self._sequence)
+
+
+def add_at_once(entry: Entry, timeout: float | None) -> JobHandle[Any]:
+    """Add one job from code without an event loop."""
+    store = entry.client.stores.sync_store()
+    job = encode_job(entry.job, int(time() * 1000))
+    try:
+        if current_tracer() is None and (added := _add_plainly(store, entry, job, timeout)):
+            return added
+        return store.run(add_one(entry, job), timeout=timeout)
+    except TaskbullError as error:
+        raise stripped(error) from error.__cause__
+
+
+def _add_plainly(
+    store: SyncStore, entry: Entry, job: EncodedJob, timeout: float | None
+) -> JobHandle[Any] | None:
+    first = FirstTry(entry, job, timeout)
+    try:
+        added = store.run_within(first.call, first.limit)
+    except TaskbullError as error:
+        return store.go_on(first.rest(), first.limit, error)
+    except BaseException:
+        first.broken_off()
+        raise
+    return first.ended(added)
+
+
+def not_added(entry: Entry, place: int, unsent: Unsent) -> EnqueueError:
+    """Return the error of one caller, whose job had that place in a call."""
+    sent_ms = unsent.sent_ms
+    told = describe_missing(1, 0, 1) if sent_ms is None else describe_missing(0, 1, 1)
+    return EnqueueError(
+        f"Queue {entry.client.keys.queue}: {told}: {unsent.error}",
+        [entry.known_as.with_ticket(unsent.sequence.ticket(place, sent_ms))],
+        may_be_added=sent_ms is not None,
+    )

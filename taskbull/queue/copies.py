@@ -9,25 +9,23 @@ from typing import Any
 from msgspec import Struct
 
 from taskbull.core import payload
-from taskbull.core.checks import check_bool, check_text, check_type
 from taskbull.core.keys import QueueKeys
 from taskbull.core.states import JobState
-from taskbull.core.wire.copy import JobCopy, check_copy, encode_copy
+from taskbull.core.validation import check_bool, check_text, check_type
 from taskbull.core.wire.job import encode_data
-from taskbull.core.wire.new_job import EncodedJob
+from taskbull.core.wire.new_job import EncodedJob, JobCopy, check_copy, encode_copy
 from taskbull.errors import (
     ConnectionLost,
     JobNotFound,
     MaybeExecuted,
     WrongState,
 )
-from taskbull.queue.add_bulk import BULK
-from taskbull.queue.add_call import Unsent
-from taskbull.queue.add_part import BULK_BYTES
+from taskbull.queue.add import Unsent
+from taskbull.queue.add_bulk import BULK, BULK_BYTES
 from taskbull.queue.handle import JobHandle, QueueClient, handle
 from taskbull.queue.methods import reads, writes
 from taskbull.scripts.call import Operation, Steps, again
-from taskbull.scripts.copies import get_copy
+from taskbull.scripts.read import get_copy
 from taskbull.scripts.removal import remove_job
 
 _NOT_REMOVED = -3

@@ -14,10 +14,10 @@ from taskbull.core.states import JobState
 from taskbull.core.wire.flow import decode_policy
 from taskbull.errors import ServerRefused
 from taskbull.scripts.call import Steps
-from taskbull.scripts.tree import (
+from taskbull.scripts.read import (
     ChildKeys,
-    Node,
     Place,
+    TreeNode,
     child_place,
     get_nodes,
     scan_children,
@@ -106,7 +106,7 @@ def get_tree(queue: QueueKeys, job_id: str, depth: int, most: int) -> Steps[JobT
     return None if root.removed else root
 
 
-def _tree(place: Place, node: Node, child_count: int) -> JobTree:
+def _tree(place: Place, node: TreeNode, child_count: int) -> JobTree:
     return JobTree(
         node.job,
         node.state,
@@ -119,18 +119,18 @@ def _tree(place: Place, node: Node, child_count: int) -> JobTree:
     )
 
 
-def read_nodes(places: Sequence[Place]) -> Steps[list[Node]]:
+def read_nodes(places: Sequence[Place]) -> Steps[list[TreeNode]]:
     """Read jobs of any queues; the answers are in the order of the places."""
     by_queue: dict[str, list[int]] = {}
     for number, place in enumerate(places):
         by_queue.setdefault(place.queue.base, []).append(number)
-    found: dict[int, Node] = {}
+    found: dict[int, TreeNode] = {}
     for numbers in by_queue.values():
         rest = numbers
         while rest:
             some = [places[number] for number in rest[:_NODES]]
             try:
-                nodes: list[Node] = yield get_nodes(some)
+                nodes: list[TreeNode] = yield get_nodes(some)
             except ServerRefused as error:
                 if not (some[0].parent_key and error.code == "NOPERM" and "access" in str(error)):
                     raise
@@ -141,7 +141,7 @@ def read_nodes(places: Sequence[Place]) -> Steps[list[Node]]:
     return [found[number] for number in range(len(places))]
 
 
-def _children(parent: Place, node: Node, most: int) -> Steps[tuple[list[Place], int]]:
+def _children(parent: Place, node: TreeNode, most: int) -> Steps[tuple[list[Place], int]]:
     """Find at most so many children of a job; return also how many there are."""
     found = {child.key: child for child in node.children}
     keys: set[str] = set()

@@ -22,8 +22,7 @@ from taskbull.errors import (
 )
 from taskbull.scripts import servers
 from taskbull.scripts.call import Call, Request, none_failed, reading
-from taskbull.store.address import Endpoint
-from taskbull.store.namespace import Namespace
+from taskbull.store.address import Endpoint, Namespace
 
 T = TypeVar("T")
 

@@ -7,13 +7,12 @@ from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 from taskbull.core import payload
-from taskbull.core.checks import check_text, refusal
 from taskbull.core.declared_schedule import DeclaredSchedule
 from taskbull.core.flow import Growing, check_single, is_job
 from taskbull.core.job import NewJob
 from taskbull.core.keys import QueueKeys
-from taskbull.core.rules import Rule, check_rule
-from taskbull.core.schedule import Schedule, check_schedule_id
+from taskbull.core.schedule import Rule, Schedule, check_rule, check_schedule_id
+from taskbull.core.validation import check_text, refusal
 from taskbull.core.wire.schedule import encode_run, encode_schedule
 from taskbull.errors import (
     ConfigurationError,
@@ -23,7 +22,7 @@ from taskbull.errors import (
     ScheduleNotFound,
     ServerRefused,
 )
-from taskbull.queue.add_call import Unsent
+from taskbull.queue.add import Unsent
 from taskbull.queue.handle import JobHandle, QueueClient, handle
 from taskbull.queue.methods import reads, writes
 from taskbull.scripts.call import Operation, Steps, again

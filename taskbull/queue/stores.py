@@ -1,26 +1,92 @@
-"""The connections that queues share: one async store per event loop, one sync store per process."""
+"""Running a generator that asks: the same for those who await the answers and those who do not."""
 
 from __future__ import annotations
 
 import os
 from collections import deque
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Callable, Generator
+from functools import partial
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from taskbull.core.keys import QueueKeys
-from taskbull.errors import TaskbullError
-from taskbull.queue.driver import Driver
-from taskbull.queue.sync_result_watch import SyncResultWatch
-from taskbull.queue.tracebacks import stripped
+from taskbull.errors import ConnectionLost, MaybeExecuted, ServerRefused, TaskbullError
+from taskbull.queue.results import SyncResultWatch
 from taskbull.scripts.call import Finish, Stages, Start
-from taskbull.store.clients import Where, address_of
+from taskbull.store.address import Where, address_of
 from taskbull.store.sync_store import SyncBegun, SyncStore
 
 if TYPE_CHECKING:
     from taskbull.queue.event_loops import EventLoops, LoopContext
-    from taskbull.store.async_store import Store
-    from taskbull.store.begun import Begun
+    from taskbull.store.async_store import Begun, Store
 
+
+# Running a generator that asks: the same for those who await the answers and those who do not.
+
+
+Q = TypeVar("Q")
 T = TypeVar("T")
+
+
+class Driver(Generic[Q, T]):
+    """Runs a generator until it returns.
+
+        driver = Driver(operation)
+        while driver.asks:
+            with driver:
+                driver.answer = await ask(driver.question)
+        return driver.result
+
+    What is raised in the block is raised in the generator, which may know better.
+    """
+
+    question: Q
+    result: T
+
+    def __init__(self, asking: Generator[Q, Any, T]) -> None:
+        self.asks = True
+        self.answer: Any = None
+        self._asking = asking
+        self._go_on(partial(next, asking))
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> bool:
+        if error is None:
+            self._go_on(partial(self._asking.send, self.answer))
+        else:
+            self._go_on(partial(self._asking.throw, error))
+        return True
+
+    def _go_on(self, step: Callable[[], Q]) -> None:
+        try:
+            self.question = step()
+        except StopIteration as end:
+            self.asks = False
+            self.result = end.value
+
+
+# What a caller of taskbull sees of an error: the error, and not our way to it.
+
+
+_OF_REDIS = (ConnectionLost, MaybeExecuted, ServerRefused)
+
+E = TypeVar("E", bound=TaskbullError)
+
+
+def stripped(error: E) -> E:
+    """Return an error of ours without the way that it came inside of taskbull, to be raised anew.
+
+    Its message says all, and forty lines of our own calls and of the errors that led to it would
+    bury that. So it is raised `from error.__cause__`, which is left only if it is of the caller's
+    own making; trouble with Redis moves to `__context__`, for whoever looks for it.
+    """
+    cause = error.__cause__
+    if isinstance(cause, _OF_REDIS):
+        error.__cause__, error.__context__ = None, cause
+    return error.with_traceback(None)
+
+
+# The connections that queues share: one async store per event loop, one sync store per process.
 
 
 class Stores:

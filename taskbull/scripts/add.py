@@ -11,14 +11,13 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from taskbull.core.durations import to_ms
 from taskbull.core.job import Ticket
 from taskbull.core.keys import QueueKeys
+from taskbull.core.validation import to_ms
 from taskbull.core.wire.new_job import EncodedJob, ParentLink
 from taskbull.errors import OutOfTurn
-from taskbull.scripts.call import Call
+from taskbull.scripts.call import OUT_OF_TURN, Call
 from taskbull.scripts.loader import load
-from taskbull.scripts.replies import OUT_OF_TURN
 
 ADD = load("add")
 ADD_PLAIN = load("add_plain")

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property, partial
-from typing import Any, TypeAlias, assert_never
+from typing import Any, Final, TypeAlias, assert_never
 
 import msgspec
 from msgspec import Struct
 
-from taskbull.core.durations import to_ms
 from taskbull.core.job import Job
 from taskbull.core.keys import QueueKeys
+from taskbull.core.options import Keep
 from taskbull.core.outcome import (
     AwaitChildren,
     Code,
@@ -23,13 +23,16 @@ from taskbull.core.outcome import (
     SnoozeFor,
     Written,
 )
-from taskbull.core.retention import Keep
 from taskbull.core.states import MAX_DUE_MS
+from taskbull.core.validation import to_ms
 from taskbull.core.wire.job import NEW_FIELDS, decode_new, decode_taken, encode_stacktrace
+from taskbull.core.wire.numbers import bounded
 from taskbull.core.wire.options import NO_BOUNDS, Bounds, keep_bounds
-from taskbull.scripts.call import Call
+from taskbull.scripts.call import Call, Command, Steps, nothing, texts
 from taskbull.scripts.loader import load
-from taskbull.scripts.replies import texts
+
+# Ending and taking jobs: what a worker does all day, many of each in one call.
+
 
 CYCLE = load("cycle")
 
@@ -286,3 +289,250 @@ def _cycled(now_ms: int, worker: str | None, count: int, reply: list[Any]) -> Cy
         texts(passed_over[1:]) if passed_over else [],
         passed_over[0] if passed_over else 0,
     )
+
+
+# The locks of running jobs, and the sweep that rescues jobs whose lock is gone.
+
+
+EXTEND_LOCKS = load("extend_locks")
+EXTEND_LOCK = load("extend_lock")
+SWEEP_STALLED = load("sweep_stalled")
+
+SWEEP_CHUNK = 100
+"""How many active jobs one call looks at: 2 ms of the server's time if all of them have stalled."""
+
+_BEGIN, _OVER, _NOT_DUE = -1, -1, -2
+
+
+class Extended(Struct, frozen=True):
+    """What became of locks that were to be renewed."""
+
+    lost: set[str]
+    """The ids of jobs whose lock is gone, or another's."""
+    cancelled: Mapping[str, str] = {}
+    """The ids of jobs that were cancelled, with the reason."""
+
+
+def extend_locks(
+    queue: QueueKeys, held: Iterable[tuple[str, str]], duration_ms: int
+) -> Call[Extended]:
+    """Renew the locks in `held`, pairs of id and token."""
+    flat = [part for job_and_token in held for part in job_and_token]
+    return Call(EXTEND_LOCKS, (queue.stalled,), (queue.base, pack(flat), duration_ms), _extended)
+
+
+def _extended(reply: Any) -> Extended:
+    lost, flat = texts(reply[0]), texts(reply[1])
+    return Extended(set(lost), dict(zip(flat[::2], flat[1::2], strict=True)))
+
+
+def extend_lock(queue: QueueKeys, job_id: str, token: str, duration_ms: int) -> Call[bool]:
+    """Renew one lock, also while the queue's slot is on two nodes; the call tells if it is held."""
+    return Call(EXTEND_LOCK, (queue.lock(job_id),), (token, duration_ms), bool)
+
+
+class Sweep(Struct, frozen=True):
+    """What a sweep found: the ids of jobs put back, and those of them that will fail."""
+
+    put_back: list[str]
+    doomed: list[str]
+    has_leftovers: bool = False
+    """Whether there may be flows that are half added or half cancelled."""
+
+
+class SweepPiece(Struct, frozen=True):
+    """What one piece of a sweep found, and where the next one begins."""
+
+    position: int
+    put_back: list[str]
+    doomed: list[str]
+    has_leftovers: bool
+
+
+def sweep_stalled(
+    queue: QueueKeys, now_ms: int, *, interval_ms: int, max_stalls: int, piece: int = SWEEP_CHUNK
+) -> Steps[Sweep | None]:
+    """Put back active jobs whose lock is gone; None if another worker has swept just before."""
+    put_back: list[str] = []
+    doomed: list[str] = []
+    position = _BEGIN
+    while True:
+        swept: SweepPiece = yield sweep_piece(
+            queue, now_ms, interval_ms, max_stalls, position=position, size=piece
+        )
+        if swept.position == _NOT_DUE:
+            return None
+        put_back += swept.put_back
+        doomed += swept.doomed
+        if swept.position == _OVER:
+            return Sweep(put_back, doomed, swept.has_leftovers)
+        position = swept.position
+
+
+def sweep_piece(
+    queue: QueueKeys,
+    now_ms: int,
+    interval_ms: int,
+    max_stalls: int,
+    *,
+    position: int = _BEGIN,
+    size: int = SWEEP_CHUNK,
+) -> Call[SweepPiece]:
+    """Sweep one piece of the active jobs; -1 begins, if it is time for a sweep."""
+    keys = (
+        queue.stalled_check,
+        queue.stalled,
+        queue.private("suspects"),
+        queue.active,
+        queue.wait,
+        queue.paused,
+        queue.repeat,
+        queue.meta,
+        queue.events,
+        queue.marker,
+    )
+    args = (queue.base, now_ms, interval_ms, max_stalls, position, size)
+    return Call(SWEEP_STALLED, keys, args, _swept)
+
+
+def _swept(reply: Any) -> SweepPiece:
+    position, put_back, doomed, *leftovers = reply
+    return SweepPiece(position, texts(put_back), texts(doomed), any(leftovers))
+
+
+# The marker: where BullMQ's producers ring, and an idle worker waits.
+
+
+_DELAYED: Final = b"1"
+"""The member whose score is the time when the next delayed job is due."""
+
+
+def wait_for_marker(queue: QueueKeys, timeout: float) -> Command[float | None]:
+    """Wait for the marker; return when there is a job to take, in ms since 1970; None: no marker.
+
+    0 is at once.
+    """
+    return Command(("BZPOPMIN", queue.marker, timeout), queue.marker, _due_ms, held=timeout)
+
+
+def ring(queue: QueueKeys) -> Command[None]:
+    """Wake a worker."""
+    return Command(("ZADD", queue.marker, 0, "0"), queue.marker, nothing)
+
+
+def has_jobs_to_come(queue: QueueKeys) -> Command[bool]:
+    """Find out whether any job waits, or will."""
+    words = ("EXISTS", queue.wait, queue.prioritized, queue.delayed)
+    return Command(words, queue.wait, bool)
+
+
+def _due_ms(reply: Any) -> float | None:
+    if not reply:
+        return None
+    _, member, score = reply
+    return (bounded(float(score)) or 0) if member == _DELAYED else 0
+
+
+# What became of a cycle whose reply was lost: told by what is in Redis, not by hope.
+
+
+SETTLE_CYCLE = load("settle_cycle")
+ADOPT_JOBS = load("adopt_jobs")
+
+SETTLE_CHUNK = 5000
+"""How many active jobs one call looks at: 2 ms of the server's time."""
+
+REPLY_BYTES = 1 << 20
+"""How much one reply may bring of the jobs that are adopted; the last one may exceed it."""
+
+
+class Settled(Struct, frozen=True):
+    """What a lost cycle has done."""
+
+    taken: list[str]
+    """The ids of the jobs that it took."""
+    codes: list[int]
+    """What it answered for each outcome; empty: it was not executed, or nobody knows any more."""
+    held: list[bool]
+    """Of each outcome, whether its job is still locked: then it was not written."""
+
+
+class Adopted(Struct, frozen=True):
+    """Some of the jobs that a lost cycle took."""
+
+    count: int
+    """How many of those that were asked for are done with."""
+    jobs: list[Job]
+    """Those of them that are still ours; their locks were renewed."""
+
+
+class _Piece(Struct, frozen=True):
+    position: int
+    settled: Settled
+
+
+def settle_cycle(
+    queue: QueueKeys,
+    token: str,
+    ended: Sequence[tuple[str, str]],
+    want: int,
+    *,
+    piece: int = SETTLE_CHUNK,
+) -> Steps[Settled]:
+    """Find what a cycle did that would have taken `want` jobs; `ended` are pairs of id and token.
+
+    It reads only, so it may be asked again.
+    """
+    taken: dict[str, None] = {}
+    position = 0
+    outcomes = [part for pair in ended for part in pair]
+    first: Settled | None = None
+    while True:
+        found: _Piece = yield _look(queue, token, outcomes, position, piece)
+        taken.update(dict.fromkeys(found.settled.taken))
+        if first is None:
+            first = found.settled
+            outcomes = []
+        if found.position < 0 or len(taken) >= want:
+            # The first that was taken first.
+            return Settled(list(taken)[::-1], first.codes, first.held)
+        position = found.position
+
+
+def adopt_jobs(
+    queue: QueueKeys,
+    token: str,
+    job_ids: Sequence[str],
+    taken_ms: int,
+    taking: Taking,
+    *,
+    size: int = REPLY_BYTES,
+) -> Call[Adopted]:
+    """Renew the locks of jobs that a lost cycle took, and read as many as one reply may hold.
+
+    `taken_ms` and `taking` are what the cycle was given. Doing it again does no harm.
+    """
+    args = (queue.base, token, pack(job_ids), taking.lock_life_ms, size)
+    read = partial(_adopted, taken_ms, taking.worker_name or None)
+    return Call(ADOPT_JOBS, (queue.stalled,), args, read)
+
+
+def _look(
+    queue: QueueKeys, token: str, outcomes: Sequence[str], position: int, size: int
+) -> Call[_Piece]:
+    args = (queue.base, token, pack(outcomes), position, size)
+    return Call(SETTLE_CYCLE, (queue.active, memo(queue, token)), args, _piece)
+
+
+def _piece(reply: Any) -> _Piece:
+    position, taken, codes, held = reply
+    return _Piece(position, Settled(texts(taken), codes, [one == 1 for one in held]))
+
+
+def _adopted(taken_ms: int, worker: str | None, reply: Any) -> Adopted:
+    count, flat = reply
+    jobs = [
+        decode_taken(job_id, fields, taken_ms, worker)
+        for job_id, fields in zip(flat[::2], flat[1::2], strict=True)
+    ]
+    return Adopted(count, jobs)

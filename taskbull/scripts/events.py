@@ -16,8 +16,7 @@ from taskbull.core.wire.events import (
     decode_event,
     tells_how_it_stands,
 )
-from taskbull.scripts.call import Command, Steps, Word
-from taskbull.scripts.replies import text
+from taskbull.scripts.call import Command, Steps, Word, text
 
 BLOCK: Final = 5.0
 """Seconds for which the server holds a read; a reader that is cancelled ends at once anyway."""

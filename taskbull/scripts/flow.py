@@ -2,16 +2,29 @@
 
 from __future__ import annotations
 
+from bisect import bisect
 from collections.abc import Mapping, Sequence
 from enum import IntEnum
 from functools import partial
+from itertools import pairwise
 from typing import Any, Final
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
+from taskbull.core.flow import Branch, Member, arrange
 from taskbull.core.keys import QueueKeys
+from taskbull.core.wire.flow import (
+    ORDER_FIELD,
+    SPAWNED_FIELD,
+    Child,
+    decode_order,
+    encode_members,
+    encode_order,
+)
 from taskbull.core.wire.new_job import EncodedJob
+from taskbull.core.wire.numbers import read_number
 from taskbull.errors import LockLost, TaskbullError
 from taskbull.scripts.add import (
     MEMO_LIFE_MS,
@@ -22,9 +35,11 @@ from taskbull.scripts.add import (
     fields_of,
     link_of,
 )
-from taskbull.scripts.call import Call, Steps
+from taskbull.scripts.call import Call, Command, Steps, text
 from taskbull.scripts.loader import load
-from taskbull.scripts.replies import text
+
+# Adding trees of jobs: in one call, or a large one in several.
+
 
 ADD_FLOW = load("add_flow")
 UNDO_FLOW = load("undo_flow")
@@ -213,3 +228,128 @@ class FlowUnfinished(FlowRefused):
             Result.UNFINISHED,
         )
         self.owner = owner
+
+
+# Cutting a flow into pieces: the same ones every time, since they may be sent again.
+
+
+PIECE: Final = 250
+"""Jobs per script call: Redis serves nobody else meanwhile, and that is a few milliseconds."""
+
+PIECE_BYTES: Final = 1 << 20
+"""Bytes per script call."""
+
+_OPTIONS_BYTES: Final = 500
+"""For what a job's options count. Not their real length: pieces have the same jobs every time."""
+
+
+def cut_flow(members: Sequence[Member], timestamp_ms: int) -> list[FlowPiece]:
+    """Return the jobs of a flow in pieces, each small enough for one call: mostly one."""
+    nodes = [
+        FlowNode(member.branch.queue, job, order=_order(members, member))
+        for member, job in zip(members, encode_members(members, timestamp_ms), strict=True)
+    ]
+    cuts = [0]
+    size = 0
+    for place, node in enumerate(nodes):
+        own = len(node.job.data) + len(node.order) + _OPTIONS_BYTES
+        if place > cuts[-1] and (place - cuts[-1] >= PIECE or size + own > PIECE_BYTES):
+            cuts.append(place)
+            size = 0
+        size += own
+    complete: list[list[tuple[QueueKeys, str]]] = [[] for _ in cuts]
+    for place, member in enumerate(members):
+        if not member.children:
+            continue
+        own_piece, last = (bisect(cuts, each) - 1 for each in (place, member.children[-1]))
+        if last != own_piece:
+            complete[last].append((member.branch.queue, member.id))
+        waits = Waits.FOR_THESE if last == own_piece else Waits.FOR_MORE
+        nodes[place] = replace(nodes[place], waits=waits)
+    bounds = pairwise([*cuts, len(nodes)])
+    return [
+        FlowPiece(nodes[begin:end], ended)
+        for (begin, end), ended in zip(bounds, complete, strict=True)
+    ]
+
+
+def _order(members: Sequence[Member], parent: Member) -> str:
+    if not parent.children:
+        return ""
+    below = (members[place] for place in parent.children)
+    return encode_order((one.branch.job.name, one.branch.queue.base, one.id) for one in below)
+
+
+# Children that a running job adds: numbered, so that adding them again adds none twice.
+
+
+class Spawned(Struct, frozen=True):
+    """The jobs that were added."""
+
+    ids: list[str]
+    """Of the children themselves, in order."""
+    before: int
+    """How many had been spawned before the job ran this time."""
+    count: int
+    """How many jobs there are now, all below the children counted."""
+
+
+def spawn(
+    parent: Branch, job_id: str, so_far: int, now_ms: int, producer: str, token: str
+) -> Steps[Spawned]:
+    """Add the children of `parent` to a running job; each call may be sent again.
+
+    `so_far` is how many the job has spawned in this run. Children that are there, or have been
+    completed, are not added again. Their order is stored with the last of them: children of a run
+    that broke off before that do not count. Raises `LockLost` if `token` does not open the job's
+    lock.
+    """
+    queue = parent.queue
+    job, processed = queue.job(job_id), queue.processed(job_id)
+    words = ("HMGET", job, ORDER_FIELD, SPAWNED_FIELD)
+    stored, number = yield Command(words, job, tuple)
+    before = read_number(number) or 0
+    first = before + so_far
+
+    def new_id(place: int) -> str:
+        return job_id if place == 0 else f"{queue.queue}-{job_id}-{first + place}"
+
+    members = arrange(parent, new_id)
+    children = [members[place] for place in members[0].children]
+    keys = [child.branch.queue.job(child.id) for child in children]
+    values: list[bytes | None] = yield Command(("HMGET", processed, *keys), processed, list)
+    done = {place for place, value in enumerate(values, 1) if value is not None}
+    order = decode_order(stored) or []
+    known = set(order)
+    whole = encode_order([*order, *(one for one in map(_child, children) if one not in known)])
+    pieces = cut_flow(members, now_ms)
+    root = pieces[0].nodes[0]
+    new = [replace(piece, token=token) for piece in _without(pieces, members, done)]
+    new[-1] = replace(new[-1], order=whole)
+    for place, piece in enumerate(new):
+        if piece.nodes or piece.complete or piece.order:
+            yield add_flow(root, piece, now_ms, CallSequence(producer, place, 1, producer[:16]))
+    return Spawned([child.id for child in children], before, len(members) - 1)
+
+
+def _child(member: Member) -> Child:
+    return member.branch.job.name, member.branch.queue.base, member.id
+
+
+def _without(
+    pieces: Sequence[FlowPiece], members: Sequence[Member], done: set[int]
+) -> list[FlowPiece]:
+    """Return the pieces without the parent, which is there, and without what is done."""
+    gone = {0, *done}
+    for place, member in enumerate(members):
+        if place and member.parent in gone and member.parent != 0:
+            gone.add(place)
+    keys = {members[place].branch.queue.job(members[place].id) for place in gone}
+    return [
+        replace(
+            piece,
+            nodes=[node for node in piece.nodes if node.queue.job(node.job.job_id) not in keys],
+            complete=[each for each in piece.complete if each[0].job(each[1]) not in keys],
+        )
+        for piece in pieces
+    ]

@@ -1,8 +1,8 @@
-"""What workers write down beside BullMQ's keys, and how it is read: bounded, and with an expiry."""
+"""What dashboards write down for each other: which forms have come, and what is being done."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -10,10 +10,89 @@ from msgspec import Struct
 
 from taskbull.core.fingerprint import Alike
 from taskbull.core.keys import QueueKeys
-from taskbull.core.record import Seen, WorkerRecord, decode_record, encode_record
-from taskbull.scripts.call import Call, Command, Word
+from taskbull.core.states import JobState
+from taskbull.core.wire.job import OPTIONS_FIELD, TIMESTAMP_FIELD, read_ready_ms
+from taskbull.core.worker_record import Seen, WorkerRecord, decode_record, encode_record
+from taskbull.scripts.call import Call, Command, Steps, Word, nothing, number, text, texts
 from taskbull.scripts.loader import load
-from taskbull.scripts.replies import nothing, number, text, texts
+from taskbull.scripts.read import Counts, count_jobs
+
+# What dashboards write down for each other: which forms have come, and what is being done.
+
+
+_ONCE_MS: Final = 600_000
+"""For how long a form that comes again is known."""
+
+_KEPT_MS: Final = 3_600_000
+"""For how long it is known what was done."""
+
+
+def claim_number(prefix: str, number: str, by: str) -> Command[bool]:
+    """Take a form's number, unless somebody has; the command says whether it was free."""
+    key = _once(prefix, number)
+    words: tuple[Word, ...] = ("SET", key, by, "NX", "PX", _ONCE_MS)
+    return Command(words, key, lambda reply: reply is not None)
+
+
+def get_claimant(prefix: str, number: str) -> Command[str]:
+    """Read who has taken a form's number."""
+    key = _once(prefix, number)
+    return Command(("GET", key), key, lambda reply: "" if reply is None else text(reply))
+
+
+def write_operation(prefix: str, operation_id: str, record: bytes) -> list[Command[None]]:
+    """Write down what is being done, and keep it for an hour."""
+    key = operations_key(prefix)
+    return [
+        Command(("HSET", key, operation_id, record), key, nothing),
+        Command(("PEXPIRE", key, _KEPT_MS), key, nothing),
+    ]
+
+
+def forget_operations(prefix: str, operation_ids: Sequence[str]) -> Command[None]:
+    """Strike off what was done long ago."""
+    key = operations_key(prefix)
+    return Command(("HDEL", key, *operation_ids), key, nothing)
+
+
+def get_operations(prefix: str) -> Command[dict[str, bytes]]:
+    """Read what is being done, and was done in the last hour."""
+    key = operations_key(prefix)
+
+    def read(reply: list[bytes]) -> dict[str, bytes]:
+        return {text(name): value for name, value in zip(reply[::2], reply[1::2], strict=True)}
+
+    return Command(("HGETALL", key), key, read)
+
+
+def get_next_schedulers(queue: QueueKeys, most: int) -> Command[list[tuple[float, str]]]:
+    """List the schedulers that run next: when, in ms since 1970, and their ids."""
+
+    def read(reply: list[bytes]) -> list[tuple[float, str]]:
+        pairs = zip(reply[::2], reply[1::2], strict=True)
+        return [(float(score), text(scheduler)) for scheduler, score in pairs]
+
+    words: tuple[Word, ...] = ("ZRANGE", queue.repeat, 0, most - 1, "WITHSCORES")
+    return Command(words, queue.repeat, read)
+
+
+def get_raw_options(queue: QueueKeys, job_id: str) -> Command[bytes]:
+    """Read the options of a job as they stand in Redis; empty if it has none."""
+    key = queue.job(job_id)
+    return Command(("HGET", key, OPTIONS_FIELD), key, lambda reply: reply or b"")
+
+
+def operations_key(prefix: str) -> str:
+    """Name the hash of what dashboards do: no queue has an empty name."""
+    return f"{prefix}::tb:operations"
+
+
+def _once(prefix: str, number: str) -> str:
+    return f"{prefix}::tb:once:{number}"
+
+
+# What workers write down beside BullMQ's keys, and how it is read: bounded, and with an expiry.
+
 
 NOTE_WORKER = load("note_worker")
 GET_RECORDS = load("get_records")
@@ -153,3 +232,66 @@ def _about(raw: bytes | None) -> tuple[str, str]:
     except (msgspec.MsgspecError, UnicodeDecodeError):
         return "", OTHER
     return task, error
+
+
+# How long a queue is: sampled by one of its workers, whoever holds a key that expires.
+
+
+class Sample(Struct, frozen=True):
+    """How many jobs a queue has, and since when the next of them could have run."""
+
+    counts: Counts
+    waiting_since_ms: int | None
+    """None: no job waits, or nobody knows since when."""
+
+
+def sample_queue(
+    queue: QueueKeys, worker_id: str, term_ms: int, *, held: bool
+) -> Steps[Sample | None]:
+    """Return a sample of a queue; None if that is another worker's to take.
+
+    A worker that samples a queue goes on doing so unless it is silent for `term_ms`. `held`: it
+    was this worker's the last time.
+    """
+    if not (yield from _chosen(queue, worker_id, term_ms, held=held)):
+        return None
+    counts: Counts = yield count_jobs(queue)
+    since: list[int] = []
+    for state, words in (
+        (JobState.WAITING, ("LRANGE", queue.wait, -1, -1)),
+        (JobState.PRIORITIZED, ("ZRANGE", queue.prioritized, 0, 0)),
+    ):
+        if not counts[state]:
+            continue
+        found: list[str] = yield Command(words, queue.wait, texts)
+        for job_id in found:
+            key = queue.job(job_id)
+            fields = ("HMGET", key, TIMESTAMP_FIELD, OPTIONS_FIELD)
+            ready_ms: int | None = yield Command(fields, key, lambda reply: read_ready_ms(*reply))
+            if ready_ms is not None:
+                since.append(ready_ms)
+    return Sample(counts, min(since, default=None))
+
+
+def resign(queue: QueueKeys) -> Command[int]:
+    """Leave it to another worker to sample a queue."""
+    key = _key(queue)
+    return Command(("DEL", key), key, int)
+
+
+def _chosen(queue: QueueKeys, worker_id: str, term_ms: int, *, held: bool) -> Steps[bool]:
+    # Between these commands the key may pass to another: then two workers tell the same, once.
+    key = _key(queue)
+    take = Command(("SET", key, worker_id, "NX", "PX", term_ms), key, bool)
+    if not held and (yield take):
+        return True
+    holder: bytes | None = yield Command(("GET", key), key, lambda found: found)
+    if holder is None:
+        return bool((yield take))
+    if holder != worker_id.encode():
+        return False
+    return bool((yield Command(("PEXPIRE", key, term_ms), key, int)))
+
+
+def _key(queue: QueueKeys) -> str:
+    return queue.private("sampler")

@@ -14,11 +14,10 @@ from taskbull.core.keys import QueueKeys
 from taskbull.core.states import JobState
 from taskbull.core.wire.job import AGE_FIELDS
 from taskbull.errors import ConfigurationError, JobsActive
-from taskbull.scripts.call import Call, Command, Steps
-from taskbull.scripts.limits import pause
+from taskbull.scripts.call import Call, Command, Steps, accepted, nothing, number, text, texts
+from taskbull.scripts.change import pause
 from taskbull.scripts.loader import load
 from taskbull.scripts.records import unregister_queue
-from taskbull.scripts.replies import accepted, nothing, number, text, texts
 
 REMOVE_JOB = load("remove_job")
 REMOVE_UNPROCESSED_CHILDREN = load("remove_unprocessed_children")

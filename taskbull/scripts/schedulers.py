@@ -1,7 +1,8 @@
-"""Job schedulers: taking one run of a scheduler adds the next."""
+"""Runs of schedules that have begun: where they are, and how they ended."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -11,20 +12,59 @@ from msgspec import Struct
 from taskbull.core.declared_schedule import DeclaredSchedule
 from taskbull.core.job import Job
 from taskbull.core.keys import QueueKeys
-from taskbull.core.next_run import next_run
 from taskbull.core.schedule import Schedule
+from taskbull.core.states import JobState
 from taskbull.core.wire.schedule import (
     EncodedSchedule,
     decode_schedule,
     encode_schedule,
     is_over,
+    next_run,
     read_old_key,
+    run_id,
     run_part,
 )
 from taskbull.errors import TaskbullError
-from taskbull.scripts.call import Call, Steps
+from taskbull.scripts.browse import instant_of
+from taskbull.scripts.call import Call, Steps, text
 from taskbull.scripts.loader import load
-from taskbull.scripts.replies import text
+
+# Runs of schedules that have begun: where they are, and how they ended.
+
+
+FIND_RUN = load("find_run")
+
+
+class ScheduledRun(Struct, frozen=True):
+    """A run of a schedule that is still stored."""
+
+    id: str
+    state: JobState
+    """Completed, failed, active, or waiting for its turn or for another attempt."""
+    started: datetime | None
+    finished: datetime | None
+
+
+def find_run(
+    queue: QueueKeys, scheduler_id: str, due_ms: Sequence[int]
+) -> Call[ScheduledRun | None]:
+    """Find the first run, of those due at these times, that is still stored: ≤ 5 commands each."""
+
+    def read(reply: list[bytes]) -> ScheduledRun | None:
+        if not reply:
+            return None
+        job_id, state, started, finished = reply
+        return ScheduledRun(
+            text(job_id), JobState(text(state)), instant_of(started), instant_of(finished)
+        )
+
+    ids = [run_id(scheduler_id, due) for due in due_ms]
+    keys = (queue.completed, queue.failed)
+    return Call(FIND_RUN, keys, (queue.base, msgspec.msgpack.encode(ids)), read)
+
+
+# Job schedulers: taking one run of a scheduler adds the next.
+
 
 ADVANCE_SCHEDULER = load("advance_scheduler")
 GET_SCHEDULERS = load("get_schedulers")

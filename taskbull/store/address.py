@@ -1,31 +1,406 @@
-"""Where Redis is: one URL, checked when it is read, as a value that both stores understand.
-
-| URL | what |
-|---|---|
-| `redis://[user:password@]host:port/db`, `rediss://…` with TLS | one server |
-| `unix://[user:password@]/path/to/socket?db=0` | one server, by its socket |
-| `redis+sentinel://host:26379,host:26379/service/db` | the primary that the sentinels name |
-| `redis+cluster://host:7000,host:7001` | a Redis Cluster |
-| `embedded://`, `embedded:///folder`, `…?idle=3600` | a private server, started when needed |
-
-`rediss+sentinel://` and `rediss+cluster://` are the same with TLS.
-"""
+"""The folder of the project in which a program was started, and whether its files are trusted."""
 
 from __future__ import annotations
 
+import grp
+import logging
 import os
+import pwd
 import re
+import stat
+from collections.abc import Iterable, Mapping
+from enum import IntEnum
+from functools import cache
 from pathlib import Path
-from typing import Any, Literal, assert_never
-from urllib.parse import unquote
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, assert_never, cast
+from urllib.parse import parse_qsl, unquote
 
 from msgspec import Struct
 from msgspec.structs import replace
 
-from taskbull.store.parameters import check_parameters, read_seconds
-from taskbull.store.project import IDLE, project_folder
-from taskbull.store.tls import Tls, read_tls
-from taskbull.store.url import Url, read_url, wrong
+from taskbull.core.keys import PREFIX, QueueKeys
+from taskbull.core.validation import nearest
+from taskbull.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    import ssl
+
+
+# The folder of the project in which a program was started, and whether its files are trusted.
+
+
+logger = logging.getLogger(__name__)
+
+FOLDER = ".taskbull"
+
+IDLE = 3600.0
+"""Seconds without a client after which the server of a project ends by itself."""
+
+_PROJECT_FILES = ("pyproject.toml", ".git")
+
+
+def project_folder() -> Path:
+    """Return the folder for the embedded server of the project where the program was started.
+
+    It is the nearest one upwards with a `pyproject.toml` or `.git`, else the working directory.
+    Folders and files of other users are skipped: anybody may put such a file into /tmp.
+    """
+    here = Path.cwd()
+    for place in (here, *here.parents):
+        for mark in (place / name for name in _PROJECT_FILES):
+            if not os.path.lexists(mark):
+                continue
+            if (reason := distrust(place, mark)) is not None:
+                _warn(f"Ignored {mark} when looking for the project's folder: {reason}")
+            elif place.stat().st_uid == os.geteuid():
+                return place / FOLDER
+    return here / FOLDER
+
+
+def distrust(*paths: Path) -> str | None:
+    """Return why files or folders that were found by searching are not used; None if they are.
+
+    Each must belong to this user or to root, and must not be writable by other users. A symbolic
+    link is checked along with its target and the folder of its target.
+    """
+    for path in paths:
+        try:
+            places = [path]
+            if path.is_symlink():
+                real = path.resolve(strict=True)
+                places += [real] if real.is_dir() else [real, real.parent]
+            for place in places:
+                if (reason := _suspicion(place)) is not None:
+                    return reason
+        except (OSError, RuntimeError) as error:  # RuntimeError: a loop of links, before 3.13
+            return f"{path} cannot be examined ({error})"
+    return None
+
+
+def _suspicion(path: Path) -> str | None:
+    found = path.lstat()
+    if found.st_uid not in {0, os.geteuid()}:
+        return f"{path} is owned by another user (uid {found.st_uid})"
+    if stat.S_ISLNK(found.st_mode):
+        return None  # its mode means nothing
+    if found.st_mode & stat.S_IWOTH:
+        return f"{path} is writable by other users"
+    if found.st_mode & stat.S_IWGRP and not _is_own_group(found.st_gid):
+        return f"{path} is writable by the users of group {found.st_gid}"
+    return None
+
+
+def _is_own_group(gid: int) -> bool:
+    """Return True if only this user and root are in a group.
+
+    With the umask 002 of many systems, a user's files are writable by a group of the same name.
+    """
+    try:
+        user = pwd.getpwuid(os.geteuid()).pw_name
+    except KeyError:  # a container may run under any number
+        user = ""
+    try:
+        group = grp.getgrgid(gid)
+    except KeyError:
+        return False
+    return (gid == 0 or group.gr_name == user) and set(group.gr_mem) <= {user, "root"}
+
+
+@cache
+def _warn(message: str) -> None:
+    """Log a warning, once for each message."""
+    logger.warning(message)
+
+
+# TLS: how the server proves itself to us, and we to it, by redis-py's `ssl_…` settings.
+
+
+_REQUIREMENTS = ("none", "optional", "required")  # as `ssl.CERT_…` numbers them
+_OCSP = (
+    "ssl_validate_ocsp",
+    "ssl_validate_ocsp_stapled",
+    "ssl_ocsp_context",
+    "ssl_ocsp_expected_cert",
+)
+_WORDS = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
+
+
+class Tls(Struct, frozen=True):
+    """How the server proves itself to us, and we to it."""
+
+    ca_certs: str | None = None
+    certfile: str | None = None
+    keyfile: str | None = None
+    password: str | None = None
+    cert_reqs: str = "required"
+    check_hostname: bool = True
+    ca_path: str | None = None
+    ca_data: str | None = None
+    ciphers: str | None = None
+    min_version: int | None = None
+    include_flags: int = 0
+    """Of `ssl.VerifyFlags`: those that are set besides Python's defaults."""
+    exclude_flags: int = 0
+    """Those of Python's defaults that are not."""
+
+    def __repr__(self) -> str:
+        """Show the files, never the password."""
+        return f"Tls({self.ca_certs!r}, {self.certfile!r}, {self.cert_reqs!r})"
+
+    def __rich_repr__(self) -> list[tuple[str, Any]]:
+        """Show the same in tracebacks of rich."""
+        return [("ca_certs", self.ca_certs), ("certfile", self.certfile)]
+
+    def context(self) -> ssl.SSLContext:
+        """Return the context for sockets; raise `OSError` or `ValueError` if it cannot be made."""
+        import ssl  # noqa: PLC0415 - only who wants TLS pays for it: as much as `python -c pass`
+
+        context = ssl.create_default_context(
+            cafile=self.ca_certs, capath=self.ca_path, cadata=self.ca_data
+        )
+        requirement = ssl.VerifyMode(_REQUIREMENTS.index(self.cert_reqs))
+        context.check_hostname = self.check_hostname and requirement is not ssl.CERT_NONE
+        context.verify_mode = requirement
+        if self.certfile:
+            context.load_cert_chain(self.certfile, self.keyfile, self.password)
+        if self.ciphers:
+            context.set_ciphers(self.ciphers)
+        if self.min_version is not None:
+            context.minimum_version = ssl.TLSVersion(self.min_version)
+        flags = (context.verify_flags | self.include_flags) & ~self.exclude_flags
+        context.verify_flags = ssl.VerifyFlags(flags)
+        return context
+
+
+def read_tls(settings: Mapping[str, Any]) -> Tls:
+    """Read redis-py's `ssl_…` settings, words or values; `ValueError` says what is wrong."""
+    for name in _OCSP:
+        if settings.get(name) and str(settings[name]).lower() not in {"false", "0", "no"}:
+            raise ValueError(
+                f"{name} is not supported: taskbull does not check certificates by OCSP. Remove "
+                "the setting, or check revocation lists with "
+                "ssl_include_verify_flags=VERIFY_CRL_CHECK_LEAF"
+            )
+    minimum = settings.get("ssl_min_version")
+    tls = Tls(
+        ca_certs=_text(settings.get("ssl_ca_certs")),
+        certfile=_text(settings.get("ssl_certfile")),
+        keyfile=_text(settings.get("ssl_keyfile")),
+        password=_text(settings.get("ssl_password")),
+        cert_reqs=_requirement(settings.get("ssl_cert_reqs")),
+        check_hostname=_switch("ssl_check_hostname", settings.get("ssl_check_hostname")),
+        ca_path=_text(settings.get("ssl_ca_path")),
+        ca_data=_text(settings.get("ssl_ca_data")),
+        ciphers=_text(settings.get("ssl_ciphers")),
+        min_version=None if minimum is None else int(minimum),
+        include_flags=_verify_flags(settings, "ssl_include_verify_flags"),
+        exclude_flags=_verify_flags(settings, "ssl_exclude_verify_flags"),
+    )
+    for file in (tls.ca_certs, tls.certfile, tls.keyfile):
+        if file is not None and not Path(file).is_file():
+            raise ValueError(f"the TLS files cannot be used: there is no file {file!r}")
+    try:
+        tls.context()
+    except (OSError, ValueError) as error:  # a missing file, or one that is not a certificate
+        raise ValueError(f"the TLS files cannot be used: {error}") from error
+    return tls
+
+
+def _text(value: object) -> str | None:
+    return str(value) if value else None
+
+
+def _requirement(value: object) -> str:
+    """Return the requirement, named as in Python (`CERT_NONE`), redis-py (`none`) or Celery."""
+    if value is None:
+        return "required"
+    if isinstance(value, IntEnum):  # of `ssl`
+        value = value.name
+    name = str(value).lower().removeprefix("ssl.").removeprefix("cert_")
+    if name not in _REQUIREMENTS:
+        raise ValueError(f"ssl_cert_reqs is 'required', 'optional' or 'none', not {value!r}")
+    return name
+
+
+def _verify_flags(settings: Mapping[str, Any], name: str) -> int:
+    """Return flags that are given as a list of `ssl.VerifyFlags`, or as names with commas."""
+    from ssl import VerifyFlags  # noqa: PLC0415 - see `Tls.context`
+
+    given = settings.get(name) or ()
+    if isinstance(given, str):
+        given = [word for word in given.strip("[] ").replace(",", " ").split() if word]
+    elif not isinstance(given, Iterable):
+        given = [given]
+    flags = 0
+    for flag in cast("Iterable[object]", given):
+        word = str(flag).removeprefix("VerifyFlags.")
+        if isinstance(flag, int):
+            flags |= flag
+        elif word in VerifyFlags.__members__:
+            flags |= VerifyFlags[word]
+        else:
+            known = ", ".join(VerifyFlags.__members__)
+            raise ValueError(f"{name} is a list of {known}, not {flag!r}")
+    return flags
+
+
+def _switch(name: str, value: object) -> bool:
+    if value is None or isinstance(value, bool):
+        return value is not False
+    if str(value).lower() not in _WORDS:
+        raise ValueError(f"{name} is true or false, not {value!r}")
+    return _WORDS[str(value).lower()]
+
+
+# A URL in its parts. The standard library's parser knows one host, and may quote a password.
+
+
+_SHAPE = re.compile(
+    r"(?P<scheme>[a-z]+(\+[a-z]+)?)://"
+    r"((?P<userinfo>[^/?#@\[\]\s]*)@)?"
+    r"(?P<hosts>[^/?#@]*)"
+    r"(?P<path>/[^?#@]*)?"  # an "@" here would be the end of a password
+    r"(\?(?P<query>[^#@]*))?"
+)
+
+# A scheme, a host and a port, with a slip between them; nothing here is a password.
+_HARMLESS = re.compile(
+    r"\s*([a-z+]{4,16}:?/{1,2})?(localhost|[A-Za-z0-9.-]+:[0-9]{1,5})(/[0-9]{0,3})?\s*"
+)
+
+
+class Url(Struct, frozen=True):
+    """What a URL says; escapes are resolved, but nothing else is."""
+
+    text: str
+    scheme: str
+    username: str
+    password: str
+    hosts: tuple[str, ...]
+    path: str
+    options: dict[str, str]
+
+    def __repr__(self) -> str:
+        """Show where, never the password or the options."""
+        return f"Url({masked(self.text)!r})"
+
+    def __rich_repr__(self) -> list[tuple[str, Any]]:
+        """Show the same in tracebacks of rich."""
+        return [("text", masked(self.text))]
+
+    def wrong(self, rule: str) -> ConfigurationError:
+        """Return the error for a URL that breaks a rule."""
+        return wrong(self.text, rule)
+
+
+def read_url(text: str) -> Url:
+    """Split a URL into its parts; refuse another form, and never show its password."""
+    shape = _SHAPE.fullmatch(text)
+    if shape is None:
+        raise wrong(
+            text,
+            "it has the form scheme://user:password@host:port/path?option=value, and characters "
+            "such as / ? # @ [ ] in a user name or password are written as %2F and so on",
+        )
+    username, _, password = (shape["userinfo"] or "").partition(":")
+    return Url(
+        text,
+        shape["scheme"],
+        unquote(username),
+        unquote(password),
+        tuple(shape["hosts"].split(",")) if shape["hosts"] else (),
+        shape["path"] or "",
+        dict(parse_qsl(shape["query"] or "", keep_blank_values=True)),
+    )
+
+
+def wrong(text: str, rule: str) -> ConfigurationError:
+    """Return the error for a URL that breaks a rule."""
+    return ConfigurationError(f"Redis URL {masked(text)!r} is not valid: {rule}")
+
+
+def masked(text: str) -> str:
+    """Return a URL without password and options; of an unreadable one, only what is harmless."""
+    shape = _SHAPE.fullmatch(text)
+    if shape is None:
+        return text if _HARMLESS.fullmatch(text) else "***"
+    username, colon, _ = (shape["userinfo"] or "").partition(":")
+    login = "" if shape["userinfo"] is None else f"{username}{colon and ':***'}@"
+    return f"{shape['scheme']}://{login}{shape['hosts']}{shape['path'] or ''}"
+
+
+# The parameters of a Redis URL: ours, and all that redis-py's `from_url` takes.
+#
+# One URL often serves a whole application. What means nothing here is accepted and ignored; a name
+# that redis-py does not know either is a mistake.
+
+
+LOGIN = frozenset({"db", "username", "password"})
+SENTINEL = frozenset({"sentinel_username", "sentinel_password"})
+TLS = frozenset(
+    {"ssl_ca_certs", "ssl_ca_data", "ssl_ca_path", "ssl_certfile", "ssl_keyfile", "ssl_password"}
+    | {"ssl_cert_reqs", "ssl_check_hostname", "ssl_min_version", "ssl_ciphers"}
+    | {"ssl_include_verify_flags", "ssl_exclude_verify_flags", "ssl_validate_ocsp"}
+    | {"ssl_validate_ocsp_stapled", "ssl_ocsp_context", "ssl_ocsp_expected_cert"}
+)
+OBEYED = frozenset({"socket_timeout", "socket_connect_timeout", "client_name"})
+IGNORED = frozenset(
+    {"socket_keepalive", "socket_keepalive_options", "socket_read_size", "socket_type"}
+    | {"retry", "retry_on_timeout", "retry_on_error", "health_check_interval", "max_connections"}
+    | {"timeout", "protocol", "legacy_responses", "encoding", "encoding_errors", "lib_name"}
+    | {"decode_responses", "lib_version", "driver_info", "single_connection_client"}
+    | {"auto_close_connection_pool", "parser_class", "connection_class", "encoder_class"}
+    | {"command_packer", "credential_provider", "redis_connect_func", "event_dispatcher"}
+    | {"cache", "cache_config", "host", "port", "path", "read_from_replicas", "cache_factory"}
+    | {"cluster_error_retry_attempts", "require_full_coverage", "reinitialize_steps"}
+    | {"dynamic_startup_nodes", "load_balancing_strategy", "address_remap", "policy_resolver"}
+    | {"skip_full_coverage_check", "maint_notifications_config", "startup_nodes", "url"}
+)
+
+
+def check_parameters(url: Url, *, encrypted: bool, sentinel: bool) -> None:
+    """Refuse a URL with an unknown parameter, or one that needs another scheme."""
+    known = LOGIN | TLS | OBEYED | IGNORED
+    if sentinel:
+        known |= SENTINEL
+    for name in url.options:
+        if name in TLS and not encrypted:
+            raise url.wrong(f"option {name!r} needs TLS: use rediss")
+        if name not in known:
+            # After a password that has a "&" in it, its rest would look like an option.
+            if any("password" in option for option in url.options):
+                raise url.wrong("an option is unknown")
+            near = nearest(name, known)
+            hint = f"did you mean {near!r}?" if near else "redis-py has none of that name"
+            raise url.wrong(f"option {name!r} is unknown; {hint}")
+
+
+def read_seconds(url: Url, name: str) -> float | None:
+    """Return a parameter that is a number of seconds, or None where it is not there."""
+    text = url.options.get(name)
+    if text is None:
+        return None
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds <= 86_400:  # NaN fails this too
+        raise url.wrong(f"{name} is a number of seconds, greater than 0")
+    return seconds
+
+
+# Where Redis is: one URL, checked when it is read, as a value that both stores understand.
+#
+# | URL | what |
+# |---|---|
+# | `redis://[user:password@]host:port/db`, `rediss://…` with TLS | one server |
+# | `unix://[user:password@]/path/to/socket?db=0` | one server, by its socket |
+# | `redis+sentinel://host:26379,host:26379/service/db` | the primary that the sentinels name |
+# | `redis+cluster://host:7000,host:7001` | a Redis Cluster |
+# | `embedded://`, `embedded:///folder`, `…?idle=3600` | a private server, started when needed |
+#
+# `rediss+sentinel://` and `rediss+cluster://` are the same with TLS.
+
 
 TopologyKind = Literal["single", "sentinel", "cluster", "embedded"]
 
@@ -225,3 +600,153 @@ def default_url() -> str:
         if url := os.environ.get(name):
             return url
     return "redis://localhost:6379/0"
+
+
+# Where a client of redis-py leads: its settings are read, its sockets are never used.
+#
+# Clients are recognized by their attributes, not by their class: `redis.asyncio` need not be
+# imported by a program that does not use it.
+
+
+if TYPE_CHECKING:
+    from redis import Redis, RedisCluster
+    from redis.asyncio import Redis as AsyncRedis
+    from redis.asyncio import RedisCluster as AsyncRedisCluster
+
+    Where: TypeAlias = str | Address | Redis | AsyncRedis | RedisCluster | AsyncRedisCluster
+    """A URL, or a client of redis-py; None stands for the environment."""
+else:
+    Where = object
+
+
+_MARKS = ("connection_pool", "nodes_manager", "master_for")
+
+
+def address_of(redis: Where | None) -> Address:
+    """Return the address that a URL or a client leads to; None: that of the environment."""
+    match redis:
+        case None:
+            return parse(default_url())
+        case str():
+            return parse(redis or default_url())
+        case Address():
+            return redis
+        case _ if any(hasattr(redis, mark) for mark in _MARKS):
+            return _of_client(redis)
+        case _:
+            pass
+    raise ConfigurationError(
+        "redis must be a URL such as redis://localhost:6379/0, or a client of redis-py, not of "
+        f"type {type(redis).__qualname__}"
+    )
+
+
+def _of_client(client: Any) -> Address:
+    if hasattr(client, "nodes_manager"):
+        return _cluster(client)
+    if hasattr(client, "master_for"):
+        raise ConfigurationError(
+            "redis must name one service of the sentinels: redis=sentinel.master_for('mymaster')"
+        )
+    pool = client.connection_pool
+    settings: Mapping[str, Any] = pool.connection_kwargs
+    _refuse("redis_connect_func", settings.get("redis_connect_func"))
+    if hasattr(pool, "sentinel_manager"):
+        return _sentinels(pool, settings)
+    path = settings.get("path")
+    endpoint = (
+        Endpoint(path=str(path))
+        if path
+        else Endpoint(str(settings.get("host") or "localhost"), int(settings.get("port") or 6379))
+    )
+    return Address(
+        "single",
+        (endpoint,),
+        _client_credentials(settings),
+        int(settings.get("db") or 0),
+        _client_tls(settings, pool.connection_class),
+    )
+
+
+def _refuse(name: str, value: object) -> None:
+    """Refuse a client with a setting that changes where or how it connects, and is not obeyed."""
+    if value is not None:
+        raise ConfigurationError(
+            f"redis: taskbull opens its own connections and cannot use the client's {name}"
+        )
+
+
+def _cluster(client: Any) -> Address:
+    manager = client.nodes_manager
+    _refuse("address_remap", getattr(manager, "address_remap", None))
+    _refuse("redis_connect_func", getattr(client, "user_on_connect_func", None))
+    settings: Mapping[str, Any] = getattr(client, "connection_kwargs", None) or (
+        manager.connection_kwargs
+    )
+    nodes = manager.startup_nodes.values()
+    return Address(
+        "cluster",
+        tuple(Endpoint(str(node.host), int(node.port)) for node in nodes),
+        _client_credentials(settings),
+        tls=_client_tls(settings, settings.get("connection_class")),
+    )
+
+
+def _sentinels(pool: Any, settings: Mapping[str, Any]) -> Address:
+    if not pool.is_master:
+        raise ConfigurationError(
+            "redis must lead to a primary, not to replicas: use sentinel.master_for(…)"
+        )
+    asked = [one.connection_pool.connection_kwargs for one in pool.sentinel_manager.sentinels]
+    return Address(
+        "sentinel",
+        tuple(Endpoint(str(one["host"]), int(one["port"])) for one in asked),
+        _client_credentials(settings),
+        int(settings.get("db") or 0),
+        _client_tls(settings, pool.connection_class),
+        str(pool.service_name),
+        _client_credentials(asked[0]),
+    )
+
+
+def _client_credentials(settings: Mapping[str, Any]) -> Credentials:
+    username, password = settings.get("username"), settings.get("password")
+    if (provider := settings.get("credential_provider")) is not None:
+        *names, password = cast("tuple[str, ...]", provider.get_credentials())
+        username = names[0] if names else None
+    if username and password is None:
+        password = ""  # an ACL user may have none
+    return Credentials(username or None, password or (password if username else None))
+
+
+def _client_tls(settings: Mapping[str, Any], connection_class: Any) -> Tls | None:
+    name = getattr(connection_class, "__name__", "")
+    if not settings.get("ssl") and "SSL" not in name:
+        return None
+    try:
+        return read_tls(settings)
+    except ValueError as error:
+        raise ConfigurationError(f"redis: {error}") from error
+
+
+# Where the queues of an app, a worker or a command are.
+
+
+class Namespace(Struct, frozen=True):
+    """The queues under one prefix of one Redis; a wrong prefix or hash tag is refused."""
+
+    address: Address
+    prefix: str = PREFIX
+    hash_tag: bool | None = None
+    """Whether names of queues stand in braces in keys; None: in a Cluster, which needs it."""
+
+    def __post_init__(self) -> None:
+        self.keys("any")
+
+    def __str__(self) -> str:
+        """Show where, never a password."""
+        return f"{self.address}, prefix {self.prefix}"
+
+    def keys(self, queue: str) -> QueueKeys:
+        """Return the keys of a queue; refuse a name that no queue can have."""
+        return QueueKeys(queue, self.prefix, self.address.clustered, self.hash_tag)

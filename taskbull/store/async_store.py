@@ -1,35 +1,420 @@
-"""The store for asyncio and trio: runs calls, whatever may go wrong."""
+"""Which connection leads to a key: always the same one, or one per node of a Cluster."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
+from math import inf
 from time import monotonic
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, Generic, Protocol, TypeAlias, TypeVar
 
-from anyio import CapacityLimiter, create_task_group, move_on_after
+from anyio import (
+    CapacityLimiter,
+    Event,
+    create_task_group,
+    current_time,
+    move_on_after,
+    sleep,
+    to_thread,
+)
 from msgspec import Struct, structs
 
-from taskbull.errors import ConnectionLost, TaskbullError
+from taskbull.errors import ConnectionLost, MaybeExecuted, TaskbullError
 from taskbull.scripts.call import Call, Command, Operation, Request, Steps, none_failed
+from taskbull.scripts.loader import Script
 from taskbull.store import backend
 from taskbull.store.address import Address, Endpoint
-from taskbull.store.async_call import AsyncCall, OutagePolicy, ScriptLoader
+from taskbull.store.backend import Waiter, waiters
 from taskbull.store.blocking import BlockingConnection
-from taskbull.store.connection import Connection
-from taskbull.store.deadline import Deadline
-from taskbull.store.dialing import ConnectionOptions
-from taskbull.store.direct_call import (
+from taskbull.store.cluster import (
+    EMBEDDED_TIMEOUT,
+    GUIDE_TIMEOUT,
+    READ_SLOTS,
+    SlotMap,
+    is_clustered,
+    key_slot,
+    locate,
+    no_guide,
+)
+from taskbull.store.connection import (
+    Connected,
+    Connection,
+    ConnectionOptions,
+    DialFailed,
+    Notify,
+    log_change,
+    time_for,
+)
+from taskbull.store.delivery import (
     NONSENSE,
+    Deadline,
+    Drive,
+    Leave,
+    Load,
+    Moved,
+    Pause,
+    Replied,
+    Send,
+    Step,
     invalid_reply,
     loading,
     read_replies,
     read_reply,
+    redeliver,
+    time_to_finish,
 )
-from taskbull.store.drive import Drive
-from taskbull.store.pipeline import Note, Reply, ReplyError, pack
-from taskbull.store.reconnection import Notify, log_change, time_for
-from taskbull.store.topology import Spawn, topology
+from taskbull.store.protocol import Note, Reply, ReplyError, pack
+
+# Which connection leads to a key: always the same one, or one per node of a Cluster.
+
+
+Spawn: TypeAlias = Callable[[Callable[[], Awaitable[None]]], None]
+"""Starts a task that lives as long as the store."""
+
+
+class Topology(Protocol):
+    """The servers behind an address, as connections."""
+
+    single: bool
+    """Whether there is one server at a time: if it is away, no other will serve."""
+
+    @property
+    def only(self) -> Connection | None:
+        """The connection to that server: then no call needs to look for its own."""
+        ...
+
+    async def find(self, key: str) -> Connection:
+        """Return the connection that leads to `key`."""
+        ...
+
+    def known(self, key: str) -> Connection | None:
+        """Return that connection if it is known without asking anybody."""
+        ...
+
+    def node(self, endpoint: Endpoint) -> Connection:
+        """Return the connection that leads to `endpoint`."""
+        ...
+
+    async def servers(self) -> list[Endpoint]:
+        """Return the servers that hold the data."""
+        ...
+
+    def moved(self, key: str, endpoint: Endpoint) -> None:
+        """Note that `key` lives at `endpoint` now."""
+        ...
+
+    def doubt(self) -> None:
+        """Look anew for the servers before the next call."""
+        ...
+
+    def part(self, key: str) -> str:
+        """Return the name of the part of the servers that holds `key`, for reports of outages."""
+        ...
+
+    async def endpoint(self, key: str) -> Endpoint:
+        """Return the server of `key`, for a connection of one's own."""
+        ...
+
+
+def topology(
+    address: Address, options: ConnectionOptions, spawn: Spawn, notify: Notify
+) -> Topology:
+    """Return the topology of an address."""
+    kind = ClusterNodes if address.clustered else OneServer
+    return kind(address, options, spawn, notify)
+
+
+class OneServer:
+    """A single server, the primary that Sentinel names, or the embedded server."""
+
+    single = True
+
+    def __init__(
+        self, address: Address, options: ConnectionOptions, spawn: Spawn, notify: Notify
+    ) -> None:
+        self._locate = locate(address)
+        self._in_thread = address.topology != "single"
+        # Its own, not anyio's, which tasks may hold: whoever waits for Redis in those would keep us
+        # from finding it.
+        self._threads = CapacityLimiter(inf)
+        self.only = Connection(self._resolve, options, notify)
+        spawn(self.only.run)
+
+    async def find(self, key: str) -> Connection:
+        return self.only
+
+    def known(self, key: str) -> Connection:
+        return self.only
+
+    def node(self, endpoint: Endpoint) -> Connection:
+        return self.only
+
+    async def servers(self) -> list[Endpoint]:
+        return [await self._resolve()]
+
+    def moved(self, key: str, endpoint: Endpoint) -> None:
+        raise is_clustered(self.only.endpoint)
+
+    def doubt(self) -> None:
+        pass  # it is looked for anew before each connection anyway
+
+    def part(self, key: str) -> str:
+        return ""
+
+    async def endpoint(self, key: str) -> Endpoint:
+        return await self._resolve()
+
+    async def _resolve(self) -> Endpoint:
+        if self._in_thread:
+            limit = EMBEDDED_TIMEOUT  # the dialer has a deadline of its own, which is shorter
+            return await to_thread.run_sync(
+                self._locate, limit, abandon_on_cancel=True, limiter=self._threads
+            )
+        return self._locate(0)
+
+
+class ClusterNodes:
+    """The masters of a Redis Cluster: one connection each, made when first needed."""
+
+    single = False
+    only: Connection | None = None
+
+    def __init__(
+        self, address: Address, options: ConnectionOptions, spawn: Spawn, notify: Notify
+    ) -> None:
+        self._options = options
+        self._spawn = spawn
+        self._notify = notify
+        self._nodes: dict[Endpoint, Connection] = {}
+        self._map = SlotMap(address.endpoints)
+
+    async def find(self, key: str) -> Connection:
+        return self.node(await self.endpoint(key))
+
+    def known(self, key: str) -> Connection | None:
+        endpoint = self._map.find(key)
+        return None if endpoint is None else self.node(endpoint)
+
+    def node(self, endpoint: Endpoint) -> Connection:
+        if (connection := self._nodes.get(endpoint)) is None:
+
+            async def here() -> Endpoint:
+                return endpoint
+
+            options = structs.replace(self._options, part=str(endpoint))
+            connection = self._nodes[endpoint] = Connection(here, options, self._notify)
+            self._spawn(connection.run)
+        return connection
+
+    async def servers(self) -> list[Endpoint]:
+        await self.endpoint("")  # any key does: it draws the map of all slots
+        return self._map.masters
+
+    def moved(self, key: str, endpoint: Endpoint) -> None:
+        self._map.move(key, endpoint)
+
+    def doubt(self) -> None:
+        self._map.forget()
+
+    def part(self, key: str) -> str:
+        return f"slot {key_slot(key)}"
+
+    async def endpoint(self, key: str) -> Endpoint:
+        if (node := self._map.find(key)) is not None:
+            return node
+        await self._draw_map()
+        return self._map.node_of(key)
+
+    async def _draw_map(self) -> None:
+        """Ask the nodes, one after the other, which slots are where."""
+        reasons: list[str] = []
+        for endpoint in self._map.guides():
+            soon = Deadline(GUIDE_TIMEOUT, monotonic)
+            try:
+                reply = await self.node(endpoint).execute(READ_SLOTS, soon)
+                return self._map.draw(reply, endpoint)
+            except (ConnectionLost, MaybeExecuted) as error:
+                reasons.append(str(error))
+        raise no_guide(reasons)
+
+
+# One call of the async store that needs more than one step: a search, a deadline, an error.
+
+
+NOWHERE = Endpoint()
+
+
+class ScriptLoader:
+    """Loads scripts on servers that do not have them, once for all calls that need them."""
+
+    def __init__(self) -> None:
+        self._loading: dict[tuple[Endpoint, str], Event] = {}
+        self._loaded: set[tuple[Endpoint, str]] = set()
+
+    async def load(
+        self, connection: Connection, script: Script, deadline: Deadline, *, again: bool
+    ) -> Reply | None:
+        """Load a script, or wait while another call does; return the reply if it is an error.
+
+        A script that was loaded before is loaded only if the call needs it `again`: else the call
+        was sent before that, and need only be sent again.
+        """
+        what = (connection.endpoint, script.sha)
+        if what in self._loaded and not again:
+            return None
+        if (loading := self._loading.get(what)) is not None:
+            with move_on_after(deadline.timeout):
+                await loading.wait()
+            return None
+        self._loading[what] = loaded = Event()
+        try:
+            load = pack(("SCRIPT", "LOAD", script.source))
+            reply = await connection.execute(load, deadline)
+            if isinstance(reply, ReplyError):
+                return reply
+            self._loaded.add(what)
+            return None
+        except ConnectionLost as error:
+            return error
+        except MaybeExecuted:
+            return None  # loading twice does no harm: the call itself will find out
+        finally:
+            del self._loading[what]
+            loaded.set()
+
+
+class OutagePolicy(Struct, frozen=True):
+    """How calls treat a node of a Cluster that cannot be reached."""
+
+    notify: Notify
+    patience: float
+    """Seconds for which a call without a deadline waits for the node."""
+
+
+class Outage:
+    """A part of a Cluster that one call cannot reach; reported at growing intervals."""
+
+    def __init__(self, policy: OutagePolicy, part: str) -> None:
+        self._policy = policy
+        self._part = part
+        self._until = current_time() + policy.patience
+        self._failures = 0
+        self._reason = ""
+
+    def go_on(self, error: ConnectionLost) -> None:
+        """Count a failed try; raise its error if it was the last one."""
+        self._failures += 1
+        self._reason = str(error)
+        if current_time() > self._until:
+            raise error
+
+    def wait(self, delay: float) -> None:
+        """Report that the next try comes after a pause."""
+        if self._failures.bit_count() == 1:  # the tries 1, 2, 4, 8, ...
+            self._policy.notify(DialFailed(self._reason, self._failures, delay, self._part))
+
+    def end(self, node: Endpoint) -> None:
+        """Report that a node answers again."""
+        self._policy.notify(Connected(str(node), self._failures, self._part))
+
+
+class AsyncCall:
+    """Brings one call to its result, whatever happens on the way."""
+
+    def __init__(
+        self,
+        call: Request[Any],
+        topology: Topology,
+        loader: ScriptLoader,
+        policy: OutagePolicy,
+        deadline: Deadline,
+    ) -> None:
+        self._call = call
+        self._topology = topology
+        self._loader = loader
+        self._policy = policy
+        self._command = pack(call.words if topology.single else call.cluster_words)
+        self._deadline = deadline
+        self._generation = 0
+        self._unknown = False  # the server did not know its script once
+        self._outage: Outage | None = None
+
+    async def run(self) -> Reply:
+        """Send the call and return its reply."""
+        return await self._see_through(await self._send(Send()))
+
+    async def go_on(self, connection: Connection, generation: int, reply: Reply) -> Reply:
+        """Continue after an error reply, which came on that generation of the connection's link."""
+        self._generation = generation
+        return await self._see_through((connection.endpoint, reply))
+
+    async def _see_through(self, replied: Replied) -> Reply:
+        redelivery = redeliver(replied, self._deadline)
+        try:
+            step = next(redelivery)
+            while True:
+                step = redelivery.send(await self._perform(step))
+        except StopIteration as end:
+            return end.value
+
+    async def _perform(self, step: Step) -> Any:
+        match step:
+            case Send():
+                return await self._send(step)
+            case Load(node):
+                if self._call.script is not None:
+                    again, self._unknown = self._unknown, True
+                    connection = self._topology.node(node)
+                    script = self._call.script
+                    return await self._loader.load(connection, script, self._deadline, again=again)
+            case Moved(node):
+                self._topology.moved(self._call.key, node)
+            case Leave(node, reason):
+                if node != NOWHERE:
+                    self._topology.node(node).leave(self._generation, reason)
+                self._topology.doubt()
+            case Pause(seconds):
+                if self._outage is not None:
+                    self._outage.wait(seconds)
+                await sleep(seconds)
+        return None
+
+    async def _find(self, node: Endpoint | None) -> Connection:
+        if node is not None:
+            return self._topology.node(node)
+        with move_on_after(self._deadline.timeout):
+            return await self._topology.find(self._call.key)
+        raise ConnectionLost(f"no node of the cluster was found{self._deadline}")
+
+    async def _send(self, step: Send) -> Replied:
+        node = step.node or NOWHERE
+        try:
+            connection = await self._find(step.node)
+            self._generation = connection.generation
+            reply = await connection.execute(self._command, self._deadline, asking=step.asking)
+            node = connection.endpoint
+        except ConnectionLost as error:
+            if self._topology.single:  # it has waited for the server to come back already
+                raise
+            self._miss(error)
+            reply = error  # another node may have taken over
+        else:
+            if self._outage is not None:
+                self._outage.end(node)
+                self._outage = None
+        return node, reply
+
+    def _miss(self, error: ConnectionLost) -> None:
+        """Count that no node can be reached now."""
+        if self._deadline.seconds is not None:
+            return  # whoever has set it is told
+        if self._outage is None:
+            self._outage = Outage(self._policy, self._topology.part(self._call.key))
+        self._outage.go_on(error)
+
+
+# The store for asyncio and trio: runs calls, whatever may go wrong.
+
 
 T = TypeVar("T")
 
@@ -331,3 +716,76 @@ def _for_address(options: ConnectionOptions, address: Address) -> ConnectionOpti
         primary_only=address.primary_only,
         insist=not address.clustered,
     )
+
+
+# Operations of the async store of which several are under way at once.
+
+
+class Begun(Generic[T]):
+    """An operation whose first call was sent, if that was possible.
+
+    It went behind whatever was sent to that server before, and keeps its reply until asked for.
+    """
+
+    def __init__(self, store: Store, steps: Steps[T]) -> None:
+        self._store = store
+        self._drive = drive = Drive(steps, Deadline(None, monotonic))
+        self._note = Note()
+        self._arrived: list[Reply] = []
+        self._waiter: Waiter | None = None
+        self._is_left = False
+        self._sent_on = store.start(drive.request(), self, self._note) if drive.asks else None
+        self.is_smooth = self._sent_on is not None
+        """Whether it was sent at once, and what came of that, if anything has, was its result."""
+
+    async def finish(self, *, timeout: float | None = None, given_up: bool = False) -> T:
+        """Return the result of the operation, whatever came of its first call.
+
+        One that is given up is not sent again; it gets a moment for an answer that is on its way.
+        """
+        drive = self._drive
+        answer_by, drive.deadline = time_to_finish(timeout, given_up=given_up)
+        try:
+            if self._sent_on is not None:
+                with drive:
+                    call, reply = drive.request(), await self._reply(answer_by)
+                    self.is_smooth = not isinstance(reply, Exception)
+                    drive.answer = await self._store.finish(call, self._sent_on, reply, answer_by)
+                self.is_smooth = self.is_smooth and not drive.asks
+            return await self._store.complete(drive)
+        except BaseException:
+            self.leave()
+            raise
+
+    def leave(self) -> None:
+        """Break it off: nobody wants its result, and what was not sent is not sent."""
+        self._is_left = True
+        self._drive.close()
+
+    async def _reply(self, deadline: Deadline) -> Reply:
+        if self._arrived or self._sent_on is None:
+            return self._arrived[0]
+        self._waiter = waiters()()
+        connection, _ = self._sent_on
+        try:
+            return await connection.reply(self._waiter, self._note, deadline)
+        except ConnectionLost as error:  # not executed: another node may do it
+            return error
+
+    def done(self) -> bool:
+        """Return whether nobody wants the reply any more."""
+        return self._is_left or (self._waiter is not None and self._waiter.done())
+
+    def set_result(self, reply: Reply, /) -> None:
+        """Take the reply."""
+        if self._waiter is None:
+            self._arrived.append(reply)
+        else:
+            self._waiter.set_result(reply)
+
+    def set_exception(self, error: BaseException, /) -> None:
+        """Take what went wrong."""
+        if self._waiter is None:
+            self._arrived.append(error)
+        else:
+            self._waiter.set_exception(error)

@@ -14,8 +14,8 @@ from typing import Any
 
 from anyio import CancelScope, create_task_group
 
-from taskbull.store.waiter import Recipient as Recipient
-from taskbull.store.waiter import Waiter as Waiter
+from taskbull.store.protocol import Recipient as Recipient
+from taskbull.store.protocol import Waiter as Waiter
 
 
 def on_trio() -> bool:
@@ -31,7 +31,7 @@ def on_trio() -> bool:
 def waiters() -> Callable[[], Waiter]:
     """Return the function that makes waiters for the running event loop."""
     if on_trio():
-        from taskbull.store.trio_waiter import TrioWaiter  # noqa: PLC0415 - trio is optional
+        from taskbull.store.trio_link import TrioWaiter  # noqa: PLC0415 - trio is optional
 
         return TrioWaiter
     return asyncio.get_running_loop().create_future

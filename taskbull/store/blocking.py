@@ -14,12 +14,19 @@ from anyio import CapacityLimiter, current_time, move_on_after, sleep
 
 from taskbull.scripts.call import Command
 from taskbull.store.address import Endpoint
-from taskbull.store.dialing import ConnectionOptions, Dialer, hang_up
-from taskbull.store.direct_call import read_reply
-from taskbull.store.error_replies import Reaction, Refusal, read_refusal
-from taskbull.store.link import BROKEN, Link
-from taskbull.store.pipeline import Pipeline, ProtocolError, Reply, ReplyError, Word, pack
-from taskbull.store.reconnection import Change, DialFailed, LinkLost, Notify, log_change
+from taskbull.store.asyncio_link import BROKEN, Link
+from taskbull.store.connection import (
+    Change,
+    ConnectionOptions,
+    Dialer,
+    DialFailed,
+    LinkLost,
+    Notify,
+    hang_up,
+    log_change,
+)
+from taskbull.store.delivery import Reaction, Refusal, read_refusal, read_reply
+from taskbull.store.protocol import Pipeline, ProtocolError, Reply, ReplyError, Word, pack
 from taskbull.store.sockets import explain
 
 T = TypeVar("T")

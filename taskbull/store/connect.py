@@ -14,10 +14,9 @@ from ipaddress import ip_address
 from anyio import CapacityLimiter, move_on_after, to_thread
 
 from taskbull.store.address import Endpoint
-from taskbull.store.asyncio_link import open_asyncio_link
+from taskbull.store.asyncio_link import Link, open_asyncio_link
 from taskbull.store.backend import on_trio
-from taskbull.store.link import Link
-from taskbull.store.pipeline import Pipeline
+from taskbull.store.protocol import Pipeline
 
 NEXT_ADDRESS = 1.0
 """Seconds after which the next address of a host is tried."""

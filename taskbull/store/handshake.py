@@ -5,10 +5,10 @@ from __future__ import annotations
 from msgspec import Struct
 
 from taskbull.errors import ConnectionLost, ServerRefused, TaskbullError
-from taskbull.scripts.replies import info as read_info
+from taskbull.scripts.call import info as read_info
 from taskbull.store.address import Credentials, Endpoint
-from taskbull.store.error_replies import Refusal, read_refusal
-from taskbull.store.pipeline import ProtocolError, Reply, ReplyError, pack
+from taskbull.store.delivery import Refusal, read_refusal
+from taskbull.store.protocol import ProtocolError, Reply, ReplyError, pack
 from taskbull.store.sockets import explain
 
 _ADVICE = {

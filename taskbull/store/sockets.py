@@ -1,15 +1,97 @@
-"""What sockets have in common, be they blocking or an event loop's: how they break, and why.
-
-Code without an event loop uses it, so neither anyio nor asyncio are imported here: together they
-are a third of what a sync producer would spend on `import taskbull`.
-"""
+"""Finding out what the other side speaks, when a connection to it came to nothing."""
 
 from __future__ import annotations
 
 import os
 import socket
+from contextlib import suppress
+from typing import Literal, TypeAlias
 
-from taskbull.store.pipeline import ProtocolError, Reply, ReplyError
+from taskbull.store.address import Address, Endpoint
+from taskbull.store.protocol import ProtocolError, Reply, ReplyError
+
+# Finding out what the other side speaks, when a connection to it came to nothing.
+
+
+Protocol: TypeAlias = Literal["tls", "plain"]
+
+_PATIENCE = 2.0
+"""Seconds for each attempt to find out."""
+
+
+def wrong_protocol(address: Address) -> Protocol | None:
+    """Return what the other side speaks, if that is not what the address says."""
+    endpoint = address.endpoints[0] if address.endpoints else None
+    if endpoint is None or endpoint.path:
+        return None
+    if address.tls is None and _speaks_tls(endpoint):
+        return "tls"
+    if address.tls is not None and _speaks_plainly(endpoint):
+        return "plain"
+    return None
+
+
+def _speaks_tls(endpoint: Endpoint) -> bool:
+    import ssl  # noqa: PLC0415 - see `Tls.context`
+
+    context = ssl.create_default_context()
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE  # it is only asked whether it speaks TLS at all
+    with (
+        suppress(OSError),
+        socket.create_connection((endpoint.host, endpoint.port), _PATIENCE) as s,
+    ):
+        try:
+            context.wrap_socket(s).close()
+        except ssl.SSLError as error:  # an alert is TLS, too: it may want a certificate of ours
+            return "ALERT" in str(error)
+        return True
+    return False
+
+
+def _speaks_plainly(endpoint: Endpoint) -> bool:
+    with (
+        suppress(OSError),
+        socket.create_connection((endpoint.host, endpoint.port), _PATIENCE) as s,
+    ):
+        s.sendall(b"PING\r\n")
+        return s.recv(64)[:1] in {b"+", b"-"}
+    return False
+
+
+# When silence means that a link is dead.
+#
+# A network may forget a connection without a word to either end (a NAT, a load balancer, a host
+# that is gone), and new ones work at once. So a link that is silent for a moment is not given up,
+# for the server may be busy; but another one is made, and if the server answers on that while the
+# first stays silent, the first is dead.
+
+
+SUSPICIOUS = 1.0
+"""Seconds of silence after which the server is asked on another link."""
+
+PROBE_TIMEOUT = 2.0
+"""Seconds within which that other link must be answered on."""
+
+GRACE = 0.1
+"""Seconds for which a link may still answer when another one has: its reply may be on its way."""
+
+FORGOTTEN = "no answer on this connection, while the server answers on another"
+
+_SLOWEST = 512 * 1024  # bytes per second of a link that is slow, not dead
+_HIDDEN = 8 << 20  # bytes that buffers on the way may hold, where nobody sees them move
+
+
+def allowance(size: int) -> float:
+    """Return the seconds by which so many bytes on their way may delay an answer."""
+    return min(size, _HIDDEN) / _SLOWEST
+
+
+# What sockets have in common, be they blocking or an event loop's: how they break, and why.
+#
+# Code without an event loop uses it, so neither anyio nor asyncio are imported here: together they
+# are a third of what a sync producer would spend on `import taskbull`.
+
 
 BROKEN = (OSError, UnicodeError)  # the latter for a name that cannot be a host
 

@@ -14,8 +14,8 @@ from taskbull.core.outcome import Complete, Outcome
 from taskbull.core.retry import failed_for_good
 from taskbull.core.states import JobState
 from taskbull.errors import JobNotFound, TaskbullError
-from taskbull.queue.any_queue import QueueJob
 from taskbull.queue.handle import ReadResult
+from taskbull.queue.queue import QueueJob
 from taskbull.testing.recorded_job import RecordedJob
 
 

@@ -1,19 +1,20 @@
-"""Recording what is enqueued, instead of sending it; and running it here, in virtual time."""
+"""What a test expects to have been enqueued."""
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from typing import Any, TypeVar, assert_never
 
 from taskbull.app.app import App
-from taskbull.app.batch_task import is_batch
+from taskbull.app.batch import is_batch
 from taskbull.app.producer import JobSpec
 from taskbull.app.task import Enqueueable
 from taskbull.core import payload
-from taskbull.core.cancelling import is_cancelled
-from taskbull.core.checks import refusal
+from taskbull.core.cancelling import Cancelled, cancel_reason, is_cancelled
+from taskbull.core.job import Job
+from taskbull.core.options import JobOptions
 from taskbull.core.outcome import (
     AwaitChildren,
     Complete,
@@ -26,25 +27,155 @@ from taskbull.core.outcome import (
     SnoozeFor,
 )
 from taskbull.core.states import JobState
-from taskbull.errors import TaskbullError
+from taskbull.core.validation import did_you_mean, refusal
+from taskbull.core.wire.job import encode_data
+from taskbull.errors import JobFailed, TaskbullError
 from taskbull.queue.handle import JobHandle
-from taskbull.testing.expectation import Expectation, told
+from taskbull.queue.results import failure_kind
+from taskbull.scripts.read import Logs
 from taskbull.testing.recorded_flow import (
     ByName,
     await_children,
+    cancel,
     cancel_children,
     record,
     refused_by_children,
     tell_parent,
 )
-from taskbull.testing.recorded_handle import RecordedHandle, failure_of
 from taskbull.testing.recorded_job import RecordedJob
-from taskbull.testing.stage import Given, Stage, open_resources, stage_for
-from taskbull.testing.virtual_schedule import VirtualSchedule
+from taskbull.testing.stage import Given, Stage, VirtualSchedule, open_resources, stage_for
+
+# What a test expects to have been enqueued.
+
+
+_NOTHING = object()
+
+
+class Expectation:
+    """A job of a task, with some arguments and options: only what is named is compared."""
+
+    def __init__(self, task: Enqueueable[..., Any], expected: Mapping[str, Any]) -> None:
+        """Refuse a name that no job of the task can have: nothing of that name is ever enqueued."""
+        binder = task.calling.binder
+        known = {*binder.parameters, *JobOptions.__struct_fields__, "queue"}
+        for name in expected:
+            if name not in known and binder.catch_all is None:
+                hint = did_you_mean(name, known)
+                raise TypeError(f"{task.name} has no argument or option {name!r}{hint}")
+        self._task = task
+        self._expected = expected
+
+    def find(self, jobs: Sequence[RecordedJob]) -> RecordedJob | None:
+        """Return the first job that is as expected."""
+        return next((job for job in jobs if self._fits(job)), None)
+
+    def missed(self, jobs: Sequence[RecordedJob]) -> AssertionError:
+        """Return the error that none of these jobs is as expected."""
+        wanted = ", ".join(f"{name}={value!r}" for name, value in self._expected.items())
+        there = "".join(f"\n  {told(job)}" for job in jobs) or " none"
+        return AssertionError(
+            f"No job {self._task.name}({wanted}) was enqueued; of this task:{there}"
+        )
+
+    def _fits(self, job: RecordedJob) -> bool:
+        data = job.data
+        return all(_same(job, data, name, value) for name, value in self._expected.items())
+
+
+def _same(job: RecordedJob, data: dict[str, Any], name: str, value: Any) -> bool:
+    if name in data:
+        return bool(data[name] == payload.decode(encode_data(value)))
+    known = job.queue if name == "queue" else getattr(job.options, name, _NOTHING)
+    return bool(known == value)
+
+
+def told(job: RecordedJob) -> str:
+    """Return a job as it would be called."""
+    arguments = ", ".join(f"{name}={value!r}" for name, value in job.data.items())
+    options = [
+        f"{name}={getattr(job.options, name)!r}"
+        for name in ("delay", "eta", "priority", "job_id")
+        if getattr(job.options, name)
+    ]
+    return f"{job.name}({arguments})" + (f" with {', '.join(options)}" if options else "")
+
+
+# The handle of a job in a box.
+
 
 R_co = TypeVar("R_co", covariant=True)
 
-_NOTHING = object()
+
+class RecordedHandle(JobHandle[R_co], frozen=True):
+    """The handle of a recorded job: the box knows what became of it."""
+
+    _recorded: RecordedJob | None = None
+    _now: Callable[[], float] = float
+    """Tells the seconds of the box."""
+
+    def result(self, timeout: Any = None) -> R_co:
+        """Return the result; raise `JobFailed`, or `TimeoutError` if the job has not run yet."""
+        recorded = self._job
+        if recorded.state is JobState.FAILED:
+            raise failure_of(recorded)
+        if recorded.state is not JobState.COMPLETED:
+            raise TimeoutError(f"{recorded!r} has not been run: box.run() does that")
+        value: R_co = self._read(payload.encode(recorded.value, "result"))
+        return value
+
+    async def aresult(self, timeout: Any = None) -> R_co:
+        """See `result`."""
+        return self.result(timeout)
+
+    def cancel(self, reason: str = "") -> Cancelled:
+        """Cancel the job: end it if it has not run, or ask it to stop if it is running."""
+        return cancel(self._job, cancel_reason(reason), self._now())
+
+    async def acancel(self, reason: str = "") -> Cancelled:
+        """Cancel the job. See `cancel`."""
+        return self.cancel(reason)
+
+    def state(self) -> JobState:
+        """Return the state of the job."""
+        return self._job.state
+
+    async def astate(self) -> JobState:
+        """Return the state of the job."""
+        return self.state()
+
+    def info(self) -> Job:
+        """Return the job as a worker reads it."""
+        return self._job.as_job()
+
+    async def ainfo(self) -> Job:
+        """Return the job as a worker reads it."""
+        return self.info()
+
+    def logs(self, start: int = 0, end: int = -1) -> Logs:
+        """Return the job's log lines."""
+        lines = self._job.logs
+        return Logs(lines[start : None if end == -1 else end + 1], len(lines))
+
+    async def alogs(self, start: int = 0, end: int = -1) -> Logs:
+        """Return the job's log lines."""
+        return self.logs(start, end)
+
+    @property
+    def _job(self) -> RecordedJob:
+        if self._recorded is None:
+            raise TypeError("a recorded handle can only be made by a box")
+        return self._recorded
+
+
+def failure_of(job: RecordedJob) -> JobFailed:
+    """Return the error of a job that failed."""
+    failure = job.failure
+    reason, stack = (failure.reason, [failure.stack]) if failure else ("", [])
+    return failure_kind(reason)(job.queue, job.id, reason, stack, job.attempts)
+
+
+# Recording what is enqueued, instead of sending it; and running it here, in virtual time.
+
 
 _RUNNABLE = frozenset({JobState.WAITING, JobState.DELAYED})
 

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from taskbull.app.app import App
-from taskbull.store.clients import address_of
+from taskbull.store.address import address_of
 from taskbull.store.server_process import ServerProcess, valkey_binary
 
 

@@ -1,35 +1,226 @@
-"""One attempt of a job: its function is called, and what comes of that decides about the job.
-
-A worker and `taskbull.testing` run jobs by it alike. How the function is called is for the route to
-say, and for `Executor._call` to do: in the event loop, in a thread, or in a process of the pool.
-"""
+"""What becomes of a job: before its function is called, and by what came of the call."""
 
 from __future__ import annotations
 
+import inspect
+import logging
 import os
-from collections.abc import Awaitable, Callable
-from functools import partial
-from typing import Any, TypeVar, overload
+from collections.abc import Awaitable, Callable, Sequence
+from functools import cached_property, partial
+from random import random
+from time import monotonic
+from typing import Any, Final, TypeAlias, TypeVar, overload
 
 from anyio import CancelScope
+from msgspec import Struct
 
-from taskbull.core.middleware import CallNext, compose
-from taskbull.core.outcome import Outcome
-from taskbull.core.site import Site
-from taskbull.errors import Snooze
+from taskbull.core.job import Job, Site
+from taskbull.core.middleware import CallNext, Middleware, compose
+from taskbull.core.outcome import (
+    AwaitChildren,
+    Complete,
+    Fail,
+    Outcome,
+    SnoozeFor,
+    expired,
+    in_time,
+)
+from taskbull.core.retry import NO_POLICY, RetryPolicy, decide, doomed
+from taskbull.core.validation import refusal
+from taskbull.core.wire.job import encode_value
+from taskbull.errors import ProcessUnavailable, Snooze
+from taskbull.observability.logs import cut, one_line
 from taskbull.worker.batch import Batch, BatchRules, Gathering
-from taskbull.worker.current_job import enter, leave
+from taskbull.worker.clock import loop_offset
 from taskbull.worker.fork import end_child_of
-from taskbull.worker.judge import RELEASE_PAUSE, Judge, returned
-from taskbull.worker.pool.call import check_size
 from taskbull.worker.pool.pool import ProcessPool
-from taskbull.worker.pool.results import opened
-from taskbull.worker.route import Resolve, Route, SyncHandler
+from taskbull.worker.pool.results import Json, check_size, opened, outcome_of, told_by
 from taskbull.worker.run import NotBegun, Run
-from taskbull.worker.running_job import RunningJob, Workplace, run_of
-from taskbull.worker.threads import ThreadPool
-from taskbull.worker.time_limit import THREAD_PATIENCE, TimeLimit
-from taskbull.worker.unattended import Unattended
+from taskbull.worker.running_job import RunningJob, Workplace, enter, leave, run_of
+from taskbull.worker.threads import ThreadPool, Unattended
+
+# What becomes of a job: before its function is called, and by what came of the call.
+
+
+logger = logging.getLogger(__name__)
+
+RELEASE_PAUSE: Final = 5.0
+"""Seconds after which a job runs again that Redis kept from being run to its end."""
+
+_NOTHING = Complete()
+
+
+def returned(run: Run, value: Any) -> Complete | Fail:
+    """Return what is to become of a job whose function returned something."""
+    if run.heeded:
+        return run.stopped()
+    if value is None:
+        return _NOTHING
+    if value.__class__ is Json:
+        return Complete(value.raw)
+    return Complete(encode_value(value, run.job.options.result_limit))
+
+
+class Judge:
+    """Decides about the jobs of one queue."""
+
+    def __init__(self, place: Workplace) -> None:
+        self._place = place
+
+    def fate(self, run: Run) -> Fail | None:
+        """Return the outcome of a job that is not to be run; None: it is."""
+        job = run.job
+        if (fate := doomed(job)) is not None:
+            return fate
+        return expired(job, self._place.wall_ms()) if run.cancelled is None else run.stopped()
+
+    def raised(self, run: Run, error: BaseException) -> Outcome:
+        """Return the outcome of a job whose function raised something; never raise.
+
+        An error that cannot be examined, or a log filter that raises, fails the attempt instead.
+        """
+        try:
+            return self._raised(run, error)
+        except BaseException as fault:  # noqa: BLE001 - foreign code: the error's own class
+            return decide(fault, run.job, run.policy, random=random)
+
+    def _raised(self, run: Run, error: BaseException) -> Outcome:
+        if isinstance(error, NotBegun):
+            return error.outcome
+        job = run.job
+        if run.interrupted or run.heeded:
+            return run.stopped(error)
+        told = told_by(error)  # what a process has decided stands
+        outcome = None if told is None else outcome_of(told, run)
+        if outcome is None:
+            if told is not None or (run.port is not None and run.port.caused(error)):
+                return self.put_off(job, f"Redis did not accept what it wrote: {error}")
+            if isinstance(error, ProcessUnavailable):
+                return self.put_off(job, str(error))
+            outcome = decide(error, job, run.policy, random=random)
+        if isinstance(outcome, AwaitChildren):
+            return run.awaiting_children()
+        return in_time(job, outcome, self._place.wall_ms())
+
+    def settle(self, run: Run, value: Any, error: BaseException | None) -> Outcome:
+        """Return the outcome of a job whose function was left to others; never raise."""
+        if error is None:
+            try:
+                return returned(run, value)
+            except BaseException as unfit:  # noqa: BLE001 - foreign code
+                error = unfit
+        return self.raised(run, error)
+
+    def put_off(self, job: Job, reason: str) -> Outcome:
+        """Return an outcome that spends no attempt, for a job that could not run to its end."""
+        logger.warning(
+            "Job %s (%s) of queue %s is delayed by %g s, at no cost of an attempt: %s",
+            cut(job.id),
+            cut(job.name),
+            self._place.queue,
+            RELEASE_PAUSE,
+            one_line(reason),
+        )
+        return in_time(job, SnoozeFor(RELEASE_PAUSE), self._place.wall_ms())
+
+
+# How a worker runs a job: which function, called where, and by which rules for its errors.
+
+
+Handler: TypeAlias = Callable[[RunningJob], Awaitable[Any]]
+"""Runs a job and returns its result, which must be JSON."""
+
+SyncHandler: TypeAlias = Callable[[RunningJob], Any]
+
+
+class Route(Struct, frozen=True, dict=True):
+    """How the jobs of a task are run."""
+
+    function: Callable[[Any], Any]
+    """Called with the job; a `Handler` or `SyncHandler`."""
+    policy: RetryPolicy = NO_POLICY
+    timeout: float | None = None
+    """Seconds that one attempt may take; a job's own time wins."""
+    site: Site = Site.LOOP
+    """Where the function is called: one that blocks must not be called in the event loop."""
+    grace: float = 5.0
+    """Seconds that the function has to end when its process is told to."""
+    layers: Sequence[Middleware[RunningJob]] = ()
+    """What surrounds the call, in the event loop; the first one is outermost."""
+    batch: BatchRules | None = None
+    """How jobs are gathered for one call, if that takes many: then the function is called with a
+    `Batch`, and returns one result for each job. The layers surround each job nevertheless."""
+
+    @cached_property
+    def is_awaited(self) -> bool:
+        """Whether the function is awaited as it is: in the event loop, with nothing around it."""
+        return self.site is Site.LOOP and self.batch is None and not self.layers
+
+    @cached_property
+    def is_threaded(self) -> bool:
+        """Whether the function is called in a thread, with nothing around it."""
+        return self.site is Site.THREAD and self.batch is None and not self.layers
+
+
+Resolve: TypeAlias = Callable[[Job], Route]
+"""Returns how a job is to be run; what it raises is the job's failure."""
+
+
+def always(handler: Handler | SyncHandler | None, policy: RetryPolicy) -> Resolve:
+    """Resolve every job to one function, which runs in a thread unless it is an `async def`."""
+    if not callable(handler):
+        raise refusal("handler", "be a function that takes the job", handler)
+    # An object with an `async def __call__` is as good as a function.
+    is_async = inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(
+        getattr(handler, "__call__", None)  # noqa: B004 - its kind is asked, not whether it is there
+    )
+    route = Route(handler, policy, site=Site.LOOP if is_async else Site.THREAD)
+    return lambda _: route
+
+
+# The time that an attempt has.
+
+
+THREAD_PATIENCE: Final = 60.0
+"""Seconds for which a job with a timeout waits for a thread before it is put off."""
+
+
+class TimeLimit:
+    """Cancels a scope when an attempt has had its time; to wait for a thread costs none of it."""
+
+    __slots__ = ("_left", "_loop_offset", "_scope", "stopped")
+
+    def __init__(self, scope: CancelScope, seconds: float) -> None:
+        self._scope = scope
+        self._left = seconds
+        self._loop_offset = loop_offset()
+        self.stopped = False
+        """Whether the attempt waits for a thread."""
+        scope.deadline = self._now() + seconds
+
+    def stop(self) -> None:
+        """Stop the clock."""
+        now = self._now()
+        self._left = self._scope.deadline - now
+        self._scope.deadline = now + THREAD_PATIENCE
+        self.stopped = True
+
+    def go_on(self) -> None:
+        """Start the clock again."""
+        self._scope.deadline = self._now() + self._left
+        self.stopped = False
+
+    def _now(self) -> float:
+        """Return the event loop's time, also in a callback."""
+        return monotonic() + self._loop_offset
+
+
+# One attempt of a job: its function is called, and what comes of that decides about the job.
+#
+# A worker and `taskbull.testing` run jobs by it alike. How the function is called is for the route
+# to say, and for `Executor._call` to do: in the event loop, in a thread, or in a process of the
+# pool.
+
 
 G = TypeVar("G")
 

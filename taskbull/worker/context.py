@@ -9,14 +9,12 @@ from taskbull.core.breaker import CircuitBreaker
 from taskbull.core.keys import QueueKeys
 from taskbull.store.async_store import Store
 from taskbull.store.sync_store import SyncStore
-from taskbull.worker.circuit import Circuit
+from taskbull.worker.batch import Batches
 from taskbull.worker.clock import Alarm, Clock
-from taskbull.worker.gatherer import Batches
+from taskbull.worker.limits import Circuit, Quarantine
 from taskbull.worker.pool.pool import ProcessPool
-from taskbull.worker.quarantine import Quarantine
-from taskbull.worker.ready import ReadyJobs
-from taskbull.worker.reporter import Reporter
-from taskbull.worker.run import Runs
+from taskbull.worker.reporting import Reporter
+from taskbull.worker.run import ReadyJobs, Runs
 from taskbull.worker.running_job import no_resources
 from taskbull.worker.threads import ThreadPool
 

@@ -24,13 +24,11 @@ from taskbull.core.outcome import Complete, GiveBack, Outcome
 from taskbull.errors import TaskbullError
 from taskbull.scripts.cycle import FIRST_HOLD, Cycled, Taking, cycle
 from taskbull.store.backend import Waiter, waiters, wake
-from taskbull.store.direct_call import NONSENSE, invalid_reply
-from taskbull.store.pipeline import Reply
+from taskbull.store.delivery import NONSENSE, invalid_reply
+from taskbull.store.protocol import Reply
 from taskbull.worker.context import QueueContext
-from taskbull.worker.cycle_call import CycleCall, TokenSequence
-from taskbull.worker.demand import BATCH, CALLS, Demand
-from taskbull.worker.intake import Intake
-from taskbull.worker.outbox import Outbox, pack
+from taskbull.worker.demand import BATCH, CALLS, Demand, Outbox, pack
+from taskbull.worker.intake import CycleCall, Intake, TokenSequence
 from taskbull.worker.recovery import Recovery
 from taskbull.worker.run import Run
 

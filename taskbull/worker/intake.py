@@ -1,44 +1,105 @@
-"""What Redis says to a worker, taken in: what became of outcomes, which jobs it gives, how it is.
-
-Its rules:
-
-- A run is over when Redis has written what became of the job, or when the lock is gone.
-- A job whose outcome cannot be written because of what stands in Redis has failed.
-- Where jobs are not wanted any more, those that come go back.
-"""
+"""One call of a cycle, from the worker to Redis and back."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+import uuid
+from collections.abc import Callable, Sequence
 from math import inf
 from random import random
 from typing import Final
 
+from msgspec import Struct
+
 from taskbull.core.cancelling import BY_REQUEST, cancelled
-from taskbull.core.checks import shown
-from taskbull.core.durations import from_ms
 from taskbull.core.job import Job
-from taskbull.core.outcome import (
-    Complete,
-    Fail,
-    GiveBack,
-    LetGo,
-    LimitQueue,
-    Loss,
-    Outcome,
-)
+from taskbull.core.outcome import Complete, Fail, GiveBack, LetGo, LimitQueue, Loss, Outcome
 from taskbull.core.retry import decide, failed_for_good
+from taskbull.core.validation import from_ms, shown
 from taskbull.errors import PermanentError, ServerRefused, TaskbullError
-from taskbull.scripts.cycle import Cycled
-from taskbull.scripts.replies import CANCELLED, DENIED, REFUSALS, REFUSED
-from taskbull.store.reconnection import reconnect_delay
+from taskbull.scripts.call import CANCELLED, DENIED, REFUSALS, REFUSED, Call
+from taskbull.scripts.cycle import Cycled, Hold
+from taskbull.store.async_store import SentOn
+from taskbull.store.connection import reconnect_delay
+from taskbull.store.protocol import Reply
 from taskbull.worker.context import QueueContext
-from taskbull.worker.cycle_call import CycleCall
-from taskbull.worker.demand import Demand
-from taskbull.worker.outbox import Outbox
-from taskbull.worker.quarantine import is_suspect
+from taskbull.worker.demand import Demand, Outbox
+from taskbull.worker.limits import is_suspect
 from taskbull.worker.run import Run
+
+# One call of a cycle, from the worker to Redis and back.
+
+
+class TokenSequence:
+    """Calls that are made one after the other: Redis remembers what it answered to the last."""
+
+    def __init__(self) -> None:
+        # By its beginning whoever cancels a job knows that its worker can be told.
+        self._id = f"tb:{uuid.uuid4()}"  # its text is made once: 1 µs
+        self._calls = 0
+
+    def next_token(self) -> str:
+        """Return the token of the next call, which no other call has."""
+        self._calls += 1
+        return f"{self._id}:{self._calls}"
+
+    def is_last(self, token: str) -> bool:
+        """Return whether it is the token of the last call."""
+        return token == f"{self._id}:{self._calls}"
+
+
+class CycleCall(Struct, eq=False):
+    """A call that was sent; it is given its reply where the connection reads it.
+
+    No task waits for that: a job that runs alone is ended, and the next one taken, in two passes of
+    the event loop where a task that waits for replies would need five.
+    """
+
+    arrive: Callable[[CycleCall, Reply], None]
+    """Takes the reply, or what went wrong."""
+    sequence: TokenSequence
+    token: str
+    call: Call[Cycled]
+    batch: list[Run]
+    """What it writes."""
+    want: int
+    """How many jobs it asks for."""
+    wakes: int
+    """How often the worker had been told of jobs by then."""
+    now_ms: int
+    sent_at: float
+    fresh_for: float
+    """Seconds after which the locks of the jobs that it takes are in doubt."""
+    apart: bool
+    """Whether its outcome is sent by itself, because a call with several was refused."""
+    is_open: bool
+    """Whether it may bring jobs that have stalled before."""
+    hold: Hold
+    """How it delays those that it does not bring."""
+    way: SentOn | None = None
+    """Where it was sent; None: it could not be sent at once."""
+
+    def done(self) -> bool:
+        """Return that the reply is wanted."""
+        return False
+
+    def set_result(self, reply: Reply, /) -> None:
+        """Take the reply."""
+        self.arrive(self, reply)
+
+    def set_exception(self, error: BaseException, /) -> None:
+        """Take what went wrong."""
+        self.arrive(self, error)
+
+
+# What Redis says to a worker, taken in: what became of outcomes, which jobs it gives, how it is.
+#
+# Its rules:
+#
+# - A run is over when Redis has written what became of the job, or when the lock is gone.
+# - A job whose outcome cannot be written because of what stands in Redis has failed.
+# - Where jobs are not wanted any more, those that come go back.
+
 
 logger = logging.getLogger(__name__)
 

@@ -1,36 +1,88 @@
-"""One run of a job, from being taken to being told; and all runs of a worker in one queue.
-
-The life of a job in a worker:
-
-1. *Taken.* A call of `Cycle` brings jobs, each locked in Redis with the token of the call.
-   `Intake.deliver` makes a `Run` of each, which `Runs` holds until step 6.
-2. *Leased.* The `Heartbeat` renews the lock of each run that is held, from a thread of its own,
-   while the run waits in `ReadyJobs` for a slot.
-3. *Attempted.* A slot of the `Runner` takes it, and `Executor.attempt` calls the function of the
-   job's task, or leaves it to the threads (`Unattended`).
-4. *Decided.* What the function returns or raises becomes an outcome. `Cycle.decided` frees the
-   slot, and puts the run into the `Outbox`.
-5. *Written.* The next call takes the outcome along, and Redis answers to each. Where the answer is
-   lost, `Recovery` asks what is in Redis.
-6. *Told.* `Intake` lets the run go, and the `Reporter` tells what became of the job.
-
-The lock may turn out to be gone at any step: then nothing is written any more, and that is told.
-"""
+"""Whose end an exception is: that of one job, or that of the slot in which the job ran."""
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable
+from math import inf
 from typing import Protocol
+from uuid import uuid4
 
-from anyio import CancelScope
+from anyio import CancelScope, current_effective_deadline, current_time, get_cancelled_exc_class
 from msgspec import Struct
 
 from taskbull.core.cancelling import BY_REQUEST, cancelled
-from taskbull.core.flow import Children
-from taskbull.core.job import Job
+from taskbull.core.failure import leaves
+from taskbull.core.flow import Branch, Children, branches_of, queues_of
+from taskbull.core.job import Job, NewJob
+from taskbull.core.keys import QueueKeys
 from taskbull.core.outcome import AwaitChildren, Fail, GiveBack, LetGo, Written
 from taskbull.core.retry import NO_POLICY, RetryPolicy
 from taskbull.errors import CancelRequested
+from taskbull.scripts.call import Steps
+from taskbull.scripts.flow import Spawned, spawn
+from taskbull.store.backend import Waiter, waiters, wake
+from taskbull.store.cluster import check_slots
+
+# Whose end an exception is: that of one job, or that of the slot in which the job ran.
+
+
+_SIGNAL_HANDLERS = frozenset({"asyncio.runners", "anyio._backends._asyncio", "trio._core._ki"})
+"""The modules whose functions raise `KeyboardInterrupt` when Ctrl-C was really pressed."""
+
+
+def ends_the_slot(error: BaseException, *, interrupted: bool = False) -> bool:
+    """Return whether a job ends for reasons that are not its own; `interrupted`: it was cancelled.
+
+    A handler can raise anything: `KeyboardInterrupt` without a Ctrl-C, or, on asyncio,
+    `CancelledError` although nobody cancels us, for it may have awaited something that was
+    cancelled. Those are failures of the job.
+    """
+    # By its type: `isinstance` would ask the error for its class, which may raise.
+    if issubclass(type(error), GeneratorExit):
+        return _without_a_loop()
+    cancelled = get_cancelled_exc_class()
+    if all(issubclass(type(leaf), cancelled) for leaf in leaves(error)):  # a nursery groups them
+        return not interrupted and current_effective_deadline() == -inf
+    return any(pressed(leaf) for leaf in leaves(error))
+
+
+def pressed(error: BaseException) -> bool:
+    """Return whether it is the interrupt of a real Ctrl-C."""
+    traceback = error.__traceback__
+    if traceback is None or not issubclass(type(error), KeyboardInterrupt):
+        return False
+    while traceback.tb_next is not None:
+        traceback = traceback.tb_next
+    return traceback.tb_frame.f_globals.get("__name__") in _SIGNAL_HANDLERS
+
+
+def _without_a_loop() -> bool:
+    """Return whether our coroutine is being closed because its event loop is gone."""
+    try:
+        current_time()
+    except RuntimeError:
+        return True
+    return False
+
+
+# One run of a job, from being taken to being told; and all runs of a worker in one queue.
+#
+# The life of a job in a worker:
+#
+# 1. *Taken.* A call of `Cycle` brings jobs, each locked in Redis with the token of the call.
+# `Intake.deliver` makes a `Run` of each, which `Runs` holds until step 6. 2. *Leased.* The
+# `Heartbeat` renews the lock of each run that is held, from a thread of its own, while the run
+# waits in `ReadyJobs` for a slot. 3. *Attempted.* A slot of the `Runner` takes it, and
+# `Executor.attempt` calls the function of the job's task, or leaves it to the threads
+# (`Unattended`). 4. *Decided.* What the function returns or raises becomes an outcome.
+# `Cycle.decided` frees the slot, and puts the run into the `Outbox`. 5. *Written.* The next call
+# takes the outcome along, and Redis answers to each. Where the answer is lost, `Recovery` asks
+# what is in Redis. 6. *Told.* `Intake` lets the run go, and the `Reporter` tells what became of
+# the job.
+#
+# The lock may turn out to be gone at any step: then nothing is written any more, and that is told.
+
 
 _GIVE_BACK = GiveBack()
 
@@ -232,3 +284,73 @@ class Runs:
             run.notify()
         self.drop(run)
         return True
+
+
+# Where jobs wait for a slot, and slots for a job.
+
+
+class ReadyJobs:
+    """Hands the jobs that were taken to the slots of a queue.
+
+    A slot that finds a job waiting takes it without giving way to others. Of the slots that wait,
+    each that is woken wakes two more while there are jobs: all of a hundred start within a few
+    turns of the event loop, and if the first one can do all the work alone, few wake for nothing.
+    """
+
+    def __init__(self) -> None:
+        self.jobs: deque[Run] = deque()
+        """Those that wait. A slot may take one from the left; where there is none, it waits."""
+        self._slots: list[Waiter] = []
+        self._closed = False
+        self._new_waiter = waiters()
+
+    def put(self, runs: Iterable[Run]) -> None:
+        """Hand jobs to the slots that wait, or to the next ones that are free."""
+        self.jobs.extend(runs)
+        self._wake()
+
+    async def wait(self) -> Run | None:
+        """Return the next job, as soon as there is one; None: there will be no more."""
+        jobs = self.jobs
+        while not jobs:
+            if self._closed:
+                return None
+            waiter = self._new_waiter()
+            self._slots.append(waiter)
+            await waiter
+        job = jobs.popleft()
+        if jobs:
+            self._wake()
+        return job
+
+    def close(self) -> list[Run]:
+        """End the slots; return the jobs that none of them has taken."""
+        self._closed = True
+        left = list(self.jobs)
+        self.jobs.clear()
+        for waiter in self._slots:
+            wake(waiter)
+        self._slots.clear()
+        return left
+
+    def _wake(self) -> None:
+        if not (self.jobs and self._slots):
+            return
+        for _ in range(min(2, len(self.jobs), len(self._slots))):
+            wake(self._slots.pop())
+
+
+# Children that a running job adds, wherever it runs.
+
+
+def spawning(keys: QueueKeys, run: Run, children: Children, now_ms: int) -> Steps[Spawned]:
+    """Return the operation that adds children to the job of a run."""
+    parent = Branch(keys, NewJob("parent"), branches_of([children]))
+    check_slots(queues_of(parent))
+    return spawn(parent, run.job.id, run.spawned.new, now_ms, uuid4().hex, run.token)
+
+
+def note_spawned(run: Run, spawned: Spawned) -> list[str]:
+    """Note in a run what it has added; return the ids of the children."""
+    run.spawned = Spawning(spawned.before, run.spawned.new + spawned.count)
+    return spawned.ids

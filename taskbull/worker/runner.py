@@ -10,24 +10,22 @@ from types import FrameType
 
 from anyio import CancelScope, create_task_group
 
-from taskbull.core.durations import instant_from_ms
 from taskbull.core.job import Job
 from taskbull.core.outcome import GiveBack, Outcome
 from taskbull.core.retry import decide
+from taskbull.core.validation import instant_from_ms
 from taskbull.core.wire.schedule import run_id
 from taskbull.errors import ConfigurationError, MaybeExecuted, ServerRefused
-from taskbull.observability.job_filter import cut, one_line
+from taskbull.observability.logs import cut, one_line
 from taskbull.observability.tracing import describe_outcome, processing
 from taskbull.scripts.schedulers import advance_scheduler
-from taskbull.worker.attempt import Executor
+from taskbull.worker.attempt import Executor, Resolve
 from taskbull.worker.context import QueueContext
 from taskbull.worker.cycle import Cycle
 from taskbull.worker.fork import end_child_of
-from taskbull.worker.interruption import ends_the_slot
-from taskbull.worker.route import Resolve
-from taskbull.worker.run import Run
+from taskbull.worker.run import Run, ends_the_slot
 from taskbull.worker.running_job import Workplace
-from taskbull.worker.unattended import Unattended
+from taskbull.worker.threads import Unattended
 from taskbull.worker.writing import Writing
 
 logger = logging.getLogger(__name__)

@@ -4,23 +4,27 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
+from contextvars import Context, ContextVar
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, TypeVar, overload
+from typing import TYPE_CHECKING, Any, TypeVar, cast, overload
 
 from msgspec import Struct
 
 from taskbull.core import payload
 from taskbull.core.celery import JOB, no_attribute
-from taskbull.core.expiry import expired
 from taskbull.core.flow import Growing, Source, children_of
 from taskbull.core.job import Job
+from taskbull.core.middleware import current
 from taskbull.core.options import OnFailure
-from taskbull.core.outcome import Fail
+from taskbull.core.outcome import Fail, expired
 from taskbull.core.retry import attempts_of
 from taskbull.core.wire.job import encode_data, encode_progress
-from taskbull.errors import CancelRequested
+from taskbull.errors import CancelRequested, TaskbullError
 from taskbull.worker.clock import Clock
 from taskbull.worker.run import JobPort, Run
+
+# The job that a handler is given: what it may read, and what it may tell while it runs.
+
 
 R = TypeVar("R")
 
@@ -297,3 +301,52 @@ def _name(task: Source[Any] | str) -> str:
 def _read(task: Source[Any] | str, results: list[bytes]) -> list[Any]:
     read = payload.decode if isinstance(task, str) else task.read_result
     return [read(raw) for raw in results]
+
+
+# Which job runs here: known in its function, in what that calls, and in its threads.
+
+
+_current = cast("ContextVar[RunningJob]", current)
+
+enter = _current.set
+leave = _current.reset
+
+
+_current_batch: ContextVar[list[RunningJob]] = ContextVar("taskbull_current_batch")
+"""Set while the function of a batch task runs, for which there is no one job."""
+
+enter_batch = _current_batch.set
+leave_batch = _current_batch.reset
+
+
+def job_of(context: Context) -> RunningJob | None:
+    """Return the job in which a context was taken; of a batch the first one."""
+    batch = context.get(_current_batch)
+    return context.get(_current) if batch is None else batch[0]
+
+
+def current_job() -> RunningJob:
+    """Return the job that is running here: in its task, in what that calls, and in its threads."""
+    try:
+        return _current.get()
+    except LookupError:
+        if _current_batch.get(None) is not None:
+            raise TaskbullError(
+                "current_job() was called in a batch task, which runs for several jobs at once: "
+                "current_batch() gives them, in the order of the items"
+            ) from None
+        raise TaskbullError(
+            "current_job() was called outside of a job: there is one only while a worker runs a "
+            "task"
+        ) from None
+
+
+def current_batch() -> list[RunningJob]:
+    """Return the jobs for which a batch task runs here, in the order of its items."""
+    try:
+        return [*_current_batch.get()]
+    except LookupError:
+        raise TaskbullError(
+            "current_batch() was called outside of a batch: there is one only while a worker runs "
+            "a task made by @app.batch_task"
+        ) from None

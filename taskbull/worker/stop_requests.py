@@ -16,7 +16,7 @@ from typing import Final
 from anyio import sleep
 
 from taskbull.errors import ServerRefused
-from taskbull.scripts.cancelling import BLOCK, FIRST, read_requests, requests_key
+from taskbull.scripts.change import BLOCK, FIRST, read_requests, requests_key
 from taskbull.worker.consumer import Consumer
 
 logger = logging.getLogger(__name__)

@@ -1,13 +1,14 @@
-"""The worker: makes the parts and runs them; nothing else."""
+"""The end of a burst: nothing runs, nothing waits, nothing is due soon; and what is left then."""
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import secrets
 import socket
 import warnings
-from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapping, Sequence
 from contextlib import (
     AbstractAsyncContextManager,
     asynccontextmanager,
@@ -16,51 +17,119 @@ from contextlib import (
 )
 from contextvars import Context
 from functools import partial
+from math import inf
 from typing import Any, TypeAlias, TypeVar
 
 from anyio import CancelScope, Event, create_task_group, current_time, move_on_after, sleep_forever
 
 from taskbull.core import events
 from taskbull.core.breaker import BreakerState, CircuitBreaker
-from taskbull.core.checks import check_type, refusal
-from taskbull.core.classification import leaves
 from taskbull.core.declared_schedule import DeclaredSchedules
+from taskbull.core.failure import leaves
 from taskbull.core.keys import PREFIX
+from taskbull.core.options import NO_RULES, QueueOptions, WorkerOptions
 from taskbull.core.retry import NO_POLICY, RetryPolicy
-from taskbull.core.worker_options import NO_RULES, QueueOptions, WorkerOptions
-from taskbull.errors import ConfigurationError, ConnectionLost, InvalidReply
+from taskbull.core.states import JobState
+from taskbull.core.validation import check_type, from_ms, refusal
+from taskbull.errors import ConfigurationError, ConnectionLost, InvalidReply, MaybeExecuted
 from taskbull.observability.logs import LogLines
 from taskbull.observability.metrics import NO_TASKS, Declared, Metrics, application_metrics
+from taskbull.scripts.browse import get_next_due_ms
+from taskbull.scripts.call import Request
+from taskbull.scripts.change import is_paused
+from taskbull.scripts.read import count_jobs
 from taskbull.scripts.servers import get_time
-from taskbull.store.address import Address
+from taskbull.store.address import Address, Namespace, Where, address_of
 from taskbull.store.async_store import Store, open_store
 from taskbull.store.backend import running_beside
-from taskbull.store.clients import Where, address_of
-from taskbull.store.dialing import ConnectionOptions
-from taskbull.store.namespace import Namespace
+from taskbull.store.connection import ConnectionOptions
 from taskbull.store.sync_store import SyncStore
-from taskbull.worker.availability import Availability
-from taskbull.worker.burst import until_done
-from taskbull.worker.cancelled_parents import CancelledParents
+from taskbull.worker.attempt import Handler, Resolve, SyncHandler, always
+from taskbull.worker.batch import Batches
 from taskbull.worker.clock import Clock
 from taskbull.worker.consumer import Consumer
 from taskbull.worker.context import QueueContext
-from taskbull.worker.current_job import job_of
-from taskbull.worker.failed_attempts import FailedAttempts
-from taskbull.worker.gatherer import Batches
 from taskbull.worker.heartbeat import beating
-from taskbull.worker.listeners import Listener, Listeners
+from taskbull.worker.limits import Quarantine
+from taskbull.worker.maintenance import CancelledParents, ScheduleWriter
 from taskbull.worker.pool.pool import ProcessPool, pool_running
 from taskbull.worker.pool.pool_plan import PoolPlan, ProcessEnd
-from taskbull.worker.quarantine import Quarantine
-from taskbull.worker.recorder import Recorder
-from taskbull.worker.reporter import Reporter
-from taskbull.worker.route import Handler, Resolve, SyncHandler, always
-from taskbull.worker.sampler import Sampler
-from taskbull.worker.schedule_writer import ScheduleWriter
+from taskbull.worker.records import FailedAttempts, Recorder, Sampler
+from taskbull.worker.reporting import Availability, Listener, Listeners, Reporter
+from taskbull.worker.running_job import job_of
 from taskbull.worker.shutdown import Shutdown
 from taskbull.worker.stop_requests import heed_requests
 from taskbull.worker.threads import ThreadPool
+
+# The end of a burst: nothing runs, nothing waits, nothing is due soon; and what is left then.
+
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+_LOOK = 0.05
+"""Seconds until a look is taken again at a job that is due and has not yet begun to wait."""
+
+_LEFT = {
+    JobState.WAITING: "waiting",
+    JobState.PRIORITIZED: "prioritized",
+    JobState.PAUSED: "paused",
+    JobState.DELAYED: "delayed",
+    JobState.ACTIVE: "active in other workers, or left by one that died",
+    JobState.WAITING_CHILDREN: "waiting for their children",
+}
+
+
+async def until_done(
+    contexts: Sequence[QueueContext], until_idle: Callable[[], Awaitable[None]], wait: float
+) -> None:
+    """Wait until there is nothing more to do; log what is left.
+
+    A retry, or another delayed job, is waited for if it is due within `wait` seconds after the
+    queues were empty for the first time: a schedule that never ends does not keep a burst alive.
+    """
+    await until_idle()
+    clock = contexts[0].clock
+    deadline = clock.now() + wait
+    while (due := await _next_due(contexts)) <= deadline:
+        await clock.sleep_until(max(due, clock.now() + _LOOK))
+        await until_idle()
+        if clock.now() >= deadline:
+            break
+    for context in contexts:
+        await _tell_what_is_left(context)
+
+
+async def _next_due(contexts: Sequence[QueueContext]) -> float:
+    """Return when the next delayed job is due that can run, by the workers' clock."""
+    earliest = inf
+    for context in contexts:
+        due_ms = await _ask(context, get_next_due_ms(context.keys))
+        if due_ms is not None and not await _ask(context, is_paused(context.keys)):
+            seconds = from_ms(due_ms - context.clock.wall_ms())
+            earliest = min(earliest, context.clock.now() + max(0.0, seconds))
+    return earliest
+
+
+async def _tell_what_is_left(context: QueueContext) -> None:
+    counts = await _ask(context, count_jobs(context.keys))
+    left = [f"{counts[state]:,} {words}" for state, words in _LEFT.items() if counts[state]]
+    if left:
+        paused = " (the queue is paused)" if await _ask(context, is_paused(context.keys)) else ""
+        logger.info("Queue %s: the burst leaves %s%s", context.keys.queue, ", ".join(left), paused)
+
+
+async def _ask(context: QueueContext, request: Request[T]) -> T:
+    while True:
+        try:
+            return await context.store.run(request)
+        except (ConnectionLost, MaybeExecuted):
+            continue  # a mere question: it is asked again when Redis is back
+
+
+# The worker: makes the parts and runs them; nothing else.
+
 
 E = TypeVar("E", bound=events.Event)
 

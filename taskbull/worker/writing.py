@@ -23,10 +23,10 @@ from typing import Any, Final, TypeAlias, TypeVar
 import anyio
 from msgspec import Struct
 
-from taskbull.core.classification import causes
-from taskbull.core.durations import from_ms, to_ms
+from taskbull.core.failure import causes
 from taskbull.core.flow import Children
 from taskbull.core.options import KEEP_LOGS
+from taskbull.core.validation import from_ms, to_ms
 from taskbull.errors import (
     ConnectionLost,
     LockLost,
@@ -36,15 +36,14 @@ from taskbull.errors import (
     Steering,
     TaskbullError,
 )
-from taskbull.observability.job_filter import cut, one_line
+from taskbull.observability.logs import cut, one_line
 from taskbull.scripts.call import Operation, Request, Steps, again
-from taskbull.scripts.changes import add_log, note_unclaimed, update_data, update_progress
-from taskbull.scripts.children import get_failures, get_results
+from taskbull.scripts.change import add_log, note_unclaimed, update_data, update_progress
+from taskbull.scripts.flow import Spawned
+from taskbull.scripts.read import get_failures, get_results
 from taskbull.scripts.removal import remove_unprocessed_children
-from taskbull.scripts.spawn import Spawned
 from taskbull.worker.context import QueueContext
-from taskbull.worker.run import Run
-from taskbull.worker.spawning import note_spawned, spawning
+from taskbull.worker.run import Run, note_spawned, spawning
 
 T = TypeVar("T")
 

@@ -11,7 +11,7 @@ import pytest
 
 from taskbull.app.app import App
 from taskbull.core.backoff import Backoff
-from taskbull.core.retention import Keep
+from taskbull.core.options import Keep
 from taskbull.errors import ConfigurationError
 
 NOWHERE = "redis://localhost:1"

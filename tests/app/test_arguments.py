@@ -25,10 +25,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from taskbull.app.arguments import arguments_reader, by_keyword, result_reader
-from taskbull.app.binding import Binder
+from taskbull.app.signature import Binder, arguments_reader, by_keyword, result_reader
 from taskbull.core import payload
-from taskbull.core.classification import classify
+from taskbull.core.failure import classify
 from taskbull.errors import ConfigurationError, InvalidArguments
 
 if TYPE_CHECKING:

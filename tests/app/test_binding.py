@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from taskbull.app.binding import Binder
+from taskbull.app.signature import Binder
 
 
 def plain(a: int, b: int, c: int = 3) -> None: ...

@@ -10,7 +10,7 @@ import taskbull
 from taskbull.app.app import App
 from taskbull.app.settings import CallOptions, TaskOptions
 from taskbull.core import celery
-from taskbull.core.worker_options import WorkerOptions
+from taskbull.core.options import WorkerOptions
 from taskbull.errors import ConfigurationError
 from taskbull.queue.handle import JobHandle
 

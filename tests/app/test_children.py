@@ -29,10 +29,10 @@ from taskbull import (
     from_children,
 )
 from taskbull.core.flow import children_of
-from taskbull.scripts import flow_pieces
+from taskbull.scripts import flow
 from taskbull.testing import recorded
+from taskbull.worker.run import spawning
 from taskbull.worker.running_job import run_of
-from taskbull.worker.spawning import spawning
 
 LIMIT = 60.0
 
@@ -315,7 +315,7 @@ async def test_a_spawn_that_is_repeated_adds_none_twice(app: App, tasks: Tasks) 
 async def test_a_spawn_that_was_broken_off_gives_all_results(
     app: App, calls: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(flow_pieces, "PIECE", 3)  # 8 children are three pieces
+    monkeypatch.setattr(flow, "PIECE", 3)  # 8 children are three pieces
     store = app.producer.stores.sync_store()
 
     @app.task(queue="q", attempts=1)

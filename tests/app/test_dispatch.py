@@ -10,7 +10,7 @@ from anyio import fail_after
 
 from taskbull.app.app import App
 from taskbull.core import events
-from taskbull.core.classification import classify
+from taskbull.core.failure import classify
 from taskbull.core.job import Job
 from taskbull.core.middleware import compose
 from taskbull.errors import (
@@ -20,8 +20,7 @@ from taskbull.errors import (
     PermanentError,
     TaskNotRegistered,
 )
-from taskbull.worker.current_job import current_job
-from taskbull.worker.running_job import RunningJob
+from taskbull.worker.running_job import RunningJob, current_job
 from tests.worker.bed import Recorder
 
 LIMIT = 60.0

@@ -27,12 +27,12 @@ from taskbull import (
 from taskbull.core.job import Ticket
 from taskbull.core.keys import QueueKeys
 from taskbull.core.wire.flow import decode_order
-from taskbull.queue import add_flow
-from taskbull.scripts import flow_pieces
+from taskbull.queue import add_bulk
+from taskbull.scripts import flow as flow_calls
 from taskbull.scripts.call import Start
 from taskbull.scripts.flow import undo_flows
 from taskbull.store.address import parse
-from taskbull.store.slot_map import check_slots
+from taskbull.store.cluster import check_slots
 from tests.app.conftest import written
 from tests.servers.kinds import Reachable
 from tests.servers.proxy import Proxy
@@ -288,7 +288,7 @@ def far(proxy: Proxy, prefix: str) -> Iterator[Tasks]:
 @pytest.fixture(params=[250, 4])
 def size(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
     """How many jobs a piece has: all of them, or some."""
-    monkeypatch.setattr(flow_pieces, "PIECE", request.param)
+    monkeypatch.setattr(flow_calls, "PIECE", request.param)
     return int(request.param)
 
 
@@ -350,11 +350,11 @@ def test_a_flow_that_was_not_added_is_added_by_its_spec(
 def test_a_producer_that_breaks_off_leaves_nothing_or_all_of_it(
     tasks: Tasks, admin: redis.Redis, calls: int, then: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(flow_pieces, "PIECE", 3)  # 11 jobs are 4 pieces
+    monkeypatch.setattr(flow_calls, "PIECE", 3)  # 11 jobs are 4 pieces
     app, prefix = tasks.app, tasks.app.producer.namespace.prefix
     client, store = app.producer.client("q"), app.producer.stores.sync_store()
     spec = tasks.tree(5).job("t")
-    flow = add_flow.Flow(client.adder, spec.branch(), None)
+    flow = add_bulk.Flow(client.adder, spec.branch(), None)
     stages = flow.send()
     stage = next(stages)
     for _ in range(calls):
@@ -368,7 +368,7 @@ def test_a_producer_that_breaks_off_leaves_nothing_or_all_of_it(
         assert stored(admin, prefix) == {"report": 1, "count": 5}
         assert stored(admin, prefix, "pages") == {"fetch": 5}
     else:
-        late = int(time.time() * 1000) + add_flow.FLOW_LIFE_MS + 1
+        late = int(time.time() * 1000) + add_bulk.FLOW_LIFE_MS + 1
         undone = store.run(undo_flows(client.keys, late))
         assert len(undone) == (1 if calls else 0)
         assert (stored(admin, prefix), stored(admin, prefix, "pages")) == ({}, {})
@@ -406,7 +406,7 @@ class Family:
 def pieces_of(app: App, spec: Any, pieces: int) -> Any:
     """Send pieces of a flow, and return its stages, which the producer can continue."""
     store = app.producer.stores.sync_store()
-    stages = add_flow.Flow(app.producer.client("q").adder, spec.branch(), None).send()
+    stages = add_bulk.Flow(app.producer.client("q").adder, spec.branch(), None).send()
     stage = next(stages)
     for _ in range(pieces):
         assert isinstance(stage, Start)
@@ -417,7 +417,7 @@ def pieces_of(app: App, spec: Any, pieces: int) -> Any:
 
 @pytest.fixture
 def family(app: App, monkeypatch: pytest.MonkeyPatch) -> Family:
-    monkeypatch.setattr(flow_pieces, "PIECE", 3)
+    monkeypatch.setattr(flow_calls, "PIECE", 3)
     return Family(app)
 
 

@@ -9,10 +9,9 @@ from typing import Any
 import pytest
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-from taskbull.app.arguments import arguments_reader, result_reader
-from taskbull.app.binding import Binder
+from taskbull.app.signature import Binder, arguments_reader, result_reader
 from taskbull.core import payload
-from taskbull.core.foreign import is_pydantic_model
+from taskbull.core.validation import is_pydantic_model
 from taskbull.errors import InvalidArguments, SerializationError
 
 

@@ -13,7 +13,7 @@ import redis
 from anyio import create_task_group, fail_after, to_thread
 
 from taskbull.app.app import App
-from taskbull.core.retention import Keep
+from taskbull.core.options import Keep
 from taskbull.core.states import JobState
 from taskbull.errors import ConfigurationError, JobFailed, JobNotFound, SerializationError
 from taskbull.queue.queue import Queue

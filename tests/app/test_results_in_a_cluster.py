@@ -6,7 +6,7 @@ import pytest
 from anyio import Event, create_task_group, fail_after, to_thread
 
 from taskbull.app.app import App
-from taskbull.store import redelivery
+from taskbull.store import delivery
 from taskbull.worker.stop_requests import CLIENT
 from tests.servers.cluster import Cluster, Node, slot_of
 from tests.worker.bed import until
@@ -42,7 +42,7 @@ async def test_tasks_of_several_queues_give_their_results(cluster: Cluster, pref
 async def test_a_result_is_waited_for_while_its_queue_moves(
     cluster: Cluster, prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:  # F12
-    monkeypatch.setattr(redelivery, "PATIENCE", 0.2)
+    monkeypatch.setattr(delivery, "PATIENCE", 0.2)
     app = App("shop", redis=cluster.url, prefix=prefix)
     started, go = Event(), Event()
 

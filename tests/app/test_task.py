@@ -15,8 +15,7 @@ from taskbull.app.app import App
 from taskbull.app.task import AsyncTask, SyncTask
 from taskbull.core.backoff import Backoff
 from taskbull.core.breaker import CircuitBreaker
-from taskbull.core.options import Dedup
-from taskbull.core.retention import Keep
+from taskbull.core.options import Dedup, Keep
 from taskbull.errors import ConfigurationError
 
 app = App("shop", redis="redis://localhost:1")

@@ -17,7 +17,7 @@ from click.testing import CliRunner, Result
 
 from taskbull.app.app import App, load_app
 from taskbull.cli.main import commands
-from taskbull.queue.sync_queue import SyncQueue
+from taskbull.queue.queue import SyncQueue
 from tests.servers.kinds import KINDS, SharedServers
 
 OpenCli: TypeAlias = Callable[[str, str], "CommandLine"]

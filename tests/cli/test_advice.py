@@ -14,7 +14,7 @@ import pytest
 import redis
 
 from taskbull.app.app import App
-from taskbull.cli.worker.banner import show_banner
+from taskbull.cli.worker_process import show_banner
 from taskbull.store.server_process import ServerProcess
 from tests.cli.conftest import OpenCli
 from tests.cli.programs import run

@@ -9,7 +9,7 @@ from threading import Thread
 import pytest
 
 from taskbull.app.app import App
-from taskbull.cli.worker.banner import show_banner
+from taskbull.cli.worker_process import show_banner
 
 
 def test_names_in_the_queue_that_the_app_lacks_are_shown(  # D8

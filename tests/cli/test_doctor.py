@@ -11,8 +11,8 @@ import pytest
 import redis
 
 from taskbull import App, Every
-from taskbull.cli.doctor.acl import acl_of, key_rule
-from taskbull.queue.sync_server import SyncServer
+from taskbull.cli.commands.doctor import acl_of, key_rule
+from taskbull.monitor.server import SyncServer
 from taskbull.store.server_process import ServerProcess
 from tests.cli.conftest import CommandLine, OpenCli, Shop
 from tests.servers.cluster import Cluster

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from taskbull.queue.sync_queue import SyncQueue
+from taskbull.queue.queue import SyncQueue
 from taskbull.store import embedded
 from tests.cli.programs import Terminal
 from tests.servers.waiting import wait_until

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from taskbull.queue.sync_queue import SyncQueue
+from taskbull.queue.queue import SyncQueue
 from tests.cli.programs import Terminal
 from tests.servers.kinds import PrivateServers
 

@@ -16,12 +16,12 @@ from anyio import create_task_group, fail_after
 import taskbull
 from taskbull import events
 from taskbull.app.app import App
-from taskbull.cli.doctor.acl import rules
+from taskbull.cli.commands.doctor import rules
 from taskbull.core.flow import Children
-from taskbull.core.worker_options import WorkerOptions
+from taskbull.core.options import WorkerOptions
 from taskbull.queue.queue import Queue
 from taskbull.scripts import loader
-from taskbull.scripts.trial import TRY_COMMANDS
+from taskbull.scripts.servers import TRY_COMMANDS
 from taskbull.store.server_process import ServerProcess
 from taskbull.worker.running_job import RunningJob
 from taskbull.worker.worker import Worker

@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 from taskbull.app.app import App
-from taskbull.cli.worker.burying import Undertaker, bury_all_but
+from taskbull.cli.supervisor import Undertaker, bury_all_but
 from taskbull.errors import JobFailed
-from taskbull.queue.sync_queue import SyncQueue
+from taskbull.queue.queue import SyncQueue
 from tests.cli.programs import Terminal, run
 from tests.pool.conftest import is_there, lives, pool_processes
 from tests.pool.tasks import TASKS

@@ -10,9 +10,9 @@ import redis
 from msgspec import Raw
 from msgspec.structs import replace
 
-from taskbull.core.wire.copy import JobCopy, write_copy
+from taskbull.core.wire.new_job import JobCopy, write_copy
 from taskbull.queue.copies import parts_of
-from taskbull.queue.sync_queue import SyncQueue
+from taskbull.queue.queue import SyncQueue
 from tests.cli.conftest import CommandLine, Shop
 from tests.servers.kinds import PrivateServers
 

@@ -12,7 +12,7 @@ import pytest
 import redis
 
 from taskbull import Cron, Every
-from taskbull.cli.schedule_words import until
+from taskbull.cli.output import until
 from tests.cli.conftest import CommandLine, Shop
 
 NIGHTLY = Cron("0 3 * * *", tz="Europe/Berlin")

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import redis
 
-from taskbull.queue.sync_queue import SyncQueue
+from taskbull.queue.queue import SyncQueue
 from tests.cli.programs import Terminal, run
 from tests.selection import in_full
 from tests.servers.kinds import PrivateServers

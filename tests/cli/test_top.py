@@ -14,12 +14,9 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from taskbull.cli.top.keys import names_of
-from taskbull.cli.top.rows import cells, emptied, ordered, rate, run_by, sparkline
-from taskbull.cli.top.screen import draw
-from taskbull.cli.top.state import Chosen
-from taskbull.core.queue_facts import QueueFacts
-from taskbull.core.rates import Throughput
+from taskbull.cli.commands.top import Chosen, cells, emptied, ordered, rate, run_by, sparkline
+from taskbull.cli.top import draw, names_of
+from taskbull.core.queue_health import QueueFacts, Throughput
 from taskbull.core.states import STATES
 from tests.cli.conftest import CommandLine
 from tests.core.test_why import at, queue

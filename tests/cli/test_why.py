@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import redis
 
-from taskbull.core.queue_facts import encode_note
-from taskbull.core.record import BreakerRecord, WorkerRecord
+from taskbull.core.queue_health import encode_note
+from taskbull.core.worker_record import BreakerRecord, WorkerRecord
 from taskbull.scripts import records
 from tests.cli.conftest import CommandLine, Shop
 

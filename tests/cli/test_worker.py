@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 import redis
 
-from taskbull.cli.worker.burying import bury_all_but
-from taskbull.queue.sync_queue import SyncQueue
+from taskbull.cli.supervisor import bury_all_but
+from taskbull.queue.queue import SyncQueue
 from tests.cli.programs import Terminal, run
 from tests.selection import in_full
 from tests.servers.kinds import PrivateServers

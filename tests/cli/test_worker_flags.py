@@ -8,9 +8,8 @@ import click
 import msgspec
 import pytest
 
-from taskbull.cli.commands.worker import worker
-from taskbull.cli.worker.flags import WorkerFlags
-from taskbull.core.worker_options import WorkerKeywords, WorkerOptions
+from taskbull.cli.commands.worker import WorkerFlags, worker
+from taskbull.core.options import WorkerKeywords, WorkerOptions
 
 
 def flags(*words: str) -> WorkerFlags:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from taskbull.core.attempt_times import AttemptEnd, PastEvent, attempts_of
-from taskbull.core.durations import instant_from_ms
+from taskbull.core.validation import instant_from_ms
+from taskbull.core.worker_record import AttemptEnd, PastEvent, attempts_of
 
 TOLD: dict[
     str, tuple[list[tuple[int, str]], int, list[tuple[int, int, int | None, AttemptEnd]]]

@@ -13,7 +13,7 @@ import pytest
 import redis
 import requests
 
-from taskbull.core.classification import classify, leaves
+from taskbull.core.failure import classify, leaves
 from taskbull.core.outcome import Category
 from taskbull.errors import (
     ConfigurationError,

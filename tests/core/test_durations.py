@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from taskbull.core.durations import (
+from taskbull.core.validation import (
     LONGEST,
     check_instant,
     from_ms,

@@ -6,9 +6,8 @@ from datetime import UTC, datetime
 
 import pytest
 
-from taskbull.core.durations import instant_to_ms
-from taskbull.core.earlier_runs import runs_before
-from taskbull.core.rules import Cron, Every, Rule
+from taskbull.core.schedule import Cron, Every, Rule, runs_before
+from taskbull.core.validation import instant_to_ms
 
 
 def at(text: str) -> int:

@@ -10,8 +10,15 @@ from typing import Any, cast
 import pytest
 import trio
 
-from taskbull.core.failure import REASON_LIMIT, STACK_LIMIT, hint_for, reason_of, stack_of
-from taskbull.core.frames import is_ours, leave_out_our_frames
+from taskbull.core.failure import (
+    REASON_LIMIT,
+    STACK_LIMIT,
+    hint_for,
+    is_ours,
+    leave_out_our_frames,
+    reason_of,
+    stack_of,
+)
 from taskbull.core.middleware import compose
 from taskbull.core.payload import encode
 from taskbull.errors import (

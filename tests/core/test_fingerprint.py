@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from taskbull.core.fingerprint import alike, common_part, frame_of
-from taskbull.core.wire.stack import unescape
+from taskbull.core.wire.job import unescape
 
 
 @pytest.mark.parametrize(

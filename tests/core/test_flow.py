@@ -10,8 +10,7 @@ import pytest
 from taskbull.core.flow import Branch, Need, arrange
 from taskbull.core.job import NewJob
 from taskbull.core.keys import QueueKeys
-from taskbull.core.options import Dedup, JobOptions, OnFailure
-from taskbull.core.retention import Keep
+from taskbull.core.options import Dedup, JobOptions, Keep, OnFailure
 from taskbull.core.wire.flow import decode_order, encode_members, encode_order
 from taskbull.errors import ConfigurationError
 

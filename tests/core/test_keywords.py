@@ -9,16 +9,17 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 import pytest
 
 from taskbull.core.backoff import Backoff
-from taskbull.core.keywords import check_keywords
-from taskbull.core.options import JobKeywords, JobOptions
-from taskbull.core.retention import Keep
-from taskbull.core.wire.options import encode_options
-from taskbull.core.worker_options import (
+from taskbull.core.options import (
+    JobKeywords,
+    JobOptions,
+    Keep,
     QueueKeywords,
     QueueOptions,
     WorkerKeywords,
     WorkerOptions,
 )
+from taskbull.core.validation import check_keywords
+from taskbull.core.wire.options import encode_options
 from taskbull.errors import ConfigurationError
 
 CONVERTED = {timedelta, str}

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from taskbull.core.next_run import NextRun, next_run
 from taskbull.core.wire.options import StoredOptions
+from taskbull.core.wire.schedule import NextRun, next_run
 from taskbull.errors import ConfigurationError
 
 NOW = 1_800_000_000_123  # 2027-01-15 08:00:00.123 UTC

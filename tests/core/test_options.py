@@ -12,11 +12,10 @@ import pytest
 
 from taskbull.core.backoff import DEFAULT_BACKOFF, Backoff
 from taskbull.core.breaker import CircuitBreaker
-from taskbull.core.checks import shown
 from taskbull.core.job import NewJob
-from taskbull.core.options import Dedup, JobOptions
-from taskbull.core.retention import Keep
+from taskbull.core.options import Dedup, JobOptions, Keep
 from taskbull.core.retry import RetryPolicy
+from taskbull.core.validation import shown
 from taskbull.errors import ConfigurationError
 
 NOON = datetime(2030, 1, 1, 12, tzinfo=UTC)

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from taskbull.core.rates import EndCounts, Kept, Throughput, empty_in, from_kept, rate, throughput
+from taskbull.core.queue_health import (
+    EndCounts,
+    Kept,
+    Throughput,
+    empty_in,
+    from_kept,
+    rate,
+    throughput,
+)
 
 MINUTE = 60_000
 NOW = 1_000 * MINUTE + 30_000

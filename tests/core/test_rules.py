@@ -8,7 +8,7 @@ from zoneinfo import ZoneInfo
 
 import pytest
 
-from taskbull.core.rules import Cron, Every, Rule, describe_interval
+from taskbull.core.schedule import Cron, Every, Rule, describe_interval
 from taskbull.errors import ConfigurationError
 
 BERLIN = "Europe/Berlin"

@@ -18,7 +18,7 @@ from taskbull.core.states import (
     priority_of_score,
     priority_score,
 )
-from taskbull.scripts.inspection import Counts
+from taskbull.scripts.read import Counts
 
 priorities = st.integers(1, MAX_PRIORITY)
 counters = st.integers(0, 2**40)

@@ -7,10 +7,9 @@ from typing import Any
 
 import pytest
 
-from taskbull.core.queue_facts import PauseNote
-from taskbull.core.rates import Throughput
-from taskbull.core.record import BreakerRecord, WorkerRecord
+from taskbull.core.queue_health import PauseNote, Throughput
 from taskbull.core.trouble import find_trouble
+from taskbull.core.worker_record import BreakerRecord, WorkerRecord
 from tests.core.test_why import NOW, at, ms, queue
 
 OPEN = WorkerRecord(id="a", circuit=BreakerRecord("open"))

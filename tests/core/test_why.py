@@ -8,12 +8,10 @@ from typing import Any
 
 import pytest
 
-from taskbull.core.queue_facts import PauseNote, QueueFacts, encode_note, read_note
-from taskbull.core.rates import Throughput
-from taskbull.core.record import BreakerRecord, WorkerRecord
+from taskbull.core.diagnosis import ChildFacts, JobFacts, explain, explain_queue
+from taskbull.core.queue_health import PauseNote, QueueFacts, Throughput, encode_note, read_note
 from taskbull.core.states import MAX_SAFE_INTEGER, JobState
-from taskbull.core.why import ChildFacts, JobFacts, explain
-from taskbull.core.why_queue import explain_queue
+from taskbull.core.worker_record import BreakerRecord, WorkerRecord
 
 NOW = datetime(2026, 11, 17, 3, 0, 30, tzinfo=UTC)
 WORKER = WorkerRecord(id="web1-812", tasks=["send_email", "fetch"])

@@ -11,10 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from taskbull.core.backoff import Backoff
-from taskbull.core.durations import LONGEST
 from taskbull.core.job import Job, NewJob, Ticket
-from taskbull.core.options import Dedup, JobOptions
-from taskbull.core.retention import Keep
+from taskbull.core.options import Dedup, JobOptions, Keep
+from taskbull.core.validation import LONGEST
 from taskbull.core.wire.job import (
     RUN_FIELDS,
     decode_job,

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from taskbull.core.worker_options import Limiter, WorkerOptions
+from taskbull.core.options import Limiter, WorkerOptions
 from taskbull.errors import ConfigurationError
 
 

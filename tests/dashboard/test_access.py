@@ -11,7 +11,7 @@ import pytest
 
 from taskbull.dashboard import Access, Audit, Dashboard
 from taskbull.dashboard.access import SECURITY, BasicAuth, TokenAuth
-from taskbull.dashboard.actions.table import ACTIONS
+from taskbull.dashboard.actions.queues import ACTIONS
 from taskbull.dashboard.messages import Refused, Request, Response
 from taskbull.errors import ConfigurationError
 from tests.dashboard.conftest import MakeQueue, Visitor

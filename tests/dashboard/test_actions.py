@@ -13,10 +13,10 @@ import anyio
 import pytest
 
 from taskbull import App, Every, SyncQueue
-from taskbull.core.wire.copy import read_copy
+from taskbull.core.wire.new_job import read_copy
 from taskbull.dashboard import Dashboard
-from taskbull.dashboard.actions.table import ACTIONS
-from taskbull.dashboard.json_text import MASK
+from taskbull.dashboard.actions.queues import ACTIONS
+from taskbull.dashboard.html import MASK
 from tests.dashboard.conftest import MakeQueue, Visitor
 from tests.dashboard.seeding import complete, fail, run
 from tests.dashboard.test_pages import texts

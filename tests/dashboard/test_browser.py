@@ -15,7 +15,7 @@ import redis
 from playwright.sync_api import Browser, Dialog, Page, expect, sync_playwright
 
 from taskbull import Every, SyncQueue
-from taskbull.core.wire.copy import read_copy
+from taskbull.core.wire.new_job import read_copy
 from tests.dashboard.answers import mounted
 from tests.dashboard.browser import FLAGS, chromium, served, violations, visiting
 from tests.dashboard.conftest import MakeQueue

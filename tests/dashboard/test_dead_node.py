@@ -17,7 +17,7 @@ from taskbull.cli import server as cli_server
 from taskbull.cli.main import commands
 from taskbull.core.keys import QueueKeys
 from taskbull.dashboard import Dashboard
-from taskbull.queue.sync_server import SyncServer
+from taskbull.monitor.server import SyncServer
 from taskbull.scripts.records import queues_key
 from tests.dashboard.conftest import Visitor
 from tests.servers.cluster import Cluster, Node

@@ -15,8 +15,7 @@ from click.testing import CliRunner
 from taskbull.cli.main import commands
 from taskbull.dashboard import Dashboard
 from taskbull.dashboard.pages import job_fields
-from taskbull.queue.server import Server
-from taskbull.queue.sync_server import SyncServer
+from taskbull.monitor.server import Server, SyncServer
 from tests.dashboard.conftest import MakeQueue, Visitor
 from tests.servers.kinds import VALKEY_9, Reachable, SharedServers
 

@@ -10,9 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from taskbull.dashboard.components import ago, sparkline
 from taskbull.dashboard.html import Element, a, div, draw, input_, li, p, render, ul, url, visible
-from taskbull.dashboard.parts import sparkline
-from taskbull.dashboard.words import ago
 
 HOSTILE = [
     "<script>alert(1)</script>",

@@ -16,17 +16,19 @@ import pytest
 from anyio import CancelScope
 
 from taskbull.dashboard import Dashboard
-from taskbull.dashboard.board import (
+from taskbull.dashboard.components import ago
+from taskbull.dashboard.html import Drawn, draw, tr
+from taskbull.dashboard.sampler import INTERVAL
+from taskbull.dashboard.state import (
     MOST_STREAMS,
+    STREAM_LIMIT,
     STREAM_SECONDS,
+    Difference,
     DrawnRows,
     LiveFrames,
     OpenStreams,
+    Parts,
 )
-from taskbull.dashboard.html import Drawn, draw, tr
-from taskbull.dashboard.live import STREAM_LIMIT, Difference, Parts
-from taskbull.dashboard.sampler import INTERVAL
-from taskbull.dashboard.words import ago
 from tests.dashboard.answers import Answer, answering, mounted
 from tests.dashboard.conftest import MakeQueue
 from tests.dashboard.seeding import fail

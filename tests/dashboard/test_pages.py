@@ -12,7 +12,7 @@ import pytest
 from fastapi import FastAPI
 
 from taskbull import App, Cron, Every, Server, SyncQueue
-from taskbull.core.rules import Rule
+from taskbull.core.schedule import Rule
 from taskbull.dashboard import Dashboard
 from tests.dashboard.conftest import MakeQueue, Visitor
 from tests.dashboard.seeding import complete, fail, run

@@ -5,12 +5,12 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from taskbull.core.queue_facts import QueueFacts
+from taskbull.core.queue_health import QueueFacts
 from taskbull.core.states import JobState
 from taskbull.dashboard.html import Drawn
 from taskbull.dashboard.queue_line import draw_line, line_of
 from taskbull.dashboard.sampler import QueueState
-from taskbull.queue.looked import Surveyed
+from taskbull.monitor.browse import Surveyed
 from tests.dashboard.test_html import read
 
 

@@ -6,8 +6,8 @@ from typing import Any
 
 from taskbull import JobState
 from taskbull.core.job import Job
-from taskbull.dashboard.task_figures import figures_of
-from taskbull.queue.job_row import JobRow
+from taskbull.dashboard.pages.queue import figures_of
+from taskbull.monitor.browse import JobRow
 from tests.dashboard.conftest import MakeQueue, Visitor
 from tests.dashboard.seeding import complete, fail
 from tests.dashboard.test_pages import texts

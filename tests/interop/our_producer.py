@@ -11,8 +11,7 @@ from msgspec.structs import replace
 from taskbull.core.backoff import Backoff
 from taskbull.core.job import NewJob
 from taskbull.core.keys import QueueKeys
-from taskbull.core.options import Dedup, JobOptions
-from taskbull.core.retention import Keep
+from taskbull.core.options import Dedup, JobOptions, Keep
 from taskbull.core.wire.new_job import EncodedJob, ParentLink, encode_job
 from taskbull.errors import ConfigurationError, TaskbullError
 from taskbull.scripts.add import CallSequence, Result, add_jobs

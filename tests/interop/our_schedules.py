@@ -7,10 +7,10 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from taskbull.core.durations import instant_from_ms
 from taskbull.core.job import NewJob
 from taskbull.core.keys import QueueKeys
-from taskbull.core.rules import Cron, Every, Rule
+from taskbull.core.schedule import Cron, Every, Rule
+from taskbull.core.validation import instant_from_ms
 from taskbull.core.wire.schedule import EncodedSchedule, encode_schedule
 from taskbull.errors import ConfigurationError, TaskbullError
 from taskbull.scripts.call import Call

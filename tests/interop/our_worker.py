@@ -15,22 +15,20 @@ from msgspec import Struct
 from taskbull.core import events
 from taskbull.core.job import Job
 from taskbull.core.keys import QueueKeys
-from taskbull.core.worker_options import Limiter, WorkerOptions
+from taskbull.core.options import Limiter, WorkerOptions
 from taskbull.errors import PermanentError, RateLimited, Snooze, TransientError
-from taskbull.scripts.call import Command
-from taskbull.scripts.changes import move_to_waiting_children
+from taskbull.scripts.call import Command, text
+from taskbull.scripts.change import move_to_waiting_children
 from taskbull.scripts.cycle import Taking
-from taskbull.scripts.replies import text
 from taskbull.store import address
 from taskbull.store.async_store import open_store
 from taskbull.store.sync_store import SyncStore
+from taskbull.worker.attempt import Route
 from taskbull.worker.clock import Clock
 from taskbull.worker.context import QueueContext
 from taskbull.worker.cycle import Cycle
-from taskbull.worker.listeners import Listeners
-from taskbull.worker.quarantine import Quarantine
-from taskbull.worker.reporter import Reporter
-from taskbull.worker.route import Route
+from taskbull.worker.limits import Quarantine
+from taskbull.worker.reporting import Listeners, Reporter
 from taskbull.worker.run import Run
 from taskbull.worker.runner import Runner as JobRunner
 from taskbull.worker.running_job import RunningJob

@@ -15,14 +15,7 @@ from taskbull.core.keys import QueueKeys
 from taskbull.core.states import JobState
 from taskbull.core.wire.job import encode_data, encode_progress
 from taskbull.errors import TaskbullError
-from taskbull.scripts import (
-    changes,
-    inspection,
-    limits,
-    locks,
-    removal,
-    schedulers,
-)
+from taskbull.scripts import change, cycle, read, removal, schedulers
 from taskbull.scripts.call import Request, Steps
 from tests.interop import our_schedules
 from tests.interop.actor import TOKEN, Behaviour, Options
@@ -57,16 +50,16 @@ class TaskbullManualWorker(OurManualWorker):
     ) -> bool:
         actor = self._self
         child_key = "" if child is None else f"{child['queue']}:{child['id']}"
-        move = changes.move_to_waiting_children
+        move = change.move_to_waiting_children
         return actor.run(move(actor.keys, job_id, token, actor.now, child_key=child_key))
 
     def extend_lock(self, job_id: str, duration_ms: int, token: str = TOKEN) -> bool:
         held = [(job_id, token)]
-        return not self._self.run(locks.extend_locks(self._self.keys, held, duration_ms)).lost
+        return not self._self.run(cycle.extend_locks(self._self.keys, held, duration_ms)).lost
 
     def sweep(self) -> list[str]:
         swept = self._self.go(
-            locks.sweep_stalled(
+            cycle.sweep_stalled(
                 self._self.keys,
                 self._self.now,
                 interval_ms=self._own_options.get("stalledInterval", STALLED_INTERVAL_MS),
@@ -172,16 +165,16 @@ class TaskbullActor(NodeActor):
 
     # the queue as a whole
     def pause(self) -> None:
-        self.go(limits.pause(self.keys))
+        self.go(change.pause(self.keys))
 
     def resume(self) -> None:
-        self.go(limits.resume(self.keys))
+        self.go(change.resume(self.keys))
 
     def is_paused(self) -> bool:
-        return self.run(limits.is_paused(self.keys))
+        return self.run(change.is_paused(self.keys))
 
     def is_maxed(self) -> bool:
-        return self.run(limits.is_maxed(self.keys))
+        return self.run(change.is_maxed(self.keys))
 
     def drain(self, *, delayed: bool = False) -> None:
         self.go(removal.drain(self.keys, delayed=delayed))
@@ -197,69 +190,69 @@ class TaskbullActor(NodeActor):
     def retry_jobs(self, **opts: Any) -> None:
         until_ms = opts.get("timestamp", self.now)
         state = opts.get("state", "failed")
-        piece = opts.get("count", changes.PIECE)
-        self.go(changes.retry_jobs(self.keys, until_ms, state, piece=piece))
+        piece = opts.get("count", change.CHANGE_CHUNK)
+        self.go(change.retry_jobs(self.keys, until_ms, state, piece=piece))
 
     def promote_jobs(self, **opts: Any) -> None:
-        self.go(changes.promote_jobs(self.keys, piece=opts.get("count", changes.PIECE)))
+        self.go(change.promote_jobs(self.keys, piece=opts.get("count", change.CHANGE_CHUNK)))
 
     def set_concurrency(self, limit: int | None) -> None:
-        self.run(limits.set_global_concurrency(self.keys, limit))
+        self.run(change.set_global_concurrency(self.keys, limit))
 
     def set_rate_limit(self, limit: tuple[int, int] | None) -> None:
-        self.run(limits.set_global_rate_limit(self.keys, limit))
+        self.run(change.set_global_rate_limit(self.keys, limit))
 
     def rate_limit(self, ms: int) -> None:
-        self.run(limits.rate_limit(self.keys, ms))
+        self.run(change.rate_limit(self.keys, ms))
 
     def rate_limit_ttl(self, max_jobs: int | None = None) -> int:
-        return self.run(limits.rate_limit_ttl(self.keys, max_jobs))
+        return self.run(change.rate_limit_ttl(self.keys, max_jobs))
 
     def remove_rate_limit_key(self) -> None:
-        self.run(limits.remove_rate_limit(self.keys))
+        self.run(change.remove_rate_limit(self.keys))
 
     def remove_deduplication_key(self, deduplication_id: str) -> int:
         return int(self.run(removal.remove_deduplication_key(self.keys, deduplication_id)))
 
     def trim_events(self, length: int) -> int:
-        return self.run(limits.trim_events(self.keys, length))
+        return self.run(change.trim_events(self.keys, length))
 
     # one job
     def remove(self, job_id: str, *, remove_children: bool = True) -> int:
         return int(self.run(removal.remove_job(self.keys, job_id, children=remove_children)))
 
     def promote(self, job_id: str) -> None:
-        self.run(changes.promote_job(self.keys, job_id))
+        self.run(change.promote_job(self.keys, job_id))
 
     def change_delay(self, job_id: str, delay_ms: int) -> None:
-        self.run(changes.change_delay(self.keys, job_id, delay_ms, self.now))
+        self.run(change.change_delay(self.keys, job_id, delay_ms, self.now))
 
     def change_priority(self, job_id: str, **opts: Any) -> None:
         priority, lifo = opts.get("priority", 0), opts.get("lifo", False)
-        self.run(changes.change_priority(self.keys, job_id, priority, lifo=lifo))
+        self.run(change.change_priority(self.keys, job_id, priority, lifo=lifo))
 
     def retry(self, job_id: str, state: str = "failed", **opts: Any) -> None:
-        ended = msgspec.convert(state, changes.Ended)
+        ended = msgspec.convert(state, change.Ended)
         made, starts = opts.get("resetAttemptsMade"), opts.get("resetAttemptsStarted")
-        call = changes.retry_job(
+        call = change.retry_job(
             self.keys, job_id, ended, reset_attempts=bool(made), reset_starts=bool(starts)
         )
         self.run(call)
 
     def update_progress(self, job_id: str, progress: Any) -> None:
-        self.run(changes.update_progress(self.keys, job_id, encode_progress(progress)))
+        self.run(change.update_progress(self.keys, job_id, encode_progress(progress)))
 
     def update_data(self, job_id: str, data: Any) -> None:
-        self.run(changes.update_data(self.keys, job_id, encode_data(data)))
+        self.run(change.update_data(self.keys, job_id, encode_data(data)))
 
     def log(self, job_id: str, row: str, keep: int | None = None) -> int:
         if keep is None:
-            found = self.run(inspection.get_job(self.keys, job_id))
+            found = self.run(read.get_job(self.keys, job_id))
             keep = 0 if found is None else int(found.options.keep_logs or 0)
-        return self.run(changes.add_log(self.keys, job_id, row, keep=keep))
+        return self.run(change.add_log(self.keys, job_id, row, keep=keep))
 
     def clear_logs(self, job_id: str, keep: int | None = None) -> None:
-        self.run(changes.clear_logs(self.keys, job_id, keep=keep or 0))
+        self.run(change.clear_logs(self.keys, job_id, keep=keep or 0))
 
     def remove_child_dependency(self, job_id: str) -> bool:
         return self.run(removal.remove_child_dependency(self.keys, job_id))
@@ -280,34 +273,34 @@ class TaskbullActor(NodeActor):
 
     # looking
     def state(self, job_id: str) -> str:
-        return str(self.run(inspection.get_state(self.keys, job_id)))
+        return str(self.run(read.get_state(self.keys, job_id)))
 
     def jobs(
         self, states: Sequence[str], start: int = 0, end: int = -1, *, asc: bool = False
     ) -> list[str]:
         found: dict[str, None] = {}
         for name in states:
-            steps = inspection.get_jobs(self.keys, _STATES[name], start, end, ascending=asc)
+            steps = read.get_jobs(self.keys, _STATES[name], start, end, ascending=asc)
             found.update((job.id, None) for job in self.go(steps))
         return list(found)
 
     def counts(self, *states: str) -> dict[str, int]:
-        counts = {str(state): n for state, n in self.run(inspection.count_jobs(self.keys)).items()}
+        counts = {str(state): n for state, n in self.run(read.count_jobs(self.keys)).items()}
         wanted = {*states, "paused"} if "waiting" in states else set(states or counts)
         if self._company == 6:  # it has no such state
             wanted.discard("paused")
         return {state: counts[state] for state in counts if state in wanted}
 
     def counts_per_priority(self, priorities: Sequence[int]) -> dict[str, int]:
-        counts = self.run(inspection.count_priorities(self.keys, priorities))
+        counts = self.run(read.count_priorities(self.keys, priorities))
         return {str(priority): count for priority, count in counts.items()}
 
     def logs(self, job_id: str, start: int = 0, end: int = -1, *, asc: bool = True) -> Any:
-        found = self.run(inspection.get_logs(self.keys, job_id, start, end, ascending=asc))
+        found = self.run(read.get_logs(self.keys, job_id, start, end, ascending=asc))
         return {"logs": found.lines, "count": found.count}
 
     def metrics(self, kind: str) -> Any:
-        found = self.run(inspection.get_metrics(self.keys, JobState(kind)))
+        found = self.run(read.get_metrics(self.keys, JobState(kind)))
         meta = {
             "count": found.count,
             "prevTS": found.previous_ms,
@@ -316,4 +309,4 @@ class TaskbullActor(NodeActor):
         return {"meta": meta, "data": found.points, "count": found.point_count}
 
     def dependency_counts(self, job_id: str) -> dict[str, int]:
-        return structs.asdict(self.run(inspection.count_children(self.keys, job_id)))
+        return structs.asdict(self.run(read.count_children(self.keys, job_id)))

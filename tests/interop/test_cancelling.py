@@ -19,7 +19,7 @@ from taskbull.app.app import App
 from taskbull.core.cancelling import Cancelled
 from taskbull.core.states import JobState
 from taskbull.errors import JobCancelled, Snooze
-from taskbull.queue.sync_queue import SyncQueue
+from taskbull.queue.queue import SyncQueue
 from taskbull.worker.running_job import RunningJob
 from tests.interop.actor import Behaviour
 from tests.interop.conftest import MakeActor

@@ -9,7 +9,7 @@ import pytest
 from redis import Redis
 
 from taskbull.core import events
-from taskbull.core.worker_options import WorkerOptions
+from taskbull.core.options import WorkerOptions
 from taskbull.errors import PermanentError
 from taskbull.worker.worker import Worker
 from tests.interop.conftest import MakeActor

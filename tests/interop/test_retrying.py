@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 import pytest
 from redis import Redis
 
-from taskbull.queue.sync_queue import SyncQueue
+from taskbull.queue.queue import SyncQueue
 from tests.interop.actor import Behaviour
 from tests.interop.conftest import MakeActor
 from tests.interop.node_actor import NodeActor

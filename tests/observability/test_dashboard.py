@@ -15,9 +15,9 @@ from anyio import Event, to_thread
 from taskbull.core import events
 from taskbull.core.breaker import CircuitBreaker
 from taskbull.observability.catalogue import ALL
+from taskbull.observability.exporters import OwnMetrics
 from taskbull.observability.http_server import MetricsServer
-from taskbull.observability.metrics_source import OwnMetrics
-from taskbull.worker import sampler
+from taskbull.worker import records
 from tests.observability.scraping import Scrape, scrape
 from tests.worker.bed import WorkerBed, until
 
@@ -44,7 +44,7 @@ def expressions() -> list[str]:
 
 async def real_scrape(bed: WorkerBed, monkeypatch: pytest.MonkeyPatch) -> Scrape:
     """Scrape a worker of which everything can be seen."""
-    monkeypatch.setattr(sampler, "PULSE", 0.02)
+    monkeypatch.setattr(records, "PULSE", 0.02)
     release = Event()
 
     async def handler(job: Any) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from taskbull.observability.formats import JsonFormatter, TextFormatter, set_up_logging
+from taskbull.observability.logs import JsonFormatter, TextFormatter, set_up_logging
 
 
 def record(message: str = "hello", level: int = logging.INFO, **extra: object) -> logging.LogRecord:

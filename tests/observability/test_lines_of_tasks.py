@@ -17,8 +17,7 @@ from taskbull import App, events
 from taskbull.core.job import Job
 from taskbull.core.outcome import Category, Failure, RetryAfter
 from taskbull.observability import JobFilter
-from taskbull.observability.formats import LogFormat, set_up_logging
-from taskbull.observability.logs import LogLines
+from taskbull.observability.logs import LogFormat, LogLines, set_up_logging
 from tests.worker.bed import WorkerBed
 
 log = logging.getLogger("shop.orders")

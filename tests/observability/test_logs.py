@@ -15,8 +15,7 @@ from taskbull.core import events
 from taskbull.core.backoff import Backoff
 from taskbull.core.breaker import CircuitBreaker
 from taskbull.errors import PermanentError, TransientError
-from taskbull.observability.formats import JsonFormatter
-from taskbull.observability.logs import FIRST_PAUSE, LONGEST_PAUSE, LogLines, Repeats
+from taskbull.observability.logs import FIRST_PAUSE, LONGEST_PAUSE, JsonFormatter, LogLines, Repeats
 from tests.servers.proxy import Proxy
 from tests.worker.bed import WorkerBed, echo, until
 

@@ -35,9 +35,9 @@ from taskbull.core.outcome import (
 )
 from taskbull.errors import PermanentError, Snooze, TransientError
 from taskbull.observability.catalogue import ALL
+from taskbull.observability.exporters import OwnMetrics
 from taskbull.observability.http_server import MetricsServer
-from taskbull.observability.metrics_source import OwnMetrics
-from taskbull.worker import sampler
+from taskbull.worker import records
 from taskbull.worker.run import Run, Runs
 from taskbull.worker.worker import Worker
 from tests.observability.scraping import Scrape, get, scrape
@@ -182,8 +182,8 @@ async def test_tasks_are_told_apart_and_the_names_of_others_are_not(bed: WorkerB
 async def test_lengths_and_the_oldest_job_are_sampled_by_one_worker(
     bed: WorkerBed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sampler, "SAMPLING", 0.05)
-    monkeypatch.setattr(sampler, "_TERM", 600)  # A busy machine must not end the turn of `first`.
+    monkeypatch.setattr(records, "SAMPLING", 0.05)
+    monkeypatch.setattr(records, "_TERM", 600)  # A busy machine must not end the turn of `first`.
     first, second = bed.worker(echo, worker_id="first"), bed.worker(echo, worker_id="second")
     await bed.queue.add("later", delay=600)
     await bed.queue.set_global_concurrency(1)
@@ -299,7 +299,7 @@ async def test_a_breaker_shows_its_state(bed: WorkerBed) -> None:
 async def test_a_lost_redis_is_seen_and_only_readiness_ends(
     bed: WorkerBed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sampler, "SAMPLING", 0.1)
+    monkeypatch.setattr(records, "SAMPLING", 0.1)
     release = Event()
 
     async def hold(_: Any) -> None:
@@ -344,7 +344,7 @@ async def test_a_lost_redis_is_seen_and_only_readiness_ends(
 async def test_threads_and_the_lag_of_the_loop_are_measured(
     bed: WorkerBed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sampler, "PULSE", 0.02)
+    monkeypatch.setattr(records, "PULSE", 0.02)
     release = threading.Event()
 
     def hold(_: Any) -> None:
@@ -369,7 +369,7 @@ async def test_threads_and_the_lag_of_the_loop_are_measured(
 async def test_a_loop_that_hangs_is_not_alive(
     bed: WorkerBed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sampler, "PULSE", 0.02)
+    monkeypatch.setattr(records, "PULSE", 0.02)
     seen: list[tuple[int, str]] = []
     urls: list[str] = []
 
@@ -461,7 +461,7 @@ def sets(admin: redis.Redis) -> int:
 async def test_two_workers_of_a_process_do_not_disturb_each_other(
     bed: WorkerBed, reader: InMemoryMetricReader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sampler, "SAMPLING", 0.02)
+    monkeypatch.setattr(records, "SAMPLING", 0.02)
     async with bed.worker(echo, worker_id="first").running():
         await until(lambda: "bullmq_queue_length" in collected(reader))
         asked = sets(bed.admin)
@@ -506,7 +506,7 @@ def test_only_jobs_that_were_started_are_running() -> None:
 async def test_a_job_that_runs_for_long_has_its_wait_counted_before_it_ends(
     bed: WorkerBed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sampler, "PULSE", 0.02)
+    monkeypatch.setattr(records, "PULSE", 0.02)
     release = Event()
 
     async def hold(_: Any) -> None:

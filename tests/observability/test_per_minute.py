@@ -9,7 +9,7 @@ import pytest
 import redis
 
 from taskbull.core import events
-from taskbull.core.worker_options import WorkerOptions
+from taskbull.core.options import WorkerOptions
 from taskbull.errors import ConfigurationError, PermanentError
 from tests.interop.node import Node, Version
 from tests.servers.kinds import Reachable

@@ -23,7 +23,7 @@ from opentelemetry.sdk.trace.sampling import (
 )
 
 from taskbull.core import events
-from taskbull.observability.sampling import drops_of
+from taskbull.observability.tracing import drops_of
 from tests.worker.bed import WorkerBed
 
 TRACE, SPAN = "1" * 32, "2" * 16

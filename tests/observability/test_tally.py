@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from taskbull.observability import catalogue
+from taskbull.observability.exporters import Report, Reports
 from taskbull.observability.health import Health
-from taskbull.observability.multiprocess import Report, Reports
 from taskbull.observability.tally import Distribution, Snapshot, Tally, merge
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from taskbull.core import events
+from taskbull.observability.exporters import OwnMetrics
 from taskbull.observability.http_server import MetricsServer
-from taskbull.observability.metrics_source import OwnMetrics
 from tests.observability.test_metrics import scraped, shown
 from tests.pool.conftest import PoolBed
 

@@ -24,22 +24,39 @@ from taskbull.errors import (
     ServerRefused,
     TaskbullError,
 )
-from taskbull.worker.pool.call import PoolCall, Seat, check_size
-from taskbull.worker.pool.fates import error_of, fate_of, outcome_of, told_by
-from taskbull.worker.pool.faults import pack_fault, unpack_fault
-from taskbull.worker.pool.frames import MOST, BadFrame, FrameReader, frame
 from taskbull.worker.pool.messages import (
+    MOST,
+    BadFrame,
+    FrameReader,
     Order,
     Raised,
     Ready,
     Standing,
     encode,
+    frame,
+    pack_fault,
     read_in_process,
     read_in_worker,
+    unpack_fault,
 )
-from taskbull.worker.pool.output import LINE_LIMIT, MOST_PER_SECOND, STDOUT, Outputs, Printed
-from taskbull.worker.pool.process import Death
-from taskbull.worker.pool.roster import Roster
+from taskbull.worker.pool.pool import Roster
+from taskbull.worker.pool.process import (
+    LINE_LIMIT,
+    MOST_PER_SECOND,
+    STDOUT,
+    Death,
+    Outputs,
+    Printed,
+)
+from taskbull.worker.pool.results import (
+    PoolCall,
+    Seat,
+    check_size,
+    error_of,
+    fate_of,
+    outcome_of,
+    told_by,
+)
 from taskbull.worker.run import Run
 from taskbull.worker.running_job import RunningJob, Workplace
 

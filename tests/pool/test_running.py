@@ -14,7 +14,7 @@ from taskbull.core.job import Job
 from taskbull.core.outcome import Category, LimitQueue, RetryAfter, SnoozeFor, Verdict
 from taskbull.core.states import JobState
 from taskbull.errors import JobFailed, RaisedInProcess
-from taskbull.observability.job_filter import JobFilter
+from taskbull.observability.logs import JobFilter
 from tests.pool.conftest import PoolBed
 from tests.selection import in_full
 

@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from taskbull.queue.queue import Queue
-from taskbull.queue.sync_queue import SyncQueue
+from taskbull.queue.queue import Queue, SyncQueue
 from tests.servers.kinds import Reachable
 
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from taskbull import Every, Server, SyncServer
-from taskbull.queue.board_operations import MOST_OPERATIONS, OperationRecord
-from taskbull.queue.sync_queue import SyncQueue
+from taskbull.monitor.audit import MOST_OPERATIONS, OperationRecord
+from taskbull.queue.queue import SyncQueue
 from tests.queue.test_server import Both
 from tests.servers.cluster import Cluster
 from tests.servers.kinds import Reachable

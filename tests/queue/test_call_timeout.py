@@ -13,8 +13,7 @@ from taskbull import App, ConfigurationError, ConnectionLost, Every, JobFailed, 
 from taskbull.core.job import NewJob
 from taskbull.core.keys import QueueKeys
 from taskbull.core.states import JobState
-from taskbull.queue.queue import Queue
-from taskbull.queue.sync_queue import SyncQueue
+from taskbull.queue.queue import Queue, SyncQueue
 from taskbull.store.server_process import ServerProcess
 from tests.servers.cluster import Cluster
 from tests.servers.kinds import PrivateServers

@@ -13,7 +13,7 @@ import pytest
 from taskbull import App, SyncQueue
 from taskbull.core.flow import Children
 from taskbull.core.states import JobState
-from taskbull.core.wire.copy import JobCopy, read_copy, write_copy
+from taskbull.core.wire.new_job import JobCopy, read_copy, write_copy
 from taskbull.errors import (
     ConfigurationError,
     ConnectionLost,

@@ -6,7 +6,7 @@ from collections.abc import Generator
 
 import pytest
 
-from taskbull.queue.driver import Driver
+from taskbull.queue.stores import Driver
 
 
 def asking(times: int) -> Generator[str, int, int]:

@@ -14,8 +14,7 @@ from anyio import create_task_group, fail_after, to_thread
 
 from taskbull.core.wire.events import QueueEvent
 from taskbull.errors import ConfigurationError
-from taskbull.queue.queue import Queue
-from taskbull.queue.sync_queue import SyncQueue
+from taskbull.queue.queue import Queue, SyncQueue
 from taskbull.store.address import parse
 from tests.servers.kinds import Reachable
 from tests.servers.proxy import Proxy

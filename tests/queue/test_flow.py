@@ -12,7 +12,7 @@ from taskbull.core.states import JobState
 from taskbull.core.wire.flow import decode_policy, encode_order
 from taskbull.errors import ConfigurationError
 from taskbull.queue.job_tree import JobTree
-from taskbull.queue.sync_queue import SyncQueue
+from taskbull.queue.queue import SyncQueue
 from tests.queue.conftest import Both
 from tests.servers.kinds import Reachable
 

@@ -9,11 +9,10 @@ from typing import Any
 import pytest
 
 from taskbull import Queue, Server
-from taskbull.core.queue_facts import read_note
+from taskbull.core.queue_health import read_note
 from taskbull.errors import ConfigurationError, JobNotFound
-from taskbull.queue.failures import alike_of
-from taskbull.queue.groups import GroupStep
-from taskbull.scripts.failures import FailedJob
+from taskbull.queue.failures import GroupStep, alike_of
+from taskbull.scripts.browse import FailedJob
 from tests.queue.conftest import Both
 from tests.queue.test_server import fail
 from tests.servers.kinds import Reachable

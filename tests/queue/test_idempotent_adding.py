@@ -15,8 +15,7 @@ from msgspec.structs import replace
 
 from taskbull.core.keys import QueueKeys
 from taskbull.errors import EnqueueError
-from taskbull.queue.queue import Queue
-from taskbull.queue.sync_queue import SyncQueue
+from taskbull.queue.queue import Queue, SyncQueue
 from taskbull.store.address import parse
 from tests.servers.kinds import Reachable
 from tests.servers.proxy import Proxy

@@ -11,13 +11,13 @@ import pytest
 
 from taskbull import Server, SyncServer
 from taskbull.core.fingerprint import Alike
-from taskbull.core.record import WorkerRecord
 from taskbull.core.search import read_terms
 from taskbull.core.states import JobState
+from taskbull.core.worker_record import WorkerRecord
 from taskbull.errors import ConfigurationError, JobNotFound, ServerRefused
-from taskbull.queue.sync_queue import SyncQueue
+from taskbull.queue.queue import SyncQueue
 from taskbull.scripts import records
-from taskbull.scripts.peeking import START
+from taskbull.scripts.browse import START
 from tests.queue.test_server import Both, fail
 from tests.servers.cluster import Cluster
 from tests.servers.kinds import REDIS_6, Reachable

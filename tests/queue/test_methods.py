@@ -8,16 +8,13 @@ from typing import Any
 
 import pytest
 
-from taskbull.queue.bulk_operations import BulkOperations
+from taskbull.monitor.inspect import ServerOperations
+from taskbull.monitor.server import Server, SyncServer
 from taskbull.queue.copies import CopyOperations
 from taskbull.queue.methods import Method
-from taskbull.queue.operations import Operations, QueueOperations
-from taskbull.queue.queue import Queue
+from taskbull.queue.operations import BulkOperations, Operations, QueueOperations
+from taskbull.queue.queue import Queue, SyncQueue
 from taskbull.queue.schedules import ScheduleOperations
-from taskbull.queue.server import Server
-from taskbull.queue.server_operations import ServerOperations
-from taskbull.queue.sync_queue import SyncQueue
-from taskbull.queue.sync_server import SyncServer
 
 OPERATIONS = sorted(
     name

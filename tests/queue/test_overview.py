@@ -9,8 +9,8 @@ import pytest
 
 from taskbull import SyncQueue, SyncServer
 from taskbull.core.keys import QueueKeys
-from taskbull.queue.overview import Overview, all_trouble
-from taskbull.queue.queue_search import SearchPlace
+from taskbull.monitor.overview import Overview, all_trouble
+from taskbull.monitor.search import SearchPlace
 from taskbull.store.address import Endpoint
 from tests.dashboard.seeding import fail
 from tests.servers.kinds import VALKEY_9, Reachable, SharedServers

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from taskbull.core.backoff import Backoff
-from taskbull.core.options import Dedup
-from taskbull.core.retention import Keep
+from taskbull.core.options import Dedup, Keep
 from taskbull.core.states import JobState
 from taskbull.errors import (
     ConfigurationError,
@@ -18,8 +17,7 @@ from taskbull.errors import (
     SerializationError,
     WrongState,
 )
-from taskbull.queue.queue import Queue
-from taskbull.queue.sync_queue import SyncQueue
+from taskbull.queue.queue import Queue, SyncQueue
 from tests.queue.conftest import Both, signatures
 
 

@@ -14,8 +14,7 @@ from taskbull.core.keys import QueueKeys
 from taskbull.core.outcome import Complete, GiveBack, Written
 from taskbull.core.wire.new_job import encode_job
 from taskbull.errors import ServerRefused
-from taskbull.queue.queue import Queue
-from taskbull.queue.sync_queue import SyncQueue
+from taskbull.queue.queue import Queue, SyncQueue
 from taskbull.scripts.add import CallSequence, add_jobs
 from taskbull.scripts.cycle import Taking, cycle, pack_outcome
 from taskbull.store.address import parse

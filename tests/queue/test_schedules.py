@@ -10,9 +10,9 @@ import pytest
 from taskbull import App, Cron, Every
 from taskbull.core.job import NewJob
 from taskbull.core.options import JobOptions
-from taskbull.core.rules import Rule
+from taskbull.core.schedule import Rule
 from taskbull.errors import ConfigurationError, ConnectionLost, ScheduleNotFound
-from taskbull.queue.sync_queue import SyncQueue
+from taskbull.queue.queue import SyncQueue
 from taskbull.store.address import parse
 from tests.queue.conftest import Both
 from tests.servers.kinds import Reachable

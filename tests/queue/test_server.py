@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from taskbull import App, JobState, Server, SyncServer
-from taskbull.core.durations import instant_from_ms
 from taskbull.core.keys import QueueKeys
+from taskbull.core.validation import instant_from_ms
 from taskbull.errors import ConfigurationError, ConnectionLost, JobNotFound, ServerRefused
 from taskbull.queue.failures import FailureGroup, group_failures
-from taskbull.queue.sync_queue import SyncQueue
-from taskbull.scripts.failures import FailedJob
+from taskbull.queue.queue import SyncQueue
+from taskbull.scripts.browse import FailedJob
 from taskbull.scripts.servers import list_clients
 from taskbull.store.address import parse
 from tests.queue.conftest import signatures

@@ -25,8 +25,8 @@ from taskbull.core.outcome import (
 )
 from taskbull.core.wire.job import decode_job
 from taskbull.errors import JobNotFound
-from taskbull.scripts import changes, removal
-from taskbull.scripts.cancelling import (
+from taskbull.scripts import change, removal
+from taskbull.scripts.change import (
     CancelAnswer,
     StopRequest,
     cancel,
@@ -36,8 +36,15 @@ from taskbull.scripts.cancelling import (
     read_requests,
     requests_key,
 )
-from taskbull.scripts.cycle import Cycled, Taking, cycle, pack_outcome
-from taskbull.scripts.locks import Extended, extend_locks, sweep_piece
+from taskbull.scripts.cycle import (
+    Cycled,
+    Extended,
+    Taking,
+    cycle,
+    extend_locks,
+    pack_outcome,
+    sweep_piece,
+)
 from taskbull.store import address
 from taskbull.store.sync_store import SyncStore
 from tests.scripts.bed import NOW, Bed, without
@@ -423,9 +430,9 @@ def test_a_retry_forgets_that_a_job_was_cancelled(bed: Bed, place: Any, all_of_t
     bed.job("other", place, score=NOW + 9, defa="job stalled more than allowable limit")
     for job_id in ("it", "other"):
         if not all_of_them:
-            bed.run(changes.retry_job(bed.queue, job_id, place))
+            bed.run(change.retry_job(bed.queue, job_id, place))
     if all_of_them:
-        bed.go(changes.retry_jobs(bed.queue, NOW + 9, place))
+        bed.go(change.retry_jobs(bed.queue, NOW + 9, place))
     assert ended(bed, "it") == {}
     assert "tbnx" not in bed.state()["it"]
     assert ended(bed, "other") == {"defa": "job stalled more than allowable limit"}
@@ -435,9 +442,9 @@ def test_a_retry_forgets_that_a_job_was_cancelled(bed: Bed, place: Any, all_of_t
 def test_a_retry_lifts_the_expiry(bed: Bed, all_of_them: bool) -> None:
     bed.job("it", "failed", opts='{"attempts":1,"expires":5000}')
     if all_of_them:
-        bed.go(changes.retry_jobs(bed.queue, NOW))
+        bed.go(change.retry_jobs(bed.queue, NOW))
     else:
-        bed.run(changes.retry_job(bed.queue, "it"))
+        bed.run(change.retry_job(bed.queue, "it"))
     [job] = bed.run(cycle(bed.queue, NOW, [], 1, OURS, TAKING)).jobs
     assert (job.options.expires_ms, job.expiry_lifted, job.expires_ms) == (5000, True, None)
 

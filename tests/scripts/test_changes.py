@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from taskbull.errors import JobNotFound, LockLost, TaskbullError, WrongState
-from taskbull.scripts import changes
+from taskbull.scripts import change
 from taskbull.scripts.call import Request
 from tests.scripts.bed import DUE, NOW, Bed, without
 
@@ -37,7 +37,7 @@ def refused(bed: Bed, request: Request[Any], error: type[TaskbullError], code: i
 def test_a_delayed_job_is_promoted(bed: Bed) -> None:
     bed.job("1", "delayed", delay=5_000)
     before = bed.state()
-    bed.run(changes.promote_job(bed.queue, "1"))
+    bed.run(change.promote_job(bed.queue, "1"))
     assert bed.state() == {
         **without(before, "delayed"),
         "1": {**before["1"], "delay": "0"},
@@ -50,7 +50,7 @@ def test_a_delayed_job_is_promoted(bed: Bed) -> None:
 def test_a_prioritized_job_is_promoted_to_the_back_of_its_class(bed: Bed) -> None:
     bed.job("1", "delayed", priority=3)
     bed.admin.set(bed.queue.priority_counter, 7)
-    bed.run(changes.promote_job(bed.queue, "1"))
+    bed.run(change.promote_job(bed.queue, "1"))
     state = bed.state()
     assert state["prioritized"] == {"1": 3 * STEP + 8}
     assert state["marker"] == {"0": 0}
@@ -59,7 +59,7 @@ def test_a_prioritized_job_is_promoted_to_the_back_of_its_class(bed: Bed) -> Non
 def test_a_job_of_a_paused_queue_is_promoted_to_where_it_is_parked(bed: Bed) -> None:
     bed.job("1", "delayed")
     bed.hset("meta", {"paused": 1})
-    bed.run(changes.promote_job(bed.queue, "1"))
+    bed.run(change.promote_job(bed.queue, "1"))
     state = bed.state()
     assert state["paused"] == ["1"]
     assert "marker" not in state
@@ -67,13 +67,13 @@ def test_a_job_of_a_paused_queue_is_promoted_to_where_it_is_parked(bed: Bed) -> 
 
 def test_only_a_delayed_job_is_promoted(bed: Bed) -> None:
     bed.job("1")
-    refused(bed, changes.promote_job(bed.queue, "1"), WrongState, -3)
+    refused(bed, change.promote_job(bed.queue, "1"), WrongState, -3)
 
 
 def test_an_id_without_a_job_is_not_promoted_but_dropped(bed: Bed) -> None:
     bed.put("ghost", "delayed")
     with pytest.raises(JobNotFound):
-        bed.run(changes.promote_job(bed.queue, "ghost"))
+        bed.run(change.promote_job(bed.queue, "ghost"))
     assert bed.state() == {}
 
 
@@ -83,7 +83,7 @@ def test_all_delayed_jobs_are_promoted(bed: Bed, piece: int) -> None:
         bed.job(str(n), "delayed", score=NOW - n, delay=5, priority=n)
     bed.put("ghost", "delayed")
     before = bed.state()
-    assert bed.go(changes.promote_jobs(bed.queue, piece=piece)) == 7
+    assert bed.go(change.promote_jobs(bed.queue, piece=piece)) == 7
     assert bed.state() == {
         **without(before, "delayed"),
         "wait": ["0", "1", "2", "3", "4", "5", "6"],
@@ -102,7 +102,7 @@ def test_promoting_ends_although_others_go_on_adding(bed: Bed) -> None:
         for job_id in itertools.islice(names, 3):
             bed.job(job_id, "delayed", score=NOW + 1)
 
-    assert bed.go(changes.promote_jobs(bed.queue, piece=2), others) == 10
+    assert bed.go(change.promote_jobs(bed.queue, piece=2), others) == 10
 
 
 @pytest.mark.parametrize("operation", ["promote", "retry"])
@@ -111,9 +111,9 @@ def test_the_events_of_many_jobs_are_trimmed(bed: Bed, operation: str) -> None:
         bed.job(str(n), "delayed" if operation == "promote" else "failed")
     bed.hset("meta", {"opts.maxLenEvents": 50})
     if operation == "promote":
-        bed.go(changes.promote_jobs(bed.queue))
+        bed.go(change.promote_jobs(bed.queue))
     else:
-        bed.go(changes.retry_jobs(bed.queue, NOW))
+        bed.go(change.retry_jobs(bed.queue, NOW))
     assert 50 <= len(bed.events()) < 300
 
 
@@ -124,7 +124,7 @@ def test_a_delay_is_changed(bed: Bed) -> None:
     bed.job("1", "delayed", score=DUE * 4096)
     bed.job("2", "delayed", score=(NOW + 7_000) * 4096)
     before = bed.state()
-    bed.run(changes.change_delay(bed.queue, "1", 7_000, NOW))
+    bed.run(change.change_delay(bed.queue, "1", 7_000, NOW))
     due = NOW + 7_000
     assert bed.state() == {
         **before,
@@ -138,7 +138,7 @@ def test_a_delay_is_changed(bed: Bed) -> None:
 
 def test_only_the_delay_of_a_delayed_job_is_changed(bed: Bed) -> None:
     bed.job("1")
-    refused(bed, changes.change_delay(bed.queue, "1", 1, NOW), WrongState, -3)
+    refused(bed, change.change_delay(bed.queue, "1", 1, NOW), WrongState, -3)
 
 
 # postponing
@@ -150,7 +150,7 @@ def test_a_job_that_waits_is_postponed(bed: Bed, into: str) -> None:
     bed.job("2", into)
     bed.job("3", "delayed", score=DUE * 4096)
     before = bed.state()
-    bed.run(changes.postpone_job(bed.queue, "1", DUE, NOW))
+    bed.run(change.postpone_job(bed.queue, "1", DUE, NOW))
     left = {"2": before[into]["2"]} if into == "prioritized" else ["2"]
     assert bed.state() == {
         **before,
@@ -166,14 +166,14 @@ def test_a_job_that_waits_is_postponed(bed: Bed, into: str) -> None:
 @pytest.mark.parametrize("into", ["active", "delayed", "completed", "failed", "waiting-children"])
 def test_only_a_job_that_waits_is_postponed(bed: Bed, into: str) -> None:
     bed.job("1", into)
-    refused(bed, changes.postpone_job(bed.queue, "1", DUE, NOW), WrongState, -3)
+    refused(bed, change.postpone_job(bed.queue, "1", DUE, NOW), WrongState, -3)
 
 
 def test_what_was_promoted_and_postponed_is_as_it_was(bed: Bed) -> None:
     bed.job("1", "delayed", score=DUE * 4096, delay=DUE - NOW, priority=3)
     before = bed.state()
-    bed.run(changes.promote_job(bed.queue, "1"))
-    bed.run(changes.postpone_job(bed.queue, "1", DUE, NOW))
+    bed.run(change.promote_job(bed.queue, "1"))
+    bed.run(change.postpone_job(bed.queue, "1", DUE, NOW))
     assert {key: bed.state()[key] for key in before} == before
 
 
@@ -193,7 +193,7 @@ def test_a_job_that_waits_gets_its_new_place(
     bed.job("1", into, priority=2)
     bed.job("last")
     before = bed.state()
-    bed.run(changes.change_priority(bed.queue, "1", priority, lifo=lifo))
+    bed.run(change.change_priority(bed.queue, "1", priority, lifo=lifo))
     after = without(bed.state(), "meta", "marker")
     jobs = {"1": {**before["1"], "priority": str(priority)}, "last": before["last"]}
     assert after == {**jobs, **place}
@@ -203,7 +203,7 @@ def test_a_job_that_waits_gets_its_new_place(
 def test_a_job_elsewhere_only_gets_its_priority(bed: Bed, into: str) -> None:
     bed.job("1", into)
     before = bed.state()
-    bed.run(changes.change_priority(bed.queue, "1", 6))
+    bed.run(change.change_priority(bed.queue, "1", 6))
     assert bed.state() == {**before, "1": {**before["1"], "priority": "6"}}
 
 
@@ -213,12 +213,12 @@ def test_a_job_elsewhere_only_gets_its_priority(bed: Bed, into: str) -> None:
 @pytest.mark.parametrize(
     ("state", "outcome"), [("failed", "failedReason"), ("completed", "returnvalue")]
 )
-def test_a_job_that_has_ended_runs_once_more(bed: Bed, state: changes.Ended, outcome: str) -> None:
+def test_a_job_that_has_ended_runs_once_more(bed: Bed, state: change.Ended, outcome: str) -> None:
     kept = {"atm": "1", "ats": "1", "stacktrace": "[]"}
     bed.job("1", state, finishedOn=NOW, processedOn=NOW, **{outcome: "x"}, **kept)
     bed.job("2")
     before = bed.state()
-    bed.run(changes.retry_job(bed.queue, "1", state))
+    bed.run(change.retry_job(bed.queue, "1", state))
     assert bed.state() == {
         **without(before, state),
         "1": without(before["1"], "finishedOn", "processedOn", outcome),
@@ -235,7 +235,7 @@ def test_a_job_goes_back_to_where_it_belongs(bed: Bed) -> None:
     bed.job("odd", "failed", opts="[", priority="x")
     bed.job("1")
     for job_id in ("urgent", "next", "odd"):
-        bed.run(changes.retry_job(bed.queue, job_id))
+        bed.run(change.retry_job(bed.queue, job_id))
     state = bed.state()
     assert state["prioritized"] == {"urgent": 3 * STEP + 1}
     assert state["wait"] == ["odd", "1", "next"]
@@ -243,16 +243,16 @@ def test_a_job_goes_back_to_where_it_belongs(bed: Bed) -> None:
 
 def test_attempts_are_forgotten_if_asked(bed: Bed) -> None:
     bed.job("1", "failed", atm=3, ats=4)
-    bed.run(changes.retry_job(bed.queue, "1", reset_attempts=True, reset_starts=True))
+    bed.run(change.retry_job(bed.queue, "1", reset_attempts=True, reset_starts=True))
     assert not {"atm", "ats"} & bed.state()["1"].keys()
 
 
 def test_only_a_job_in_that_state_is_retried(bed: Bed) -> None:
     bed.job("1", "completed")
-    refused(bed, changes.retry_job(bed.queue, "1", "failed"), WrongState, -3)
+    refused(bed, change.retry_job(bed.queue, "1", "failed"), WrongState, -3)
 
 
-ENDS: dict[str, tuple[changes.Ended, str, Callable[[Bed, str, str], Any]]] = {
+ENDS: dict[str, tuple[change.Ended, str, Callable[[Bed, str, str], Any]]] = {
     "done": ("completed", "processed", lambda bed, key, child: bed.admin.hset(key, child, "1")),
     "ignored": ("failed", "failed", lambda bed, key, child: bed.admin.hset(key, child, "why")),
     "fatal": ("failed", "unsuccessful", lambda bed, key, child: bed.admin.zadd(key, {child: 1})),
@@ -270,9 +270,9 @@ def test_the_parent_of_a_retried_child_waits_for_it_again(
     bed.admin.delete(bed.queue.dependencies("top"))
     note(bed, f"{bed.queue.job('top')}:{part}", bed.queue.job("1"))
     if all_of_them:
-        bed.go(changes.retry_jobs(bed.queue, NOW, state))
+        bed.go(change.retry_jobs(bed.queue, NOW, state))
     else:
-        bed.run(changes.retry_job(bed.queue, "1", state))
+        bed.run(change.retry_job(bed.queue, "1", state))
     after = bed.state()
     assert after["top:dependencies"] == {bed.queue.job("1")}
     assert f"top:{part}" not in after
@@ -285,9 +285,9 @@ def test_a_parent_that_did_not_note_the_end_stays_as_it_is(bed: Bed, all_of_them
     bed.admin.set(f"{bed.queue.job('top')}:unsuccessful", "of another type")
     before = bed.state()
     if all_of_them:
-        bed.go(changes.retry_jobs(bed.queue, NOW))
+        bed.go(change.retry_jobs(bed.queue, NOW))
     else:
-        bed.run(changes.retry_job(bed.queue, "1"))
+        bed.run(change.retry_job(bed.queue, "1"))
     after = bed.state()
     for name in ("top", "top:dependencies", "top:unsuccessful"):
         assert after[name] == before[name]
@@ -299,7 +299,7 @@ def test_all_jobs_that_ended_by_then_are_retried(bed: Bed, piece: int) -> None:
         bed.job(str(n), "failed", score=NOW - n, failedReason="x", finishedOn=NOW, priority=n)
     bed.job("later", "failed", score=NOW + 1)
     bed.put("ghost", "failed", score=1)
-    assert bed.go(changes.retry_jobs(bed.queue, NOW, piece=piece)) == 7
+    assert bed.go(change.retry_jobs(bed.queue, NOW, piece=piece)) == 7
     after = bed.state()
     assert after["wait"] == ["0", "1", "2", "3", "4", "5", "6"]
     assert after["failed"] == {"later": NOW + 1}
@@ -317,7 +317,7 @@ def test_a_running_job_waits_for_its_children(bed: Bed) -> None:
     bed.admin.sadd(bed.queue.stalled, "top")
     bed.child("1", "top")
     before = bed.state()
-    assert bed.run(changes.move_to_waiting_children(bed.queue, "top", "token", NOW))
+    assert bed.run(change.move_to_waiting_children(bed.queue, "top", "token", NOW))
     assert bed.state() == {
         **without(before, "active", "top:lock", "stalled"),
         "waiting-children": {"top": NOW},
@@ -333,7 +333,7 @@ def test_a_job_without_pending_children_goes_on(bed: Bed, child: str) -> None:
     if child:
         bed.child("1", "top")
     before = bed.state()
-    move = changes.move_to_waiting_children
+    move = change.move_to_waiting_children
     assert not bed.run(move(bed.queue, "top", "token", NOW, child_key=child))
     assert bed.state() == before
 
@@ -341,7 +341,7 @@ def test_a_job_without_pending_children_goes_on(bed: Bed, child: str) -> None:
 def test_a_job_that_is_not_ours_cannot_wait(bed: Bed) -> None:
     bed.job("top", "active")
     bed.child("1", "top")
-    move = changes.move_to_waiting_children
+    move = change.move_to_waiting_children
     refused(bed, move(bed.queue, "top", "mine", NOW), LockLost)
     bed.lock("top", "another's")
     refused(bed, move(bed.queue, "top", "mine", NOW), LockLost)
@@ -358,7 +358,7 @@ def test_a_job_that_is_not_ours_cannot_wait(bed: Bed) -> None:
 def test_progress_is_noted_and_told(bed: Bed) -> None:
     bed.job("1")
     before = bed.state()
-    bed.run(changes.update_progress(bed.queue, "1", b'{"at":50}'))
+    bed.run(change.update_progress(bed.queue, "1", b'{"at":50}'))
     assert bed.state() == {
         **before,
         "1": {**before["1"], "progress": '{"at":50}'},
@@ -371,37 +371,37 @@ def test_events_are_trimmed_as_the_queue_says(bed: Bed) -> None:
     bed.job("1")
     bed.hset("meta", {"opts.maxLenEvents": 1})
     for n in range(250):
-        bed.run(changes.update_progress(bed.queue, "1", b"%d" % n))
+        bed.run(change.update_progress(bed.queue, "1", b"%d" % n))
     assert len(bed.events()) < 150
 
 
 def test_data_is_replaced(bed: Bed) -> None:
     bed.job("1")
     before = bed.state()
-    bed.run(changes.update_data(bed.queue, "1", b"[1]"))
+    bed.run(change.update_data(bed.queue, "1", b"[1]"))
     assert bed.state() == {**before, "1": {**before["1"], "data": "[1]"}}
 
 
 def test_lines_are_logged_and_the_last_ones_kept(bed: Bed) -> None:
     bed.job("1")
     lines = ["one", "two ž", "three\n"]
-    assert [bed.run(changes.add_log(bed.queue, "1", line, keep=0)) for line in lines] == [1, 2, 3]
-    assert bed.run(changes.add_log(bed.queue, "1", "four", keep=2)) == 2
+    assert [bed.run(change.add_log(bed.queue, "1", line, keep=0)) for line in lines] == [1, 2, 3]
+    assert bed.run(change.add_log(bed.queue, "1", "four", keep=2)) == 2
     assert bed.state()["1:logs"] == ["three\n", "four"]
-    bed.run(changes.clear_logs(bed.queue, "1", keep=1))
+    bed.run(change.clear_logs(bed.queue, "1", keep=1))
     assert bed.state()["1:logs"] == ["four"]
-    bed.run(changes.clear_logs(bed.queue, "1"))
+    bed.run(change.clear_logs(bed.queue, "1"))
     assert "1:logs" not in bed.state()
 
 
 MISSING: dict[str, Callable[[Bed], Request[Any]]] = {
-    "change_delay": lambda bed: changes.change_delay(bed.queue, "x", 1, NOW),
-    "postpone_job": lambda bed: changes.postpone_job(bed.queue, "x", DUE, NOW),
-    "change_priority": lambda bed: changes.change_priority(bed.queue, "x", 1),
-    "retry_job": lambda bed: changes.retry_job(bed.queue, "x"),
-    "update_progress": lambda bed: changes.update_progress(bed.queue, "x", b"1"),
-    "update_data": lambda bed: changes.update_data(bed.queue, "x", b"1"),
-    "add_log": lambda bed: changes.add_log(bed.queue, "x", "line", keep=1),
+    "change_delay": lambda bed: change.change_delay(bed.queue, "x", 1, NOW),
+    "postpone_job": lambda bed: change.postpone_job(bed.queue, "x", DUE, NOW),
+    "change_priority": lambda bed: change.change_priority(bed.queue, "x", 1),
+    "retry_job": lambda bed: change.retry_job(bed.queue, "x"),
+    "update_progress": lambda bed: change.update_progress(bed.queue, "x", b"1"),
+    "update_data": lambda bed: change.update_data(bed.queue, "x", b"1"),
+    "add_log": lambda bed: change.add_log(bed.queue, "x", "line", keep=1),
 }
 
 

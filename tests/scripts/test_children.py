@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from taskbull.core.wire.flow import encode_order
-from taskbull.scripts.children import get_results
+from taskbull.scripts.read import get_results
 from tests.scripts.bed import Bed
 
 MANY = 1_000

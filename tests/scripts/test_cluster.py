@@ -11,7 +11,7 @@ from taskbull.core.cancelling import Cancelled
 from taskbull.core.keys import QueueKeys
 from taskbull.core.states import JobState
 from taskbull.queue.job_tree import get_tree
-from taskbull.scripts import cancelling, changes, inspection, limits, locks, removal
+from taskbull.scripts import change, cycle, read, removal
 from taskbull.scripts.call import Command, Request, Steps
 from taskbull.scripts.flow import undo_flows
 from taskbull.store import address
@@ -69,33 +69,33 @@ def seed(store: SyncStore) -> None:
 
 def operations() -> list[Steps[Any] | Request[Any]]:
     return [
-        locks.extend_locks(QUEUE, [("a", "token"), ("b", "token")], 60_000),
-        inspection.count_jobs(QUEUE),
-        inspection.count_priorities(QUEUE, [0, 1]),
-        inspection.count_children(QUEUE, "top"),
-        *(inspection.get_jobs(QUEUE, state) for state in JobState if state != "unknown"),
+        cycle.extend_locks(QUEUE, [("a", "token"), ("b", "token")], 60_000),
+        read.count_jobs(QUEUE),
+        read.count_priorities(QUEUE, [0, 1]),
+        read.count_children(QUEUE, "top"),
+        *(read.get_jobs(QUEUE, state) for state in JobState if state != "unknown"),
         get_tree(QUEUE, "top", 5, 100),
-        inspection.get_state(QUEUE, "w"),
-        inspection.get_ending(QUEUE, "f"),
-        inspection.get_logs(QUEUE, "f"),
-        inspection.get_metrics(QUEUE, JobState.FAILED),
-        limits.rate_limit_ttl(QUEUE),
-        limits.is_maxed(QUEUE),
-        locks.sweep_stalled(QUEUE, NOW, interval_ms=1_000, max_stalls=0),
-        limits.pause(QUEUE),
-        limits.resume(QUEUE),
-        changes.update_progress(QUEUE, "a", b"1"),
-        changes.update_data(QUEUE, "a", b"1"),
-        changes.add_log(QUEUE, "a", "line", keep=1),
-        changes.promote_job(QUEUE, "d"),
-        changes.postpone_job(QUEUE, "d", NOW + 5, NOW),
-        changes.promote_job(QUEUE, "d"),
-        changes.change_delay(QUEUE, "d2", 5, NOW),
-        changes.change_priority(QUEUE, "d", 3),
-        changes.promote_jobs(QUEUE),
-        changes.retry_job(QUEUE, "f"),
-        changes.retry_jobs(QUEUE, NOW),
-        changes.move_to_waiting_children(QUEUE, "a", "token", NOW),
+        read.get_state(QUEUE, "w"),
+        read.get_ending(QUEUE, "f"),
+        read.get_logs(QUEUE, "f"),
+        read.get_metrics(QUEUE, JobState.FAILED),
+        change.rate_limit_ttl(QUEUE),
+        change.is_maxed(QUEUE),
+        cycle.sweep_stalled(QUEUE, NOW, interval_ms=1_000, max_stalls=0),
+        change.pause(QUEUE),
+        change.resume(QUEUE),
+        change.update_progress(QUEUE, "a", b"1"),
+        change.update_data(QUEUE, "a", b"1"),
+        change.add_log(QUEUE, "a", "line", keep=1),
+        change.promote_job(QUEUE, "d"),
+        change.postpone_job(QUEUE, "d", NOW + 5, NOW),
+        change.promote_job(QUEUE, "d"),
+        change.change_delay(QUEUE, "d2", 5, NOW),
+        change.change_priority(QUEUE, "d", 3),
+        change.promote_jobs(QUEUE),
+        change.retry_job(QUEUE, "f"),
+        change.retry_jobs(QUEUE, NOW),
+        change.move_to_waiting_children(QUEUE, "a", "token", NOW),
         removal.remove_child_dependency(QUEUE, "w"),
         removal.remove_unprocessed_children(QUEUE, "a"),
         removal.remove_job(QUEUE, "w"),
@@ -128,7 +128,7 @@ def test_children_in_other_slots_hold_up_nothing(store: SyncStore) -> None:  # S
     roots = [QUEUE.job("mixed"), QUEUE.job("root")]
     do("ZADD", QUEUE.private("flows"), 1, roots[0], 2, roots[1])
     assert go(store, undo_flows(QUEUE, NOW)) == roots
-    cancelled = go(store, cancelling.cancel(QUEUE, "cancelled", "cancelled: x", NOW))
+    cancelled = go(store, change.cancel(QUEUE, "cancelled", "cancelled: x", NOW))
     assert cancelled is Cancelled.BEFORE_START
     assert go(store, removal.remove_job(QUEUE, "removed"))
     tree = go(store, get_tree(QUEUE, "cancelled", 5, 100))

@@ -21,10 +21,10 @@ from taskbull.core.keys import QueueKeys
 from taskbull.core.outcome import Category, Complete, Fail, Failure, Verdict
 from taskbull.core.states import JobState
 from taskbull.queue.job_tree import get_tree
-from taskbull.scripts import cancelling, changes, removal
-from taskbull.scripts.children import get_results
+from taskbull.scripts import change, removal
 from taskbull.scripts.cycle import Taking, cycle, pack_outcome
 from taskbull.scripts.flow import undo_flows
+from taskbull.scripts.read import get_results
 from taskbull.store import address
 from taskbull.store.sync_store import SyncStore
 from tests.scripts.bed import NOW, Bed
@@ -113,7 +113,7 @@ class Scene:
         """Let `shop` note that children in these sets are to be cancelled; then sweep."""
         self.shop.rpush(self.own.private("cancelling", "x", "parents"), *sets)
         self.shop.sadd(self.own.private("cancelling"), "x")
-        self.bed.go(cancelling.finish_cancelling(self.own, NOW))
+        self.bed.go(change.finish_cancelling(self.own, NOW))
         assert not self.bed.admin.exists(self.own.private("cancelling"))
 
 
@@ -162,7 +162,7 @@ def _parent_key(name: str) -> Attack:
         for fail in (True, False):
             scene.write_child(key, id=name, queueKey=scene.theirs.qualified_name, fpof=True)
             scene.end(fail=fail)
-            scene.bed.run(changes.retry_job(scene.own, "c", "failed" if fail else "completed"))
+            scene.bed.run(change.retry_job(scene.own, "c", "failed" if fail else "completed"))
             scene.bed.run(removal.remove_job(scene.own, "c"))
 
     return attack
@@ -248,7 +248,7 @@ def _leave(scene: Scene) -> None:
 
 def _cancel(scene: Scene) -> None:
     scene.write_family("root", "waiting-children")
-    scene.bed.go(cancelling.cancel(scene.own, "root", CANCELLED, NOW))
+    scene.bed.go(change.cancel(scene.own, "root", CANCELLED, NOW))
     assert scene.bed.admin.zscore(scene.own.failed, "root")
 
 
@@ -347,7 +347,7 @@ def test_one_refused_cancelling_holds_up_no_other(scene: Scene) -> None:
     scene.shop.set(scene.own.private("cancelling", "worse", "parents"), "not a list")
     scene.shop.sadd(scene.own.private("cancelling"), "bad", "good", "worse")
     scene.shop.hset(scene.own.job("of-bad"), "opts", "not JSON")
-    scene.bed.go(cancelling.finish_cancelling(scene.own, NOW))
+    scene.bed.go(change.finish_cancelling(scene.own, NOW))
     assert scene.bed.admin.zscore(scene.own.failed, "of-good")
     assert not scene.bed.admin.exists(scene.own.private("cancelling"))
 
@@ -388,7 +388,7 @@ def test_a_flow_over_queues_and_prefixes_is_followed_as_both_sides_agree(
     for opts in ("{}", '{"removeOnFail":true}'):
         _family(scene, queue)
         scene.bed.admin.hset(keys[0], "opts", opts)
-        scene.bed.go(cancelling.cancel(scene.own, "root", CANCELLED, NOW))
+        scene.bed.go(change.cancel(scene.own, "root", CANCELLED, NOW))
         reason = scene.bed.admin.hget(keys[1], "failedReason")
         assert reason == f"cancelled: parent {keys[0]}".encode()
         scene.bed.run(removal.remove_job(scene.own, "root"))
@@ -411,5 +411,5 @@ def test_an_ended_job_that_is_no_hash_keeps_no_other_from_being_removed(scene: S
     scene.shop.delete(scene.own.job("old0"))
     scene.shop.set(scene.own.job("old0"), "not a job")
     scene.write("c", "wait", opts='{"removeOnFail":{"count":1}}')
-    scene.bed.go(cancelling.cancel(scene.own, "c", CANCELLED, NOW + 9))
+    scene.bed.go(change.cancel(scene.own, "c", CANCELLED, NOW + 9))
     assert set(scene.bed.state()["failed"]) == {"c"}

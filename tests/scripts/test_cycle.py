@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from taskbull.core.job import Job, NewJob
-from taskbull.core.options import Dedup, JobOptions
+from taskbull.core.options import Dedup, JobOptions, Keep
 from taskbull.core.outcome import (
     Category,
     Complete,
@@ -25,14 +25,12 @@ from taskbull.core.outcome import (
     Verdict,
     Written,
 )
-from taskbull.core.retention import Keep
 from taskbull.core.retry import attempts_of
 from taskbull.core.wire.job import RUN_FIELDS
 from taskbull.core.wire.new_job import encode_job
 from taskbull.errors import ServerRefused
 from taskbull.scripts.add import CallSequence, add_jobs
-from taskbull.scripts.cycle import CYCLE, Cycled, Hold, Taking, cycle, pack_outcome
-from taskbull.scripts.settlement import settle_cycle
+from taskbull.scripts.cycle import CYCLE, Cycled, Hold, Taking, cycle, pack_outcome, settle_cycle
 from tests.scripts.bed import NOW, Bed, without
 
 TAKING = Taking(30_000)

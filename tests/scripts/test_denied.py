@@ -30,33 +30,22 @@ from taskbull.core.outcome import (
     Verdict,
     Written,
 )
-from taskbull.core.record import WorkerRecord
-from taskbull.core.rules import Every
+from taskbull.core.schedule import Every
 from taskbull.core.states import JobState
 from taskbull.core.wire.job import decode_job
 from taskbull.core.wire.new_job import encode_job
 from taskbull.core.wire.options import NO_BOUNDS
 from taskbull.core.wire.schedule import encode_schedule
+from taskbull.core.worker_record import WorkerRecord
 from taskbull.errors import ServerRefused
-from taskbull.scripts import (
-    cancelling,
-    changes,
-    failures,
-    job_pieces,
-    limits,
-    locks,
-    peeking,
-    records,
-    removal,
-    runs,
-    survey,
-)
+from taskbull.scripts import browse, change, records, removal, schedulers
+from taskbull.scripts import cycle as cycle_calls
+from taskbull.scripts import read as read_calls
 from taskbull.scripts.add import CallSequence, add_jobs
-from taskbull.scripts.call import Call
+from taskbull.scripts.call import Call, is_denial
 from taskbull.scripts.cycle import Completion, Hold, Taking, cycle, pack_outcome
 from taskbull.scripts.flow import Waits, undo_flows
 from taskbull.scripts.loader import load
-from taskbull.scripts.replies import is_denial
 from taskbull.scripts.schedulers import advance_scheduler, upsert_scheduler
 from taskbull.store import address
 from taskbull.store.sync_store import SyncStore
@@ -191,7 +180,7 @@ def stale(bed: Bed) -> None:
 
 def sweep(bed: Bed, number: int) -> None:
     bed.admin.delete(bed.queue.stalled_check)
-    bed.go(locks.sweep_stalled(bed.queue, NOW, interval_ms=30_000, max_stalls=1))
+    bed.go(cycle_calls.sweep_stalled(bed.queue, NOW, interval_ms=30_000, max_stalls=1))
 
 
 def later(bed: Bed) -> None:
@@ -442,44 +431,44 @@ OPERATIONS = {
         delayed=UNTOUCHED["delayed"],
     ),
     "promote": Operation(
-        "promote_job", later, each("abc", changes.promote_job), wait=["a", "b"], prioritized=["c"]
+        "promote_job", later, each("abc", change.promote_job), wait=["a", "b"], prioritized=["c"]
     ),
     "promote all": Operation(
         "promote_jobs",
         later,
-        lambda bed, _: (bed.go(changes.promote_jobs(bed.queue)), None)[1],
+        lambda bed, _: (bed.go(change.promote_jobs(bed.queue)), None)[1],
         wait=["a", "b", "c"],
     ),
     "change delay": Operation(
         "change_delay",
         later,
-        each("abc", lambda queue, name: changes.change_delay(queue, name, 1_000, NOW)),
+        each("abc", lambda queue, name: change.change_delay(queue, name, 1_000, NOW)),
         delayed=["a", "b", "c"],
     ),
     "postpone": Operation(
         "postpone_job",
         waiters,
-        each("abc", lambda queue, name: changes.postpone_job(queue, name, NOW + 1_000, NOW)),
+        each("abc", lambda queue, name: change.postpone_job(queue, name, NOW + 1_000, NOW)),
         delayed=["a", "b", "c"],
         wait=["other"],
     ),
     "give a priority": Operation(
         "change_priority",
         waiters,
-        each("abc", lambda queue, name: changes.change_priority(queue, name, 3)),
+        each("abc", lambda queue, name: change.change_priority(queue, name, 3)),
         prioritized=["a", "b", "c"],
         wait=["other"],
     ),
     "take a priority away": Operation(
         "change_priority",
         waiters,
-        each("abc", lambda queue, name: changes.change_priority(queue, name, 0)),
+        each("abc", lambda queue, name: change.change_priority(queue, name, 0)),
         wait=["a", "b", "c", "other"],
     ),
     "retry one": Operation(
         "retry_job",
         ended,
-        each("abc", changes.retry_job),
+        each("abc", change.retry_job),
         waiting_children=["parent"],
         wait=["a", "b"],
         prioritized=["c"],
@@ -487,14 +476,14 @@ OPERATIONS = {
     "retry all": Operation(
         "retry_jobs",
         ended,
-        lambda bed, _: (bed.go(changes.retry_jobs(bed.queue, NOW)), None)[1],
+        lambda bed, _: (bed.go(change.retry_jobs(bed.queue, NOW)), None)[1],
         waiting_children=["parent"],
         wait=["a", "b", "c"],
     ),
     "cancel": Operation(
         "cancel_job",
         cancellable,
-        each("abcdef", lambda queue, name: cancelling.cancel_job(queue, name, REASON, NOW)),
+        each("abcdef", lambda queue, name: change.cancel_job(queue, name, REASON, NOW)),
         failed=list("abcde"),
         active=["f"],
         wait=["other", "kept", "parent"],
@@ -507,10 +496,10 @@ OPERATIONS = {
             bed.child("a", "top"),
             bed.child("b", "top", "waiting-children"),
             bed.child("c", "b", "delayed"),
-            bed.run(cancelling.cancel_job(bed.queue, "top", REASON, NOW)),
+            bed.run(change.cancel_job(bed.queue, "top", REASON, NOW)),
             None,
         )[-1],
-        lambda bed, _: (bed.go(cancelling.cancel(bed.queue, "top", REASON, NOW)), None)[1],
+        lambda bed, _: (bed.go(change.cancel(bed.queue, "top", REASON, NOW)), None)[1],
         failed=["top", "a", "b", "c"],
     ),
     "end when cancelled": Operation(
@@ -528,7 +517,7 @@ OPERATIONS = {
         cancelled_parent,
         lambda bed, number: (
             end_all(GiveBack())(bed, number),
-            bed.go(cancelling.finish_cancelling(bed.queue, NOW)),
+            bed.go(change.finish_cancelling(bed.queue, NOW)),
             None,
         )[2],
         failed=["a", "below"],
@@ -538,7 +527,7 @@ OPERATIONS = {
         families,
         tolerant(
             lambda bed: (
-                bed.run(changes.move_to_waiting_children(bed.queue, "parent", "token", NOW)),
+                bed.run(change.move_to_waiting_children(bed.queue, "parent", "token", NOW)),
                 None,
             )[1]
         ),
@@ -554,14 +543,14 @@ OPERATIONS = {
     "pause": Operation(
         "pause",
         waiters,
-        lambda bed, _: bed.go(limits.pause(bed.queue)),
+        lambda bed, _: bed.go(change.pause(bed.queue)),
         paused=["a", "b", "other"],
         prioritized=["c"],
     ),
     "resume": Operation(
         "resume",
         waiters,
-        lambda bed, _: bed.go(limits.resume(bed.queue)),
+        lambda bed, _: bed.go(change.resume(bed.queue)),
         wait=["a", "b", "other"],
         prioritized=["c"],
     ),
@@ -631,22 +620,22 @@ def looked_at(bed: Bed) -> None:
 
 
 READS: dict[str, Callable[[QueueKeys], Call[Any]]] = {
-    "a queue as a whole": lambda q: survey.survey_queue(q, 60),
-    "what ended by minute": lambda q: survey.count_ends(q, NOW, 2),
-    "who runs what": lambda q: survey.peek_active(q, 0, 9),
-    "a page of a list": lambda q: peeking.peek_jobs(q, JobState.WAITING),
-    "a page of a set": lambda q: peeking.peek_jobs(q, JobState.FAILED, peeking.After(0, "9", "x")),
-    "a job that failed": lambda q: peeking.place_job(q, "f"),
-    "a job that waits": lambda q: peeking.place_job(q, "w1"),
-    "a step of a search": lambda q: peeking.search_jobs(q, JobState.FAILED, [(["name"], ["n"])]),
-    "failures by place": lambda q: failures.peek_failures(q, [0]),
-    "failures by id": lambda q: failures.peek_failures(q, ids=["f"]),
-    "retried jobs": lambda q: failures.peek_retried(q, JobState.DELAYED, 0),
-    "retried jobs of a list": lambda q: failures.peek_retried(q, JobState.ACTIVE, 0),
-    "the end of a field": lambda q: job_pieces.peek_field(q, "f", "stacktrace", 3, end=True),
-    "a log": lambda q: job_pieces.peek_logs(q, "f", 5),
-    "a job's events": lambda q: job_pieces.peek_events(q, "f"),
-    "the last run of a schedule": lambda q: runs.find_run(q, "s", [NOW + 1, NOW]),
+    "a queue as a whole": lambda q: browse.survey_queue(q, 60),
+    "what ended by minute": lambda q: browse.count_ends(q, NOW, 2),
+    "who runs what": lambda q: browse.peek_active(q, 0, 9),
+    "a page of a list": lambda q: browse.peek_jobs(q, JobState.WAITING),
+    "a page of a set": lambda q: browse.peek_jobs(q, JobState.FAILED, browse.After(0, "9", "x")),
+    "a job that failed": lambda q: browse.place_job(q, "f"),
+    "a job that waits": lambda q: browse.place_job(q, "w1"),
+    "a step of a search": lambda q: browse.search_jobs(q, JobState.FAILED, [(["name"], ["n"])]),
+    "failures by place": lambda q: browse.peek_failures(q, [0]),
+    "failures by id": lambda q: browse.peek_failures(q, ids=["f"]),
+    "retried jobs": lambda q: browse.peek_retried(q, JobState.DELAYED, 0),
+    "retried jobs of a list": lambda q: browse.peek_retried(q, JobState.ACTIVE, 0),
+    "the end of a field": lambda q: read_calls.peek_field(q, "f", "stacktrace", 3, end=True),
+    "a log": lambda q: read_calls.peek_logs(q, "f", 5),
+    "a job's events": lambda q: read_calls.peek_events(q, "f"),
+    "the last run of a schedule": lambda q: schedulers.find_run(q, "s", [NOW + 1, NOW]),
     "records of workers": records.get_records,
 }
 

@@ -14,33 +14,19 @@ from taskbull.core.job import Job, NewJob
 from taskbull.core.keys import QueueKeys
 from taskbull.core.options import Dedup, JobOptions
 from taskbull.core.outcome import Complete, Fail, GiveBack, Verdict, Written
-from taskbull.core.rules import Every
+from taskbull.core.schedule import Every
 from taskbull.core.states import JobState
 from taskbull.core.wire.new_job import encode_job
 from taskbull.core.wire.schedule import encode_schedule
 from taskbull.errors import ServerRefused, ServerUnavailable, TaskbullError
 from taskbull.queue.job_tree import get_tree
-from taskbull.scripts import (
-    cancelling,
-    changes,
-    failures,
-    inspection,
-    job_pieces,
-    limits,
-    locks,
-    peeking,
-    records,
-    removal,
-    runs,
-    schedulers,
-    survey,
-)
+from taskbull.scripts import browse, change, read, records, removal, schedulers
+from taskbull.scripts import cycle as cycle_calls
 from taskbull.scripts.add import CallSequence, add_jobs
 from taskbull.scripts.call import Request, Steps
-from taskbull.scripts.children import get_results
-from taskbull.scripts.cycle import Taking, cycle, pack_outcome
+from taskbull.scripts.cycle import Taking, adopt_jobs, cycle, pack_outcome, settle_cycle
 from taskbull.scripts.flow import FlowPiece, Waits, add_flow, undo_flows
-from taskbull.scripts.settlement import adopt_jobs, settle_cycle
+from taskbull.scripts.read import get_results
 from taskbull.store.address import parse
 from taskbull.store.sync_store import SyncStore
 from tests.scripts import test_flow as flow
@@ -108,28 +94,28 @@ OPERATIONS: dict[str, Operation] = {
     "settle": lambda q: settle_cycle(q, "mine", [(job_id, "mine") for job_id in HELD], 3),
     "settle one": lambda q: settle_cycle(q, "mine", [("a1", "mine")], 0),
     "adopt": lambda q: adopt_jobs(q, "mine", HELD, NOW, Taking(60_000)),
-    "renew": lambda q: locks.extend_locks(q, [(job_id, "mine") for job_id in HELD], 60_000),
-    "renew one": lambda q: locks.extend_locks(q, [("a1", "mine")], 60_000),
-    "renew by itself": lambda q: locks.extend_lock(q, "a1", "mine", 60_000),
+    "renew": lambda q: cycle_calls.extend_locks(q, [(job_id, "mine") for job_id in HELD], 60_000),
+    "renew one": lambda q: cycle_calls.extend_locks(q, [("a1", "mine")], 60_000),
+    "renew by itself": lambda q: cycle_calls.extend_lock(q, "a1", "mine", 60_000),
     "undo a flow": lambda q: undo_flows(q, NOW),
-    "sweep": lambda q: locks.sweep_stalled(q, NOW, interval_ms=1_000, max_stalls=0),
-    "pause": limits.pause,
-    "resume": limits.resume,
-    "promote": lambda q: changes.promote_job(q, "d1"),
-    "promote all": changes.promote_jobs,
-    "cancel": lambda q: cancelling.cancel(q, "w1", "cancelled: x", NOW),
-    "cancel a running one": lambda q: cancelling.cancel(q, "a1", "cancelled: x", NOW),
-    "cancel a delayed one": lambda q: cancelling.cancel(q, "d1", "cancelled: x", NOW),
-    "cancel a parent": lambda q: cancelling.cancel(q, "top", "cancelled: x", NOW),
-    "retry": lambda q: changes.retry_job(q, "f1"),
-    "retry all": lambda q: changes.retry_jobs(q, NOW),
-    "let wait": lambda q: changes.move_to_waiting_children(q, "a3", "mine", NOW),
-    "postpone": lambda q: changes.postpone_job(q, "w1", NOW + 5, NOW),
-    "change delay": lambda q: changes.change_delay(q, "d1", 5, NOW),
-    "change priority": lambda q: changes.change_priority(q, "w1", 3),
-    "progress": lambda q: changes.update_progress(q, "a1", b"1", token="mine"),
-    "data": lambda q: changes.update_data(q, "a1", b"1", token="mine"),
-    "log": lambda q: changes.add_log(q, "a1", "line", keep=1, token="mine"),
+    "sweep": lambda q: cycle_calls.sweep_stalled(q, NOW, interval_ms=1_000, max_stalls=0),
+    "pause": change.pause,
+    "resume": change.resume,
+    "promote": lambda q: change.promote_job(q, "d1"),
+    "promote all": change.promote_jobs,
+    "cancel": lambda q: change.cancel(q, "w1", "cancelled: x", NOW),
+    "cancel a running one": lambda q: change.cancel(q, "a1", "cancelled: x", NOW),
+    "cancel a delayed one": lambda q: change.cancel(q, "d1", "cancelled: x", NOW),
+    "cancel a parent": lambda q: change.cancel(q, "top", "cancelled: x", NOW),
+    "retry": lambda q: change.retry_job(q, "f1"),
+    "retry all": lambda q: change.retry_jobs(q, NOW),
+    "let wait": lambda q: change.move_to_waiting_children(q, "a3", "mine", NOW),
+    "postpone": lambda q: change.postpone_job(q, "w1", NOW + 5, NOW),
+    "change delay": lambda q: change.change_delay(q, "d1", 5, NOW),
+    "change priority": lambda q: change.change_priority(q, "w1", 3),
+    "progress": lambda q: change.update_progress(q, "a1", b"1", token="mine"),
+    "data": lambda q: change.update_data(q, "a1", b"1", token="mine"),
+    "log": lambda q: change.add_log(q, "a1", "line", keep=1, token="mine"),
     "remove": lambda q: removal.remove_job(q, "w1"),
     "remove a running one": lambda q: removal.remove_job(q, "a1"),
     "remove a child": lambda q: removal.remove_job(q, "w2"),
@@ -138,31 +124,31 @@ OPERATIONS: dict[str, Operation] = {
     "clean active": lambda q: removal.clean(q, JobState.ACTIVE, NOW),
     "clean failed": lambda q: removal.clean(q, JobState.FAILED, NOW),
     "drain": lambda q: removal.drain(q, delayed=True),
-    "state": lambda q: inspection.get_state(q, "w1"),
-    "ending": lambda q: inspection.get_ending(q, "c1"),
-    "waiting jobs": lambda q: inspection.get_page(q, JobState.WAITING, 0, 9),
-    "failed jobs": lambda q: inspection.get_page(q, JobState.FAILED, 0, 9),
-    "one job": lambda q: inspection.get_job(q, "w1"),
-    "counts": inspection.count_jobs,
+    "state": lambda q: read.get_state(q, "w1"),
+    "ending": lambda q: read.get_ending(q, "c1"),
+    "waiting jobs": lambda q: read.get_page(q, JobState.WAITING, 0, 9),
+    "failed jobs": lambda q: read.get_page(q, JobState.FAILED, 0, 9),
+    "one job": lambda q: read.get_job(q, "w1"),
+    "counts": read.count_jobs,
     "tree": lambda q: get_tree(q, "top", 5, 100),
-    "children": lambda q: inspection.count_children(q, "top"),
+    "children": lambda q: read.count_children(q, "top"),
     "results of children": lambda q: get_results(q, "top", "n"),
-    "a queue as a whole": lambda q: survey.survey_queue(q, 60),
-    "what ended by minute": lambda q: survey.count_ends(q, NOW, 2),
-    "who runs what": lambda q: survey.peek_active(q, 0, 9),
-    "a page of waiting jobs": lambda q: peeking.peek_jobs(q, JobState.WAITING),
-    "a page of failed jobs": lambda q: peeking.peek_jobs(q, JobState.FAILED),
-    "a job and its place": lambda q: peeking.place_job(q, "w1"),
-    "a failed job and its place": lambda q: peeking.place_job(q, "f1"),
-    "a step of a search": lambda q: peeking.search_jobs(q, JobState.FAILED, [(["name"], ["n"])]),
-    "failures": lambda q: failures.peek_failures(q, [0, 1]),
-    "retried jobs": lambda q: failures.peek_retried(q, JobState.DELAYED, 0),
-    "the end of a field": lambda q: job_pieces.peek_field(q, "w1", "data", 1, end=True),
-    "a log": lambda q: job_pieces.peek_logs(q, "a1", 5),
-    "a job's events": lambda q: job_pieces.peek_events(q, "w1"),
-    "the last run of a schedule": lambda q: runs.find_run(q, "s", [NOW]),
+    "a queue as a whole": lambda q: browse.survey_queue(q, 60),
+    "what ended by minute": lambda q: browse.count_ends(q, NOW, 2),
+    "who runs what": lambda q: browse.peek_active(q, 0, 9),
+    "a page of waiting jobs": lambda q: browse.peek_jobs(q, JobState.WAITING),
+    "a page of failed jobs": lambda q: browse.peek_jobs(q, JobState.FAILED),
+    "a job and its place": lambda q: browse.place_job(q, "w1"),
+    "a failed job and its place": lambda q: browse.place_job(q, "f1"),
+    "a step of a search": lambda q: browse.search_jobs(q, JobState.FAILED, [(["name"], ["n"])]),
+    "failures": lambda q: browse.peek_failures(q, [0, 1]),
+    "retried jobs": lambda q: browse.peek_retried(q, JobState.DELAYED, 0),
+    "the end of a field": lambda q: read.peek_field(q, "w1", "data", 1, end=True),
+    "a log": lambda q: read.peek_logs(q, "a1", 5),
+    "a job's events": lambda q: read.peek_events(q, "w1"),
+    "the last run of a schedule": lambda q: schedulers.find_run(q, "s", [NOW]),
     "records of workers": records.get_records,
-    "is maxed": limits.is_maxed,
+    "is maxed": change.is_maxed,
     "add a flow": add_tree,
     "write a schedule": lambda q: schedulers.upsert_scheduler(q, "t", SCHEDULE, NOW, keeps=True),
     "change a schedule": lambda q: schedulers.upsert_scheduler(q, "s", SCHEDULE, NOW, keeps=True),

@@ -9,8 +9,7 @@ import redis
 
 from taskbull.core.outcome import Complete, Fail, GiveBack, RetryAfter, Verdict
 from taskbull.core.wire.job import decode_job
-from taskbull.scripts.cycle import Taking, cycle
-from taskbull.scripts.locks import extend_locks, sweep_piece
+from taskbull.scripts.cycle import Taking, cycle, extend_locks, sweep_piece
 from taskbull.scripts.schedulers import advance_scheduler
 from taskbull.store import address
 from taskbull.store.sync_store import SyncStore

@@ -10,8 +10,8 @@ import redis
 from taskbull.core.job import Ending
 from taskbull.core.states import JobState
 from taskbull.errors import JobNotFound
-from taskbull.scripts import inspection
-from taskbull.scripts.inspection import ChildCounts, Logs, QueueMetrics
+from taskbull.scripts import read
+from taskbull.scripts.read import ChildCounts, Logs, QueueMetrics
 from taskbull.store import address
 from taskbull.store.sync_store import SyncStore
 from tests.scripts.bed import NOW, Bed
@@ -37,7 +37,7 @@ def nothing_is_changed(bed: Bed) -> Iterator[None]:
 
 
 def ids(bed: Bed, state: JobState, start: int, stop: int, *, up: bool, page: int) -> list[str]:
-    steps = inspection.get_jobs(bed.queue, state, start, stop, ascending=up, page=page)
+    steps = read.get_jobs(bed.queue, state, start, stop, ascending=up, page=page)
     return [job.id for job in bed.go(steps)]
 
 
@@ -45,7 +45,7 @@ def test_jobs_are_counted_by_state(bed: Bed) -> None:
     for count, place in enumerate(PLACES.values()):
         for n in range(count):
             bed.put(f"{place}-{n}", place)
-    counts = bed.run(inspection.count_jobs(bed.queue))
+    counts = bed.run(read.count_jobs(bed.queue))
     assert counts == {state: count for count, state in enumerate(PLACES)}
     assert counts["waiting-children"] == 7  # users may ask by the name
 
@@ -55,9 +55,9 @@ def test_jobs_are_counted_by_priority(bed: Bed) -> None:
     bed.put("2", "paused")
     for n, priority in enumerate((1, 2, 2, 2_097_151)):
         bed.put(f"p{n}", "prioritized", score=priority * 2**32 + n)
-    found = bed.run(inspection.count_priorities(bed.queue, [0, 1, 2, 3, 2_097_151]))
+    found = bed.run(read.count_priorities(bed.queue, [0, 1, 2, 3, 2_097_151]))
     assert found == {0: 2, 1: 1, 2: 2, 3: 0, 2_097_151: 1}
-    assert bed.run(inspection.count_priorities(bed.queue, [])) == {}
+    assert bed.run(read.count_priorities(bed.queue, [])) == {}
 
 
 def test_children_are_counted(bed: Bed) -> None:
@@ -65,7 +65,7 @@ def test_children_are_counted(bed: Bed) -> None:
     bed.admin.sadd(bed.queue.dependencies("1"), "b", "c")
     bed.admin.hset(bed.queue.failed_children("1"), mapping={"d": 1, "e": 1, "f": 1})
     bed.admin.zadd(bed.queue.unsuccessful("1"), {"g": 1})
-    counted = bed.run(inspection.count_children(bed.queue, "1"))
+    counted = bed.run(read.count_children(bed.queue, "1"))
     assert counted == ChildCounts(processed=1, unprocessed=2, ignored=3, failed=1)
 
 
@@ -110,23 +110,23 @@ def test_what_is_no_job_is_left_out(bed: Bed, state: JobState) -> None:
 
 def test_there_is_no_list_of_unknown_jobs(bed: Bed) -> None:
     with pytest.raises(ValueError, match="unknown"):
-        bed.run(inspection.get_page(bed.queue, JobState.UNKNOWN, 0, 1))
+        bed.run(read.get_page(bed.queue, JobState.UNKNOWN, 0, 1))
 
 
 def test_a_listed_job_is_whole(bed: Bed) -> None:
     bed.job("1", data='{"v":1}', opts='{"attempts":4}', ats=2, progress="50")
-    [job] = bed.go(inspection.get_jobs(bed.queue, JobState.WAITING))
-    assert job == bed.run(inspection.get_job(bed.queue, "1"))
+    [job] = bed.go(read.get_jobs(bed.queue, JobState.WAITING))
+    assert job == bed.run(read.get_job(bed.queue, "1"))
     assert (job.data, job.options.attempts, job.attempts_started) == ({"v": 1}, 4, 2)
     assert job.progress == 50
-    assert bed.run(inspection.get_job(bed.queue, "missing")) is None
+    assert bed.run(read.get_job(bed.queue, "missing")) is None
 
 
 @pytest.mark.parametrize("state", [*PLACES, JobState.UNKNOWN])
 def test_the_state_of_a_job(bed: Bed, state: JobState) -> None:
     bed.job("1", PLACES.get(state, ""))
     shown = JobState.WAITING if state is JobState.PAUSED else state  # as in BullMQ
-    assert bed.run(inspection.get_state(bed.queue, "1")) is shown
+    assert bed.run(read.get_state(bed.queue, "1")) is shown
 
 
 def test_how_a_job_has_ended(bed: Bed) -> None:
@@ -135,7 +135,7 @@ def test_how_a_job_has_ended(bed: Bed) -> None:
     bed.job("bare", "completed")
     bed.job("busy", "active")
     endings = {
-        job_id: bed.run(inspection.get_ending(bed.queue, job_id))
+        job_id: bed.run(read.get_ending(bed.queue, job_id))
         for job_id in ("good", "bad", "bare", "busy")
     }
     assert endings == {
@@ -145,7 +145,7 @@ def test_how_a_job_has_ended(bed: Bed) -> None:
         "busy": None,
     }
     with pytest.raises(JobNotFound):
-        bed.run(inspection.get_ending(bed.queue, "missing"))
+        bed.run(read.get_ending(bed.queue, "missing"))
 
 
 @pytest.mark.parametrize(
@@ -160,17 +160,15 @@ def test_how_a_job_has_ended(bed: Bed) -> None:
 )
 def test_pages_of_a_log(bed: Bed, start: int, stop: int, up: bool, lines: list[str]) -> None:
     bed.admin.rpush(bed.queue.logs("1"), "0", "1", "2", "3")
-    found = bed.run(inspection.get_logs(bed.queue, "1", start, stop, ascending=up))
+    found = bed.run(read.get_logs(bed.queue, "1", start, stop, ascending=up))
     assert found == Logs(lines, 4)
 
 
 def test_metrics(bed: Bed) -> None:
-    assert bed.run(inspection.get_metrics(bed.queue, JobState.FAILED)) == QueueMetrics(
-        0, 0, 0, [], 0
-    )
+    assert bed.run(read.get_metrics(bed.queue, JobState.FAILED)) == QueueMetrics(0, 0, 0, [], 0)
     bed.hset("metrics:completed", {"count": 5, "prevTS": NOW, "prevCount": 3})
     bed.admin.rpush(bed.queue.metrics_completed_data, 1, 0, 2)
-    found = bed.run(inspection.get_metrics(bed.queue, JobState.COMPLETED, 0, 1))
+    found = bed.run(read.get_metrics(bed.queue, JobState.COMPLETED, 0, 1))
     assert found == QueueMetrics(5, NOW, 3, [1, 0], 3)
 
 

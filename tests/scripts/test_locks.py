@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from taskbull.scripts.locks import extend_lock, extend_locks
+from taskbull.scripts.cycle import extend_lock, extend_locks
 from tests.scripts.bed import Bed
 
 

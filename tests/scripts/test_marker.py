@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from taskbull.core.keys import QueueKeys
-from taskbull.scripts.marker import wait_for_marker
+from taskbull.scripts.cycle import wait_for_marker
 
 WAIT = wait_for_marker(QueueKeys("q"), 5.0)
 

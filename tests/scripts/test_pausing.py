@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from taskbull.scripts.change import is_paused, pause, resume
 from taskbull.scripts.cycle import Taking, cycle
-from taskbull.scripts.limits import is_paused, pause, resume
 from tests.scripts.bed import DUE, NOW, Bed
 
 FIVE, SIX = "bullmq:5.62.0", "bullmq:6.7.0"

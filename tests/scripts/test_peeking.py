@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from taskbull.core.states import JobState
-from taskbull.scripts import peeking
-from taskbull.scripts.inspection import ChildCounts
-from taskbull.scripts.peeking import START, After, Found, Row, Rows
+from taskbull.scripts import browse
+from taskbull.scripts.browse import START, After, Found, Row, Rows
+from taskbull.scripts.read import ChildCounts
 from tests.scripts.bed import NOW, Bed
 
 
@@ -18,7 +18,7 @@ def pages(bed: Bed, state: JobState, limit: int, **bound: Any) -> list[Rows]:
     found: list[Rows] = []
     after: After | None = START
     while after is not None:
-        found.append(bed.run(peeking.peek_jobs(bed.queue, state, after, limit, **bound)))
+        found.append(bed.run(browse.peek_jobs(bed.queue, state, after, limit, **bound)))
         after = found[-1].after
     return found
 
@@ -55,12 +55,12 @@ def test_sorted_jobs_are_paged_by_score_and_id(bed: Bed, state: str, newest: boo
 def test_pages_do_not_slip_when_jobs_come_and_go(bed: Bed) -> None:
     for number in range(12):
         bed.job(f"{number:02}", "failed", score=number // 4)
-    first = bed.run(peeking.peek_jobs(bed.queue, JobState.FAILED, START, 6))
+    first = bed.run(browse.peek_jobs(bed.queue, JobState.FAILED, START, 6))
     assert ids(first.rows) == ["11", "10", "09", "08", "07", "06"]
     bed.job("new", "failed", score=9)
     bed.admin.zrem(bed.queue.failed, "06", "10")  # the last of the page, too
     assert first.after is not None
-    second = bed.run(peeking.peek_jobs(bed.queue, JobState.FAILED, first.after, 3))
+    second = bed.run(browse.peek_jobs(bed.queue, JobState.FAILED, first.after, 3))
     assert ids(second.rows) == ["05", "04", "03"]
 
 
@@ -70,7 +70,7 @@ def test_a_page_ends_at_a_score(bed: Bed) -> None:
     [page] = pages(bed, JobState.FAILED, 10, bound=3)
     assert ids(page.rows) == ["5", "4", "3"]
     begun = After(score="4", id="\uffff")
-    page = bed.run(peeking.peek_jobs(bed.queue, JobState.FAILED, begun, 10, bound=3))
+    page = bed.run(browse.peek_jobs(bed.queue, JobState.FAILED, begun, 10, bound=3))
     assert ids(page.rows) == ["4", "3"]
 
 
@@ -107,7 +107,7 @@ def test_a_job_in_a_set_is_placed(bed: Bed, state: str) -> None:
     bed.job("first", state, score=3)
     bed.job("it", state, score=4)
     bed.admin.set(bed.queue.id, 7)
-    placed = bed.run(peeking.place_job(bed.queue, "it"))
+    placed = bed.run(browse.place_job(bed.queue, "it"))
     assert (placed.state, placed.score, placed.sure) == (state, 4.0, True)
     assert placed.before == (1 if state in {"delayed", "prioritized"} else None)
     assert (placed.last_id, placed.lock_ms) == (7, -2)
@@ -120,16 +120,16 @@ def test_a_job_in_a_list_is_placed(bed: Bed, into: str, state: str) -> None:
     for name in ("first", "second", "it", "last"):
         bed.job(name, into)
     bed.lock("it")
-    placed = bed.run(peeking.place_job(bed.queue, "it"))
+    placed = bed.run(browse.place_job(bed.queue, "it"))
     assert (placed.state, placed.before, placed.sure) == (state, 2, True)
     assert 0 < placed.lock_ms <= 30_000
 
 
 def test_a_job_that_is_nowhere_has_no_state(bed: Bed) -> None:
     bed.job("lost", "")
-    placed = bed.run(peeking.place_job(bed.queue, "lost"))
+    placed = bed.run(browse.place_job(bed.queue, "lost"))
     assert (placed.state, placed.peeked is None, placed.sure) == ("unknown", False, True)
-    placed = bed.run(peeking.place_job(bed.queue, "never"))
+    placed = bed.run(browse.place_job(bed.queue, "never"))
     assert (placed.state, placed.peeked, placed.last_id) == ("unknown", None, 0)
 
 
@@ -137,7 +137,7 @@ def test_children_are_counted_with_a_job(bed: Bed) -> None:
     bed.job("top", "waiting-children")
     bed.child("a", "top")
     bed.admin.hset(bed.queue.processed("top"), "x", "1")
-    placed = bed.run(peeking.place_job(bed.queue, "top"))
+    placed = bed.run(browse.place_job(bed.queue, "top"))
     assert placed.children == ChildCounts(processed=1, unprocessed=1, ignored=0, failed=0)
 
 
@@ -154,10 +154,10 @@ def long_list(bed: Bed, jobs: int) -> None:
 
 def test_a_job_in_the_middle_of_a_long_list_is_found_by_its_timestamp(bed: Bed) -> None:
     long_list(bed, 60_000)
-    placed = bed.run(peeking.place_job(bed.queue, "30001"))
+    placed = bed.run(browse.place_job(bed.queue, "30001"))
     assert (placed.state, placed.before, placed.sure) == ("waiting", 30_001, True)
     bed.admin.hset(bed.queue.job("30001"), "timestamp", NOW + 9_000)
-    placed = bed.run(peeking.place_job(bed.queue, "30001"))  # it says that it is elsewhere
+    placed = bed.run(browse.place_job(bed.queue, "30001"))  # it says that it is elsewhere
     assert (placed.state, placed.before, placed.sure) == ("waiting", 27_000, False)
 
 
@@ -165,7 +165,7 @@ def search(bed: Bed, state: JobState, *wanted: tuple[list[str], list[str]]) -> l
     found: list[Found] = []
     after: After | None = START
     while after is not None:
-        found.append(bed.run(peeking.search_jobs(bed.queue, state, wanted, after)))
+        found.append(bed.run(browse.search_jobs(bed.queue, state, wanted, after)))
         after = found[-1].after
     return found
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from taskbull.core.durations import instant_from_ms
 from taskbull.core.job import NewJob
 from taskbull.core.options import JobOptions
-from taskbull.core.rules import Cron, Every, Rule
+from taskbull.core.schedule import Cron, Every, Rule
+from taskbull.core.validation import instant_from_ms
 from taskbull.core.wire.job import decode_job
 from taskbull.core.wire.schedule import encode_schedule
 from taskbull.errors import ConfigurationError, TaskbullError

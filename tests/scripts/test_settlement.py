@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
+from taskbull.core.options import Keep
 from taskbull.core.outcome import Complete, RetryAfter, SnoozeFor, Written
-from taskbull.core.retention import Keep
-from taskbull.scripts.cycle import Taking, cycle
-from taskbull.scripts.settlement import Settled, adopt_jobs, settle_cycle
+from taskbull.scripts.cycle import Settled, Taking, adopt_jobs, cycle, settle_cycle
 from tests.scripts.bed import NOW, Bed
 from tests.scripts.test_cycle import FAILURE, TAKING, pack, seed, take
 

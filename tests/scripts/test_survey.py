@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from taskbull.core.durations import instant_from_ms
 from taskbull.core.states import JobState
-from taskbull.scripts import survey
-from taskbull.scripts.failures import FailedJob, peek_failures
-from taskbull.scripts.survey import ActiveJob
+from taskbull.core.validation import instant_from_ms
+from taskbull.scripts import browse
+from taskbull.scripts.browse import ActiveJob, FailedJob, peek_failures
 from tests.scripts.bed import NOW, Bed
 
 
 def test_an_empty_queue_has_nothing(bed: Bed) -> None:
-    found = bed.run(survey.survey_queue(bed.queue))
+    found = bed.run(browse.survey_queue(bed.queue))
     assert not any(found.counts.values())
     assert (found.paused, found.version, found.waiting_since) == (False, None, None)
 
@@ -23,7 +22,7 @@ def test_a_queue_is_seen_at_a_glance(bed: Bed) -> None:
     bed.job("2", timestamp=NOW)
     bed.job("3", "failed")
     bed.admin.hset(bed.queue.meta, mapping={"paused": "1", "version": "bullmq:5.62.0"})
-    found = bed.run(survey.survey_queue(bed.queue))
+    found = bed.run(browse.survey_queue(bed.queue))
     assert (found.counts[JobState.WAITING], found.counts[JobState.FAILED]) == (2, 1)
     assert (found.paused, found.version) == (True, "bullmq:5.62.0")
     assert found.waiting_since == instant_from_ms(NOW - 500)
@@ -32,33 +31,33 @@ def test_a_queue_is_seen_at_a_glance(bed: Bed) -> None:
 @pytest.mark.parametrize("place", ["wait", "paused", "prioritized"])
 def test_a_job_that_was_delayed_waits_since_it_was_due(bed: Bed, place: str) -> None:
     bed.job("1", place, opts='{"delay":400}')
-    assert bed.run(survey.survey_queue(bed.queue)).waiting_since == instant_from_ms(NOW + 400)
+    assert bed.run(browse.survey_queue(bed.queue)).waiting_since == instant_from_ms(NOW + 400)
 
 
 @pytest.mark.parametrize("fields", [{"timestamp": "soon"}, {"opts": "{"}, {"opts": "x" * 9000}])
 def test_a_strange_job_hides_nothing_else(bed: Bed, fields: dict[str, str]) -> None:
     bed.job("1", **fields)
-    assert bed.run(survey.survey_queue(bed.queue)).counts[JobState.WAITING] == 1
+    assert bed.run(browse.survey_queue(bed.queue)).counts[JobState.WAITING] == 1
 
 
 def test_what_is_no_job_is_passed_over(bed: Bed) -> None:
     bed.put("gone", "wait")
     bed.put("text", "paused")
     bed.admin.set(bed.queue.job("text"), "no hash")
-    assert bed.run(survey.survey_queue(bed.queue)).waiting_since is None
+    assert bed.run(browse.survey_queue(bed.queue)).waiting_since is None
 
 
 def test_it_is_seen_who_runs_a_job_and_for_how_long_it_is_locked(bed: Bed) -> None:
     bed.job("old", "active", pb="web1", processedOn=NOW)
     bed.job("new", "active")
     bed.admin.set(bed.queue.lock("old"), "token", px=30_000)
-    first, second = bed.run(survey.peek_active(bed.queue, 0, 9))
+    first, second = bed.run(browse.peek_active(bed.queue, 0, 9))
     assert first.lock_seconds is not None
     assert 29 < first.lock_seconds <= 30
     assert (first.id, first.worker, first.started_at) == ("old", "web1", instant_from_ms(NOW))
     assert second == ActiveJob("new", "n", "", None, None)
-    assert bed.run(survey.peek_active(bed.queue, 1, 1)) == [second]
-    assert bed.run(survey.peek_active(bed.queue, 2, 9)) == []
+    assert bed.run(browse.peek_active(bed.queue, 1, 1)) == [second]
+    assert bed.run(browse.peek_active(bed.queue, 2, 9)) == []
 
 
 def test_why_jobs_failed_is_cut_to_a_line(bed: Bed) -> None:
@@ -74,5 +73,5 @@ def test_why_jobs_failed_is_cut_to_a_line(bed: Bed) -> None:
 
 def test_when_a_delayed_job_is_due_is_in_its_score(bed: Bed) -> None:
     bed.job("1", "delayed", score=NOW * 4096)
-    assert bed.run(survey.get_due(bed.queue, "1")) == instant_from_ms(NOW)
-    assert bed.run(survey.get_due(bed.queue, "2")) is None
+    assert bed.run(browse.get_due(bed.queue, "1")) == instant_from_ms(NOW)
+    assert bed.run(browse.get_due(bed.queue, "2")) is None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from taskbull.scripts.call import Steps
-from taskbull.scripts.locks import Sweep, sweep_piece, sweep_stalled
+from taskbull.scripts.cycle import Sweep, sweep_piece, sweep_stalled
 from tests.scripts.bed import NOW, Bed
 
 INTERVAL = 30_000

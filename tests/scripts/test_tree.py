@@ -6,7 +6,7 @@ import pytest
 
 from taskbull.core.keys import QueueKeys
 from taskbull.core.states import JobState
-from taskbull.scripts.tree import ChildKeys, Place, child_place, get_nodes, scan_children
+from taskbull.scripts.read import ChildKeys, Place, child_place, get_nodes, scan_children
 from tests.scripts.bed import Bed
 
 OWN = QueueKeys("q", "bull")

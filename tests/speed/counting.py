@@ -11,9 +11,9 @@ from msgspec import Struct, structs
 
 from taskbull.scripts.call import Command, Request
 from taskbull.store.address import Address
-from taskbull.store.deadline import Deadline
-from taskbull.store.pipeline import pack
-from taskbull.store.sync_pipeline import SyncPipeline
+from taskbull.store.delivery import Deadline
+from taskbull.store.protocol import pack
+from taskbull.store.sync_connection import SyncPipeline
 from taskbull.store.sync_store import SyncBegun, SyncStore
 
 T = TypeVar("T")

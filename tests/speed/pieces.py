@@ -9,11 +9,11 @@ import redis
 from msgspec import Struct
 
 from taskbull.core.states import JobState
+from taskbull.queue.queue import SyncQueue
 from taskbull.queue.stores import Stores
-from taskbull.queue.sync_queue import SyncQueue
 from taskbull.scripts.call import Steps
-from taskbull.scripts.changes import promote_jobs, retry_jobs
-from taskbull.scripts.locks import sweep_stalled
+from taskbull.scripts.change import promote_jobs, retry_jobs
+from taskbull.scripts.cycle import sweep_stalled
 from taskbull.scripts.removal import clean, drain, obliterate
 from taskbull.store.address import parse
 from tests.speed.counting import CountedStore

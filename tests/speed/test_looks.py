@@ -11,10 +11,10 @@ import redis
 from taskbull.core.keys import QueueKeys
 from taskbull.core.search import Terms
 from taskbull.core.states import JobState
-from taskbull.core.wire.search import wanted
-from taskbull.scripts import job_pieces, peeking, records, runs, survey
+from taskbull.core.wire.events import wanted
+from taskbull.scripts import browse, read, records, schedulers
+from taskbull.scripts.browse import get_failed_ids, peek_failures, peek_retried
 from taskbull.scripts.call import Request
-from taskbull.scripts.failures import get_failed_ids, peek_failures, peek_retried
 from taskbull.store.address import parse
 from taskbull.store.server_process import ServerProcess
 from tests.servers.kinds import KINDS
@@ -27,26 +27,26 @@ NOW = 1_800_000_000_000
 Look = Callable[[int], Request[Any]]
 
 LOOKS: dict[str, Look] = {
-    "survey": lambda _: survey.survey_queue(KEYS, 60),
-    "ends by minute": lambda _: survey.count_ends(KEYS, NOW, 60),
-    "a page of a list": lambda jobs: peeking.peek_jobs(
-        KEYS, JobState.WAITING, peeking.After(place=jobs // 2)
+    "survey": lambda _: browse.survey_queue(KEYS, 60),
+    "ends by minute": lambda _: browse.count_ends(KEYS, NOW, 60),
+    "a page of a list": lambda jobs: browse.peek_jobs(
+        KEYS, JobState.WAITING, browse.After(place=jobs // 2)
     ),
-    "a page of a set": lambda jobs: peeking.peek_jobs(
-        KEYS, JobState.FAILED, peeking.After(score=str(NOW + jobs // 2), id="x")
+    "a page of a set": lambda jobs: browse.peek_jobs(
+        KEYS, JobState.FAILED, browse.After(score=str(NOW + jobs // 2), id="x")
     ),
-    "a job that failed": lambda jobs: peeking.place_job(KEYS, f"f{jobs // 2}"),
-    "a job that waits": lambda jobs: peeking.place_job(KEYS, f"w{jobs // 2}"),
-    "a step of a search": lambda _: peeking.search_jobs(
+    "a job that failed": lambda jobs: browse.place_job(KEYS, f"f{jobs // 2}"),
+    "a job that waits": lambda jobs: browse.place_job(KEYS, f"w{jobs // 2}"),
+    "a step of a search": lambda _: browse.search_jobs(
         KEYS, JobState.FAILED, wanted(Terms(texts=("needle",)))
     ),
     "ids of failures": lambda _: get_failed_ids(KEYS, 1000),
     "50 failures": lambda jobs: peek_failures(KEYS, [n * (jobs // 50) for n in range(50)]),
     "50 retried": lambda jobs: peek_retried(KEYS, JobState.DELAYED, jobs // 2),
-    "history": lambda jobs: job_pieces.peek_events(KEYS, f"w{jobs // 2}"),
-    "a log": lambda _: job_pieces.peek_logs(KEYS, "w0", 200),
-    "an end of a field": lambda _: job_pieces.peek_field(KEYS, "w0", "data", 16_384, end=False),
-    "a last run": lambda _: runs.find_run(KEYS, "s", [NOW, NOW - 1]),
+    "history": lambda jobs: read.peek_events(KEYS, f"w{jobs // 2}"),
+    "a log": lambda _: read.peek_logs(KEYS, "w0", 200),
+    "an end of a field": lambda _: read.peek_field(KEYS, "w0", "data", 16_384, end=False),
+    "a last run": lambda _: schedulers.find_run(KEYS, "s", [NOW, NOW - 1]),
     "records": lambda _: records.get_records(KEYS),
 }
 

@@ -15,9 +15,7 @@ from hypothesis import strategies as st
 from rich.pretty import pretty_repr
 
 from taskbull.errors import ConfigurationError
-from taskbull.store.address import Address, Credentials, Endpoint, parse
-from taskbull.store.tls import Tls
-from taskbull.store.url import read_url
+from taskbull.store.address import Address, Credentials, Endpoint, Tls, parse, read_url
 from tests.servers.certificates import Certificates
 
 HERE = (Endpoint("localhost", 6379),)

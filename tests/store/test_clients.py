@@ -15,9 +15,7 @@ import redis.asyncio.sentinel
 import redis.sentinel
 
 from taskbull import App, ConfigurationError, Queue, SyncQueue, Worker
-from taskbull.store.address import Address, Credentials, Endpoint, parse
-from taskbull.store.clients import address_of
-from taskbull.store.tls import Tls
+from taskbull.store.address import Address, Credentials, Endpoint, Tls, address_of, parse
 from tests.servers.certificates import Certificates
 from tests.servers.cluster import Cluster
 from tests.servers.kinds import Reachable

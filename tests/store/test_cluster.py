@@ -13,8 +13,7 @@ from taskbull.errors import ConfigurationError, ConnectionLost, ServerRefused
 from taskbull.scripts.call import Call
 from taskbull.store.address import parse
 from taskbull.store.async_store import open_store
-from taskbull.store.dialing import ConnectionOptions
-from taskbull.store.reconnection import Change, DialFailed
+from taskbull.store.connection import Change, ConnectionOptions, DialFailed
 from tests.servers.cluster import Cluster, Node, slot_of
 from tests.servers.kinds import REDIS_6, VALKEY_9, PrivateServers, Reachable, binary
 from tests.store.load import Load

@@ -13,8 +13,7 @@ from anyio import create_task_group, fail_after, move_on_after
 from taskbull.errors import ConnectionLost, MaybeExecuted
 from taskbull.store.address import parse
 from taskbull.store.async_store import Store, ambient_store, open_store
-from taskbull.store.dialing import ConnectionOptions
-from taskbull.store.reconnection import Change, Connected, DialFailed, LinkLost
+from taskbull.store.connection import Change, Connected, ConnectionOptions, DialFailed, LinkLost
 from tests.servers.kinds import PrivateServers, Reachable
 from tests.servers.proxy import Proxy
 from tests.servers.waiting import wait_until

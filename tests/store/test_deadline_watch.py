@@ -11,10 +11,9 @@ from anyio.lowlevel import checkpoint
 
 from taskbull.errors import ConnectionLost, MaybeExecuted, TaskbullError
 from taskbull.store.backend import waiters
-from taskbull.store.deadline import Deadline
-from taskbull.store.deadline_watch import DeadlineWatch
-from taskbull.store.pipeline import Note
-from taskbull.store.waiter import Waiter
+from taskbull.store.connection import DeadlineWatch
+from taskbull.store.delivery import Deadline
+from taskbull.store.protocol import Note, Waiter
 
 LIMIT = 60.0  # for a whole test: nothing here may hang
 

@@ -19,9 +19,8 @@ import pytest
 import redis
 
 from taskbull.errors import ConfigurationError, ConnectionLost
-from taskbull.store.address import parse
+from taskbull.store.address import parse, project_folder
 from taskbull.store.embedded import start_or_join, stop
-from taskbull.store.project import project_folder
 from taskbull.store.server_process import ask
 from tests.servers.starter import client_of, kill_server, lives, server_pid, starter, told
 from tests.servers.waiting import wait_until

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from taskbull.errors import ConfigurationError
-from taskbull.store.address import parse
-from taskbull.store.namespace import Namespace
+from taskbull.store.address import Namespace, parse
 
 
 @pytest.mark.parametrize(

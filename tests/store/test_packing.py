@@ -8,7 +8,7 @@ import hiredis
 import pytest
 
 from taskbull.scripts.call import Word
-from taskbull.store.packing import pack
+from taskbull.store.protocol import pack
 
 LONG = 1 << 20
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from taskbull.errors import ConnectionLost, MaybeExecuted
-from taskbull.store.pipeline import CHUNK, QUEUE_LIMIT, Note, Pipeline, pack
+from taskbull.store.protocol import CHUNK, QUEUE_LIMIT, Note, Pipeline, pack
 
 HALF = QUEUE_LIMIT // 2
 

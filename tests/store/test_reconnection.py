@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 from taskbull.errors import ConfigurationError, ConnectionLost
 from taskbull.store.address import parse
 from taskbull.store.async_store import ambient_store, open_store
-from taskbull.store.dialing import ConnectionOptions
-from taskbull.store.reconnection import (
+from taskbull.store.connection import (
     LONGEST_DELAY,
     Change,
     Connected,
+    ConnectionOptions,
     DialFailed,
     LinkLost,
     log_change,
@@ -86,7 +86,7 @@ def test_each_change_is_one_line(
     log_change(change)
     [record] = caplog.records
     assert (record.levelname, record.getMessage()) == (level, line)
-    assert record.name == "taskbull.store.reconnection"
+    assert record.name == "taskbull.store.connection"
 
 
 def test_a_first_connection_is_not_worth_a_line(caplog: pytest.LogCaptureFixture) -> None:

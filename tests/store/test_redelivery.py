@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 
 from taskbull.errors import ConnectionLost, ServerRefused, ServerUnavailable
 from taskbull.store.address import Endpoint
-from taskbull.store.deadline import Deadline
-from taskbull.store.redelivery import (
+from taskbull.store.delivery import (
     LONGEST_PAUSE,
     PATIENCE,
     REDIRECTIONS,
+    Deadline,
     Leave,
     Load,
     Moved,

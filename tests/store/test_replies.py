@@ -24,7 +24,7 @@ from taskbull.errors import (
 from taskbull.scripts.call import Request
 from taskbull.store.address import parse
 from taskbull.store.async_store import open_store
-from taskbull.store.dialing import ConnectionOptions
+from taskbull.store.connection import ConnectionOptions
 from taskbull.store.server_process import ServerProcess, ask
 from taskbull.store.sync_store import SyncStore
 from tests.servers.cluster import Cluster

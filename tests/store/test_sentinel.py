@@ -11,7 +11,7 @@ from anyio import create_task_group, fail_after, to_thread
 from taskbull.errors import ConnectionLost
 from taskbull.store.address import parse
 from taskbull.store.async_store import open_store
-from taskbull.store.dialing import ConnectionOptions
+from taskbull.store.connection import ConnectionOptions
 from tests.servers.kinds import VALKEY_9, binary
 from tests.servers.sentinel import SentinelSet
 from tests.store.load import Load

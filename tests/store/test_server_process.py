@@ -14,8 +14,15 @@ import sniffio
 
 from taskbull.errors import ConfigurationError, ConnectionLost
 from taskbull.store import server_process as server_module
-from taskbull.store.server_process import ServerProcess, ask, log_tail, quoted, valkey_binary
-from taskbull.store.server_warden import ServerWarden, warden
+from taskbull.store.server_process import (
+    ServerProcess,
+    ServerWarden,
+    ask,
+    log_tail,
+    quoted,
+    valkey_binary,
+    warden,
+)
 from tests.servers import kinds
 from tests.servers.kinds import REDIS_6, REDIS_7, VALKEY_9, PrivateServers, Reachable
 from tests.servers.starter import lives

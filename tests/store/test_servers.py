@@ -7,8 +7,7 @@ from contextlib import closing
 import pytest
 
 from taskbull.errors import ConnectionLost, ServerRefused
-from taskbull.scripts.call import Command
-from taskbull.scripts.replies import text
+from taskbull.scripts.call import Command, text
 from taskbull.store.address import Endpoint, parse
 from taskbull.store.async_store import open_store
 from taskbull.store.sync_store import SyncStore

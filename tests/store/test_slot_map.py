@@ -12,7 +12,7 @@ from redis.crc import key_slot as by_redis_py
 
 from taskbull.errors import ConfigurationError, ConnectionLost
 from taskbull.store.address import Endpoint
-from taskbull.store.slot_map import SlotMap, key_slot
+from taskbull.store.cluster import SlotMap, key_slot
 
 KEYS = ["", "a", "{", "}", "{}", "{}{a}", "a{b}c", "a{b", "a}b{c}", "bull:{q}:wait", "{ü}", "{{a}}"]
 

@@ -18,7 +18,7 @@ from taskbull.errors import ConnectionLost, MaybeExecuted
 from taskbull.scripts.call import Call
 from taskbull.store.address import parse
 from taskbull.store.async_store import Store, open_store
-from taskbull.store.dialing import ConnectionOptions
+from taskbull.store.connection import ConnectionOptions
 from tests.servers.kinds import PrivateServers
 from tests.servers.proxy import Proxy
 from tests.store.sample import script

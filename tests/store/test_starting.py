@@ -11,7 +11,7 @@ from anyio import Event, fail_after
 from taskbull.errors import ConnectionLost, MaybeExecuted
 from taskbull.store.address import parse
 from taskbull.store.async_store import Store, open_store
-from taskbull.store.dialing import ConnectionOptions
+from taskbull.store.connection import ConnectionOptions
 from tests.servers.cluster import Cluster
 from tests.servers.kinds import PrivateServers, Reachable
 from tests.store.sample import count, echo

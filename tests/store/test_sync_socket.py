@@ -7,7 +7,7 @@ from collections.abc import Generator
 
 import pytest
 
-from taskbull.store.sync_socket import PlainSocket
+from taskbull.store.sync_connection import PlainSocket
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from taskbull.errors import MaybeExecuted
 from taskbull.scripts.call import Command
 from taskbull.store.address import parse
 from taskbull.store.async_store import open_store
-from taskbull.store.dialing import ConnectionOptions
+from taskbull.store.connection import ConnectionOptions
 from tests.servers.kinds import PrivateServers
 from tests.servers.proxy import Proxy
 

@@ -10,7 +10,7 @@ from anyio import fail_after
 from taskbull.errors import ConfigurationError, ConnectionLost, ServerRefused
 from taskbull.store.address import parse
 from taskbull.store.async_store import open_store
-from taskbull.store.dialing import ConnectionOptions
+from taskbull.store.connection import ConnectionOptions
 from tests.servers.certificates import Certificates, tls_in_front_of
 from tests.servers.kinds import Reachable
 from tests.store.sample import count, echo

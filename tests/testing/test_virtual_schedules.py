@@ -10,9 +10,9 @@ import pytest
 from taskbull import App, Backoff, ConfigurationError, Cron, Every, JobFailed, PermanentError
 from taskbull.core.declared_schedule import DeclaredSchedule
 from taskbull.core.job import NewJob
-from taskbull.core.rules import Rule
+from taskbull.core.schedule import Rule
 from taskbull.testing import recorded
-from taskbull.testing.virtual_schedule import VirtualSchedule
+from taskbull.testing.stage import VirtualSchedule
 
 NOON = datetime(2027, 3, 1, 12, tzinfo=UTC)
 

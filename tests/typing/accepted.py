@@ -33,9 +33,8 @@ from taskbull import (
 from taskbull.app.producer import JobSpec
 from taskbull.app.task import AsyncTask, SyncTask, Variant
 from taskbull.core.job import Job
-from taskbull.queue.job_view import JobDetails, JobPage
-from taskbull.queue.server_operations import Node, QueueSummary
-from taskbull.scripts.inspection import Logs
+from taskbull.monitor.inspect import JobDetails, JobPage, Node, QueueSummary
+from taskbull.scripts.read import Logs
 
 app = App("typed")
 

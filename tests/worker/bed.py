@@ -11,7 +11,7 @@ from anyio import Event, fail_after, move_on_after, sleep
 
 from taskbull.core import events
 from taskbull.core.job import Job
-from taskbull.core.worker_options import WorkerOptions
+from taskbull.core.options import WorkerOptions
 from taskbull.queue.queue import Queue
 from taskbull.worker.clock import Clock
 from taskbull.worker.worker import Worker

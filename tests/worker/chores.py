@@ -10,7 +10,7 @@ from anyio import Event, fail_after, sleep
 from anyio.lowlevel import checkpoint
 
 from taskbull.core import events
-from taskbull.core.retention import Keep
+from taskbull.core.options import Keep
 from taskbull.errors import PermanentError, Retry, Snooze
 from taskbull.worker.running_job import RunningJob
 from tests.worker import looking

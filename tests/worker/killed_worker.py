@@ -12,7 +12,7 @@ import anyio
 import redis
 from anyio import sleep
 
-from taskbull.core.worker_options import WorkerOptions
+from taskbull.core.options import WorkerOptions
 from taskbull.worker.running_job import RunningJob
 from taskbull.worker.worker import Worker
 

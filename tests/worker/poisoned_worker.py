@@ -10,7 +10,7 @@ import sys
 
 import anyio
 
-from taskbull.core.worker_options import WorkerOptions
+from taskbull.core.options import WorkerOptions
 from taskbull.worker.running_job import RunningJob
 from taskbull.worker.worker import Worker
 

@@ -10,17 +10,13 @@ import pytest
 from anyio import sleep_forever
 
 from taskbull.core.flow import Children
-from taskbull.core.job import Job
+from taskbull.core.job import Job, Site
 from taskbull.core.outcome import Complete, Fail, Outcome, RetryAfter, SnoozeFor
 from taskbull.core.retry import RetryPolicy
-from taskbull.core.site import Site
 from taskbull.errors import PermanentError, Snooze
-from taskbull.worker.attempt import Executor
-from taskbull.worker.current_job import current_job
-from taskbull.worker.judge import RELEASE_PAUSE
-from taskbull.worker.route import Route
+from taskbull.worker.attempt import RELEASE_PAUSE, Executor, Route
 from taskbull.worker.run import Run
-from taskbull.worker.running_job import RunningJob, Workplace
+from taskbull.worker.running_job import RunningJob, Workplace, current_job
 from taskbull.worker.threads import ThreadPool
 
 

@@ -5,10 +5,8 @@ from __future__ import annotations
 import pytest
 
 from taskbull.core import events
-from taskbull.store.reconnection import Change, Connected, DialFailed, LinkLost
-from taskbull.worker.availability import Availability
-from taskbull.worker.listeners import Listeners
-from taskbull.worker.reporter import Reporter
+from taskbull.store.connection import Change, Connected, DialFailed, LinkLost
+from taskbull.worker.reporting import Availability, Listeners, Reporter
 
 GONE = LinkLost("here", "the connection was closed")
 

@@ -14,7 +14,7 @@ import pytest
 from anyio import create_task_group
 
 from taskbull.core import events
-from taskbull.scripts.locks import sweep_stalled
+from taskbull.scripts.cycle import sweep_stalled
 from taskbull.store.address import parse
 from taskbull.store.sync_store import SyncStore
 from taskbull.worker.running_job import RunningJob

@@ -12,7 +12,7 @@ from taskbull.core import events
 from taskbull.core.cancelling import Cancelled
 from taskbull.core.states import JobState
 from taskbull.errors import PermanentError, WaitForChildren
-from taskbull.worker.cancelled_parents import CancelledParents
+from taskbull.worker.maintenance import CancelledParents
 from taskbull.worker.running_job import RunningJob
 from tests.worker.bed import LIMIT, WorkerBed, echo, until
 

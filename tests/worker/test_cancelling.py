@@ -15,9 +15,9 @@ from anyio import Event, create_task_group, fail_after, sleep_forever
 from taskbull.core import events
 from taskbull.core.breaker import BreakerState, CircuitBreaker
 from taskbull.core.cancelling import Cancelled
+from taskbull.core.options import Keep
 from taskbull.core.outcome import Verdict
-from taskbull.core.retention import Keep
-from taskbull.core.rules import Every
+from taskbull.core.schedule import Every
 from taskbull.errors import (
     CancelRequested,
     JobCancelled,
@@ -26,7 +26,7 @@ from taskbull.errors import (
     Snooze,
     WaitForChildren,
 )
-from taskbull.scripts.cancelling import requests_key
+from taskbull.scripts.change import requests_key
 from taskbull.worker.running_job import RunningJob
 from tests.worker.bed import WorkerBed, until
 from tests.worker.looking import ends, lock_of

@@ -15,7 +15,7 @@ from redis.sentinel import Sentinel
 from taskbull.core import events
 from taskbull.core.cancelling import Cancelled
 from taskbull.queue.queue import Queue
-from taskbull.scripts.cancelling import requests_key
+from taskbull.scripts.change import requests_key
 from taskbull.worker.running_job import RunningJob
 from tests.servers.cluster import Cluster
 from tests.servers.kinds import KINDS, Reachable

@@ -5,10 +5,9 @@ from __future__ import annotations
 from taskbull.core import events
 from taskbull.core.breaker import BreakerState, CircuitBreaker
 from taskbull.core.outcome import Category, Complete, Fail, Failure, GiveBack, Outcome, Verdict
-from taskbull.worker.circuit import Circuit
 from taskbull.worker.clock import Alarm, Clock
-from taskbull.worker.listeners import Listeners
-from taskbull.worker.reporter import Reporter
+from taskbull.worker.limits import Circuit
+from taskbull.worker.reporting import Listeners, Reporter
 
 FAILED = Fail(Failure(Category.UNKNOWN, "no", "no", ValueError("no")), Verdict.PERMANENT)
 

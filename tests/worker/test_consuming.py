@@ -11,11 +11,10 @@ from anyio import Event
 
 from taskbull.core import events
 from taskbull.core.breaker import CircuitBreaker
+from taskbull.core.options import Limiter
 from taskbull.core.outcome import Verdict
-from taskbull.core.worker_options import Limiter
 from taskbull.errors import ConfigurationError, RateLimited
-from taskbull.worker.current_job import current_job
-from taskbull.worker.running_job import RunningJob
+from taskbull.worker.running_job import RunningJob, current_job
 from taskbull.worker.worker import Worker
 from tests.worker.bed import HandClock, WorkerBed, echo, until
 from tests.worker.looking import listed

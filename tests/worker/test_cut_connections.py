@@ -17,9 +17,8 @@ import redis
 from anyio import create_task_group, fail_after
 
 from taskbull.core import events
-from taskbull.scripts.cycle import CYCLE
-from taskbull.scripts.settlement import SETTLE_CYCLE
-from taskbull.store.dialing import ConnectionOptions
+from taskbull.scripts.cycle import CYCLE, SETTLE_CYCLE
+from taskbull.store.connection import ConnectionOptions
 from tests.servers.kinds import VALKEY_9, PrivateServers, Reachable
 from tests.servers.proxy import Proxy
 from tests.worker.bed import WorkerBed, until

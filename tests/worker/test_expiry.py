@@ -12,11 +12,11 @@ import pytest
 from anyio.lowlevel import checkpoint
 
 from taskbull.core import events
-from taskbull.core.durations import to_ms
+from taskbull.core.options import Keep
 from taskbull.core.outcome import Verdict
-from taskbull.core.retention import Keep
-from taskbull.core.rules import Every
+from taskbull.core.schedule import Every
 from taskbull.core.states import JobState
+from taskbull.core.validation import to_ms
 from taskbull.errors import ConfigurationError, JobExpired, Snooze
 from taskbull.worker.clock import Clock
 from taskbull.worker.running_job import RunningJob

@@ -12,13 +12,13 @@ import pytest
 from anyio import fail_after
 
 from taskbull import events
+from taskbull.core.job import Site
 from taskbull.core.retry import RetryPolicy
-from taskbull.core.site import Site
 from taskbull.queue.queue import Queue
+from taskbull.worker.attempt import Route
 from taskbull.worker.batch import Batch, BatchRules
-from taskbull.worker.current_job import current_batch
-from taskbull.worker.route import Route
-from taskbull.worker.watchdog import find_culprit
+from taskbull.worker.heartbeat import find_culprit
+from taskbull.worker.running_job import current_batch
 from tests.worker.bed import LIMIT, HandClock, WorkerBed, until
 from tests.worker.looking import lock_of
 

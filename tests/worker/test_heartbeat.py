@@ -9,22 +9,19 @@ from typing import Any, cast
 
 from taskbull.core.job import Job
 from taskbull.core.keys import QueueKeys
-from taskbull.core.worker_options import WorkerOptions
+from taskbull.core.options import WorkerOptions
 from taskbull.scripts.records import get_records
+from taskbull.store.address import address_of
 from taskbull.store.async_store import Store, open_store
-from taskbull.store.clients import address_of
 from taskbull.store.sync_store import SyncStore
 from taskbull.worker.clock import Clock
 from taskbull.worker.context import QueueContext
-from taskbull.worker.failed_attempts import FailedAttempts
-from taskbull.worker.heartbeat import Heartbeat
-from taskbull.worker.listeners import Listeners
-from taskbull.worker.quarantine import Quarantine
-from taskbull.worker.recorder import Recorder
-from taskbull.worker.reporter import Reporter
+from taskbull.worker.heartbeat import Heartbeat, Watchdog
+from taskbull.worker.limits import Quarantine
+from taskbull.worker.records import FailedAttempts, Recorder
+from taskbull.worker.reporting import Listeners, Reporter
 from taskbull.worker.run import Run
 from taskbull.worker.threads import ThreadPool
-from taskbull.worker.watchdog import Watchdog
 from tests.servers.kinds import VALKEY_9, SharedServers
 
 RUNNING = 3

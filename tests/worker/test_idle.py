@@ -8,12 +8,12 @@ import pytest
 import redis
 
 from taskbull.core import events
-from taskbull.core.durations import seconds
-from taskbull.core.worker_options import WorkerOptions
-from taskbull.observability.metrics_source import OwnMetrics
-from taskbull.scripts.cancelling import BLOCK
+from taskbull.core.options import WorkerOptions
+from taskbull.core.validation import seconds
+from taskbull.observability.exporters import OwnMetrics
+from taskbull.scripts.change import BLOCK
 from taskbull.scripts.records import RECORD_LIFE_MS
-from taskbull.worker import recorder, sampler
+from taskbull.worker import records
 from tests.worker.bed import WorkerBed, echo, until
 
 PERIOD = 0.2
@@ -65,16 +65,16 @@ def test_with_the_defaults_that_is_less_than_one_command_in_two_seconds() -> Non
     options = WorkerOptions()
     wait = seconds("drain_delay", options.drain_delay)
     sweep = seconds("stalled_interval", options.stalled_interval)
-    assert 2 / wait + 1 / sweep + 1 / BLOCK + 1 / recorder.IDLE <= 0.5
+    assert 2 / wait + 1 / sweep + 1 / BLOCK + 1 / records.IDLE <= 0.5
 
 
 async def test_an_idle_worker_renews_its_record_seldom(
     bed: WorkerBed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(recorder, "PULSE", PERIOD / 10)
+    monkeypatch.setattr(records, "PULSE", PERIOD / 10)
     async with bed.worker(echo, drain_delay=PERIOD, worker_id="w1").running():
         await until(lambda: executed(bed.admin)["set"] >= 1)
-        monkeypatch.setattr(recorder, "IDLE", 3600)  # else a slow machine may come to it
+        monkeypatch.setattr(records, "IDLE", 3600)  # else a slow machine may come to it
         sent = await while_idle(bed)
     assert sent["set"] == 0
 
@@ -82,9 +82,9 @@ async def test_an_idle_worker_renews_its_record_seldom(
 async def test_a_record_is_renewed_before_it_expires(
     bed: WorkerBed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert 2 * recorder.IDLE < RECORD_LIFE_MS / 1000
-    monkeypatch.setattr(recorder, "PULSE", PERIOD / 10)
-    monkeypatch.setattr(recorder, "IDLE", PERIOD)
+    assert 2 * records.IDLE < RECORD_LIFE_MS / 1000
+    monkeypatch.setattr(records, "PULSE", PERIOD / 10)
+    monkeypatch.setattr(records, "IDLE", PERIOD)
     async with bed.worker(echo, drain_delay=PERIOD, worker_id="w1").running():
         await until(lambda: executed(bed.admin)["set"] >= 3)
     assert executed(bed.admin)["set"] >= 3
@@ -93,7 +93,7 @@ async def test_a_record_is_renewed_before_it_expires(
 async def test_metrics_add_three_commands_per_sample(
     bed: WorkerBed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sampler, "SAMPLING", PERIOD)
+    monkeypatch.setattr(records, "SAMPLING", PERIOD)
     worker = bed.worker(echo, drain_delay=PERIOD, records=False)
     worker.measure(OwnMetrics().metrics)
     async with worker.running():

@@ -16,10 +16,9 @@ from anyio.lowlevel import checkpoint
 from msgspec import Struct, structs
 
 from taskbull.core import events
-from taskbull.core.job import Job
-from taskbull.core.retention import Keep
-from taskbull.core.site import Site
-from taskbull.worker.route import Route
+from taskbull.core.job import Job, Site
+from taskbull.core.options import Keep
+from taskbull.worker.attempt import Route
 from taskbull.worker.run import Run
 from taskbull.worker.running_job import RunningJob
 from tests.worker.bed import WorkerBed, until

@@ -11,10 +11,10 @@ import pytest
 from anyio import fail_after
 
 from taskbull import JobHandle, PermanentError, events
-from taskbull.core.site import Site
+from taskbull.core.job import Site
 from taskbull.core.states import JobState
 from taskbull.worker.batch import Batch
-from taskbull.worker.current_job import current_batch
+from taskbull.worker.running_job import current_batch
 from taskbull.worker.shutdown import Shutdown
 from tests.worker.bed import LIMIT, WorkerBed, until
 from tests.worker.test_gatherer import FAR, gathered

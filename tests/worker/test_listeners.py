@@ -10,8 +10,7 @@ from taskbull.core import events
 from taskbull.core.job import Job
 from taskbull.core.outcome import Complete, GiveBack, Written
 from taskbull.observability.logs import LogLines
-from taskbull.worker.listeners import Listeners
-from taskbull.worker.reporter import Reporter
+from taskbull.worker.reporting import Listeners, Reporter
 from taskbull.worker.run import Run
 
 LOGGER = "taskbull.worker"

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from taskbull.core.job import Job
 from taskbull.core.outcome import Complete
-from taskbull.worker.demand import BATCH
-from taskbull.worker.outbox import BATCH_BYTES, Outbox
+from taskbull.worker.demand import BATCH, BATCH_BYTES, Outbox
 from taskbull.worker.run import Run
 
 

@@ -15,7 +15,7 @@ from anyio import Event, create_task_group, fail_after, move_on_after, sleep, sl
 from anyio.lowlevel import checkpoint
 
 from taskbull.core import events
-from taskbull.scripts.locks import sweep_piece
+from taskbull.scripts.cycle import sweep_piece
 from taskbull.store.address import parse
 from taskbull.store.async_store import Store, open_store
 from taskbull.worker.running_job import RunningJob

@@ -5,8 +5,7 @@ from __future__ import annotations
 from anyio import create_task_group, wait_all_tasks_blocked
 
 from taskbull.core.job import Job
-from taskbull.worker.ready import ReadyJobs
-from taskbull.worker.run import Run
+from taskbull.worker.run import ReadyJobs, Run
 
 
 def runs(*ids: str) -> list[Run]:

@@ -12,11 +12,11 @@ from taskbull import __version__
 from taskbull.core import events
 from taskbull.core.backoff import Backoff
 from taskbull.core.breaker import CircuitBreaker
-from taskbull.core.record import Seen
-from taskbull.core.worker_options import WorkerOptions
-from taskbull.queue.server import Server
+from taskbull.core.options import WorkerOptions
+from taskbull.core.worker_record import Seen
+from taskbull.monitor.server import Server
 from taskbull.scripts.records import queues_key
-from taskbull.worker import recorder
+from taskbull.worker import records
 from taskbull.worker.worker import Worker
 from tests.worker.bed import WorkerBed, until
 
@@ -90,8 +90,8 @@ async def test_one_that_is_stopping_says_so_at_once(bed: WorkerBed) -> None:
 
 
 async def test_an_open_circuit_is_told(bed: WorkerBed, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recorder, "PULSE", 0.02)
-    monkeypatch.setattr(recorder, "BUSY", 0.02)
+    monkeypatch.setattr(records, "PULSE", 0.02)
+    monkeypatch.setattr(records, "BUSY", 0.02)
     await bed.queue.add("send", attempts=1)
     breaker = CircuitBreaker(threshold=1, duration=60)
     async with make(bed, broken, circuit_breaker=breaker).running():

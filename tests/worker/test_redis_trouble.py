@@ -23,9 +23,9 @@ from anyio import (
 
 from taskbull.core import events
 from taskbull.errors import ConnectionLost, Retry
-from taskbull.store import redelivery
+from taskbull.store import delivery
 from taskbull.store.server_process import ServerProcess
-from taskbull.worker import outbox
+from taskbull.worker import demand
 from taskbull.worker.running_job import RunningJob
 from tests.servers.kinds import VALKEY_9, PrivateServers, Reachable
 from tests.servers.waiting import wait_until
@@ -222,7 +222,7 @@ async def test_jobs_go_on_while_redis_refuses_to_write(
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(redelivery, "PATIENCE", patience)
+    monkeypatch.setattr(delivery, "PATIENCE", patience)
     here = place(SAVED)
     held, second = Held(), Held()
 
@@ -368,7 +368,7 @@ async def test_ends_wait_for_a_queue_whose_key_was_broken(  # relative of F5
 async def test_a_result_that_is_cut_off_each_time_fails_its_job(  # relative of F2
     place: MakePlace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(outbox, "MOST_CUTS", 3)
+    monkeypatch.setattr(demand, "MOST_CUTS", 3)
     here = place({"client-query-buffer-limit": "1mb"})
 
     async def handler(job: RunningJob) -> Any:

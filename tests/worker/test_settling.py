@@ -10,7 +10,7 @@ import redis
 from anyio import Event
 
 from taskbull.core import events
-from taskbull.core.retention import Keep
+from taskbull.core.options import Keep
 from taskbull.errors import PermanentError, Retry, Snooze
 from taskbull.scripts.cycle import CYCLE
 from taskbull.scripts.schedulers import ADVANCE_SCHEDULER

@@ -18,10 +18,9 @@ from anyio import CancelScope, Event, create_task_group, fail_after, sleep, slee
 from anyio.abc import TaskStatus
 
 from taskbull.core import events
-from taskbull.core.job import Job
-from taskbull.core.site import Site
+from taskbull.core.job import Job, Site
 from taskbull.worker import worker as module
-from taskbull.worker.route import Route
+from taskbull.worker.attempt import Route
 from taskbull.worker.running_job import RunningJob
 from taskbull.worker.shutdown import Shutdown
 from taskbull.worker.worker import Worker

@@ -15,13 +15,11 @@ from anyio import CancelScope, create_task_group, fail_after, wait_all_tasks_blo
 from anyio.lowlevel import checkpoint
 
 from taskbull.core import events
-from taskbull.core.job import Job
+from taskbull.core.job import Job, Site
 from taskbull.core.outcome import Category, Verdict
-from taskbull.core.site import Site
-from taskbull.worker import time_limit
-from taskbull.worker.current_job import current_job
-from taskbull.worker.route import Route
-from taskbull.worker.running_job import RunningJob
+from taskbull.worker import attempt
+from taskbull.worker.attempt import Route
+from taskbull.worker.running_job import RunningJob, current_job
 from taskbull.worker.threads import Errand, ThreadPool
 from tests.worker.bed import WorkerBed, until
 
@@ -511,7 +509,7 @@ async def test_the_time_of_a_job_begins_when_a_thread_is_free(
 async def test_a_job_for_which_no_thread_gets_free_is_put_off_unspent(
     bed: WorkerBed, gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:  # F19
-    monkeypatch.setattr(time_limit, "THREAD_PATIENCE", 0.3)
+    monkeypatch.setattr(attempt, "THREAD_PATIENCE", 0.3)
     await bed.queue.add("first")
     async with bed.worker(gate.wait, threads=1, concurrency=2).running():
         await until(lambda: gate.inside == 1)

@@ -11,8 +11,7 @@ from taskbull.core.job import Job
 from taskbull.core.outcome import Complete, Outcome
 from taskbull.worker.run import Run
 from taskbull.worker.running_job import RunningJob
-from taskbull.worker.threads import ThreadPool
-from taskbull.worker.unattended import Unattended
+from taskbull.worker.threads import ThreadPool, Unattended
 from tests.worker.bed import WorkerBed, until
 
 
@@ -85,7 +84,7 @@ async def test_a_listener_and_a_log_filter_that_raise_hold_up_no_job(bed: Worker
     def fail(*_: object) -> bool:
         raise SystemExit
 
-    log = logging.getLogger("taskbull.worker.listeners")
+    log = logging.getLogger("taskbull.worker.reporting")
     log.addFilter(fail)
     try:
         worker = bed.worker(_raise, concurrency=2)

@@ -13,7 +13,7 @@ from anyio import Event, create_task_group
 
 from taskbull.core import events
 from taskbull.errors import LockLost, PermanentError, ServerRefused, TaskbullError
-from taskbull.scripts.changes import ADD_LOG, UPDATE_DATA, UPDATE_PROGRESS
+from taskbull.scripts.change import ADD_LOG, UPDATE_DATA, UPDATE_PROGRESS
 from taskbull.store.server_process import ServerProcess
 from taskbull.worker import writing
 from taskbull.worker.running_job import RunningJob

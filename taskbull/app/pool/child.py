@@ -1,8 +1,4 @@
-"""The program of a process of the pool: `python -m taskbull.app.pool.child`.
-
-It imports the app, enters its lifespans, and runs one job after the other in its main thread, until
-the worker tells it to retire. It has no connection to Redis of its own, unless a task makes one.
-"""
+"""How the run of a job in a process ended, as its worker is told."""
 
 from __future__ import annotations
 
@@ -10,49 +6,263 @@ import ctypes
 import faulthandler
 import logging
 import os
+import resource
 import signal
 import sys
 import time
-from collections.abc import Sequence
+import traceback
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from io import TextIOWrapper
 from mmap import mmap
-from threading import RLock
-from typing import NoReturn
+from pathlib import Path
+from queue import SimpleQueue
+from random import random
+from threading import RLock, Thread
+from typing import Any, NoReturn, TypeAlias
+
+import anyio
+from msgspec.structs import replace
 
 from taskbull.app.app import App
 from taskbull.app.dispatch import Dispatch
-from taskbull.app.pool.asking_port import AskingPort
-from taskbull.app.pool.calling import Result, call_batch, call_one
-from taskbull.app.pool.ends import end_of
-from taskbull.app.pool.interruption import Interruption
-from taskbull.app.pool.line import ProcessLine
-from taskbull.app.pool.logging_line import LineHandler
-from taskbull.app.pool.memory import limit_memory, resident_megabytes
-from taskbull.app.pool.process_lifespan import ProcessLifespan
+from taskbull.app.group import Resources, Yielded
+from taskbull.app.pool.child_io import AskingPort, Interruption, LineHandler, ProcessLine
 from taskbull.app.pool.source import AppSource, load
-from taskbull.app.resources import Resources
-from taskbull.core.failure import reason_of, stack_of
+from taskbull.core.failure import leave_out_our_frames, reason_of, stack_of
 from taskbull.core.flow import Children
 from taskbull.core.job import Job
-from taskbull.core.outcome import LetGo, Loss
+from taskbull.core.outcome import Fail, LetGo, Loss, RetryAfter, Written
+from taskbull.core.retry import decide
+from taskbull.core.wire.job import encode_value
 from taskbull.core.wire.options import decode_options
-from taskbull.errors import ConfigurationError, LockLost
+from taskbull.errors import ConfigurationError, LockLost, SerializationError, Terminated
 from taskbull.scripts.call import again
+from taskbull.store.backend import poster
+from taskbull.worker.attempt import SyncHandler
+from taskbull.worker.batch import Batch, checked_results
 from taskbull.worker.fork import end_child_of
 from taskbull.worker.pool.messages import (
+    MOST,
     CannotStart,
+    Done,
+    Ended,
+    Fate,
     Hello,
     Order,
+    Raised,
     Ready,
     Retire,
     Standing,
 )
 from taskbull.worker.pool.process import NUMBER_BYTES
-from taskbull.worker.run import JobPort, Run
-from taskbull.worker.running_job import RunningJob, Workplace, run_of
-from taskbull.worker.spawning import note_spawned, spawning
+from taskbull.worker.pool.results import PUT_OFF, TERMINATED, fate_of
+from taskbull.worker.run import JobPort, NotBegun, Run, note_spawned, spawning
+from taskbull.worker.running_job import (
+    RunningJob,
+    Workplace,
+    enter,
+    enter_batch,
+    leave,
+    leave_batch,
+    run_of,
+)
+
+# How the run of a job in a process ended, as its worker is told.
+
+
+_MOST_OF_A_RESULT = MOST - 4096
+
+
+def encoded(value: Any, job: Job) -> bytes | None:
+    """Return the result of a job as JSON (None: null); refuse one that is too big."""
+    if value is None:
+        return None
+    raw = encode_value(value, job.options.result_limit)
+    if len(raw) > _MOST_OF_A_RESULT:
+        raise SerializationError(
+            f"Result {len(raw) / 1e6:.1f} MB exceeds the {MOST >> 20} MB that a process of the "
+            "pool can hand over"
+        )
+    return raw
+
+
+def end_of(
+    number: int, run: Run, result: bytes | BaseException | None, *, halted: bool, megabytes: float
+) -> Ended:
+    """Return the end of a run in the call of a number, by its result or by what was raised."""
+    spawned = (run.spawned.before, run.spawned.new)
+    if not isinstance(result, BaseException):
+        return Done(number, result, megabytes, spawned, run.heeded)
+    raised = _raised(number, run, result, halted=halted)
+    return replace(raised, megabytes=megabytes, spawned=spawned)
+
+
+def _raised(number: int, run: Run, error: BaseException, *, halted: bool) -> Raised:
+    """Decide what becomes of the job: here, where the error's class is."""
+    kind = f"{type(error).__module__}.{type(error).__qualname__}"
+    if isinstance(error, Terminated) and halted:
+        return _told(number, kind, error, TERMINATED)
+    if run.port is not None and run.port.caused(error):
+        return _told(number, kind, error, PUT_OFF)
+    if isinstance(error, NotBegun):
+        outcome: Written = error.outcome
+    else:
+        outcome = decide(error, run.job, run.policy, random=random)
+    fate = fate_of(outcome)
+    if isinstance(outcome, Fail | RetryAfter):
+        return Raised(number, kind, outcome.failure.reason, outcome.failure.stack, fate)
+    return Raised(number, kind, reason_of(error), "", fate)
+
+
+def _told(number: int, kind: str, error: BaseException, fate: Fate) -> Raised:
+    leave_out_our_frames(error)
+    return Raised(number, kind, reason_of(error), stack_of(error), fate)
+
+
+# The call of a task's function in a process: with its job, or with the items of several.
+
+
+Result: TypeAlias = bytes | BaseException | None
+"""What came of a job: its result as JSON (None: null), or what was raised for it."""
+
+
+def call_one(function: SyncHandler, job: RunningJob) -> bytes | None:
+    """Call a function with its job, if it is not too late; return its result as JSON."""
+    _check_time(job)
+    token = enter(job)
+    try:
+        value = function(job)
+    finally:
+        leave(token)
+    return encoded(value, job.job)
+
+
+def call_batch(
+    function: Callable[[Batch], Any], read: Callable[[bytes], Any], jobs: Sequence[RunningJob]
+) -> list[Result]:
+    """Call a function with the items of all jobs that bring one in time; return what came of each.
+
+    What is wrong with one item, or with its result, is an error of its own job.
+    """
+    found: dict[RunningJob, Result] = {}
+    items: dict[RunningJob, Any] = {}
+    for job in jobs:
+        try:
+            _check_time(job)
+            items[job] = read(job.job.raw_data)
+        except Exception as error:  # noqa: BLE001 - foreign code: types of the application
+            found[job] = error
+    if items:
+        batch = Batch([*items], [*items.values()])
+        for job, value in zip(batch.jobs, _results(function, batch), strict=True):
+            found[job] = _part(value, job)
+    return [found[job] for job in jobs]
+
+
+def _results(function: Callable[[Batch], Any], batch: Batch) -> list[Any]:
+    token = enter_batch(batch.jobs)
+    try:
+        return checked_results(function(batch), batch.jobs)
+    finally:
+        leave_batch(token)
+
+
+def _part(value: Any, job: RunningJob) -> Result:
+    if isinstance(value, BaseException):
+        return value
+    try:
+        return encoded(value, job.job)
+    except Exception as error:  # noqa: BLE001 - foreign code: what a value is made of
+        return error
+
+
+def _check_time(job: RunningJob) -> None:
+    if (late := job.too_late()) is not None:
+        raise NotBegun(late)
+
+
+# How much memory this process uses, and how much it may.
+
+
+def resident_megabytes() -> float:
+    """Return the memory that this process uses; if that is not known, the most it ever used."""
+    try:
+        pages = int(Path("/proc/self/statm").read_text().split()[1])
+    except OSError:
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        return peak / (1 << 20 if sys.platform == "darwin" else 1 << 10)
+    return pages * resource.getpagesize() / (1 << 20)
+
+
+def limit_memory(megabytes: int | None) -> None:
+    """Let this process have no more address space than this: beyond it is a `MemoryError`."""
+    if megabytes is not None:
+        limit = megabytes << 20
+        _, hard = resource.getrlimit(resource.RLIMIT_AS)
+        most = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
+        resource.setrlimit(resource.RLIMIT_AS, (most, hard))
+
+
+# The lifespans of an app in a process of the pool: in an event loop of their own thread.
+#
+# The main thread belongs to the functions, which a signal is to reach.
+
+
+class ProcessLifespan:
+    """Enters lifespans, and leaves them when told to."""
+
+    def __init__(self, resources: Resources, backend: str) -> None:
+        self._resources = resources
+        self._backend = backend
+        self._yielded: Yielded = {}
+        self._news: SimpleQueue[BaseException | None] = SimpleQueue()
+        self._leave: Callable[[], object] = bool
+        self._thread = Thread(target=self._run, name="lifespan", daemon=True)
+
+    def enter(self) -> None:
+        """Wait until all are entered; raise what one of them raises."""
+        if not self._resources:
+            return
+        self._thread.start()
+        error = self._news.get()
+        if error is not None:
+            raise error
+
+    def resources_of(self, name: str) -> Any:
+        """Return what the jobs of a task are given."""
+        return self._resources.of(self._yielded, name)
+
+    def leave(self) -> None:
+        """Wait until all are left."""
+        if self._thread.is_alive():
+            self._leave()
+            self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            anyio.run(self._serve, backend=self._backend)
+        except BaseException as error:  # noqa: BLE001 - raised where it is waited for
+            if self._news.empty():
+                self._news.put(error)
+            traceback.print_exception(error)
+
+    async def _serve(self) -> None:
+        done = anyio.Event()
+        post = poster()
+        self._leave = lambda: post(done.set)
+        async with self._resources.open() as self._yielded:
+            self._news.put(None)
+            await done.wait()
+
+
+# The program of a process of the pool: `python -m taskbull.app.pool.child`.
+#
+# It imports the app, enters its lifespans, and runs one job after the other in its main thread,
+# until the worker tells it to retire. It has no connection to Redis of its own, unless a task
+# makes one.
+
 
 _DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG
 

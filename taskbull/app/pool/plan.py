@@ -8,11 +8,11 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from taskbull.app.batch_task import is_batch
+from taskbull.app.batch import is_batch
 from taskbull.app.pool.source import AppSource
 from taskbull.app.task import Task
-from taskbull.core.site import Site
-from taskbull.core.worker_options import QueueOptions, WorkerOptions
+from taskbull.core.job import Site
+from taskbull.core.options import QueueOptions, WorkerOptions
 from taskbull.worker.pool.pool_plan import PoolPlan
 
 

@@ -11,18 +11,17 @@ import click
 from msgspec import Struct
 
 from taskbull.cli.app_loading import find_server, server_options
-from taskbull.cli.asking import ask, yes_option
+from taskbull.cli.arguments import read_past, read_seconds
 from taskbull.cli.completion import complete_queue
-from taskbull.cli.durations import read_past, read_seconds
 from taskbull.cli.errors import FAILED, complain
-from taskbull.cli.server import existing_queue
-from taskbull.cli.terminal import cell, json_option, plural, show_json
+from taskbull.cli.output import cell, json_option, plural, show_json
+from taskbull.cli.server import ask, existing_queue, yes_option
 from taskbull.core.cancelling import Cancelled
 from taskbull.core.keys import RESERVED_IDS
 from taskbull.core.states import STATES, JobState
 from taskbull.errors import JobNotFound, WrongState
-from taskbull.queue.bulk_operations import Finished
-from taskbull.queue.sync_queue import SyncQueue
+from taskbull.queue.operations import Finished
+from taskbull.queue.queue import SyncQueue
 
 F = TypeVar("F", bound=Callable[..., Any])
 

@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import click
+from click.shell_completion import get_completion_class
+
+from taskbull.cli.app_loading import COMPLETING
+from taskbull.cli.output import cell
+
+# `taskbull demo`: everything at work on the embedded server, with nothing to set up.
 
 
 @click.command()
@@ -12,3 +20,40 @@ def demo() -> None:
     from taskbull.cli.demo import demonstrate  # noqa: PLC0415
 
     demonstrate()
+
+
+# `taskbull completion`: the script by which a shell asks what to propose.
+
+
+@click.command()
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+@click.pass_context
+def completion(ctx: click.Context, shell: str) -> None:
+    """Print the script that completes commands, options, queues and tasks.
+
+    \b
+    bash:  echo 'eval "$(taskbull completion bash)"' >> ~/.bashrc
+    zsh:   echo 'eval "$(taskbull completion zsh)"' >> ~/.zshrc
+    fish:  taskbull completion fish > ~/.config/fish/completions/taskbull.fish
+    """
+    kind = get_completion_class(shell)
+    assert kind is not None  # noqa: S101 - click has all three
+    script = kind(ctx.find_root().command, {}, "taskbull", COMPLETING)
+    # Not `source()`: for bash, that starts one to ask for its version.
+    click.echo(script.source_template % script.source_vars())
+
+
+# `taskbull stop`: end the embedded server of a project.
+
+
+@click.command()
+@click.argument("folder", type=click.Path(path_type=Path), required=False)
+def stop(folder: Path | None) -> None:
+    """Stop the embedded server in FOLDER (.taskbull of the project); its jobs are kept."""
+    from taskbull.app import embedded  # noqa: PLC0415 - see `worker`
+
+    folder = embedded.project_folder() if folder is None else folder
+    if embedded.stop(folder):
+        click.echo(cell(f"the server in {folder} is stopped; its jobs are kept"))
+    else:
+        click.echo(cell(f"no server runs in {folder}"))

@@ -1,26 +1,541 @@
-"""`taskbull doctor`: is everything as it should be, and if not, what to do."""
+"""`taskbull doctor --acl`: the rules for a user of Redis who may do what we need, and no more."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import assert_never
+import re
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from datetime import UTC, datetime, timedelta
+from enum import StrEnum
+from pathlib import Path
+from shlex import quote
+from statistics import median
+from typing import Any, TypeAlias, TypeVar, assert_never
 
 import click
+from msgspec import Struct
 
 from taskbull.app.app import App
-from taskbull.cli.advice import advice
 from taskbull.cli.app_loading import app_argument, find_app_of_server, server_options
-from taskbull.cli.doctor.acl import acl_of
-from taskbull.cli.doctor.findings import Finding, Level, describe, ok, problem, show, summary
-from taskbull.cli.doctor.queue_checks import check_queues
-from taskbull.cli.doctor.rights import check_rights
-from taskbull.cli.doctor.server_checks import check_server
-from taskbull.cli.errors import FAILED, note
+from taskbull.cli.errors import FAILED, advice, note
+from taskbull.cli.output import cell, command, json_option, plural, printable, show_json
 from taskbull.cli.server import open_server
-from taskbull.cli.terminal import json_option, plural, show_json
-from taskbull.errors import TaskbullError
-from taskbull.queue.any_server import Node
-from taskbull.queue.sync_server import SyncServer
+from taskbull.core.schedule import Schedule
+from taskbull.core.states import JobState
+from taskbull.core.validation import instant_to_ms
+from taskbull.errors import ConfigurationError, SerializationError, ServerRefused, TaskbullError
+from taskbull.monitor.inspect import QueueSummary
+from taskbull.monitor.server import Node, SyncServer
+from taskbull.observability.logs import cut
+
+# `taskbull doctor --acl`: the rules for a user of Redis who may do what we need, and no more.
+
+
+_FILE = Path(__file__).parent / "least_rights.acl"
+
+
+def rules() -> list[str]:
+    """Return the commands that the user may run, as ACL rules."""
+    lines = _FILE.read_text("utf-8").splitlines()
+    return [rule for line in lines if not line.startswith("#") for rule in line.split()]
+
+
+def key_rule(server: SyncServer, queue: str | None = None) -> str:
+    """Return the rule for the keys of a queue, or of all queues.
+
+    It is one word whatever the queue is called: a space in a name would start another rule.
+    """
+    rule = f"~{server.key_pattern(queue)}"
+    return "".join("?" * len(c.encode()) if c in "\"' " or not c.isprintable() else c for c in rule)
+
+
+def acl_of(server: SyncServer, queues: Sequence[str], user: str = "taskbull") -> str:
+    """Return all rules of a user for some queues, or (none given) for all under the prefix."""
+    keys = [key_rule(server, queue) for queue in queues] or [key_rule(server)]
+    words = ["on", ">PASSWORD", "resetkeys", *keys, "resetchannels", "-@all", *rules()]
+    return f"{user} {' '.join(words)}"
+
+
+# What the doctor has to say: one line per thing that was looked at.
+
+
+class Level(StrEnum):
+    """How bad it is."""
+
+    OK = "ok"
+    WARNING = "warning"
+    PROBLEM = "problem"
+
+
+class Finding(Struct, frozen=True):
+    """Something that was looked at; `advice` says what to do about it."""
+
+    check: str
+    level: Level
+    message: str
+    advice: str = ""
+
+
+def ok(check: str, message: str) -> Finding:
+    """All is well."""
+    return Finding(check, Level.OK, message)
+
+
+def warning(check: str, message: str, advice: str = "") -> Finding:
+    """It works, but somebody should know."""
+    return Finding(check, Level.WARNING, message, advice)
+
+
+def problem(check: str, message: str, advice: str = "") -> Finding:
+    """It does not work, or jobs may be lost."""
+    return Finding(check, Level.PROBLEM, message, advice)
+
+
+_COLOURS = {Level.OK: "green", Level.WARNING: "yellow", Level.PROBLEM: "red"}
+
+
+def show(finding: Finding) -> None:
+    """Print a finding: one line, and one more for the advice."""
+    level = click.style(f"{finding.level:<8}", fg=_COLOURS[finding.level])
+    click.echo(f"{level} {finding.check:<12} {printable(finding.message)}")
+    if finding.advice:
+        click.echo(f"{'':<22}→ {printable(finding.advice)}")
+
+
+def summary(findings: Sequence[Finding]) -> str:
+    """Count the findings that are not well."""
+    problems = sum(finding.level is Level.PROBLEM for finding in findings)
+    warnings = sum(finding.level is Level.WARNING for finding in findings)
+    if not problems and not warnings:
+        return "All is well."
+    return f"Problems: {problems}, warnings: {warnings}."
+
+
+def describe(finding: Finding) -> dict[str, Any]:
+    """Return a finding in the form of the JSON output."""
+    return {
+        "check": finding.check,
+        "level": str(finding.level),
+        "message": finding.message,
+        "advice": finding.advice or None,
+    }
+
+
+# What Redis lets our user do: every command is tried, and nothing of it stays.
+
+
+_USEFUL = {"CLIENT ID", "CLIENT SETNAME", "CLIENT KILL", "CLIENT LIST", "SCAN"}
+"""Commands without which everything runs, but less is seen, or links are settled with less care."""
+
+
+def check_rights(server: SyncServer, known: Sequence[str]) -> Iterator[Finding]:
+    """Try to write, with every command, on each server that holds a queue."""
+    for node, queue in _places(server, known).items():
+        yield from _check(server, node, queue)
+
+
+def first_trouble(server: SyncServer, queue: str) -> str:
+    """Say what keeps us from working on a queue; nothing if all is well."""
+    for finding in _check(server, server.server_of(queue), queue):
+        if finding.level == "problem":
+            return finding.message
+    return ""
+
+
+def _places(server: SyncServer, known: Sequence[str]) -> dict[Node, str]:
+    """Return one queue for each server; where there is none yet, any name does."""
+    try:
+        names = server.queues()
+    except ServerRefused:  # SCAN is forbidden, as will be told
+        names = list(known)
+    places: dict[Node, str] = {}
+    for name in reversed(names or ["default"]):
+        with suppress(ConfigurationError):  # a name that no queue of ours can have
+            places[server.server_of(name)] = name
+    return places
+
+
+def _check(server: SyncServer, node: Node, queue: str) -> Iterator[Finding]:
+    try:
+        refused = server.refused_commands(queue)
+    except ServerRefused as error:
+        if error.code == "NOPERM" and "key" in str(error):
+            yield _about_keys(server, node, queue)
+        else:
+            yield problem("writing", f"{node} refuses our commands: {error}", advice(error))
+        return
+    needed = [name for name in refused if name not in _USEFUL]
+    useful = [name for name in refused if name in _USEFUL]
+    if needed and all("key" in refused[name] for name in needed):
+        yield _about_keys(server, node, queue)
+    elif needed:
+        yield problem("rights", f"{node} forbids {', '.join(needed)}", _grant(needed))
+    if useful:
+        yield warning(
+            "rights",
+            f"{node} forbids {', '.join(useful)}: everything works, but less well",
+            _grant(useful),
+        )
+    if not refused:
+        yield ok("rights", f"{node} lets us write, and run every command we need")
+
+
+def _about_keys(server: SyncServer, node: Node, queue: str) -> Finding:
+    return problem(
+        "rights",
+        f"{node} does not let our user access the keys of queue {queue}",
+        f"ACL SETUSER <user> {key_rule(server, queue)}; taskbull doctor --acl prints all that "
+        "is needed",
+    )
+
+
+def _grant(commands: list[str]) -> str:
+    rules = " ".join(f"+{name.lower().replace(' ', '|')}" for name in commands)
+    return f"ACL SETUSER <user> {rules}; taskbull doctor --acl prints all that is needed"
+
+
+# What the doctor looks at on each server.
+
+
+T = TypeVar("T")
+
+Fields: TypeAlias = dict[str, str]
+
+_PINGS = 7
+_SLOW = 0.02
+"""Seconds for a round trip; a job needs one or two."""
+
+_SKEW = 1.0
+_BAD_SKEW = 10.0
+_NEARLY_FULL = 0.9
+
+
+def check_server(server: SyncServer, node: Node) -> Iterator[Finding]:
+    """Examine one of the Redis servers that hold the queues."""
+    name = str(node)
+    fields = _info(server, node)
+    if isinstance(fields, ServerRefused):
+        forbidden = fields.code == "NOPERM"
+        yield warning(
+            "server",
+            f"{name} does not describe itself (INFO is {'forbidden' if forbidden else 'unknown'}): "
+            "its version, memory and persistence are not checked",
+            "" if forbidden else "taskbull is tested with Redis 6.2 or newer, and Valkey",
+        )
+    else:
+        yield _version(fields, name)
+        yield from _role(server.namespace.address.topology, fields, name)
+        yield from _memory(fields, name)
+        yield from _persistence(server, node, fields)
+    yield _latency(server, node)
+    yield _clock(server, node)
+
+
+def _info(server: SyncServer, node: Node) -> Fields | ServerRefused:
+    try:
+        return server.info(node)
+    except ServerRefused as error:
+        return error
+
+
+def _version(fields: Fields, name: str) -> Finding:
+    version = fields.get("redis_version", "")
+    others = {
+        "dragonfly_version": "Dragonfly",
+        "keydb_version": "KeyDB",
+        "garnet_version": "Garnet",
+    }
+    for field, product in others.items():
+        if field in fields:
+            return warning(
+                "server",
+                f"{name} runs {product} {fields[field]}, which taskbull is not tested with",
+                "use Redis 6.2 or newer, or Valkey",
+            )
+    if fields.get("server_name") == "valkey" or "valkey_version" in fields:
+        return ok("server", f"{name} runs Valkey {fields.get('valkey_version', version)}: fine")
+    return ok("server", f"{name} runs Redis {version}: fine")
+
+
+def _role(topology: str, fields: Fields, name: str) -> Iterator[Finding]:
+    if fields.get("role") not in {"master", None}:
+        yield problem(
+            "topology", f"{name} is a replica: nothing can be written", "connect to its primary"
+        )
+    if fields.get("cluster_enabled") == "1" and topology != "cluster":
+        yield problem(
+            "topology",
+            f"{name} is a node of a Redis Cluster, used as a single server",
+            "use a redis+cluster:// URL",
+        )
+    replicas = fields.get("connected_slaves", "0")
+    if topology in {"sentinel", "cluster"} and replicas == "0":
+        yield warning("topology", f"{name} has no replica: nobody takes over if it dies")
+
+
+def _memory(fields: Fields, name: str) -> Iterator[Finding]:
+    policy = fields.get("maxmemory_policy", "")
+    limit = int(fields.get("maxmemory", 0))
+    used = int(fields.get("used_memory", 0))
+    advice = "CONFIG SET maxmemory-policy noeviction"
+    if policy == "noeviction":
+        yield ok("memory", f"{name} evicts nothing (maxmemory-policy noeviction)")
+    elif policy and limit:
+        yield problem(
+            "memory", f"{name} may evict jobs and locks: maxmemory-policy is {policy}", advice
+        )
+    elif policy:
+        yield warning(
+            "memory",
+            f"{name} would evict jobs and locks if it had a memory limit: maxmemory-policy is "
+            f"{policy}",
+            advice,
+        )
+    if limit and used > _NEARLY_FULL * limit:
+        full = used >= limit and policy == "noeviction"
+        yield (problem if full else warning)(
+            "memory",
+            f"{name} uses {used / limit:.0%} of its memory; when it is full, no job can be added",
+            "remove finished jobs (taskbull clean), keep fewer of them, or raise maxmemory",
+        )
+
+
+def _persistence(server: SyncServer, node: Node, fields: Fields) -> Iterator[Finding]:
+    name = str(node)
+    advice = "CONFIG SET appendonly yes, and in its configuration file"
+    if fields.get("aof_enabled") == "1":
+        yield ok("persistence", f"{name} keeps an append-only file")
+    elif (points := _save_points(server, node)) is None:
+        yield warning(
+            "persistence",
+            f"{name} keeps no append-only file; whether it takes snapshots is not known",
+            advice,
+        )
+    elif points:
+        yield warning(
+            "persistence",
+            f"{name} keeps snapshots only (save {points}): a crash loses the jobs since the last",
+            advice,
+        )
+    else:
+        yield warning("persistence", f"{name} saves nothing: a restart loses all jobs", advice)
+    for field in ("rdb_last_bgsave_status", "aof_last_write_status", "aof_last_bgrewrite_status"):
+        if fields.get(field, "ok") != "ok":
+            yield problem(
+                "persistence",
+                f"{name} could not write to its disk ({field} is {fields[field]}): it may refuse "
+                "all changes",
+                "look at its log, and at the space on its disk",
+            )
+
+
+def _save_points(server: SyncServer, node: Node) -> str | None:
+    try:
+        return server.save_points(node)
+    except ServerRefused:  # forbidden, as with most providers
+        return None
+
+
+def _latency(server: SyncServer, node: Node) -> Finding:
+    times = [_timed(lambda: server.ping(node))[0] for _ in range(_PINGS)]
+    usual = median(times)
+    message = f"{node} answers in {usual * 1000:.2g} ms (the slowest of {_PINGS}: "
+    message += f"{max(times) * 1000:.2g} ms)"
+    if usual > _SLOW:
+        return warning("latency", message, "run workers close to their Redis")
+    return ok("latency", message)
+
+
+def _clock(server: SyncServer, node: Node) -> Finding:
+    try:
+        took, theirs = _timed(lambda: server.time(node))
+    except ServerRefused:
+        return warning("clock", f"{node} does not give its time (TIME is forbidden)")
+    ours = time.time() - took / 2
+    skew = theirs - ours
+    if abs(skew) < _SKEW:
+        return ok("clock", f"{node} and this machine differ by {abs(skew) * 1000:.0f} ms")
+    behind = "ahead of" if skew > 0 else "behind"
+    message = f"the clock of {node} is {abs(skew):.1f} s {behind} this machine's"
+    advice = "synchronise all machines by NTP: delayed jobs run by the clocks of workers"
+    return (problem if abs(skew) >= _BAD_SKEW else warning)("clock", message, advice)
+
+
+def _timed(ask: Callable[[], T]) -> tuple[float, T]:
+    began = time.perf_counter()
+    answer = ask()
+    return time.perf_counter() - began, answer
+
+
+def major_of(version: str | None) -> int | None:
+    """Return BullMQ's major version of what a queue's producer wrote about itself."""
+    found = re.fullmatch(r"bullmq[^:]*:(\d+)\..*", version or "")
+    return int(found[1]) if found else None
+
+
+# What the doctor looks at in each queue.
+
+
+_MANY = 100_000
+_LOOKED_AT = 500
+"""Running jobs of which the locks are looked at."""
+_LATE = timedelta(minutes=1)
+"""How late the run of a schedule may be: a worker may be busy."""
+
+
+def check_queues(server: SyncServer) -> Iterator[Finding]:
+    """Examine the queues, and tell who uses them."""
+    try:
+        found = server.survey()
+    except ServerRefused as error:
+        yield problem("queues", f"the queues cannot be read: {error}", "check the ACL rules")
+        return
+    if not found:
+        yield ok("queues", f"there are none under the prefix {server.prefix!r}")
+    if any(queue.workers is None and queue.problem is None for queue in found):
+        yield warning("workers", "the server does not say who is connected (CLIENT LIST)")
+    for queue in found:
+        try:
+            yield from _check_queue(server, queue)
+        except (ServerRefused, ConfigurationError, SerializationError) as error:
+            yield problem("queue", f"{queue.name}: it cannot be read: {error}", _REPAIR)
+
+
+_REPAIR = "look at the types of its keys, and who writes to them; the other queues are not affected"
+
+
+def _check_queue(server: SyncServer, queue: QueueSummary) -> Iterator[Finding]:
+    if queue.problem is not None:
+        yield problem("queue", f"{queue.name}: it cannot be read: {queue.problem}", _REPAIR)
+        return
+    yield _who(queue)
+    yield from _waiting(queue)
+    yield from _stalled(server, queue)
+    yield from _pausing(queue)
+    yield from _kept(queue)
+    yield from _schedules(server, queue)
+
+
+def _who(queue: QueueSummary) -> Finding:
+    shown = ", ".join(f"{count:,} {state}" for state, count in queue.counts.items() if count)
+    users = {
+        None: "no Node producer has written its version",
+        5: f"Node BullMQ 5 uses it ({queue.version})",
+        6: f"Node BullMQ 6 uses it ({queue.version})",
+    }
+    user = users.get(major_of(queue.version), f"{queue.version} uses it")
+    if queue.version is not None and major_of(queue.version) is None:
+        user = f"{queue.version} uses it"
+    workers = "" if queue.workers is None else f"; {plural(queue.workers, 'worker')} connected"
+    return ok("queue", f"{queue.name}: {shown or 'empty'}; {user}{workers}")
+
+
+def _waiting(queue: QueueSummary) -> Iterator[Finding]:
+    ready = queue.counts[JobState.WAITING] + queue.counts[JobState.PRIORITIZED]
+    if ready and queue.workers == 0 and not queue.paused:
+        yield warning(
+            "queue",
+            f"{queue.name}: {plural(ready, 'job')} to run, but no worker is connected",
+            f"taskbull worker -q {quote(queue.name)}",
+        )
+
+
+def _stalled(server: SyncServer, queue: QueueSummary) -> Iterator[Finding]:
+    if not queue.counts[JobState.ACTIVE]:
+        return
+    still = [job.id for job in server.active(queue.name, _LOOKED_AT) if job.lock_seconds is None]
+    if still:
+        yield warning(
+            "queue",
+            f"{queue.name}: {plural(len(still), 'running job')} without a lock (stalled): "
+            f"{', '.join(still[:5])}",
+            "the next check of any worker puts them back; if they stay, no worker is running",
+        )
+
+
+def _pausing(queue: QueueSummary) -> Iterator[Finding]:
+    if not queue.paused:
+        return
+    parked = queue.counts[JobState.PAUSED]
+    waiting = queue.counts[JobState.WAITING]
+    total = parked + waiting + queue.counts[JobState.PRIORITIZED]
+    yield warning(
+        "queue",
+        f"{queue.name}: it is paused, and {plural(total, 'job')} cannot run",
+        command("resume", queue.name),
+    )
+    if major_of(queue.version) == 5 and waiting and parked:
+        yield warning(
+            "queue",
+            f"{queue.name}: jobs are in both of its lists, and BullMQ 5 would lose some when it "
+            "resumes or pauses the queue",
+            f"resume it with {command('resume', queue.name)}, which loses none",
+        )
+
+
+def _kept(queue: QueueSummary) -> Iterator[Finding]:
+    kept = queue.counts[JobState.COMPLETED] + queue.counts[JobState.FAILED]
+    if kept >= _MANY:
+        yield warning(
+            "queue",
+            f"{queue.name}: {kept:,} finished jobs are kept, and take up memory",
+            f"{command('clean', queue.name, options='--older-than 7d')}; and keep fewer: "
+            "keep_completed=Keep(…)",
+        )
+
+
+def _is_stored(server: SyncServer, late: Sequence[Schedule]) -> bool:
+    """Return whether a run is there that was begun, and then given back or left behind."""
+    unfinished = {JobState.WAITING, JobState.ACTIVE}
+    runs = zip(late, server.last_runs(late), strict=True)
+    return any(
+        run is not None
+        and run.state in unfinished
+        and each.last_due is not None
+        and run.id.endswith(f":{instant_to_ms(each.last_due)}")
+        for each, run in runs
+    )
+
+
+def _schedules(server: SyncServer, queue: QueueSummary) -> Iterator[Finding]:
+    found = server.queue(queue.name).schedules()
+    if old := [each for each in found if each.is_old]:
+        yield warning(
+            "schedules",
+            f"{queue.name}: {plural(len(old), 'repeatable job')} of BullMQ 3, 4 or early 5, which "
+            f"BullMQ 6 does not run: {', '.join(cut(each.id) for each in old[:5])}",
+            "replace them by schedules (upsert_schedule, or Node's upsertJobScheduler), then "
+            f"taskbull schedules remove {queue.name} ID",
+        )
+    yield from _overdue(server, queue, found)
+
+
+def _overdue(
+    server: SyncServer, queue: QueueSummary, found: Sequence[Schedule]
+) -> Iterator[Finding]:
+    latest = datetime.now(UTC) - _LATE
+    late = [each for each in found if each.next_run is not None and each.next_run < latest]
+    if not late:
+        return
+    names = ", ".join(cut(each.id) for each in late[:5])
+    since = min(each.next_run for each in late if each.next_run is not None)
+    if queue.paused:
+        advice = command("resume", queue.name)
+    elif any(each.is_pending for each in late) or _is_stored(server, late):
+        start = f"taskbull worker -q {quote(queue.name)}"
+        advice = f"{start}, or more of them: each run adds the next one"
+    else:
+        advice = "the job of the next run is gone: taskbull schedules sync, or upsert it again"
+    yield warning(
+        "schedules",
+        f"{queue.name}: the next run of {plural(len(late), 'schedule')} is overdue, since "
+        f"{cell(since)}: {names}",
+        advice,
+    )
+
+
+# `taskbull doctor`: is everything as it should be, and if not, what to do.
 
 
 @click.command()

@@ -2,32 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import groupby
-from typing import Any
+from typing import Any, BinaryIO
 
 import click
 from msgspec import structs
+from msgspec.structs import replace
 
-from taskbull.cli.app_loading import find_server, server_options
+from taskbull.app.app import App
+from taskbull.cli.app_loading import find_app_of_server, find_server, server_options
 from taskbull.cli.completion import complete_queue
-from taskbull.cli.errors import note, others_go_on
-from taskbull.cli.job_tree import show_tree
-from taskbull.cli.server import existing_queue, note_lost_servers
-from taskbull.cli.terminal import (
+from taskbull.cli.errors import CommandFailed, WrongUsage, note, others_go_on
+from taskbull.cli.output import (
+    cell,
     json_option,
+    printable,
     printable_lines,
     shortened,
     show_fields,
     show_json,
     show_section,
     show_table,
+    show_tree,
     to_json,
 )
+from taskbull.cli.server import existing_queue, note_lost_servers, open_server
+from taskbull.core.diagnosis import Explanation
+from taskbull.core.keys import check_queue_name
 from taskbull.core.states import STATES, JobState
-from taskbull.errors import JobNotFound
+from taskbull.core.wire.new_job import JobCopy, check_copy, read_copy
+from taskbull.errors import JobNotFound, MaybeExecuted, TaskbullError
+from taskbull.monitor.inspect import JobDetails, JobView
+from taskbull.monitor.server import SyncServer
+from taskbull.queue.copies import parts_of
+from taskbull.queue.handle import JobHandle
 from taskbull.queue.job_tree import DEPTH, MOST
-from taskbull.queue.job_view import JobDetails, JobView
+
+# Commands that look at jobs: those of a queue, and all that is stored about one.
 
 
 @click.command()
@@ -215,3 +227,122 @@ def _about(view: JobView) -> str | None:
             return f"priority {job.priority}"
         case _:
             return None
+
+
+# `taskbull restore`: jobs that were downloaded before they were removed.
+
+
+@click.command()
+@click.argument("file", type=click.File("rb"))
+@click.option("--queue", help="Add all of them to this queue, not to the one each came from.")
+@server_options
+@json_option
+def restore(
+    file: BinaryIO, queue: str | None, as_json: bool, prefix: str | None, **where: str | None
+) -> None:
+    """Add the jobs of a file again that the dashboard has written; - reads standard input.
+
+    Nothing is added unless every line can be. A job whose id was not the queue's own keeps it, and
+    is not added twice; others get new ids. Up to 250 of them go in one call.
+    """
+    app = find_app_of_server(**where)
+    lines: list[int] = []
+    copies: list[JobCopy] = []
+    for number, copy in _read_copies(file, app, queue):
+        lines.append(number)
+        copies.append(copy)
+    server = open_server(app, where["redis"], prefix)
+    server.ping()
+    added: list[dict[str, Any]] = []
+    try:
+        for part in parts_of(copies):
+            for copy, handle in zip(
+                part, _add(server, part, lines[len(added) :], file), strict=True
+            ):
+                added.append(_describe(copy, handle))
+                if not as_json:
+                    click.echo(cell(_sentence(copy, handle)))
+    finally:
+        if as_json:
+            show_json(added)
+
+
+def _add(
+    server: SyncServer, part: Sequence[JobCopy], lines: Sequence[int], file: BinaryIO
+) -> list[JobHandle[Any]]:
+    """Add the jobs of some lines; say which they are if that fails."""
+    try:
+        return server.queue(part[0].queue).add_copies(part)
+    except TaskbullError as error:
+        where = f"{file.name}, lines {lines[0]} to {lines[len(part) - 1]}"
+        not_known = "whether these were is not known. Those after them were not"
+        others = not_known if isinstance(error, MaybeExecuted) else "these and those after them not"
+        raise CommandFailed(f"{where}: {error}. The lines before were added, {others}") from error
+
+
+def _read_copies(
+    file: BinaryIO, app: App | None, queue: str | None
+) -> Iterator[tuple[int, JobCopy]]:
+    """Read the lines of a file; refuse what could not be added, before anything is."""
+    for number, line in enumerate(file, 1):
+        if not line.strip():
+            continue
+        try:
+            copy = read_copy(line)
+            if queue is not None:
+                copy = replace(copy, queue=queue)
+            check_queue_name(copy.queue)
+            check_copy(copy)
+            if app is not None:
+                app.check_data(copy.name, bytes(copy.data))
+        except TaskbullError as error:
+            raise WrongUsage(f"{file.name}, line {number}: {error}. Nothing was added") from error
+        yield number, copy
+
+
+def _sentence(copy: JobCopy, handle: JobHandle[Any]) -> str:
+    if handle.deduplicated:
+        return f"job {handle.id} is in queue {handle.queue} already"
+    return f"job {handle.id} ({handle.name}) added to queue {handle.queue}; it was {copy.id}"
+
+
+def _describe(copy: JobCopy, handle: JobHandle[Any]) -> dict[str, Any]:
+    return {
+        "id": handle.id,
+        "queue": handle.queue,
+        "name": handle.name,
+        "was": copy.id,
+        "deduplicated": handle.deduplicated,
+    }
+
+
+# `taskbull why`: what a job, or a queue, waits for.
+
+
+@click.command()
+@click.argument("queue", shell_complete=complete_queue)
+@click.argument("job_id", metavar="[ID]", required=False)
+@server_options
+@json_option
+def why(queue: str, job_id: str | None, as_json: bool, **where: str | None) -> None:
+    """Say why a job does not run, or what became of it; without an ID, what holds the queue.
+
+    Exits with 1 if there is no such job.
+    """
+    server = find_server(**where)
+    existing_queue(server, queue)
+    found = server.why(queue, job_id)
+    if as_json:
+        show_json(found.describe())
+    else:
+        show_explanation(found)
+    if not found.found:
+        click.get_current_context().exit(1)
+
+
+def show_explanation(found: Explanation) -> None:
+    """Print the cause, and what holds as well, a line each."""
+    first, *others = [printable(reason.text) for reason in found.reasons]
+    click.echo(first)
+    for text in others:
+        click.echo(f"Also: {text}")

@@ -1,20 +1,116 @@
-"""`taskbull queues`: all queues of a server."""
+"""`taskbull events`: what happens in a queue, line by line, as it happens."""
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from time import sleep
 from typing import Any
 
 import click
 
-from taskbull.cli.app_loading import app_argument, find_server, server_options
+from taskbull.app.batch import is_batch
+from taskbull.app.task import Task
+from taskbull.cli.app_loading import app_argument, app_option, find_app, find_server, server_options
+from taskbull.cli.completion import complete_queue
 from taskbull.cli.errors import note
-from taskbull.cli.server import note_lost_servers
-from taskbull.cli.terminal import json_option, show_json, show_table
-from taskbull.core.durations import instant_from_ms
-from taskbull.core.queue_facts import PauseNote
+from taskbull.cli.output import cell, json_option, shortened, show_json, show_table, to_json
+from taskbull.cli.server import existing_queue, note_lost_servers
+from taskbull.core.breaker import CircuitBreaker
+from taskbull.core.queue_health import PauseNote
 from taskbull.core.states import STATES, JobState
-from taskbull.queue.job_view import iso
-from taskbull.queue.server_operations import QueueSummary
+from taskbull.core.validation import instant_from_ms
+from taskbull.core.wire.events import QueueEvent
+from taskbull.errors import ConnectionLost, MaybeExecuted
+from taskbull.monitor.inspect import QueueSummary, iso
+from taskbull.monitor.server import SyncServer
+from taskbull.queue.handle import check_last_id
+
+# `taskbull events`: what happens in a queue, line by line, as it happens.
+
+
+_PAUSE = 0.5
+"""Seconds between two tries while Redis is away."""
+
+
+@click.command()
+@click.argument("queue", shell_complete=complete_queue)
+@click.option(
+    "--last-id",
+    default="$",
+    show_default="now",
+    help="The event after which to begin; 0: with the oldest.",
+)
+@server_options
+@json_option
+def events(queue: str, last_id: str, as_json: bool, **where: str | None) -> None:
+    """Follow what happens in a queue, until Ctrl-C."""
+    check_last_id(last_id)
+    server = find_server(**where)
+    server.ping()
+    if not server.exists(queue):
+        note(f"queue {queue} does not exist yet: waiting for its first event")
+    for event in _follow(server, queue, last_id):
+        if as_json:
+            click.echo(to_json(_describe(queue, event), indent=None))
+        else:
+            click.echo(_line(event))
+
+
+def _follow(server: SyncServer, queue: str, last_id: str) -> Iterator[QueueEvent]:
+    """Yield all events after an id; an outage of Redis is told, and waited out."""
+    away = False
+    if last_id == "$":
+        last_id = server.last_event_id(queue)
+    while True:
+        try:
+            server.ping()  # so that an outage is told at once, not after many tries
+            events = server.wait_for_events(queue, last_id)
+        except (MaybeExecuted, ConnectionLost) as error:  # reading changes nothing
+            if not away:
+                note(f"{error}; trying again until it is back")
+            away = True
+            sleep(_PAUSE)
+            continue
+        if away:
+            note("Redis is back")
+            away = False
+        for event in events:
+            last_id = event.id
+            yield event
+
+
+def _time_of(event: QueueEvent) -> datetime | None:
+    ms = event.id.partition("-")[0]
+    try:
+        return datetime.fromtimestamp(int(ms) / 1000, UTC)
+    except (ValueError, OverflowError, OSError):  # an id that somebody made up
+        return None
+
+
+def _describe(queue: str, event: QueueEvent) -> dict[str, object]:
+    return {
+        "id": event.id,
+        "at": iso(_time_of(event)),
+        "queue": queue,
+        "event": event.name,
+        "job_id": event.job_id,
+        "fields": dict(event.fields),
+    }
+
+
+def _line(event: QueueEvent) -> str:
+    when = _time_of(event)
+    clock = "-" if when is None else f"{when.astimezone():%H:%M:%S.%f}"[:-3]
+    fields = " ".join(
+        f"{cell(name)}={cell(shortened(value))}" for name, value in event.details.items()
+    )
+    return f"{clock}  {cell(event.name):<16}  {cell(event.job_id):<8}  {fields}".rstrip()
+
+
+# `taskbull queues`: all queues of a server.
 
 
 @click.command()
@@ -85,3 +181,132 @@ def _describe_queue(queue: QueueSummary) -> dict[str, Any]:
 
 def _describe_note(note: PauseNote) -> dict[str, Any]:
     return {"by": note.by, "at": iso(instant_from_ms(note.at_ms)), "why": note.why}
+
+
+# `taskbull tasks`: what the app can run.
+
+
+@click.command()
+@app_argument
+@app_option
+@json_option
+def tasks(named: str | None, app: str | None, as_json: bool) -> None:
+    """List the tasks of the app."""
+    found = sorted(find_app(app or named).tasks.values(), key=lambda task: (task.queue, task.name))
+    if as_json:
+        show_json([_describe_task(task) for task in found])
+        return
+    show_table(
+        ["task", "queue", "signature", "runs in", "attempts", "timeout", "breaker", "defined at"],
+        [
+            (
+                task.name,
+                task.queue,
+                signature_of(task),
+                _where(task),
+                task.settings.options.attempts,
+                _seconds(task.settings.timeout),
+                _breaker(task.settings.circuit_breaker),
+                _near(task.place),
+            )
+            for task in found
+        ],
+        empty="The app has no tasks.",
+    )
+
+
+def signature_of(task: Task[..., Any]) -> str:
+    """Return the task's parameters and result, as they are written in code."""
+    try:
+        signature = inspect.signature(task.function, eval_str=True)
+    except Exception:  # noqa: BLE001 - foreign code: annotations may contain anything
+        signature = inspect.signature(task.function)
+    return str(signature)
+
+
+def _where(task: Task[..., Any]) -> str:
+    where = task.site.value
+    return f"{where}, batches of {task.batch.size}" if is_batch(task) else where
+
+
+def _describe_task(task: Task[..., Any]) -> dict[str, Any]:
+    breaker = task.settings.circuit_breaker
+    return {
+        "name": task.name,
+        "queue": task.queue,
+        "signature": signature_of(task),
+        "kind": "async" if task.is_async else "sync",
+        "runs_in": task.site.value,
+        "batch_size": task.batch.size if is_batch(task) else None,
+        "attempts": task.settings.options.attempts,
+        "timeout": task.settings.timeout,
+        "priority": task.settings.options.priority,
+        "circuit_breaker": None
+        if breaker is None
+        else {
+            "threshold": breaker.threshold,
+            "duration": breaker.duration,
+            "half_open_max_attempts": breaker.half_open_max_attempts,
+        },
+        "place": task.place,
+        "description": inspect.getdoc(task.function) or "",
+    }
+
+
+def _seconds(duration: float | None) -> str | None:
+    return None if duration is None else f"{duration:g} s"
+
+
+def _breaker(breaker: CircuitBreaker | None) -> str | None:
+    return None if breaker is None else f"{breaker.threshold} failures, {breaker.duration:g} s"
+
+
+def _near(place: str) -> str:
+    here = f"{Path.cwd()}/"
+    return place.removeprefix(here)
+
+
+# `taskbull workers`: who is connected.
+
+
+@click.command()
+@click.argument("queue", required=False, shell_complete=complete_queue)
+@server_options
+@json_option
+def workers(
+    queue: str | None, app: str | None, redis: str | None, prefix: str | None, as_json: bool
+) -> None:
+    """List the workers that are connected, to all queues or to one."""
+    server = find_server(app, redis, prefix)
+    if queue is None:
+        note_lost_servers(server)
+    else:
+        existing_queue(server, queue)
+    by_queue = server.workers(None if queue is None else [queue])
+    found = [(name, worker) for name, workers in by_queue.items() for worker in workers]
+    if as_json:
+        show_json(
+            [
+                {
+                    "queue": name,
+                    "name": worker.name,
+                    "address": worker.address,
+                    "age": worker.age,
+                    "idle": worker.idle,
+                }
+                for name, worker in found
+            ]
+        )
+        return
+    show_table(
+        ["queue", "worker", "address", "connected for", "idle for"],
+        [
+            (name, each.name, each.address, _duration(each.age), _duration(each.idle))
+            for name, each in found
+        ],
+        empty="No worker is connected.",
+    )
+
+
+def _duration(seconds: int) -> str:
+    return str(timedelta(seconds=seconds))

@@ -10,19 +10,15 @@ from msgspec import Struct
 
 from taskbull.app.app import App
 from taskbull.cli.app_loading import find_app, find_server, server_options
-from taskbull.cli.asking import ask, yes_option
+from taskbull.cli.arguments import read_instant
 from taskbull.cli.completion import complete_queue
-from taskbull.cli.durations import read_instant
 from taskbull.cli.errors import others_go_on
-from taskbull.cli.schedule_words import describe_schedule, until
-from taskbull.cli.server import existing_queue, note_lost_servers, open_server
-from taskbull.cli.terminal import cell, json_option, show_json, show_table
-from taskbull.core.rules import Cron
-from taskbull.core.schedule import Schedule
+from taskbull.cli.output import cell, describe_schedule, json_option, show_json, show_table, until
+from taskbull.cli.server import ask, existing_queue, note_lost_servers, open_server, yes_option
+from taskbull.core.schedule import Cron, Schedule
 from taskbull.errors import ConnectionLost, ScheduleNotFound
-from taskbull.queue.any_server import Node
-from taskbull.queue.sync_queue import SyncQueue
-from taskbull.queue.sync_server import SyncServer
+from taskbull.monitor.server import Node, SyncServer
+from taskbull.queue.queue import SyncQueue
 
 _queue_argument = click.argument("queue", shell_complete=complete_queue)
 

@@ -1,18 +1,150 @@
-"""`taskbull top`: all queues at a glance, live."""
+"""What `top` shows of a queue: facts in, cells and JSON out."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable, Sequence
+from math import inf
+from typing import Any, Final
 
 import click
+from msgspec import Struct
+from msgspec.structs import replace
 
 from taskbull.cli.app_loading import app_argument, find_server, server_options
-from taskbull.cli.durations import read_seconds
+from taskbull.cli.arguments import read_seconds
 from taskbull.cli.errors import WrongUsage
+from taskbull.cli.output import json_option, show_json, show_table
 from taskbull.cli.server import note_lost_servers
-from taskbull.cli.terminal import json_option, show_json, show_table
-from taskbull.cli.top.rows import COLUMNS, cells, describe, ordered
-from taskbull.queue.overview import Overview, all_trouble
+from taskbull.core.diagnosis import span
+from taskbull.core.queue_health import QueueFacts, empty_in
+from taskbull.core.states import STATES, JobState
+from taskbull.core.trouble import find_trouble
+from taskbull.monitor.overview import Overview, all_trouble
+
+# What `top` shows of a queue: facts in, cells and JSON out.
+
+
+COLUMNS: Final = (
+    *("queue", "wait", "since", "active", "delayed", "failed", "in/s", "out/s"),
+    *("last hour", "run by", "empty in"),
+)
+SORTS: Final = ("name", "wait", "failed", "out/s")
+
+_BARS: Final = " ▁▂▃▄▅▆▇█"
+_COLUMNS_OF_AN_HOUR: Final = 12
+
+
+def cells(queue: QueueFacts) -> list[str]:
+    """Return the row of a queue."""
+    since = queue.waiting_since
+    return [
+        f"{queue.name} ‖" if queue.paused else f"{queue.name} ?" if queue.problem else queue.name,
+        f"{queue.waiting:,}",
+        "-" if since is None else span((queue.now - since).total_seconds()),
+        *(
+            f"{queue.counts[state]:,}"
+            for state in (JobState.ACTIVE, JobState.DELAYED, JobState.FAILED)
+        ),
+        rate(queue.arrivals),
+        rate(queue.out),
+        sparkline(queue),
+        run_by(queue),
+        emptied(queue),
+    ]
+
+
+def rate(per_second: float | None) -> str:
+    """Return a rate in few characters."""
+    if per_second is None:
+        return "-"
+    return f"{per_second:,.0f}" if per_second >= 10 or per_second == 0 else f"{per_second:.2g}"
+
+
+def sparkline(queue: QueueFacts) -> str:
+    """Return what ended in the last hour as twelve bars, the newest last; dots are unknown."""
+    minutes = [
+        None if done is None and broken is None else (done or 0) + (broken or 0)
+        for done, broken in zip(queue.completed.minutes, queue.failed.minutes, strict=False)
+    ]
+    size = 60 // _COLUMNS_OF_AN_HOUR
+    parts = [minutes[start : start + size] for start in range(0, 60, size)]
+    known = [[one for one in part if one is not None] for part in parts]
+    sums = [sum(part) if part else None for part in known]
+    most = max((one for one in sums if one), default=0)
+    return "".join(_bar(one, most) for one in reversed(sums))
+
+
+def _bar(count: int | None, most: int) -> str:
+    if count is None:
+        return "·"
+    if not count:
+        return "_"
+    return _BARS[max(1, round(count / most * (len(_BARS) - 1)))]
+
+
+def run_by(queue: QueueFacts) -> str:
+    """Return who runs the jobs: ours, and others."""
+    if queue.workers == 0:
+        return "nobody" if queue.connected is not None else "?"
+    parts = [(len(queue.records), "py"), (queue.foreign, "js")]
+    return " ".join(f"{count}{what}" for count, what in parts if count)
+
+
+def emptied(queue: QueueFacts) -> str:
+    """Return when nothing waits any more."""
+    if queue.waiting == 0:
+        return "-"
+    if queue.paused:
+        return "paused"
+    if queue.workers == 0 and queue.connected is not None:
+        return "never"
+    left = empty_in(queue.waiting, queue.out, queue.arrivals)
+    if left is None:
+        return "?"
+    return "growing" if left == inf else span(left)
+
+
+def ordered(facts: Sequence[QueueFacts], by: str) -> list[QueueFacts]:
+    """Return queues in an order: by name, or the largest first."""
+    keys: dict[str, Callable[[QueueFacts], float]] = {
+        "wait": lambda queue: -queue.waiting,
+        "failed": lambda queue: -queue.counts[JobState.FAILED],
+        "out/s": lambda queue: -(queue.out or 0.0),
+    }
+    by_name = sorted(facts, key=lambda queue: queue.name)
+    return sorted(by_name, key=keys[by]) if by in keys else by_name
+
+
+def describe(queue: QueueFacts) -> dict[str, Any]:
+    """Return a queue as JSON has it."""
+    left = empty_in(queue.waiting, queue.out, queue.arrivals)
+    return {
+        "name": queue.name,
+        "problem": queue.problem,
+        "counts": {str(state): queue.counts[state] for state in STATES},
+        "rates": {
+            "in": queue.arrivals,
+            "out": queue.out,
+            "source": queue.completed.source or queue.failed.source,
+            "completed": queue.completed.minutes,
+            "failed": queue.failed.minutes,
+            "empty_in": None if left is None or left == inf else left,
+        },
+        "workers": {
+            "ours": len(queue.records),
+            "others": queue.foreign,
+            "told": queue.connected is not None,
+        },
+        "trouble": [
+            {"code": one.code, "text": one.text, "remedy": one.remedy}
+            for one in find_trouble(queue)
+        ],
+    }
+
+
+# `taskbull top`: all queues at a glance, live.
+
 
 _SHORTEST = 0.2
 """Seconds between two looks at the least."""
@@ -40,7 +172,7 @@ def top(named: str | None, interval: float, once: bool, as_json: bool, **where: 
     server = find_server(where["app"] or named, where["redis"], where["prefix"])
     note_lost_servers(server)
     if not (once or as_json) and sys.stdout.isatty() and sys.stdin.isatty():
-        from taskbull.cli.top.run import run_top  # noqa: PLC0415 - rich is slow to import
+        from taskbull.cli.top import run_top  # noqa: PLC0415 - rich is slow to import
 
         run_top(server, interval)
         return
@@ -53,3 +185,53 @@ def top(named: str | None, interval: float, once: bool, as_json: bool, **where: 
     for trouble in all_trouble(facts):
         click.echo(f"! {trouble.queue}: {trouble.text}", err=True)
     show_table(COLUMNS, [cells(queue) for queue in facts], empty="There are no queues yet.")
+
+
+# What somebody has chosen to see in `top`, key by key. No IO.
+
+
+HELP = (
+    "q quit   s sort by name, waiting, failed, rate   ↑ ↓ choose   ↵ look into a queue   "
+    "p freeze   ? this help"
+)
+
+
+class Chosen(Struct, frozen=True):
+    """The state of the screen."""
+
+    sort: str = SORTS[0]
+    queue: str | None = None
+    """The queue that is marked."""
+    inside: bool = False
+    """Whether it fills the screen."""
+    frozen: bool = False
+    help: bool = False
+    over: bool = False
+
+    def after(self, key: str, names: Sequence[str]) -> Chosen:
+        """Return the state after a key was pressed; `names` are the queues as they are shown."""
+        changes: dict[str, Any] = {}
+        match key:
+            case "q":
+                changes = {"over": True}
+            case "s":
+                changes = {"sort": SORTS[(SORTS.index(self.sort) + 1) % len(SORTS)]}
+            case "up" | "down" if names:
+                changes = {"queue": self._beside(names, 1 if key == "down" else -1)}
+            case "enter" if names:
+                changes = {"queue": self.queue or names[0], "inside": not self.inside}
+            case "escape":
+                changes = {"inside": False, "help": False}
+            case "p":
+                changes = {"frozen": not self.frozen}
+            case "?":
+                changes = {"help": not self.help}
+            case _:
+                pass
+        return replace(self, **changes)
+
+    def _beside(self, names: Sequence[str], step: int) -> str:
+        if self.queue not in names:
+            return names[0] if step > 0 else names[-1]
+        place = names.index(self.queue) + step
+        return names[min(max(place, 0), len(names) - 1)]

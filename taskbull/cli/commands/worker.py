@@ -1,15 +1,97 @@
-"""`taskbull worker`: run the tasks of an app."""
+"""What fingers type that are used to Celery: taken as it is meant, or answered with our word."""
 
 from __future__ import annotations
 
 import sys
-from typing import Any
+from collections.abc import Sequence
+from importlib.util import find_spec
+from typing import Any, Literal, cast
 
 import click
+from msgspec import Struct
+from msgspec.structs import asdict
 
-from taskbull.cli.durations import read_seconds
-from taskbull.cli.worker.celery_options import WorkerCommand
-from taskbull.core.worker_options import WorkerOptions
+from taskbull.app.app import App
+from taskbull.cli.arguments import read_seconds
+from taskbull.cli.errors import WrongUsage, note
+from taskbull.core.options import WorkerKeywords, WorkerOptions
+from taskbull.core.validation import did_you_mean
+from taskbull.observability.logs import LogFormat
+
+# What fingers type that are used to Celery: taken as it is meant, or answered with our word.
+
+
+_SAME = {
+    "-Q": "--queue",
+    "--queues": "--queue",
+    "--loglevel": "--log-level",
+    "-l": "--log-level",
+}
+_POOL = (
+    "async tasks run in the event loop, plain functions in threads, or in processes with "
+    "@app.task(process=True); --process-pool says in how many"
+)
+_BEAT = "the schedules of a queue need no process of their own"
+_NAME = "a worker's name is its host, its process and six random digits"
+_TIME = "it is timeout= of a task; with process=True, grace= is the time up to the kill"
+_BACKGROUND = "run it in the background with systemd or your shell"
+
+_NEEDLESS = {
+    "-P": _POOL,
+    "--pool": _POOL,
+    "-E": "events are always written",
+    "--events": "events are always written",
+    "-O": "a job is taken when there is room for it, and no sooner",
+    "--without-gossip": "workers do not gossip",
+    "--without-mingle": "workers do not mingle",
+    "--without-heartbeat": "a heartbeat keeps the locks of running jobs",
+}
+_WITH_VALUE = {"-P", "--pool", "-O"}
+_OTHER = {
+    "--autoscale": "-c, the jobs at once, is an upper limit: idle slots cost nothing",
+    "-B": _BEAT,
+    "--beat": _BEAT,
+    "-n": _NAME,
+    "--hostname": _NAME,
+    "--max-tasks-per-child": "it is --process-max-jobs, or --max-jobs of whole workers",
+    "--max-memory-per-child": "it is --process-max-memory, or --max-memory of workers, in MB",
+    "--time-limit": _TIME,
+    "--soft-time-limit": _TIME,
+    "-D": _BACKGROUND,
+    "--detach": _BACKGROUND,
+}
+
+
+class WorkerCommand(click.Command):
+    """A command that knows Celery's options for a worker."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Read the command line."""
+        return super().parse_args(ctx, _translated(args))
+
+
+def _translated(args: list[str]) -> list[str]:
+    words: list[str] = []
+    rest = iter(args)
+    for word in rest:
+        if word[:2] in _SAME and len(word) > 2:  # -Qemails
+            word = f"{word[:2]}={word[2:].removeprefix('=')}"  # noqa: PLW2901
+        option, equals, value = word.partition("=")
+        if option in _SAME:
+            words.append(_SAME[option] + equals + value)
+        elif option in _NEEDLESS:
+            note(f"{option} is not needed: {_NEEDLESS[option]}")
+            if option in _WITH_VALUE and not equals:
+                next(rest, None)
+        elif option in _OTHER:
+            raise click.UsageError(f"There is no {option} here: {_OTHER[option]}")
+        else:
+            words.append(word)
+    return words
+
+
+# `taskbull worker`: run the tasks of an app.
+
 
 _LEVELS = ("debug", "info", "warning", "error")
 
@@ -141,6 +223,116 @@ def worker(context: click.Context, /, **_: Any) -> None:
     or [tool.taskbull] app in pyproject.toml is used, or the only app in this folder.
     """
     # Not above: `taskbull --help` would take twice as long.
-    from taskbull.cli.worker.run import run  # noqa: PLC0415
+    from taskbull.cli.worker_process import run  # noqa: PLC0415
 
     sys.exit(run(context))
+
+
+# `-q`: which queues a worker serves, as they are typed: `-q a -q b`, `-q a,b`, `-q a:5`.
+
+
+def read_queues(words: Sequence[str]) -> dict[str, int | None]:
+    """Read the queues; a number behind a colon is the concurrency of that queue."""
+    queues: dict[str, int | None] = {}
+    for part in (part.strip() for word in words for part in word.split(",")):
+        name, colon, number = part.partition(":")
+        if not name:
+            raise WrongUsage(f"-q {','.join(words)}: the name of a queue is missing")
+        if colon and not (number.isdecimal() and int(number) > 0):
+            raise WrongUsage(
+                f"-q {part}: after the colon comes the number of jobs at once, as in -q {name}:5"
+            )
+        queues[name] = int(number) if colon else queues.get(name)
+    return queues
+
+
+def check_known(queues: Sequence[str], app: App) -> None:
+    """Refuse a queue that no task of the app is in, and that has no rules either."""
+    known = app.known_queues
+    for name in queues:
+        if name not in known:
+            raise WrongUsage(
+                f"App {app.name} has no task in queue {name}{did_you_mean(name, known)}; its "
+                f"queues are {', '.join(known) or 'none'}. --any-queue serves it anyway"
+            )
+
+
+# What was typed after `taskbull worker`, as one value.
+
+
+class WorkerFlags(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The flags of one command line; None: it was not given. A test converts click's own."""
+
+    app: str | None
+    named_app: str | None
+    queues: tuple[str, ...]
+    any_queue: bool
+    concurrency: int | None
+    threads: int | None
+    processes: int
+    process_pool: int | None
+    process_max_jobs: int | None
+    process_max_memory: int | None
+    process_memory_limit: int | None
+    no_supervisor: bool
+    backend: Literal["asyncio", "trio"]
+    uvloop: bool
+    burst: bool
+    burst_wait: float | None
+    reload: bool
+    shutdown_timeout: float | None
+    max_jobs: int | None
+    max_memory: int | None
+    log_level: str
+    log_format: LogFormat
+    metrics_port: int | None
+    metrics_host: str
+    metrics_to: str | None
+    """The socket of the parent process, which serves the metrics of all its children."""
+    process: int | None
+    """The number of this process among the children of its parent."""
+    lifeline: int | None
+    """The descriptor by which the parent process tells its child to stop."""
+
+    def __post_init__(self) -> None:
+        read_queues(self.queues)
+        for name, wanted in (("trio", self.backend == "trio"), ("uvloop", self.uvloop)):
+            if wanted and find_spec(name) is None:
+                raise click.UsageError(f"{name} is not installed: pip install 'taskbull[{name}]'")
+        if self.uvloop and self.backend == "trio":
+            raise click.UsageError("--uvloop is for asyncio, not for trio")
+        if self.no_supervisor:
+            self._check_alone()
+
+    def _check_alone(self) -> None:
+        wanted = {
+            "--processes": self.processes > 1,
+            "--reload": self.reload,
+            "--max-jobs": self.max_jobs,
+            "--max-memory": self.max_memory,
+        }
+        if asked := [name for name, is_wanted in wanted.items() if is_wanted]:
+            raise click.UsageError(f"{asked[0]} needs the supervisor: leave out --no-supervisor")
+
+    @property
+    def is_supervisor(self) -> bool:
+        """Whether this process is the parent of those that work."""
+        return not self.no_supervisor and self.lifeline is None
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this process speaks for all: the only one, or the first of several."""
+        return self.process in {None, 1}
+
+    @property
+    def loop(self) -> str:
+        """The event loop by its name."""
+        return "uvloop" if self.uvloop else self.backend
+
+    @property
+    def worker_options(self) -> WorkerKeywords:
+        """The options of the worker that were given: the flags that have the name of one."""
+        known = WorkerKeywords.__annotations__
+        given = {name: value for name, value in asdict(self).items() if name in known}
+        said = {name: value for name, value in given.items() if value is not None}
+        return cast("WorkerKeywords", said)  # by name: the types of both are held by a test

@@ -6,9 +6,12 @@ makes no sense never raises here, but is named by `Job.corrupt`. How a job is ad
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
-from typing import overload
+from typing import Any, Final, overload
 
+import msgspec
+from msgspec import Struct
 from msgspec.structs import replace
 
 from taskbull.core import payload
@@ -16,12 +19,15 @@ from taskbull.core.failure import scrubbed
 from taskbull.core.job import Job
 from taskbull.core.options import SIZE_LIMIT
 from taskbull.core.states import JobState
-from taskbull.core.wire.numbers import read_number
-from taskbull.core.wire.options import (
-    StoredOptions,
-    decode_options,
-)
+from taskbull.core.wire.numbers import Foreign, Number, read_number
+from taskbull.core.wire.options import StoredOptions, decode_options
 from taskbull.errors import CorruptJob
+
+# A job as it stands in Redis: read into a `Job`, and what a worker writes into it.
+#
+# What is read may have been written by anybody: a missing field has Node's default, and one that
+# makes no sense never raises here, but is named by `Job.corrupt`. How a job is added: `new_job`.
+
 
 RUN_FIELDS = (
     b"name",
@@ -230,3 +236,150 @@ def _text(raw: bytes) -> str: ...
 def _text(raw: bytes | None) -> str | None: ...
 def _text(raw: bytes | None) -> str | None:
     return None if raw is None else raw.decode("utf-8", "backslashreplace")
+
+
+# The fields of a job that are shown of many at once, each cut to what a line holds.
+
+
+DATA_FIELD: Final = "data"
+
+_LINE: Final = 300
+_NUMBER: Final = 32
+
+LINE_FIELDS: Final[Mapping[str, int]] = {
+    "name": _LINE,
+    "timestamp": _NUMBER,
+    "delay": _NUMBER,
+    "priority": _NUMBER,
+    "atm": _NUMBER,
+    "ats": _NUMBER,
+    "stc": _NUMBER,
+    "attemptsMade": _NUMBER,
+    "processedOn": _NUMBER,
+    "finishedOn": _NUMBER,
+    "pb": _LINE,
+    "rjk": _LINE,
+    "deid": _LINE,
+    "parentKey": _LINE,
+    "defa": _LINE,
+    "failedReason": _LINE,
+    "tbun": 64,
+    "progress": _LINE,
+    "data": _LINE,
+    "returnvalue": _LINE,
+    "opts": -2048,
+    "stacktrace": 0,
+}
+"""How many bytes of each field a row has; a negative number: all of them, if there are no more."""
+
+WHOLE_FIELDS: Final[Mapping[str, int]] = {
+    **LINE_FIELDS,
+    "parent": -_LINE * 4,
+    "tbho": _NUMBER,
+    "failedReason": 16_384,
+    "progress": 16_384,
+    "data": -65_536,
+    "returnvalue": -65_536,
+    "opts": -65_536,
+    "stacktrace": -65_536,
+}
+"""The same for a job that is shown alone."""
+
+ID_FIELDS: Final[Mapping[str, int]] = {}
+"""Nothing but the id."""
+
+SIZED: Final[Mapping[str, str]] = {
+    "data": "data",
+    "returnvalue": "result",
+    "progress": "progress",
+    "failedReason": "reason",
+    "opts": "options",
+    "stacktrace": "stacktrace",
+}
+"""The fields of any length, and what we call them."""
+
+WIRE_NAMES: Final[Mapping[str, str]] = {ours: name for name, ours in SIZED.items()}
+"""The same fields by what we call them."""
+
+
+def flat(fields: Mapping[str, int]) -> list[Any]:
+    """Return fields in the form in which scripts take them."""
+    return [word for pair in fields.items() for word in pair]
+
+
+class Peeked(Struct, frozen=True):
+    """A job of which parts were read."""
+
+    job: Job
+    sizes: dict[str, int]
+    """The bytes of its fields of any length, by their names in `SIZED`."""
+    unclaimed_ms: tuple[int, int] | None = None
+    """When workers first and last met it without having its task."""
+    expires_ms: int | None = None
+    """When it is too late to run it."""
+    held_until_ms: int | None = None
+    """Until when a worker has delayed it, because it had stalled before."""
+
+
+def decode_row(job_id: bytes, fields: Mapping[str, int], reply: Sequence[Any]) -> Peeked:
+    """Read a job of which `fields` were asked: their values, and the bytes that each has."""
+    values, sizes = reply
+    found = {
+        name.encode(): _cut(value, most)
+        for (name, most), value in zip(fields.items(), values, strict=True)
+        if value
+    }
+    lengths = dict(zip(fields, sizes, strict=True))
+    job = decode_job(job_id, found)
+    return Peeked(
+        job,
+        {ours: lengths.get(name, 0) for name, ours in SIZED.items()},
+        _unclaimed(found.get(b"tbun", b"")),
+        _expiry(job, found.get(b"opts", b"")),
+        read_number(found.get(b"tbho", b"")),
+    )
+
+
+class _Expiring(Foreign, frozen=True):
+    expires: Number | None = None
+    delay: Number | None = None
+
+
+def _expiry(job: Job, options: bytes) -> int | None:
+    try:
+        found = msgspec.json.decode(options or b"{}", type=_Expiring)
+    except (msgspec.MsgspecError, ValueError):
+        return None
+    if found.expires is None or job.created_ms is None:
+        return None
+    return int(job.created_ms + max(found.delay or 0, 0) + found.expires)
+
+
+def _unclaimed(raw: bytes) -> tuple[int, int] | None:
+    first, _, last = raw.partition(b":")
+    from_ms, until_ms = read_number(first), read_number(last)
+    return None if from_ms is None or until_ms is None else (from_ms, until_ms)
+
+
+def _cut(value: bytes, most: int) -> bytes:
+    """Return a value; one that was cut may end in the middle of a character."""
+    return value.decode("utf-8", "ignore").encode() if len(value) == most else value
+
+
+# Pieces of stacks that were cut out of JSON, without the rest of it.
+
+
+_ESCAPE = re.compile(r"\\(?:u([0-9a-fA-F]{4})|(.))", re.DOTALL)
+_PLAIN = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f"}
+
+
+def unescape(piece: str) -> str:
+    """Return the text of a piece of a JSON string; what is cut in half stays as it is."""
+
+    def text(found: re.Match[str]) -> str:
+        code, plain = found.groups()
+        if code is None:
+            return _PLAIN.get(plain, plain)
+        return chr(int(code, 16))
+
+    return _ESCAPE.sub(text, piece).encode("utf-16", "surrogatepass").decode("utf-16", "replace")

@@ -1,23 +1,35 @@
-"""A job's options as they stand in Redis."""
+"""Fields of a queue's hash `meta`, which hold for all of its workers."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import datetime
 from functools import cached_property, lru_cache
-from typing import Any, TypeAlias, cast
+from typing import Any, Final, TypeAlias, cast
 
 import msgspec
 from msgspec import field
 
 from taskbull.core import payload
 from taskbull.core.backoff import Backoff
-from taskbull.core.durations import LONGEST, from_ms, to_ms
-from taskbull.core.options import SIZE_LIMIT, Dedup, ErrorBackoffs, JobOptions
-from taskbull.core.retention import Keep
+from taskbull.core.options import SIZE_LIMIT, Dedup, ErrorBackoffs, JobOptions, Keep
+from taskbull.core.validation import LONGEST, from_ms, to_ms
 from taskbull.core.wire.backoff import StoredBackoff
 from taskbull.core.wire.numbers import Foreign, Number
 from taskbull.errors import ConfigurationError
+
+# Fields of a queue's hash `meta`, which hold for all of its workers.
+
+
+PAUSED_FIELD: Final = "paused"
+CONCURRENCY_FIELD: Final = "concurrency"
+RATE_LIMIT_FIELD: Final = "max"
+"""How many jobs may start in each window."""
+RATE_WINDOW_FIELD: Final = "duration"
+"""The ms of a window."""
+
+
+# A job's options as they stand in Redis.
 
 
 class StoredKeep(Foreign, frozen=True, omit_defaults=True):

@@ -1,12 +1,9 @@
-"""Job schedulers as they stand in Redis: written from a rule and a template, read into `Schedule`.
-
-What is read may have been written by anybody: a rule that makes no sense is None.
-"""
+"""The object `repeat` in the options of a scheduler's job, as far as the next run depends on it."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from datetime import datetime
+from datetime import UTC, datetime
 from hashlib import md5
 from typing import Any, Final
 
@@ -14,16 +11,57 @@ import msgspec
 from msgspec import Struct
 
 from taskbull.core import payload
-from taskbull.core.cron import pad_line
-from taskbull.core.durations import from_ms, instant_from_ms, instant_to_ms, to_ms
+from taskbull.core.cron import pad_line, parse_cron
 from taskbull.core.job import NewJob
-from taskbull.core.rules import Cron, Every, Rule
-from taskbull.core.schedule import Schedule
+from taskbull.core.schedule import Cron, Every, Rule, Schedule
 from taskbull.core.states import MAX_PRIORITY
+from taskbull.core.validation import from_ms, instant_from_ms, instant_to_ms, shown, to_ms
 from taskbull.core.wire.new_job import EncodedJob
-from taskbull.core.wire.numbers import read_number
+from taskbull.core.wire.numbers import Foreign, Number, read_number
 from taskbull.core.wire.options import StoredOptions, decode_options, encode_options
 from taskbull.errors import ConfigurationError
+
+# The object `repeat` in the options of a scheduler's job, as far as the next run depends on it.
+
+
+class Repeat(
+    Foreign,
+    frozen=True,
+    rename={"zone": "tz", "every_ms": "every", "end": "endDate"},
+):
+    """The rule of a scheduler, and the number of this run."""
+
+    pattern: str | None = None
+    every_ms: Number | None = None
+    zone: str | None = None
+    limit: Number | None = None
+    count: int | None = None
+    end: Number | str | None = None
+
+    @property
+    def end_ms(self) -> float | None:
+        """When the scheduler ends, if it does."""
+        if not isinstance(self.end, str):
+            return self.end
+        try:
+            end = datetime.fromisoformat(self.end)
+        except ValueError as error:
+            raise ConfigurationError(f"endDate {shown(self.end)} is not a date") from error
+        return instant_to_ms(end if end.tzinfo is not None else end.replace(tzinfo=UTC))
+
+
+def decode_repeat(repeat: dict[str, Any]) -> Repeat:
+    """Read the object; raise `ConfigurationError` if it makes no sense."""
+    try:
+        return msgspec.convert(repeat, Repeat, strict=False)
+    except msgspec.ValidationError as error:
+        raise ConfigurationError(f"the rule {shown(repeat)} cannot be read: {error}") from error
+
+
+# Job schedulers as they stand in Redis: written from a rule and a template, read into `Schedule`.
+#
+# What is read may have been written by anybody: a rule that makes no sense is None.
+
 
 DECLARED_BY = "tbapp"
 """The field that names the app whose code declares a schedule; Node keeps and ignores it."""
@@ -282,3 +320,47 @@ def _read_rule(fields: Mapping[str, str]) -> Rule | None:
         return Every(from_ms(every_ms), offset, start, end, limit)
     except (ConfigurationError, ZeroDivisionError):
         return None
+
+
+# What follows a run of a schedule, computed from the options of that run.
+
+
+class NextRun(Struct, frozen=True):
+    """The run that a scheduler adds when this one begins."""
+
+    count: int
+    """Its number, counted from 1."""
+    due_ms: int | None = None
+    """None: the next slot of `every`. Only the scheduler itself knows where its slots begin."""
+
+
+def next_run(
+    options: StoredOptions, now_ms: int, *, after_ms: int = 0, is_old: bool = False
+) -> NextRun | None:
+    """Return the run after the one with these options; None if there is none.
+
+    A cron line without a time zone is read in that of this process, as in Node. With `after_ms`,
+    the time of a cron run is after that. An old repeatable job runs at multiples of its interval.
+    """
+    if options.repeat is None:
+        return None
+    repeat = decode_repeat(options.repeat)
+    count = (repeat.count or 0) + 1
+    if repeat.limit is not None and count > repeat.limit:
+        return None
+    end_ms = repeat.end_ms
+    if end_ms is not None and now_ms > end_ms:
+        return None
+    latest = max(now_ms, int(options.previous_ms or 0), after_ms)
+    if not repeat.pattern:
+        every_ms = int(repeat.every_ms or 0)
+        if every_ms < 1:
+            return None
+        if not is_old:
+            return NextRun(count)
+        due_ms: int | None = (latest // every_ms + 1) * every_ms
+    else:
+        due_ms = parse_cron(repeat.pattern, repeat.zone).next_after(latest)
+    if due_ms is None:
+        raise ConfigurationError(f"the cron line {shown(repeat.pattern)} never matches")
+    return NextRun(count, due_ms) if end_ms is None or due_ms <= end_ms else None

@@ -1,26 +1,380 @@
-"""What can be done with single jobs."""
+"""Handing out jobs as a file, from which they can be added again."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from datetime import datetime
-from typing import Any
+from functools import partial
+from typing import Any, Final
 
+import msgspec
+from msgspec import Raw, Struct
 from msgspec.structs import replace
 
-from taskbull.core.durations import instant_to_ms
-from taskbull.core.states import JobState
-from taskbull.dashboard.actions.fields import attempts_choice, field, wants_anew
-from taskbull.dashboard.actions.settings import restored_due
-from taskbull.dashboard.board_order import Acted, BoardAction, BoardOrder, Offer
-from taskbull.dashboard.html import Node, button, code, p, small
-from taskbull.dashboard.messages import Refused
+from taskbull.core import payload
+from taskbull.core.states import MAX_PRIORITY, JobState
+from taskbull.core.validation import instant_from_ms, instant_to_ms
+from taskbull.core.wire.job import encode_data
+from taskbull.core.wire.new_job import JobCopy, write_copy
+from taskbull.dashboard.components import ago, clock, duration, plural, size
+from taskbull.dashboard.forms import Acted, BoardAction, BoardOrder, Offer
+from taskbull.dashboard.html import (
+    Element,
+    Node,
+    Redactor,
+    button,
+    code,
+    fieldset,
+    input_,
+    label,
+    legend,
+    p,
+    small,
+    span,
+    strong,
+    textarea,
+)
+from taskbull.dashboard.messages import Form, Refused, apart
 from taskbull.dashboard.visit import Visit
-from taskbull.dashboard.words import clock, plural
-from taskbull.errors import JobNotFound, WrongState
-from taskbull.queue.bulk_operations import Finished
+from taskbull.errors import JobNotFound, TaskbullError, WrongState
+from taskbull.monitor.inspect import JobView
+from taskbull.queue.operations import Finished
 from taskbull.queue.queue import Queue
+
+# Handing out jobs as a file, from which they can be added again.
+
+
+_LARGEST: Final = 32_000_000
+"""Bytes of a file: it is made in memory."""
+
+
+async def _ask(_: Visit, order: BoardOrder) -> Node:
+    return [
+        p("Download ", plural(len(order.ids), "job"), " of ", code(order.queue), "?"),
+        p("A line of JSON for each: ", code("taskbull restore"), " adds them again."),
+    ]
+
+
+async def _ask_masked(visit: Visit, order: BoardOrder) -> Node:
+    hint = "Secret values are masked: such jobs are not added again before they are filled in."
+    return [await _ask(visit, order), p(hint, class_="hint")]
+
+
+async def _download(visit: Visit, order: BoardOrder, *, mask: bool) -> Acted:
+    queue, lines, length = visit.server.queue(order.queue), list[bytes](), 0
+    for job_id in order.ids:
+        copy = await queue.copy_job(job_id)
+        if copy is None:
+            continue
+        if mask:
+            copy = await apart(masked, copy, visit.settings.redactor)
+        line = write_copy(copy)
+        length += len(line)
+        if length > _LARGEST:
+            raise Refused(413, f"They have more than {size(_LARGEST)}: choose fewer at once.")
+        lines.append(line)
+    if not lines:
+        raise Refused(404, "None of these jobs is there any more.")
+    return Acted("", len(lines), file=b"".join(lines))
+
+
+def masked(copy: JobCopy, redactor: Redactor) -> JobCopy:
+    """Return a copy as pages show it: with what is secret masked, and told that it is."""
+    parts = {"data": bytes(copy.data).decode(), "options": bytes(copy.options).decode()}
+    shown = {part: redactor.mask(text) for part, text in parts.items()}
+    if shown == parts:
+        return copy
+    raws = {part: Raw(text.encode()) for part, text in shown.items()}
+    return replace(copy, masked=True, **raws)
+
+
+DOWNLOAD = BoardAction("download", "Download", "jobs", _ask_masked, partial(_download, mask=True))
+DOWNLOAD_UNMASKED = BoardAction(
+    *("download-unmasked", "Download with secrets", "jobs", _ask, partial(_download, mask=False)),
+    by_default=False,
+)
+
+
+# The fields of the forms by which actions ask.
+
+
+def field(name: str, words: Node, kind: str = "text", hint: str = "", **attributes: str) -> Element:
+    """Return a field with its label."""
+    return label(
+        span(words, class_="name"),
+        input_(name=name, type=kind, autocomplete="off", **attributes),
+        small(hint) if hint else None,
+        class_="field",
+    )
+
+
+def tick(name: str, words: Node, *, ticked: bool = False) -> Element:
+    """Return a box to tick."""
+    box = input_(name=name, type="checkbox", value="yes", checked=ticked)
+    return label(box, span(words), class_="field tick")
+
+
+def choice(name: str, words: str, options: Mapping[str, Node], chosen: str) -> Element:
+    """Return some options of which one is chosen."""
+    return fieldset(
+        legend(words),
+        [
+            label(
+                input_(name=name, type="radio", value=value, checked=value == chosen),
+                span(text),
+                class_="tick",
+            )
+            for value, text in options.items()
+        ],
+    )
+
+
+def attempts_choice() -> Element:
+    """Return the choice how often a job that is retried is tried."""
+    options = {"more": "once more", "anew": "with all its attempts anew"}
+    return choice("attempts", "How often a job is tried", options, "more")
+
+
+def wants_anew(form: Form) -> bool:
+    """Return whether jobs are to get all their attempts anew."""
+    return form.get("attempts") == "anew"
+
+
+# Adding a job again, with other data.
+
+
+_MOST_EDITED: Final = 2_000_000
+"""Bytes of data that can be edited on a page."""
+
+
+async def _ask_readd(visit: Visit, order: BoardOrder) -> Node:
+    view = await _view(visit, order)
+    raw = view.job.raw_data
+    if len(raw) > _MOST_EDITED:
+        raise Refused(413, f"The data has more than {size(_MOST_EDITED)}: too much to edit here.")
+    shown = await apart(visit.settings.redactor.show, raw.decode("utf-8", "replace"))
+    return [
+        p("Add a new job ", code(view.job.name), " with this data?"),
+        label(
+            span("Data (JSON)", class_="name"),
+            textarea(shown, name="data", rows="12", spellcheck="false", class_="code"),
+            class_="field",
+        ),
+        p("What is masked stays as it was, unless you write something else.", class_="hint"),
+        choice(
+            "original",
+            f"Job {order.id}",
+            {"keep": "stays", "remove": "is removed once the new one is added"},
+            "keep",
+        ),
+    ]
+
+
+async def _readd(visit: Visit, order: BoardOrder) -> Acted:
+    view = await _view(visit, order)
+    data = visit.settings.redactor.restore(_json(order.form.get("data")), view.data)
+    _check_data(visit, view.job.name, data)
+    remove = order.form.get("original") == "remove"
+    done = await visit.server.queue(order.queue).readd(order.id, data, remove=remove)
+    if not remove:
+        return Acted(f"Job {done.job.id} is added.")
+    first = f"stays: {done.kept}" if done.kept else "is removed"
+    return Acted(f"Job {done.job.id} is added. Job {order.id} {first}.")
+
+
+def _json(text: str) -> Any:
+    try:
+        return payload.decode(text.encode("utf-8", "surrogateescape"))
+    except (ValueError, msgspec.DecodeError) as error:
+        raise Refused(400, f"The data is not JSON: {error}. Nothing was added.") from None
+
+
+def _check_data(visit: Visit, name: str, data: Any) -> None:
+    """Refuse data that does not fit the task, where this app knows it."""
+    if visit.app is None:
+        return
+    try:
+        visit.app.check_data(name, encode_data(data))
+    except TaskbullError as error:
+        raise Refused(400, f"{error}. Nothing was added.") from None
+
+
+async def _view(visit: Visit, order: BoardOrder) -> JobView:
+    return (await visit.server.inspect(order.queue, order.id, log_lines=1)).view
+
+
+READD = BoardAction("readd", "Add the job", "job", _ask_readd, _readd)
+
+
+# What can be set, and set back: the priority and the delay of a job, the limits of a queue.
+
+
+async def _ask_priority(visit: Visit, order: BoardOrder) -> Node:
+    old = str(await _priority_of(visit, order))
+    return [
+        p("Change the priority of job ", code(order.id), "?"),
+        field(
+            "priority",
+            ["Priority: ", _from(old)],
+            "number",
+            f"1 runs first, {MAX_PRIORITY:,} last; 0: before all of them",
+            min="0",
+            max=str(MAX_PRIORITY),
+            value=order.form.get("priority") or old,
+            required="required",
+        ),
+    ]
+
+
+async def _priority(visit: Visit, order: BoardOrder) -> Acted:
+    order.form.need("priority")
+    new, old = order.form.number("priority"), await _priority_of(visit, order)
+    await visit.server.queue(order.queue).change_priority(order.id, new)
+    fields = {"q": order.queue, "id": order.id, "priority": str(old)}
+    return Acted(
+        f"The priority of job {order.id} was {old}, and is {new}.",
+        offer=Offer("priority", f"Back to {old}", fields) if new != old else None,
+    )
+
+
+async def _priority_of(visit: Visit, order: BoardOrder) -> int:
+    return (await visit.server.place(order.queue, order.id)).row.job.priority
+
+
+async def _ask_delay(visit: Visit, order: BoardOrder) -> Node:
+    old, restored = await _due_time(visit, order), restored_due(order.form)
+    was = ["Due ", clock(old), " (", ago(old), ") → "]
+    if restored is not None:
+        return [p("Change when job ", code(order.id), " is to run?"), p(was, clock(restored))]
+    seconds = 3600 if old is None else max(0, round(old.timestamp() - time.time()))
+    return [
+        p("When is job ", code(order.id), " to run?"),
+        field(
+            "delay",
+            [was, "new, in seconds from now"],
+            "number",
+            min="0",
+            value=str(seconds),
+            required="required",
+        ),
+    ]
+
+
+async def _delay(visit: Visit, order: BoardOrder) -> Acted:
+    old, restored = await _due_time(visit, order), restored_due(order.form)
+    if restored is None:
+        order.form.need("delay")
+        delay: float = order.form.number("delay")
+    else:
+        delay = max(0.0, restored.timestamp() - time.time())
+    await visit.server.queue(order.queue).change_delay(order.id, restored or delay)
+    said = f"Job {order.id} will run in {duration(delay)}"
+    if old is None:
+        return Acted(f"{said}.")
+    due = {"due": str(instant_to_ms(old)), "state": str(order.state or "")}
+    offer = Offer("delay", "Back to when it was due", {"q": order.queue, "id": order.id, **due})
+    before = duration(max(0.0, old.timestamp() - time.time()))
+    return Acted(f"{said}; it would have in {before}.", offer=None if restored else offer)
+
+
+async def _due_time(visit: Visit, order: BoardOrder) -> datetime | None:
+    return (await visit.server.place(order.queue, order.id)).row.due
+
+
+def restored_due(form: Form) -> datetime | None:
+    """Return when a job is to be due again, if a form has that from an offer."""
+    if not form.get("due"):
+        return None
+    due = instant_from_ms(form.number("due"))
+    if due is None:
+        raise Refused(400, "'due' is not a time: open the page again.")
+    return due
+
+
+class _Limits(Struct, frozen=True):
+    """What a queue allows over all workers; 0: there is no such limit."""
+
+    at_once: int
+    most: int
+    window: float
+
+    @property
+    def words(self) -> str:
+        at_once = f"{self.at_once:,} at once" if self.at_once else "any number at once"
+        rate = f"{self.most:,} per {self.window:g} s" if self.most else "at any rate"
+        return f"{at_once}, {rate}"
+
+    @property
+    def fields(self) -> dict[str, str]:
+        return {
+            "concurrency": str(self.at_once or ""),
+            "most": str(self.most or ""),
+            "window": f"{self.window:g}",
+        }
+
+
+async def _ask_limits(visit: Visit, order: BoardOrder) -> Node:
+    old = await _limits_of(visit, order)
+    offered = bool(order.form.get("window"))
+    new = {**old.fields, **{name: order.form.get(name) for name in old.fields if offered}}
+    window = old.fields["window"] if old.most else "none"
+    return [
+        p("Limit ", code(order.queue), ", over all workers? An empty field is no limit."),
+        p("Now: ", strong(old.words), "."),
+        field(
+            "concurrency",
+            ["Jobs at once: ", _from(old.fields["concurrency"])],
+            "number",
+            min="1",
+            value=new["concurrency"],
+        ),
+        field(
+            "most",
+            ["Jobs started per window: ", _from(old.fields["most"])],
+            "number",
+            min="1",
+            value=new["most"],
+        ),
+        field(
+            "window",
+            ["Window in seconds: ", _from(window)],
+            "number",
+            min="0.001",
+            step="0.001",
+            value=new["window"],
+        ),
+    ]
+
+
+async def _limits(visit: Visit, order: BoardOrder) -> Acted:
+    form, queue = order.form, visit.server.queue(order.queue)
+    new = _Limits(form.number("concurrency"), form.number("most"), form.seconds("window") or 1.0)
+    old = await _limits_of(visit, order)
+    await queue.set_global_concurrency(new.at_once or None)
+    await queue.set_global_rate_limit(new.most or None, new.window)
+    offer = Offer("limits", "Back to what it was", {"q": order.queue, **old.fields})
+    said = f"{order.queue} now runs {new.words}; before: {old.words}."
+    return Acted(said, offer=offer if new.words != old.words else None)
+
+
+async def _limits_of(visit: Visit, order: BoardOrder) -> _Limits:
+    [sample] = await visit.server.sample([order.queue])
+    found = sample.found
+    return _Limits(found.concurrency or 0, found.rate_max or 0, found.rate_window or 1.0)
+
+
+def _from(old: str) -> Node:
+    return [strong(old or "none"), " → new"]
+
+
+PRIORITY = BoardAction("priority", "Change priority", "job", _ask_priority, _priority)
+DELAY = BoardAction("delay", "Change delay", "job", _ask_delay, _delay, carries=("due",))
+LIMITS = BoardAction("limits", "Set limits", "queue", _ask_limits, _limits)
+
+
+# What can be done with single jobs.
+
 
 _REGRETTED = 60
 """Seconds for which a job that was promoted can be delayed again."""
@@ -83,7 +437,7 @@ async def _ask_promote(_: Visit, order: BoardOrder) -> Node:
 
 
 async def _promote(visit: Visit, order: BoardOrder) -> Acted:
-    due = await _due(visit, order)
+    due = await _due_of_delayed(visit, order)
     done = await _each(visit, order, "may run now", lambda queue, job: queue.promote(job))
     if due is None or not done.count:
         return done
@@ -93,7 +447,7 @@ async def _promote(visit: Visit, order: BoardOrder) -> Acted:
     return replace(done, offer=Offer("delay-again", "Delay again", fields, until))
 
 
-async def _due(visit: Visit, order: BoardOrder) -> datetime | None:
+async def _due_of_delayed(visit: Visit, order: BoardOrder) -> datetime | None:
     """Return when the job is due, if it is only one, and delayed."""
     if len(order.ids) > 1:
         return None

@@ -7,8 +7,17 @@ from collections.abc import Sequence
 from datetime import datetime
 
 from taskbull.core.states import JobState
-from taskbull.dashboard.board import Board
-from taskbull.dashboard.frame import Content
+from taskbull.dashboard.components import (
+    ago,
+    ask_button,
+    cell,
+    grid,
+    number,
+    percent,
+    plural,
+    sparkline,
+)
+from taskbull.dashboard.components import link as link_to
 from taskbull.dashboard.html import (
     Element,
     Node,
@@ -25,13 +34,11 @@ from taskbull.dashboard.html import (
     tr,
     url,
 )
-from taskbull.dashboard.live import Parts
-from taskbull.dashboard.parts import ask_button, cell, grid, sparkline
-from taskbull.dashboard.parts import link as link_to
+from taskbull.dashboard.layout import Content
+from taskbull.dashboard.state import Board, Parts
 from taskbull.dashboard.visit import Visit
-from taskbull.dashboard.words import ago, number, percent, plural
+from taskbull.monitor.failures import HiddenError, HiddenErrors
 from taskbull.queue.failures import FailureGroup, Failures
-from taskbull.queue.hidden_errors import HiddenError, HiddenErrors
 
 _SAMPLED = 1000
 _REFRESH = 5.0

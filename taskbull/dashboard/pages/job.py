@@ -1,17 +1,48 @@
-"""One job: all that is stored about it, and why it is where it is."""
+"""The attempts of a job, one by one: when each began, how long it took, how it ended."""
 
 from __future__ import annotations
 
 from typing import Final
 
+from taskbull.core.diagnosis import Explanation
+from taskbull.core.fingerprint import alike
+from taskbull.core.job import Job
 from taskbull.core.states import JobState
-from taskbull.core.why import Explanation
-from taskbull.dashboard.board import Board
-from taskbull.dashboard.frame import Content
-from taskbull.dashboard.html import Element, code, div, h1, p, section, span, strong, url
-from taskbull.dashboard.live import Parts
-from taskbull.dashboard.pages.job_attempts import attempts
-from taskbull.dashboard.pages.job_facts import facts, flow, timeline
+from taskbull.core.worker_record import AttemptEnd, AttemptTimes, JobHistory, attempts_of
+from taskbull.dashboard.components import (
+    ago,
+    ask_button,
+    badge,
+    cell,
+    clock,
+    duration,
+    grid,
+    number,
+    plural,
+)
+from taskbull.dashboard.components import link as link_to
+from taskbull.dashboard.html import (
+    Element,
+    Node,
+    code,
+    dd,
+    div,
+    dl,
+    dt,
+    h1,
+    h2,
+    li,
+    ol,
+    p,
+    section,
+    span,
+    strong,
+    th,
+    tr,
+    ul,
+    url,
+)
+from taskbull.dashboard.layout import Content
 from taskbull.dashboard.pages.job_fields import (
     error_card,
     json_card,
@@ -20,12 +51,213 @@ from taskbull.dashboard.pages.job_fields import (
     read_pieces,
     result_card,
 )
-from taskbull.dashboard.parts import ask_button, badge
-from taskbull.dashboard.parts import link as link_to
+from taskbull.dashboard.state import Board, Parts
 from taskbull.dashboard.visit import Visit
-from taskbull.dashboard.words import ago
 from taskbull.errors import JobNotFound
-from taskbull.queue.job_row import JobPlace
+from taskbull.monitor.browse import JobPlace, JobRow
+from taskbull.queue.job_tree import JobTree
+
+# The attempts of a job, one by one: when each began, how long it took, how it ended.
+
+
+_SHOWN: Final = 20
+_FRESH: Final = 60.0
+_NONE: Final = JobHistory([], 0, whole=True)
+_COLUMNS: tuple[Node, ...] = (
+    th("#", scope="col", class_="n"),
+    "Began",
+    th("Took", scope="col", class_="n"),
+    "Ended",
+    "Error",
+)
+_ENDS = {
+    "running": ("▶ runs", None),
+    "completed": ("✓ done", None),
+    "failed": ("✗ failed", "bad"),
+    "stalled": ("? stalled: its worker was gone", "warn"),
+    "again": ("↺ tried again", "warn"),
+}
+
+
+async def attempts(board: Board, visit: Visit, row: JobRow) -> Element:
+    """Show the attempts of a job that has had several; their times, as far as they are known."""
+    job = row.job
+    started = job.attempts_started or job.attempts_made
+    if started < 2:
+        return section(id="attempts", hidden=True)
+    # They only change when an attempt begins or ends.
+    view = ("history", row.queue, job.id, started, job.attempts_made, row.state)
+    history: JobHistory = await board.views.read(
+        view, lambda: visit.server.history(row.queue, job.id), _FRESH
+    )
+    known = {each.number: each for each in attempts_of(history.events, started)}
+    known.setdefault(started, _last(row, started))
+    errors = _errors(job, list(known.values()), started)
+    first = max(1, started - _SHOWN + 1)
+    return section(
+        h2("Attempts"),
+        grid(
+            "attempt-list",
+            _COLUMNS,
+            [_line(each, known.get(each), errors) for each in range(started, first - 1, -1)],
+            "",
+        ),
+        p(_source(history, started - len(known)), class_="quiet"),
+        id="attempts",
+        class_="card",
+    )
+
+
+def _line(place: int, times: AttemptTimes | None, errors: dict[int, str]) -> Element:
+    error = span(errors.get(place, ""), class_="cut")
+    if times is None:
+        return tr(
+            cell("#", str(place), kind="n"),
+            cell("Began", "–"),
+            cell("Took", "–", kind="n"),
+            cell("Ended", span("not known any more", class_="quiet")),
+            cell("Error", error, kind="w"),
+        )
+    words, look = _ENDS[times.end]
+    took = None
+    if times.began is not None and times.ended is not None:
+        took = (times.ended - times.began).total_seconds()
+    return tr(
+        cell("#", str(place), kind="n"),
+        cell("Began", clock(times.began), kind="nw"),
+        cell("Took", duration(took), kind="n"),
+        cell("Ended", span(words, class_=look), kind="nw"),
+        cell("Error", error, kind="w"),
+    )
+
+
+_STATE_ENDS: Final[dict[JobState, AttemptEnd]] = {
+    JobState.COMPLETED: "completed",
+    JobState.FAILED: "failed",
+    JobState.ACTIVE: "running",
+}
+
+
+def _last(row: JobRow, started: int) -> AttemptTimes:
+    """Return the last attempt as the job itself has it."""
+    job, end = row.job, _STATE_ENDS.get(row.state, "again")
+    return AttemptTimes(started, job.processed_on, job.finished_on, end)
+
+
+def _errors(job: Job, known: list[AttemptTimes], started: int) -> dict[int, str]:
+    """Return the error of each attempt: there is one stack for each that failed, the last last."""
+    stacks = job.stacktrace
+    if len(stacks) == started or (len(stacks) == started - 1 and known[-1].end != "failed"):
+        failed = list(range(1, len(stacks) + 1))
+    else:
+        failed = [each.number for each in known if each.end in {"again", "failed"}]
+        if len(failed) != len(stacks):
+            return {}
+    reasons = [alike("", "", stack[:300], stack[-600:]).kind for stack in stacks]
+    return dict(zip(failed, reasons, strict=True))
+
+
+def _source(history: JobHistory, missing: int) -> str:
+    told = f"Times are those of the newest {number(history.looked_at)} events of the queue"
+    if missing > 0:
+        return f"{told}, which reach no further back; of the last attempt, those of the job."
+    return f"{told}; of the last attempt, those of the job where the events do not tell."
+
+
+# What stands beside a job: its attempts on a line, its numbers, its flow.
+
+
+_NODES = 200
+_LEVELS = 10
+_STEPS = 8
+"""Attempts that stand on the line; of more, the first and the last."""
+
+
+def timeline(row: JobRow) -> Element:
+    """Show when what happened, as far as it is stored; nothing is made up."""
+    job = row.job
+    steps: list[Node] = [["added ", clock(job.timestamp)]]
+    failed = _failures(row)
+    steps += [span(f"#{number} ✗", class_="bad") for number in failed[: _STEPS - 1]]
+    if len(failed) > _STEPS:
+        steps.append("…")
+    if len(failed) >= _STEPS:
+        steps.append(span(f"#{failed[-1]} ✗", class_="bad"))
+    if row.due is not None:
+        steps.append(["due ", clock(row.due)])
+    if job.processed_on is not None and job.finished_on is None and row.state is JobState.ACTIVE:
+        steps.append([f"#{job.attempts_started or 1} began ", clock(job.processed_on)])
+    if job.finished_on is not None:
+        took = ""
+        if job.processed_ms is not None and job.finished_ms is not None:
+            took = f" after {duration((job.finished_ms - job.processed_ms) / 1000)}"
+        word = "✓ done " if row.state is JobState.COMPLETED else "✗ failed "
+        steps.append([word, clock(job.finished_on), took])
+    return ol(
+        [li(step) for step in steps], id="timeline", class_="line card", aria_label="Attempts"
+    )
+
+
+def _failures(row: JobRow) -> list[int]:
+    """Number the attempts that failed."""
+    made = row.job.attempts_made
+    ended_well = row.state is JobState.COMPLETED
+    return list(range(1, made + (0 if ended_well else 1)))
+
+
+def facts(place: JobPlace) -> Element:
+    """Show the numbers of a job."""
+    row, job = place.row, place.row.job
+    made = max(job.attempts_made, job.attempts_started)
+    pairs: list[tuple[str, Node]] = [
+        ("Attempts", f"{made} of {row.attempts}"),
+        ("Stalled", plural(job.stalled_count, "time") if job.stalled_count else None),
+        ("Priority", str(job.priority) if job.priority else None),
+        ("Added", ago(job.timestamp) if job.timestamp else None),
+        ("Started", ago(job.processed_on) if job.processed_on else None),
+        ("Due", ago(row.due) if row.due else None),
+        ("Expires", ago(place.expires) if place.expires else None),
+        ("Worker", code(job.processed_by) if job.processed_by else None),
+        ("Lock", duration(place.lock_seconds) if place.lock_seconds is not None else None),
+        ("Dedup key", code(job.dedup_key) if job.dedup_key else None),
+        (
+            "Schedule",
+            link_to(job.scheduler_id, "schedules", q=row.queue) if job.scheduler_id else None,
+        ),
+        ("Parent", code(job.parent_key) if job.parent_key else None),
+    ]
+    shown = [(dt(name), dd(value)) for name, value in pairs if value is not None]
+    return section(h2("Facts"), dl(shown, class_="facts-list"), id="facts", class_="card")
+
+
+async def flow(visit: Visit, place: JobPlace) -> Node:
+    """Show the children of a job as a tree, if it has any."""
+    children = place.children
+    if not (children.processed or children.unprocessed or children.ignored or children.failed):
+        return None
+    row = place.row
+    tree = await visit.server.tree_of(row.queue, row.job.id, depth=_LEVELS, most=_NODES)
+    if tree is None:
+        return None
+    return section(h2("Flow"), ul(_node(tree), class_="tree"), class_="card")
+
+
+def _node(tree: JobTree) -> Element:
+    name: Node = link_to(f"{tree.job.name or tree.queue}#{tree.job.id}", "job", q=tree.queue,
+                         id=tree.job.id)  # fmt: skip
+    if tree.removed:
+        name = span(f"{tree.queue}#{tree.job.id} (removed)", class_="quiet")
+    return li(
+        name,
+        " ",
+        badge(tree.state),
+        ul([_node(child) for child in tree.children]) if tree.children else None,
+        p(f"and {tree.more:,} more", class_="quiet") if tree.more else None,
+    )
+
+
+# One job: all that is stored about it, and why it is where it is.
+
 
 _LOG_LINES: Final = 200
 _ENDED = {JobState.COMPLETED, JobState.FAILED}

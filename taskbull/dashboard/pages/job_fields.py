@@ -7,11 +7,13 @@ from typing import Final
 from msgspec import Struct
 
 from taskbull.core.states import JobState
-from taskbull.core.wire.stack import unescape
-from taskbull.dashboard.board import Board
+from taskbull.core.wire.job import unescape
+from taskbull.dashboard.components import link as link_to
+from taskbull.dashboard.components import meter, plural, size
 from taskbull.dashboard.html import (
     Element,
     Node,
+    Redactor,
     details,
     div,
     h2,
@@ -23,15 +25,11 @@ from taskbull.dashboard.html import (
     span,
     summary,
 )
-from taskbull.dashboard.json_text import Redactor
 from taskbull.dashboard.messages import Refused, Response, apart
-from taskbull.dashboard.parts import link as link_to
-from taskbull.dashboard.parts import meter
+from taskbull.dashboard.state import Board
 from taskbull.dashboard.visit import Visit
-from taskbull.dashboard.words import plural, size
 from taskbull.errors import JobNotFound
-from taskbull.queue.job_looks import FieldPiece, NewestLines
-from taskbull.queue.job_row import JobPlace, JobRow
+from taskbull.monitor.browse import FieldPiece, JobPlace, JobRow, NewestLines
 
 LARGEST: Final = 32_000_000
 """Bytes that can be downloaded of one job."""

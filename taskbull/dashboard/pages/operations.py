@@ -4,17 +4,50 @@ from __future__ import annotations
 
 import time
 from datetime import UTC, datetime
+from http import HTTPStatus
 from typing import Final
 
-from taskbull.dashboard.board import Board
-from taskbull.dashboard.frame import Content
-from taskbull.dashboard.html import Element, Node, div, h1, p, span, strong, th, tr, url
-from taskbull.dashboard.live import Parts
-from taskbull.dashboard.parts import ask_button, cell, grid, meter
-from taskbull.dashboard.parts import link as link_to
+from taskbull.dashboard.components import ago, ask_button, cell, grid, meter, number
+from taskbull.dashboard.components import link as link_to
+from taskbull.dashboard.html import (
+    Element,
+    Node,
+    a,
+    body,
+    div,
+    h1,
+    head,
+    html_,
+    link,
+    main,
+    meta,
+    p,
+    section,
+    span,
+    strong,
+    th,
+    title,
+    tr,
+    url,
+)
+from taskbull.dashboard.layout import Content
+from taskbull.dashboard.messages import Refused
+from taskbull.dashboard.state import Board, Parts
 from taskbull.dashboard.visit import Visit
-from taskbull.dashboard.words import ago, number
-from taskbull.queue.board_operations import OperationRecord
+from taskbull.errors import (
+    ConfigurationError,
+    ConnectionLost,
+    JobNotFound,
+    JobsActive,
+    MaybeExecuted,
+    ScheduleNotFound,
+    TaskbullError,
+    WrongState,
+)
+from taskbull.monitor.audit import OperationRecord
+
+# What is being done to queues, and was done in the last hour, by whom.
+
 
 _SILENT_MS: Final = 15_000
 """After which an operation that does not get on has lost its process."""
@@ -89,3 +122,54 @@ def _progress(record: OperationRecord) -> Node:
 def _stop(visit: Visit, record: OperationRecord) -> Node:
     fields = {"q": record.queue, "id": record.id}
     return ask_button(visit, "stop", "Stop", fields, url("operations"), "light")
+
+
+# A page that cannot be shown, and why.
+
+
+_STATUSES: tuple[tuple[type[TaskbullError], int], ...] = (
+    (JobNotFound, 404),
+    (ScheduleNotFound, 404),
+    (WrongState, 409),
+    (JobsActive, 409),
+    (ConfigurationError, 400),
+    (ConnectionLost, 503),
+    (MaybeExecuted, 504),
+)
+
+
+def describe_error(error: TaskbullError) -> Refused:
+    """Return what a person is told about an error of the library."""
+    status = next((number for kind, number in _STATUSES if isinstance(error, kind)), 502)
+    said = str(error).rstrip(".")
+    if isinstance(error, ConnectionLost):
+        said = f"Redis cannot be used: {said}. This page comes back when Redis does"
+    elif isinstance(error, MaybeExecuted):
+        said += ". It may or may not have been done: look before you try again"
+    return Refused(status, f"{said}.")
+
+
+def problem(refused: Refused) -> Content:
+    """Return the page that says why there is no other."""
+    body = section(
+        h1(HTTPStatus(refused.status).phrase),
+        p(refused.reason),
+        p(a("Overview", href="./")),
+        class_="problem",
+    )
+    return Content(HTTPStatus(refused.status).phrase, body, page="-", status=refused.status)
+
+
+def bare_problem(refused: Refused) -> Element:
+    """Return the same for somebody who is not let in: it shows nothing else."""
+    phrase = HTTPStatus(refused.status).phrase
+    return html_(
+        head(
+            meta(charset="utf-8"),
+            meta(name="viewport", content="width=device-width, initial-scale=1"),
+            title(f"{phrase} – taskbull"),
+            link(rel="stylesheet", href="static/style.css"),
+        ),
+        body(main(section(h1(phrase), p(refused.reason), class_="problem"))),
+        lang="en",
+    )

@@ -5,16 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from taskbull.core.trouble import Trouble
-from taskbull.dashboard.board import Board
-from taskbull.dashboard.frame import Content
+from taskbull.dashboard.components import ask_button, grid, plural
+from taskbull.dashboard.components import link as link_to
 from taskbull.dashboard.html import Drawn, Element, Node, h1, h2, li, p, section, span, th, ul, url
-from taskbull.dashboard.live import Parts
-from taskbull.dashboard.parts import ask_button, grid
-from taskbull.dashboard.parts import link as link_to
+from taskbull.dashboard.layout import Content
 from taskbull.dashboard.queue_line import draw_line, line_of
 from taskbull.dashboard.sampler import BoardSample
+from taskbull.dashboard.state import Board, Parts
 from taskbull.dashboard.visit import Visit
-from taskbull.dashboard.words import plural
 
 _COLUMNS: Sequence[Node] = (
     "Queue",

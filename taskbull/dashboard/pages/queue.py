@@ -1,17 +1,37 @@
-"""One queue: its states, the jobs of one of them, what can be done with it."""
+"""What is looked at on the page of a queue: a state, from a place on."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Final
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from taskbull.core.diagnosis import explain_queue
+from taskbull.core.search import Terms, read_terms
 from taskbull.core.states import JobState
-from taskbull.core.why_queue import explain_queue
-from taskbull.dashboard.board import Board
-from taskbull.dashboard.frame import Content
+from taskbull.dashboard.components import (
+    ago,
+    ask_button,
+    cell,
+    duration,
+    grid,
+    number,
+    percent,
+    plural,
+    rate,
+    since,
+)
+from taskbull.dashboard.components import link as link_to
 from taskbull.dashboard.html import (
     Element,
     Node,
     a,
     b,
     button,
+    code,
     div,
     form,
     h1,
@@ -22,20 +42,315 @@ from taskbull.dashboard.html import (
     p,
     section,
     span,
+    strong,
+    th,
+    tr,
     ul,
     url,
 )
-from taskbull.dashboard.live import Parts
-from taskbull.dashboard.messages import Refused
-from taskbull.dashboard.pages.job_list import job_line, job_list
-from taskbull.dashboard.pages.sight import TABS, Sight, place_fields, read_sight, read_typed
-from taskbull.dashboard.parts import ask_button
-from taskbull.dashboard.parts import link as link_to
+from taskbull.dashboard.layout import Content
+from taskbull.dashboard.messages import Form, Refused
 from taskbull.dashboard.sampler import QueueState
-from taskbull.dashboard.task_figures import QueueFigures, read_figures
+from taskbull.dashboard.state import Board, Parts
 from taskbull.dashboard.visit import Visit
-from taskbull.dashboard.words import duration, number, percent, plural, rate
-from taskbull.queue.job_row import JobRows
+from taskbull.monitor.browse import START, After, JobRow, JobRows
+
+# What is looked at on the page of a queue: a state, from a place on.
+
+
+TABS = {
+    JobState.WAITING: "Waiting",
+    JobState.ACTIVE: "Active",
+    JobState.DELAYED: "Delayed",
+    JobState.PRIORITIZED: "Prioritized",
+    JobState.WAITING_CHILDREN: "Children",
+    JobState.FAILED: "Failed",
+    JobState.COMPLETED: "Done",
+}
+
+
+class Sight(Struct, frozen=True):
+    """What is looked at: one state of a queue, from a place on."""
+
+    queue: str
+    state: JobState
+    after: After
+    typed: str
+    follows: bool
+
+    @property
+    def address(self) -> str:
+        """The address of this very page."""
+        place = place_fields(self.after)
+        return url("queue", q=self.queue, state=self.state, find=self.typed or None, **place)
+
+    def at(self, after: After) -> Sight:
+        """Return the same, from another place on."""
+        return replace(self, after=after)
+
+    @property
+    def is_first(self) -> bool:
+        """Whether it is the first page."""
+        return self.after == After()
+
+
+def read_sight(query: Form) -> Sight:
+    """Read what is looked at from an address."""
+    state = query.get("state", "waiting")
+    if state not in TABS:
+        raise Refused(400, f"There is no list of {state!r} jobs.")
+    after = After(query.number("n"), query.get("score"), query.get("last"))
+    follows = query.get("follow") != "no"
+    return Sight(query.need("q"), JobState(state), after, query.get("find"), follows)
+
+
+def read_typed(typed: str) -> Terms | None:
+    """Read the terms of a filter; only those that may stand in an address."""
+    return read_terms(typed, datetime.now(UTC).astimezone()) if typed else None
+
+
+def place_fields(after: After) -> dict[str, str | int | None]:
+    """Return a place as it stands in an address."""
+    return {"n": after.place or None, "score": after.score or None, "last": after.id or None}
+
+
+# The jobs of one state, in lines.
+
+
+_WHEN = {
+    JobState.WAITING: "Added",
+    JobState.PRIORITIZED: "Added",
+    JobState.WAITING_CHILDREN: "Added",
+    JobState.ACTIVE: "Started",
+    JobState.DELAYED: "Due",
+}
+
+_BULK = {
+    JobState.FAILED: ("retry", "remove"),
+    JobState.COMPLETED: ("retry", "remove"),
+    JobState.DELAYED: ("promote", "cancel", "remove"),
+    JobState.ACTIVE: ("cancel",),
+}
+_LABELS = {"retry": "Retry", "remove": "Remove…", "promote": "Run now", "cancel": "Cancel…"}
+
+
+def job_list(visit: Visit, sight: Sight, page: JobRows, back: str) -> Element:
+    """Return a page of jobs, to be ticked and acted on."""
+    actions = [name for name in _BULK.get(sight.state, ("remove",)) if visit.may(name)]
+    tick_all = input_(type="checkbox", data_all=True, hidden=True, aria_label="Select all shown")
+    when = _WHEN.get(sight.state, "Ended")
+    columns: list[Node] = [
+        th(tick_all, scope="col") if actions else None,
+        "Id",
+        "Task",
+        th("Attempts", scope="col", class_="n"),
+        when,
+        th("Took", scope="col", class_="n"),
+        "About",
+    ]
+    rows = [job_line(visit, sight, row) for row in page.rows]
+    sign = TABS[sight.state].lower()
+    empty = f"No {sign} jobs." if sight.is_first else "No more jobs."
+    return form(
+        [
+            input_(type="hidden", name=name, value=value)
+            for name, value in (("q", sight.queue), ("state", str(sight.state)), ("back", back))
+        ],
+        grid("jobs", [column for column in columns if column is not None], rows, empty),
+        div(
+            span(
+                span("", data_ticked=True),
+                f"{len(page.rows):,} shown, {number(page.total)} in all",
+            ),
+            [
+                button(
+                    _LABELS[name],
+                    type="submit",
+                    name="action",
+                    value=name,
+                    class_="danger" if name in {"remove", "cancel"} else None,
+                )
+                for name in actions
+            ]
+            if page.rows
+            else None,
+            _pager(sight, page),
+            class_="bulk",
+        ),
+        method="post",
+        action="confirm",
+        class_="select ask",
+    )
+
+
+def _pager(sight: Sight, page: JobRows) -> Element:
+    order = "older" if sight.state in {JobState.FAILED, JobState.COMPLETED} else "later"
+    return span(
+        None if sight.is_first else a("‹ first", href=sight.at(After()).address),
+        None if page.after is None else a(f"{order} ›", href=sight.at(page.after).address),
+        class_="pager",
+    )
+
+
+def job_line(visit: Visit, sight: Sight, row: JobRow) -> Element:
+    """Return the line of a job."""
+    job = row.job
+    tick = input_(type="checkbox", name="id", value=job.id, aria_label=f"Select job {job.id}")
+    may_act = any(visit.may(name) for name in _BULK.get(sight.state, ("remove",)))
+    return tr(
+        cell("", tick, kind="tickbox") if may_act else None,
+        cell("Id", link_to(job.id, "job", q=row.queue, id=job.id), kind="nw lead"),
+        cell("Task", strong(job.name) if job.name else span("gone", class_="quiet")),
+        cell("Attempts", _attempts(row), kind="n"),
+        cell(_WHEN.get(sight.state, "Ended"), _when(row), kind="nw"),
+        cell("Took", duration(_took(row)), kind="n"),
+        cell("About", about(visit, row), kind="w"),
+        id=f"job-{job.id}",
+    )
+
+
+def _attempts(row: JobRow) -> str:
+    made = max(row.job.attempts_made, row.job.attempts_started)
+    return f"{made}/{row.attempts}" if made else "–"
+
+
+def _when(row: JobRow) -> Node:
+    match row.state:
+        case JobState.ACTIVE:
+            return since(row.job.processed_on)
+        case JobState.DELAYED:
+            return ago(row.due)
+        case JobState.FAILED | JobState.COMPLETED:
+            return ago(row.job.finished_on)
+        case _:
+            return ago(row.job.timestamp)
+
+
+def _took(row: JobRow) -> float | None:
+    job = row.job
+    if job.processed_ms is None or job.finished_ms is None:
+        return None
+    return (job.finished_ms - job.processed_ms) / 1000
+
+
+def about(visit: Visit, row: JobRow) -> Node:
+    """Return the most telling line of a job: its error, who runs it, or its data."""
+    if row.gone:
+        return span("only its id is left", class_="quiet")
+    if row.state is JobState.FAILED or (
+        row.job.failed_reason and row.state is not JobState.COMPLETED
+    ):
+        first = (row.job.failed_reason or "").strip().partition("\n")[0]
+        return span(first, class_="cut bad" if row.state is JobState.FAILED else "cut warn")
+    if row.state is JobState.ACTIVE and row.job.processed_by:
+        return span("on ", code(row.job.processed_by), class_="cut")
+    shown = row.result if row.state is JobState.COMPLETED else row.data
+    text = " ".join(visit.settings.redactor.show(shown).split())
+    return code(text, class_="cut quiet")
+
+
+# How jobs of each task fare: figures over those that ended last.
+
+
+_PAGES: Final = 5
+"""Calls for each of the two ends, 50 jobs each."""
+
+_FRESH: Final = 30.0
+
+
+class TaskFigures(Struct, frozen=True):
+    """One task: durations are seconds, None if not known."""
+
+    name: str
+    share: float
+    """Of all jobs that were looked at."""
+    failed: float
+    """The share of its own jobs that failed."""
+    waited: float | None
+    took: float | None
+    took_long: float | None
+    """What 95 % of them stayed below."""
+
+
+class QueueFigures(Struct, frozen=True):
+    """The tasks of a queue, the most frequent first."""
+
+    looked_at: int
+    tasks: list[TaskFigures]
+
+
+def figures_of(rows: Sequence[JobRow]) -> QueueFigures:
+    """Return the figures of each task over some jobs that have ended."""
+    by_name: dict[str, list[JobRow]] = {}
+    for row in rows:
+        if not row.gone:
+            by_name.setdefault(row.job.name, []).append(row)
+    looked_at = sum(map(len, by_name.values()))
+    tasks = [_figures(name, some, looked_at) for name, some in by_name.items()]
+    return QueueFigures(looked_at, sorted(tasks, key=lambda task: -task.share))
+
+
+def _figures(name: str, rows: Sequence[JobRow], of: int) -> TaskFigures:
+    waited = [
+        (job.processed_ms - job.created_ms - job.delay_ms) / 1000
+        for job in (row.job for row in rows)
+        if job.processed_ms is not None and job.created_ms is not None and job.attempts_made <= 1
+    ]
+    took = [
+        (job.finished_ms - job.processed_ms) / 1000
+        for job in (row.job for row in rows)
+        if job.finished_ms is not None and job.processed_ms is not None
+    ]
+    failed = sum(row.state is JobState.FAILED for row in rows)
+    return TaskFigures(
+        name,
+        len(rows) / of,
+        failed / len(rows),
+        _below(waited, 0.5),
+        _below(took, 0.5),
+        _below(took, 0.95),
+    )
+
+
+def _below(values: list[float], share: float) -> float | None:
+    """Return what this share of the values stays below."""
+    if not values:
+        return None
+    return max(0.0, sorted(values)[min(int(len(values) * share), len(values) - 1)])
+
+
+async def read_figures(board: Board, visit: Visit, queue: str) -> QueueFigures:
+    """Read the figures of a queue: up to ten calls, and none for half a minute after that."""
+
+    async def read() -> QueueFigures:
+        rows: list[JobRow] = []
+        for state in (JobState.COMPLETED, JobState.FAILED):
+            after = START
+            for _ in range(_PAGES):
+                await visit.pace()
+                page = await visit.server.peek(queue, state, after=after)
+                rows += page.rows
+                if page.after is None:
+                    break
+                after = page.after
+        return figures_of(_newest(rows))
+
+    return await board.views.read(("figures", queue), read, _FRESH)
+
+
+def _newest(rows: Sequence[JobRow]) -> list[JobRow]:
+    """Leave out what is older than the other end reaches back: shares would be wrong."""
+    full = _PAGES * 50
+    since = 0
+    for state in (JobState.COMPLETED, JobState.FAILED):
+        ended = [row.job.finished_ms or 0 for row in rows if row.state is state]
+        if len(ended) == full:
+            since = max(since, min(ended))
+    return [row for row in rows if (row.job.finished_ms or 0) >= since]
+
+
+# One queue: its states, the jobs of one of them, what can be done with it.
+
 
 _TASKS_SHOWN = 6
 _MANY = 0.05

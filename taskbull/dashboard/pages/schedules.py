@@ -6,14 +6,13 @@ import time
 from typing import Final
 
 from taskbull.core.schedule import Schedule
-from taskbull.dashboard.board import Board
-from taskbull.dashboard.frame import Content
+from taskbull.dashboard.components import ago, ask_button, badge, cell, duration, grid, number
+from taskbull.dashboard.components import link as link_to
 from taskbull.dashboard.html import Element, Node, div, h1, p, span, strong, th, tr, url
-from taskbull.dashboard.parts import ask_button, badge, cell, grid
-from taskbull.dashboard.parts import link as link_to
+from taskbull.dashboard.layout import Content
+from taskbull.dashboard.state import Board
 from taskbull.dashboard.visit import Visit
-from taskbull.dashboard.words import ago, duration, number
-from taskbull.queue.schedule_looks import ScheduledRun
+from taskbull.monitor.schedules import ScheduledRun
 
 _LATE: Final = 60.0
 _SHOWN: Final = 50

@@ -1,10 +1,4 @@
-"""Looking for jobs: by id everywhere, by text in bounded steps that say how far they came.
-
-The page is sent while the search goes on: browsers show each job when it is found, without any
-script.
-
-What is looked for is sent by forms, never in an address, because it may be somebody's data.
-"""
+"""How far a search came: in which states, through how many jobs, and back to when."""
 
 from __future__ import annotations
 
@@ -19,8 +13,8 @@ from msgspec import Struct
 
 from taskbull.core.search import Terms, read_terms
 from taskbull.core.states import JobState
-from taskbull.dashboard.board import Board
-from taskbull.dashboard.frame import Content, framed
+from taskbull.dashboard.components import ago, badge, cell, clock, nothing, number, plural, table_of
+from taskbull.dashboard.components import link as link_to
 from taskbull.dashboard.html import (
     Element,
     Gap,
@@ -30,22 +24,22 @@ from taskbull.dashboard.html import (
     form,
     h1,
     input_,
+    li,
     p,
     render,
     render_page,
     render_pieces,
     strong,
     tr,
+    ul,
     url,
 )
+from taskbull.dashboard.layout import Content, framed
 from taskbull.dashboard.messages import Form, Refused, Response, Stream
-from taskbull.dashboard.pages.job_list import about
-from taskbull.dashboard.parts import badge, cell, nothing, table_of
-from taskbull.dashboard.parts import link as link_to
-from taskbull.dashboard.reach import Progress, Reach, describe
+from taskbull.dashboard.pages.queue import about
 from taskbull.dashboard.sampler import QueueState
+from taskbull.dashboard.state import Board
 from taskbull.dashboard.visit import Visit
-from taskbull.dashboard.words import ago, number, plural
 from taskbull.errors import (
     ConnectionLost,
     JobNotFound,
@@ -53,8 +47,92 @@ from taskbull.errors import (
     ServerRefused,
     TaskbullError,
 )
-from taskbull.queue.job_row import JobRow
-from taskbull.queue.looked import START, After, SearchStep
+from taskbull.monitor.browse import START, After, JobRow, SearchStep
+
+# How far a search came: in which states, through how many jobs, and back to when.
+
+
+_SHOWN: Final = 10
+_NEWEST_FIRST: Final = frozenset({JobState.FAILED, JobState.COMPLETED})
+
+
+class Reach(Struct, frozen=True):
+    """How far a search came in one state of a queue."""
+
+    queue: str
+    state: JobState
+    looked_at: int
+    total: int
+    until: datetime | None
+    """When the last job that was looked at ended, was due, or was added."""
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether it went through all jobs."""
+        return self.looked_at >= self.total
+
+
+class Progress(Struct, frozen=True):
+    """How far a search came in all; a form carries it from step to step."""
+
+    found: int = 0
+    looked_at: int = 0
+    too_large: int = 0
+    reached: list[Reach] = []
+    """The states that were not gone through yet: the last one, and those that were left."""
+
+
+def describe(progress: Progress, *, ended: bool, one_state: bool) -> Node:
+    """Say how far a search came, and never that there is nothing if not all was looked at."""
+    large = progress.too_large
+    skipped = f", {number(large)} too large to be searched" if large else ""
+    more = "" if ended else " None found does not mean that none exists."
+    if one_state and len(progress.reached) == 1:
+        return _said(
+            f"{number(progress.found)} in ", _span(progress.reached[0]), f"{skipped}.{more}"
+        )
+    if one_state:
+        return _said(f"{number(progress.found)} in all {number(progress.looked_at)}{skipped}.")
+    jobs = plural(progress.looked_at, "job")
+    return [
+        _said(f"{number(progress.found)} found in {jobs}{skipped}.{more}"),
+        _parts([each for each in progress.reached if not each.is_whole]),
+    ]
+
+
+def _parts(reached: Sequence[Reach]) -> Node:
+    """List where a search has left jobs out."""
+    if not reached:
+        return None
+    left = len(reached) - _SHOWN
+    return ul(
+        [li(f"{each.queue}, {each.state}: ", _span(each)) for each in reached[:_SHOWN]],
+        li(f"and parts of {plural(left, 'other state')}") if left > 0 else None,
+        class_="quiet",
+    )
+
+
+def _span(reach: Reach) -> Node:
+    newest = reach.state in _NEWEST_FIRST
+    words = "newest" if newest else "next"
+    return [
+        f"the {words} {number(reach.looked_at)} of {number(max(reach.total, reach.looked_at))}",
+        None if reach.until is None else [" (", "back" if newest else "up", " to "],
+        None if reach.until is None else [clock(reach.until), ")"],
+    ]
+
+
+def _said(*words: Node) -> Node:
+    return p(words, class_="quiet", role="status")
+
+
+# Looking for jobs: by id everywhere, by text in bounded steps that say how far they came.
+#
+# The page is sent while the search goes on: browsers show each job when it is found, without any
+# script.
+#
+# What is looked for is sent by forms, never in an address, because it may be somebody's data.
+
 
 STATES: Final = (
     JobState.FAILED,

@@ -5,10 +5,10 @@ from __future__ import annotations
 from functools import partial
 from typing import Final
 
-from taskbull.core.durations import instant_from_ms
-from taskbull.core.record import WorkerRecord
-from taskbull.dashboard.board import Board
-from taskbull.dashboard.frame import Content
+from taskbull.core.validation import instant_from_ms
+from taskbull.core.worker_record import WorkerRecord
+from taskbull.dashboard.components import cell, duration, grid, number, since, size
+from taskbull.dashboard.components import link as link_to
 from taskbull.dashboard.html import (
     Element,
     Node,
@@ -24,14 +24,12 @@ from taskbull.dashboard.html import (
     tr,
     url,
 )
-from taskbull.dashboard.live import Parts
-from taskbull.dashboard.parts import cell, grid
-from taskbull.dashboard.parts import link as link_to
+from taskbull.dashboard.layout import Content
 from taskbull.dashboard.sampler import BoardSample, QueueState
+from taskbull.dashboard.state import Board, Parts
 from taskbull.dashboard.visit import Visit
-from taskbull.dashboard.words import duration, number, since, size
 from taskbull.errors import SerializationError, ServerRefused
-from taskbull.queue.looked import ConnectedWorker
+from taskbull.monitor.browse import ConnectedWorker
 
 _LONGEST: Final = 100
 

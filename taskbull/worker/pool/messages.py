@@ -1,19 +1,90 @@
-"""What a worker and a process of its pool tell each other.
+"""Messages as bytes between a worker and a process of its pool: a mark, a length, the message.
 
-Arguments and results are the JSON that they are in Redis. Errors are not pickled: what follows from
-one is decided in the process, where its class is, and comes as a `Fate`.
+The mark shows at once when a task has written to the descriptor of the line: what follows would be
+taken for a length, and waited for.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import struct
+from collections.abc import Callable, Iterator
 from enum import StrEnum
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import msgspec
 from msgspec import Struct
 
-from taskbull.worker.pool.frames import BadFrame, frame
+from taskbull.errors import (
+    ConnectionLost,
+    LockLost,
+    MaybeExecuted,
+    PermanentError,
+    ServerRefused,
+    ServerUnavailable,
+    Steering,
+    TaskbullError,
+    WaitForChildren,
+)
+
+# Messages as bytes between a worker and a process of its pool: a mark, a length, the message.
+#
+# The mark shows at once when a task has written to the descriptor of the line: what follows would
+# be taken for a length, and waited for.
+
+
+MARK: Final = b"tbp1"
+
+MOST: Final = 64 << 20
+"""Bytes of a message, at the most."""
+
+_HEADER = struct.Struct(">4sI")
+
+
+class BadFrame(TaskbullError):
+    """What came is not a message."""
+
+
+def check_length(length: int) -> None:
+    """Refuse a message of so many bytes if that is too long."""
+    if length > MOST:
+        raise BadFrame(
+            f"{length / 1e6:.1f} MB are more than the {MOST >> 20} MB that can be exchanged with "
+            "a process of the pool"
+        )
+
+
+def frame(message: bytes) -> bytes:
+    """Return a message as it is sent; refuse one that is too long."""
+    check_length(len(message))
+    return _HEADER.pack(MARK, len(message)) + message
+
+
+class FrameReader:
+    """Puts messages together from the pieces in which they come."""
+
+    def __init__(self) -> None:
+        self._held = bytearray()
+
+    def feed(self, data: bytes) -> Iterator[bytes]:
+        """Take in a piece; yield the messages that are complete."""
+        held = self._held
+        held += data
+        while len(held) >= _HEADER.size:
+            mark, length = _HEADER.unpack_from(held)
+            if mark != MARK or length > MOST:
+                raise BadFrame(f"{bytes(held[:16])!r} is not the start of a message")
+            end = _HEADER.size + length
+            if len(held) < end:
+                return
+            message = bytes(memoryview(held)[_HEADER.size : end])
+            del held[:end]
+            yield message
+
+
+# What a worker and a process of its pool tell each other.
+#
+# Arguments and results are the JSON that they are in Redis. Errors are not pickled: what follows
+# from one is decided in the process, where its class is, and comes as a `Fate`.
 
 
 class Message(Struct, frozen=True, array_like=True, tag=True):
@@ -246,3 +317,36 @@ def _decoder(kinds: Any) -> Callable[[bytes], Any]:
 
 read_in_process: Callable[[bytes], ToProcess] = _decoder(ToProcess)
 read_in_worker: Callable[[bytes], ToWorker] = _decoder(ToWorker)
+
+
+# Our own errors on their way into a process: those that a running job meets when it asks.
+
+
+_PLAIN: dict[str, Callable[[str], TaskbullError]] = {
+    kind.__name__: kind for kind in (ConnectionLost, MaybeExecuted, TaskbullError)
+}
+_WITH_CODE: dict[str, Callable[[str, str], TaskbullError]] = {
+    kind.__name__: kind for kind in (ServerRefused, ServerUnavailable)
+}
+
+OVER: Final = Fault(LockLost.__name__, "")
+"""For those who ask when their attempt is over."""
+
+
+def pack_fault(error: TaskbullError, *, of_redis: bool) -> Fault:
+    """Return an error as it is told."""
+    code = error.code if isinstance(error, ServerRefused) else ""
+    return Fault(type(error).__name__, str(error), code, of_redis)
+
+
+def unpack_fault(fault: Fault, queue: str, job_id: str) -> TaskbullError | Steering:
+    """Return the error that was told; one of an unknown class as a `TaskbullError`."""
+    if fault.kind == LockLost.__name__:
+        return LockLost(queue, job_id)
+    if fault.kind == WaitForChildren.__name__:
+        return WaitForChildren()
+    if fault.kind == PermanentError.__name__:
+        return PermanentError(fault.message)
+    if fault.kind in _WITH_CODE:
+        return _WITH_CODE[fault.kind](fault.code, fault.message)
+    return _PLAIN.get(fault.kind, TaskbullError)(fault.message)

@@ -1,0 +1,341 @@
+"""What one job of a batch task brings: an item of the list that its function takes."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import inspect
+import types
+from collections.abc import Callable, Collection, Coroutine, Iterable, Sequence
+from inspect import Parameter
+from typing import (
+    Annotated,
+    Any,
+    Concatenate,
+    Generic,
+    ParamSpec,
+    Protocol,
+    TypeGuard,
+    TypeVar,
+    Union,
+    cast,
+    get_args,
+    get_origin,
+    get_type_hints,
+    is_typeddict,
+    overload,
+)
+
+from msgspec import Struct
+
+from taskbull.app.producer import JobSpec
+from taskbull.app.settings import TaskSettings
+from taskbull.app.signature import (
+    Binder,
+    Extra,
+    FromLifespan,
+    Misfit,
+    arguments_reader,
+    converter,
+    place_of,
+)
+from taskbull.app.task import Home, Task, TaskCalling
+from taskbull.core import payload
+from taskbull.core.job import NewJob
+from taskbull.core.options import JobOptions
+from taskbull.core.validation import Duration, check_int, is_pydantic_model, seconds
+from taskbull.errors import ConfigurationError, InvalidArguments
+
+# What one job of a batch task brings: an item of the list that its function takes.
+
+
+_LISTS = frozenset({list, Sequence, Collection, Iterable})
+_UNIONS = (Union, types.UnionType)
+
+
+class Items:
+    """Knows the parameter of a function that takes the items, and how one is stored.
+
+    An item with fields is the job's data as it is. Any other stands there under the parameter's
+    name, so that the data is an object in any case.
+    """
+
+    def __init__(self, task: str, function: Callable[..., Any]) -> None:
+        self._task = task
+        self._function = function
+        self.parameter = _list_parameter(task, function)
+        self.kind = _item_kind(task, function, self.parameter)
+        self.have_fields = _has_fields(self.kind)
+        self.signature = self._stand_in()
+        """A function whose parameters are what a job stores; it is never called."""
+
+    def from_call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+        """Return the fields of an item, as a job stores them; refuse what is not one."""
+        if len(args) + bool(kwargs) != 1:
+            raise TypeError(f"{self._task}: a job takes one item, or its fields by name")
+        item = args[0] if args else kwargs
+        raw = payload.encode(item, "data")
+        try:
+            self._convert(raw)
+        except Misfit as misfit:
+            raise InvalidArguments(
+                f"{self._task}: {_problem(misfit)}; an item is annotated {self.kind!r}, and a "
+                f"value of type {type(item).__qualname__} was given"
+            ) from None
+        fields: dict[str, Any] = payload.decode(raw)
+        return fields
+
+    def reader(self, extra: Extra) -> Callable[[bytes], Any]:
+        """Return the function that reads the data of a job as an item."""
+        if self.have_fields:
+            return self._read
+        name = self.parameter
+        read = arguments_reader(
+            self._task, self.signature, Binder(self._task, self.signature), extra
+        )
+        return lambda raw: read(raw)[name]
+
+    def result_reader(self) -> Callable[[bytes], Any]:
+        """Return the function that reads the result of one item, by the return annotation.
+
+        Where there is none, or JSON cannot be converted to it, the result is the JSON value.
+        """
+        try:
+            hint = get_type_hints(self._function, include_extras=True)["return"]
+            return converter(_without_errors(_element(hint)))
+        except Exception:  # noqa: BLE001 - foreign code: annotations may contain anything
+            return payload.decode
+
+    def _read(self, raw: bytes) -> Any:
+        try:
+            return self._convert(raw)
+        except Misfit as misfit:
+            problem = f"Task {self._task}: the job's data: {_problem(misfit)}"
+            raise InvalidArguments(problem) from None
+
+    @functools.cached_property
+    def _convert(self) -> Callable[[bytes], Any]:
+        try:
+            return converter(self.kind)
+        except TypeError as error:
+            raise ConfigurationError(
+                f"The items of batch task {self._task} ({place_of(self._function)}) are annotated "
+                f"{self.kind!r}, to which JSON cannot be converted: {error}"
+            ) from error
+
+    def _stand_in(self) -> Callable[..., Any]:
+        if self.have_fields:
+            parameter = Parameter("fields", Parameter.VAR_KEYWORD)
+        else:
+            parameter = Parameter(self.parameter, Parameter.POSITIONAL_OR_KEYWORD)
+        function: Any = _copy(self._function, {self.parameter: self.kind})
+        function.__signature__ = inspect.Signature([parameter])
+        return cast("Callable[..., Any]", function)
+
+
+def _copy(function: Callable[..., Any], annotations: dict[str, Any]) -> types.FunctionType:
+    """Return a function that stands where another does, with other annotations."""
+    original = cast("types.FunctionType", inspect.unwrap(function))
+    code, name, closure = original.__code__, original.__name__, original.__closure__
+    copy = types.FunctionType(code, original.__globals__, name, closure=closure)
+    copy.__qualname__, copy.__module__ = function.__qualname__, function.__module__
+    copy.__annotations__ = annotations
+    return copy
+
+
+def _list_parameter(task: str, function: Callable[..., Any]) -> str:
+    """Return the one parameter that is not injected."""
+    parameters = inspect.signature(function).parameters.values()
+    own = [each for each in parameters if not isinstance(each.default, FromLifespan)]
+    variable = {Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD}
+    if len(own) != 1 or own[0].default is not Parameter.empty or own[0].kind in variable:
+        raise ConfigurationError(
+            f"{task} ({place_of(function)}) cannot be a batch task: it must have one parameter, "
+            "the list of items, without a default; others only with from_lifespan()"
+        )
+    return own[0].name
+
+
+def _item_kind(task: str, function: Callable[..., Any], parameter: str) -> Any:
+    annotation = inspect.unwrap(function).__annotations__.get(parameter, list)
+    try:
+        hints = get_type_hints(_copy(function, {parameter: annotation}), include_extras=True)
+    except Exception as error:
+        raise ConfigurationError(
+            f"The annotation of {parameter} of batch task {task} ({place_of(function)}) cannot be "
+            f"resolved: {type(error).__name__}: {error}. Whoever adds a job has to know what an "
+            "item is: import its type outside of `if TYPE_CHECKING:`, and above the task"
+        ) from error
+    hint = hints[parameter]
+    if (get_origin(hint) or hint) not in _LISTS:
+        raise ConfigurationError(
+            f"Parameter {parameter} of batch task {task} ({place_of(function)}) is annotated "
+            f"{hint!r}: it takes a list of items, such as list[str]"
+        )
+    return _element(hint)
+
+
+def _element(hint: Any) -> Any:
+    """Return what a list of some type holds."""
+    return next(iter(get_args(hint)), Any)
+
+
+def _without_errors(hint: Any) -> Any:
+    """Return the type of results without the exceptions that may stand among them."""
+    if get_origin(hint) not in _UNIONS:
+        return hint
+    kinds = [kind for kind in get_args(hint) if not _is_error(kind)]
+    return Union[tuple(kinds)] if kinds else Any  # noqa: UP007 - they are not known before
+
+
+def _is_error(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, BaseException)
+
+
+def _has_fields(hint: Any) -> bool:
+    if get_origin(hint) is Annotated:
+        return _has_fields(get_args(hint)[0])
+    if get_origin(hint) in _UNIONS:
+        return all(map(_has_fields, get_args(hint)))
+    kind: Any = get_origin(hint) or hint
+    if not isinstance(kind, type):
+        return False
+    return _is_class_with_fields(cast("type[Any]", kind))
+
+
+def _is_class_with_fields(kind: type[Any]) -> bool:
+    if issubclass(kind, Struct):
+        return not kind.__struct_config__.array_like
+    if is_pydantic_model(kind):
+        return not getattr(kind, "__pydantic_root_model__", False)
+    return is_typeddict(kind) or dataclasses.is_dataclass(kind) or hasattr(kind, "__attrs_attrs__")
+
+
+def _problem(misfit: Misfit) -> str:
+    return f"field {misfit.path}: {misfit.problem}" if misfit.path else misfit.problem
+
+
+# A batch task: one job for each item, and one call of the function for many jobs.
+
+
+T = TypeVar("T")
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class BatchSettings(Struct, frozen=True):
+    """How many jobs of a task are called at once; for how long the first waits, in seconds."""
+
+    size: int
+    wait: float
+    parallel: int
+
+
+def batch_settings(size: int, wait: Duration, parallel: int) -> BatchSettings:
+    """Return the settings that a user gave; refuse what is not valid."""
+    check_int("size", size, least=1)
+    check_int("parallel", parallel, least=1)
+    return BatchSettings(size, seconds("wait", wait), parallel)
+
+
+class BatchCalling(TaskCalling):
+    """How a call with one item becomes a job."""
+
+    def __init__(self, function: Callable[..., Any], name: str, home: Home) -> None:
+        self.items = Items(name, function)
+        super().__init__(self.items.signature, name, home)
+        self.by_hand = Binder(name, function)
+
+    def spec(
+        self, queue: str, options: JobOptions, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> JobSpec[Any]:
+        """Return a job for one item."""
+        if not self.items.have_fields:
+            return super().spec(queue, options, args, kwargs)
+        return JobSpec(queue, NewJob(self.name, self.items.from_call(args, kwargs), options), self)
+
+    @functools.cached_property
+    def _result_reader(self) -> Callable[[bytes], Any]:
+        return self.items.result_reader()
+
+
+class BatchTask(Task[[T], R], Generic[T, P, R]):
+    """A function that takes a list of items, made by `@app.batch_task`. Called, it is that.
+
+    `delay`, `adelay` and `job` take one item; the job's result is that of its item.
+    """
+
+    calling: BatchCalling
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        settings: TaskSettings,
+        home: Home,
+        batch: BatchSettings,
+    ) -> None:
+        super().__init__(function, settings, BatchCalling(function, settings.name, home))
+        self.batch = batch
+
+    def item_reader(self) -> Callable[[bytes], Any]:
+        """Prepare what reads the data of a job as an item."""
+        return self.calling.items.reader(self.settings.extra)
+
+    def check_data(self, data: bytes) -> None:
+        """Refuse the data of a job, as JSON, that is not an item."""
+        self.item_reader()(data)
+
+
+class AsyncBatchTask(BatchTask[T, P, R]):
+    """A batch task made of an `async def`."""
+
+    def __call__(
+        self, items: list[T], /, *args: P.args, **kwargs: P.kwargs
+    ) -> Coroutine[Any, Any, Sequence[R | Exception]]:
+        """Call the function itself, here and now."""
+        self.calling.check_given((items, *args), kwargs)
+        coroutine: Coroutine[Any, Any, Sequence[R | Exception]] = self.function(
+            items, *args, **kwargs
+        )
+        return coroutine
+
+
+class SyncBatchTask(BatchTask[T, P, R]):
+    """A batch task made of a plain `def`, which a worker runs in a thread or in a process."""
+
+    def __call__(
+        self, items: list[T], /, *args: P.args, **kwargs: P.kwargs
+    ) -> Sequence[R | Exception]:
+        """Call the function itself, here and now."""
+        self.calling.check_given((items, *args), kwargs)
+        results: Sequence[R | Exception] = self.function(items, *args, **kwargs)
+        return results
+
+
+def make_batch_task(
+    function: Callable[..., Any], settings: TaskSettings, home: Home, batch: BatchSettings
+) -> BatchTask[Any, ..., Any]:
+    """Return the kind of batch task that fits the function."""
+    if inspect.iscoroutinefunction(function):
+        return AsyncBatchTask[Any, ..., Any](function, settings, home, batch)
+    return SyncBatchTask[Any, ..., Any](function, settings, home, batch)
+
+
+def is_batch(task: Task[..., Any]) -> TypeGuard[BatchTask[Any, ..., Any]]:
+    """Return whether a task is a batch task."""
+    return isinstance(task, BatchTask)
+
+
+class BatchDecorator(Protocol):
+    """Makes a batch task of a function: what `@app.batch_task(…)` gives."""
+
+    @overload
+    def __call__(
+        self,
+        function: Callable[Concatenate[list[T], P], Coroutine[Any, Any, Sequence[R | Exception]]],
+        /,
+    ) -> AsyncBatchTask[T, P, R]: ...
+    @overload
+    def __call__(
+        self, function: Callable[Concatenate[list[T], P], Sequence[R | Exception]], /
+    ) -> SyncBatchTask[T, P, R]: ...

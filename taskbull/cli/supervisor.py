@@ -1,0 +1,514 @@
+"""As process 1 of a container: burying orphans, whose parent is gone and who have us for one.
+
+The supervisor starts nothing but its worker processes: whoever else ends is a stranger, and buried
+at once. A worker without a supervisor has children that its pool, its tasks or its event loop wait
+for; an end that is taken away from them they would take for a success. So it buries only those that
+have been dead for a while: then nobody asks.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import socket
+import subprocess
+from collections.abc import Callable, Coroutine, Generator, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from threading import Thread
+from time import monotonic
+from typing import Any, Self
+
+import msgspec
+from anyio import (
+    CancelScope,
+    create_task_group,
+    move_on_after,
+    open_process,
+    sleep,
+    sleep_forever,
+    to_thread,
+)
+from anyio.abc import Process
+from msgspec import Struct
+
+from taskbull.app.pool.child import resident_megabytes
+from taskbull.app.run import Stop, heard
+from taskbull.cli.output import plural
+from taskbull.cli.server import server_at
+from taskbull.core import events
+from taskbull.errors import TaskbullError
+from taskbull.monitor.server import Namespace, SyncServer
+from taskbull.worker.worker import Worker
+
+# As process 1 of a container: burying orphans, whose parent is gone and who have us for one.
+#
+# The supervisor starts nothing but its worker processes: whoever else ends is a stranger, and
+# buried at once. A worker without a supervisor has children that its pool, its tasks or its event
+# loop wait for; an end that is taken away from them they would take for a success. So it buries
+# only those that have been dead for a while: then nobody asks.
+
+
+_REAP_INTERVAL = 5.0
+_PROC = Path("/proc")
+
+PATIENCE = 60.0
+"""Seconds for which a dead process is left to whoever may wait for it."""
+
+
+async def bury_strangers(own: Callable[[], set[int]]) -> None:
+    """Collect all processes that end, but for our own; for ever."""
+    while True:
+        await sleep(_REAP_INTERVAL)
+        bury_all_but(own())
+
+
+def bury_all_but(own: set[int]) -> None:
+    """Collect the processes that have ended and are waited for by nobody else."""
+    for pid in list(_dead()):
+        if pid not in own:
+            with suppress(ChildProcessError):
+                os.waitpid(pid, os.WNOHANG)
+
+
+class Undertaker:
+    """Buries orphans beside a worker that is process 1 itself."""
+
+    def __init__(self, worker: Worker, patience: float = PATIENCE) -> None:
+        self._worker = worker
+        self._patience = patience
+        self._seen: dict[int, float] = {}
+
+    async def watch(self, stop: Stop) -> None:
+        """Look again and again."""
+        while True:
+            await sleep(_REAP_INTERVAL)
+            self.look()
+
+    def look(self) -> None:
+        """Bury those that have been dead for long, and are not the pool's."""
+        now = monotonic()
+        self._seen = {pid: self._seen.get(pid, now) for pid in _dead()}
+        fresh = {pid for pid, since in self._seen.items() if now - since < self._patience}
+        bury_all_but(fresh | self._worker.pids)
+
+
+def _dead() -> Iterator[int]:
+    """Find our children that have ended and are not buried."""
+    parent = str(os.getpid())
+    if not _PROC.is_dir():
+        return
+    for entry in _PROC.iterdir():
+        if entry.name.isdigit():
+            with suppress(OSError):  # gone meanwhile
+                state, its_parent, *_ = (entry / "stat").read_text().rpartition(")")[2].split()
+                if state == "Z" and its_parent == parent:
+                    yield int(entry.name)
+
+
+# The line between the supervisor and one of its worker processes: a pair of sockets.
+#
+# Down goes how far the process is to stop; up comes, once, who it is and what it works on. If the
+# supervisor dies, however that happens, the line ends, and the process stops gracefully.
+#
+# Signals would not do: systemd sends its SIGTERM to every process of a service, and one that the
+# supervisor passed on would come as the second, which means "at once".
+
+
+_MOST = 1 << 20
+
+
+class Presence(Struct, frozen=True):
+    """Who a worker process is, and where its jobs are."""
+
+    worker_id: str
+    namespace: Namespace
+    queues: list[str]
+
+
+class Lifeline:
+    """The supervisor's end."""
+
+    def __init__(self) -> None:
+        self._ours, self._theirs = socket.socketpair()
+        self._ours.setblocking(False)
+        self._read: Presence | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ours.close()
+        self._theirs.close()
+
+    @property
+    def other_end(self) -> int:
+        """The descriptor that the process is to inherit."""
+        return self._theirs.fileno()
+
+    @property
+    def presence(self) -> Presence | None:
+        """What the process has said about itself; None: it has not begun to work."""
+        if self._read is None:
+            with suppress(OSError, msgspec.DecodeError):
+                self._read = msgspec.json.decode(self._ours.recv(_MOST), type=Presence)
+        return self._read
+
+    def tell(self, step: int) -> None:
+        """Tell the process how far it is to stop."""
+        with suppress(OSError):  # it has ended just now
+            self._ours.send(bytes([step]))
+
+
+class Tether:
+    """The process's end."""
+
+    def __init__(self, descriptor: int, presence: Presence) -> None:
+        os.set_inheritable(descriptor, False)  # what a task starts must not hold it
+        self._socket = socket.socket(fileno=descriptor)
+        self._presence = presence
+
+    async def watch(self, stop: Stop) -> None:
+        """Say that the worker runs, and go as far in stopping as the supervisor says."""
+        reach = stop.from_thread()
+
+        def read() -> None:
+            with suppress(OSError):  # the supervisor is gone already, as the next lines will see
+                self._socket.sendall(msgspec.json.encode(self._presence))
+            while step := self._next_step():
+                reach(step)
+            reach(1)
+
+        Thread(target=read, name="taskbull-parent", daemon=True).start()
+
+    def _next_step(self) -> int:
+        """Wait for the next word of the supervisor; 0 if it is gone."""
+        try:
+            said = self._socket.recv(64)
+        except OSError:
+            return 0
+        return max(said, default=0)
+
+
+# What a worker process was doing when it died, as Redis has it: nothing is noted for it.
+
+
+_LOOKED_AT = 1000
+"""Running jobs of a queue among which those of the process are searched."""
+
+_NAMED = 10
+
+
+def what_it_ran(presence: Presence) -> str:
+    """Name the jobs that a dead worker process has left, for the line that tells of its end."""
+    server = server_at(presence.namespace)
+    try:
+        server.ping()
+        jobs = [
+            job for queue in presence.queues for job in _jobs(server, queue, presence.worker_id)
+        ]
+    except TaskbullError as error:
+        return f" (what it ran is not known, because Redis cannot be asked: {error})"
+    finally:
+        server.close()
+    if not jobs:
+        return " while it ran no job"
+    more = f" and {plural(len(jobs) - _NAMED, 'more job')}" if len(jobs) > _NAMED else ""
+    return f" while it ran {', '.join(jobs[:_NAMED])}{more}"
+
+
+def _jobs(server: SyncServer, queue: str, worker_id: str) -> list[str]:
+    return [
+        f"{job.name} {job.id} (queue {queue})"
+        for job in reversed(server.active(queue, _LOOKED_AT))
+        if job.worker == worker_id
+    ]
+
+
+# The end of a worker process that has done its share; a fresh one takes its place.
+
+
+_MEMORY_CHECK_INTERVAL = 0.5
+
+
+class Share(Struct, frozen=True):
+    """How much one process does; None: without limit."""
+
+    jobs: int | None = None
+    megabytes: int | None = None
+
+    @property
+    def limited(self) -> bool:
+        """Whether there is any limit."""
+        return self.jobs is not None or self.megabytes is not None
+
+
+class Recycling:
+    """Stops a worker gracefully when its share is done."""
+
+    def __init__(self, share: Share, worker: Worker) -> None:
+        self._share = share
+        self._ended = 0
+        self.done = False
+        worker.on(events.Ended, self._count)
+
+    async def watch(self, stop: Stop) -> None:
+        """Begin the shutdown when it is time."""
+        while not self._reached():  # noqa: ASYNC110 - memory tells nobody that it grows
+            await sleep(_MEMORY_CHECK_INTERVAL)
+        self.done = True
+        if stop.shutdown is not None:
+            stop.shutdown.begin()
+
+    def _count(self, _: events.Ended) -> None:
+        self._ended += 1
+
+    def _reached(self) -> bool:
+        jobs, megabytes = self._share.jobs, self._share.megabytes
+        if self._ended == 0:  # else a limit that is too low would let nothing be done at all
+            return False
+        return (jobs is not None and self._ended >= jobs) or (
+            megabytes is not None and resident_megabytes() >= megabytes
+        )
+
+
+# Worker processes under one parent: started, watched, restarted, and ended together.
+#
+# Each child is a fresh interpreter in a session of its own, so a Ctrl-C at the terminal reaches
+# the parent only, which passes it on by the child's `Lifeline`.
+
+
+logger = logging.getLogger(__name__)
+
+RECYCLED = 75
+"""What a child exits with that has done its share and wants to be replaced."""
+
+WRONG_USAGE = 2
+
+_SHORTEST_PAUSE, _LONGEST_PAUSE = 1.0, 30.0
+_HEALTHY = 60.0
+"""Seconds after which a child that crashes is restarted as if for the first time."""
+
+
+class _Child(Struct, frozen=True):
+    """One worker process."""
+
+    process: Process
+    line: Lifeline
+
+    def stop(self, step: int) -> None:
+        """Stop it: 1 gracefully, 2 at once, 3 by force."""
+        with suppress(ProcessLookupError):  # it has ended just now
+            if step >= 3:
+                self.process.kill()
+            elif self.line.presence is None:  # it is not yet listening, and runs nothing
+                self.process.terminate()
+            else:
+                self.line.tell(step)
+
+
+class _End(Struct, frozen=True):
+    """How a child ended."""
+
+    code: int
+    presence: Presence | None
+    """What it worked on; None: it never came to that."""
+
+    @property
+    def told(self) -> str:
+        """The words for it."""
+        if self.code < 0:
+            return f"signal {signal.Signals(-self.code).name}"
+        return f"exit code {self.code}"
+
+
+class Supervisor:
+    """Keeps `count` children running until it is told to stop.
+
+    `command` gives the command line of each by its number, to which the descriptor of its line is
+    added; `once`: one that ends well has done all there was to do.
+    """
+
+    def __init__(self, command: Callable[[int], list[str]], count: int, *, once: bool) -> None:
+        self._command = command
+        self._count = count
+        self._once = once
+        self._children: dict[int, _Child] = {}
+        self._step = 0
+        self._resting: set[CancelScope] = set()
+        self._reloading = False
+        self._proven = False  # some child has come to work: what fails now may pass
+        self.exit_code = 0
+
+    async def run(
+        self, watch: Callable[[Supervisor], Coroutine[Any, Any, None]] | None = None
+    ) -> int:
+        """Run until a signal, or until all children have ended by themselves; give the exit code.
+
+        `watch` is an async function that calls `restart` when the children are to be replaced.
+        """
+        self._reloading = watch is not None
+        terminals = [descriptor for descriptor in range(3) if os.isatty(descriptor)]
+        with heard(*_signals(), by=lambda number: self._heed(number, terminals)):
+            async with create_task_group() as tasks:
+                if watch is not None:
+                    tasks.start_soon(watch, self)
+                if os.getpid() == 1:
+                    tasks.start_soon(bury_strangers, self._pids)
+                async with create_task_group() as keepers:
+                    for number in range(1, self._count + 1):
+                        keepers.start_soon(self._keep, number)
+                tasks.cancel_scope.cancel()
+        return self.exit_code
+
+    def restart(self) -> None:
+        """Stop every child gracefully; each is replaced."""
+        for rest in self._resting:
+            rest.cancel()
+        for child in list(self._children.values()):
+            child.stop(1)
+
+    def _pids(self) -> set[int]:
+        return {child.process.pid for child in self._children.values()}
+
+    def _stopping(self) -> bool:
+        return self._step > 0
+
+    async def _keep(self, number: int) -> None:
+        """Keep one child running."""
+        crashes = 0
+        while not self._stopping():
+            began = monotonic()
+            end = await self._run_child(number)
+            self._proven = self._proven or end.presence is not None
+            if self._stopping():
+                if end.code not in {0, RECYCLED, -signal.SIGTERM, -signal.SIGINT}:
+                    self.exit_code = self.exit_code or (end.code if end.code > 0 else 1)
+                return
+            if end.code == 0 and self._once:
+                return
+            if end.code in {0, RECYCLED}:
+                crashes = 0
+                continue
+            if self._cannot_start(end):
+                if not self._reloading:
+                    self.exit_code = end.code
+                    self._stop()
+                    return
+                logger.error("Worker process %d cannot start: change a file to try again", number)
+                with self._resting_until_restart():
+                    await sleep_forever()
+                continue
+            crashes = 1 if monotonic() - began > _HEALTHY else crashes + 1
+            await self._mourn(
+                number, end, min(_LONGEST_PAUSE, _SHORTEST_PAUSE * 2 ** (crashes - 1))
+            )
+
+    def _cannot_start(self, end: _End) -> bool:
+        """Return whether a child would fail in the same way again before it can work."""
+        if end.code == WRONG_USAGE:
+            return True
+        return end.code > 0 and end.presence is None and not self._proven
+
+    async def _mourn(self, number: int, end: _End, pause: float) -> None:
+        """Say what has died, and what it did; then rest before the next."""
+        with self._resting_until_restart():
+            ran = ""
+            if end.presence is not None:
+                ran = await to_thread.run_sync(what_it_ran, end.presence, abandon_on_cancel=True)
+            message = "Worker process %d ended with %s%s; it is restarted in %.0f s"
+            logger.error(message, number, end.told, ran, pause)
+            await sleep(pause)
+
+    @contextmanager
+    def _resting_until_restart(self) -> Generator[None]:
+        with CancelScope() as rest:
+            self._resting.add(rest)
+            try:
+                yield
+            finally:
+                self._resting.discard(rest)
+
+    async def _run_child(self, number: int) -> _End:
+        with Lifeline() as line:
+            process = await open_process(
+                [*self._command(number), "--lifeline", str(line.other_end)],
+                stdin=None if self._count == 1 else subprocess.DEVNULL,
+                stdout=None,
+                stderr=None,
+                start_new_session=True,
+                pass_fds=(line.other_end,),
+            )
+            self._children[number] = child = _Child(process, line)
+            logger.debug("Worker process %d is %d", number, process.pid)
+            if self._stopping():  # a signal came while it was started
+                child.stop(self._step)
+            try:
+                return _End(await process.wait(), line.presence)
+            finally:
+                del self._children[number]
+                with CancelScope(shield=True), move_on_after(1):
+                    await process.aclose()
+
+    def _heed(self, number: signal.Signals, terminals: list[int]) -> None:
+        hung_up = not all(os.isatty(descriptor) for descriptor in terminals)
+        if number == signal.SIGHUP and not hung_up:
+            self.restart()
+        else:
+            self._stop()
+
+    def _stop(self) -> None:
+        self._step += 1
+        for rest in self._resting:
+            rest.cancel()
+        for child in list(self._children.values()):
+            child.stop(self._step)
+
+
+def _signals() -> list[signal.Signals]:
+    """Return the signals to handle; under `nohup`, a hang-up is ignored."""
+    wanted = [signal.SIGTERM, signal.SIGINT]
+    ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    return wanted if ignored else [*wanted, signal.SIGHUP]
+
+
+# Watching the source: a change restarts the workers.
+
+
+_RELOAD_CHECK_INTERVAL = 0.5
+_SKIPPED = {"__pycache__", "node_modules", "site-packages", "venv"}
+
+
+class Reloader:
+    """Looks at the Python files below a folder, and restarts when one has changed."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    async def watch(self, supervisor: Supervisor) -> None:
+        """Restart the children of `supervisor` after each change; for ever."""
+        before = await to_thread.run_sync(self._look)
+        while True:
+            await sleep(_RELOAD_CHECK_INTERVAL)
+            now = await to_thread.run_sync(self._look)
+            if changed := {path for path, _ in before.items() ^ now.items()}:
+                logger.info("%s has changed: the workers are restarted", min(changed))
+                supervisor.restart()
+            before = now
+
+    def _look(self) -> dict[str, float]:
+        times: dict[str, float] = {}
+        for path in self._sources():
+            try:
+                times[path] = os.stat(path).st_mtime
+            except OSError:
+                continue  # gone since it was listed
+        return times
+
+    def _sources(self) -> Iterator[str]:
+        for folder, below, files in os.walk(self._folder):
+            below[:] = [name for name in below if not name.startswith(".") and name not in _SKIPPED]
+            for name in files:
+                if name.endswith(".py"):
+                    yield os.path.join(folder, name)

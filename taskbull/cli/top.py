@@ -1,0 +1,179 @@
+"""Keys as they are pressed, without waiting for the end of a line."""
+
+from __future__ import annotations
+
+import os
+import re
+import select
+import sys
+import termios
+import tty
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from time import monotonic
+from typing import Final
+
+from rich import box
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from taskbull.cli.commands.top import COLUMNS, HELP, Chosen, cells, ordered
+from taskbull.cli.output import printable
+from taskbull.core.diagnosis import explain_queue, span
+from taskbull.core.queue_health import QueueFacts
+from taskbull.core.states import STATES
+from taskbull.core.trouble import find_trouble
+from taskbull.errors import TaskbullError
+from taskbull.monitor.overview import Overview, all_trouble
+from taskbull.monitor.server import SyncServer
+from taskbull.queue.failures import Failures
+
+# Keys as they are pressed, without waiting for the end of a line.
+
+
+_ARROWS: Final = {"A": "up", "B": "down"}
+_NAMES: Final = {"\r": "enter", "\n": "enter", "\x1b": "escape", "\x7f": "escape"}
+_KEY: Final = re.compile(r"\x1b[\[O][0-9;]*([A-Za-z~])|(.)", re.DOTALL)
+
+
+@contextmanager
+def pressed_keys() -> Generator[None]:
+    """Have keys at once, and not shown, during the block."""
+    file = sys.stdin.fileno()
+    before = termios.tcgetattr(file)
+    try:
+        tty.setcbreak(file)
+        yield
+    finally:
+        termios.tcsetattr(file, termios.TCSADRAIN, before)
+
+
+def next_keys(seconds: float) -> list[str]:
+    """Wait for keys so long; return their names."""
+    file = sys.stdin.fileno()
+    if not select.select([file], [], [], max(seconds, 0.0))[0]:
+        return []
+    return names_of(os.read(file, 256).decode("utf-8", "replace"))
+
+
+def names_of(read: str) -> list[str]:
+    """Return the names of keys by what the terminal sends; at the end of the input, that of q."""
+    if not read:
+        return ["q"]
+    return [
+        _ARROWS.get(found[1], "") if found[1] else _NAMES.get(found[2], found[2])
+        for found in _KEY.finditer(read)
+    ]
+
+
+# The screen of `top`, drawn by rich.
+
+
+_LEFT: Final = {"queue", "last hour", "run by"}
+_MOST_TROUBLE: Final = 5
+_MOST_ERRORS: Final = 10
+
+
+def draw(
+    facts: Sequence[QueueFacts], chosen: Chosen, title: str, failures: Failures | None = None
+) -> RenderableType:
+    """Return the whole screen."""
+    parts: list[RenderableType] = [Text(_header(chosen, title), style="bold"), Text()]
+    inside = [one for one in facts if one.name == chosen.queue] if chosen.inside else []
+    parts += [_inside(inside[0], failures)] if inside else _outside(facts, chosen)
+    parts += [Text(), Text(HELP if chosen.help else "q quit  ? help", style="dim")]
+    return Group(*parts)
+
+
+def _header(chosen: Chosen, title: str) -> str:
+    frozen = "   frozen: p goes on" if chosen.frozen else ""
+    return f"taskbull top   {title}   sorted by {chosen.sort}{frozen}"
+
+
+def _outside(facts: Sequence[QueueFacts], chosen: Chosen) -> list[RenderableType]:
+    trouble = all_trouble(facts)
+    lines: list[RenderableType] = [
+        Text(f"! {printable(one.queue)}  {printable(one.text)}", style="red", overflow="ellipsis")
+        for one in trouble[:_MOST_TROUBLE]
+    ]
+    if len(trouble) > _MOST_TROUBLE:
+        lines.append(Text(f"! and {len(trouble) - _MOST_TROUBLE} more", style="red"))
+    if not trouble:
+        lines.append(Text("Nothing is wrong.", style="green"))
+    return [*lines, Text(), table(ordered(facts, chosen.sort), chosen.queue)]
+
+
+def table(facts: Sequence[QueueFacts], marked: str | None = None) -> Table:
+    """Return all queues as a table."""
+    drawn = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, header_style="bold")
+    for column in COLUMNS:
+        drawn.add_column(
+            column.upper(), justify="left" if column in _LEFT else "right", no_wrap=True
+        )
+    for queue in facts:
+        row = [Text(printable(cell)) for cell in cells(queue)]
+        drawn.add_row(*row, style="reverse" if queue.name == marked else "")
+    if not facts:
+        drawn.add_row(Text("There are no queues yet."))
+    return drawn
+
+
+def _inside(queue: QueueFacts, failures: Failures | None) -> RenderableType:
+    counts = "   ".join(f"{queue.counts[state]:,} {state}" for state in STATES)
+    lines = [Text(printable(queue.name), style="bold"), Text(counts), Text()]
+    lines += [Text(printable(reason.text)) for reason in explain_queue(queue)]
+    lines += [Text(f"! {printable(one.text)}", style="red") for one in find_trouble(queue)]
+    lines.append(Text())
+    for record in queue.records:
+        up = span(queue.now.timestamp() - record.started_ms / 1000)
+        about = f"{record.running}/{record.concurrency} running   up {up}   lag {record.lag_ms} ms"
+        lines.append(Text(f"{printable(record.id)}   {about}   {record.memory // 2**20} MB"))
+    if queue.foreign:
+        lines.append(Text(f"{queue.foreign} connected that say nothing of themselves"))
+    if failures is not None and failures.groups:
+        lines += [Text(), Text(f"errors of the newest {failures.looked_at:,} failed", style="bold")]
+        for group in failures.groups[:_MOST_ERRORS]:
+            what = printable(f"{group.error}   {group.task}   {group.frame}")
+            lines.append(Text(f"{group.count:>6,}  {what}", overflow="ellipsis", no_wrap=True))
+    return Group(*lines)
+
+
+# `taskbull top` in a terminal: rounds of looks, and keys in between.
+
+
+_FAILED = 200
+"""How many failed jobs are grouped for the queue that fills the screen."""
+
+
+def run_top(server: SyncServer, interval: float) -> None:
+    """Show all queues until somebody presses q."""
+    overview, chosen, failures = Overview(), Chosen(), None
+    facts: list[QueueFacts] = []
+    title, due = server.address, 0.0
+    console = Console(highlight=False, emoji=False, markup=False)
+    with pressed_keys(), Live(console=console, screen=True, auto_refresh=False) as live:
+        while not chosen.over:
+            if monotonic() >= due and not chosen.frozen:
+                due = monotonic() + interval
+                try:
+                    server.watch(overview)
+                    failures = _failures(server, chosen, failures)
+                    title = server.address
+                except TaskbullError as error:
+                    title = f"{server.address} does not answer: {error}"
+                else:
+                    facts = overview.facts()
+            live.update(draw(facts, chosen, title, failures), refresh=True)
+            for key in next_keys(interval if chosen.frozen else due - monotonic()):
+                names = [queue.name for queue in ordered(facts, chosen.sort)]
+                before, chosen = chosen, chosen.after(key, names)
+                if chosen.inside and not before.inside:
+                    failures, due = None, 0.0
+
+
+def _failures(server: SyncServer, chosen: Chosen, before: Failures | None) -> Failures | None:
+    if not chosen.inside or chosen.queue is None:
+        return None
+    return server.failures(chosen.queue, _FAILED, before=before)

@@ -1,1 +1,0 @@
-"""`taskbull top`: all queues, live in a terminal."""

@@ -1,1 +1,0 @@
-"""What `taskbull worker` does: a supervisor and its worker processes."""

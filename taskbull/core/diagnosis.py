@@ -1,0 +1,494 @@
+"""Times and numbers as people say them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime
+from typing import Any, Final
+
+from msgspec import Struct
+
+from taskbull.core.cancelling import is_cancelled
+from taskbull.core.outcome import is_expired
+from taskbull.core.queue_health import QueueFacts, empty_in, plain
+from taskbull.core.states import MAX_SAFE_INTEGER, JobState
+from taskbull.core.validation import instant_from_ms, nearest
+from taskbull.core.worker_record import WorkerRecord
+
+# Times and numbers as people say them.
+
+
+_STEPS: Final = ((120, 1, "s"), (7200, 60, "min"), (172_800, 3600, "h"))
+
+
+def span(seconds: float) -> str:
+    """Return a length of time in its largest unit: `0.2 s`, `41 min`, `3 h`, `12 days`."""
+    seconds = max(seconds, 0)
+    if seconds < 10:
+        return f"{seconds:.1f}".removesuffix(".0") + " s"
+    for below, unit, name in _STEPS:
+        if seconds < below:
+            return f"{seconds / unit:.0f} {name}"
+    return f"{seconds / 86_400:.0f} days"
+
+
+def moment(instant: datetime, now: datetime) -> str:
+    """Return a time as the clock shows it where `now` is, with its day unless that is today."""
+    local = instant.astimezone(now.tzinfo)
+    near = abs((instant - now).total_seconds()) < 120
+    clock = f"{local:%H:%M:%S}" if near else f"{local:%H:%M}"
+    return clock if local.date() == now.date() else f"{local:%Y-%m-%d} {clock}"
+
+
+def ago(instant: datetime, now: datetime) -> str:
+    """Return how long ago that was."""
+    return f"{span((now - instant).total_seconds())} ago"
+
+
+def count_of(count: int, noun: str) -> str:
+    """Return a count with its noun: `1 worker`, `12,840 workers`."""
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+
+
+# Why the jobs of a queue do not run: what holds for all of them, in the order of its weight.
+
+
+class Reason(Struct, frozen=True):
+    """Why a job does not run, or what became of it."""
+
+    code: str
+    text: str
+    """A sentence for people."""
+    facts: Mapping[str, Any] = {}
+    """What it is made of."""
+
+
+def holding(
+    queue: QueueFacts,
+    task: str = "",
+    unclaimed: tuple[datetime, datetime] | None = None,
+    state: JobState = JobState.WAITING,
+) -> Iterator[Reason]:
+    """Name what keeps workers from taking jobs of a queue, or a job of one task, from the start."""
+    if queue.paused:
+        yield _paused(queue)
+    if queue.workers == 0:
+        yield _nobody(queue)
+        return
+    if task and (reason := _task_unknown(queue, task, unclaimed)) is not None:
+        yield reason
+    ours: Sequence[WorkerRecord] = () if queue.foreign else queue.records
+    opened = [one for one in ours if one.circuit is not None and one.circuit.state == "open"]
+    if ours and len(opened) == len(ours):
+        yield _breaker(queue, opened)
+    if state in _STARTING:
+        yield from _limits(queue)
+    if ours and all(record.stopping for record in ours):
+        text = "The only worker is shutting down and takes no more."
+        if len(ours) > 1:
+            text = f"All {len(ours)} workers are shutting down and take no more."
+        yield Reason("stopping", text, {"workers": len(ours)})
+
+
+_STARTING = frozenset({JobState.WAITING, JobState.PRIORITIZED, JobState.PAUSED, JobState.UNKNOWN})
+
+
+def explain_queue(queue: QueueFacts) -> list[Reason]:
+    """Say what keeps the jobs of a queue from running; the cause first."""
+    reasons = [*holding(queue)]
+    if queue.lockless:
+        jobs = count_of(queue.lockless, "running job")
+        text = f"{jobs} lost {'its' if queue.lockless == 1 else 'their'} worker."
+        reasons.append(Reason("stalled", text, {"jobs": queue.lockless}))
+    reasons.append(_pace(queue, held=bool(reasons)))
+    return reasons
+
+
+def _paused(queue: QueueFacts) -> Reason:
+    note = queue.note
+    since = None if note is None else instant_from_ms(note.at_ms)
+    text = "The queue is paused"
+    facts: dict[str, Any] = {}
+    if note is not None:
+        if since is not None and note.at_ms:
+            text = f"The queue has been paused for {span((queue.now - since).total_seconds())}"
+            facts["since"] = since
+        text += f" by {note.by}" if note.by else ""
+        text += f" ({note.why})" if note.why else ""
+        facts |= {"by": note.by, "why": note.why}
+    return Reason("paused", f"{text}. Resume it.", facts)
+
+
+def _nobody(queue: QueueFacts) -> Reason:
+    facts: dict[str, Any] = {}
+    if queue.connected is None:
+        text = f"None of our workers serves {queue.name}, as far as is known: Redis does not list"
+        text += " its connections"
+    else:
+        text = f"No worker is connected to {queue.name}"
+    if queue.last_seen is not None:
+        text += f"; the last of ours was seen {ago(queue.last_seen, queue.now)}"
+        facts["last_seen"] = queue.last_seen
+    return Reason("nobody", f"{text}. Start one.", facts)
+
+
+def _task_unknown(
+    queue: QueueFacts, task: str, unclaimed: tuple[datetime, datetime] | None
+) -> Reason | None:
+    records = queue.records
+    if queue.foreign or not records or any(record.knows_all for record in records):
+        return None
+    known = sorted({name for record in records for name in record.tasks or ()})
+    if task in known:
+        return None
+    all_of_them = "The only worker does not know"
+    if len(records) > 1:
+        all_of_them = f"None of the {len(records)} workers knows"
+    near = nearest(task, known)
+    hint = f"; did you mean {near}?" if near else "."
+    text = f"{all_of_them} task {task}{hint}"
+    if unclaimed is not None:
+        first, last = unclaimed
+        text += f" One met it first {ago(first, queue.now)}, and last {ago(last, queue.now)};"
+        text += " that costs no attempt."
+    return Reason("task_unknown", text, {"task": task, "workers": len(records), "nearest": near})
+
+
+def _breaker(queue: QueueFacts, opened: Sequence[WorkerRecord]) -> Reason:
+    circuits = [record.circuit for record in opened if record.circuit is not None]
+    ends = [circuit.until_ms for circuit in circuits if circuit.until_ms is not None]
+    until = instant_from_ms(min(ends)) if ends else None
+    failures = max(circuit.failures for circuit in circuits)
+    who = "The only worker has its" if len(opened) == 1 else f"All {len(opened)} workers have their"
+    text = f"{who} circuit open"
+    text += "" if until is None else f" until {moment(until, queue.now)}"
+    text += f", after {count_of(failures, 'failure')} in a row." if failures else "."
+    return Reason("breaker", text, {"until": until, "workers": len(opened), "failures": failures})
+
+
+def _limits(queue: QueueFacts) -> Iterator[Reason]:
+    most, window = _rate_limit(queue)
+    if queue.limited_for is not None and most is not None and queue.started >= most:
+        per = "" if window is None else f" per {_unit(window)}"
+        allowed = f"{most:,}{per} are allowed"
+        if queue.started >= MAX_SAFE_INTEGER:  # as `rate_limit` writes it
+            allowed = "Somebody has stopped all starts for a while"
+        text = f"{allowed}; the next start is in {span(queue.limited_for)}."
+        yield Reason("limited", text, {"max": most, "seconds": queue.limited_for})
+    active = queue.counts.get(JobState.ACTIVE, 0)
+    if queue.concurrency is not None and queue.concurrency <= active:
+        text = f"{queue.concurrency:,} may run at once, and {active:,} do."
+        yield Reason("at_the_limit", text, {"concurrency": queue.concurrency, "active": active})
+
+
+def _rate_limit(queue: QueueFacts) -> tuple[int | None, float | None]:
+    """Return how many jobs may start, in how many seconds: the queue's rule, or our workers'."""
+    if queue.rate_max is not None:
+        return queue.rate_max, queue.rate_window
+    own = [record.limiter for record in queue.records if record.limiter is not None]
+    if own and len(own) == queue.workers:
+        return max(own)
+    return None, None
+
+
+def _unit(seconds: float) -> str:
+    return {1.0: "second", 60.0: "minute", 3600.0: "hour", 86_400.0: "day"}.get(
+        seconds, span(seconds)
+    )
+
+
+def _pace(queue: QueueFacts, *, held: bool) -> Reason:
+    waiting, out = queue.waiting, queue.out
+    facts: dict[str, Any] = {"waiting": waiting, "out": out, "in": queue.arrivals}
+    if waiting == 0:
+        text = "No job waits."
+        delayed = queue.counts.get(JobState.DELAYED, 0)
+        if delayed and queue.next_due is not None:
+            first = (queue.next_due - queue.now).total_seconds()
+            when = f"in {span(first)}" if first > 0 else f"{span(-first)} ago"
+            text = f"No job waits; the first of {count_of(delayed, 'delayed job')} is due {when}."
+        return Reason("idle", text, facts)
+    text = f"{count_of(waiting, 'job')} {'waits' if waiting == 1 else 'wait'}"
+    if queue.waiting_since is not None:
+        text += f", the next since {span((queue.now - queue.waiting_since).total_seconds())}"
+    left = empty_in(waiting, out, queue.arrivals)
+    if out and not held:
+        text += f"; {out:.2g} per second end"
+        if left is not None:
+            text += ": it grows" if left == float("inf") else f": about {span(left)}"
+    return Reason("waiting", f"{text}.", facts)
+
+
+# Why a job does not run, or what became of it: facts in, reasons out, the cause first.
+#
+# What holds by the job's own state comes first; what holds by its queue follows, then its place.
+
+
+class ChildFacts(Struct, frozen=True):
+    """A child that a job waits for."""
+
+    label: str
+    """Its name and id, such as `fetch#13`."""
+    state: JobState
+
+
+class JobFacts(Struct, frozen=True, kw_only=True):
+    """A job, and its queue, at one moment; what nobody knows is None."""
+
+    queue: QueueFacts
+    id: str
+    stored: bool
+    """Whether there is such a job."""
+    state: JobState = JobState.UNKNOWN
+    sure: bool = True
+    """Whether state and place are exact."""
+    last_id: int = 0
+    """The last id that the queue has given out."""
+    name: str = ""
+    attempts_made: int = 0
+    attempts: int = 1
+    reason: str = ""
+    """Why its last attempt failed."""
+    started: datetime | None = None
+    finished: datetime | None = None
+    worker: str = ""
+    lock_seconds: float | None = None
+    lock_renewed: float | None = None
+    """Seconds since its lock was renewed, where that is known."""
+    usual: float | None = None
+    """Seconds that such jobs take."""
+    stalled_interval: float = 30.0
+    doom: str = ""
+    """Why the next worker will fail it without running it."""
+    due: datetime | None = None
+    schedule: str = ""
+    unclaimed: tuple[datetime, datetime] | None = None
+    """When workers first and last met it without having its task."""
+    is_held: bool = False
+    """Whether a worker has delayed it, because it had stalled before."""
+    pending: int = 0
+    """How many children it waits for."""
+    children: int = 0
+    """How many it has."""
+    awaited: Sequence[ChildFacts] = ()
+    """Some of those that it waits for."""
+    expires: datetime | None = None
+    before: int | None = None
+    """How many jobs run before it."""
+    before_unranked: int = 0
+    """How many of those have no priority, where it has one."""
+
+
+class Explanation(Struct, frozen=True):
+    """Why a job, or a queue, does not run: the first reason is the cause, others hold as well."""
+
+    queue: str
+    id: str | None
+    state: str
+    reasons: list[Reason]
+    found: bool = True
+    """Whether there is such a job."""
+
+    @property
+    def text(self) -> str:
+        """All reasons as one paragraph."""
+        first, *others = [reason.text for reason in self.reasons]
+        return " ".join([first, *(f"Also: {text}" for text in others)])
+
+    def describe(self) -> dict[str, Any]:
+        """Return it as JSON has it: what `taskbull why --json` prints."""
+        return {
+            "queue": self.queue,
+            "id": self.id,
+            "state": self.state,
+            "reasons": [
+                {"code": each.code, "text": each.text, "facts": plain(each.facts)}
+                for each in self.reasons
+            ],
+        }
+
+
+def explain(job: JobFacts) -> Explanation:
+    """Say where a job is, since when, what it waits for, and what would help."""
+    reasons = [*_absent(job)] if not job.stored else [*_ended(job)] or [*_alive(job)]
+    return Explanation(job.queue.name, job.id, str(job.state), reasons, job.stored)
+
+
+def _absent(job: JobFacts) -> Iterator[Reason]:
+    if job.id.isdigit() and int(job.id) > job.last_id:
+        given = f"has given out ids up to {job.last_id}" if job.last_id else "has given out no id"
+        text = f"Job {job.id} was never added: the queue {given}."
+        yield _reason("never_was", text, last_id=job.last_id)
+    else:
+        text = f"Job {job.id} is not stored any more: removed, or past its keeping time."
+        yield _reason("gone", text)
+
+
+def _ended(job: JobFacts) -> Iterator[Reason]:
+    when = "" if job.finished is None else f" {ago(job.finished, job.queue.now)}"
+    took = None
+    if job.finished is not None and job.started is not None:
+        took = (job.finished - job.started).total_seconds()
+    if job.state is JobState.COMPLETED:
+        where = f" on {job.worker}" if job.worker else ""
+        after = "" if took is None else f" after {span(took)}"
+        text = f"It completed{when}{where}{after}."
+        yield _reason("completed", text, finished=job.finished, worker=job.worker, took=took)
+    elif job.state is JobState.FAILED:
+        text = f"It {_failure(job, when)}"
+        yield _reason("failed", text, finished=job.finished, reason=job.reason)
+    elif job.state is JobState.UNKNOWN and job.sure:
+        text = (
+            "It is in no list: an older BullMQ's resume may have dropped it, or a part of it was "
+            "removed by hand. Re-add it."
+        )
+        yield _reason("lost", text)
+
+
+def _failure(job: JobFacts, when: str) -> str:
+    """Return why a job has failed, as the rest of a sentence, and what helps."""
+    if is_cancelled(job.reason) or is_expired(job.reason):
+        ended, _, why = (job.reason or "").partition(": ")
+        was = "was " if is_cancelled(job.reason) else ""
+        return f"{was}{ended}{when}: {_closed(why)} Retry it if it is to run all the same."
+    last = f", the last with {job.reason}" if job.reason else ""
+    made = f"{job.attempts_made} of {count_of(job.attempts, 'attempt')}{last}"
+    return f"failed for good{when}: {_closed(made)} Retry it once the cause is mended."
+
+
+def _alive(job: JobFacts) -> Iterator[Reason]:
+    if job.state is JobState.ACTIVE:
+        yield from _running(job)
+        return
+    own = [*_own(job)]
+    held = [*holding(job.queue, job.name, job.unclaimed, job.state)]
+    yield from own
+    yield from held
+    if job.state in _RANKED:
+        yield from _place(job, held=bool(own or held))
+
+
+_RANKED = frozenset({JobState.WAITING, JobState.PRIORITIZED, JobState.PAUSED, JobState.UNKNOWN})
+
+
+def _running(job: JobFacts) -> Iterator[Reason]:
+    now = job.queue.now
+    if job.lock_seconds is None:
+        gone = f"Its worker {job.worker} is gone." if job.worker else "Its worker is gone."
+        within = span(2 * job.stalled_interval)
+        text = f"{gone} It returns to the queue within {within}, if a worker is left to notice."
+        yield _reason("stalled", text, worker=job.worker, started=job.started)
+        yield from holding(job.queue, job.name, job.unclaimed, job.state)
+        return
+    who = job.worker or "A worker"
+    since = "" if job.started is None else f" for {span((now - job.started).total_seconds())}"
+    lock = ""
+    if job.lock_renewed is not None:
+        lock = f"; its lock was renewed {span(job.lock_renewed)} ago"
+    elif job.lock_seconds < 1e9:
+        lock = f"; its lock holds for {span(job.lock_seconds)} more"
+    usual = "" if job.usual is None else f" Usually it takes {span(job.usual)}."
+    yield _reason(
+        "running",
+        f"{who} has been running it{since}{lock}.{usual}",
+        worker=job.worker,
+        started=job.started,
+        lock_seconds=job.lock_seconds,
+        usual=job.usual,
+    )
+
+
+def _own(job: JobFacts) -> Iterator[Reason]:
+    now = job.queue.now
+    if job.doom:
+        text = f"The next worker will fail it without running it: {_closed(job.doom)}"
+        yield _reason("doomed", text, reason=job.doom)
+    if job.state is JobState.DELAYED and job.due is not None:
+        late = (now - job.due).total_seconds()
+        if late > 0:
+            text = f"It was due {span(late)} ago: only a worker that fetches can release it."
+            yield _reason("overdue", text, due=job.due)
+        else:
+            text = f"It waits until {moment(job.due, now)} (in {span(-late)}) {_delayed_by(job)}"
+            yield _reason("delayed", text, due=job.due)
+    if job.state is JobState.WAITING_CHILDREN:
+        yield _children(job)
+    if job.expires is not None:
+        past = job.expires <= now
+        text = f"It {'has not run by' if past else 'will not run after'} {moment(job.expires, now)}"
+        yield _reason(
+            "expires", f"{text}, and never will." if past else f"{text}.", expires=job.expires
+        )
+
+
+def _delayed_by(job: JobFacts) -> str:
+    if job.unclaimed is not None:
+        since = ago(job.unclaimed[0], job.queue.now)
+        return f"because no worker that met it has its task {job.name}, first {since}."
+    if job.is_held:
+        return (
+            "because its worker died before. A worker process starts such jobs one at a time, less "
+            "than a second apart, in case one of them kills it. It delays a job for about 30 s at "
+            "most."
+        )
+    if job.schedule and not job.attempts_made:
+        return f"by schedule {job.schedule}."
+    if job.attempts_made and job.reason:
+        return _closed(f"because attempt {job.attempts_made} failed with {job.reason}")
+    return "as it was added so."
+
+
+def _children(job: JobFacts) -> Reason:
+    text = f"It waits for {job.pending} of {count_of(job.children, 'child')}"
+    text = text.replace(" childs", " children")
+    stuck = [child.label for child in job.awaited if child.state is JobState.FAILED]
+    if stuck:
+        names = ", ".join(stuck[:3])
+        has = "has" if len(stuck) == 1 else "have"
+        it = "it" if len(stuck) == 1 else "them"
+        text += f"; {names} {has} failed and nothing will let it go on: retry or remove {it}."
+    else:
+        shown = [f"{child.label} ({child.state})" for child in job.awaited[:3]]
+        text += f": {', '.join(shown)}." if shown else "."
+    return _reason("children", text, pending=job.pending, children=job.children, failed=stuck)
+
+
+def _place(job: JobFacts, *, held: bool) -> Iterator[Reason]:
+    if not job.before:
+        if not held:
+            yield _reason("next", "Nothing holds it: a worker takes it within 5 s.")
+        return
+    about = "" if job.sure else "About "
+    text = f"{about}{job.before:,} {'is' if job.before == 1 else 'are'} before it"
+    if job.before_unranked:
+        text += f", of which {job.before_unranked:,} without priority, which go first"
+    out = job.queue.out
+    wait = None
+    if out:
+        wait = job.before / out
+        text += f"; {_rate(out)} end: about {span(wait)}"
+    yield _reason(
+        "behind",
+        f"{text}.",
+        before=job.before,
+        unranked=job.before_unranked,
+        sure=job.sure,
+        per_second=out,
+        seconds=wait,
+    )
+
+
+def _rate(per_second: float) -> str:
+    if per_second >= 1:
+        return f"{per_second:.0f} per second"
+    return f"{per_second * 60:.2g} per minute"
+
+
+def _closed(text: str) -> str:
+    """Return a text that ends as a sentence does."""
+    return text if text.endswith((".", "!", "?", "…")) else f"{text}."
+
+
+def _reason(code: str, text: str, **facts: Any) -> Reason:
+    known: Mapping[str, Any] = {name: value for name, value in facts.items() if value is not None}
+    return Reason(code, text, known)

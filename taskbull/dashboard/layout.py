@@ -1,0 +1,196 @@
+"""What stands around every page."""
+
+from __future__ import annotations
+
+import time
+from datetime import datetime
+from math import inf
+
+from msgspec import Struct
+
+from taskbull.dashboard.components import ask_button, clock
+from taskbull.dashboard.forms import Notice
+from taskbull.dashboard.html import (
+    Element,
+    Node,
+    a,
+    body,
+    button,
+    dd,
+    dialog,
+    div,
+    dl,
+    dt,
+    form,
+    h2,
+    head,
+    header,
+    html_,
+    input_,
+    kbd,
+    label,
+    link,
+    main,
+    meta,
+    nav,
+    p,
+    script,
+    span,
+    strong,
+    title,
+    url,
+)
+from taskbull.dashboard.visit import Visit
+
+_PAGES = {
+    "": "Overview",
+    "schedules": "Schedules",
+    "workers": "Workers",
+    "operations": "Operations",
+}
+
+_SHORTCUTS = {
+    "/": "search",
+    "p": "freeze the page, and let it go on",
+    "g o": "go to the overview",
+    "g s": "go to the schedules",
+    "g w": "go to the workers",
+    "g p": "go to the operations",
+    "?": "show this",
+}
+
+
+class Content(Struct, frozen=True):
+    """What a page shows, and how it is kept up to date."""
+
+    title: str
+    body: Node
+    page: str = ""
+    """Which page of the navigation it belongs to."""
+    queue: str | None = None
+    """The queue in which a search looks."""
+    state: str | None = None
+    live: str | None = None
+    """The address of the stream that keeps it up to date."""
+    status: int = 200
+    read_at: datetime | None = None
+    """When what it shows was read, if that is not now."""
+
+
+def framed(visit: Visit, content: Content, notice: Notice | None = None) -> Element:
+    """Return a whole page."""
+    return html_(
+        head(
+            meta(charset="utf-8"),
+            meta(name="viewport", content="width=device-width, initial-scale=1"),
+            meta(name="color-scheme", content="light dark"),
+            title(f"{content.title} – taskbull"),
+            link(rel="stylesheet", href="static/style.css"),
+            link(rel="icon", href="static/icon.svg", type="image/svg+xml"),
+            script(src="static/main.js", type="module"),
+        ),
+        body(
+            a("Skip to the content", href="#content", class_="skip"),
+            _header(visit, content),
+            main(
+                None if notice is None else _notice(visit, notice),
+                content.body,
+                id="content",
+                tabindex="-1",
+            ),
+            div(id="announcer", class_="unseen", aria_live="polite"),
+            _help(),
+            dialog(id="question", aria_label="Confirmation"),
+            data_live=content.live,
+        ),
+        lang="en",
+    )
+
+
+def _notice(visit: Visit, notice: Notice) -> Element:
+    """Say what was done, and offer the way back while there is one."""
+    offer = notice.offer
+    left = 0.0 if offer is None else offer.until - time.time()
+    if offer is None or left <= 0:
+        return p(notice.said, class_="notice", role="status")
+    back = ask_button(visit, offer.action, offer.words, offer.fields, notice.back, "light")
+    return div(
+        notice.said,
+        div(back, class_="offer", data_seconds=f"{left:.0f}" if left < inf else None),
+        class_="notice",
+        role="status",
+    )
+
+
+def _header(visit: Visit, content: Content) -> Element:
+    settings = visit.settings
+    return header(
+        a(strong("task"), "bull", href=url(""), class_="brand"),
+        nav(
+            [
+                a(name, href=url(page), aria_current="page" if page == content.page else None)
+                for page, name in _PAGES.items()
+            ],
+            aria_label="Pages",
+        ),
+        _search(content),
+        div(
+            span("as of ", clock(content.read_at), class_="age stale")
+            if content.read_at
+            else span("", id="age", class_="age", hidden=content.live is None),
+            button(
+                "Freeze",
+                id="freeze",
+                type="button",
+                aria_pressed="false",
+                title="Stop updating this page (p)",
+                hidden=True,
+            ),
+            button(
+                "?",
+                id="keys-help",
+                type="button",
+                aria_label="Keyboard",
+                title="Keyboard (?)",
+                hidden=True,
+            ),
+            span("read-only", class_="tag") if settings.read_only else None,
+            span(settings.label, class_="tag label") if settings.label else None,
+            span(visit.access.user, class_="user", title="who you are here"),
+            class_="about",
+        ),
+        class_="top",
+    )
+
+
+def _search(content: Content) -> Element:
+    where = f"in {content.queue}" if content.queue else "in all queues"
+    return form(
+        label(span(f"Search {where}", class_="unseen"), for_="search"),
+        input_(
+            id="search",
+            name="text",
+            type="search",
+            placeholder=f"id or text {where}",
+            autocomplete="off",
+            maxlength="500",
+            required=True,
+        ),
+        input_(type="hidden", name="q", value=content.queue) if content.queue else None,
+        input_(type="hidden", name="state", value=content.state) if content.state else None,
+        method="post",
+        action="search",
+        role="search",
+    )
+
+
+def _help() -> Element:
+    rows = [(dt(kbd(key)), dd(what)) for key, what in _SHORTCUTS.items()]
+    return dialog(
+        h2("Keyboard", id="help-title"),
+        dl(rows, class_="keys"),
+        label(input_(type="checkbox", id="keys-on", checked=True), " Use these keys"),
+        form(button("Close", type="submit"), method="dialog"),
+        id="help",
+        aria_labelledby="help-title",
+    )

@@ -1,0 +1,334 @@
+"""What a dashboard remembers between requests: notices, views, searches. All of it is bounded."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter, OrderedDict
+from collections.abc import AsyncGenerator, Awaitable, Callable, Hashable, Mapping
+from secrets import token_hex
+from typing import Any, Final, Generic, TypeAlias, TypeVar
+
+import msgspec
+from anyio import CancelScope, Lock, sleep
+from msgspec import Struct
+
+from taskbull.dashboard.forms import Notice
+from taskbull.dashboard.html import Drawn, Element, draw
+from taskbull.dashboard.messages import Refused
+from taskbull.dashboard.queue_line import QueueLine
+from taskbull.dashboard.sampler import BoardSampler, QueueState
+from taskbull.dashboard.visit import Visit
+from taskbull.errors import TaskbullError
+from taskbull.monitor.server import Server
+from taskbull.queue.failures import Failures
+
+# What a dashboard remembers between requests: notices, views, searches. All of it is bounded.
+
+
+T = TypeVar("T")
+L = TypeVar("L")
+
+_FRESH: Final = 1.0
+"""Seconds for which what was read for one viewer does for others."""
+
+MOST_STREAMS: Final = 100
+
+STREAM_SECONDS: Final = 8.0
+"""Seconds after which a stream ends with its next message, and the page opens another one.
+
+Web servers wait for open streams before they stop, and a mounted app does not learn that they do.
+"""
+
+
+class Shelf(Generic[T]):
+    """Keeps some things for a while under numbers that nobody can guess."""
+
+    def __init__(self, most: int, seconds: float) -> None:
+        self._most = most
+        self._seconds = seconds
+        self._kept: OrderedDict[str, tuple[float, T]] = OrderedDict()
+
+    def put(self, thing: T, number: str | None = None) -> str:
+        """Keep a thing; return its number."""
+        number = number or token_hex(16)
+        self._kept[number] = (time.monotonic(), thing)
+        while len(self._kept) > self._most:
+            self._kept.popitem(last=False)
+        return number
+
+    def get(self, number: str) -> T | None:
+        """Return a thing, if it is still there."""
+        at, thing = self._kept.get(number, (0.0, None))
+        return thing if time.monotonic() - at < self._seconds else None
+
+    def take(self, number: str) -> T | None:
+        """Return a thing, if it is still there, and forget it."""
+        thing = self.get(number)
+        self._kept.pop(number, None)
+        return thing
+
+
+class Views:
+    """What was read a moment ago: identical looks of several people are one read."""
+
+    def __init__(self) -> None:
+        self._kept: OrderedDict[tuple[Hashable, ...], tuple[float, Any]] = OrderedDict()
+        self._locks: dict[tuple[Hashable, ...], Lock] = {}
+
+    async def read(
+        self, view: tuple[Hashable, ...], read: Callable[[], Awaitable[T]], fresh: float = _FRESH
+    ) -> T:
+        """Return what is known of a view, or read it; who asks meanwhile waits for that."""
+        lock = self._locks.setdefault(view, Lock())
+        try:
+            async with lock:
+                at, known = self._kept.get(view, (-fresh, None))
+                if time.monotonic() - at < fresh:
+                    found: T = known
+                    return found
+                found = await read()
+                self._kept[view] = (time.monotonic(), found)
+                self._kept.move_to_end(view)
+                while len(self._kept) > 200:
+                    self._kept.popitem(last=False)
+                return found
+        finally:
+            state = lock.statistics()
+            if not state.locked and not state.tasks_waiting and self._locks.get(view) is lock:
+                del self._locks[view]
+
+    def forget(self) -> None:
+        """Read everything anew, except what changes slowly: something has been changed."""
+        slow = {"figures"}
+        for view in [view for view in self._kept if view[0] not in slow]:
+            del self._kept[view]
+
+
+class LiveFrames:
+    """What open pages show after one sample, by what they are: drawn once for all who see it."""
+
+    def __init__(self) -> None:
+        self._number = 0
+        self._kept: dict[Hashable, Any] = {}
+        self._locks: dict[Hashable, Lock] = {}
+
+    async def read(self, number: int, view: Hashable, read: Callable[[], Awaitable[T]]) -> T:
+        """Return what a page shows after the sample with this number, or a later one."""
+        if number > self._number:
+            self._number = number
+            self._kept.clear()
+            self._locks.clear()
+        async with self._locks.setdefault(view, Lock()):
+            if view not in self._kept:
+                self._kept[view] = await read()
+            found: T = self._kept[view]
+            return found
+
+
+class DrawnRows(Generic[T, L]):
+    """Rows of things that are replaced as a whole when they change.
+
+    Of a thing that was replaced, what its row says is asked; whoever draws it gets what was said
+    and drawn before.
+    """
+
+    def __init__(self) -> None:
+        self._kept: dict[str, tuple[T, L, Drawn]] = {}
+
+    def of(
+        self,
+        things: Mapping[str, T],
+        line_of: Callable[[T], L],
+        draw: Callable[[L, tuple[L, Drawn] | None], Drawn],
+    ) -> dict[str, Drawn]:
+        """Return the rows of these things by their names, and keep them for the next time."""
+        rows: dict[str, tuple[T, L, Drawn]] = {}
+        for name, thing in things.items():
+            known = self._kept.get(name)
+            if known is None or known[0] is not thing:
+                line = line_of(thing)
+                known = (thing, line, draw(line, None if known is None else known[1:]))
+            rows[name] = known
+        self._kept = rows
+        return {name: drawn for name, (_, _, drawn) in rows.items()}
+
+
+class Pace:
+    """Lets scans through at 20 calls a second, all together, after a short burst."""
+
+    def __init__(self, per_second: float = 20.0, burst: int = 20) -> None:
+        self._step = 1 / per_second
+        self._ahead = burst * self._step
+        self._next = 0.0
+
+    async def wait(self) -> None:
+        """Wait until it is one's turn."""
+        now = time.monotonic()
+        self._next = max(self._next, now - self._ahead) + self._step
+        await sleep(max(0.0, self._next - now))
+
+
+class OpenStreams:
+    """The streams of open pages: at most 100, and none for one viewer at the cost of others."""
+
+    def __init__(self) -> None:
+        self._viewers: dict[CancelScope, tuple[str, str]] = {}
+
+    def __len__(self) -> int:
+        return len(self._viewers)
+
+    def make_room(self, viewer: tuple[str, str]) -> bool:
+        """Return whether a viewer may open one more.
+
+        If there are too many, the oldest one of the viewer with the most streams is ended, unless
+        this viewer has about as many.
+        """
+        if len(self._viewers) < MOST_STREAMS:
+            return True
+        counts = Counter(self._viewers.values())
+        [(greedy, most)] = counts.most_common(1)
+        if most <= counts[viewer] + 1:
+            return False
+        oldest = next(scope for scope, each in self._viewers.items() if each == greedy)
+        oldest.cancel()
+        del self._viewers[oldest]
+        return True
+
+    def add(self, scope: CancelScope, viewer: tuple[str, str]) -> None:
+        """Note that a viewer has opened a stream, which runs in a scope."""
+        self._viewers[scope] = viewer
+
+    def discard(self, scope: CancelScope) -> None:
+        """Note that a stream has ended."""
+        self._viewers.pop(scope, None)
+
+    def end_all(self) -> None:
+        """End all streams."""
+        for scope in self._viewers:
+            scope.cancel()
+
+
+class LeftStream(Struct, frozen=True):
+    """What the browser at the other end of a stream has, so that its next stream continues it."""
+
+    view: Hashable
+    seen: int
+    """The number of the last sample that was sent."""
+    difference: Any
+
+
+class Board:
+    """All that one dashboard knows beside its settings."""
+
+    def __init__(self, server: Server, *, writes: bool = False) -> None:
+        self.sampler = BoardSampler(server, writes=writes)
+        self.views = Views()
+        self.pace = Pace()
+        self.live = LiveFrames()
+        self.queue_rows = DrawnRows[QueueState, QueueLine]()
+        self.notices = Shelf[Notice](1000, 600.0)
+        self.failures: dict[str, Failures] = {}
+        """What was last read of failed jobs, by queue: the next read goes on from there."""
+        self.streams = OpenStreams()
+        self.stream_seconds = STREAM_SECONDS
+        self.left_streams = Shelf[LeftStream](MOST_STREAMS, 60.0)
+        """Streams that ended a moment ago, each under the id of its last message."""
+
+    def forget_views(self, queue: str) -> None:
+        """Have the next page show what was just done to a queue."""
+        self.views.forget()
+        self.sampler.expire(queue)
+
+
+# What keeps an open page up to date: fragments of its own HTML, sent when they change.
+
+
+STREAM_LIMIT: Final = 30.0
+"""Seconds after which a stream is cut off, if Redis or the browser holds it up."""
+
+
+class Parts(Struct, frozen=True):
+    """The parts of a page that change, by their ids."""
+
+    elements: Mapping[str, Element | Drawn] = {}
+    lists: Mapping[str, Mapping[str, Element | Drawn]] = {}
+    """Of each list, or body of a table: its rows, in order, by their ids."""
+    problem: str | None = None
+
+    def drawn(self) -> Parts:
+        """Return the same, rendered: for all who look at the same page."""
+        lists = {name: _drawn(rows) for name, rows in self.lists.items()}
+        return Parts(_drawn(self.elements), lists, self.problem)
+
+
+def _drawn(elements: Mapping[str, Element | Drawn]) -> dict[str, Element | Drawn]:
+    return {name: draw(element) for name, element in elements.items()}
+
+
+LivePage: TypeAlias = Callable[[Board, Visit], Awaitable[Parts]]
+
+
+class Difference:
+    """Remembers what one browser has, and tells what it lacks."""
+
+    def __init__(self) -> None:
+        self._sent: dict[str, str] = {}
+        self._orders: dict[str, list[str]] = {}
+
+    def of(self, parts: Parts) -> dict[str, Any]:
+        """Return the message that brings a browser up to date."""
+        elements = self._changed(parts.elements)
+        lists: dict[str, Any] = {}
+        for name, rows in parts.lists.items():
+            order, items = list(rows), self._changed(rows)
+            if items or order != self._orders.get(name):
+                lists[name] = {"order": order, "items": items}
+                self._orders[name] = order
+        found = {"elements": elements, "lists": lists, "problem": parts.problem}
+        return {key: value for key, value in found.items() if value}
+
+    # What depends on the time alone is not sent: browsers count by themselves.
+    def _changed(self, elements: Mapping[str, Element | Drawn]) -> dict[str, str]:
+        changed: dict[str, str] = {}
+        for name, element in elements.items():
+            drawn = draw(element)
+            if self._sent.get(name) != drawn.timeless:
+                changed[name], self._sent[name] = drawn.markup, drawn.timeless
+        return changed
+
+
+async def _read(board: Board, visit: Visit, page: LivePage) -> Parts:
+    try:
+        return (await page(board, visit)).drawn()
+    except (TaskbullError, Refused) as error:
+        return Parts(problem=str(error))
+
+
+async def follow(board: Board, visit: Visit, page: LivePage) -> AsyncGenerator[bytes, None]:
+    """Send what changes on a page with each new sample, for a few seconds.
+
+    Then the page opens another stream, which continues this one: its `Last-Event-ID` says what the
+    page has.
+    """
+    end = time.monotonic() + board.stream_seconds
+    view = (page, visit.query.pairs, visit.access.may)
+    message_id = visit.request.headers.get("last-event-id", "")
+    left = board.left_streams.take(message_id)
+    difference, seen = Difference(), 0
+    if left is not None and left.view == view:
+        difference, seen = left.difference, left.seen
+    try:
+        yield b"retry: 1000\n\n"
+        while True:
+            sample = await board.sampler.next(seen)
+            seen = sample.number
+            parts = await board.live.read(seen, view, lambda: _read(board, visit, page))
+            message_id = token_hex(8)
+            data = msgspec.json.encode(difference.of(parts))
+            yield b"id: " + message_id.encode() + b"\ndata: " + data + b"\n\n"
+            await board.sampler.search()
+            if time.monotonic() >= end:
+                return
+    finally:
+        if seen:
+            board.left_streams.put(LeftStream(view, seen, difference), message_id)

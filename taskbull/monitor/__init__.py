@@ -1,0 +1,1 @@
+"""Read-only views of queues, jobs and workers, for the CLI and the dashboard."""

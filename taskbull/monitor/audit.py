@@ -1,0 +1,153 @@
+"""What a dashboard asks of a server beside looking: the methods that both servers have in common.
+
+Each is safe to be asked again when its answer was lost, as the drivers of servers do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from secrets import token_hex
+from typing import Final
+
+import msgspec
+from msgspec import Struct
+
+from taskbull.core.schedule import Schedule
+from taskbull.core.validation import check_int
+from taskbull.errors import TaskbullError
+from taskbull.queue.job_tree import JobTree, get_tree
+from taskbull.queue.methods import looks
+from taskbull.queue.questions import Look, ask, ask_each, ask_queues
+from taskbull.scripts import records as records_calls
+from taskbull.scripts.call import none_failed
+from taskbull.scripts.schedulers import get_scheduler
+from taskbull.store.address import Namespace
+
+MOST_OPERATIONS: Final = 200
+"""How many of what was done are known."""
+
+
+class OperationRecord(Struct, frozen=True, kw_only=True):
+    """Something that somebody does with a queue or its jobs, or did in the last hour."""
+
+    id: str
+    action: str
+    queue: str
+    what: str
+    """What it is about, in words; never a job's data."""
+    by: str
+    began_ms: int
+    ended_ms: int | None = None
+    """None: it goes on."""
+    beat_ms: int = 0
+    """When it last got on: one whose process has died does not."""
+    looked_at: int = 0
+    total: int = 0
+    count: int = 0
+    """How many jobs were changed."""
+    outcome: str = ""
+
+
+class NextSchedules(Struct, frozen=True):
+    """Some schedules of some queues, by the time of their next runs."""
+
+    schedules: list[Schedule]
+    more: bool
+    """Whether others come after them."""
+
+
+class BoardOperations:
+    """What dashboards write down for each other, and the schedules of all queues."""
+
+    namespace: Namespace
+
+    @looks
+    def claim(self, number: str) -> Look[bool]:
+        """Return whether this is the first time that a number comes; it is known for 10 min."""
+        prefix, by = self.namespace.prefix, token_hex(8)
+        if (yield from ask(records_calls.claim_number(prefix, number, by))):
+            return True
+        # It may be ours: then the first answer was lost, and the question asked again.
+        return (yield from ask(records_calls.get_claimant(prefix, number))) == by
+
+    @looks
+    def record_operation(self, record: OperationRecord) -> Look[None]:
+        """Write down how far an operation has come."""
+        raw = msgspec.json.encode(record)
+        for command in records_calls.write_operation(self.namespace.prefix, record.id, raw):
+            yield from ask(command)
+
+    @looks
+    def stop_operation(self, operation_id: str) -> Look[None]:
+        """Ask whoever runs an operation to stop it."""
+        for command in records_calls.write_operation(
+            self.namespace.prefix, f"{operation_id}:stop", b"1"
+        ):
+            yield from ask(command)
+
+    @looks
+    def is_stopped(self, operation_id: str) -> Look[bool]:
+        """Return whether somebody has asked for an operation to be stopped."""
+        found = yield from ask(records_calls.get_operations(self.namespace.prefix))
+        return f"{operation_id}:stop" in found
+
+    @looks
+    def operations(self) -> Look[list[OperationRecord]]:
+        """List what is being done, and was done in the last hour; the newest first."""
+        found = yield from ask(records_calls.get_operations(self.namespace.prefix))
+        records = [record for raw in found.values() if (record := _decoded(raw)) is not None]
+        records.sort(key=lambda record: -record.began_ms)
+        old = [record.id for record in records[MOST_OPERATIONS:]]
+        if old:
+            ids = [name for each in old for name in (each, f"{each}:stop")]
+            yield from ask(records_calls.forget_operations(self.namespace.prefix, ids))
+        return records[:MOST_OPERATIONS]
+
+    @looks
+    def next_schedules(
+        self, queues: Iterable[str], *, start: int = 0, limit: int = 50
+    ) -> Look[NextSchedules]:
+        """List schedules of some queues by their next runs.
+
+        One command for each queue, and one call for each schedule that is listed; in two trips.
+        Of several queues, those that cannot be read are left out.
+        """
+        check_int("start", start, least=0, most=10_000)
+        check_int("limit", limit, least=1, most=50)
+        names = list(queues)
+        found = yield from ask_queues(
+            self.namespace,
+            names,
+            lambda keys: records_calls.get_next_schedulers(keys, start + limit + 1),
+        )
+        if len(names) == 1:
+            none_failed(list(found.values()))
+        due = sorted(
+            (score, scheduler, name)
+            for name, some in found.items()
+            if not isinstance(some, TaskbullError)
+            for score, scheduler in some
+        )
+        chosen = due[start : start + limit]
+        reads = [get_scheduler(self.namespace.keys(name), each) for _, each, name in chosen]
+        schedules = yield from ask_each(reads)
+        return NextSchedules(
+            [each for each in schedules if isinstance(each, Schedule)], len(due) > start + limit
+        )
+
+    @looks
+    def tree_of(self, queue: str, job_id: str, *, depth: int, most: int) -> Look[JobTree | None]:
+        """Return a job and some of those below it as a tree; a call for each 100 of them."""
+        return (yield from get_tree(self.namespace.keys(queue), job_id, depth, most))
+
+    @looks
+    def raw_options(self, queue: str, job_id: str) -> Look[bytes]:
+        """Return the options of a job as they stand in Redis: one command."""
+        return ask(records_calls.get_raw_options(self.namespace.keys(queue), job_id))
+
+
+def _decoded(raw: bytes) -> OperationRecord | None:
+    try:
+        return msgspec.json.decode(raw, type=OperationRecord)
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        return None

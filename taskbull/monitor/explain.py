@@ -1,0 +1,149 @@
+"""Why a job, or a queue, does not run: the reads that gather the facts."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from statistics import median
+from typing import Final
+
+from taskbull.core.diagnosis import ChildFacts, Explanation, JobFacts, explain, explain_queue
+from taskbull.core.keys import RESERVED_IDS, QueueKeys
+from taskbull.core.queue_health import QueueFacts
+from taskbull.core.states import JobState
+from taskbull.core.validation import check_text
+from taskbull.monitor.browse import JobPlace, ServerLooks
+from taskbull.monitor.queue_watch import QueueWatch
+from taskbull.queue.job_tree import read_nodes
+from taskbull.queue.methods import looks
+from taskbull.queue.questions import Look, ask
+from taskbull.scripts import browse, records
+from taskbull.scripts.read import Place, pick_pending
+
+_AWAITED: Final = 20
+"""How many of the children that a job waits for are looked at."""
+
+_LONGEST_REASON: Final = 300
+_LOOKED_AT: Final = 20
+"""How many of the oldest running jobs are looked at for locks."""
+
+
+class ServerWhys(ServerLooks):
+    """Explanations, for people."""
+
+    @looks
+    def why(self, queue: str, job_id: str | None = None) -> Look[Explanation]:
+        """Say why a job does not run, or what became of it; without an id, what holds the queue.
+
+        It never fails for want of a job. Five calls, and one CLIENT LIST for each server; one or
+        two more for a job that runs or waits for children.
+        """
+        if job_id is not None:
+            check_text("job_id", job_id)
+        now = datetime.now(UTC).astimezone()
+        watch = yield from self._watch(queue)
+        if job_id is None:
+            return (yield from self._why_queue(watch, now))
+        placed = None
+        if job_id not in RESERVED_IDS:
+            placed = yield from self._placed(queue, job_id)
+        return explain((yield from self._job_facts(watch.facts(now), job_id, placed)))
+
+    @looks
+    def facts(self, queue: str) -> Look[QueueFacts]:
+        """Gather what is known of a queue at this moment: what `why` and `trouble` speak of."""
+        watch = yield from self._watch(queue)
+        return watch.facts()
+
+    def _watch(self, queue: str) -> Look[QueueWatch]:
+        """Look at a queue from all sides, once."""
+        watch, keys = QueueWatch(queue), self.namespace.keys(queue)
+        [sample] = yield from self._sample([queue], 60)
+        watch.sampled(sample)
+        watch.counted((yield from self._ends(queue, 60)))
+        seen = yield from ask(records.get_records(keys))
+        watch.met((yield from self._crew()), seen)
+        return watch
+
+    def _why_queue(self, watch: QueueWatch, now: datetime) -> Look[Explanation]:
+        keys = self.namespace.keys(watch.name)
+        for _ in range(2):  # a job may have ended between its place and its lock
+            watch.peeked((yield from ask(browse.peek_active(keys, 0, _LOOKED_AT - 1))))
+        facts = watch.facts(now)
+        state = "paused" if facts.paused else "running" if facts.workers else "unattended"
+        return Explanation(watch.name, None, state, explain_queue(facts))
+
+    def _job_facts(self, facts: QueueFacts, job_id: str, placed: JobPlace | None) -> Look[JobFacts]:
+        keys = self.namespace.keys(facts.name)
+        if placed is None:
+            [sample] = yield from self._sample([facts.name], 0)
+            return JobFacts(queue=facts, id=job_id, stored=False, last_id=sample.found.last_id)
+        job, state, children = placed.row.job, placed.row.state, placed.children
+        usual, awaited = None, list[ChildFacts]()
+        if state is JobState.ACTIVE:
+            usual = yield from self._usual(keys, job.name)
+        if state is JobState.WAITING_CHILDREN:
+            awaited = yield from _awaited(keys, job_id)
+        unranked = 0
+        if state is JobState.PRIORITIZED:
+            unranked = facts.counts[JobState.WAITING] + facts.counts[JobState.PAUSED]
+        return JobFacts(
+            queue=facts,
+            id=job_id,
+            stored=True,
+            state=state,
+            sure=placed.sure,
+            last_id=placed.last_id,
+            name=job.name,
+            attempts_made=job.attempts_made,
+            attempts=placed.row.attempts,
+            reason=(job.failed_reason or "").partition("\n")[0][:_LONGEST_REASON],
+            started=job.processed_on,
+            finished=job.finished_on,
+            worker=job.processed_by or "",
+            lock_seconds=placed.lock_seconds,
+            lock_renewed=_renewed(facts, job.processed_by, placed.lock_seconds),
+            usual=usual,
+            doom=job.deferred_failure or "",
+            due=placed.row.due,
+            schedule=job.scheduler_id or "",
+            unclaimed=placed.unclaimed,
+            is_held=placed.is_held,
+            pending=children.unprocessed,
+            children=sum((children.processed, children.unprocessed, children.ignored))
+            + children.failed,
+            awaited=awaited,
+            expires=placed.expires,
+            before=None if placed.before is None else placed.before + unranked,
+            before_unranked=unranked,
+        )
+
+    def _usual(self, keys: QueueKeys, name: str) -> Look[float | None]:
+        """Return how long jobs of a task take, by those that completed last."""
+        page = yield from ask(browse.peek_jobs(keys, JobState.COMPLETED))
+        took = [
+            job.finished_ms - job.processed_ms
+            for row in page.rows
+            if row.peeked is not None
+            and (job := row.peeked.job).name == name
+            and job.finished_ms is not None
+            and job.processed_ms is not None
+        ]
+        return max(median(took), 0) / 1000 if took else None
+
+
+def _awaited(keys: QueueKeys, job_id: str) -> Look[list[ChildFacts]]:
+    places = yield from ask(pick_pending(Place(keys, job_id), _AWAITED))
+    nodes = yield from read_nodes(places)
+    found = [
+        ChildFacts(f"{node.job.name or place.queue.queue}#{node.job.id}", node.state)
+        for place, node in zip(places, nodes, strict=True)
+    ]
+    return sorted(found, key=lambda child: child.label)
+
+
+def _renewed(facts: QueueFacts, worker: str | None, lock: float | None) -> float | None:
+    """Return how long ago a lock was renewed, if we know how long its worker makes it last."""
+    for record in facts.records:
+        if record.id == worker and lock is not None and 0 <= lock <= record.lock_duration:
+            return record.lock_duration - lock
+    return None

@@ -1,0 +1,143 @@
+"""A queue over time: what was seen of it becomes facts, rates and trouble. No IO."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from math import inf
+from typing import Final
+
+from taskbull.core.queue_health import Kept, QueueFacts, rate, read_note, throughput
+from taskbull.core.states import JobState
+from taskbull.core.validation import instant_from_ms
+from taskbull.core.worker_record import Seen
+from taskbull.errors import TaskbullError
+from taskbull.monitor.browse import Crew, QueueSample
+from taskbull.queue.failures import Failures
+from taskbull.scripts.browse import ActiveJob, EndsByMinute
+
+_MEMORY: Final = 300.0
+"""Seconds over which the rate of arrivals is taken."""
+
+_RECORD_LIFE: Final = 60.0
+"""Seconds after which a record counts for nothing, however it came to last."""
+
+
+class QueueWatch:
+    """Remembers what was seen of one queue: given each look, it gives the facts."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.sampled_at = self.met_at = self.failures_at = -inf
+        """When whoever looks has last asked for each, by a clock that never jumps."""
+        self.sample: QueueSample | None = None
+        self._arrived: deque[tuple[float, int]] = deque()
+        self._versions: set[str] = set()
+        self._ends: EndsByMinute | None = None
+        self.crew: Crew | None = None
+        self._seen: Sequence[Seen] = ()
+        self._failures: Failures | None = None
+        self._without_lock: frozenset[str] = frozenset()
+        self._lockless: frozenset[str] = frozenset()
+        self._problem: str | None = None
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a job ran when it was last looked at."""
+        return self.sample is not None and self.sample.found.counts[JobState.ACTIVE] > 0
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether there was a failed job then."""
+        return self.sample is not None and self.sample.found.counts[JobState.FAILED] > 0
+
+    def sampled(self, sample: QueueSample) -> None:
+        """Take in a sample."""
+        self.sample = sample
+        if sample.problem is not None:
+            return
+        if sample.found.version is not None:
+            self._versions.add(sample.found.version)
+        if self._arrived and sample.found.last_id < self._arrived[-1][1]:
+            self._arrived.clear()  # the queue was removed, and made anew
+        self._arrived.append((sample.at, sample.found.last_id))
+        while sample.at - self._arrived[0][0] > _MEMORY:
+            self._arrived.popleft()
+
+    def counted(self, ends: EndsByMinute) -> None:
+        """Take in what ended by minute."""
+        self._ends = ends
+
+    def misread(self, error: TaskbullError | None) -> None:
+        """Take in why what changes slowly could not be read; None: it was read."""
+        self._problem = None if error is None else str(error)
+
+    def met(self, crew: Crew | None, seen: Sequence[Seen]) -> None:
+        """Take in who is connected, and what our workers say."""
+        self.crew = crew
+        self._seen = seen
+
+    def peeked(self, active: Sequence[ActiveJob]) -> None:
+        """Take in the jobs that run longest: one without a lock counts the second time."""
+        now = frozenset(job.id for job in active if job.lock_seconds is None)
+        self._lockless, self._without_lock = now & self._without_lock, now
+
+    def failed(self, failures: Failures) -> None:
+        """Take in why jobs failed."""
+        self._failures = failures
+
+    def facts(self, now: datetime | None = None) -> QueueFacts:
+        """Return all that is known; there has to be a sample."""
+        assert self.sample is not None, "nothing was seen yet"  # noqa: S101 - whoever asks knows
+        now = datetime.now(UTC).astimezone() if now is None else now
+        found, ends = self.sample.found, self._ends
+        now_ms = int(now.timestamp() * 1000)
+        done = broken = None
+        if ends is not None:
+            done = Kept(ends.minute_ms, ends.completed, ends.completed_since_ms)
+            broken = Kept(ends.minute_ms, ends.failed, ends.failed_since_ms)
+        alive = [one for one in self._seen if now_ms - one.at_ms < _RECORD_LIFE * 1000]
+        last_ms = max((one.at_ms for one in self._seen), default=None)
+        error, share = _worst(self._failures)
+        return QueueFacts(
+            name=self.name,
+            now=now,
+            counts=found.counts,
+            problem=self.sample.problem or self._problem,
+            paused=found.paused,
+            note=read_note(found.note),
+            version=found.version,
+            versions=frozenset(self._versions),
+            waiting_since=found.waiting_since,
+            next_due=found.next_due,
+            next_scheduled=found.next_scheduled,
+            concurrency=found.concurrency,
+            rate_max=found.rate_max,
+            rate_window=found.rate_window,
+            started=found.started,
+            limited_for=found.limited_for,
+            connected=self._connected(),
+            records=[one.record for one in alive if one.record is not None],
+            last_seen=None if last_ms is None else instant_from_ms(last_ms),
+            completed=throughput(found.completed, done, now_ms),
+            failed=throughput(found.failed, broken, now_ms),
+            arrivals=rate(self._arrived[0], self._arrived[-1]) if self._arrived else None,
+            lockless=len(self._lockless),
+            worst_error=error,
+            worst_share=share,
+        )
+
+    def _connected(self) -> Sequence[str] | None:
+        crew = self.crew
+        if crew is None or not crew.told:
+            return None
+        return [worker.name for worker in crew.workers.get(self.name, ())]
+
+
+def _worst(failures: Failures | None) -> tuple[str, float]:
+    if failures is None or not failures.groups:
+        return "", 0.0
+    worst = failures.groups[0]
+    all_of_them = sum(group.about for group in failures.groups)
+    return worst.error, worst.about / max(all_of_them, 1)

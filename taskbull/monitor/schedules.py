@@ -1,0 +1,47 @@
+"""What pages ask about schedules: how their last runs went."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from taskbull.core.schedule import Schedule, runs_before
+from taskbull.core.validation import instant_to_ms
+from taskbull.errors import TaskbullError
+from taskbull.queue.methods import looks
+from taskbull.queue.questions import Look, ask_each
+from taskbull.scripts.schedulers import ScheduledRun, find_run
+from taskbull.store.address import Namespace
+
+__all__ = ["ScheduleLooks", "ScheduledRun"]
+
+_EARLIER: Final = 2
+"""How many runs back are looked for: one may have been left out while no worker was there."""
+
+
+class ScheduleLooks:
+    """The reads of schedules' runs."""
+
+    namespace: Namespace
+
+    @looks
+    def last_runs(self, schedules: Sequence[Schedule]) -> Look[list[ScheduledRun | None]]:
+        """Find the last run of each schedule; None: its job is not kept, or cannot be read.
+
+        One call of at most 10 commands for each schedule, all in one trip.
+        """
+        calls = [
+            find_run(self.namespace.keys(each.queue), each.id, _due_before(each))
+            for each in schedules
+        ]
+        found = yield from ask_each(calls)
+        return [None if isinstance(each, TaskbullError) else each for each in found]
+
+
+def _due_before(schedule: Schedule) -> list[int]:
+    if schedule.rule is None or schedule.last_due is None:
+        return []
+    due_ms = instant_to_ms(schedule.last_due)
+    # Nothing follows a run that has begun if the schedule has ended, or its worker has died.
+    last = [] if schedule.is_pending else [due_ms]
+    return last + runs_before(schedule.rule, due_ms, _EARLIER)

@@ -1,0 +1,287 @@
+"""The number of jobs of a queue that all workers together may run, where an app declares one."""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from random import random
+
+from anyio import Event, sleep
+
+from taskbull.core import events
+from taskbull.core.declared_schedule import DeclaredSchedule
+from taskbull.core.job import Job
+from taskbull.core.outcome import Verdict
+from taskbull.core.validation import to_ms
+from taskbull.errors import ConnectionLost, MaybeExecuted, ServerRefused, TaskbullError
+from taskbull.observability.logs import cut, one_line
+from taskbull.scripts.call import again
+from taskbull.scripts.change import (
+    cancel_all_children,
+    finish_cancelling,
+    get_global_concurrency,
+    set_global_concurrency,
+)
+from taskbull.scripts.cycle import Sweep, sweep_stalled
+from taskbull.scripts.flow import undo_flows
+from taskbull.scripts.read import get_job
+from taskbull.scripts.schedulers import declare_scheduler, list_schedulers
+from taskbull.store.connection import LONGEST_DELAY, reconnect_delay
+from taskbull.worker.context import QueueContext
+
+# The number of jobs of a queue that all workers together may run, where an app declares one.
+
+
+logger = logging.getLogger(__name__)
+
+
+async def limit_all_workers(context: QueueContext, limit: int) -> None:
+    """Write the limit where all workers find it, unless it stands there; insist until it does."""
+    failures = 0
+    while True:
+        try:
+            if await context.store.run(get_global_concurrency(context.keys)) != limit:
+                await context.store.run(set_global_concurrency(context.keys, limit))
+        except MaybeExecuted:
+            continue  # writing it twice does no harm
+        except ServerRefused as error:
+            failures += 1
+            delay = reconnect_delay(failures, LONGEST_DELAY, random())  # noqa: S311
+            logger.warning(
+                "Queue %s: no job is taken yet: Redis refuses its global_concurrency of %d; "
+                "next try in %.1f s: %s",
+                context.keys.queue,
+                limit,
+                delay,
+                error,
+            )
+            await sleep(delay)
+        else:
+            return
+
+
+# Jobs that were running when somebody cancelled them: their children are cancelled with them.
+#
+# A job in `waiting-children` ends in the call that cancels it, whose caller goes on with its
+# children. One that runs may still spawn some; it ends in its worker, which goes on then.
+
+
+class CancelledParents:
+    """Cancels the children of jobs that have ended as cancelled, in all queues of a worker.
+
+    Redis has noted what is to be done: what is not done here, a sweep does.
+    """
+
+    def __init__(self) -> None:
+        self._ended: deque[events.Failed] = deque()
+        self._news: Event | None = None
+
+    def hear(self, event: events.Failed) -> None:
+        """Take in that a job has failed."""
+        if event.verdict is Verdict.CANCELLED:
+            self._ended.append(event)
+            if self._news is not None:
+                self._news.set()
+
+    async def run(self, contexts: Sequence[QueueContext]) -> None:
+        """Cancel the children of each, until cancelled."""
+        while True:
+            self._news = Event()
+            await self.flush(contexts)
+            await self._news.wait()
+
+    async def flush(self, contexts: Sequence[QueueContext]) -> None:
+        """Cancel the children of those that have ended up to now."""
+        by_queue = {context.keys.queue: context for context in contexts}
+        while self._ended:
+            event = self._ended.popleft()
+            context = by_queue[event.queue]
+            steps = cancel_all_children(context.keys, event.job.id, context.clock.wall_ms())
+            try:
+                await context.store.run(steps)
+            except ServerRefused as error:
+                logger.warning(
+                    "Queue %s: the children of job %s, which was cancelled, are left to the next "
+                    "sweep: %s",
+                    event.queue,
+                    cut(event.job.id),
+                    one_line(str(error)),
+                )
+
+
+# The schedules of a queue that an app declares, written when a worker starts.
+
+
+_NAMED = 20
+"""How many schedules a log line names."""
+
+
+class ScheduleWriter:
+    """Writes the declared schedules of one queue; those that stand there are left alone."""
+
+    def __init__(
+        self, context: QueueContext, app: str, declared: Sequence[DeclaredSchedule]
+    ) -> None:
+        self._context = context
+        self._app = app
+        self._declared = {each.id for each in declared}
+        self._left = list(declared)
+        self._refusal: ServerRefused | None = None
+
+    async def write(self) -> None:
+        """Write them all, before the first job is taken; what Redis refuses is left."""
+        refused: list[DeclaredSchedule] = []
+        for each in self._left:
+            try:
+                await self._write(each)
+            except ServerRefused as error:
+                refused.append(each)
+                self._refusal = error
+        self._left = refused
+
+    async def insist(self) -> None:
+        """Write what was refused: jobs do not wait for that."""
+        failures = 0
+        while self._left:
+            failures += 1
+            delay = reconnect_delay(failures, LONGEST_DELAY, random())  # noqa: S311
+            logger.warning(
+                "Queue %s: Redis refuses %d declared schedules of this app; next try in %.1f s: %s",
+                self._context.keys.queue,
+                len(self._left),
+                delay,
+                self._refusal,
+            )
+            await sleep(delay)
+            await self.write()
+
+    async def tell_undeclared(self) -> None:
+        """Name the schedules that this app declared once and no longer does.
+
+        They stay: a worker of an older version, which declares them, may be running.
+        """
+        keys = self._context.keys
+        try:
+            found = await self._context.store.run(again(list_schedulers(keys, self._app)))
+        except ServerRefused as error:
+            logger.warning("Queue %s: its schedules cannot be read: %s", keys.queue, error)
+            return
+        names = [cut(each.id) for each in found if each.id not in self._declared]
+        if names:
+            more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+            logger.warning(
+                "Queue %s: app %s no longer declares %s%s, but they still run; to remove them: "
+                "taskbull schedules sync --prune",
+                keys.queue,
+                self._app,
+                ", ".join(names[:_NAMED]),
+                more,
+            )
+
+    async def _write(self, declared: DeclaredSchedule) -> None:
+        context = self._context
+        queue, name = context.keys.queue, declared.id
+        try:
+            call = declare_scheduler(context.keys, self._app, declared, context.clock.wall_ms())
+            while call is not None:
+                try:
+                    written = await context.store.run(call)
+                except MaybeExecuted:
+                    continue  # writing it twice does no harm
+                if written.is_changed:
+                    logger.info("Queue %s: schedule %s: %s", queue, name, declared.rule.describe())
+                return
+        except (ServerRefused, ConnectionLost):
+            raise
+        except TaskbullError as error:
+            logger.error("Queue %s: schedule %s is not written: %s", queue, name, error)  # noqa: TRY400
+
+
+# The search for jobs whose worker is gone, and for flows half added or half cancelled.
+
+
+class Sweeper:
+    """Puts back, or dooms, the jobs that stalled; whichever worker comes first does it for all."""
+
+    def __init__(self, context: QueueContext, interval: float, max_stalls: int) -> None:
+        self._context = context
+        self._interval = interval
+        self._max_stalls = max_stalls
+
+    async def run(self) -> None:
+        """Sweep now, and whenever the interval is over; one that is late skips a turn."""
+        clock = self._context.clock
+        due = clock.now()
+        while True:
+            await self.sweep()
+            self._context.reporter.tell(events.Swept)
+            due += self._interval
+            while due < clock.now():
+                due += self._interval
+                self._context.reporter.tell(events.SweepSkipped)
+            await clock.sleep_until(due)
+
+    async def sweep(self) -> None:
+        """Sweep once, if no other worker has just done so."""
+        context = self._context
+        steps = sweep_stalled(
+            context.keys,
+            context.clock.wall_ms(),
+            interval_ms=to_ms(self._interval),
+            max_stalls=self._max_stalls,
+        )
+        found: Sweep | None = None
+        with self._logging_refusal():
+            found = await context.store.run(steps)
+            if found is not None and found.put_back:
+                await self._tell(found)
+        if found is not None and found.has_leftovers:  # most queues of an idle worker have none
+            with self._logging_refusal():
+                await self._undo_flows()
+            with self._logging_refusal():
+                await context.store.run(finish_cancelling(context.keys, context.clock.wall_ms()))
+
+    @contextmanager
+    def _logging_refusal(self) -> Generator[None]:
+        """Log that Redis refused a part of the sweep. The next sweep tries it again."""
+        try:
+            yield
+        except MaybeExecuted:
+            pass  # the next sweep continues where this one was cut off
+        except ServerRefused as error:
+            logger.warning("Queue %s: the sweep was refused: %s", self._context.keys.queue, error)
+
+    async def _undo_flows(self) -> None:
+        """Remove what producers have left behind that broke off in the middle of a flow."""
+        context = self._context
+        skipped: list[str] = []
+        steps = undo_flows(context.keys, context.clock.wall_ms(), skipped=skipped)
+        undone = await context.store.run(steps)
+        if skipped:
+            logger.warning(
+                "Queue %s: skipped %d unfinished flows that cannot be removed, such as %s: a key "
+                "has the wrong type, or is out of reach",
+                context.keys.queue,
+                len(skipped),
+                cut(skipped[0]),
+            )
+        for root in undone:
+            logger.warning(
+                "Queue %s: the flow of job %s was removed, because its producer broke off before "
+                "all its jobs were added",
+                context.keys.queue,
+                cut(root.removeprefix(context.keys.base)),
+            )
+
+    async def _tell(self, found: Sweep) -> None:
+        context = self._context
+        jobs = await context.store.run_all(
+            [get_job(context.keys, job_id) for job_id in found.put_back]
+        )
+        doomed = set(found.doomed)
+        for job_id, job in zip(found.put_back, jobs, strict=True):
+            context.reporter.tell(
+                events.Stalled, job=job or Job(id=job_id), doomed=job_id in doomed
+            )

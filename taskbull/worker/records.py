@@ -1,0 +1,408 @@
+"""Failed attempts of a worker, counted by what they have in common, until they are written."""
+
+from __future__ import annotations
+
+import logging
+import os
+import platform
+import resource
+import socket
+from collections import defaultdict, deque
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from anyio import CancelScope, create_task_group, current_time, move_on_after, sleep, sleep_until
+from msgspec.structs import replace
+
+from taskbull import __version__
+from taskbull.core import events
+from taskbull.core.fingerprint import Alike, alike
+from taskbull.core.options import WorkerOptions
+from taskbull.core.validation import from_ms, to_ms
+from taskbull.core.worker_record import BreakerRecord, WorkerRecord
+from taskbull.errors import ServerRefused, TaskbullError
+from taskbull.observability.metrics import NO_TASKS, Declared, Metrics
+from taskbull.scripts.call import Call
+from taskbull.scripts.records import (
+    MOST_ERRORS,
+    forget_worker,
+    note_errors,
+    note_worker,
+    register_queues,
+    resign,
+    sample_queue,
+)
+from taskbull.store.backend import on_trio
+from taskbull.worker.context import PAUSE_PER_QUEUE, QueueContext
+from taskbull.worker.pool.pool import ProcessPool
+from taskbull.worker.shutdown import Shutdown
+from taskbull.worker.threads import ThreadPool
+
+# Failed attempts of a worker, counted by what they have in common, until they are written.
+
+
+_OTHERS = Alike("", "", "other")
+
+
+class FailedAttempts:
+    """Counts them, retried or not: a bounded number of kinds for each queue."""
+
+    def __init__(self) -> None:
+        self._counted: defaultdict[str, dict[Alike, int]] = defaultdict(dict)
+
+    def hear(self, event: events.Failed | events.Retried) -> None:
+        """Count one."""
+        failure, counted = event.failure, self._counted[event.queue]
+        stack = failure.stack
+        error = alike(event.job.name, failure.reason[:300], stack[:300], stack[-600:])
+        if error not in counted and len(counted) >= MOST_ERRORS:
+            error = _OTHERS
+        counted[error] = counted.get(error, 0) + 1
+
+    def take(self, queue: str) -> dict[Alike, int]:
+        """Return what was counted since the last time."""
+        return self._counted.pop(queue, {})
+
+
+# What a worker writes down for whoever looks: who it is, how it fares, and which errors it meets.
+#
+# A worker that runs jobs writes every 5 s, an idle one every 20: that is one command in 20 s for
+# each of its queues. Nothing is written per job, all of it expires, and nothing depends on it.
+
+
+logger = logging.getLogger(__name__)
+
+PULSE = 1.0
+"""Seconds between two looks at the event loop, and at what is to be written."""
+
+BUSY, IDLE, ERRORS = 5.0, 25.0, 10.0
+"""Seconds between two records of a worker that runs jobs, of one that does not, and of errors."""
+
+_PAUSE_PER_QUEUE = 0.005
+"""Seconds between two looks at a queue for each queue there is, up to `BUSY`: a worker of 200 or
+less looks at all of them with each pulse."""
+
+_WRITE_TIMEOUT = 5.0
+"""Seconds that one write may take."""
+
+_PIECE = 25
+"""Queues whose records go in one trip: jobs wait for it, and a worker may have 1,000 queues."""
+
+_LAGS = 300
+"""How many looks at the event loop are remembered."""
+
+
+class Recorder:
+    """Writes records while a worker runs."""
+
+    def __init__(
+        self,
+        contexts: Sequence[QueueContext],
+        options: Mapping[str, WorkerOptions],
+        worker_id: str,
+        tasks: Mapping[str, Declared],
+        attempts: FailedAttempts,
+    ) -> None:
+        self._contexts = contexts
+        self._id = worker_id
+        self._lags: deque[float] = deque(maxlen=_LAGS)
+        self._pages = [
+            _Page(context, _about(worker_id, options[context.keys.queue], tasks, context), attempts)
+            for context in contexts
+        ]
+
+    async def run(self, shutdown: Shutdown) -> None:
+        """Write until cancelled; then strike the worker off."""
+        try:
+            async with create_task_group() as tasks:
+                tasks.start_soon(self._register)
+                tasks.start_soon(self._stop, shutdown)
+                looks_at = current_time()
+                while True:
+                    if current_time() >= looks_at:
+                        looks_at = current_time() + min(BUSY, len(self._pages) * _PAUSE_PER_QUEUE)
+                        await self._write(stopping=shutdown.begun)
+                    due = current_time() + PULSE
+                    await sleep_until(due)
+                    self._lags.append(current_time() - due)
+        finally:
+            with CancelScope(shield=True), move_on_after(1.0), suppress(TaskbullError):
+                await self._send(lambda page: page.last(self._id))
+
+    async def _register(self) -> None:
+        context = self._contexts[0]
+        names = [each.keys.queue for each in self._contexts]
+        command = register_queues(context.keys.prefix, names, context.clock.wall_ms())
+        try:
+            await context.store.run(command, timeout=_WRITE_TIMEOUT)
+        except TaskbullError as error:
+            logger.debug("The names of the queues were not written down: %s", error)
+
+    async def _stop(self, shutdown: Shutdown) -> None:
+        await shutdown.wait()
+        await self._write(stopping=True)
+
+    async def _write(self, *, stopping: bool) -> None:
+        now = current_time()
+        state = {"lag_ms": round(self._lag * 1000, 1), "memory": _memory(), "stopping": stopping}
+        await self._send(lambda page: page.due(now, state))
+
+    async def _send(self, calls_of: Callable[[_Page], list[Call[None]]]) -> None:
+        first, size = 0, 1  # the first alone: Redis may not know the scripts yet
+        while pages := self._pages[first : first + size]:
+            first, size = first + size, _PIECE
+            calls = [(page, call) for page in pages for call in calls_of(page)]
+            if calls:
+                for (page, _), result in zip(calls, await self._run(calls), strict=True):
+                    if isinstance(result, TaskbullError):
+                        page.failed(result)
+
+    async def _run(self, calls: Sequence[tuple[_Page, Call[None]]]) -> list[TaskbullError | None]:
+        store = self._contexts[0].store
+        try:
+            return await store.run_each([call for _, call in calls], timeout=_WRITE_TIMEOUT)
+        except TaskbullError as error:  # The connection was closed before anything was sent.
+            return [error] * len(calls)
+
+    @property
+    def _lag(self) -> float:
+        """The lag that 99 of 100 looks stayed below, in seconds."""
+        return sorted(self._lags)[len(self._lags) * 99 // 100] if self._lags else 0.0
+
+
+class _Page:
+    """What is written for one queue."""
+
+    def __init__(
+        self, context: QueueContext, about: WorkerRecord, attempts: FailedAttempts
+    ) -> None:
+        self.queue = context.keys.queue
+        self._context = context
+        self._attempts = attempts
+        self._about = about
+        self._written: WorkerRecord = about
+        self._written_at = self._errors_at = float("-inf")
+        self._refused = False
+
+    def due(self, now: float, state: Mapping[str, Any]) -> list[Call[None]]:
+        """Return what is to be written now; `state` is that of the whole worker."""
+        calls: list[Call[None]] = []
+        if now - self._errors_at >= ERRORS:
+            self._errors_at = now
+            calls = self._errors()
+        age, written, context = now - self._written_at, self._written, self._context
+        is_quiet = not context.runs and not written.running and context.circuit is None
+        has_changed = state["stopping"] is not written.stopping
+        if not is_quiet or age >= IDLE or has_changed:
+            record = self._now(state)
+            if age >= IDLE or has_changed or (age >= BUSY and _is_news(record, written)):
+                self._written, self._written_at = record, now
+                calls.append(note_worker(context.keys, record))
+        return [] if self._refused else calls
+
+    def last(self, worker_id: str) -> list[Call[None]]:
+        """Return what is left to be written, and that the worker is gone."""
+        calls = self._errors()
+        if self._written_at > float("-inf"):
+            keys, now_ms = self._context.keys, self._context.clock.wall_ms()
+            calls.append(forget_worker(keys, worker_id, now_ms))
+        return [] if self._refused else calls
+
+    def failed(self, error: TaskbullError) -> None:
+        """Take in why something was not written."""
+        if isinstance(error, ServerRefused) and error.code == "NOPERM":
+            self._refused = True  # it will not change while we run
+        logger.debug("Queue %s: no record of this worker: %s", self.queue, error)
+
+    def _errors(self) -> list[Call[None]]:
+        counted = self._attempts.take(self.queue)
+        keys, now_ms = self._context.keys, self._context.clock.wall_ms()
+        return [note_errors(keys, counted, now_ms)] if counted else []
+
+    def _now(self, state: Mapping[str, Any]) -> WorkerRecord:
+        context = self._context
+        circuit = None
+        if context.circuit is not None:
+            wakes_at, failures = context.circuit.wakes_at, context.circuit.failures
+            until_ms = None
+            if wakes_at is not None:
+                left = wakes_at - context.clock.now()
+                until_ms = context.clock.wall_ms() + round(left * 1000)
+            circuit = BreakerRecord(context.circuit.state, until_ms, failures)
+        running, at_ms = context.runs.running(), context.clock.wall_ms()
+        return replace(self._about, running=running, circuit=circuit, at_ms=at_ms, **state)
+
+
+def _is_news(record: WorkerRecord, written: WorkerRecord) -> bool:
+    circuits = [None if one.circuit is None else one.circuit.state for one in (record, written)]
+    return record.running > 0 or written.running > 0 or circuits[0] != circuits[1]
+
+
+def _about(
+    worker_id: str,
+    options: WorkerOptions,
+    tasks: Mapping[str, Declared],
+    context: QueueContext,
+) -> WorkerRecord:
+    """Return what does not change while a worker runs."""
+    queue, limiter = context.keys.queue, options.limiter
+    # Those of the queue come first: a record has no room for the names of all.
+    names = sorted(tasks, key=lambda name: (tasks[name].queue != queue, name))
+    return WorkerRecord(
+        id=worker_id,
+        host=socket.gethostname()[:100],
+        pid=os.getpid(),
+        version=__version__,
+        python=platform.python_version(),
+        backend="trio" if on_trio() else "asyncio",
+        started_ms=context.clock.wall_ms(),
+        concurrency=options.concurrency,
+        tasks=names or None,
+        limiter=None if limiter is None else (limiter.max, limiter.duration),
+        lock_duration=options.lock_duration,
+    )
+
+
+_STATM = Path("/proc/self/statm")
+
+
+def _memory() -> int:
+    """Return the bytes of memory that this process has; where nobody tells, the most it had."""
+    with suppress(OSError, ValueError, IndexError):
+        return int(_STATM.read_text().split()[1]) * resource.getpagesize()
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+# What is measured while a worker runs, and no event tells: the loop's lag, the queues' lengths.
+
+
+"""Seconds between two looks at the event loop."""
+
+SAMPLING = 5.0
+"""Seconds between two looks at a queue."""
+
+_SAMPLE_TIMEOUT = SAMPLING
+"""Seconds that one look may take."""
+
+_TERM = 2.5
+"""How long a worker that is gone keeps others from sampling its queues, in looks."""
+
+
+class Sampler:
+    """Measures a running worker, and gives it to all who keep metrics."""
+
+    def __init__(
+        self,
+        contexts: Sequence[QueueContext],
+        threads: ThreadPool,
+        options: WorkerOptions,
+        worker_id: str,
+        sinks: Sequence[Metrics],
+        tasks: Mapping[str, Declared] = NO_TASKS,
+    ) -> None:
+        self._contexts = contexts
+        self._threads = threads
+        self._worker_id = worker_id
+        self._block_limit = options.loop_block_limit
+        self._sinks = sinks
+        self._tasks = tasks
+        self.processes: ProcessPool | None = None
+        """The worker's pool, if it has one."""
+        self._chosen: set[str] = set()  # the queues that this worker samples
+
+    async def run(self, shutdown: Shutdown) -> None:
+        """Measure until cancelled; from the shutdown on, the worker is not ready for jobs."""
+        circuits = {
+            context.keys.queue: None if context.circuit is None else context.circuit.state
+            for context in self._contexts
+        }
+        running = {context.keys.queue: context.runs.running for context in self._contexts}
+        for sink in self._sinks:
+            sink.begin(self._worker_id, circuits, running, self._block_limit, self._tasks)
+        try:
+            async with create_task_group() as tasks:
+                tasks.start_soon(self._pulse)
+                for context in self._contexts:
+                    tasks.start_soon(self._sample, context)
+                await shutdown.wait()
+                for sink in self._sinks:
+                    sink.stop_taking()
+        finally:
+            for sink in self._sinks:
+                sink.end(self._worker_id)
+            with CancelScope(shield=True), move_on_after(1.0), suppress(TaskbullError):
+                await self._resign()
+
+    @property
+    def _period(self) -> float:
+        """Seconds between two looks at a queue."""
+        return max(SAMPLING, len(self._contexts) * PAUSE_PER_QUEUE)
+
+    async def _pulse(self) -> None:
+        threads = self._threads
+        while True:
+            due = current_time() + PULSE
+            for sink in self._sinks:
+                sink.threads(
+                    self._worker_id,
+                    size=threads.size,
+                    busy=threads.busy,
+                    abandoned=threads.abandoned,
+                )
+                pool = self.processes
+                sink.processes(
+                    self._worker_id,
+                    size=0 if pool is None else pool.size,
+                    busy=0 if pool is None else pool.busy,
+                )
+            await sleep_until(due)
+            for context in self._contexts:
+                context.reporter.count_started()  # else those that run for long would come late
+            for sink in self._sinks:
+                sink.pulse(current_time() - due)
+
+    async def _sample(self, context: QueueContext) -> None:
+        while True:
+            await self.look(context)
+            await sleep(self._period)
+
+    async def look(self, context: QueueContext) -> None:
+        """Sample a queue once, if it is this worker's to do; that Redis answers is worth noting."""
+        queue = context.keys.queue
+        reached, sample = True, None
+        try:
+            held, term_ms = queue in self._chosen, to_ms(_TERM * self._period)
+            steps = sample_queue(context.keys, self._worker_id, term_ms, held=held)
+            sample = await context.store.run(steps, timeout=_SAMPLE_TIMEOUT)
+        except ServerRefused as error:
+            logger.debug("Queue %s: its length cannot be sampled: %s", queue, error)
+        except TaskbullError:
+            reached = False
+        for sink in self._sinks:
+            sink.reached(reached=reached)
+        if sample is not None:
+            self._chosen.add(queue)
+            for sink in self._sinks:
+                sink.sampled(queue, sample.counts, _age(context, sample.waiting_since_ms))
+        elif queue in self._chosen:  # else it is not ours to forget
+            self._forget(queue)
+
+    def _forget(self, queue: str) -> None:
+        self._chosen.discard(queue)
+        for sink in self._sinks:
+            sink.not_sampled(queue)
+
+    async def _resign(self) -> None:
+        """Leave it to another worker to sample what this one did."""
+        held = [context for context in self._contexts if context.keys.queue in self._chosen]
+        for context in held:
+            self._forget(context.keys.queue)
+        for context in held:
+            await context.store.run(resign(context.keys), timeout=1.0)
+
+
+def _age(context: QueueContext, since_ms: int | None) -> float:
+    age = 0.0 if since_ms is None else from_ms(context.clock.wall_ms() - since_ms)
+    return max(0.0, age)  # it may be ahead of us
