@@ -105,7 +105,7 @@ def commands(app: str | None) -> None:
     in this folder, if it has just one; Redis by --redis, the app, TASKBULL_REDIS_URL, REDIS_URL, or
     on this machine.
 
-    Exit codes: 0 fine, 1 failed, 2 wrong usage.
+    Exit codes: 0 success, 1 failure, 2 wrong usage, 130 interrupted.
     """
     if app is not None:  # before the command, as Celery has it
         os.environ[VARIABLE] = app
