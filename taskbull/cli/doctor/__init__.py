@@ -1,1 +1,0 @@
-"""What `taskbull doctor` looks at, and what it has to say."""
