@@ -62,7 +62,8 @@ def test_help_shows_signature_result_and_docstring() -> None:
         "self, state: 'Finished' = 'failed', *, since: 'datetime | None' = None, "
         "reset_attempts: 'bool' = False"
     )
-    assert f"async retry_all({signature}) -> 'int'" in shown
+    one_line = " ".join(shown.split()).replace("( ", "(").replace(" )", ")")  # 3.13 wraps it
+    assert f"async retry_all({signature}) -> 'int'" in one_line
     assert "Run all jobs that failed (or completed) once more; return how many." in shown
     assert "info(self, server: 'Node') -> 'dict[str, str]'" in pydoc.plain(
         pydoc.render_doc(SyncServer.info)
