@@ -249,7 +249,7 @@ def app_option(function: F) -> F:
     """Add `--app`, for commands that need tasks."""
     where = f"{VARIABLE}, pyproject.toml, or the only one in this folder"
     return click.option(
-        "-A", "--app", metavar="MODULE:ATTRIBUTE", show_default=where, help="The app."
+        "-A", "--app", metavar="MODULE:ATTRIBUTE", show_default=where, help="App to load."
     )(function)
 
 
@@ -261,13 +261,13 @@ def app_argument(function: F) -> F:
 def server_options(function: F) -> F:
     """Add the options that say where the queues are, as parameters `app`, `redis`, `prefix`."""
     function = click.option(
-        "--prefix", show_default="the app's, or bull", help="The prefix of all keys."
+        "--prefix", show_default="the app's, or bull", help="Redis key prefix."
     )(function)
     function = click.option(
         "--redis",
         metavar="URL",
         show_default="the app's, or the environment's",
-        help="The URL of Redis. Others can see a password here: use TASKBULL_REDIS_URL.",
+        help="Redis URL. Put a password into TASKBULL_REDIS_URL: others can see it here.",
     )(function)
     return app_option(function)
 

@@ -101,11 +101,11 @@ _SETTINGS = {"help_option_names": ["-h", "--help"], "show_default": True}
 def commands(app: str | None) -> None:
     """BullMQ for Python, with Celery's ease.
 
-    The app is found by -A module:attribute, TASKBULL_APP, [tool.taskbull] app in pyproject.toml, or
-    in this folder, if it has just one; Redis by --redis, the app, TASKBULL_REDIS_URL, REDIS_URL, or
-    on this machine.
+    Most commands find your app and Redis on their own. The app comes from -A module:attribute,
+    $TASKBULL_APP, [tool.taskbull] in pyproject.toml, or the only App in the current directory.
+    Redis comes from --redis, the app, $TASKBULL_REDIS_URL, $REDIS_URL, or localhost:6379.
 
-    Exit codes: 0 success, 1 failure, 2 wrong usage, 130 interrupted.
+    Exit codes: 0 success, 1 failure, 2 usage error, 130 interrupted.
     """
     if app is not None:  # before the command, as Celery has it
         os.environ[VARIABLE] = app

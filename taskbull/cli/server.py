@@ -24,9 +24,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 def yes_option(function: F) -> F:
     """Add `--yes`, for commands that ask."""
-    return click.option(
-        "-y", "--yes", is_flag=True, help="Do not ask for confirmation, for use in scripts."
-    )(function)
+    return click.option("-y", "--yes", is_flag=True, help="Skip the confirmation prompt.")(function)
 
 
 def ask(question: str, yes: bool) -> None:

@@ -38,7 +38,9 @@ _queue_argument = click.argument("queue", shell_complete=complete_queue)
 _ids_argument = click.argument("ids", metavar="ID...", nargs=-1, required=True)
 _finished = click.Choice(["failed", "completed"])
 _reset_option = click.option(
-    "--reset-attempts", is_flag=True, help="With all attempts anew, not just one more."
+    "--reset-attempts",
+    is_flag=True,
+    help="Reset the attempt counter instead of allowing one more attempt.",
 )
 _cleanable = click.Choice(
     [state.value for state in STATES if state is not JobState.WAITING_CHILDREN]
@@ -53,7 +55,7 @@ _cleanable = click.Choice(
     type=_finished,
     default="failed",
     show_default=True,
-    help="The state that the job is in.",
+    help="State of the job.",
 )
 @_reset_option
 @server_options
@@ -66,7 +68,7 @@ def retry(
     as_json: bool,
     **where: str | None,
 ) -> None:
-    """Run finished jobs again."""
+    """Retry failed or completed jobs."""
     target = existing_queue(find_server(**where), queue)
 
     def run_again(job_id: str) -> None:
@@ -98,15 +100,15 @@ _CANCELLED = {
 @click.command()
 @_queue_argument
 @_ids_argument
-@click.option("--reason", default="", help="Why: it is stored with the job.")
+@click.option("--reason", default="", help="Reason to store with the job.")
 @server_options
 @json_option
 def cancel(
     queue: str, ids: tuple[str, ...], reason: str, as_json: bool, **where: str | None
 ) -> None:
-    """Cancel jobs: waiting ones fail, running ones are asked to stop.
+    """Cancel jobs; running ones are asked to stop.
 
-    Exit code 1: one of them had ended, or is not there.
+    Exits with 1 if a job was already finished or does not exist.
     """
     target = existing_queue(find_server(**where), queue)
     results: list[dict[str, Any]] = []
@@ -135,7 +137,7 @@ def cancel(
 @server_options
 @json_option
 def remove(queue: str, ids: tuple[str, ...], yes: bool, as_json: bool, **where: str | None) -> None:
-    """Remove jobs, and their children."""
+    """Delete jobs and their children."""
     target = existing_queue(find_server(**where), queue)
     ask(f"Remove {plural(len(set(ids)), 'job')} from queue {queue}?", yes)
     _each(target, ids, Action(target.remove, "is removed"), as_json=as_json)
@@ -144,13 +146,13 @@ def remove(queue: str, ids: tuple[str, ...], yes: bool, as_json: bool, **where: 
 @click.command("retry-all")
 @_queue_argument
 @click.option(
-    "--state", type=_finished, default="failed", show_default=True, help="The state of the jobs."
+    "--state", type=_finished, default="failed", show_default=True, help="State of the jobs."
 )
 @click.option(
     "--since",
     metavar="TIME",
     callback=read_past,
-    help="Only jobs that ended then or later: 03:10, -15min, or 2030-01-31T09:00.",
+    help="Only jobs that finished at or after TIME, such as 03:10, -15min or 2030-01-31T09:00.",
 )
 @_reset_option
 @server_options
@@ -163,7 +165,7 @@ def retry_all(
     as_json: bool,
     **where: str | None,
 ) -> None:
-    """Run all failed (or completed) jobs again."""
+    """Retry all failed (or completed) jobs of a queue."""
     target = existing_queue(find_server(**where), queue)
     count = target.retry_all(state, since=since, reset_attempts=reset_attempts)
     if as_json:
@@ -174,11 +176,11 @@ def retry_all(
 
 @click.command()
 @_queue_argument
-@click.option("--reason", default="", help="Why: it is shown to whoever wonders, until it resumes.")
+@click.option("--reason", default="", help="Reason, shown until the queue is resumed.")
 @server_options
 @json_option
 def pause(queue: str, reason: str, as_json: bool, **where: str | None) -> None:
-    """Stop workers from taking jobs of a queue; running jobs continue."""
+    """Pause a queue; running jobs continue."""
     target = existing_queue(find_server(**where), queue)
     before = target.is_paused()
     if before and not reason:
@@ -199,7 +201,7 @@ def pause(queue: str, reason: str, as_json: bool, **where: str | None) -> None:
 @server_options
 @json_option
 def resume(queue: str, as_json: bool, **where: str | None) -> None:
-    """Let workers take jobs of a queue again."""
+    """Resume a paused queue."""
     target = existing_queue(find_server(**where), queue)
     before = target.is_paused()
     target.resume()
@@ -211,12 +213,12 @@ def resume(queue: str, as_json: bool, **where: str | None) -> None:
 
 @click.command()
 @_queue_argument
-@click.option("--delayed", is_flag=True, help="Remove the delayed jobs, too.")
+@click.option("--delayed", is_flag=True, help="Also delete delayed jobs.")
 @yes_option
 @server_options
 @json_option
 def drain(queue: str, delayed: bool, yes: bool, as_json: bool, **where: str | None) -> None:
-    """Remove all jobs that wait; those that run, and finished ones, stay."""
+    """Delete all waiting jobs; running and finished jobs stay."""
     target = existing_queue(find_server(**where), queue)
     counts = target.counts()
     states = [JobState.WAITING, JobState.PAUSED, JobState.PRIORITIZED]
@@ -237,7 +239,7 @@ def drain(queue: str, delayed: bool, yes: bool, as_json: bool, **where: str | No
     type=_cleanable,
     default="completed",
     show_default=True,
-    help="The state of the jobs.",
+    help="State of the jobs.",
 )
 @click.option(
     "--older-than",
@@ -245,14 +247,14 @@ def drain(queue: str, delayed: bool, yes: bool, as_json: bool, **where: str | No
     callback=read_seconds,
     default="0",
     show_default="0",
-    help="Only jobs that are at least this old.",
+    help="Only delete jobs older than this.",
 )
 @click.option(
     "--limit",
     type=click.IntRange(0),
     default=0,
     show_default="all",
-    help="Remove at most this many jobs.",
+    help="Delete at most this many jobs.",
 )
 @yes_option
 @server_options
@@ -266,7 +268,7 @@ def clean(
     as_json: bool,
     **where: str | None,
 ) -> None:
-    """Remove jobs of one state, the oldest first."""
+    """Delete jobs in one state, oldest first."""
     target = existing_queue(find_server(**where), queue)
     age = f" older than {older_than:g} s" if older_than else ""
     most = f", at most {limit:,}," if limit else ""
@@ -280,12 +282,12 @@ def clean(
 
 @click.command()
 @_queue_argument
-@click.option("--force", is_flag=True, help="Even while jobs are running.")
+@click.option("--force", is_flag=True, help="Delete the queue even if jobs are running.")
 @yes_option
 @server_options
 @json_option
 def obliterate(queue: str, force: bool, yes: bool, as_json: bool, **where: str | None) -> None:
-    """Remove the queue with everything in it."""
+    """Delete a queue and everything in it."""
     target = existing_queue(find_server(**where), queue)
     jobs = sum(target.counts().values())
     ask(f"Remove queue {queue} with its {plural(jobs, 'job')}, for good?", yes)

@@ -33,29 +33,34 @@ _LOOK = 10.0
 @click.argument("task", shell_complete=complete_task)
 @click.argument("arguments", metavar="[KEY=VALUE | KEY:=JSON]...", nargs=-1)
 @click.option(
-    "--delay", metavar="SECONDS", callback=read_seconds, help="How long to wait before it runs."
+    "--delay", metavar="SECONDS", callback=read_seconds, help="Delay before the job runs."
 )
-@click.option("--eta", metavar="TIME", callback=read_instant, help="When to run it.")
-@click.option("--queue", help="Another queue than the task's own.")
-@click.option("--priority", type=click.IntRange(0, MAX_PRIORITY), help="1 is the most urgent.")
+@click.option("--eta", metavar="TIME", callback=read_instant, help="Time at which the job runs.")
+@click.option("--queue", help="Queue to use instead of the task's.")
 @click.option(
-    "--lifo", is_flag=True, default=None, help="Run it before the jobs that are already waiting."
-)
-@click.option("--attempts", type=click.IntRange(1), help="How often to try it.")
-@click.option(
-    "--timeout", metavar="SECONDS", callback=read_seconds, help="How long an attempt may take."
+    "--priority",
+    type=click.IntRange(0, MAX_PRIORITY),
+    help="1 is the highest priority; 0 (none) runs before all others.",
 )
 @click.option(
-    "--expires", metavar="SECONDS", callback=read_seconds, help="When it must have begun, or fails."
+    "--lifo", is_flag=True, default=None, help="Run before the jobs that are already waiting."
 )
-@click.option("--job-id", help="An id of your own; a second job with it is not added.")
-@click.option("--dedup", metavar="KEY", help="Add it only if there is no job with this key.")
+@click.option("--attempts", type=click.IntRange(1), help="Maximum number of attempts.")
+@click.option("--timeout", metavar="SECONDS", callback=read_seconds, help="Time limit per attempt.")
+@click.option(
+    "--expires",
+    metavar="SECONDS",
+    callback=read_seconds,
+    help="Fail the job if it has not started by then.",
+)
+@click.option("--job-id", help="Custom job id; a duplicate is not added.")
+@click.option("--dedup", metavar="KEY", help="Deduplication key.")
 @click.option("--wait", is_flag=True, help="Wait for the result, and print it as JSON.")
 @click.option(
     "--wait-timeout",
     metavar="SECONDS",
     callback=read_seconds,
-    help="How long to wait for the result.",
+    help="Maximum time to wait for the result.",
 )
 @app_option
 @json_option
@@ -68,7 +73,7 @@ def call(
     as_json: bool,
     **options: Any,
 ) -> None:
-    """Add a job for a task, with arguments read by its annotations.
+    """Enqueue a job; arguments are parsed according to the annotations of the task.
 
     \b
     taskbull call send_email to=ann@example.org subject="Hi there"

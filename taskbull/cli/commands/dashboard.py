@@ -18,18 +18,35 @@ _TOKEN = "TASKBULL_DASHBOARD_TOKEN"  # noqa: S105 - the name of a variable
 
 @click.command()
 @app_argument
-@click.option("--host", default="127.0.0.1", help="The address to listen at.")
-@click.option("--port", type=click.IntRange(0, 65535), default=8080, help="0: any that is free.")
-@click.option("--read-only", is_flag=True, help="Show everything, change nothing.")
-@click.option("--auth", metavar="USER:PASSWORD", help="Ask for a password; others can see it here.")
-@click.option("--auth-env", metavar="NAME", help="The same, from an environment variable.")
-@click.option("--no-token", is_flag=True, help="Serve everybody on this machine, without a token.")
-@click.option("--label", metavar="TEXT", help="The name of this environment, such as PROD.")
+@click.option("--host", default="127.0.0.1", help="Address to listen on.")
 @click.option(
-    "--allow", multiple=True, metavar="ACTION", help="Allow what is off, such as obliterate."
+    "--port",
+    type=click.IntRange(0, 65535),
+    default=8080,
+    help="Port to listen on; 0 picks a free one.",
 )
-@click.option("--allow-host", multiple=True, metavar="HOST", help="Another name of the dashboard.")
-@click.option("--trust-origin", multiple=True, metavar="HOST", help="Whose forms are accepted.")
+@click.option("--read-only", is_flag=True, help="Allow no changes.")
+@click.option(
+    "--auth",
+    metavar="USER:PASSWORD",
+    help="Require this login. Visible to others: prefer --auth-env.",
+)
+@click.option("--auth-env", metavar="NAME", help="Environment variable that holds USER:PASSWORD.")
+@click.option("--no-token", is_flag=True, help="Serve every local user, without a token.")
+@click.option("--label", metavar="TEXT", help="Environment label to show, such as PROD.")
+@click.option(
+    "--allow",
+    multiple=True,
+    metavar="ACTION",
+    help="Enable an action that is off, such as obliterate.",
+)
+@click.option("--allow-host", multiple=True, metavar="HOST", help="Additional host name to accept.")
+@click.option(
+    "--trust-origin",
+    multiple=True,
+    metavar="HOST",
+    help="Additional origin whose forms are accepted.",
+)
 @server_options
 def dashboard(  # noqa: PLR0913, PLR0917 - each is an option
     named: str | None,
@@ -47,7 +64,7 @@ def dashboard(  # noqa: PLR0913, PLR0917 - each is an option
     allow_host: tuple[str, ...],
     trust_origin: tuple[str, ...],
 ) -> None:
-    """Show all queues, Node's included, on a page at http://127.0.0.1:8080.
+    """Serve the web dashboard on http://127.0.0.1:8080.
 
     Without --auth, only browsers on this machine are served, and only with the token in the address
     that is printed. TASKBULL_DASHBOARD_TOKEN sets a token of your own, which is not printed.

@@ -15,7 +15,7 @@ from taskbull.cli.output import cell
 
 @click.command()
 def demo() -> None:
-    """Start a private server, run jobs on each event loop, and stop the server again."""
+    """Run a short demo on a temporary server."""
     # Not above: `taskbull --help` would take twice as long.
     from taskbull.cli.demo import demonstrate  # noqa: PLC0415
 
@@ -29,7 +29,7 @@ def demo() -> None:
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 @click.pass_context
 def completion(ctx: click.Context, shell: str) -> None:
-    """Print the script that completes commands, options, queues and tasks.
+    """Print a shell completion script.
 
     \b
     bash:  echo 'eval "$(taskbull completion bash)"' >> ~/.bashrc
@@ -49,7 +49,7 @@ def completion(ctx: click.Context, shell: str) -> None:
 @click.command()
 @click.argument("folder", type=click.Path(path_type=Path), required=False)
 def stop(folder: Path | None) -> None:
-    """Stop the embedded server in FOLDER (.taskbull of the project); its jobs are kept."""
+    """Stop the embedded server in FOLDER (default: .taskbull of the project); jobs are kept."""
     from taskbull.app import embedded  # noqa: PLC0415 - see `worker`
 
     folder = embedded.project_folder() if folder is None else folder

@@ -548,7 +548,7 @@ def _overdue(
     flag_value="file",
     type=click.Choice(["file", "setuser"]),
     show_default="file",
-    help="Print the least rights that a user of Redis needs, for an ACL file or for ACL SETUSER.",
+    help="Print a least-privilege Redis user, for an ACL file or for ACL SETUSER.",
 )
 def doctor(
     named: str | None,
@@ -558,7 +558,7 @@ def doctor(
     as_json: bool,
     acl: str | None,
 ) -> None:
-    """Examine the app, Redis and the queues; say what to do."""
+    """Check the app, Redis and the queues, and suggest fixes."""
     app = app or named
     if acl is not None:
         begin = "user" if acl == "file" else "ACL SETUSER"

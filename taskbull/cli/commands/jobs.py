@@ -51,12 +51,12 @@ from taskbull.queue.job_tree import DEPTH, MOST
     type=click.Choice([s.value for s in STATES]),
     multiple=True,
     show_default="all",
-    help="Only jobs in this state; several may be given.",
+    help="Only this state; repeatable.",
 )
 @click.option(
-    "--limit", type=click.IntRange(1), default=20, show_default=True, help="How many jobs to list."
+    "--limit", type=click.IntRange(1), default=20, show_default=True, help="Number of jobs to list."
 )
-@click.option("--offset", type=click.IntRange(0), default=0, help="How many jobs to skip.")
+@click.option("--offset", type=click.IntRange(0), default=0, help="Number of jobs to skip.")
 @server_options
 @json_option
 def jobs(
@@ -67,7 +67,7 @@ def jobs(
     as_json: bool,
     **where: str | None,
 ) -> None:
-    """List the jobs of a queue, or of all: the next to run first, of finished ones the latest."""
+    """List jobs: next to run first, finished jobs newest first."""
     server = find_server(**where)
     if queue is None:
         note_lost_servers(server)
@@ -107,20 +107,20 @@ def jobs(
 @click.command()
 @click.argument("queue", shell_complete=complete_queue)
 @click.argument("job_id", metavar="ID")
-@click.option("--tree", "as_tree", is_flag=True, help="Show its children, too, and theirs.")
+@click.option("--tree", "as_tree", is_flag=True, help="Show the flow of the job as a tree.")
 @click.option(
     "--depth",
     type=click.IntRange(1),
     default=DEPTH,
     show_default=True,
-    help="With --tree: how many levels.",
+    help="With --tree: number of levels.",
 )
 @click.option(
     "--limit",
     type=click.IntRange(1),
     default=MOST,
     show_default=True,
-    help="With --tree: how many jobs, the upper levels first.",
+    help="With --tree: number of jobs, upper levels first.",
 )
 @server_options
 @json_option
@@ -133,7 +133,7 @@ def job(
     as_json: bool,
     **where: str | None,
 ) -> None:
-    """Show all that is stored about a job, or the flow below it."""
+    """Show one job, or its flow with --tree."""
     server = find_server(**where)
     existing_queue(server, queue)
     if as_tree:
@@ -234,16 +234,16 @@ def _about(view: JobView) -> str | None:
 
 @click.command()
 @click.argument("file", type=click.File("rb"))
-@click.option("--queue", help="Add all of them to this queue, not to the one each came from.")
+@click.option("--queue", help="Add all jobs to this queue instead of the one each came from.")
 @server_options
 @json_option
 def restore(
     file: BinaryIO, queue: str | None, as_json: bool, prefix: str | None, **where: str | None
 ) -> None:
-    """Add the jobs of a file again that the dashboard has written; - reads standard input.
+    """Re-add jobs from a file that the dashboard downloaded (- for stdin).
 
-    Nothing is added unless every line can be. A job whose id was not the queue's own keeps it, and
-    is not added twice; others get new ids. Up to 250 of them go in one call.
+    Validates every line first. Jobs with a custom id keep it and are not duplicated; other jobs get
+    new ids. Up to 250 jobs are added in one call.
     """
     app = find_app_of_server(**where)
     lines: list[int] = []
@@ -325,7 +325,7 @@ def _describe(copy: JobCopy, handle: JobHandle[Any]) -> dict[str, Any]:
 @server_options
 @json_option
 def why(queue: str, job_id: str | None, as_json: bool, **where: str | None) -> None:
-    """Say why a job does not run, or what became of it; without an ID, what holds the queue.
+    """Explain why a job is not running, or how it finished; without an ID, explain the queue.
 
     Exits with 1 if there is no such job.
     """

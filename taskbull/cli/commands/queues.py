@@ -41,12 +41,12 @@ _PAUSE = 0.5
     "--last-id",
     default="$",
     show_default="now",
-    help="The event after which to begin; 0: with the oldest.",
+    help="Start after this event id; 0 starts with the oldest event.",
 )
 @server_options
 @json_option
 def events(queue: str, last_id: str, as_json: bool, **where: str | None) -> None:
-    """Follow what happens in a queue, until Ctrl-C."""
+    """Follow the events of a queue until Ctrl-C."""
     check_last_id(last_id)
     server = find_server(**where)
     server.ping()
@@ -120,7 +120,7 @@ def _line(event: QueueEvent) -> str:
 def queues(
     named: str | None, app: str | None, redis: str | None, prefix: str | None, as_json: bool
 ) -> None:
-    """List the queues with the number of jobs in each state."""
+    """List queues with job counts by state."""
     server = find_server(app or named, redis, prefix)
     note_lost_servers(server)
     found = server.survey()
@@ -276,7 +276,7 @@ def _near(place: str) -> str:
 def workers(
     queue: str | None, app: str | None, redis: str | None, prefix: str | None, as_json: bool
 ) -> None:
-    """List the workers that are connected, to all queues or to one."""
+    """List connected workers."""
     server = find_server(app, redis, prefix)
     if queue is None:
         note_lost_servers(server)

@@ -36,7 +36,7 @@ class ListUnlessNamed(click.Group):
 
 @click.group(cls=ListUnlessNamed, subcommand_metavar="[QUEUE] | COMMAND ...")
 def schedules() -> None:
-    """List the schedules of all queues or one; preview, run, remove, sync."""
+    """List, preview, run, remove and sync schedules."""
 
 
 @schedules.command("list")
@@ -44,7 +44,7 @@ def schedules() -> None:
 @server_options
 @json_option
 def list_schedules(queue: str | None, as_json: bool, **where: str | None) -> None:
-    """List schedules by their next runs."""
+    """List schedules by their next run."""
     server = find_server(**where)
     lost: dict[Node, str] = {}
     if queue is None:
@@ -83,14 +83,21 @@ def list_schedules(queue: str | None, as_json: bool, **where: str | None) -> Non
 
 @schedules.command()
 @click.argument("pattern")
-@click.option("--tz", default="UTC", show_default=True, help="The time zone.")
-@click.option("-n", "number", type=click.IntRange(1, 1000), default=10, show_default=True)
+@click.option("--tz", default="UTC", show_default=True, help="Time zone.")
 @click.option(
-    "--from", "after", callback=read_instant, show_default="now", help="Runs after this instant."
+    "-n",
+    "number",
+    type=click.IntRange(1, 1000),
+    default=10,
+    show_default=True,
+    help="Number of runs to show.",
+)
+@click.option(
+    "--from", "after", callback=read_instant, show_default="now", help="Show runs after this time."
 )
 @json_option
 def preview(pattern: str, tz: str, number: int, after: datetime | None, as_json: bool) -> None:
-    """Show when a cron pattern would run; nothing is written."""
+    """Show when a cron pattern would run, without writing anything."""
     rule = Cron(pattern, tz=tz)
     now = after or datetime.now(UTC)
     runs = rule.upcoming(number, now)
@@ -115,7 +122,7 @@ def preview(pattern: str, tz: str, number: int, after: datetime | None, as_json:
 @server_options
 @json_option
 def run(queue: str, schedule_id: str, as_json: bool, **where: str | None) -> None:
-    """Add one more job of a schedule now; its next run stays."""
+    """Run a schedule now; its next run is unchanged."""
     target = existing_queue(find_server(**where), queue)
     job = target.run_schedule_now(schedule_id)
     if as_json:
@@ -165,13 +172,13 @@ _SYNCED = {
 
 
 @schedules.command()
-@click.option("--prune", is_flag=True, help="Remove what the app no longer declares.")
+@click.option("--prune", is_flag=True, help="Remove schedules that the app no longer declares.")
 @server_options
 @json_option
 def sync(
     app: str | None, redis: str | None, prefix: str | None, prune: bool, as_json: bool
 ) -> None:
-    """Write the schedules that the app declares, without a worker."""
+    """Write the declared schedules of the app to Redis."""
     found = find_app(app)
     server = open_server(found, redis, prefix)
     server.ping()

@@ -157,15 +157,15 @@ _SHORTEST = 0.2
     callback=read_seconds,
     default="2",
     show_default=True,
-    help="Seconds between two looks.",
+    help="Refresh interval.",
 )
-@click.option("--once", is_flag=True, help="Look once and print a table, as without a terminal.")
+@click.option("--once", is_flag=True, help="Print one table and exit.")
 @server_options
 @json_option
 def top(named: str | None, interval: float, once: bool, as_json: bool, **where: str | None) -> None:
-    """Show all queues live: what waits, what fails, how fast, and who runs it.
+    """Show all queues live: backlog, failures, throughput, workers.
 
-    It looks and never acts. Without a terminal it prints one table.
+    Read-only. Prints a single table when not attached to a terminal.
     """
     if interval < _SHORTEST:
         raise WrongUsage(f"--interval must be at least {_SHORTEST} s")

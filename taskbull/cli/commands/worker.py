@@ -106,7 +106,7 @@ _DEFAULT = WorkerOptions()
     "--app",
     "named_app",
     metavar="APP",
-    help="The same as APP, in the form of the other commands.",
+    help="Same as APP.",
 )
 @click.option(
     "-q",
@@ -114,7 +114,7 @@ _DEFAULT = WorkerOptions()
     "queues",
     multiple=True,
     show_default="all queues of the app's tasks",
-    help="A queue to work on; several: -q a,b or -q a -q b. -q a:5 runs 5 jobs of it at once.",
+    help="Queue to process; repeatable, or a,b. a:5 sets a concurrency of 5.",
 )
 @click.option("--any-queue", is_flag=True, help="Accept queues for which the app has no task.")
 @click.option(
@@ -122,7 +122,7 @@ _DEFAULT = WorkerOptions()
     "--concurrency",
     type=click.IntRange(1),
     show_default=str(_DEFAULT.concurrency),
-    help="Jobs at once in each queue.",
+    help="Concurrent jobs per queue.",
 )
 @click.option(
     "--threads",
@@ -135,41 +135,43 @@ _DEFAULT = WorkerOptions()
     "--process-pool",
     type=click.IntRange(1),
     show_default="the cores divided by --processes",
-    help="Processes of each worker for tasks with process=True.",
+    help="Pool processes per worker, for tasks with process=True.",
 )
 @click.option(
     "--process-max-jobs",
     type=click.IntRange(1),
     show_default="no limit",
-    help="Replace a process of the pool after about this many jobs.",
+    help="Replace a pool process after about this many jobs.",
 )
 @click.option(
     "--process-max-memory",
     type=click.IntRange(1),
     show_default="no limit",
-    help="Replace a process of the pool that uses more than this many MB after a job.",
+    help="Replace a pool process that uses more than this many MB after a job.",
 )
 @click.option(
     "--process-memory-limit",
     type=click.IntRange(1),
     show_default="no limit",
-    help="The most MB of address space that a process of the pool may have.",
+    help="Address-space limit per pool process, in MB.",
 )
-@click.option("--no-supervisor", is_flag=True, help="Be the worker itself; nothing restarts it.")
+@click.option(
+    "--no-supervisor", is_flag=True, help="Run without the supervisor; crashes are not restarted."
+)
 @click.option(
     "--backend",
     type=click.Choice(["asyncio", "trio"]),
     default="asyncio",
-    help="The library of the event loop.",
+    help="Event loop.",
 )
 @click.option("--uvloop", is_flag=True, help="Use uvloop with asyncio.")
-@click.option("--burst", is_flag=True, help="Stop when there is nothing left to do.")
+@click.option("--burst", is_flag=True, help="Exit when the queues are empty.")
 @click.option(
     "--burst-wait",
     metavar="SECONDS",
     callback=read_seconds,
     show_default=f"{_DEFAULT.burst_wait:g}",
-    help="A burst waits for retries and delayed jobs that are due within this time.",
+    help="With --burst, also wait for retries and delayed jobs that are due within this time.",
 )
 @click.option("--reload", is_flag=True, help="Restart when a Python file changes.")
 @click.option(
@@ -177,7 +179,7 @@ _DEFAULT = WorkerOptions()
     metavar="SECONDS",
     callback=read_seconds,
     show_default=f"{_DEFAULT.shutdown_timeout:g}",
-    help="How long running jobs may continue when the worker stops.",
+    help="Time that running jobs get to finish when the worker stops.",
 )
 @click.option(
     "--max-jobs",
@@ -195,13 +197,13 @@ _DEFAULT = WorkerOptions()
     "--log-level",
     type=click.Choice(_LEVELS, case_sensitive=False),
     default="info",
-    help="The lowest level to log.",
+    help="Lowest level to log.",
 )
 @click.option(
     "--log-format",
     type=click.Choice(["text", "json"]),
     default="text",
-    help="The form of log lines.",
+    help="Log format.",
 )
 @click.option(
     "--metrics-port",
@@ -210,7 +212,7 @@ _DEFAULT = WorkerOptions()
     help="Serve metrics and probes on this port.",
 )
 @click.option(
-    "--metrics-host", default="127.0.0.1", help="The address to listen on; 0.0.0.0 is all of them."
+    "--metrics-host", default="127.0.0.1", help="Address to listen on; 0.0.0.0 means all."
 )
 @click.option("--metrics-to", hidden=True)
 @click.option("--process", type=int, hidden=True)
@@ -219,8 +221,9 @@ _DEFAULT = WorkerOptions()
 def worker(context: click.Context, /, **_: Any) -> None:
     """Run the tasks of APP (module:attribute) until SIGTERM or Ctrl-C.
 
-    A signal lets running jobs end; a second one gives them back at once. Without APP, TASKBULL_APP
-    or [tool.taskbull] app in pyproject.toml is used, or the only app in this folder.
+    The first signal waits for running jobs; the second returns them to the queue immediately.
+    Without APP, $TASKBULL_APP, [tool.taskbull] in pyproject.toml, or the only app in the current
+    directory is used.
     """
     # Not above: `taskbull --help` would take twice as long.
     from taskbull.cli.worker_process import run  # noqa: PLC0415
