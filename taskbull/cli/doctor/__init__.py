@@ -1,1 +1,1 @@
-"""What `taskbull doctor` looks at, and what it has to say."""
+"""Data files of `taskbull doctor`."""
