@@ -1,45 +1,47 @@
--- add: add jobs to a queue, in order. A job that is sent again in its call gets its first answer.
+-- add: add jobs to a queue, in order. A repeated call returns the first answers.
 --
 -- KEYS
 --   memo               string   number, mark and answers of the last call in its sequence
---   former             string   the memo of the call that must go before this one
---   counter            string   number of the last job
---   meta               hash     settings of the queue
---   wait               list     jobs that may run, taken from the tail
---   paused             list     the same while the queue is paused
---   active             list     jobs that run
---   prioritized        zset     jobs that may run, by priority
---   priority_counter   string   keeps jobs of equal priority in order
---   delayed            zset     jobs that may run later
---   waiting_children   zset     parents that wait for their children
---   completed          zset     jobs that are done
+--   former             string   memo of the call that must come before this one
+--   counter            string   last job number
+--   meta               hash     queue settings
+--   wait               list     waiting jobs, taken from the tail
+--   paused             list     waiting jobs while the queue is paused
+--   active             list     running jobs
+--   prioritized        zset     waiting jobs with a priority
+--   priority_counter   string   orders jobs of equal priority
+--   delayed            zset     delayed jobs, by due time
+--   waiting_children   zset     parents waiting for their children
+--   completed          zset     completed jobs
 --   marker             zset     wakes workers
---   events             stream   what happened
+--   events             stream   queue events
 -- ARGV
---   prefix                      start of every key of this queue
+--   prefix                      queue key prefix
 --   now                         ms
 --   call                        number of this call in its sequence; the next call has a higher one
---   mark                        hex digits that tell it from another producer's call of that number
---   memo_life                   ms for which the answers are remembered
---   after                       how `former` begins if that call was executed; "": there is none
---   runs                        msgpack array of runs: jobs that differ in nothing but their data.
---                               Each an array: how many, place of the first in the call, name,
---                               opts, timestamp, delay, priority (as text: Redis prints each number
---                               of Lua's by printf), lifo, id ("": the counter's), special: false,
---                               or a map of
---                                 children: true, it waits for its children
---                                 dedup: {id, ttl (0: none), extend, replace, keep_last}
---                                 parent: {key, id, queue key, stored JSON}
---                               Behind it stands the data of each job, an argument of its own
+--   mark                        hex digits that distinguish it from another producer's call with
+--                               that number
+--   memo_life                   ms to remember the answers
+--   after                       how `former` begins if that call was executed, or "" if there is
+--                               none
+--   runs                        msgpack array of runs: jobs that differ only in their data. Each is
+--                               an array: count, position of the first in the call, name, opts,
+--                               timestamp, delay, priority (as text, because Redis formats each Lua
+--                               number with printf), lifo, id ("" to use the counter), special
+--                               (false or a map of
+--                                 children: true if it waits for its children
+--                                 dedup: {id, ttl or 0, extend, replace, keep_last}
+--                                 parent: {key, id, queue key, stored JSON})
+--                               The data of each job follows, one argument each
 -- RETURNS
---   all that was answered in this call, now and before, four places for each run of answers: the
---   place of its first job, the id of that job, 0 added, 1 there was one of that id, 2 deduplicated
---   (the id is the owner's), -5 no such parent, -7 the job has another parent, and how many jobs it
---   is for, whose ids count on from the first; nothing at all, and nothing is done, if the sequence
---   has gone on, or the number was used by another; -12, and nothing is done, if the call that
---   goes before was not executed
+--   all answers of this call, including those of an earlier execution, as four values per run of
+--   jobs: position of the first job, its id, code, number of jobs. Their ids count up from the
+--   first. Code 0 is added, 1 the id exists, 2 deduplicated (the id is the owner's), -5 no such
+--   parent, -7 the job has another parent. Empty, and nothing is done, if the sequence has moved on
+--   or another producer used the number. -12, and nothing is done, if the previous call was not
+--   executed
 -- EFFECTS
---   as BullMQ's; `deduplicated` is emitted as by version 6, without `debounced`
+--   as in BullMQ; `deduplicated` is emitted as in version 6, without `debounced`
 
 local memo, former, counter, meta, wait, paused, active, prioritized, priority_counter, delayed,
   waiting_children, completed, marker, events = unpack(KEYS)
@@ -50,9 +52,9 @@ local prefix, now, call, mark, memo_life, after, runs = unpack(ARGV)
 --- @include "mark_base"
 --- @include "mark_delay"
 
--- A job of a bulk of 250 takes 46k instructions of Redis 7.0 (BullMQ's: 161k). With whole jobs in
--- the msgpack, an answer for each, and numbers that are not text, it took 73k; without a loop of
--- their own for the plainest jobs, and with each number formatted, 49k.
+-- Redis 7.0 needs 46k instructions per job in a bulk of 250 (BullMQ: 161k). With whole jobs in the
+-- msgpack, one answer each and numbers not as text, it was 73k. Without the separate loop for plain
+-- jobs, and with each number formatted, it was 49k.
 local redis, words = redis, ARGV
 local answers, told = {}, {}
 local last = redis.call("GET", memo)
@@ -66,11 +68,12 @@ if last then
       end
     end
   elseif number and tonumber(number) >= tonumber(call) then
-    return {} -- it was late on its way, or the sequence is that of a cloned process
+    -- A delayed duplicate, or a sequence shared with a cloned process.
+    return {}
   end
 end
 
--- A job without its parent is refused before it takes a number; all others take one each.
+-- A job whose parent is missing is refused and uses no number.
 runs = cmsgpack.unpack(runs)
 local new, numbers, before_data = 0, 0, #words
 for r = 1, #runs do
@@ -93,7 +96,7 @@ if new == 0 then
   return answers
 end
 if after ~= "" and string.sub(redis.call("GET", former) or "", 1, #after) ~= after then
-  return -12 -- jobs of one queue stay in order: see Bulk
+  return -12 -- keeps the jobs of a queue in order: see Bulk
 end
 local number = numbers > 0 and redis.call("INCRBY", counter, numbers) - numbers or 0
 local queue = queue_state(meta, active, wait, paused)
@@ -112,7 +115,7 @@ local function write()
       answers[size + 3], answers[size + 4] = 0, count
     end
     if is_plain and delay == "0" and priority == "0" and not is_lifo and number >= 0 then
-      -- What most jobs are: they wait for nothing but their turn.
+      -- Fast path: most jobs have no delay, priority, own id or parent.
       local before, waiting, first, tens = #added, #fifo, number, nil
       for n = 1, count do
         number = first + n
@@ -229,8 +232,8 @@ local function write()
   end
 end
 
--- All or nothing: a job that is in no list or set must not seem to be there, and none must be there
--- whose producer was told that it is not.
+-- All or nothing: a job must not exist without being in a list or set, nor after its producer got
+-- an error.
 local is_written, problem = pcall(write)
 if not is_written then
   --- @include "undo_add"

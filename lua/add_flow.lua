@@ -1,43 +1,44 @@
--- add_flow: add a tree of jobs, over any number of queues, or a piece of a large one.
+-- add_flow: add a tree of jobs, across any number of queues, or a chunk of a large tree.
 --
 -- KEYS
---   memo                string   the last call of this producer's sequence, its mark, its answers
---   flows               zset     roots of trees of which pieces are missing, by ms when to give up
+--   memo                string   number, mark and answers of the producer's last call
+--   flows               zset     roots of incomplete trees, by the ms when to give up
 -- ARGV
 --   root                         key of the tree's root
 --   now                          ms
 --   call                         number of this call in its sequence
---   mark                         hex digits that tell it from another producer's call
---   memo_life                    ms for which the answers are remembered
---   deadline                     ms until which the rest of the tree must come; "": this is all
---   owner                        of a tree in pieces: what tells it from another with this root
---   token                        of the root's lock, if the root runs and adds children; or ""
---   order                        the order of the root's children to store with the last of them
---                                that it adds while it runs; or ""
---   bases                        msgpack array: the start of every key of each queue
---   runs                         msgpack array of jobs, each parent before its children; those in a
---                                row that differ only in id and data are one run. Each an array:
---                                place of its queue in `bases`, name, opts, timestamp, delay,
---                                priority (as text), lifo, parent: false or {key, id, queue key,
---                                stored JSON}, waits: 0 without children, 1 if all of them are in
---                                this call, 2 if more will come, the order of its children, or "",
---                                and the ids. Behind `complete` stands the data of each job, an
---                                argument of its own
---   complete                     msgpack array: place of its queue in `bases` and id of each
---                                parent of former calls that has its last child in this one
+--   mark                         hex digits that distinguish it from another producer's call
+--   memo_life                    ms to remember the answers
+--   deadline                     ms by when the rest of the tree must arrive, or "" if this is all
+--   owner                        of a tree in chunks: distinguishes it from another tree with this
+--                                root
+--   token                        token of the root's lock if the root is running and adds children,
+--                                or ""
+--   order                        order of the root's children, stored with the last of those it
+--                                adds while it runs; or ""
+--   bases                        msgpack array: key prefix of each queue
+--   runs                         msgpack array of jobs, each parent before its children.
+--                                Consecutive jobs that differ only in id and data are one run. Each
+--                                run is an array: index of its queue in `bases`, name, opts,
+--                                timestamp, delay, priority (as text), lifo, parent (false or {key,
+--                                id, queue key, stored JSON}), waits (0 without children, 1 if all
+--                                of them are in this call, 2 if more will come), order of its
+--                                children or "", then the ids. The data of each job follows
+--                                `complete`, one argument each
+--   complete                     msgpack array: queue index in `bases` and id of each parent from
+--                                earlier calls whose last child is in this one
 -- RETURNS
---   for each job 0 added, 1 there was one of that id; or a refusal, and nothing is done: the place
---   of a job in this call, and -5 there is no such parent, -7 it has another parent, -13 it is in a
---   tree of which pieces are missing (and the owner of that tree, if the root is the same); or 0,
---   and -2 the root has no lock, -6 it is another's; nothing at all if the sequence has gone on, or
---   the number was used by another
+--   a code for each job: 0 added, 1 the id exists. If the call is refused, nothing is done and it
+--   returns the position of a job in this call and its code: -5 no such parent, -7 it has another
+--   parent, -13 it is in an incomplete tree (and that tree's owner if the root is the same).
+--   Position 0 is for the root: -2 it has no lock, -6 another worker's lock. Empty if the sequence
+--   has moved on or another producer used the number
 -- EFFECTS
---   as BullMQ 6's flow producer: a parent whose children have all ended is released at the end.
---   While pieces are missing, the field `tbfl` of the root names the owner: whoever has another one
---   adds nothing to the tree.
---   While pieces are missing, two sets beside the root tell what was there before the tree, if
---   anything was: `tb:old` has the jobs that were adopted, and the children for which they waited;
---   `tb:growing` has those of them that get children by it
+--   as in BullMQ 6's flow producer: a parent whose children have all finished is released at the
+--   end. While the tree is incomplete, the root's field `tbfl` names the owner, and other owners
+--   cannot add to the tree. Two sets next to the root list what existed before the tree: `tb:old`
+--   has the adopted jobs and the children they already waited for, `tb:growing` has the adopted
+--   jobs that get children from the tree
 
 local memo, flows = unpack(KEYS)
 local root, now, call, mark, memo_life, deadline, owner, token, order, bases, runs, complete =
@@ -62,7 +63,7 @@ now, bases, runs = tonumber(now), cmsgpack.unpack(bases), cmsgpack.unpack(runs)
 complete = cmsgpack.unpack(complete)
 local is_piece = token == "" and (deadline ~= "" or #complete > 0)
 
--- Refuse before anything is written. Most often none of the jobs is there: one command tells.
+-- Refuse before writing anything. Usually no job exists yet, which one command can confirm.
 if token ~= "" then
   --- @include "holds_lock"
   local refused = holds_lock(root .. ":lock", token)
@@ -71,8 +72,8 @@ if token ~= "" then
   end
 end
 local nodes, ids, keys, here, exists = {}, {}, {}, {}, {}
--- In a parent's dependencies: it is not released while more will come. As a key, it is in the slot
--- of its parent, and names nothing.
+-- Placeholder in a parent's dependencies that blocks its release while more children will come. As
+-- a key, it is in its parent's slot and names nothing.
 local hold = ":tb:flow"
 local FIRST_ID = 11
 for r = 1, #runs do
@@ -112,7 +113,7 @@ for n = 1, #nodes do
       return { n, -7 }
     end
   end
-  -- A job that runs again may go on with the trees that it began to add.
+  -- A job that runs again may continue the trees that it began to add.
   if unfinished[n] and not is_ours and token == "" then
     return { n, -13, "" }
   end
@@ -128,7 +129,7 @@ for b = 1, #bases do
 end
 local answers, added, at = {}, {}, #words - #nodes
 
--- Many members of a list or set are written with one command, after all hashes and events.
+-- Add members to each list or set with one command, after all hashes and events.
 local parents, children_of = {}, {}
 
 local function write_job(n, queue, base, job)
@@ -246,12 +247,12 @@ local function write()
   if order ~= "" then
     redis.call("HSET", root, "tbch", order)
   elseif token ~= "" and redis.call("HEXISTS", root, "tbch") == 0 then
-    redis.call("HSET", root, "tbch", "[]") -- children that may not come do not count yet
+    -- Children that may never arrive do not count yet.
+    redis.call("HSET", root, "tbch", "[]")
   end
 end
 
--- All or nothing: no child may be there without its parent, and none whose producer was told that
--- it is not.
+-- All or nothing: a child must not exist without its parent, nor after its producer got an error.
 local is_written, problem = pcall(write)
 if not is_written then
   --- @include "undo_add"

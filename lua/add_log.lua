@@ -2,15 +2,15 @@
 --
 -- KEYS
 --   job    hash     the job
---   lock   string   its lock
---   logs   list     its lines, oldest first
+--   lock   string   the job's lock
+--   logs   list     log lines, oldest first
 -- ARGV
---   token           of whoever runs the job; "0": of anybody
+--   token           token of the job's lock, or "0" to skip the check
 --   line
---   keep            how many lines are kept, the last ones; 0: all
+--   keep            number of lines to keep, or 0 for all
 -- RETURNS
---   how many lines there are now, or why it was refused: -1 no such job, -2 no lock,
---   -6 another's lock
+--   number of lines now, or the reason for refusing: -1 no such job, -2 no lock, -6 another
+--   worker's lock
 
 local job, lock, logs = unpack(KEYS)
 local token, line, keep = unpack(ARGV)

@@ -1,33 +1,33 @@
--- add_plain: add one job that waits for nothing but its turn. Sent again, it gets its first answer.
+-- add_plain: add one plain job that can run immediately. A repeated call returns the first answer.
 --
 -- KEYS
---   memo      string   number, mark and answers of the last call in its sequence: as of `add`
---   counter   string   number of the last job
---   meta      hash     settings of the queue
---   wait      list     jobs that may run, taken from the tail
---   active    list     jobs that run
+--   memo      string   number, mark and answers of the last call in its sequence, as in `add`
+--   counter   string   last job number
+--   meta      hash     queue settings
+--   wait      list     waiting jobs, taken from the tail
+--   active    list     running jobs
 --   marker    zset     wakes workers
---   events    stream   what happened
+--   events    stream   queue events
 -- ARGV
---   prefix             start of every key of this queue
+--   prefix             queue key prefix
 --   call               number of this call in its sequence; the next call has a higher one
---   mark               hex digits that tell it from another producer's call of that number
---   memo_life          ms for which the answer is remembered
---   name               of the job
+--   mark               hex digits that distinguish it from another producer's call with that number
+--   memo_life          ms to remember the answer
+--   name               job name
 --   opts               JSON
 --   timestamp          ms
 --   data               JSON
 -- RETURNS
---   the id of the job; nothing, and nothing is done, if the sequence has gone on, or the number was
---   used by another
+--   the job's id; or nil, and nothing is done, if the sequence has moved on or another producer
+--   used the number
 -- EFFECTS
---   those of `add` for such a job, in two commands and a third of the instructions less
+--   as in `add`, with two fewer commands and a third fewer instructions
 
 local memo, counter, meta, wait, active, marker, events = unpack(KEYS)
 local prefix, call, mark, memo_life, name, opts, timestamp, data = unpack(ARGV)
 
--- The new memo is written and the former read by one command. The answers of `add` in msgpack are
--- an array of four: place 1, the id, 0 for added, one job.
+-- SET with GET writes the new memo and reads the old one. In msgpack, the answers of `add` are an
+-- array of four: position 1, the id, 0 for added, one job.
 local redis = redis
 local id = string.format("%.0f", redis.call("INCRBY", counter, "1"))
 local answers = "\148\1" .. string.char(160 + #id) .. id .. "\0\1"
@@ -40,7 +40,8 @@ if former and (tonumber(string.match(former, "^%d*")) or 0) >= tonumber(call) th
   if string.sub(former, 1, #start) == start then
     return cmsgpack.unpack(string.sub(former, #start + 1))[2]
   end
-  return false -- it was late on its way, or the sequence is that of a cloned process
+  -- A delayed duplicate, or a sequence shared with a cloned process.
+  return false
 end
 
 local target = wait
@@ -62,7 +63,7 @@ local function write()
   redis.call("XADD", events, "MAXLEN", "~", limit, "*", "event", "waiting", "jobId", id)
   redis.call("LPUSH", target, id)
   if not is_blocked then
-    redis.pcall("ZADD", marker, "0", "0") -- or workers look by themselves, later
+    redis.pcall("ZADD", marker, "0", "0") -- if refused, workers poll later
   end
 end
 

@@ -1,18 +1,18 @@
--- adopt_jobs: take over jobs that a call took whose reply was lost, as many as one reply may hold.
+-- adopt_jobs: adopt the jobs fetched by a call whose reply was lost, as many as fit in one reply.
 --
 -- KEYS
 --   stalled   set   ids that the next sweep gives to another worker if their lock is gone
 -- ARGV
---   prefix          start of every key of this queue
---   token           value of their locks
---   ids             msgpack array of the jobs
+--   prefix          queue key prefix
+--   token           token of their locks
+--   ids             msgpack array of job ids
 --   lock_life       ms
---   size            bytes after which no more jobs are read
+--   size            stop reading jobs after this many bytes
 -- RETURNS
---   count           how many of the ids are done with
---   jobs            id and values of the fields of each that is still locked by the token, in turn
+--   count           number of ids handled
+--   jobs            id, field values, ... of each job that the token still locks
 -- EFFECTS
---   all locks with the token live `lock_life` from now, also those of jobs that are read later
+--   every lock with the token lives `lock_life` from now, even if its job is read by a later call
 
 local stalled = unpack(KEYS)
 local prefix, token, ids, lock_life, size = unpack(ARGV)

@@ -1,32 +1,31 @@
--- advance_scheduler: add the run of a job scheduler that follows the one that was just taken.
+-- advance_scheduler: add a job scheduler's next run, after the one that was just fetched.
 --
 -- KEYS
---   schedulers         zset     job schedulers, by the ms of the run that comes next
---   scheduler          hash     what this one is: name, data, every, offset, ...
---   job                hash     the run that was taken
---   meta               hash     settings of the queue
---   wait               list     jobs that may run, taken from the tail
---   paused             list     the same while the queue is paused
---   active             list     jobs that run
---   prioritized        zset     jobs that may run, by priority
---   delayed            zset     jobs that may run later
---   events             stream   what happened
+--   schedulers         zset     job schedulers, by the ms of their next run
+--   scheduler          hash     the scheduler: name, data, every, offset, ...
+--   job                hash     the run that was fetched
+--   meta               hash     queue settings
+--   wait               list     waiting jobs, taken from the tail
+--   paused             list     waiting jobs while the queue is paused
+--   active             list     running jobs
+--   prioritized        zset     waiting jobs with a priority
+--   delayed            zset     delayed jobs, by due time
+--   events             stream   queue events
 -- ARGV
---   prefix                      start of every key of this queue
---   scheduler_id                the scheduler
---   job_id                      the run that was taken
+--   prefix                      queue key prefix
+--   scheduler_id                the scheduler's id
+--   job_id                      the run that was fetched
 --   now                         ms
 --   count                       number of the run to add
---   due                         ms when it is due; "": in the next slot of `every`
---   after                       ms of a slot that is taken: look for one after it; "": none is
---   old_part                    of a repeatable job of BullMQ 3 and 4: the middle of the ids of its
---                               runs; "" for a scheduler
+--   due                         ms when it is due, or "" for the next slot of `every`
+--   after                       ms of a slot that is taken, to search after it; or ""
+--   old_part                    for a repeatable job of BullMQ 3 and 4, the middle part of its run
+--                               ids; "" for a scheduler
 -- RETURNS
---   the id of the run that was added; "": none, as the scheduler is gone, or has gone on already;
---   then ms of the last slot that was passed over, since a job of another origin has the id of its
---   run; "": none. If both are there, a slot was found after it; if no id is, none was
+--   id of the added run, or "" if the scheduler is gone, has already advanced, or no slot was free.
+--   Then the ms of the last slot skipped because an unrelated job has the id of its run, or ""
 -- EFFECTS
---   as those of BullMQ 6; a scheduler that has no data passes on those of the run
+--   as in BullMQ 6; a scheduler without data reuses the run's data
 
 local schedulers, scheduler, job, meta, wait, paused, active, prioritized, delayed, events =
   unpack(KEYS)
@@ -50,7 +49,7 @@ else
   is_current = current_iteration(prefix, job_id, scheduler_id)
 end
 if not is_current then
-  return { "", "" } -- it was removed, or replaced, or a retry of this run is taken
+  return { "", "" } -- removed, replaced, or this is a retry
 end
 local taken = redis.call("HMGET", job, "name", "data", "opts")
 if not taken[3] then
@@ -76,7 +75,7 @@ else
   due = next_slot(tonumber(after) or last, every, finite(known[4]) or 0, now)
 end
 
--- Is the id of the run at `due` that of a job which is none of this scheduler's?
+-- Return whether an unrelated job has the id of the run at `due`.
 local function is_stranger()
   local key = string.format("%srepeat:%s:%.0f", prefix, is_old and old_part or scheduler_id, due)
   return redis.call("EXISTS", key) == 1 and redis.pcall("HGET", key, "rjk") ~= scheduler_id
@@ -114,7 +113,7 @@ local function add()
   end
 end
 
--- All or nothing: else the scheduler would take the run for added, and end.
+-- All or nothing: otherwise the scheduler would assume that the run exists, and stop.
 local is_added, problem = pcall(add)
 if not is_added then
   redis.pcall("ZADD", schedulers, last, scheduler_id)

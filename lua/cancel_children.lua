@@ -1,21 +1,21 @@
--- cancel_children: let children of a cancelled job fail that have not started, some at a time.
+-- cancel_children: fail a cancelled job's unstarted children, a few per call.
 --
 -- KEYS
---   parents   list   sets of pending children; the one at the tail is worked on
+--   parents   list   sets of pending children; the tail is in progress
 -- ARGV
 --   now              ms
---   longest          how long a list may be in which a job is searched
---   pending          the set that the call before has worked on; "": there was none
---   cursor           where to go on in it
---   count            about how many children to look at
+--   longest          maximum length of a list to search for a job
+--   pending          set that the previous call worked on, or ""
+--   cursor           cursor to continue from in that set
+--   count            approximate number of children to check
 -- RETURNS
---   pending          the set that is worked on; "": all is done
---   cursor           where to go on in it
+--   pending          set in progress, or "" when done
+--   cursor           cursor to continue from in that set
 -- EFFECTS
---   children that run go on, and those that have ended stay as they are. Of those that fail, the
---   children are to be cancelled, too: they are pushed to `parents`. When all is done, the job is
---   no longer noted as one whose children are to be cancelled. A set that belongs to a job of
---   another queue is skipped unless that job was cancelled, and so is a child of another parent
+--   running children continue, and finished ones stay as they are. The children of a job that fails
+--   here are cancelled as well: their set is pushed to `parents`. When all are done, the job leaves
+--   the queue's set of jobs with children to cancel. A set that belongs to another queue's job is
+--   skipped unless that job was cancelled. A child that names another parent is skipped
 
 local parents = unpack(KEYS)
 local now, longest, pending, cursor, count = unpack(ARGV)
@@ -35,7 +35,7 @@ if not current then
   redis.call("SREM", noted, first)
   return { "", "0" }
 end
--- A parent that was not kept has left a set of another name.
+-- A parent that was not kept has left its children in a set with another name.
 local own_base = string.match(parents, "^(.*:)tb:cancelling:") or ""
 local is_own = string.sub(current, 1, #own_base) == own_base
 local parent_key = string.match(current, "^(.*):dependencies$")
@@ -54,7 +54,7 @@ end
 local children = found.err and {} or found[2]
 for i = 1, #children do
   local base, id = split_key(children[i])
-  if string.sub(children[i], 1, #own_base) == own_base then -- an id may have colons
+  if string.sub(children[i], 1, #own_base) == own_base then -- an id may contain colons
     base, id = own_base, string.sub(children[i], #own_base + 1)
   end
   local is_done, problem = true, nil
@@ -63,13 +63,13 @@ for i = 1, #children do
       pcall(cancel_waiting, base, id, reason, tonumber(now), tonumber(longest), parents)
   end
   problem = type(problem) == "table" and problem.err or tostring(problem)
-  -- A child that is out of reach, where this user has no access, holds up no other.
+  -- A child that this user cannot access must not block the others.
   if not is_done and (string.find(problem, "run th", 1, true) or is_full(problem)) then
     error(problem, 0)
   end
 end
 local next_cursor = found.err and "0" or found[1]
 if next_cursor == "0" then
-  redis.call("LREM", parents, -1, current) -- others may have been pushed meanwhile: to the head
+  redis.call("LREM", parents, -1, current) -- new sets are pushed to the head
 end
 return { current, next_cursor }

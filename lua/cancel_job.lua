@@ -1,25 +1,26 @@
--- cancel_job: let a job fail that is not running, or ask the worker that runs it to stop it.
+-- cancel_job: fail a job that is not running, or ask the worker that runs it to stop it.
 --
 -- KEYS
 --   job        hash     the job
---   requests   stream   what workers of ours are asked to stop
---   parents    list     sets of pending children that are to be cancelled, too
+--   requests   stream   cancel requests to taskbull workers
+--   parents    list     sets of pending children to cancel as well
 -- ARGV
---   prefix              start of every key of this queue
+--   prefix              queue key prefix
 --   job_id
 --   now                 ms
---   reason              the job's failedReason, which begins with "cancelled: "
---   longest             how long a list may be in which the job is searched
---   again               "1": the call may have been executed before
+--   reason              failedReason of the job; begins with "cancelled: "
+--   longest             maximum length of a list to search for the job
+--   again               "1" if this call may have been executed before
 -- RETURNS
---   answer              1: it was not running, and has failed; 2: it ends, and does not begin
---                       again; 3: the same, but its worker cannot be told; 4: it had ended;
---                       -1: no such job
---   more                1 if children are to be cancelled, by cancel_children
+--   answer              1 if it was not running and has failed; 2 if it will fail and not be
+--                       retried; 3 the same, but its worker cannot be notified; 4 if it had
+--                       finished; -1 no such job
+--   more                1 if cancel_children must cancel its children
 -- EFFECTS
---   a job that waits has failed as by a worker, but for its attempts and its stacks. One that is
---   active, the next run of a scheduler, or in a list that is too long, gets the field `defa`:
---   whoever takes it next, Node too, lets it fail. The lock says which worker can be told
+--   a waiting job fails as if a worker had failed it, but without an attempt or a stack. An active
+--   job, a scheduler's next run, or a job in a list that is too long gets the field `defa`: the
+--   next worker that fetches it, even in Node, fails it. The lock shows whether the worker can be
+--   notified
 
 local job, requests, parents = unpack(KEYS)
 local prefix, job_id, now, reason, longest, again = unpack(ARGV)
@@ -33,8 +34,8 @@ local function answer(code)
   return { code, redis.call("EXISTS", parents) }
 end
 
--- A running job is marked; the first reason stands. One of our workers is told, too; if that is
--- refused, its next heartbeat finds the mark.
+-- Mark a running job; the first reason is kept. If a taskbull worker does not get the request, its
+-- next heartbeat finds the mark.
 local function request()
   local doom = redis.call("HGET", job, "defa")
   if is_cancelled(doom) then
@@ -53,8 +54,8 @@ local function request()
   return REQUESTED
 end
 
--- A job that has ended. If this very call has ended it, that is the answer; and the children of one
--- that was cancelled are taken up again.
+-- Answer for a finished job. If an earlier execution of this call finished it, repeat that answer.
+-- If it was cancelled, make sure its children are cancelled.
 local function look_back(state)
   local failed_reason, finished_on = unpack(redis.call("HMGET", job, "failedReason", "finishedOn"))
   if state == "completed" or not is_cancelled(failed_reason) then

@@ -1,10 +1,10 @@
--- change_delay: let a delayed job be due at another time.
+-- change_delay: change when a delayed job is due.
 --
 -- KEYS
 --   job       hash     the job
---   delayed   zset     jobs that may run later
---   meta      hash     settings of the queue
---   events    stream   what happened
+--   delayed   zset     delayed jobs, by due time
+--   meta      hash     queue settings
+--   events    stream   queue events
 --   marker    zset     wakes workers
 -- ARGV
 --   job_id

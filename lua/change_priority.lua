@@ -1,18 +1,18 @@
--- change_priority: give a job another priority; if it waits for its turn, it gets its new place.
+-- change_priority: change a job's priority, and its position if it is waiting.
 --
 -- KEYS
 --   job                hash     the job
---   wait               list     jobs that may run, taken from the tail
---   paused             list     the same while the queue is paused
---   active             list     jobs that run
---   prioritized        zset     jobs that may run, by priority
---   priority_counter   string   keeps jobs of equal priority in order
---   meta               hash     settings of the queue
+--   wait               list     waiting jobs, taken from the tail
+--   paused             list     waiting jobs while the queue is paused
+--   active             list     running jobs
+--   prioritized        zset     waiting jobs with a priority
+--   priority_counter   string   orders jobs of equal priority
+--   meta               hash     queue settings
 --   marker             zset     wakes workers
 -- ARGV
 --   job_id
---   priority                    1 is the most urgent; 0: none, and before all others
---   lifo                        "1": before those of the same priority
+--   priority                    1 is the most urgent; 0 is no priority and runs before all others
+--   lifo                        "1" to put it before jobs of the same priority
 -- RETURNS
 --   0, or -1 if there is no such job
 
@@ -34,7 +34,7 @@ local is_ranked = redis.call("ZSCORE", prioritized, job_id)
 if is_ranked then
   may_leave(prioritized)
 elseif list then
-  redis.call("LREM", list, 1, "") -- raises if the job could not leave the list below
+  redis.call("LREM", list, 1, "") -- raises if LREM below would be refused
 end
 redis.call("HSET", job, "priority", priority)
 if is_ranked or list then
@@ -45,7 +45,7 @@ if is_ranked or list then
     push_job(queue, job_id, priority, lifo, prioritized, priority_counter, marker)
   end
   if not is_ranked then
-    redis.call("LREM", list, lifo and 1 or -1, job_id) -- where it was, not where it is now
+    redis.call("LREM", list, lifo and 1 or -1, job_id) -- remove the old entry, not the new one
   elseif priority <= 0 then
     redis.call("ZREM", prioritized, job_id)
   end

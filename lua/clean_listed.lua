@@ -1,21 +1,23 @@
--- clean_listed: remove jobs from a list, a piece at a time, from its tail, the oldest, on.
+-- clean_listed: remove jobs from a list, a chunk per call, starting at the tail (oldest).
 --
 -- KEYS
 --   list        list   `wait`, `paused` or `active`
 -- ARGV
---   prefix             start of every key of this queue
---   instants           msgpack array of fields: the first that a job has is its age; none: any age
---   cutoff             ms; what is younger stays
---   force              "1": locked jobs and next runs of schedulers go too, and the locks
---   position           how many entries at the tail were looked at before, and stay
---   size               how many entries to look at, up to 1000
---   limit              how many to remove at the most
+--   prefix             queue key prefix
+--   instants           msgpack array of fields; a job's age is the first that it has. Empty to
+--                      ignore age
+--   cutoff             ms; younger jobs stay
+--   force              "1" to include next runs of schedulers and locked jobs, with their locks
+--   position           number of entries at the tail that earlier calls checked and kept
+--   size               number of entries to check, up to 1000
+--   limit              maximum number of jobs to remove
 -- RETURNS
---   position           where to go on; -1: that was all
+--   position           position to continue from, or -1 at the end
 --   removed            ids
 -- EFFECTS
---   jobs are deleted with all they have, leave their parents and free their deduplication ids; a
---   parent in this queue that waited for them alone goes too. Ids without a job are removed
+--   jobs are deleted with all their keys, leave their parents and free their deduplication ids. A
+--   parent in this queue that waited only for them is deleted as well. Ids without a job are
+--   removed
 
 local list = unpack(KEYS)
 local prefix, instants, cutoff, force, position, size, limit = unpack(ARGV)

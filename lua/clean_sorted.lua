@@ -1,22 +1,23 @@
--- clean_sorted: remove jobs from a sorted set, a piece at a time, from the lowest score on.
+-- clean_sorted: remove jobs from a sorted set, a chunk per call, starting at the lowest score.
 --
 -- KEYS
---   set         zset   the set of a state
+--   set         zset   sorted set of one state
 -- ARGV
---   prefix             start of every key of this queue
---   instants           msgpack array of fields: the first that a job has is its age; none: any age
---   cutoff             ms; what is younger stays
---   force              "1": next runs of schedulers go too
---   lowest             score to begin at
---   skip               how many jobs of that very score were looked at before, and stay
---   highest            score to end at
---   size               how many jobs to look at, up to 1000
---   limit              how many to remove at the most
+--   prefix             queue key prefix
+--   instants           msgpack array of fields; a job's age is the first that it has. Empty to
+--                      ignore age
+--   cutoff             ms; younger jobs stay
+--   force              "1" to include next runs of schedulers
+--   lowest             score to start at
+--   skip               number of jobs with that score that earlier calls checked and kept
+--   highest            score to stop at
+--   size               number of jobs to check, up to 1000
+--   limit              maximum number of jobs to remove
 -- RETURNS
---   lowest, skip       where to go on; "" and 0: that was all
+--   lowest, skip       where to continue, or "" and 0 at the end
 --   removed            ids
 -- EFFECTS
---   as those of `clean_listed`
+--   as in `clean_listed`
 
 local set = unpack(KEYS)
 local prefix, instants, cutoff, force, lowest, skip, highest, size, limit = unpack(ARGV)

@@ -1,12 +1,12 @@
--- clear_schedulers: remove job schedulers, a piece at a time; their jobs stay.
+-- clear_schedulers: remove job schedulers, a chunk per call; their jobs stay.
 --
 -- KEYS
 --   schedulers   zset   job schedulers
 -- ARGV
---   prefix              start of every key of this queue
---   size                how many to remove
+--   prefix              queue key prefix
+--   size                number to remove
 -- RETURNS
---   how many remain
+--   number of schedulers left
 
 local schedulers = unpack(KEYS)
 local prefix, size = unpack(ARGV)

@@ -1,12 +1,12 @@
--- count_children: count the children of a job by what became of them.
+-- count_children: count a job's children by outcome.
 --
 -- KEYS
---   processed         hash   those that are done
---   dependencies      set    those that are pending
---   failed_children   hash   those whose failure is ignored
---   unsuccessful      zset   those whose failure fails the job
+--   processed         hash   completed children
+--   dependencies      set    pending children
+--   failed_children   hash   children whose failure is ignored
+--   unsuccessful      zset   children whose failure fails the job
 -- RETURNS
---   one number for each key
+--   one number per key
 
 local processed, dependencies, failed_children, unsuccessful = unpack(KEYS)
 

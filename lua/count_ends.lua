@@ -1,15 +1,15 @@
--- count_ends: count the jobs that ended in each of the last minutes, as far as they are kept.
+-- count_ends: count the jobs that finished in each of the last minutes, if they are still stored.
 --
 -- KEYS
---   completed   zset   jobs that are done
---   failed      zset   jobs that failed for good
+--   completed   zset   completed jobs
+--   failed      zset   failed jobs
 -- ARGV
---   minute             the ms at which the newest minute begins
---   minutes            how many of them, at most 60
+--   minute             start of the newest minute, ms
+--   minutes            number of minutes, at most 60
 -- RETURNS
---   completed          for each minute, the newest first
---   failed             for each minute, the newest first
---   oldest             the lowest score of each set; "" if it is empty
+--   completed          counts per minute, newest first
+--   failed             counts per minute, newest first
+--   oldest             lowest score of each set, or "" if it is empty
 
 local completed, failed = unpack(KEYS)
 local minute, minutes = unpack(ARGV)
@@ -20,7 +20,7 @@ local function counts(set)
   local found, card = {}, redis.call("ZCARD", set)
   for i = 0, minutes - 1 do
     local from = minute - i * 60000
-    -- 13 digits: what tostring makes of so large a number has fewer.
+    -- Lua's tostring would lose digits of a 13-digit number.
     found[#found + 1] = card == 0 and 0 or redis.call("ZCOUNT", set, string.format("%.0f", from),
       string.format("(%.0f", from + 60000))
   end

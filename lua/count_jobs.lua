@@ -1,16 +1,16 @@
 -- count_jobs: count the jobs in each state.
 --
 -- KEYS
---   wait               list   jobs that may run
---   active             list   jobs that run
---   completed          zset   jobs that are done
---   failed             zset   jobs that failed for good
---   delayed            zset   jobs that may run later
---   prioritized        zset   jobs that may run, by priority
---   waiting_children   zset   parents that wait for their children
---   paused             list   jobs that may run when the queue is resumed
+--   wait               list   waiting jobs
+--   active             list   running jobs
+--   completed          zset   completed jobs
+--   failed             zset   failed jobs
+--   delayed            zset   delayed jobs, by due time
+--   prioritized        zset   waiting jobs with a priority
+--   waiting_children   zset   parents waiting for their children
+--   paused             list   waiting jobs while the queue is paused
 -- RETURNS
---   one number for each key
+--   one number per key
 
 local wait, active, completed, failed, delayed, prioritized, waiting_children, paused =
   unpack(KEYS)

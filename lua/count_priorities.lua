@@ -1,13 +1,13 @@
--- count_priorities: count the jobs that wait for their turn with each of some priorities.
+-- count_priorities: count the waiting jobs of each given priority.
 --
 -- KEYS
---   wait          list   jobs without a priority
---   paused        list   the same while the queue is paused
---   prioritized   zset   jobs with one
+--   wait          list   waiting jobs without a priority
+--   paused        list   waiting jobs while the queue is paused
+--   prioritized   zset   waiting jobs with a priority
 -- ARGV
 --   priorities           msgpack array
 -- RETURNS
---   one number for each priority
+--   one number per priority
 
 local wait, paused, prioritized = unpack(KEYS)
 local priorities = unpack(ARGV)

@@ -1,63 +1,64 @@
--- cycle: end jobs that a worker has run, and take others; many of each in one call.
+-- cycle: store the outcomes of jobs that a worker ran, and fetch new jobs; many of each per call.
 --
 -- KEYS
---   meta               hash     settings of the queue
---   wait               list     jobs that may run, taken from the tail
---   active             list     jobs that run, newest at the head
---   delayed            zset     jobs that may run later
---   completed          zset     jobs that are done
---   stalled            set      active jobs whose worker has not been heard of
+--   meta               hash     queue settings
+--   wait               list     waiting jobs, taken from the tail
+--   active             list     running jobs, newest at the head
+--   delayed            zset     delayed jobs, by due time
+--   completed          zset     completed jobs
+--   stalled            set      active jobs whose lock was not renewed since the last sweep
 --   marker             zset     wakes workers
---   events             stream   what happened
---   memo               string   token and codes of the last call of this sequence that ended jobs
---                               (the token alone: all were 0)
+--   events             stream   queue events
+--   memo               string   token and codes of the last call in this sequence that finished
+--                               jobs (only the token if all codes were 0)
 -- ARGV
---   prefix                      start of every key of this queue
+--   prefix                      queue key prefix
 --   now                         ms
---   want                        how many jobs to take at the most
---   token                       value of the locks of the jobs that are taken
+--   want                        maximum number of jobs to fetch
+--   token                       token for the locks of the fetched jobs
 --   lock_life                   ms
---   worker                      name that is noted in the jobs; "": none
---   settings                    msgpack array of what few workers have; "": 0 in all places
---                                 the worker's own limit of starts per window; 0: none
---                                 ms; the window's length by the worker's option, 0: it has none
---                                 how many minutes of metrics are kept; 0: none are taken
---                                 1 if completed jobs were counted in this minute before, else 0
---                                 and of jobs that have stalled: ms by which they are delayed, by
---                                 how many more each further one, and 0 if none may be taken
---   outcomes                    msgpack array; "": all outcomes are plain, and all jobs are kept
---                                 what became of jobs that are not plain: map of the place of an
---                                 outcome (from 1) to an array: see settle_outcomes
---                                 how the plain ones are kept
---                               keep is {count, age in s, limit}; -1 in a place: no such bound
---   ...                         the plain outcomes, in the places that are left, of each id, token,
---                               value. Its job is completed and kept, and was new when a call with
---                               the same `worker` took it: it had six fields and no others, or two
---                               more that name its parent
+--   worker                      name to store in the jobs, or ""
+--   settings                    msgpack array of less common settings, or "" if all are 0
+--                                 the worker's own limit of starts per window, or 0
+--                                 ms; window length from the worker's option, or 0
+--                                 minutes of metrics to keep, or 0 for no metrics
+--                                 1 if completed jobs were already counted in this minute, else 0
+--                                 optional, for stalled jobs: ms to delay the first (500), ms more
+--                                 for each further one (20), and 0 to fetch none (otherwise one)
+--   outcomes                    msgpack array, or "" if all outcomes are plain and all jobs are
+--                               kept
+--                                 other outcomes: map of an outcome's position (from 1) to an
+--                                 array, see settle_outcomes
+--                                 keep of the plain ones
+--                               keep is {count, age in s, limit}, each -1 for no bound
+--   ...                         id, token, value of each plain outcome, in the other positions.
+--                               Its job is completed and kept, and was new when a call with the
+--                               same `worker` fetched it: it had only six fields, or two more
+--                               that name its parent
 -- RETURNS
---   one array, and others in it only where they are needed: each costs as much as a command
---   limited                     ms until jobs may start again; 0: they may
---   next_due                    ms when the next delayed job is due, if none was taken; 0: unknown
---   full                        1 if no job was taken because Redis is out of memory, else 0
---   codes                       0 if every outcome was written; else an array of the code of each:
---                               0; 1 if it failed, because it was cancelled, and was to run again;
---                               or why it was refused: -1 no such job, -2 no lock, -3 not
---                               active, -4 children pending, -6 another's lock, -9 children
---                               failed, -10 something in Redis prevents it, -11 this user may not,
---                               or the queue itself is broken: another try may do it; the job is
---                               still active and locked by its token
---   reasons                     for each code 1 why it was cancelled, for each code -10 or -11 what
---                               Redis said, in turn; 0: none is
---   passed_over                 0; or an array: how many jobs were delayed because they have
---                               stalled, and the ids that waited and are none of a job
---   jobs                        of each job taken its id, and then the values of its six fields if
---                               it is new and has no others; the number 1, these six and the key of
---                               its parent if it is new and a child; else an array of those of all
---                               fields
+--   one flat array; nested arrays only if needed, since each costs as much as a command
+--   limited                     ms until jobs may start again, or 0 if they may
+--   next_due                    ms when the next delayed job is due if none was fetched, or 0 if
+--                               unknown
+--   full                        1 if no job was fetched because Redis is out of memory, else 0
+--   codes                       0 if every outcome was stored; else an array with one code each: 0
+--                               stored; 1 it was cancelled, and failed instead of running again; or
+--                               the reason for refusing: -1 no such job, -2 no lock, -3 not active,
+--                               -4 children pending, -6 another worker's lock, -9 children failed,
+--                               -10 Redis rejected the write, -11 this user may not, or a key of
+--                               the queue has the wrong type. After -10 and -11 the job is still
+--                               active and locked by its token. After -11, a retry may work
+--   reasons                     0, or an array: the cancel reason for each code 1, Redis's error
+--                               for each code -10 or -11, in order
+--   passed_over                 0, or an array: number of jobs delayed because they stalled, then
+--                               the waiting ids that do not belong to a job
+--   jobs                        the id of each fetched job, then its six field values if it is new
+--                               and has no others; or the number 1, these six and its parent's key
+--                               if it is a new child; or an array of all field values
 -- EFFECTS
---   as those of BullMQ 6 for each job alone, one after the other. Whatever command is refused, no
---   job is lost: it is put into its new list or set before it leaves the old one, or is put back.
---   Jobs are taken up to about 2 MB, the first whatever its size. One whose id is not UTF-8 fails
+--   as in BullMQ 6 for each job in turn. No job is lost if a command is refused: it enters its new
+--   list or set before it leaves the old one, or is put back. Jobs are fetched up to about 2 MB,
+--   the first regardless of its size. A job whose id is not UTF-8 fails
 
 local meta, wait, active, delayed, completed, stalled, marker, events, memo = unpack(KEYS)
 local prefix, now, want, token, lock_life, worker, settings, outcomes = unpack(ARGV)
@@ -66,10 +67,10 @@ local prefix, now, want, token, lock_life, worker, settings, outcomes = unpack(A
 --- @include "queue_state"
 --- @include "refusal"
 
--- Every function is built anew on every run, for 500 instructions and 400 for each outer local that
--- it reads: so what few calls need is built where they need it. Numbers are written as the text
--- that they came as: Redis prints each number of Lua's, for 2,700 instructions. A list that grows
--- from nothing costs 1,000 instructions more for each doubling of its length.
+-- Each run builds every function again, at 500 instructions plus 400 per upvalue, so rarely needed
+-- functions are built where they are used. Numbers stay text, because Redis needs 2,700
+-- instructions to format a Lua number. A table that grows from empty costs 1,000 more for each
+-- doubling.
 local redis = redis
 local queue = queue_state(meta, active, wait)
 local max_starts, window, data_points, has_begun, hold_for, hold_step, may_try = 0, 0, 0, 0
@@ -79,11 +80,11 @@ if settings ~= "" then
     unpack(cmsgpack.unpack(settings))
 end
 
--- First half: end jobs. --------------------------------------------------------------------------
+-- First half: store outcomes. --------------------------------------------------------------------
 
 local COMPLETED, DENIED = 1, -11
 local MEMO_LIFE, MOST_TRIMMED = "3600000", 100
-local ID, TOKEN, VALUE = 6, 7, 8 -- 3 * i beyond, in ARGV: those of the plain outcome i
+local ID, TOKEN, VALUE = 6, 7, 8 -- ARGV indexes of plain outcome i, minus 3 * i
 local plain, plain_count = ARGV, (#ARGV - VALUE) / 3
 local codes, reasons, full = 0, 0, 0
 local completions, failures, unfinished, held_up, any_delayed = 0, 0, 0, false, false
@@ -96,13 +97,13 @@ if outcomes ~= "" then
   others = other_count > 0 and others or nil
 end
 
--- The plain jobs, together; a job is plain only if all is as it was when it was taken. If anything
--- is refused, the jobs that it concerns are active again, and go with the others.
+-- Plain jobs, together. A job is plain only if nothing has changed since it was fetched. If a
+-- command is refused, its jobs become active again and are handled with the others.
 local ids, locks
 if plain_count > 0 then
   --- @include "event_limit"
 
-  -- Of the jobs that end here; `numbers` are theirs among the plain outcomes, if not 1, 2, 3 ...
+  -- The jobs that finish here; `numbers` are their indexes among the plain outcomes, nil for all.
   ids, locks = { nil, nil, nil, nil }, { nil, nil, nil, nil }
   local keys, numbers = { nil, nil, nil, nil }, nil
   local family = { nil, nil, nil, nil, nil, nil, nil, nil }
@@ -113,11 +114,11 @@ if plain_count > 0 then
     family[2 * i - 1], family[2 * i] = key .. ":dependencies", key .. ":unsuccessful"
   end
 
-  -- Nobody deletes fields of a job that runs: if it has as many as when it was taken, it has got no
-  -- others. (HLEN instead of HMGET: 2,600 instructions instead of 12,900.)
+  -- Fields of a running job are never deleted, so an unchanged count means no new fields. (HLEN
+  -- takes 2,600 instructions, HMGET 12,900.)
   local holders, size = redis.call("MGET", unpack(locks)), worker == "" and 8 or 9
   local has_children, place = redis.call("EXISTS", unpack(family)) > 0, 1
-  local parents, closer -- of each job the key of its parent, or false; nil: none has one
+  local parents, closer -- each job's parent key or false; nil if none has one
   for i = 1, plain_count do
     local is_plain = not has_children and holders[i] == plain[3 * i + TOKEN]
     local count = is_plain and redis.pcall("HLEN", keys[place])
@@ -146,8 +147,9 @@ if plain_count > 0 then
     end
   end
 
-  -- Whoever does not get our reply asks the memo, and the end of a job is told by one worker only.
-  -- It is the first to be written, for SET is refused when any write would be, as without memory.
+  -- A worker that loses the reply reads the memo, so that only one worker reports the outcome. The
+  -- memo is written first, because Redis refuses it whenever it would refuse any write, for example
+  -- without memory.
   is_noted = place > 1 and not refusal(redis.pcall("PSETEX", memo, MEMO_LIFE, token))
   if is_noted
     and not refusal(redis.pcall("XTRIM", events, "MAXLEN", "~", event_limit(meta, queue))) then
@@ -219,7 +221,7 @@ if plain_count > 0 then
     local most, age = unpack(keep)
     if most > 0 or age >= 0 then
       --- @include "trim_finished"
-      -- What is left over is removed by the next one.
+      -- The next call removes the rest.
       pcall(trim_finished, prefix, completed, keep, nil, tonumber(now), MOST_TRIMMED)
     end
   end
@@ -244,7 +246,6 @@ if plain_count > 0 then
   end
 end
 
--- The others, one by one.
 local plain_ended = completions
 if others then
   --- @include "queue_keys"
@@ -252,7 +253,7 @@ if others then
   local count = plain_count + other_count
   codes = type(codes) == "table" and codes or {}
   if is_noted then
-    -- If Redis refuses everything else, the call ends there, and this is what is known.
+    -- If Redis refuses everything else, the call stops there and the memo has these codes.
     local known = {}
     for place = 1, completions > 0 and count or 0 do
       known[place] = codes[place] or DENIED
@@ -267,8 +268,9 @@ if others then
   reasons = #settled.reasons > 0 and settled.reasons or 0
   held_up, unfinished = settled.held_up, settled.unfinished
 end
-if plain_ended > 0 then -- as late as that: an outcome that is sent twice finds its job locked
-  redis.pcall("DEL", unpack(locks, 1, plain_ended)) -- or they expire
+-- Delete locks last: a duplicate outcome in this call must find its job locked.
+if plain_ended > 0 then
+  redis.pcall("DEL", unpack(locks, 1, plain_ended)) -- if refused, they expire
   redis.pcall("SREM", stalled, unpack(ids, 1, plain_ended))
 end
 
@@ -289,11 +291,11 @@ if data_points > 0 then
   end
 end
 
--- Second half: take jobs. ------------------------------------------------------------------------
+-- Second half: fetch jobs. -----------------------------------------------------------------------
 
 local MOST_BYTES, MOST_PROMOTED = 2000000, 100
 local FIRST_HOLD, FIRST_STEP = 500, 20 -- ms
-local HEAD, NEW, NEW_CHILD = 6, 6, 8 -- values of the reply before the jobs; fields of new ones
+local HEAD, NEW, NEW_CHILD = 6, 6, 8 -- reply values before the jobs; field counts of new jobs
 local limited, next_due, passed_over = 0, 0, 0
 local reply = { nil, nil, nil, nil, nil, nil, nil, nil, nil, nil, nil, nil, nil }
 local taken = 0
@@ -310,8 +312,8 @@ if want > 0 and full == 0 then
     due_score = redis.call("ZRANGE", delayed, "0", "0", "WITHSCORES")[2]
   end
 
-  -- A job that asks its queue to wait is not taken again by the same call, limits or not; and the
-  -- slot of one that its children keep from being completed is not free yet.
+  -- A job that asked its queue to wait must not be fetched again by the same call. A job whose
+  -- children block its completion still uses its slot.
   local most, starts = want - unfinished, queue.max_starts or max_starts
   if queue.blocked or held_up then
     most = 0
@@ -325,11 +327,11 @@ if want > 0 and full == 0 then
     most = math.min(most, startable)
   end
 
-  -- The ids that wait: those of the list, of which the last is the first, and then by priority.
+  -- Waiting ids: the list from its tail, then by priority.
   local listed, ranked, listed_count, count = nil, nil, 0, 0
   if most > 0 then
     listed = redis.call("LRANGE", wait, most == 1 and "-1" or string.format("%d", -most), "-1")
-    if string.sub(listed[most] or "", 1, 2) == "0:" then -- a marker of an ancient version
+    if string.sub(listed[most] or "", 1, 2) == "0:" then -- marker of an old version
       listed = redis.call("LRANGE", wait, -most - 1, "-1")
     end
     listed_count, count = #listed, #listed
@@ -339,9 +341,8 @@ if want > 0 and full == 0 then
     end
   end
 
-  -- Read the jobs and lock them. Most are new: they have six fields, and so, if these are the six
-  -- that all jobs have, no others. A new child has two more. The fields are as read_job has them,
-  -- which begins with these.
+  -- Read the jobs and lock them. Most are new: they have exactly the six fields that every job has.
+  -- A new child has two more. The order is that of read_job, which begins with these.
   local NAME, DATA, OPTS, TIMESTAMP, DELAY, PRIORITY, PARENT_KEY, PARENT = 1, 2, 3, 4, 5, 6, 7, 8
   local STARTS, DEFERRED_FAILURE, STALLS, STACKTRACE = 8, 9, 10, 14
   local ids, fields_of, seen, odd = { nil, nil, nil, nil }, nil, count > 1 and {}, nil
@@ -416,8 +417,8 @@ if want > 0 and full == 0 then
     end
   end
 
-  -- They are put into `active` before they leave where they waited; if that is refused, nothing has
-  -- changed. From here on a job is adopted by its lock.
+  -- Put jobs into `active` before they leave their old place; if that is refused, nothing has
+  -- changed. From here on, settle_cycle finds a job by its lock.
   listed_count = math.min(listed_count, count)
   if suspects then
     --- @include "put_off"
@@ -485,13 +486,14 @@ if want > 0 and full == 0 then
   end
 end
 
--- Wake others, and answer. -----------------------------------------------------------------------
+-- Wake workers and reply. ------------------------------------------------------------------------
 
-if any_delayed and taken == 0 then -- else the base marker is there, and the next fetch finds out
+-- Otherwise the base marker is set, and the next fetch finds the delayed job.
+if any_delayed and taken == 0 then
   --- @include "mark_delay"
   pcall(mark_delay, marker, delayed)
 end
--- Nobody is told that the queue is drained while it is paused, limited, or has delayed jobs.
+-- Do not emit `drained` while the queue is paused, rate-limited, or has delayed jobs.
 local fetched = want > 0 and full == 0
   and (taken > 0 or limited > 0 or queue.blocked or next_due > 0 or passed_over ~= 0)
 if completions + failures > 0 and not fetched

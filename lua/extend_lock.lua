@@ -1,10 +1,10 @@
--- extend_lock: renew the lock of one job, also while its slot is on two nodes of a Cluster.
+-- extend_lock: renew one job's lock, even while its Cluster slot is being migrated.
 --
 -- KEYS
---   lock       string   the token of whoever runs the job
+--   lock       string   token of the worker that runs the job
 -- ARGV
---   token               what it is if this worker runs it
---   duration            life of the lock from now, ms
+--   token               this worker's token
+--   duration            ms from now until the lock expires
 -- RETURNS
 --   1 if this worker holds the lock, else 0
 -- EFFECTS

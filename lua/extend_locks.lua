@@ -1,14 +1,14 @@
--- extend_locks: renew the locks of the jobs that a worker is running.
+-- extend_locks: renew the locks of a worker's running jobs.
 --
 -- KEYS
 --   stalled   set   ids that the next sweep gives to another worker if their lock is gone
 -- ARGV
---   prefix          start of every key of this queue
+--   prefix          queue key prefix
 --   held            msgpack array: job_id, token, job_id, token, ...
---   duration        life of a lock from now, ms
+--   duration        ms from now until a lock expires
 -- RETURNS
---   lost            the ids whose lock this worker holds no more
---   cancelled       of the others, those that were cancelled: job_id, reason, job_id, reason, ...
+--   lost            ids whose lock this worker no longer holds
+--   cancelled       of the others, the cancelled ones: job_id, reason, job_id, reason, ...
 -- EFFECTS
 --   each lock still held lives `duration` from now; its id leaves `stalled`
 
@@ -42,7 +42,7 @@ for first = 1, #jobs, 2000 do
     end
   end
   if #renewed > 0 then
-    typed(redis.pcall("SREM", stalled, unpack(renewed))) -- what is no set is dropped by a sweep
+    typed(redis.pcall("SREM", stalled, unpack(renewed))) -- a sweep deletes a key of another type
   end
 end
 return { lost, cancelled }

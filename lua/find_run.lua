@@ -1,14 +1,14 @@
--- find_run: find the first of some runs of a job scheduler that is still stored, and how it went.
+-- find_run: find the newest run of a job scheduler that is still stored, and its state.
 --
 -- KEYS
---   completed   zset   jobs that are done
---   failed      zset   jobs that failed for good
+--   completed   zset   completed jobs
+--   failed      zset   failed jobs
 -- ARGV
---   prefix             start of every key of this queue
---   ids                msgpack array: ids of the runs, the newest first
+--   prefix             queue key prefix
+--   ids                msgpack array: run ids, newest first
 -- RETURNS
---   id, state, started, finished; nothing if none of them is stored. `state` is completed, failed,
---   active or waiting; what is not known is empty
+--   id, state, started, finished; empty if none is stored. `state` is completed, failed, active or
+--   waiting. Unknown values are ""
 
 local completed, failed = unpack(KEYS)
 local prefix, ids = unpack(ARGV)

@@ -1,14 +1,14 @@
--- get_ending: find out whether and how a job has ended.
+-- get_ending: return whether a job has finished, and its outcome.
 --
 -- KEYS
 --   job         hash   the job
---   completed   zset   jobs that are done
---   failed      zset   jobs that failed for good
+--   completed   zset   completed jobs
+--   failed      zset   failed jobs
 -- ARGV
 --   job_id
 -- RETURNS
---   state              0 not yet, 1 completed, 2 failed, -1 there is no such job
---   outcome            its value (JSON) or the reason of its failure; "" if it has none
+--   state              0 not finished, 1 completed, 2 failed, -1 no such job
+--   outcome            its result (JSON) or failure reason, or ""
 
 local job, completed, failed = unpack(KEYS)
 local job_id = unpack(ARGV)

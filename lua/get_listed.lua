@@ -1,17 +1,17 @@
--- get_listed: read a range of the jobs in one list, or in two that are one after the other.
+-- get_listed: read a range of jobs from one list, or from two consecutive lists.
 --
 -- KEYS
---   newer    list   of its jobs the one at the tail is the oldest
---   older    list   jobs that are older than all of those; need not exist
+--   newer    list   jobs, oldest at the tail
+--   older    list   older jobs, may not exist
 -- ARGV
---   prefix          start of every key of this queue
---   start           place of the first job
---   stop            and of the last; a negative one counts from the end
---   oldest_first    "1", or "0": the newest first
---   size            bytes after which no more jobs are read
+--   prefix          queue key prefix
+--   start           index of the first job
+--   stop            index of the last; negative counts from the end
+--   oldest_first    "1", or "0" for newest first
+--   size            stop reading jobs after this many bytes
 -- RETURNS
---   looked_at       how many places were looked at: not all, if the jobs have many bytes
---   jobs            id, fields, id, fields, ... of the jobs there; ids without a job are left out
+--   looked_at       number of indexes checked; fewer than requested if the jobs are large
+--   jobs            id, fields, id, fields, ...; ids without a job are skipped
 
 local newer, older = unpack(KEYS)
 local prefix, start, stop, oldest_first, size = unpack(ARGV)

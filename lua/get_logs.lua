@@ -1,14 +1,14 @@
 -- get_logs: read lines of a job's log.
 --
 -- KEYS
---   logs           list   its lines, oldest first
+--   logs           list   log lines, oldest first
 -- ARGV
---   start                 place of the first line
---   stop                  and of the last; a negative one counts from the end
---   oldest_first          "1", or "0": the newest first
+--   start                 index of the first line
+--   stop                  index of the last; negative counts from the end
+--   oldest_first          "1", or "0" for newest first
 -- RETURNS
---   lines                 in order
---   count                 of all lines
+--   lines                 in the requested order
+--   count                 number of all lines
 
 local logs = unpack(KEYS)
 local start, stop, oldest_first = unpack(ARGV)

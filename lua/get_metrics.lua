@@ -1,15 +1,15 @@
--- get_metrics: read how many jobs ended in each minute.
+-- get_metrics: read how many jobs finished in each minute.
 --
 -- KEYS
---   metrics       hash   how many in all
---   points        list   how many in each minute, newest first
+--   metrics       hash   totals
+--   points        list   counts per minute, newest first
 -- ARGV
---   start                place of the first minute
---   stop                 and of the last
+--   start                index of the first minute
+--   stop                 index of the last
 -- RETURNS
 --   totals               count, prevTS, prevCount
 --   points
---   count                of all points
+--   count                number of all points
 
 local metrics, points = unpack(KEYS)
 local start, stop = unpack(ARGV)

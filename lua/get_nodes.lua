@@ -1,23 +1,23 @@
--- get_nodes: read jobs of one queue as nodes of a tree: with their states, and counts of children.
+-- get_nodes: read jobs of one queue as tree nodes, with state and child count.
 --
 -- KEYS
---   completed          zset   jobs that are done
---   failed             zset   jobs that failed for good
---   delayed            zset   jobs that may run later
---   prioritized        zset   jobs that may run, by priority
---   waiting_children   zset   parents that wait for their children
---   active             list   jobs that run
---   wait               list   jobs that may run
---   paused             list   the same while the queue is paused
+--   completed          zset   completed jobs
+--   failed             zset   failed jobs
+--   delayed            zset   delayed jobs, by due time
+--   prioritized        zset   waiting jobs with a priority
+--   waiting_children   zset   parents waiting for their children
+--   active             list   running jobs
+--   wait               list   waiting jobs
+--   paused             list   waiting jobs while the queue is paused
 -- ARGV
---   prefix                    start of every key of this queue
---   size                      bytes after which no more jobs are read
---   longest                   of a list with more members than this, none is looked for: a job that
---                             is locked runs, and one that is nowhere else waits
---   jobs                      msgpack array: id, key of the parent ("" if none), id, key, ...
+--   prefix                    queue key prefix
+--   size                      stop reading jobs after this many bytes
+--   longest                   maximum length of a list to search. With a longer list, a locked job
+--                             counts as active, and a job found nowhere else as waiting
+--   jobs                      msgpack array: id, parent key or "", id, parent key, ...
 -- RETURNS
---   for each job, or the first of them: its state, its fields, how many children it has, and 1 if
---   the job is gone, or does not name this parent: state and fields are then what its parent knows
+--   for each job, until `size` is reached: state, fields, number of children, and 1 if the job is
+--   gone or does not name this parent. State and fields are then what the parent has stored
 
 local completed, failed, delayed, prioritized, waiting_children, active, wait, paused =
   unpack(KEYS)
@@ -25,7 +25,7 @@ local prefix, size, longest, jobs = unpack(ARGV)
 
 size, longest, jobs = tonumber(size), tonumber(longest), cmsgpack.unpack(jobs)
 
--- The members of lists as a set; nil if there are too many.
+-- Return the members of lists as a set, or nil if a list is too long.
 local function members(...)
   local found = {}
   for _, list in ipairs({ ... }) do
@@ -67,7 +67,7 @@ local function count(command, key)
   return type(found) == "number" and found or 0
 end
 
--- All children, but not the member that says that more will come.
+-- Count all children, except the placeholder for children to come.
 local function count_children(key)
   local held = redis.pcall("SISMEMBER", key .. ":dependencies", key .. ":tb:flow") == 1
   return count("HLEN", key .. ":processed") + count("HLEN", key .. ":failed")

@@ -1,12 +1,12 @@
--- get_records: read what our workers say about themselves.
+-- get_records: read the status records of taskbull workers.
 --
 -- KEYS
---   workers   zset   ids of workers, by the ms when they were last seen
+--   workers   zset   worker ids, by the ms when they were last seen
 -- ARGV
---   prefix           start of every key of this queue
---   most             how many workers are looked at, those that were seen last
+--   prefix           queue key prefix
+--   most             maximum number of workers, the most recently seen first
 -- RETURNS
---   id, last seen, record, ... of each: "" where the record is gone, or has more than 4 kB
+--   id, last seen, record, ...; the record is "" if it is gone or larger than 4 kB
 
 local workers = unpack(KEYS)
 local prefix, most = unpack(ARGV)

@@ -1,17 +1,17 @@
--- get_schedulers: read one job scheduler, or a page of them, in no order.
+-- get_schedulers: read one job scheduler, or a page of them in no order.
 --
 -- KEYS
---   schedulers    zset   job schedulers, by the ms of the run that comes next
+--   schedulers    zset   job schedulers, by the ms of their next run
 -- ARGV
---   prefix               start of every key of this queue
---   id                   the only one to read; "": a page
+--   prefix               queue key prefix
+--   id                   the only one to read, or "" for a page
 --   cursor               where the page begins, 0 at first
---   size                 about how many schedulers of the page are looked at
---   declared_by          only those that this app declares; "": all
+--   size                 approximate number of schedulers to check
+--   declared_by          only schedulers that this app declares, or "" for all
 -- RETURNS
---   the cursor of the next page, "0" if there is none; then for each scheduler its id, its score,
---   all fields of its hash, and `ats` and `opts` of the run at its score, as far as it is there.
---   One that stays there while the pages are read is in one of them, or in several
+--   the cursor of the next page ("0" after the last), then for each scheduler: id, score, all
+--   fields of its hash, and `ats` and `opts` of the run at its score, if it exists. A scheduler
+--   that exists throughout appears in at least one page
 
 local schedulers = unpack(KEYS)
 local prefix, id, cursor, size, declared_by = unpack(ARGV)

@@ -1,16 +1,16 @@
--- get_sorted: read a range of the jobs in a sorted set.
+-- get_sorted: read a range of jobs from a sorted set.
 --
 -- KEYS
---   set        zset   the set of a state
+--   set        zset   sorted set of one state
 -- ARGV
---   prefix            start of every key of this queue
---   start             place of the first job
---   stop              and of the last; a negative one counts from the end
---   lowest_first      "1", or "0": the highest score first
---   size              bytes after which no more jobs are read
+--   prefix            queue key prefix
+--   start             index of the first job
+--   stop              index of the last; negative counts from the end
+--   lowest_first      "1", or "0" for highest score first
+--   size              stop reading jobs after this many bytes
 -- RETURNS
---   looked_at         how many places were looked at: not all, if the jobs have many bytes
---   jobs              id, fields, id, fields, ... of the jobs there; ids without a job are left out
+--   looked_at         number of indexes checked; fewer than requested if the jobs are large
+--   jobs              id, fields, id, fields, ...; ids without a job are skipped
 
 local set = unpack(KEYS)
 local prefix, start, stop, lowest_first, size = unpack(ARGV)

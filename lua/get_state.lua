@@ -1,18 +1,18 @@
--- get_state: find out in which state a job is.
+-- get_state: return a job's state.
 --
 -- KEYS
---   completed          zset   jobs that are done
---   failed             zset   jobs that failed for good
---   delayed            zset   jobs that may run later
---   prioritized        zset   jobs that may run, by priority
---   waiting_children   zset   parents that wait for their children
---   active             list   jobs that run
---   wait               list   jobs that may run
---   paused             list   the same while the queue is paused
+--   completed          zset   completed jobs
+--   failed             zset   failed jobs
+--   delayed            zset   delayed jobs, by due time
+--   prioritized        zset   waiting jobs with a priority
+--   waiting_children   zset   parents waiting for their children
+--   active             list   running jobs
+--   wait               list   waiting jobs
+--   paused             list   waiting jobs while the queue is paused
 -- ARGV
 --   job_id
 -- RETURNS
---   the state's name; unknown if the job is nowhere
+--   the state's name, or unknown if the job is nowhere
 
 local completed, failed, delayed, prioritized, waiting_children, active, wait, paused =
   unpack(KEYS)

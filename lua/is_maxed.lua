@@ -1,8 +1,8 @@
--- is_maxed: tell whether as many jobs run as the queue's global concurrency allows.
+-- is_maxed: return whether the queue's global concurrency limit is reached.
 --
 -- KEYS
---   active   list   jobs that run
---   meta     hash   settings of the queue
+--   active   list   running jobs
+--   meta     hash   queue settings
 -- RETURNS
 --   1 or 0
 

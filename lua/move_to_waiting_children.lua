@@ -1,20 +1,21 @@
--- move_to_waiting_children: let a running job wait until its children have ended.
+-- move_to_waiting_children: make a running job wait until its children have finished.
 --
 -- KEYS
 --   job                hash     the job
---   active             list     jobs that run
---   waiting_children   zset     parents that wait for their children
---   stalled            set      active jobs whose worker has not been heard of
---   meta               hash     settings of the queue
---   events             stream   what happened
+--   active             list     running jobs
+--   waiting_children   zset     parents waiting for their children
+--   stalled            set      active jobs whose lock was not renewed since the last sweep
+--   meta               hash     queue settings
+--   events             stream   queue events
 -- ARGV
 --   job_id
---   token                       of the job's lock; "0": do not ask
+--   token                       token of the job's lock, or "0" to skip the check
 --   now                         ms
---   child                       key of the child that it waits for; "": any
+--   child                       child key to wait for, or "" for any child
 -- RETURNS
---   0 if it waits now, 1 if there is nothing to wait for; -1 if there is no such job, -2 and -6 if
---   its lock is gone or another's, -3 if it is not active, -9 if a child has failed it
+--   0 if it waits now, 1 if there is nothing to wait for, -1 if there is no such job, -2 if its
+--   lock is gone, -6 if another worker holds it, -3 if it is not active, -9 if a failed child fails
+--   it
 
 local job, active, waiting_children, stalled, meta, events = unpack(KEYS)
 local job_id, token, now, child = unpack(ARGV)
@@ -42,7 +43,7 @@ end
 if not redis.call("LPOS", active, job_id) then
   return -3
 end
-redis.call("LREM", active, 1, "") -- raises if it could not leave `active` below
+redis.call("LREM", active, 1, "") -- raises if LREM below would be refused
 redis.call("ZADD", waiting_children, now, job_id)
 redis.call("LREM", active, -1, job_id)
 if token ~= "0" then

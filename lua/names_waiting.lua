@@ -1,15 +1,15 @@
--- names_waiting: look at some of the jobs that a worker will take, and give their names.
+-- names_waiting: return the names of some jobs that a worker will fetch next.
 --
 -- KEYS
---   wait          list   jobs that may run, taken from the tail
---   paused        list   the same while the queue is paused
---   prioritized   zset   jobs that may run, by priority
---   delayed       zset   jobs that may run later
+--   wait          list   waiting jobs, taken from the tail
+--   paused        list   waiting jobs while the queue is paused
+--   prioritized   zset   waiting jobs with a priority
+--   delayed       zset   delayed jobs, by due time
 -- ARGV
---   prefix               start of every key of this queue
---   most                 how many jobs of each are looked at: those that come next
+--   prefix               queue key prefix
+--   most                 how many of the next jobs to check in each list or set
 -- RETURNS
---   the names, each once
+--   unique names
 
 local wait, paused, prioritized, delayed = unpack(KEYS)
 local prefix, most = unpack(ARGV)

@@ -1,13 +1,13 @@
--- note_errors: count failed attempts by what they have in common.
+-- note_errors: count failed attempts by error fingerprint.
 --
 -- KEYS
---   errors   hash   counts by fingerprint, and by `<fingerprint>:a` what it stands for
+--   errors   hash   counts by fingerprint, and its description by `<fingerprint>:a`
 -- ARGV
---   counted         msgpack array: fingerprint, count, what it stands for, ...
---   most            how many fingerprints are kept apart
---   life            for how many ms from now all of them are kept
+--   counted         msgpack array: fingerprint, count, description, ...
+--   most            maximum number of fingerprints to store
+--   life            ms from now to keep them all
 -- EFFECTS
---   each is counted; what is new beyond `most` is counted as `other`
+--   all are counted; new fingerprints beyond `most` are counted as `other`
 
 local errors = unpack(KEYS)
 local counted, most, life = unpack(ARGV)

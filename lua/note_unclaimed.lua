@@ -1,16 +1,17 @@
--- note_unclaimed: note that a worker has no task for a job, and tell for how long that is known.
+-- note_unclaimed: note that a worker has no task for a job; return the ms since the first note.
 --
 -- KEYS
 --   job     hash   the job
 -- ARGV
 --   now            ms
---   patience       ms after which the job is given up
---   pause          ms without a note after which the time counts from now: it was claimed meanwhile
+--   patience       ms until the worker gives up the job
+--   pause          restart the time after this many ms without a note, because a worker claimed the
+--                  job
 -- RETURNS
---   for how many ms that is known by now; -1 if there is no such job
+--   ms since the first note, or -1 if there is no such job
 -- EFFECTS
---   the field tbun has the first and the last note, or is gone when the patience is over: a job
---   that is retried by hand then waits as long again
+--   the field `tbun` has the time of the first and last note. It is deleted after `patience`, so
+--   that a job retried by hand waits as long again
 
 local job = unpack(KEYS)
 local now, patience, pause = unpack(ARGV)

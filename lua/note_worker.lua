@@ -1,17 +1,17 @@
--- note_worker: write down that a worker serves this queue, and what it is doing.
+-- note_worker: record that a worker serves this queue, and its status.
 --
 -- KEYS
---   workers   zset     ids of workers, by the ms when they were last seen
---   about     string   what this worker says about itself
+--   workers   zset     worker ids, by the ms when they were last seen
+--   about     string   the worker's status record
 -- ARGV
 --   worker_id
 --   now                ms
---   record             JSON; "": it is gone
---   life               for how many ms the record holds
---   memory             for how many ms a worker that is gone is remembered
+--   record             JSON, or "" if the worker has stopped
+--   life               ms until the record expires
+--   memory             ms to remember a worker that is gone
 -- EFFECTS
---   the worker is in `workers` as seen now, and `about` lives for `life`, or is gone; workers that
---   were not seen for longer than `memory`, and those beyond 1,000, are forgotten
+--   `workers` has the worker as seen now. `about` lives for `life`, or is deleted. Workers not seen
+--   for longer than `memory`, and those beyond 1,000, are forgotten
 
 local workers, about = unpack(KEYS)
 local worker_id, now, record, life, memory = unpack(ARGV)

@@ -1,20 +1,20 @@
--- pause: let no worker take a job until the queue is resumed.
+-- pause: stop workers from fetching jobs until the queue is resumed.
 --
 -- KEYS
---   wait       list     jobs that may run, taken from the tail
---   paused     list     where they are while the queue is paused, if BullMQ 5 may be around
---   active     list     jobs that run
---   meta       hash     settings of the queue
---   events     stream   what happened
+--   wait       list     waiting jobs, taken from the tail
+--   paused     list     waiting jobs while the queue is paused, if BullMQ 5 may use it
+--   active     list     running jobs
+--   meta       hash     queue settings
+--   events     stream   queue events
 --   marker     zset     wakes workers
 -- ARGV
---   begin               "1": pause; "0": the queue is paused, go on moving jobs
---   size                how many jobs to move at the most
+--   begin               "1" to pause, or "0" to continue moving jobs of a paused queue
+--   size                maximum number of jobs to move
 -- RETURNS
---   1 if jobs remain to be moved, else 0
+--   1 if more jobs must be moved, else 0
 -- EFFECTS
---   running jobs go on; waiting jobs are moved to `paused`, behind what is there, unless the queue
---   belongs to BullMQ 6
+--   running jobs continue. Waiting jobs are moved to `paused`, behind those already there, unless
+--   the queue belongs to BullMQ 6
 
 local wait, paused, active, meta, events, marker = unpack(KEYS)
 local begin, size = unpack(ARGV)

@@ -1,15 +1,15 @@
--- peek_active: see who runs which jobs, and for how long their locks live.
+-- peek_active: list running jobs with their workers and lock lifetimes.
 --
 -- KEYS
---   active   list   jobs that run; the one at the tail is the oldest
+--   active   list   running jobs, oldest at the tail
 -- ARGV
---   prefix          start of every key of this queue
---   start           place of the first job, counted from the oldest
---   stop            and of the last
---   longest         bytes of a field after which it is cut
+--   prefix          queue key prefix
+--   start           index of the first job, counted from the oldest
+--   stop            index of the last
+--   longest         bytes to keep of each field
 -- RETURNS
---   id, name, worker, started, lock, ... of each job: `lock` is the life of its lock in ms, -1 for
---   ever, -2 if it has none; what is not known is empty
+--   id, name, worker, started, lock, ... of each job. `lock` is its remaining ms, -1 if it never
+--   expires, -2 if there is none. Unknown values are ""
 
 local active = unpack(KEYS)
 local prefix, start, stop, longest = unpack(ARGV)

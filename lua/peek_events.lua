@@ -1,24 +1,24 @@
--- peek_events: find what the newest events of a queue tell about one job.
+-- peek_events: find one job among the queue's newest events.
 --
 -- KEYS
---   events     stream   what happened
+--   events     stream   queue events
 -- ARGV
 --   job_id
---   most                how many events are looked at
---   room                bytes of their values after which no more are
+--   most                maximum number of events to check
+--   room                stop after this many bytes of event values
 -- RETURNS
---   looked_at           how many events
---   done                1 if there are no older ones
---   found               id, event, prev ("" if it has none), ... the newest first
+--   looked_at           number of events checked
+--   done                1 if there are no older events
+--   found               id, event, prev or "", ... newest first
 
 local events = unpack(KEYS)
 local job_id, most, room = unpack(ARGV)
 
-local PIECE = 10 -- an event may carry a large result: few are read at once
+local PIECE = 10 -- small, because an event may carry a large result
 most, room = tonumber(most), tonumber(room)
 local looked_at, done, newest, found = 0, 0, "+", {}
 while looked_at < most and room > 0 and done == 0 do
-  -- A piece begins with the last of the one before: Redis 6.0 knows no ranges without their ends.
+  -- Each chunk starts with the last event of the previous one: Redis 6.0 has no exclusive ranges.
   local piece = redis.call("XREVRANGE", events, newest, "-", "COUNT", PIECE + 1)
   local first = newest == "+" and 1 or 2
   for i = first, #piece do

@@ -1,16 +1,16 @@
--- peek_failures: read what failed jobs have in common, and no more of them than that.
+-- peek_failures: read only the fields of failed jobs that are needed to group them.
 --
 -- KEYS
---   failed   zset   jobs that failed for good
+--   failed   zset   failed jobs
 -- ARGV
---   prefix          start of every key of this queue
---   ranks           msgpack array: places of jobs, counted from the newest; or {}
---   ids             msgpack array: ids of jobs, instead of places
---   longest         bytes of a field after which it is cut
---   room            bytes of large fields after which no more jobs are read
+--   prefix          queue key prefix
+--   ranks           msgpack array: job ranks, counted from the newest; or {}
+--   ids             msgpack array: job ids, instead of ranks
+--   longest         bytes to keep of each field
+--   room            stop reading jobs after this many bytes of large fields
 -- RETURNS
---   id, score, name, reason, finished, head, tail, ... of each job, or of the first of them: what
---   is not known is empty; `head` and `tail` are of the newest stack, as JSON has it
+--   id, score, name, reason, finished, head, tail, ... of each job, until `room` is used up.
+--   Unknown values are "". `head` and `tail` are from the newest stack, as encoded in JSON
 
 local failed = unpack(KEYS)
 local prefix, ranks, ids, longest, room = unpack(ARGV)

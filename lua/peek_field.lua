@@ -1,15 +1,15 @@
--- peek_field: read one end of a field of a job that is too large to be read whole.
+-- peek_field: read the first or last bytes of a job's large field.
 --
 -- KEYS
 --   job        hash   the job
 -- ARGV
 --   field
---   most              bytes that are wanted of it
---   from_end          "1": its last bytes, "0": its first
---   largest           bytes above which nothing is read: to cut, all of it has to be copied
+--   most              bytes to read
+--   from_end          "1" for the last bytes, "0" for the first
+--   largest           bytes above which nothing is read, because cutting copies the whole value
 -- RETURNS
---   size              of the field; 0 if there is none, or if the key is not a hash
---   piece             "" if it is too large
+--   size              of the field, or 0 if it is missing or the key is not a hash
+--   piece             "" if the field is too large
 
 local job = unpack(KEYS)
 local field, most, from_end, largest = unpack(ARGV)

@@ -1,18 +1,18 @@
--- peek_listed: see a page of the jobs in one list, or in two that are one after the other.
+-- peek_listed: show a page of jobs from one list, or from two consecutive lists.
 --
 -- KEYS
---   newer    list   of its jobs the one at the tail is the oldest
---   older    list   jobs that are older than all of those; need not exist
+--   newer    list   jobs, oldest at the tail
+--   older    list   older jobs, may not exist
 -- ARGV
---   prefix          start of every key of this queue
---   fields          msgpack array: name, most, ... as peek_job takes them
---   room            bytes of large fields that are read in all
---   start           place of the first job, counted from the next to run
---   limit           how many jobs at most
+--   prefix          queue key prefix
+--   fields          msgpack array: name, most, ... as for peek_job
+--   room            byte budget for large fields
+--   start           index of the first job, counted from the next to run
+--   limit           maximum number of jobs
 -- RETURNS
---   count           of all jobs there
---   jobs            id, score ("": a list has none), values and sizes of its fields (false: it is
---                   gone), ... of each job
+--   count           number of all jobs there
+--   jobs            id, score (always ""), values and sizes of its fields (false if it is gone),
+--                   ... of each job
 
 local newer, older = unpack(KEYS)
 local prefix, fields, room, start, limit = unpack(ARGV)

@@ -1,14 +1,14 @@
--- peek_logs: read the newest lines of a job's log, as many as fit, each of them cut.
+-- peek_logs: read the newest lines of a job's log, as many as fit, each cut to `longest`.
 --
 -- KEYS
---   logs       list   its lines, oldest first
+--   logs       list   log lines, oldest first
 -- ARGV
---   most              how many lines
---   longest           bytes after which a line is cut
---   room              bytes after which no more lines are read
+--   most              maximum number of lines
+--   longest           bytes to keep of each line
+--   room              stop reading lines after this many bytes
 -- RETURNS
---   count             of all lines
---   lines             line, size, ... the newest first
+--   count             number of all lines
+--   lines             line, size, ... newest first
 
 local logs = unpack(KEYS)
 local most, longest, room = unpack(ARGV)

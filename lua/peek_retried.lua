@@ -1,17 +1,18 @@
--- peek_retried: see why jobs that have not ended have failed before.
+-- peek_retried: show why unfinished jobs failed in earlier attempts.
 --
 -- KEYS
---   place      any    the jobs of a state that have not ended: a list, or a sorted set
+--   place      any    unfinished jobs of one state: a list or a sorted set
 -- ARGV
---   prefix            start of every key of this queue
---   start             place of the first job, counted from the next to run
---   most              how many jobs are looked at
---   longest           bytes of a field after which it is cut
---   room              bytes of stacks after which no more jobs are looked at
+--   prefix            queue key prefix
+--   start             index of the first job, counted from the next to run
+--   most              maximum number of jobs to check
+--   longest           bytes to keep of each field
+--   room              stop after this many bytes of stacks
 -- RETURNS
---   looked_at         how many jobs
---   jobs              id, name, reason, started, head, tail, ... of those that have failed: `head`
---                     and `tail` are of the newest stack, as JSON has it; what is unknown is empty
+--   looked_at         number of jobs checked
+--   jobs              id, name, reason, started, head, tail, ... of those that have failed. `head`
+--                     and `tail` are from the newest stack, as encoded in JSON. Unknown values are
+--                     ""
 
 local place = unpack(KEYS)
 local prefix, start, most, longest, room = unpack(ARGV)

@@ -1,19 +1,19 @@
--- peek_sorted: see a page of the jobs in a sorted set; pages do not slip when jobs come and go.
+-- peek_sorted: show a page of jobs from a sorted set; pages do not shift when jobs come and go.
 --
 -- KEYS
---   set        zset   the set of a state
+--   set        zset   sorted set of one state
 -- ARGV
---   prefix            start of every key of this queue
---   fields            msgpack array: name, most, ... as peek_job takes them
---   room              bytes of large fields that are read in all
---   newest_first      "1", or "0": the lowest score first
---   score             of the last job of the page before; "": this is the first page
---   id                of that job
---   bound             the score after which the page ends: "+inf", "-inf", or a number
---   limit             how many jobs at most
+--   prefix            queue key prefix
+--   fields            msgpack array: name, most, ... as for peek_job
+--   room              byte budget for large fields
+--   newest_first      "1", or "0" for lowest score first
+--   score             score of the previous page's last job, or "" for the first page
+--   id                that job's id
+--   bound             last score to show: "+inf", "-inf", or a number
+--   limit             maximum number of jobs
 -- RETURNS
---   count             of all jobs there
---   jobs              id, score, values and sizes of its fields (false: it is gone), ... of each
+--   count             number of all jobs there
+--   jobs              id, score, values and sizes of its fields (false if it is gone), ... of each
 
 local set = unpack(KEYS)
 local prefix, fields, room, newest_first, score, id, bound, limit = unpack(ARGV)

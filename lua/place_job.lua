@@ -1,28 +1,29 @@
--- place_job: see a job, in which state it is, and how many come before it.
+-- place_job: show a job, its state, and how many jobs are ahead of it.
 --
 -- KEYS
---   completed          zset     jobs that are done
---   failed             zset     jobs that failed for good
---   delayed            zset     jobs that may run later
---   prioritized        zset     jobs that may run, by priority
---   waiting_children   zset     parents that wait for their children
---   active             list     jobs that run
---   wait               list     jobs that may run
---   paused             list     the same while the queue is paused
---   counter            string   the last id that was given out
+--   completed          zset     completed jobs
+--   failed             zset     failed jobs
+--   delayed            zset     delayed jobs, by due time
+--   prioritized        zset     waiting jobs with a priority
+--   waiting_children   zset     parents waiting for their children
+--   active             list     running jobs
+--   wait               list     waiting jobs
+--   paused             list     waiting jobs while the queue is paused
+--   counter            string   last id assigned
 -- ARGV
---   prefix                      start of every key of this queue
+--   prefix                      queue key prefix
 --   job_id
---   fields                      msgpack array: name, most, ... as peek_job takes them
---   room                        bytes of large fields that are read in all
---   deepest                     how many members of a list are searched from each end
+--   fields                      msgpack array: name, most, ... as for peek_job
+--   room                        byte budget for large fields
+--   deepest                     number of list entries to search from each end
 -- RETURNS
---   state                       its name; unknown if the job is nowhere
---   score                       where its state is a sorted set, else ""
---   job                         values and sizes of its fields; false: there is none
---   lock                        the life of its lock in ms, as PTTL has it
+--   state                       its name, or unknown if the job is nowhere
+--   score                       if its state is a sorted set, else ""
+--   job                         values and sizes of its fields, or false if it does not exist
+--   lock                        remaining ms of its lock, as in PTTL
 --   children                    processed, unprocessed, ignored, failed
---   before                      how many jobs of its list or set come before it, -1 if none can
+--   before                      number of jobs ahead of it in its list or set, or -1 if not
+--                               applicable
 --   sure                        1 if that is exact, 0 if it is a guess
 --   counter                     "" if there is none
 

@@ -1,20 +1,20 @@
--- postpone_job: let a job that waits for its turn be due later.
+-- postpone_job: delay a waiting job.
 --
 -- KEYS
 --   job           hash     the job
---   wait          list     jobs that may run, taken from the tail
---   paused        list     the same while the queue is paused
---   prioritized   zset     jobs that may run, by priority
---   delayed       zset     jobs that may run later
---   meta          hash     settings of the queue
---   events        stream   what happened
+--   wait          list     waiting jobs, taken from the tail
+--   paused        list     waiting jobs while the queue is paused
+--   prioritized   zset     waiting jobs with a priority
+--   delayed       zset     delayed jobs, by due time
+--   meta          hash     queue settings
+--   events        stream   queue events
 --   marker        zset     wakes workers
 -- ARGV
 --   job_id
 --   due                    ms
 --   delay                  ms from now until then
 -- RETURNS
---   0, or -1 if there is no such job, -3 if it does not wait for its turn
+--   0, or -1 if there is no such job, -3 if it is not waiting
 
 local job, wait, paused, prioritized, delayed, meta, events, marker = unpack(KEYS)
 local job_id, due, delay = unpack(ARGV)
@@ -34,7 +34,7 @@ local list = redis.call("LPOS", wait, job_id) and wait
 if is_ranked then
   may_leave(prioritized)
 elseif list then
-  redis.call("LREM", list, 1, "") -- raises if the job could not leave the list below
+  redis.call("LREM", list, 1, "") -- raises if LREM below would be refused
 else
   return -3
 end

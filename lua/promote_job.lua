@@ -1,20 +1,20 @@
--- promote_job: let a delayed job run as soon as it is its turn.
+-- promote_job: move a delayed job to waiting immediately.
 --
 -- KEYS
---   delayed            zset     jobs that may run later
---   wait               list     jobs that may run, taken from the tail
---   paused             list     the same while the queue is paused
---   active             list     jobs that run
---   prioritized        zset     jobs that may run, by priority
---   priority_counter   string   keeps jobs of equal priority in order
---   meta               hash     settings of the queue
---   events             stream   what happened
+--   delayed            zset     delayed jobs, by due time
+--   wait               list     waiting jobs, taken from the tail
+--   paused             list     waiting jobs while the queue is paused
+--   active             list     running jobs
+--   prioritized        zset     waiting jobs with a priority
+--   priority_counter   string   orders jobs of equal priority
+--   meta               hash     queue settings
+--   events             stream   queue events
 --   marker             zset     wakes workers
 -- ARGV
---   prefix                      start of every key of this queue
+--   prefix                      queue key prefix
 --   job_id
 -- RETURNS
---   0, or -3 if the job is not delayed, -1 if only its id is left; it is removed
+--   0, or -3 if the job is not delayed, -1 if only its id was left, which is removed
 
 local delayed, wait, paused, active, prioritized, priority_counter, meta, events, marker =
   unpack(KEYS)

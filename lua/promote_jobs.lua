@@ -1,21 +1,21 @@
--- promote_jobs: let delayed jobs run at once, a piece at a time, those that are due first before.
+-- promote_jobs: move delayed jobs to waiting, a chunk per call, in order of their due time.
 --
 -- KEYS
---   delayed   zset     jobs that may run later
---   wait      list     jobs that may run, taken from the tail
---   paused    list     the same while the queue is paused
---   active    list     jobs that run
---   meta      hash     settings of the queue
---   events    stream   what happened
+--   delayed   zset     delayed jobs, by due time
+--   wait      list     waiting jobs, taken from the tail
+--   paused    list     waiting jobs while the queue is paused
+--   active    list     running jobs
+--   meta      hash     queue settings
+--   events    stream   queue events
 --   marker    zset     wakes workers
 -- ARGV
---   prefix             start of every key of this queue
---   size               how many to promote
+--   prefix             queue key prefix
+--   size               number to promote
 -- RETURNS
---   promoted           how many wait now
---   remaining          how many are still delayed
+--   promoted           number of jobs moved to waiting
+--   remaining          number of jobs still delayed
 -- EFFECTS
---   as BullMQ's: all go to the waiting list, whatever their priority. An id without a job is
+--   as in BullMQ, all go to the waiting list, regardless of priority. An id without a job is
 --   dropped
 
 local delayed, wait, paused, active, meta, events, marker = unpack(KEYS)

@@ -1,12 +1,12 @@
--- rate_limit_ttl: tell how long the queue starts no job because of its rate limit.
+-- rate_limit_ttl: return how long the rate limit stops the queue from starting jobs.
 --
 -- KEYS
---   limiter    string   jobs started in the current window
---   meta       hash     settings of the queue
+--   limiter    string   number of jobs started in the current window
+--   meta       hash     queue settings
 -- ARGV
---   max_jobs            limit of a worker; 0: it has none
+--   max_jobs            the worker's limit, or 0 to use the queue's
 -- RETURNS
---   ms; 0 if jobs may start; without any limit the rest of the window, negative if there is none
+--   ms, or 0 if jobs may start. Without a limit, the rest of the window, negative if there is none
 
 local limiter, meta = unpack(KEYS)
 local max_jobs = unpack(ARGV)

@@ -1,13 +1,13 @@
--- remove_child_dependency: cut a job off its parent; both stay.
+-- remove_child_dependency: detach a job from its parent; both stay.
 --
 -- KEYS
 --   job        hash   the child
 -- ARGV
---   prefix            start of every key of this queue
+--   prefix            queue key prefix
 -- RETURNS
---   1; 0 if the parent does not wait for it; -1 if there is no such job, -5 if it has no parent
+--   1, or 0 if the parent does not wait for it, -1 if there is no such job, -5 if it has no parent
 -- EFFECTS
---   the parent does not wait for it any more, and is let go if it waited for it alone
+--   the parent no longer waits for it, and is released if it waited for nothing else
 
 local job = unpack(KEYS)
 local prefix = unpack(ARGV)

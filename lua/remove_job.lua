@@ -1,18 +1,18 @@
--- remove_job: remove a job, wherever it is, unless a worker holds it.
+-- remove_job: remove a job from any state, unless it is locked.
 --
 -- KEYS
 --   job        hash   the job
 -- ARGV
---   prefix            start of every key of this queue
+--   prefix            queue key prefix
 --   job_id
---   children          "1": its children go too, in whatever queue they are
---   only_in           the sorted set in which it has to be; "": anywhere
+--   children          "1" to remove its children as well, in any queue
+--   only_in           sorted set that must contain it, or "" for any place
 -- RETURNS
---   1; 0 if a worker holds it or a pending child of it; -3 if it is not where it has to be; -8 if
---   it is the next run of a scheduler
+--   1, or 0 if the job or one of its pending children is locked, -3 if it is not in `only_in`, -8
+--   if it is the next run of a scheduler
 -- EFFECTS
---   the job is deleted with all it has; its parent is let go if it waited for it alone; its
---   deduplication id is free. An id that is left over in a list or set is removed, too
+--   all keys of the job are deleted, and its deduplication id is freed. Its parent is released if
+--   it waited for nothing else. An id without a job is removed from its list or set
 
 local job = unpack(KEYS)
 local prefix, job_id, children, only_in = unpack(ARGV)

@@ -1,18 +1,18 @@
 -- remove_scheduler: remove a job scheduler, and its next run if that is still delayed.
 --
 -- KEYS
---   schedulers   zset     job schedulers, by the ms of the run that comes next
---   scheduler    hash     what this one is
---   delayed      zset     jobs that may run later
---   events       stream   what happened
+--   schedulers   zset     job schedulers, by the ms of their next run
+--   scheduler    hash     the scheduler
+--   delayed      zset     delayed jobs, by due time
+--   events       stream   queue events
 -- ARGV
---   prefix                start of every key of this queue
+--   prefix                queue key prefix
 --   scheduler_id
---   run_part              what is in the ids of its runs: its id, but for old repeatable jobs
+--   run_part              part of its run ids: the scheduler id, except for old repeatable jobs
 -- RETURNS
 --   1, or 0 if there is no such scheduler
 -- EFFECTS
---   a run that waits or is active stays, and is the last
+--   a run that is waiting or active stays, and is the last
 
 local schedulers, scheduler, delayed, events = unpack(KEYS)
 local prefix, scheduler_id, run_part = unpack(ARGV)

@@ -1,12 +1,12 @@
--- remove_unprocessed_children: remove the pending children of a job that no worker holds.
+-- remove_unprocessed_children: remove a job's pending children that are not locked.
 --
 -- KEYS
 --   job   hash   the job
 -- RETURNS
---   how many were removed, their own children not counted
+--   number removed, not counting their own children
 -- EFFECTS
---   children that have failed stay, too. The pending children of those that go, go with them, by
---   the same rule. The job is let go if it waits for nothing else
+--   failed children also stay. The pending children of a removed child are removed by the same
+--   rule. The job is released if it waits for nothing else
 
 local job = unpack(KEYS)
 

@@ -1,20 +1,20 @@
--- resume: let workers take jobs again.
+-- resume: let workers fetch jobs again.
 --
 -- KEYS
---   wait          list     jobs that may run, taken from the tail
---   paused        list     where they are while the queue is paused, if BullMQ 5 may be around
---   prioritized   zset     jobs that may run, by priority
---   delayed       zset     jobs that may run later
---   active        list     jobs that run
---   meta          hash     settings of the queue
---   events        stream   what happened
+--   wait          list     waiting jobs, taken from the tail
+--   paused        list     waiting jobs while the queue is paused, if BullMQ 5 may use it
+--   prioritized   zset     waiting jobs with a priority
+--   delayed       zset     delayed jobs, by due time
+--   active        list     running jobs
+--   meta          hash     queue settings
+--   events        stream   queue events
 --   marker        zset     wakes workers
 -- ARGV
---   size                   how many jobs to move at the most
+--   size                   maximum number of jobs to move
 -- RETURNS
---   1 if jobs remain to be moved: the queue is still paused; else 0
+--   1 if more jobs must be moved and the queue is still paused, else 0
 -- EFFECTS
---   what is in `paused` is at the tail of `wait`: nothing is overwritten
+--   the jobs in `paused` go to the tail of `wait`, and nothing is overwritten
 
 local wait, paused, prioritized, delayed, active, meta, events, marker = unpack(KEYS)
 local size = unpack(ARGV)

@@ -1,25 +1,25 @@
--- retry_job: let a job that has ended run once more.
+-- retry_job: run a finished job again.
 --
 -- KEYS
 --   job                hash     the job
 --   ended              zset     `completed` or `failed`
---   wait               list     jobs that may run, taken from the tail
---   paused             list     the same while the queue is paused
---   active             list     jobs that run
---   prioritized        zset     jobs that may run, by priority
---   priority_counter   string   keeps jobs of equal priority in order
---   meta               hash     settings of the queue
---   events             stream   what happened
+--   wait               list     waiting jobs, taken from the tail
+--   paused             list     waiting jobs while the queue is paused
+--   active             list     running jobs
+--   prioritized        zset     waiting jobs with a priority
+--   priority_counter   string   orders jobs of equal priority
+--   meta               hash     queue settings
+--   events             stream   queue events
 --   marker             zset     wakes workers
 -- ARGV
 --   job_id
 --   state                       completed or failed
---   afresh                      msgpack array: fields to forget, such as the number of attempts
+--   afresh                      msgpack array: fields to reset, such as the attempt count
 -- RETURNS
---   0, or -1 if there is no such job, -3 if it has not ended in that state
+--   0, or -1 if there is no such job, -3 if it has not finished in that state
 -- EFFECTS
---   it waits at the back, or at the front if it was added so; its parent waits for it again. That
---   it was cancelled, or had to begin by some time, is forgotten
+--   it waits at the back of its priority, or at the front if it was added with lifo and without a
+--   priority. Its parent waits for it again. Its cancellation and expiry are cleared
 
 local job, ended, wait, paused, active, prioritized, priority_counter, meta, events, marker =
   unpack(KEYS)

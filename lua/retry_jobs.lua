@@ -1,27 +1,26 @@
--- retry_jobs: let jobs that have ended run once more, a piece at a time, the oldest end first.
+-- retry_jobs: run finished jobs again, a chunk per call, in the order they finished.
 --
 -- KEYS
 --   ended    zset     `completed` or `failed`
---   wait     list     jobs that may run, taken from the tail
---   paused   list     the same while the queue is paused
---   active   list     jobs that run
---   meta     hash     settings of the queue
---   events   stream   what happened
+--   wait     list     waiting jobs, taken from the tail
+--   paused   list     waiting jobs while the queue is paused
+--   active   list     running jobs
+--   meta     hash     queue settings
+--   events   stream   queue events
 --   marker   zset     wakes workers
 -- ARGV
---   prefix            start of every key of this queue
+--   prefix            queue key prefix
 --   state             completed or failed
---   since             ms, or "-inf"; what has ended earlier stays
---   cutoff            ms; what has ended later stays
---   size              how many to retry
---   afresh            msgpack array: fields to forget, such as the number of attempts
+--   since             ms, or "-inf"; jobs that finished earlier stay
+--   cutoff            ms; jobs that finished later stay
+--   size              maximum number to retry
+--   afresh            msgpack array: fields to reset, such as the attempt count
 -- RETURNS
---   retried           how many wait now
+--   retried           number of jobs moved to waiting
 --   more              1 if there may be more to retry, else 0
 -- EFFECTS
---   as BullMQ's: all go to the waiting list, whatever their priority; their parents wait for them
---   again. Ids without a job are removed. That they were cancelled, or had to begin by some time,
---   is forgotten
+--   as in BullMQ, all go to the waiting list, regardless of priority. Their parents wait for them
+--   again. Ids without a job are removed. Cancellation and expiry are cleared
 
 local ended, wait, paused, active, meta, events, marker = unpack(KEYS)
 local prefix, state, since, cutoff, size, afresh = unpack(ARGV)

@@ -1,17 +1,17 @@
--- scan_children: list keys of a job's children, some at a time.
+-- scan_children: list the keys of a job's children, a few per call.
 --
 -- KEYS
---   processed         hash   those that are done
---   failed_children   hash   those whose failure is ignored
---   unsuccessful      zset   those whose failure fails the job
---   dependencies      set    those that are pending
+--   processed         hash   completed children
+--   failed_children   hash   children whose failure is ignored
+--   unsuccessful      zset   children whose failure fails the job
+--   dependencies      set    pending children
 -- ARGV
---   place                    which of the keys to look at: 1 at first
---   cursor                   where to go on in it: 0 at first
---   count                    about how many keys to list
+--   place                    which of the keys to scan, 1 at first
+--   cursor                   cursor in that key, 0 at first
+--   count                    approximate number of keys to list
 -- RETURNS
---   place, cursor            where to go on; place 0: those were all
---   children                 their keys; one may come twice
+--   place, cursor            where to continue; place is 0 at the end
+--   children                 their keys, possibly repeated
 
 local processed, failed_children, unsuccessful, dependencies = unpack(KEYS)
 local place, cursor, count = unpack(ARGV)
@@ -22,7 +22,8 @@ local scans = {
   { "ZSCAN", unsuccessful, 2 },
   { "SSCAN", dependencies, 1 },
 }
-local hold = string.gsub(dependencies, "dependencies$", "tb:flow") -- it stands for those to come
+-- Placeholder for children to come.
+local hold = string.gsub(dependencies, "dependencies$", "tb:flow")
 place, count = tonumber(place), tonumber(count)
 local children = {}
 while scans[place] and #children < count do

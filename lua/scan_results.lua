@@ -1,15 +1,15 @@
--- scan_results: read what a job's children of one name have returned, some at a time.
+-- scan_results: read the results of a job's children with a given name, a few per call.
 --
 -- KEYS
---   processed   hash   results of the children that are done, by their keys
+--   processed   hash   results of completed children, by child key
 -- ARGV
---   name               of the children; one that is not stored any more, or does not name this
---                      parent, has none
---   cursor             where to go on: 0 at first
---   count              about how many children to look at
+--   name               child name; children that are no longer stored, or do not name this parent,
+--                      never match
+--   cursor             where to continue, 0 at first
+--   count              approximate number of children to check
 -- RETURNS
---   cursor             where to go on; 0: those were all
---   results            of each its key and value; one may come twice
+--   cursor             where to continue, or 0 at the end
+--   results            key, value, ...; a child may be repeated
 
 local processed = unpack(KEYS)
 local name, cursor, count = unpack(ARGV)

@@ -1,28 +1,28 @@
--- search_jobs: look for texts in some jobs of a state, and say where it stopped.
+-- search_jobs: search some jobs of a state for texts.
 --
 -- KEYS
---   place          any              the jobs of a state
+--   place          any              jobs of one state
 -- ARGV
---   prefix                        start of every key of this queue
---   wanted                        msgpack array of {fields, texts}: for each of them one of the
---                                 texts has to be in one of the fields
---   fields                        msgpack array: name, most, ... as peek_job takes them
---   start                         place of the first job: of a list from the next to run
---   newest_first                  "1": a set from its highest score on; "0": from its lowest
---   score                         of a set: of the last job that was looked at; "": start by place
---   id                            of that job
---   bound                         the score at which the search ends
---   most                          how many jobs are looked at
---   room                          bytes after which no more are looked at
+--   prefix                        queue key prefix
+--   wanted                        msgpack array of {fields, texts}; for each, one of the fields
+--                                 must contain one of the texts
+--   fields                        msgpack array: name, most, ... as for peek_job
+--   start                         index of the first job; in a list, counted from the next to run
+--   newest_first                  "1" to search a set from its highest score, "0" from its lowest
+--   score                         of the last job checked in a set, or "" to begin at `start`
+--   id                            that job's id
+--   bound                         last score to search
+--   most                          maximum number of jobs to check
+--   room                          stop after this many bytes
 -- RETURNS
---   looked_at                     how many jobs
---   too_large                     how many have a field that was not looked at: more than 256 kB
---   last, last_score              the last job that was looked at; "" if there was none
---   done                          1 if there are no more
---   hits                          id, score ("": a list has none), values and sizes of its fields,
---                                 ... of each job that has what is wanted
---   count                         of all jobs there
---   last_added                    the timestamp of the last job that was looked at, or ""
+--   looked_at                     number of jobs checked
+--   too_large                     number of jobs with a field over 256 kB, which was not searched
+--   last, last_score              last job checked, or ""
+--   done                          1 if there are no more jobs
+--   hits                          id, score ("" in a list), values and sizes of its fields, ... of
+--                                 each match
+--   count                         number of all jobs there
+--   last_added                    timestamp of the last job checked, or ""
 
 local place = unpack(KEYS)
 local prefix, wanted, fields, start, newest_first, score, id, bound, most, room = unpack(ARGV)

@@ -1,26 +1,26 @@
--- settle_cycle: find out what a cycle has done whose reply was lost, a piece of `active` at a time.
+-- settle_cycle: find out what a cycle with a lost reply did, a chunk of `active` per call.
 --
 -- KEYS
---   active   list     jobs that run, newest at the head
---   memo     string   token and codes of the last call of the same sequence that ended jobs
---                     (the token alone: all were 0)
+--   active   list     running jobs, newest at the head
+--   memo     string   token and codes of the last call in the same sequence that finished jobs
+--                     (only the token if all codes were 0)
 -- ARGV
---   prefix            start of every key of this queue
---   token             of the call: value of the locks of the jobs that it may have taken
---   ended             msgpack array of the outcomes that it carried: job_id, token, ...
---   position          how much of the head of `active` was looked at
---   size              how many jobs to look at
+--   prefix            queue key prefix
+--   token             token of the call, which locks the jobs that it may have fetched
+--   ended             msgpack array of the outcomes that it sent: job_id, token, ...
+--   position          number of entries checked so far, from the head of `active`
+--   size              number of jobs to check
 -- RETURNS
---   position          where to go on; -1: all was looked at
---   taken             ids of the jobs that it took
---   codes             what it answered for each outcome; none: it was not executed, or long ago
---   held              of each outcome: 1 if its job is still locked by its token, else 0
+--   position          position to continue from, or -1 at the end
+--   taken             ids of the jobs that it fetched
+--   codes             its code for each outcome; empty if it was not executed, or too long ago
+--   held              for each outcome, 1 if its token still locks the job, else 0
 
 local active, memo = unpack(KEYS)
 local prefix, token, ended, position, size = unpack(ARGV)
 
 local STEP = 1000
-local PAIR = 0x92 -- how an array of two begins in msgpack
+local PAIR = 0x92 -- first byte of a two-element array in msgpack
 
 position, size = tonumber(position), tonumber(size)
 
@@ -52,14 +52,14 @@ if remembered == token then
   for i = 1, #held do
     codes[i] = 0
   end
-elseif remembered and string.byte(remembered) == PAIR then -- else another token
+elseif remembered and string.byte(remembered) == PAIR then -- otherwise another call's token
   local last_call = cmsgpack.unpack(remembered)
   codes = last_call[1] == token and last_call[2] or {}
 end
 
 local next_position = -1
 if #ids == size then
-  -- A little is looked at twice: jobs that end meanwhile let the others move towards the head.
+  -- Overlap the chunks: jobs that finish in between move the others towards the head.
   next_position = position + size - math.floor(size / 8)
 end
 return { next_position, taken, codes, held }

@@ -1,36 +1,37 @@
--- survey_queue: look at a queue as a whole, whatever is in it.
+-- survey_queue: read a summary of a queue, in any state.
 --
 -- KEYS
---   wait                     list     jobs that may run, taken from the tail
---   active                   list     jobs that run
---   completed                zset     jobs that are done
---   failed                   zset     jobs that failed for good
---   delayed                  zset     jobs that may run later
---   prioritized              zset     jobs that may run, by priority
---   waiting_children         zset     parents that wait for their children
---   paused                   list     jobs that may run when the queue is resumed
---   meta                     hash     the queue's own fields
---   counter                  string   the last id that was given out
---   schedulers               zset     job schedulers, by the ms of the run that comes next
---   limiter                  string   how many jobs have started in the window
---   note                     string   why the queue is paused, in words
---   metrics_completed        hash     how many jobs have completed
---   metrics_completed_data   list     the same for each minute, newest first
---   metrics_failed           hash     how many jobs have failed
---   metrics_failed_data      list     the same for each minute, newest first
+--   wait                     list     waiting jobs, taken from the tail
+--   active                   list     running jobs
+--   completed                zset     completed jobs
+--   failed                   zset     failed jobs
+--   delayed                  zset     delayed jobs, by due time
+--   prioritized              zset     waiting jobs with a priority
+--   waiting_children         zset     parents waiting for their children
+--   paused                   list     waiting jobs while the queue is paused
+--   meta                     hash     queue settings
+--   counter                  string   last id assigned
+--   schedulers               zset     job schedulers, by the ms of their next run
+--   limiter                  string   number of jobs started in the window
+--   note                     string   reason for the pause, in words
+--   metrics_completed        hash     total of completed jobs
+--   metrics_completed_data   list     counts per minute, newest first
+--   metrics_failed           hash     total of failed jobs
+--   metrics_failed_data      list     counts per minute, newest first
 -- ARGV
---   prefix                            start of every key of this queue
+--   prefix                            queue key prefix
 --   longest                           bytes of options above which they are not read
---   minutes                           for how many minutes the counts are read
+--   minutes                           number of minutes of metrics to read
 -- RETURNS
---   counts                            one number for each state
---   meta                              paused, version, concurrency, max, duration: "" if not there
---   first                             id, timestamp, options, ... of the jobs that come next, one
---                                     of each list
---   texts                             counter, limiter, note: "" if not there
---   life                              of the limiter, ms, as PTTL has it
---   next                              the lowest scores of delayed and schedulers: "" if none
---   completed                         count, prevTS, prevCount: false if not there
+--   counts                            one number per state
+--   meta                              paused, version, concurrency, max, duration; each "" if
+--                                     missing
+--   first                             id, timestamp, options, ... of the next job in each waiting
+--                                     list or set
+--   texts                             counter, limiter, note; each "" if missing
+--   life                              remaining ms of the limiter, as in PTTL
+--   next                              lowest scores of delayed and schedulers; each "" if empty
+--   completed                         count, prevTS, prevCount; each false if missing
 --   completed_minutes
 --   failed                            count, prevTS, prevCount
 --   failed_minutes

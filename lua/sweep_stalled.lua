@@ -1,32 +1,33 @@
--- sweep_stalled: put back active jobs whose worker is gone, a piece of `active` at a time.
+-- sweep_stalled: put back active jobs whose worker is gone, a chunk of `active` per call.
 --
 -- KEYS
---   stalled_check   string   there while no sweep is due
---   stalled         set      ids that were active at the last sweep, and not renewed since
+--   stalled_check   string   exists while no sweep is due
+--   stalled         set      ids active at the last sweep and not renewed since
 --   suspects        set      `stalled` as it was when this sweep began
---   active          list     jobs that run, newest at the head
---   wait            list     jobs that may run, taken from the tail
---   paused          list     the same while the queue is paused
+--   active          list     running jobs, newest at the head
+--   wait            list     waiting jobs, taken from the tail
+--   paused          list     waiting jobs while the queue is paused
 --   schedulers      zset     job schedulers
---   meta            hash     settings of the queue
---   events          stream   what happened
+--   meta            hash     queue settings
+--   events          stream   queue events
 --   marker          zset     wakes workers
 -- ARGV
---   prefix                   start of every key of this queue
+--   prefix                   queue key prefix
 --   now                      ms
 --   interval                 ms until the next sweep is due
 --   max_stalls               how often a job may stall before it fails
---   position                 how much of the tail of `active` was looked at; -1: begin a sweep
---   size                     how many jobs to look at
+--   position                 number of entries checked so far, from the tail of `active`, or -1 to
+--                            begin a sweep
+--   size                     number of jobs to check
 -- RETURNS
---   position                 where to go on; -1: the sweep is over; -2: none is due
---   put_back                 ids of the jobs that wait again
---   doomed                   those of them that the next worker fails
---   leftovers                at the end: 0 if no flow is half added, and none half cancelled
+--   position                 position to continue from, or -1 at the end, -2 if no sweep is due
+--   put_back                 ids of the jobs moved back to waiting
+--   doomed                   those that the next worker must fail
+--   leftovers                at the end, 0 if no flow is half added and no cancel is half done
 -- EFFECTS
---   a job that was marked by an earlier sweep and has no lock goes to the front of the queue; any
---   other active job is marked. Jobs without a hash are dropped. Two may sweep at once, and the
---   suspects of one that dies are taken up by the next sweep
+--   a job without a lock that an earlier sweep marked goes to the front of the queue. Any other
+--   active job is marked. Ids without a hash are dropped. Two workers may sweep concurrently, and
+--   the next sweep takes over the suspects of an interrupted one
 
 local stalled_check, stalled, suspects, active, wait, paused, schedulers, meta, events, marker =
   unpack(KEYS)
@@ -54,8 +55,8 @@ local ids = redis.call("LRANGE", active, -(position + size), -(position + 1))
 local places, gone, alive = stalled_places(prefix, ids, position, suspects)
 
 local put_back, counts, doomed, doom_of = {}, {}, {}, {}
--- The newest is pushed last, and so is the first to be taken: a job that kills its process soon
--- after its start is tried before the others run again.
+-- The newest is pushed last and fetched first. A job that kills its process soon after its start is
+-- thus retried before the others run again.
 for i = 1, #gone do
   local id = gone[i]
   local stalls, doom = count_stall(prefix, id, max_stalls, schedulers)
@@ -95,5 +96,5 @@ if position + size >= length then
   local leftovers = redis.call("EXISTS", prefix .. "tb:flows", prefix .. "tb:cancelling")
   return { -1, put_back, doomed, leftovers }
 end
--- A little is looked at twice: jobs that end meanwhile let the others move towards the tail.
+-- Overlap the chunks: jobs that finish in between move the others towards the tail.
 return { math.max(0, position + #alive - math.floor(size / 8)), put_back, doomed }

@@ -1,18 +1,18 @@
--- try_commands: run each command that our scripts use once, on keys of its own, and say which fail.
+-- try_commands: run each Redis command that the scripts use, on test keys, and list failures.
 --
 -- KEYS
---   a_text     string   whatever is tried with texts
---   another    string   where the text is renamed to
---   a_hash     hash     whatever is tried with hashes
---   a_list     list     whatever is tried with lists
---   a_set      set      whatever is tried with sets
---   a_zset     zset     whatever is tried with sorted sets
---   a_stream   stream   whatever is tried with streams
+--   a_text     string   for string commands
+--   another    string   target of RENAME
+--   a_hash     hash     for hash commands
+--   a_list     list     for list commands
+--   a_set      set      for set commands
+--   a_zset     zset     for sorted set commands
+--   a_stream   stream   for stream commands
 -- RETURNS
---   command, what Redis said, command, what Redis said, … of those that it refuses; the error of
---   the first write if it refuses all of them
+--   command, error, command, error, ... of the refused ones. An error if Redis refuses all writes
+--   (OOM, READONLY, NOREPLICAS, MISCONF)
 -- EFFECTS
---   none: the keys are removed; where that is what is refused, they expire
+--   no key remains: they are deleted, or expire if UNLINK is refused
 
 local a_text, another, a_hash, a_list, a_set, a_zset, a_stream = unpack(KEYS)
 

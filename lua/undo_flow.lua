@@ -1,20 +1,19 @@
--- undo_flow: remove a tree of jobs whose producer has broken off, a piece at a time.
+-- undo_flow: remove a tree of jobs that its producer never completed, a chunk per call.
 --
 -- KEYS
---   flows   zset   roots of trees of which pieces are missing, by ms when to give up
+--   flows   zset   roots of incomplete trees, by the ms when to give up
 -- ARGV
 --   now            ms
---   size           how many children to look at
+--   size           number of children to check
 -- RETURNS
---   key of the root, "" if no tree is overdue; 1 if it is gone, 0 if there is more to do, -1 if
---   it cannot be undone: it is of another queue, or something of it is of another type or out of
---   reach; then it is tried again in an hour
+--   key of the root, or "" if no tree is overdue; then 1 if the tree is gone, 0 if there is more to
+--   do, -1 if it cannot be undone. A root of another queue is then forgotten. A tree with a key of
+--   another type or out of reach is retried in an hour
 -- EFFECTS
---   children that wait are removed with all below them; those that run, or have ended, stay. The
---   root goes last, unless somebody has started it. A child that names another parent, or that this
---   user cannot access, is skipped. What was there before the tree stays: jobs that
---   it has adopted, and the children for which they waited then. A job that waited, and waits for
---   none now, is released
+--   waiting children are removed with everything below them; running and finished ones stay. The
+--   root is removed last, unless it has started. A child that names another parent, or that this
+--   user cannot access, is skipped. Jobs that existed before the tree stay, with the children that
+--   they already waited for. Such a job is released if it has nothing left to wait for
 
 local flows = unpack(KEYS)
 local now, size = unpack(ARGV)
@@ -36,17 +35,17 @@ if string.sub(root, 1, #own_base) ~= own_base then
   redis.call("ZREM", flows, root)
   return { root, -1 }
 end
-redis.pcall("HDEL", root, "tbfl") -- from now on a slow producer of it is refused
+redis.pcall("HDEL", root, "tbfl") -- from now on, refuse a slow producer
 
 local function place_of(key)
-  if string.sub(key, 1, #own_base) == own_base then -- an id may have colons
+  if string.sub(key, 1, #own_base) == own_base then -- an id may contain colons
     return own_base, string.sub(key, #own_base + 1)
   end
   return split_key(key)
 end
 
--- Return whether an error is about the keys that the tree names, which may be of another type, of
--- another slot or out of reach, and not about Redis or a command.
+-- Return whether an error is only about a key that the tree names (wrong type, another slot, no
+-- access), and not about Redis or a command.
 local function is_local(problem)
   return string.find(problem, "WRONGTYPE", 1, true)
     or string.find(problem, "non local key", 1, true)
@@ -54,7 +53,7 @@ local function is_local(problem)
       and not string.find(problem, "Unknown", 1, true)
 end
 
--- Return whether a job belongs to the tree: by the parents that it and those above it name.
+-- Return whether a job belongs to the tree, by following parent keys to the root.
 local function is_below_root(key)
   for _ = 1, DEEPEST do
     if key == root then
@@ -70,7 +69,7 @@ local function is_below_root(key)
   return false
 end
 
--- Call a function -> its result, or nil if an error of that kind ended it; any other is raised.
+-- Call a function -> its result, or nil after an error that is_local accepts. Others are raised.
 local function try(action, ...)
   local is_done, result = pcall(action, ...)
   if is_done then
@@ -83,7 +82,7 @@ local function try(action, ...)
   return nil
 end
 
--- Of most trees nothing was there before. See add_flow for the keys.
+-- Most trees contain no older jobs. See add_flow for the keys.
 local old, growing, left = root .. ":tb:old", root .. ":tb:growing", root .. ":tb:left"
 local is_mixed = redis.call("EXISTS", old) == 1
 local seen = setmetatable({}, { __index = function(_, key)
@@ -98,7 +97,7 @@ local function remove_child(child, parent)
   end
 end
 
--- Undo a piece -> whether all of the tree is gone.
+-- Undo a chunk -> whether the whole tree is gone.
 local function undo()
   local parent = is_mixed and redis.call("SRANDMEMBER", growing) or root
   if not is_below_root(parent) then
@@ -108,7 +107,8 @@ local function undo()
   local base, id = place_of(parent)
   local dependencies, hold = parent .. ":dependencies", parent .. ":tb:flow"
   local is_old = is_mixed and redis.call("SISMEMBER", old, parent) == 1
-  redis.call("SADD", dependencies, hold) -- it is not to run because its children go
+  -- Removing its children must not release it.
+  redis.call("SADD", dependencies, hold)
   if is_mixed and redis.call("EXISTS", left) == 0 then
     redis.call("SUNIONSTORE", left, dependencies)
   end

@@ -2,12 +2,12 @@
 --
 -- KEYS
 --   job    hash     the job
---   lock   string   its lock
+--   lock   string   the job's lock
 -- ARGV
---   token           of whoever runs the job; "0": of anybody
+--   token           token of the job's lock, or "0" to skip the check
 --   data            JSON
 -- RETURNS
---   0, or why it was refused: -1 no such job, -2 no lock, -6 another's lock
+--   0, or the reason for refusing: -1 no such job, -2 no lock, -6 another worker's lock
 
 local job, lock = unpack(KEYS)
 local token, data = unpack(ARGV)

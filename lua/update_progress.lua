@@ -1,16 +1,16 @@
--- update_progress: note how far a job has come, and tell it.
+-- update_progress: store a job's progress and emit an event.
 --
 -- KEYS
 --   job      hash     the job
---   lock     string   its lock
---   meta     hash     settings of the queue
---   events   stream   what happened
+--   lock     string   the job's lock
+--   meta     hash     queue settings
+--   events   stream   queue events
 -- ARGV
 --   job_id
---   token             of whoever runs the job; "0": of anybody
+--   token             token of the job's lock, or "0" to skip the check
 --   progress          JSON
 -- RETURNS
---   0, or why it was refused: -1 no such job, -2 no lock, -6 another's lock
+--   0, or the reason for refusing: -1 no such job, -2 no lock, -6 another worker's lock
 
 local job, lock, meta, events = unpack(KEYS)
 local job_id, token, progress = unpack(ARGV)

@@ -1,35 +1,35 @@
--- upsert_scheduler: make a job scheduler or change it, and add the run that comes next.
+-- upsert_scheduler: create or change a job scheduler, and add its next run.
 --
 -- KEYS
---   schedulers      zset     job schedulers, by the ms of the run that comes next
---   scheduler       hash     what this one is: name, data, every, offset, ...
---   meta            hash     settings of the queue
---   wait            list     jobs that may run, taken from the tail
---   paused          list     the same while the queue is paused
---   active          list     jobs that run
---   prioritized     zset     jobs that may run, by priority
---   delayed         zset     jobs that may run later
---   events          stream   what happened
+--   schedulers      zset     job schedulers, by the ms of their next run
+--   scheduler       hash     the scheduler: name, data, every, offset, ...
+--   meta            hash     queue settings
+--   wait            list     waiting jobs, taken from the tail
+--   paused          list     waiting jobs while the queue is paused
+--   active          list     running jobs
+--   prioritized     zset     waiting jobs with a priority
+--   delayed         zset     delayed jobs, by due time
+--   events          stream   queue events
 -- ARGV
---   prefix                   start of every key of this queue
+--   prefix                   queue key prefix
 --   scheduler_id
 --   now                      ms
---   due                      ms when a cron rule comes next; "": the rule is `every`
+--   due                      ms of the next run of a cron rule, or "" if the rule is `every`
 --   every                    ms; "" for a cron rule
---   offset                   ms; "": not given
---   start                    ms before which there is no run; "": any
---   fields                   msgpack map: what is to stand in the hash, but for `offset` and `ic`
---   name                     of the jobs
---   data                     of the jobs
---   opts                     of the jobs, JSON with the rule in `repeat`
---   keeps                    "1": change nothing if all this stands there already, and its next
---                            run is there, or has a limit, which it has reached then
+--   offset                   ms, or "" if not given
+--   start                    ms before which there is no run, or ""
+--   fields                   msgpack map: fields to store in the hash, except `offset` and `ic`
+--   name                     for its jobs
+--   data                     for its jobs
+--   opts                     for its jobs, JSON with the rule in `repeat`
+--   keeps                    "1" to change nothing if the stored scheduler is the same, and its
+--                            next run exists or its limit is reached
 -- RETURNS
---   the id of the run that comes next, and 1 if anything was changed, else 0; or -10, -11: there
---   is a job at the instant of the run, or at each of the next 32
+--   id of the next run, and 1 if anything was changed, else 0. Or "" and -10 if another job has the
+--   id of the cron run, -11 if the slot and each of the next 32 are taken
 -- EFFECTS
---   as those of BullMQ 6. A pending run is replaced; one that is active, or has ended, stays. With
---   `keeps`, the first run of a changed `every` is due that long after the last run
+--   as in BullMQ 6. A pending run is replaced; an active or finished one stays. With `keeps`, the
+--   first run of a changed `every` is due that long after the last run
 
 local schedulers, scheduler, meta, wait, paused, active, prioritized, delayed, events =
   unpack(KEYS)
@@ -68,7 +68,7 @@ if keeps == "1" and pending and (is_pending or known.limit) then
   end
 end
 
--- Where the pending run is; a run that a worker has taken, or that has ended, is in none of these.
+-- Find the pending run. A run that was fetched or has finished is in none of these.
 local place, position = nil, nil
 if is_pending then
   for _, set in ipairs({ delayed, prioritized }) do
@@ -95,8 +95,8 @@ else
   due = math.max(now, start or 0)
   local former = keeps == "1" and last and finite(known.every)
   if former and (not place or (finite(known.ic) or 1) > 1) then
-    -- An app that declares another interval does not start a new count: versions that take turns
-    -- would run the task at each start.
+    -- An app that declares another interval does not restart the count. Otherwise, alternating
+    -- versions would run the task at every start.
     due = math.max(due, (place and last - former or last) + every)
   end
   if offset then
@@ -105,7 +105,7 @@ else
     due = is_past and aligned + every or aligned
   end
 end
--- Another rule begins anew once the last run of the former one has been taken.
+-- A changed rule keeps the stored offset only until the pending run has been fetched.
 local former_offset = (place or is_same_every) and finite(known.offset)
 offset = offset or former_offset or (is_cron and 0 or due % every)
 
@@ -129,7 +129,7 @@ local queue = queue_state(meta, active, wait, paused)
 local run = make_run(scheduler_id, now, due, cjson.decode(opts), 1, is_cron)
 local former = place and redis.call("HGETALL", prefix .. pending)
 
--- What the pending run is brought back with must be allowed before it is taken away.
+-- Before removing the pending run, check that undo could restore it.
 if score then
   redis.call("ZADD", schedulers, "XX", score, scheduler_id)
   redis.call("HSET", scheduler, "ic", known.ic or 1)
@@ -158,7 +158,7 @@ local function write()
   add_run(prefix, queue, scheduler_id, now, run, name, data)
 end
 
--- All or nothing: a scheduler without a run that comes next would have ended.
+-- All or nothing: a scheduler without a next run would stop.
 local function undo()
   undo_add(prefix, run.id, { delayed, prioritized }, queue.target)
   redis.pcall("DEL", scheduler)

@@ -1,7 +1,11 @@
-"""BullMQ for Python, with Celery's ease.
+"""BullMQ-compatible background jobs for Python.
 
-Whoever adds jobs needs neither an event loop nor a worker: what does is imported when it is asked
-for. All of it would take half as long again (16 times what Python takes to start, now below 10).
+Define tasks with `App` and `@app.task`, enqueue them with `.delay()` or `.adelay()`, and run them
+with `taskbull worker`.
+
+Names that need an event loop or a worker (`Worker`, `Queue`, `current_job`, …) are imported when
+they are first used. Importing everything would take half as long again: 16 times the start of
+Python instead of less than 10 times.
 """
 
 from importlib import import_module
@@ -132,14 +136,14 @@ _LATER = {
     "current_batch": "taskbull.worker.running_job",
     "current_job": "taskbull.worker.running_job",
 }
-"""Where the names are that are imported when they are asked for."""
+"""Modules of the names that are imported lazily."""
 
 
 def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
 
 
-if not TYPE_CHECKING:  # which would take any name then
+if not TYPE_CHECKING:  # Type checkers would otherwise accept any attribute name.
 
     def __getattr__(name: str) -> Any:
         if name == "events":
@@ -148,6 +152,6 @@ if not TYPE_CHECKING:  # which would take any name then
             value = globals()[name] = getattr(import_module(module), name)
             return value
         message = f"module {__name__!r} has no attribute {name!r}{celery_hint(name, MODULE)}"
-        if name in MODULE:  # the text of an AttributeError would not be shown
+        if name in MODULE:  # The import statement would replace the text of an AttributeError.
             raise ImportError(message, name=__name__)
         raise AttributeError(message, name=name)

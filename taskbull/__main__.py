@@ -1,4 +1,4 @@
-"""The command line, as `python -m taskbull`."""
+"""Run the command line with `python -m taskbull`."""
 
 from taskbull.cli import main
 

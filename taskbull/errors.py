@@ -1,4 +1,4 @@
-"""Every exception that taskbull raises, and those that a task raises to steer its worker."""
+"""Exceptions that taskbull raises, and exceptions that a task raises to control its job."""
 
 from __future__ import annotations
 
@@ -8,32 +8,40 @@ from typing import Any
 
 
 class TaskbullError(Exception):
-    """The root of all errors that taskbull raises."""
+    """Base class of all errors that taskbull raises."""
 
 
 class ConfigurationError(TaskbullError, ValueError):
-    """An option, a setting or an address is not valid; nothing was done."""
+    """An option, a setting or an address is invalid. Nothing was changed."""
 
 
 class SerializationError(TaskbullError, ValueError):
-    """A value cannot be stored as JSON that Python and Node read alike; nothing was written."""
+    """A value cannot be stored as JSON that Python and Node read alike.
+
+    Nothing was written.
+    """
 
 
 class ConnectionLost(TaskbullError):
-    """Redis could not be reached. The command was not executed: it may be sent again."""
+    """Redis could not be reached.
+
+    The command was not executed, so it is safe to send it again.
+    """
 
 
 class MaybeExecuted(TaskbullError):
-    """The command was written, but its reply never came: Redis may have executed it.
+    """A command was sent, but its reply was lost. Redis may have executed it.
 
-    Not a `ConnectionLost`, so that code which retries on that one never does a thing twice.
+    This is not a `ConnectionLost`, so code that retries on `ConnectionLost` never repeats an
+    action.
     """
 
 
 class ServerRefused(TaskbullError):
-    """Redis answered with an error and did not execute the command.
+    """Redis replied with an error and did not execute the command.
 
-    `code` is the first word of the answer, such as `OOM`, `NOPERM` or `WRONGTYPE`.
+    Attributes:
+        code: First word of the reply, such as `OOM`, `NOPERM` or `WRONGTYPE`.
     """
 
     def __init__(self, code: str, message: str) -> None:
@@ -42,30 +50,40 @@ class ServerRefused(TaskbullError):
 
 
 class ServerUnavailable(ServerRefused, ConnectionLost):
-    """Redis is there but cannot serve for now (`LOADING`, `BUSY`, `READONLY`, …).
+    """Redis is running but cannot serve requests now (`LOADING`, `BUSY`, `READONLY`, …).
 
-    The command was not executed, so it is a `ConnectionLost`, too: it may be sent again.
+    The command was not executed, so this is also a `ConnectionLost`: it is safe to send it again.
     """
 
 
 class InvalidReply(TaskbullError):
-    """Redis sent a reply that does not fit the command: it may have executed it.
+    """Redis sent a reply that does not match the command, which may have been executed.
 
-    The server is damaged, or something else answers in its place, such as a proxy.
+    Either the server is damaged, or something else replies in its place, such as a proxy.
     """
 
 
 class OutOfTurn(TaskbullError):
-    """The call that goes before this one was not executed, and so neither was this."""
+    """A call was not executed because the preceding call was not executed."""
 
 
 class EnqueueError(TaskbullError):
-    """Jobs could not be added. `spec` holds them, to be kept and enqueued again.
+    """Jobs could not be added.
 
-    Each has a ticket, so that enqueueing it again, also several times, adds it once.
-    `may_be_added`: the reply for some of them was lost, so that Redis may have them; for these,
-    that holds for ten minutes, after which another `EnqueueError` says so. `added` has the handles
-    of the jobs of the same bulk that were added.
+    Every job in `spec` has a ticket, so enqueueing it again adds it only once, even if you repeat
+    that.
+
+    Attributes:
+        spec: The jobs that were not added. Keep them and pass them to `app.enqueue` later.
+        may_be_added: True if the reply for some of the jobs was lost, so Redis may have them. Those
+            can be enqueued again for ten minutes. After that, another `EnqueueError` is raised.
+        added: Handles of the jobs from the same call that were added.
+
+    Example:
+        >>> try:
+        ...     app.enqueue(jobs)
+        ... except EnqueueError as error:
+        ...     app.enqueue(error.spec)
     """
 
     def __init__(
@@ -81,12 +99,15 @@ class EnqueueError(TaskbullError):
         self.may_be_added = may_be_added
         self.added = list(added)
 
-    def __reduce__(self) -> tuple[Any, ...]:  # handles hold connections, and stay behind
+    def __reduce__(self) -> tuple[Any, ...]:  # Handles hold connections, so they are not pickled.
         return _enqueue_error, (str(self), self.spec, self.may_be_added)
 
 
 class JobNotFound(TaskbullError):
-    """There is no such job in the queue: it was never added, or it was removed."""
+    """The job does not exist in the queue.
+
+    It was never added, or it was removed.
+    """
 
     def __init__(self, queue: str, job_id: str, hint: str = "") -> None:
         super().__init__(f"Job {job_id} does not exist in queue {queue}{hint and f': {hint}'}")
@@ -95,7 +116,10 @@ class JobNotFound(TaskbullError):
 
 
 class ScheduleNotFound(TaskbullError):
-    """There is no such schedule in the queue: it was never written, or it was removed."""
+    """The schedule does not exist in the queue.
+
+    It was never written, or it was removed.
+    """
 
     def __init__(self, queue: str, schedule_id: str, hint: str = "") -> None:
         super().__init__(
@@ -106,7 +130,7 @@ class ScheduleNotFound(TaskbullError):
 
 
 class LockLost(TaskbullError):
-    """This worker no longer holds the job's lock; another one may be running it."""
+    """This worker no longer holds the job's lock. Another worker may be running the job."""
 
     def __init__(self, queue: str, job_id: str) -> None:
         super().__init__(f"This worker no longer holds the lock of job {job_id} in queue {queue}")
@@ -115,9 +139,10 @@ class LockLost(TaskbullError):
 
 
 class WrongState(TaskbullError):
-    """The job is not in a state in which this can be done; nothing was changed.
+    """The job's state does not allow this action. Nothing was changed.
 
-    `code` is BullMQ's number for the reason.
+    Attributes:
+        code: BullMQ's number for the reason.
     """
 
     def __init__(self, queue: str, job_id: str, problem: str, code: int) -> None:
@@ -128,7 +153,7 @@ class WrongState(TaskbullError):
 
 
 class JobsActive(TaskbullError):
-    """The queue has running jobs, and is not removed without force."""
+    """The queue has running jobs, so it cannot be removed without `force`."""
 
     def __init__(self, queue: str, count: int) -> None:
         jobs = "1 running job" if count == 1 else f"{count} running jobs"
@@ -138,7 +163,7 @@ class JobsActive(TaskbullError):
 
 
 class CorruptJob(TaskbullError, ValueError):
-    """A field of a job in Redis cannot be read; no attempt that remains would help."""
+    """A field of a job in Redis cannot be read. Retrying the job does not help."""
 
     def __init__(self, job_id: str, field: str, problem: str) -> None:
         super().__init__(f"Field {field} of job {job_id} cannot be read: {problem}")
@@ -147,14 +172,18 @@ class CorruptJob(TaskbullError, ValueError):
 
 
 class InvalidArguments(TaskbullError, TypeError, ValueError):
-    """A call's arguments, or a job's data, do not fit the signature or the types of the task."""
+    """The arguments of a call, or a job's data, do not match the task's signature or types."""
 
 
 class JobFailed(TaskbullError):
-    """The job whose result was asked for has failed for good.
+    """The job has failed permanently, so it has no result.
 
-    `reason` is the message of its last error, `stacktrace` holds the stacks of its attempts, oldest
-    first, and `attempts` is their number; 0 if the job was removed when it failed.
+    Attributes:
+        queue: Name of the job's queue.
+        job_id: The job's id.
+        reason: Message of the last error.
+        stacktrace: Tracebacks of the attempts, oldest first.
+        attempts: Number of attempts, or 0 if the job was removed when it failed.
     """
 
     def __init__(
@@ -174,23 +203,26 @@ class JobFailed(TaskbullError):
 
 
 class ProcessDied(TaskbullError):
-    """The process of the pool in which a job ran has died: only that attempt failed.
+    """The pool process that ran a job has died. Only that attempt failed.
 
-    The message names the signal or the exit code; the stored stack has that of the process, if it
-    could still be written.
+    The message names the signal or the exit code. The stored traceback includes the process's own,
+    if it could still be written.
     """
 
 
 class ProcessUnavailable(TaskbullError):
-    """No process of the pool can be started now, so that a job could not run."""
+    """No pool process can be started now, so the job could not run."""
 
 
 class RaisedInProcess(TaskbullError):
-    """What a function raised in a process of the pool, as middleware and listeners see it.
+    """An error that a function raised in a pool process, as middleware and listeners see it.
 
-    `kind` is the class of the error, such as `builtins.KeyError`, `stack` its stack as text; the
-    message says both in a sentence. The error itself stays in its process. The words by which a
-    task steers its worker are raised as themselves.
+    The original error stays in its process. Exceptions derived from `Steering` are raised
+    unchanged.
+
+    Attributes:
+        kind: Class of the original error, such as `builtins.KeyError`.
+        stack: Its traceback as text.
     """
 
     def __init__(self, kind: str, reason: str, stack: str, fate: Any = None) -> None:
@@ -205,24 +237,24 @@ class RaisedInProcess(TaskbullError):
 
 
 class Terminated(SystemExit):
-    """Raised inside a task of the process pool when it has to end now.
+    """Raised inside a task in the process pool when the task must stop now.
 
-    Because its time is up, because the job was cancelled, or because the worker stops. It has the
-    task's `grace` to clean up, in `finally` for one; then its process is killed. It is not an
-    `Exception`, so that a task which catches all of those ends nevertheless.
+    The reason is a timeout, a cancelled job or a stopping worker. The task has `grace` seconds to
+    clean up, for example in `finally`. After that, its process is killed. This is not an
+    `Exception`, so `except Exception` in a task does not catch it.
     """
 
 
 class JobCancelled(JobFailed):
-    """The job whose result was asked for was cancelled."""
+    """The job was cancelled, so it has no result."""
 
 
 class JobExpired(JobFailed):
-    """The job whose result was asked for did not begin in time."""
+    """The job did not start before it expired, so it has no result."""
 
 
 class TaskNotRegistered(TaskbullError):
-    """A job is for a task that this app does not have."""
+    """A job belongs to a task that this app does not have."""
 
     def __init__(self, name: str, message: str) -> None:
         super().__init__(message)
@@ -230,15 +262,19 @@ class TaskNotRegistered(TaskbullError):
 
 
 class BlockingCallWarning(RuntimeWarning):
-    """A call that waits for Redis was made in an event loop, which stands still meanwhile."""
+    """A blocking Redis call was made in an event loop, which cannot run until it returns."""
 
 
 class Steering(Exception):
-    """The base of what a task raises to tell its worker what to do with the job."""
+    """Base class of exceptions that a task raises to control its job."""
 
 
 class PermanentError(Steering):
-    """The job failed for good: no attempt that remains would help."""
+    """Fail the job permanently, without further attempts.
+
+    Example:
+        >>> raise PermanentError("the account was closed")
+    """
 
 
 UnrecoverableError = PermanentError
@@ -246,11 +282,22 @@ UnrecoverableError = PermanentError
 
 
 class TransientError(Steering):
-    """The job failed for a passing reason: it is retried with backoff while attempts remain."""
+    """Fail the attempt for a temporary reason. Retried with backoff if attempts remain."""
 
 
 class Retry(Steering):
-    """Run the job again after exactly `after` seconds; an attempt is spent."""
+    """Run the job again after a fixed delay. This uses up an attempt.
+
+    Args:
+        message: Reason, stored as the error of this attempt.
+        after: Delay in seconds, or a `timedelta`.
+
+    Raises:
+        ConfigurationError: If the delay is negative or longer than 100 years.
+
+    Example:
+        >>> raise Retry("the server is busy", after=30)
+    """
 
     def __init__(
         self, message: str = "the task asked for a retry", *, after: float | timedelta = 0
@@ -260,7 +307,17 @@ class Retry(Steering):
 
 
 class Snooze(Steering):
-    """Run the job again after `seconds`; no attempt is spent."""
+    """Run the job again after a delay. This does not use up an attempt.
+
+    Args:
+        seconds: Delay in seconds, or a `timedelta`.
+
+    Raises:
+        ConfigurationError: If the delay is negative or longer than 100 years.
+
+    Example:
+        >>> raise Snooze(60)
+    """
 
     def __init__(self, seconds: float | timedelta) -> None:
         self.seconds = _seconds("Snooze(…)", seconds)
@@ -268,7 +325,17 @@ class Snooze(Steering):
 
 
 class RateLimited(Steering):
-    """Put the job back and let the whole queue wait `seconds`; no attempt is spent."""
+    """Put the job back and rate-limit its whole queue. This does not use up an attempt.
+
+    Args:
+        seconds: Time until the queue starts jobs again, in seconds or as a `timedelta`.
+
+    Raises:
+        ConfigurationError: If the duration is negative or longer than 100 years.
+
+    Example:
+        >>> raise RateLimited(float(response.headers["Retry-After"]))
+    """
 
     def __init__(self, seconds: float | timedelta) -> None:
         self.seconds = _seconds("RateLimited(…)", seconds)
@@ -276,14 +343,20 @@ class RateLimited(Steering):
 
 
 class WaitForChildren(Steering):
-    """Run the job again when its children have ended; no attempt is spent."""
+    """Run the job again when its children have finished. This does not use up an attempt.
+
+    The task is then called again from its beginning.
+    """
 
     def __init__(self) -> None:
         super().__init__("the task waits for its children")
 
 
 class CancelRequested(Steering, TaskbullError):
-    """The running job was cancelled: what `current_job().check()` raises, and ends the job."""
+    """Cancel the running job. `current_job().check()` raises this after a cancel request.
+
+    A task may also raise it to cancel its own job.
+    """
 
     def __init__(self, message: str = "by the task itself") -> None:
         super().__init__(message)
@@ -297,10 +370,10 @@ _CENTURY = 100 * 365 * 86_400
 
 
 def _seconds(word: str, value: object) -> float:
-    # Checked when raised, where the author of the task sees it, not later in the worker.
+    # Validate in the task, where its author sees the error, not later in the worker.
     seconds = value.total_seconds() if isinstance(value, timedelta) else value
     if not isinstance(seconds, int | float) or isinstance(seconds, bool):
         raise ConfigurationError(f"{word} takes seconds or a timedelta, not {value!r}")
-    if not 0 <= seconds <= _CENTURY:  # NaN fails this too
+    if not 0 <= seconds <= _CENTURY:  # NaN fails this as well.
         raise ConfigurationError(f"{word} takes 0 s or more, up to 100 years, not {value!r}")
     return float(seconds)

@@ -7,9 +7,9 @@
 --- @include "split_key"
 --- @include "typed"
 
--- add_kept_last(prefix, name, keys, queue, now): add the job that was deduplicated last while the
--- owner of `name` ran, if there is one. `keys` has counter, delayed, prioritized, priority_counter,
--- marker, events; `queue` is what queue_state gave.
+-- add_kept_last(prefix, name, keys, queue, now): add the last job that was deduplicated while the
+-- owner of `name` was running, if any. `keys` has counter, delayed, prioritized, priority_counter,
+-- marker, events; `queue` is from queue_state.
 local function add_kept_last(prefix, name, keys, queue, now)
   local stored_key = prefix .. "dn:" .. name
   local flat = typed(redis.pcall("HGETALL", stored_key)) or {}
@@ -20,7 +20,7 @@ local function add_kept_last(prefix, name, keys, queue, now)
   for i = 1, #flat, 2 do
     stored[flat[i]] = flat[i + 1]
   end
-  redis.call("DEL", prefix .. "tb:none") -- raises if the stored one could not be deleted below
+  redis.call("DEL", prefix .. "tb:none") -- raises if DEL below would be refused
   local number = redis.call("INCR", keys.counter)
   local id = string.format("%.0f", number)
   if stored.jid and not names_own_key(stored.jid) then
@@ -47,8 +47,8 @@ local function add_kept_last(prefix, name, keys, queue, now)
   if parent_key ~= "" and dependencies == parent_key .. ":dependencies" then
     local may_join = string.sub(parent_key, 1, #prefix) == prefix
     if not may_join then
-      -- No parent in another queue has named this job. It joins one that waits for nothing else:
-      -- that would wait forever.
+      -- A parent in another queue has not named this job. Join it only if it waits for nothing
+      -- else, since it would otherwise wait forever.
       local base, parent_id = split_key(parent_key)
       may_join = type(redis.pcall("ZSCORE", base .. "waiting-children", parent_id)) == "string"
         and redis.pcall("EXISTS", dependencies) == 0

@@ -3,8 +3,8 @@
 --- @include "mark_delay"
 --- @include "push_job"
 
--- add_run(prefix, queue, scheduler_id, now, run, name, data): add a run of a job scheduler, as the
--- one that comes next. `queue` is of `queue_state`, `run` of `make_run`.
+-- add_run(prefix, queue, scheduler_id, now, run, name, data): add a run as its job scheduler's
+-- next. `queue` is from queue_state, `run` from make_run.
 local function add_run(prefix, queue, scheduler_id, now, run, name, data)
   local id, opts, events, marker = run.id, run.opts, prefix .. "events", prefix .. "marker"
   local priority = finite(opts.priority) or 0
@@ -13,7 +13,7 @@ local function add_run(prefix, queue, scheduler_id, now, run, name, data)
   redis.call("HSET", prefix .. id, "name", name, "data", data, "opts", run.text,
     "timestamp", now, "delay", opts.delay, "priority", priority, "rjk", scheduler_id)
   if type(opts.de) == "table" and type(opts.de.id) == "string" then
-    redis.call("HSET", prefix .. id, "deid", opts.de.id) -- it is noted, but stops no other job
+    redis.call("HSET", prefix .. id, "deid", opts.de.id) -- stored, but blocks no other job
   end
   redis.call("XADD", events, "*", "event", "added", "jobId", id, "name", name)
   if opts.delay > 0 then

@@ -1,5 +1,4 @@
--- append_job(jobs, prefix, id) -> how many bytes were appended: the job's id and its fields, if
--- there is such a job.
+-- append_job(jobs, prefix, id) -> bytes appended: the job's id and fields, if it exists.
 local function append_job(jobs, prefix, id)
   local fields = redis.pcall("HGETALL", prefix .. id)
   local bytes = 0

@@ -1,4 +1,4 @@
--- append_keys(keys, key): append the keys of a job's hash and of everything that hangs on it.
+-- append_keys(keys, key): append all keys of a job, except its lock.
 local function append_keys(keys, key)
   local last = #keys
   keys[last + 1], keys[last + 2], keys[last + 3] = key, key .. ":logs", key .. ":dependencies"

@@ -1,8 +1,9 @@
 --- @include "release_parent"
 
--- attach_to_parent(prefix, id, parent, completed, now, waits) -> 1, or -7: make an existing job a
--- child of `parent` ({key, id, queue key, stored JSON}), unless it has another that still lives.
--- The parent is released if it waits for nothing more, but not if `waits`: others will come.
+-- attach_to_parent(prefix, id, parent, completed, now, waits) -> 1, or -7 if the job has another
+-- parent that still exists. Make an existing job a child of `parent` ({key, id, queue key, stored
+-- JSON}). A parent with nothing left to wait for is released, unless `waits`: more children will
+-- come.
 local function attach_to_parent(prefix, id, parent, completed, now, waits)
   local key, parent_key = prefix .. id, parent[1]
   local old = redis.call("HGET", key, "parentKey")

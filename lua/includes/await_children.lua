@@ -1,6 +1,7 @@
--- await_children(prefix, id, now, spawned, new) -> whether a job that has left `active` waits for
--- its children now. If none is pending it is to run again, and the second time in a row without a
--- new child it fails then. `spawned` is how many it has spawned in all, `new` how many this time.
+-- await_children(prefix, id, now, spawned, new) -> whether a job that has left `active` now waits
+-- for its children. If none is pending, it runs again; the second time in a row without a new
+-- child, that run fails. `spawned` is its total number of spawned children, `new` the number this
+-- time.
 local function await_children(prefix, id, now, spawned, new)
   local key = prefix .. id
   if new > 0 then

@@ -5,10 +5,10 @@
 --- @include "is_hash"
 --- @include "names_own_key"
 
--- cancel_waiting(base, id, reason, now, longest, parents) -> "ended" if the job has failed now;
--- "marked" if whoever takes it lets it fail, because it is the next run of a scheduler, which would
--- stop without it, or in a list longer than `longest`; else "active", "completed" or "failed", and
--- nothing was done; nil: there is no such job. `parents`: see end_unstarted.
+-- cancel_waiting(base, id, reason, now, longest, parents) -> "ended" if the job has failed now.
+-- "marked" if the next worker that fetches it fails it: it is a scheduler's next run, and the
+-- scheduler would stop without it, or its list is longer than `longest`. "active", "completed" or
+-- "failed" if nothing was done. nil if there is no such job. For `parents`, see end_unstarted.
 local function cancel_waiting(base, id, reason, now, longest, parents)
   local key = base .. id
   if names_own_key(id) or not is_hash(key) then

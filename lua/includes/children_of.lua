@@ -1,7 +1,7 @@
 --- @include "is_child"
 
--- children_of(key) -> the keys of all children of a job that name it as their parent, the pending
--- ones last.
+-- children_of(key) -> the keys of all children that name this job as their parent, pending ones
+-- last.
 local function children_of(key)
   local children = {}
   local function gather(found)

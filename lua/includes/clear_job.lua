@@ -4,10 +4,10 @@
 --- @include "release_deduplication"
 --- @include "append_keys"
 
--- clear_job(base, id, instants, cutoff, force, keys) -> whether the id may leave its list or set:
--- the keys of its job are appended to `keys`, to be deleted, or it is no job. It stays if it is
--- younger than `cutoff`, by the first of the fields `instants` that it has; and, unless `force`, if
--- it is the next run of a scheduler.
+-- clear_job(base, id, instants, cutoff, force, keys) -> whether the id may leave its list or set.
+-- If it is a job, its keys are appended to `keys` for deletion. A job stays if the first field of
+-- `instants` that it has is later than `cutoff`, or, unless `force`, if it is the next run of a
+-- scheduler.
 local function clear_job(base, id, instants, cutoff, force, keys)
   local key = base .. id
   if names_own_key(id) then

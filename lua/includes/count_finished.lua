@@ -1,5 +1,5 @@
--- count_finished(metrics, many, data_points, now): count jobs that ended now, minute by minute. The
--- list of minutes is `metrics` .. ":data", newest at the head.
+-- count_finished(metrics, many, data_points, now): count finished jobs by minute. The list of
+-- minutes is `metrics` .. ":data", newest at the head.
 local function count_finished(metrics, many, data_points, now)
   local previous = redis.call("HMGET", metrics, "prevTS", "prevCount", "count")
   if not previous[1] then

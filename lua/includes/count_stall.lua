@@ -3,10 +3,10 @@
 --- @include "typed"
 --- @include "names_own_key"
 
--- count_stall(prefix, id, max_stalls, schedulers) -> how often the job has stalled, 0 if it is not
--- there; and why the next worker fails it, or nil: because that is too often, or because the job
--- was cancelled. The run of a scheduler that is still there never stalls too often: without it the
--- scheduler would stop.
+-- count_stall(prefix, id, max_stalls, schedulers) -> how often the job has stalled (0 if it does
+-- not exist), and the reason for the next worker to fail it, or nil: it stalled too often, or was
+-- cancelled. Runs of an existing scheduler never stall too often, because the scheduler would stop
+-- without them.
 local function count_stall(prefix, id, max_stalls, schedulers)
   local key = prefix .. id
   local fields = typed(redis.pcall("HMGET", key, "name", "stc", "rjk", "defa"))

@@ -1,10 +1,10 @@
 --- @include "finite"
 
--- count_starts(limiter, meta, started, window): count jobs that started in the current window; its
--- length is `window` ms, or what the queue says (0).
+-- count_starts(limiter, meta, started, window): count jobs that started in the current window of
+-- `window` ms, or of the queue's duration if 0.
 local function count_starts(limiter, meta, started, window)
   local count = redis.pcall("INCRBY", limiter, started)
-  if type(count) == "table" then -- it was no number
+  if type(count) == "table" then -- not a number
     redis.pcall("SET", limiter, started)
     count = started
   end

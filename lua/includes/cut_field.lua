@@ -1,7 +1,7 @@
 --- @include "typed"
 
--- cut_field(key, field, longest) -> the first bytes of a field; empty if there is none, if it has
--- more than 64 kB, or if the key is not a hash.
+-- cut_field(key, field, longest) -> the first bytes of a field, or "" if it is missing or larger
+-- than 64 kB, or if the key is not a hash.
 local function cut_field(key, field, longest)
   local length = typed(redis.pcall("HSTRLEN", key, field))
   if not length or length == 0 or length > 65536 then

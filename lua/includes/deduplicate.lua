@@ -1,14 +1,15 @@
 --- @include "delete_job"
 
--- deduplicate(prefix, id, dedup, job, active, delayed, events) -> the id of the job that stands for
--- this one, or nil if it is to be added; it owns the deduplication id then. `dedup` is as in `add`;
--- `job` has name, data, opts.
+-- deduplicate(prefix, id, dedup, job, active, delayed, events) -> the id of the owner that this job
+-- duplicates, or nil to add this job as the new owner. `dedup` is as in `add`; `job` has name,
+-- data, opts.
 local function deduplicate(prefix, id, dedup, job, active, delayed, events)
   local name, ttl, extend, replace, keep_last = unpack(dedup)
   local key, next_key = prefix .. "de:" .. name, prefix .. "dn:" .. name
   local owner = redis.call("GET", key)
   if owner and redis.call("PTTL", key) == -1 and redis.call("EXISTS", prefix .. owner) == 0 then
-    redis.call("DEL", key) -- its owner is gone, and nothing else would ever release it
+    -- The owner is gone, and nothing else would ever release the id.
+    redis.call("DEL", key)
     owner = false
   end
   if not owner then

@@ -1,5 +1,5 @@
--- delayed_score(delayed, due) -> the score of a job that is due at `due` ms: behind those that are
--- due in the same ms, of which 4096 keep their order.
+-- delayed_score(delayed, due) -> the score of a job due at `due` ms, after others due in the same
+-- ms. Up to 4096 of them keep their order.
 local function delayed_score(delayed, due)
   local first = due * 4096
   local last = first + 4095

@@ -1,5 +1,5 @@
--- end_deduplication(prefix, id, name): let the deduplication id `name` go when its owner has ended;
--- one with a time to live is left to expire.
+-- end_deduplication(prefix, id, name): release the deduplication id `name` when its owner finishes.
+-- An id with a time to live expires instead.
 local function end_deduplication(prefix, id, name)
   local key = prefix .. "de:" .. name
   if redis.call("PTTL", key) == -1 and redis.pcall("GET", key) == id then

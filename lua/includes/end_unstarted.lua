@@ -9,17 +9,16 @@
 --- @include "relatives"
 --- @include "trim_finished"
 
--- end_unstarted(base, id, place, reason, now, parents): let a job fail that waits in the set or
--- list `place`, for good and without an attempt. Where it has pending children, they are left to
--- whoever cancels those of the list `parents`. Whatever command is refused, the job is where it
--- was, or has failed.
+-- end_unstarted(base, id, place, reason, now, parents): permanently fail a job that waits in the
+-- set or list `place`, without an attempt. The set of its pending children is pushed to `parents`,
+-- for cancel_children. If a command is refused, the job is still in its place or has failed.
 local function end_unstarted(base, id, place, reason, now, parents)
   local LIFE, MOST_TRIMMED = 86400000, 100
   local key, keys, none, kin = base .. id, queue_keys(base), base .. "tb:none", relatives()
   local opts, parent_key, dedup_name = unpack(redis.call("HMGET", key, "opts", "parentKey", "deid"))
   local keep, queue = failed_bounds(opts), queue_state(keys.meta, keys.active, keys.wait)
 
-  -- Raise, while nothing is written, if any of this could not be done below.
+  -- Raise, before anything is written, if a command below would be refused.
   redis.call("ZADD", keys.failed, "XX", 0, "")
   redis.call("XTRIM", keys.events, "MAXLEN", "~", event_limit(keys.meta, queue))
   redis.call("XADD", none, "NOMKSTREAM", "*", "event", "none")
@@ -61,7 +60,7 @@ local function end_unstarted(base, id, place, reason, now, parents)
   end
   redis.call("HDEL", key, "defa")
   if keep[1] > 0 or keep[2] >= 0 then
-    -- What is left over is removed by the next one.
+    -- The next call removes the rest.
     pcall(trim_finished, base, keys.failed, keep, kin.leave_parent, now, MOST_TRIMMED)
   end
 end

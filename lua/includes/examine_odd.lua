@@ -1,6 +1,6 @@
--- examine_odd(prefix, id, fields, failed, events, now) -> whether an id that waits is that of a job
--- that can run, where it has no `timestamp`, or letters beyond ASCII. A job whose id is not UTF-8
--- fails here: no worker could be told of it.
+-- examine_odd(prefix, id, fields, failed, events, now) -> whether a waiting id with no `timestamp`
+-- or with non-ASCII bytes is a job that can run. A job whose id is not UTF-8 fails here, because
+-- its id cannot be sent to a worker.
 local function examine_odd(prefix, id, fields, failed, events, now)
   --- @include "is_text"
   --- @include "names_other_key"

@@ -1,7 +1,7 @@
 --- @include "finite"
 
--- failed_bounds(raw) -> {count, age in s, limit}: how a job is kept when it fails, by its options
--- as they are stored; -1: no such bound. What makes no sense is no bound.
+-- failed_bounds(raw) -> {count, age in s, limit}: bounds for keeping a failed job, from its stored
+-- options. Each is -1 for no bound. Invalid options mean no bounds.
 local function failed_bounds(raw)
   local readable, opts = pcall(cjson.decode, raw or "")
   local keep = readable and type(opts) == "table" and opts.removeOnFail

@@ -1,6 +1,6 @@
--- find_parent(key, parent_key) -> {base, id, and the policy flags}: where the parent of the child
--- `key` is. The child's field `parent` says where to split the parent's key, as ids may have
--- colons, but cannot name another job; without it the key is split at its last colon.
+-- find_parent(key, parent_key) -> {base, id, policy flags} of the parent of child `key`. Ids may
+-- contain colons, so the child's field `parent` shows where to split the parent's key. It cannot
+-- name another job. Without it, the key is split at its last colon.
 local function find_parent(key, parent_key)
   local found = {}
   local readable, parent = pcall(cjson.decode, redis.call("HGET", key, "parent") or "")

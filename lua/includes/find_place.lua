@@ -1,6 +1,5 @@
--- find_place(base, id, longest) -> the name of the set or list in which a job is, or nil. In lists
--- where jobs wait that are longer than `longest` nobody looks: "long" is the answer if it can be
--- nowhere else.
+-- find_place(base, id, longest) -> the name of the set or list that holds a job, or nil. Waiting
+-- lists longer than `longest` are not searched: "long" means that the job may be in one of them.
 local function find_place(base, id, longest)
   local sets = { "completed", "failed", "delayed", "prioritized", "waiting-children" }
   for i = 1, #sets do

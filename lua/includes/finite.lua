@@ -1,5 +1,5 @@
--- finite(raw) -> the number that somebody wrote, within what a double holds exactly; nil for what
--- is none. NaN is none: it is neither less nor more than anything, and no command takes it.
+-- finite(raw) -> the stored number, clamped to the exact integers of a double, or nil if it is not
+-- a number. NaN gives nil, because no command accepts it and every comparison with it is false.
 local function finite(raw)
   local number = tonumber(raw)
   if not number or number ~= number then

@@ -1,7 +1,7 @@
 --- @include "typed"
 
--- holds_lock(lock, token) -> 0 if the token opens the lock ("0" opens any), -2 if there is none,
--- -6 if it is another's.
+-- holds_lock(lock, token) -> 0 if the token matches the lock ("0" always does), -2 if there is no
+-- lock, -6 if another worker holds it.
 local function holds_lock(lock, token)
   if token == "0" then
     return 0

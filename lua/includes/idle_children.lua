@@ -1,8 +1,8 @@
 --- @include "is_child"
 --- @include "split_key"
 
--- idle_children(key) -> the keys of the pending children of a job that name it as their parent,
--- have not failed, and that no worker holds.
+-- idle_children(key) -> the keys of a job's pending children that name it as their parent, have not
+-- failed and are not locked.
 local function idle_children(key)
   local pending, idle = redis.pcall("SMEMBERS", key .. ":dependencies"), {}
   for i = 1, #pending do

@@ -1,4 +1,4 @@
--- is_cancelled(text) -> whether a reason to fail (false: none) says that the job was cancelled.
+-- is_cancelled(text) -> whether a failure reason (may be false) means that the job was cancelled.
 local function is_cancelled(text)
   return text and string.sub(text, 1, 11) == "cancelled: "
 end

@@ -1,4 +1,4 @@
--- is_hash(key) -> whether there is a hash: false for a job that is gone, and for anything else.
+-- is_hash(key) -> whether the key is a hash. False if the job is gone.
 local function is_hash(key)
   return redis.call("TYPE", key).ok == "hash"
 end

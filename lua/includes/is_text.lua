@@ -1,4 +1,4 @@
--- is_text(raw) -> whether it is UTF-8, and so has a form in JSON.
+-- is_text(raw) -> whether it is UTF-8, and so can be encoded as JSON.
 local function is_text(raw)
   if not string.find(raw, "[\128-\255]") then
     return true

@@ -1,8 +1,8 @@
 --- @include "may_shorten"
 
--- join_lists(newer, older, whole, size) -> 1 if more is to be moved, else 0: make one list `whole`
--- (one of the two) of both, `older` at the tail, where jobs are taken. The shorter one is moved, up
--- to `size` entries, so that between two calls all entries are in the same order as at the end.
+-- join_lists(newer, older, whole, size) -> 1 if more entries must be moved, else 0. Join both lists
+-- into `whole` (one of the two), with `older` at the tail, where jobs are taken. Entries of the
+-- shorter list are moved, up to `size`, so the order is correct between calls.
 local function join_lists(newer, older, whole, size)
   local lengths = { redis.call("LLEN", newer), redis.call("LLEN", older) }
   local count = math.min(lengths[1], lengths[2], size)

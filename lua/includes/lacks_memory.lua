@@ -1,6 +1,6 @@
--- lacks_memory(set) -> whether Redis is out of memory: ask it for a write that does nothing.
--- Whatever else it would refuse a write for is raised. It must be the first write: from its second
--- one on, Redis lets a script fill the memory.
+-- lacks_memory(set) -> whether Redis is out of memory, by a write that does nothing. Any other
+-- refusal is raised. This must be the first write: Redis does not check memory for later writes of
+-- a script.
 local function lacks_memory(set)
   local reply = redis.pcall("ZADD", set, "XX", 0, "")
   if type(reply) ~= "table" then

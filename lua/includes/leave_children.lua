@@ -1,7 +1,7 @@
--- leave_children(base, id, is_kept, parents): note that the pending children of a job are to be
--- cancelled with it: the key of the set that names them is pushed to the list `parents`, that of
--- the job which was cancelled first; one that is not kept leaves them to a set of another name.
--- The first job is noted in its queue until all is done: if nobody goes on, the next sweep does.
+-- leave_children(base, id, is_kept, parents): mark the pending children of a job to be cancelled
+-- with it. The key of their set is pushed to `parents`, the list of the job that was cancelled
+-- first. A job that is not kept leaves them in a set with another name. The first job is noted in
+-- its queue until all are done, so that the next sweep can continue an interrupted cancel.
 local function leave_children(base, id, is_kept, parents)
   local LIFE = 86400000
   local dependencies = base .. id .. ":dependencies"
@@ -14,7 +14,7 @@ local function leave_children(base, id, is_kept, parents)
     redis.call("SUNIONSTORE", pending, dependencies)
     redis.call("PEXPIRE", pending, LIFE)
   end
-  redis.call("LREM", parents, 0, pending) -- of a try that was refused halfway
+  redis.call("LREM", parents, 0, pending) -- from an attempt that was refused halfway
   redis.call("LPUSH", parents, pending)
   redis.call("PEXPIRE", parents, LIFE)
   local noted, first = string.match(parents, "^(.*:tb:cancelling):(.*):parents$")

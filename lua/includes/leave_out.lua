@@ -1,5 +1,5 @@
--- leave_out(place, count, numbers, ...) -> `numbers` (nil: 1 to `count`) without that at the place;
--- what is there in each of the other lists is removed, too.
+-- leave_out(place, count, numbers, ...) -> `numbers` (nil for 1 to `count`) without the entry at
+-- `place`, which is also removed from each of the other lists.
 local function leave_out(place, count, numbers, ...)
   if not numbers then
     numbers = {}

@@ -6,9 +6,10 @@
 --- @include "release_deduplication"
 --- @include "delete_job"
 
--- leave_parent(base, key, parent_key, hard) -> whether a parent (false: none) waited for this job:
--- it does no longer. If it waited for nothing else it is let go; `hard`: it is removed, if it is in
--- this queue. What is no parent (another type, another slot of a Cluster) is left alone.
+-- leave_parent(base, key, parent_key, hard) -> whether the parent waited for this job, which it no
+-- longer does. `parent_key` may be false. If it waited for nothing else, it is released, or with
+-- `hard` removed if it is in this queue. A key that is not a parent (another type, another Cluster
+-- slot) is left alone.
 local function leave_parent(base, key, parent_key, hard)
   if not parent_key or not awaits(parent_key, key) then
     return false
@@ -24,7 +25,8 @@ local function leave_parent(base, key, parent_key, hard)
         let_parent_go(parent.base, parent.id, hard)
       else
         local fields = redis.call("HMGET", parent_key, "parentKey", "deid")
-        redis.call("SREM", dependencies, key) -- first: a job may be its own grandparent
+        -- First, because a job may be its own grandparent.
+        redis.call("SREM", dependencies, key)
         leave_parent(base, parent_key, fields[1], hard)
         release_deduplication(base, parent.id, fields[2])
         redis.call("ZREM", waiting_children, parent.id)

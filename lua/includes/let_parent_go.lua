@@ -2,8 +2,8 @@
 --- @include "queue_state"
 --- @include "mark_base"
 
--- let_parent_go(base, id, silent): put a parent whose last pending child is no more to the front
--- of its queue, whatever its delay and priority.
+-- let_parent_go(base, id, silent): move a parent whose last pending child is gone to the front of
+-- its queue, regardless of delay and priority.
 local function let_parent_go(base, id, silent)
   local queue = queue_state(base .. "meta", base .. "active", base .. "wait", base .. "paused")
   may_leave(base .. "waiting-children")

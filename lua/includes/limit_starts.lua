@@ -1,8 +1,8 @@
 --- @include "finite"
 --- @include "typed"
 
--- limit_starts(limiter, starts) -> how many jobs may start in this window of `starts`, and for how
--- many ms none may (0: some may).
+-- limit_starts(limiter, starts) -> how many jobs may start in this window, at most `starts`, and
+-- the ms until the next one may (0 if one may now).
 local function limit_starts(limiter, starts)
   local started = finite(typed(redis.pcall("GET", limiter))) or 0
   if started >= starts then
@@ -10,7 +10,8 @@ local function limit_starts(limiter, starts)
     if ttl > 0 then
       return 0, ttl
     end
-    redis.call("DEL", limiter) -- it is over, or would never be
+    -- The window is over, or its key would never expire.
+    redis.call("DEL", limiter)
     started = 0
   end
   return math.max(starts - math.floor(started), 0), 0

@@ -1,15 +1,15 @@
 --- @include "typed"
 
--- list_place(list, id, deepest, prefix, timestamp) -> the place of an id, counted from the tail,
--- and whether it was seen there; nil if it is not in the list. Of a long list it is first looked
--- for where it should be by the timestamps of others, and then among the `deepest` members of each
--- end: if it is nowhere there, its place is guessed.
+-- list_place(list, id, deepest, prefix, timestamp) -> the index of an id, counted from the tail,
+-- and whether it was seen there; nil if it is not in the list. A long list is first searched near
+-- the position suggested by other jobs' timestamps, then `deepest` entries from each end. If that
+-- fails, the position is a guess.
 local function list_place(list, id, deepest, prefix, timestamp)
   local length = redis.call("LLEN", list)
   local is_long, first, last = length > 2 * deepest, 0, length
   timestamp = tonumber(timestamp) or 0
 
-  -- Each step goes through the list from its end: no more of them than are needed.
+  -- Each step walks the list from its end, so take as few as possible.
   local function narrow(width)
     while last - first > width do
       local middle = math.floor((first + last) / 2)

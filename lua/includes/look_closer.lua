@@ -1,6 +1,6 @@
--- look_closer(key, is_child) -> whether a job that has other fields than a new one can end with the
--- plain ones, and the key of its parent, or false. `is_child`: it has as many as a child that was
--- new. Any other must have no attempt behind it, and be neither deduplicated nor cancelled.
+-- look_closer(key, is_child) -> whether a job with more fields than a new one can finish with the
+-- plain ones, and its parent's key or false. `is_child` means that it has as many fields as a new
+-- child. Any other job must have no previous attempt, and be neither deduplicated nor cancelled.
 local function look_closer(key, is_child)
   local parent_key = is_child and redis.pcall("HGET", key, "parentKey")
   if type(parent_key) == "string" then

@@ -1,4 +1,4 @@
--- mark_delay(marker, delayed): let a waiting worker know when the earliest delayed job is due.
+-- mark_delay(marker, delayed): notify idle workers when the earliest delayed job is due.
 local function mark_delay(marker, delayed)
   local earliest = redis.call("ZRANGE", delayed, 0, 0, "WITHSCORES")
   if earliest[2] then

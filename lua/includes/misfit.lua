@@ -1,7 +1,7 @@
--- misfit(keys) -> in words, which of the queue's keys (by name) is not of its type, or nil if all
--- are, or are not there. If one is, it is not the fault of a job that something cannot be written.
+-- misfit(keys) -> an error that names the first queue key (from `keys`, by name) with the wrong
+-- type, or nil. If there is one, a refused write is not the job's fault.
 local function misfit(keys)
-  -- A "number" is a string that can be counted up.
+  -- A "number" is a string that INCR accepts.
   local types = { "meta", "hash", "wait", "list", "paused", "list", "active", "list",
     "prioritized", "zset", "priority_counter", "number", "delayed", "zset", "completed", "zset",
     "failed", "zset", "stalled", "set", "limiter", "string", "marker", "zset", "events", "stream",

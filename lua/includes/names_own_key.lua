@@ -1,5 +1,5 @@
--- names_own_key(id) -> whether a job of this id would have its hash, or a part of it, where the
--- queue has a hash of its own. Such an id is garbage, and what it names must not be deleted.
+-- names_own_key(id) -> whether a job with this id would use the key of one of the queue's own
+-- hashes. Such an id is invalid, and the key must not be deleted.
 local function names_own_key(id)
   if not string.find(id, ":", 1, true) then
     return id == "" or id == "meta" or id == "metrics"

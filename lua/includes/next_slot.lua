@@ -1,5 +1,5 @@
--- next_slot(last, every, offset, now) -> ms of the run after the one at `last`: `every` ms later,
--- or, if that is past, the first instant after `now` that lies `offset` behind a multiple.
+-- next_slot(last, every, offset, now) -> ms of the run after `last`: `every` ms later or, if that
+-- is past, the first time after `now` that is `offset` past a multiple of `every`.
 local function next_slot(last, every, offset, now)
   local slot = last + every
   if slot < now then

@@ -1,7 +1,8 @@
--- note_old(root, key, grows): note of a job in a tree that it was there before; if it gets children
--- by the tree (`grows`), also for which it waited then. If the producer breaks off, all these stay.
+-- note_old(root, key, grows): note that a tree's job existed before the tree. With `grows` (the
+-- tree adds children to it), also note the children that it already waited for. All of these stay
+-- if the producer gives up.
 local function note_old(root, key, grows)
-  local LIFE = 86400000 -- ms; only what is refused halfway is left for so long
+  local LIFE = 86400000 -- ms, for sets that a refused call leaves behind
   local old, growing = root .. ":tb:old", root .. ":tb:growing"
   redis.call("SADD", old, key)
   if grows then

@@ -3,8 +3,7 @@
 --- @include "read_job"
 --- @include "typed"
 
--- odd_job(prefix, id, now) -> the fields of a job that waits and is not as most are, or false if
--- it cannot be run.
+-- odd_job(prefix, id, now) -> the fields of an unusual waiting job, or false if it cannot run.
 local function odd_job(prefix, id, now)
   local fields = not names_own_key(id) and typed(read_job(prefix .. id))
   if fields and (not fields[4] or string.find(id, "[\128-\255]")) then

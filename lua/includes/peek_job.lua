@@ -1,7 +1,7 @@
--- peek_job(key, fields, room) -> {values, sizes}, room: the fields of a job as far as they are
--- small; nil, room if the key is not a hash. `fields` are name, most, ...: a field is cut after
--- `most` bytes; with a negative `most` it is whole, or "" if it has more. What has more than 64 kB,
--- or more than the `room` that is left for large ones, is "" as well, and its size tells so.
+-- peek_job(key, fields, room) -> {values, sizes}, room: the small fields of a job; nil, room if the
+-- key is not a hash. `fields` are name, most, ...: a value is cut after `most` bytes; with a
+-- negative `most`, it is whole, or "" if larger. A value over 64 kB, or over the remaining `room`
+-- for large ones, is also "". Its size is still returned.
 local function peek_job(key, fields, room)
   if redis.call("TYPE", key).ok ~= "hash" then
     return nil, room

@@ -3,9 +3,8 @@
 --- @include "may_leave"
 --- @include "mark_base"
 
--- promote_due(prefix, keys, queue, now, most): let jobs wait whose time has come, up to `most` of
--- them. `keys` has delayed, prioritized, priority_counter, marker, events; `queue` is what
--- queue_state gave.
+-- promote_due(prefix, keys, queue, now, most): move up to `most` due jobs from delayed to waiting.
+-- `keys` has delayed, prioritized, priority_counter, marker, events; `queue` is from queue_state.
 local function promote_due(prefix, keys, queue, now, most)
   local delayed, events = keys.delayed, keys.events
   local due = redis.call("ZRANGEBYSCORE", delayed, "-inf", (now + 1) * 4096 - 1, "LIMIT", 0, most)

@@ -1,4 +1,4 @@
--- pull_job(base, id) -> the name of the set or list that the job was taken out of, or "unknown".
+-- pull_job(base, id) -> the name of the set or list that the job was removed from, or "unknown".
 local function pull_job(base, id)
   local sets = { "completed", "waiting-children", "delayed", "failed", "prioritized" }
   for i = 1, #sets do

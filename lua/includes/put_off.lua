@@ -2,8 +2,9 @@
 --- @include "refusal"
 --- @include "stay_waiting"
 
--- put_off(delayed, suspects, due, step): delay jobs that are still where they wait, the first until
--- `due` ms and each further one for `step` ms more. If that is refused, none is; it raises.
+-- put_off(delayed, suspects, due, step): delay jobs that are still in their waiting place, the
+-- first until `due` ms and each further one by `step` ms more. If that is refused, none is delayed
+-- and it raises.
 local function put_off(delayed, suspects, due, step)
   for i = 1, #suspects do
     local score = delayed_score(delayed, due + (i - 1) * step)

@@ -1,4 +1,4 @@
--- queue_keys(prefix) -> the keys of a queue, by name.
+-- queue_keys(prefix) -> a queue's keys, by name.
 local function queue_keys(prefix)
   return { meta = prefix .. "meta", wait = prefix .. "wait", paused = prefix .. "paused",
     active = prefix .. "active", prioritized = prefix .. "prioritized",

@@ -1,14 +1,14 @@
 --- @include "finite"
 
 -- queue_state(meta, active, wait or false, paused or nil) -> {paused, room, blocked, target,
--- max_events, max_starts}: what holds for the whole queue now. `room`: how many jobs more may be
--- active; `blocked`: none may; `target`: the list where jobs wait; `max_events` (false: not said):
--- how many events are kept; `max_starts` (false: any): how many jobs start per window. What is no
--- number is no limit; one and a half jobs are two, as in BullMQ.
--- While a queue is paused, BullMQ 5 parks jobs in `paused` and BullMQ 6 leaves them in `wait`. If
--- `paused` exists it is used. Else 5's way, unless the queue's version says 6 or more: its resume
--- takes both lists, while 5's resume overwrites a `wait` that it does not expect. A queue that was
--- obliterated has no version: then jobs that wait in `wait` although it is paused say 6.
+-- max_events, max_starts}. `room` is how many more jobs may be active, `blocked` whether none may,
+-- `target` the list where jobs wait. `max_events` (or false) is how many events to keep,
+-- `max_starts` (or false) how many jobs may start per window. A limit that is not a number is
+-- ignored; fractions are rounded up, as in BullMQ.
+-- While a queue is paused, BullMQ 5 moves jobs to `paused` and BullMQ 6 leaves them in `wait`. If
+-- `paused` exists, it is used. Otherwise, do as BullMQ 5 unless the queue's version is 6 or later:
+-- BullMQ 6 resumes both lists, but BullMQ 5 overwrites an unexpected `wait`. An obliterated queue
+-- has no version; jobs in its `wait` while it is paused mean BullMQ 6.
 local function queue_state(meta, active, wait, paused)
   local fields = redis.call("HMGET", meta, "paused", "concurrency", "opts.maxLenEvents", "max")
   local is_paused = fields[1] ~= false

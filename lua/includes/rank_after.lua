@@ -1,7 +1,7 @@
--- rank_after(set, score, id, newest_first) -> the place, counted from 0 in the order of the pages,
--- of the first member after the one with this score and id, which need not be there any more.
+-- rank_after(set, score, id, newest_first) -> the rank, from 0 in page order, of the first member
+-- after this score and id. The member with this score and id may be gone.
 local function rank_after(set, score, id, newest_first)
-  -- Redis orders members of one score by their bytes; `<` of Lua depends on the locale.
+  -- Redis orders members with equal scores by bytes; Lua's `<` depends on the locale.
   local function before(one, other)
     for i = 1, math.min(#one, #other) do
       local a, b = string.byte(one, i), string.byte(other, i)

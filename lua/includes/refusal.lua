@@ -1,4 +1,4 @@
--- refusal(reply) -> what Redis said, if this reply to a redis.pcall is an error; else nil or false.
+-- refusal(reply) -> Redis's message if this redis.pcall reply is an error, else nil or false.
 local function refusal(reply)
   return type(reply) == "table" and reply.err
 end

@@ -1,5 +1,5 @@
--- rejoin_parent(key, parent_key, state): let the parent (false: none) wait again for a child that
--- had ended in `state`.
+-- rejoin_parent(key, parent_key, state): make the parent wait again for a child that had finished
+-- in `state`. `parent_key` may be false.
 local function rejoin_parent(key, parent_key, state)
   if not parent_key then
     return

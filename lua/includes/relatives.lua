@@ -1,6 +1,5 @@
--- relatives() -> the functions by which the end of a job concerns others: its parent, and a job
--- that was deduplicated. Every function is built anew on every run, and few jobs need these: so
--- they are in here, to be built when one does.
+-- relatives() -> the functions that pass a finished job on to its parent and to deduplicated jobs.
+-- Each run builds every function again and few jobs need these, so they are built on demand.
 local function relatives()
   --- @include "leave_parent"
   --- @include "tell_parent_completed"

@@ -5,9 +5,9 @@
 --- @include "mark_delay"
 --- @include "priority_score"
 
--- release_parent(parent, base, id, now): let a parent that waited for its children run. `parent` is
--- the key of its hash, `base` the start of all keys of its queue. It goes to the front: it has
--- waited.
+-- release_parent(parent, base, id, now): release a parent that waited for its children. `parent` is
+-- its hash, `base` its queue's key prefix. Without delay or priority it goes to the front, since it
+-- has already waited.
 local function release_parent(parent, base, id, now)
   local waiting_children = base .. "waiting-children"
   local fields = redis.call("HMGET", parent, "priority", "delay")

@@ -8,9 +8,9 @@
 --- @include "delete_job"
 --- @include "event_limit"
 
--- remove_tree(base, id, children, seen): remove a job, and "all", its "idle" or "no" `children`,
--- in whatever queue, as BullMQ does: it leaves its parent, then its children go, then itself.
--- `seen` is the set of keys that are being removed.
+-- remove_tree(base, id, children, seen): remove a job and its children ("all", "idle" or "no"), in
+-- any queue. As in BullMQ, it first leaves its parent, then its children are removed, then the job.
+-- `seen` is the set of keys being removed.
 local function remove_tree(base, id, children, seen)
   local key = base .. id
   local fields = redis.pcall("HMGET", key, "parentKey", "deid")

@@ -14,22 +14,21 @@
 --- @include "typed"
 
 -- settle_outcomes(prefix, keys, queue, outcomes, last, codes, now, is_taking) -> {full, reasons,
--- completions, failures, any_delayed, held_up, unfinished}: write what became of jobs, whatever it
--- is, one by one. `keys` has the queue's keys by name, and `queue` is what queue_state gave;
--- `outcomes` are by their places, up to `last`, and each gets its code at its place in `codes`;
--- `is_taking`: jobs are taken next. `full` is 1 if Redis is out of memory; `held_up`: the queue is
--- to start no job now; `unfinished`: how many wait for children.
+-- completions, failures, any_delayed, held_up, unfinished}: store outcomes of any kind, one by one.
+-- `keys` has the queue's keys by name, and `queue` is from queue_state. `outcomes` maps positions
+-- up to `last`, and each gets its code at its position in `codes`. `is_taking` means that jobs are
+-- fetched next. `full` is 1 if Redis is out of memory, `held_up` means that the queue must not
+-- start jobs now, `unfinished` is how many completions were refused because of children (-4, -9).
 --
--- An outcome is an array: id, token, kind, and for the kind
+-- An outcome is an array: id, token, kind, and depending on the kind
 --   1 completed: value, keep
 --   2 failed: reason, stacktrace, keep, attempts
 --   3 retried: reason, stacktrace, delay, lifo, remembered (or -1)
 --   4 snoozed: delay
---   5 given back: ms for which the queue starts no job (0: it does)
---   6 awaits children: how many it has spawned in all, and how many of them are new
--- keep is {count, age in s, limit}; -1 in a place: no such bound.
--- A job of kind 3 to 6 that was cancelled meanwhile fails instead, and gets the code 1; what is
--- noted as its field `defa` is then among the `reasons`.
+--   5 given back: ms to stop the queue from starting jobs, or 0
+--   6 awaits children: number spawned in total, and number of new ones
+-- keep is {count, age in s, limit}, each -1 for no bound. A job of kind 3 to 6 that has been
+-- cancelled fails instead and gets the code 1. Its field `defa` is then among the `reasons`.
 local function settle_outcomes(prefix, keys, queue, outcomes, last, codes, now, is_taking)
   local COMPLETED, FAILED, RETRIED, SNOOZED, GIVEN_BACK, AWAITS = 1, 2, 3, 4, 5, 6
   local MOST_TRIMMED, MOST_PROMOTED = 100, 100
@@ -37,7 +36,7 @@ local function settle_outcomes(prefix, keys, queue, outcomes, last, codes, now, 
   local settled = { full = 0, reasons = {}, completions = 0, failures = 0, any_delayed = false,
     held_up = false, unfinished = 0 }
 
-  -- The jobs, in order: what the outcome says of each here, what is in Redis by `judge`.
+  -- The jobs, in order. `judge` adds the fields that are in Redis.
   local jobs, locks, family, ends = {}, {}, {}, {}
   for place = 1, last do
     local outcome = outcomes[place]
@@ -55,8 +54,8 @@ local function settle_outcomes(prefix, keys, queue, outcomes, last, codes, now, 
     end
   end
 
-  -- If jobs cannot be put away, the call ends here. Only without memory it goes on, with what has
-  -- ended: XTRIM is let through, and so is the rest.
+  -- If finished jobs cannot be stored, the call stops here, unless Redis is out of memory. Outcomes
+  -- are stored even then: Redis allows XTRIM, and after it every write.
   for kind, set in ipairs({ completed, failed }) do
     if ends[kind] and lacks_memory(set) then
       settled.full = 1
@@ -72,7 +71,7 @@ local function settle_outcomes(prefix, keys, queue, outcomes, last, codes, now, 
     return kin
   end
 
-  -- Of jobs that end alike, one after the other: they go to their set together.
+  -- Consecutive jobs with the same outcome are added to their set together.
   local finished, finished_keep, pending, room_to_trim = nil, nil, {}, MOST_TRIMMED
   local function flush()
     if #pending > 0 then
@@ -80,7 +79,7 @@ local function settle_outcomes(prefix, keys, queue, outcomes, last, codes, now, 
       local most, age = unpack(finished_keep)
       if most >= 0 or age >= 0 then
         local leave_parent = finished == failed and of_kin().leave_parent or nil
-        -- What is left over is removed by the next one.
+        -- The next call removes the rest.
         local is_trimmed, trimmed =
           pcall(trim_finished, prefix, finished, finished_keep, leave_parent, now, room_to_trim)
         room_to_trim = room_to_trim - (is_trimmed and trimmed or 0)
@@ -117,11 +116,11 @@ local function settle_outcomes(prefix, keys, queue, outcomes, last, codes, now, 
     if not is_kept then
       delete_job(key)
     elseif is_cancelled(job.doom) then
-      redis.call("HDEL", key, "defa") -- it was too late
+      redis.call("HDEL", key, "defa") -- too late to cancel
     end
   end
 
-  -- That it was doomed is forgotten last: if anything before is refused, it still is.
+  -- Delete `defa` last, so that it is still there if an earlier command is refused.
   local function fail(job, reason, stacktrace, keep, most_attempts)
     local id, key, parent_key, is_kept = job.id, job.key, job.parent_key, keep[1] ~= 0
     if is_cancelled(reason) then
@@ -151,17 +150,17 @@ local function settle_outcomes(prefix, keys, queue, outcomes, last, codes, now, 
     end
   end
 
-  -- Let a job fail that was to run again, and was cancelled.
+  -- Fail a cancelled job that would have run again.
   local function cancel(job)
     --- @include "failed_bounds"
-    redis.call("ZADD", failed, "XX", 0, "") -- raises if it could not be put there when all is done
+    -- Raises if the ZADD in flush would be refused.
+    redis.call("ZADD", failed, "XX", 0, "")
     local fields = redis.call("HMGET", job.key, "opts", "stacktrace")
     local stacktrace = job.kind == RETRIED and job.outcome[5] or fields[2] or "[]"
     fail(job, job.doom, stacktrace, failed_bounds(fields[1]), math.huge)
   end
 
-  -- A job's place in a list or set is the last thing to be written: if anything before is refused,
-  -- it is only active.
+  -- A job's new list or set is written last: if an earlier command is refused, it is only active.
   local function delay_job(job, delay)
     local due = now + delay
     redis.call("HSET", job.key, "delay", delay)
@@ -211,14 +210,14 @@ local function settle_outcomes(prefix, keys, queue, outcomes, last, codes, now, 
     if priority > 0 then
       redis.call("ZADD", keys.prioritized, priority * 0x100000000, id)
     else
-      -- RPUSH: workers take from the right, and a job that is given back has waited its turn.
+      -- RPUSH, because workers take from the right and this job has already waited its turn.
       redis.call("RPUSH", queue.target, id)
     end
-    -- BullMQ does so only for a job without priority: others wait until a worker looks by itself.
+    -- BullMQ wakes a worker only for a job without priority; others wait until a worker polls.
     mark_base(keys.marker, queue.blocked)
   end
 
-  -- Return whether an outcome may be written: 0 or a code; note the fields that it needs.
+  -- Return 0 if the outcome may be stored, or an error code. Sets the fields that it needs.
   local function judge(job, holder, any_children)
     local key = job.key
     if holder ~= job.token then
@@ -245,7 +244,7 @@ local function settle_outcomes(prefix, keys, queue, outcomes, last, codes, now, 
     return 0
   end
 
-  -- Write an outcome; `alone`: without telling the parent or ending the deduplication.
+  -- Store an outcome. With `alone`, skip the parent and the deduplication id.
   local function settle(job, holder, any_children, alone)
     local kind = job.kind
     job.has_left = false
@@ -298,8 +297,8 @@ local function settle_outcomes(prefix, keys, queue, outcomes, last, codes, now, 
     return 0
   end
 
-  -- Let the job of an outcome that was refused halfway be as it was: active, and its attempt not
-  -- counted. What else was written is written again by the next try.
+  -- Restore a job whose outcome was refused halfway: active, without the attempt. The next attempt
+  -- overwrites everything else.
   local function undo(job)
     local id = job.id
     if not job.has_left then
@@ -329,7 +328,7 @@ local function settle_outcomes(prefix, keys, queue, outcomes, last, codes, now, 
       problem = broken or problem
       code = (broken or is_denied(problem)) and -11 or -10
       if code == -10 and (job.kind == FAILED or job.is_cancelled) and job.has_left then
-        -- Whatever is wrong with its parent or its deduplication, a job can fail by itself.
+        -- A job can fail even if its parent or its deduplication id is broken.
         is_settled, code = pcall(settle, job, holders[i], any_children, true)
         if not is_settled then
           undo(job)
@@ -353,7 +352,7 @@ local function settle_outcomes(prefix, keys, queue, outcomes, last, codes, now, 
   end
   flush()
   if #unlocked > 0 then
-    redis.pcall("DEL", unpack(unlocked)) -- or they expire
+    redis.pcall("DEL", unpack(unlocked)) -- if refused, they expire
     redis.pcall("SREM", keys.stalled, unpack(ended))
   end
   return settled

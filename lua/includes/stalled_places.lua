@@ -1,6 +1,6 @@
--- stalled_places(prefix, ids, position, suspects) -> the places in `active` of the jobs that have
--- stalled, their ids, oldest first, and the ids of the others. `ids` is a slice of the list that
--- ends `position` entries before its tail.
+-- stalled_places(prefix, ids, position, suspects) -> the positions of stalled jobs in `active`,
+-- their ids (oldest first), and the ids of the others. `ids` is a slice of the list that ends
+-- `position` entries before its tail.
 local function stalled_places(prefix, ids, position, suspects)
   local places, gone, alive = {}, {}, {}
   if #ids == 0 then

@@ -1,8 +1,7 @@
 --- @include "is_cancelled"
 
--- start_afresh(job, opts, doom): let a job that has ended run as if nobody had cancelled it, and
--- whatever time has passed. `opts` are its options as they are stored, `doom` is its field `defa`;
--- false: it has none.
+-- start_afresh(job, opts, doom): let a finished job run again even if it was cancelled or has
+-- expired. `opts` are its stored options; the last argument is its field `defa` or false.
 local function start_afresh(job, opts, doom)
   if is_cancelled(doom) then
     redis.call("HDEL", job, "defa")

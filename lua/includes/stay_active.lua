@@ -1,5 +1,5 @@
--- stay_active(active, completed, ids, first): let the jobs from the place `first` of `ids` on be
--- active again, whose end was refused, and not be completed.
+-- stay_active(active, completed, ids, first): move jobs whose outcome was refused back from
+-- `completed` to `active`, from index `first` of `ids`.
 local function stay_active(active, completed, ids, first)
   for i = first, #ids do
     redis.pcall("ZREM", completed, ids[i])

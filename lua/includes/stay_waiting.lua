@@ -1,6 +1,6 @@
--- stay_waiting(active, ids, delayed, suspects, ...): take `ids` out of `active` again, and
--- `suspects` out of `delayed`, that could not leave where they wait, by the command that was
--- refused; it raises.
+-- stay_waiting(active, ids, delayed, suspects, ...): remove `ids` from `active` and `suspects` from
+-- `delayed`, because they could not leave their waiting place. Then raise, by repeating the refused
+-- command.
 local function stay_waiting(active, ids, delayed, suspects, ...)
   for i = 1, #ids do
     redis.pcall("LREM", active, 1, ids[i])

@@ -2,9 +2,9 @@
 --- @include "find_parent"
 --- @include "release_parent"
 
--- tell_parent_completed(key, parent_key, value, now): give a child's result to its parent,
--- and let the parent run if that was the last it waited for. The parent waits for the child until
--- all of it is done: if something is refused in between, it can be done again.
+-- tell_parent_completed(key, parent_key, value, now): store a child's result in its parent, and
+-- release the parent if it was the last pending child. The child stays pending until the end, so a
+-- refused call can be repeated.
 local function tell_parent_completed(key, parent_key, value, now)
   local dependencies = parent_key .. ":dependencies"
   if not awaits(parent_key, key) then

@@ -5,9 +5,9 @@
 --- @include "note_drop"
 --- @include "release_parent"
 
--- tell_parent_failed(key, parent_key, reason, now): do to a parent what the child's policy
--- says about its failure. Without a policy the parent goes on waiting for the child. As when it is
--- completed, the parent waits for the child until all of it is done.
+-- tell_parent_failed(key, parent_key, reason, now): apply the child's failure policy to its parent.
+-- Without a policy, the parent keeps waiting. The child stays pending until the end, as in
+-- tell_parent_completed.
 local function tell_parent_failed(key, parent_key, reason, now)
   local parent = find_parent(key, parent_key)
   if not (parent.fpof or parent.cpof or parent.idof or parent.rdof) then
@@ -24,7 +24,7 @@ local function tell_parent_failed(key, parent_key, reason, now)
     local doom = "child " .. key .. " failed"
     local known = redis.pcall("HGET", parent_key, "defa")
     if type(known) == "string" and is_cancelled(known) then
-      doom = known -- what was cancelled stays cancelled
+      doom = known -- a cancelled job stays cancelled
     end
     if waits then
       redis.call("HSET", parent_key, "defa", doom)

@@ -1,10 +1,10 @@
 --- @include "refusal"
 
--- tell_parents(keys, parents, values) -> last, refused: give the results of completed children to
--- their parents, those of one parent together. `parents` has the key of each child's parent, or
--- false. A child for which alone its parent waits then is in the set `last` (nil: there is none):
--- the parent is told when it is that child's turn. `refused` has the places of those whose parents
--- could not be told, the last one first.
+-- tell_parents(keys, parents, values) -> last, refused: store results of completed children in
+-- their parents, one parent at a time. `parents` has each child's parent key or false. `last` (or
+-- nil) is the set of children that are then their parent's last pending ones: tell_parent_completed
+-- handles those later. `refused` has the indexes of children whose parent could not be updated, in
+-- descending order.
 local function tell_parents(keys, parents, values)
   local families, known = {}, {}
   for place = 1, #keys do
@@ -40,7 +40,7 @@ local function tell_parents(keys, parents, values)
       told[pending], results[2 * pending - 1], results[2 * pending] = nil, nil, nil
     end
     if not problem and #told > 0 then
-      -- The parent waits for a child until it has its result.
+      -- A child stays pending until its result is stored.
       problem = refusal(redis.pcall("HSET", family.parent .. ":processed", unpack(results)))
         or refusal(redis.pcall("SREM", dependencies, unpack(told)))
     end

@@ -1,7 +1,7 @@
 --- @include "is_child"
 
--- tree_locked(key, with_children, seen) -> whether a worker holds the job, or a pending child at
--- any depth. `seen` is the set of keys that were looked at.
+-- tree_locked(key, with_children, seen) -> whether the job, or a pending child at any depth, is
+-- locked. `seen` is the set of keys already checked.
 local function tree_locked(key, with_children, seen)
   if redis.call("EXISTS", key .. ":lock") == 1 then
     return true

@@ -1,9 +1,8 @@
 --- @include "append_keys"
 
--- trim_finished(prefix, finished, keep, leave_parent, now, most) -> how many: remove jobs from the
--- set `finished` that are too old or too many by `keep` ({count, age in s, limit}; -1: no such
--- bound), up to `most` of them. `leave_parent` is that function, or nil if no parent waits for a
--- job of this set.
+-- trim_finished(prefix, finished, keep, leave_parent, now, most) -> number removed: remove up to
+-- `most` jobs from the set `finished` that exceed `keep` ({count, age in s, limit}, each -1 for no
+-- bound). `leave_parent` is that function, or nil if no parent waits for jobs of this set.
 local function trim_finished(prefix, finished, keep, leave_parent, now, most)
   local count, age, limit = unpack(keep)
   local removed = 0
@@ -20,7 +19,7 @@ local function trim_finished(prefix, finished, keep, leave_parent, now, most)
           if not string.find(parent_key.err, "WRONGTYPE", 1, true) then
             error(parent_key.err, 0)
           end
-          parent_key = false -- what is no job has no parent
+          parent_key = false -- not a job, so it has no parent
         end
         leave_parent(prefix, key, parent_key, false)
       end

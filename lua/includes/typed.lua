@@ -1,5 +1,5 @@
--- typed(reply) -> the reply to a redis.pcall, or false if its key is of another type than the
--- command wants; any other error, such as a lack of rights, is raised.
+-- typed(reply) -> the redis.pcall reply, or false if the key has the wrong type. Any other error,
+-- such as missing permissions, is raised.
 local function typed(reply)
   if type(reply) ~= "table" or not reply.err then
     return reply

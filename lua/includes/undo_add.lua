@@ -1,5 +1,5 @@
--- undo_add(prefix, id, sets, list): remove a new job whose addition was refused halfway, from where
--- it may be: one of the sets, or the list.
+-- undo_add(prefix, id, sets, list): remove a new job that was refused halfway, from the sets and
+-- the list where it may be.
 local function undo_add(prefix, id, sets, list)
   local key = prefix .. id
   for i = 1, #sets do

@@ -1,1 +1,1 @@
-"""Tasks: functions whose calls are jobs."""
+"""Apps, tasks and the jobs that tasks add."""

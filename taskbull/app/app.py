@@ -1,4 +1,7 @@
-"""The workers of an app: what surrounds their jobs, and how they are made."""
+"""The app: its tasks, its Redis server and its workers.
+
+`App` is the entry point for users. `WorkerFactory` builds the workers of an app.
+"""
 
 from __future__ import annotations
 
@@ -47,17 +50,17 @@ if TYPE_CHECKING:
     from taskbull.worker.worker import Worker
 
 
-# The workers of an app: what surrounds their jobs, and how they are made.
+# Workers
 
 
 E = TypeVar("E", bound=events.Event)
 
 
 class WorkerFactory:
-    """Makes workers, all of which serve the tasks of the app by the same rules.
+    """Builds the workers of an app, all with the same queue rules and listeners.
 
-    Whoever only adds jobs has the rules, but no worker: that, with anyio, is not imported before
-    one is asked for.
+    The worker code and anyio are imported only when a worker is built. A program that only adds
+    jobs does not load them.
     """
 
     def __init__(
@@ -74,13 +77,13 @@ class WorkerFactory:
         self._listeners: list[tuple[type[events.Event], events.Listener[Any]]] = []
 
     def tell(self, kind: type[E], listener: events.Listener[E]) -> None:
-        """Call a function for each event of a kind."""
+        """Register a listener for an event type on all workers built from now on."""
         events.check_listener(kind, listener)
         self._listeners.append((kind, listener))
 
     @property
     def dispatch(self) -> Dispatch:
-        """From a job to the call of its task's function."""
+        """The dispatcher that maps jobs to task functions."""
         if self._dispatch is None:
             from taskbull.app.dispatch import Dispatch  # noqa: PLC0415 - see above
 
@@ -94,7 +97,14 @@ class WorkerFactory:
         options: WorkerKeywords,
         schedules: DeclaredSchedules,
     ) -> Worker:
-        """Return a worker for some queues, or for those of all tasks, which are loaded by now."""
+        """Return a worker for these queues, or for the queues of all tasks.
+
+        All tasks must have been loaded before.
+
+        Raises:
+            ConfigurationError: If there are no queues, an option is invalid, or a batch does not
+                fit the concurrency.
+        """
         from taskbull.app.pool.plan import plan_pool, with_pool  # noqa: PLC0415 - see above
         from taskbull.worker.worker import Worker  # noqa: PLC0415 - see above
 
@@ -133,7 +143,7 @@ class WorkerFactory:
         return worker
 
     def _check_slots(self, concurrency: Mapping[str, int]) -> None:
-        """Refuse a worker that could never fill a batch."""
+        """Reject a worker whose concurrency is too low to fill a batch."""
         for task in self._registry.tasks.values():
             slots = concurrency.get(task.queue)
             if is_batch(task) and slots is not None and slots < task.batch.size:
@@ -146,7 +156,7 @@ class WorkerFactory:
                 )
 
 
-# The app: what tasks belong to, and what users begin with.
+# The app
 
 
 R = TypeVar("R")
@@ -155,21 +165,44 @@ _LOOKED_AT = 100
 
 
 class App(TaskGroup):
-    """A set of tasks, and the Redis where their jobs are.
+    """A collection of tasks and the Redis server that stores their jobs.
 
-    The options of jobs that it is made with (`AppKeywords`) are the defaults of its tasks.
-    `redis` is a URL, or a client of redis-py whose settings are read; without one, the environment
-    (`TASKBULL_REDIS_URL`, `REDIS_URL`) or the server on this machine is used. Nothing is connected
-    before it is needed. Adding jobs ends within `enqueue_timeout`, every other call of queues and
-    handles within `call_timeout`, if Redis is away. `include` names modules with tasks, which
-    workers import.
-    `attempts` is 3 for the jobs that this app adds. Given here, it also counts for jobs of others
-    that say nothing about attempts; those have one otherwise, as BullMQ means it.
+    Creating an app does not connect to Redis. Connections are opened when needed. An app can be
+    used from any thread or event loop, before and after a fork.
+
+    Args:
+        name: Name shown in logs and stored with declared schedules.
+        redis: Redis URL, or a redis-py client whose settings are copied. Defaults to
+            `TASKBULL_REDIS_URL`, then `REDIS_URL`, then the server on this machine.
+        prefix: Prefix of all Redis keys. It must match the prefix that Node services use.
+        queue: Default queue for tasks.
+        attempts: Default number of attempts. Jobs added by this app get 3. If you set it, it also
+            applies to jobs that other producers add without `attempts`. Those run once otherwise,
+            as in BullMQ.
+        classify: Function that returns the category of an error, or None for the default.
+        unknown_errors: How to handle errors without a category: "retry" or "fail".
+        include: Names of modules with tasks. Workers import them before they start.
+        hash_tag: Whether queue keys get a Redis Cluster hash tag. None adds one in a Cluster only.
+        enqueue_timeout: Seconds without progress before adding jobs raises `EnqueueError`.
+        call_timeout: Time limit in seconds for all other calls of queues and handles. None disables
+            it.
+        **options: Default job options of all tasks: `backoff`, `error_backoffs`, `keep_completed`,
+            `keep_failed` and `timeout`.
+
+    Raises:
+        ConfigurationError: If an option or the Redis address is invalid.
+
+    Example:
+        >>> app = App("shop", redis="redis://localhost:6379/0")
+        >>> @app.task
+        ... async def greet(name: str) -> str:
+        ...     return f"Hello, {name}"
+        >>> job = greet.delay("Ann")
     """
 
     word = "app"
 
-    def __init__(  # noqa: PLR0913 - users write them by name
+    def __init__(  # noqa: PLR0913 - callers pass them by keyword
         self,
         name: str,
         *,
@@ -201,35 +234,45 @@ class App(TaskGroup):
             limit_of("call_timeout", call_timeout),
             self.check_data,
         )
-        producer.client(queue)  # refuses a wrong name
+        producer.client(queue)  # Rejects an invalid queue name.
         self.move(producer)
         self._factory = WorkerFactory(self.registry, self._defaults.policy, self._source)
         self.target: str | None = None
-        """`module:attribute` by which it was loaded, if it was."""
+        """The `module:attribute` string that `load_app` was called with, or None."""
         self._blocking = BlockingCheck("app.enqueue()", "await app.aenqueue()")
 
     @property
     def known_queues(self) -> list[str]:
-        """The queues of all tasks, and those that have rules of their own."""
+        """The queues of all tasks, and the queues declared with `queue_options`."""
         return list(dict.fromkeys([*self.queues, *self._factory.rules.queues]))
 
     @property
     def declared_schedules(self) -> DeclaredSchedules:
-        """The schedules that this app declares."""
+        """The schedules that this app and its included groups declare."""
         return self.timetable.declared()
 
     def enqueue(
         self, jobs: Iterable[JobSpec[R]], *, progress: Progress | None = None
     ) -> list[JobHandle[R]]:
-        """Add the jobs that `task.job(…)` made, of any queues; handles in order.
+        """Add jobs made with `task.job(…)` and return their handles in order. Blocks.
 
-        Of a list, nothing is written unless all jobs are valid. Any other iterable, a generator for
-        one, is streamed: its jobs are checked and sent as they come, and few are in memory at once.
-        `progress` is called, in this thread, with the number of jobs added so far: after every 250
-        of a queue, and at the end. `enqueue_timeout` is how long it may take without getting on.
+        The jobs may belong to different queues. A list is validated first, and nothing is written
+        unless all its jobs are valid. Any other iterable, such as a generator, is streamed: jobs
+        are validated and sent as they arrive, and only a few are in memory.
 
-        `EnqueueError.spec` holds the jobs that were not added; enqueued again, none is added twice.
-        So does one that a generator, or `progress`, broke off by raising; the rest is still in it.
+        Args:
+            jobs: The jobs to add.
+            progress: Function called in this thread with the number of jobs added so far. It is
+                called after every 250 jobs of a queue, and at the end.
+
+        Raises:
+            EnqueueError: If there was no progress for `enqueue_timeout`, or if the generator or
+                `progress` raised. Its `spec` holds the jobs that were not added. Enqueueing those
+                again adds none twice. Jobs not yet taken from a generator are still in the
+                generator.
+
+        Example:
+            >>> app.enqueue([resize.job(path) for path in paths])
         """
         self._blocking.check()
         return self.producer.enqueue(jobs, progress)
@@ -237,40 +280,68 @@ class App(TaskGroup):
     async def aenqueue(
         self, jobs: Iterable[JobSpec[R]], *, progress: Progress | None = None
     ) -> list[JobHandle[R]]:
-        """Add the jobs that `task.job(…)` made, of any queues; handles in order. See `enqueue`."""
+        """Add jobs made with `task.job(…)` and return their handles in order.
+
+        This is `enqueue` for asyncio and trio.
+        """
         return await self.producer.aenqueue(jobs, progress)
 
     def job(self, queue: str, job_id: str) -> JobHandle[Any]:
-        """Return the handle of an existing job, whoever added it, without asking Redis."""
+        """Return a handle for an existing job, without a call to Redis.
+
+        The job may have been added by another program. The handle does not check that the job
+        exists.
+
+        Args:
+            queue: Name of the job's queue.
+            job_id: The job's id.
+        """
         client = self.producer.client(queue)
         return JobHandle(queue, check_text("job_id", job_id), "", False, client, payload.decode)
 
     def queue(self, name: str) -> Queue:
-        """Return a queue for async code."""
+        """Return a queue for async code.
+
+        Raises:
+            ConfigurationError: If the name is not valid.
+        """
         return self.producer.queue(name)
 
     def sync_queue(self, name: str) -> SyncQueue:
-        """Return a queue for code without an event loop."""
+        """Return a queue for code without an event loop.
+
+        Raises:
+            ConfigurationError: If the name is not valid.
+        """
         return self.producer.sync_queue(name)
 
     def server(self) -> Server:
-        """Return all queues of the app's server, for async code."""
+        """Return a view of all queues on the app's Redis server, for async code."""
         from taskbull.monitor.server import Server  # noqa: PLC0415 - see `Producer.queue`
 
         return self.producer.server(Server, self.queues, self.attempts_of)
 
     def sync_server(self) -> SyncServer:
-        """Return all queues of the app's server, for code without an event loop."""
+        """Return a view of all queues on the app's Redis server, for sync code."""
         from taskbull.monitor.server import SyncServer  # noqa: PLC0415 - as above
 
         return self.producer.server(SyncServer, self.queues, self.attempts_of)
 
     def close(self) -> None:
-        """Close the connections of sync code that are not in use; more are made when needed."""
+        """Close idle connections of sync code. New ones are opened when needed."""
         self.producer.stores.close()
 
     def on(self, kind: type[E]) -> Callable[[Callable[[E], None]], Callable[[E], None]]:
-        """Call a function for each event of a kind in this app's workers; `Event` means all."""
+        """Register a function to call for each event of a type in this app's workers.
+
+        Args:
+            kind: A class of `taskbull.events`. `Event` selects all events.
+
+        Example:
+            >>> @app.on(events.Failed)
+            ... def report(event: events.Failed) -> None:
+            ...     print(event.job.id, event.failure)
+        """
 
         def register(listener: Callable[[E], None]) -> Callable[[E], None]:
             self._factory.tell(kind, listener)
@@ -279,19 +350,27 @@ class App(TaskGroup):
         return register
 
     def load_tasks(self) -> None:
-        """Import the modules named by `include=[…]`; workers do it when they are made."""
+        """Import the modules named by `include`. Workers do this when they are created."""
         import_modules(self._modules, f"App {self.name}: include")
         super().load_tasks()
 
     def autodiscover(self, package: str, name: str | None = "tasks") -> list[str]:
-        """Import the modules of a package, at any depth, that are called `name` (None: all).
+        """Import the modules called `name` in a package and in all its subpackages.
 
-        It is done at once; the full names of the modules are given.
+        Args:
+            package: Full name of the package.
+            name: Last part of the module names. None imports all modules.
+
+        Returns:
+            The full names of the imported modules.
+
+        Raises:
+            ConfigurationError: If a module cannot be imported.
         """
         return import_package(check_text("package", package), name)
 
     def check_move(self, producer: Producer) -> None:
-        """Refuse to move from one Redis to another: this app was told where its jobs are."""
+        """Reject a move to another Redis if this app was created with an explicit one."""
         super().check_move(producer)
         mine, other = self.producer.namespace, producer.namespace
         if self._is_placed and mine != other:
@@ -301,23 +380,30 @@ class App(TaskGroup):
             )
 
     def attempts_of(self, job: Job) -> int:
-        """Return how many attempts a worker of this app gives a job."""
+        """Return the number of attempts that a worker of this app gives a job."""
         task = self.tasks.get(job.name)
         return attempts_of(job, self._defaults.policy if task is None else task.settings.policy)
 
     def check_data(self, name: str, data: bytes) -> None:
-        """Refuse the data of a job, as JSON, that a worker of this app would: `InvalidArguments`.
+        """Check a job's JSON data against the parameters of its task.
 
-        Jobs of tasks that it does not have pass: others may run them.
+        Jobs of unregistered tasks pass, because workers of other apps may run them.
+
+        Raises:
+            InvalidArguments: If a worker of this app would reject the data.
         """
         task = self.tasks.get(name)
         if task is not None:
             task.check_data(data)
 
     def unknown_names(self, queue: str, *, timeout: Duration | None = 2.0) -> list[str]:
-        """Name the tasks of waiting jobs that this app does not have; from sync code.
+        """Return the unregistered task names of waiting jobs in a queue. Blocks.
 
-        Only the jobs that come next are looked at, 100 in each state.
+        Only the next 100 jobs in each state are read.
+
+        Args:
+            queue: Name of the queue.
+            timeout: Time limit in seconds. None disables it.
         """
         call = names_waiting(self.producer.client(queue).keys, _LOOKED_AT)
         limit = limit_of("timeout", timeout)
@@ -326,31 +412,48 @@ class App(TaskGroup):
 
     @property
     def dispatch(self) -> Dispatch:
-        """From a job to the call of its task's function."""
+        """The dispatcher that maps jobs to task functions."""
         return self._factory.dispatch
 
     def _source(self, modules: Iterable[str]) -> AppSource:
         return source_of(self, self.name, self.target, modules)
 
     def resolve(self, job: Job) -> Route:
-        """Return how a worker is to run a job."""
+        """Return the route for a job."""
         return self._factory.dispatch.resolve(job)
 
     def queue_options(self, queue: str, **rules: Unpack[QueueKeywords]) -> None:
-        """Declare the rules of a queue, for every worker of this app that serves it.
+        """Declare rules for a queue, for every worker of this app that serves it.
 
-        They win over the worker's own `concurrency` and `limiter`, which are for all its queues.
-        `global_concurrency` counts the jobs of all workers together; it is written to Redis when a
-        worker starts. Several calls for one queue add up, unless they contradict each other.
+        They take precedence over the worker's own `concurrency` and `limiter`, which apply to all
+        its queues. Several calls for one queue are merged.
+
+        Args:
+            queue: Name of the queue.
+            **rules: `concurrency` and `limiter` per worker, and `global_concurrency` for all
+                workers together. The global limit is written to Redis when a worker starts.
+
+        Raises:
+            ConfigurationError: If a rule is invalid or contradicts an earlier call.
+
+        Example:
+            >>> app.queue_options("emails", concurrency=5, limiter=Limiter(max=10, duration=1))
         """
-        self.producer.client(queue)  # refuses a wrong name
+        self.producer.client(queue)  # Rejects an invalid queue name.
         check_keywords("app.queue_options", rules, QueueKeywords)
         self._factory.rules.declare(queue, QueueOptions(**rules))
 
     def worker(self, queues: Queues | None = None, **options: Unpack[WorkerKeywords]) -> Worker:
-        """Return a worker for some queues, or for those of all tasks; options: `WorkerOptions`.
+        """Return a worker for these queues, or for the queues of all tasks.
 
-        A mapping such as `{"emails": 5, "reports": None}` gives queues a concurrency of their own.
+        Args:
+            queues: One queue, several, or a mapping such as `{"emails": 5, "reports": None}` that
+                sets the concurrency per queue. None means the queues of all tasks.
+            **options: Fields of `WorkerOptions`.
+
+        Raises:
+            ConfigurationError: If an option is invalid, a module cannot be imported, or there are
+                no tasks.
         """
         return self._worker(queues, options)
 
@@ -361,9 +464,13 @@ class App(TaskGroup):
         burst: bool = False,
         **options: Unpack[WorkerKeywords],
     ) -> None:
-        """Run a worker until cancelled, then stop it gracefully; `burst`: until all is done.
+        """Run a worker until it is cancelled, then stop it gracefully.
 
-        A burst also waits for retries, and other delayed jobs, that are due within `burst_wait`.
+        Args:
+            queues: See `worker`.
+            burst: Return when all jobs are done. This includes retries and other delayed jobs that
+                are due within `burst_wait`.
+            **options: Fields of `WorkerOptions`.
         """
         await self._worker(queues, options).run(burst=burst)
 
@@ -376,7 +483,15 @@ class App(TaskGroup):
         burst: bool = False,
         **options: Unpack[WorkerKeywords],
     ) -> None:
-        """Run a worker in an event loop of its own, until SIGTERM or SIGINT stop it gracefully."""
+        """Run a worker in a new event loop until SIGTERM or SIGINT stops it gracefully.
+
+        Args:
+            queues: See `worker`.
+            backend: Event loop library: "asyncio" or "trio".
+            uvloop: Use uvloop with asyncio.
+            burst: Return when all jobs are done. See `run_worker`.
+            **options: Fields of `WorkerOptions`.
+        """
         check_choice("backend", backend, ("asyncio", "trio"))
         from taskbull.app.run import run_as_program  # noqa: PLC0415 - see `WorkerFactory`
 
@@ -392,7 +507,13 @@ class App(TaskGroup):
 
 
 def load_app(target: str) -> App:
-    """Return the app that `module:attribute` names; the working directory is importable."""
+    """Import and return the app at `module:attribute`.
+
+    Modules in the working directory can be imported.
+
+    Raises:
+        ConfigurationError: If the module or attribute cannot be found, or is not an `App`.
+    """
     found = find_attribute(target)
     if not isinstance(found, App):
         raise ConfigurationError(f"{target!r} is not an App but a {type(found).__qualname__}")

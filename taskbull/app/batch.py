@@ -1,4 +1,4 @@
-"""What one job of a batch task brings: an item of the list that its function takes."""
+"""Batch tasks: one job per item, and one function call for many jobs."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ from taskbull.core.options import JobOptions
 from taskbull.core.validation import Duration, check_int, is_pydantic_model, seconds
 from taskbull.errors import ConfigurationError, InvalidArguments
 
-# What one job of a batch task brings: an item of the list that its function takes.
+# Items
 
 
 _LISTS = frozenset({list, Sequence, Collection, Iterable})
@@ -54,10 +54,10 @@ _UNIONS = (Union, types.UnionType)
 
 
 class Items:
-    """Knows the parameter of a function that takes the items, and how one is stored.
+    """Describes the items of a batch task and how a job stores one.
 
-    An item with fields is the job's data as it is. Any other stands there under the parameter's
-    name, so that the data is an object in any case.
+    An item with fields is the job's data. Any other item is stored under the parameter's name, so
+    the data is always an object.
     """
 
     def __init__(self, task: str, function: Callable[..., Any]) -> None:
@@ -67,10 +67,15 @@ class Items:
         self.kind = _item_kind(task, function, self.parameter)
         self.have_fields = _has_fields(self.kind)
         self.signature = self._stand_in()
-        """A function whose parameters are what a job stores; it is never called."""
+        """Function with the parameters that a job stores. It is never called."""
 
     def from_call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-        """Return the fields of an item, as a job stores them; refuse what is not one."""
+        """Return the fields of an item, as a job stores them.
+
+        Raises:
+            TypeError: If the call does not pass exactly one item or its fields.
+            InvalidArguments: If the item does not match the annotation.
+        """
         if len(args) + bool(kwargs) != 1:
             raise TypeError(f"{self._task}: a job takes one item, or its fields by name")
         item = args[0] if args else kwargs
@@ -86,7 +91,7 @@ class Items:
         return fields
 
     def reader(self, extra: Extra) -> Callable[[bytes], Any]:
-        """Return the function that reads the data of a job as an item."""
+        """Return a function that reads a job's data as an item."""
         if self.have_fields:
             return self._read
         name = self.parameter
@@ -96,14 +101,14 @@ class Items:
         return lambda raw: read(raw)[name]
 
     def result_reader(self) -> Callable[[bytes], Any]:
-        """Return the function that reads the result of one item, by the return annotation.
+        """Return a function that reads one item's result according to the return annotation.
 
-        Where there is none, or JSON cannot be converted to it, the result is the JSON value.
+        Without an annotation, or if JSON cannot represent its type, the result is the JSON value.
         """
         try:
             hint = get_type_hints(self._function, include_extras=True)["return"]
             return converter(_without_errors(_element(hint)))
-        except Exception:  # noqa: BLE001 - foreign code: annotations may contain anything
+        except Exception:  # noqa: BLE001 - user code: annotations may contain anything
             return payload.decode
 
     def _read(self, raw: bytes) -> Any:
@@ -134,7 +139,7 @@ class Items:
 
 
 def _copy(function: Callable[..., Any], annotations: dict[str, Any]) -> types.FunctionType:
-    """Return a function that stands where another does, with other annotations."""
+    """Return a copy of a function at the same source location, with other annotations."""
     original = cast("types.FunctionType", inspect.unwrap(function))
     code, name, closure = original.__code__, original.__name__, original.__closure__
     copy = types.FunctionType(code, original.__globals__, name, closure=closure)
@@ -144,7 +149,7 @@ def _copy(function: Callable[..., Any], annotations: dict[str, Any]) -> types.Fu
 
 
 def _list_parameter(task: str, function: Callable[..., Any]) -> str:
-    """Return the one parameter that is not injected."""
+    """Return the only parameter that is not injected."""
     parameters = inspect.signature(function).parameters.values()
     own = [each for each in parameters if not isinstance(each.default, FromLifespan)]
     variable = {Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD}
@@ -176,16 +181,15 @@ def _item_kind(task: str, function: Callable[..., Any], parameter: str) -> Any:
 
 
 def _element(hint: Any) -> Any:
-    """Return what a list of some type holds."""
     return next(iter(get_args(hint)), Any)
 
 
 def _without_errors(hint: Any) -> Any:
-    """Return the type of results without the exceptions that may stand among them."""
+    """Return the result type without exception classes."""
     if get_origin(hint) not in _UNIONS:
         return hint
     kinds = [kind for kind in get_args(hint) if not _is_error(kind)]
-    return Union[tuple(kinds)] if kinds else Any  # noqa: UP007 - they are not known before
+    return Union[tuple(kinds)] if kinds else Any  # noqa: UP007 - known at run time only
 
 
 def _is_error(kind: Any) -> bool:
@@ -215,7 +219,7 @@ def _problem(misfit: Misfit) -> str:
     return f"field {misfit.path}: {misfit.problem}" if misfit.path else misfit.problem
 
 
-# A batch task: one job for each item, and one call of the function for many jobs.
+# Batch tasks
 
 
 T = TypeVar("T")
@@ -224,7 +228,7 @@ R = TypeVar("R")
 
 
 class BatchSettings(Struct, frozen=True):
-    """How many jobs of a task are called at once; for how long the first waits, in seconds."""
+    """Size of a call, seconds that its first job waits, and number of parallel calls."""
 
     size: int
     wait: float
@@ -232,14 +236,18 @@ class BatchSettings(Struct, frozen=True):
 
 
 def batch_settings(size: int, wait: Duration, parallel: int) -> BatchSettings:
-    """Return the settings that a user gave; refuse what is not valid."""
+    """Return validated batch settings.
+
+    Raises:
+        ConfigurationError: If a value is invalid.
+    """
     check_int("size", size, least=1)
     check_int("parallel", parallel, least=1)
     return BatchSettings(size, seconds("wait", wait), parallel)
 
 
 class BatchCalling(TaskCalling):
-    """How a call with one item becomes a job."""
+    """Converts calls with one item to jobs."""
 
     def __init__(self, function: Callable[..., Any], name: str, home: Home) -> None:
         self.items = Items(name, function)
@@ -260,9 +268,10 @@ class BatchCalling(TaskCalling):
 
 
 class BatchTask(Task[[T], R], Generic[T, P, R]):
-    """A function that takes a list of items, made by `@app.batch_task`. Called, it is that.
+    """A function that takes a list of items, made by `@app.batch_task`.
 
-    `delay`, `adelay` and `job` take one item; the job's result is that of its item.
+    `delay`, `adelay` and `job` take one item, and the job's result is the result for that item.
+    Calling the task directly runs the function with a list.
     """
 
     calling: BatchCalling
@@ -278,21 +287,25 @@ class BatchTask(Task[[T], R], Generic[T, P, R]):
         self.batch = batch
 
     def item_reader(self) -> Callable[[bytes], Any]:
-        """Prepare what reads the data of a job as an item."""
+        """Return a function that reads a job's data as an item."""
         return self.calling.items.reader(self.settings.extra)
 
     def check_data(self, data: bytes) -> None:
-        """Refuse the data of a job, as JSON, that is not an item."""
+        """Check that a job's JSON data is a valid item.
+
+        Raises:
+            InvalidArguments: If the data does not match.
+        """
         self.item_reader()(data)
 
 
 class AsyncBatchTask(BatchTask[T, P, R]):
-    """A batch task made of an `async def`."""
+    """A batch task made from an `async def`."""
 
     def __call__(
         self, items: list[T], /, *args: P.args, **kwargs: P.kwargs
     ) -> Coroutine[Any, Any, Sequence[R | Exception]]:
-        """Call the function itself, here and now."""
+        """Call the function directly."""
         self.calling.check_given((items, *args), kwargs)
         coroutine: Coroutine[Any, Any, Sequence[R | Exception]] = self.function(
             items, *args, **kwargs
@@ -301,12 +314,12 @@ class AsyncBatchTask(BatchTask[T, P, R]):
 
 
 class SyncBatchTask(BatchTask[T, P, R]):
-    """A batch task made of a plain `def`, which a worker runs in a thread or in a process."""
+    """A batch task made from a plain `def`, which a worker runs in a thread or a pool process."""
 
     def __call__(
         self, items: list[T], /, *args: P.args, **kwargs: P.kwargs
     ) -> Sequence[R | Exception]:
-        """Call the function itself, here and now."""
+        """Call the function directly."""
         self.calling.check_given((items, *args), kwargs)
         results: Sequence[R | Exception] = self.function(items, *args, **kwargs)
         return results
@@ -315,19 +328,19 @@ class SyncBatchTask(BatchTask[T, P, R]):
 def make_batch_task(
     function: Callable[..., Any], settings: TaskSettings, home: Home, batch: BatchSettings
 ) -> BatchTask[Any, ..., Any]:
-    """Return the kind of batch task that fits the function."""
+    """Return an `AsyncBatchTask` or a `SyncBatchTask` for the function."""
     if inspect.iscoroutinefunction(function):
         return AsyncBatchTask[Any, ..., Any](function, settings, home, batch)
     return SyncBatchTask[Any, ..., Any](function, settings, home, batch)
 
 
 def is_batch(task: Task[..., Any]) -> TypeGuard[BatchTask[Any, ..., Any]]:
-    """Return whether a task is a batch task."""
+    """Return True if a task is a batch task."""
     return isinstance(task, BatchTask)
 
 
 class BatchDecorator(Protocol):
-    """Makes a batch task of a function: what `@app.batch_task(…)` gives."""
+    """Decorator returned by `@app.batch_task(…)`."""
 
     @overload
     def __call__(

@@ -1,4 +1,4 @@
-"""Finding an app, and the modules with its tasks, by name."""
+"""Find and import apps and task modules by name."""
 
 from __future__ import annotations
 
@@ -29,7 +29,16 @@ __all__ = [
 
 
 def import_module(name: str, why: str) -> ModuleType:
-    """Import a module; a `ConfigurationError` says what was tried, and where it went wrong."""
+    """Import a module.
+
+    Args:
+        name: Full name of the module.
+        why: Start of the error message.
+
+    Raises:
+        ConfigurationError: If the module is missing or its import fails. The message names the
+            failing line.
+    """
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
@@ -49,7 +58,10 @@ def import_modules(names: Iterable[str], why: str) -> None:
 
 
 def import_package(package: str, name: str | None) -> list[str]:
-    """Import a package's modules of that name, at any depth (None: all); give their full names."""
+    """Import a package's modules with this last name, at any depth, and return their full names.
+
+    None imports all modules.
+    """
     why = f"autodiscover({package!r})"
     root = import_module(package, why)
     found: list[str] = []
@@ -63,14 +75,20 @@ def import_package(package: str, name: str | None) -> list[str]:
 def _modules(package: ModuleType, why: str) -> Iterable[str]:
     for part in pkgutil.iter_modules(getattr(package, "__path__", ()), f"{package.__name__}."):
         if part.name.endswith(".__main__"):
-            continue  # it would run
+            continue  # Importing it would run it.
         yield part.name
         if part.ispkg:
             yield from _modules(import_module(part.name, why), why)
 
 
 def find_attribute(target: str) -> Any:
-    """Return what `module:attribute` names; the working directory is importable."""
+    """Return the object at `module:attribute`.
+
+    Modules in the working directory can be imported.
+
+    Raises:
+        ConfigurationError: If the target is malformed or cannot be found.
+    """
     module_name, colon, path = target.partition(":")
     if not module_name or not colon or not path:
         raise ConfigurationError(
@@ -94,7 +112,7 @@ def find_attribute(target: str) -> Any:
 
 
 def _meant(name: str) -> str:
-    """Guess what was meant by a name without a colon: a module, or an attribute behind a dot."""
+    """Guess the target for a name without a colon: a module, or a dotted attribute."""
     make_working_directory_importable()
     module, dot, attribute = name.rpartition(".")
     if not dot:
@@ -107,9 +125,9 @@ def _meant(name: str) -> str:
 
 
 def distrust_module(name: str, folder: Path) -> str | None:
-    """Return why a module that a search found in a folder must not be imported, or None.
+    """Return the reason not to import a module found in a folder, or None if it is safe.
 
-    All files that its import runs are checked, as far as they are in the folder.
+    All files in the folder that the import would run are checked.
     """
     checked, place = [folder], folder
     for part in name.split("."):

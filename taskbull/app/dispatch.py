@@ -1,8 +1,4 @@
-"""Jobs whose task this app does not have: they wait for a worker that has it.
-
-While a new version is rolled out, workers of the old one meet jobs of the new; and two apps may
-share a queue by mistake. No attempt is spent on that.
-"""
+"""Dispatch: map jobs to task functions, and delay jobs of unregistered tasks."""
 
 from __future__ import annotations
 
@@ -23,36 +19,41 @@ from taskbull.worker.attempt import Route, SyncHandler
 from taskbull.worker.batch import Batch, BatchRules
 from taskbull.worker.running_job import RunningJob
 
-# Jobs whose task this app does not have: they wait for a worker that has it.
+# Jobs of unregistered tasks wait for a worker that has the task.
 #
-# While a new version is rolled out, workers of the old one meet jobs of the new; and two apps may
-# share a queue by mistake. No attempt is spent on that.
+# During a rollout, old workers receive jobs of new tasks. Two apps may also share a queue by
+# mistake. Neither uses up an attempt.
 
 
 logger = logging.getLogger(__name__)
 
 SHORTEST, LONGEST = 10.0, 300.0
-"""Seconds until such a job is looked at again: the longer it has waited, the longer."""
+"""Minimum and maximum seconds between checks. The delay grows with the time waited."""
 
 PATIENCE = 86_400.0
-"""Seconds after which it fails."""
+"""Seconds until a job of an unregistered task fails."""
 
 _NAMES = 1000
-"""So many names are told at the most: what stands in Redis is not in our hands."""
+"""Maximum number of names to log. Redis may contain any number of names."""
 
 
 class Unclaimed:
-    """Puts such jobs off, and tells of each name once."""
+    """Delays jobs of unregistered tasks, and logs each name once."""
 
     def __init__(self, registry: Registry) -> None:
         self._registry = registry
         self._told: set[tuple[str, str]] = set()
 
     async def put_off(self, job: RunningJob) -> NoReturn:
-        """Handle a job: raise `Snooze`, or `TaskNotRegistered` when it has waited for a day."""
+        """Delay a job.
+
+        Raises:
+            Snooze: To check the job again later.
+            TaskNotRegistered: If the job has waited for a day.
+        """
         try:
             waited = await job.aunclaimed(PATIENCE)
-        except TaskbullError:  # Redis is not well: that is no reason to fail a job
+        except TaskbullError:  # A Redis problem is not a reason to fail a job.
             raise Snooze(SHORTEST) from None
         missing = self._registry.missing(job.name, job.queue)
         if waited >= PATIENCE:
@@ -72,11 +73,11 @@ class Unclaimed:
             )
 
 
-# From a job to the call of its task's function: what an app gives to its workers.
+# Mapping jobs to functions
 
 
 class Dispatch:
-    """Finds out how jobs are run. What it needs for a task is prepared once."""
+    """Finds the route of each job. Routes are prepared once per task."""
 
     def __init__(self, registry: Registry, policy: RetryPolicy) -> None:
         self._registry = registry
@@ -85,23 +86,27 @@ class Dispatch:
         self._unclaimed = Route(Unclaimed(registry).put_off, policy)
 
     def resolve(self, job: Job) -> Route:
-        """Return how a job is run; a task that cannot be prepared is a `ConfigurationError`."""
+        """Return the route for a job.
+
+        Raises:
+            ConfigurationError: If the task cannot be prepared.
+        """
         route = self._known.get(job.name)
         return self._prepared(job.name) if route is None else route
 
     def forget(self) -> None:
-        """Prepare all tasks anew when they are needed: what surrounds them has changed."""
+        """Discard all routes because the middleware has changed."""
         self._known.clear()
 
     def prepare(self) -> None:
-        """Prepare all tasks, so that what is wrong with one shows before the first job."""
+        """Prepare all tasks, so that errors show up before the first job."""
         for name in self._registry.tasks:
             self._prepared(name)
 
     def _prepared(self, name: str) -> Route:
         task = self._registry.tasks.get(name)
         if task is None:
-            return self._unclaimed  # not kept: what names stand in Redis is not in our hands
+            return self._unclaimed  # Not cached: Redis may contain any number of names.
         around = [one.layers for one in self._registry.around(name)]
         plain = [layer for each in around for layer in each.plain]
         route = Route(
@@ -117,7 +122,7 @@ class Dispatch:
         return route
 
 
-# Plain layers are a part of the function: wherever that is called, they are as well.
+# Plain middleware is part of the function and runs in the same thread or process.
 
 
 def _function(task: Task[..., Any], plain: Sequence[PlainJobMiddleware]) -> SyncHandler:

@@ -1,4 +1,4 @@
-"""The private server of a project, as programs start and stop it."""
+"""Start and stop a project's private Redis server."""
 
 from taskbull.store.address import project_folder
 from taskbull.store.embedded import logger, start_or_join, stop

@@ -1,4 +1,7 @@
-"""What surrounds an app's workers: one async context manager of the user's."""
+"""Task groups, their registry of tasks, and the lifespans around their workers.
+
+`TaskGroup` holds what an app and a group of tasks have in common.
+"""
 
 from __future__ import annotations
 
@@ -39,18 +42,24 @@ if TYPE_CHECKING:
     from taskbull.core.schedule import Rule
 
 
-# What surrounds an app's workers: one async context manager of the user's.
+# Lifespans
 
 
 LifespanFunction: TypeAlias = Callable[..., AbstractAsyncContextManager[Any] | AsyncIterator[Any]]
-"""An async generator that yields once, or what gives an async context manager."""
+"""Async generator function that yields once, or function that returns a context manager."""
 
 Lifespan: TypeAlias = Callable[[], AbstractAsyncContextManager[Any]]
-"""One form for all ways to write one; what it yields is given to tasks."""
+"""Normalized lifespan. Tasks receive the value that it yields."""
 
 
 def lifespan(function: LifespanFunction, app: object) -> Lifespan:
-    """Return one form for all ways to write a lifespan; the function takes the app, or nothing."""
+    """Return the normalized form of a lifespan function.
+
+    The function takes the app or no argument.
+
+    Raises:
+        ConfigurationError: If the function has another form.
+    """
     if not inspect.isfunction(function) or inspect.iscoroutinefunction(function):
         raise refusal(
             "app.lifespan", "be an async generator or an async context manager function", function
@@ -68,14 +77,17 @@ def lifespan(function: LifespanFunction, app: object) -> Lifespan:
             raise refusal("app.lifespan", "take the app or nothing", function)
 
 
-# The tasks of an app or group by name, what surrounds them, and their circuit breakers.
+# Registry
 
 
 _SHOWN = 20
 
 
 class Registry:
-    """Knows the tasks of one app or group, and of all that it includes."""
+    """Holds the tasks of an app or group and of everything that it includes.
+
+    It also holds their middleware and lifespans.
+    """
 
     def __init__(self, owner: str) -> None:
         self.owner = owner
@@ -84,16 +96,20 @@ class Registry:
         self.layers = Layers()
         self.lifespan: Lifespan | None = None
         self.process_lifespan: Lifespan | None = None
-        """What surrounds the processes of a pool only."""
+        """Lifespan that runs around pool processes only."""
         self._included: list[Registry] = []
-        self._sources: dict[str, Registry] = {}  # of the tasks that are not its own
+        self._sources: dict[str, Registry] = {}  # For the tasks of included registries.
         self.part_of: Registry | None = None
-        """What includes it."""
+        """Registry that includes this one."""
         self.watchers: list[Callable[[], None]] = []
-        """Called when what surrounds its tasks has changed."""
+        """Callbacks for changes of the middleware."""
 
     def add(self, task: Task[..., Any], source: Registry | None = None) -> None:
-        """Add a task; refuse a name that is taken, or another breaker for a queue that has one."""
+        """Add a task.
+
+        Raises:
+            ConfigurationError: If the name is taken, or the queue has a different circuit breaker.
+        """
         self.check([task])
         if self.part_of is not None:
             self.part_of.add(task, self)
@@ -102,7 +118,11 @@ class Registry:
             self._sources[task.name] = source
 
     def check(self, tasks: Iterable[Task[..., Any]]) -> None:
-        """Refuse tasks of which one cannot be added, here or to what this is a part of."""
+        """Check that tasks can be added here and to all registries that include this one.
+
+        Raises:
+            ConfigurationError: If one of them cannot be added.
+        """
         for task in tasks:
             if (other := self._tasks.get(task.name)) is not None:
                 raise ConfigurationError(
@@ -116,14 +136,14 @@ class Registry:
                 self.part_of.check([task])
 
     def include(self, other: Registry) -> None:
-        """Make tasks of another registry part of this one, also those that it is yet to get."""
+        """Include the tasks of another registry, and those added to it later."""
         other.part_of = self
         self._included.append(other)
         for task in other.tasks.values():
             self.add(task, other)
 
     def surround(self, lifespan: Lifespan, *, process: bool = False) -> None:
-        """Put a lifespan around each worker, or around the processes of its pool only."""
+        """Set the lifespan that runs around each worker, or around its pool processes only."""
         if (self.process_lifespan if process else self.lifespan) is not None:
             kind = " for processes" if process else ""
             raise ConfigurationError(
@@ -135,44 +155,44 @@ class Registry:
             self.lifespan = lifespan
 
     def surround_jobs(self, layer: JobMiddleware | PlainJobMiddleware) -> None:
-        """Put a layer around each job, inside of those that are there."""
+        """Add middleware inside the existing middleware."""
         self.layers.add(layer)
         self.changed()
 
     def changed(self) -> None:
-        """Tell that what surrounds the tasks is not what it was."""
+        """Notify the watchers here and in all including registries of a middleware change."""
         for watcher in self.watchers:
             watcher()
         if self.part_of is not None:
             self.part_of.changed()
 
     def around(self, name: str) -> list[Registry]:
-        """Return those whose middleware surrounds a task: this one first, the task's own last."""
+        """Return the registries whose middleware surrounds a task, outermost first."""
         source = self._sources.get(name)
         return [self] if source is None else [self, *source.around(name)]
 
     def all(self) -> list[Registry]:
-        """Return this registry, and all that it includes."""
+        """Return this registry and everything that it includes."""
         return [self, *(one for each in self._included for one in each.all())]
 
     def lifespans(self, site: Site) -> list[Lifespan]:
-        """Return what surrounds the place where a task is called, outermost first."""
+        """Return the lifespans that surround a task's site, outermost first."""
         inner = self.process_lifespan if site is Site.PROCESS else None
         return [one for one in (self.lifespan, inner) if one is not None]
 
     def provider(self, task: Task[..., Any]) -> Registry | None:
-        """Return the one whose lifespan yields what a task is given: the nearest that has one."""
+        """Return the nearest registry whose lifespan provides a task's resources, or None."""
         around = reversed(self.around(task.name))
         return next((one for one in around if one.lifespans(task.site)), None)
 
     @property
     def queues(self) -> list[str]:
-        """The queues of all tasks, in the order in which they came up."""
+        """The queues of all tasks, in order of registration."""
         return list(dict.fromkeys(task.queue for task in self._tasks.values()))
 
     @property
     def circuit_breakers(self) -> dict[str, CircuitBreaker]:
-        """The circuit breaker of each queue that has one."""
+        """The circuit breakers by queue."""
         return {
             task.queue: task.settings.circuit_breaker
             for task in self._tasks.values()
@@ -183,7 +203,7 @@ class Registry:
         """Return the error for a job whose task is not registered."""
         names = sorted(self._tasks)
         shown = ", ".join(names[:_SHOWN]) + (", …" if len(names) > _SHOWN else "")
-        hint = did_you_mean(cut(name), names)  # of a name of 10 MB that would take seconds
+        hint = did_you_mean(cut(name), names)  # Suggestions for a name of 10 MB would take seconds.
         return TaskNotRegistered(
             name,
             f"Task {cut(name)!r} of a job in queue {queue} is not registered in "
@@ -203,7 +223,7 @@ class Registry:
                 )
 
 
-# A group of tasks: what an app has of its own, and what a library can bring along.
+# Task groups
 
 
 P = ParamSpec("P")
@@ -213,14 +233,30 @@ L = TypeVar("L", bound=LifespanFunction)
 
 
 class TaskGroup:
-    """Tasks, with their schedules, middleware and lifespan, that become part of an app.
+    """Tasks with their schedules, middleware and lifespan, to include in an app.
 
-    It is made without Redis: `app.include(group)` says where its jobs are. Its options are the
-    defaults of its tasks, as those of an app are; see `App`.
+    A group has no Redis settings. `app.include(group)` connects it to the app's Redis.
+
+    Args:
+        name: Name shown in messages.
+        queue: Default queue for the group's tasks.
+        attempts: Default number of attempts. See `App`.
+        classify: Function that returns the category of an error, or None for the default.
+        unknown_errors: How to handle errors without a category: "retry" or "fail".
+        **options: Default job options of the group's tasks. See `App`.
+
+    Raises:
+        ConfigurationError: If an option is invalid.
+
+    Example:
+        >>> emails = TaskGroup("emails", queue="emails")
+        >>> @emails.task
+        ... async def send(to: str) -> str: ...
+        >>> app.include(emails)
     """
 
     word = "group"
-    """What it is called in messages about its settings."""
+    """Noun for this object in error messages."""
 
     def __init__(
         self,
@@ -251,12 +287,12 @@ class TaskGroup:
         self.registry = Registry(self.title)
         self.timetable = Schedules(name)
         self.included: list[TaskGroup] = []
-        """What was made a part of it."""
+        """Groups and apps that this one includes."""
         self.part_of: TaskGroup | None = None
-        """What includes it."""
+        """Group or app that includes this one."""
         self._producer: Producer | None = None
 
-    if not TYPE_CHECKING:  # which would take any name then
+    if not TYPE_CHECKING:  # Type checkers would otherwise accept any attribute name.
 
         def __getattr__(self, name: str) -> Any:
             raise no_attribute(self, APP, name)
@@ -266,12 +302,15 @@ class TaskGroup:
 
     @property
     def title(self) -> str:
-        """What messages call it."""
+        """Name of this object in messages, such as `App shop`."""
         return f"{type(self).__name__} {self.name}"
 
     @property
     def producer(self) -> Producer:
-        """What adds the jobs of its tasks; a group has none before an app includes it."""
+        """The producer that adds the jobs of the group's tasks.
+
+        Raises `ConfigurationError` if the group is not part of an app yet.
+        """
         if self._producer is None:
             raise ConfigurationError(
                 f"TaskGroup {self.name} is not part of an app, so nobody knows where its jobs are "
@@ -281,7 +320,7 @@ class TaskGroup:
 
     @property
     def tasks(self) -> Mapping[str, Task[..., Any]]:
-        """The tasks by name, those of what it includes among them."""
+        """All tasks by name, including those of included groups."""
         return self.registry.tasks
 
     @property
@@ -300,14 +339,41 @@ class TaskGroup:
     @overload
     def task(self, /, **options: Unpack[TaskOptions]) -> Decorator: ...
     def task(self, function: Any = None, /, **options: Unpack[TaskOptions]) -> Any:
-        """Turn a function into a task: `@app.task`, or `@app.task(queue="emails", attempts=5)`.
+        """Register a function as a task: `@app.task` or `@app.task(queue="emails")`.
 
-        Its name is the function's, unless given. `extra` says what becomes of fields in a job's
-        data that no parameter takes: "error" or "ignore". With a `schedule`, a `Cron` or an
-        `Every`, the task is called again and again, with the defaults of its parameters.
-        With `process=True` a plain function runs in a process of the worker's pool: it can use a
-        core of its own, and its process is ended, after `grace` seconds by force, when its timeout
-        has passed or its job is cancelled.
+        An `async def` runs in the worker's event loop. A plain `def` runs in a thread, or in a pool
+        process with `process=True`. Calling the task directly runs the function as usual.
+
+        Args:
+            function: The function, if the decorator is used without arguments.
+            **options: Options of the task, all optional.
+
+        Options:
+
+        - `name`: task name. Defaults to the function's name.
+        - `queue`: queue for the task's jobs. Defaults to the app's.
+        - `attempts`: maximum number of attempts, including the first.
+        - `backoff`, `error_backoffs`: delay between attempts, for all errors or by error class.
+        - `timeout`: time limit per attempt, in seconds.
+        - `expires`: time limit for the start of a job, as seconds or a datetime. Later, the job
+          fails.
+        - `priority`, `lifo`: position of new jobs in the queue.
+        - `keep_completed`, `keep_failed`: how many finished jobs to keep, and for how long.
+        - `schedule`: a `Cron` or an `Every` to run the task periodically. All parameters need
+          defaults.
+        - `process`: whether a plain function runs in the worker's process pool. It can then use
+          another core, and it is stopped on timeout or cancellation.
+        - `grace`: seconds that a stopped process has to clean up before it is killed.
+        - `extra`: how to handle fields that match no parameter: "error" (default) or "ignore".
+        - `classify`: function that returns the category of an error.
+        - `circuit_breaker`: `CircuitBreaker` for the task's queue.
+
+        Raises:
+            ConfigurationError: If an option is invalid, or the name is already registered.
+
+        Example:
+            >>> @app.task(queue="emails", attempts=5, timeout=30)
+            ... async def send(to: str, subject: str) -> str: ...
         """
         check_keywords("@app.task", options, TaskOptions)
         if function is None:
@@ -322,13 +388,27 @@ class TaskGroup:
         parallel: int = 1,
         **options: Unpack[TaskOptions],
     ) -> BatchDecorator:
-        """Turn a function that takes a list of items into a task whose jobs bring one item each.
+        """Register a function that takes a list of items as a task with one job per item.
 
-        One call serves up to `size` jobs. It begins when so many are there, when the first has
-        waited for `wait` seconds, or when no more can come; `parallel` calls may run at once. It
-        returns one result for each item, in order; an exception among them fails, or retries, the
-        job of its own item only. A worker needs a concurrency of at least `size`. With
-        `process=True` each call is made in one process of the worker's pool.
+        One call of the function handles up to `size` jobs. The function returns one result per
+        item, in order. An exception among the results fails or retries only the job of that item.
+
+        Args:
+            size: Maximum number of items per call. A worker needs at least this concurrency.
+            wait: Seconds that the first item waits for more. A call starts earlier if `size` items
+                are ready, or if no more can arrive.
+            parallel: Maximum number of concurrent calls in a worker.
+            **options: Options of `task`, except `schedule`. With `process=True`, each call runs in
+                a pool process.
+
+        Raises:
+            ConfigurationError: If an option is invalid, or the name is already registered.
+
+        Example:
+            >>> @app.batch_task(size=32)
+            ... def embed(texts: list[str]) -> list[list[float]]:
+            ...     return model.encode(texts)
+            >>> embed.delay("one text")
         """
         check_keywords("@app.batch_task", options, TaskOptions)
         if options.get("schedule") is not None:
@@ -363,14 +443,25 @@ class TaskGroup:
 
     def _check_queue(self, queue: str) -> None:
         check_queue_name(queue)
-        if self._producer is not None:  # in a Cluster there is more to say
+        if self._producer is not None:  # Checks the rules for a Cluster as well.
             self._producer.client(queue)
 
     def schedule(self, id: str, rule: Rule, job: JobSpec[Any]) -> None:  # noqa: A002
-        """Declare that a job is added again and again: what `task.job(…)` made, by a rule.
+        """Declare a schedule that adds a job periodically.
 
-        Schedules that are new or have changed are written when a worker of the queue starts. One
-        that is no longer declared stays until `taskbull schedules sync --prune`.
+        New and changed schedules are written when a worker of the queue starts. A schedule that is
+        no longer declared stays in Redis until `taskbull schedules sync --prune`.
+
+        Args:
+            id: Id of the schedule, unique in its queue.
+            rule: A `Cron` or an `Every`.
+            job: The job to add, made with `task.job(…)`.
+
+        Raises:
+            ConfigurationError: If the id is already declared, or the rule or the job is invalid.
+
+        Example:
+            >>> app.schedule("nightly", Cron("0 3 * * *"), report.job("sales"))
         """
         self.timetable.add(self.timetable.of_job(id, rule, job))
 
@@ -381,12 +472,24 @@ class TaskGroup:
     def lifespan(
         self, function: LifespanFunction | None = None, /, *, process: bool = False
     ) -> Any:
-        """Run an async generator, or async context manager function, around each worker.
+        """Run an async generator or async context manager around each worker.
 
-        It takes the app, or nothing. There is one for an app. What it yields is given to tasks:
-        see `from_lifespan`. Processes of a pool have it as well, each its own; one with
-        `process=True` surrounds only those, inside of the other, and their tasks are given what it
-        yields.
+        The function takes the app or no argument. An app has at most one lifespan. Tasks receive
+        the value that it yields through `from_lifespan`. Each pool process runs its own copy.
+
+        Args:
+            function: The function, if the decorator is used without arguments.
+            process: Run it in pool processes only, inside the other lifespan. Tasks in those
+                processes then receive its value.
+
+        Raises:
+            ConfigurationError: If the function has another form, or a lifespan is already declared.
+
+        Example:
+            >>> @app.lifespan
+            ... async def resources():
+            ...     async with httpx.AsyncClient() as client:
+            ...         yield client
         """
         check_bool("process", process)
 
@@ -397,22 +500,40 @@ class TaskGroup:
         return surround if function is None else surround(function)
 
     def middleware(self, function: M) -> M:
-        """Put a layer around jobs; of each kind the first one is outermost.
+        """Register middleware around jobs. The first of each kind is outermost.
 
-        `async def layer(job, call_next)` surrounds each job, in the event loop. A plain `def` of
-        the same form surrounds plain functions only, in their own thread, inside of all of the
-        others; there `call_next(job)` returns the result.
+        An `async def` middleware surrounds each job, in the event loop. A plain `def` surrounds
+        plain functions only. It runs in their thread, inside all async middleware, and there
+        `call_next(job)` returns the result.
+
+        Args:
+            function: Function with the parameters `job` and `call_next`.
+
+        Example:
+            >>> @app.middleware
+            ... async def timing(job, call_next):
+            ...     start = time.monotonic()
+            ...     try:
+            ...         return await call_next(job)
+            ...     finally:
+            ...         print(job.name, time.monotonic() - start)
         """
         self.registry.surround_jobs(function)
         return function
 
     def include(self, other: TaskGroup) -> None:
-        """Make the tasks, schedules and middleware of a group, or of another app, part of this one.
+        """Include the tasks, schedules and middleware of a group or another app.
 
-        The other's middleware surrounds its own tasks only, inside of this one's. Its lifespan runs
-        around the workers as well; its tasks are given what that yields, or what this one's does if
-        it has none. Tasks that are added to it later are part of this one, too. Names that collide
-        are refused, and then nothing of it is included.
+        The other's middleware surrounds its own tasks only, inside this one's middleware. Its
+        lifespan also runs around the workers. Its tasks receive the value of its lifespan, or of
+        this one's if it has none. Tasks added to it later are included as well.
+
+        Args:
+            other: The group or app.
+
+        Raises:
+            ConfigurationError: If a name collides, or the other is already part of something else.
+                Nothing is included then.
         """
         if not isinstance(other, TaskGroup):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise refusal("what is included", "be an App or a TaskGroup", other)
@@ -431,19 +552,19 @@ class TaskGroup:
             other.move(self._producer)
 
     def load_tasks(self) -> None:
-        """Import the modules that the apps it includes name."""
+        """Import the modules named by included apps."""
         for each in self.included:
             each.load_tasks()
 
     def check_move(self, producer: Producer) -> None:
-        """Refuse a producer by which the jobs of the tasks must not be added."""
+        """Reject a producer that cannot add the jobs of all tasks."""
         for queue in self.queues:
             producer.client(queue)
         for each in self.included:
             each.check_move(producer)
 
     def move(self, producer: Producer) -> None:
-        """Add the jobs of all tasks by this producer from now on."""
+        """Use this producer for the jobs of all tasks from now on."""
         self._producer = producer
         for each in self.included:
             each.move(producer)
@@ -461,21 +582,25 @@ class TaskGroup:
             )
 
 
-# What the lifespans of an app, and of what it includes, yield to the tasks of one worker.
+# Values that lifespans yield to the tasks of one worker
 
 
 Yielded: TypeAlias = Mapping[Registry, Any]
-"""What each lifespan yields, by whose it is."""
+"""Value of each lifespan, by the registry that declares it."""
 
 
 class Resources:
-    """Knows which lifespans run around a worker, and which task is given what.
+    """Runs the lifespans around a worker and selects the value for each task.
 
-    Those of a process of the pool are others: each process has its own.
+    Pool processes have separate instances, one per process.
     """
 
     def __init__(self, registry: Registry, *, in_process: bool = False) -> None:
-        """Refuse tasks that want what no lifespan yields, before anything is opened."""
+        """Check that every task that needs a lifespan has one, before any is opened.
+
+        Raises:
+            ConfigurationError: If a task takes a lifespan's value, but no lifespan is declared.
+        """
         self._registry = registry
         self._site = Site.PROCESS if in_process else Site.LOOP
         self._tasks = [
@@ -492,14 +617,15 @@ class Resources:
                 )
 
     def __bool__(self) -> bool:
-        """Return whether there is any lifespan."""
+        """Return True if there is any lifespan."""
         return any(each.lifespans(self._site) for each in self._registry.all())
 
     @asynccontextmanager
     async def open(self) -> AsyncGenerator[Yielded, None]:
-        """Run all lifespans around the block, those of what is included inside of the app's own.
+        """Run all lifespans around the block, with included ones inside the app's.
 
-        Raises `ConfigurationError` for what does not fit the parameters that take it.
+        Raises:
+            ConfigurationError: If a value does not match a parameter that takes it.
         """
         async with AsyncExitStack() as stack:
             yielded: dict[Registry, Any] = {}
@@ -511,7 +637,7 @@ class Resources:
             yield yielded
 
     def of(self, yielded: Yielded, name: str) -> Any:
-        """Return what the jobs of a task are given; None if no lifespan has anything for them."""
+        """Return the lifespan value for a task's jobs, or None if there is none."""
         task = self._registry.tasks.get(name)
         provider = None if task is None else self._registry.provider(task)
         return None if provider is None else yielded.get(provider)

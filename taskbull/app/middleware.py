@@ -1,4 +1,4 @@
-"""The middleware of an app: what surrounds its jobs."""
+"""Middleware that an app runs around its jobs."""
 
 from __future__ import annotations
 
@@ -17,16 +17,20 @@ PlainJobMiddleware: TypeAlias = "PlainMiddleware[RunningJob]"
 
 
 class Layers:
-    """The layers around jobs, the first one outermost."""
+    """The middleware around jobs, outermost first."""
 
     def __init__(self) -> None:
         self.awaited: list[JobMiddleware] = []
-        """Around each job, in the event loop."""
+        """Middleware around each job, in the event loop."""
         self.plain: list[PlainJobMiddleware] = []
-        """Around each plain function, in its own thread, inside of all those above."""
+        """Middleware around each plain function, in its thread, inside all async middleware."""
 
     def add(self, layer: JobMiddleware | PlainJobMiddleware) -> None:
-        """Add a layer, inside of those of its kind that are there."""
+        """Add middleware inside the existing middleware of the same kind.
+
+        Raises:
+            ConfigurationError: If it is not a function with the parameters `job` and `call_next`.
+        """
         if not _is_layer(layer):
             raise refusal(
                 "app.middleware", "be a def or async def that takes job, call_next", layer

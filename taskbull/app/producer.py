@@ -1,4 +1,4 @@
-"""Adding the jobs of an app: to one queue or several, by sync and async code."""
+"""Add an app's jobs to its queues, from sync and async code."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ R_co = TypeVar("R_co", covariant=True)
 
 
 class Calling(Protocol):
-    """What a job knows of its task."""
+    """The interface of a task that its jobs need."""
 
     @property
     def producer(self) -> Producer: ...
@@ -41,16 +41,17 @@ class Calling(Protocol):
 
 
 class JobSpec(Struct, Generic[R_co], frozen=True):
-    """A call of a task that is not yet in its queue: `app.enqueue([spec])` adds it.
+    """A call of a task that is not in its queue yet, made by `task.job(…)`.
 
-    It is checked but for its size and the JSON form of its arguments.
+    `app.enqueue([spec])` adds it. Its size and the JSON form of its arguments are checked only
+    then.
     """
 
     queue: str
     job: NewJob
     calling: Calling
     children: tuple[Children, ...] = ()
-    """The jobs that it waits for."""
+    """Jobs that this job waits for."""
 
     def __repr__(self) -> str:
         return f"<JobSpec {self.name}({', '.join(self.data)}) in {self.queue}>"
@@ -68,35 +69,35 @@ class JobSpec(Struct, Generic[R_co], frozen=True):
 
     @property
     def options(self) -> JobOptions:
-        """The options of the task, the app and the call together."""
+        """The merged options of the app, the task and the call."""
         return self.job.options
 
     @property
     def read(self) -> ReadResult:
-        """What makes a result of its JSON."""
+        """The decoder for the job's result."""
         return self.calling.read
 
     def branch(self) -> Branch:
-        """Return the job as a part of a flow, with all below it."""
+        """Return the job and everything below it as a part of a flow."""
         keys = self.calling.producer.client(self.queue).keys
         return Branch(keys, self.job, branches_of(self.children), self.missing)
 
     @property
     def missing(self) -> list[Need]:
-        """What its parameters take from children, but for those that the call gives."""
+        """The parameters that take results of children and are not passed in the call."""
         given = self.job.data
         return [need for need in self.calling.needs if need.parameter not in given]
 
     def after(self, children: Children) -> JobSpec[R_co]:
-        """Return the job as one that waits for these, too."""
+        """Return the job with additional children to wait for."""
         return replace(self, children=(*self.children, children))
 
     def with_ticket(self, ticket: Ticket) -> JobSpec[R_co]:
-        """Return the job with the ticket under which it is sent again."""
+        """Return the job with a ticket, which makes sending it again idempotent."""
         return replace(self, job=self.job.with_ticket(ticket))
 
     def anew(self) -> JobSpec[R_co]:
-        """Return the job without its ticket: it is added, whatever happened to this one."""
+        """Return the job without its ticket, so that it is added even if this one already was."""
         return replace(self, job=self.job.anew())
 
 
@@ -104,7 +105,10 @@ Enqueue: TypeAlias = Callable[[Sequence[JobSpec[Any]]], list[JobHandle[Any]]]
 
 
 class Producer:
-    """Adds jobs. It may be used by any thread, in any event loop, before and after a fork."""
+    """Adds jobs to the queues of one Redis server.
+
+    It can be used from any thread and event loop, before and after a fork.
+    """
 
     def __init__(
         self,
@@ -125,7 +129,7 @@ class Producer:
 
     @contextmanager
     def diverted(self, elsewhere: Enqueue) -> Generator[None]:
-        """Send the jobs that are added in the block to `elsewhere`, not to Redis: for tests."""
+        """Pass the jobs added in the block to `elsewhere` instead of Redis. For tests."""
         before, self._elsewhere = self._elsewhere, elsewhere
         try:
             yield
@@ -134,7 +138,7 @@ class Producer:
 
     @contextmanager
     def moved(self, address: Address) -> Generator[None]:
-        """Use another server in the block: for tests."""
+        """Use another server in the block. For tests."""
         before = (self.namespace, self.stores, self._clients, self._queues, self._sync_queues)
         self.namespace = replace(self.namespace, address=address)
         self.stores, self._clients, self._queues, self._sync_queues = Stores(address), {}, {}, {}
@@ -145,7 +149,11 @@ class Producer:
             self.namespace, self.stores, self._clients, self._queues, self._sync_queues = before
 
     def client(self, queue: str) -> QueueClient:
-        """Return the client of a queue, always the same; refuse a name that no queue can have."""
+        """Return the client of a queue. Each queue has one client.
+
+        Raises:
+            ConfigurationError: If the name is not valid.
+        """
         client = self._clients.get(queue) if queue.__class__ is str else None
         if client is None:
             check_type("queue name", queue, str, "be a string")
@@ -157,14 +165,14 @@ class Producer:
         return client
 
     def queue(self, name: str) -> Queue:
-        """Return the async queue of a name, always the same."""
-        # With all that can be done to a queue it takes as long as to start Python.
+        """Return the async queue with this name. Each name has one instance."""
+        # Importing everything that a queue can do takes as long as starting Python.
         from taskbull.queue.queue import Queue  # noqa: PLC0415
 
         return self._kept(self._queues, name, Queue)
 
     def sync_queue(self, name: str) -> SyncQueue:
-        """Return the sync queue of a name, always the same."""
+        """Return the sync queue with this name. Each name has one instance."""
         from taskbull.queue.queue import SyncQueue  # noqa: PLC0415 - as above
 
         return self._kept(self._sync_queues, name, SyncQueue)
@@ -175,7 +183,7 @@ class Producer:
         return queue
 
     def server(self, kind: type[S], queues: Iterable[str], attempts_of: Callable[[Job], int]) -> S:
-        """Return all queues of the server, of which the app knows some."""
+        """Return a view of all queues on the server. `queues` are those of the app."""
         return kind(
             self.stores,
             prefix=self.namespace.prefix,
@@ -194,7 +202,7 @@ class Producer:
         return add_at_once(self._alone(spec), self._timeout)
 
     def aadd(self, spec: JobSpec[Any]) -> Awaitable[JobHandle[Any]]:
-        """Add one job, together with those of other tasks of the event loop."""
+        """Add one job, in one call with jobs from other tasks of the event loop."""
         if self._elsewhere is not None or spec.children or spec.calling.needs:
             return self._aadd_by_itself(spec)
         entry = self._alone(spec)
@@ -211,7 +219,7 @@ class Producer:
     def enqueue(
         self, specs: Iterable[JobSpec[Any]], progress: Progress | None = None
     ) -> list[JobHandle[Any]]:
-        """Add jobs; handles in order."""
+        """Add jobs and return their handles in order."""
         if self._elsewhere is not None:
             return self._divert(self._elsewhere, specs, progress)
         return self.stores.perform(self._bulk(specs, progress), self._timeout)
@@ -219,7 +227,7 @@ class Producer:
     async def aenqueue(
         self, specs: Iterable[JobSpec[Any]], progress: Progress | None = None
     ) -> list[JobHandle[Any]]:
-        """Add jobs; handles in order."""
+        """Add jobs and return their handles in order."""
         if self._elsewhere is not None:
             return self._divert(self._elsewhere, specs, progress)
         return await self.stores.aperform(self._bulk(specs, progress), self._timeout)

@@ -1,4 +1,4 @@
-"""The event loops in which a worker is the whole program."""
+"""Run a worker as a whole program: its event loop, its signals and its shutdown."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ from taskbull.worker.run import pressed
 from taskbull.worker.shutdown import Shutdown
 from taskbull.worker.worker import Worker
 
-# The event loops in which a worker is the whole program.
+# Event loops
 
 
 def backend_options(backend: str, *, uvloop: bool = False) -> dict[str, Any]:
-    """Return the options that `anyio.run` needs to run a worker on a backend."""
+    """Return the `anyio.run` options for running a worker on a backend."""
     return {"loop_factory": _sturdy(uvloop)} if backend == "asyncio" else {}
 
 
 def _sturdy(uvloop: bool) -> Any:
-    """Return a class of event loops that keep running when a task raises `SystemExit`.
+    """Return an event loop class that keeps running when a task raises `SystemExit`.
 
-    asyncio gives a task's `SystemExit` and `KeyboardInterrupt` to whoever awaits the task, and
-    stops the loop as well: so `sys.exit()` in a task that a job started would end the worker.
+    asyncio passes a task's `SystemExit` and `KeyboardInterrupt` to the awaiting code and also stops
+    the loop. So `sys.exit()` in a task that a job started would stop the worker.
     """
     kind: Any = asyncio.SelectorEventLoop
     if uvloop:
-        import uvloop as library  # noqa: PLC0415 - it is optional
+        import uvloop as library  # noqa: PLC0415 - optional dependency
 
         kind = library.Loop
 
@@ -61,28 +61,28 @@ def _sturdy(uvloop: bool) -> Any:
     return Sturdy
 
 
-# The signals that stop a program: heard in the process they were sent to, and nowhere else.
+# Signals, handled only in the process that received them.
 #
-# An event loop learns of a signal by a byte in a pipe, and asyncio and uvloop take the byte for
-# the signal. A forked child has the handlers and the pipe of its parent: a SIGTERM for the child
-# would stop the parent, and leave the child alive. So the byte only wakes the loop here; what
-# counts is Python's own handler, which runs in the process that was signalled. And a child is
-# forked with the signals held back, until they mean again what they meant before.
+# A byte in a pipe wakes the event loop on a signal, and asyncio and uvloop treat that byte as the
+# signal. A forked child inherits the handlers and the pipe. A SIGTERM for the child would stop the
+# parent and leave the child alive. So here the byte only wakes the loop. Python's own handler does
+# the work, because it runs in the signalled process. A fork blocks the signals until the child has
+# restored its previous handlers.
 
 
-_Handler: TypeAlias = Any  # what signal.getsignal gives: a function, a constant, or None
+_Handler: TypeAlias = Any  # Result of signal.getsignal: a function, a constant, or None.
 
 _before: dict[signal.Signals, _Handler] = {}
-"""What the signals that are heard now meant before: signals belong to a whole process."""
+"""Previous handlers of the signals handled now. Signals belong to the whole process."""
 
 _held = threading.local()
 
 
 @contextmanager
 def heard(*numbers: signal.Signals, by: Callable[[signal.Signals], None]) -> Generator[None]:
-    """Call `by` in the event loop for each such signal that this process receives.
+    """Call `by` in the event loop for each of these signals that this process receives.
 
-    Only the main thread can hear signals: in another one, nothing is heard.
+    Only the main thread can handle signals. In other threads, this does nothing.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -90,12 +90,12 @@ def heard(*numbers: signal.Signals, by: Callable[[signal.Signals], None]) -> Gen
     post = poster()
 
     def note(number: int, _: FrameType | None) -> None:
-        with suppress(RuntimeError):  # the event loop is over
+        with suppress(RuntimeError):  # The event loop is closed.
             post(lambda: by(signal.Signals(number)))
 
     before = {number: signal.getsignal(number) for number in numbers}
     try:
-        with open_signal_receiver(*numbers):  # its byte wakes the loop
+        with open_signal_receiver(*numbers):  # Its byte wakes the loop.
             for number in numbers:
                 signal.signal(number, note)
                 signal.siginterrupt(number, False)
@@ -124,48 +124,47 @@ def _let_go() -> None:
 
 
 def _give_back() -> None:
-    """In a forked child: let signals mean what they did before; what was held back comes now."""
+    """Restore the previous handlers in a forked child, then deliver blocked signals."""
     if _before:
         signal.set_wakeup_fd(-1)
         for number, handler in _before.items():
-            loops = number == signal.SIGINT and callable(
-                handler
-            )  # an event loop's, not the child's
+            # A SIGINT function belongs to an event loop, which the child does not run.
+            loops = number == signal.SIGINT and callable(handler)
             _set(number, signal.default_int_handler if loops else handler)
         _before.clear()
     _let_go()
 
 
-if hasattr(os, "register_at_fork"):  # where there is a fork
+if hasattr(os, "register_at_fork"):  # Not on Windows.
     os.register_at_fork(before=_hold_back, after_in_parent=_let_go, after_in_child=_give_back)
 
 
-# Running a worker as the whole program: signals end it.
+# The program
 
 
 logger = logging.getLogger(__name__)
 
 
 class Stop:
-    """What ends a worker that is the whole program, step by step."""
+    """Stops a worker that is the whole program, in three steps."""
 
     def __init__(self, scope: CancelScope) -> None:
         self._scope = scope
         self._signals = 0
         self.shutdown: Shutdown | None = None
-        """That of the worker, when it runs."""
+        """Shutdown of the running worker, or None before it runs."""
 
     def heed(self, _: signal.Signals) -> None:
-        """Go one step further with each signal."""
+        """Take the next step with each signal."""
         self._signals += 1
         self.reach(self._signals)
 
     def reach(self, step: int) -> None:
-        """Go as far as a step: 1 is gracefully, 2 at once, 3 without another word."""
+        """Go up to a step: 1 stops gracefully, 2 immediately, 3 exits the process."""
         shutdown = self.shutdown
         if step >= 3:
             os._exit(1)
-        if shutdown is None:  # not yet running
+        if shutdown is None:  # Not running yet.
             self._scope.cancel()
         elif step == 2 and not shutdown.urgent:
             logger.info("Stopping at once: running jobs go back to their queues")
@@ -175,27 +174,32 @@ class Stop:
             shutdown.begin()
 
     def from_thread(self) -> Callable[[int], None]:
-        """Return `reach` for another thread; nothing happens when the event loop is over."""
+        """Return a thread-safe `reach`. It does nothing after the event loop is closed."""
         post = poster()
 
         def reach(step: int) -> None:
-            with suppress(RuntimeError):  # the event loop is over
+            with suppress(RuntimeError):  # The event loop is closed.
                 post(lambda: self.reach(step))
 
         return reach
 
 
 Watcher: TypeAlias = Callable[[Stop], Coroutine[Any, Any, None]]
-"""Runs beside the worker, and may stop it."""
+"""Coroutine function that runs beside the worker and may stop it."""
 
 
 async def run_until_signal(
     worker: Worker, *, burst: bool = False, watchers: Sequence[Watcher] = ()
 ) -> None:
-    """Run a worker until SIGTERM or SIGINT, which is a graceful stop; a second one: at once.
+    """Run a worker until SIGTERM or SIGINT stops it gracefully.
 
-    A third ends the process, whatever its jobs do about being cancelled. `burst`: only until all
-    is done.
+    A second signal stops it immediately. A third exits the process, even if jobs do not react to
+    being cancelled.
+
+    Args:
+        worker: The worker to run.
+        burst: Return when all jobs are done.
+        watchers: Coroutine functions to run beside the worker.
     """
     failure: Exception | None = None
     async with create_task_group() as tasks:
@@ -209,7 +213,7 @@ async def run_until_signal(
                     if burst:
                         tasks.start_soon(_stop_when_done, worker, shutdown)
                     await shutdown.wait()
-            except Exception as error:  # noqa: BLE001 - raised below, outside of the group
+            except Exception as error:  # noqa: BLE001 - raised below, outside the task group
                 failure = error
             tasks.cancel_scope.cancel()
     if failure is not None:
@@ -222,7 +226,7 @@ async def _stop_when_done(worker: Worker, shutdown: Shutdown) -> None:
 
 
 def run_as_program(worker: Worker, *, backend: str, uvloop: bool, burst: bool) -> None:
-    """Run a worker in an event loop of its own, until a signal stops it."""
+    """Run a worker in a new event loop until a signal stops it."""
     work = partial(run_until_signal, worker, burst=burst)
     loop = backend_options(backend, uvloop=uvloop)
     anyio.run(work, backend=backend, backend_options=loop)

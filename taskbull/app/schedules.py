@@ -1,6 +1,6 @@
-"""The schedules that an app declares: with `@app.task(schedule=…)`, or by `app.schedule(…)`.
+"""Schedules that an app declares with `@app.task(schedule=…)` or `app.schedule(…)`.
 
-Whoever declares one has imported `Cron` or `Every`; other apps do without what those need.
+The modules that schedules need are imported only if an app declares one.
 """
 
 from __future__ import annotations
@@ -21,16 +21,20 @@ if TYPE_CHECKING:
 
 
 class Schedules:
-    """Knows the schedules of one app or group, and of all that it includes."""
+    """Holds the schedules of an app or group and of everything that it includes."""
 
     def __init__(self, owner: str) -> None:
         self._owner = owner
         self._by_queue: dict[str, dict[str, DeclaredSchedule]] = {}
         self.part_of: Schedules | None = None
-        """What includes them."""
+        """Schedules of the app or group that includes this one."""
 
     def of_task(self, task: Task[..., Any], rule: Rule) -> DeclaredSchedule:
-        """Return the schedule by which a task is called again and again, with its defaults."""
+        """Return a schedule that runs a task periodically with its default arguments.
+
+        Raises:
+            ConfigurationError: If a parameter has no default.
+        """
         if required := task.calling.binder.required:
             missing = [name for name in task.calling.binder.parameters if name in required]
             raise ConfigurationError(
@@ -42,21 +46,33 @@ class Schedules:
         return self.of_job(task.name, rule, JobSpec[Any](task.queue, job, task.calling))
 
     def of_job(self, schedule_id: str, rule: Rule, spec: JobSpec[Any]) -> DeclaredSchedule:
-        """Return the schedule by which a job is added again and again."""
+        """Return a schedule that adds a job periodically.
+
+        Raises:
+            ConfigurationError: If the job is invalid or has children.
+        """
         if not isinstance(spec, JobSpec):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise refusal("the job of app.schedule", "be made by task.job(…)", spec)
-        check_single(spec.name, spec.children, spec.missing)  # a group has no branches yet
+        check_single(spec.name, spec.children, spec.missing)  # A group has no branches yet.
         return _declared(schedule_id, spec.queue, rule, spec.job)
 
     def add(self, new: DeclaredSchedule) -> None:
-        """Add a schedule; refuse a second one of its id in its queue."""
+        """Add a schedule.
+
+        Raises:
+            ConfigurationError: If its queue already has a schedule with this id.
+        """
         self.check([new])
         if self.part_of is not None:
             self.part_of.add(new)
         self._by_queue.setdefault(new.queue, {})[new.id] = new
 
     def check(self, schedules: Iterable[DeclaredSchedule]) -> None:
-        """Refuse schedules of which one cannot be added, here or to what these are a part of."""
+        """Check that schedules can be added here and to everything that includes this one.
+
+        Raises:
+            ConfigurationError: If one of them cannot be added.
+        """
         for new in schedules:
             if (other := self._by_queue.get(new.queue, {}).get(new.id)) is not None:
                 raise ConfigurationError(
@@ -68,17 +84,17 @@ class Schedules:
                 self.part_of.check([new])
 
     def include(self, other: Schedules) -> None:
-        """Make other schedules part of these, also those that are declared later."""
+        """Include other schedules, and those declared there later."""
         other.part_of = self
         for schedule in other.all():
             self.add(schedule)
 
     def all(self) -> list[DeclaredSchedule]:
-        """Return all of them."""
+        """Return all schedules."""
         return [one for known in self._by_queue.values() for one in known.values()]
 
     def declared(self) -> DeclaredSchedules:
-        """Return all of them, by queue."""
+        """Return all schedules by queue."""
         from taskbull.core.declared_schedule import DeclaredSchedules  # noqa: PLC0415 - see above
 
         by_queue = {queue: list(known.values()) for queue, known in self._by_queue.items()}

@@ -1,4 +1,4 @@
-"""What users say about a task and about one call of it, over what they say about the app."""
+"""Settings of tasks, calls and queues, merged with the defaults of the app."""
 
 from __future__ import annotations
 
@@ -36,15 +36,15 @@ if TYPE_CHECKING:
     from taskbull.core.schedule import Rule
 
 
-# What users say about a task and about one call of it, over what they say about the app.
+# Task and call options
 
 
 GRACE: Final = 5.0
-"""Seconds that a function in a process has to end when it is told to."""
+"""Seconds that a function in a pool process has to clean up when it is stopped."""
 
 
 class TaskOptions(TaskKeywords, total=False):
-    """The options of `@app.task`; what is None, or not there, is the app's."""
+    """Options of `@app.task`. An option that is missing or None uses the app's value."""
 
     name: str | None
     queue: str | None
@@ -58,13 +58,13 @@ class TaskOptions(TaskKeywords, total=False):
 
 
 class CallOptions(CallKeywords, total=False):
-    """The options of `task.options`, for one call or many; what is not there is the task's."""
+    """Options of `task.options`. A missing option uses the task's value."""
 
     queue: str
 
 
 class TaskSettings(Struct, frozen=True, kw_only=True):
-    """What a task was declared with, its app's values filled in."""
+    """Settings of a task, including the app's defaults."""
 
     name: str
     queue: str
@@ -73,25 +73,29 @@ class TaskSettings(Struct, frozen=True, kw_only=True):
     circuit_breaker: CircuitBreaker | None
     extra: Extra
     process: bool = False
-    """Whether the function runs in a process of the pool."""
+    """True if the function runs in a pool process."""
     grace: float = GRACE
-    """Seconds that it has to end there when it is told to."""
+    """Seconds that the function has to clean up when its process is stopped."""
 
     @property
     def timeout(self) -> float | None:
-        """Seconds that one attempt may take."""
+        """The time limit of one attempt, in seconds."""
         return self.options.timeout
 
 
 class Defaults(Struct, frozen=True):
-    """What an app says for all its tasks."""
+    """Defaults of an app for all its tasks."""
 
     queue: str
     options: JobOptions
     policy: RetryPolicy
 
     def with_task(self, name: str, given: TaskOptions) -> TaskSettings:
-        """Return the settings of a task; refuse what is not valid."""
+        """Return the settings of a task.
+
+        Raises:
+            ConfigurationError: If an option is invalid.
+        """
         queue = given.get("queue")
         breaker = given.get("circuit_breaker")
         if breaker is not None:
@@ -124,7 +128,11 @@ class Defaults(Struct, frozen=True):
 
 
 def with_call(task: JobOptions, given: CallOptions) -> JobOptions:
-    """Return what one job stores: the call's options over the task's."""
+    """Return the options to store in a job: the call's options over the task's.
+
+    Raises:
+        ConfigurationError: If a backoff is a function, which cannot be stored.
+    """
     said = _of_job(given)
     _refuse_functions(said.get("backoff"), said.get("error_backoffs"))
     if said.get("delay") is not None:
@@ -135,7 +143,7 @@ def with_call(task: JobOptions, given: CallOptions) -> JobOptions:
 
 
 def _of_job(given: TaskOptions | CallOptions) -> dict[str, Any]:
-    """Return the options that a job stores, without those of the task itself."""
+    """Return only the options that a job stores."""
     fields = JobOptions.__struct_fields__
     return {name: value for name, value in given.items() if name in fields}
 
@@ -152,26 +160,30 @@ def _refuse_functions(backoff: object, error_backoffs: object) -> None:
             )
 
 
-# What an app says about its queues, for all workers of the app that serve them.
+# Queue rules that apply to all workers of the app
 
 
 Queues: TypeAlias = str | Sequence[str] | Mapping[str, int | None]
-"""One queue or several; a mapping gives each a concurrency of its own, None: the usual one."""
+"""One queue, several, or a mapping of queues to concurrency. None means the default."""
 
 
 class QueueRules:
-    """Knows the rules of the queues."""
+    """Holds the rules declared for queues."""
 
     def __init__(self) -> None:
         self._declared: dict[str, QueueOptions] = {}
 
     @property
     def queues(self) -> list[str]:
-        """The queues that have any."""
+        """The queues that have rules."""
         return list(self._declared)
 
     def declare(self, queue: str, options: QueueOptions) -> None:
-        """Note rules; more of them may follow elsewhere, but none that contradicts another."""
+        """Add rules for a queue.
+
+        Raises:
+            ConfigurationError: If a rule contradicts one that is already declared.
+        """
         known = asdict(self._declared.get(queue, NO_RULES))
         new = {name: value for name, value in asdict(options).items() if value is not None}
         for name, value in new.items():
@@ -184,7 +196,7 @@ class QueueRules:
         self._declared[queue] = QueueOptions(**{**known, **new})
 
     def for_worker(self, queues: Queues) -> dict[str, QueueOptions]:
-        """Return the rules of a worker's queues; a number in `queues` overrides a declared one."""
+        """Return the rules for a worker's queues. A number in `queues` overrides a declared one."""
         if isinstance(queues, str):
             queues = [queues]
         check_type("queues", queues, Iterable, "be a queue, a list of them, or a mapping")

@@ -1,8 +1,9 @@
-"""From JSON to values of a type: msgspec's own types, and pydantic's models where they are used.
+"""Task signatures: checking functions, binding calls, and converting JSON to arguments.
 
-Strict, as JSON goes: "5" is no int, and 1 is no bool. What JSON has no form for comes as text: an
-ISO datetime, a UUID, a Decimal (also a number), base64 for bytes. Errors tell the types of what was
-found, never a value: that may be a secret, and errors are stored and logged.
+Conversion is strict: "5" is not an int, and 1 is not a bool. Types without a JSON form are stored
+as text: an ISO datetime, a UUID, a Decimal (a number is accepted as well), and base64 for bytes.
+Errors name the types that were found, never a value. A value may be a secret, and errors are stored
+and logged.
 """
 
 from __future__ import annotations
@@ -42,11 +43,7 @@ from taskbull.core import payload
 from taskbull.core.validation import is_pydantic_model
 from taskbull.errors import ConfigurationError, InvalidArguments, SerializationError
 
-# From JSON to values of a type: msgspec's own types, and pydantic's models where they are used.
-#
-# Strict, as JSON goes: "5" is no int, and 1 is no bool. What JSON has no form for comes as text:
-# an ISO datetime, a UUID, a Decimal (also a number), base64 for bytes. Errors tell the types of
-# what was found, never a value: that may be a secret, and errors are stored and logged.
+# Converting JSON to values: msgspec's types, and pydantic models if they are used
 
 
 _JSON = (dict, list, str, int, float, bool, type(None))
@@ -55,7 +52,12 @@ _SHOWN_ERRORS = 3
 
 
 class Misfit(ValueError):
-    """A JSON value does not fit; `path` is the place in it, empty for the whole."""
+    """A JSON value does not match its type.
+
+    Attributes:
+        path: Location of the problem inside the value. Empty for the whole value.
+        problem: Description of the problem.
+    """
 
     def __init__(self, path: str, problem: str) -> None:
         super().__init__(f"{path}: {problem}" if path else problem)
@@ -64,9 +66,10 @@ class Misfit(ValueError):
 
 
 def converter(kind: Any) -> Callable[[bytes], Any]:
-    """Return the function that reads JSON as a `kind`, or raises `Misfit`.
+    """Return a function that reads JSON as a `kind`, or raises `Misfit`.
 
-    Raises `TypeError` if the type cannot be represented in JSON.
+    Raises:
+        TypeError: If JSON cannot represent the type.
     """
     decode = msgspec.json.Decoder(kind, dec_hook=_construct).decode
     for custom in _custom_types(msgspec_types.type_info(kind), set()):
@@ -78,7 +81,7 @@ def converter(kind: Any) -> Callable[[bytes], Any]:
             return decode(raw)
         except msgspec.ValidationError as error:
             raise _misfit(error) from None
-        except TypeError as error:  # a set of what has no hash
+        except TypeError as error:  # For example, a set of unhashable values.
             raise Misfit("", str(error)) from None
         except (ValueError, msgspec.DecodeError, RecursionError):
             return _read_tolerantly(kind, raw)
@@ -87,7 +90,7 @@ def converter(kind: Any) -> Callable[[bytes], Any]:
 
 
 def _read_tolerantly(kind: Any, raw: bytes) -> Any:
-    # What Node writes and msgspec does not read, such as an escaped lone surrogate.
+    # Node writes some JSON that msgspec rejects, such as an escaped lone surrogate.
     try:
         value = payload.decode(raw)
     except ValueError as error:
@@ -99,7 +102,7 @@ def _read_tolerantly(kind: Any, raw: bytes) -> Any:
 
 
 def _construct(kind: type, value: Any) -> Any:
-    """Return a value of a type that msgspec does not know: a model, or an abstract class."""
+    """Return a value of a type unknown to msgspec: a model or an abstract class."""
     kind = get_origin(kind) or kind
     if is_pydantic_model(kind):
         return _validate(kind, value)
@@ -109,7 +112,7 @@ def _construct(kind: type, value: Any) -> Any:
 
 
 def _validate(model: Any, value: Any) -> Any:
-    # From JSON again, because there a strict model takes text for a datetime.
+    # Validate from JSON again: in JSON mode, a strict model accepts text for a datetime.
     try:
         return model.model_validate_json(json.dumps(value))
     except ValueError as error:
@@ -138,7 +141,7 @@ def _misfit(error: msgspec.ValidationError) -> Misfit:
 
 
 def _custom_types(info: object, seen: set[int]) -> Iterator[type]:
-    """Return the classes in a type that msgspec does not know; the type may contain itself."""
+    """Return the classes in a type that msgspec does not know. The type may be recursive."""
     if id(info) in seen:
         return
     seen.add(id(info))
@@ -156,30 +159,34 @@ def _custom_types(info: object, seen: set[int]) -> Iterator[type]:
 def _is_a(kind: type, of: type) -> bool:
     try:
         return issubclass(kind, of)
-    except TypeError:  # a protocol that cannot be asked
+    except TypeError:  # Some protocols do not support issubclass().
         return False
 
 
-# Which functions can be tasks, and where they stand.
+# Checking functions
 
 
 def place_of(function: Callable[..., Any]) -> str:
-    """Return where a function is defined, as `file:line`."""
+    """Return the source location of a function, as `file:line`."""
     code = inspect.unwrap(function).__code__
     return f"{code.co_filename}:{code.co_firstlineno}"
 
 
 def hints_of(function: Callable[..., Any]) -> dict[str, Any]:
-    """Return the annotations, resolved; a parameter that defaults to None may be None."""
+    """Return the resolved annotations. A parameter with the default None accepts None."""
     hints = get_type_hints(function, include_extras=True)
     for name, parameter in inspect.signature(function).parameters.items():
         if parameter.default is None and name in hints:
-            hints[name] = Optional[hints[name]]  # noqa: UP045 - `|` does not take every annotation
+            hints[name] = Optional[hints[name]]  # noqa: UP045 - `|` rejects some annotations
     return hints
 
 
 def check_function(function: object, name: str | None, *, process: object = False) -> None:
-    """Refuse what a worker could not call by itself with the arguments of a job."""
+    """Check that a worker can call a function with the arguments of a job.
+
+    Raises:
+        ConfigurationError: If the function cannot be a task.
+    """
     problem = _problem(function, name)
     if problem is None and process and inspect.iscoroutinefunction(function):
         problem = "an async def runs in the event loop; process=True is for a plain function"
@@ -233,13 +240,13 @@ def _function_name(function: object) -> str:
     return str(name)
 
 
-# Parameters of a task that take what its app's lifespan yields.
+# Parameters that take the lifespan's value
 
 
 class FromLifespan:
-    """The default of a parameter that the worker fills in: see `from_lifespan`.
+    """Default value that marks a parameter filled in by the worker. See `from_lifespan`.
 
-    It is not JSON, and never stored.
+    It is not JSON and is never stored.
     """
 
     def __repr__(self) -> str:
@@ -247,10 +254,15 @@ class FromLifespan:
 
 
 def from_lifespan() -> Any:
-    """Return a default for a parameter: what the app's lifespan yields, the same for all jobs.
+    """Declare a parameter that receives the value that the app's lifespan yields.
 
-    The worker fills it in. Whoever adds a job cannot give it; whoever calls the function by hand
-    has to. If it is annotated with a class, the worker checks that the value is one when it starts.
+    Use it as the parameter's default. The worker passes the same value to all jobs. Jobs cannot
+    store a value for it. A direct call of the function must pass one. If the annotation is a class,
+    the worker checks the value's type when it starts.
+
+    Example:
+        >>> @app.task
+        ... async def fetch(url: str, client: httpx.AsyncClient = from_lifespan()) -> str: ...
     """
     return FromLifespan()
 
@@ -258,7 +270,11 @@ def from_lifespan() -> Any:
 def check_resources(
     task: str, function: Callable[..., Any], parameters: tuple[str, ...], value: object
 ) -> None:
-    """Refuse a value of a lifespan that does not fit the parameters of a task that take it."""
+    """Check a lifespan's value against the parameters that take it.
+
+    Raises:
+        ConfigurationError: If the value does not match an annotation.
+    """
     hints = hints_of(function)
     for name in parameters:
         hint = hints.get(name, Any)
@@ -279,12 +295,12 @@ def _takes_none(hint: Any) -> bool:
 
 
 def _parts(hint: Any) -> tuple[Any, ...]:
-    """Return the members of a union; of anything else, nothing."""
+    """Return the members of a union, or nothing for other types."""
     return get_args(hint) if get_origin(hint) in {Union, types.UnionType} else ()
 
 
 def _fits(value: object, hint: Any) -> bool:
-    """Return False if the annotation is a class, and the value is not one of it."""
+    """Return False if the annotation is a class and the value is not an instance of it."""
     if parts := _parts(hint):
         return any(_fits(value, part) for part in parts)
     if get_origin(hint) is Annotated:
@@ -293,16 +309,16 @@ def _fits(value: object, hint: Any) -> bool:
     if kind is None:
         return value is None
     if not isinstance(kind, type):
-        return True  # Any, a variable, a Literal: the type checker knows more of those
+        return True  # Any, a type variable or a Literal: left to the type checker.
     try:
         return isinstance(value, kind)
-    except TypeError:  # a protocol or a TypedDict cannot be asked
+    except TypeError:  # Some protocols and TypedDicts do not support isinstance().
         return True
 
 
-# From a call of a task to the data of its job: one plain JSON object of parameter names.
+# Binding calls: the job's data is one plain JSON object, keyed by parameter name.
 #
-# Only what the call gives is stored: a default belongs to the code that runs, and may change.
+# Only the arguments of the call are stored. A default belongs to the running code and may change.
 
 
 _BY_POSITION = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
@@ -310,12 +326,12 @@ _BY_KEYWORD = (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
 
 
 class Binder:
-    """Binds calls to the signature of a function.
+    """Binds calls to a function's signature.
 
-    `inspect.Signature.bind` takes 3.4 µs for a call with two arguments, and this 0.9, or 0.3 to 0.6
-    if all are given in one way: it only asks whether the call fits, and leaves it to the former to
-    say why it does not. `parameters` are those that a job stores; what the worker itself gives is
-    `injected`.
+    `inspect.Signature.bind` takes 3.4 µs for a call with two arguments. This takes 0.9 µs, or 0.3
+    to 0.6 µs if all arguments are passed the same way. It only checks whether the call fits, and
+    uses `inspect` to explain why it does not. `parameters` are stored in a job; `injected` ones are
+    filled in by the worker.
     """
 
     def __init__(self, task: str, function: Callable[..., Any]) -> None:
@@ -331,7 +347,7 @@ class Binder:
             if p.kind is not Parameter.VAR_KEYWORD and p.name not in self.injected
         }
         self.catch_all = next((p for p in parameters if p.kind is Parameter.VAR_KEYWORD), None)
-        """The parameter that takes all other names, if there is one."""
+        """The `**` parameter, or None."""
         self.positional_only = tuple(
             p.name for p in parameters if p.kind is Parameter.POSITIONAL_ONLY
         )
@@ -345,26 +361,27 @@ class Binder:
             name for name, p in self.parameters.items() if p.default is Parameter.empty
         )
         self._most = len(self._by_position)
-        self._least = next(  # arguments by position that leave out none of those
+        self._least = next(  # Number of positional arguments that covers all required ones.
             (n for n in range(self._most + 1) if self.required.issubset(self._by_position[:n])),
             self._most + 1,
         )
 
     def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-        """Return the arguments by name; raise `TypeError` for a call that does not fit.
+        """Return the arguments by name. Returns `kwargs` itself if it is complete.
 
-        `kwargs` itself is returned where there is nothing to add to it.
+        Raises:
+            TypeError: If the call does not match the signature.
         """
         if not kwargs:
             if self._least <= len(args) <= self._most:
-                return dict(zip(self._by_position, args))  # noqa: B905 - there may be defaults
+                return dict(zip(self._by_position, args))  # noqa: B905 - defaults fill in
         elif not args and self.required <= kwargs.keys() <= self._by_keyword:
             return kwargs
-        bound = dict(zip(self._by_position, args))  # noqa: B905 - too many are counted below
+        bound = dict(zip(self._by_position, args))  # noqa: B905 - counted below
         if kwargs:
             bound.update(kwargs)
         fits = (
-            len(bound) == len(args) + len(kwargs)  # none too many, none twice
+            len(bound) == len(args) + len(kwargs)  # No surplus or repeated arguments.
             and (not kwargs or self._takes(kwargs))
             and self.required.issubset(bound)
         )
@@ -373,7 +390,7 @@ class Binder:
         return bound
 
     def given_by_hand(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> set[str]:
-        """Return the names of the arguments that a call of the function itself gives."""
+        """Return the names of the arguments that a direct call passes."""
         try:
             return set(self._signature.bind(*args, **kwargs).arguments)
         except TypeError as error:
@@ -396,7 +413,7 @@ class Binder:
                     f"{self._task}: a job cannot have the argument {name}: the worker fills it in, "
                     "from what the lifespan yields"
                 )
-        # Python would allow this one, and put it into **; in a JSON object a name stands once.
+        # Python would put this one into **kwargs, but a JSON object has each name only once.
         twice = sorted(kwargs.keys() & set(self.positional_only))
         raise TypeError(f"{self._task}: {', '.join(twice)} cannot be given by keyword")
 
@@ -414,11 +431,11 @@ def _check_parameter(task: str, parameter: Parameter) -> None:
         )
 
 
-# From the data of a job to the arguments of its task, by the annotations; prepared once.
+# Reading a job's data as arguments, according to the annotations. Readers are built once.
 
 
 Extra: TypeAlias = Literal["error", "ignore"]
-"""What becomes of fields that no parameter takes."""
+"""Handling of fields that match no parameter: "error" or "ignore"."""
 
 Read: TypeAlias = Callable[[bytes], dict[str, Any]]
 
@@ -426,10 +443,12 @@ _split = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 
 
 def arguments_reader(task: str, function: Callable[..., Any], binder: Binder, extra: Extra) -> Read:
-    """Return the function that reads a job's data as arguments by name.
+    """Return a function that reads a job's data as arguments by name.
 
-    It raises `InvalidArguments` for data that do not fit. Raises `ConfigurationError` if an
-    annotation cannot be resolved, or names a type that JSON has no form for.
+    The function raises `InvalidArguments` if the data does not match.
+
+    Raises:
+        ConfigurationError: If an annotation cannot be resolved, or JSON cannot represent its type.
     """
     hints = _hints(task, function)
     for name in binder.parameters:
@@ -451,7 +470,7 @@ def arguments_reader(task: str, function: Callable[..., Any], binder: Binder, ex
         except Misfit as misfit:
             raise InvalidArguments(_explained(task, binder, misfit)) from None
         for name in optional:
-            if values[name] is UNSET:  # the function has its own default
+            if values[name] is UNSET:  # Use the function's default.
                 del values[name]
         return values
 
@@ -464,7 +483,7 @@ def arguments_reader(task: str, function: Callable[..., Any], binder: Binder, ex
 def parameter_reader(
     task: str, function: Callable[..., Any], parameter: str
 ) -> Callable[[bytes], Any]:
-    """Return the function that reads JSON as one parameter, or raises `InvalidArguments`."""
+    """Return a function that reads JSON as one parameter, or raises `InvalidArguments`."""
     hint = _hints(task, function).get(parameter, Any)
     convert = _convertible(task, function, parameter, hint)
 
@@ -486,7 +505,7 @@ def _open_reader(task: str, binder: Binder, read: Read, convert: Callable[[bytes
         values = read(raw)
         try:
             parts = _split(raw)
-        except (ValueError, msgspec.DecodeError):  # see `conversion`: Node's lone surrogates
+        except (ValueError, msgspec.DecodeError):  # Node's lone surrogates; see `_read_tolerantly`
             decoded = payload.decode(raw)
             parts = {k: msgspec.Raw(json.dumps(v).encode()) for k, v in decoded.items()}
         for name in parts.keys() - binder.parameters.keys():
@@ -504,18 +523,18 @@ def _open_reader(task: str, binder: Binder, read: Read, convert: Callable[[bytes
 
 
 def result_reader(function: Callable[..., Any]) -> Callable[[bytes], Any]:
-    """Return the function that reads a result by the return annotation.
+    """Return a function that reads a result according to the return annotation.
 
-    Where there is none, or JSON cannot be converted to it, the result is the JSON value.
+    Without an annotation, or if JSON cannot represent its type, the result is the JSON value.
     """
     try:
         return converter(get_type_hints(function, include_extras=True)["return"])
-    except Exception:  # noqa: BLE001 - foreign code: annotations may contain anything
+    except Exception:  # noqa: BLE001 - user code: annotations may contain anything
         return payload.decode
 
 
 def by_keyword(function: Callable[..., Any], binder: Binder) -> Callable[..., Any]:
-    """Return the function in a form that takes all its arguments by name."""
+    """Return a form of the function that takes all its arguments by name."""
     if not binder.positional_only:
         return function
     defaults = {name: binder.default_of(name) for name in binder.positional_only}
@@ -574,19 +593,19 @@ def _explained(task: str, binder: Binder, misfit: Misfit) -> str:
     return f"Task {task}: the job's data: {problem}"
 
 
-# Whether the arguments of a call fit the annotations, found out when the job is added.
+# Checking arguments when a job is added.
 #
-# The rule: refuse what a worker would fail for good, and nothing else. So whatever is not plainly
-# right is written as JSON and read again, as a worker reads it. Plain types are compared (0.1 µs
-# for an argument); what is large, or of a type that this process cannot name, is left to the
+# The rule: reject a call only if a worker would fail it permanently. Values of plain types are
+# compared by class (0.1 µs per argument). All others are encoded as JSON and read again, as a
+# worker reads them. Large values, and types that this process cannot resolve, are left to the
 # worker.
 
 
 Check: TypeAlias = Callable[[dict[str, Any]], None]
-"""Raises `InvalidArguments` for arguments by name that do not fit."""
+"""Raises `InvalidArguments` if arguments do not match. Takes the arguments by name."""
 
 _LARGE: Final = 1000
-"""Entries of a list or dict above which it is left to the worker."""
+"""Number of entries above which a container is left to the worker."""
 
 _CONTAINERS: Final = (list, tuple, dict, set, frozenset)
 
@@ -598,20 +617,20 @@ _PLAIN: Final[dict[Any, frozenset[type]]] = {
     None: _NONE,
     type(None): _NONE,
 }
-"""For an annotation, the classes whose values fit, whatever they are."""
+"""Classes whose values always fit, by annotation."""
 
 
 class _Rule(Struct, frozen=True):
-    """What one parameter takes."""
+    """The check for one parameter."""
 
     annotation: Any
     plainly: frozenset[type]
-    """Values of just these classes fit."""
+    """Classes whose instances always fit. Subclasses do not count."""
     read: Callable[[bytes], Any]
 
 
 def argument_check(task: str, function: Callable[..., Any], binder: Binder) -> Check:
-    """Return the check of a task's arguments."""
+    """Return a function that checks the arguments of a task."""
     rules = {name: rule for name in binder.parameters if (rule := _rule(function, name))}
     plain = {name: rule.plainly for name, rule in rules.items()}
     others = None if binder.catch_all is None else _rule(function, binder.catch_all.name)
@@ -629,17 +648,17 @@ def argument_check(task: str, function: Callable[..., Any], binder: Binder) -> C
 
 
 def _rule(function: Callable[..., Any], parameter: str) -> _Rule | None:
-    """Return the rule of a parameter; None if it takes anything, or cannot be checked here."""
+    """Return the rule for a parameter, or None if it accepts anything or cannot be checked here."""
     try:
         hint = hints_of(function)[parameter]
         read = converter(hint)
-    except Exception:  # noqa: BLE001 - foreign code: annotations may contain anything
+    except Exception:  # noqa: BLE001 - user code: annotations may contain anything
         return None
     return None if hint in {Any, object} else _Rule(hint, _plainly(hint), read)
 
 
 def _plainly(hint: Any) -> frozenset[type]:
-    while (supertype := getattr(hint, "__supertype__", None)) is not None:  # a NewType
+    while (supertype := getattr(hint, "__supertype__", None)) is not None:  # Unwrap a NewType.
         hint = supertype
     origin, args = get_origin(hint), get_args(hint)
     if origin in {Union, types.UnionType}:
@@ -650,7 +669,7 @@ def _plainly(hint: Any) -> frozenset[type]:
         return frozenset({hint})
     try:
         return _PLAIN.get(hint, frozenset())
-    except TypeError:  # some annotations have no hash
+    except TypeError:  # Some annotations are not hashable.
         return frozenset()
 
 
@@ -660,7 +679,7 @@ def _check(task: str, name: str, value: Any, rule: _Rule) -> None:
     try:
         raw = payload.encode(value, "data")
     except SerializationError:
-        return  # it is told when the whole is encoded
+        return  # Raised later, when all arguments are encoded.
     try:
         rule.read(raw)
     except Misfit as misfit:

@@ -1,4 +1,8 @@
-"""Jobs one after the other, each with the result of the one before."""
+"""Tasks, chains of jobs, and parameters that take the results of child jobs.
+
+`Task` is what `@app.task` returns. `Enqueueable` holds the methods that a task shares with its
+variants.
+"""
 
 from __future__ import annotations
 
@@ -35,14 +39,17 @@ from taskbull.errors import ConfigurationError, InvalidArguments
 from taskbull.observability.provider import current_tracer, in_this_span
 from taskbull.queue.handle import BlockingCheck, JobHandle
 
-# Jobs one after the other, each with the result of the one before.
+# Chains: jobs that run in sequence, each with the result of the one before.
 
 
 R = TypeVar("R")
 
 
 class Chain(Generic[R]):
-    """Jobs that run one after the other: what `chain(…)` gives. Its handle is the last one's."""
+    """Jobs that run in sequence, returned by `chain(…)`.
+
+    The handle of a chain is the handle of its last job.
+    """
 
     def __init__(self, last: JobSpec[R]) -> None:
         self._last = last
@@ -51,22 +58,34 @@ class Chain(Generic[R]):
         return f"<chain that ends with {self._last!r}>"
 
     def delay(self) -> JobHandle[R]:
-        """Add the jobs, all or none; from sync code, any thread. See `Task.delay`."""
+        """Add all jobs or none, and return the last job's handle. See `Task.delay`."""
         return self._last.calling.producer.add(self._last)
 
     async def adelay(self) -> JobHandle[R]:
-        """Add the jobs, all or none; from asyncio or trio. See `Task.delay`."""
+        """Add all jobs or none, and return the last job's handle. See `Task.adelay`."""
         return await self._last.calling.producer.aadd(self._last)
 
     def job(self) -> JobSpec[R]:
-        """Return the last job, which waits for the others: for `app.enqueue`, or as a child."""
+        """Return the last job, which waits for the others.
+
+        Pass it to `app.enqueue`, or use it as a child of another job.
+        """
         return self._last
 
 
 def chain(*jobs: *tuple[*tuple[Growing, ...], JobSpec[R]]) -> Chain[R]:
-    """Return jobs that run one after the other: `chain(a, b, c)` is c after b after a.
+    """Return a chain: `chain(a, b, c)` runs a, then b, then c.
 
-    Each may take the result of the one before with `from_child`. The last is a task's job.
+    A job can take the result of the job before it with `from_child`.
+
+    Args:
+        *jobs: Jobs made with `task.job(…)` or `queue.job(…)`. The last one must be a task's job.
+
+    Raises:
+        ConfigurationError: If there are no jobs, or the last one is not a task's job.
+
+    Example:
+        >>> chain(download.job(url), resize.job(width=200)).delay()
     """
     links = children_of("chain()", jobs, "fail").jobs
     if not links:
@@ -79,13 +98,13 @@ def chain(*jobs: *tuple[*tuple[Growing, ...], JobSpec[R]]) -> Chain[R]:
     return Chain(cast("JobSpec[R]", whole))
 
 
-# Parameters of a task that take what the children of its job return.
+# Parameters that take the results of child jobs
 
 
 class Received:
-    """The default of a parameter that the worker fills in: see `from_child`.
+    """Default value that marks a parameter filled in by the worker. See `from_child`.
 
-    It is not JSON, and never stored.
+    It is not JSON and is never stored.
     """
 
     def __init__(self, child: str, *, one: bool) -> None:
@@ -101,10 +120,17 @@ def from_child(task: Source[R]) -> R: ...
 @overload
 def from_child(task: str) -> Any: ...
 def from_child(task: Source[Any] | str) -> Any:
-    """Return a default for a parameter: what the job's one child of this task returns.
+    """Declare a parameter that receives the result of the job's one child of this task.
 
-    A task of another language goes by its name. Where the child failed, and the job runs
-    nevertheless, the parameter is None if its annotation allows that.
+    Use it as the parameter's default. If the child failed and the job runs anyway, the argument is
+    None if the annotation allows None. Otherwise the job fails with `InvalidArguments`.
+
+    Args:
+        task: The child's task, or its name for a task in another language.
+
+    Example:
+        >>> @app.task
+        ... async def resize(width: int, path: str = from_child(download)) -> str: ...
     """
     return Received(_name("from_child", task), one=True)
 
@@ -114,15 +140,23 @@ def from_children(task: Source[R]) -> list[R]: ...
 @overload
 def from_children(task: str) -> list[Any]: ...
 def from_children(task: Source[Any] | str) -> Any:
-    """Return a default for a parameter: what the job's children of this task return, in order.
+    """Declare a parameter that receives the results of the job's children of this task.
 
-    Children that failed are left out.
+    Use it as the parameter's default. The results are in order. Failed children are left out.
+
+    Args:
+        task: The children's task, or its name for a task in another language.
+
+    Example:
+        >>> @app.task
+        ... async def total(counts: list[int] = from_children(count)) -> int:
+        ...     return sum(counts)
     """
     return Received(_name("from_children", task), one=False)
 
 
 def needs_of(binder: Binder) -> Sequence[Need]:
-    """Return what a function's parameters take of children."""
+    """Return the parameters of a function that take results of children."""
     found: list[Need] = []
     for name, parameter in binder.parameters.items():
         default: object = parameter.default
@@ -132,7 +166,7 @@ def needs_of(binder: Binder) -> Sequence[Need]:
 
 
 class Receiver:
-    """Reads the results of children as one parameter, by its annotation."""
+    """Reads the results of children as one parameter, according to its annotation."""
 
     def __init__(self, task: str, need: Need, read: Callable[[bytes], Any]) -> None:
         self.parameter = need.parameter
@@ -142,7 +176,11 @@ class Receiver:
         self._read = read
 
     def take(self, results: Sequence[bytes]) -> Any:
-        """Return the argument; raise `InvalidArguments` if the results do not fit."""
+        """Return the argument.
+
+        Raises:
+            InvalidArguments: If the results do not match the annotation.
+        """
         if not self._one:
             return self._read(b"[" + b",".join(results) + b"]")
         if len(results) == 1:
@@ -164,18 +202,18 @@ def _name(function: str, task: Source[Any] | str) -> str:
     return check_text(f"the task of {function}", getattr(task, "name", task))
 
 
-# How a call of a task becomes a job: what a task and its variants share.
+# Converting a call to a job: shared by a task and its variants
 
 
 class Home(Protocol):
-    """What a task belongs to: an app or a group."""
+    """The app or group that a task belongs to."""
 
     @property
     def producer(self) -> Producer: ...
 
 
 class TaskCalling:
-    """What a task and its variants share: how a call becomes a job."""
+    """Converts calls of a function to jobs, for a task and all its variants."""
 
     def __init__(self, function: Callable[..., Any], name: str, home: Home) -> None:
         self.name = name
@@ -183,25 +221,33 @@ class TaskCalling:
         self.binder = self.by_hand = Binder(name, function)
         self.blocking = BlockingCheck(f"{name}.delay()", f"await {name}.adelay()")
         self.needs = needs_of(self.binder)
-        self.read = self.read_result  # one for all handles
+        self.read = self.read_result  # One bound method, shared by all handles.
         self.function = function
-        """Its parameters are what a job stores."""
+        """Function whose parameters are the fields of a job's data."""
 
     @property
     def producer(self) -> Producer:
-        """What adds jobs; `ConfigurationError` if the task's group is not part of an app yet."""
+        """The producer that adds jobs.
+
+        Raises `ConfigurationError` if the task's group is not part of an app yet.
+        """
         return self._home.producer
 
     def spec(
         self, queue: str, options: JobOptions, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> JobSpec[Any]:
-        """Return a job; refuse a call that does not fit."""
+        """Return a job for a call.
+
+        Raises:
+            TypeError: If the arguments do not match the signature.
+            InvalidArguments: If an argument does not match its annotation.
+        """
         arguments = self.binder.bind(args, kwargs)
         self._check(arguments)
         return JobSpec(queue, NewJob(self.name, arguments, options), self)
 
     def check_given(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Refuse a call by hand that leaves out what only a worker knows."""
+        """Reject a direct call without the arguments that only a worker can fill in."""
         if not (self.needs or self.by_hand.injected):
             return
         given = self.by_hand.given_by_hand(args, kwargs)
@@ -218,11 +264,11 @@ class TaskCalling:
                     f"worker takes from the job's {need.child}"
                 )
 
-    def __reduce__(self) -> tuple[Any, ...]:  # as its task: by the name in its module
+    def __reduce__(self) -> tuple[Any, ...]:  # Pickle by name in its module, like the task.
         return _calling_of, (self.function.__module__, self.function.__qualname__)
 
     def read_result(self, raw: bytes) -> Any:
-        """Return a result from its JSON."""
+        """Decode a result from JSON."""
         return self._result_reader(raw)
 
     @functools.cached_property
@@ -231,7 +277,8 @@ class TaskCalling:
 
     @functools.cached_property
     def _result_reader(self) -> Callable[[bytes], Any]:
-        return result_reader(self.function)  # when first needed: all names are defined by then
+        # Resolved on first use, when all names in the annotations are defined.
+        return result_reader(self.function)
 
 
 def _calling_of(module: str, name: str) -> TaskCalling:
@@ -239,58 +286,89 @@ def _calling_of(module: str, name: str) -> TaskCalling:
     return calling
 
 
-# A task: a function whose calls can be jobs.
+# Tasks
 
 
 P = ParamSpec("P")
 
 
 class Enqueueable(Generic[P, R]):
-    """Adds jobs of a task, with certain options. It does not change: `options` gives another."""
+    """Adds jobs of a task with a fixed set of options.
+
+    An instance never changes. `options` returns a new one.
+    """
 
     def __init__(self, calling: TaskCalling, queue: str, options: JobOptions) -> None:
         self.calling = calling
         self._queue = queue
         self._options = options
 
-    if not TYPE_CHECKING:  # which would take any name then
+    if not TYPE_CHECKING:  # Type checkers would otherwise accept any attribute name.
 
         def __getattr__(self, name: str) -> Any:
             raise no_attribute(self, TASK, name)
 
     @property
     def name(self) -> str:
-        """The name of the task, under which its jobs are added."""
+        """The name of the task, stored with its jobs."""
         return self.calling.name
 
     @property
     def queue(self) -> str:
-        """The queue to which jobs are added."""
+        """The queue that jobs are added to."""
         return self._queue
 
     def delay(self, *args: P.args, **kwargs: P.kwargs) -> JobHandle[R]:
-        """Add a job that calls the task with these arguments; from sync code, any thread.
+        """Enqueue a job that calls the task with these arguments. Blocks.
 
-        Raises `TypeError` for a call that does not fit the signature or the annotations (for the
-        latter an `InvalidArguments`, which is one), and `EnqueueError` if Redis is away for
-        longer than the app's `enqueue_timeout`.
+        Use it in sync code, from any thread. Use `adelay` in async code.
+
+        Raises:
+            TypeError: If the arguments do not match the signature.
+            InvalidArguments: If an argument does not match its annotation. This is also a
+                `TypeError`.
+            SerializationError: If an argument cannot be stored as JSON.
+            EnqueueError: If Redis is unavailable for longer than the app's `enqueue_timeout`.
+
+        Example:
+            >>> job = greet.delay("Ann")
+            >>> job.result(timeout=10)
         """
         self.calling.blocking.check()
         return self.calling.producer.add(self._spec(args, kwargs))
 
     async def adelay(self, *args: P.args, **kwargs: P.kwargs) -> JobHandle[R]:
-        """Add a job that calls the task with these arguments; from asyncio or trio. See `delay`."""
+        """Enqueue a job that calls the task with these arguments.
+
+        This is `delay` for asyncio and trio, with the same exceptions.
+        """
         return await self.calling.producer.aadd(self._spec(args, kwargs))
 
     def job(self, *args: P.args, **kwargs: P.kwargs) -> JobSpec[R]:
-        """Return a job for `app.enqueue`; nothing is sent."""
+        """Return a job for `app.enqueue`, `after` or `chain`. Nothing is sent.
+
+        Raises:
+            TypeError: If the arguments do not match the signature or the annotations.
+        """
         spec = self._spec(args, kwargs)
         if current_tracer() is None:
             return spec
         return replace(spec, job=in_this_span(spec.job))
 
     def options(self, **options: Unpack[CallOptions]) -> Variant[P, R]:
-        """Return the task with other options, to call or to keep."""
+        """Return the task with other options, for one call or for many.
+
+        Args:
+            **options: Options that replace the task's: `queue`, `attempts`, `backoff`,
+                `error_backoffs`, `timeout`, `expires`, `priority`, `lifo`, `delay`, `eta`,
+                `job_id`, `dedup`, `on_failure`, `keep_completed` and `keep_failed`.
+
+        Raises:
+            ConfigurationError: If an option is unknown or invalid.
+
+        Example:
+            >>> greet.options(delay=60, attempts=5).delay("Ann")
+        """
         check_keywords(f"{self.name}.options()", options, CallOptions)
         queue = options.get("queue", self._queue)
         check_queue_name(queue)
@@ -299,16 +377,30 @@ class Enqueueable(Generic[P, R]):
     def after(
         self, *jobs: Growing | Iterable[Growing], on_failure: OnFailure = "fail"
     ) -> Following[P, R]:
-        """Return the task for a job that runs after others, its children: a flow.
+        """Return the task for a job that runs after other jobs, its children.
 
-        Each is a job that `task.job(…)` or `queue.job(…)` made, or an iterable of such. Children
-        may have children. `on_failure` says what happens to the job if one of them fails:
+        Jobs and their children form a flow. Children may have children.
 
-        - `"fail"`: it fails when a worker takes it, at once.
-        - `"ignore"`: it runs when all have ended; `current_job().failed_children()` tells which.
-        - `"continue"`: it runs at once, and can end when it has dropped those that are pending.
-        - `"drop"`: it runs when all have ended, and learns nothing of the failure.
-        - `"wait"`: it waits until the child is retried, or removed.
+        Args:
+            *jobs: Jobs made with `task.job(…)` or `queue.job(…)`, or iterables of such jobs.
+            on_failure: How the job reacts if one of these children fails.
+
+        Values of `on_failure`:
+
+        - `"fail"`: the job fails as soon as a worker fetches it, without waiting for other
+          children.
+        - `"ignore"`: the job runs when all children have finished.
+          `current_job().failed_children()` returns the failed ones.
+        - `"continue"`: the job runs immediately. It can finish only after it has dropped its
+          pending children.
+        - `"drop"`: the job runs when all children have finished, without a record of the failure.
+        - `"wait"`: the job waits until the child is retried successfully, or removed.
+
+        Raises:
+            ConfigurationError: If no jobs are given, or one of them is not a job.
+
+        Example:
+            >>> report.after(fetch.job(url) for url in urls).delay()
         """
         if not jobs:
             raise ConfigurationError(
@@ -319,7 +411,7 @@ class Enqueueable(Generic[P, R]):
         return Following(self.calling, self._queue, self._options, (*self._awaited(), children))
 
     def read_result(self, raw: bytes) -> R:
-        """Return a result of the task from its JSON."""
+        """Decode a result of the task from JSON."""
         result: R = self.calling.read(raw)
         return result
 
@@ -334,14 +426,14 @@ class Enqueueable(Generic[P, R]):
 
 
 class Variant(Enqueueable[P, R]):
-    """A task with other options: what `task.options(…)` gives."""
+    """A task with other options, returned by `task.options(…)`."""
 
     def __repr__(self) -> str:
         return f"<{self.name} with options, in queue {self.queue}>"
 
 
 class Following(Variant[P, R]):
-    """A task whose jobs run after others: what `task.after(…)` gives."""
+    """A task whose jobs run after other jobs, returned by `task.after(…)`."""
 
     def __init__(
         self, calling: TaskCalling, queue: str, options: JobOptions, children: tuple[Children, ...]
@@ -364,7 +456,16 @@ class Following(Variant[P, R]):
 
 
 class Task(Enqueueable[P, R]):
-    """A function whose calls can be jobs, made by `@app.task`. Called, it is the function."""
+    """A function that can be enqueued as a job, made by `@app.task`.
+
+    Calling a task directly runs the function, without a queue.
+
+    Example:
+        >>> @app.task
+        ... async def greet(name: str) -> str: ...
+        >>> greet.delay("Ann")  # in a worker
+        >>> await greet("Ann")  # here
+    """
 
     __name__: str
     __qualname__: str
@@ -381,36 +482,44 @@ class Task(Enqueueable[P, R]):
         return f"<Task {self.name} in queue {self.queue}>"
 
     def __reduce__(self) -> str:
-        return self.function.__qualname__  # pickled as its function is: by the name in its module
+        return self.function.__qualname__  # Pickled by name in its module, like the function.
 
     @property
     def place(self) -> str:
-        """Where the function stands: `file:line`."""
+        """The source location of the function, as `file:line`."""
         return place_of(self.function)
 
     @property
     def is_async(self) -> bool:
-        """Whether the function is awaited, or else called."""
+        """True if the function is an `async def`."""
         return inspect.iscoroutinefunction(self.function)
 
     @property
     def site(self) -> Site:
-        """Where a worker calls the function."""
+        """The site where a worker runs the function: event loop, thread or process."""
         if self.settings.process:
             return Site.PROCESS
         return Site.LOOP if self.is_async else Site.THREAD
 
     def reader(self) -> Read:
-        """Prepare what reads the arguments of a job; `ConfigurationError` if that cannot be."""
+        """Return a function that reads a job's data as arguments.
+
+        Raises:
+            ConfigurationError: If an annotation cannot be resolved or converted from JSON.
+        """
         name, calling = self.settings.name, self.calling
         return arguments_reader(name, calling.function, calling.binder, self.settings.extra)
 
     def check_data(self, data: bytes) -> None:
-        """Refuse the data of a job, as JSON, that the function does not take."""
+        """Check a job's JSON data against the function's parameters.
+
+        Raises:
+            InvalidArguments: If the data does not match.
+        """
         self.reader()(data)
 
     def receivers(self) -> list[Receiver]:
-        """Prepare what reads the parameters that take results of children."""
+        """Return the readers for parameters that take results of children."""
         name, function = self.settings.name, self.function
         return [
             Receiver(name, need, parameter_reader(name, function, need.parameter))
@@ -418,41 +527,45 @@ class Task(Enqueueable[P, R]):
         ]
 
     def caller(self) -> Callable[..., Any]:
-        """Return the function in a form that takes all its arguments by name."""
+        """Return a form of the function that takes all its arguments by name."""
         return by_keyword(self.function, self.calling.by_hand)
 
     @property
     def injected(self) -> tuple[str, ...]:
-        """The parameters that take what the lifespan yields."""
+        """The parameters that take the lifespan's value."""
         return self.calling.by_hand.injected
 
     def check_resources(self, value: object) -> None:
-        """Refuse what a lifespan yields if it does not fit the parameters that take it."""
+        """Check the lifespan's value against the parameters that take it.
+
+        Raises:
+            ConfigurationError: If the value does not match an annotation.
+        """
         check_resources(self.name, self.function, self.injected, value)
 
 
 class AsyncTask(Task[P, R]):
-    """A task made of an `async def`."""
+    """A task made from an `async def`."""
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, R]:
-        """Call the function itself, here and now."""
+        """Call the function directly."""
         self.calling.check_given(args, kwargs)
         coroutine: Coroutine[Any, Any, R] = self.function(*args, **kwargs)
         return coroutine
 
 
 class SyncTask(Task[P, R]):
-    """A task made of a plain `def`, which a worker runs in a thread."""
+    """A task made from a plain `def`, which a worker runs in a thread or a pool process."""
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        """Call the function itself, here and now."""
+        """Call the function directly."""
         self.calling.check_given(args, kwargs)
         result: R = self.function(*args, **kwargs)
         return result
 
 
 def make_task(function: Callable[..., Any], settings: TaskSettings, home: Home) -> Task[..., Any]:
-    """Return the kind of task that fits the function."""
+    """Return an `AsyncTask` or a `SyncTask` for the function."""
     calling = TaskCalling(function, settings.name, home)
     if inspect.iscoroutinefunction(function):
         return AsyncTask[..., Any](function, settings, calling)
@@ -460,7 +573,7 @@ def make_task(function: Callable[..., Any], settings: TaskSettings, home: Home) 
 
 
 class Decorator(Protocol):
-    """Makes a task of a function: what `@app.task(…)` with arguments gives."""
+    """Decorator returned by `@app.task(…)` with arguments."""
 
     @overload
     def __call__(  # type: ignore[overload-overlap]  # pyright: ignore[reportOverlappingOverload]

@@ -1,4 +1,4 @@
-"""The command line: `taskbull`."""
+"""The command line interface, `taskbull`."""
 
 from taskbull.cli.main import main
 

@@ -1,7 +1,8 @@
-"""Searching the working directory for an app, for commands that name none.
+"""Find the app and Redis of a command.
 
-Files are read, not imported: only the module that makes the app is imported, when it is the only
-one.
+The app comes from the command line, the environment, pyproject.toml or a search of the working
+directory. The search reads files without importing them. Only if it finds exactly one app is that
+module imported.
 """
 
 from __future__ import annotations
@@ -26,10 +27,7 @@ from taskbull.cli.server import open_server
 from taskbull.errors import TaskbullError
 from taskbull.monitor.server import SyncServer
 
-# Searching the working directory for an app, for commands that name none.
-#
-# Files are read, not imported: only the module that makes the app is imported, when it is the only
-# one.
+# Search of the working directory.
 
 
 _MOST_FILES = 500
@@ -41,17 +39,17 @@ _SKIPPED_FOLDERS = {
 
 
 def apps_in(folder: Path) -> list[str]:
-    """Name the apps, as `module:attribute`, that modules and packages in a folder make."""
+    """Return the apps, as `module:attribute`, that modules in a folder create."""
     found = (
         f"{_module(file, folder)}:{attribute}"
         for file in islice(_sources(folder), _MOST_FILES)
         for attribute in _apps_of(file)
     )
-    return list(dict.fromkeys(found))  # a name may be assigned twice
+    return list(dict.fromkeys(found))  # A name may be assigned twice.
 
 
 def _sources(folder: Path) -> Iterator[Path]:
-    """Return the Python files that can be imported from a folder, including those of packages."""
+    """Yield the Python files that can be imported from a folder, packages included."""
     try:
         entries = sorted(folder.iterdir())
     except OSError:
@@ -79,7 +77,7 @@ def _module(file: Path, folder: Path) -> str:
 
 
 def _apps_of(file: Path) -> Iterator[str]:
-    """Name what a file assigns, at its top level, a call of our `App` to."""
+    """Yield the top-level names that a file assigns a `taskbull.App(…)` to."""
     try:
         if file.stat().st_size > _MOST_BYTES:
             return
@@ -103,7 +101,7 @@ def _apps_of(file: Path) -> Iterator[str]:
 
 
 def _imported(statement: ast.stmt) -> Iterator[str]:
-    """Return the names by which a statement imports `taskbull.App`."""
+    """Yield the names that a statement binds to `taskbull.App` by importing it."""
     match statement:
         case ast.ImportFrom(module="taskbull", names=names):
             yield from (alias.asname or alias.name for alias in names if alias.name == "App")
@@ -115,7 +113,7 @@ def _imported(statement: ast.stmt) -> Iterator[str]:
             return
 
 
-# Finding the app, and Redis: from the command line, the environment, or pyproject.toml.
+# The app and Redis: command line, environment, pyproject.toml, then the search.
 
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -123,22 +121,22 @@ F = TypeVar("F", bound=Callable[..., Any])
 VARIABLE = "TASKBULL_APP"
 
 _IMPORT_LIMIT = 20.0
-"""Seconds that the import of a guessed app may take in a command that works without one."""
+"""Time limit in seconds for importing a guessed app, if the command works without one."""
 
 COMPLETING = "_TASKBULL_COMPLETE"
-"""The environment variable by which a shell asks what to propose after a Tab."""
+"""Environment variable that shells set to request completions."""
 
 
 def find_app(given: str | None, *, quiet: bool = False, keep_stdout: bool = False) -> App:
-    """Return the app that was named, or that is found elsewhere, with its tasks loaded.
+    """Return the app, named or found by searching, with its tasks loaded.
 
     Args:
-        given: The app as the command line names it.
+        given: The app given on the command line.
         quiet: Do not print a note about an app that was found by searching.
-        keep_stdout: Let what the app prints while it is imported go to stdout, not to stderr.
+        keep_stdout: Do not redirect to stderr what the app prints during its import.
 
     Raises:
-        click.ClickException: There is no app, or it cannot be loaded.
+        click.ClickException: If there is no app, or it cannot be loaded.
     """
     if (named := _named(given)) is not None:
         return _load(*named, keep_stdout=keep_stdout)
@@ -158,10 +156,9 @@ def find_app(given: str | None, *, quiet: bool = False, keep_stdout: bool = Fals
 
 
 def find_app_if_any(given: str | None) -> App | None:
-    """Return the app for a command that works without one, too, or None.
+    """Return the app for a command that also works without one, or None.
 
-    An app that is named must load. One that was only guessed is ignored, with a note, if it does
-    not.
+    A named app must load. A guessed app that does not load is ignored with a note.
     """
     if (named := _named(given)) is not None:
         return _load(*named)
@@ -174,7 +171,7 @@ def find_app_if_any(given: str | None) -> App | None:
     try:
         with _bounded():
             app = _load(found[0], "")
-    except (Exception, SystemExit, _ImportTimeout) as error:  # noqa: BLE001 - foreign code
+    except (Exception, SystemExit, _ImportTimeout) as error:  # noqa: BLE001 - user code
         sys.path[:] = path
         reason = error.message if isinstance(error, click.ClickException) else repr(error)
         note(f"ignored {found[0]}, the only app in this folder (-A names another). {reason}")
@@ -184,13 +181,13 @@ def find_app_if_any(given: str | None) -> App | None:
 
 
 def find_named_app(given: str | None) -> App | None:
-    """Return the app that the command line or the environment names, without any search."""
+    """Return the app named on the command line or in the environment, without a search."""
     target = given or os.environ.get(VARIABLE)
     return _load(target, "") if target else None
 
 
 def _named(given: str | None) -> tuple[str, str] | None:
-    """Return the app that is named anywhere, and where, for messages."""
+    """Return the configured app and its source, as text for messages."""
     if given:
         return given, ""
     if target := os.environ.get(VARIABLE):
@@ -206,12 +203,12 @@ def _named(given: str | None) -> tuple[str, str] | None:
         _note_ignored(f"{target} of {file}", reason)
         return None
     if (folder := str(file.parent)) not in sys.path:
-        sys.path.insert(0, folder)  # what a project names is found from its folders, too
+        sys.path.insert(0, folder)  # The project file may name a module in its own folder.
     return target, f" (from {file})"
 
 
 def _guesses(folder: Path) -> list[str]:
-    """Return the apps that files in a folder make, without those that others could have written."""
+    """Return the apps in a folder, except those that other users could have written."""
     found = [(each, distrust_module(each.partition(":")[0], folder)) for each in apps_in(folder)]
     ignored = [(target, reason) for target, reason in found if reason is not None]
     if ignored:
@@ -233,20 +230,20 @@ def _note_ignored(what: str, reason: str) -> None:
 
 
 def find_server(app: str | None, redis: str | None, prefix: str | None) -> SyncServer:
-    """Return the server of the queues, as the options of a command name it.
+    """Return the server for a command's options.
 
-    With `redis` alone no app is looked for: so a server can be seen whatever is configured.
+    With `redis` and without `app`, no app is searched for, so it works with any configuration.
     """
     return open_server(find_app_of_server(app, redis), redis, prefix)
 
 
 def find_app_of_server(app: str | None, redis: str | None) -> App | None:
-    """Return the app to which the queues belong, if that is asked."""
+    """Return the app for a command's options, or None if there is none or only Redis is given."""
     return None if redis and not app else find_app_if_any(app)
 
 
 def app_option(function: F) -> F:
-    """Add `--app`, for commands that need tasks."""
+    """Add the option `--app`."""
     where = f"{VARIABLE}, pyproject.toml, or the only one in this folder"
     return click.option(
         "-A", "--app", metavar="MODULE:ATTRIBUTE", show_default=where, help="App to load."
@@ -254,12 +251,12 @@ def app_option(function: F) -> F:
 
 
 def app_argument(function: F) -> F:
-    """Take the app as an argument as well, as `worker` does; it comes as the parameter `named`."""
+    """Add an optional argument for the app, as `worker` has, passed as `named`."""
     return click.argument("named", metavar="[APP]", required=False)(function)
 
 
 def server_options(function: F) -> F:
-    """Add the options that say where the queues are, as parameters `app`, `redis`, `prefix`."""
+    """Add the options that select the queues, passed as `app`, `redis` and `prefix`."""
     function = click.option(
         "--prefix", show_default="the app's, or bull", help="Redis key prefix."
     )(function)
@@ -286,10 +283,10 @@ def _load(target: str, source: str, *, keep_stdout: bool = False) -> App:
 
 @contextmanager
 def _stdout_to_stderr() -> Generator[None, None, None]:
-    """Let an app print on stderr while it is imported: stdout may be JSON for another program."""
+    """Redirect output of the app's import to stderr, because stdout may be JSON."""
     with ExitStack() as stack:
         stack.enter_context(redirect_stdout(sys.stderr))
-        with suppress(OSError):  # a descriptor may be closed
+        with suppress(OSError):  # A descriptor may be closed.
             saved = os.dup(1)
             stack.callback(os.close, saved)
             os.dup2(2, 1)
@@ -300,7 +297,7 @@ def _stdout_to_stderr() -> Generator[None, None, None]:
 
 
 class _ImportTimeout(BaseException):
-    """The import of a guessed app took too long. Not an Exception, which the app might catch."""
+    """Import timeout of a guessed app. Not an Exception, which the app might catch."""
 
     def __repr__(self) -> str:
         return f"Its import took more than {_IMPORT_LIMIT:g} s"
@@ -314,16 +311,16 @@ def _bounded() -> Generator[None, None, None]:
     def refuse(status: int) -> NoReturn:
         if os.getpid() == process:
             raise SystemExit(f"os._exit({status})")
-        leave(status)  # a process that the app has forked
+        leave(status)  # in a process that the app forked
 
     def end(*_: object) -> None:
         if is_importing:
             raise _ImportTimeout
 
     with ExitStack() as stack:
-        with suppress(ValueError):  # only the main thread may set signal handlers
+        with suppress(ValueError):  # Only the main thread can set signal handlers.
             stack.callback(signal.signal, signal.SIGALRM, signal.signal(signal.SIGALRM, end))
-            # Again and again: the app might catch the first one.
+            # Repeat the signal, because the app might catch the first exception.
             signal.setitimer(signal.ITIMER_REAL, _IMPORT_LIMIT, 0.1)
             stack.callback(signal.setitimer, signal.ITIMER_REAL, 0)
         stack.callback(setattr, os, "_exit", leave)
@@ -343,7 +340,7 @@ def _nearest_file() -> Path | None:
 
 
 def _project_files() -> Iterator[tuple[Path, str | None]]:
-    """Yield each `pyproject.toml`, the nearest first, and why it is not used, if so."""
+    """Yield each `pyproject.toml`, nearest first, with the reason if it is not trusted."""
     here = Path.cwd()
     for folder in (here, *here.parents):
         if (file := folder / "pyproject.toml").is_file():

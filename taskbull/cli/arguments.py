@@ -1,7 +1,7 @@
-"""From `key=value` on the command line to the arguments of a task, by its annotations.
+"""Parse task arguments, durations and times from the command line.
 
-`key=value` is a string where the parameter can be one; else it is read as JSON, and words such as
-`yes` and `off` as true and false. `key:=value` is JSON in any case.
+The value in `key=value` is a string if the parameter accepts one. Otherwise it is parsed as JSON,
+and words such as `yes` and `off` as booleans. The value in `key:=value` is always JSON.
 """
 
 from __future__ import annotations
@@ -22,10 +22,7 @@ from taskbull.core.search import read_time
 from taskbull.core.validation import did_you_mean
 from taskbull.errors import ConfigurationError
 
-# From `key=value` on the command line to the arguments of a task, by its annotations.
-#
-# `key=value` is a string where the parameter can be one; else it is read as JSON, and words such
-# as `yes` and `off` as true and false. `key:=value` is JSON in any case.
+# Task arguments.
 
 
 _WORDS = {
@@ -35,7 +32,7 @@ _WORDS = {
 
 
 class Arguments:
-    """The arguments of one call."""
+    """Positional and keyword arguments of a task call, parsed by its annotations."""
 
     def __init__(self, task: Task[..., Any], words: Sequence[str]) -> None:
         self._task = task
@@ -90,7 +87,7 @@ def _json(name: str, text: str) -> Any:
 
 
 def _value(name: str, text: str, hint: Any) -> Any:
-    """Return the first reading of a text that the parameter accepts."""
+    """Return the first interpretation of a text that the parameter accepts."""
     try:
         read = converter(hint)
     except TypeError as error:
@@ -131,7 +128,7 @@ def _is_json(text: str) -> bool:
     return True
 
 
-# Values on the command line: durations with units, and instants.
+# Option callbacks for durations and times.
 
 
 _UNITS = {"": 1, "ms": 0.001, "s": 1, "m": 60, "min": 60, "h": 3600, "d": 86_400, "w": 604_800}
@@ -140,7 +137,7 @@ _EXAMPLE = "such as 2030-01-31T09:00:00+01:00"
 
 
 def read_seconds(_ctx: click.Context, _param: click.Parameter, value: str | None) -> float | None:
-    """Read an option that is a duration: seconds, or a number with a unit from ms to w."""
+    """Parse a duration: seconds, or a number with a unit from ms to w."""
     if value is None:
         return None
     form = _FORM.fullmatch(value.strip().lower())
@@ -154,7 +151,7 @@ def read_seconds(_ctx: click.Context, _param: click.Parameter, value: str | None
 def read_instant(
     _ctx: click.Context, _param: click.Parameter, value: str | None
 ) -> datetime | None:
-    """Read an option that is a date and time with an offset, as ISO 8601 has them."""
+    """Parse an ISO 8601 date and time with an offset."""
     if value is None:
         return None
     try:
@@ -167,7 +164,7 @@ def read_instant(
 
 
 def read_past(_ctx: click.Context, _param: click.Parameter, value: str | None) -> datetime | None:
-    """Read an option that is a time gone by, as people type it; without a zone a local one."""
+    """Parse a past time, such as 03:10 or -15min. The default time zone is the local one."""
     if value is None:
         return None
     try:

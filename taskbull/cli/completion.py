@@ -1,7 +1,7 @@
-"""What the shell proposes after a Tab.
+"""Shell completion of queue and task names.
 
-Nothing is imported that was only found by searching: a Tab must not run code of a folder that was
-just unpacked.
+Only an app that is named is imported. Completion must not run code that a search has found, such
+as code in a folder that was just unpacked.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from taskbull.cli.app_loading import find_named_app
 from taskbull.cli.server import open_server
 from taskbull.errors import TaskbullError
 
-# Shells insert a proposal as it is. So it must be a word that bash, zsh and fish do not expand,
+# Shells insert a completion unchanged. So it must be a word that bash, zsh and fish do not expand,
 # split or read as an option. A comma or colon would end the word in click's scripts.
 _PLAIN_WORD = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@%+/-]*")
 
@@ -24,7 +24,7 @@ _PLAIN_WORD = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@%+/-]*")
 def complete_queue(
     ctx: click.Context, _param: click.Parameter, incomplete: str
 ) -> list[CompletionItem]:
-    """Propose the queues that exist; none if Redis is away."""
+    """Complete the name of an existing queue. If Redis is unavailable, complete nothing."""
     given = ctx.params
     try:
         redis = given.get("redis")
@@ -38,7 +38,7 @@ def complete_queue(
 def complete_task(
     ctx: click.Context, _param: click.Parameter, incomplete: str
 ) -> list[CompletionItem]:
-    """Propose the tasks of the app that is named; none if it cannot be loaded."""
+    """Complete the name of a task of the named app, if it can be loaded."""
     try:
         app = find_named_app(_app(ctx))
     except click.ClickException:
@@ -47,12 +47,12 @@ def complete_task(
 
 
 def _app(ctx: click.Context) -> str | None:
-    """Return the app as it is named before or after the command."""
+    """Return the app given after or before the command."""
     return ctx.params.get("app") or ctx.find_root().params.get("app")
 
 
 def _proposals(names: Iterable[str], incomplete: str) -> list[CompletionItem]:
-    """Return the names that a shell reads as one plain word; others can still be typed, quoted."""
+    """Return the matching names that need no quoting. Users can still type the others."""
     return [
         CompletionItem(name)
         for name in names

@@ -1,4 +1,4 @@
-"""What `taskbull demo` shows."""
+"""The demonstration that `taskbull demo` runs."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ BULK = 5_000
 
 
 def demonstrate() -> None:
-    """Start a private server, run jobs on each event loop, and stop the server again."""
+    """Start a private server, run jobs on each event loop and stop the server."""
     for logger in (logging.getLogger("taskbull"), embedded.logger):
-        logger.setLevel(logging.ERROR)  # what happens is told below
+        logger.setLevel(logging.ERROR)  # The demo prints its own messages.
     with tempfile.TemporaryDirectory(prefix="taskbull-demo-") as folder:
         began = perf_counter()
         embedded.start_or_join(Path(folder))
@@ -72,7 +72,7 @@ class Demo:
         app.on(events.Retried)(self._tell_retry)
 
     async def run(self) -> None:
-        """Add jobs, run them, and show what became of them."""
+        """Add jobs, run them and print the results."""
         app, say = self.app, self._say
         async with app.worker(concurrency=100).running():
             hello = await self.greet.adelay("Ann")

@@ -1,4 +1,7 @@
-"""What to do about an error of Redis: one sentence that fits the trouble."""
+"""Error messages of commands: advice for Redis errors, output on stderr and exit codes.
+
+Exit code 1 means that a command failed; 2 means that an argument or a setting is invalid.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,7 @@ from taskbull.errors import (
 )
 from taskbull.monitor.server import SyncServer
 
-# What to do about an error of Redis: one sentence that fits the trouble.
+# Advice for Redis errors.
 
 
 WHERE = "--redis URL, TASKBULL_REDIS_URL, or the app's redis=… (-A module:app names the app)"
@@ -47,7 +50,10 @@ _BY_CODE = {
 
 
 def advice(error: TaskbullError, server: SyncServer | None = None) -> str:
-    """Say what to do about an error; with `server`, what answers there is looked at if need be."""
+    """Return what to do about an error, or an empty string.
+
+    If the error does not show the cause, `server` is probed, if given.
+    """
     if isinstance(error, ServerRefused) and error.code not in {"TLS", "PROTOCOL"}:
         return _about_refusal(error)
     message = str(error)
@@ -99,22 +105,20 @@ def _about_the_other_side(server: SyncServer | None) -> str:
     )
 
 
-# How a failure reaches a person: one sentence on stderr, and an exit code.
-#
-# 1: it failed. 2: what was typed, or set, cannot be right.
+# Messages on stderr and exit codes.
 
 
 SERVER = f"{__name__}.server"
-"""By which click's context knows whom a command has asked."""
+"""Key of the command's server in click's context."""
 
 FAILED = 1
 WRONG_USAGE = 2
 INTERRUPTED = 130
-"""As shells have it: 128 and the number of SIGINT."""
+"""Exit code after Ctrl-C, as in shells: 128 plus the number of SIGINT."""
 
 
 class CommandFailed(click.ClickException):
-    """A command did not do what it was asked."""
+    """A failure of a command, shown as one sentence with optional details."""
 
     exit_code = FAILED
 
@@ -123,7 +127,7 @@ class CommandFailed(click.ClickException):
         self._details = details
 
     def show(self, file: IO[Any] | None = None) -> None:
-        """Say it; details, such as a stack, stand below it."""
+        """Print the message, then the details, such as a stack trace, below it."""
         complain(self.message)
         if self._details:
             for line in printable_lines(self._details):
@@ -131,13 +135,13 @@ class CommandFailed(click.ClickException):
 
 
 class WrongUsage(CommandFailed):
-    """What was typed, or set, cannot be right."""
+    """An invalid argument or setting."""
 
     exit_code = WRONG_USAGE
 
 
 def failure_of(error: TaskbullError, server: SyncServer | None = None) -> CommandFailed:
-    """Return what a person is told about an error of the library, met while asking `server`."""
+    """Return the command failure for a taskbull error, raised while using `server`."""
     message = str(error)
     if isinstance(error, ConnectionLost | ServerRefused):
         message = _about_redis(error, server)
@@ -159,7 +163,11 @@ def _about_redis(error: ConnectionLost | ServerRefused, server: SyncServer | Non
 
 @contextmanager
 def others_go_on(queue: str, wanted: str | None) -> Generator[None]:
-    """Note that a queue cannot be read, and continue with the others; raise if it was `wanted`."""
+    """Print a note if a queue cannot be read, so that the command continues with other queues.
+
+    The error is raised if the user asked for this queue (`wanted`), or if all of Redis is
+    unavailable.
+    """
     try:
         yield
     except (ServerRefused, ConfigurationError, SerializationError) as error:
@@ -170,20 +178,20 @@ def others_go_on(queue: str, wanted: str | None) -> Generator[None]:
         server: SyncServer | None = click.get_current_context().meta.get(SERVER)
         if wanted is not None or server is None:
             raise
-        server.ping()  # fails too, unless other nodes of a Cluster answer
+        server.ping()  # raises unless other nodes of a Cluster answer
         note(f"queue {queue} cannot be read: {error}")
 
 
 def complain(message: str) -> None:
-    """Say on stderr what went wrong."""
+    """Print an error to stderr."""
     click.secho(f"taskbull: {printable(message)}", fg="red", err=True, color=colour())
 
 
 def colour() -> bool | None:
-    """Return whether click is to use colours: never, or (None) in a terminal."""
+    """Return click's color setting: False if `NO_COLOR` is set, otherwise None (automatic)."""
     return False if os.environ.get("NO_COLOR") else None
 
 
 def note(message: str) -> None:
-    """Say on stderr what is worth knowing but not part of the answer."""
+    """Print a note to stderr that is not part of the output."""
     click.echo(f"taskbull: {printable(message)}", err=True)

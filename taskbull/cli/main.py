@@ -1,4 +1,4 @@
-"""The group of all commands: its help, in parts, and the way its failures end the process."""
+"""The entry point: the group of all commands, its sectioned help and its error handling."""
 
 from __future__ import annotations
 
@@ -38,15 +38,15 @@ from taskbull.cli.errors import INTERRUPTED, SERVER, colour, failure_of
 from taskbull.cli.output import printable
 from taskbull.errors import TaskbullError
 
-# The group of all commands: its help, in parts, and the way its failures end the process.
-
-
 _UNCUT = 1000
-"""More characters than a summary has: it goes on in the next line."""
+"""Length limit above any summary's length, so that summaries wrap and are never truncated."""
 
 
 class Commands(click.Group):
-    """Runs a command; an expected error is one sentence, and 1 (2: wrong usage) as exit code."""
+    """A command group that prints expected errors as one sentence.
+
+    The exit code is 1 for a failure and 2 for wrong usage.
+    """
 
     def __init__(self, *, parts: Mapping[str, Sequence[click.Command]], **settings: Any) -> None:
         super().__init__(**settings)
@@ -55,20 +55,20 @@ class Commands(click.Group):
             self.add_command(command)
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run the command that was asked for."""
+        """Run the requested command and convert taskbull errors to messages."""
         ctx.color = colour()
         try:
             return super().invoke(ctx)
         except TaskbullError as error:
             raise failure_of(error, ctx.meta.get(SERVER)) from error
-        except click.Abort:  # interrupted at a question
+        except click.Abort:  # Ctrl-C at a prompt
             click.echo(err=True)
             raise click.exceptions.Exit(INTERRUPTED) from None
         except KeyboardInterrupt:
             raise click.exceptions.Exit(INTERRUPTED) from None
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the commands, part by part."""
+        """Write the list of commands, section by section."""
         width = max(map(len, self.commands), default=0)
         for title, part in self._parts.items():
             with formatter.section(title):
@@ -80,9 +80,6 @@ class Commands(click.Group):
                 )
 
 
-# The command line: all commands together.
-
-
 PARTS: dict[str, tuple[click.Command, ...]] = {
     "Run": (worker, demo, stop),
     "Inspect": (dashboard, top, why, tasks, queues, workers, jobs, job, schedules, events, doctor),
@@ -90,7 +87,7 @@ PARTS: dict[str, tuple[click.Command, ...]] = {
     "Change queues": (pause, resume, drain, clean, obliterate),
     "Other": (completion,),
 }
-"""All commands, as the help shows them."""
+"""All commands, in the sections and order of the help."""
 
 _SETTINGS = {"help_option_names": ["-h", "--help"], "show_default": True}
 
@@ -107,27 +104,28 @@ def commands(app: str | None) -> None:
 
     Exit codes: 0 success, 1 failure, 2 usage error, 130 interrupted.
     """
-    if app is not None:  # before the command, as Celery has it
+    if app is not None:  # given before the command, as with Celery
         os.environ[VARIABLE] = app
 
 
 def main() -> None:
-    """Run a command, and end the process with its exit code."""
+    """Run a command and exit with its exit code."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")  # never fail for want of a character
+            # Never fail on characters that the encoding lacks.
+            stream.reconfigure(errors="backslashreplace")
     _show_the_embedded_server()
     commands(complete_var=COMPLETING)
 
 
 def _show_the_embedded_server() -> None:
-    """Print, once, that a server was started, if the command writes no log."""
+    """Print the embedded server's log messages if the command sets up no logging."""
 
     class Shown(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
             if not (logging.root.handlers or logging.getLogger("taskbull").handlers):
                 click.echo(printable(record.getMessage()), err=True)
 
-    of_the_server = logging.getLogger("taskbull.store.embedded")  # it is not imported for that
+    of_the_server = logging.getLogger("taskbull.store.embedded")  # by name, to avoid the import
     of_the_server.addHandler(Shown())
     of_the_server.setLevel(logging.INFO)

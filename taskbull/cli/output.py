@@ -1,4 +1,7 @@
-"""A schedule as commands show it."""
+"""Output of commands: tables, fields, flows and JSON.
+
+Text from jobs is escaped before it is printed, because it may contain terminal escape codes.
+"""
 
 from __future__ import annotations
 
@@ -19,14 +22,14 @@ from taskbull.monitor.inspect import iso
 from taskbull.observability.logs import escape_json
 from taskbull.queue.job_tree import JobTree
 
-# A schedule as commands show it.
+# Schedules.
 
 
 _UNITS = (("d", 86_400), ("h", 3_600), ("min", 60), ("s", 1))
 
 
 def until(instant: datetime | None, now: datetime) -> str | None:
-    """Return how long it is until an instant, in its two largest units: `3 h 12 min`."""
+    """Return the time until an instant in at most two units, such as `3 h 12 min`."""
     if instant is None:
         return None
     left = round((instant - now).total_seconds())
@@ -41,7 +44,7 @@ def until(instant: datetime | None, now: datetime) -> str | None:
 
 
 def describe_schedule(schedule: Schedule, now: datetime) -> dict[str, Any]:
-    """Return a schedule in the form of the JSON output."""
+    """Return a schedule as it appears in JSON output."""
     next_run = schedule.next_run
     return {
         "queue": schedule.queue,
@@ -76,9 +79,7 @@ def _json(raw: bytes) -> Any:
         return raw.decode("utf-8", "backslashreplace")
 
 
-# What commands print: tables and fields for people, JSON for machines.
-#
-# What others wrote is made harmless for a terminal: a job may hold anything, escape codes too.
+# Tables, fields and JSON.
 
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -86,25 +87,28 @@ F = TypeVar("F", bound=Callable[..., Any])
 Row = Sequence[object]
 
 NOTHING = "-"
-"""A cell without a value, so that the columns of piped text can be counted."""
+"""Placeholder for an empty cell, so that piped text keeps its columns."""
 
 
 def json_option(function: F) -> F:
-    """Add `--json`, as the parameter `as_json`."""
+    """Add the option `--json`, passed as `as_json`."""
     return click.option("--json", "as_json", is_flag=True, help="Print JSON.")(function)
 
 
 def show_json(value: Any) -> None:
-    """Print one JSON document."""
+    """Print a value as a JSON document."""
     click.echo(to_json(value))
 
 
 def show_table(columns: Sequence[str], rows: Sequence[Row], *, empty: str) -> None:
-    """Print a table: drawn in a terminal, else aligned text with a line per row."""
+    """Print a table, drawn in a terminal, otherwise as aligned text with one line per row.
+
+    Without rows, a terminal shows `empty` instead; piped text has only the column names.
+    """
     cells = [[cell(value) for value in row] for row in rows]
     if sys.stdout.isatty():
         if cells:
-            # Only here: it takes a tenth of a second to import.
+            # Imported here because it takes a tenth of a second.
             from taskbull.cli.tables import draw_table  # noqa: PLC0415
 
             draw_table(columns, cells)
@@ -119,7 +123,7 @@ def show_table(columns: Sequence[str], rows: Sequence[Row], *, empty: str) -> No
 
 
 def show_fields(fields: Sequence[tuple[str, object]]) -> None:
-    """Print names and values, one pair a line; those without a value are left out."""
+    """Print names and values, one pair per line. Pairs without a value are omitted."""
     known = [(name, cell(value)) for name, value in fields if value is not None and value != ""]
     width = max((len(name) for name, _ in known), default=0)
     for name, value in known:
@@ -127,7 +131,7 @@ def show_fields(fields: Sequence[tuple[str, object]]) -> None:
 
 
 def show_section(title: str, lines: Sequence[str]) -> None:
-    """Print lines, already escaped, under a title; nothing if there are none."""
+    """Print lines under a title, or nothing without lines. The lines must be escaped."""
     if lines:
         click.echo()
         click.secho(title, bold=True)
@@ -136,7 +140,7 @@ def show_section(title: str, lines: Sequence[str]) -> None:
 
 
 def cell(value: object) -> str:
-    """Return a value as a person reads it, on one line."""
+    """Return a value as readable text on one line."""
     match value:
         case None | "":
             return NOTHING
@@ -153,7 +157,7 @@ def cell(value: object) -> str:
 
 
 def shortened(text: str, most: int = 80) -> str:
-    """Return the first line of a text, cut if it is long."""
+    """Return the first line of a text, truncated if it is long."""
     line, _, rest = text.partition("\n")
     return f"{line[:most]}…" if rest or len(line) > most else line
 
@@ -164,25 +168,25 @@ def plural(count: int, noun: str) -> str:
 
 
 def printable(text: str) -> str:
-    """Return a text on one line; what a terminal would obey or hide is shown as an escape."""
+    """Return a text on one line, with control and invisible characters escaped."""
     if text.isprintable():
         return text
     return "".join(map(_shown, text))
 
 
 def printable_lines(text: str) -> list[str]:
-    """Return the lines of a text, each made printable; tabs become spaces."""
+    """Return the lines of a text, each escaped, with tabs expanded to spaces."""
     return [printable(line.expandtabs(4)) for line in text.split("\n")]
 
 
 def to_json(value: Any, *, indent: int | None = 2) -> str:
-    """Return a value as JSON that is safe to print, and still means the same."""
+    """Return a value as JSON that is safe to print and parses to the same value."""
     text = json.dumps(value, ensure_ascii=False, indent=indent)
     return escape_json(text)
 
 
 def command(name: str, *arguments: str, options: str = "") -> str:
-    """Return a taskbull command to copy, with its arguments quoted for a shell."""
+    """Return a taskbull command that the user can copy, with quoted arguments."""
     quoted = " ".join(map(shlex.quote, arguments))
     words = [quoted, options]
     if any(argument.startswith("-") for argument in arguments):
@@ -196,11 +200,11 @@ def _shown(character: str) -> str:
     return character.encode("unicode_escape").decode()
 
 
-# A flow in a terminal: a line per job, children below their parent.
+# Flows: one line per job, children below their parent.
 
 
 def show_tree(tree: JobTree) -> None:
-    """Print a flow as a table whose first column is indented."""
+    """Print a flow as a table with an indented first column."""
     columns = ["job", "task", "queue", "state", "attempts", "about"]
     show_table(columns, list(_rows(tree, "")), empty="")
 

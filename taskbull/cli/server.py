@@ -1,4 +1,4 @@
-"""Asking before something is destroyed."""
+"""Confirmation prompts, and access to the server and the queues of a command."""
 
 from __future__ import annotations
 
@@ -16,19 +16,24 @@ from taskbull.errors import TaskbullError
 from taskbull.monitor.server import Namespace, Node, SyncServer
 from taskbull.queue.queue import SyncQueue
 
-# Asking before something is destroyed.
+# Confirmation.
 
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 
 def yes_option(function: F) -> F:
-    """Add `--yes`, for commands that ask."""
+    """Add the option `--yes`, for commands that ask for confirmation."""
     return click.option("-y", "--yes", is_flag=True, help="Skip the confirmation prompt.")(function)
 
 
 def ask(question: str, yes: bool) -> None:
-    """Go on only if a person, or `--yes`, says so."""
+    """Return if the user confirms or passes `--yes`.
+
+    Raises:
+        WrongUsage: If there is no terminal to ask on.
+        CommandFailed: If the user declines.
+    """
     if yes:
         return
     if not sys.stdin.isatty():
@@ -37,15 +42,18 @@ def ask(question: str, yes: bool) -> None:
         raise CommandFailed("nothing was changed")
 
 
-# Where a command finds queues: a Redis server and a prefix, with what the app knows about them.
+# Servers and queues.
 
 
 CALL_TIMEOUT = 8.0
-"""Seconds that one call may take: somebody is waiting for it."""
+"""Time limit per call in seconds, because the user is waiting."""
 
 
 def open_server(app: App | None, redis: str | None = None, prefix: str | None = None) -> SyncServer:
-    """Return the server of the queues: what is given here, else the app's, else the default."""
+    """Return the server for these options, which default to the app's settings.
+
+    It is closed with click's context.
+    """
     try:
         if app is None:
             prefix = "bull" if prefix is None else prefix
@@ -69,7 +77,7 @@ def open_server(app: App | None, redis: str | None = None, prefix: str | None = 
 
 
 def server_at(namespace: Namespace) -> SyncServer:
-    """Return the server of the queues of a worker; whoever asks for it closes it."""
+    """Return the server for a worker's queues. The caller must close it."""
     return SyncServer(
         namespace.address,
         prefix=namespace.prefix,
@@ -79,7 +87,10 @@ def server_at(namespace: Namespace) -> SyncServer:
 
 
 def note_lost_servers(server: SyncServer) -> dict[Node, str]:
-    """Fail if Redis does not answer; note and return the nodes of a Cluster that do not."""
+    """Print a note for each Cluster node that does not answer, and return these nodes.
+
+    An error is raised if no node answers.
+    """
     lost = server.lost_servers()
     for node, reason in lost.items():
         note(f"the queues of {node} cannot be read: {reason}")
@@ -87,7 +98,11 @@ def note_lost_servers(server: SyncServer) -> dict[Node, str]:
 
 
 def existing_queue(server: SyncServer, name: str) -> SyncQueue:
-    """Return a queue that exists; one that does not is a failure that names the nearest."""
+    """Return an existing queue.
+
+    Raises:
+        CommandFailed: If it does not exist. The message suggests a similar name.
+    """
     queue = server.queue(name)
     server.ping()
     if not server.exists(name):

@@ -1,9 +1,7 @@
-"""As process 1 of a container: burying orphans, whose parent is gone and who have us for one.
+"""The supervisor of worker processes: start, watch, restart, recycle, reload and stop them.
 
-The supervisor starts nothing but its worker processes: whoever else ends is a stranger, and buried
-at once. A worker without a supervisor has children that its pool, its tasks or its event loop wait
-for; an end that is taken away from them they would take for a success. So it buries only those that
-have been dead for a while: then nobody asks.
+The module also reaps orphaned processes, for a supervisor or worker that is process 1 of a
+container.
 """
 
 from __future__ import annotations
@@ -42,30 +40,30 @@ from taskbull.errors import TaskbullError
 from taskbull.monitor.server import Namespace, SyncServer
 from taskbull.worker.worker import Worker
 
-# As process 1 of a container: burying orphans, whose parent is gone and who have us for one.
+# Reaping: process 1 of a container becomes the parent of orphaned processes.
 #
-# The supervisor starts nothing but its worker processes: whoever else ends is a stranger, and
-# buried at once. A worker without a supervisor has children that its pool, its tasks or its event
-# loop wait for; an end that is taken away from them they would take for a success. So it buries
-# only those that have been dead for a while: then nobody asks.
+# The supervisor starts only its worker processes, so it reaps every other process that has exited.
+# A worker without a supervisor has children that its pool, its tasks or its event loop wait for.
+# If it reaped those, the waiting code would mistake the exit for a success. So it reaps only
+# processes that have been dead for a while, which no code waits for.
 
 
 _REAP_INTERVAL = 5.0
 _PROC = Path("/proc")
 
 PATIENCE = 60.0
-"""Seconds for which a dead process is left to whoever may wait for it."""
+"""Seconds that a dead process is left for other code to wait for."""
 
 
 async def bury_strangers(own: Callable[[], set[int]]) -> None:
-    """Collect all processes that end, but for our own; for ever."""
+    """Reap exited child processes except `own`, in an endless loop."""
     while True:
         await sleep(_REAP_INTERVAL)
         bury_all_but(own())
 
 
 def bury_all_but(own: set[int]) -> None:
-    """Collect the processes that have ended and are waited for by nobody else."""
+    """Reap the exited child processes whose pids are not in `own`."""
     for pid in list(_dead()):
         if pid not in own:
             with suppress(ChildProcessError):
@@ -73,7 +71,7 @@ def bury_all_but(own: set[int]) -> None:
 
 
 class Undertaker:
-    """Buries orphans beside a worker that is process 1 itself."""
+    """Reaps orphaned processes for a worker that is process 1."""
 
     def __init__(self, worker: Worker, patience: float = PATIENCE) -> None:
         self._worker = worker
@@ -81,13 +79,13 @@ class Undertaker:
         self._seen: dict[int, float] = {}
 
     async def watch(self, stop: Stop) -> None:
-        """Look again and again."""
+        """Reap at regular intervals, in an endless loop."""
         while True:
             await sleep(_REAP_INTERVAL)
             self.look()
 
     def look(self) -> None:
-        """Bury those that have been dead for long, and are not the pool's."""
+        """Reap processes that have been dead for a while and do not belong to the pool."""
         now = monotonic()
         self._seen = {pid: self._seen.get(pid, now) for pid in _dead()}
         fresh = {pid for pid, since in self._seen.items() if now - since < self._patience}
@@ -95,32 +93,33 @@ class Undertaker:
 
 
 def _dead() -> Iterator[int]:
-    """Find our children that have ended and are not buried."""
+    """Yield the pids of exited child processes that are not reaped yet."""
     parent = str(os.getpid())
     if not _PROC.is_dir():
         return
     for entry in _PROC.iterdir():
         if entry.name.isdigit():
-            with suppress(OSError):  # gone meanwhile
+            with suppress(OSError):  # already gone
                 state, its_parent, *_ = (entry / "stat").read_text().rpartition(")")[2].split()
                 if state == "Z" and its_parent == parent:
                     yield int(entry.name)
 
 
-# The line between the supervisor and one of its worker processes: a pair of sockets.
+# The connection between the supervisor and a worker process: a pair of sockets.
 #
-# Down goes how far the process is to stop; up comes, once, who it is and what it works on. If the
-# supervisor dies, however that happens, the line ends, and the process stops gracefully.
+# The supervisor sends stop requests. The worker process sends once who it is and which queues it
+# serves. If the supervisor dies for any reason, the connection closes and the worker process stops
+# gracefully.
 #
-# Signals would not do: systemd sends its SIGTERM to every process of a service, and one that the
-# supervisor passed on would come as the second, which means "at once".
+# Signals would not work. systemd sends SIGTERM to every process of a service, so a signal that the
+# supervisor forwards would be the second one, which means "stop immediately".
 
 
 _MOST = 1 << 20
 
 
 class Presence(Struct, frozen=True):
-    """Who a worker process is, and where its jobs are."""
+    """The identity of a worker process, and the queues that it serves."""
 
     worker_id: str
     namespace: Namespace
@@ -128,7 +127,7 @@ class Presence(Struct, frozen=True):
 
 
 class Lifeline:
-    """The supervisor's end."""
+    """The supervisor's end of the connection."""
 
     def __init__(self) -> None:
         self._ours, self._theirs = socket.socketpair()
@@ -144,37 +143,40 @@ class Lifeline:
 
     @property
     def other_end(self) -> int:
-        """The descriptor that the process is to inherit."""
+        """File descriptor for the worker process to inherit."""
         return self._theirs.fileno()
 
     @property
     def presence(self) -> Presence | None:
-        """What the process has said about itself; None: it has not begun to work."""
+        """Identity of the worker process, or `None` until it has started to work."""
         if self._read is None:
             with suppress(OSError, msgspec.DecodeError):
                 self._read = msgspec.json.decode(self._ours.recv(_MOST), type=Presence)
         return self._read
 
     def tell(self, step: int) -> None:
-        """Tell the process how far it is to stop."""
-        with suppress(OSError):  # it has ended just now
+        """Ask the process to stop: 1 gracefully, 2 immediately."""
+        with suppress(OSError):  # already exited
             self._ours.send(bytes([step]))
 
 
 class Tether:
-    """The process's end."""
+    """The worker process's end of the connection."""
 
     def __init__(self, descriptor: int, presence: Presence) -> None:
-        os.set_inheritable(descriptor, False)  # what a task starts must not hold it
+        os.set_inheritable(descriptor, False)  # Processes that a task starts must not inherit it.
         self._socket = socket.socket(fileno=descriptor)
         self._presence = presence
 
     async def watch(self, stop: Stop) -> None:
-        """Say that the worker runs, and go as far in stopping as the supervisor says."""
+        """Announce the worker, then obey stop requests in a thread.
+
+        The worker also stops gracefully if the supervisor dies.
+        """
         reach = stop.from_thread()
 
         def read() -> None:
-            with suppress(OSError):  # the supervisor is gone already, as the next lines will see
+            with suppress(OSError):  # The supervisor is gone, as the next read will show.
                 self._socket.sendall(msgspec.json.encode(self._presence))
             while step := self._next_step():
                 reach(step)
@@ -183,7 +185,7 @@ class Tether:
         Thread(target=read, name="taskbull-parent", daemon=True).start()
 
     def _next_step(self) -> int:
-        """Wait for the next word of the supervisor; 0 if it is gone."""
+        """Wait for the next stop request; return 0 if the supervisor is gone."""
         try:
             said = self._socket.recv(64)
         except OSError:
@@ -191,17 +193,17 @@ class Tether:
         return max(said, default=0)
 
 
-# What a worker process was doing when it died, as Redis has it: nothing is noted for it.
+# The jobs of a dead worker process, read from Redis. Workers keep no extra record for this.
 
 
 _LOOKED_AT = 1000
-"""Running jobs of a queue among which those of the process are searched."""
+"""Number of active jobs per queue to search for those of the process."""
 
 _NAMED = 10
 
 
 def what_it_ran(presence: Presence) -> str:
-    """Name the jobs that a dead worker process has left, for the line that tells of its end."""
+    """Return the jobs that a dead worker process was running, as text for the log."""
     server = server_at(presence.namespace)
     try:
         server.ping()
@@ -226,26 +228,26 @@ def _jobs(server: SyncServer, queue: str, worker_id: str) -> list[str]:
     ]
 
 
-# The end of a worker process that has done its share; a fresh one takes its place.
+# Recycling: stop a worker process that has reached a limit, so that a new one replaces it.
 
 
 _MEMORY_CHECK_INTERVAL = 0.5
 
 
 class Share(Struct, frozen=True):
-    """How much one process does; None: without limit."""
+    """Limits of a worker process until it is recycled. `None` means no limit."""
 
     jobs: int | None = None
     megabytes: int | None = None
 
     @property
     def limited(self) -> bool:
-        """Whether there is any limit."""
+        """True if any limit is set."""
         return self.jobs is not None or self.megabytes is not None
 
 
 class Recycling:
-    """Stops a worker gracefully when its share is done."""
+    """Stops a worker gracefully when it reaches a limit."""
 
     def __init__(self, share: Share, worker: Worker) -> None:
         self._share = share
@@ -254,8 +256,8 @@ class Recycling:
         worker.on(events.Ended, self._count)
 
     async def watch(self, stop: Stop) -> None:
-        """Begin the shutdown when it is time."""
-        while not self._reached():  # noqa: ASYNC110 - memory tells nobody that it grows
+        """Start the shutdown when a limit is reached."""
+        while not self._reached():  # noqa: ASYNC110 - memory must be polled
             await sleep(_MEMORY_CHECK_INTERVAL)
         self.done = True
         if stop.shutdown is not None:
@@ -266,68 +268,70 @@ class Recycling:
 
     def _reached(self) -> bool:
         jobs, megabytes = self._share.jobs, self._share.megabytes
-        if self._ended == 0:  # else a limit that is too low would let nothing be done at all
+        if self._ended == 0:  # Run at least one job, even if a limit is too low.
             return False
         return (jobs is not None and self._ended >= jobs) or (
             megabytes is not None and resident_megabytes() >= megabytes
         )
 
 
-# Worker processes under one parent: started, watched, restarted, and ended together.
+# The supervisor.
 #
-# Each child is a fresh interpreter in a session of its own, so a Ctrl-C at the terminal reaches
-# the parent only, which passes it on by the child's `Lifeline`.
+# Each child is a new interpreter in its own session. So Ctrl-C in the terminal reaches only the
+# parent, which forwards it through the child's `Lifeline`.
 
 
 logger = logging.getLogger(__name__)
 
 RECYCLED = 75
-"""What a child exits with that has done its share and wants to be replaced."""
+"""Exit code of a child that has reached a limit and must be replaced."""
 
 WRONG_USAGE = 2
 
 _SHORTEST_PAUSE, _LONGEST_PAUSE = 1.0, 30.0
 _HEALTHY = 60.0
-"""Seconds after which a child that crashes is restarted as if for the first time."""
+"""Run time in seconds that resets the restart delay of a child that crashes."""
 
 
 class _Child(Struct, frozen=True):
-    """One worker process."""
+    """A worker process."""
 
     process: Process
     line: Lifeline
 
     def stop(self, step: int) -> None:
-        """Stop it: 1 gracefully, 2 at once, 3 by force."""
-        with suppress(ProcessLookupError):  # it has ended just now
+        """Stop the process: 1 gracefully, 2 immediately, 3 by killing it."""
+        with suppress(ProcessLookupError):  # already exited
             if step >= 3:
                 self.process.kill()
-            elif self.line.presence is None:  # it is not yet listening, and runs nothing
+            elif self.line.presence is None:  # not listening yet, and running no jobs
                 self.process.terminate()
             else:
                 self.line.tell(step)
 
 
 class _End(Struct, frozen=True):
-    """How a child ended."""
+    """The exit of a child."""
 
     code: int
     presence: Presence | None
-    """What it worked on; None: it never came to that."""
+    """Identity of the child, or `None` if it never started to work."""
 
     @property
     def told(self) -> str:
-        """The words for it."""
         if self.code < 0:
             return f"signal {signal.Signals(-self.code).name}"
         return f"exit code {self.code}"
 
 
 class Supervisor:
-    """Keeps `count` children running until it is told to stop.
+    """Keeps a number of child processes running until it is stopped.
 
-    `command` gives the command line of each by its number, to which the descriptor of its line is
-    added; `once`: one that ends well has done all there was to do.
+    Args:
+        command: Function that returns the command line of a child by its number. The file
+            descriptor of its lifeline is appended.
+        count: Number of children.
+        once: Do not restart a child that exits with code 0.
     """
 
     def __init__(self, command: Callable[[int], list[str]], count: int, *, once: bool) -> None:
@@ -338,15 +342,15 @@ class Supervisor:
         self._step = 0
         self._resting: set[CancelScope] = set()
         self._reloading = False
-        self._proven = False  # some child has come to work: what fails now may pass
+        self._proven = False  # True once a child has worked: later failures may be temporary.
         self.exit_code = 0
 
     async def run(
         self, watch: Callable[[Supervisor], Coroutine[Any, Any, None]] | None = None
     ) -> int:
-        """Run until a signal, or until all children have ended by themselves; give the exit code.
+        """Run until a signal arrives or all children have exited, and return the exit code.
 
-        `watch` is an async function that calls `restart` when the children are to be replaced.
+        `watch` is an async function that calls `restart` to replace the children.
         """
         self._reloading = watch is not None
         terminals = [descriptor for descriptor in range(3) if os.isatty(descriptor)]
@@ -363,7 +367,7 @@ class Supervisor:
         return self.exit_code
 
     def restart(self) -> None:
-        """Stop every child gracefully; each is replaced."""
+        """Stop all children gracefully. Each one is replaced."""
         for rest in self._resting:
             rest.cancel()
         for child in list(self._children.values()):
@@ -376,7 +380,6 @@ class Supervisor:
         return self._step > 0
 
     async def _keep(self, number: int) -> None:
-        """Keep one child running."""
         crashes = 0
         while not self._stopping():
             began = monotonic()
@@ -406,13 +409,13 @@ class Supervisor:
             )
 
     def _cannot_start(self, end: _End) -> bool:
-        """Return whether a child would fail in the same way again before it can work."""
+        """Return True if a restarted child would fail again before it starts to work."""
         if end.code == WRONG_USAGE:
             return True
         return end.code > 0 and end.presence is None and not self._proven
 
     async def _mourn(self, number: int, end: _End, pause: float) -> None:
-        """Say what has died, and what it did; then rest before the next."""
+        """Log a crash and the jobs that were running, then wait before the restart."""
         with self._resting_until_restart():
             ran = ""
             if end.presence is not None:
@@ -442,7 +445,7 @@ class Supervisor:
             )
             self._children[number] = child = _Child(process, line)
             logger.debug("Worker process %d is %d", number, process.pid)
-            if self._stopping():  # a signal came while it was started
+            if self._stopping():  # a signal arrived during the start
                 child.stop(self._step)
             try:
                 return _End(await process.wait(), line.presence)
@@ -467,13 +470,13 @@ class Supervisor:
 
 
 def _signals() -> list[signal.Signals]:
-    """Return the signals to handle; under `nohup`, a hang-up is ignored."""
+    """Return the signals to handle, without SIGHUP under `nohup`."""
     wanted = [signal.SIGTERM, signal.SIGINT]
     ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     return wanted if ignored else [*wanted, signal.SIGHUP]
 
 
-# Watching the source: a change restarts the workers.
+# Reloading.
 
 
 _RELOAD_CHECK_INTERVAL = 0.5
@@ -481,13 +484,13 @@ _SKIPPED = {"__pycache__", "node_modules", "site-packages", "venv"}
 
 
 class Reloader:
-    """Looks at the Python files below a folder, and restarts when one has changed."""
+    """Restarts the workers when a Python file in a folder changes."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
     async def watch(self, supervisor: Supervisor) -> None:
-        """Restart the children of `supervisor` after each change; for ever."""
+        """Restart the children of `supervisor` after each change, in an endless loop."""
         before = await to_thread.run_sync(self._look)
         while True:
             await sleep(_RELOAD_CHECK_INTERVAL)
@@ -503,7 +506,7 @@ class Reloader:
             try:
                 times[path] = os.stat(path).st_mtime
             except OSError:
-                continue  # gone since it was listed
+                continue  # deleted since it was listed
         return times
 
     def _sources(self) -> Iterator[str]:

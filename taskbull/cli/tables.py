@@ -1,4 +1,4 @@
-"""Tables in a terminal, drawn by rich."""
+"""Tables in a terminal, drawn with rich."""
 
 from __future__ import annotations
 
@@ -12,11 +12,14 @@ from rich.text import Text
 
 _GAP = 2
 _NARROWEST = 24
-"""What a column that is folded must have left, to be readable."""
+"""Minimum width of a wrapped column."""
 
 
 def draw_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Draw a table; where the terminal is too narrow, row by row instead. Nothing is cut."""
+    """Draw a table without truncating any text.
+
+    If the terminal is too narrow, each row is printed as a list of fields.
+    """
     console = Console(highlight=False, emoji=False, markup=False)
     widths = [max(map(cell_len, cells)) for cells in zip(columns, *rows, strict=True)]
     widest = widths.index(max(widths))

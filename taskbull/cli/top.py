@@ -1,4 +1,4 @@
-"""Keys as they are pressed, without waiting for the end of a line."""
+"""The live screen of `taskbull top`: keyboard input, drawing with rich, and the main loop."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from taskbull.monitor.overview import Overview, all_trouble
 from taskbull.monitor.server import SyncServer
 from taskbull.queue.failures import Failures
 
-# Keys as they are pressed, without waiting for the end of a line.
+# Keyboard input without line buffering.
 
 
 _ARROWS: Final = {"A": "up", "B": "down"}
@@ -40,7 +40,7 @@ _KEY: Final = re.compile(r"\x1b[\[O][0-9;]*([A-Za-z~])|(.)", re.DOTALL)
 
 @contextmanager
 def pressed_keys() -> Generator[None]:
-    """Have keys at once, and not shown, during the block."""
+    """Read keys unbuffered and without echo during the block."""
     file = sys.stdin.fileno()
     before = termios.tcgetattr(file)
     try:
@@ -51,7 +51,7 @@ def pressed_keys() -> Generator[None]:
 
 
 def next_keys(seconds: float) -> list[str]:
-    """Wait for keys so long; return their names."""
+    """Wait up to `seconds` for keys and return their names."""
     file = sys.stdin.fileno()
     if not select.select([file], [], [], max(seconds, 0.0))[0]:
         return []
@@ -59,7 +59,7 @@ def next_keys(seconds: float) -> list[str]:
 
 
 def names_of(read: str) -> list[str]:
-    """Return the names of keys by what the terminal sends; at the end of the input, that of q."""
+    """Return the key names for input from the terminal. The end of input counts as `q`."""
     if not read:
         return ["q"]
     return [
@@ -68,7 +68,7 @@ def names_of(read: str) -> list[str]:
     ]
 
 
-# The screen of `top`, drawn by rich.
+# Drawing.
 
 
 _LEFT: Final = {"queue", "last hour", "run by"}
@@ -79,7 +79,7 @@ _MOST_ERRORS: Final = 10
 def draw(
     facts: Sequence[QueueFacts], chosen: Chosen, title: str, failures: Failures | None = None
 ) -> RenderableType:
-    """Return the whole screen."""
+    """Return the complete screen."""
     parts: list[RenderableType] = [Text(_header(chosen, title), style="bold"), Text()]
     inside = [one for one in facts if one.name == chosen.queue] if chosen.inside else []
     parts += [_inside(inside[0], failures)] if inside else _outside(facts, chosen)
@@ -106,7 +106,7 @@ def _outside(facts: Sequence[QueueFacts], chosen: Chosen) -> list[RenderableType
 
 
 def table(facts: Sequence[QueueFacts], marked: str | None = None) -> Table:
-    """Return all queues as a table."""
+    """Return the table of queues, with the selected one marked."""
     drawn = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, header_style="bold")
     for column in COLUMNS:
         drawn.add_column(
@@ -140,15 +140,15 @@ def _inside(queue: QueueFacts, failures: Failures | None) -> RenderableType:
     return Group(*lines)
 
 
-# `taskbull top` in a terminal: rounds of looks, and keys in between.
+# The main loop.
 
 
 _FAILED = 200
-"""How many failed jobs are grouped for the queue that fills the screen."""
+"""Number of failed jobs to group for the queue that is open."""
 
 
 def run_top(server: SyncServer, interval: float) -> None:
-    """Show all queues until somebody presses q."""
+    """Show all queues until the user presses q."""
     overview, chosen, failures = Overview(), Chosen(), None
     facts: list[QueueFacts] = []
     title, due = server.address, 0.0

@@ -1,4 +1,7 @@
-"""What a worker shows when it starts: what it is, where Redis is, and what there is to do."""
+"""The process behind `taskbull worker`: a worker, or a supervisor of workers.
+
+The module also prints the startup banner and serves the metrics.
+"""
 
 from __future__ import annotations
 
@@ -51,15 +54,15 @@ from taskbull.observability.exporters import (
 from taskbull.observability.logs import set_up_logging
 from taskbull.worker.worker import Worker
 
-# What a worker shows when it starts: what it is, where Redis is, and what there is to do.
+# The startup banner.
 
 
 _PATIENCE = 2.0
-"""Seconds to find out which tasks are missing: the worker does not wait for that."""
+"""Time limit in seconds for finding missing tasks, so that startup is not held up."""
 
 
 def show_banner(app: App, worker: Worker, backend: str) -> None:
-    """Print the banner; that Redis is away is told in it, and no reason not to start."""
+    """Print the startup banner. If Redis is unavailable, the banner shows the error."""
     options = worker.options
     rows = {
         "app": app.name,
@@ -129,7 +132,7 @@ def _server(server: SyncServer, queue: str) -> str:
     trouble = first_trouble(server, queue)
     try:
         fields = server.info(server.servers()[0])
-    except ServerRefused:  # it works all the same
+    except ServerRefused:  # INFO is not essential.
         return f"{trouble}: see taskbull doctor" if trouble else "version unknown, fine"
     kind = "Valkey" if "valkey_version" in fields else "Redis"
     version = fields.get("valkey_version") or fields.get("redis_version", "of unknown version")
@@ -151,7 +154,7 @@ def _queue(server: SyncServer, name: str) -> str:
     return f"{name} ({', '.join(shown) or 'empty'})"
 
 
-# `--metrics-port`: metrics and probes of a worker, or of all its processes together.
+# `--metrics-port`: metrics and probes of one worker, or of all worker processes.
 
 
 logger = logging.getLogger(__name__)
@@ -159,7 +162,10 @@ logger = logging.getLogger(__name__)
 
 @contextmanager
 def measured(worker: Worker, host: str, port: int | None, parent: str | None) -> Generator[None]:
-    """Keep metrics of a worker: serve them at a port, or report them to the parent process."""
+    """Collect a worker's metrics during the block, if requested.
+
+    They are reported to the parent process if there is one, or served on a port.
+    """
     own = OwnMetrics()
     with ExitStack() as stack:
         if parent is not None:
@@ -173,7 +179,10 @@ def measured(worker: Worker, host: str, port: int | None, parent: str | None) ->
 
 @contextmanager
 def gathered(host: str, port: int | None) -> Generator[list[str]]:
-    """Serve the metrics of all children; gives what their command lines have to say for it."""
+    """Serve the metrics of all children during the block.
+
+    Yields the arguments to append to the command line of each child.
+    """
     if port is None:
         yield []
         return
@@ -189,7 +198,7 @@ def serving(source: MetricsSource, host: str, port: int) -> Generator[None]:
         raise click.UsageError(
             "--metrics-port needs prometheus_client: pip install 'taskbull[metrics]'"
         )
-    from taskbull.observability.http_server import MetricsServer  # noqa: PLC0415 - it is optional
+    from taskbull.observability.http_server import MetricsServer  # noqa: PLC0415 - optional
 
     try:
         endpoint = MetricsServer(source, host, port)
@@ -202,7 +211,7 @@ def serving(source: MetricsSource, host: str, port: int) -> Generator[None]:
         yield
 
 
-# What `taskbull worker` does: be a worker, or look after processes that are.
+# The worker and the supervisor.
 
 
 _OF_THE_PARENT = {"processes", "reload", "process", "no_supervisor", "lifeline"}
@@ -210,13 +219,13 @@ _FOR_METRICS = {"metrics_port", "metrics_host", "metrics_to"}
 
 
 def run(context: click.Context) -> int:
-    """Do what the command line says; return the exit code."""
+    """Run the supervisor or the worker, and return the exit code."""
     flags = msgspec.convert(context.params, WorkerFlags)
     return _supervise(flags, context) if flags.is_supervisor else _work(flags)
 
 
 def _supervise(flags: WorkerFlags, context: click.Context) -> int:
-    """Run children, each with the same command line but what is the parent's own."""
+    """Run children with the same command line, apart from the parent's own options."""
     words = command_words(context, leave_out=_OF_THE_PARENT | _FOR_METRICS)
     if flags.process_pool is None and flags.processes > 1:
         words += ["--process-pool", str(pool_size(flags.processes))]
@@ -232,9 +241,9 @@ def _supervise(flags: WorkerFlags, context: click.Context) -> int:
 
 
 def _work(flags: WorkerFlags) -> int:
-    """Be a worker; return the exit code."""
-    with suppress(UnsupportedOperation):  # where stderr is no file
-        faulthandler.enable()  # a crash of C code leaves the Python stacks
+    """Run a worker and return the exit code."""
+    with suppress(UnsupportedOperation):  # stderr may not be a real file
+        faulthandler.enable()  # Print the Python stacks if C code crashes.
     app = find_app(flags.app or flags.named_app, quiet=not flags.is_first, keep_stdout=True)
     queues = read_queues(flags.queues)
     if not flags.any_queue:
@@ -262,13 +271,13 @@ def _presence(worker: Worker) -> Presence:
 
 
 def command_words(context: click.Context, leave_out: set[str]) -> list[str]:
-    """Return the words of the command line from which a context was made."""
+    """Return the command line arguments of a context, without those in `leave_out`."""
     words: list[str] = []
     for parameter in context.command.params:
         name = parameter.name or ""
         value: Any = context.params.get(name)
         if name in leave_out or value is None or value is False or value == ():
-            continue  # 0 was typed, and is told
+            continue  # 0 is a value and is passed on.
         if not isinstance(parameter, click.Option):
             words.append(str(value))
         elif value is True:

@@ -1,4 +1,7 @@
-"""A page that shows any BullMQ queue: `taskbull dashboard`, or mounted in an ASGI app."""
+"""Web dashboard for BullMQ queues.
+
+Run it with `taskbull dashboard`, or mount `Dashboard` in an ASGI app.
+"""
 
 from taskbull.dashboard.access import Access as Access
 from taskbull.dashboard.asgi import Dashboard as Dashboard

@@ -1,8 +1,8 @@
-"""Who may look and act: decided before anything else is done with a request.
+"""Access control, checked before anything else in a request is processed.
 
-Without any settings, only browsers on this machine are served, and no proxy. What a browser is
-made to send by a page of somebody else is told by its origin; names that somebody else's DNS gives
-this machine, by the host.
+By default, only browsers on this machine are served, and proxies are refused. The origin check
+rejects forms that another site makes the browser send (CSRF). The host check rejects foreign DNS
+names that point to this machine (DNS rebinding).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from taskbull.errors import ConfigurationError
 _log = logging.getLogger("taskbull.dashboard")
 
 _FORWARDED = ("forwarded", "x-forwarded-", "x-real-ip", "via")
-"""How the headers begin that proxies add."""
+"""Prefixes of the headers that proxies add."""
 
 _TRIES: Final = 10
 _WINDOW: Final = 60.0
@@ -36,31 +36,34 @@ _LONGEST_USER: Final = 100
 
 
 class Access(Struct, frozen=True):
-    """Who somebody is, and which actions they may take."""
+    """A user and the actions they may take."""
 
     user: str
     may: frozenset[str] | None = None
-    """The names of actions; None: all that the dashboard allows. An empty set: only look."""
+    """Names of the permitted actions.
+
+    `None` permits every action that the dashboard allows; an empty set permits viewing only.
+    """
 
 
 AccessRule: TypeAlias = Callable[[Scope], Access | Awaitable[Access | None] | None]
-"""Says who a request is from; None: nobody who may look."""
+"""Function that returns the user of a request, or `None` to deny access."""
 
 
 class Entrance(Protocol):
-    """Finds out who a request is from, or refuses it."""
+    """Identifies the user of a request, or refuses the request."""
 
     async def admit(self, request: Request) -> Access: ...
 
 
 class Loopback:
-    """Admits whoever is on this machine, and asks for it by a name of this machine."""
+    """Admits browsers on this machine that use one of its local names."""
 
     def __init__(self, allow_hosts: Collection[str] = ()) -> None:
         self._hosts = HostList(allow_hosts, "allow_hosts")
 
     async def admit(self, request: Request) -> Access:
-        """Refuse proxies, other machines, and names that are not this machine's."""
+        """Refuse proxies, other machines and unknown host names."""
         proxy = next((name for name in request.headers if name.startswith(_FORWARDED)), None)
         if proxy is not None:
             raise Refused(
@@ -85,13 +88,13 @@ class Loopback:
 
 
 class ByRule:
-    """Admits whom a function of the user says."""
+    """Admits the users that a user-defined function accepts."""
 
     def __init__(self, rule: AccessRule) -> None:
         self._rule = rule
 
     async def admit(self, request: Request) -> Access:
-        """Ask the function, which gets the scope as ASGI has it."""
+        """Call the function with the ASGI scope; refuse the request if it returns `None`."""
         found = self._rule(request.scope)
         access = await found if isawaitable(found) else found
         if access is None:
@@ -101,10 +104,10 @@ class ByRule:
 
 
 class WrongTries:
-    """Counts wrong passwords by user and address, and logs them: never the password itself.
+    """Counts and logs wrong passwords by user and address, but never logs the password.
 
-    Both count, because behind a proxy everybody has the same address. Of ten wrong ones in a minute
-    the last is logged as a lock-out; wrong ones that follow are refused without a word.
+    The key includes the user because all clients behind a proxy share one address. The tenth
+    wrong password within a minute is logged as a lockout; later ones are refused and not logged.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -112,7 +115,11 @@ class WrongTries:
         self._failures: dict[tuple[str, str], list[float]] = {}
 
     def refuse(self, what: str, user: str, peer: str) -> None:
-        """Count a wrong password or token; raise `Refused` if there were too many."""
+        """Count a wrong password or token.
+
+        Raises:
+            Refused: If there were too many in the last minute.
+        """
         user, now = user[:_LONGEST_USER], self._clock()
         recent = [at for at in self._failures.get((user, peer), ()) if at > now - _WINDOW]
         if len(recent) >= _TRIES:
@@ -131,9 +138,9 @@ class WrongTries:
 
 
 class BasicAuth:
-    """Admits who knows the password of HTTP's own kind; many wrong ones lock a user out.
+    """HTTP Basic authentication for one user. Too many wrong passwords cause a lockout.
 
-    The right password still works then, so one user cannot lock out another.
+    The correct password works even during a lockout, so one user cannot lock out another.
     """
 
     def __init__(self, credentials: str, clock: Callable[[], float] = time.monotonic) -> None:
@@ -145,7 +152,7 @@ class BasicAuth:
         self._tries = WrongTries(clock)
 
     async def admit(self, request: Request) -> Access:
-        """Compare in constant time."""
+        """Return the user if the credentials match. They are compared in constant time."""
         header = request.headers.get("authorization")
         if header is not None:
             given = _basic(header)
@@ -161,11 +168,11 @@ class BasicAuth:
 
 
 class TokenAuth:
-    """Admits browsers on this machine that were opened with a token, and scripts that send it.
+    """Admits local browsers that were opened with a token, and local scripts that send it.
 
-    All users of a machine can reach a port of 127.0.0.1: the token identifies its owner.
-    A browser gets it in the address that the command prints, once, and keeps a cookie instead,
-    which is made from the token and from which the token cannot be made.
+    Every user of a machine can connect to 127.0.0.1, so the token identifies its owner.
+    A browser gets the token once, in the address that the command prints, and then stores a
+    cookie. The cookie is derived from the token; the token cannot be recovered from it.
     """
 
     def __init__(self, token: str, allow_hosts: Collection[str] = ()) -> None:
@@ -177,7 +184,10 @@ class TokenAuth:
         self._tries = WrongTries()
 
     async def admit(self, request: Request) -> Access:
-        """Compare in constant time; send a browser on to the same address without the token."""
+        """Check the cookie or token in constant time.
+
+        A browser that sends the token is redirected to the same address without it.
+        """
         access = await self._loopback.admit(request)
         if hmac.compare_digest(_cookie(request).encode(), self._cookie.encode()):
             if "token" in dict(request.query.pairs):
@@ -202,7 +212,7 @@ class TokenAuth:
 
 
 def _cookie_name(request: Request) -> str:
-    """Return a name for each port: browsers share cookies among all ports of a host."""
+    """Return a cookie name that contains the port: browsers share cookies across ports."""
     port = request.host.rpartition(":")[2]
     return f"taskbull-{port if port.isascii() and port.isdecimal() else 80}"
 
@@ -220,7 +230,7 @@ def _without_token(request: Request, **headers: str) -> Refused:
 
 
 class HostList:
-    """Names of hosts, each with or without a port; without one, any port will do."""
+    """A set of host names. A name without a port matches any port."""
 
     def __init__(self, hosts: Collection[str], setting: str) -> None:
         if isinstance(hosts, str):
@@ -228,14 +238,14 @@ class HostList:
         self._hosts = frozenset(host.lower() for host in hosts)
 
     def has(self, host: str) -> bool:
-        """Return whether a host, with its port, is listed."""
+        """Return True if a host (with its port, if any) is in the list."""
         return host in self._hosts or _name_of(host) in self._hosts
 
 
 def check_fetch(request: Request) -> None:
-    """Refuse what a page of another site loads; links from there to pages are followed.
+    """Refuse requests made by pages of other sites, except plain links to pages.
 
-    Otherwise others could make the dashboard work, and measure how long it takes.
+    Otherwise another site could put load on the dashboard and measure its response times.
     """
     site = request.headers.get("sec-fetch-site", "none")
     if site in {"same-origin", "none"}:
@@ -250,9 +260,9 @@ def check_fetch(request: Request) -> None:
 
 
 def check_origin(request: Request, trusted: HostList) -> None:
-    """Refuse a form that a page of somebody else has sent.
+    """Refuse a form that a page of another site has sent.
 
-    Browsers say where a form comes from by `Sec-Fetch-Site`, or by `Origin` on plain HTTP.
+    Browsers send the source of a form in `Sec-Fetch-Site`, or in `Origin` over plain HTTP.
     """
     site = request.headers.get("sec-fetch-site")
     origin = request.headers.get("origin")
@@ -289,7 +299,7 @@ def _is_loopback(peer: str) -> bool:
     try:
         address = ip_address(peer)
     except ValueError:
-        return False  # also a unix socket: a proxy may be at its other end
+        return False  # includes Unix sockets: the client may be a proxy
     mapped = getattr(address, "ipv4_mapped", None)
     return bool((mapped or address).is_loopback)
 
@@ -309,8 +319,8 @@ def _name_of(host: str) -> str:
     return host.partition(":")[0]
 
 
-# Not `no-referrer`: forms would then come with `Origin: null`, which tells nothing about who sent
-# them. Other sites get no referrer this way either.
+# Not `no-referrer`: browsers would then send forms with `Origin: null`, which hides their source.
+# With `same-origin`, other sites get no referrer either.
 SECURITY: Final[Mapping[str, str]] = {
     "content-security-policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
@@ -324,4 +334,4 @@ SECURITY: Final[Mapping[str, str]] = {
     "cross-origin-opener-policy": "same-origin",
     "cross-origin-resource-policy": "same-origin",
 }
-"""What every answer says to the browser."""
+"""Headers of every response."""

@@ -1,4 +1,8 @@
-"""Which page is where. Addresses are flat, so that all links are relative, and right anywhere."""
+"""The dashboard as an ASGI app: routes, static files and access checks.
+
+Mount it in another app or serve it alone, on asyncio or trio. It starts no background tasks and
+needs no lifespan, which mounted apps do not get: all work happens within requests.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +52,7 @@ from taskbull.dashboard.visit import Audit, BoardSettings, Visit
 from taskbull.errors import ConfigurationError, TaskbullError
 from taskbull.monitor.server import Server, Where
 
-# Which page is where. Addresses are flat, so that all links are relative, and right anywhere.
+# Routes. Addresses are flat, so that relative links work under any mount point.
 
 
 BoardPage: TypeAlias = Callable[[Board, Visit], Awaitable[Content]]
@@ -75,9 +79,9 @@ LIVE: Final[dict[str, LivePage]] = {
 
 
 async def answer(board: Board, visit: Visit) -> Response | Stream:
-    """Return what a request asks for."""
+    """Return the response to an admitted request."""
     path = visit.request.path
-    if path == "":  # relative links would lead above the mount
+    if path == "":  # Without the slash, relative links would point above the mount point.
         return Response.redirect(f"{str(visit.request.scope['path']).rpartition('/')[2]}/")
     page = path.removeprefix("/")
     if visit.request.method == "POST":
@@ -123,7 +127,7 @@ def _page(visit: Visit, content: Content, notice: Notice | None = None) -> Respo
     return Response(render_page(framed(visit, content, notice)), content.status)
 
 
-# The files that pages load: a style sheet, scripts, an icon; all from this package.
+# Static files of this package: a style sheet, scripts and an icon.
 
 
 _KINDS: Final = {
@@ -135,7 +139,7 @@ _KINDS: Final = {
 
 @cache
 def _content() -> dict[str, tuple[bytes, str]]:
-    """Return all files with their marks, read once."""
+    """Return all static files with their ETags. They are read once."""
     found: dict[str, tuple[bytes, str]] = {}
     for file in files("taskbull.dashboard").joinpath("static").iterdir():
         if file.name.rpartition(".")[2] in _KINDS:
@@ -145,7 +149,7 @@ def _content() -> dict[str, tuple[bytes, str]]:
 
 
 def serve_file(request: Request, name: str) -> Response:
-    """Return a file; browsers keep it, and ask whether it has changed."""
+    """Return a static file. Browsers cache it and revalidate it by its ETag."""
     if name not in _content():
         raise Refused(404, "There is no such file.")
     content, mark = _content()[name]
@@ -155,27 +159,38 @@ def serve_file(request: Request, name: str) -> Response:
     return Response(content, content_type=_KINDS[name.rpartition(".")[2]], headers=headers)
 
 
-# The dashboard as an ASGI app: to be mounted in another, or served by itself.
-#
-# It has no task of its own and needs no lifespan, which apps do not get when they are mounted.
-# What it does, it does within requests; on asyncio and on trio.
+# The ASGI app.
 
 
 _PIECE = 1 << 20
-"""Bytes that are handed to the web server at a time: it waits for the browser in between."""
+"""Bytes per chunk of a response body. The web server waits for the browser between chunks."""
 
 _log = logging.getLogger("taskbull.dashboard")
 
 
 class Dashboard:
-    """Shows the queues of an app, or of any Redis; an ASGI app.
+    """An ASGI app that shows the queues of an app, or of any Redis server.
 
-    `access` says who a request is from; without it, only browsers on this machine are served, and
-    no proxies. `redact` are parts of names whose values are masked. `allow` names actions that are
-    off by default. `on_action` is told what somebody did, as the log `taskbull.dashboard` is.
+    Args:
+        app: App whose Redis, prefix and queues to show.
+        redis: Redis to use instead of the app's.
+        prefix: Prefix of all keys. Defaults to the app's, or `bull`.
+        read_only: Disable all actions.
+        access: Function that returns the user of a request, or `BasicAuth` or `TokenAuth`.
+            Without it, only browsers on this machine are served, and proxies are refused.
+        redact: Parts of the field names whose values are masked.
+        label: Name of the environment, shown in the header.
+        on_action: Function called with an `Audit` for each action. The logger
+            `taskbull.dashboard` logs the same.
+        allow: Names of actions to enable that are disabled by default.
+        allow_hosts: Other host names of the dashboard to accept if `access` is not given.
+        trust_origins: Hosts whose forms are accepted, such as the name used by a proxy.
+
+    Raises:
+        ConfigurationError: If an argument is invalid.
     """
 
-    def __init__(  # noqa: PLR0913 - users write them by name
+    def __init__(  # noqa: PLR0913 - passed by keyword
         self,
         app: App | None = None,
         *,
@@ -200,11 +215,14 @@ class Dashboard:
         self._board = Board(self._server, writes=not read_only)
 
     def close(self) -> None:
-        """End the streams of open pages, which a web server would wait for; from its event loop."""
+        """Close the streams of open pages, so that the web server does not wait for them.
+
+        Call it in the event loop of the web server.
+        """
         self._board.streams.end_all()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve a request."""
+        """Handle an ASGI connection."""
         match scope["type"]:
             case "lifespan":
                 await _live(receive, send)
@@ -231,7 +249,7 @@ class Dashboard:
             open_streams = self._board.streams
             if stream.viewer is not None:
                 open_streams.add(tasks.cancel_scope, stream.viewer)
-                # A browser that does not read must not keep a web server from stopping.
+                # A browser that does not read must not prevent the web server from stopping.
                 tasks.cancel_scope.deadline = current_time() + STREAM_LIMIT
 
             async def watch() -> None:
@@ -268,7 +286,7 @@ class Dashboard:
             return _explained(visit, refused)
         except TaskbullError as error:
             return _explained(visit, describe_error(error))
-        except Exception:  # noqa: BLE001 - told by the log, and the others are served
+        except Exception:  # noqa: BLE001 - logged; other requests are unaffected
             _log.exception("the page %s failed", request.path)
             return _explained(visit, Refused(500, "This page failed. The log says why."))
 

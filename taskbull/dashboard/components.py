@@ -1,4 +1,4 @@
-"""The parts that pages are made of: badges, buttons, tables, bars."""
+"""Building blocks of pages: badges, buttons, tables, charts, numbers and times."""
 
 from __future__ import annotations
 
@@ -31,9 +31,6 @@ from taskbull.dashboard.html import (
 )
 from taskbull.dashboard.visit import Visit
 
-# The parts that pages are made of: badges, buttons, tables, bars.
-
-
 _svg, _rect, _path, _title = Tag("svg"), Tag("rect"), Tag("path"), Tag("title")
 
 STATE_SIGNS = {
@@ -47,11 +44,11 @@ STATE_SIGNS = {
     JobState.COMPLETED: ("✓", "done"),
     JobState.UNKNOWN: ("?", "unknown"),
 }
-"""A sign and a word for each state: never a colour alone."""
+"""Symbol and label of each state, because color alone is not accessible."""
 
 
 def badge(state: JobState) -> Element:
-    """Show a state."""
+    """Return the badge of a job state."""
     sign, word = STATE_SIGNS[state]
     return span(span(sign, class_="sign", aria_hidden="true"), word, class_=f"badge s-{state}")
 
@@ -67,9 +64,9 @@ def ask_button(
     back: str,
     look: ButtonLook = "plain",
 ) -> Element | None:
-    """Return the button of an action, if this person may take it; it leads to a question.
+    """Return a button that asks to confirm an action, or `None` if the user may not take it.
 
-    `light`: with JavaScript, the question is the button itself, which is pressed twice.
+    With the look `light` and JavaScript, a second press of the button confirms the action.
     """
     if not visit.may(action):
         return None
@@ -92,12 +89,15 @@ def link(text: Node, page: str, /, **parameters: str | int | None) -> Element:
 def grid(
     name: str, columns: Sequence[Node], rows: Sequence[Element | Drawn], empty: Node
 ) -> Element:
-    """Return a table of rows made by `row`; on a narrow screen, each row is a card."""
+    """Return a table, or `empty` in it if there are no rows.
+
+    On a narrow screen, each row is shown as a card.
+    """
     return table_of(name, columns, rows or nothing(len(columns), name, empty))
 
 
 def table_of(name: str, columns: Sequence[Node], rows: Node) -> Element:
-    """Return a table with these rows, whatever they are."""
+    """Return a table with any node as its body."""
     heads = [
         column if isinstance(column, Element) else th(column, scope="col") for column in columns
     ]
@@ -111,17 +111,17 @@ def table_of(name: str, columns: Sequence[Node], rows: Node) -> Element:
 
 
 def nothing(columns: int, name: str, words: Node) -> Element:
-    """Return the only row of a table without any."""
+    """Return the placeholder row of an empty table."""
     return tr(td(words, colspan=columns, class_="empty"), id=f"{name}-empty")
 
 
 def cell(label: str, *content: Node, kind: str | None = None) -> Element:
-    """Return a cell; `label` is shown beside it on a narrow screen."""
+    """Return a table cell. A narrow screen shows `label` beside it."""
     return td(content, data_label=label, class_=kind)
 
 
 def meter(value: float, words: str) -> Element:
-    """Return a bar from 0 to 100, and what it says in words."""
+    """Return a progress bar from 0 to 100 with a text."""
     width = min(max(value, 0.0), 100.0)
     return span(
         _svg(
@@ -138,12 +138,12 @@ def meter(value: float, words: str) -> Element:
 
 
 def sparkline(values: Sequence[float | None], words: str, kind: str = "done") -> Element:
-    """Return small bars, one for each value, and what they show in words; None is not known."""
+    """Return a small bar chart with a text alternative. `None` values are left blank."""
     height, step = 20, 3
     most = max(filter(None, values), default=0.0)
     shapes: dict[float, str] = {}
-    bars: list[str] = []  # one path, and a line where nothing was: a page may have hundreds of them
-    idle = 0  # how many before this place had nothing
+    bars: list[str] = []  # A single path keeps the page small: it may have hundreds of charts.
+    idle = 0  # length of the current run of zeros, which is drawn as one line
     for place, value in enumerate([*values, None]):
         if value == 0:
             idle += 1
@@ -168,7 +168,7 @@ def sparkline(values: Sequence[float | None], words: str, kind: str = "done") ->
     )
 
 
-# Numbers, times and sizes as people read them.
+# Numbers, times and sizes in readable form.
 
 
 _UNITS = (("d", 86_400), ("h", 3_600), ("min", 60), ("s", 1))
@@ -176,29 +176,29 @@ _SHORT = 10.0
 
 
 def number(value: float | None) -> str:
-    """Return a count with separators: `12,840`; a dash if it is not known."""
+    """Return a count with separators, such as `12,840`, or a dash for `None`."""
     return "–" if value is None else f"{value:,.0f}"
 
 
 def rate(value: float | None) -> str:
-    """Return a rate: `0.4`, `41`."""
+    """Return a rate, such as `0.4` or `41`, or a dash for `None`."""
     if value is None:
         return "–"
     return f"{value:.1f}" if 0 < value < _SHORT else f"{value:,.0f}"
 
 
 def percent(share: float) -> str:
-    """Return a share: `97 %`."""
+    """Return a share as a percentage, such as `97 %`."""
     return f"{100 * share:.0f} %"
 
 
 def plural(count: int, noun: str) -> str:
-    """Return `1 job`, `2 jobs`."""
+    """Return a count with its noun, such as `1 job` or `2 jobs`."""
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
 def duration(seconds: float | None) -> str:
-    """Return a duration in its two largest units: `3 h 12 min`, `0.2 s`, `14 ms`."""
+    """Return a duration in at most two units, such as `3 h 12 min`, `0.2 s` or `14 ms`."""
     if seconds is None:
         return "–"
     if seconds == inf:
@@ -222,7 +222,7 @@ def duration(seconds: float | None) -> str:
 
 
 def size(count: int) -> str:
-    """Return a number of bytes: `212 B`, `64 kB`."""
+    """Return a number of bytes, such as `212 B` or `64 kB`."""
     if count < 1000:
         return f"{count} B"
     for unit, of in (("kB", 1e3), ("MB", 1e6), ("GB", 1e9)):
@@ -232,7 +232,7 @@ def size(count: int) -> str:
 
 
 def ago(instant: datetime | None) -> Node:
-    """Return an instant as its distance from now, which the page keeps up to date."""
+    """Return a relative time, such as `5 min ago`, which the browser keeps up to date."""
     if instant is None:
         return "–"
     seconds = time.time() - instant.timestamp()
@@ -241,19 +241,19 @@ def ago(instant: datetime | None) -> Node:
 
 
 def since(instant: datetime | None) -> Node:
-    """Return for how long something has lasted, which the page keeps up to date."""
+    """Return the time elapsed since an instant, which the browser keeps up to date."""
     if instant is None:
         return "–"
     return _instant(instant, since_words(instant), "since")
 
 
 def since_words(instant: datetime) -> str:
-    """Return the words of `since`."""
+    """Return the text of `since`."""
     return _rough(time.time() - instant.timestamp())
 
 
 def clock(instant: datetime | None) -> Node:
-    """Return an instant as date and time, which the page shows in the reader's time zone."""
+    """Return a date and time, which the browser shows in the user's time zone."""
     if instant is None:
         return "–"
     return _instant(instant, f"{instant:%Y-%m-%d %H:%M:%S} UTC", "clock")

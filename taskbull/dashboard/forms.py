@@ -1,4 +1,4 @@
-"""What somebody wants done: read from a form, checked before anything happens."""
+"""Actions that users submit with forms, and bulk operations on failed jobs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from taskbull.monitor.audit import OperationRecord
 from taskbull.queue.failures import GroupStep
 from taskbull.queue.queue import Queue
 
-# What somebody wants done: read from a form, checked before anything happens.
+# Orders: forms are validated completely before anything is changed.
 
 
 MOST_IDS: Final = 1_000
@@ -35,79 +35,83 @@ Subject: TypeAlias = Literal["job", "jobs", "queue", "group", "schedule"]
 
 
 class BoardOrder(Struct, frozen=True):
-    """What a form asks for."""
+    """An action that a form requests."""
 
     queue: str
     ids: tuple[str, ...]
     state: JobState | None
-    """The state in which the page showed the jobs."""
+    """The jobs' state when the page was shown."""
     form: Form
     back: str
     """The page to return to."""
 
     @property
     def id(self) -> str:
-        """The only job, or the schedule, that it is about."""
+        """The id of the first job or schedule; many actions have only one."""
         return self.ids[0]
 
 
 class Offer(Struct, frozen=True):
-    """A way back from what was just done: another action, with what it was before."""
+    """An offer to undo an action: another action with the previous values."""
 
     action: str
     words: str
     fields: Mapping[str, str]
     until: float = inf
-    """When it is too late, in seconds since 1970."""
+    """When the offer expires, in seconds since 1970."""
 
 
 class Notice(Struct, frozen=True):
-    """What a person is told on the next page."""
+    """A message to the user on the next page."""
 
     said: str
     back: str
-    """That page."""
+    """The address of that page."""
     offer: Offer | None = None
 
 
 class Acted(Struct, frozen=True):
-    """What became of an order."""
+    """The result of an action."""
 
     said: str
-    """One sentence for the person."""
+    """A sentence for the user."""
     count: int = 1
-    """How many jobs, or queues, were changed."""
+    """Number of jobs or queues changed."""
     about: str = ""
-    """What others are told of it: a reason, a group. Never a job's data."""
+    """Text for the operations page, such as a reason or a group. Never job data."""
     back: str | None = None
-    """Where to go on, if not where the order came from."""
+    """The next page, if not the one that the order came from."""
     after: Callable[[], Awaitable[None]] | None = None
-    """What goes on after the answer."""
+    """Callback that continues the action after the response has been sent."""
     offer: Offer | None = None
     file: bytes | None = None
-    """Copies of jobs, which are the answer then."""
+    """Copies of jobs to send as the response, if any."""
 
 
 class BoardAction(Struct, frozen=True):
-    """Something that can be done, and how it is asked."""
+    """An action that users can take, with its confirmation form."""
 
     name: str
     label: str
     subject: Subject
     question: Callable[[Visit, BoardOrder], Awaitable[Node]]
-    """What the person is asked: the number of jobs, the fields of the form."""
+    """Function that returns the question to confirm: the number of jobs, the form fields."""
     perform: Callable[[Visit, BoardOrder], Awaitable[Acted]]
     typed: bool = False
-    """Whether the name of the queue must be typed, because nothing brings back what is lost."""
+    """True if the user must type the queue name, because the action cannot be undone."""
     carries: tuple[str, ...] = ()
-    """Fields that the question hands on without asking for them."""
+    """Names of form fields that the question passes on unchanged."""
     danger: bool = False
     by_default: bool = True
-    """Whether it can be done without being allowed by name."""
+    """True if the action is enabled by default."""
 
 
 def read_order(action: BoardAction, form: Form) -> BoardOrder:
-    """Read a form; refuse one that cannot be of this dashboard."""
+    """Read an order from a form.
+
+    Raises:
+        Refused: If the form is invalid or does not match the action.
+    """
     ids = tuple(form.all("id"))
     if len(ids) > MOST_IDS:
         raise Refused(413, f"At most {MOST_IDS:,} jobs can be chosen at once.")
@@ -124,50 +128,54 @@ def read_order(action: BoardAction, form: Form) -> BoardOrder:
 
 
 def read_back(address: str) -> str:
-    """Return the page to go on with: one of the dashboard's, whatever the form says."""
+    """Return the address if it is a dashboard page, otherwise the overview's address."""
     return address if _BACK.fullmatch(address) else "./"
 
 
 def read_once(form: Form) -> str:
-    """Return the number that makes a form count once."""
+    """Return the one-time number that prevents a form from being processed twice."""
     number = form.get("once")
     if not _ONCE.fullmatch(number):
         raise Refused(400, "The form has no number of its own: open the page again.")
     return number
 
 
-# Doing something with many jobs: in pieces, at a rate, until it is done or somebody stops it.
+# Bulk operations: change many jobs in chunks, at a limited rate, until done or stopped.
 #
-# It goes on in this process after the answer was sent, and is written down after each piece: any
-# dashboard shows how far it is, and can stop it. If the process ends it stops halfway, and what it
-# has done is done; begun again, it finds the rest.
+# An operation continues in this process after the response was sent, and records its progress
+# after each chunk. So every dashboard can show it and stop it. If the process exits, the operation
+# stops halfway and completed changes are kept. A new operation handles the remaining jobs.
 
 
 _log = logging.getLogger("taskbull.dashboard")
 
 
 class MeantJobs(Struct, frozen=True):
-    """The failed jobs that are meant, the newest first."""
+    """The failed jobs that a bulk operation changes, newest first."""
 
     queue: str
     fingerprint: str
-    """What they have in common; empty: nothing."""
+    """Fingerprint of the error group, or an empty string for all failed jobs."""
     what: str
-    """The same in words."""
+    """Description of the group for users."""
     total: int
-    """How many failed jobs there are, alike or not."""
+    """Number of failed jobs in the queue, in this group or not."""
     most: int | None
-    """How many are to be changed; None: all of them."""
+    """Maximum number of jobs to change. `None` means no limit."""
     per_second: float | None
-    """How many in a second; None: as fast as it goes."""
+    """Maximum number of jobs to change per second. `None` means no limit."""
 
 
 Change = Callable[[Queue, GroupStep | None, int | None], Awaitable[GroupStep]]
-"""Takes the next step: where it begins, and how many jobs it may change; None: any number."""
+"""Function that takes the next step of an operation.
+
+Its arguments are the queue, the previous step (`None` at the start) and the maximum number of jobs
+to change (`None` for no limit).
+"""
 
 
 class GroupChange:
-    """One operation on a group."""
+    """A bulk operation on failed jobs."""
 
     def __init__(self, visit: Visit, action: str, group: MeantJobs, change: Change) -> None:
         self._server = visit.server
@@ -187,16 +195,19 @@ class GroupChange:
         )
 
     async def begin(self) -> None:
-        """Write down that it begins; so it is known before the answer is sent."""
+        """Record the start, so that the operation is visible before the response is sent."""
         await self._server.record_operation(self.record)
 
     async def run(self) -> None:
-        """Do it to its end; it never raises: there is nobody to tell but the operations page."""
+        """Run the operation to its end and record the outcome.
+
+        It never raises: errors are logged and shown on the operations page.
+        """
         try:
             outcome = await self._work()
         except TaskbullError as error:
             outcome = f"failed: {type(error).__name__}"
-        except Exception:  # noqa: BLE001 - told by the log: there is nobody else
+        except Exception:  # noqa: BLE001 - logged: there is no caller to report to
             _log.exception("%s of a group failed", self.record.action)
             outcome = "failed"
         now_ms = int(time.time() * 1000)
@@ -234,7 +245,7 @@ class GroupChange:
 
     @property
     def _limit(self) -> int | None:
-        """How many jobs the next step may change: what is left, or a second's share of it."""
+        """Maximum number of jobs for the next step: the rest, or one second's share."""
         group = self._group
         left = None if group.most is None else group.most - self.record.count
         shares = [left, None if not group.per_second else ceil(group.per_second)]

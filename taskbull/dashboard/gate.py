@@ -1,6 +1,6 @@
-"""The one way from a form to a change: who may, what is meant, once, and written down.
+"""Submitted actions: check permission, confirm, perform once and record.
 
-The right is checked before anything else is read of the form, by one function for all actions.
+Every action goes through `read_action`, which checks permission before it reads other fields.
 """
 
 from __future__ import annotations
@@ -57,7 +57,15 @@ _FILE = "jobs.jsonl"
 
 
 async def read_action(visit: Visit, name: str | None = None) -> tuple[BoardAction, Form]:
-    """Read which action a form asks for, if that is not given; refuse one that is not allowed."""
+    """Return the submitted action and the form.
+
+    Args:
+        visit: The request.
+        name: Action to use instead of the one that the form names.
+
+    Raises:
+        Refused: If the action is unknown, disabled or not permitted for this user.
+    """
     if visit.settings.read_only:
         raise Refused(403, "This dashboard is read-only.")
     edits = visit.may("readd")
@@ -77,7 +85,7 @@ async def read_action(visit: Visit, name: str | None = None) -> tuple[BoardActio
 
 
 async def confirm(visit: Visit) -> tuple[Content, bool]:
-    """Ask whether an order is meant; the other value: only the question is wanted, not the page."""
+    """Return the confirmation page, and True if the browser wants only the question."""
     action, given = await read_action(visit)
     order = read_order(action, given)
     question = await action.question(visit, order)
@@ -88,7 +96,7 @@ async def confirm(visit: Visit) -> tuple[Content, bool]:
 
 
 async def act(board: Board, visit: Visit) -> Response:
-    """Do what a form asks for, once, and go back to where it came from."""
+    """Perform the submitted action once, then redirect to the page it came from."""
     action, given = await read_action(visit)
     order = read_order(action, given)
     number = read_once(given)
@@ -106,9 +114,9 @@ async def act(board: Board, visit: Visit) -> Response:
 
 
 async def download(visit: Visit) -> Response:
-    """Hand out the jobs that a form is about, whatever else it asks for; so it counts as often.
+    """Return the form's jobs as a file, whatever action the form names.
 
-    What is secret is masked, unless this person may see it.
+    The form can be submitted again afterwards. Secrets are masked unless the user may see them.
     """
     sees_all = visit.may("download-unmasked")
     action, given = await read_action(visit, "download-unmasked" if sees_all else "download")
@@ -153,7 +161,7 @@ def _record(visit: Visit, action: BoardAction, order: BoardOrder, done: Acted) -
 
 
 def tell(visit: Visit, action: BoardAction, order: BoardOrder, count: int, outcome: str) -> None:
-    """Write down what somebody did, without any job's data."""
+    """Log an action and pass it to `on_action`, without any job data."""
     told = Audit(
         action.name,
         order.queue,
@@ -173,7 +181,7 @@ def tell(visit: Visit, action: BoardAction, order: BoardOrder, count: int, outco
     if visit.settings.on_action is not None:
         try:
             visit.settings.on_action(told)
-        except Exception:  # noqa: BLE001 - the user's own
+        except Exception:  # noqa: BLE001 - user code
             _log.exception("on_action failed")
 
 

@@ -1,7 +1,7 @@
-"""HTML as values: an element has attributes and children, and text is always text.
+"""HTML elements as values, and JSON for display with secrets masked.
 
-There is no way to write markup into a page as it is: `render` escapes all that is not an element,
-or was rendered before. So whatever a job holds is shown, and never becomes part of the page.
+Raw markup cannot be inserted into a page: `render` escapes everything except elements and
+previously rendered elements. So job data is always shown as text and never becomes markup.
 """
 
 from __future__ import annotations
@@ -18,15 +18,11 @@ from urllib.parse import urlencode
 import msgspec
 from msgspec import Struct
 
-# HTML as values: an element has attributes and children, and text is always text.
-#
-# There is no way to write markup into a page as it is: `render` escapes all that is not an
-# element, or was rendered before. So whatever a job holds is shown, and never becomes part of the
-# page.
+# Elements.
 
 
 Attribute: TypeAlias = str | int | bool | None
-"""True: the attribute stands without a value; False or None: it is left out."""
+"""Value of an attribute. `True` renders the bare name; `False` and `None` omit the attribute."""
 
 _VOID = frozenset({"br", "hr", "img", "input", "link", "meta"})
 _ADDRESSES = frozenset({"action", "formaction", "href", "src"})
@@ -34,14 +30,14 @@ _SENT = frozenset({"value", *_ADDRESSES})
 _SHORT = 32
 _SCHEME = re.compile(r"[^/?#]*:|//|[/\\]{2}")
 _GAP = f"<!--{token_hex(16)}-->"
-"""Stands where a gap is: nobody can know it, and have it in a job."""
+"""Marker for a gap. It is random, so job data cannot contain it."""
 
 _TIME = re.compile(r"(<time [^>]*>)[^<]*")
 _TAG = re.compile(r"[a-zA-Z][a-zA-Z0-9]*")
 _NAME = re.compile(r"[a-zA-Z][a-zA-Z0-9-]*")
 
-# Control characters except tab and newline, what turns the direction of a text or cannot be seen,
-# separators that look like spaces, and halves of characters.
+# Control characters except tab and newline, characters that are invisible or change the text
+# direction, separators that look like spaces, and lone surrogates.
 _UNSEEN = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u061c\u115f\u1160\u180e\u200b-\u200f\u2028-\u202e"
     "\u2060-\u206f\u3164\ud800-\udfff\ufe00-\ufe0f\ufeff\uffa0\ufff0-\ufffb"
@@ -50,7 +46,10 @@ _UNSEEN = re.compile(
 
 
 class Element(Struct, frozen=True):
-    """An element of a page."""
+    """An HTML element.
+
+    Raises `ValueError` for event handlers, `style`, and addresses outside the dashboard.
+    """
 
     tag: str
     attributes: Mapping[str, Attribute]
@@ -77,28 +76,28 @@ def _check_attribute(name: str) -> None:
 
 
 class Drawn(Struct, frozen=True):
-    """An element that was rendered already, to be shown again: `draw` makes it, and nobody else."""
+    """A rendered element that can be reused. Only `draw` creates instances."""
 
     markup: str
     timeless: str
-    """The same without the words of its times, which browsers keep up to date by themselves."""
+    """The markup without the text of its times, which browsers keep up to date."""
 
     def at(self, words: str) -> Drawn:
-        """Return the same with other words in its first time."""
+        """Return a copy with this text in its first `time` element, and no text in others."""
         markup = self.timeless.replace("></time>", f">{_escaped(words)}</time>", 1)
         return Drawn(markup, self.timeless)
 
 
 class Gap:
-    """A place in a page where something is put when it is known."""
+    """A placeholder in a page for content that is sent later."""
 
 
 Node: TypeAlias = "Element | Drawn | Gap | str | int | float | Iterable[Node] | None"
-"""What a page is made of; None is nothing."""
+"""Content of a page. `None` renders nothing."""
 
 
 class Tag:
-    """Makes elements: `div("text", class_="card", data_id="7")`."""
+    """A factory for elements of one tag: `div("text", class_="card", data_id="7")`."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -114,7 +113,7 @@ class Tag:
 
 @lru_cache(1000)
 def _spelled(name: str) -> str:
-    """Return the name of an attribute as HTML has it: `class` is written `class_`."""
+    """Return the HTML name of a keyword argument, such as `class` for `class_`."""
     return name.rstrip("_").replace("_", "-")
 
 
@@ -149,21 +148,21 @@ caption = Tag("caption")
 
 
 def visible(text: str) -> str:
-    """Return a text with characters that cannot be seen, or deceive, written as escapes."""
+    """Return a text with invisible and misleading characters replaced by escapes."""
     if text.isascii() and text.isprintable():
         return text
     return _UNSEEN.sub(lambda found: _escape_of(found[0]), text)
 
 
 def url(page: str, /, **parameters: str | int | None) -> str:
-    """Return the address of a page, relative to all others: right under any mount or proxy."""
+    """Return the relative address of a page, which works under any mount point or proxy."""
     given = {name: str(value) for name, value in parameters.items() if value is not None}
     query = urlencode({k: v.encode("utf-8", "surrogatepass") for k, v in given.items()})
     return f"{page or './'}?{query}" if query else page or "./"
 
 
 def draw(element: Element | Drawn) -> Drawn:
-    """Return an element as it is to be shown more than once."""
+    """Render an element for repeated use."""
     if isinstance(element, Drawn):
         return element
     markup = render(element)
@@ -171,19 +170,19 @@ def draw(element: Element | Drawn) -> Drawn:
 
 
 def render(node: Node) -> str:
-    """Return a node as text."""
+    """Return a node as HTML."""
     out: list[str] = []
     _render(node, out)
     return "".join(out)
 
 
 def render_page(root: Element) -> bytes:
-    """Return a whole page."""
+    """Return a complete HTML document."""
     return f"<!doctype html>\n{render(root)}\n".encode()
 
 
 def render_pieces(root: Element) -> list[bytes]:
-    """Return a whole page, cut at its gaps."""
+    """Return a complete HTML document, split at its gaps."""
     return render_page(root).split(_GAP.encode())
 
 
@@ -211,7 +210,7 @@ def _render_element(element: Element, out: list[str]) -> None:
     if element.tag in _VOID:
         return
     for child in element.children:
-        if type(child) is str:  # as most are, of the thousands that a page has
+        if type(child) is str:  # Fast path: most of the thousands of children are strings.
             out.append(_escaped(child))
         else:
             _render(child, out)
@@ -231,40 +230,40 @@ def _attribute(pair: tuple[str, Attribute]) -> str:
 
 
 def _written(name: str, text: str) -> str:
-    # What a form sends back must be what it was given; all else is for people to see.
+    # Forms and links must send values back unchanged. Other attributes are only displayed.
     shown = text if name in _SENT else visible(text)
     return f' {name}="{escape(shown)}"'.replace("\n", "&#10;").replace("\r", "&#13;")
 
 
 _short = lru_cache(2000)(_written)
-"""Most attributes are the same in each row of a table."""
+"""Cached version of `_written`, because the rows of a table repeat most attributes."""
 
 
 def _escape_of(character: str) -> str:
     return character.encode("unicode_escape").decode("ascii")
 
 
-# JSON as it is stored, indented for people, with what is secret masked.
+# JSON as stored, indented, with secrets masked.
 #
-# It is read by tokens and never parsed: numbers, spellings and repeated keys are shown as they
-# stand in Redis. What is not JSON, or was cut off, is shown as far as it makes sense.
+# It is tokenized and never parsed, so numbers, spellings and repeated keys look as they do in
+# Redis. Invalid or truncated JSON is shown as far as possible.
 
 
 MASK: Final = "•••"
-"""Stands for a value that is not shown."""
+"""Replacement for a masked value."""
 
 SECRET: Final = (
     *("password", "passwd", "passphrase", "secret", "token", "authorization", "credential"),
     *("apikey", "accesskey", "privatekey", "cookie", "sessionid", "cardnumber", "databaseurl"),
     *("connectionstring", "authheader", "authkey"),
 )
-"""Parts of the names whose values are masked; case and punctuation do not count."""
+"""Parts of the names whose values are masked. Case and punctuation are ignored."""
 
 _WORDS: Final = frozenset({"pwd", "bearer", "jwt", "otp", "totp", "ssn", "cvc", "cvv", "dsn"})
 """Whole words in the names whose values are masked by default."""
 
 _LAST_WORDS: Final = frozenset({"pass", "auth", "pin", "session", "signature"})
-"""The same, at the end of a name only: `user_session`, but not `session_count` or `author`."""
+"""Like `_WORDS`, but only at the end of a name: `user_session`, not `session_count`."""
 
 _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
 
@@ -278,26 +277,26 @@ _TOKEN = re.compile(
     re.VERBOSE | re.DOTALL,
 )
 _DEEPEST = 30
-"""Levels that are indented: what is deeper stays at that depth."""
+"""Maximum indentation level. Deeper levels are indented no further."""
 
 _MOST_GROWTH = 4
-"""How many times longer a text may become by indentation."""
+"""Maximum size of the indentation, relative to the text."""
 
 _NAMES: Final = frozenset({"name", "key", "header", "field"})
 _VALUES: Final = frozenset({"value", "values", "val", "content"})
-"""The members of an object that is a pair: `{"name": "Authorization", "value": "…"}`."""
+"""Value keys of objects such as `{"name": "Authorization", "value": "…"}`."""
 
 _URL = re.compile(r"([A-Za-z][\w+.-]*:(?:\\?/){2}[^\s/:@\"]*:)([^\s@\"]+)(?=@)")
-"""An address with a password; JSON may have its slashes escaped."""
+"""A URL with a password. Its slashes may be escaped, as JSON allows."""
 
 _CUT_URL = re.compile(r"([A-Za-z][\w+.-]*:(?:\\?/){2}[^\s/:@\"]*:)([^\s@\"/]+)$")
 _AUTH_HEADER = re.compile(r"(?:Bearer|Basic)\s+\S{6,}", re.IGNORECASE)
 _NESTED = 3
-"""Levels of JSON within strings of JSON that are read."""
+"""Maximum number of nested levels of JSON in JSON strings to search."""
 
 
 class Redactor:
-    """Knows which values are secret: by their names, or by what they look like."""
+    """Masks secret values in JSON, which it recognizes by their names or their form."""
 
     def __init__(self, words: Collection[str] = SECRET) -> None:
         self._parts = tuple(_plain(word) for word in words)
@@ -305,11 +304,11 @@ class Redactor:
 
     @property
     def masks_nothing(self) -> bool:
-        """Whether no name is secret."""
+        """True if no names are configured as secret."""
         return not self._parts
 
     def hides(self, name: str) -> bool:
-        """Return whether the value under a name is secret."""
+        """Return True if the value with this name is secret."""
         plain = _plain(name)
         if any(part in plain for part in self._parts):
             return True
@@ -317,23 +316,29 @@ class Redactor:
         return bool(words) and (words[-1] in _LAST_WORDS or not _WORDS.isdisjoint(words))
 
     def mask(self, text: str) -> str:
-        """Return JSON as it is stored, with secrets masked."""
+        """Return stored JSON with its secrets masked and its layout unchanged."""
         if self.masks_nothing or '"' not in text:
             return text
         return _Masking(self, _NESTED).of(text)
 
     def show(self, text: str) -> str:
-        """Return JSON indented, with secrets masked; at most about four times as long."""
+        """Return JSON indented, with its secrets masked.
+
+        Indentation adds at most about four times the length of the text.
+        """
         return _Layout().of(self.mask(text))
 
     def mask_string(self, word: str, nested: int = 0) -> str:
-        """Return a string of JSON, in its quotes, with passwords in it masked."""
+        """Return a quoted JSON string with passwords in it masked.
+
+        `nested` is the number of levels of JSON within the string to search.
+        """
         if "://" not in word and ":\\/" not in word and word[1:2] not in "BbTt{[ \\":
             return word
         word = _URL.sub(rf"\1{MASK}", word)
         if word.endswith('"') and len(word) > 1:
             inner = _decoded(word)
-        else:  # the text was cut off
+        else:  # The text is truncated.
             word = _CUT_URL.sub(rf"\1{MASK}", word)
             inner = _decoded(f'{word.rstrip(chr(92))}"')
         if _AUTH_HEADER.fullmatch(inner.strip()):
@@ -344,17 +349,17 @@ class Redactor:
         return word
 
     def restore(self, edited: Any, original: Any) -> Any:
-        """Return what a person has edited, with what was masked as it was."""
+        """Return edited data with its masks replaced by the original values."""
         if edited == MASK:
             return original
         if isinstance(edited, str) and isinstance(original, str) and MASK in edited:
-            # The text around a masked password, such as the host, must not have been changed.
+            # Restore only if the text around the password, such as the host, is unchanged.
             shown = _decoded(self.mask_string(json.dumps(original), _NESTED))
             return original if edited == shown else edited
         if isinstance(edited, dict) and isinstance(original, dict):
             old = cast("dict[str, Any]", original)
             new = cast("dict[str, Any]", edited)
-            # A value is masked because of the name beside it, which must not have been changed.
+            # The name next to a value caused the mask. Restore only if the name is unchanged.
             is_same = all(new.get(key) == old.get(key) for key in old if key.lower() in _NAMES)
             return {
                 key: value
@@ -369,29 +374,29 @@ class Redactor:
         return cast("Any", edited)
 
     def _restore_items(self, edited: Sequence[Any], original: Sequence[Any]) -> list[Any]:
-        """Do the same for lists; if one was made longer or shorter, nobody knows which is which."""
+        """Restore a list by position. If its length has changed, items cannot be matched."""
         if len(edited) != len(original):
             return list(edited)
         return [self.restore(*pair) for pair in zip(edited, original, strict=True)]
 
 
 class _Members:
-    """What is known of an object or array that is being read."""
+    """Parser state for one object or array."""
 
     def __init__(self, start: int) -> None:
         self.start = start
         self.key: str | None = None
-        """The name of the member that is being read."""
+        """Name of the current member."""
         self.value_at: int | None = None
-        """Where the value of that member begins."""
+        """Start of the current value."""
         self.is_secret = False
-        """Whether a member says that this is a pair with a secret value."""
+        """True if a name member marks the values as secret."""
         self.values: list[tuple[int, int]] = []
-        """Where the values of the pair are."""
+        """Ranges of the value members."""
 
 
 class _Masking:
-    """One reading that finds secret values: they are cut out of the text, which stays as it is."""
+    """One pass over a text that replaces secret values and leaves the rest unchanged."""
 
     def __init__(self, redactor: Redactor, nested: int) -> None:
         self._redactor = redactor
@@ -399,7 +404,7 @@ class _Masking:
         self._cuts: list[tuple[int, int, str]] = []
         self._stack = [_Members(0)]
         self._hidden_at: int | None = None
-        """How deep the secret value is that is being read; None: what comes is shown."""
+        """Depth of the secret value being read, or `None` outside of secrets."""
         self._hidden_from = 0
 
     def of(self, text: str) -> str:  # noqa: C901 - a branch for each kind of token
@@ -431,7 +436,7 @@ class _Masking:
         if pending is not None:
             self._string(*pending)
         self._end_value(len(text))
-        while len(self._stack) > 1:  # the text breaks off
+        while len(self._stack) > 1:  # The text is truncated.
             self._close()
             self._end_value(len(text))
         self._close()
@@ -475,11 +480,11 @@ class _Masking:
     def _cut(self, text: str) -> str:
         parts: list[str] = []
         done = 0
-        # Of cuts within each other the outermost counts: it comes first.
+        # If cuts are nested, only the outermost one counts. It is sorted first.
         for start, end, instead in sorted(self._cuts, key=lambda cut: (cut[0], -cut[1])):
             if start < done:
                 continue
-            # White space around a value stays as it is.
+            # Keep the whitespace around the value.
             value = text[start:end]
             lead = len(value) - len(value.lstrip(_SPACE))
             trail = len(value.rstrip(_SPACE))
@@ -492,16 +497,16 @@ _SPACE: Final = " \t\n\r"
 
 
 class _Layout:
-    """The state of one indentation: how deep it is, and how long it has become."""
+    """One pass over a text that indents it."""
 
     def __init__(self) -> None:
         self._out: list[str] = []
         self._depth = 0
         self._room = 0
-        """Characters of indentation that are left."""
+        """Number of indentation characters left."""
         self._after_open = False
         self._after_word = False
-        """Whether a value came last: between two of them is a space, in what is not JSON."""
+        """True after a value. Invalid JSON can have adjacent values, which get a space."""
 
     def of(self, text: str) -> str:
         self._room = _MOST_GROWTH * len(text) + 1000
@@ -541,7 +546,7 @@ class _Layout:
 
     def _line(self) -> None:
         line = "\n" + "  " * min(self._depth, _DEEPEST)
-        if len(line) > self._room:  # nested deeply, again and again
+        if len(line) > self._room:  # Many deep levels used up the room.
             line = ""
         self._room -= len(line)
         self._out.append(line)

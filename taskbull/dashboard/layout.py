@@ -1,4 +1,4 @@
-"""What stands around every page."""
+"""The layout of every page: head, header, navigation, search box, notice and help."""
 
 from __future__ import annotations
 
@@ -61,24 +61,24 @@ _SHORTCUTS = {
 
 
 class Content(Struct, frozen=True):
-    """What a page shows, and how it is kept up to date."""
+    """The content of a page."""
 
     title: str
     body: Node
     page: str = ""
-    """Which page of the navigation it belongs to."""
+    """The navigation entry to highlight."""
     queue: str | None = None
-    """The queue in which a search looks."""
+    """The queue that the search box searches, or `None` for all queues."""
     state: str | None = None
     live: str | None = None
-    """The address of the stream that keeps it up to date."""
+    """Address of the stream that updates the page, if any."""
     status: int = 200
     read_at: datetime | None = None
-    """When what it shows was read, if that is not now."""
+    """Time of the data if it is stale, otherwise `None`."""
 
 
 def framed(visit: Visit, content: Content, notice: Notice | None = None) -> Element:
-    """Return a whole page."""
+    """Return a complete page with this content."""
     return html_(
         head(
             meta(charset="utf-8"),
@@ -108,7 +108,6 @@ def framed(visit: Visit, content: Content, notice: Notice | None = None) -> Elem
 
 
 def _notice(visit: Visit, notice: Notice) -> Element:
-    """Say what was done, and offer the way back while there is one."""
     offer = notice.offer
     left = 0.0 if offer is None else offer.until - time.time()
     if offer is None or left <= 0:

@@ -1,4 +1,4 @@
-"""Requests and answers of HTTP, as ASGI passes them."""
+"""HTTP requests, form data and responses, as ASGI passes them."""
 
 from __future__ import annotations
 
@@ -18,23 +18,26 @@ Send: TypeAlias = Callable[[Message], Awaitable[None]]
 T = TypeVar("T")
 
 MOST_BYTES: Final = 1_000_000
-"""How long a form may be."""
+"""Maximum size of a form, in bytes."""
 
 MOST_EDITED_BYTES: Final = 10_000_000
-"""How long the form may be in which a job's data is edited."""
+"""Maximum size of the form that edits a job's data, in bytes."""
 
 MOST_FIELDS: Final = 1_100
-"""How many fields a form may have: 1,000 ids, and what goes with them."""
+"""Maximum number of form fields: 1,000 ids plus the other fields."""
 
 
 FORM_SECONDS: Final = 60.0
-"""For how long a form may take to arrive."""
+"""Time limit for receiving a form, in seconds."""
 
 _SECONDS = re.compile(r"[0-9]{1,12}(?:\.[0-9]{1,3})?")
 
 
 class Refused(Exception):
-    """A request is not served: its status, and a sentence that says why and what to do."""
+    """A request that is answered with an error or a redirect.
+
+    `reason` is a sentence for the user: what went wrong and what to do about it.
+    """
 
     def __init__(self, status: int, reason: str, **headers: str) -> None:
         super().__init__(reason)
@@ -44,27 +47,31 @@ class Refused(Exception):
 
 
 class Form(Struct, frozen=True):
-    """The fields of a form or of an address."""
+    """The fields of a form or of a query string."""
 
     pairs: tuple[tuple[str, str], ...]
 
     def get(self, name: str, default: str = "") -> str:
-        """Return the first value of a field."""
+        """Return the first value of a field, or `default` if it is missing."""
         return next((value for key, value in self.pairs if key == name), default)
 
     def all(self, name: str) -> list[str]:
-        """Return all values of a field, each once."""
+        """Return the distinct values of a field, in order."""
         return list(dict.fromkeys(value for key, value in self.pairs if key == name))
 
     def need(self, name: str) -> str:
-        """Return the value of a field that must be there."""
+        """Return the value of a required field.
+
+        Raises:
+            Refused: If the field is missing or empty.
+        """
         value = self.get(name)
         if not value:
             raise Refused(400, f"The request lacks {name!r}: open the page again.")
         return value
 
     def number(self, name: str, default: int = 0) -> int:
-        """Return a field that is a whole number."""
+        """Return an integer field, or `default` if it is missing or empty."""
         text = self.get(name)
         if not text:
             return default
@@ -73,7 +80,7 @@ class Form(Struct, frozen=True):
         return int(text)
 
     def seconds(self, name: str) -> float:
-        """Return a field that is a number of seconds, to the millisecond."""
+        """Return a duration field in seconds, to the millisecond; 0 if it is missing or empty."""
         text = self.get(name)
         if text and not _SECONDS.fullmatch(text):
             raise Refused(400, f"{name!r} must be a number of seconds.")
@@ -81,7 +88,7 @@ class Form(Struct, frozen=True):
 
 
 class Request:
-    """One request."""
+    """An HTTP request."""
 
     def __init__(self, scope: Scope, receive: Receive) -> None:
         self.scope = scope
@@ -93,17 +100,21 @@ class Request:
 
     @property
     def peer(self) -> str:
-        """The address that the request comes from; empty if the server does not tell."""
+        """The client's address, or an empty string if the server does not provide it."""
         client = self.scope.get("client")
         return str(client[0]) if client else ""
 
     @property
     def host(self) -> str:
-        """The name by which the browser knows the dashboard, with its port."""
+        """The `Host` header in lowercase: the name the browser used, with its port if given."""
         return self.headers.get("host", "").lower()
 
     async def form(self, most: int = MOST_BYTES) -> Form:
-        """Read the form that was sent."""
+        """Read the submitted form.
+
+        Raises:
+            Refused: If it is not a form, is larger than `most` bytes or arrives too slowly.
+        """
         kind = self.headers.get("content-type", "").partition(";")[0].strip().lower()
         if kind != "application/x-www-form-urlencoded":
             raise Refused(415, "Only forms of this dashboard are understood.")
@@ -125,24 +136,24 @@ class Request:
         return _fields(body.decode("latin-1"))
 
     async def ended(self) -> None:
-        """Wait until the browser has gone."""
+        """Wait until the browser disconnects."""
         while (await self._receive())["type"] != "http.disconnect":
             pass
 
 
 class Response(Struct, frozen=True):
-    """A whole answer."""
+    """A response with a complete body."""
 
     body: bytes
     status: int = 200
     content_type: str = "text/html; charset=utf-8"
     headers: Mapping[str, str] = {}
     after: Callable[[], Awaitable[None]] | None = None
-    """What goes on when the browser has its answer."""
+    """Callback that runs after the response has been sent."""
 
     @classmethod
     def attachment(cls, body: bytes, name: str) -> Response:
-        """Hand out a file: never shown by the browser, whatever is in it."""
+        """Return a file download that browsers never display, whatever it contains."""
         return cls(
             body,
             content_type="application/octet-stream",
@@ -154,29 +165,32 @@ class Response(Struct, frozen=True):
 
     @classmethod
     def redirect(cls, to: str, after: Callable[[], Awaitable[None]] | None = None) -> Response:
-        """Send the browser to another page, which it then gets."""
-        # Headers are latin-1; `%` is safe, because the address is encoded already.
+        """Return a redirect that the browser follows with a GET request."""
+        # Headers are latin-1. `%` is safe because the address is already encoded.
         location = quote(to, safe="%/:?#[]@!$&'()*+,;=~", errors="backslashreplace")
         return cls(b"", 303, headers={"location": location}, after=after)
 
 
 async def apart(work: Callable[..., T], *args: Any) -> T:
-    """Run a slow function in a thread, so that other requests are served."""
+    """Run a slow function in a thread, so that it does not block other requests."""
     return await to_thread.run_sync(work, *args)
 
 
 class Stream(Struct, frozen=True):
-    """A body that is sent piece by piece, until it ends or the browser disconnects."""
+    """A response sent in chunks, until the generator finishes or the browser disconnects."""
 
     pieces: AsyncGenerator[bytes, None]
     content_type: str = "text/event-stream"
     headers: Mapping[str, str] = {}
     viewer: tuple[str, str] | None = None
-    """The user and the address for whom it keeps an open page up to date; None: it does not."""
+    """User and address of the viewer if this stream updates an open page, otherwise `None`."""
 
 
 def _path_below_mount(scope: Scope) -> str:
-    """Return the path below the mount: servers of ASGI 3 pass the whole, older ones the rest."""
+    """Return the path below the mount point.
+
+    ASGI 3 servers pass the full path, older ones only the part below the mount point.
+    """
     path, root = str(scope["path"]), str(scope.get("root_path", "")).rstrip("/")
     if root and (path == root or path.startswith(f"{root}/")):
         path = path[len(root) :]
@@ -187,7 +201,7 @@ def _headers(scope: Scope) -> dict[str, str]:
     found: dict[str, str] = {}
     for raw_name, raw_value in scope["headers"]:
         name, value = bytes(raw_name).decode("latin-1").lower(), bytes(raw_value).decode("latin-1")
-        # Sent twice, a header that decides about access means neither.
+        # Join repeated headers, so that a duplicate never passes an access check.
         found[name] = f"{found[name]}, {value}" if name in found else value
     return found
 

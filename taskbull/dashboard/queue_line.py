@@ -1,4 +1,4 @@
-"""A queue in a line of the overview: what it says as values, so that only what changed is drawn."""
+"""A queue's row in the overview, as a value, so that only changed rows are drawn again."""
 
 from __future__ import annotations
 
@@ -27,15 +27,18 @@ _WAITING = (JobState.WAITING, JobState.PRIORITIZED, JobState.PAUSED)
 
 
 class QueueLine(Struct, frozen=True):
-    """What a line says: lines that are equal look the same, but for how long a job has waited."""
+    """The content of a queue's row.
+
+    Equal lines look the same, except for the time that a job has waited.
+    """
 
     name: str
     paused: bool
     problem: str | None
-    """Why it cannot be read."""
+    """Error if the queue cannot be read."""
     waiting: int
     parts: str
-    """Of what kinds they are."""
+    """Number of waiting jobs per state, as text."""
     waiting_since: datetime | None
     active: int
     delayed: int
@@ -45,13 +48,13 @@ class QueueLine(Struct, frozen=True):
     done: Throughput
     broken: Throughput
     crew: tuple[str, str | None]
-    """Who runs its jobs, and how that is shown."""
+    """Connected workers, as text and CSS class."""
     empty_in: tuple[str, str | None]
-    """When nothing will wait, and how that is shown."""
+    """Estimated time until no job waits, as text and CSS class."""
 
 
 def line_of(state: QueueState) -> QueueLine:
-    """Return what the line of a queue says."""
+    """Return the content of a queue's row."""
     facts = state.facts
     counts, out = facts.counts, facts.out
     return QueueLine(
@@ -74,7 +77,7 @@ def line_of(state: QueueState) -> QueueLine:
 
 
 def draw_line(line: QueueLine, known: tuple[QueueLine, Drawn] | None) -> Drawn:
-    """Draw the line of a queue: as before, but for the time, if it says nothing new."""
+    """Draw a queue's row. Reuse the known one if only the waiting time has changed."""
     if known is not None and known[0] == line:
         drawn = known[1]
         return drawn if line.waiting_since is None else drawn.at(since_words(line.waiting_since))

@@ -1,8 +1,9 @@
-"""What all queues are like now, looked at once for everybody who watches.
+"""Samples of all queues, taken once and shared by all viewers.
 
-There is no task that samples. Whoever wants the next sample takes the baton, a lock: the holder
-waits until a sample is due, and takes it; the others wait for the baton, and find it taken. If
-nobody watches, nothing is asked; if the holder goes, the baton is passed on.
+There is no sampling task. A request that needs the next sample acquires a lock (the baton), waits
+until a sample is due and takes it. Requests that wait for the lock then find the new sample.
+Without viewers, Redis is not queried. If the request that holds the lock is cancelled, the next
+one takes over.
 """
 
 from __future__ import annotations
@@ -29,14 +30,14 @@ INTERVAL: Final = 2.0
 """Seconds between samples."""
 
 _SEARCH_SECONDS: Final = 0.05
-"""For how long the first page may search the keys for queues."""
+"""Seconds that the first page view may spend searching the keys for queues."""
 
 _ON_SCREEN: Final = 10.0
-"""Seconds for which a queue that somebody has looked at comes first."""
+"""Seconds that a queue keeps its priority in samples after a view."""
 
 
 class QueueState(Struct, frozen=True):
-    """What is known of one queue."""
+    """The sampled state of one queue."""
 
     found: Surveyed
     facts: QueueFacts
@@ -50,54 +51,54 @@ class QueueState(Struct, frozen=True):
 
 
 class BoardSample(Struct, frozen=True):
-    """All queues at one moment."""
+    """A sample of all queues."""
 
     number: int = 0
     at: float = 0.0
-    """In seconds since 1970."""
+    """Time of the sample, in seconds since 1970."""
     queues: dict[str, QueueState] = {}
     crew: Crew = Crew({})
     problem: str | None = None
-    """Why it is not of now: Redis was away."""
+    """Error if Redis was unavailable, so that the data is from an earlier sample."""
     searched: float = 0.0
-    """About how much of the keys has been searched for queues; 1: all of them, at least once."""
+    """Approximate share of the keys searched for queues; 1 after a full pass."""
 
     @property
     def stale_since(self) -> datetime | None:
-        """When it was taken, if that is not now."""
+        """Time of the data if it is stale, otherwise `None`."""
         return None if self.problem is None else datetime.fromtimestamp(self.at, UTC)
 
     @property
     def troubles(self) -> list[Trouble]:
-        """All that is wrong, the worst first."""
+        """The problems of all queues, the most severe first."""
         found = [trouble for state in self.queues.values() for trouble in state.troubles]
         return sorted(found, key=lambda trouble: -trouble.weight)
 
 
 class BoardSampler:
-    """Takes samples for those who ask."""
+    """Takes samples on demand and shares them between requests."""
 
     def __init__(self, server: Server, *, writes: bool = False) -> None:
         self._server = server
         self._writes = writes
-        """Whether it writes down which queues it has found."""
+        """True to store the names of discovered queues in Redis."""
         self._baton = Lock()
         self._overview = Overview(_SEARCH_SECONDS, apart=True)
         self._current = BoardSample()
         self._tried = 0.0
-        """When the last sample was tried, by a clock that never jumps."""
+        """Monotonic time of the last attempt to take a sample."""
         self._searched = 0.0
-        """When the keys were last searched."""
+        """Monotonic time of the last search of the keys."""
         self._on_screen: dict[str, float] = {}
-        """The queues that somebody looks at, and when that was last."""
+        """Queues shown on a page, with the time of the last view."""
 
     async def latest(self, wanted: Sequence[str] = ()) -> BoardSample:
-        """Return a sample that is at most 2 s old; those who ask at the same time share it.
+        """Return a sample that is at most 2 s old. Concurrent callers share it.
 
-        Queues that are wanted are among them if they exist, whether or not they were found yet.
+        It includes the queues in `wanted` if they exist, even if they were not discovered yet.
         """
         for name in wanted:
-            self._server.queue(name)  # refuses what cannot be a name
+            self._server.queue(name)  # rejects invalid names
         async with self._baton:
             if time.monotonic() - self._tried >= INTERVAL or not self._current.number:
                 await self._take(wanted)
@@ -111,7 +112,7 @@ class BoardSampler:
             return self._current
 
     async def next(self, seen: int) -> BoardSample:
-        """Wait for a sample after the one with this number."""
+        """Wait for a sample that is newer than number `seen`."""
         async with self._baton:
             if self._current.number <= seen:
                 await sleep(max(0.0, self._tried + INTERVAL - time.monotonic()))
@@ -119,16 +120,19 @@ class BoardSampler:
             return self._current
 
     async def search(self) -> None:
-        """Go on searching the keys for queues, if it is time: when nobody waits for an answer."""
+        """Continue the search for queues if it is due.
+
+        Call it when no browser is waiting for a response.
+        """
         now = time.monotonic()
         if not self._current.number or now - self._searched < INTERVAL:
             return
         self._searched = now
-        with suppress(TaskbullError):  # the next sample tells
+        with suppress(TaskbullError):  # the next sample reports the error
             await self._server.find_more_queues(self._overview, write=self._writes)
 
     def expire(self, queue: str) -> None:
-        """Have the next who asks take a new sample: a queue has been changed, or even removed."""
+        """Make the next call take a new sample, because a queue was changed or removed."""
         self._tried = 0.0
         self._overview.expire(queue)
 
@@ -149,7 +153,7 @@ class BoardSampler:
         self._current = BoardSample(number, time.time(), states, crew, None, searched)
 
     def _state(self, watch: QueueWatch, crew: Crew) -> QueueState:
-        """Return what is known of a queue: as before, if it was not looked at again."""
+        """Return a queue's state; the same object as before if it was not sampled again."""
         known = self._current.queues.get(watch.name)
         if known is not None and watch.name not in self._overview.seen:
             return known

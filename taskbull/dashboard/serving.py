@@ -1,4 +1,4 @@
-"""The dashboard's own web server, for the command line: uvicorn, which is optional."""
+"""Web server of `taskbull dashboard`, based on uvicorn (an optional dependency)."""
 
 from __future__ import annotations
 
@@ -13,20 +13,23 @@ from taskbull.dashboard.asgi import Dashboard
 from taskbull.observability.logs import set_up_logging
 
 _PATIENCE: Final = 3
-"""Seconds that open requests have at the end; streams end immediately."""
+"""Seconds that open requests get to finish at shutdown. Streams close immediately."""
 
 _SLOWEST: Final = 15.0
-"""Seconds within which the header of a request must arrive: uvicorn itself waits forever."""
+"""Seconds within which a request header must arrive. Uvicorn itself waits forever."""
 
 _MOST_CONNECTIONS: Final = 1000
-"""How many connections are served at the same time; others get 503."""
+"""Maximum number of concurrent connections. Further ones get status 503."""
 
 
 def serve(dashboard: Dashboard, host: str, port: int, ready: Callable[[str], object]) -> None:
-    """Serve until SIGINT or SIGTERM; `ready` is told the address. `OSError`: it is another's.
+    """Serve until SIGINT or SIGTERM, and call `ready` with the URL once listening.
 
-    There is no access log: addresses have no payload, but tell what somebody looked at. What people
-    do, and wrong passwords, are logged to standard error.
+    There is no access log: URLs contain no payload, but show which pages a user viewed. Actions
+    and wrong passwords are logged to standard error.
+
+    Raises:
+        OSError: If the address cannot be used, for example because it is taken.
     """
     set_up_logging("info", "text")
     config = uvicorn.Config(
@@ -46,7 +49,7 @@ def serve(dashboard: Dashboard, host: str, port: int, ready: Callable[[str], obj
 
 
 class _WebServer(uvicorn.Server):
-    """Says where it listens, and ends the streams before it waits for requests to end."""
+    """Uvicorn server that reports its URL and closes streams before it waits for requests."""
 
     def __init__(
         self, config: uvicorn.Config, dashboard: Dashboard, ready: Callable[[str], object]
@@ -69,7 +72,7 @@ class _WebServer(uvicorn.Server):
         return await super().on_tick(counter)
 
     def _close_slow_connections(self) -> None:
-        """Close connections on which no request has arrived for a while, or only a part of one."""
+        """Close connections that have sent no complete request header for a while."""
         now, idle = monotonic(), dict[Any, float]()
         for connection in list(self.server_state.connections):
             cycle = getattr(connection, "cycle", None)

@@ -1,4 +1,7 @@
-"""What a dashboard remembers between requests: notices, views, searches. All of it is bounded."""
+"""State that a dashboard keeps between requests, and the streams that update open pages.
+
+The state holds notices, cached reads, rendered rows and open streams. All of it is bounded in size.
+"""
 
 from __future__ import annotations
 
@@ -22,26 +25,23 @@ from taskbull.errors import TaskbullError
 from taskbull.monitor.server import Server
 from taskbull.queue.failures import Failures
 
-# What a dashboard remembers between requests: notices, views, searches. All of it is bounded.
-
-
 T = TypeVar("T")
 L = TypeVar("L")
 
 _FRESH: Final = 1.0
-"""Seconds for which what was read for one viewer does for others."""
+"""Lifetime of a cached read, in seconds."""
 
 MOST_STREAMS: Final = 100
 
 STREAM_SECONDS: Final = 8.0
-"""Seconds after which a stream ends with its next message, and the page opens another one.
+"""Lifetime of a stream in seconds. It closes after its next message; the page opens a new one.
 
-Web servers wait for open streams before they stop, and a mounted app does not learn that they do.
+A web server waits for open streams before it stops, and does not notify a mounted app.
 """
 
 
 class Shelf(Generic[T]):
-    """Keeps some things for a while under numbers that nobody can guess."""
+    """A bounded store whose items expire. Keys are random tokens by default."""
 
     def __init__(self, most: int, seconds: float) -> None:
         self._most = most
@@ -49,7 +49,7 @@ class Shelf(Generic[T]):
         self._kept: OrderedDict[str, tuple[float, T]] = OrderedDict()
 
     def put(self, thing: T, number: str | None = None) -> str:
-        """Keep a thing; return its number."""
+        """Store an item and return its key."""
         number = number or token_hex(16)
         self._kept[number] = (time.monotonic(), thing)
         while len(self._kept) > self._most:
@@ -57,19 +57,19 @@ class Shelf(Generic[T]):
         return number
 
     def get(self, number: str) -> T | None:
-        """Return a thing, if it is still there."""
+        """Return an item, or `None` if it has expired or was evicted."""
         at, thing = self._kept.get(number, (0.0, None))
         return thing if time.monotonic() - at < self._seconds else None
 
     def take(self, number: str) -> T | None:
-        """Return a thing, if it is still there, and forget it."""
+        """Remove an item and return it, or `None` if it has expired or was evicted."""
         thing = self.get(number)
         self._kept.pop(number, None)
         return thing
 
 
 class Views:
-    """What was read a moment ago: identical looks of several people are one read."""
+    """A short-lived cache of reads, shared by all viewers."""
 
     def __init__(self) -> None:
         self._kept: OrderedDict[tuple[Hashable, ...], tuple[float, Any]] = OrderedDict()
@@ -78,7 +78,10 @@ class Views:
     async def read(
         self, view: tuple[Hashable, ...], read: Callable[[], Awaitable[T]], fresh: float = _FRESH
     ) -> T:
-        """Return what is known of a view, or read it; who asks meanwhile waits for that."""
+        """Return the cached value of a view, or read it.
+
+        Concurrent callers with the same view wait for a single read.
+        """
         lock = self._locks.setdefault(view, Lock())
         try:
             async with lock:
@@ -98,14 +101,14 @@ class Views:
                 del self._locks[view]
 
     def forget(self) -> None:
-        """Read everything anew, except what changes slowly: something has been changed."""
+        """Drop all cached views, except those that change slowly, because data has changed."""
         slow = {"figures"}
         for view in [view for view in self._kept if view[0] not in slow]:
             del self._kept[view]
 
 
 class LiveFrames:
-    """What open pages show after one sample, by what they are: drawn once for all who see it."""
+    """Rendered page updates for the latest sample, shared by all viewers of a page."""
 
     def __init__(self) -> None:
         self._number = 0
@@ -113,7 +116,7 @@ class LiveFrames:
         self._locks: dict[Hashable, Lock] = {}
 
     async def read(self, number: int, view: Hashable, read: Callable[[], Awaitable[T]]) -> T:
-        """Return what a page shows after the sample with this number, or a later one."""
+        """Return the update of a page for the sample with this number or a later one."""
         if number > self._number:
             self._number = number
             self._kept.clear()
@@ -126,10 +129,10 @@ class LiveFrames:
 
 
 class DrawnRows(Generic[T, L]):
-    """Rows of things that are replaced as a whole when they change.
+    """A cache of rendered table rows, for immutable items.
 
-    Of a thing that was replaced, what its row says is asked; whoever draws it gets what was said
-    and drawn before.
+    A row is drawn again only if its item is a different object. `draw` gets the previous line
+    and drawing, so that it can reuse them.
     """
 
     def __init__(self) -> None:
@@ -141,7 +144,7 @@ class DrawnRows(Generic[T, L]):
         line_of: Callable[[T], L],
         draw: Callable[[L, tuple[L, Drawn] | None], Drawn],
     ) -> dict[str, Drawn]:
-        """Return the rows of these things by their names, and keep them for the next time."""
+        """Return the rows of the items by name, and cache them for the next call."""
         rows: dict[str, tuple[T, L, Drawn]] = {}
         for name, thing in things.items():
             known = self._kept.get(name)
@@ -154,7 +157,7 @@ class DrawnRows(Generic[T, L]):
 
 
 class Pace:
-    """Lets scans through at 20 calls a second, all together, after a short burst."""
+    """Rate limiter for all scans together: 20 calls per second after a short burst."""
 
     def __init__(self, per_second: float = 20.0, burst: int = 20) -> None:
         self._step = 1 / per_second
@@ -162,14 +165,14 @@ class Pace:
         self._next = 0.0
 
     async def wait(self) -> None:
-        """Wait until it is one's turn."""
+        """Wait until the next call may be sent."""
         now = time.monotonic()
         self._next = max(self._next, now - self._ahead) + self._step
         await sleep(max(0.0, self._next - now))
 
 
 class OpenStreams:
-    """The streams of open pages: at most 100, and none for one viewer at the cost of others."""
+    """The streams of open pages: at most 100, shared fairly between viewers."""
 
     def __init__(self) -> None:
         self._viewers: dict[CancelScope, tuple[str, str]] = {}
@@ -178,9 +181,9 @@ class OpenStreams:
         return len(self._viewers)
 
     def make_room(self, viewer: tuple[str, str]) -> bool:
-        """Return whether a viewer may open one more.
+        """Return True if a viewer may open another stream.
 
-        If there are too many, the oldest one of the viewer with the most streams is ended, unless
+        At the limit, this closes the oldest stream of the viewer with the most streams, unless
         this viewer has about as many.
         """
         if len(self._viewers) < MOST_STREAMS:
@@ -195,30 +198,30 @@ class OpenStreams:
         return True
 
     def add(self, scope: CancelScope, viewer: tuple[str, str]) -> None:
-        """Note that a viewer has opened a stream, which runs in a scope."""
+        """Register a viewer's stream, which runs in this cancel scope."""
         self._viewers[scope] = viewer
 
     def discard(self, scope: CancelScope) -> None:
-        """Note that a stream has ended."""
+        """Remove a stream that has closed."""
         self._viewers.pop(scope, None)
 
     def end_all(self) -> None:
-        """End all streams."""
+        """Close all streams."""
         for scope in self._viewers:
             scope.cancel()
 
 
 class LeftStream(Struct, frozen=True):
-    """What the browser at the other end of a stream has, so that its next stream continues it."""
+    """State of a closed stream, so that the browser's next stream can continue it."""
 
     view: Hashable
     seen: int
-    """The number of the last sample that was sent."""
+    """Number of the last sample sent."""
     difference: Any
 
 
 class Board:
-    """All that one dashboard knows beside its settings."""
+    """The state of a dashboard, apart from its settings."""
 
     def __init__(self, server: Server, *, writes: bool = False) -> None:
         self.sampler = BoardSampler(server, writes=writes)
@@ -228,23 +231,23 @@ class Board:
         self.queue_rows = DrawnRows[QueueState, QueueLine]()
         self.notices = Shelf[Notice](1000, 600.0)
         self.failures: dict[str, Failures] = {}
-        """What was last read of failed jobs, by queue: the next read goes on from there."""
+        """Last summary of failed jobs per queue. The next read continues from it."""
         self.streams = OpenStreams()
         self.stream_seconds = STREAM_SECONDS
         self.left_streams = Shelf[LeftStream](MOST_STREAMS, 60.0)
-        """Streams that ended a moment ago, each under the id of its last message."""
+        """Recently closed streams, by the id of their last message."""
 
     def forget_views(self, queue: str) -> None:
-        """Have the next page show what was just done to a queue."""
+        """Drop cached reads, so that the next page shows a change to a queue."""
         self.views.forget()
         self.sampler.expire(queue)
 
 
-# What keeps an open page up to date: fragments of its own HTML, sent when they change.
+# Live updates: HTML fragments of an open page, sent when they change.
 
 
 STREAM_LIMIT: Final = 30.0
-"""Seconds after which a stream is cut off, if Redis or the browser holds it up."""
+"""Hard time limit of a stream in seconds, in case Redis or the browser blocks it."""
 
 
 class Parts(Struct, frozen=True):
@@ -252,11 +255,11 @@ class Parts(Struct, frozen=True):
 
     elements: Mapping[str, Element | Drawn] = {}
     lists: Mapping[str, Mapping[str, Element | Drawn]] = {}
-    """Of each list, or body of a table: its rows, in order, by their ids."""
+    """Rows of each list or table body, in order, by their ids."""
     problem: str | None = None
 
     def drawn(self) -> Parts:
-        """Return the same, rendered: for all who look at the same page."""
+        """Return a copy with all elements rendered, to share between viewers."""
         lists = {name: _drawn(rows) for name, rows in self.lists.items()}
         return Parts(_drawn(self.elements), lists, self.problem)
 
@@ -269,7 +272,7 @@ LivePage: TypeAlias = Callable[[Board, Visit], Awaitable[Parts]]
 
 
 class Difference:
-    """Remembers what one browser has, and tells what it lacks."""
+    """Tracks what one browser has received, to send only changes."""
 
     def __init__(self) -> None:
         self._sent: dict[str, str] = {}
@@ -287,7 +290,7 @@ class Difference:
         found = {"elements": elements, "lists": lists, "problem": parts.problem}
         return {key: value for key, value in found.items() if value}
 
-    # What depends on the time alone is not sent: browsers count by themselves.
+    # Changes in relative times are not sent: browsers update them themselves.
     def _changed(self, elements: Mapping[str, Element | Drawn]) -> dict[str, str]:
         changed: dict[str, str] = {}
         for name, element in elements.items():
@@ -305,10 +308,9 @@ async def _read(board: Board, visit: Visit, page: LivePage) -> Parts:
 
 
 async def follow(board: Board, visit: Visit, page: LivePage) -> AsyncGenerator[bytes, None]:
-    """Send what changes on a page with each new sample, for a few seconds.
+    """Yield the changes of a page with each new sample, for a few seconds.
 
-    Then the page opens another stream, which continues this one: its `Last-Event-ID` says what the
-    page has.
+    Then the page opens a new stream, which continues this one from its `Last-Event-ID`.
     """
     end = time.monotonic() + board.stream_seconds
     view = (page, visit.query.pairs, visit.access.may)

@@ -1,4 +1,4 @@
-"""One look of one person at one page, and what all pages need to know."""
+"""The context of an admitted request, the dashboard settings and the audit record."""
 
 from __future__ import annotations
 
@@ -14,27 +14,30 @@ from taskbull.monitor.server import Server
 
 
 class Audit(Struct, frozen=True):
-    """What somebody did: what the log says, and what `on_action` gets. Never a job's data."""
+    """An action that a user took, as logged and passed to `on_action`.
+
+    It never contains job data.
+    """
 
     action: str
     queue: str
     ids: tuple[str, ...]
-    """At most 20 of the jobs."""
+    """Ids of the affected jobs, at most 20."""
     count: int
-    """How many jobs, or queues, were changed."""
+    """Number of jobs or queues changed."""
     group: str
-    """What the jobs had in common, if they were chosen by that."""
+    """Fingerprint of the error group, if the jobs were selected by error."""
     by: str
     peer: str
-    """The address that it came from."""
+    """Address of the client."""
     outcome: str
 
 
 class BoardSettings(Struct, frozen=True):
-    """How a dashboard was set up."""
+    """Settings of a dashboard."""
 
     allowed: frozenset[str]
-    """The names of the actions that can be taken at all."""
+    """Names of the actions that are enabled."""
     read_only: bool
     label: str | None
     redactor: Redactor
@@ -42,7 +45,7 @@ class BoardSettings(Struct, frozen=True):
 
 
 class Visit(Struct, frozen=True):
-    """A request that was let in."""
+    """An admitted request with its user, the settings and the Redis server."""
 
     request: Request
     access: Access
@@ -50,14 +53,14 @@ class Visit(Struct, frozen=True):
     server: Server
     app: App | None
     pace: Callable[[], Awaitable[None]]
-    """Waits until one more call of a scan may be sent."""
+    """Function that waits until a scan may send its next call."""
 
     @property
     def query(self) -> Form:
-        """What stands in the address."""
+        """The query string parameters."""
         return self.request.query
 
     def may(self, action: str) -> bool:
-        """Return whether this person may take an action here."""
+        """Return True if the action is enabled and this user may take it."""
         allowed = action in self.settings.allowed and not self.settings.read_only
         return allowed and (self.access.may is None or action in self.access.may)

@@ -1,1 +1,1 @@
-"""Producing jobs and administering queues."""
+"""Queues: add jobs, wait for results and manage jobs."""

@@ -1,7 +1,4 @@
-"""The numbering of a producer's add calls, by which Redis knows one that is sent again.
-
-A producer has as many sequences of calls as it has calls under way.
-"""
+"""Add jobs to one queue in single calls that Redis never executes twice."""
 
 from __future__ import annotations
 
@@ -38,13 +35,13 @@ if TYPE_CHECKING:
     from taskbull.observability.tracing import Tracer
 
 
-# The numbering of a producer's add calls, by which Redis knows one that is sent again.
+# Numbering of add calls. Redis uses the numbers to recognize a call that is sent again.
 #
-# A producer has as many sequences of calls as it has calls under way.
+# A producer has one sequence per call in flight.
 
 
 class _Producer:
-    """What one process lends: replaced as a whole, so that threads need no lock."""
+    """The sequences of one process. It is replaced as a whole, so threads need no lock."""
 
     def __init__(self) -> None:
         self.process = os.getpid()
@@ -57,17 +54,17 @@ class _Producer:
 
 
 class CallSequences:
-    """Lends sequences, to any thread, before and after a fork.
+    """Lends sequences to any thread, before and after a fork.
 
-    The producer's id is drawn when the first sequence is lent, not before: at import it would be
-    the same in all processes that are started from one image.
+    The producer's id is generated when the first sequence is borrowed. An id generated at import
+    would be the same in all processes started from one image.
     """
 
     def __init__(self) -> None:
         self._producer: _Producer | None = None
 
     def borrow(self) -> CallSequence:
-        """Lend a sequence for one call, numbered as the next of its calls."""
+        """Return a sequence for one call, with the next call number."""
         producer = self._own()
         try:
             sequence = producer.free.pop()
@@ -77,20 +74,20 @@ class CallSequences:
         return sequence
 
     def give_back(self, sequence: CallSequence) -> None:
-        """Take back a sequence whose call is over."""
+        """Take back a sequence whose call has finished."""
         producer = self._producer
         if producer is not None and producer.id == sequence.producer:
             producer.free.append(sequence)
 
     def reserve(self) -> CallSequence:
-        """Return a sequence for one call that somebody makes later: it is not lent again."""
+        """Return a sequence for a call that is made later. It is not lent again."""
         sequence = self._own().new_sequence()
         sequence.begin_call()
         sequence.mark = uuid4().hex[:16]
         return sequence
 
     def renew(self) -> None:
-        """Be another producer: this one's sequences are used by a clone of the process."""
+        """Use a new producer id, because a clone of this process uses the current one."""
         self._producer = None
 
     def _own(self) -> _Producer:
@@ -100,24 +97,24 @@ class CallSequences:
         return producer
 
 
-# Adding jobs to one queue by single calls, each of them never executed twice.
+# Calls
 
 
 SEND_AGAIN_MS = MEMO_LIFE_MS - 300_000
-"""For how long a call may be sent again: five minutes less than Redis knows what it has done."""
+"""Milliseconds within which a call may be sent again: five minutes less than Redis remembers it."""
 
 
 class Unsent(Struct, frozen=True):
-    """What became of a call that did not get through; `sequence` is where it may be sent again."""
+    """Result of a call that did not get through. It can be sent again with `sequence`."""
 
     error: TaskbullError
     sequence: CallSequence
     sent_ms: int | None
-    """When it was sent for the first time, if it may have been executed."""
+    """Time of the first send if the call may have been executed, otherwise None."""
 
 
 class Adder:
-    """Adds jobs to one queue; it owns the sequences of its producer side."""
+    """Adds jobs to one queue. It owns the sequences for that queue."""
 
     def __init__(self, keys: QueueKeys) -> None:
         self.keys = keys
@@ -130,10 +127,13 @@ class Adder:
         sequence: CallSequence | None = None,
         after: CallSequence | None = None,
     ) -> Steps[list[Added] | Unsent]:
-        """Add jobs in one call, under the ticket they have; in a span, where the app traces.
+        """Add jobs in one call, in a span if the app traces.
 
-        `sequence` is one that was borrowed for them already; `after` is that of a call under way
-        whose jobs go before these.
+        Args:
+            jobs: The jobs to add.
+            ticket: The ticket that the jobs already have, if any.
+            sequence: A sequence that was already borrowed for the jobs.
+            after: Sequence of a call in flight whose jobs must be added before these.
         """
         tracer = None if sequence else current_tracer()
         if tracer is None:
@@ -149,7 +149,7 @@ class Adder:
             traced = [in_context(job, span.telemetry(job.telemetry)) for job in jobs]
             added = yield from self._add(traced, ticket)
             if isinstance(added, Unsent):
-                raise EnqueueError(str(added.error), ())  # for the span
+                raise EnqueueError(str(added.error), ())  # Recorded in the span.
             span.sent([one.id for one in added])
         return added
 
@@ -173,7 +173,7 @@ class Adder:
                 self.sequences.give_back(sequence)
                 raise
             if isinstance(added, Unsent):
-                return added  # and its sequence stays free for when the call is sent again
+                return added  # Its sequence is kept for sending the call again.
             if added:
                 self.sequences.give_back(sequence)
                 return added
@@ -187,21 +187,25 @@ class Adder:
         sent_ms: int | None,
         after: CallSequence | None = None,
     ) -> Steps[list[Added] | Unsent]:
-        """Make one call, until it is answered; no answers: the sequence is that of a clone."""
+        """Send one call until it is answered.
+
+        An empty result means that a clone of this process has used the sequence.
+        """
         call = partial(add_jobs, self.keys, jobs, sequence=sequence)
         return deliver(call, sequence, sent_ms, partial(call, after=after))
 
 
 AddCall: TypeAlias = Callable[[int], Call[list[Added]]]
-"""Makes a call that adds jobs; it is given the time in ms."""
+"""Builds a call that adds jobs, for a time in milliseconds."""
 
 
 def deliver(
     call: AddCall, sequence: CallSequence, sent_ms: int | None, first: AddCall | None = None
 ) -> Steps[list[Added] | Unsent]:
-    """Make one call of a sequence until it is answered; `first` makes the one for the first try.
+    """Send one call of a sequence until it is answered.
 
-    What goes before it has been answered when it is tried again.
+    `first` builds the call for the first try. The preceding call has been answered before a second
+    try.
     """
     now_ms = int(time.time() * 1000)
     if sent_ms is not None and now_ms - sent_ms > SEND_AGAIN_MS:
@@ -213,9 +217,9 @@ def deliver(
             request = make(now_ms)
             make = call
             added: list[Added] = yield request
-        except OutOfTurn:  # its turn has come
+        except OutOfTurn:  # The preceding call has finished by now.
             continue
-        except MaybeExecuted as error:  # sent again, it gives its first answer
+        except MaybeExecuted as error:  # Sending it again returns the first reply.
             lost, sent_ms = error, sent_ms or now_ms
         except (ConnectionLost, ServerRefused) as error:
             return Unsent(lost or error, sequence, sent_ms)
@@ -236,7 +240,7 @@ _OVERTAKEN = (
 
 
 def in_context(job: EncodedJob, telemetry: str | None) -> EncodedJob:
-    """Return the job with another context of a span, if there is one."""
+    """Return the job with another span context, or unchanged if there is none."""
     if telemetry is None or telemetry == job.telemetry:
         return job
     options = with_telemetry(job.options, telemetry, instead_of=job.telemetry)

@@ -1,16 +1,17 @@
-"""Callers of one queue whose jobs go out together: while calls are under way, the next gathers.
+"""Combine the jobs of many callers in one event loop into few calls per queue.
 
-No caller waits for a timer, and one alone pays for nothing. The rules:
+While calls are in flight, the next jobs are gathered. No caller waits for a timer, and a single
+caller has no overhead. The rules:
 
-- Two calls are under way at once, with half of the callers each: Redis adds the jobs of one half
-  while those of the other have their answers and make their next jobs. With few callers it is one.
-
-- A caller gets its own handle, or its own error with its own job.
-- The call belongs to no caller: cancelling one cancels no other. A job whose caller is gone before
-  it was sent is not sent.
-- Each caller has its own time limit. A call ends when the first of its callers is out of time, and
-  is sent again, under its number, for the others: what was executed is not executed again.
-- What is traced goes alone: its span is the caller's.
+- Two calls are in flight, each for half of the callers. While Redis adds the jobs of one half, the
+  callers of the other half receive their results and prepare their next jobs. With few callers,
+  there is one call.
+- Each caller gets its own handle, or its own error with its own job.
+- A call does not belong to a caller, so cancelling one caller does not cancel the others. If a
+  caller is cancelled before its job is sent, the job is not sent.
+- Each caller has its own time limit. A call is abandoned when its first caller runs out of time. It
+  is sent again under the same number for the others, and Redis does not execute it twice.
+- Traced jobs are sent alone, because the span belongs to the caller.
 """
 
 from __future__ import annotations
@@ -40,11 +41,11 @@ from taskbull.store.async_store import Store
 from taskbull.store.delivery import Deadline
 
 FEW = 8
-"""Callers whose jobs are not worth two calls: each costs as much as the jobs of five."""
+"""Number of callers below which a second call does not pay. A call costs as much as five jobs."""
 
 
 class _Member(Struct, frozen=True, eq=False):
-    """One caller: its job, when it came, and where it waits for `Added`."""
+    """One caller, with its job, its start time and its waiter for `Added`."""
 
     entry: Entry
     job: EncodedJob
@@ -53,7 +54,7 @@ class _Member(Struct, frozen=True, eq=False):
 
 
 class _GroupCall:
-    """Some callers whose jobs are under way, by the places of the jobs in their call."""
+    """Callers whose jobs are in flight, by the places of the jobs in the call."""
 
     def __init__(self, members: list[_Member]) -> None:
         self.size = len(members)
@@ -61,7 +62,7 @@ class _GroupCall:
         self.scope: CancelScope | None = None
 
     def drop_settled(self) -> None:
-        """Forget those who wait no longer."""
+        """Remove callers that no longer wait."""
         self.waiting = {
             place: each for place, each in self.waiting.items() if not each.waiter.done()
         }
@@ -76,13 +77,17 @@ class Group:
         self._timeout = timeout
         self._new_waiter = backend.waiters()
         self._gathered: deque[_Member] = deque()
-        self._busy = False  # a call is under way
-        self._turn: backend.Waiter | None = None  # of the task that sends what has gathered
-        self._senders = 0  # such tasks: one, or two where there are many callers
-        self._calls: list[_GroupCall] = []  # those under way
+        self._busy = False  # A call is in flight.
+        self._turn: backend.Waiter | None = None  # Waiter of the task that sends the gathered jobs.
+        self._senders = 0  # Number of sending tasks: one, or two if there are many callers.
+        self._calls: list[_GroupCall] = []  # Calls in flight.
 
     async def add(self, entry: Entry) -> JobHandle[Any]:
-        """Add one job; raises `EnqueueError` if it could not be added in time."""
+        """Add one job.
+
+        Raises:
+            EnqueueError: If the job could not be added in time.
+        """
         member: _Member | None = None
         try:
             job = encode_job(entry.job, int(time.time() * 1000))
@@ -104,7 +109,7 @@ class Group:
             raise
 
     async def _add_first(self, entry: Entry, job: EncodedJob) -> JobHandle[Any]:
-        """Add the job of a caller for whom no call is under way; others gather meanwhile."""
+        """Add a job while no call is in flight. The jobs of other callers are gathered."""
         self._busy = True
         try:
             return await self._add_alone(entry, job)
@@ -133,23 +138,23 @@ class Group:
         backend.spawn(self._send_in_turn)
 
     def _let_go(self, member: _Member) -> None:
-        """Let the call of a caller who has left go on without its job, if that was not sent."""
+        """Let a call continue without the job of a cancelled caller, if it was not sent."""
         for call in self._calls:
             if call.scope is not None and member in call.waiting.values():
                 call.scope.cancel()
 
     async def _send_in_turn(self) -> None:
-        """Send what gathers, once the call that is under way has ended."""
+        """Send the gathered jobs after the call in flight has finished."""
         if self._turn is not None:
             try:
                 await self._turn
-            except BaseException:  # the event loop is closing
+            except BaseException:  # The event loop is closing.
                 self._end_sender()
                 raise
         await self._send_gathered()
 
     async def _send_gathered(self) -> None:
-        """Send what has gathered until nothing has: one of two tasks that do."""
+        """Send gathered jobs until there are none. Up to two tasks run this."""
         try:
             while members := self._take():
                 call = _GroupCall(members)
@@ -161,10 +166,11 @@ class Group:
                     await self._send(call)
                 finally:
                     self._calls.remove(call)
-                    for member in call.waiting.values():  # none, unless the event loop is closing
+                    for member in call.waiting.values():  # Empty unless the event loop is closing.
                         member.waiter.cancel()
-                # Who has an answer now may have another job: on asyncio after one pass of the loop,
-                # on trio after two. Without them every second call would be of one job.
+                # A caller with a result may have another job: on asyncio after one pass of the
+                # loop, on trio after two. Without the checkpoints, every second call would contain
+                # one job.
                 await checkpoint()
                 await checkpoint()
         finally:
@@ -173,13 +179,13 @@ class Group:
     def _end_sender(self) -> None:
         self._senders -= 1
         if self._senders == 0:
-            for member in self._gathered:  # none, unless the event loop is closing
+            for member in self._gathered:  # Empty unless the event loop is closing.
                 member.waiter.cancel()
             self._gathered.clear()
             self._busy, self._turn = False, None
 
     def _take(self) -> list[_Member]:
-        """Return those who go together next: half of all who are there, or few, within bounds."""
+        """Return the callers for the next call: about half of all, within limits."""
         gathered = self._gathered
         under_way = sum([call.size for call in self._calls])
         most = min(BULK, max(FEW, (len(gathered) + under_way + 1) // 2))
@@ -194,13 +200,13 @@ class Group:
         return members
 
     async def _send(self, call: _GroupCall) -> None:
-        """Add the jobs of some callers in one call, and tell each what became of its own."""
+        """Add the jobs of some callers in one call, and pass each caller its result."""
         adder = self._client.adder
         sequence, sent_ms, is_free = adder.sequences.borrow(), None, True
         while waiting := call.waiting:
             began_ms = int(time.time() * 1000)
             added = await self._try(call, adder.send(_jobs(waiting), sequence, sent_ms))
-            if added is None:  # cut short: one of them has left
+            if added is None:  # Interrupted because a caller has left.
                 sent_ms = sent_ms or began_ms
             elif isinstance(added, Unsent):
                 sent_ms, is_free = added.sent_ms, False
@@ -221,12 +227,12 @@ class Group:
     async def _try(
         self, call: _GroupCall, steps: Steps[list[Added] | Unsent]
     ) -> list[Added] | Unsent | None:
-        """Make the call, while the first has time; None if it was cut short."""
+        """Send the call within the first caller's time limit. Return None if it was interrupted."""
         limit = self._limit(next(iter(call.waiting.values())))
         try:
             with CancelScope() as call.scope:
                 return await self._store.run(steps, timeout=limit.timeout)
-        except Exception as error:  # noqa: BLE001 - each caller gets one of its own
+        except Exception as error:  # noqa: BLE001 - each caller gets its own copy
             for member in call.waiting.values():
                 if not member.waiter.done():
                     member.waiter.set_exception(copy(error))
@@ -235,7 +241,7 @@ class Group:
         return None
 
     def _fail_late(self, waiting: dict[int, _Member], unsent: Unsent) -> None:
-        """Raise the error where callers are out of time; everywhere, if time was not the reason."""
+        """Fail the callers that are out of time, or all callers if time was not the cause."""
         first = self._limit(next(iter(waiting.values())))
         for place, member in waiting.items():
             is_late = self._limit(member).left <= first.last_answer
@@ -249,6 +255,6 @@ class Group:
 
 
 def _jobs(waiting: dict[int, _Member]) -> list[EncodedJob]:
-    if len(waiting) == max(waiting):  # all of the call
+    if len(waiting) == max(waiting):  # The call is complete.
         return [member.job for member in waiting.values()]
     return [replace(member.job, place=place, is_plain=False) for place, member in waiting.items()]

@@ -1,4 +1,4 @@
-"""Copies of jobs: to be kept elsewhere, and to be added again, with other data if need be."""
+"""Copy jobs, to store them elsewhere or to add them again with other data."""
 
 from __future__ import annotations
 
@@ -32,31 +32,34 @@ _NOT_REMOVED = -3
 
 
 class Readded(Struct, frozen=True):
-    """What became of a job that was added again."""
+    """Result of adding a job again."""
 
     job: JobHandle[Any]
-    """The new one."""
+    """Handle of the new job."""
     kept: str = ""
-    """Why the first one is still there; empty: it is removed."""
+    """Reason why the original job still exists. Empty if it was removed."""
 
 
 class CopyOperations:
-    """The operations of one queue by which jobs are copied."""
+    """Operations of a queue that copy jobs."""
 
     keys: QueueKeys
     _client: QueueClient
 
     @reads
     def copy_job(self, job_id: str) -> Operation[JobCopy | None]:
-        """Return a job as it can be written down and added again, or None."""
+        """Return a copy of a job that can be stored and added again, or None."""
         return get_copy(self.keys, check_text("job_id", job_id))
 
     @writes
     def add_copy(self, copy: JobCopy) -> Operation[JobHandle[Any]]:
-        """Add the job of a copy, due when that was; with its id, if it was not the queue's own.
+        """Add the job of a copy.
 
-        Raises `ConfigurationError` for what cannot be added again, and `InvalidArguments` if the
-        app of this queue has such a task, which does not take the data.
+        It is due at the original time. It keeps its id, unless the queue generated that id.
+
+        Raises:
+            ConfigurationError: If the copy cannot be added again.
+            InvalidArguments: If the app of this queue has the task and the data does not match it.
         """
         check_type("copy", copy, JobCopy, "be a JobCopy")
         check_copy(copy)
@@ -64,9 +67,9 @@ class CopyOperations:
 
     @writes
     def add_copies(self, copies: Sequence[JobCopy]) -> Operation[list[JobHandle[Any]]]:
-        """Add the jobs of several copies in one call, as `add_copy` adds one: all of them or none.
+        """Add the jobs of several copies in one call, all or none. See `add_copy`.
 
-        `parts_of` makes parts of them that one call may carry.
+        `parts_of` splits copies into lists that fit into one call.
         """
         for copy in copies:
             check_type("copies", copy, JobCopy, "be JobCopies")
@@ -75,13 +78,21 @@ class CopyOperations:
 
     @writes
     def readd(self, job_id: str, data: Any, *, remove: bool = False) -> Operation[Readded]:
-        """Add a job again with other data, and remove the first one after that if asked.
+        """Add a job again with other data, and optionally remove the original.
 
-        The new job has an id of its own, and the options of the first; it is due when that was, but
-        not in its flow or schedule. Nothing is lost if it breaks off: the first one goes last.
-        Raises `JobNotFound`, `InvalidArguments` if the app of this queue has the task and it does
-        not take the data, and `WrongState` if the first one is to be removed, but runs, or is part
-        of a flow that goes on.
+        The new job has a new id, the original's options and its due time. It is not part of the
+        original's flow or schedule. The original is removed last, so nothing is lost if the
+        operation is interrupted.
+
+        Args:
+            job_id: Id of the original job.
+            data: New JSON data.
+            remove: Remove the original job.
+
+        Raises:
+            JobNotFound: If the job does not exist.
+            InvalidArguments: If the app of this queue has the task and the data does not match it.
+            WrongState: If `remove` is set and the job is running or part of an unfinished flow.
         """
         check_bool("remove", remove)
         return self._readd(check_text("job_id", job_id), encode_data(data), remove=remove)
@@ -125,7 +136,7 @@ class CopyOperations:
 
 
 def parts_of(copies: Iterable[JobCopy]) -> Iterator[list[JobCopy]]:
-    """Put copies together that follow each other, are for one queue, and fit into one call."""
+    """Split copies into lists of consecutive copies for one queue that fit into one call."""
     part: list[JobCopy] = []
     size = 0
     for copy in copies:
@@ -141,7 +152,7 @@ def parts_of(copies: Iterable[JobCopy]) -> Iterator[list[JobCopy]]:
 
 
 def _bound(copy: JobCopy) -> str:
-    """Return why a job cannot be replaced by another; empty if it can."""
+    """Return the reason why a job cannot be removed, or an empty string."""
     match copy.state:
         case JobState.ACTIVE:
             return "is running: wait until it has ended, or keep it"

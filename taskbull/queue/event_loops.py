@@ -1,4 +1,7 @@
-"""Waiting for the ends of jobs: any number of waiters, one reader of the queue's stream."""
+"""State per event loop: its store, the waits for results, and the groups of jobs to add.
+
+Code without an event loop does not use this module. See `Stores`.
+"""
 
 from __future__ import annotations
 
@@ -28,20 +31,20 @@ from taskbull.store.backend import Waiter, spawn, waiters
 from taskbull.store.blocking import BlockingConnection
 from taskbull.store.connection import ConnectionOptions
 
-# Waiting for the ends of jobs: any number of waiters, one reader of the queue's stream.
+# Waiting for results: any number of waiters, one reader of the queue's event stream
 
 
 LINGER = 1.0
-"""Seconds for which the reader stays when nobody waits: the next one to wait often comes soon."""
+"""Seconds until an unused reader stops. The next wait often follows soon."""
 
 _LOOKS_AT_ONCE = 100
 
 
 class ResultWatch:
-    """Watches how the jobs of one queue end, for one event loop.
+    """Waits for the jobs of one queue, for one event loop.
 
-    Its reader is a task of the event loop, with a connection of its own. It ends, and the watch
-    with it, when nobody has waited for a while.
+    Its reader is a task of the event loop with a dedicated connection. The reader and the watch
+    stop when there have been no waiters for a while.
     """
 
     def __init__(self, keys: QueueKeys, store: Store) -> None:
@@ -49,17 +52,22 @@ class ResultWatch:
         self._store = store
         self._new_waiter = waiters()
         self._waiting: dict[str, list[Waiter]] = {}
-        self._placed = Event()  # from here on the reader sees everything
+        # Set when the reader has its position and will see all later events.
+        self._placed = Event()
         self._scope = CancelScope()
         spawn(self._run)
 
     @property
     def over(self) -> bool:
-        """Whether it has ended: who wants to wait needs a new one."""
+        """True if the watch has stopped and a new one is needed."""
         return self._scope.cancel_called
 
     async def ending(self, job_id: str) -> Ending:
-        """Wait until a job has ended; raise `JobNotFound` for one that is not there."""
+        """Wait until a job finishes.
+
+        Raises:
+            JobNotFound: If the job does not exist.
+        """
         waiter = self._new_waiter()
         self._waiting.setdefault(job_id, []).append(waiter)
         self._scope.deadline = inf
@@ -92,11 +100,11 @@ class ResultWatch:
             connection = self._store.blocking(self._keys.events)
             try:
                 await self._read(connection)
-            except Exception as error:  # noqa: BLE001 - raised where they wait
+            except Exception as error:  # noqa: BLE001 - raised in the waiters
                 for job_id in self._waiting:
                     self._tell(job_id, error)
             finally:
-                self._scope.cancel()  # whoever comes now, while it is closed, needs another watch
+                self._scope.cancel()  # New waiters need another watch from here on.
                 self._placed.set()
                 await connection.close()
 
@@ -112,7 +120,7 @@ class ResultWatch:
             now = current_time()
             was_cut = ends.place == place and now - asked_at < BLOCK
             place = ends.place
-            if was_cut or now >= look_at:  # the stream may have been trimmed meanwhile
+            if was_cut or now >= look_at:  # The stream may have been trimmed.
                 await self._look_again()
                 look_at = current_time() + LOOK_AGAIN
 
@@ -126,7 +134,7 @@ class ResultWatch:
 
     async def _look(self, job_ids: list[str]) -> list[Told | None]:
         while True:
-            with suppress(MaybeExecuted, ServerUnavailable):  # looking again does no harm
+            with suppress(MaybeExecuted, ServerUnavailable):  # Reading again is safe.
                 return await self._store.run_all([look(self._keys, each) for each in job_ids])
 
     def _tell(self, job_id: str, told: Told | Exception) -> None:
@@ -135,19 +143,17 @@ class ResultWatch:
                 waiter.set_result(told)
 
 
-# What belongs to event loops: of each, one store, and what waits or gathers there.
-#
-# Code without an event loop never comes here: see `Stores`.
+# Contexts of event loops
 
 
 T = TypeVar("T")
 
-# A producer's callers have deadlines of a few seconds: it must notice soon that Redis is back.
+# Callers have deadlines of a few seconds, so a producer must notice soon that Redis is back.
 _PRODUCER = ConnectionOptions(longest_delay=1.0)
 
 
 class LoopContext:
-    """What belongs to one event loop."""
+    """The store, result watches and job groups of one event loop."""
 
     def __init__(self, store: Store) -> None:
         self.store = store
@@ -155,20 +161,28 @@ class LoopContext:
         self._groups: dict[QueueClient, Group] = {}
 
     def group(self, client: QueueClient, timeout: float | None) -> Group:
-        """Return what adds the single jobs of this event loop to a queue."""
+        """Return the group that adds single jobs of this event loop to a queue."""
         group = self._groups.get(client)
         if group is None:
             group = self._groups[client] = Group(client, self.store, timeout)
         return group
 
     def begin(self, steps: Steps[T]) -> Begun[T]:
-        """Begin an operation, behind those that are under way."""
+        """Start an operation behind those in flight."""
         return Begun(self.store, steps)
 
     async def ending(self, keys: QueueKeys, job_id: str, timeout: float | None) -> Ending:
-        """Wait until a job has completed; the timeout is for all of it.
+        """Wait until a job has completed.
 
-        Raises `JobFailed` for one that failed, `JobNotFound`, or `TimeoutError`.
+        Args:
+            keys: Keys of the queue.
+            job_id: Id of the job.
+            timeout: Time limit in seconds for the whole wait.
+
+        Raises:
+            JobFailed: If the job failed.
+            JobNotFound: If the job does not exist.
+            TimeoutError: If the job did not finish in time.
         """
         try:
             with fail_after(timeout):
@@ -188,7 +202,7 @@ class LoopContext:
 
 
 class EventLoops:
-    """Knows what belongs to each event loop; made when first needed."""
+    """Provides the context of each event loop. Contexts are created when needed."""
 
     def __init__(self, address: Address) -> None:
         self._address = address
@@ -203,7 +217,7 @@ class EventLoops:
         return context
 
     def _forget_closed(self) -> None:
-        # A store holds on to its loop of asyncio, so that none of them would ever be collected.
+        # A store references its asyncio loop, so closed loops would never be garbage-collected.
         for loop in list(self._contexts):
             if isinstance(loop, asyncio.AbstractEventLoop) and loop.is_closed():
                 self._contexts.pop(loop, None)
@@ -214,6 +228,7 @@ def _running_loop() -> Any:
     if _get_running_loop() is not None and (task := asyncio.current_task()) is not None:
         return task.get_loop()
     try:
-        return sys.modules["trio"].lowlevel.current_trio_token()  # it may be a guest of asyncio's
+        # Trio may run as a guest of asyncio.
+        return sys.modules["trio"].lowlevel.current_trio_token()
     except (KeyError, RuntimeError):
-        return current_token().native_token  # there is none: anyio says so
+        return current_token().native_token  # Without a loop, anyio raises the error.

@@ -1,4 +1,4 @@
-"""Failed jobs put together by what made them fail: exact for the newest, estimated for the rest."""
+"""Group failed jobs by their error, and retry or remove groups and selections of jobs."""
 
 from __future__ import annotations
 
@@ -20,69 +20,68 @@ from taskbull.scripts import browse, change, removal
 from taskbull.scripts.browse import FAILURES_PEEKED, After, FailedJob, peek_failures
 from taskbull.scripts.call import Call, Steps, again
 
-# Failed jobs put together by what made them fail: exact for the newest, estimated for the rest.
+# Groups of failed jobs: counted exactly for the newest jobs, estimated for the rest.
 
 
 MOST_GROUPS: Final = 100
-"""Above this, the smallest groups of one task and class are one."""
+"""Number of groups above which the smallest groups of a task and error class are merged."""
 
 OTHER_MESSAGES: Final = "(other messages)"
 
 
 class FailureGroup(Struct, frozen=True):
-    """Failed jobs of one task whose errors are alike."""
+    """Failed jobs of one task with similar errors."""
 
     task: str
     error: str
-    """What their messages have in common; `<…>` stands for what differs."""
+    """Common part of their messages, with `<…>` for the parts that differ."""
     count: int
-    """How many of those that were looked at one by one."""
+    """Number of jobs in the group among those read individually."""
     first: datetime | None
-    """When the first of them failed."""
+    """Time of the first failure."""
     last: datetime | None
     newest: str
-    """The id of the job that failed last."""
+    """Id of the job that failed last."""
     reason: str
-    """The beginning of its message."""
+    """Start of the last job's message."""
     fingerprint: str = ""
-    """By which such errors are known: see `retry_group` and `remove_group` of a queue."""
+    """Id of the error, for `retry_group` and `remove_group` of a queue."""
     frame: str = ""
-    """Where the newest broke, such as `mail.py:88 in render`."""
+    """Source location of the newest error, such as `mail.py:88 in render`."""
     about: int = 0
-    """How many there are in all: `count`, and an estimate for those that were only sampled."""
+    """Total number of jobs: `count` plus an estimate for the jobs that were only sampled."""
     margin: int = 0
-    """By how much that may be wrong: two sigma; 0: it is exact."""
+    """Error margin of `about`: two sigma, or 0 if it is exact."""
     times: list[datetime] = field(default_factory=list[datetime])
-    """When those looked at failed, the newest first."""
+    """Failure times of the jobs that were read, newest first."""
     is_rest: bool = False
-    """Whether it is what is left of many groups, with messages of different kinds: no job is known
-    by its fingerprint."""
+    """True for a group merged from many small ones. Its fingerprint matches no job."""
 
 
 class Failures(Struct, frozen=True):
-    """Why jobs of a queue failed: the groups of those looked at, the largest first."""
+    """Causes of the failed jobs in a queue, largest group first."""
 
     total: int
-    """How many failed jobs there are."""
+    """Number of failed jobs."""
     looked_at: int
-    """How many of them were looked at: the newest."""
+    """Number of newest jobs that were read."""
     groups: list[FailureGroup]
     sampled: int = 0
-    """How many of the older ones were looked at, evenly spaced."""
+    """Number of older jobs that were read, evenly spaced."""
     window: dict[str, FailedJob] = field(default_factory=dict[str, FailedJob])
-    """The newest by id: given to the next look, they are not read again."""
+    """Newest jobs by id. Pass them to the next call to avoid reading them again."""
     sample: list[FailedJob] = field(default_factory=list[FailedJob])
-    """Those of the older ones that were looked at."""
+    """Older jobs that were read."""
     sampled_at: float = 0.0
-    """When they were, in seconds since 1970."""
+    """Time of the sample, in seconds since 1970."""
     likeness: dict[str, Alike] = field(default_factory=dict[str, Alike])
-    """What each of them, by id, has in common with others."""
+    """Features shared with similar errors, by job id."""
 
 
 def liken(
     jobs: Iterable[FailedJob], known: Mapping[str, Alike] = MappingProxyType({})
 ) -> dict[str, Alike]:
-    """Return what failed jobs have in common with others, by id, if it is not known already."""
+    """Return the error features of failed jobs by id. Known ones are reused."""
     return {job.id: known.get(job.id) or alike_of(job) for job in jobs}
 
 
@@ -92,10 +91,13 @@ def group_failures(
     older: int = 0,
     likeness: Mapping[str, Alike] = MappingProxyType({}),
 ) -> list[FailureGroup]:
-    """Put failed jobs, the newest first, together by task and error; the largest group first.
+    """Group failed jobs by task and error, largest group first.
 
-    `sample` are some of the `older` ones, evenly spaced: what they are like is taken for all.
-    `likeness` is what is known of them by `liken`.
+    Args:
+        jobs: Failed jobs, newest first.
+        sample: Some of the older jobs, evenly spaced. They represent all older jobs.
+        older: Number of older jobs.
+        likeness: Known results of `liken`.
     """
     groups: dict[Alike, list[FailedJob]] = {}
     for job in jobs:
@@ -117,12 +119,12 @@ def group_failures(
 
 
 def alike_of(job: FailedJob) -> Alike:
-    """Return what a failed job has in common with others."""
+    """Return the error features of a failed job."""
     return alike(job.name, job.reason, unescape(job.stack_head), unescape(job.stack_tail))
 
 
 def spread(start: int, stop: int, most: int) -> list[int]:
-    """Return at most so many places from `start` to before `stop`, evenly spaced."""
+    """Return at most `most` evenly spaced positions in `range(start, stop)`."""
     many = stop - start
     if many <= most:
         return list(range(start, stop))
@@ -158,7 +160,7 @@ _Groups = Mapping[Alike, list[FailedJob]]
 
 
 def _smallest(groups: _Groups, rest: _Groups) -> set[Alike]:
-    """Return the groups that are too many to be shown."""
+    """Return the groups to merge because there are too many."""
     names = {**rest, **groups}
     if len(names) <= MOST_GROUPS:
         return set()
@@ -169,7 +171,7 @@ def _smallest(groups: _Groups, rest: _Groups) -> set[Alike]:
 
 
 def _merged(groups: _Groups, small: Collection[Alike]) -> dict[Alike, list[FailedJob]]:
-    """Put the small groups of one task and class together."""
+    """Merge the small groups of each task and error class."""
     found: dict[Alike, list[FailedJob]] = {}
     for what, jobs in groups.items():
         found.setdefault(_rest_of(what) if what in small else what, []).extend(jobs)
@@ -180,46 +182,46 @@ def _rest_of(what: Alike) -> Alike:
     return replace(what, message=OTHER_MESSAGES)
 
 
-# Acting on several jobs at once: those that somebody has chosen, or those that failed alike.
+# Actions on selected jobs, or on jobs with the same error
 
 
 class Selected(Struct, frozen=True):
-    """What became of jobs that somebody has chosen."""
+    """Result of an action on selected jobs."""
 
     done: list[str]
     left: dict[str, str]
-    """Those that were left alone, and why: they have moved on, or run."""
+    """Skipped jobs with the reason: their state has changed, or they are running."""
 
 
 class GroupStep(Struct, frozen=True):
-    """How far an action on failed jobs has come, the newest first."""
+    """Progress of an action on failed jobs, newest first."""
 
     begun_ms: int
-    """When it began: what failed later is left alone."""
+    """Start time. Jobs that failed later are skipped."""
     after: After | None
-    """Where the next step begins; None: it is over."""
+    """Start of the next step, or None when the action is complete."""
     looked_at: int = 0
     done: int = 0
 
     @property
     def over(self) -> bool:
-        """Whether all jobs have been looked at."""
+        """True if all jobs have been processed."""
         return self.after is None
 
 
 class Meant(Struct, frozen=True):
-    """Which failed jobs an action is for."""
+    """Selection of failed jobs for an action."""
 
     fingerprint: str | None
-    """What their errors have in common; None: nothing, all are meant."""
+    """Fingerprint of their errors. None selects all jobs."""
     since_ms: int | None = None
-    """When the first of them failed; None: at any time."""
+    """Earliest failure time. None means no limit."""
     limit: int | None = None
-    """How many of them one step may change; None: all that it finds."""
+    """Maximum number of jobs to change per step. None means no limit."""
 
 
 class _Found(Struct, frozen=True):
-    """The jobs that one step is to change, and how far it has looked for them."""
+    """The jobs that a step changes, and its position in the list."""
 
     ids: list[str]
     looked_at: int
@@ -227,14 +229,14 @@ class _Found(Struct, frozen=True):
 
 
 def first_step(now_ms: int) -> GroupStep:
-    """Return the state of an action that begins now."""
+    """Return the initial state of an action that starts now."""
     return GroupStep(now_ms, After(score=str(now_ms + 1)))
 
 
 def retry_selected(
     queue: QueueKeys, ids: Sequence[str], state: change.Ended, *, reset_attempts: bool
 ) -> Steps[Selected]:
-    """Retry jobs one by one; those that are not in the state any more are left alone."""
+    """Retry jobs one by one. Jobs that have left the state are skipped."""
 
     def retry(job_id: str) -> Call[None]:
         return change.retry_job(
@@ -247,7 +249,7 @@ def retry_selected(
 def remove_selected(
     queue: QueueKeys, ids: Sequence[str], state: change.Ended | None = None
 ) -> Steps[Selected]:
-    """Remove jobs one by one; those that run, or are not in the state any more, are left alone."""
+    """Remove jobs one by one. Jobs that are running or have left the state are skipped."""
     places = {"completed": queue.completed, "failed": queue.failed}
     only_in = "" if state is None else places[state]
     return _each(ids, lambda job_id: removal.remove_job(queue, job_id, only_in=only_in))
@@ -256,23 +258,23 @@ def remove_selected(
 def retry_group(
     queue: QueueKeys, meant: Meant, step: GroupStep, *, reset_attempts: bool
 ) -> Steps[GroupStep]:
-    """Retry those of the next 50 failed jobs that are meant."""
+    """Retry the selected jobs among the next 50 failed jobs."""
     found = yield from _next(queue, meant, step)
     acted = yield from retry_selected(queue, found.ids, "failed", reset_attempts=reset_attempts)
     return _gone_on(step, found, acted)
 
 
 def remove_group(queue: QueueKeys, meant: Meant, step: GroupStep) -> Steps[GroupStep]:
-    """Remove those of the next 50 failed jobs that are meant."""
+    """Remove the selected jobs among the next 50 failed jobs."""
     found = yield from _next(queue, meant, step)
     acted = yield from remove_selected(queue, found.ids, "failed")
     return _gone_on(step, found, acted)
 
 
 def _next(queue: QueueKeys, meant: Meant, step: GroupStep) -> Steps[_Found]:
-    """Find those of the next failed jobs that are meant.
+    """Find the selected jobs among the next failed jobs.
 
-    The place to go on is a score and an id, and holds whatever becomes of the jobs.
+    The position is a score and an id, so it stays valid if jobs move or disappear.
     """
     if step.after is None:
         return _Found([], 0, None)
@@ -295,7 +297,7 @@ def _next(queue: QueueKeys, meant: Meant, step: GroupStep) -> Steps[_Found]:
 
 
 def _alike(queue: QueueKeys, ids: Sequence[str], fingerprint: str) -> Steps[list[str]]:
-    """Return which of some failed jobs have a fingerprint."""
+    """Return the ids of the jobs with this fingerprint."""
     jobs: list[FailedJob] = []
     while len(jobs) < len(ids):
         jobs += yield from again(peek_failures(queue, ids=ids[len(jobs) :]))

@@ -1,4 +1,4 @@
-"""A flow as a tree: a job, its children, theirs, in whatever queues they are."""
+"""Read a flow as a tree: a job and its descendants, in all queues."""
 
 from __future__ import annotations
 
@@ -25,44 +25,44 @@ from taskbull.scripts.read import (
 )
 
 DEPTH: Final = 100
-"""How many levels are read, the root's among them."""
+"""Maximum number of levels, including the root."""
 
 MOST: Final = 1000
-"""How many jobs are read in all."""
+"""Maximum number of jobs."""
 
 _NODES: Final = 100
-"""How many jobs one call reads: about a millisecond."""
+"""Number of jobs per call, which takes about a millisecond."""
 
 _KEYS: Final = 500
-"""How many keys of children one call lists."""
+"""Number of child keys per call."""
 
 
 class JobTree(Struct, frozen=True):
-    """A job of a flow as it stood in Redis when it was read, and its children."""
+    """A job of a flow as stored in Redis, with its children."""
 
     job: Job
-    """Of one that was removed: its id, and its result or why it failed, if its parent knows."""
+    """The job. If it was removed, only its id and the result or reason that its parent stores."""
     state: JobState
-    """Of one that was removed: what its parent knows; `unknown` if that is nothing."""
+    """State of the job. If it was removed, the state that its parent stores, or `unknown`."""
     queue: str
     key: str
-    """The full key of the job, which names its prefix too."""
+    """Full Redis key of the job, including the prefix."""
     removed: bool
-    """Whether the job is not stored any more."""
+    """True if the job is no longer stored."""
     on_failure: OnFailure | None
-    """What its failure means to its parent; None if it has none, or was removed."""
+    """Effect of its failure on its parent. None if it has no parent or was removed."""
     child_count: int
-    """How many children it has; `children` may be fewer."""
+    """Number of children. `children` may contain fewer."""
     children: list[JobTree]
-    """In the order in which they were given, those that came later or are Node's by key."""
+    """Children in the order of creation. Later ones, and those from Node, are sorted by key."""
 
     @property
     def more(self) -> int:
-        """How many children are not shown: the limits of the reading leave them out."""
+        """The number of children left out because of the limits."""
         return self.child_count - len(self.children)
 
     def describe(self) -> dict[str, Any]:
-        """Return it as JSON has it: what `taskbull job --tree --json` prints."""
+        """Return the tree as JSON data, as printed by `taskbull job --tree --json`."""
         job = self.job
         return {
             "id": job.id,
@@ -81,7 +81,7 @@ class JobTree(Struct, frozen=True):
 
 
 def get_tree(queue: QueueKeys, job_id: str, depth: int, most: int) -> Steps[JobTree | None]:
-    """Read a job and what is below it, level by level: at most so many levels, and jobs in all."""
+    """Read a job and its descendants, level by level, up to `depth` levels and `most` jobs."""
     if job_id in RESERVED_IDS:
         return None
     roots: list[JobTree] = []
@@ -120,7 +120,7 @@ def _tree(place: Place, node: TreeNode, child_count: int) -> JobTree:
 
 
 def read_nodes(places: Sequence[Place]) -> Steps[list[TreeNode]]:
-    """Read jobs of any queues; the answers are in the order of the places."""
+    """Read jobs of any queues. Results are in the order of the places."""
     by_queue: dict[str, list[int]] = {}
     for number, place in enumerate(places):
         by_queue.setdefault(place.queue.base, []).append(number)
@@ -134,7 +134,7 @@ def read_nodes(places: Sequence[Place]) -> Steps[list[TreeNode]]:
             except ServerRefused as error:
                 if not (some[0].parent_key and error.code == "NOPERM" and "access" in str(error)):
                     raise
-                # Anyone can list any key as a child: one out of reach must not hide the others.
+                # Any key can be listed as a child. One without access must not hide the others.
                 nodes = [unknown_node(place) for place in some]
             found.update(zip(rest, nodes, strict=False))
             rest = rest[len(nodes) :]
@@ -142,7 +142,7 @@ def read_nodes(places: Sequence[Place]) -> Steps[list[TreeNode]]:
 
 
 def _children(parent: Place, node: TreeNode, most: int) -> Steps[tuple[list[Place], int]]:
-    """Find at most so many children of a job; return also how many there are."""
+    """Return at most `most` children of a job, and their total number."""
     found = {child.key: child for child in node.children}
     keys: set[str] = set()
     page = ChildKeys(1, "0", [])

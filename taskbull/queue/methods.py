@@ -1,4 +1,4 @@
-"""One function, two methods: awaited by a class for event loops, plain in one for other code.
+"""Turn one function into an async method of one class and a sync method of another.
 
     class Operations:
         @reads
@@ -8,8 +8,8 @@
     class Queue(Operations, Awaited): ...       # await queue.count()
     class SyncQueue(Operations, Blocking): ...  # queue.count()
 
-The function says what is to be asked of Redis, and `_run` of the class asks it. Signature, defaults
-and docstring are the function's, for type checkers and editors as for `help()`.
+The function returns the Redis operation, and the class's `_run` executes it. Type checkers, editors
+and `help()` see the function's signature, defaults and docstring.
 """
 
 from __future__ import annotations
@@ -30,25 +30,25 @@ T = TypeVar("T")
 
 
 class Awaited:
-    """A class whose operations are awaited."""
+    """Base of classes whose operations are coroutines."""
 
     async def _run(self, operation: Any) -> Any:
         raise NotImplementedError
 
 
 class Blocking:
-    """A class whose operations return their results."""
+    """Base of classes whose operations block and return their results."""
 
     def _run(self, operation: Any) -> Any:
         raise NotImplementedError
 
 
 class Planned:
-    """A class whose operations are values that somebody else runs."""
+    """Base of classes whose operations are values that the caller runs."""
 
 
 class Method(Generic[P, T]):
-    """Is a method of its owner, of the kind that the owner is."""
+    """Descriptor that becomes an async, a sync or a plain method, depending on its owner."""
 
     def __init__(
         self, function: Callable[Concatenate[Any, P], Operation[T] | Look[T]], *, repeat: bool
@@ -102,22 +102,22 @@ class Method(Generic[P, T]):
 
 
 def reads(function: Callable[Concatenate[Any, P], Operation[T]]) -> Method[P, T]:
-    """Make a method of a function that only looks: asked again until there is an answer."""
+    """Decorate a function that only reads. It is retried until Redis replies."""
     return Method(function, repeat=True)
 
 
 def writes(function: Callable[Concatenate[Any, P], Operation[T]]) -> Method[P, T]:
-    """Make a method of a function that changes something: never sent twice."""
+    """Decorate a function that changes data. It is never sent twice."""
     return Method(function, repeat=False)
 
 
 def looks(function: Callable[Concatenate[Any, P], Look[T]]) -> Method[P, T]:
-    """Make a method of a function that looks at a whole server; its driver asks again."""
+    """Decorate a function that reads a whole server. Its driver handles retries."""
     return Method(function, repeat=False)
 
 
 def _described(method: Callable[..., Any], owner: type) -> Callable[..., Any]:
-    """Return the method, with its result instead of its operation for `help` and `inspect`."""
+    """Set the result type that `help` and `inspect` show, instead of the operation type."""
     method.__qualname__ = f"{owner.__qualname__}.{method.__name__}"
     result = _RESULT.sub(r"\1", method.__annotations__["return"])
     method.__annotations__ = {**method.__annotations__, "return": result}

@@ -1,4 +1,8 @@
-"""Acting on many jobs at once: what both queues have in common of it."""
+"""Operations that the async and the sync queue have in common.
+
+Methods convert the user's units (seconds, datetimes, state names) to calls. Nothing is sent here.
+To add a queue operation, add a method to `QueueOperations`.
+"""
 
 from __future__ import annotations
 
@@ -35,14 +39,14 @@ from taskbull.scripts.change import cancel
 from taskbull.scripts.read import Logs, QueueMetrics
 from taskbull.scripts.servers import ConnectedWorker, list_workers
 
-# Acting on many jobs at once: what both queues have in common of it.
+# Operations on many jobs
 
 
 Finished: TypeAlias = Literal["completed", "failed"]
 
 
 class BulkOperations:
-    """The operations of one queue on all jobs of a state, on chosen ones, on those alike."""
+    """Operations of a queue on all jobs in a state, on selected jobs, or on similar failures."""
 
     keys: QueueKeys
 
@@ -54,10 +58,15 @@ class BulkOperations:
         since: datetime | None = None,
         reset_attempts: bool = False,
     ) -> Operation[int]:
-        """Run all jobs that failed (or completed) once more; return how many.
+        """Retry all failed (or completed) jobs and return their number.
 
-        `since` leaves those alone that ended before. With `reset_attempts`, each has all its
-        attempts anew.
+        Args:
+            state: "failed" or "completed".
+            since: Skip jobs that finished before this time.
+            reset_attempts: Reset the attempt counters instead of allowing one more attempt.
+
+        Raises:
+            ConfigurationError: If an argument is invalid.
         """
         check_choice("state", state, ("completed", "failed"))
         check_bool("reset_attempts", reset_attempts)
@@ -69,7 +78,16 @@ class BulkOperations:
     def retry_selected(
         self, ids: Sequence[str], state: Finished = "failed", *, reset_attempts: bool = False
     ) -> Operation[Selected]:
-        """Run some finished jobs once more, those that are still in that state."""
+        """Retry the given jobs, if they are still in this state.
+
+        Args:
+            ids: Ids of the jobs.
+            state: "failed" or "completed". Jobs in another state are skipped.
+            reset_attempts: Reset the attempt counters instead of allowing one more attempt.
+
+        Returns:
+            The retried jobs, and the skipped jobs with the reason.
+        """
         check_choice("state", state, ("completed", "failed"))
         check_bool("reset_attempts", reset_attempts)
         chosen = [self._id(job_id) for job_id in ids]
@@ -79,7 +97,15 @@ class BulkOperations:
     def remove_selected(
         self, ids: Sequence[str], state: Finished | None = None
     ) -> Operation[Selected]:
-        """Remove some jobs with their children: those that do not run, and are in that state."""
+        """Remove the given jobs with their children, unless they are running.
+
+        Args:
+            ids: Ids of the jobs.
+            state: "failed" or "completed" to skip jobs in another state. None accepts any state.
+
+        Returns:
+            The removed jobs, and the skipped jobs with the reason.
+        """
         if state is not None:
             check_choice("state", state, ("completed", "failed"))
         return failures.remove_selected(self.keys, [self._id(job_id) for job_id in ids], state)
@@ -94,12 +120,24 @@ class BulkOperations:
         limit: int | None = None,
         reset_attempts: bool = False,
     ) -> Operation[GroupStep]:
-        """Run failed jobs of one group once more: those among the next 50, the newest first.
+        """Retry failed jobs with the same error, among the next 50 jobs, newest first.
 
-        Give the answer as `step` to go on, until it is `over`; whoever stops in between has retried
-        what it says. Only jobs that had failed before the first step are touched, none that failed
-        before `since`, and at most `limit` in this step. Groups and their fingerprints:
-        `Server.failures`; None: all failed jobs.
+        To continue, pass the result as `step` until its `over` is True. You can stop between steps;
+        the result shows the number of jobs retried so far. Jobs that fail after the first step has
+        started are skipped.
+
+        Args:
+            fingerprint: Fingerprint of the error, from `Server.failures`. None selects all failed
+                jobs.
+            step: Result of the previous step.
+            since: Skip jobs that failed before this time.
+            limit: Maximum number of jobs to retry in this step.
+            reset_attempts: Reset the attempt counters instead of allowing one more attempt.
+
+        Example:
+            >>> step = await queue.retry_group(fingerprint)
+            >>> while not step.over:
+            ...     step = await queue.retry_group(fingerprint, step=step)
         """
         check_bool("reset_attempts", reset_attempts)
         meant = _meant(fingerprint, since, limit)
@@ -115,12 +153,12 @@ class BulkOperations:
         since: datetime | None = None,
         limit: int | None = None,
     ) -> Operation[GroupStep]:
-        """Remove failed jobs of one group, in steps as `retry_group` does."""
+        """Remove failed jobs with the same error, in steps like `retry_group`."""
         begun = step or failures.first_step(_now_ms())
         return failures.remove_group(self.keys, _meant(fingerprint, since, limit), begun)
 
     def _id(self, job_id: str) -> str:
-        """Return the id of a job that is to be changed; what names another key is not a job."""
+        """Return a valid id of a job to change. Names of other queue keys are not jobs."""
         if check_text("job_id", job_id) in RESERVED_IDS:
             raise JobNotFound(self.keys.queue, job_id)
         return job_id
@@ -145,47 +183,63 @@ def _now_ms() -> int:
     return int(time.time() * 1000)
 
 
-# Everything a queue can be asked: the methods that the async and the sync queue have in common.
-#
-# Users' units come in (seconds, datetimes, names of states), calls come out; nothing is sent here.
-# A new operation of queues is one more method of this list.
+# All other operations
 
 
 class QueueOperations(BulkOperations):
-    """The operations of one queue, but for adding to it and following it."""
+    """All operations of a queue except adding jobs and following events."""
 
     @reads
     def counts(self) -> Operation[dict[str, int]]:
-        """Count the jobs in each state."""
+        """Return the number of jobs in each state."""
         return read.count_jobs(self.keys)
 
     @reads
     def get_job(self, job_id: str) -> Operation[Job | None]:
-        """Return a job as it stands in Redis, or None."""
+        """Return a job as stored in Redis, or None if it does not exist."""
         return read.get_job(self.keys, check_text("job_id", job_id))
 
     @reads
     def get_jobs(
         self, state: JobState | str, start: int = 0, end: int = -1
     ) -> Operation[list[Job]]:
-        """List jobs in a state: the next to run first, of finished ones the latest."""
+        """Return jobs in a state.
+
+        Finished jobs are listed newest first, all others in their order of execution.
+
+        Args:
+            state: State of the jobs.
+            start: Index of the first job.
+            end: Index of the last job. -1 is the last one.
+
+        Raises:
+            ConfigurationError: If the state is unknown.
+
+        Example:
+            >>> await queue.get_jobs("failed", 0, 9)
+        """
         wanted = _state(state)
         newest_first = wanted in {JobState.COMPLETED, JobState.FAILED}
         return read.get_jobs(self.keys, wanted, start, end, ascending=not newest_first)
 
     @reads
     def get_state(self, job_id: str) -> Operation[JobState]:
-        """Return the state of a job; `unknown` if there is no such job."""
+        """Return the state of a job, or `unknown` if it does not exist."""
         return read.get_state(self.keys, check_text("job_id", job_id))
 
     @reads
     def flow(
         self, job_id: str, *, depth: int = DEPTH, most: int = MOST
     ) -> Operation[JobTree | None]:
-        """Return a job and all below it as a tree, or None: children of other queues included.
+        """Return a job and all jobs below it as a tree, or None if it does not exist.
 
-        At most `depth` levels are read, the job's own among them, and `most` jobs, the upper levels
-        first; `JobTree.more` says where children were left out.
+        Children in other queues are included. Upper levels are read first. `JobTree.more` is the
+        number of children that were left out.
+
+        Args:
+            job_id: Id of the job.
+            depth: Maximum number of levels, including the job itself.
+            most: Maximum number of jobs.
         """
         check_int("depth", depth, least=1)
         check_int("most", most, least=1)
@@ -193,9 +247,11 @@ class QueueOperations(BulkOperations):
 
     @writes
     def pause(self, *, by: str = "", why: str = "") -> Operation[None]:
-        """Stop workers from taking jobs of this queue; those that run go on.
+        """Stop workers from fetching jobs of this queue. Running jobs continue.
 
-        Who paused it, and why, is told to those who ask why jobs do not run.
+        Args:
+            by: Name of the user.
+            why: Reason. Both are shown when a user asks why jobs do not run.
         """
         if not (by or why):
             return change.pause(self.keys)
@@ -203,43 +259,68 @@ class QueueOperations(BulkOperations):
 
     @writes
     def resume(self) -> Operation[None]:
-        """Allow workers to take jobs again."""
+        """Allow workers to fetch jobs again."""
         return change.resume(self.keys)
 
     @reads
     def is_paused(self) -> Operation[bool]:
-        """Return whether the queue is paused."""
+        """Return True if the queue is paused."""
         return change.is_paused(self.keys)
 
     @writes
     def drain(self, *, delayed: bool = False) -> Operation[int]:
-        """Remove all jobs that wait, and the delayed ones if asked; return how many."""
+        """Remove all waiting jobs and return their number.
+
+        Args:
+            delayed: Remove delayed jobs as well.
+        """
         check_bool("delayed", delayed)
         return removal.drain(self.keys, delayed=delayed)
 
     @writes
     def clean(self, grace: Duration, limit: int, state: JobState | str) -> Operation[list[str]]:
-        """Remove jobs of a state older than `grace`, at most `limit` (0: all); return their ids."""
+        """Remove jobs in a state that are older than `grace`, and return their ids.
+
+        Args:
+            grace: Minimum age of the jobs, in seconds.
+            limit: Maximum number of jobs. 0 removes all.
+            state: State of the jobs.
+        """
         check_int("limit", limit, least=0)
         until_ms = _now_ms() - to_ms(seconds("grace", grace))
         return removal.clean(self.keys, _state(state), until_ms, limit=limit)
 
     @writes
     def obliterate(self, *, force: bool = False) -> Operation[None]:
-        """Remove the queue with everything in it; `force` also while jobs run."""
+        """Remove the queue and everything in it.
+
+        Args:
+            force: Remove it even if jobs are running.
+
+        Raises:
+            JobsActive: If jobs are running and `force` is False.
+        """
         check_bool("force", force)
         return removal.obliterate(self.keys, force=force)
 
     @writes
     def remove(self, job_id: str) -> Operation[bool]:
-        """Remove a job and its children; False if one of them runs."""
+        """Remove a job and its children. Return False if one of them is running."""
         return removal.remove_job(self.keys, self._id(job_id))
 
     @writes
     def cancel(self, job_id: str, reason: str = "") -> Operation[Cancelled]:
-        """Cancel a job: end it as failed if it does not run, else ask its worker to stop it.
+        """Cancel a job and its children that have not started.
 
-        Children of it that have not started are cancelled, too. Raises `JobNotFound`.
+        A job that is not running fails immediately. The worker of a running job is asked to stop
+        it.
+
+        Args:
+            job_id: Id of the job.
+            reason: Text stored with the job.
+
+        Raises:
+            JobNotFound: If the job does not exist.
         """
         return cancel(self.keys, self._id(job_id), cancel_reason(reason), _now_ms())
 
@@ -247,7 +328,17 @@ class QueueOperations(BulkOperations):
     def retry(
         self, job_id: str, state: Finished = "failed", *, reset_attempts: bool = False
     ) -> Operation[None]:
-        """Run a finished job once more; with all its attempts anew if they are reset."""
+        """Retry a finished job.
+
+        Args:
+            job_id: Id of the job.
+            state: Current state of the job: "failed" or "completed".
+            reset_attempts: Reset the attempt counter instead of allowing one more attempt.
+
+        Raises:
+            JobNotFound: If the job does not exist.
+            WrongState: If the job is in another state.
+        """
         check_choice("state", state, ("completed", "failed"))
         check_bool("reset_attempts", reset_attempts)
         return change.retry_job(
@@ -260,23 +351,42 @@ class QueueOperations(BulkOperations):
 
     @writes
     def promote(self, job_id: str) -> Operation[None]:
-        """Run a delayed job now."""
+        """Run a delayed job now.
+
+        Raises:
+            JobNotFound: If the job does not exist.
+            WrongState: If the job is not delayed.
+        """
         return change.promote_job(self.keys, self._id(job_id))
 
     @writes
     def postpone(self, job_id: str, until: datetime) -> Operation[None]:
-        """Delay a job that waits for its turn: what `promote` has done is undone by it."""
+        """Delay a waiting job until a time. This can undo `promote`.
+
+        Raises:
+            JobNotFound: If the job does not exist.
+            WrongState: If the job is not waiting.
+        """
         due_ms = _due_ms("until", until)
         return change.postpone_job(self.keys, self._id(job_id), due_ms, _now_ms())
 
     @writes
     def promote_all(self) -> Operation[int]:
-        """Run all delayed jobs now; return how many."""
+        """Run all delayed jobs now and return their number."""
         return change.promote_jobs(self.keys)
 
     @writes
     def change_priority(self, job_id: str, priority: int, *, lifo: bool = False) -> Operation[None]:
-        """Change the priority of a job; `lifo` puts it first among its equals."""
+        """Change the priority of a job.
+
+        Args:
+            job_id: Id of the job.
+            priority: New priority. 0 is the default.
+            lifo: Put the job before other jobs of the same priority.
+
+        Raises:
+            JobNotFound: If the job does not exist.
+        """
         check_int("priority", priority, least=0, most=MAX_PRIORITY)
         check_bool("lifo", lifo)
         job = self._id(job_id)
@@ -284,7 +394,16 @@ class QueueOperations(BulkOperations):
 
     @writes
     def change_delay(self, job_id: str, delay: Duration | datetime) -> Operation[None]:
-        """Run a delayed job in `delay` from now, or at that instant."""
+        """Change the due time of a delayed job.
+
+        Args:
+            job_id: Id of the job.
+            delay: Seconds from now, or a datetime.
+
+        Raises:
+            JobNotFound: If the job does not exist.
+            WrongState: If the job is not delayed.
+        """
         now_ms = _now_ms()
         if isinstance(delay, datetime):
             delay_ms = max(0, _due_ms("delay", delay) - now_ms)
@@ -299,19 +418,24 @@ class QueueOperations(BulkOperations):
 
     @reads
     def workers(self) -> Operation[list[ConnectedWorker]]:
-        """List the workers that are connected to the queue, Node's among them."""
+        """Return the workers connected to the queue, including Node workers."""
         return list_workers(self.keys)
 
     @writes
     def set_global_concurrency(self, limit: int | None) -> Operation[None]:
-        """Limit how many jobs of the queue run at once, over all workers; None: no limit."""
+        """Limit the number of concurrent jobs across all workers. None removes the limit."""
         if limit is not None:
             check_int("global concurrency", limit, least=1)
         return change.set_global_concurrency(self.keys, limit)
 
     @writes
     def set_global_rate_limit(self, max: int | None, duration: Duration = 1) -> Operation[None]:  # noqa: A002
-        """Limit how many jobs start per `duration`, over all workers; None: no limit."""
+        """Limit the number of jobs started per `duration` across all workers.
+
+        Args:
+            max: Maximum number of jobs. None removes the limit.
+            duration: Length of the period, in seconds.
+        """
         if max is None:
             return change.set_global_rate_limit(self.keys, None)
         check_int("max", max, least=1)
@@ -320,24 +444,27 @@ class QueueOperations(BulkOperations):
 
     @writes
     def rate_limit(self, duration: Duration) -> Operation[None]:
-        """Start no job for `duration`, where workers or the queue have a rate limit."""
+        """Start no jobs for `duration` seconds.
+
+        This works only if the workers or the queue have a rate limit.
+        """
         return change.rate_limit(self.keys, to_ms(seconds("duration", duration, positive=True)))
 
     @reads
     def metrics(self, state: Finished = "completed") -> Operation[QueueMetrics]:
-        """Return BullMQ's counts per minute, where a worker keeps them."""
+        """Return BullMQ's counts per minute, if a worker records them."""
         check_choice("state", state, ("completed", "failed"))
         return read.get_metrics(self.keys, JobState(state))
 
     @writes
     def trim_events(self, length: int) -> Operation[int]:
-        """Cut the event stream to about `length`; return how many events were removed."""
+        """Trim the event stream to about `length` events and return the number removed."""
         check_int("length", length, least=0)
         return change.trim_events(self.keys, length)
 
 
 class Operations(QueueOperations, Planned):
-    """The operations of one queue as values, for whoever has a store."""
+    """The operations of a queue as values, for callers that run them on a store."""
 
     def __init__(self, keys: QueueKeys) -> None:
         self.keys = keys

@@ -1,4 +1,4 @@
-"""What an operation on a whole server asks: calls for a queue, or for one server of several."""
+"""Operations on a whole server, as generators that yield calls and receive the replies."""
 
 from __future__ import annotations
 
@@ -27,33 +27,33 @@ from taskbull.store.address import Endpoint, Namespace
 T = TypeVar("T")
 
 LOST: Final = (ConnectionLost, MaybeExecuted)
-"""What is raised if a server does not answer."""
+"""Errors raised if a server does not reply."""
 
 _LOST_FOR: Final = 5.0
-"""Seconds for which a node of a Cluster that did not answer is not asked again."""
+"""Seconds until a Cluster node that did not reply is called again."""
 
 
 class Together(Struct, frozen=True):
-    """Calls that are sent in one trip."""
+    """Calls sent in one round trip."""
 
     calls: Sequence[Request[Any]]
     each: bool = False
-    """Whether a call that fails is answered by its error, and the others as if it had not."""
+    """True to return the error of a failed call as its result, without affecting the others."""
 
 
 class On(Struct, frozen=True):
-    """A call for one of the servers."""
+    """A call for a specific server."""
 
     server: Endpoint
     call: Request[Any]
 
 
 class Servers(Struct, frozen=True):
-    """The question which servers hold the queues."""
+    """Request for the servers that hold the queues."""
 
 
 class ServerOf(Struct, frozen=True):
-    """The question which of them holds a key."""
+    """Request for the server that holds a key."""
 
     key: str
 
@@ -61,26 +61,26 @@ class ServerOf(Struct, frozen=True):
 Question: TypeAlias = Request[Any] | Together | On | Servers | ServerOf
 
 Look: TypeAlias = Generator[Question, Any, T]
-"""An operation: it yields questions and is sent their answers. It does no IO."""
+"""An operation that yields requests and receives the replies. It does no I/O."""
 
 
 def ask(call: Request[T]) -> Look[T]:
-    """Ask whoever holds the key of a call."""
+    """Send a call to the server that holds its key."""
     answer: T = yield call
     return answer
 
 
 def ask_together(calls: Sequence[Request[T]]) -> Look[list[T]]:
-    """Ask for several things in one trip."""
+    """Send several calls in one round trip."""
     answers: list[T] = yield Together(calls)
     return answers
 
 
 def ask_each(calls: Sequence[Request[T]]) -> Look[list[T | TaskbullError]]:
-    """Ask for several things in one trip; the answer of one that fails is its error.
+    """Send several calls in one round trip. A failed call returns its error.
 
-    It raises only if Redis can be reached for none of them, nor at all: another node of a Cluster
-    may be up, and its queues are for others to read.
+    Raises an error only if no server can be reached at all. Another Cluster node may still be up,
+    and its queues can still be read.
     """
     safe = [replace(call, parse=partial(_parsed, call.parse)) for call in calls]
     answers: list[T | TaskbullError] = yield Together(safe, each=True)
@@ -91,7 +91,7 @@ def ask_each(calls: Sequence[Request[T]]) -> Look[list[T | TaskbullError]]:
 
 
 def _is_any_up() -> Look[bool]:
-    """Find out whether some node of a Cluster answers, although those that were asked do not."""
+    """Return True if some Cluster node replies, although the ones called before do not."""
     try:
         nodes = yield from list_servers()
     except LOST:
@@ -100,7 +100,7 @@ def _is_any_up() -> Look[bool]:
 
 
 def lost_servers(nodes: Iterable[Endpoint]) -> Look[dict[Endpoint, TaskbullError]]:
-    """Ask each of these servers for a sign of life; return those that give none, and why."""
+    """Ping these servers and return the ones that do not reply, with the error."""
     lost: dict[Endpoint, TaskbullError] = {}
     for node in nodes:
         try:
@@ -113,9 +113,10 @@ def lost_servers(nodes: Iterable[Endpoint]) -> Look[dict[Endpoint, TaskbullError
 def ask_queues(
     namespace: Namespace, names: Iterable[str], call_of: Callable[[QueueKeys], Request[T]]
 ) -> Look[dict[str, T | TaskbullError]]:
-    """Ask the same of several queues in one trip: what is wrong with one does not affect others.
+    """Send the same call for several queues in one round trip.
 
-    A queue whose name we do not allow is answered by the error that says so.
+    A failure in one queue does not affect the others. A queue with an invalid name returns a
+    `ConfigurationError`.
     """
     found: dict[str, T | TaskbullError] = {}
     calls: dict[str, Request[T]] = {}
@@ -139,35 +140,35 @@ def _parsed(parse: Callable[[Any], T], reply: Any) -> T:
 
 
 def ask_on(server: Endpoint, call: Request[T]) -> Look[T]:
-    """Ask one of the servers."""
+    """Send a call to a specific server."""
     answer: T = yield On(server, call)
     return answer
 
 
 def list_servers() -> Look[list[Endpoint]]:
-    """Find out which servers hold the queues."""
+    """Return the servers that hold the queues."""
     answer: list[Endpoint] = yield Servers()
     return answer
 
 
 def server_of(queue: QueueKeys) -> Look[Endpoint]:
-    """Find out which of them holds a queue."""
+    """Return the server that holds a queue."""
     answer: Endpoint = yield ServerOf(queue.base)
     return answer
 
 
 class Outages:
-    """Which nodes of a Cluster did not answer a moment ago: one that is down costs one wait.
+    """Remembers Cluster nodes that recently did not reply, so that each costs one timeout.
 
-    They are not asked again for 5 s. What was to be asked of them fails at once, for the reason for
-    which it failed before. A server that is the only one is always asked.
+    They are not called again for 5 s. Calls to them fail immediately with the previous error. A
+    server that is not part of a Cluster with other nodes is always called.
     """
 
     def __init__(self) -> None:
         self._lost: dict[Endpoint, tuple[float, TaskbullError]] = {}
 
     def within(self, operation: Look[T]) -> Look[T]:
-        """Run an operation without the nodes that did not answer."""
+        """Run an operation, without calling nodes that recently did not reply."""
         try:
             question = next(operation)
             while True:
@@ -208,7 +209,7 @@ class Outages:
     def _ask_each(self, calls: Sequence[Request[Any]]) -> Look[list[Any]]:
         answers: list[Any] = []
         for call in calls:
-            answers.append((yield from self._reason_for(call)))  # noqa: PERF401 - it yields
+            answers.append((yield from self._reason_for(call)))  # noqa: PERF401 - the loop yields
         asked = [place for place, known in enumerate(answers) if known is None]
         if not asked:
             return answers
@@ -220,7 +221,7 @@ class Outages:
         return answers
 
     def _reason(self, server: Endpoint) -> ConnectionLost | None:
-        """Return why a server is not asked; None: it is."""
+        """Return the error for a server that must not be called, or None."""
         at, error = self._lost.get(server, (0.0, None))
         if error is None:
             return None
@@ -234,17 +235,17 @@ class Outages:
             return None
         try:
             return self._reason((yield ServerOf(call.key)))
-        except ConnectionLost as error:  # no node serves its slot
+        except ConnectionLost as error:  # No node serves its slot.
             return error
 
     def _note(self, server: Endpoint, error: TaskbullError) -> Look[None]:
-        if isinstance(error, ServerUnavailable):  # it has answered
+        if isinstance(error, ServerUnavailable):  # The server did reply.
             return
         try:
             if len((yield from list_servers())) > 1:
                 self._lost[server] = (time.monotonic(), error)
         except LOST:
-            return  # all of them are away
+            return  # All nodes are unavailable.
 
     def _note_for(self, call: Request[Any], error: TaskbullError) -> Look[None]:
         try:
@@ -255,13 +256,13 @@ class Outages:
 
 
 class Rights:
-    """What is known of our user's rights: whether scripts have to promise that they only read."""
+    """Remembers whether the Redis user may only run read-only scripts."""
 
     def __init__(self) -> None:
         self._reads_only = False
 
     def within(self, operation: Look[T]) -> Look[T]:
-        """Run an operation; what a user who may only read is refused, is asked in another form."""
+        """Run an operation. Calls denied to a read-only user are sent again in read-only form."""
         try:
             question = next(operation)
             while True:
@@ -287,13 +288,13 @@ class Rights:
                 raise
             try:
                 answer = yield _reading(question)
-            except ServerRefused:  # an older Redis, or it is not allowed at all
+            except ServerRefused:  # An older Redis, or the user has no permission at all.
                 raise error from None
             self._reads_only = True
             return answer
 
     def _ask_each(self, question: Together) -> Look[Any]:
-        """Ask again, in the form for users who may only read, what our user was denied."""
+        """Send denied calls again in read-only form."""
         answers: list[Any] = yield question
         denied = [place for place, each in enumerate(answers) if _is_denial(each)]
         if denied:

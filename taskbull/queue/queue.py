@@ -1,4 +1,4 @@
-"""What both queues are made of."""
+"""The async and the sync queue: add jobs, follow events and manage a queue."""
 
 from __future__ import annotations
 
@@ -34,39 +34,50 @@ from taskbull.scripts.call import Operation, Stages, again
 from taskbull.scripts.events import last_event_id, read_events
 from taskbull.store.address import Namespace, Where
 
-# What both queues are made of.
+# Shared by both queues
 
 
 JobEntry: TypeAlias = NewJob | tuple[str, Any] | tuple[str, Any, dict[str, Any]]
-"""A job for `add_bulk`: what `queue.job` makes, or (name, data) or (name, data, options)."""
+"""A job for `add_bulk`: the result of `queue.job`, (name, data) or (name, data, options)."""
 
 _DEFAULT = JobOptions()
 
 
 class QueueJob(NewJob, frozen=True, kw_only=True):
-    """A job that knows its queue, whoever runs it: `queue.job(…)` makes it."""
+    """A job bound to its queue, made by `queue.job(…)`."""
 
     keys: QueueKeys
     children: tuple[Children, ...] = ()
-    """The jobs that it waits for, in a chain."""
+    """Jobs that this job waits for, in a chain."""
 
     def branch(self) -> Branch:
-        """Return the job as a part of a flow, with all below it."""
+        """Return the job and everything below it as a part of a flow."""
         return Branch(self.keys, self, branches_of(self.children))
 
     def after(self, children: Children) -> Self:
-        """Return the job as one that waits for these, too."""
+        """Return the job with additional children to wait for."""
         return replace(self, children=(*self.children, children))
 
 
 class AnyQueue(QueueOperations, ScheduleOperations, CopyOperations):
-    """A BullMQ queue, to be filled and looked after.
+    """A BullMQ queue: base class of `Queue` and `SyncQueue`.
 
-    `redis` is a URL, or a client of redis-py whose settings are read; without one, the environment
-    (`TASKBULL_REDIS_URL`, `REDIS_URL`) or the server on this machine is used. `enqueue_timeout` is
-    how long an `add` may take, or an `add_bulk` without getting on; `call_timeout` is for every
-    other call: seconds in which Redis must answer, over all tries. None: no limit. What works in
-    pieces, such as `clean`, may take longer in all, as long as the pieces are answered in time.
+    Operations that work in chunks, such as `clean`, may take longer than `call_timeout` in total.
+    The limit then applies to each chunk.
+
+    Args:
+        name: Name of the queue.
+        redis: Redis URL, or a redis-py client whose settings are copied. Defaults to
+            `TASKBULL_REDIS_URL`, then `REDIS_URL`, then the server on this machine.
+        prefix: Prefix of all Redis keys. It must match the prefix that Node services use.
+        hash_tag: Whether keys get a Redis Cluster hash tag. None adds one in a Cluster only.
+        enqueue_timeout: Time limit in seconds for `add`, and for `add_bulk` without progress. None
+            disables it.
+        call_timeout: Time limit in seconds for all other calls, including retries. None disables
+            it.
+
+    Raises:
+        ConfigurationError: If an argument is invalid.
     """
 
     def __init__(
@@ -87,9 +98,9 @@ class AnyQueue(QueueOperations, ScheduleOperations, CopyOperations):
 
     @classmethod
     def of(cls, client: QueueClient, enqueue_timeout: float | None) -> Self:
-        """Return the queue of a client that others use, too."""
+        """Return a queue that shares an existing client."""
         queue = cls.__new__(cls)
-        queue._use(client, enqueue_timeout)  # noqa: SLF001 - its own
+        queue._use(client, enqueue_timeout)  # noqa: SLF001 - own class
         return queue
 
     def _use(self, client: QueueClient, enqueue_timeout: float | None) -> None:
@@ -104,11 +115,17 @@ class AnyQueue(QueueOperations, ScheduleOperations, CopyOperations):
 
     @property
     def name(self) -> str:
-        """The queue's name, as it was given."""
+        """The name of the queue."""
         return self.keys.queue
 
     def job(self, name: str, data: Any = None, **options: Unpack[JobKeywords]) -> QueueJob:
-        """Return a job for `add_bulk`, or for a flow, with the options of `add`."""
+        """Return a job for `add_bulk` or for a flow. Nothing is sent.
+
+        Args:
+            name: Name of the task.
+            data: JSON data of the job. None means an empty object.
+            **options: Job options, as for `add`.
+        """
         new = _new_job(name, data, **options)
         return in_this_span(QueueJob(new.name, new.data, new.options, keys=self.keys))
 
@@ -137,8 +154,8 @@ class AnyQueue(QueueOperations, ScheduleOperations, CopyOperations):
 
 
 def _new_job(name: str, data: Any = None, **options: Unpack[JobKeywords]) -> NewJob:
-    """Make a job to be added later, checked in full; without `data` it has an empty object."""
-    # One object for all jobs without options: what stands in Redis for it is made once.
+    """Return a validated job. None as `data` means an empty object."""
+    # One object for all jobs without options, so that its Redis form is encoded only once.
     chosen = _DEFAULT
     if options:
         check_keywords("queue.add", options, JobKeywords)
@@ -158,36 +175,74 @@ def _read_entry(place: int, job: JobEntry) -> NewJob:
             raise refusal(f"jobs[{place}]", "be queue.job(…) or (name, data, options)", job)
 
 
-# The async queue: every operation awaited, on asyncio and trio.
+# The async queue
 
 
 T = TypeVar("T")
 
 
 class Queue(AnyQueue, Awaited):
-    """The queue for asyncio and trio: every operation is awaited."""
+    """A queue for asyncio and trio. All operations are coroutines.
+
+    See `AnyQueue` for the arguments.
+
+    Example:
+        >>> queue = Queue("emails", redis="redis://localhost:6379/0")
+        >>> job = await queue.add("send", {"to": "ann@example.com"}, attempts=5)
+        >>> await job.aresult(timeout=10)
+    """
 
     async def add(
         self, name: str, data: Any = None, **options: Unpack[JobKeywords]
     ) -> JobHandle[Any]:
-        """Add a job. Never twice, whatever happens to the connection; `EnqueueError` if not."""
+        """Add a job. It is never added twice, even if the connection is lost.
+
+        Args:
+            name: Name of the task.
+            data: JSON data of the job. None means an empty object.
+            **options: Job options, such as `attempts`, `delay`, `priority` or `job_id`.
+
+        Raises:
+            ConfigurationError: If an option is invalid.
+            SerializationError: If the data cannot be stored as JSON.
+            EnqueueError: If the job could not be added in time.
+        """
         entry = self._single(name, data, **options)
         return await self._stores.loop.group(self._client, self._enqueue_timeout).add(entry)
 
     async def add_bulk(
         self, jobs: Iterable[JobEntry], *, progress: Progress | None = None
     ) -> list[JobHandle[Any]]:
-        """Add jobs, in order; return their handles. `EnqueueError` tells what was not added.
+        """Add jobs in order and return their handles.
 
-        Of a list, nothing is written unless all jobs are valid. Any other iterable is streamed:
-        its jobs are checked and sent as they come, and few are in memory at once. `progress` is
-        called with the number of jobs added so far, after every 250 at the latest.
+        A list is validated first, and nothing is written unless all its jobs are valid. Any other
+        iterable is streamed: jobs are validated and sent as they arrive, and only a few are in
+        memory.
+
+        Args:
+            jobs: Jobs made with `queue.job(…)`, or tuples (name, data) or (name, data, options).
+            progress: Function called with the number of jobs added so far, at least after every 250
+                jobs.
+
+        Raises:
+            EnqueueError: If jobs could not be added. Its `spec` holds those jobs.
+
+        Example:
+            >>> await queue.add_bulk([("send", {"to": to}) for to in recipients])
         """
         bulk = self._bulk(jobs, progress)
         return await self._stores.aperform(bulk, self._enqueue_timeout)
 
     async def events(self, last_id: str = "$") -> AsyncGenerator[QueueEvent, None]:
-        """Follow what happens in the queue, from now on or from an event's id on."""
+        """Yield the queue's events as they happen.
+
+        Args:
+            last_id: Id of an event to start after. `$` starts now.
+
+        Example:
+            >>> async for event in queue.events():
+            ...     print(event)
+        """
         check_last_id(last_id)
         store = self._stores.async_store()
         if last_id == "$":
@@ -208,33 +263,67 @@ class Queue(AnyQueue, Awaited):
             raise stripped(error) from error.__cause__
 
 
-# The sync queue: the same operations for code without an event loop.
+# The sync queue
 
 
 class SyncQueue(AnyQueue, Blocking):
-    """The queue for code without an event loop, from any thread."""
+    """A queue for code without an event loop. It can be used from any thread.
+
+    See `AnyQueue` for the arguments.
+
+    Example:
+        >>> queue = SyncQueue("emails", redis="redis://localhost:6379/0")
+        >>> job = queue.add("send", {"to": "ann@example.com"}, attempts=5)
+        >>> job.result(timeout=10)
+    """
 
     def add(self, name: str, data: Any = None, **options: Unpack[JobKeywords]) -> JobHandle[Any]:
-        """Add a job. Never twice, whatever happens to the connection; `EnqueueError` if not."""
+        """Add a job. It is never added twice, even if the connection is lost.
+
+        Args:
+            name: Name of the task.
+            data: JSON data of the job. None means an empty object.
+            **options: Job options, such as `attempts`, `delay`, `priority` or `job_id`.
+
+        Raises:
+            ConfigurationError: If an option is invalid.
+            SerializationError: If the data cannot be stored as JSON.
+            EnqueueError: If the job could not be added in time.
+        """
         entry = self._single(name, data, **options)
         return add_at_once(entry, self._enqueue_timeout)
 
     def add_bulk(
         self, jobs: Iterable[JobEntry], *, progress: Progress | None = None
     ) -> list[JobHandle[Any]]:
-        """Add jobs, in order; return their handles. `EnqueueError` tells what was not added.
+        """Add jobs in order and return their handles.
 
-        Of a list, nothing is written unless all jobs are valid. Any other iterable is streamed:
-        its jobs are checked and sent as they come, and few are in memory at once. `progress` is
-        called with the number of jobs added so far, after every 250 at the latest.
+        A list is validated first, and nothing is written unless all its jobs are valid. Any other
+        iterable is streamed: jobs are validated and sent as they arrive, and only a few are in
+        memory.
+
+        Args:
+            jobs: Jobs made with `queue.job(…)`, or tuples (name, data) or (name, data, options).
+            progress: Function called with the number of jobs added so far, at least after every 250
+                jobs.
+
+        Raises:
+            EnqueueError: If jobs could not be added. Its `spec` holds those jobs.
+
+        Example:
+            >>> queue.add_bulk([("send", {"to": to}) for to in recipients])
         """
         bulk = self._bulk(jobs, progress)
         return self._stores.perform(bulk, self._enqueue_timeout)
 
     def events(self, last_id: str = "$") -> Generator[QueueEvent, None, None]:
-        """Follow what happens in the queue, from now on or from an event's id on."""
+        """Yield the queue's events as they happen. Blocks while there are none.
+
+        Args:
+            last_id: Id of an event to start after. `$` starts now.
+        """
         check_last_id(last_id)
-        store = self._stores.sync_store()  # without a limit: a reader waits until Redis is back
+        store = self._stores.sync_store()  # No time limit: a reader waits until Redis is back.
         if last_id == "$":
             last_id = store.run(again(last_event_id(self.keys)))
         while True:
@@ -243,7 +332,7 @@ class SyncQueue(AnyQueue, Blocking):
                 yield event
 
     def close(self) -> None:
-        """Close the connections that are not in use."""
+        """Close idle connections. New ones are opened when needed."""
         self._stores.close()
 
     def _run(self, operation: Operation[T]) -> T:

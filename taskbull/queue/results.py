@@ -1,9 +1,13 @@
-"""How a job has ended: asking for it, and reading it from the queue's event stream.
+"""Wait for the results of jobs in sync code, and read how a job finished.
 
-Three facts make a wait sure. The place in the stream is taken *before* the job is looked at, so an
-ending falls either before the look or behind the place. A job that was removed when it ended is not
-to be looked at any more, but its event stands in the stream for a while. And whoever waits looks
-again now and then, because a stream is trimmed, and some ways of removing a job say nothing.
+Three rules make a wait reliable:
+
+- The position in the event stream is read before the job. So a job finishes either before it is
+  read, or after that position.
+- A job that is removed when it finishes can no longer be read. Its event stays in the stream for a
+  while.
+- A waiter reads the job again now and then. Streams are trimmed, and some ways to remove a job emit
+  no event.
 """
 
 from __future__ import annotations
@@ -34,20 +38,14 @@ from taskbull.scripts.events import BLOCK, Ends, find_ending, last_event_id, rea
 from taskbull.scripts.read import get_ending, get_job
 from taskbull.store.sync_store import SyncStore
 
-# How a job has ended: asking for it, and reading it from the queue's event stream.
-#
-# Three facts make a wait sure. The place in the stream is taken *before* the job is looked at, so
-# an ending falls either before the look or behind the place. A job that was removed when it ended
-# is not to be looked at any more, but its event stands in the stream for a while. And whoever
-# waits looks again now and then, because a stream is trimmed, and some ways of removing a job say
-# nothing.
+# Reading how a job finished
 
 
 Told: TypeAlias = Ending | JobNotFound
-"""What can be told about a job that runs no more."""
+"""Final state of a job, or the error for a job that does not exist."""
 
 LOOK_AGAIN = 30.0
-"""Seconds between two looks at a job whose events may have been missed."""
+"""Seconds between two reads of a job whose events may have been missed."""
 
 _GONE: Final = (
     "it was never added, or it has ended and was removed since. How many ended jobs stay, and for "
@@ -57,7 +55,10 @@ _GONE: Final = (
 
 
 def look(queue: QueueKeys, job_id: str) -> Call[Told | None]:
-    """Find out how a job has ended, or that it is not there; None: not yet ended."""
+    """Return a call that reads how a job finished.
+
+    The reply is `JobNotFound` if the job does not exist, and None if it has not finished.
+    """
     call = get_ending(queue, job_id)
 
     def read(reply: Any) -> Told | None:
@@ -70,7 +71,7 @@ def look(queue: QueueKeys, job_id: str) -> Call[Told | None]:
 
 
 def told_by(queue: QueueKeys, ends: Ends) -> list[tuple[str, Told]]:
-    """Return what the ends that were read tell of each job."""
+    """Return the final states in a batch of events, by job."""
     return [
         (job_id, JobNotFound(queue.queue, job_id) if ending is None else ending)
         for job_id, ending in ends.endings
@@ -78,12 +79,16 @@ def told_by(queue: QueueKeys, ends: Ends) -> list[tuple[str, Told]]:
 
 
 def gone(queue: QueueKeys, job_id: str) -> JobNotFound:
-    """Return the error of a job whose end nobody can tell any more."""
+    """Return the error for a job whose final state is no longer stored."""
     return JobNotFound(queue.queue, job_id, _GONE)
 
 
 def settle(queue: QueueKeys, job_id: str, told: Told) -> Steps[Ending]:
-    """Return the ending, also of a job that was removed when it ended; raise `JobNotFound`."""
+    """Return the final state of a job, even if it was removed when it finished.
+
+    Raises:
+        JobNotFound: If the event stream no longer contains it.
+    """
     if isinstance(told, Ending):
         return told
     ending: Ending | None = yield from again(find_ending(queue, job_id))
@@ -93,7 +98,7 @@ def settle(queue: QueueKeys, job_id: str, told: Told) -> Steps[Ending]:
 
 
 def failure(queue: QueueKeys, job_id: str, reason: str) -> Steps[JobFailed]:
-    """Return the error of a job that failed, with what is still known of it."""
+    """Return the error for a failed job, with the details that are still stored."""
     kind = failure_kind(reason)
     job: Job | None = yield from again(get_job(queue, job_id))
     if job is None:
@@ -102,25 +107,25 @@ def failure(queue: QueueKeys, job_id: str, reason: str) -> Steps[JobFailed]:
 
 
 def failure_kind(reason: str) -> type[JobFailed]:
-    """Return the class of the error of a job that failed for this reason."""
+    """Return the error class for a failure reason."""
     if is_cancelled(reason):
         return JobCancelled
     return JobExpired if is_expired(reason) else JobFailed
 
 
 def not_in_time(queue: QueueKeys, job_id: str, timeout: float | None) -> TimeoutError:
-    """Return the error of a wait that took too long."""
+    """Return the error for a wait that timed out."""
     limit = "" if timeout is None else f" within {timeout:g} s"
     return TimeoutError(f"Job {job_id} in queue {queue.queue} has not ended{limit}")
 
 
-# Threads that wait for the ends of jobs: one of them reads the queue's stream for all.
+# Threads that wait for jobs. One of them reads the queue's event stream for all.
 #
-# Whoever waits either reads or sleeps. The reader tells the others what it finds, and when its own
-# wait is over, however that came, it wakes one of them to go on from the same place. So there is
-# no thread of ours that could hang, be forked away or outlive the program, a single wait costs no
-# more than it would alone, and each has its own deadline and its own errors. Whatever else has to
-# be asked is asked by one thread at a time: any number of threads use two connections.
+# A waiting thread either reads or sleeps. The reader passes the events to the other threads. When
+# its own wait is over, for any reason, it wakes another thread to continue from the same position.
+# So there is no background thread that could hang, get lost in a fork or outlive the program. A
+# single wait costs no extra work, and each has its own deadline and errors. All other calls are
+# made by one thread at a time, so any number of threads use two connections.
 
 
 class _Waiter:
@@ -129,26 +134,33 @@ class _Waiter:
     def __init__(self, job_id: str) -> None:
         self.job_id = job_id
         self.told: Told | None = None
-        self.news = Event()  # it was told, or is to read
+        self.news = Event()  # Set when the result is known, or when this thread becomes the reader.
 
 
 class SyncResultWatch:
-    """Watches how the jobs of one queue end, for all threads of a process."""
+    """Waits for the jobs of one queue, for all threads of a process."""
 
     def __init__(self, keys: QueueKeys, store: SyncStore) -> None:
         self._keys = keys
         self._store = store
-        self._asking = Lock()  # held while something is asked; before `_state`
-        self._state = Lock()  # held for moments
+        self._asking = Lock()  # Held during a call. Acquire it before `_state`.
+        self._state = Lock()  # Held only briefly.
         self._waiting: dict[str, list[_Waiter]] = {}
         self._reader: _Waiter | None = None
-        self._place = ""  # read up to here; empty while nobody waits
-        self._look_at = 0.0  # when the reader has to look at all jobs
+        self._place = ""  # Last position read. Empty if no thread waits.
+        self._look_at = 0.0  # Time for the reader to read all jobs again.
 
     def ending(self, job_id: str, timeout: float | None) -> Ending:
-        """Wait in this thread until a job has completed; the timeout is for all of it.
+        """Wait in this thread until a job has completed.
 
-        Raises `JobFailed` for one that failed, `JobNotFound`, or `TimeoutError`.
+        Args:
+            job_id: Id of the job.
+            timeout: Time limit in seconds for the whole wait.
+
+        Raises:
+            JobFailed: If the job failed.
+            JobNotFound: If the job does not exist.
+            TimeoutError: If the job did not finish in time.
         """
         steps = self._completed(job_id, inf if timeout is None else monotonic() + timeout)
         try:
@@ -156,7 +168,8 @@ class SyncResultWatch:
         except ConnectionLost:
             raise not_in_time(self._keys, job_id, timeout) from None
         finally:
-            steps.close()  # after a KeyboardInterrupt, too, another is to read at once
+            # Another thread takes over the reading immediately, even after a KeyboardInterrupt.
+            steps.close()
 
     def _completed(self, job_id: str, deadline: float) -> Steps[Ending]:
         waiter = _Waiter(job_id)
@@ -176,7 +189,7 @@ class SyncResultWatch:
         with self._alone(deadline):
             with self._state:
                 self._waiting.setdefault(waiter.job_id, []).append(waiter)
-            if not self._place:  # nobody else waits
+            if not self._place:  # No other thread waits.
                 self._place = yield from again(last_event_id(self._keys))
                 self._look_at = monotonic() + LOOK_AGAIN
             found: Told | None = yield from again(look(self._keys, waiter.job_id))
@@ -192,7 +205,7 @@ class SyncResultWatch:
 
     @contextmanager
     def _alone(self, deadline: float) -> Generator[None]:
-        """Be the only thread that asks."""
+        """Make this the only thread that sends calls."""
         if not self._asking.acquire(timeout=_left(deadline)):
             raise _late()
         try:
@@ -201,14 +214,14 @@ class SyncResultWatch:
             self._asking.release()
 
     def _reads(self, waiter: _Waiter) -> bool:
-        """Return whether it is this one who reads; it is if nobody else does."""
+        """Return True if this waiter is the reader. It becomes the reader if there is none."""
         with self._state:
             if self._reader is None:
                 self._reader = waiter
             return self._reader is waiter
 
     def _leave(self, waiter: _Waiter) -> None:
-        """Wait no more; let another read if this one did."""
+        """Stop waiting, and hand over the reading if this waiter was the reader."""
         with self._state:
             others = self._waiting.get(waiter.job_id, [])
             if waiter in others:
@@ -224,7 +237,7 @@ class SyncResultWatch:
                     self._reader.news.set()
 
     def _read(self, deadline: float) -> Steps[None]:
-        """Read once, and tell what has ended."""
+        """Read the stream once and notify the waiters of finished jobs."""
         if monotonic() >= self._look_at:
             yield from self._look()
             return
@@ -234,14 +247,14 @@ class SyncResultWatch:
         try:
             ends: Ends = yield read_ends(self._keys, self._place, block)
         except (MaybeExecuted, ServerUnavailable):
-            self._look_at = 0.0  # the stream may have been trimmed until we are back
+            self._look_at = 0.0  # The stream may have been trimmed by the time of the reconnect.
             return
         self._place = ends.place
         for job_id, told in told_by(self._keys, ends):
             self._tell(job_id, told)
 
     def _look(self) -> Steps[None]:
-        """Look at all jobs that somebody waits for."""
+        """Read all jobs that have waiters."""
         with self._state:
             waiting = list(self._waiting)
         for job_id in waiting:
@@ -259,7 +272,7 @@ class SyncResultWatch:
 
 
 def _left(deadline: float) -> float:
-    """Return the seconds that are left, in the range that locks take."""
+    """Return the remaining seconds, limited to the range that locks accept."""
     return min(max(0.0, deadline - monotonic()), TIMEOUT_MAX)
 
 

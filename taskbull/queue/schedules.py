@@ -1,4 +1,4 @@
-"""Schedules of one queue, made and changed at run time: methods of both queues."""
+"""Queue methods that create, change and remove schedules at run time."""
 
 from __future__ import annotations
 
@@ -35,20 +35,31 @@ from taskbull.scripts.schedulers import (
 )
 
 ScheduledJob: TypeAlias = NewJob | Growing
-"""The job that a schedule adds again and again: made by `task.job(…)` or `queue.job(…)`."""
+"""Job that a schedule adds periodically, made with `task.job(…)` or `queue.job(…)`."""
 
 
 class ScheduleOperations:
-    """What a queue can be asked about its schedules."""
+    """Operations of a queue on its schedules."""
 
     keys: QueueKeys
     _client: QueueClient
 
     @writes
     def upsert_schedule(self, id: str, rule: Rule, job: ScheduledJob) -> Operation[Schedule]:  # noqa: A002
-        """Make a schedule, or change the one of this id; return it with its next run.
+        """Create or replace a schedule, and return it with its next run.
 
-        The job is made by `task.job(…)` or `queue.job(…)`. A pending run is replaced.
+        A pending run is replaced.
+
+        Args:
+            id: Id of the schedule.
+            rule: A `Cron` or an `Every`.
+            job: Job to add, made with `task.job(…)` or `queue.job(…)`.
+
+        Raises:
+            ConfigurationError: If an argument is invalid, or the job belongs to another queue.
+
+        Example:
+            >>> await queue.upsert_schedule("nightly", Cron("0 3 * * *"), report.job("sales"))
         """
         check_schedule_id(id)
         check_rule(rule)
@@ -58,32 +69,49 @@ class ScheduleOperations:
     def declare_schedules(
         self, app: str, declared: Sequence[DeclaredSchedule]
     ) -> Operation[list[str]]:
-        """Write the schedules that an app declares, as its workers do; return what changed."""
+        """Write the schedules that an app declares, and return the ids that changed.
+
+        Workers do this when they start.
+        """
         return _declare(self.keys, app, declared)
 
     @reads
     def schedules(self) -> Operation[list[Schedule]]:
-        """List the schedules, by the time of their next runs; those that have ended come last."""
+        """Return the schedules by time of the next run. Schedules that have ended come last."""
         return list_schedulers(self.keys)
 
     @reads
     def get_schedule(self, id: str) -> Operation[Schedule | None]:  # noqa: A002
-        """Return a schedule as it stands in Redis, or None."""
+        """Return a schedule as stored in Redis, or None if it does not exist."""
         return get_scheduler(self.keys, check_text("schedule id", id))
 
     @writes
     def remove_schedule(self, id: str) -> Operation[bool]:  # noqa: A002
-        """Remove a schedule and its next run; one that has begun goes on. False: there is none."""
+        """Remove a schedule and its next run. Return False if it does not exist.
+
+        A run that has already started continues.
+        """
         return remove_scheduler(self.keys, check_text("schedule id", id))
 
     @writes
     def run_schedule_now(self, id: str) -> Operation[JobHandle[Any]]:  # noqa: A002
-        """Add one more job of a schedule at once, never twice; its next run stays as it is."""
+        """Add one extra job of a schedule immediately. Its next run is unchanged.
+
+        The job is never added twice.
+
+        Raises:
+            ScheduleNotFound: If the schedule does not exist.
+            EnqueueError: If the job could not be added.
+        """
         return _run_now(self._client, check_text("schedule id", id))
 
 
 def template_of(job: ScheduledJob, queue: QueueKeys) -> NewJob:
-    """Return the job that a schedule of a queue adds; refuse one of another queue, or a flow."""
+    """Return the job that a schedule adds.
+
+    Raises:
+        ConfigurationError: If the job belongs to another queue or is a flow.
+    """
     if not is_job(job):
         if isinstance(job, NewJob):
             return job
@@ -104,7 +132,8 @@ def _upsert(keys: QueueKeys, schedule_id: str, rule: Rule, template: NewJob) -> 
     encoded = encode_schedule(rule, template, now_ms)
     lost: MaybeExecuted | None = None
     while True:
-        # Sent again, it leaves alone what it may have written: its first run may have begun.
+        # A call sent again keeps what the first one may have written: the first run may have
+        # started.
         call = upsert_scheduler(keys, schedule_id, encoded, now_ms, keeps=lost is not None)
         try:
             yield call

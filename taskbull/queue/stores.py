@@ -1,4 +1,4 @@
-"""Running a generator that asks: the same for those who await the answers and those who do not."""
+"""Connections that queues share, and the code that runs operations on them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from taskbull.store.async_store import Begun, Store
 
 
-# Running a generator that asks: the same for those who await the answers and those who do not.
+# Running generators, shared by sync and async code
 
 
 Q = TypeVar("Q")
@@ -36,7 +36,7 @@ class Driver(Generic[Q, T]):
                 driver.answer = await ask(driver.question)
         return driver.result
 
-    What is raised in the block is raised in the generator, which may know better.
+    An exception in the block is raised in the generator, which may handle it.
     """
 
     question: Q
@@ -65,7 +65,7 @@ class Driver(Generic[Q, T]):
             self.result = end.value
 
 
-# What a caller of taskbull sees of an error: the error, and not our way to it.
+# Errors without taskbull's internal tracebacks
 
 
 _OF_REDIS = (ConnectionLost, MaybeExecuted, ServerRefused)
@@ -74,11 +74,11 @@ E = TypeVar("E", bound=TaskbullError)
 
 
 def stripped(error: E) -> E:
-    """Return an error of ours without the way that it came inside of taskbull, to be raised anew.
+    """Return an error without its internal traceback, to be raised again.
 
-    Its message says all, and forty lines of our own calls and of the errors that led to it would
-    bury that. So it is raised `from error.__cause__`, which is left only if it is of the caller's
-    own making; trouble with Redis moves to `__context__`, for whoever looks for it.
+    The message is complete. Forty lines of internal calls and previous errors would hide it. Raise
+    the result `from error.__cause__`. A cause from the caller's code is kept. A Redis error moves
+    from the cause to `__context__`, where it can still be inspected.
     """
     cause = error.__cause__
     if isinstance(cause, _OF_REDIS):
@@ -86,11 +86,11 @@ def stripped(error: E) -> E:
     return error.with_traceback(None)
 
 
-# The connections that queues share: one async store per event loop, one sync store per process.
+# Stores: one async store per event loop, one sync store per process
 
 
 class Stores:
-    """Knows the store that fits where it is asked for; made when first needed."""
+    """Provides the store for the current context. Stores are created when needed."""
 
     def __init__(self, redis: Where | None = None) -> None:
         self.address = address_of(redis)
@@ -100,9 +100,9 @@ class Stores:
 
     @property
     def loop(self) -> LoopContext:
-        """What belongs to the running event loop."""
+        """The context of the running event loop."""
         if self._loops is None:
-            # With asyncio, anyio and all it takes a third as long again as the rest of taskbull.
+            # Importing asyncio and anyio takes a third as long again as the rest of taskbull.
             from taskbull.queue.event_loops import EventLoops  # noqa: PLC0415
 
             self._loops = EventLoops(self.address)
@@ -119,15 +119,15 @@ class Stores:
         return self._sync
 
     def sync_result_watch(self, keys: QueueKeys) -> SyncResultWatch:
-        """Return the watch over the ends of a queue's jobs, for all threads of this process."""
+        """Return the result watch of a queue, which all threads of this process share."""
         process, watches = self._sync_result_watches
-        if process != os.getpid():  # forked: whoever read there does not read here
+        if process != os.getpid():  # After a fork, the reading thread does not exist here.
             process, watches = self._sync_result_watches = (os.getpid(), {})
         watch = watches.get(keys.base)
         return watch or watches.setdefault(keys.base, SyncResultWatch(keys, self.sync_store()))
 
     def perform(self, stages: Stages[T], timeout: float | None) -> T:
-        """Perform a long operation; `timeout` is for each of its stages."""
+        """Run an operation in stages. `timeout` applies to each stage."""
         store = self.sync_store()
         under_way: deque[SyncBegun[Any]] = deque()
         try:
@@ -150,7 +150,7 @@ class Stores:
                 begun.leave()
 
     async def aperform(self, stages: Stages[T], timeout: float | None) -> T:
-        """Perform a long operation; `timeout` is for each of its stages."""
+        """Run an operation in stages. `timeout` applies to each stage."""
         loop = self.loop
         under_way: deque[Begun[Any]] = deque()
         try:
@@ -172,6 +172,6 @@ class Stores:
                 begun.leave()
 
     def close(self) -> None:
-        """Close the sync connections that are not in use; the others end with their event loop."""
+        """Close idle sync connections. Async connections are closed with their event loop."""
         if self._sync is not None:
             self._sync.close()

@@ -1,1 +1,1 @@
-"""Running jobs."""
+"""Run jobs: the worker and its parts."""

@@ -1,4 +1,9 @@
-"""What becomes of a job: before its function is called, and by what came of the call."""
+"""Run one attempt of a job and decide its outcome.
+
+`Executor` calls the job's function as its `Route` says: in the event loop, in a thread, or in a
+pool process. `Judge` turns the result or the error into an outcome. Workers and `taskbull.testing`
+share this code.
+"""
 
 from __future__ import annotations
 
@@ -39,19 +44,19 @@ from taskbull.worker.run import NotBegun, Run
 from taskbull.worker.running_job import RunningJob, Workplace, enter, leave, run_of
 from taskbull.worker.threads import ThreadPool, Unattended
 
-# What becomes of a job: before its function is called, and by what came of the call.
+# Outcomes.
 
 
 logger = logging.getLogger(__name__)
 
 RELEASE_PAUSE: Final = 5.0
-"""Seconds after which a job runs again that Redis kept from being run to its end."""
+"""Delay in seconds for a job that could not finish for reasons outside its own code."""
 
 _NOTHING = Complete()
 
 
 def returned(run: Run, value: Any) -> Complete | Fail:
-    """Return what is to become of a job whose function returned something."""
+    """Return the outcome of a job whose function returned a value."""
     if run.heeded:
         return run.stopped()
     if value is None:
@@ -62,26 +67,27 @@ def returned(run: Run, value: Any) -> Complete | Fail:
 
 
 class Judge:
-    """Decides about the jobs of one queue."""
+    """Decides the outcomes of one queue's jobs."""
 
     def __init__(self, place: Workplace) -> None:
         self._place = place
 
     def fate(self, run: Run) -> Fail | None:
-        """Return the outcome of a job that is not to be run; None: it is."""
+        """Return the outcome of a job that must not run, or None if it may run."""
         job = run.job
         if (fate := doomed(job)) is not None:
             return fate
         return expired(job, self._place.wall_ms()) if run.cancelled is None else run.stopped()
 
     def raised(self, run: Run, error: BaseException) -> Outcome:
-        """Return the outcome of a job whose function raised something; never raise.
+        """Return the outcome of a job whose function raised an error. Never raise.
 
-        An error that cannot be examined, or a log filter that raises, fails the attempt instead.
+        If the error cannot be examined, or a log filter raises, the attempt fails with that second
+        error.
         """
         try:
             return self._raised(run, error)
-        except BaseException as fault:  # noqa: BLE001 - foreign code: the error's own class
+        except BaseException as fault:  # noqa: BLE001 - the error's class is user code
             return decide(fault, run.job, run.policy, random=random)
 
     def _raised(self, run: Run, error: BaseException) -> Outcome:
@@ -90,7 +96,7 @@ class Judge:
         job = run.job
         if run.interrupted or run.heeded:
             return run.stopped(error)
-        told = told_by(error)  # what a process has decided stands
+        told = told_by(error)  # A pool process has already decided.
         outcome = None if told is None else outcome_of(told, run)
         if outcome is None:
             if told is not None or (run.port is not None and run.port.caused(error)):
@@ -103,16 +109,16 @@ class Judge:
         return in_time(job, outcome, self._place.wall_ms())
 
     def settle(self, run: Run, value: Any, error: BaseException | None) -> Outcome:
-        """Return the outcome of a job whose function was left to others; never raise."""
+        """Return the outcome of a job whose function ran in a detached thread. Never raise."""
         if error is None:
             try:
                 return returned(run, value)
-            except BaseException as unfit:  # noqa: BLE001 - foreign code
+            except BaseException as unfit:  # noqa: BLE001 - user code may raise anything
                 error = unfit
         return self.raised(run, error)
 
     def put_off(self, job: Job, reason: str) -> Outcome:
-        """Return an outcome that spends no attempt, for a job that could not run to its end."""
+        """Return an outcome that delays a job without spending an attempt, and log the reason."""
         logger.warning(
             "Job %s (%s) of queue %s is delayed by %g s, at no cost of an attempt: %s",
             cut(job.id),
@@ -124,69 +130,76 @@ class Judge:
         return in_time(job, SnoozeFor(RELEASE_PAUSE), self._place.wall_ms())
 
 
-# How a worker runs a job: which function, called where, and by which rules for its errors.
+# Routes: the function to call, the place to call it in, and the retry policy.
 
 
 Handler: TypeAlias = Callable[[RunningJob], Awaitable[Any]]
-"""Runs a job and returns its result, which must be JSON."""
+"""An async function that runs a job and returns its result, which must be JSON-serializable."""
 
 SyncHandler: TypeAlias = Callable[[RunningJob], Any]
 
 
 class Route(Struct, frozen=True, dict=True):
-    """How the jobs of a task are run."""
+    """The way a worker runs a task's jobs."""
 
     function: Callable[[Any], Any]
-    """Called with the job; a `Handler` or `SyncHandler`."""
+    """The `Handler` or `SyncHandler` to call with the job."""
     policy: RetryPolicy = NO_POLICY
     timeout: float | None = None
-    """Seconds that one attempt may take; a job's own time wins."""
+    """Time limit of one attempt in seconds. A timeout set on the job takes precedence."""
     site: Site = Site.LOOP
-    """Where the function is called: one that blocks must not be called in the event loop."""
+    """The place to call the function in. A blocking function must not run in the event loop."""
     grace: float = 5.0
-    """Seconds that the function has to end when its process is told to."""
+    """Seconds that the function has to finish after its process is asked to stop it."""
     layers: Sequence[Middleware[RunningJob]] = ()
-    """What surrounds the call, in the event loop; the first one is outermost."""
+    """Middleware around the call, outermost first. It runs in the event loop."""
     batch: BatchRules | None = None
-    """How jobs are gathered for one call, if that takes many: then the function is called with a
-    `Batch`, and returns one result for each job. The layers surround each job nevertheless."""
+    """Rules for a batch task. The function is then called with a `Batch` and returns one result per
+    job. Middleware still wraps each job separately."""
 
     @cached_property
     def is_awaited(self) -> bool:
-        """Whether the function is awaited as it is: in the event loop, with nothing around it."""
+        """True if the function runs in the event loop without batching or middleware."""
         return self.site is Site.LOOP and self.batch is None and not self.layers
 
     @cached_property
     def is_threaded(self) -> bool:
-        """Whether the function is called in a thread, with nothing around it."""
+        """True if the function runs in a thread without batching or middleware."""
         return self.site is Site.THREAD and self.batch is None and not self.layers
 
 
 Resolve: TypeAlias = Callable[[Job], Route]
-"""Returns how a job is to be run; what it raises is the job's failure."""
+"""A function that returns the route for a job. If it raises, the job fails with that error."""
 
 
 def always(handler: Handler | SyncHandler | None, policy: RetryPolicy) -> Resolve:
-    """Resolve every job to one function, which runs in a thread unless it is an `async def`."""
+    """Return a resolver that sends every job to one function.
+
+    The function runs in a thread unless it is an `async def`. Raises `ConfigurationError` if it is
+    not callable.
+    """
     if not callable(handler):
         raise refusal("handler", "be a function that takes the job", handler)
-    # An object with an `async def __call__` is as good as a function.
+    # An object with an `async def __call__` also counts as async.
     is_async = inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(
-        getattr(handler, "__call__", None)  # noqa: B004 - its kind is asked, not whether it is there
+        getattr(handler, "__call__", None)  # noqa: B004 - checks its kind, not its presence
     )
     route = Route(handler, policy, site=Site.LOOP if is_async else Site.THREAD)
     return lambda _: route
 
 
-# The time that an attempt has.
+# Time limits.
 
 
 THREAD_PATIENCE: Final = 60.0
-"""Seconds for which a job with a timeout waits for a thread before it is put off."""
+"""Seconds that a job with a timeout waits for a free thread or process before it is delayed."""
 
 
 class TimeLimit:
-    """Cancels a scope when an attempt has had its time; to wait for a thread costs none of it."""
+    """Cancels a scope when an attempt exceeds its timeout.
+
+    Time spent waiting for a free thread or process does not count.
+    """
 
     __slots__ = ("_left", "_loop_offset", "_scope", "stopped")
 
@@ -195,45 +208,41 @@ class TimeLimit:
         self._left = seconds
         self._loop_offset = loop_offset()
         self.stopped = False
-        """Whether the attempt waits for a thread."""
+        """True while the attempt waits for a free thread or process."""
         scope.deadline = self._now() + seconds
 
     def stop(self) -> None:
-        """Stop the clock."""
+        """Pause the clock."""
         now = self._now()
         self._left = self._scope.deadline - now
         self._scope.deadline = now + THREAD_PATIENCE
         self.stopped = True
 
     def go_on(self) -> None:
-        """Start the clock again."""
+        """Resume the clock."""
         self._scope.deadline = self._now() + self._left
         self.stopped = False
 
     def _now(self) -> float:
-        """Return the event loop's time, also in a callback."""
+        """Return the event loop's time. Unlike anyio's function, it also works in a callback."""
         return monotonic() + self._loop_offset
 
 
-# One attempt of a job: its function is called, and what comes of that decides about the job.
-#
-# A worker and `taskbull.testing` run jobs by it alike. How the function is called is for the route
-# to say, and for `Executor._call` to do: in the event loop, in a thread, or in a process of the
-# pool.
+# Attempts.
 
 
 G = TypeVar("G")
 
 _OUR_SHARE = 0.1
-"""The part of a job's time that Redis may take without being blamed when the time is up."""
+"""Share of a timeout that a job may spend waiting for Redis and still be failed for the timeout."""
 
 
 class Executor:
-    """Makes attempts of the jobs of one queue.
+    """Runs attempts of one queue's jobs.
 
-    Without `threads` there is no event loop either: functions that block are called at once, and
-    no time is kept. Without `processes` what belongs there runs in a thread. With `cancel_lost` a
-    job whose lock is gone is cancelled.
+    Without `threads` there is no event loop (`taskbull.testing`): blocking functions are called
+    directly, and timeouts are ignored. Without `processes`, functions meant for a process run in a
+    thread. With `cancel_lost`, a job that loses its lock is cancelled.
     """
 
     def __init__(
@@ -267,16 +276,16 @@ class Executor:
         scope: CancelScope | None = None,
         unattended: Unattended | None = None,
     ) -> Outcome | None:
-        """Run a job once, and return what is to become of it.
+        """Run a job once and return its outcome.
 
-        A plain function with nothing around it is left to `unattended`, if there is one: then this
-        returns None at once.
+        A sync function without middleware is handed to `unattended`, if given, unless a timeout or
+        `cancel_lost` applies. In that case this method returns None immediately.
 
-        `scope` is what the caller runs in: it is cancelled if the job is while its function runs,
-        unless that is in a thread. The caller must leave it then, before it awaits anything.
+        `scope` is the scope that the caller runs in. It is cancelled if the job is cancelled while
+        its function runs outside a thread. The caller must then leave it before awaiting anything.
 
-        It raises only what is not an `Exception`: whose end that is, the job's or that of all that
-        runs here, is for the caller to say.
+        Every `Exception` becomes an outcome. Other exceptions propagate, and the caller decides
+        whether they stop only the job or the whole slot.
         """
         job = run.job
         if (
@@ -289,7 +298,7 @@ class Executor:
         try:
             route = self._resolve(job)
             run.policy = route.policy
-            # The time of a batch is that of its call, which begins later.
+            # The timeout of a batch applies to its call, which starts later.
             timeout = None if route.batch else job.options.timeout or route.timeout
             running = RunningJob(run, self._place)
             token = enter(running)
@@ -297,7 +306,7 @@ class Executor:
                 if (timeout is not None or self._cancel_lost) and self._threads is not None:
                     return await self._within(timeout, route, running, run)
                 run.scope = scope
-                if route.is_awaited:  # asked first: most are, and it saves them a call (2 %)
+                if route.is_awaited:  # Check the common case first; saves a function call (2 %).
                     return returned(run, await route.function(running))
                 if unattended is not None and route.is_threaded:
                     unattended.start(run, _begin, route.function, running)
@@ -305,14 +314,14 @@ class Executor:
                 return returned(run, await self._call(route, run, running))
             finally:
                 leave(token)
-        except Exception as error:  # noqa: BLE001 - foreign code
+        except Exception as error:  # noqa: BLE001 - user code may raise anything
             end_child_of(self._process, error)
             return self.judge.raised(run, error)
 
     async def _within(
         self, timeout: float | None, route: Route, running: RunningJob, run: Run
     ) -> Outcome:
-        """Call the function in a scope that is cancelled when its time is up, or its lock gone."""
+        """Call the function in a scope that is cancelled on timeout or when the lock is lost."""
         job = run.job
         limit: TimeLimit | None = None
         try:
@@ -337,7 +346,7 @@ class Executor:
     def _call(
         self, route: Route, run: Run, running: RunningJob, limit: TimeLimit | None = None
     ) -> Awaitable[Any]:
-        """Begin to call the function where its route says; `limit` stands still until it can."""
+        """Start the call where the route says. `limit` is paused until it can begin."""
         call: CallNext[RunningJob] = route.function
         if route.batch is not None:
             call = partial(self._join, route, route.batch)
@@ -349,20 +358,18 @@ class Executor:
         return (compose(route.layers, call) if route.layers else call)(running)
 
     def _join(self, route: Route, rules: BatchRules, running: RunningJob) -> Awaitable[Any]:
-        """Wait with other jobs for the call of their function."""
         timeout = running.job.options.timeout or route.timeout
         if self._batches is None:
             raise TypeError("an executor without batches cannot run jobs that are gathered")
         item: Any = None
         if route.site is Site.PROCESS and self._processes is not None:
-            check_size(running)  # the process reads it
+            check_size(running)  # The pool process decodes the item.
         else:
             item = rules.read(running.job.raw_data)
         gatherer = self._batches.of(running.name, rules)
         return gatherer.join(running, item, timeout, partial(self._call_batch, route))
 
     async def _call_batch(self, route: Route, batch: Batch, timeout: float | None) -> Any:
-        """Call the function with a batch where its route says; return what it returns."""
         limit: TimeLimit | None = None
         try:
             if timeout is None or self._threads is None:
@@ -433,7 +440,7 @@ def _timed_out(reason: str, run: Run) -> TimeoutError:
 
 
 def _begin(function: SyncHandler, running: RunningJob) -> Any:
-    """Call a function, in its thread, if it is not too late by now."""
+    """Call a function in its thread, unless the job expired while it waited."""
     if (late := running.too_late()) is not None:
         raise NotBegun(late)
     return function(running)

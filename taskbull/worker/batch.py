@@ -1,4 +1,8 @@
-"""Many jobs in one call of their function: who is in it, and how its end becomes theirs."""
+"""Run many jobs of a batch task in one call of its function.
+
+`Gatherer` collects waiting jobs and starts calls. `BatchCall` gives each job its own result or
+error. `Batches` holds the gatherers of a worker.
+"""
 
 from __future__ import annotations
 
@@ -28,26 +32,25 @@ from taskbull.worker.clock import Alarm, Clock
 from taskbull.worker.run import NotBegun, ends_the_slot
 from taskbull.worker.running_job import RunningJob, enter_batch
 
-# Many jobs in one call of their function: who is in it, and how its end becomes theirs.
-
 
 class BatchRules(Struct, frozen=True):
-    """How the jobs of a task are gathered."""
+    """The rules for gathering a task's jobs into batches."""
 
     size: int
-    """How many items one call has, at the most."""
+    """Maximum number of items per call."""
     wait: float
-    """Seconds for which the first one waits for others."""
+    """Seconds that the first job waits for more jobs."""
     parallel: int
-    """How many calls may run at once."""
+    """Maximum number of concurrent calls."""
     read: Callable[[bytes], Any]
-    """Reads the data of a job as an item."""
+    """Decoder that turns a job's raw data into an item."""
 
 
 class Batch(Struct, frozen=True, eq=False):
-    """The jobs of one call, and the items that they bring, in the same order.
+    """The jobs of one call and their items, in the same order.
 
-    In a worker, those of a function in a process have none: it reads them there.
+    For a function that runs in a pool process, every item is None, because the process decodes
+    them.
     """
 
     jobs: list[RunningJob]
@@ -55,11 +58,11 @@ class Batch(Struct, frozen=True, eq=False):
 
 
 Perform: TypeAlias = Callable[[Batch, float | None], Awaitable[Any]]
-"""Calls the function with a batch, which has so many seconds."""
+"""A function that calls the task's function with a batch and a timeout in seconds."""
 
 
 class Gathered(Struct, eq=False):
-    """A job that waits for its part of a call."""
+    """A job that waits for its share of a batch call."""
 
     job: RunningJob
     item: Any
@@ -67,65 +70,65 @@ class Gathered(Struct, eq=False):
     perform: Perform
     waiter: Waiter
     due: float = 0.0
-    """When its call is to begin, at the latest."""
+    """The latest time to start its call."""
     call: BatchCall | None = None
     left: bool = False
-    """Whether it was cancelled while it waited."""
+    """True if the job was cancelled while it waited."""
     ended: bool = False
-    """Whether it waits no longer."""
+    """True once the job has its result or error."""
     value: Any = None
     error: BaseException | None = None
     traceback: TracebackType | None = None
 
     def end(self, value: Any = None, error: BaseException | None = None) -> None:
-        """Let the job go on with its part of the result, or with an error."""
+        """Resume the job with its result or an error."""
         self.value, self.error, self.ended = value, error, True
         if error is not None:
             self.traceback = error.__traceback__
         wake(self.waiter)
 
     def result(self) -> Any:
-        """Return its part, or raise its error."""
+        """Return the job's result, or raise its error."""
         if self.error is not None:
-            # Others may raise the same one: what each adds to the traceback stays apart.
+            # Several members may raise the same error; keep their tracebacks separate.
             raise self.error.with_traceback(self.traceback)
         return self.value
 
 
 class BatchCall(Struct, eq=False):
-    """One call of the function, and who waits for it."""
+    """One call of the function and the jobs that wait for it."""
 
     members: list[Gathered]
     scope: CancelScope | None = None
-    """While it runs."""
+    """The scope that the call runs in, or None while it is not running."""
     over: Event = field(default_factory=Event)
-    """Set when it has ended."""
+    """Set when the call has finished."""
 
     def batch(self) -> Batch:
-        """Return what the function is called with."""
+        """Return the function's argument."""
         return Batch([one.job for one in self.members], [one.item for one in self.members])
 
     @property
     def timeout(self) -> float | None:
-        """The seconds that it has: the shortest time that one of its members has."""
+        """The time limit in seconds: the shortest timeout of any member."""
         return min((one.timeout for one in self.members if one.timeout is not None), default=None)
 
     def remaining(self) -> list[Gathered]:
-        """Return those who have not left."""
+        """Return the members that are still waiting."""
         return [member for member in self.members if not (member.ended or member.left)]
 
     def end(self, results: Any, error: BaseException | None = None) -> None:
-        """Give each member its part of the results, or all of them the error of the call.
+        """Give each member its result, or all of them the call's error.
 
-        An exception among the results is the error of one member. If they are not as many as the
-        members, that is an error of all. Those who have left and wait for the end get a result that
-        comes all the same, but not the error of a call that was cancelled because of them.
+        An exception among the results is one member's error. If the number of results is wrong, all
+        members get an error. Members that left and wait for the call to finish still get a result,
+        but not an error: the call may have been cancelled because of them.
         """
         parts: list[Any] = []
         if error is None:
             try:
                 parts = checked_results(results, [one.job for one in self.members])
-            except Exception as wrong:  # noqa: BLE001 - foreign code: a list may be of any kind
+            except Exception as wrong:  # noqa: BLE001 - the list's class may be user code
                 error = wrong
         if error is not None:
             parts = [error] * len(self.members)
@@ -139,7 +142,10 @@ class BatchCall(Struct, eq=False):
 
 
 def checked_results(results: Any, jobs: Sequence[RunningJob]) -> list[Any]:
-    """Return what a function has returned for a batch, if that is one result for each job."""
+    """Return the results of a batch call as a list.
+
+    Raises `PermanentError` unless there is exactly one result per job.
+    """
     name, count = jobs[0].name, len(jobs)
     if not _is_list(results):
         kind = type(results).__qualname__
@@ -157,7 +163,7 @@ def _is_list(results: object) -> TypeGuard[Sequence[Any]]:
 
 
 class Joinable(Protocol):
-    """Where the jobs of a task wait for each other."""
+    """A gatherer that a job can join."""
 
     async def join(
         self, job: RunningJob, item: Any, timeout: float | None, perform: Perform
@@ -165,35 +171,34 @@ class Joinable(Protocol):
 
 
 class Gathering(Protocol):
-    """Knows where the jobs of each task wait for each other."""
+    """A registry of gatherers by task."""
 
     def of(self, task: str, rules: BatchRules) -> Joinable: ...
 
 
-# Where jobs wait for each other that one call runs, and when that call begins.
-#
-# Its rules:
+# Gathering. The rules:
 #
 # - Each job keeps its own slot, lock and policy, and finishes here with its own result or error.
-# - A call is a task of its own: whoever cancels a job cannot hurt its neighbours. A job that is
-#   cancelled leaves; when all jobs of a call have left, the call is cancelled. Those who leave
-#   together, as they do when their worker stops, wait for its end: until then no other worker is to
-#   run them, and a result that still comes is theirs.
-# - A call starts when `size` jobs are waiting, when the first has waited for `wait` seconds, or
-#   immediately if waiting jobs occupy all slots of a queue, so that no other job can come.
-# - A job in its last attempt of several is called alone, and so is one that has stalled: one that
-#   ruins each call it is in ruins only its own in the end.
+# - A call runs in its own task, so cancelling one job does not affect the others. A cancelled job
+#   leaves; when all jobs have left, the call is cancelled. Jobs that leave together, as in a
+#   shutdown, wait for the call to finish. No other worker may run them before, and they still get a
+#   late result.
+# - A call starts when `size` jobs are waiting, or when the first has waited for `wait` seconds. It
+#   starts immediately if waiting jobs occupy all slots of a queue, so that no other job can come.
+# - A job that has stalled, or is in its last of several attempts, is called alone. A job that
+#   breaks every call it is in then finally breaks only its own.
 
 
 Start: TypeAlias = Callable[[Callable[[BatchCall], Coroutine[Any, Any, None]], BatchCall], object]
-"""Starts the task of a call."""
+"""A function that starts a task for a call."""
 
 _ENDING = 600.0
-"""Seconds that a call has to end: a process is killed after its own grace, long before."""
+"""Seconds to wait for a cancelled call. A pool process is killed long before, after its own
+grace."""
 
 
 class Gatherer:
-    """Gathers the jobs of one task, and calls its function with many at a time."""
+    """Gathers one task's jobs and calls its function with many of them at a time."""
 
     def __init__(
         self,
@@ -203,7 +208,10 @@ class Gatherer:
         clock: Clock,
         alarm: Alarm,
     ) -> None:
-        """Make one for queues with so many slots; when the alarm rings, somebody must `look`."""
+        """Create a gatherer; `slots` is the concurrency of each queue.
+
+        The owner of `alarm` must call `look` when it goes off.
+        """
         self._rules = rules
         self._slots = slots
         self._start = start
@@ -212,14 +220,14 @@ class Gatherer:
         self._new_waiter = waiters()
         self._together: dict[Gathered, None] = {}
         self._alone: dict[Gathered, None] = {}
-        self._waiting: Counter[str] = Counter()  # those of `_together`, by queue
-        self._here: Counter[str] = Counter()  # all of a queue that wait or are in a call
+        self._waiting: Counter[str] = Counter()  # members of `_together`, by queue
+        self._here: Counter[str] = Counter()  # members that wait or are in a call, by queue
         self._calls = 0
 
     async def join(
         self, job: RunningJob, item: Any, timeout: float | None, perform: Perform
     ) -> Any:
-        """Wait for the call that the job becomes part of; return its own part of the result."""
+        """Wait for a batch call that includes the job, and return the job's own result."""
         member = Gathered(job, item, timeout, perform, self._new_waiter(), self._clock.now())
         if is_called_alone(job):
             self._alone[member] = None
@@ -239,7 +247,7 @@ class Gatherer:
         return member.result()
 
     def look(self) -> None:
-        """Begin the calls that are due."""
+        """Start the calls that are due."""
         while self._calls < self._rules.parallel and self._is_due():
             call = BatchCall([member for member in self._next() if self._may_begin(member)])
             if call.members:
@@ -264,7 +272,7 @@ class Gatherer:
         )
 
     def _next(self) -> list[Gathered]:
-        """Take out the members of the next call."""
+        """Remove and return the members of the next call."""
         alone = next(iter(self._alone), None)
         first = next(iter(self._together), None)
         if alone is not None and (first is None or alone.due <= first.due):
@@ -277,7 +285,10 @@ class Gatherer:
         return members
 
     def _may_begin(self, member: Gathered) -> bool:
-        """Let a job go that expired while it waited, or whose lock is gone: another may run it."""
+        """Return True if the job may still run.
+
+        If it expired while it waited, or lost its lock, finish it with an error instead.
+        """
         job = member.job
         error: Exception | None = None
         if job.lost:
@@ -290,9 +301,9 @@ class Gatherer:
         return error is None
 
     async def _ends_all_the_same(self, member: Gathered) -> bool:
-        """Let a job leave that is cancelled; return whether its part of the result has come.
+        """Remove a cancelled job, and return True if its result arrived anyway.
 
-        It may have come at the same instant, or from a function that was cancelled.
+        The result may have arrived at the same instant, or from a function that was cancelled.
         """
         self._leave(member)
         if member.call is not None and not member.ended:
@@ -314,10 +325,10 @@ class Gatherer:
             call.scope.cancel()
 
     async def _run(self, call: BatchCall) -> None:
-        """BatchCall the function, and give each job its part."""
         try:
             with CancelScope() as call.scope:
-                call.members = call.remaining()  # some may have left before it could begin
+                # Some members may have left before the call started.
+                call.members = call.remaining()
                 if call.members:
                     await self._perform(call)
         finally:
@@ -342,7 +353,7 @@ class Gatherer:
 
     @classmethod
     def job_in(cls, frame: FrameType) -> Job | None:
-        """Return the first job of the call that a frame runs: the watchdog asks."""
+        """Return the first job of the call that a frame runs, if any. For the watchdog."""
         if frame.f_code is not cls._perform.__code__:
             return None
         call: BatchCall = frame.f_locals["call"]
@@ -350,23 +361,26 @@ class Gatherer:
 
 
 async def _until_over(call: BatchCall) -> None:
-    """Wait for the end of a call that all its jobs have left; if some remain, do not wait."""
+    """Wait for a call to finish if all its jobs have left it."""
     with move_on_after(_ENDING, shield=True):
-        await checkpoint()  # whoever is cancelled at the same time leaves now
+        await checkpoint()  # Let jobs that were cancelled at the same time leave first.
         if not call.remaining():
             await call.over.wait()
 
 
 def is_called_alone(job: RunningJob) -> bool:
-    """Return whether a job is not to share its call with others: its last chance is its own."""
+    """Return True if a job must not share its call: it has stalled, or this is its last attempt.
+
+    A job with only one attempt may share its call.
+    """
     return job.job.stalled_count > 0 or 1 < job.attempts <= job.attempt
 
 
 class Batches:
-    """The gatherers of a worker, one for each task, and the tasks in which their calls run."""
+    """A worker's gatherers, one per task, and the task group that runs their calls."""
 
     def __init__(self, clock: Clock, slots: Mapping[str, int]) -> None:
-        """Make them for queues of which so many jobs run at once."""
+        """Create the registry; `slots` is the concurrency of each queue."""
         self._clock = clock
         self._alarm = Alarm(clock)
         self._slots = slots
@@ -374,16 +388,16 @@ class Batches:
         self._start: Start | None = None
 
     def of(self, task: str, rules: BatchRules) -> Gatherer:
-        """Return the gatherer of a task, always the same; while `run` runs."""
+        """Return the task's gatherer, creating it on first use. `run` must be running."""
         gatherer = self._gatherers.get(task)
         if gatherer is None:
-            assert self._start is not None  # noqa: S101 - `run` begins before the first job
+            assert self._start is not None  # noqa: S101 - `run` starts before the first job
             gatherer = Gatherer(rules, self._slots, self._start, self._clock, self._alarm)
             self._gatherers[task] = gatherer
         return gatherer
 
     async def run(self, *, task_status: TaskStatus[None] = TASK_STATUS_IGNORED) -> None:
-        """Run the calls, until cancelled; each in a context in which no job runs."""
+        """Run the calls until cancelled, each in a context without a current job."""
         context = copy_context()
         async with create_task_group() as calls:
             self._start = lambda run, call: context.run(lambda: calls.start_soon(run, call))

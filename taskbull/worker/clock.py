@@ -1,4 +1,4 @@
-"""The time by which a worker waits; tests bring one that they turn by hand."""
+"""Provide a worker's clock and alarm; tests replace the clock with one that they set by hand."""
 
 from __future__ import annotations
 
@@ -15,56 +15,60 @@ from taskbull.errors import ServerRefused, TaskbullError
 logger = logging.getLogger(__name__)
 
 SKEW = 1.0
-"""Seconds by which the clocks of this machine and of Redis may differ without being corrected."""
+"""Maximum difference in seconds between this machine's clock and Redis's that is not corrected."""
 
 _COMPARE = 300.0
-"""Seconds between two comparisons of the clocks."""
+"""Seconds between comparisons with Redis's clock."""
 
 _LOOK = 10.0
-"""Seconds between two checks whether this machine's clock was changed."""
+"""Seconds between checks for a change of this machine's clock."""
 
 _ACCURATE = 0.5
-"""Seconds that Redis may take to answer if the answer is to be used."""
+"""Seconds that Redis may take to reply with its time; a slower reply is ignored."""
 
 
 def loop_offset() -> float:
-    """Return how far the event loop's clock is ahead of `time.monotonic`; for code in a task.
+    """Return how far the event loop's clock is ahead of `time.monotonic`. Call it in a task.
 
-    Code in a callback of the event loop cannot ask anyio for the loop's time: no task is current
-    there, and then anyio knows only loops that it has started itself. With this offset it can
-    compute the deadline of a cancel scope.
+    A callback of the event loop cannot ask anyio for the loop's time. No task is current there, and
+    anyio then knows only loops that it started itself. With this offset, a callback can compute the
+    deadline of a cancel scope.
     """
     return current_time() - monotonic()
 
 
 class Clock:
-    """A steady clock to wait by, and the wall's as Redis has it.
+    """A monotonic clock for waiting, and a wall clock that agrees with Redis's.
 
-    Producers, Redis and workers run on several machines. If the clock of this one differs from that
-    of Redis by `SKEW` or more, the worker uses that of Redis: else it would fail jobs that have not
-    expired, and run delayed and scheduled jobs too early or too late.
+    Producers, Redis and workers run on several machines. If this machine's clock differs from
+    Redis's by `SKEW` or more, the worker uses Redis's time. Otherwise it would fail jobs that have
+    not expired, and run delayed and scheduled jobs too early or too late.
     """
 
     _local: Callable[[], float] = staticmethod(time.time)
-    _server_ahead: float | None = None  # of `time.monotonic`; None: the local clock is right
+    # relative to `time.monotonic`; None if the local clock is right
+    _server_ahead: float | None = None
     _warned_skew = 0.0
-    _local_ahead = 0.0  # of `time.monotonic`, when the clocks were compared
+    _local_ahead = 0.0  # relative to `time.monotonic`, at the last comparison
 
     def __init__(self, local: Callable[[], float] = time.time) -> None:
-        """Make one; `local` is this machine's clock."""
+        """Create a clock; `local` returns this machine's wall-clock time."""
         self._local = local
 
     def now(self) -> float:
-        """Return the time in seconds since some moment; callable from anywhere."""
+        """Return the monotonic time in seconds. Thread-safe."""
         return monotonic()
 
     def wall_ms(self) -> int:
-        """Return the time of day in ms since 1970, by the clock of Redis; from any thread."""
+        """Return the wall-clock time in ms since 1970, corrected to Redis's clock. Thread-safe."""
         ahead = self._server_ahead
         return int((self._local() if ahead is None else ahead + monotonic()) * 1000)
 
     def compare(self, server: float, asked: float, answered: float) -> None:
-        """Take in the server's time, which it had between two times of `time.monotonic`."""
+        """Correct the wall clock by a server time.
+
+        `asked` and `answered` are the times of the request and the reply, by `time.monotonic`.
+        """
         if answered - asked > _ACCURATE:
             return
         now = monotonic()
@@ -86,9 +90,10 @@ class Clock:
             logger.info("The clocks of this machine and of Redis agree again")
 
     async def follow(self, ask: Callable[[], Awaitable[float]], compared: Event) -> None:
-        """Compare the clocks now and then; set `compared` after the first time.
+        """Compare the clocks periodically, until cancelled.
 
-        `ask` returns the server's time. A server that forbids to ask for it is not asked again.
+        `ask` returns the server's time. `compared` is set after the first comparison, even a failed
+        one. If the server refuses the command, the method returns.
         """
         due = 0.0
         while True:
@@ -108,14 +113,17 @@ class Clock:
             await sleep(_LOOK)
 
     async def sleep_until(self, at: float) -> None:
-        """Wait until `now` is at `at`."""
+        """Wait until `now()` reaches `at`."""
         if at == inf:
             await sleep_forever()
         await sleep(max(0.0, at - monotonic()))
 
 
 class Alarm:
-    """Rings at the earliest of the times that were set; who waits for a later one sets it again."""
+    """An alarm that goes off once, at the earliest time set.
+
+    Code that waits for a later time must set it again.
+    """
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -123,13 +131,13 @@ class Alarm:
         self._sleep = CancelScope()
 
     def set(self, at: float) -> None:
-        """Ring at `at`, or before."""
+        """Go off at `at` or earlier."""
         if at < self._at:
             self._at = at
             self._sleep.cancel()
 
     async def run(self, ring: Callable[[], None]) -> None:
-        """Ring, whenever it is time."""
+        """Call `ring` each time the alarm goes off, until cancelled."""
         while True:
             with CancelScope() as self._sleep:
                 await self._clock.sleep_until(self._at)

@@ -1,4 +1,4 @@
-"""The wait for the next job, at the marker where BullMQ's producers ring."""
+"""Run one queue of a worker: fetch its jobs, run them, and wait for more."""
 
 from __future__ import annotations
 
@@ -22,27 +22,27 @@ from taskbull.worker.demand import CALLS
 from taskbull.worker.maintenance import ScheduleWriter, Sweeper, limit_all_workers
 from taskbull.worker.runner import Runner
 
-# The wait for the next job, at the marker where BullMQ's producers ring.
+# Waiting for jobs at the marker, a Redis key that BullMQ's producers write to wake workers.
 
 
 logger = logging.getLogger(__name__)
 
 _PASS_ON_LIMIT = 1.0
-"""Seconds for which a worker that stops waits for Redis with nothing but a wake-up to pass on."""
+"""Seconds that a stopping worker waits for Redis if only a wake-up is left to pass on."""
 
 _MIDDLE = 0.6
-"""When the cycle looks by itself, as a part of the wait at the marker."""
+"""Point in the wait when the cycle asks Redis without a marker, as a fraction of the wait."""
 
 
 async def wait_at_marker(
     context: QueueContext, cycle: Cycle, connection: BlockingConnection, drain_delay: float
 ) -> None:
-    """Wake the cycle whenever there may be jobs that it does not know of; for ever.
+    """Wake the cycle whenever there may be new jobs, until cancelled.
 
-    Due jobs are awaited by an alarm of our own, not by the server's time-out: it looks at those
-    only ten times a second. Once in `drain_delay` the cycle looks even if no marker came; not when
-    the wait is over, but in its middle: so both connections of an idle worker are answered on
-    every few seconds, and one that the network has forgotten is noticed soon.
+    Due jobs are awaited with a local alarm, not with the server's timeout, which Redis checks only
+    ten times a second. Once per `drain_delay` the cycle asks Redis even if no marker came. It does
+    so in the middle of the wait rather than at its end. Both connections of an idle worker thus get
+    a reply every few seconds, and a connection that the network dropped is noticed soon.
     """
     wait = wait_for_marker(context.keys, drain_delay)
     try:
@@ -57,7 +57,7 @@ async def wait_at_marker(
                 await sleep(drain_delay)
                 due_ms = None
             due_in = 0.0 if due_ms is None else from_ms(due_ms - context.clock.wall_ms())
-            if due_in > 0:  # a job was delayed: there is none to fetch before that time
+            if due_in > 0:  # a delayed job: nothing to fetch before that time
                 context.alarm.set(context.clock.now() + due_in)
             elif due_ms is not None or not _in_time(current_time() - asked_at, drain_delay):
                 cycle.wake()
@@ -66,26 +66,27 @@ async def wait_at_marker(
 
 
 async def pass_on(context: QueueContext) -> None:
-    """Wake another worker if there are jobs: our own wait may have eaten the marker of one.
+    """Wake another worker if there are jobs: this worker's wait may have consumed their marker.
 
-    Twice, for the server may see only after the first that the connection of that wait is closed.
+    Do it twice. The server may notice only after the first time that the waiting connection is
+    closed.
     """
-    with suppress(TaskbullError):  # the others will look by themselves, only later
+    with suppress(TaskbullError):  # Other workers will ask on their own, only later.
         for _ in range(2):
             if await context.store.run(has_jobs_to_come(context.keys), timeout=_PASS_ON_LIMIT):
                 await context.store.run(ring(context.keys), timeout=_PASS_ON_LIMIT)
 
 
 def _in_time(took: float, drain_delay: float) -> bool:
-    """Return whether a wait without a marker ended as it should: nothing was lost on the way."""
+    """Return True if a wait without a marker took the expected time, so that no reply was lost."""
     return drain_delay <= took < drain_delay + SLACK
 
 
-# All that runs for one queue of a worker.
+# The consumer.
 
 
 class Consumer:
-    """Takes the jobs of one queue and runs them."""
+    """Fetches and runs the jobs of one queue."""
 
     def __init__(
         self,
@@ -112,18 +113,18 @@ class Consumer:
 
     @property
     def circuit_state(self) -> BreakerState | None:
-        """The state of its circuit breaker, if it has one."""
+        """The state of the queue's circuit breaker, or None if it has none."""
         return None if self.context.circuit is None else self.context.circuit.state
 
     def start_upkeep(self, tasks: TaskGroup, is_clock_right: Event) -> None:
-        """Start what must outlive the last job: what is said to Redis, and the sweep."""
+        """Start the tasks that must outlive the last job: the cycle, the alarm and the sweeper."""
         tasks.start_soon(self._start_cycle, tasks, is_clock_right)
         tasks.start_soon(self.context.alarm.run, self._ring)
 
     async def _start_cycle(self, tasks: TaskGroup, is_clock_right: Event) -> None:
         await is_clock_right.wait()
         tasks.start_soon(self._sweeper.run)
-        if self._global_concurrency is not None:  # no job is taken before the rule stands
+        if self._global_concurrency is not None:  # Fetch no job before the limit is in Redis.
             await limit_all_workers(self.context, self._global_concurrency)
         if self._schedules is not None:
             await self._schedules.write()
@@ -134,11 +135,11 @@ class Consumer:
             await self._schedules.tell_undeclared()
 
     def start_slots(self, tasks: TaskGroup) -> None:
-        """Start what runs jobs."""
+        """Start the slots that run jobs."""
         tasks.start_soon(self._runner.occupy_all, self._options.concurrency)
 
     async def wait_for_jobs(self, queues: int) -> None:
-        """Wait at the marker, until cancelled; the worker waits for so many queues in all."""
+        """Wait for new jobs until cancelled; `queues` is the worker's number of queues."""
         keys = self.context.keys
         connection = self.context.store.blocking(
             keys.marker, keys.connection_name(self.context.worker_id)
@@ -147,25 +148,25 @@ class Consumer:
         await wait_at_marker(self.context, self._cycle, connection, wait)
 
     def stop_job(self, request: StopRequest) -> None:
-        """Stop a job that was cancelled, if it runs here."""
+        """Stop a cancelled job if it runs in this worker."""
         self._cycle.stop_job(request.job_id, request.token, request.reason)
 
     def stop_taking(self) -> None:
-        """Take no more jobs."""
+        """Stop fetching jobs."""
         self._cycle.stop_taking()
 
     async def flush(self) -> None:
-        """Wait until Redis knows all that it is to know."""
+        """Wait until Redis has all outcomes, then wake another worker if there are jobs."""
         await self._cycle.until(Cycle.flushed)
         await pass_on(self.context)
 
     @property
     def is_idle(self) -> bool:
-        """Whether no job runs, and none is to be had."""
+        """True if no job is running and none is available."""
         return self._cycle.idle()
 
     async def until_idle(self) -> None:
-        """Wait until that is so."""
+        """Wait until the queue is idle."""
         await self._cycle.until(Cycle.idle)
 
     def _ring(self) -> None:
@@ -175,7 +176,7 @@ class Consumer:
 
 
 def _fresh_for(options: WorkerOptions) -> float:
-    """Return the age up to which a lock lives until the next heartbeat, with something to spare."""
+    """Return the maximum age of a lock that safely survives until the next heartbeat."""
     return (options.lock_duration - options.heartbeat_interval) / 2
 
 

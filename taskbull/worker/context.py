@@ -1,4 +1,4 @@
-"""What the parts of a worker share that serve one of its queues."""
+"""Hold the objects that the parts of a worker share for one queue."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from taskbull.worker.running_job import no_resources
 from taskbull.worker.threads import ThreadPool
 
 PAUSE_PER_QUEUE = 0.05
-"""Seconds between two periodic looks of a worker at any of its queues: with more than 100 queues it
-looks at each of them less often than it otherwise would, so that an idle worker stays idle."""
+"""Minimum seconds per queue between a worker's periodic checks. With more than 100 queues, it
+checks each of them less often, so that an idle worker stays idle."""
 
 
 class QueueContext:
-    """One queue of a running worker: the parts that serve it find each other here."""
+    """One queue of a running worker, shared by the parts that serve it."""
 
-    def __init__(  # noqa: PLR0913 - written by name, in one place
+    def __init__(  # noqa: PLR0913 - keyword-only, called in one place
         self,
         *,
         keys: QueueKeys,
@@ -58,4 +58,5 @@ class QueueContext:
         self.ready = ReadyJobs()
         self.circuit = None if breaker is None else Circuit(breaker, reporter, clock, self.alarm)
         self.quiet_until = 0.0
-        """Until when no job waits for Redis with what may be lost, by `time.monotonic`."""
+        """Time until which jobs drop progress and log lines without waiting, by
+        `time.monotonic`."""

@@ -1,15 +1,15 @@
-"""Ends jobs and takes others, many of each in one call to Redis.
+"""Write outcomes to Redis and fetch jobs, many of each in one call.
 
-Its rules:
+The rules:
 
-- A call is sent as soon as there is something to say and the line is free; what gathers meanwhile
-  goes with the next one. When enough has gathered for a further call, that is sent before the next
-  job runs: Redis works while Python does. (At 100 at once, the two took turns before: 69 µs per job
-  instead of 35.)
-- Nobody cancels it before everything is `flushed`: a call that takes jobs and whose reply is not
-  read leaves them behind.
-- What goes well is taken in where the reply is read. What does not, or takes time, is left to the
-  tasks of `run`.
+- A call is sent as soon as there is something to send and no call is in flight. Outcomes that
+  arrive later go with the next call.
+- When enough has gathered for another call, it is sent before the next job runs, so that Redis
+  works while Python does. At concurrency 100 this takes 35 µs per job; taking turns took 69.
+- Do not cancel the cycle before everything is `flushed`. If the reply to a fetching call is not
+  read, its jobs are left behind.
+- A successful reply is processed where the connection reads it. Errors, and work that takes time,
+  go to the tasks of `run`.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ from taskbull.worker.run import Run
 _MINUTE_MS = 60_000
 
 _HELD = {"max_starts": 2**53 - 1, "window_ms": 1}
-"""How a worker without a limiter takes jobs while a job's `RateLimited` lasts: only that limit has
-so high a count. Redis then moves due jobs to `wait`, and gives none."""
+"""Limiter settings for a worker without a limiter while a job's `RateLimited` delay lasts. The
+count is so high that only that delay applies. Redis moves due jobs to `wait`, and returns none."""
 
 
 class Cycle:
-    """The worker's side of one queue in Redis: outcomes go out, jobs come in."""
+    """The exchange with Redis for one queue: sends outcomes and receives jobs."""
 
     def __init__(
         self, context: QueueContext, concurrency: int, taking: Taking, fresh_for: float
     ) -> None:
-        """Make it; a lock that is younger than `fresh_for` lives until the next heartbeat."""
+        """Create a cycle; locks younger than `fresh_for` seconds last until the next heartbeat."""
         self._context = context
         self._threads = context.threads
         self._usual_taking = taking
@@ -56,16 +56,16 @@ class Cycle:
         self._intake = Intake(context, self._demand, self._outbox)
         self._recovery = Recovery(context, self._demand, self._outbox, self._intake, taking)
         self._all_sequences = tuple(TokenSequence() for _ in range(CALLS))
-        self._sequences = list(self._all_sequences)  # those that are free
+        self._sequences = list(self._all_sequences)  # the ones not in use
         self._troubled: deque[tuple[CycleCall, Reply]] = deque()
-        self._running = 0  # tasks that see to those; without one nothing is sent
-        self._resting: list[Waiter] = []  # where they wait
+        self._running = 0  # tasks in `run`; nothing is sent without one
+        self._resting: list[Waiter] = []  # waiters of idle `run` tasks
         self._watchers: list[tuple[Callable[[Cycle], bool], Waiter]] = []
         self._new_waiter = waiters()
-        self._minute_end = 0  # of that in which metrics have surely counted a completed job
+        self._minute_end = 0  # end of the last minute that has a completed job in Redis's metrics
 
     def sated(self) -> bool:
-        """Whether there is room for jobs and none to be had: it is time to wait at the marker."""
+        """Return True if slots are free but no jobs are available: time to wait at the marker."""
         demand = self._demand
         return (
             not demand.hungry
@@ -75,26 +75,26 @@ class Cycle:
         )
 
     def idle(self) -> bool:
-        """Whether no job runs, nothing is to be said, and none is to be had."""
+        """Return True if no job is running, nothing is left to send, and no job is available."""
         demand = self._demand
         return self.flushed() and not (demand.hungry or demand.occupied or demand.limited_until)
 
     def flushed(self) -> bool:
-        """Whether everything was said and answered."""
+        """Return True if every outcome was sent and every call was answered."""
         return not (self._outbox or self._demand.under_way)
 
     async def until(self, condition: Callable[[Cycle], bool]) -> None:
-        """Wait until one of the above is so."""
+        """Wait until a condition is true: `sated`, `idle` or `flushed`."""
         while not condition(self):
             waiter = self._new_waiter()
             self._watchers.append((condition, waiter))
             await waiter
 
     def wake(self) -> None:
-        """Ask for jobs: there may be some."""
+        """Ask Redis for jobs, because there may be some."""
         demand, now = self._demand, self._context.clock.now()
         if now < demand.limited_until:
-            self._context.alarm.set(demand.limited_until)  # it may have rung for a job that is due
+            self._context.alarm.set(demand.limited_until)  # It may have gone off for a due job.
         elif demand.limited_until:
             demand.limited_until = 0.0
             is_held = now < demand.held_until and not self._usual_taking.max_starts
@@ -107,7 +107,7 @@ class Cycle:
         self._taking_on = replace(taking, has_begun=taking.data_points > 0)
 
     def stop_taking(self) -> None:
-        """Take no more jobs, and give back those that no slot has begun."""
+        """Stop fetching, and release the jobs that no slot has started."""
         self._demand.stopping = True
         suspect = self._context.quarantine.withdraw(self._context.ready)
         for run in (*self._context.ready.close(), *([] if suspect is None else [suspect])):
@@ -115,24 +115,24 @@ class Cycle:
         self._send_what_is_due()
 
     def stop_job(self, job_id: str, token: str, reason: str) -> None:
-        """Stop a job that was cancelled, if it is ours under that lock, or may yet come."""
+        """Stop a cancelled job if this worker holds it under that lock, or may still receive it."""
         busy = (one for one in self._all_sequences if one not in self._sequences)
         may_come = any(one.is_last(token) for one in busy)
         self._intake.stop(job_id, token, reason=reason, may_come=may_come)
 
     def decided(self, run: Run, outcome: Outcome) -> None:
-        """Note what is to become of a job; it is written as soon as the line is free."""
+        """Queue a job's outcome; it is sent as soon as possible."""
         self._intake.decided(run, outcome)
         if len(self._outbox) >= self._demand.enough:
             self._send_what_is_due()
             return
-        # Others may end in the same pass of the event loop: then they go together.
+        # More jobs may finish in the same pass of the event loop; send them together.
         if self._resting and not self._demand.under_way:
             wake(self._resting.pop())
         self._tell_watchers()
 
     async def run(self) -> None:
-        """See to all that takes time; `CALLS` tasks do this. Nothing is sent without them."""
+        """Send calls and handle failed ones until cancelled. Run `CALLS` of these concurrently."""
         self._running += 1
         try:
             while True:
@@ -145,10 +145,10 @@ class Cycle:
             self._running -= 1
 
     def will_collect(self, ended: int) -> bool:
-        """Whether what threads have done is looked at in a moment anyway; asked by a thread.
+        """Return True if the event loop will collect finished threads soon. Thread-safe.
 
-        So it is while a call is under way and `ended` runs more do not make a further one worth it:
-        they could not be written before.
+        It will if a call is in flight and `ended` more outcomes do not justify another one. They
+        could not be sent any earlier.
         """
         demand = self._demand
         return (
@@ -158,21 +158,20 @@ class Cycle:
         )
 
     def _send_what_is_due(self) -> bool:
-        """Send calls, as many as are worth it now; return whether any was sent."""
-        if self._threads.ended:  # `will_collect` has promised it
+        """Send all calls that are worth sending now, and return True if any was sent."""
+        if self._threads.ended:  # as `will_collect` has promised
             self._threads.collect()
         demand, outbox = self._demand, self._outbox
         was_sent = False
         while self._running and (want := demand.due(len(outbox), outbox.apart)) is not None:
             self._send(want)
             was_sent = True
-            if not outbox and want < BATCH:  # all free slots were asked for
+            if not outbox and want < BATCH:  # The call asked for all free slots.
                 break
         self._tell_watchers()
         return was_sent
 
     def _send(self, want: int) -> None:
-        """Send one call, which asks for `want` jobs."""
         context, demand, outbox = self._context, self._demand, self._outbox
         apart = outbox.apart > 0
         batch = outbox.gather()
@@ -209,16 +208,17 @@ class Cycle:
             self._leave(sent, None)
 
     def _leave(self, sent: CycleCall, reply: Reply) -> None:
-        """Leave a call to the tasks of `run`, with its first reply, or why there is none."""
+        """Hand a call to the tasks of `run`, with its first reply or error (None if not sent)."""
         self._troubled.append((sent, reply))
         if type(reply) is not list:
-            self._close(sent)  # its server may be away for long, and others are to run jobs
+            # Its server may be unavailable for long; do not hold up other queues' suspects.
+            self._close(sent)
         if self._resting:
             wake(self._resting.pop())
 
     def _arrive(self, sent: CycleCall, reply: Reply) -> None:
-        """Take a reply, where the connection reads it: nothing may be raised or awaited here."""
-        if not self._running:  # the worker has broken off: nobody would run what it brings
+        """Process a reply where the connection reads it. This must not raise or await."""
+        if not self._running:  # The worker was aborted; no slot would run the jobs.
             return
         is_plain = type(reply) is list and monotonic() - sent.sent_at <= self._fresh_for
         try:
@@ -232,14 +232,14 @@ class Cycle:
                 is_plain = not any(cycled.codes)
                 if is_plain:
                     self._take_in(sent, cycled)
-        except BaseException as error:  # noqa: BLE001 - raised by a task of `run`
+        except BaseException as error:  # noqa: BLE001 - re-raised by a task of `run`
             is_plain, reply = False, error
         if not is_plain:
             self._leave(sent, reply)
         self._send_what_is_due()
 
     def _take_in(self, sent: CycleCall, cycled: Cycled) -> None:
-        """Take in what a call gives that went well."""
+        """Process the reply of a successful call."""
         intake = self._intake
         if sent.batch:
             intake.heed(sent.batch, cycled.codes)
@@ -253,7 +253,7 @@ class Cycle:
         self._end(sent)
 
     def _note_minute(self, sent: CycleCall) -> None:
-        """Note that Redis has begun to count completed jobs in the minute of a call, if it has."""
+        """Remember that Redis's metrics have a completed job in the minute of this call, if so."""
         if any(run.outcome.__class__ is Complete for run in sent.batch):
             self._minute_end = (sent.now_ms // _MINUTE_MS + 1) * _MINUTE_MS
 

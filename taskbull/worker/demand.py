@@ -1,10 +1,6 @@
-"""How many jobs a worker asks for, and when: the bookkeeping of one queue, without IO.
+"""Decide when to call Redis, how many jobs to ask for, and which outcomes to send. No I/O.
 
-Its rules:
-
-- A call asks for as many jobs as there are free slots, never for more: others want theirs, too.
-- One call may always be under way. Further ones, up to `CALLS`, are worth their price when enough
-  has gathered for them: so Redis works on one while Python runs the jobs of another.
+`Demand` counts one queue's slots and calls. `Outbox` holds the outcomes that wait to be sent.
 """
 
 from __future__ import annotations
@@ -20,72 +16,73 @@ from taskbull.scripts.call import is_denial
 from taskbull.scripts.cycle import Packed, pack_outcome
 from taskbull.worker.run import Run
 
-# How many jobs a worker asks for, and when: the bookkeeping of one queue, without IO.
+# Demand. The rules:
 #
-# Its rules:
-#
-# - A call asks for as many jobs as there are free slots, never for more: others want theirs, too.
-# - One call may always be under way. Further ones, up to `CALLS`, are worth their price when enough
-#   has gathered for them: so Redis works on one while Python runs the jobs of another.
+# - A call asks for as many jobs as there are free slots and never for more, because other workers
+#   want jobs as well.
+# - One call may always be in flight. Up to `CALLS` are sent when enough has gathered for another,
+#   so that Redis works on one call while Python runs the jobs of another.
 
 
 CALLS = 4
-"""Calls under way at once, at the most."""
+"""Maximum number of concurrent calls."""
 
 BATCH = 50
-"""Jobs to end and to take in one call, at the most: Redis serves nobody else meanwhile."""
+"""Maximum number of jobs to finish, and to fetch, in one call. Redis serves no other client during
+the call."""
 
 _ENOUGH = 25
-"""Jobs that are worth a further call while another is under way, where there are many slots."""
+"""Number of jobs that justify another concurrent call if there are many slots."""
 
 
 class Allowance(Protocol):
-    """Says how many jobs may be taken of those that are wanted: a circuit breaker does."""
+    """A limit on the number of jobs to fetch, such as a circuit breaker."""
 
     def allowed(self, wanted: int, asked: int) -> int: ...
 
 
 class Demand:
-    """Knows the slots of a queue, what was asked for, and whether there may be more."""
+    """The state of one queue's slots, calls and expected jobs."""
 
     def __init__(self, concurrency: int, allowance: Allowance | None = None) -> None:
         self._concurrency = concurrency
         self._allowance = allowance
         self.enough = max(1, min(_ENOUGH, concurrency // 2))
-        """How many jobs are worth a call of their own."""
+        """Number of jobs that justify another concurrent call."""
         self.occupied = 0
-        """Slots with a job, taken and not ended."""
+        """Number of slots whose job was fetched and has no outcome yet."""
         self.asked = 0
-        """Jobs that calls under way may bring."""
+        """Number of jobs that the calls in flight may return."""
         self.under_way = 0
-        """Calls that were sent and are not yet done with."""
+        """Number of calls in flight, including those in recovery."""
         self.hungry = True
-        """Whether there may be jobs in Redis that nobody has asked for."""
+        """True if Redis may have jobs that no call has asked for."""
         self.wakes = 0
-        """How often somebody has said that there may be some."""
+        """Number of wake-ups so far."""
         self.limited_until = 0.0
-        """When jobs may be taken again, by the worker's clock; 0: they may."""
+        """Time when jobs may be fetched again, by the worker's clock, or 0 if they may be fetched
+        now."""
         self.held_until = 0.0
-        """When the longest `RateLimited` of a job here is over, by the worker's clock."""
+        """Time when the latest `RateLimited` delay ends, by the worker's clock."""
         self.stopping = False
 
     def room(self) -> int:
-        """Return how many jobs may be asked for now."""
+        """Return the number of jobs that may be asked for now."""
         if self.stopping or self.limited_until:
             return 0
         free = self._concurrency - self.occupied - self.asked
         return free if self._allowance is None else self._allowance.allowed(free, self.asked)
 
     def wake(self) -> None:
-        """Note that there may be jobs."""
+        """Record that there may be jobs."""
         self.wakes += 1
         self.hungry = True
 
     def due(self, outcomes: int, apart: int) -> int | None:
-        """Return how many jobs a call is to ask for that is due now; None if none is.
+        """Return the number of jobs that the next call should ask for, or None if no call is due.
 
-        So many `outcomes` are to be written. If `apart` of them go one by one, no jobs are asked
-        for.
+        `outcomes` is the number of outcomes to send. If `apart` of them must be sent one by one,
+        the call asks for no jobs.
         """
         under_way = self.under_way
         if apart:
@@ -99,46 +96,50 @@ class Demand:
         return None
 
     def sent(self, want: int) -> None:
-        """Note a call that asks for `want` jobs."""
+        """Record a call that asks for `want` jobs."""
         self.asked += want
         self.under_way += 1
 
     def answered(self, want: int, taken: int, wakes: int) -> None:
-        """Note what a call has brought that was sent when there had been so many `wakes`."""
+        """Record a reply with `taken` of `want` jobs.
+
+        `wakes` is the number of wake-ups when the call was sent.
+        """
         if taken == want:
             self.hungry = True
-        elif wakes == self.wakes:  # else somebody knows of jobs that came after this call
+        elif wakes == self.wakes:  # Otherwise jobs arrived after this call.
             self.hungry = False
 
 
-# What became of jobs, on its way to Redis: gathered, packed, and put back where need be.
+# Outcomes on their way to Redis: gathered, packed, and put back if necessary.
 
 
 BATCH_BYTES = 1 << 20
 
 MOST_CUTS = 8
-"""How often in a row the connection may be cut while a large outcome is sent by itself."""
+"""Maximum number of lost connections in a row while one large outcome is sent alone."""
 
 _LARGE = 100_000
 
 
 class Outbox(deque[Run]):
-    """Outcomes that Redis is to be told, in order.
+    """The outcomes to send to Redis, in order.
 
-    It is a deque, rather than has one, because each job is appended and the length asked for.
+    This is a deque rather than an object that holds one, because every job appends to it and reads
+    its length.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.apart = 0
-        """How many of the next ones go one by one: a call with several was refused."""
+        """Number of outcomes to send one by one, because a call with several was refused."""
 
     def separate(self) -> None:
-        """Have all that wait go one by one."""
+        """Send all waiting outcomes one by one."""
         self.apart = len(self)
 
     def gather(self) -> list[Run]:
-        """Take out what the next call is to write."""
+        """Remove and return the outcomes for the next call."""
         if self.apart:
             self.apart -= 1
             return [self.popleft()]
@@ -151,12 +152,12 @@ class Outbox(deque[Run]):
         return batch
 
     def put_back(self, batch: list[Run], *, apart: bool = False) -> None:
-        """Put outcomes back, before all others."""
+        """Put outcomes back at the front."""
         self.extendleft(reversed(batch))
         self.apart += apart
 
     def withdraw(self, run: Run) -> bool:
-        """Take an outcome out again if it is the next; return whether it was."""
+        """Remove an outcome if it is next in line, and return True if it was."""
         if not self or self[0] is not run:
             return False
         self.popleft()
@@ -164,7 +165,7 @@ class Outbox(deque[Run]):
 
 
 def pack(batch: list[Run], now_ms: int) -> list[Packed]:
-    """Put outcomes into the script's form; a job whose outcome has none has failed instead."""
+    """Encode outcomes for the script. A job whose outcome cannot be encoded fails instead."""
     packed: list[Packed] = []
     for run in batch:
         job, token, outcome = run.job, run.token, run.outcome
@@ -172,23 +173,23 @@ def pack(batch: list[Run], now_ms: int) -> list[Packed]:
         try:
             attempts = attempts_of(job, run.policy) if isinstance(outcome, Fail) else 0
             packed.append(pack_outcome(job, token, outcome, attempts, now_ms))
-        except Exception as fault:  # noqa: BLE001 - whatever is in a job, its worker lives on
+        except Exception as fault:  # noqa: BLE001 - no job may crash its worker
             run.outcome = failed = undecidable(job, fault)
-            # Bare: what the job says of itself, such as for how long it is kept, is not sound.
+            # Use a bare job, because the stored options, such as retention, are not reliable.
             packed.append(pack_outcome(Job(id=job.id), token, failed, 1, now_ms))
     return packed
 
 
 def is_at_fault(run: Run, error: TaskbullError) -> bool:
-    """Return whether an outcome that did not get through by itself is too much for Redis."""
+    """Return True if Redis failed to accept an outcome because of its content or size."""
     if isinstance(error, ServerRefused):
         return error.code == "ERR" and not is_denial(str(error))
-    # Some servers and proxies cut the connection on which something too large comes.
+    # Some servers and proxies close the connection if they receive too large a command.
     return run.refusals >= MOST_CUTS and _size(run) > _LARGE
 
 
 def _size(run: Run) -> int:
-    """Return about how many bytes an outcome sends."""
+    """Return the approximate size of an outcome in bytes."""
     outcome = run.outcome
     if isinstance(outcome, Complete):
         return len(outcome.value)

@@ -1,7 +1,7 @@
-"""A child that a task has forked, and that comes back out of the task.
+"""Exit a child process that a task forked and that returns from the task.
 
-It would go on as a second copy of the worker, with the same connections and the same jobs. So it
-ends there, as a program ends whose last line was run.
+It would otherwise continue as a second copy of the worker, with the same connections and jobs. It
+exits as a program does after its last line.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from contextlib import suppress
 
 
 def end_child_of(process: int, error: BaseException | None = None) -> None:
-    """End this process, unless it is still `process`; `error` is what the task raised in it."""
+    """Exit unless this process is `process`; `error` is the exception that the task raised."""
     if os.getpid() != process:
         code = _exit_code(error)
         for stream in (sys.stdout, sys.stderr):

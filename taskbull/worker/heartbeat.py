@@ -1,4 +1,8 @@
-"""Notices that the event loop does not move, and says what holds it up."""
+"""Renew job locks from a thread, and detect a blocked event loop.
+
+`Heartbeat` renews the locks of running jobs, so that a blocked event loop does not lose them.
+`Watchdog` reports the code that blocks the loop.
+"""
 
 from __future__ import annotations
 
@@ -33,20 +37,20 @@ from taskbull.worker.reporting import Reporter
 from taskbull.worker.run import Run
 from taskbull.worker.runner import Runner
 
-# Notices that the event loop does not move, and says what holds it up.
+# The watchdog.
 
 
 logger = logging.getLogger(__name__)
 
 PATIENCE = 1.0
-"""Seconds without a move of the loop after which it is called blocked."""
+"""Seconds without a response before the event loop counts as blocked."""
 
-# The only way to see what another thread does.
+# This is the only way to inspect another thread's stack.
 _frames = sys._current_frames  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
 
 
 class Culprit(Struct, frozen=True):
-    """What the event loop is busy with."""
+    """The code that blocks the event loop, and its job if there is one."""
 
     where: str
     job: Job | None
@@ -58,7 +62,7 @@ class Culprit(Struct, frozen=True):
 
 
 class Watchdog:
-    """Asks the event loop for a sign of life, from another thread."""
+    """Pings the event loop from another thread."""
 
     def __init__(
         self, post: Callable[[Callable[[], object]], object], reporter: Reporter, worker_id: str
@@ -72,7 +76,10 @@ class Watchdog:
         self._culprit: Culprit | None = None
 
     def look(self) -> float:
-        """Return for how many seconds the loop has not moved; called in a thread, often."""
+        """Return for how many seconds the event loop has been blocked, and log long blocks.
+
+        Call it often, from one thread.
+        """
         asked_at = self._asked_at
         if asked_at is None:
             self._asked_at = monotonic()
@@ -104,13 +111,13 @@ class Watchdog:
 
 
 def find_culprit(frame: FrameType | None) -> Culprit:
-    """Return the job whose run a thread is in, and the line where the task's own code is."""
+    """Return the job that a frame runs, and the line of the task's own code."""
     innermost = frame
     line: FrameType | None = None
     for outer in _outwards(frame):
         if (job := Runner.job_in(outer) or Gatherer.job_in(outer)) is not None:
             return Culprit(_place(line or innermost), job)
-        # What the handler calls is of less interest than the line of the handler that calls it.
+        # Report the handler's own line rather than the library code that it calls.
         if not _is_ours(outer) and not _is_library(outer):
             line = outer
     return Culprit(_place(innermost), None)
@@ -137,51 +144,52 @@ def _place(frame: FrameType | None) -> str:
     return f"{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_name}"
 
 
-# Renews the locks of running jobs, from a thread: a blocked event loop loses no lock.
+# The heartbeat.
 
 
 P = ParamSpec("P")
 
 _TICK = 0.5
-"""Seconds between two looks at the event loop."""
+"""Seconds between checks of the event loop."""
 
 _SOON = 1.0
-"""Seconds after which a renewal that failed is tried again, at the latest."""
+"""Maximum seconds before a failed renewal is retried."""
 
 _LONGEST = 5.0
-"""Seconds that one renewal may take."""
+"""Timeout of one renewal in seconds."""
 
 _DOUBTFUL = 0.5
-"""The same, where the node of the queue has just failed; doubled with each failure."""
+"""Timeout in seconds if the queue's node has just failed. It doubles with each failure."""
 
 _PIECE = 500
-"""Locks that one call renews."""
+"""Maximum number of locks that one call renews."""
 
 
 class Pulse:
-    """The renewals of one queue: when the next is due, and how the last ones went."""
+    """The renewal state of one queue."""
 
     def __init__(self, context: QueueContext, due: float) -> None:
         self.context = context
         self.due = due
         self.node: Endpoint | None = None
-        """Where the queue was when its locks were last to be renewed."""
+        """The queue's Cluster node at the last renewal."""
         self.failures = 0
-        """How many renewals have failed in a row."""
+        """Number of consecutive failed renewals."""
         self.away_since: float | None = None
         self.blocked = 0.0
-        """The longest time for which the event loop did not move since the last renewal."""
+        """Longest time in seconds that the event loop was blocked since the last renewal."""
 
 
 class Heartbeat:
-    """Renews the locks of all queues of a worker; lives in a thread of its own.
+    """Renews the locks of a worker's queues from a dedicated thread.
 
-    Queues that failed, or whose node did, come after the others and get less time: so a dead node
-    of a Cluster does not cost the locks of those that live. If the event loop has not moved for
-    `loop_block_limit`, nothing is renewed: the process hangs, and its jobs are to go to another.
+    Queues that failed, or whose node failed, come last and get a shorter timeout. A dead Cluster
+    node therefore does not cost the locks on other nodes. If the event loop is blocked for
+    `loop_block_limit`, no lock is renewed: the process hangs, and other workers should run its
+    jobs.
 
-    A worker may have 1,000 queues. Those without running jobs cost no call, and no step takes time
-    for each pair of queues.
+    A worker may have 1,000 queues. Queues without running jobs cost no call, and no step is
+    quadratic in the number of queues.
     """
 
     def __init__(
@@ -201,24 +209,24 @@ class Heartbeat:
         self._post = post
         self._over = threading.Event()
         self._pulses = [Pulse(context, monotonic() + self._interval) for context in contexts]
-        self._due = monotonic() + self._interval  # when the next renewal of any queue is due
-        self._failing: Counter[Endpoint | None] = Counter()  # queues whose renewal failed, by node
+        self._due = monotonic() + self._interval  # time of the next renewal of any queue
+        self._failing: Counter[Endpoint | None] = Counter()  # number of failing queues, by node
 
     def run(self, ended: Callable[[], None]) -> None:
-        """Beat until `stop`; the thread's own function."""
+        """Renew locks until `stop`, then schedule `ended` on the event loop. Runs in the thread."""
         while not self._over.wait(max(0.0, min(_TICK, self._due - monotonic()))):
             try:
                 self._tick()
             except Exception:
-                # Whatever it was: the locks of all jobs depend on the next beat.
+                # Keep the thread alive: all jobs' locks depend on the next beat.
                 if not self._over.is_set():
                     logger.exception("A heartbeat failed; the next one is tried as usual")
                     self._postpone(min(_SOON, self._interval))
-        with suppress(RuntimeError):  # the event loop is over
+        with suppress(RuntimeError):  # The event loop is closed.
             self._post(ended)
 
     def stop(self) -> None:
-        """End the thread as soon as it is free."""
+        """Stop the thread when it finishes its current step."""
         self._over.set()
 
     def _tick(self) -> None:
@@ -239,10 +247,10 @@ class Heartbeat:
             self._beat_all()
 
     def _beat_all(self) -> None:
-        """Renew the queues that are due, those on sound nodes first.
+        """Renew the queues that are due, those on healthy nodes first.
 
-        When a node fails or time has passed, the rest is left to the next call, which sorts again:
-        then other queues may have to come first.
+        After a node failure, or when a tick has passed, leave the rest to the next call. It sorts
+        the queues again, because others may have become more urgent.
         """
         began = monotonic()
         failing = len(self._failing)
@@ -251,10 +259,10 @@ class Heartbeat:
             if len(self._failing) > failing or monotonic() - began > _TICK or self._over.is_set():
                 break
         self._due = min(pulse.due for pulse in self._pulses)
-        self._store.close_stale()  # threads that write progress have left them here
+        self._store.close_stale()  # Threads that wrote progress have left connections behind.
 
     def _due_pulses(self, now: float) -> list[Pulse]:
-        """Return the queues that have locks to renew now, in the order in which to do so."""
+        """Return the queues with locks to renew now, in order."""
         due: list[Pulse] = []
         for pulse in self._pulses:
             if pulse.due <= now:
@@ -265,7 +273,7 @@ class Heartbeat:
         return sorted(due, key=lambda one: (self._is_doubtful(one), one.due))
 
     def _is_doubtful(self, pulse: Pulse) -> bool:
-        """Return whether a queue had better wait for the others, and not for long for its node."""
+        """Return True if the queue's node is failing: renew it last, with a shorter timeout."""
         if not self._failing:
             return False
         return (self._store.whereabouts(pulse.context.keys.meta) or pulse.node) in self._failing
@@ -277,7 +285,6 @@ class Heartbeat:
         self._due = now + pause
 
     def _beat(self, pulse: Pulse) -> None:
-        """Renew all locks of a queue."""
         began = monotonic()
         limit = min(self._interval, _LONGEST)
         if self._is_doubtful(pulse):
@@ -337,13 +344,14 @@ class Heartbeat:
             self._post(lambda: self._revoke(pulse.context, gone, outcome))
 
     def _stop(self, run: Run, reason: str | None) -> None:
-        """Stop a job that was cancelled, unless it knows: the request may have been lost."""
+        """Stop a cancelled job if its stop request was lost."""
         if reason is not None and run.cancelled is None:
-            run.cancelled = reason  # from here: a plain function sees it though the loop is blocked
+            # Set it from this thread so that a sync function sees it even while the loop is
+            # blocked.
+            run.cancelled = reason
             self._post(lambda: run.cancel(reason))
 
     def _extend(self, context: QueueContext, runs: list[Run], limit: float) -> Extended:
-        """Prolong locks; return what became of them."""
         life = to_ms(self._lock_duration)
         held = [(run.job.id, run.token) for run in runs]
         try:
@@ -352,7 +360,8 @@ class Heartbeat:
         except ServerUnavailable as error:
             if error.code != "TRYAGAIN":
                 raise
-        # The slot is on two nodes of a Cluster, and may be for long: each lock is on one of them.
+        # The hash slot is migrating between two Cluster nodes, which may take long. Each lock is on
+        # one of them, so renew the locks one by one.
         calls = [extend_lock(context.keys, job_id, token, life) for job_id, token in held]
         kept = self._store.run_all(calls, timeout=limit)
         return Extended(
@@ -369,7 +378,7 @@ class Heartbeat:
         self._post(lambda: context.reporter.tell(kind, *args, **fields))
 
     def _loss(self, pulse: Pulse, gone: list[Run]) -> LetGo:
-        """Return why locks are gone, as far as that is known here."""
+        """Return the most likely reason for the lost locks."""
         now = monotonic()
         if pulse.away_since is not None:
             return LetGo(Loss.REDIS_AWAY, f"{now - pulse.away_since:.1f} s")
@@ -381,7 +390,7 @@ class Heartbeat:
         return LetGo(Loss.TAKEN)
 
     def _revoke(self, context: QueueContext, runs: list[Run], outcome: LetGo) -> None:
-        """Take in that locks are gone; in the event loop."""
+        """Mark jobs as lost. Runs in the event loop."""
         for run in runs:
             if context.runs.revoke(run, outcome):
                 context.reporter.lost(run, outcome)
@@ -393,7 +402,7 @@ class Heartbeat:
 async def beating(
     contexts: Sequence[QueueContext], store: SyncStore, options: WorkerOptions, worker_id: str
 ) -> AsyncGenerator[None, None]:
-    """Renew the locks of all queues during the block."""
+    """Renew the locks of all queues during the `async with` block."""
     post = poster()
     watchdog = Watchdog(post, contexts[0].reporter, worker_id)
     heartbeat = Heartbeat(contexts, store, options, watchdog, post)
@@ -406,5 +415,5 @@ async def beating(
         yield
     finally:
         heartbeat.stop()
-        with CancelScope(shield=True), move_on_after(2.0):  # it may be waiting for Redis
+        with CancelScope(shield=True), move_on_after(2.0):  # The thread may be waiting for Redis.
             await ended.wait()

@@ -1,4 +1,4 @@
-"""One call of a cycle, from the worker to Redis and back."""
+"""Process the replies of cycle calls: settle outcomes, and start the jobs that were fetched."""
 
 from __future__ import annotations
 
@@ -27,90 +27,88 @@ from taskbull.worker.demand import Demand, Outbox
 from taskbull.worker.limits import is_suspect
 from taskbull.worker.run import Run
 
-# One call of a cycle, from the worker to Redis and back.
+# Calls.
 
 
 class TokenSequence:
-    """Calls that are made one after the other: Redis remembers what it answered to the last."""
+    """A sequence of consecutive calls; Redis remembers its answer to the last one."""
 
     def __init__(self) -> None:
-        # By its beginning whoever cancels a job knows that its worker can be told.
-        self._id = f"tb:{uuid.uuid4()}"  # its text is made once: 1 µs
+        # The prefix marks a worker that reads stop requests.
+        self._id = f"tb:{uuid.uuid4()}"  # formatted once, which saves 1 µs per call
         self._calls = 0
 
     def next_token(self) -> str:
-        """Return the token of the next call, which no other call has."""
+        """Return a unique token for the next call."""
         self._calls += 1
         return f"{self._id}:{self._calls}"
 
     def is_last(self, token: str) -> bool:
-        """Return whether it is the token of the last call."""
+        """Return True if `token` belongs to the last call."""
         return token == f"{self._id}:{self._calls}"
 
 
 class CycleCall(Struct, eq=False):
-    """A call that was sent; it is given its reply where the connection reads it.
+    """A sent call, which receives its reply where the connection reads it.
 
-    No task waits for that: a job that runs alone is ended, and the next one taken, in two passes of
-    the event loop where a task that waits for replies would need five.
+    No task waits for the reply. If only one job runs, finishing it and fetching the next takes two
+    passes of the event loop. With a task that waits for replies it would take five.
     """
 
     arrive: Callable[[CycleCall, Reply], None]
-    """Takes the reply, or what went wrong."""
+    """Callback for the reply or the error."""
     sequence: TokenSequence
     token: str
     call: Call[Cycled]
     batch: list[Run]
-    """What it writes."""
+    """The runs whose outcomes it sends."""
     want: int
-    """How many jobs it asks for."""
+    """Number of jobs that it asks for."""
     wakes: int
-    """How often the worker had been told of jobs by then."""
+    """Value of `Demand.wakes` when it was sent."""
     now_ms: int
     sent_at: float
     fresh_for: float
-    """Seconds after which the locks of the jobs that it takes are in doubt."""
+    """Maximum age in seconds of a reply whose locks are certainly valid."""
     apart: bool
-    """Whether its outcome is sent by itself, because a call with several was refused."""
+    """True if it sends a single outcome, because a call with several was refused."""
     is_open: bool
-    """Whether it may bring jobs that have stalled before."""
+    """True while it may return jobs that have stalled before."""
     hold: Hold
-    """How it delays those that it does not bring."""
+    """The delay for stalled jobs that it does not return."""
     way: SentOn | None = None
-    """Where it was sent; None: it could not be sent at once."""
+    """The connection that it was sent on, or None if it could not be sent immediately."""
 
     def done(self) -> bool:
-        """Return that the reply is wanted."""
+        """Return False, because the reply is always wanted."""
         return False
 
     def set_result(self, reply: Reply, /) -> None:
-        """Take the reply."""
+        """Pass the reply on."""
         self.arrive(self, reply)
 
     def set_exception(self, error: BaseException, /) -> None:
-        """Take what went wrong."""
+        """Pass the error on."""
         self.arrive(self, error)
 
 
-# What Redis says to a worker, taken in: what became of outcomes, which jobs it gives, how it is.
+# Replies. The rules:
 #
-# Its rules:
-#
-# - A run is over when Redis has written what became of the job, or when the lock is gone.
-# - A job whose outcome cannot be written because of what stands in Redis has failed.
-# - Where jobs are not wanted any more, those that come go back.
+# - A run is over when Redis has written its outcome, or when its lock is gone.
+# - If Redis's data prevents an outcome from being written, the job fails.
+# - If jobs are no longer wanted, they are released.
 
 
 logger = logging.getLogger(__name__)
 
 _LONGEST_LIMIT = 30.0
-"""Seconds after which a limited queue is asked again, whatever it said: limits can be lifted."""
+"""Maximum seconds before a rate-limited queue is asked again, because limits can be lifted."""
 
 _SHORTEST_LIMIT = 1.0
-"""Seconds after which it is asked again at the earliest, because a delayed job is due."""
+"""Minimum seconds before a rate-limited queue is asked again for a due delayed job."""
 
 _LONGEST_FULL = 5.0
-"""Seconds after which a Redis that was out of memory is asked again, at the latest."""
+"""Maximum seconds before Redis is asked again after it was out of memory."""
 
 _INCOMPLETE: Final[dict[int, tuple[type[Exception], str]]] = {
     -4: (TaskbullError, "Job {} has pending dependencies. moveToFinished"),
@@ -119,22 +117,22 @@ _INCOMPLETE: Final[dict[int, tuple[type[Exception], str]]] = {
         "Cannot complete job {} because it has at least one failed child. moveToFinished",
     ),
 }
-"""What a job has failed of that its children keep from being completed; the words are BullMQ's."""
+"""Errors of jobs that cannot complete because of their children, in BullMQ's words."""
 
 
 class Intake:
-    """Takes in what calls bring, for one queue of a worker."""
+    """The handler of one queue's replies."""
 
     def __init__(self, context: QueueContext, demand: Demand, outbox: Outbox) -> None:
         self._context = context
         self._demand = demand
         self._outbox = outbox
         self.early: dict[tuple[str, str], str] = {}
-        """Why jobs are to stop that have not come yet, by id and token."""
-        self._full = 0  # how often in a row Redis had no memory for jobs
+        """Cancel reasons of jobs that have not arrived yet, by id and token."""
+        self._full = 0  # consecutive replies that reported Redis out of memory
 
     def decided(self, run: Run, outcome: Outcome) -> None:
-        """Note what is to become of a job, and that its slot is free."""
+        """Free the job's slot, and queue its outcome unless the lock is lost."""
         run.decided = True
         self._demand.occupied -= 1
         circuit = self._context.circuit
@@ -147,7 +145,7 @@ class Intake:
             self._let_go(run)
 
     def deliver(self, jobs: Sequence[Job], token: str, renewed: float) -> None:
-        """Start jobs that were taken; give them back if they are no longer wanted."""
+        """Start fetched jobs, or release them if they are no longer wanted."""
         if not jobs:
             return
         context = self._context
@@ -170,7 +168,7 @@ class Intake:
         context.ready.put(runs)
 
     def stop(self, job_id: str, token: str, *, reason: str, may_come: bool) -> None:
-        """Stop a job that was cancelled; if it `may_come` under that lock, as soon as it does."""
+        """Stop a cancelled job now, or when it arrives if it `may_come` under that lock."""
         run = self._context.runs.find(job_id, token)
         if run is not None:
             run.cancel(reason)
@@ -178,13 +176,16 @@ class Intake:
             self.early[job_id, token] = reason
 
     def came(self, token: str) -> None:
-        """Note that all jobs have come that were taken under a lock."""
+        """Record that all jobs of the call with this token have arrived."""
         self.early = {one: why for one, why in self.early.items() if one[1] != token}
 
     def heed(
         self, batch: list[Run], codes: Sequence[int], reasons: Sequence[str] = ()
     ) -> ServerRefused | None:
-        """Take in what Redis answered for each outcome; what cannot be written yet comes last."""
+        """Process Redis's answer to each outcome.
+
+        Outcomes that Redis denied go to the end of the outbox. Return the error if there are any.
+        """
         if not any(codes):
             self._accept(batch)
             return None
@@ -210,7 +211,7 @@ class Intake:
         return ServerRefused(reason.partition(" ")[0], reason) if denied else None
 
     def look(self, cycled: Cycled, sent: CycleCall) -> None:
-        """Take in what a call says about the queue that was to give jobs."""
+        """Process what the reply says about the queue: dropped ids, memory, limits and due jobs."""
         if cycled.dropped:
             logger.warning(
                 "Queue %s: %d entries of the waiting list are not jobs that can run, such as %s",
@@ -235,14 +236,17 @@ class Intake:
         if cycled.next_due_ms:
             until_due = from_ms(cycled.next_due_ms - self._context.clock.wall_ms())
         if cycled.limited_ms:
-            # A job that becomes due leaves `delayed` when a worker asks, as with Node.
+            # As with BullMQ, a due job leaves `delayed` only when a worker asks.
             until_due = max(until_due, _SHORTEST_LIMIT)
             self._limit(min(from_ms(cycled.limited_ms), _LONGEST_LIMIT, until_due))
         else:
             self._context.alarm.set(self._context.clock.now() + until_due)
 
     def fail(self, run: Run, reason: str) -> None:
-        """Fail a job whose outcome cannot be written because of what stands in Redis."""
+        """Fail a job whose outcome Redis refused to write.
+
+        If the outcome already was a failure, give the job up instead.
+        """
         error = ServerRefused("REFUSED", f"Redis refused to write its outcome: {reason}")
         if isinstance(run.outcome, Fail):
             self.lose(run, LetGo(Loss.REFUSED, str(error)))
@@ -251,7 +255,7 @@ class Intake:
             self._outbox.append(run)
 
     def lose(self, run: Run, outcome: LetGo) -> None:
-        """Take in that a job is no longer ours."""
+        """Drop a job that this worker no longer owns, and report it."""
         self._let_go(run)
         self._context.reporter.lost(run, outcome)
 
@@ -264,9 +268,8 @@ class Intake:
         self._context.reporter.written(batch)
 
     def _reject(self, run: Run, code: int) -> None:
-        """Take in that Redis did not write an outcome."""
         if code in _INCOMPLETE and isinstance(run.outcome, Complete):
-            # The lock is still ours: a job that cannot be completed has failed.
+            # This worker still holds the lock, so it can fail the job.
             kind, words = _INCOMPLETE[code]
             error = kind(words.format(run.job.id))
             run.outcome = decide(error, run.job, run.policy, random=random)
@@ -276,7 +279,7 @@ class Intake:
         self.lose(run, LetGo(Loss.DISOWNED, answer))
 
     def _note_cancelled(self, run: Run, reason: str) -> None:
-        """Take in that a job has failed that was to run again, because it was cancelled."""
+        """Record that Redis failed a job instead of retrying it, because it was cancelled."""
         outcome, failure = run.outcome, run.outcome.failure
         if isinstance(outcome, LimitQueue) and outcome.delay > 0:
             self._hold_up(outcome.delay)
@@ -288,7 +291,7 @@ class Intake:
             self._context.quarantine.gone(run)
 
     def _be_full(self) -> None:
-        """Take no jobs for a while: Redis is out of memory, and would refuse what they write."""
+        """Pause fetching, because Redis is out of memory and would refuse the jobs' writes."""
         self._full += 1
         if self._full == 1:
             logger.warning(
@@ -299,11 +302,11 @@ class Intake:
         self._limit(reconnect_delay(self._full, _LONGEST_FULL, random()))  # noqa: S311
 
     def _hold_up(self, duration: float) -> None:
-        """Take no jobs for so many seconds, even if the worker has no limiter."""
+        """Pause fetching after a `RateLimited`, even if the worker has no limiter."""
         self._demand.held_until = self._context.clock.now() + duration
-        self._limit(min(duration, _LONGEST_LIMIT))  # then it asks Redis, which moves due jobs
+        # Redis must be asked regularly, so that it moves due jobs.
+        self._limit(min(duration, _LONGEST_LIMIT))
 
     def _limit(self, duration: float) -> None:
-        """Take no jobs for so many seconds."""
         self._demand.limited_until = self._context.clock.now() + duration
         self._context.alarm.set(self._demand.limited_until)

@@ -1,4 +1,4 @@
-"""The circuit breaker of a queue at work: its transitions become events, its timer an alarm."""
+"""Limit the jobs that a worker starts: circuit breaker, and quarantine for stalled jobs."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from taskbull.worker.demand import BATCH
 from taskbull.worker.reporting import Reporter
 from taskbull.worker.run import ReadyJobs, Run
 
-# The circuit breaker of a queue at work: its transitions become events, its timer an alarm.
+# The circuit breaker: its transitions are reported as events, and its timer sets the alarm.
 
 
 class Circuit:
-    """Says how many jobs may be taken, by what became of the last ones."""
+    """The circuit breaker of one queue, which limits fetching based on recent outcomes."""
 
     def __init__(
         self, options: CircuitBreaker, reporter: Reporter, clock: Clock, alarm: Alarm
@@ -40,39 +40,39 @@ class Circuit:
 
     @property
     def state(self) -> BreakerState:
-        """Whether jobs are taken."""
+        """The breaker's state."""
         return self._breaker.state
 
     @property
     def failures(self) -> int:
-        """How many attempts in a row have failed."""
+        """Number of consecutive failed attempts."""
         return self._breaker.failures
 
     @property
     def wakes_at(self) -> float | None:
-        """When an open circuit tries again, by the worker's clock."""
+        """Time when an open circuit half-opens, by the worker's clock."""
         return self._breaker.wakes_at
 
     @property
     def open(self) -> bool:
-        """Whether no jobs are to be run."""
+        """True if no jobs may run."""
         return self._breaker.state is BreakerState.OPEN
 
     def look(self) -> None:
-        """Look at the time; to be called when the alarm rings."""
+        """Update the state for the current time. Call it when the alarm goes off."""
         self._tell(self._breaker.look(self._clock.now()))
-        self._set_alarm()  # it may have rung for somebody else
+        self._set_alarm()  # It may have gone off for another reason.
 
     def allowed(self, wanted: int, asked: int) -> int:
-        """Return how many of the `wanted` jobs may be taken; `asked` ones may yet come."""
+        """Return how many of the `wanted` jobs may be fetched while `asked` ones may arrive."""
         return self._breaker.allowed(wanted, asked)
 
     def started(self, job_id: str) -> None:
-        """Note that a job was taken, to be run."""
+        """Record that a job was fetched and will run."""
         self._breaker.started(job_id)
 
     def count(self, job_id: str, outcome: Outcome) -> None:
-        """Count what became of it."""
+        """Count a job's outcome."""
         self._tell(self._breaker.ended(job_id, outcome, self._clock.now()))
 
     def _set_alarm(self) -> None:
@@ -93,30 +93,31 @@ class Circuit:
                 tell(events.CircuitClosed, test_job_id=test_job_id)
 
 
-# Jobs that have stalled before start one at a time: if one kills its process, it dies alone.
+# Quarantine. Jobs that have stalled start one at a time, so that a job that kills its process takes
+# no others with it.
 #
-# When a process dies, all of its jobs stall, the culprit and its neighbors alike, and would be
-# taken together again. So a process tries one such job (a suspect) at a time: until it ends, or
-# for `TRIAL` seconds. Meanwhile calls that take jobs make Redis delay other suspects. A suspect
-# starts only when no call under way can bring another, and Redis has taken back those that were
-# refused. Jobs that never stalled run beside it. Suspects that still wait after `LIMIT` seconds
-# start one by one, without a trial.
+# When a process dies, all its jobs stall, not only the culprit, and would be fetched together
+# again. A process therefore tries one such job (a suspect) at a time, until it finishes or for
+# `TRIAL` seconds. In that time, fetching calls make Redis delay other suspects. A suspect starts
+# only when no call in flight can return another, and Redis has taken back the refused ones. Other
+# jobs run beside it. Suspects that still wait after `LIMIT` seconds start one by one, without a
+# trial.
 
 
 TRIAL = 0.75
-"""Seconds for which a suspect keeps others from starting, at most."""
+"""Maximum seconds that a suspect keeps others from starting."""
 
 LIMIT = 30.0
-"""Seconds for which suspects are tried, from the first of those that wait together."""
+"""Seconds that suspects are tried, counted from the first one of a group."""
 
 _LONGEST_STEP = 0.8
-"""Seconds between the returns of two suspects that are delayed, at most: a little more than it."""
+"""Maximum seconds between the returns of two delayed suspects: slightly more than `TRIAL`."""
 
 _EARLY = 0.3
-"""Seconds by which a suspect may come too early without losing its place in the line."""
+"""Maximum seconds that a suspect may return early and still keep its place in line."""
 
 _PATIENCE = 5.0
-"""Seconds for which a suspect waits for Redis before it starts, at most."""
+"""Maximum seconds that a suspect waits for Redis before it starts."""
 
 _FIRST_STEP = from_ms(FIRST_HOLD.step_ms)
 _SHORTEST_STEP = 0.01
@@ -124,29 +125,30 @@ _SHORTEST_STEP = 0.01
 
 
 def is_suspect(job: Job) -> bool:
-    """Return whether a job may have killed a process; one that will not be run does no harm."""
+    """Return True if a job may have killed a process. One that will not run is harmless."""
     return job.stalled_count > 0 and job.deferred_failure is None
 
 
 class Quarantine:
-    """Holds the suspect that a process tries, for all its queues."""
+    """The suspect that a worker process is trying, shared by all its queues."""
 
     def __init__(self) -> None:
         self.inside: Run | None = None
-        """The suspect that is tried, unless its trial is over: see `hold`."""
+        """The suspect on trial, if any. `hold` removes it when its trial is over."""
         self.open_calls = 0
-        """Calls under way that may bring suspects."""
+        """Number of calls in flight that may return suspects."""
         self.is_watching = False
-        """Whether there are suspects, as far as is known; if not, `hold` returns None."""
-        self._trials_end = 0.0  # when suspects start without a trial, by `monotonic`
-        self._line = 0.0  # when the last suspect that is delayed comes back, by `monotonic`
-        self._ready: ReadyJobs | None = None  # where it will be put; None: it has started
-        self._leaving: set[Run] = set()  # refused, and Redis does not know yet
-        self._since = 0.0  # when it came, and then when it started
-        self._step = _FIRST_STEP  # how long a trial takes, as far as is known
+        """True if suspects are known to exist. If False, `hold` returns None."""
+        self._trials_end = 0.0  # time when suspects start without a trial, by `monotonic`
+        self._line = 0.0  # time when the last delayed suspect returns, by `monotonic`
+        # the destination of the suspect; None once it has started
+        self._ready: ReadyJobs | None = None
+        self._leaving: set[Run] = set()  # refused, but not yet released in Redis
+        self._since = 0.0  # time when the suspect arrived, later when it started
+        self._step = _FIRST_STEP  # estimated length of a trial in seconds
 
     def hold(self) -> Hold | None:
-        """Return how a call delays suspects; None: one may be taken, and no others are known."""
+        """Return the delay for suspects, or None if one may be fetched and no others are known."""
         now = monotonic()
         left = max(self._trials_end - now, 0.0)
         passed = 0.0 if self.inside is None else now - self._since
@@ -160,24 +162,24 @@ class Quarantine:
         first = max(min(TRIAL, left) - passed, _FIRST_STEP)
         if first > _EARLY or not left:
             first = max(first, self._line + step - now)
-        if left:  # a call delays up to `BATCH`
+        if left:  # One call delays up to `BATCH` suspects.
             first = min(first, left)
             step = min(step, max((left - first) / BATCH, _SHORTEST_STEP))
         return Hold(to_ms(first), to_ms(step), may_take=self.inside is None)
 
     def have_been_held(self, count: int, hold: Hold, sent_at: float) -> None:
-        """Note that a call has delayed so many."""
+        """Record that a call has delayed `count` suspects."""
         last = from_ms(hold.first_ms + (count - 1) * hold.step_ms)
         self._line = max(self._line, sent_at + last)
         self._watch()
 
     def call_closed(self) -> None:
-        """Note that a call is done with that might have brought suspects."""
+        """Record the end of a call that might have returned suspects."""
         self.open_calls -= 1
         self._start_if_alone()
 
     def admit(self, suspects: Sequence[Run], ready: ReadyJobs) -> list[Run]:
-        """Take one in, if there is room; return the others, which must go back."""
+        """Admit one suspect if none is on trial, and return the others, which must be released."""
         refused = list(suspects)
         if (hold := self.hold()) is None or hold.may_take:
             self.inside, self._ready = refused.pop(0), ready
@@ -188,14 +190,14 @@ class Quarantine:
         return refused
 
     def withdraw(self, ready: ReadyJobs) -> Run | None:
-        """Return the suspect that has not started, if it belongs to a queue."""
+        """Remove and return the queue's suspect that has not started, if any."""
         if self._ready is not ready:
             return None
         run, self.inside, self._ready = self.inside, None, None
         return run
 
     def gone(self, run: Run) -> None:
-        """Note that a job is no longer ours, and Redis knows."""
+        """Record that this worker no longer holds a job, and Redis knows."""
         if run is self.inside:
             self._make_room()
         self._leaving.discard(run)

@@ -1,4 +1,4 @@
-"""The number of jobs of a queue that all workers together may run, where an app declares one."""
+"""Maintain a queue: global concurrency, cancelled parents, declared schedules, and the sweep."""
 
 from __future__ import annotations
 
@@ -31,21 +31,21 @@ from taskbull.scripts.schedulers import declare_scheduler, list_schedulers
 from taskbull.store.connection import LONGEST_DELAY, reconnect_delay
 from taskbull.worker.context import QueueContext
 
-# The number of jobs of a queue that all workers together may run, where an app declares one.
+# Global concurrency.
 
 
 logger = logging.getLogger(__name__)
 
 
 async def limit_all_workers(context: QueueContext, limit: int) -> None:
-    """Write the limit where all workers find it, unless it stands there; insist until it does."""
+    """Write the queue's global concurrency to Redis if it differs. Retry until it succeeds."""
     failures = 0
     while True:
         try:
             if await context.store.run(get_global_concurrency(context.keys)) != limit:
                 await context.store.run(set_global_concurrency(context.keys, limit))
         except MaybeExecuted:
-            continue  # writing it twice does no harm
+            continue  # Writing it twice is harmless.
         except ServerRefused as error:
             failures += 1
             delay = reconnect_delay(failures, LONGEST_DELAY, random())  # noqa: S311
@@ -62,16 +62,15 @@ async def limit_all_workers(context: QueueContext, limit: int) -> None:
             return
 
 
-# Jobs that were running when somebody cancelled them: their children are cancelled with them.
-#
-# A job in `waiting-children` ends in the call that cancels it, whose caller goes on with its
-# children. One that runs may still spawn some; it ends in its worker, which goes on then.
+# Cancelled parents. A job in `waiting-children` finishes in the call that cancels it, and the
+# caller then cancels its children. A running job may still spawn children, so its worker cancels
+# them when it finishes.
 
 
 class CancelledParents:
-    """Cancels the children of jobs that have ended as cancelled, in all queues of a worker.
+    """Cancels the children of jobs that finished as cancelled, in all queues of a worker.
 
-    Redis has noted what is to be done: what is not done here, a sweep does.
+    Redis keeps a record of them, so a later sweep finishes what was not done here.
     """
 
     def __init__(self) -> None:
@@ -79,21 +78,21 @@ class CancelledParents:
         self._news: Event | None = None
 
     def hear(self, event: events.Failed) -> None:
-        """Take in that a job has failed."""
+        """Queue a failed job if it was cancelled."""
         if event.verdict is Verdict.CANCELLED:
             self._ended.append(event)
             if self._news is not None:
                 self._news.set()
 
     async def run(self, contexts: Sequence[QueueContext]) -> None:
-        """Cancel the children of each, until cancelled."""
+        """Cancel the children of queued jobs, until cancelled."""
         while True:
             self._news = Event()
             await self.flush(contexts)
             await self._news.wait()
 
     async def flush(self, contexts: Sequence[QueueContext]) -> None:
-        """Cancel the children of those that have ended up to now."""
+        """Cancel the children of all jobs queued so far."""
         by_queue = {context.keys.queue: context for context in contexts}
         while self._ended:
             event = self._ended.popleft()
@@ -111,15 +110,15 @@ class CancelledParents:
                 )
 
 
-# The schedules of a queue that an app declares, written when a worker starts.
+# Declared schedules, written when a worker starts.
 
 
 _NAMED = 20
-"""How many schedules a log line names."""
+"""Maximum number of schedules named in a log line."""
 
 
 class ScheduleWriter:
-    """Writes the declared schedules of one queue; those that stand there are left alone."""
+    """Writes one queue's declared schedules. Unchanged schedules are left alone."""
 
     def __init__(
         self, context: QueueContext, app: str, declared: Sequence[DeclaredSchedule]
@@ -131,7 +130,7 @@ class ScheduleWriter:
         self._refusal: ServerRefused | None = None
 
     async def write(self) -> None:
-        """Write them all, before the first job is taken; what Redis refuses is left."""
+        """Write all schedules before the first job is fetched, and remember the refused ones."""
         refused: list[DeclaredSchedule] = []
         for each in self._left:
             try:
@@ -142,7 +141,7 @@ class ScheduleWriter:
         self._left = refused
 
     async def insist(self) -> None:
-        """Write what was refused: jobs do not wait for that."""
+        """Retry the refused schedules until they are written. Jobs do not wait for this."""
         failures = 0
         while self._left:
             failures += 1
@@ -158,9 +157,10 @@ class ScheduleWriter:
             await self.write()
 
     async def tell_undeclared(self) -> None:
-        """Name the schedules that this app declared once and no longer does.
+        """Log the schedules that this app declared before and no longer does.
 
-        They stay: a worker of an older version, which declares them, may be running.
+        They are not removed, because a worker of an older version that declares them may be
+        running.
         """
         keys = self._context.keys
         try:
@@ -189,7 +189,7 @@ class ScheduleWriter:
                 try:
                     written = await context.store.run(call)
                 except MaybeExecuted:
-                    continue  # writing it twice does no harm
+                    continue  # Writing it twice is harmless.
                 if written.is_changed:
                     logger.info("Queue %s: schedule %s: %s", queue, name, declared.rule.describe())
                 return
@@ -199,11 +199,14 @@ class ScheduleWriter:
             logger.error("Queue %s: schedule %s is not written: %s", queue, name, error)  # noqa: TRY400
 
 
-# The search for jobs whose worker is gone, and for flows half added or half cancelled.
+# The sweep for stalled jobs, and for flows that were only partly added or cancelled.
 
 
 class Sweeper:
-    """Puts back, or dooms, the jobs that stalled; whichever worker comes first does it for all."""
+    """Moves stalled jobs back, or marks them to fail after too many stalls.
+
+    The first worker whose sweep is due does it for all workers of the queue.
+    """
 
     def __init__(self, context: QueueContext, interval: float, max_stalls: int) -> None:
         self._context = context
@@ -211,7 +214,7 @@ class Sweeper:
         self._max_stalls = max_stalls
 
     async def run(self) -> None:
-        """Sweep now, and whenever the interval is over; one that is late skips a turn."""
+        """Sweep now and then at every interval, until cancelled. Late sweeps are skipped."""
         clock = self._context.clock
         due = clock.now()
         while True:
@@ -224,7 +227,7 @@ class Sweeper:
             await clock.sleep_until(due)
 
     async def sweep(self) -> None:
-        """Sweep once, if no other worker has just done so."""
+        """Sweep once, unless another worker has just done so."""
         context = self._context
         steps = sweep_stalled(
             context.keys,
@@ -237,7 +240,7 @@ class Sweeper:
             found = await context.store.run(steps)
             if found is not None and found.put_back:
                 await self._tell(found)
-        if found is not None and found.has_leftovers:  # most queues of an idle worker have none
+        if found is not None and found.has_leftovers:  # Most queues of an idle worker have none.
             with self._logging_refusal():
                 await self._undo_flows()
             with self._logging_refusal():
@@ -245,16 +248,16 @@ class Sweeper:
 
     @contextmanager
     def _logging_refusal(self) -> Generator[None]:
-        """Log that Redis refused a part of the sweep. The next sweep tries it again."""
+        """Log a refused part of the sweep. The next sweep tries it again."""
         try:
             yield
         except MaybeExecuted:
-            pass  # the next sweep continues where this one was cut off
+            pass  # The next sweep continues where this one stopped.
         except ServerRefused as error:
             logger.warning("Queue %s: the sweep was refused: %s", self._context.keys.queue, error)
 
     async def _undo_flows(self) -> None:
-        """Remove what producers have left behind that broke off in the middle of a flow."""
+        """Remove the partial flows of producers that stopped before adding all jobs."""
         context = self._context
         skipped: list[str] = []
         steps = undo_flows(context.keys, context.clock.wall_ms(), skipped=skipped)

@@ -1,4 +1,8 @@
-"""Failed attempts of a worker, counted by what they have in common, until they are written."""
+"""Publish a running worker's status, error counts and metrics.
+
+`Recorder` writes status records and error counts to Redis. `Sampler` measures values that have no
+event, such as event-loop lag and queue length.
+"""
 
 from __future__ import annotations
 
@@ -40,20 +44,23 @@ from taskbull.worker.pool.pool import ProcessPool
 from taskbull.worker.shutdown import Shutdown
 from taskbull.worker.threads import ThreadPool
 
-# Failed attempts of a worker, counted by what they have in common, until they are written.
+# Error counts, kept until they are written.
 
 
 _OTHERS = Alike("", "", "other")
 
 
 class FailedAttempts:
-    """Counts them, retried or not: a bounded number of kinds for each queue."""
+    """Counts of failed attempts by kind of error, with a limited number of kinds per queue.
+
+    Both retried and final failures count.
+    """
 
     def __init__(self) -> None:
         self._counted: defaultdict[str, dict[Alike, int]] = defaultdict(dict)
 
     def hear(self, event: events.Failed | events.Retried) -> None:
-        """Count one."""
+        """Count one failed attempt."""
         failure, counted = event.failure, self._counted[event.queue]
         stack = failure.stack
         error = alike(event.job.name, failure.reason[:300], stack[:300], stack[-600:])
@@ -62,40 +69,38 @@ class FailedAttempts:
         counted[error] = counted.get(error, 0) + 1
 
     def take(self, queue: str) -> dict[Alike, int]:
-        """Return what was counted since the last time."""
+        """Return and reset a queue's counts."""
         return self._counted.pop(queue, {})
 
 
-# What a worker writes down for whoever looks: who it is, how it fares, and which errors it meets.
-#
-# A worker that runs jobs writes every 5 s, an idle one every 20: that is one command in 20 s for
-# each of its queues. Nothing is written per job, all of it expires, and nothing depends on it.
+# Records for monitoring. A worker that runs jobs writes every 5 s, an idle one every 25 s: one
+# command per queue. Nothing is written per job, all records expire, and no job depends on them.
 
 
 logger = logging.getLogger(__name__)
 
 PULSE = 1.0
-"""Seconds between two looks at the event loop, and at what is to be written."""
+"""Seconds between checks of the event loop and of the records that are due."""
 
 BUSY, IDLE, ERRORS = 5.0, 25.0, 10.0
-"""Seconds between two records of a worker that runs jobs, of one that does not, and of errors."""
+"""Seconds between records of a busy worker, of an idle worker, and of errors."""
 
 _PAUSE_PER_QUEUE = 0.005
-"""Seconds between two looks at a queue for each queue there is, up to `BUSY`: a worker of 200 or
-less looks at all of them with each pulse."""
+"""Seconds between checks per queue of the worker, up to `BUSY`. With 200 queues or fewer, every
+pulse checks all of them."""
 
 _WRITE_TIMEOUT = 5.0
-"""Seconds that one write may take."""
+"""Timeout of one write in seconds."""
 
 _PIECE = 25
-"""Queues whose records go in one trip: jobs wait for it, and a worker may have 1,000 queues."""
+"""Number of queues per round trip. Jobs wait for it, and a worker may have 1,000 queues."""
 
 _LAGS = 300
-"""How many looks at the event loop are remembered."""
+"""Number of lag measurements to keep."""
 
 
 class Recorder:
-    """Writes records while a worker runs."""
+    """The writer of a running worker's records."""
 
     def __init__(
         self,
@@ -114,7 +119,7 @@ class Recorder:
         ]
 
     async def run(self, shutdown: Shutdown) -> None:
-        """Write until cancelled; then strike the worker off."""
+        """Write records until cancelled, then remove the worker's record."""
         try:
             async with create_task_group() as tasks:
                 tasks.start_soon(self._register)
@@ -150,7 +155,8 @@ class Recorder:
         await self._send(lambda page: page.due(now, state))
 
     async def _send(self, calls_of: Callable[[_Page], list[Call[None]]]) -> None:
-        first, size = 0, 1  # the first alone: Redis may not know the scripts yet
+        # Send the first queue alone, because Redis may not have the scripts yet.
+        first, size = 0, 1
         while pages := self._pages[first : first + size]:
             first, size = first + size, _PIECE
             calls = [(page, call) for page in pages for call in calls_of(page)]
@@ -163,17 +169,17 @@ class Recorder:
         store = self._contexts[0].store
         try:
             return await store.run_each([call for _, call in calls], timeout=_WRITE_TIMEOUT)
-        except TaskbullError as error:  # The connection was closed before anything was sent.
+        except TaskbullError as error:  # The connection closed before anything was sent.
             return [error] * len(calls)
 
     @property
     def _lag(self) -> float:
-        """The lag that 99 of 100 looks stayed below, in seconds."""
+        """The 99th percentile of event-loop lag in seconds."""
         return sorted(self._lags)[len(self._lags) * 99 // 100] if self._lags else 0.0
 
 
 class _Page:
-    """What is written for one queue."""
+    """The records of one queue."""
 
     def __init__(
         self, context: QueueContext, about: WorkerRecord, attempts: FailedAttempts
@@ -187,7 +193,7 @@ class _Page:
         self._refused = False
 
     def due(self, now: float, state: Mapping[str, Any]) -> list[Call[None]]:
-        """Return what is to be written now; `state` is that of the whole worker."""
+        """Return the calls that are due now; `state` describes the whole worker."""
         calls: list[Call[None]] = []
         if now - self._errors_at >= ERRORS:
             self._errors_at = now
@@ -203,7 +209,7 @@ class _Page:
         return [] if self._refused else calls
 
     def last(self, worker_id: str) -> list[Call[None]]:
-        """Return what is left to be written, and that the worker is gone."""
+        """Return the final calls: remaining errors, and the removal of the worker's record."""
         calls = self._errors()
         if self._written_at > float("-inf"):
             keys, now_ms = self._context.keys, self._context.clock.wall_ms()
@@ -211,9 +217,9 @@ class _Page:
         return [] if self._refused else calls
 
     def failed(self, error: TaskbullError) -> None:
-        """Take in why something was not written."""
+        """Handle a failed write. Stop writing if Redis does not permit it."""
         if isinstance(error, ServerRefused) and error.code == "NOPERM":
-            self._refused = True  # it will not change while we run
+            self._refused = True  # Permissions will not change while the worker runs.
         logger.debug("Queue %s: no record of this worker: %s", self.queue, error)
 
     def _errors(self) -> list[Call[None]]:
@@ -246,9 +252,9 @@ def _about(
     tasks: Mapping[str, Declared],
     context: QueueContext,
 ) -> WorkerRecord:
-    """Return what does not change while a worker runs."""
+    """Return a record with the fields that do not change while the worker runs."""
     queue, limiter = context.keys.queue, options.limiter
-    # Those of the queue come first: a record has no room for the names of all.
+    # List the queue's own tasks first: a record has no room for all names.
     names = sorted(tasks, key=lambda name: (tasks[name].queue != queue, name))
     return WorkerRecord(
         id=worker_id,
@@ -269,29 +275,27 @@ _STATM = Path("/proc/self/statm")
 
 
 def _memory() -> int:
-    """Return the bytes of memory that this process has; where nobody tells, the most it had."""
+    """Return this process's memory in bytes, or its peak if only that is available."""
     with suppress(OSError, ValueError, IndexError):
         return int(_STATM.read_text().split()[1]) * resource.getpagesize()
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
-# What is measured while a worker runs, and no event tells: the loop's lag, the queues' lengths.
+# Metrics that have no event: event-loop lag, pool usage and queue length.
 
-
-"""Seconds between two looks at the event loop."""
 
 SAMPLING = 5.0
-"""Seconds between two looks at a queue."""
+"""Minimum seconds between samples of a queue."""
 
 _SAMPLE_TIMEOUT = SAMPLING
-"""Seconds that one look may take."""
+"""Timeout of one sample in seconds."""
 
 _TERM = 2.5
-"""How long a worker that is gone keeps others from sampling its queues, in looks."""
+"""Number of periods before other workers may sample the queues of a worker that died."""
 
 
 class Sampler:
-    """Measures a running worker, and gives it to all who keep metrics."""
+    """Samples a running worker and passes the values to all metrics sinks."""
 
     def __init__(
         self,
@@ -309,11 +313,11 @@ class Sampler:
         self._sinks = sinks
         self._tasks = tasks
         self.processes: ProcessPool | None = None
-        """The worker's pool, if it has one."""
-        self._chosen: set[str] = set()  # the queues that this worker samples
+        """The worker's process pool, or None."""
+        self._chosen: set[str] = set()  # queues that this worker samples
 
     async def run(self, shutdown: Shutdown) -> None:
-        """Measure until cancelled; from the shutdown on, the worker is not ready for jobs."""
+        """Sample until cancelled. From shutdown on, the worker counts as not ready for jobs."""
         circuits = {
             context.keys.queue: None if context.circuit is None else context.circuit.state
             for context in self._contexts
@@ -337,7 +341,7 @@ class Sampler:
 
     @property
     def _period(self) -> float:
-        """Seconds between two looks at a queue."""
+        """Seconds between samples of a queue."""
         return max(SAMPLING, len(self._contexts) * PAUSE_PER_QUEUE)
 
     async def _pulse(self) -> None:
@@ -359,7 +363,8 @@ class Sampler:
                 )
             await sleep_until(due)
             for context in self._contexts:
-                context.reporter.count_started()  # else those that run for long would come late
+                # Otherwise long-running jobs would be counted late.
+                context.reporter.count_started()
             for sink in self._sinks:
                 sink.pulse(current_time() - due)
 
@@ -369,7 +374,7 @@ class Sampler:
             await sleep(self._period)
 
     async def look(self, context: QueueContext) -> None:
-        """Sample a queue once, if it is this worker's to do; that Redis answers is worth noting."""
+        """Sample a queue once if it is this worker's turn, and record whether Redis answered."""
         queue = context.keys.queue
         reached, sample = True, None
         try:
@@ -386,7 +391,7 @@ class Sampler:
             self._chosen.add(queue)
             for sink in self._sinks:
                 sink.sampled(queue, sample.counts, _age(context, sample.waiting_since_ms))
-        elif queue in self._chosen:  # else it is not ours to forget
+        elif queue in self._chosen:  # Another worker may still sample it otherwise.
             self._forget(queue)
 
     def _forget(self, queue: str) -> None:
@@ -395,7 +400,7 @@ class Sampler:
             sink.not_sampled(queue)
 
     async def _resign(self) -> None:
-        """Leave it to another worker to sample what this one did."""
+        """Let other workers sample this worker's queues."""
         held = [context for context in self._contexts if context.keys.queue in self._chosen]
         for context in held:
             self._forget(context.keys.queue)
@@ -405,4 +410,4 @@ class Sampler:
 
 def _age(context: QueueContext, since_ms: int | None) -> float:
     age = 0.0 if since_ms is None else from_ms(context.clock.wall_ms() - since_ms)
-    return max(0.0, age)  # it may be ahead of us
+    return max(0.0, age)  # Its clock may be ahead.

@@ -1,4 +1,4 @@
-"""What a cycle asks Redis when it is in doubt; all of it may be asked again."""
+"""Recover from cycle calls that failed, or whose reply was lost."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from taskbull.worker.demand import Demand, Outbox, is_at_fault
 from taskbull.worker.intake import CycleCall, Intake
 from taskbull.worker.run import Run
 
-# What a cycle asks Redis when it is in doubt; all of it may be asked again.
+# Questions to Redis. All of them are safe to repeat.
 
 
 logger = logging.getLogger(__name__)
@@ -44,34 +44,35 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _LONGEST_CUT = 5.0
-"""Seconds to wait at the most after a cut: by then there is a new link, and jobs wait for it."""
+"""Maximum pause in seconds after a lost connection. A new one exists by that time, and jobs
+wait."""
 
 
 class Inquiry:
-    """Asks about jobs and outcomes of one queue, as often as it takes to get an answer."""
+    """Asks Redis about one queue's jobs and outcomes, and retries until it gets an answer."""
 
     def __init__(self, context: QueueContext, taking: Taking) -> None:
         self._context = context
         self._taking = taking
 
     async def settle(self, token: str, ended: Sequence[tuple[str, str]], want: int) -> Settled:
-        """Find out what a call did whose reply was lost, as soon as Redis can be asked."""
+        """Return the effects of a call whose reply was lost, as soon as Redis answers."""
         context = self._context
         return await self._insist(
             lambda: context.store.run(settle_cycle(context.keys, token, ended, want))
         )
 
     async def adopt(self, token: str, job_ids: Sequence[str], taken_ms: int) -> Adopted:
-        """Renew the locks of jobs that such a call took, and read some of them."""
+        """Renew the locks of jobs fetched by a call whose reply was lost, and read some of them."""
         context = self._context
         call = adopt_jobs(context.keys, token, job_ids, taken_ms, self._taking)
         return await self._insist(partial(context.store.run, call))
 
     async def renew(self, token: str, jobs: Sequence[Job]) -> tuple[Sequence[Job], float]:
-        """Renew the locks of jobs that were taken a while ago; give those still ours, and when.
+        """Renew the locks of jobs fetched a while ago. Return those still held, and the time.
 
-        The loop was blocked, the process stood still, or the reply was slow. Of the others nothing
-        has been told, and nothing is: they are another worker's, or wait for the sweep.
+        The event loop was blocked, the process was suspended, or the reply was slow. The other jobs
+        were never reported as started. Another worker has them, or the next sweep will find them.
         """
         context, renewed = self._context, -inf
         taken = len(jobs)
@@ -90,7 +91,7 @@ class Inquiry:
         return jobs, renewed
 
     async def pause(self, failures: int, error: TaskbullError) -> None:
-        """Wait after a refusal, the longer the more there were."""
+        """Log an error and wait. The pause grows with the number of failures."""
         delay = pause_after(failures, error, random())  # noqa: S311
         logger.warning(
             "Queue %s: %s, next try in %.1f s: %s",
@@ -102,7 +103,7 @@ class Inquiry:
         await sleep(delay)
 
     async def _explained(self, error: TaskbullError) -> str:
-        """Return an error's words; if a key of the queue is of a wrong type, with its name."""
+        """Return the error's message. For WRONGTYPE, name the keys that have the wrong type."""
         if not isinstance(error, ServerRefused) or error.code != "WRONGTYPE":
             return str(error)
         try:
@@ -125,28 +126,25 @@ class Inquiry:
 
 
 def pause_after(failures: int, error: TaskbullError, chance: float) -> float:
-    """Return the seconds to wait after so many failures; `chance` is random in [0, 1)."""
+    """Return the pause in seconds after `failures` failures; `chance` is random in [0, 1)."""
     is_cut = isinstance(error, MaybeExecuted)
     return reconnect_delay(failures, _LONGEST_CUT if is_cut else LONGEST_DELAY, chance)
 
 
-# What a worker does about a call that did not go well: it is settled by what is in Redis.
+# Recovery. The rules:
 #
-# Its rules:
-#
-# - A call that Redis has surely not executed is made again, later and anew.
-# - A call that may or may not have been executed is asked about: jobs that it took are adopted,
-#   outcomes that it wrote are counted as written, and of the others those whose job is still locked
-#   are sent again.
-# - No job starts on the word of a reply that is so old that its lock may be gone.
+# - A call that Redis certainly did not execute is repeated later, as a new call.
+# - If a call may have been executed, ask Redis. Adopt the jobs that it fetched, and count the
+#   outcomes that it wrote as written. Send the other outcomes again if their job is still locked.
+# - No job starts because of a reply so old that its lock may be gone.
 
 
 _CUTS = 2
-"""How many cuts in a row are taken for the network's fault, not for that of what was sent."""
+"""Number of consecutive lost connections to blame on the network rather than on the data sent."""
 
 
 class Recovery:
-    """Sees calls through that need more than one answer."""
+    """Completes the calls that need more than one reply."""
 
     def __init__(
         self, context: QueueContext, demand: Demand, outbox: Outbox, intake: Intake, taking: Taking
@@ -157,18 +155,18 @@ class Recovery:
         self._intake = intake
         self._inquiry = Inquiry(context, taking)
         self._refusals = 0
-        self._last_cut: SentOn | None = None  # where the last call was that was cut off
+        self._last_cut: SentOn | None = None  # connection of the last call that was cut off
 
     def went_well(self) -> None:
-        """Take in that Redis does what it is asked for."""
+        """Record a successful call."""
         self._refusals = 0
 
     async def see_through(self, sent: CycleCall, reply: Reply) -> None:
-        """Bring a call to its end, from its first reply on, which may be an error."""
+        """Complete a call, given its first reply, which may be an error."""
         demand, want = self._demand, sent.want
         try:
             cycled = await self._context.store.finish(sent.call, sent.way, reply)
-        except ServerUnavailable as error:  # it was not executed: there is nothing to settle
+        except ServerUnavailable as error:  # It was not executed, so there is nothing to settle.
             demand.asked -= want
             self._outbox.put_back(sent.batch, apart=sent.apart)
             await self._inquiry.pause(1, error)
@@ -197,13 +195,13 @@ class Recovery:
             await self._put_off(denied)
 
     async def _deliver(self, jobs: Sequence[Job], sent: CycleCall, renewed: float) -> None:
-        """Start jobs whose locks were surely alive at `renewed`."""
+        """Start jobs whose locks were certainly valid at `renewed`."""
         if jobs and monotonic() - renewed > sent.fresh_for:
             jobs, renewed = await self._inquiry.renew(sent.token, jobs)
         self._intake.deliver(jobs, sent.token, renewed)
 
     async def _adopt(self, job_ids: list[str], sent: CycleCall) -> None:
-        """Start jobs that were taken by a call whose reply was lost."""
+        """Start jobs fetched by a call whose reply was lost."""
         while job_ids:
             renewed = monotonic()
             adopted = await self._inquiry.adopt(sent.token, job_ids, sent.now_ms)
@@ -213,7 +211,7 @@ class Recovery:
 
     def _recover(self, batch: list[Run], settled: Settled) -> None:
         again: list[Run] = []
-        if settled.codes:  # it was executed
+        if settled.codes:  # The call was executed.
             self._intake.heed(batch, settled.codes)
         else:
             again = [one for one, held in zip(batch, settled.held, strict=True) if held]
@@ -230,10 +228,10 @@ class Recovery:
         )
 
     async def _refused(self, error: TaskbullError, sent: CycleCall) -> None:
-        """Go on after a call that had no effect: later, and each outcome in a call of its own.
+        """Retry a call that had no effect: later, and with one outcome per call.
 
-        The one that was refused comes last, so that it holds up no other. If what it says is at
-        fault, and not the queue, its job fails.
+        A refused outcome goes last, so that it does not hold up the others. If its content is at
+        fault rather than the queue, its job fails.
         """
         if len(sent.batch) == 1 and not sent.want and self._outbox.withdraw(sent.batch[0]):
             [run] = sent.batch
@@ -246,10 +244,10 @@ class Recovery:
         await self._put_off(error)
 
     async def _cut_off(self, error: MaybeExecuted, sent: CycleCall) -> None:
-        """Go on after outcomes did not get through: at once, but not if that happens again.
+        """Retry outcomes after a lost connection: immediately at first, then with pauses.
 
-        A link that took several calls along counts once: else four calls under way would make the
-        pauses sixteen times as long.
+        A lost connection with several calls counts once. Otherwise four calls in flight would make
+        the pauses sixteen times as long.
         """
         if sent.way is not None and sent.way == self._last_cut:
             return

@@ -1,4 +1,21 @@
-"""Whose end an exception is: that of one job, or that of the slot in which the job ran."""
+"""Track runs: one run is one job from the moment it is fetched until its outcome is reported.
+
+The life of a job in a worker:
+
+1. *Fetched.* A `Cycle` call returns jobs, each locked in Redis with the call's token.
+   `Intake.deliver` creates a `Run` for each, and `Runs` holds it until step 6.
+2. *Leased.* The `Heartbeat` thread renews the lock of each held run, including those that wait in
+   `ReadyJobs` for a slot.
+3. *Attempted.* A slot of the `Runner` takes the run. `Executor.attempt` calls the task's function,
+   or hands it to a thread (`Unattended`).
+4. *Decided.* The function's result or error becomes an outcome. `Cycle.decided` frees the slot and
+   puts the run into the `Outbox`.
+5. *Written.* The next call sends the outcome, and Redis answers for each. If the reply is lost,
+   `Recovery` asks Redis about its state.
+6. *Reported.* `Intake` drops the run, and the `Reporter` emits the outcome.
+
+The lock may be lost at any step. In that case no outcome is written, and the loss is reported.
+"""
 
 from __future__ import annotations
 
@@ -24,31 +41,31 @@ from taskbull.scripts.flow import Spawned, spawn
 from taskbull.store.backend import Waiter, waiters, wake
 from taskbull.store.cluster import check_slots
 
-# Whose end an exception is: that of one job, or that of the slot in which the job ran.
+# Exceptions: do they end only the job, or also the slot that runs it?
 
 
 _SIGNAL_HANDLERS = frozenset({"asyncio.runners", "anyio._backends._asyncio", "trio._core._ki"})
-"""The modules whose functions raise `KeyboardInterrupt` when Ctrl-C was really pressed."""
+"""Modules that raise `KeyboardInterrupt` for a real Ctrl-C."""
 
 
 def ends_the_slot(error: BaseException, *, interrupted: bool = False) -> bool:
-    """Return whether a job ends for reasons that are not its own; `interrupted`: it was cancelled.
+    """Return True if an exception must end the slot, not only the job.
 
-    A handler can raise anything: `KeyboardInterrupt` without a Ctrl-C, or, on asyncio,
-    `CancelledError` although nobody cancels us, for it may have awaited something that was
-    cancelled. Those are failures of the job.
+    `interrupted` means that the job was cancelled. A handler can raise anything:
+    `KeyboardInterrupt` without a Ctrl-C, or `CancelledError` on asyncio because it awaited
+    something that was cancelled. Such exceptions are failures of the job.
     """
-    # By its type: `isinstance` would ask the error for its class, which may raise.
+    # Check the type, because `isinstance` reads the error's `__class__`, which may raise.
     if issubclass(type(error), GeneratorExit):
         return _without_a_loop()
     cancelled = get_cancelled_exc_class()
-    if all(issubclass(type(leaf), cancelled) for leaf in leaves(error)):  # a nursery groups them
+    if all(issubclass(type(leaf), cancelled) for leaf in leaves(error)):  # A nursery groups them.
         return not interrupted and current_effective_deadline() == -inf
     return any(pressed(leaf) for leaf in leaves(error))
 
 
 def pressed(error: BaseException) -> bool:
-    """Return whether it is the interrupt of a real Ctrl-C."""
+    """Return True if an error is the `KeyboardInterrupt` of a real Ctrl-C."""
     traceback = error.__traceback__
     if traceback is None or not issubclass(type(error), KeyboardInterrupt):
         return False
@@ -58,7 +75,7 @@ def pressed(error: BaseException) -> bool:
 
 
 def _without_a_loop() -> bool:
-    """Return whether our coroutine is being closed because its event loop is gone."""
+    """Return True if this coroutine is being closed because its event loop is gone."""
     try:
         current_time()
     except RuntimeError:
@@ -66,40 +83,25 @@ def _without_a_loop() -> bool:
     return False
 
 
-# One run of a job, from being taken to being told; and all runs of a worker in one queue.
-#
-# The life of a job in a worker:
-#
-# 1. *Taken.* A call of `Cycle` brings jobs, each locked in Redis with the token of the call.
-# `Intake.deliver` makes a `Run` of each, which `Runs` holds until step 6. 2. *Leased.* The
-# `Heartbeat` renews the lock of each run that is held, from a thread of its own, while the run
-# waits in `ReadyJobs` for a slot. 3. *Attempted.* A slot of the `Runner` takes it, and
-# `Executor.attempt` calls the function of the job's task, or leaves it to the threads
-# (`Unattended`). 4. *Decided.* What the function returns or raises becomes an outcome.
-# `Cycle.decided` frees the slot, and puts the run into the `Outbox`. 5. *Written.* The next call
-# takes the outcome along, and Redis answers to each. Where the answer is lost, `Recovery` asks
-# what is in Redis. 6. *Told.* `Intake` lets the run go, and the `Reporter` tells what became of
-# the job.
-#
-# The lock may turn out to be gone at any step: then nothing is written any more, and that is told.
+# Runs.
 
 
 _GIVE_BACK = GiveBack()
 
 
 class JobPort(Protocol):
-    """What a running job writes to: Redis, or the memory of a test.
+    """The storage that a running job writes to: Redis, or a test's memory.
 
-    Of each pair of methods the one that begins with `a` is awaited; the other blocks.
+    Methods that begin with `a` are async; their counterparts block.
     """
 
     @property
     def held_up(self) -> float:
-        """The seconds for which the job had to wait for it."""
+        """Seconds that the job had to wait for the storage."""
         ...
 
     def caused(self, error: BaseException) -> bool:
-        """Return whether an error of the task comes from here; a word of the task's own wins."""
+        """Return True if the storage caused a task's error. Steering exceptions do not count."""
         ...
 
     def progress(self, raw: bytes) -> None: ...
@@ -120,15 +122,16 @@ class JobPort(Protocol):
     async def adrop_children(self) -> int: ...
 
     async def aunclaimed(self, patience: float) -> float:
-        """Note that nobody here can run the job; return for how many seconds that is known.
+        """Record that this worker cannot run the job.
 
-        When that is longer than `patience`, it is forgotten: then the job is to fail.
+        Return for how many seconds that has been known. When that reaches `patience`, the record is
+        removed, and the job should fail.
         """
         ...
 
 
 class NotBegun(Exception):
-    """A job's function was not called, for there is an outcome already."""
+    """The job's function was not called, because its outcome is already decided."""
 
     def __init__(self, outcome: Fail) -> None:
         super().__init__(outcome.failure.reason)
@@ -136,15 +139,15 @@ class NotBegun(Exception):
 
 
 class ThreadCall(Protocol):
-    """A function's call on its way through a thread."""
+    """A function call that waits for a thread or runs in one."""
 
     def withdraw(self, error: Exception) -> None:
-        """Take it back if no thread has begun it, and let it raise this; else leave it alone."""
+        """Withdraw the call with this error if no thread has started it; otherwise do nothing."""
         ...
 
 
 class Spawning(Struct, frozen=True):
-    """How many jobs a run has added below its own: before it began, and since."""
+    """The number of children that a job has added: in earlier runs, and in this one."""
 
     before: int = 0
     new: int = 0
@@ -154,66 +157,70 @@ NONE_SPAWNED = Spawning()
 
 
 class Run(Struct, eq=False):
-    """One run of a job, as far as it has come.
+    """One run of a job and its current state.
 
-    Its fields stand in the order of its life. All of them are written in the event loop, but for
-    `renewed` and `cancelled` (by the thread of the heartbeat, too), `port`, `raw_progress` and
-    `heeded` (by the thread of a function that blocks). Each thread writes one field at a time, and
-    none waits for another.
+    The fields are listed in the order of a run's life. The event loop writes all of them. The
+    heartbeat thread also writes `renewed` and `cancelled`. A thread that runs a sync function also
+    writes `port`, `raw_progress`, `spawned`, and the flag that it has seen the cancellation. Each
+    thread writes one field at a time, and no thread waits for another.
     """
 
     job: Job
     token: str
-    """That of the call which has taken the job: its lock in Redis."""
+    """The token of the call that fetched the job: its lock in Redis."""
     renewed: float
-    """When the lock was surely alive, by `time.monotonic`; the heartbeat writes it."""
+    """Last time when the lock was certainly valid, by `time.monotonic`. Written by the
+    heartbeat."""
     lost: LetGo | None = None
-    """Why the lock is gone, if it is; `Runs.revoke` writes it."""
+    """The reason for losing the lock, if it is lost. Written by `Runs.revoke`."""
     cancelled: str | None = None
-    """Why the job is to stop, if somebody has cancelled it; see `cancel`."""
+    """The reason for stopping the job, if it was cancelled. See `cancel`."""
     heeded: bool = False
-    """Whether its function has asked and knows that; of its `RunningJob`."""
+    """True if the function has seen the cancellation. Written by its `RunningJob` or the pool."""
     interrupted: bool = False
-    """Whether its scope was cancelled because of that."""
+    """True if its scope was cancelled because of the cancellation."""
     began: float = 0.0
-    """When a slot has started it, by `time.monotonic`; written by the runner."""
+    """Time when a slot started it, by `time.monotonic`. Written by the runner."""
     policy: RetryPolicy = NO_POLICY
-    """The rules for its errors, as soon as its route is known; written by the executor."""
+    """The retry policy, once its route is known. Written by the executor."""
     scope: CancelScope | None = None
-    """What its function runs in, once it was called; of the executor, too."""
+    """The scope that its function runs in, once called. Written by the executor."""
     call: ThreadCall | None = None
-    """Its function's call in a thread, which may still be waiting for one; of the thread pool."""
+    """The call in a thread, or waiting for one. Written by the thread pool or `Unattended`."""
     notify: Callable[[], object] | None = None
-    """Told when the job is cancelled, or its lock lost: leads to the process; of the pool."""
+    """Callback that notifies the pool process of a cancellation or lost lock. Written by the
+    pool."""
     port: JobPort | None = None
-    """What the job writes to, as soon as it has written something; of its `RunningJob`."""
+    """The storage, once the job has used it. Written by its `RunningJob`."""
     raw_progress: bytes | None = None
-    """The progress that the job has told last; of its `RunningJob`, too."""
+    """The last progress that the job reported. Written by its `RunningJob` or the pool."""
     spawned: Spawning = NONE_SPAWNED
-    """What it has spawned; of its `RunningJob`, too."""
+    """The number of children that it has added. Written by `note_spawned`."""
     halted_at: str = ""
-    """The stack at which its process was ended, if it ran in one; of the pool."""
+    """The stack where its pool process was stopped, if it was. Written by the pool."""
     duration: float = 0.0
-    """Seconds for which it ran; written by the runner, or by the reporter if the lock is lost."""
+    """Run time in seconds. Written by the runner, `Unattended`, or the reporter if the lock is
+    lost."""
     outcome: Written = _GIVE_BACK
-    """What is to become of the job: until that is decided, it goes back. Intake writes it, and the
-    outbox if it cannot be sent."""
+    """The outcome. Until it is decided, the job would be released. Written by `Intake`, or by
+    `pack` if an outcome cannot be encoded."""
     decided: bool = False
-    """Whether that was decided; Redis may not know yet. Written by intake."""
+    """True once the outcome is decided; Redis may not have it yet. Written by `Intake`."""
     written_ms: int = 0
-    """When its outcome was sent, as it stands in Redis; written by the outbox."""
+    """Time of sending the outcome in ms, as stored in Redis. Written by `pack`."""
     refusals: int = 0
-    """How often its outcome did not get through, sent by itself; written by the recovery."""
+    """Number of failures to send the outcome alone. Written by the recovery."""
 
     def awaiting_children(self) -> AwaitChildren:
-        """Return the outcome of a run that waits for its children, with what it has spawned."""
+        """Return the outcome of a run that waits for its children, with their number."""
         spawned = self.spawned
         return AwaitChildren(spawned.before + spawned.new, spawned.new)
 
     def cancel(self, reason: str) -> None:
-        """Stop it, unless it is decided: its function is cancelled, or withdrawn from the threads.
+        """Stop the job unless its outcome is decided.
 
-        A function that runs in a thread is not stopped, but can ask.
+        This cancels an async function, and withdraws a sync function that still waits for a thread.
+        A function that already runs in a thread is not stopped, but can check for cancellation.
         """
         if self.decided:
             return
@@ -227,16 +234,16 @@ class Run(Struct, eq=False):
             self.scope.cancel()
 
     def stopped(self, error: BaseException | None = None) -> Fail:
-        """Return the outcome of a job that was cancelled; `error` is what its function raised."""
+        """Return the outcome of a cancelled job; `error` is the function's exception, if any."""
         reason = self.cancelled or BY_REQUEST
-        if self.halted_at:  # of a process its stack says more than what was raised here
+        if self.halted_at:  # The stack of the process is more useful than the error raised here.
             error = CancelRequested(reason)
             error.add_note(f"Its process was ended here:\n{self.halted_at}")
         return cancelled(reason, error)
 
 
 class Runs:
-    """All runs of one queue that are not over, by the ids of their jobs."""
+    """The unfinished runs of one queue, by job id."""
 
     def __init__(self) -> None:
         self._held: dict[str, Run] = {}
@@ -245,37 +252,37 @@ class Runs:
         return len(self._held)
 
     def running(self) -> int:
-        """Count the jobs that were started; may be called from any thread."""
+        """Return the number of started jobs. Thread-safe."""
         return sum(run.began > 0 for run in self.copy())
 
     def find(self, job_id: str, token: str) -> Run | None:
-        """Return the run of a job under a lock, if it is not over."""
+        """Return the unfinished run of a job with this token, if any."""
         run = self._held.get(job_id)
         return run if run is not None and run.token == token else None
 
     def add(self, run: Run) -> None:
-        """Hold a run; an older one of the same job is lost already, only not yet known to be."""
+        """Add a run. It replaces an older run of the same job, whose lock must already be lost."""
         self._held[run.job.id] = run
 
     def add_all(self, runs: Iterable[Run]) -> None:
-        """Hold several runs."""
+        """Add several runs."""
         for run in runs:
             self.add(run)
 
     def drop(self, run: Run) -> None:
-        """Hold a run no longer."""
+        """Remove a run, unless a newer one has replaced it."""
         if self._held.get(run.job.id) is run:
             del self._held[run.job.id]
 
     def copy(self) -> list[Run]:
-        """Return all of them as they are now; may be called from any thread."""
+        """Return a snapshot of all runs. Thread-safe."""
         return list(self._held.copy().values())
 
     def revoke(self, run: Run, outcome: LetGo) -> bool:
-        """Note that a lock is gone while its job runs; return False if that says nothing new.
+        """Record that a running job has lost its lock. Return False if it is already over.
 
-        Where the run is over, its script call alone tells whether the lock was still there: the
-        heartbeat may have looked just after that call had released it.
+        If the run is over, only the reply to its outcome shows whether it still had the lock. The
+        heartbeat may have checked just after that call released it.
         """
         if run.decided or self._held.get(run.job.id) is not run:
             return False
@@ -286,31 +293,32 @@ class Runs:
         return True
 
 
-# Where jobs wait for a slot, and slots for a job.
+# The hand-over of jobs to slots.
 
 
 class ReadyJobs:
-    """Hands the jobs that were taken to the slots of a queue.
+    """A queue's fetched jobs, which wait for a free slot.
 
-    A slot that finds a job waiting takes it without giving way to others. Of the slots that wait,
-    each that is woken wakes two more while there are jobs: all of a hundred start within a few
-    turns of the event loop, and if the first one can do all the work alone, few wake for nothing.
+    A slot that finds a job takes it without yielding to other tasks. A slot that is woken wakes two
+    more while there are jobs. A hundred slots thus all start within a few passes of the event loop.
+    If the first one can do all the work alone, few wake up for nothing.
     """
 
     def __init__(self) -> None:
         self.jobs: deque[Run] = deque()
-        """Those that wait. A slot may take one from the left; where there is none, it waits."""
+        """The waiting jobs. A slot may take one from the left, and calls `wait` if there are
+        none."""
         self._slots: list[Waiter] = []
         self._closed = False
         self._new_waiter = waiters()
 
     def put(self, runs: Iterable[Run]) -> None:
-        """Hand jobs to the slots that wait, or to the next ones that are free."""
+        """Add jobs and wake slots to take them."""
         self.jobs.extend(runs)
         self._wake()
 
     async def wait(self) -> Run | None:
-        """Return the next job, as soon as there is one; None: there will be no more."""
+        """Wait for the next job and return it, or None after `close`."""
         jobs = self.jobs
         while not jobs:
             if self._closed:
@@ -324,7 +332,7 @@ class ReadyJobs:
         return job
 
     def close(self) -> list[Run]:
-        """End the slots; return the jobs that none of them has taken."""
+        """Stop the slots, and return the jobs that none of them has taken."""
         self._closed = True
         left = list(self.jobs)
         self.jobs.clear()
@@ -340,17 +348,17 @@ class ReadyJobs:
             wake(self._slots.pop())
 
 
-# Children that a running job adds, wherever it runs.
+# Children that a running job adds, in the worker or in a pool process.
 
 
 def spawning(keys: QueueKeys, run: Run, children: Children, now_ms: int) -> Steps[Spawned]:
-    """Return the operation that adds children to the job of a run."""
+    """Return the operation that adds children to a run's job."""
     parent = Branch(keys, NewJob("parent"), branches_of([children]))
     check_slots(queues_of(parent))
     return spawn(parent, run.job.id, run.spawned.new, now_ms, uuid4().hex, run.token)
 
 
 def note_spawned(run: Run, spawned: Spawned) -> list[str]:
-    """Note in a run what it has added; return the ids of the children."""
+    """Record added children in a run, and return their ids."""
     run.spawned = Spawning(spawned.before, run.spawned.new + spawned.count)
     return spawned.ids

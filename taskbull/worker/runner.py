@@ -1,4 +1,4 @@
-"""The slots of a queue, in which its jobs run: steps 3 and 4 in the life of a job (`run`)."""
+"""Run the jobs of a queue in slots: steps 3 and 4 in the life of a job (see `run`)."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 
 
 class Runner:
-    """Runs the jobs of a queue, one in each slot."""
+    """Runs a queue's jobs, one per slot."""
 
     def __init__(
         self,
@@ -71,7 +71,7 @@ class Runner:
         self._tracing = processing(context.keys.queue, context.worker_id)
 
     async def occupy_all(self, slots: int) -> None:
-        """Run jobs in so many slots, as long as there are any."""
+        """Run jobs in `slots` concurrent slots until there are no more."""
         try:
             async with create_task_group() as tasks:
                 for _ in range(slots):
@@ -81,17 +81,17 @@ class Runner:
             self._unattended.give_back()
 
     async def occupy(self) -> None:
-        """Be a slot: run one job after the other, as long as there are any."""
+        """Run one job after another until there are no more. This is one slot."""
         jobs, wait = self._context.ready.jobs, self._context.ready.wait
         tracing, unattended = self._tracing, self._unattended
         while True:
-            # One scope for all jobs of the slot, until one of them is cancelled: to enter one for
-            # each would take 5 µs on asyncio, and 16 on trio.
+            # Share one scope between all jobs of the slot, until one of them is cancelled. Entering
+            # a scope for each job would take 5 µs on asyncio and 16 µs on trio.
             with CancelScope() as scope:
                 while (run := jobs.popleft() if jobs else await wait()) is not None:
-                    if run.lost is not None:  # the loop was held up: another may run the job by now
+                    if run.lost is not None:  # The loop was blocked; another worker may run it.
                         self._cycle.decided(run, run.lost)
-                    elif self._lapsed(run):  # the same, and nobody has noticed
+                    elif self._lapsed(run):  # likewise, but the heartbeat has not noticed
                         self._cycle.decided(run, GiveBack())
                     elif tracing is None:
                         await self._run(run, scope, unattended)
@@ -100,23 +100,23 @@ class Runner:
                             outcome = await self._run(run, scope)
                             if span is not None and outcome is not None:
                                 describe_outcome(span, outcome)
-                    if run.interrupted:  # nothing more can be awaited in this scope
+                    if run.interrupted:  # Nothing more can be awaited in this scope.
                         break
                 else:
                     return
 
     def _lapsed(self, run: Run) -> bool:
-        """Return whether the lock may be gone: Redis gives the job back only if it is not."""
+        """Return True if the lock may have expired. Redis releases the job only if it has not."""
         return monotonic() - run.renewed > self._lock_life
 
     async def _run(
         self, run: Run, scope: CancelScope, unattended: Unattended | None = None
     ) -> Outcome | None:
-        """Start a job, attempt it, and hand on what was decided; None: it is left to others."""
+        """Run a job and queue its outcome. Return None if a detached thread runs it."""
         run.began = began = monotonic()
         self._context.reporter.started(run)
         try:
-            # Also if the job is doomed: its schedule goes on.
+            # Advance the schedule even if the job itself must not run.
             outcome = None if run.job.scheduler_id is None else await self._advance(run)
             if outcome is None:
                 outcome = await self._executor.attempt(run, scope, unattended)
@@ -138,23 +138,23 @@ class Runner:
 
     @classmethod
     def job_in(cls, frame: FrameType) -> Job | None:
-        """Return the job that a frame runs, if any: the watchdog asks who blocks the loop."""
+        """Return the job that a frame runs, if any. For the watchdog."""
         if frame.f_code is not cls._run.__code__:
             return None
         run: Run = frame.f_locals["run"]
         return run.job
 
     async def _advance(self, run: Run) -> Outcome | None:
-        """Add what follows a scheduler's run, before it runs; return an outcome if it must not."""
+        """Add the scheduler's next job. Return an outcome if the current one must not run."""
         outcome = await self._add_next(run)
-        return GiveBack() if self._lapsed(run) else outcome  # Redis may have let us wait
+        return GiveBack() if self._lapsed(run) else outcome  # Redis may have been slow.
 
     async def _add_next(self, run: Run) -> Outcome | None:
         job, context = run.job, self._context
         try:
             call = advance_scheduler(context.keys, job, context.clock.wall_ms())
         except ConfigurationError as error:
-            logger.error(  # noqa: TRY400 - whoever wrote the rule is not in our stack
+            logger.error(  # noqa: TRY400 - the traceback does not show who wrote the rule
                 "Queue %s: scheduler %s ends with job %s, because its rule cannot be read: %s",
                 context.keys.queue,
                 cut(job.scheduler_id or ""),
@@ -166,7 +166,7 @@ class Runner:
             try:
                 advanced = await context.store.run(call)
             except MaybeExecuted:
-                continue  # doing it again does nothing
+                continue  # Repeating it has no effect.
             except ServerRefused as error:
                 return self._executor.judge.put_off(
                     job, f"its scheduler's next run was refused: {error}"

@@ -1,4 +1,4 @@
-"""The job that a handler is given: what it may read, and what it may tell while it runs."""
+"""Provide the running job to its handler: its data, and the methods to report and add children."""
 
 from __future__ import annotations
 
@@ -23,35 +23,35 @@ from taskbull.errors import CancelRequested, TaskbullError
 from taskbull.worker.clock import Clock
 from taskbull.worker.run import JobPort, Run
 
-# The job that a handler is given: what it may read, and what it may tell while it runs.
+# The running job.
 
 
 R = TypeVar("R")
 
 
 def no_resources(_: str) -> None:
-    """Return what jobs are given where no lifespan yields anything."""
+    """Return the resources of jobs without a lifespan, which is None."""
 
 
 class Workplace(Struct, frozen=True):
-    """Where jobs run: a queue, and a worker of it."""
+    """The queue and worker that jobs run in."""
 
     queue: str
     worker_id: str
     open_port: Callable[[Run], JobPort]
-    """Makes what a job writes to, when it writes for the first time."""
+    """Factory for a job's storage, called when the job first needs it."""
     resources_of: Callable[[str], Any] = no_resources
-    """Returns what the lifespan yields to the jobs of a name."""
+    """Function that returns the lifespan's resources for jobs of a name."""
     wall_ms: Callable[[], int] = Clock().wall_ms
-    """Tells the time by which jobs expire, in ms since 1970."""
+    """Clock for job expiry, in ms since 1970."""
 
 
 class RunningJob:
-    """The job that is running, as its task sees it.
+    """The running job, as its task sees it.
 
-    Of each pair of methods the one that begins with `a` is awaited; the other is for plain
-    functions, and would block the event loop in an `async def`. They raise `LockLost` when the job
-    is no longer this worker's, or the attempt is over.
+    Methods that begin with `a` are async. Their counterparts are for sync functions, and would
+    block the event loop in an `async def`. Both raise `LockLost` if this worker no longer holds the
+    job, or if the attempt is over.
     """
 
     __slots__ = ("_place", "_run", "job")
@@ -60,9 +60,9 @@ class RunningJob:
         self._run = run
         self._place = place
         self.job: Job = run.job
-        """Everything that was read when the job was taken."""
+        """The job as read when it was fetched."""
 
-    if not TYPE_CHECKING:  # which would take any name then
+    if not TYPE_CHECKING:  # Type checkers would otherwise accept any attribute name.
 
         def __getattr__(self, name: str) -> Any:
             raise no_attribute(self, JOB, name)
@@ -77,12 +77,12 @@ class RunningJob:
 
     @property
     def name(self) -> str:
-        """The name under which it was added: the task's."""
+        """The job's name, which is the task's name."""
         return self.job.name
 
     @property
     def queue(self) -> str:
-        """The name of its queue."""
+        """The name of the job's queue."""
         return self._place.queue
 
     @property
@@ -92,45 +92,45 @@ class RunningJob:
 
     @property
     def attempts(self) -> int:
-        """How many attempts the job has in all."""
+        """The maximum number of attempts."""
         return attempts_of(self.job, self._run.policy)
 
     @property
     def data(self) -> Any:
-        """The payload, as it was when the job was taken."""
+        """The payload as read when the job was fetched."""
         return self.job.data
 
     @property
     def timestamp(self) -> datetime | None:
-        """When the job was added."""
+        """The time when the job was added."""
         return self.job.timestamp
 
     @property
     def worker_id(self) -> str:
-        """The worker that runs it."""
+        """The id of the worker that runs the job."""
         return self._place.worker_id
 
     @property
     def resources(self) -> Any:
-        """What the lifespan of the task's app yields; None if there is none."""
+        """The value that the app's lifespan yields, or None without a lifespan."""
         return self._place.resources_of(self.job.name)
 
     @property
     def lost(self) -> bool:
-        """Whether the lock is gone, so that another worker may be running the job, too."""
+        """True if the lock is lost, so that another worker may also be running the job."""
         return self._run.lost is not None
 
     def too_late(self) -> Fail | None:
-        """Return what becomes of the job because it should have begun before; None: it may."""
+        """Return the failure if the job has expired, otherwise None."""
         if self.job.options.expires_ms is None:
             return None
         return expired(self.job, self._place.wall_ms())
 
     @property
     def cancelled(self) -> bool:
-        """Whether somebody has cancelled the job: a plain function asks, and ends soon.
+        """True if the job was cancelled. A sync function should check this and return soon.
 
-        Once this was True the job ends as cancelled, whatever the function returns.
+        Once this has returned True, the job finishes as cancelled, whatever the function returns.
         """
         run = self._run
         if run.cancelled is None:
@@ -139,23 +139,23 @@ class RunningJob:
         return True
 
     def check(self) -> None:
-        """Raise `CancelRequested` if somebody has cancelled the job."""
+        """Raise `CancelRequested` if the job was cancelled."""
         if self.cancelled:
             raise CancelRequested(self._run.cancelled or "")
 
     def progress(self, value: Any) -> None:
-        """Tell how far the job has come: a number or anything else that is JSON.
+        """Report the job's progress as a number or any other JSON value.
 
-        While Redis is full or away it is lost, and the job goes on.
+        If Redis is full or unavailable, the value is lost and the job continues.
         """
         raw = encode_progress(value)
         self._port.progress(raw)
         self._run.raw_progress = raw
 
     async def aprogress(self, value: Any) -> None:
-        """Tell how far the job has come: a number or anything else that is JSON.
+        """Report the job's progress as a number or any other JSON value.
 
-        While Redis is full or away it is lost, and the job goes on.
+        If Redis is full or unavailable, the value is lost and the job continues.
         """
         raw = encode_progress(value)
         await self._port.aprogress(raw)
@@ -164,30 +164,30 @@ class RunningJob:
     def log(self, line: str) -> None:
         """Append a line to the job's log in Redis.
 
-        While Redis is full or away it is lost, and the job goes on.
+        If Redis is full or unavailable, the line is lost and the job continues.
         """
         self._port.log(line)
 
     async def alog(self, line: str) -> None:
         """Append a line to the job's log in Redis.
 
-        While Redis is full or away it is lost, and the job goes on.
+        If Redis is full or unavailable, the line is lost and the job continues.
         """
         await self._port.alog(line)
 
     def update_data(self, data: Any) -> None:
-        """Replace the payload in Redis: the next attempt gets the new one.
+        """Replace the payload in Redis. The next attempt gets the new one.
 
-        If Redis does not take it for 10 s, this raises, and the job runs again without an attempt
-        being spent.
+        If Redis does not accept it within 10 s, this raises an error. The job then runs again
+        without spending an attempt.
         """
         self._port.update_data(encode_data(data))
 
     async def aupdate_data(self, data: Any) -> None:
-        """Replace the payload in Redis: the next attempt gets the new one.
+        """Replace the payload in Redis. The next attempt gets the new one.
 
-        If Redis does not take it for 10 s, this raises, and the job runs again without an attempt
-        being spent.
+        If Redis does not accept it within 10 s, this raises an error. The job then runs again
+        without spending an attempt.
         """
         await self._port.aupdate_data(encode_data(data))
 
@@ -196,7 +196,7 @@ class RunningJob:
     @overload
     def children(self, task: str) -> list[Any]: ...
     def children(self, task: Source[Any] | str) -> list[Any]:
-        """Return what the job's children of a task, or of a name, returned: in their order.
+        """Return the results of the job's children by task or name, in the order of the children.
 
         Children that failed are left out.
         """
@@ -207,23 +207,29 @@ class RunningJob:
     @overload
     async def achildren(self, task: str) -> list[Any]: ...
     async def achildren(self, task: Source[Any] | str) -> list[Any]:
-        """Return what the job's children of a task, or of a name, returned. See `children`."""
+        """Return the results of the job's children by task or name. See `children`."""
         return _read(task, await self._port.achild_results(_name(task)))
 
     def failed_children(self) -> dict[tuple[str, str], str]:
-        """Return why children failed, by queue and id: with `on_failure` "ignore" or "continue"."""
+        """Return the errors of failed children, by queue and id.
+
+        It contains children added with `on_failure` "ignore" or "continue".
+        """
         return self._port.child_failures()
 
     async def afailed_children(self) -> dict[tuple[str, str], str]:
-        """Return why children failed, by queue and id: with `on_failure` "ignore" or "continue"."""
+        """Return the errors of failed children, by queue and id.
+
+        It contains children added with `on_failure` "ignore" or "continue".
+        """
         return await self._port.achild_failures()
 
     def spawn(self, jobs: Iterable[Growing], *, on_failure: OnFailure = "fail") -> list[str]:
-        """Add children to the running job, and return their ids; see `Task.after`.
+        """Add children to the running job, and return their ids. See `Task.after`.
 
-        Raise `WaitForChildren` then, to be run again when they have ended. Their ids are made from
-        the job's and their number: if the job is run again because its worker died, spawning the
-        same children again adds none twice.
+        To run the job again when they have finished, raise `WaitForChildren` afterwards. The ids
+        are derived from the job's id and the child's number. If the worker dies and the job runs
+        again, adding the same children again creates no duplicates.
         """
         children = children_of("spawn()", [jobs], on_failure)
         return self._port.spawn(children) if children.jobs else []
@@ -234,9 +240,9 @@ class RunningJob:
         return await self._port.aspawn(children) if children.jobs else []
 
     def drop_pending_children(self) -> int:
-        """Remove the children that have not started, so that the job can end; return how many.
+        """Remove the children that have not started, and return their number.
 
-        Those that run are not stopped, and the job cannot end before them.
+        Running children are not stopped, and the job cannot finish before them.
         """
         return self._port.drop_children()
 
@@ -245,23 +251,24 @@ class RunningJob:
         return await self._port.adrop_children()
 
     def child_results(self, name: str) -> list[bytes]:
-        """Return what the children of a name returned, as JSON."""
+        """Return the results of the children of a name, as JSON."""
         return self._port.child_results(name)
 
     async def achild_results(self, name: str) -> list[bytes]:
-        """Return what the children of a name returned, as JSON."""
+        """Return the results of the children of a name, as JSON."""
         return await self._port.achild_results(name)
 
     @property
     def held_up(self) -> float:
-        """The seconds for which Redis has let the job wait with what it writes."""
+        """Seconds that the job had to wait for Redis to accept its writes."""
         port = self._run.port
         return 0.0 if port is None else port.held_up
 
     async def aunclaimed(self, patience: float) -> float:
-        """Note that nobody here can run the job; return for how many seconds that is known.
+        """Record that this worker cannot run the job.
 
-        When that is longer than `patience`, it is forgotten: then the job is to fail.
+        Return for how many seconds that has been known. When that reaches `patience`, the record is
+        removed, and the job should fail.
         """
         return await self._port.aunclaimed(patience)
 
@@ -273,16 +280,16 @@ class RunningJob:
         return run.port
 
 
-# What the process pool needs to know of a job, and tasks do not.
+# Access for the process pool.
 
 
 def run_of(job: RunningJob) -> Run:
-    """Return the run of a job."""
+    """Return the job's run."""
     return job._run  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
 
 
 def clock_ahead_ms(job: RunningJob) -> int:
-    """Return how far the clock by which a job expires is ahead of this machine's; 0: it cannot."""
+    """Return how far the expiry clock is ahead of this machine's in ms, or 0 without an expiry."""
     if job.job.options.expires_ms is None:
         return 0
     wall_ms = job._place.wall_ms  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
@@ -290,7 +297,7 @@ def clock_ahead_ms(job: RunningJob) -> int:
 
 
 def port_of(job: RunningJob) -> JobPort:
-    """Return what a job writes to."""
+    """Return the job's storage."""
     return job._port  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
 
 
@@ -303,7 +310,7 @@ def _read(task: Source[Any] | str, results: list[bytes]) -> list[Any]:
     return [read(raw) for raw in results]
 
 
-# Which job runs here: known in its function, in what that calls, and in its threads.
+# The current job, visible to its function, the code that it calls, and its threads.
 
 
 _current = cast("ContextVar[RunningJob]", current)
@@ -313,20 +320,23 @@ leave = _current.reset
 
 
 _current_batch: ContextVar[list[RunningJob]] = ContextVar("taskbull_current_batch")
-"""Set while the function of a batch task runs, for which there is no one job."""
+"""The jobs of a running batch task, which has no single current job."""
 
 enter_batch = _current_batch.set
 leave_batch = _current_batch.reset
 
 
 def job_of(context: Context) -> RunningJob | None:
-    """Return the job in which a context was taken; of a batch the first one."""
+    """Return the current job of a context. For a batch, return its first job."""
     batch = context.get(_current_batch)
     return context.get(_current) if batch is None else batch[0]
 
 
 def current_job() -> RunningJob:
-    """Return the job that is running here: in its task, in what that calls, and in its threads."""
+    """Return the current job. Works in a task, in code that it calls, and in its threads.
+
+    Raises `TaskbullError` outside a job, and in a batch task.
+    """
     try:
         return _current.get()
     except LookupError:
@@ -342,7 +352,10 @@ def current_job() -> RunningJob:
 
 
 def current_batch() -> list[RunningJob]:
-    """Return the jobs for which a batch task runs here, in the order of its items."""
+    """Return the jobs of the current batch task, in the order of its items.
+
+    Raises `TaskbullError` outside a batch task.
+    """
     try:
         return [*_current_batch.get()]
     except LookupError:

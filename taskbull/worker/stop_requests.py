@@ -1,10 +1,10 @@
-"""What running jobs are asked to stop: one reader for all queues of a worker.
+"""Read the requests to stop cancelled jobs, with one reader for all queues on a server.
 
-It waits for requests, with a connection of its own, until everything is flushed: a job can also be
-cancelled while its worker stops, or has no free slot. If the connection is lost, no request is: it
-goes on from the last one that it has read. The first read begins with the oldest: a request names
-the lock under which the job runs, so that those to former workers concern nobody. A request that
-does not come at all, for whatever reason, is found by the next heartbeat.
+The reader waits on its own connection until everything is flushed. A job can be cancelled even
+while its worker stops or has no free slot. A lost connection loses no request, because the reader
+continues after the last request that it has read. The first read starts with the oldest request. A
+request names the job's lock, so requests for former workers have no effect. If a request does not
+arrive, the next heartbeat finds the cancellation.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from taskbull.worker.consumer import Consumer
 logger = logging.getLogger(__name__)
 
 CLIENT: Final = "taskbull:requests:"
-"""How the name of its connection begins, in CLIENT LIST; the worker's id follows."""
+"""Prefix of the connection's name in CLIENT LIST; the worker's id follows."""
 
 
 async def heed_requests(consumers: Sequence[Consumer]) -> None:
-    """Stop jobs of queues that are on one server, when somebody cancels them; for ever."""
+    """Stop cancelled jobs in queues on one server, until cancelled."""
     by_stream = {requests_key(one.context.keys): one for one in consumers}
     places = dict.fromkeys(by_stream, FIRST)
     context = consumers[0].context

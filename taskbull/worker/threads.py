@@ -1,7 +1,7 @@
-"""The threads for functions that block: a fixed number, made when first needed.
+"""Run sync functions in a fixed number of threads, which are created on demand.
 
-Results come back in gathered batches, one wake-up of the event loop for many: 1.4 µs per call,
-where a hand-over of its own for each (`to_thread`) costs 70 to 110.
+Threads return results in batches, with one wake-up of the event loop for many. That costs 1.4 µs
+per call; a separate hand-over for each (`to_thread`) costs 70 to 110 µs.
 """
 
 from __future__ import annotations
@@ -24,87 +24,84 @@ from taskbull.store.backend import Waiter, poster, waiters, wake
 from taskbull.worker.fork import end_child_of
 from taskbull.worker.run import Run
 
-# The threads for functions that block: a fixed number, made when first needed.
-#
-# Results come back in gathered batches, one wake-up of the event loop for many: 1.4 µs per call,
-# where a hand-over of its own for each (`to_thread`) costs 70 to 110.
+# The thread pool.
 
 
 class Stoppable(Protocol):
-    """A clock that can be stopped."""
+    """A clock that can be paused."""
 
     def stop(self) -> None:
-        """Stop it."""
+        """Pause the clock."""
         ...
 
     def go_on(self) -> None:
-        """Start it again."""
+        """Resume the clock."""
         ...
 
 
 class CallOwner(Protocol):
-    """Whoever may want to take a call back."""
+    """An object that may withdraw its call, such as a `Run`."""
 
     call: Any
-    """The call, as long as it is not over: see `Run`."""
+    """The unfinished call, or None. See `Run.call`."""
 
 
 class Errand(Struct, eq=False):
-    """One call of a function, on its way through a thread."""
+    """One function call, queued or running in a thread."""
 
     pool: ThreadPool
     function: Callable[..., Any]
     args: tuple[Any, ...]
     context: Context
     waiter: Waiter | None = None
-    """Where somebody waits for its end, unless it was started: then there are these two."""
+    """The waiter of `run`. A call made by `start` has the next two fields instead."""
     told: Callable[[Errand], None] | None = None
     will_collect: Callable[[int], bool] | None = None
     begun: bool = False
     withdrawn: Exception | None = None
-    """What it raises because it was taken back before a thread had begun it."""
+    """The error to raise because the call was withdrawn before a thread started it."""
     abandoned: bool = False
     counted: bool = False
-    """Whether it is among the abandoned ones: a thread was at it."""
+    """True if it counts as abandoned: a thread had started it."""
     collected: bool = False
-    """Whether its end is known in the event loop."""
+    """True once the event loop has collected it."""
     clock: Stoppable | None = None
-    """What is stopped until a thread is free."""
+    """The clock to pause until a thread is free."""
     value: Any = None
     error: BaseException | None = None
     ended_at: float = 0.0
-    """When the thread was done with it, by `time.monotonic`; 0: none has been at it."""
+    """Time when the thread finished it, by `time.monotonic`, or 0 if no thread has."""
 
     def withdraw(self, error: Exception) -> None:
-        """Take it back if no thread has begun it, and let it raise this; else leave it alone."""
-        # The thread sets `begun` before it looks at `withdrawn`, and here it is the other way
-        # round: if it has not begun yet, it will not run the function.
+        """Withdraw the call with this error if no thread has started it; otherwise do nothing."""
+        # The thread sets `begun` before it reads `withdrawn`, and this method does the reverse. If
+        # `begun` is not set yet, the thread will not run the function.
         self.withdrawn = error
         if not self.begun:
             self.pool.give_up(self)
 
 
 class ThreadPool:
-    """Runs functions in at most `size` threads at once, for one event loop.
+    """A pool that runs functions in up to `size` concurrent threads, for one event loop.
 
-    A thread cannot be stopped. If whoever waits for one is cancelled, the thread is *abandoned*: it
-    is counted, and another takes its place, but not more often than there are threads: a function
-    that always hangs must not eat the machine.
+    A thread cannot be stopped. If the caller that waits for it is cancelled, the thread is
+    *abandoned*: it is counted, and another thread replaces it. There are at most `size`
+    replacements, so that a function that always hangs does not exhaust the machine.
     """
 
     def __init__(
         self, size: int, told: Callable[[ThreadPool, Context], None] | None = None
     ) -> None:
         self.size = size
-        self._told = told  # given the context of each call that is abandoned
+        self._told = told  # called with the context of each abandoned call
         self.abandoned = 0
-        """How many threads run a function for which nobody waits any more."""
+        """Number of threads that run an abandoned function."""
         self._threads = 0
         self._busy = 0
         self._queue: SimpleQueue[Errand | None] = SimpleQueue()
         self._begun: deque[Errand] = deque()
         self.ended: deque[Errand] = deque()
-        """Calls whose end the event loop has not taken in: see `collect`."""
+        """Finished calls that the event loop has not collected yet. See `collect`."""
         self._posted = False
         self._collecting = False
         self._post = poster()
@@ -113,7 +110,7 @@ class ThreadPool:
 
     @property
     def busy(self) -> int:
-        """How many functions run or wait for a thread, abandoned ones not counted."""
+        """Number of functions that run or wait for a thread, without abandoned ones."""
         return self._busy
 
     async def run(
@@ -124,9 +121,9 @@ class ThreadPool:
         clock: Stoppable | None = None,
         owner: CallOwner | None = None,
     ) -> Any:
-        """Run a function in a thread, in the context of the caller, and return what it returns.
+        """Run a function in a thread, in the caller's context, and return its result.
 
-        The clock stands still while the function waits for a thread, and so long its owner may
+        The clock is paused while the function waits for a thread. During that time its owner may
         withdraw the call.
         """
         call = Errand(self, function, args, copy_context(), waiter := self._new_waiter())
@@ -136,7 +133,7 @@ class ThreadPool:
         try:
             await waiter
         except get_cancelled_exc_class():
-            if not (call.collected or call.abandoned):  # else its end has come at the same instant
+            if not (call.collected or call.abandoned):  # Otherwise it finished at the same instant.
                 self.abandon(call)
                 raise
         finally:
@@ -153,18 +150,19 @@ class ThreadPool:
         told: Callable[[Errand], None],
         will_collect: Callable[[int], bool],
     ) -> Errand:
-        """Run a function in a thread, in the context of the caller, who does not wait for it.
+        """Run a function in a thread, in the caller's context, without waiting for it.
 
-        `told` is called with the call, in the event loop, when it has ended or was withdrawn; not
-        if it is abandoned. The thread asks `will_collect` whether somebody is going to `collect` in
-        a moment, although so many calls have ended: then it does not wake the event loop.
+        The completion callback is called in the event loop when the call has finished or was
+        withdrawn, but not if it was abandoned. The thread calls `will_collect` with the number of
+        finished calls. If that returns True, `collect` is about to be called, and the thread does
+        not wake the event loop.
         """
         call = Errand(self, function, args, copy_context(), None, told, will_collect)
         self._put(call)
         return call
 
     def give_up(self, call: Errand) -> None:
-        """Let whoever waits for a call know that it was withdrawn before it had begun."""
+        """Finish a call that was withdrawn before a thread started it."""
         waiter = call.waiter
         if call.abandoned or (call.collected if waiter is None else waiter.done()):
             return
@@ -174,9 +172,9 @@ class ThreadPool:
         self._end(call)
 
     def abandon(self, call: Errand) -> None:
-        """Forget a call that has not ended: if a thread is at it, that is told."""
-        # The thread sets `begun` before it looks at `abandoned`, and here it is the other way
-        # round: one of the two sees the other.
+        """Stop waiting for an unfinished call. If a thread is running it, count and report it."""
+        # The thread sets `begun` before it reads `abandoned`, and this method does the reverse. At
+        # least one of the two therefore sees the other's write.
         call.abandoned = True
         self._busy -= 1
         if call.begun:
@@ -186,8 +184,8 @@ class ThreadPool:
                 self._told(self, call.context)
 
     def collect(self) -> None:
-        """Take in what the threads have done since the last time."""
-        if self._collecting:  # whoever is told of an end may come here for more
+        """Process the calls that threads have started and finished since the last time."""
+        if self._collecting:  # A completion callback may call `collect` again.
             return
         self._collecting = True
         try:
@@ -196,7 +194,7 @@ class ThreadPool:
             self._collecting = False
 
     def close(self) -> None:
-        """End the threads: idle ones at once, the others after what they do."""
+        """Stop the threads: idle ones immediately, the others after their current call."""
         for _ in range(self._threads):
             self._queue.put(None)
         self._threads = 0
@@ -227,11 +225,12 @@ class ThreadPool:
             elif not call.abandoned:
                 try:
                     call.value = call.context.run(call.function, *call.args)
-                except BaseException as error:  # noqa: BLE001 - raised where the caller waits
+                except BaseException as error:  # noqa: BLE001 - re-raised in the caller
                     call.error = error
                 end_child_of(self._process, call.error)
             call.ended_at = monotonic()
-            self.ended.append(call)  # before it asks, so that who has promised to look finds it
+            # Append before asking, so that the `collect` promised by `will_collect` finds the call.
+            self.ended.append(call)
             if call.will_collect is None or not call.will_collect(len(self.ended)):
                 self._tell()
             del call
@@ -239,7 +238,7 @@ class ThreadPool:
     def _tell(self) -> None:
         if not self._posted:
             self._posted = True
-            with suppress(RuntimeError):  # the event loop is over: nobody waits
+            with suppress(RuntimeError):  # The event loop is closed.
                 self._post(self._heed)
 
     def _heed(self) -> None:
@@ -268,7 +267,7 @@ class ThreadPool:
             call.waiter.set_result(None)
 
     def _return(self, call: Errand) -> None:
-        """Note that an abandoned thread is free again; send one away if there are too many."""
+        """Record that an abandoned thread is free again, and stop one if there are too many."""
         if call.counted:
             self.abandoned -= 1
         if self._threads > self._limit:
@@ -276,15 +275,15 @@ class ThreadPool:
             self._queue.put(None)
 
 
-# Jobs whose plain function runs in a thread while no slot waits for it.
+# Detached threads. The slot does not wait for a sync function, but takes the next job immediately,
+# and no task is woken when the function finishes.
 #
-# The slot goes on with the next job at once, and no task is woken for its end. That, and waking
-# the event loop only when it could do something, saves 30 to 40 % of the CPU that a job takes
-# (asyncio, 40 threads, functions of 1 ms: 67 µs instead of 108), half of it each.
+# That, and waking the event loop only when it has something to do, saves 30 to 40 % of a job's CPU
+# time, half of it each (asyncio, 40 threads, functions of 1 ms: 67 µs instead of 108).
 
 
 class Unattended:
-    """Leaves functions to the threads, and passes on what becomes of the jobs of one queue."""
+    """The jobs of one queue whose functions run in threads while no slot waits for them."""
 
     def __init__(
         self,
@@ -294,7 +293,7 @@ class Unattended:
         decided: Callable[[Run, Outcome], None],
         will_collect: Callable[[int], bool],
     ) -> None:
-        """Make it; `settle` decides by what a function returned or raised."""
+        """Create it; `settle` returns the outcome for a function's result or error."""
         self._threads = threads
         self._settle = settle
         self._decided = decided
@@ -304,20 +303,20 @@ class Unattended:
         self._new_waiter = waiters()
 
     def start(self, run: Run, function: Callable[..., Any], *args: Any) -> None:
-        """Have a job's function called in a thread."""
-        run.scope = None  # the slot takes others into it
+        """Call a job's function in a thread."""
+        run.scope = None  # The slot runs other jobs in that scope.
         call = self._threads.start(function, args, self._ended, self._will_collect)
         run.call = call
         self._calls[call] = run
 
     async def until_over(self) -> None:
-        """Wait until all functions have ended."""
+        """Wait until all functions have finished."""
         while self._calls:
             self._waiting.append(waiter := self._new_waiter())
             await waiter
 
     def give_back(self) -> None:
-        """Give back the jobs whose functions have not ended."""
+        """Release the jobs whose functions have not finished."""
         self._threads.collect()
         while self._calls:
             call, run = self._calls.popitem()

@@ -1,4 +1,4 @@
-"""The end of a burst: nothing runs, nothing waits, nothing is due soon; and what is left then."""
+"""Run a worker: create its parts, run them, and stop them gracefully."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ from taskbull.worker.shutdown import Shutdown
 from taskbull.worker.stop_requests import heed_requests
 from taskbull.worker.threads import ThreadPool
 
-# The end of a burst: nothing runs, nothing waits, nothing is due soon; and what is left then.
+# The end of a burst.
 
 
 logger = logging.getLogger(__name__)
@@ -69,7 +69,7 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _LOOK = 0.05
-"""Seconds until a look is taken again at a job that is due and has not yet begun to wait."""
+"""Minimum seconds before checking again for a due job that has not moved to `wait` yet."""
 
 _LEFT = {
     JobState.WAITING: "waiting",
@@ -84,10 +84,10 @@ _LEFT = {
 async def until_done(
     contexts: Sequence[QueueContext], until_idle: Callable[[], Awaitable[None]], wait: float
 ) -> None:
-    """Wait until there is nothing more to do; log what is left.
+    """Wait until there is nothing more to do, then log the remaining jobs.
 
-    A retry, or another delayed job, is waited for if it is due within `wait` seconds after the
-    queues were empty for the first time: a schedule that never ends does not keep a burst alive.
+    A retry or another delayed job is awaited if it is due within `wait` seconds after the queues
+    were first empty. An endless schedule therefore does not keep a burst running.
     """
     await until_idle()
     clock = contexts[0].clock
@@ -102,7 +102,7 @@ async def until_done(
 
 
 async def _next_due(contexts: Sequence[QueueContext]) -> float:
-    """Return when the next delayed job is due that can run, by the workers' clock."""
+    """Return the time when the next runnable delayed job is due, by the worker's clock."""
     earliest = inf
     for context in contexts:
         due_ms = await _ask(context, get_next_due_ms(context.keys))
@@ -125,19 +125,20 @@ async def _ask(context: QueueContext, request: Request[T]) -> T:
         try:
             return await context.store.run(request)
         except (ConnectionLost, MaybeExecuted):
-            continue  # a mere question: it is asked again when Redis is back
+            continue  # A read is safe to repeat.
 
 
-# The worker: makes the parts and runs them; nothing else.
+# The worker.
 
 
 E = TypeVar("E", bound=events.Event)
 
 Lifespan: TypeAlias = Callable[[], AbstractAsyncContextManager[Any]]
-"""What surrounds a worker: entered before its first job, left after its last."""
+"""A function that returns a context manager, entered before the first job and left after the
+last."""
 
 Share: TypeAlias = Callable[[Any, str], Any]
-"""Returns which part of what the lifespan yields is for the jobs of a name."""
+"""A function that returns the part of the lifespan's value for jobs of a name."""
 
 
 def _whole(resources: Any, _: str) -> Any:
@@ -145,34 +146,40 @@ def _whole(resources: Any, _: str) -> Any:
 
 
 FLUSH_LIMIT = 5.0
-"""Seconds that Redis has to take in the last outcomes when the worker stops."""
+"""Seconds that Redis has to accept the last outcomes when the worker stops."""
 
 _TIME_LIMIT = 2.0
-"""Seconds that a Cluster node has to return its time."""
+"""Timeout in seconds for reading a Cluster node's time."""
 
 _OF_REDIS = (ConnectionLost, InvalidReply)
-"""Errors that each part of a worker meets which waits for Redis."""
+"""Errors that every part of a worker may raise when Redis is gone."""
 
 _MOST_THREADS = 64
-"""Threads of a worker that does not say how many it wants, at the most."""
+"""Maximum number of threads if the options do not set it."""
 
 DEFAULT = WorkerOptions()
 
 
 class Worker:
-    """Takes jobs from one queue or several, and runs a handler for each.
+    """A worker that fetches jobs from one or more queues and runs a handler for each.
 
-    `await worker.run()` works until it is cancelled, then stops gracefully: no more jobs are taken,
-    those that run have `shutdown_timeout` to end, and the rest is given back. Delivery is at least
-    once: a crash, a lost lock or a cut network can run a job twice, so handlers must be idempotent.
+    `await worker.run()` runs until it is cancelled, then stops gracefully: it stops fetching, gives
+    running jobs `shutdown_timeout` to finish, and releases the rest. Delivery is at least once. A
+    crash, a lost lock or a network failure can run a job twice, so handlers must be idempotent.
 
-    `concurrency` counts the jobs that run at once in each queue, but for one that has a number of
-    its own in `queue_options`. A handler that is not an `async def` runs in a thread. `resolve`
-    serves those who have a handler for each kind of job; metrics count each of `tasks` by itself.
-    What the lifespan yields is `job.resources`, as a whole or what `share` makes of it.
+    `options.concurrency` is the number of concurrent jobs per queue, unless `queue_options` sets
+    another number for a queue. A handler that is not an `async def` runs in a thread. To use a
+    handler per kind of job, pass `resolve` instead of `handler`. Metrics count each of `tasks`
+    separately. The value that `lifespan` yields is `job.resources`, or the part of it that `share`
+    returns.
+
+    Example:
+
+        worker = Worker("emails", handler, redis="redis://localhost")
+        await worker.run()
     """
 
-    def __init__(  # noqa: PLR0913 - users write them by name
+    def __init__(  # noqa: PLR0913 - users pass them by name
         self,
         queues: str | Sequence[str],
         handler: Handler | SyncHandler | None = None,
@@ -209,7 +216,7 @@ class Worker:
         self._tasks = tasks
         self._schedules = schedules
         self.pool = pool
-        """What processes it starts, if it has tasks for them."""
+        """The plan for its process pool, or None if it has no tasks for one."""
         self._clock = clock or Clock()
         self._listeners = Listeners()
         self._metrics: list[Metrics] = []
@@ -222,39 +229,39 @@ class Worker:
         if options.records:
             self.on(events.Failed, self._attempts.hear)
             self.on(events.Retried, self._attempts.hear)
-        self._is_running = False  # from the first moment on: to start takes a while
-        self._consumers: dict[str, Consumer] = {}  # while it runs
-        self._processes: ProcessPool | None = None  # likewise
+        self._is_running = False  # set before the start, which takes a while
+        self._consumers: dict[str, Consumer] = {}  # only while it runs
+        self._processes: ProcessPool | None = None  # only while it runs
 
     def __repr__(self) -> str:
         return f"<Worker {self.id} of {', '.join(self._keys)}>"
 
     @property
     def address(self) -> Address:
-        """Where its Redis is."""
+        """The address of the worker's Redis."""
         return self.namespace.address
 
     @property
     def queues(self) -> list[str]:
-        """The names of its queues."""
+        """The names of the worker's queues."""
         return list(self._keys)
 
     @property
     def concurrency(self) -> dict[str, int]:
-        """How many jobs of each queue run at once."""
+        """The maximum number of concurrent jobs, by queue."""
         return {name: rules.over(self.options).concurrency for name, rules in self._rules.items()}
 
     @property
     def pids(self) -> set[int]:
-        """The processes of its pool, while it runs."""
+        """The process ids of the running worker's pool."""
         return set() if self._processes is None else self._processes.pids
 
     def on(self, kind: type[E], listener: Listener[E]) -> None:
-        """Call `listener` with each event of a kind; it must not block."""
+        """Call `listener` with each event of a class. The listener must not block."""
         self._listeners.on(kind, listener)
 
     def measure(self, metrics: Metrics) -> None:
-        """Keep these metrics, too; those of OpenTelemetry are kept where it has a provider."""
+        """Add a metrics sink. OpenTelemetry is added automatically if it has a provider."""
         if metrics not in self._metrics:
             self._metrics.append(metrics)
             self._listeners.counters.append(metrics)
@@ -262,7 +269,10 @@ class Worker:
                 self.on(kind, hear)
 
     def circuit_breaker_state(self, queue: str) -> BreakerState | None:
-        """Return the state of a queue's circuit breaker; None if it has none."""
+        """Return the state of a queue's circuit breaker, or None if it has none.
+
+        Raises `ConfigurationError` if the worker does not serve the queue.
+        """
         if queue not in self._keys:
             raise refusal("queue", f"be one of this worker's ({', '.join(self._keys)})", queue)
         if queue in self._consumers:
@@ -270,23 +280,26 @@ class Worker:
         return BreakerState.CLOSED if queue in self._breakers else None
 
     async def run(self, *, burst: bool = False) -> None:
-        """Work until cancelled, then stop gracefully; `burst`: only until all is done."""
+        """Run until cancelled, then stop gracefully.
+
+        With `burst`, stop when no job is running, waiting, or due within `burst_wait`.
+        """
         async with self.running():
             await (self.until_done() if burst else sleep_forever())
 
     async def until_done(self) -> None:
-        """Wait until no job runs, none waits, and none is due within `burst_wait`."""
+        """Wait until no job is running, waiting, or due within `burst_wait`."""
         contexts = [consumer.context for consumer in self._consumers.values()]
         await until_done(contexts, self.until_idle, self.options.burst_wait)
 
     async def until_idle(self) -> None:
-        """Wait, while it is running, until no job runs and none is to be had in any queue."""
+        """Wait until no job is running or available in any queue. The worker must be running."""
         while busy := [one for one in self._consumers.values() if not one.is_idle]:
             for consumer in busy:
                 await consumer.until_idle()
 
     async def empty(self) -> None:
-        """Wait until it is idle: the former name of `until_idle`."""
+        """Wait until the worker is idle. Deprecated: use `until_idle`."""
         warnings.warn(
             "worker.empty() is worker.until_idle() now, and goes with the next release",
             DeprecationWarning,
@@ -296,7 +309,11 @@ class Worker:
 
     @asynccontextmanager
     async def running(self) -> AsyncGenerator[Shutdown, None]:
-        """Work during the block; its end is a graceful stop. What it gives can stop it sooner."""
+        """Run the worker during the `async with` block, then stop it gracefully.
+
+        The block gets a `Shutdown`, which can stop the worker sooner. Raises `ConfigurationError`
+        if the worker is already running.
+        """
         if self._is_running:
             raise ConfigurationError("This worker is running already: make another one")
         self._is_running = True
@@ -314,7 +331,7 @@ class Worker:
             self._is_running = False
 
     async def _serve(self, shutdown: Shutdown, started: Event) -> None:
-        """Work until `shutdown` says otherwise; whoever cancels us waits for that, too."""
+        """Run until `shutdown` has stopped the worker. A cancelled caller waits for that."""
         everywhere = Reporter(self._listeners, self.id, "")
         availability = Availability(everywhere)
         connection = ConnectionOptions(max_reconnect_attempts=self.options.max_reconnect_attempts)
@@ -322,7 +339,7 @@ class Worker:
         threads = ThreadPool(self._thread_count(), self._thread_was_abandoned)
         try:
             with CancelScope() as scope:
-                # What hangs in its start may be cancelled.
+                # A start that hangs may be cancelled.
                 async with (
                     self._lifespan() as resources,
                     self._pool_running(shutdown) as self._processes,
@@ -335,7 +352,7 @@ class Worker:
                             store, sync_store, threads, partial(self._share, resources)
                         )
                         await self._consume(shutdown, started, sync_store, threads)
-                    scope.deadline = current_time() + shutdown.grace  # for the lifespan's end
+                    scope.deadline = current_time() + shutdown.grace  # for leaving the lifespan
         finally:
             self._consumers = {}
             self._processes = None
@@ -348,7 +365,7 @@ class Worker:
         consumers = list(self._consumers.values())
         contexts = [consumer.context for consumer in consumers]
         async with create_task_group() as upkeep:
-            await upkeep.start(contexts[0].batches.run)  # one for all queues
+            await upkeep.start(contexts[0].batches.run)  # shared by all queues
             is_clock_right = Event()
             upkeep.start_soon(
                 self._clock.follow, partial(self._ask_time, contexts[0].store), is_clock_right
@@ -356,7 +373,7 @@ class Worker:
             for consumer in consumers:
                 consumer.start_upkeep(upkeep, is_clock_right)
             upkeep.start_soon(self._parents.run, contexts)
-            # In a Cluster, one read cannot have streams of several nodes.
+            # In a Cluster, one read cannot include streams on several nodes.
             together = [[one] for one in consumers] if self.address.clustered else [consumers]
             for group in together:
                 upkeep.start_soon(heed_requests, group)
@@ -379,7 +396,7 @@ class Worker:
                             started.set()
                             try:
                                 await shutdown.wait()
-                            finally:  # first of all: what is given back is not to be taken again
+                            finally:  # Do this first, so that released jobs are not fetched again.
                                 for consumer in consumers:
                                     consumer.stop_taking()
                             waiting.cancel_scope.cancel()
@@ -391,7 +408,7 @@ class Worker:
             upkeep.cancel_scope.cancel()
 
     async def _ask_time(self, store: Store) -> float:
-        # Of a Cluster, the node that is asked may be away while others serve.
+        # In a Cluster, this node may be unavailable while others work.
         return await store.run(get_time(), timeout=_TIME_LIMIT if self.address.clustered else None)
 
     def _recorder(self, contexts: Sequence[QueueContext]) -> Recorder:
@@ -458,7 +475,7 @@ class Worker:
 
 
 def make_worker_id() -> str:
-    """Make an id that tells where a worker runs: host, process, and six digits of chance."""
+    """Return a new worker id from the host name, the process id and six random hex digits."""
     host = re.sub(r"[^!-~]", "-", socket.gethostname()) or "host"
     return f"{host}-{os.getpid()}-{secrets.token_hex(3)}"
 
@@ -476,12 +493,12 @@ def _by_queue(
 
 @contextmanager
 def _unwrapped() -> Generator[None]:
-    """Raise what went wrong as itself, not as the only member of the task group's group."""
+    """Raise a lone error itself instead of the task group's exception group."""
     try:
         yield
     except BaseExceptionGroup as group:
         first, *others = leaves(group)
-        # That Redis is gone is told to every part that waits for it.
+        # Every part that waits for Redis raises an error when it is gone.
         if others and not all(isinstance(one, _OF_REDIS) for one in (first, *others)):
             raise
         raise first from first.__cause__

@@ -1,15 +1,13 @@
-"""What a job writes into Redis while it runs: its progress, lines of its log, its data.
+"""Write a running job's progress, log lines and data to Redis, and manage its children.
 
-And what it asks there of its children.
+Redis may be full, read-only or unavailable. That is not the job's fault and costs no attempt:
 
-Redis may be full, read-only, or away. That is not the fault of the job, and costs it no attempt:
+- Progress and log lines matter less than the job. They are dropped after a second, with one warning
+  per job. For the next few seconds, the queue's jobs drop them without waiting.
+- Data is worth waiting for. If Redis does not accept it, the task gets the error. If the job fails
+  with that error, it is delayed and soon runs again.
 
-- Progress and log lines are worth less than the job. After a second they are lost, with one warning
-  per job, and for a few seconds nobody waits with another.
-- Data is worth waiting for. If Redis does not take it, the task gets the error, and if the job ends
-  by that error it is given back, to run again soon.
-
-Nothing is written for a job that is no longer ours, or whose attempt is over.
+Nothing is written for a job that this worker no longer holds, or whose attempt is over.
 """
 
 from __future__ import annotations
@@ -50,25 +48,26 @@ T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
 _QUIET: Final = 5.0
-"""Seconds for which nobody waits with what may be lost, after something was."""
+"""Seconds that a queue's jobs drop progress and log lines, after a write timed out."""
 
 _SHORTEST_PAUSE: Final = 0.02
 _LONGEST_PAUSE: Final = 0.5
 
 _PASSING: Final = frozenset({"OOM", "MISCONF"})
-"""Codes of a server that executed nothing and may do so later, besides those it waits out."""
+"""Error codes of commands that were not executed and may succeed later, besides those of
+`ServerUnavailable`."""
 
 
 class WriteKind(Struct, frozen=True):
-    """A kind of thing that jobs write."""
+    """A kind of write, with its rules for retries."""
 
     name: str
     patience: float
-    """Seconds for which Redis is given the chance to take it."""
+    """Seconds to wait for Redis to accept it."""
     vital: bool = False
-    """Whether the job must not go on without it."""
+    """True if the job cannot continue without it."""
     repeatable: bool = True
-    """Whether writing it twice is as good as once."""
+    """True if writing it twice is harmless."""
 
 
 PROGRESS: Final = WriteKind("progress", 1.0)
@@ -76,38 +75,39 @@ LOG_LINE: Final = WriteKind("log lines", 1.0, repeatable=False)
 DATA: Final = WriteKind("data", 10.0, vital=True)
 
 Tries: TypeAlias = Generator[float, None, None]
-"""Gives the time of each try; thrown the error of one that failed, it gives the pause after it."""
+"""A generator that yields the timeout of each try. Throw the error of a failed try into it to get
+the pause before the next one."""
 
 
 class Writing:
-    """Brings what one running job writes to Redis, in as many tries as it takes."""
+    """The storage of one running job in Redis, which retries failed writes."""
 
     def __init__(self, run: Run, context: QueueContext) -> None:
         self._run = run
         self._context = context
-        self._trouble: TaskbullError | None = None  # what the task was told
+        self._trouble: TaskbullError | None = None  # the error raised in the task
         self._warned = False
         self._waited = 0.0
         self._waits_since: float | None = None
 
     @property
     def held_up(self) -> float:
-        """The seconds for which Redis has let the job wait."""
+        """Seconds that the job had to wait for Redis."""
         since = self._waits_since
         return self._waited + (0.0 if since is None else monotonic() - since)
 
     def caused(self, error: BaseException) -> bool:
-        """Return whether an error of the task comes from Redis; a word of the task's own wins."""
+        """Return True if Redis caused a task's error. Steering exceptions do not count."""
         if self._trouble is None or isinstance(error, Steering):
             return False
         return any(one is self._trouble for one in causes(error))
 
     def progress(self, raw: bytes) -> None:
-        """Write how far the job has come."""
+        """Write the job's progress."""
         self._send(self._progress(raw), PROGRESS)
 
     async def aprogress(self, raw: bytes) -> None:
-        """Write how far the job has come."""
+        """Write the job's progress."""
         await self._asend(self._progress(raw), PROGRESS)
 
     def log(self, line: str) -> None:
@@ -127,32 +127,32 @@ class Writing:
         await self._asend(self._data(raw), DATA)
 
     def child_results(self, name: str) -> list[bytes]:
-        """Read what the job's children of a name returned."""
+        """Return the results of the job's children of a name."""
         return self._ask(self._results(name, so_far=self._run.spawned.new > 0))
 
     async def achild_results(self, name: str) -> list[bytes]:
-        """Read what the job's children of a name returned."""
+        """Return the results of the job's children of a name."""
         return await self._aask(self._results(name, so_far=self._run.spawned.new > 0))
 
     async def achild_results_so_far(self, name: str) -> list[bytes]:
-        """Read what children of a name have returned, though others may be pending."""
+        """Return the results of children of a name, even if others are pending."""
         return await self._aask(self._results(name, so_far=True))
 
     def child_failures(self) -> dict[tuple[str, str], str]:
-        """Read why children of the job failed."""
+        """Return the errors of the job's failed children."""
         return self._ask(get_failures(self._context.keys, self._run.job.id))
 
     async def achild_failures(self) -> dict[tuple[str, str], str]:
-        """Read why children of the job failed."""
+        """Return the errors of the job's failed children."""
         return await self._aask(get_failures(self._context.keys, self._run.job.id))
 
     def spawn(self, children: Children) -> list[str]:
-        """Add children of the job; return their ids."""
+        """Add children to the job, and return their ids."""
         steps = self._spawning(children)
         return note_spawned(self._run, self._ask(steps))
 
     async def aspawn(self, children: Children) -> list[str]:
-        """Add children of the job; return their ids."""
+        """Add children to the job, and return their ids."""
         steps = self._spawning(children)
         return note_spawned(self._run, await self._aask(steps))
 
@@ -161,15 +161,15 @@ class Writing:
         return spawning(context.keys, self._run, children, context.clock.wall_ms())
 
     def drop_children(self) -> int:
-        """Remove the pending children that nobody runs."""
+        """Remove the pending children that no worker runs, and return their number."""
         return self._ask(remove_unprocessed_children(self._context.keys, self._run.job.id))
 
     async def adrop_children(self) -> int:
-        """Remove the pending children that nobody runs."""
+        """Remove the pending children that no worker runs, and return their number."""
         return await self._aask(remove_unprocessed_children(self._context.keys, self._run.job.id))
 
     async def aunclaimed(self, patience: float) -> float:
-        """Note that nobody here can run the job; return for how many seconds that is known."""
+        """Record that this worker cannot run the job. See `JobPort.aunclaimed`."""
         context = self._context
         now_ms = context.clock.wall_ms()
         note = note_unclaimed(context.keys, self._run.job.id, now_ms, to_ms(patience))
@@ -186,7 +186,7 @@ class Writing:
         job, token = self._run.job, self._run.token
         kept = job.options.keep_logs
         keep = KEEP_LOGS if kept is None else int(kept)
-        # A name from the file system may have bytes that are not UTF-8: no line is worth the job.
+        # File names may contain bytes that are not UTF-8. A log line must not fail the job.
         text = str(line).encode("utf-8", "backslashreplace").decode()
         return add_log(self._context.keys, job.id, text, keep=keep, token=token)
 
@@ -195,7 +195,7 @@ class Writing:
         return update_data(self._context.keys, run.job.id, raw, token=run.token)
 
     def _ask(self, question: Operation[T]) -> T:
-        """Ask what the job cannot do without, from a thread; asking twice does no harm."""
+        """Run a vital request from a thread. It must be safe to repeat."""
         self._check()
         try:
             return self._context.sync_store.run(again(question), timeout=DATA.patience)
@@ -204,7 +204,7 @@ class Writing:
             raise
 
     async def _aask(self, question: Operation[T]) -> T:
-        """Ask what the job cannot do without, from the event loop."""
+        """Run a vital request from the event loop. It must be safe to repeat."""
         self._check()
         try:
             return await self._context.store.run(again(question), timeout=DATA.patience)
@@ -213,7 +213,6 @@ class Writing:
             raise
 
     def _send(self, call: Request[Any], kind: WriteKind) -> None:
-        """Write, from a thread."""
         tries = self._tries(kind)
         for timeout in tries:
             try:
@@ -221,12 +220,11 @@ class Writing:
             except TaskbullError as error:
                 try:
                     pause = tries.throw(error)
-                except StopIteration:  # it is lost
+                except StopIteration:  # Best effort: give up on this write.
                     return
                 time.sleep(pause)
 
     async def _asend(self, call: Request[Any], kind: WriteKind) -> None:
-        """Write, from the event loop."""
         tries = self._tries(kind)
         for timeout in tries:
             try:
@@ -234,7 +232,7 @@ class Writing:
             except TaskbullError as error:
                 try:
                     pause = tries.throw(error)
-                except StopIteration:  # it is lost
+                except StopIteration:  # Best effort: give up on this write.
                     return
                 await anyio.sleep(pause)
 
@@ -266,7 +264,7 @@ class Writing:
                 self._waited += monotonic() - began
 
     def _goes_on(self, kind: WriteKind, error: TaskbullError, *, late: bool) -> bool:
-        """Return whether to try again; if not, raise what is vital, and lose the rest."""
+        """Return True to try again. Otherwise raise the error of a vital write, or drop it."""
         self._check()
         passing = not isinstance(error, ServerRefused) or (
             isinstance(error, ServerUnavailable) or error.code in _PASSING

@@ -1,1 +1,1 @@
-"""The commands, one module for each or for a few alike; `cli/main.py` lists them."""
+"""The commands, grouped in modules. `cli/main.py` lists them."""

@@ -1,4 +1,4 @@
-"""Commands that change a queue or its jobs; those that destroy ask before."""
+"""Commands that change a queue or its jobs. Destructive ones ask for confirmation."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class Action(Struct, frozen=True):
-    """What is done with each of some jobs, and how it is reported."""
+    """An action on each of several jobs, and the text that reports its success."""
 
     do: Callable[[str], bool | None]
-    """What is done with a job by its id; False: it could not be done."""
+    """Function that acts on a job id. It returns False if the action was not possible."""
     done: str
 
 
@@ -184,7 +184,7 @@ def pause(queue: str, reason: str, as_json: bool, **where: str | None) -> None:
     target = existing_queue(find_server(**where), queue)
     before = target.is_paused()
     if before and not reason:
-        target.pause()  # and what somebody said about it stays
+        target.pause()  # Keep the user and the reason of the earlier pause.
     else:
         target.pause(by=_user(), why=reason)
     counts = target.counts()
@@ -299,7 +299,7 @@ def obliterate(queue: str, force: bool, yes: bool, as_json: bool, **where: str |
 
 
 def _user() -> str:
-    """Return who runs the command; empty where nobody has a name, as in some containers."""
+    """Return the current user, or an empty string if it has no name (in some containers)."""
     try:
         return getuser()
     except (OSError, KeyError, ImportError):
@@ -311,7 +311,7 @@ def _say(message: str) -> None:
 
 
 def _each(queue: SyncQueue, ids: Sequence[str], action: Action, *, as_json: bool) -> None:
-    """Do something with each job and report each; if it fails for one, the others go on."""
+    """Perform an action on each job and report each result. A failure does not stop the loop."""
     results: list[dict[str, Any]] = []
     try:
         for job_id in dict.fromkeys(ids):
@@ -329,7 +329,7 @@ def _each(queue: SyncQueue, ids: Sequence[str], action: Action, *, as_json: bool
 
 
 def _problem(queue: SyncQueue, job_id: str, do: Callable[[str], bool | None]) -> str | None:
-    """Do something with a job; return what prevented it."""
+    """Perform an action on a job. Return the error message if it fails."""
     try:
         _check_exists(queue, job_id)
         if do(job_id) is False:
@@ -342,7 +342,10 @@ def _problem(queue: SyncQueue, job_id: str, do: Callable[[str], bool | None]) ->
 
 
 def _check_exists(queue: SyncQueue, job_id: str) -> None:
-    """Refuse what is not a job; an id that stands in a list, its job gone, may still be removed."""
+    """Raise `JobNotFound` unless the id is a job.
+
+    An id that is left in a list without its job is accepted, so that it can be removed.
+    """
     there = job_id not in RESERVED_IDS and queue.get_job(job_id) is not None
     if not there and queue.get_state(job_id) is JobState.UNKNOWN:
         raise JobNotFound(queue.name, job_id)

@@ -1,4 +1,4 @@
-"""`taskbull call`: a job from the shell, and its result if it is waited for."""
+"""The command `call`: add a job, and optionally wait for its result."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from taskbull.errors import InvalidArguments, JobFailed, ServerRefused
 from taskbull.queue.handle import JobHandle
 
 _LOOK = 10.0
-"""Seconds of waiting after which it is asked whether Redis is still there."""
+"""Interval in seconds for checking the connection to Redis while waiting."""
 
 
 @click.command()
@@ -108,7 +108,7 @@ def _add(
     said: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
     _refuse_both(said)
     _fits(task, given)
-    open_server(app).ping()  # at once, where `delay` would try for a while
+    open_server(app).ping()  # Fail immediately; `delay` would keep trying for a while.
     return task.options(**cast("CallOptions", said)).delay(*given.args, **given.kwargs)
 
 
@@ -119,7 +119,7 @@ def _refuse_both(options: dict[str, Any]) -> None:
 
 
 def _fits(task: Task[..., Any], given: Arguments) -> None:
-    """Refuse what a worker would: the job would only fail there."""
+    """Refuse arguments that would make the job fail in the worker."""
     try:
         data = task.job(*given.args, **given.kwargs).data
         task.reader()(payload.encode(data, "data"))
@@ -149,8 +149,8 @@ def _wait(app: App, handle: JobHandle[Any], limit: float | None, *, as_json: boo
 
 
 def _result(app: App, handle: JobHandle[Any], limit: float | None) -> Any:
-    """Wait for the result as JSON has it; a failure if the time is over, or Redis is gone."""
-    plain = app.job(handle.queue, handle.id)  # not by the return annotation: it is printed
+    """Wait for the result. Raise an error on timeout or if Redis is unavailable."""
+    plain = app.job(handle.queue, handle.id)  # The result is printed, so it needs no return type.
     server = open_server(app)
     deadline = None if limit is None else monotonic() + limit
     while True:
@@ -167,7 +167,7 @@ def _result(app: App, handle: JobHandle[Any], limit: float | None) -> Any:
 
 
 def _warn_without_workers(app: App, queue: str) -> None:
-    with suppress(ServerRefused):  # it does not tell who is connected
+    with suppress(ServerRefused):  # CLIENT LIST may be forbidden.
         if not open_server(app).workers([queue])[queue]:
             note(f"no worker is connected to queue {queue}: the job waits for one")
 

@@ -1,4 +1,4 @@
-"""`taskbull dashboard`: the queues of a server, on a page."""
+"""The command `dashboard`: serve the web dashboard."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def dashboard(  # noqa: PLR0913, PLR0917 - each is an option
             "into an environment variable, and name it with --auth-env NAME"
         )
     found: App | None = find_app_of_server(app or named, redis)
-    # Only here: other commands need neither an event loop nor a web server.
+    # Imported here because other commands need neither an event loop nor a web server.
     from taskbull.dashboard.access import BasicAuth, TokenAuth  # noqa: PLC0415
     from taskbull.dashboard.asgi import Dashboard  # noqa: PLC0415
 

@@ -1,4 +1,4 @@
-"""`taskbull demo`: everything at work on the embedded server, with nothing to set up."""
+"""The commands `demo`, `completion` and `stop`."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from click.shell_completion import get_completion_class
 from taskbull.cli.app_loading import COMPLETING
 from taskbull.cli.output import cell
 
-# `taskbull demo`: everything at work on the embedded server, with nothing to set up.
+# `taskbull demo`: a demonstration on the embedded server that needs no setup.
 
 
 @click.command()
 def demo() -> None:
     """Run a short demo on a temporary server."""
-    # Not above: `taskbull --help` would take twice as long.
+    # Imported here because `taskbull --help` would otherwise take twice as long.
     from taskbull.cli.demo import demonstrate  # noqa: PLC0415
 
     demonstrate()
 
 
-# `taskbull completion`: the script by which a shell asks what to propose.
+# `taskbull completion`: the completion script of a shell.
 
 
 @click.command()
@@ -39,11 +39,11 @@ def completion(ctx: click.Context, shell: str) -> None:
     kind = get_completion_class(shell)
     assert kind is not None  # noqa: S101 - click has all three
     script = kind(ctx.find_root().command, {}, "taskbull", COMPLETING)
-    # Not `source()`: for bash, that starts one to ask for its version.
+    # Not `source()`: for bash, it would start a bash process to check its version.
     click.echo(script.source_template % script.source_vars())
 
 
-# `taskbull stop`: end the embedded server of a project.
+# `taskbull stop`: stop the embedded server of a project.
 
 
 @click.command()

@@ -1,4 +1,4 @@
-"""`taskbull doctor --acl`: the rules for a user of Redis who may do what we need, and no more."""
+"""The command `doctor`: checks of the app, Redis and the queues, and ACL rules."""
 
 from __future__ import annotations
 
@@ -29,39 +29,40 @@ from taskbull.monitor.inspect import QueueSummary
 from taskbull.monitor.server import Node, SyncServer
 from taskbull.observability.logs import cut
 
-# `taskbull doctor --acl`: the rules for a user of Redis who may do what we need, and no more.
+# `taskbull doctor --acl`: the minimal ACL rules for a Redis user.
 
 
 _FILE = Path(__file__).parent / "least_rights.acl"
 
 
 def rules() -> list[str]:
-    """Return the commands that the user may run, as ACL rules."""
+    """Return the ACL rules for all commands that taskbull needs."""
     lines = _FILE.read_text("utf-8").splitlines()
     return [rule for line in lines if not line.startswith("#") for rule in line.split()]
 
 
 def key_rule(server: SyncServer, queue: str | None = None) -> str:
-    """Return the rule for the keys of a queue, or of all queues.
+    """Return the ACL rule for the keys of a queue, or of all queues.
 
-    It is one word whatever the queue is called: a space in a name would start another rule.
+    Spaces, quotes and unprintable characters become wildcards, because a space would start
+    another rule.
     """
     rule = f"~{server.key_pattern(queue)}"
     return "".join("?" * len(c.encode()) if c in "\"' " or not c.isprintable() else c for c in rule)
 
 
 def acl_of(server: SyncServer, queues: Sequence[str], user: str = "taskbull") -> str:
-    """Return all rules of a user for some queues, or (none given) for all under the prefix."""
+    """Return the ACL line of a user, for these queues or for all queues under the prefix."""
     keys = [key_rule(server, queue) for queue in queues] or [key_rule(server)]
     words = ["on", ">PASSWORD", "resetkeys", *keys, "resetchannels", "-@all", *rules()]
     return f"{user} {' '.join(words)}"
 
 
-# What the doctor has to say: one line per thing that was looked at.
+# Findings: one line per check.
 
 
 class Level(StrEnum):
-    """How bad it is."""
+    """Severity of a finding."""
 
     OK = "ok"
     WARNING = "warning"
@@ -69,7 +70,7 @@ class Level(StrEnum):
 
 
 class Finding(Struct, frozen=True):
-    """Something that was looked at; `advice` says what to do about it."""
+    """The result of a check, with advice on how to fix a problem."""
 
     check: str
     level: Level
@@ -78,17 +79,17 @@ class Finding(Struct, frozen=True):
 
 
 def ok(check: str, message: str) -> Finding:
-    """All is well."""
+    """Return a finding for a passed check."""
     return Finding(check, Level.OK, message)
 
 
 def warning(check: str, message: str, advice: str = "") -> Finding:
-    """It works, but somebody should know."""
+    """Return a finding for something that works but needs attention."""
     return Finding(check, Level.WARNING, message, advice)
 
 
 def problem(check: str, message: str, advice: str = "") -> Finding:
-    """It does not work, or jobs may be lost."""
+    """Return a finding for something that does not work or may lose jobs."""
     return Finding(check, Level.PROBLEM, message, advice)
 
 
@@ -96,7 +97,7 @@ _COLOURS = {Level.OK: "green", Level.WARNING: "yellow", Level.PROBLEM: "red"}
 
 
 def show(finding: Finding) -> None:
-    """Print a finding: one line, and one more for the advice."""
+    """Print a finding on one line, and its advice on the next."""
     level = click.style(f"{finding.level:<8}", fg=_COLOURS[finding.level])
     click.echo(f"{level} {finding.check:<12} {printable(finding.message)}")
     if finding.advice:
@@ -104,7 +105,7 @@ def show(finding: Finding) -> None:
 
 
 def summary(findings: Sequence[Finding]) -> str:
-    """Count the findings that are not well."""
+    """Return the numbers of problems and warnings as text."""
     problems = sum(finding.level is Level.PROBLEM for finding in findings)
     warnings = sum(finding.level is Level.WARNING for finding in findings)
     if not problems and not warnings:
@@ -113,7 +114,7 @@ def summary(findings: Sequence[Finding]) -> str:
 
 
 def describe(finding: Finding) -> dict[str, Any]:
-    """Return a finding in the form of the JSON output."""
+    """Return a finding as it appears in JSON output."""
     return {
         "check": finding.check,
         "level": str(finding.level),
@@ -122,21 +123,25 @@ def describe(finding: Finding) -> dict[str, Any]:
     }
 
 
-# What Redis lets our user do: every command is tried, and nothing of it stays.
+# Rights of the Redis user: try every command, and leave nothing behind.
 
 
 _USEFUL = {"CLIENT ID", "CLIENT SETNAME", "CLIENT KILL", "CLIENT LIST", "SCAN"}
-"""Commands without which everything runs, but less is seen, or links are settled with less care."""
+"""Optional commands.
+
+Without them everything works, but less is visible, and lost connections are resolved less
+carefully.
+"""
 
 
 def check_rights(server: SyncServer, known: Sequence[str]) -> Iterator[Finding]:
-    """Try to write, with every command, on each server that holds a queue."""
+    """Try every command on each server that holds a queue."""
     for node, queue in _places(server, known).items():
         yield from _check(server, node, queue)
 
 
 def first_trouble(server: SyncServer, queue: str) -> str:
-    """Say what keeps us from working on a queue; nothing if all is well."""
+    """Return the first problem with a queue's server, or an empty string."""
     for finding in _check(server, server.server_of(queue), queue):
         if finding.level == "problem":
             return finding.message
@@ -144,14 +149,14 @@ def first_trouble(server: SyncServer, queue: str) -> str:
 
 
 def _places(server: SyncServer, known: Sequence[str]) -> dict[Node, str]:
-    """Return one queue for each server; where there is none yet, any name does."""
+    """Return one queue per server. If there are no queues yet, use any name."""
     try:
         names = server.queues()
-    except ServerRefused:  # SCAN is forbidden, as will be told
+    except ServerRefused:  # SCAN is forbidden, which `_check` reports.
         names = list(known)
     places: dict[Node, str] = {}
     for name in reversed(names or ["default"]):
-        with suppress(ConfigurationError):  # a name that no queue of ours can have
+        with suppress(ConfigurationError):  # not a valid queue name for taskbull
             places[server.server_of(name)] = name
     return places
 
@@ -195,7 +200,7 @@ def _grant(commands: list[str]) -> str:
     return f"ACL SETUSER <user> {rules}; taskbull doctor --acl prints all that is needed"
 
 
-# What the doctor looks at on each server.
+# Checks of a server.
 
 
 T = TypeVar("T")
@@ -204,7 +209,7 @@ Fields: TypeAlias = dict[str, str]
 
 _PINGS = 7
 _SLOW = 0.02
-"""Seconds for a round trip; a job needs one or two."""
+"""Round trip time in seconds that counts as slow. A job needs one or two round trips."""
 
 _SKEW = 1.0
 _BAD_SKEW = 10.0
@@ -212,7 +217,7 @@ _NEARLY_FULL = 0.9
 
 
 def check_server(server: SyncServer, node: Node) -> Iterator[Finding]:
-    """Examine one of the Redis servers that hold the queues."""
+    """Check one of the Redis servers that hold the queues."""
     name = str(node)
     fields = _info(server, node)
     if isinstance(fields, ServerRefused):
@@ -333,7 +338,7 @@ def _persistence(server: SyncServer, node: Node, fields: Fields) -> Iterator[Fin
 def _save_points(server: SyncServer, node: Node) -> str | None:
     try:
         return server.save_points(node)
-    except ServerRefused:  # forbidden, as with most providers
+    except ServerRefused:  # Most hosting providers forbid CONFIG.
         return None
 
 
@@ -369,23 +374,23 @@ def _timed(ask: Callable[[], T]) -> tuple[float, T]:
 
 
 def major_of(version: str | None) -> int | None:
-    """Return BullMQ's major version of what a queue's producer wrote about itself."""
+    """Return the BullMQ major version from a queue's version string, or None."""
     found = re.fullmatch(r"bullmq[^:]*:(\d+)\..*", version or "")
     return int(found[1]) if found else None
 
 
-# What the doctor looks at in each queue.
+# Checks of a queue.
 
 
 _MANY = 100_000
 _LOOKED_AT = 500
-"""Running jobs of which the locks are looked at."""
+"""Maximum number of active jobs whose locks are checked."""
 _LATE = timedelta(minutes=1)
-"""How late the run of a schedule may be: a worker may be busy."""
+"""Tolerated delay of a scheduled run, because workers may be busy."""
 
 
 def check_queues(server: SyncServer) -> Iterator[Finding]:
-    """Examine the queues, and tell who uses them."""
+    """Check all queues and report which clients use them."""
     try:
         found = server.survey()
     except ServerRefused as error:
@@ -486,7 +491,7 @@ def _kept(queue: QueueSummary) -> Iterator[Finding]:
 
 
 def _is_stored(server: SyncServer, late: Sequence[Schedule]) -> bool:
-    """Return whether a run is there that was begun, and then given back or left behind."""
+    """Return True if the last run of a schedule is still waiting or active."""
     unfinished = {JobState.WAITING, JobState.ACTIVE}
     runs = zip(late, server.last_runs(late), strict=True)
     return any(
@@ -535,7 +540,7 @@ def _overdue(
     )
 
 
-# `taskbull doctor`: is everything as it should be, and if not, what to do.
+# `taskbull doctor`.
 
 
 @click.command()
@@ -615,7 +620,7 @@ def _app(app: App | None) -> Finding:
 
 
 def _reach(server: SyncServer) -> Iterator[Finding]:
-    """Find out whether Redis answers, and what kind of place it is."""
+    """Check that Redis answers, and report its topology."""
     server.ping()
     yield ok("redis", f"{server.address} can be reached")
     nodes = server.servers()

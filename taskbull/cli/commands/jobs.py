@@ -1,4 +1,4 @@
-"""Commands that look at jobs: those of a queue, and all that is stored about one."""
+"""The commands `jobs`, `job`, `restore` and `why`."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from taskbull.queue.copies import parts_of
 from taskbull.queue.handle import JobHandle
 from taskbull.queue.job_tree import DEPTH, MOST
 
-# Commands that look at jobs: those of a queue, and all that is stored about one.
+# `taskbull jobs` and `taskbull job`.
 
 
 @click.command()
@@ -194,7 +194,7 @@ def _show(details: JobDetails, why: str) -> None:
 
 
 def _alike(stacks: list[str]) -> Iterator[tuple[str, str]]:
-    """Yield each stack once with the numbers of the failures in a row that had it: `1 to 3`."""
+    """Yield each run of equal stacks once, with the failure numbers, such as `1 to 3`."""
     number = 1
     for stack, same in groupby(stacks):
         last = number + len(list(same)) - 1
@@ -211,7 +211,7 @@ def _compact(value: Any) -> str:
 
 
 def _about(view: JobView) -> str | None:
-    """Return what matters most about a job in its state."""
+    """Return the most useful detail of a job in its state."""
     job = view.job
     match view.state:
         case JobState.FAILED:
@@ -229,7 +229,7 @@ def _about(view: JobView) -> str | None:
             return None
 
 
-# `taskbull restore`: jobs that were downloaded before they were removed.
+# `taskbull restore`: add jobs again that were downloaded before they were removed.
 
 
 @click.command()
@@ -270,7 +270,7 @@ def restore(
 def _add(
     server: SyncServer, part: Sequence[JobCopy], lines: Sequence[int], file: BinaryIO
 ) -> list[JobHandle[Any]]:
-    """Add the jobs of some lines; say which they are if that fails."""
+    """Add jobs; if that fails, raise an error with their line numbers."""
     try:
         return server.queue(part[0].queue).add_copies(part)
     except TaskbullError as error:
@@ -283,7 +283,10 @@ def _add(
 def _read_copies(
     file: BinaryIO, app: App | None, queue: str | None
 ) -> Iterator[tuple[int, JobCopy]]:
-    """Read the lines of a file; refuse what could not be added, before anything is."""
+    """Yield the jobs of a file with their line numbers; raise an error for an invalid line.
+
+    The caller reads all lines before it adds any job.
+    """
     for number, line in enumerate(file, 1):
         if not line.strip():
             continue
@@ -316,7 +319,7 @@ def _describe(copy: JobCopy, handle: JobHandle[Any]) -> dict[str, Any]:
     }
 
 
-# `taskbull why`: what a job, or a queue, waits for.
+# `taskbull why`.
 
 
 @click.command()
@@ -341,7 +344,7 @@ def why(queue: str, job_id: str | None, as_json: bool, **where: str | None) -> N
 
 
 def show_explanation(found: Explanation) -> None:
-    """Print the cause, and what holds as well, a line each."""
+    """Print the main reason and the other reasons, one per line."""
     first, *others = [printable(reason.text) for reason in found.reasons]
     click.echo(first)
     for text in others:

@@ -1,4 +1,4 @@
-"""`taskbull events`: what happens in a queue, line by line, as it happens."""
+"""The commands `events`, `queues`, `tasks` and `workers`."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ from taskbull.monitor.inspect import QueueSummary, iso
 from taskbull.monitor.server import SyncServer
 from taskbull.queue.handle import check_last_id
 
-# `taskbull events`: what happens in a queue, line by line, as it happens.
+# `taskbull events`.
 
 
 _PAUSE = 0.5
-"""Seconds between two tries while Redis is away."""
+"""Seconds between retries while Redis is unavailable."""
 
 
 @click.command()
@@ -60,15 +60,15 @@ def events(queue: str, last_id: str, as_json: bool, **where: str | None) -> None
 
 
 def _follow(server: SyncServer, queue: str, last_id: str) -> Iterator[QueueEvent]:
-    """Yield all events after an id; an outage of Redis is told, and waited out."""
+    """Yield all events after an id. During an outage of Redis, print a note and retry."""
     away = False
     if last_id == "$":
         last_id = server.last_event_id(queue)
     while True:
         try:
-            server.ping()  # so that an outage is told at once, not after many tries
+            server.ping()  # Detect an outage immediately, without the retries of the next call.
             events = server.wait_for_events(queue, last_id)
-        except (MaybeExecuted, ConnectionLost) as error:  # reading changes nothing
+        except (MaybeExecuted, ConnectionLost) as error:  # Reading is safe to repeat.
             if not away:
                 note(f"{error}; trying again until it is back")
             away = True
@@ -86,7 +86,7 @@ def _time_of(event: QueueEvent) -> datetime | None:
     ms = event.id.partition("-")[0]
     try:
         return datetime.fromtimestamp(int(ms) / 1000, UTC)
-    except (ValueError, OverflowError, OSError):  # an id that somebody made up
+    except (ValueError, OverflowError, OSError):  # an id with an invalid timestamp
         return None
 
 
@@ -110,7 +110,7 @@ def _line(event: QueueEvent) -> str:
     return f"{clock}  {cell(event.name):<16}  {cell(event.job_id):<8}  {fields}".rstrip()
 
 
-# `taskbull queues`: all queues of a server.
+# `taskbull queues`.
 
 
 @click.command()
@@ -130,7 +130,7 @@ def queues(
     if as_json:
         show_json([_describe_queue(queue) for queue in found])
         return
-    # Few queues have any of these; where one has, all show the column.
+    # Show these columns only if at least one queue has such jobs.
     rare = (JobState.PRIORITIZED, JobState.WAITING_CHILDREN, JobState.PAUSED)
     states = [
         state
@@ -154,7 +154,7 @@ def queues(
 
 
 def _paused(queue: QueueSummary) -> str | bool:
-    """Return whether a queue is paused, by whom and why."""
+    """Return the pause state of a queue, with the user and the reason if known."""
     if queue.problem:
         return "?"
     if queue.note is None:
@@ -183,7 +183,7 @@ def _describe_note(note: PauseNote) -> dict[str, Any]:
     return {"by": note.by, "at": iso(instant_from_ms(note.at_ms)), "why": note.why}
 
 
-# `taskbull tasks`: what the app can run.
+# `taskbull tasks`.
 
 
 @click.command()
@@ -216,10 +216,10 @@ def tasks(named: str | None, app: str | None, as_json: bool) -> None:
 
 
 def signature_of(task: Task[..., Any]) -> str:
-    """Return the task's parameters and result, as they are written in code."""
+    """Return the signature of the task's function."""
     try:
         signature = inspect.signature(task.function, eval_str=True)
-    except Exception:  # noqa: BLE001 - foreign code: annotations may contain anything
+    except Exception:  # noqa: BLE001 - annotations may contain any user code
         signature = inspect.signature(task.function)
     return str(signature)
 
@@ -266,7 +266,7 @@ def _near(place: str) -> str:
     return place.removeprefix(here)
 
 
-# `taskbull workers`: who is connected.
+# `taskbull workers`.
 
 
 @click.command()

@@ -1,4 +1,4 @@
-"""`taskbull schedules`: what runs again and again, and when."""
+"""The command `schedules`: list, preview, run, remove and sync schedules."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ _queue_argument = click.argument("queue", shell_complete=complete_queue)
 
 
 class ListUnlessNamed(click.Group):
-    """Lists the schedules where no other command is named: `schedules [QUEUE]`."""
+    """A command group whose default is `list`, so that `schedules [QUEUE]` works."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Read what was typed."""
+        """Insert `list` unless the first argument is a subcommand or a help option."""
         first = args[0] if args else ""
         if first not in self.commands and first not in ctx.help_option_names:
             args = ["list", *args]
@@ -155,12 +155,12 @@ def remove(queue: str, schedule_id: str, yes: bool, as_json: bool, **where: str 
 
 
 class Synced(Struct, frozen=True):
-    """A schedule of an app, and what was found or done."""
+    """A schedule of an app, and the result of syncing it."""
 
     queue: str
     id: str
     state: str
-    """written, unchanged, undeclared or removed."""
+    """The result: `written`, `unchanged`, `undeclared` or `removed`."""
 
 
 _SYNCED = {
@@ -200,7 +200,10 @@ def _write(app: App, server: SyncServer) -> Iterator[Synced]:
 
 
 def _undeclared(app: App, server: SyncServer, *, prune: bool) -> Iterator[Synced]:
-    """Find what the app declared once, in all queues: it may have left one of them."""
+    """Find schedules that the app no longer declares.
+
+    All queues are searched, because the app may no longer use some of them.
+    """
     declared = app.declared_schedules
     for name in server.queues():
         known = {each.id for each in declared.of(name)}

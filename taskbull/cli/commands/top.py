@@ -1,4 +1,4 @@
-"""What `top` shows of a queue: facts in, cells and JSON out."""
+"""The command `top`: table cells, JSON output and screen state. `cli/top.py` draws it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from taskbull.core.states import STATES, JobState
 from taskbull.core.trouble import find_trouble
 from taskbull.monitor.overview import Overview, all_trouble
 
-# What `top` shows of a queue: facts in, cells and JSON out.
+# Table cells and JSON of a queue.
 
 
 COLUMNS: Final = (
@@ -36,7 +36,7 @@ _COLUMNS_OF_AN_HOUR: Final = 12
 
 
 def cells(queue: QueueFacts) -> list[str]:
-    """Return the row of a queue."""
+    """Return the cells of a queue's row."""
     since = queue.waiting_since
     return [
         f"{queue.name} ‖" if queue.paused else f"{queue.name} ?" if queue.problem else queue.name,
@@ -55,14 +55,17 @@ def cells(queue: QueueFacts) -> list[str]:
 
 
 def rate(per_second: float | None) -> str:
-    """Return a rate in few characters."""
+    """Return a rate as a short text."""
     if per_second is None:
         return "-"
     return f"{per_second:,.0f}" if per_second >= 10 or per_second == 0 else f"{per_second:.2g}"
 
 
 def sparkline(queue: QueueFacts) -> str:
-    """Return what ended in the last hour as twelve bars, the newest last; dots are unknown."""
+    """Return the jobs finished in the last hour as twelve bars, newest last.
+
+    A dot means that there is no data.
+    """
     minutes = [
         None if done is None and broken is None else (done or 0) + (broken or 0)
         for done, broken in zip(queue.completed.minutes, queue.failed.minutes, strict=False)
@@ -84,7 +87,7 @@ def _bar(count: int | None, most: int) -> str:
 
 
 def run_by(queue: QueueFacts) -> str:
-    """Return who runs the jobs: ours, and others."""
+    """Return the numbers of Python and other workers."""
     if queue.workers == 0:
         return "nobody" if queue.connected is not None else "?"
     parts = [(len(queue.records), "py"), (queue.foreign, "js")]
@@ -92,7 +95,7 @@ def run_by(queue: QueueFacts) -> str:
 
 
 def emptied(queue: QueueFacts) -> str:
-    """Return when nothing waits any more."""
+    """Return the estimated time until no jobs are waiting."""
     if queue.waiting == 0:
         return "-"
     if queue.paused:
@@ -106,7 +109,7 @@ def emptied(queue: QueueFacts) -> str:
 
 
 def ordered(facts: Sequence[QueueFacts], by: str) -> list[QueueFacts]:
-    """Return queues in an order: by name, or the largest first."""
+    """Return the queues sorted by name, or by a figure in descending order."""
     keys: dict[str, Callable[[QueueFacts], float]] = {
         "wait": lambda queue: -queue.waiting,
         "failed": lambda queue: -queue.counts[JobState.FAILED],
@@ -117,7 +120,7 @@ def ordered(facts: Sequence[QueueFacts], by: str) -> list[QueueFacts]:
 
 
 def describe(queue: QueueFacts) -> dict[str, Any]:
-    """Return a queue as JSON has it."""
+    """Return a queue as it appears in JSON output."""
     left = empty_in(queue.waiting, queue.out, queue.arrivals)
     return {
         "name": queue.name,
@@ -143,11 +146,11 @@ def describe(queue: QueueFacts) -> dict[str, Any]:
     }
 
 
-# `taskbull top`: all queues at a glance, live.
+# `taskbull top`.
 
 
 _SHORTEST = 0.2
-"""Seconds between two looks at the least."""
+"""Minimum interval, in seconds."""
 
 
 @click.command()
@@ -187,7 +190,7 @@ def top(named: str | None, interval: float, once: bool, as_json: bool, **where: 
     show_table(COLUMNS, [cells(queue) for queue in facts], empty="There are no queues yet.")
 
 
-# What somebody has chosen to see in `top`, key by key. No IO.
+# The screen state, as a pure function of the keys pressed.
 
 
 HELP = (
@@ -197,19 +200,19 @@ HELP = (
 
 
 class Chosen(Struct, frozen=True):
-    """The state of the screen."""
+    """The state of the screen: sort order, selected queue and mode."""
 
     sort: str = SORTS[0]
     queue: str | None = None
-    """The queue that is marked."""
+    """The selected queue."""
     inside: bool = False
-    """Whether it fills the screen."""
+    """True if the selected queue fills the screen."""
     frozen: bool = False
     help: bool = False
     over: bool = False
 
     def after(self, key: str, names: Sequence[str]) -> Chosen:
-        """Return the state after a key was pressed; `names` are the queues as they are shown."""
+        """Return the state after a key press. `names` lists the queues in display order."""
         changes: dict[str, Any] = {}
         match key:
             case "q":

@@ -1,4 +1,4 @@
-"""What fingers type that are used to Celery: taken as it is meant, or answered with our word."""
+"""The command `worker`: its options, and those of Celery that it recognizes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from taskbull.core.options import WorkerKeywords, WorkerOptions
 from taskbull.core.validation import did_you_mean
 from taskbull.observability.logs import LogFormat
 
-# What fingers type that are used to Celery: taken as it is meant, or answered with our word.
+# Celery options: translated, ignored with a note, or rejected with the taskbull equivalent.
 
 
 _SAME = {
@@ -63,10 +63,10 @@ _OTHER = {
 
 
 class WorkerCommand(click.Command):
-    """A command that knows Celery's options for a worker."""
+    """A command that recognizes Celery's worker options."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Read the command line."""
+        """Translate Celery options, then parse the command line."""
         return super().parse_args(ctx, _translated(args))
 
 
@@ -90,7 +90,7 @@ def _translated(args: list[str]) -> list[str]:
     return words
 
 
-# `taskbull worker`: run the tasks of an app.
+# `taskbull worker`.
 
 
 _LEVELS = ("debug", "info", "warning", "error")
@@ -225,17 +225,17 @@ def worker(context: click.Context, /, **_: Any) -> None:
     Without APP, $TASKBULL_APP, [tool.taskbull] in pyproject.toml, or the only app in the current
     directory is used.
     """
-    # Not above: `taskbull --help` would take twice as long.
+    # Imported here because `taskbull --help` would otherwise take twice as long.
     from taskbull.cli.worker_process import run  # noqa: PLC0415
 
     sys.exit(run(context))
 
 
-# `-q`: which queues a worker serves, as they are typed: `-q a -q b`, `-q a,b`, `-q a:5`.
+# `-q`: the queues of a worker, as in `-q a -q b`, `-q a,b` and `-q a:5`.
 
 
 def read_queues(words: Sequence[str]) -> dict[str, int | None]:
-    """Read the queues; a number behind a colon is the concurrency of that queue."""
+    """Parse the queues and their concurrency, which may follow a colon."""
     queues: dict[str, int | None] = {}
     for part in (part.strip() for word in words for part in word.split(",")):
         name, colon, number = part.partition(":")
@@ -250,7 +250,7 @@ def read_queues(words: Sequence[str]) -> dict[str, int | None]:
 
 
 def check_known(queues: Sequence[str], app: App) -> None:
-    """Refuse a queue that no task of the app is in, and that has no rules either."""
+    """Raise `WrongUsage` for a queue that has neither a task nor rules in the app."""
     known = app.known_queues
     for name in queues:
         if name not in known:
@@ -260,11 +260,14 @@ def check_known(queues: Sequence[str], app: App) -> None:
             )
 
 
-# What was typed after `taskbull worker`, as one value.
+# The parsed options.
 
 
 class WorkerFlags(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The flags of one command line; None: it was not given. A test converts click's own."""
+    """The parsed options of `taskbull worker`. `None` means that an option was not given.
+
+    A test checks that the fields match click's parameters.
+    """
 
     app: str | None
     named_app: str | None
@@ -291,11 +294,11 @@ class WorkerFlags(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     metrics_port: int | None
     metrics_host: str
     metrics_to: str | None
-    """The socket of the parent process, which serves the metrics of all its children."""
+    """Socket of the parent process, which serves the metrics of all its children."""
     process: int | None
-    """The number of this process among the children of its parent."""
+    """Number of this process among the children of its parent."""
     lifeline: int | None
-    """The descriptor by which the parent process tells its child to stop."""
+    """File descriptor for stop requests from the parent process."""
 
     def __post_init__(self) -> None:
         read_queues(self.queues)
@@ -319,23 +322,23 @@ class WorkerFlags(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
     @property
     def is_supervisor(self) -> bool:
-        """Whether this process is the parent of those that work."""
+        """True if this process supervises worker processes."""
         return not self.no_supervisor and self.lifeline is None
 
     @property
     def is_first(self) -> bool:
-        """Whether this process speaks for all: the only one, or the first of several."""
+        """True for the only process or the first of several, which prints the banner."""
         return self.process in {None, 1}
 
     @property
     def loop(self) -> str:
-        """The event loop by its name."""
+        """Name of the event loop."""
         return "uvloop" if self.uvloop else self.backend
 
     @property
     def worker_options(self) -> WorkerKeywords:
-        """The options of the worker that were given: the flags that have the name of one."""
+        """The worker options that were given."""
         known = WorkerKeywords.__annotations__
         given = {name: value for name, value in asdict(self).items() if name in known}
         said = {name: value for name, value in given.items() if value is not None}
-        return cast("WorkerKeywords", said)  # by name: the types of both are held by a test
+        return cast("WorkerKeywords", said)  # A test checks that the types match.

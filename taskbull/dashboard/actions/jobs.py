@@ -1,4 +1,7 @@
-"""Handing out jobs as a file, from which they can be added again."""
+"""Actions on jobs: download, edit, prioritize, delay, retry, promote, remove, cancel.
+
+The module also has the form fields that actions use, and the action that limits a queue.
+"""
 
 from __future__ import annotations
 
@@ -42,11 +45,11 @@ from taskbull.monitor.inspect import JobView
 from taskbull.queue.operations import Finished
 from taskbull.queue.queue import Queue
 
-# Handing out jobs as a file, from which they can be added again.
+# Download: jobs as a file that `taskbull restore` can add again.
 
 
 _LARGEST: Final = 32_000_000
-"""Bytes of a file: it is made in memory."""
+"""Maximum size of a file in bytes, because it is built in memory."""
 
 
 async def _ask(_: Visit, order: BoardOrder) -> Node:
@@ -80,7 +83,7 @@ async def _download(visit: Visit, order: BoardOrder, *, mask: bool) -> Acted:
 
 
 def masked(copy: JobCopy, redactor: Redactor) -> JobCopy:
-    """Return a copy as pages show it: with what is secret masked, and told that it is."""
+    """Return the copy with its secrets masked, and flagged as masked if it had any."""
     parts = {"data": bytes(copy.data).decode(), "options": bytes(copy.options).decode()}
     shown = {part: redactor.mask(text) for part, text in parts.items()}
     if shown == parts:
@@ -96,11 +99,11 @@ DOWNLOAD_UNMASKED = BoardAction(
 )
 
 
-# The fields of the forms by which actions ask.
+# Form fields.
 
 
 def field(name: str, words: Node, kind: str = "text", hint: str = "", **attributes: str) -> Element:
-    """Return a field with its label."""
+    """Return a labeled input field."""
     return label(
         span(words, class_="name"),
         input_(name=name, type=kind, autocomplete="off", **attributes),
@@ -110,13 +113,13 @@ def field(name: str, words: Node, kind: str = "text", hint: str = "", **attribut
 
 
 def tick(name: str, words: Node, *, ticked: bool = False) -> Element:
-    """Return a box to tick."""
+    """Return a checkbox."""
     box = input_(name=name, type="checkbox", value="yes", checked=ticked)
     return label(box, span(words), class_="field tick")
 
 
 def choice(name: str, words: str, options: Mapping[str, Node], chosen: str) -> Element:
-    """Return some options of which one is chosen."""
+    """Return a group of radio buttons."""
     return fieldset(
         legend(words),
         [
@@ -131,21 +134,21 @@ def choice(name: str, words: str, options: Mapping[str, Node], chosen: str) -> E
 
 
 def attempts_choice() -> Element:
-    """Return the choice how often a job that is retried is tried."""
+    """Return the radio buttons for the number of attempts of a retried job."""
     options = {"more": "once more", "anew": "with all its attempts anew"}
     return choice("attempts", "How often a job is tried", options, "more")
 
 
 def wants_anew(form: Form) -> bool:
-    """Return whether jobs are to get all their attempts anew."""
+    """Return True if the form asks to reset the attempt counters."""
     return form.get("attempts") == "anew"
 
 
-# Adding a job again, with other data.
+# Add a copy of a job with edited data.
 
 
 _MOST_EDITED: Final = 2_000_000
-"""Bytes of data that can be edited on a page."""
+"""Maximum size of data that can be edited on a page, in bytes."""
 
 
 async def _ask_readd(visit: Visit, order: BoardOrder) -> Node:
@@ -191,7 +194,7 @@ def _json(text: str) -> Any:
 
 
 def _check_data(visit: Visit, name: str, data: Any) -> None:
-    """Refuse data that does not fit the task, where this app knows it."""
+    """Refuse data that does not match the task's signature, if this app has the task."""
     if visit.app is None:
         return
     try:
@@ -207,7 +210,7 @@ async def _view(visit: Visit, order: BoardOrder) -> JobView:
 READD = BoardAction("readd", "Add the job", "job", _ask_readd, _readd)
 
 
-# What can be set, and set back: the priority and the delay of a job, the limits of a queue.
+# Settings that can be undone: the priority and delay of a job, the limits of a queue.
 
 
 async def _ask_priority(visit: Visit, order: BoardOrder) -> Node:
@@ -283,7 +286,7 @@ async def _due_time(visit: Visit, order: BoardOrder) -> datetime | None:
 
 
 def restored_due(form: Form) -> datetime | None:
-    """Return when a job is to be due again, if a form has that from an offer."""
+    """Return the due time to restore, or `None` if the form does not undo a change."""
     if not form.get("due"):
         return None
     due = instant_from_ms(form.number("due"))
@@ -293,7 +296,7 @@ def restored_due(form: Form) -> datetime | None:
 
 
 class _Limits(Struct, frozen=True):
-    """What a queue allows over all workers; 0: there is no such limit."""
+    """Limits of a queue across all workers. 0 means no limit."""
 
     at_once: int
     most: int
@@ -373,20 +376,20 @@ DELAY = BoardAction("delay", "Change delay", "job", _ask_delay, _delay, carries=
 LIMITS = BoardAction("limits", "Set limits", "queue", _ask_limits, _limits)
 
 
-# What can be done with single jobs.
+# Actions on selected jobs.
 
 
 _REGRETTED = 60
-"""Seconds for which a job that was promoted can be delayed again."""
+"""Seconds within which a promotion can be undone."""
 
 _TOLD = 5
-"""How many of the jobs that were left alone are named."""
+"""Maximum number of skipped jobs to name."""
 
 
 async def _each(
     visit: Visit, order: BoardOrder, done: str, do: Callable[[Queue, str], Awaitable[bool | None]]
 ) -> Acted:
-    """Do something with each job; one that has moved on is left alone, and named."""
+    """Call `do` for each job; skip and report jobs that have changed state."""
     queue = visit.server.queue(order.queue)
     problems: list[str] = []
     for job_id in order.ids:
@@ -448,7 +451,7 @@ async def _promote(visit: Visit, order: BoardOrder) -> Acted:
 
 
 async def _due_of_delayed(visit: Visit, order: BoardOrder) -> datetime | None:
-    """Return when the job is due, if it is only one, and delayed."""
+    """Return the due time if the order is for a single delayed job."""
     if len(order.ids) > 1:
         return None
     try:
@@ -484,7 +487,7 @@ async def _ask_remove(visit: Visit, order: BoardOrder) -> Node:
 
 
 def _download_first() -> Node:
-    """Return a button that sends this very form elsewhere: the same jobs, as a file."""
+    """Return a button that submits this form to the download page instead."""
     return p(
         button("Download first", type="submit", formaction="download", formnovalidate=True),
         small(" for ", code("taskbull restore"), ", which adds them again, without children"),
@@ -502,7 +505,10 @@ async def _remove(visit: Visit, order: BoardOrder) -> Acted:
 
 
 def _moved(shown: JobState, now: JobState) -> bool:
-    """Return whether a job is in another state than the page showed; a pause changes none."""
+    """Return True if a job has left the state that the page showed.
+
+    The waiting states count as one, because pausing the queue moves jobs between them.
+    """
     waiting = {JobState.WAITING, JobState.PAUSED, JobState.PRIORITIZED}
     return shown != now and not {shown, now} <= waiting
 

@@ -1,4 +1,4 @@
-"""What can be done with all failed jobs that have an error in common, or with all of them."""
+"""Actions on groups of failed jobs, queues and schedules, and the table of all actions."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ from taskbull.errors import ConfigurationError
 from taskbull.queue.failures import FailureGroup, GroupStep
 from taskbull.queue.queue import Queue
 
-# What can be done with all failed jobs that have an error in common, or with all of them.
+# Actions on failed jobs: those with the same error, or all.
 
 
 _SIZES = {"1": "1, to see whether it works", "10": "10", "100": "100", "all": "all of them"}
 _LOOKED_AT_PER_SECOND = 500
-"""Two calls for 50 jobs, 20 calls in a second."""
+"""Scan speed, for estimates: 20 calls per second, two calls per 50 jobs."""
 
 
 async def _ask_retry(visit: Visit, order: BoardOrder) -> Node:
@@ -98,7 +98,7 @@ async def _about(visit: Visit, order: BoardOrder) -> list[Node]:
 
 
 async def _group_of(visit: Visit, order: BoardOrder) -> tuple[FailureGroup, int]:
-    """Return the group that a form means, as it is now."""
+    """Return the form's error group with current counts, and the number of failed jobs."""
     wanted = order.form.need("group")
     failures = await visit.server.failures(order.queue)
     found = next((each for each in failures.groups if each.fingerprint == wanted), None)
@@ -178,7 +178,7 @@ REMOVE_GROUP = BoardAction(
 )
 
 
-# What can be done with a whole queue.
+# Actions on queues, and the action that stops an operation.
 
 
 _MIXED = (
@@ -186,7 +186,7 @@ _MIXED = (
     "resume it here, or by BullMQ 6 or taskbull, which know both lists."
 )
 _CLEANED = 10_000
-"""Jobs that one form cleans at most: somebody waits for the answer."""
+"""Maximum number of jobs per clean, because the user waits for the response."""
 
 _WAITING = (JobState.WAITING, JobState.PAUSED, JobState.PRIORITIZED)
 
@@ -296,7 +296,7 @@ async def _stop(visit: Visit, order: BoardOrder) -> Acted:
 STOP = BoardAction("stop", "Stop", "job", _ask_stop, _stop)
 
 
-# What can be done with a schedule.
+# Actions on schedules.
 
 
 async def _ask_run(visit: Visit, order: BoardOrder) -> Node:
@@ -341,7 +341,7 @@ REMOVE_SCHEDULE = BoardAction(
 )
 
 
-# All actions: the only way from a form to a change.
+# All actions. A form can change nothing except through one of them.
 
 
 _JOBS = (RETRY, PROMOTE, DELAY_AGAIN, REMOVE, PRIORITY, DELAY, READD)

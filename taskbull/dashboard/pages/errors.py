@@ -1,4 +1,4 @@
-"""Why jobs of a queue failed: the failed ones by error, and what can be done about each."""
+"""The errors page of a queue: failed jobs grouped by error, with actions."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ _HIDDEN_REFRESH = 30.0
 
 
 async def show(board: Board, visit: Visit) -> Content:
-    """Return the page of a queue's errors."""
+    """Return the errors page of a queue."""
     queue = visit.query.need("q")
     failures = await _failures(board, visit, queue)
     body = [
@@ -74,7 +74,7 @@ def _head(visit: Visit, queue: str, total: int) -> Element:
 
 
 async def parts(board: Board, visit: Visit) -> Parts:
-    """Return what changes on it."""
+    """Return the parts of the page that change."""
     queue = visit.query.need("q")
     failures = await _failures(board, visit, queue)
     return Parts({"coverage": _coverage(failures)}, {"errors": _rows(visit, queue, failures)})
@@ -181,7 +181,7 @@ async def _retried(board: Board, visit: Visit, queue: str) -> HiddenErrors:
 
 
 def _hidden(queue: str, found: HiddenErrors) -> Node:
-    """Show what failed and is tried again: no failed job tells of it."""
+    """Return the errors of jobs that are being retried, which are not among failed jobs."""
     if not found.errors:
         return None
     columns: list[Node] = [

@@ -1,4 +1,4 @@
-"""The attempts of a job, one by one: when each began, how long it took, how it ended."""
+"""The job page: attempts, timeline, facts, flow and everything stored about a job."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ from taskbull.errors import JobNotFound
 from taskbull.monitor.browse import JobPlace, JobRow
 from taskbull.queue.job_tree import JobTree
 
-# The attempts of a job, one by one: when each began, how long it took, how it ended.
+# The table of attempts: start, duration and outcome of each.
 
 
 _SHOWN: Final = 20
@@ -80,12 +80,15 @@ _ENDS = {
 
 
 async def attempts(board: Board, visit: Visit, row: JobRow) -> Element:
-    """Show the attempts of a job that has had several; their times, as far as they are known."""
+    """Return the table of a job's attempts with their known times.
+
+    It is hidden if the job has had fewer than two attempts.
+    """
     job = row.job
     started = job.attempts_started or job.attempts_made
     if started < 2:
         return section(id="attempts", hidden=True)
-    # They only change when an attempt begins or ends.
+    # The history changes only when an attempt starts or finishes.
     view = ("history", row.queue, job.id, started, job.attempts_made, row.state)
     history: JobHistory = await board.views.read(
         view, lambda: visit.server.history(row.queue, job.id), _FRESH
@@ -139,13 +142,17 @@ _STATE_ENDS: Final[dict[JobState, AttemptEnd]] = {
 
 
 def _last(row: JobRow, started: int) -> AttemptTimes:
-    """Return the last attempt as the job itself has it."""
+    """Return the last attempt from the job's own fields."""
     job, end = row.job, _STATE_ENDS.get(row.state, "again")
     return AttemptTimes(started, job.processed_on, job.finished_on, end)
 
 
 def _errors(job: Job, known: list[AttemptTimes], started: int) -> dict[int, str]:
-    """Return the error of each attempt: there is one stack for each that failed, the last last."""
+    """Return the error of each failed attempt, by number.
+
+    A job has one stack trace per failed attempt, oldest first. The result is empty if they cannot
+    be matched.
+    """
     stacks = job.stacktrace
     if len(stacks) == started or (len(stacks) == started - 1 and known[-1].end != "failed"):
         failed = list(range(1, len(stacks) + 1))
@@ -164,17 +171,17 @@ def _source(history: JobHistory, missing: int) -> str:
     return f"{told}; of the last attempt, those of the job where the events do not tell."
 
 
-# What stands beside a job: its attempts on a line, its numbers, its flow.
+# The timeline, the facts and the flow.
 
 
 _NODES = 200
 _LEVELS = 10
 _STEPS = 8
-"""Attempts that stand on the line; of more, the first and the last."""
+"""Maximum number of failed attempts on the timeline: the first ones and the last."""
 
 
 def timeline(row: JobRow) -> Element:
-    """Show when what happened, as far as it is stored; nothing is made up."""
+    """Return the timeline of a job. It shows only stored times and guesses none."""
     job = row.job
     steps: list[Node] = [["added ", clock(job.timestamp)]]
     failed = _failures(row)
@@ -199,14 +206,14 @@ def timeline(row: JobRow) -> Element:
 
 
 def _failures(row: JobRow) -> list[int]:
-    """Number the attempts that failed."""
+    """Return the numbers of the failed attempts."""
     made = row.job.attempts_made
     ended_well = row.state is JobState.COMPLETED
     return list(range(1, made + (0 if ended_well else 1)))
 
 
 def facts(place: JobPlace) -> Element:
-    """Show the numbers of a job."""
+    """Return the facts of a job: attempts, times, worker, lock and relations."""
     row, job = place.row, place.row.job
     made = max(job.attempts_made, job.attempts_started)
     pairs: list[tuple[str, Node]] = [
@@ -231,7 +238,7 @@ def facts(place: JobPlace) -> Element:
 
 
 async def flow(visit: Visit, place: JobPlace) -> Node:
-    """Show the children of a job as a tree, if it has any."""
+    """Return the tree of a job's children, if it has any."""
     children = place.children
     if not (children.processed or children.unprocessed or children.ignored or children.failed):
         return None
@@ -256,7 +263,7 @@ def _node(tree: JobTree) -> Element:
     )
 
 
-# One job: all that is stored about it, and why it is where it is.
+# The page.
 
 
 _LOG_LINES: Final = 200
@@ -282,7 +289,7 @@ _LABELS = {
 
 
 async def show(board: Board, visit: Visit) -> Content:
-    """Return the page of a job; of one that is not there, what is known about that."""
+    """Return the job page. If the job does not exist, the page explains why."""
     queue, job_id = visit.query.need("q"), visit.query.need("id")
     explained = await _explained(board, visit, queue, job_id)
     try:
@@ -314,7 +321,7 @@ async def show(board: Board, visit: Visit) -> Content:
 
 
 async def parts(board: Board, visit: Visit) -> Parts:
-    """Return what changes on it, until it has ended."""
+    """Return the parts of the page that change while the job is unfinished."""
     queue, job_id = visit.query.need("q"), visit.query.need("id")
     explained = await _explained(board, visit, queue, job_id)
     try:

@@ -1,4 +1,7 @@
-"""What a job carries: its data, result, errors and log; of what is large, one end of it."""
+"""The cards of the job page: data, result, errors, log and options.
+
+Large fields are not read completely; the page shows their beginning or end.
+"""
 
 from __future__ import annotations
 
@@ -32,10 +35,10 @@ from taskbull.errors import JobNotFound
 from taskbull.monitor.browse import FieldPiece, JobPlace, JobRow, NewestLines
 
 LARGEST: Final = 32_000_000
-"""Bytes that can be downloaded of one job."""
+"""Maximum size of a download, in bytes."""
 
 LARGE: Final = 65_536
-"""Bytes above which a field is not read as a whole for a page."""
+"""Size in bytes above which a page does not read a field completely."""
 
 _HEAD: Final = 16_384
 _FRESH: Final = 60.0
@@ -50,11 +53,11 @@ _FILES = {
     "reason": "error.txt",
     "log": "log.txt",
 }
-"""What can be downloaded of a job, and the names of the files."""
+"""File names of the fields that can be downloaded."""
 
 
 class LargePieces(Struct, frozen=True):
-    """The ends of those fields of a job that are too large for its page."""
+    """Excerpts of the fields that are too large for the job page."""
 
     data: FieldPiece = _NOTHING
     result: FieldPiece = _NOTHING
@@ -62,7 +65,10 @@ class LargePieces(Struct, frozen=True):
 
 
 async def read_pieces(board: Board, visit: Visit, row: JobRow) -> LargePieces:
-    """Read the beginning of large data and results, and the end of stacks: the newest is last."""
+    """Read the beginning of large data and results, and the end of large stack traces.
+
+    The newest stack trace is the last.
+    """
 
     async def read(field: str) -> FieldPiece:
         length = row.sizes.get(field, 0)
@@ -82,7 +88,7 @@ async def read_pieces(board: Board, visit: Visit, row: JobRow) -> LargePieces:
 def json_card(
     visit: Visit, place: JobPlace, field: str, name: str, text: str, piece: FieldPiece
 ) -> Element:
-    """Show a field that is JSON."""
+    """Return the card of a JSON field."""
     length = place.row.sizes.get(field, 0)
     shown = text or piece.text
     return section(
@@ -99,7 +105,7 @@ def json_card(
 
 
 def result_card(visit: Visit, place: JobPlace, pieces: LargePieces) -> Element:
-    """Show what a job has returned, or how far it is."""
+    """Return the card of the result, or of the progress if the job is not completed."""
     row = place.row
     if row.state is JobState.COMPLETED:
         return json_card(visit, place, "result", "Result", row.result, pieces.result)
@@ -110,7 +116,7 @@ def result_card(visit: Visit, place: JobPlace, pieces: LargePieces) -> Element:
 
 
 def error_card(place: JobPlace, piece: FieldPiece) -> Node:
-    """Show why a job failed, each time that it did, the newest first."""
+    """Return the card of a job's errors, newest first."""
     job = place.row.job
     stacks = job.stacktrace
     length = place.row.sizes.get("stacktrace", 0)
@@ -137,7 +143,7 @@ def error_card(place: JobPlace, piece: FieldPiece) -> Node:
 
 
 def log_card(place: JobPlace, log: NewestLines) -> Node:
-    """Show the end of a job's log."""
+    """Return the card of the last lines of a job's log."""
     if not log.lines:
         return None
     left_out = log.count - len(log.lines)
@@ -160,7 +166,7 @@ def log_card(place: JobPlace, log: NewestLines) -> Node:
 
 
 async def options_card(visit: Visit, place: JobPlace) -> Node:
-    """Show the options of a job as they stand in Redis."""
+    """Return the card of a job's options as stored in Redis, with secrets masked."""
     length = place.row.sizes.get("options", 0)
     if not 0 < length <= LARGE:
         return None
@@ -171,7 +177,10 @@ async def options_card(visit: Visit, place: JobPlace) -> Node:
 
 
 async def download(visit: Visit) -> Response:
-    """Return a part of a job as a file, with what is secret masked."""
+    """Return a field of a job as a file.
+
+    Secrets in JSON fields are masked; the failure reason and the log are not.
+    """
     queue, job_id = visit.query.need("q"), visit.query.need("id")
     field = visit.query.get("field", "data")
     name = _FILES.get(field)

@@ -1,4 +1,4 @@
-"""What is being done to queues, and was done in the last hour, by whom."""
+"""The operations page (current and recent actions), and the error pages."""
 
 from __future__ import annotations
 
@@ -46,11 +46,11 @@ from taskbull.errors import (
 )
 from taskbull.monitor.audit import OperationRecord
 
-# What is being done to queues, and was done in the last hour, by whom.
+# Operations: actions that are running, or finished in the last hour, with their users.
 
 
 _SILENT_MS: Final = 15_000
-"""After which an operation that does not get on has lost its process."""
+"""Milliseconds without progress until an operation counts as interrupted."""
 
 _COLUMNS: tuple[Node, ...] = (
     "State",
@@ -65,7 +65,7 @@ _COLUMNS: tuple[Node, ...] = (
 
 
 async def show(board: Board, visit: Visit) -> Content:
-    """Return the page of operations."""
+    """Return the operations page."""
     rows = await _rows(board, visit)
     body = [
         div(h1("Operations"), class_="head"),
@@ -76,7 +76,7 @@ async def show(board: Board, visit: Visit) -> Content:
 
 
 async def parts(board: Board, visit: Visit) -> Parts:
-    """Return what changes on it."""
+    """Return the parts of the page that change."""
     rows = await _rows(board, visit)
     return Parts(lists={"operations": rows} if rows else {})
 
@@ -124,7 +124,7 @@ def _stop(visit: Visit, record: OperationRecord) -> Node:
     return ask_button(visit, "stop", "Stop", fields, url("operations"), "light")
 
 
-# A page that cannot be shown, and why.
+# Error pages.
 
 
 _STATUSES: tuple[tuple[type[TaskbullError], int], ...] = (
@@ -139,7 +139,7 @@ _STATUSES: tuple[tuple[type[TaskbullError], int], ...] = (
 
 
 def describe_error(error: TaskbullError) -> Refused:
-    """Return what a person is told about an error of the library."""
+    """Return the error response for a taskbull error."""
     status = next((number for kind, number in _STATUSES if isinstance(error, kind)), 502)
     said = str(error).rstrip(".")
     if isinstance(error, ConnectionLost):
@@ -150,7 +150,7 @@ def describe_error(error: TaskbullError) -> Refused:
 
 
 def problem(refused: Refused) -> Content:
-    """Return the page that says why there is no other."""
+    """Return the error page for an admitted user."""
     body = section(
         h1(HTTPStatus(refused.status).phrase),
         p(refused.reason),
@@ -161,7 +161,7 @@ def problem(refused: Refused) -> Content:
 
 
 def bare_problem(refused: Refused) -> Element:
-    """Return the same for somebody who is not let in: it shows nothing else."""
+    """Return the error page for a user without access. It shows only the error."""
     phrase = HTTPStatus(refused.status).phrase
     return html_(
         head(

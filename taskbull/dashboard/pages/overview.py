@@ -1,4 +1,4 @@
-"""All queues: what is wrong first, then each in a line."""
+"""The overview page: problems first, then a table of all queues."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ _COLUMNS: Sequence[Node] = (
     "Empty in",
 )
 _SERIOUS = 50
-"""The weight from which a trouble is one, and not only worth knowing."""
+"""Minimum weight of a problem. Lighter ones are shown as notes."""
 
 _MOST_TROUBLES = 20
 
 
 async def show(board: Board, visit: Visit) -> Content:
-    """Return the overview."""
+    """Return the overview page."""
     sample = await board.sampler.latest()
     live = url("live", page="")
     if not sample.queues and sample.problem is not None:
@@ -49,7 +49,7 @@ async def show(board: Board, visit: Visit) -> Content:
 
 
 async def parts(board: Board, visit: Visit) -> Parts:
-    """Return what changes on it."""
+    """Return the parts of the page that change."""
     sample = await board.sampler.latest()
     return Parts(
         {"troubles": _troubles(visit, sample), "finding": _finding(sample)},

@@ -1,4 +1,4 @@
-"""What is looked at on the page of a queue: a state, from a place on."""
+"""The queue page: its tabs, job lists and figures per task."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ from taskbull.dashboard.state import Board, Parts
 from taskbull.dashboard.visit import Visit
 from taskbull.monitor.browse import START, After, JobRow, JobRows
 
-# What is looked at on the page of a queue: a state, from a place on.
+# The selected view: one state of a queue, from a position.
 
 
 TABS = {
@@ -70,7 +70,7 @@ TABS = {
 
 
 class Sight(Struct, frozen=True):
-    """What is looked at: one state of a queue, from a place on."""
+    """The selected view of a queue: a state, a position and a filter."""
 
     queue: str
     state: JobState
@@ -80,22 +80,22 @@ class Sight(Struct, frozen=True):
 
     @property
     def address(self) -> str:
-        """The address of this very page."""
+        """The address of this page."""
         place = place_fields(self.after)
         return url("queue", q=self.queue, state=self.state, find=self.typed or None, **place)
 
     def at(self, after: After) -> Sight:
-        """Return the same, from another place on."""
+        """Return a copy that starts at another position."""
         return replace(self, after=after)
 
     @property
     def is_first(self) -> bool:
-        """Whether it is the first page."""
+        """True if this is the first page of the list."""
         return self.after == After()
 
 
 def read_sight(query: Form) -> Sight:
-    """Read what is looked at from an address."""
+    """Read the selected view from a query string."""
     state = query.get("state", "waiting")
     if state not in TABS:
         raise Refused(400, f"There is no list of {state!r} jobs.")
@@ -105,16 +105,16 @@ def read_sight(query: Form) -> Sight:
 
 
 def read_typed(typed: str) -> Terms | None:
-    """Read the terms of a filter; only those that may stand in an address."""
+    """Parse a filter, or return `None` if it is empty."""
     return read_terms(typed, datetime.now(UTC).astimezone()) if typed else None
 
 
 def place_fields(after: After) -> dict[str, str | int | None]:
-    """Return a place as it stands in an address."""
+    """Return the query parameters of a position."""
     return {"n": after.place or None, "score": after.score or None, "last": after.id or None}
 
 
-# The jobs of one state, in lines.
+# The job list.
 
 
 _WHEN = {
@@ -135,7 +135,7 @@ _LABELS = {"retry": "Retry", "remove": "Remove…", "promote": "Run now", "cance
 
 
 def job_list(visit: Visit, sight: Sight, page: JobRows, back: str) -> Element:
-    """Return a page of jobs, to be ticked and acted on."""
+    """Return a list of jobs with checkboxes and actions."""
     actions = [name for name in _BULK.get(sight.state, ("remove",)) if visit.may(name)]
     tick_all = input_(type="checkbox", data_all=True, hidden=True, aria_label="Select all shown")
     when = _WHEN.get(sight.state, "Ended")
@@ -193,7 +193,7 @@ def _pager(sight: Sight, page: JobRows) -> Element:
 
 
 def job_line(visit: Visit, sight: Sight, row: JobRow) -> Element:
-    """Return the line of a job."""
+    """Return the row of a job."""
     job = row.job
     tick = input_(type="checkbox", name="id", value=job.id, aria_label=f"Select job {job.id}")
     may_act = any(visit.may(name) for name in _BULK.get(sight.state, ("remove",)))
@@ -234,7 +234,7 @@ def _took(row: JobRow) -> float | None:
 
 
 def about(visit: Visit, row: JobRow) -> Node:
-    """Return the most telling line of a job: its error, who runs it, or its data."""
+    """Return the most useful detail of a job: its error, worker, result or data."""
     if row.gone:
         return span("only its id is left", class_="quiet")
     if row.state is JobState.FAILED or (
@@ -249,38 +249,38 @@ def about(visit: Visit, row: JobRow) -> Node:
     return code(text, class_="cut quiet")
 
 
-# How jobs of each task fare: figures over those that ended last.
+# Figures per task, from the most recently finished jobs.
 
 
 _PAGES: Final = 5
-"""Calls for each of the two ends, 50 jobs each."""
+"""Number of calls each for completed and failed jobs, with 50 jobs per call."""
 
 _FRESH: Final = 30.0
 
 
 class TaskFigures(Struct, frozen=True):
-    """One task: durations are seconds, None if not known."""
+    """Figures of one task. Durations are in seconds, or `None` if unknown."""
 
     name: str
     share: float
-    """Of all jobs that were looked at."""
+    """Share of this task among the jobs examined."""
     failed: float
-    """The share of its own jobs that failed."""
+    """Share of the task's jobs that failed."""
     waited: float | None
     took: float | None
     took_long: float | None
-    """What 95 % of them stayed below."""
+    """95th percentile of the run time."""
 
 
 class QueueFigures(Struct, frozen=True):
-    """The tasks of a queue, the most frequent first."""
+    """Figures of a queue's tasks, the most frequent task first."""
 
     looked_at: int
     tasks: list[TaskFigures]
 
 
 def figures_of(rows: Sequence[JobRow]) -> QueueFigures:
-    """Return the figures of each task over some jobs that have ended."""
+    """Compute the figures of each task from finished jobs."""
     by_name: dict[str, list[JobRow]] = {}
     for row in rows:
         if not row.gone:
@@ -313,14 +313,14 @@ def _figures(name: str, rows: Sequence[JobRow], of: int) -> TaskFigures:
 
 
 def _below(values: list[float], share: float) -> float | None:
-    """Return what this share of the values stays below."""
+    """Return a quantile of the values, or `None` without values."""
     if not values:
         return None
     return max(0.0, sorted(values)[min(int(len(values) * share), len(values) - 1)])
 
 
 async def read_figures(board: Board, visit: Visit, queue: str) -> QueueFigures:
-    """Read the figures of a queue: up to ten calls, and none for half a minute after that."""
+    """Read the figures of a queue, with up to ten calls. They are cached for 30 seconds."""
 
     async def read() -> QueueFigures:
         rows: list[JobRow] = []
@@ -339,7 +339,10 @@ async def read_figures(board: Board, visit: Visit, queue: str) -> QueueFigures:
 
 
 def _newest(rows: Sequence[JobRow]) -> list[JobRow]:
-    """Leave out what is older than the other end reaches back: shares would be wrong."""
+    """Drop jobs older than the period that both states cover.
+
+    Otherwise the shares would be wrong, because one state reaches back further than the other.
+    """
     full = _PAGES * 50
     since = 0
     for state in (JobState.COMPLETED, JobState.FAILED):
@@ -349,16 +352,16 @@ def _newest(rows: Sequence[JobRow]) -> list[JobRow]:
     return [row for row in rows if (row.job.finished_ms or 0) >= since]
 
 
-# One queue: its states, the jobs of one of them, what can be done with it.
+# The page.
 
 
 _TASKS_SHOWN = 6
 _MANY = 0.05
-"""The share of a task's jobs that may fail."""
+"""Share of failed jobs above which it is highlighted."""
 
 
 async def show(board: Board, visit: Visit) -> Content:
-    """Return the page of a queue."""
+    """Return the queue page."""
     sight = read_sight(visit.query)
     sample = await board.sampler.latest([sight.queue])
     state = sample.queues.get(sight.queue)
@@ -381,7 +384,10 @@ async def show(board: Board, visit: Visit) -> Content:
 
 
 async def parts(board: Board, visit: Visit) -> Parts:
-    """Return what changes on it: the counts, and the rows while they are followed."""
+    """Return the parts of the page that change.
+
+    These are the counts, and the rows if the first page is shown without a filter and followed.
+    """
     sight = read_sight(visit.query)
     state = (await board.sampler.latest([sight.queue])).queues.get(sight.queue)
     if state is None:
@@ -451,7 +457,7 @@ def _facts(state: QueueState) -> Element:
 
 
 def _why(state: QueueState) -> Element:
-    """Say what holds the queue, or that nothing does; no read is needed for it."""
+    """Explain the state of the queue from sampled facts, without another read."""
     first, *others = [reason.text for reason in explain_queue(state.facts)]
     return section(
         p(first), [p(other, class_="also") for other in others], id="queue-why", class_="card why"

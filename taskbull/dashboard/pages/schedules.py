@@ -1,4 +1,4 @@
-"""All schedules: when each runs next, and which are late."""
+"""The schedules page: next and last run of each schedule, and overdue ones."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _SHOWN: Final = 50
 
 
 async def show(board: Board, visit: Visit) -> Content:
-    """Return the page of schedules, of one queue or of all."""
+    """Return the schedules page, for one queue or all."""
     queue = visit.query.get("q")
     sample = await board.sampler.latest([queue] if queue else [])
     names = [queue] if queue else [

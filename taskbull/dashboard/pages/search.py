@@ -1,4 +1,8 @@
-"""How far a search came: in which states, through how many jobs, and back to when."""
+"""Job search: by id in all queues, and by text in bounded steps that report their coverage.
+
+The page is streamed while the search runs, so browsers show matches as they are found, without
+scripts. Search terms are sent in forms and never in addresses, because they may be personal data.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +53,7 @@ from taskbull.errors import (
 )
 from taskbull.monitor.browse import START, After, JobRow, SearchStep
 
-# How far a search came: in which states, through how many jobs, and back to when.
+# Coverage: the states, jobs and times that a search has covered.
 
 
 _SHOWN: Final = 10
@@ -57,33 +61,36 @@ _NEWEST_FIRST: Final = frozenset({JobState.FAILED, JobState.COMPLETED})
 
 
 class Reach(Struct, frozen=True):
-    """How far a search came in one state of a queue."""
+    """Coverage of a search in one state of a queue."""
 
     queue: str
     state: JobState
     looked_at: int
     total: int
     until: datetime | None
-    """When the last job that was looked at ended, was due, or was added."""
+    """When the last job searched finished, was due or was added."""
 
     @property
     def is_whole(self) -> bool:
-        """Whether it went through all jobs."""
+        """True if all jobs in this state were searched."""
         return self.looked_at >= self.total
 
 
 class Progress(Struct, frozen=True):
-    """How far a search came in all; a form carries it from step to step."""
+    """Total coverage of a search. A form carries it from step to step."""
 
     found: int = 0
     looked_at: int = 0
     too_large: int = 0
     reached: list[Reach] = []
-    """The states that were not gone through yet: the last one, and those that were left."""
+    """States that are only partly searched, the latest first."""
 
 
 def describe(progress: Progress, *, ended: bool, one_state: bool) -> Node:
-    """Say how far a search came, and never that there is nothing if not all was looked at."""
+    """Return the coverage as text.
+
+    It never claims that no job matches unless all jobs were searched.
+    """
     large = progress.too_large
     skipped = f", {number(large)} too large to be searched" if large else ""
     more = "" if ended else " None found does not mean that none exists."
@@ -101,7 +108,6 @@ def describe(progress: Progress, *, ended: bool, one_state: bool) -> Node:
 
 
 def _parts(reached: Sequence[Reach]) -> Node:
-    """List where a search has left jobs out."""
     if not reached:
         return None
     left = len(reached) - _SHOWN
@@ -126,12 +132,7 @@ def _said(*words: Node) -> Node:
     return p(words, class_="quiet", role="status")
 
 
-# Looking for jobs: by id everywhere, by text in bounded steps that say how far they came.
-#
-# The page is sent while the search goes on: browsers show each job when it is found, without any
-# script.
-#
-# What is looked for is sent by forms, never in an address, because it may be somebody's data.
+# The search.
 
 
 STATES: Final = (
@@ -145,18 +146,18 @@ STATES: Final = (
 )
 
 _STEP: Final = 10_000
-"""Jobs that are looked at for one form, in one queue."""
+"""Maximum number of jobs to search per form."""
 _EACH: Final = 1_000
-"""And of each state, if all queues are searched."""
+"""Maximum number of jobs per queue and state if all queues are searched."""
 _SECONDS: Final = 10.0
 _MOST_HITS: Final = 200
 _MOST_QUEUES: Final = 200
 _MOST_REACHED: Final = 20
-"""Of how many states it is known how far the search came."""
+"""Maximum number of partly searched states to keep."""
 
 
 class Spot(Struct, frozen=True):
-    """A state of a queue that is searched, from a place on."""
+    """A state of a queue to search, and the position to continue from."""
 
     queue: str
     state: JobState
@@ -164,16 +165,20 @@ class Spot(Struct, frozen=True):
 
 
 class Looking(Struct, frozen=True):
-    """What is still to be searched; a form carries it from step to step."""
+    """The remainder of a search. A form carries it from step to step."""
 
     spots: list[Spot]
     progress: Progress = Progress()
     one_state: bool = False
-    """Whether it began with one state of one queue."""
+    """True if the search covers only one state of one queue."""
 
 
 async def search(board: Board, visit: Visit) -> Response | Stream:
-    """Look for what a form says; go to the job at once if it is an id."""
+    """Search for the text in a form.
+
+    If the text is the id of a single job, redirect to that job. A text that only filters by time
+    redirects to the queue page. Otherwise stream the matches.
+    """
     given = await visit.request.form()
     text = given.need("text").strip()
     if not text:
@@ -192,12 +197,12 @@ async def search(board: Board, visit: Visit) -> Response | Stream:
         return Response.redirect(address)
     looking = _continued(given) or await _beginning(board, queue, state)
     search = _Search(visit, terms, looking, one_queue=bool(queue))
-    first = await search.step()  # what cannot be searched is refused before a page begins
+    first = await search.step()  # Refuse invalid searches before the page starts.
     return Stream(_stream(visit, given, search, first), "text/html; charset=utf-8")
 
 
 def _check_paths(visit: Visit, terms: Terms) -> None:
-    """Refuse to look for values that this person may not see."""
+    """Refuse to search values that this user may not see."""
     if visit.may("download-unmasked"):
         return
     for each in terms.paths:
@@ -207,7 +212,7 @@ def _check_paths(visit: Visit, terms: Terms) -> None:
 
 
 async def _by_id(board: Board, visit: Visit, job_id: str) -> list[JobRow]:
-    """Look for an id in all queues: one short call for each."""
+    """Return the jobs with this id, with one short call per queue."""
     queues = list((await board.sampler.latest()).queues)[:_MOST_QUEUES]
     found: list[JobRow] = []
 
@@ -233,7 +238,7 @@ async def _beginning(board: Board, queue: str, state: str) -> Looking:
 
 
 def _spots(queues: Mapping[str, QueueState], name: str, state: JobState) -> list[Spot]:
-    """Return where the jobs of a state are: those that a pause has parked wait, too."""
+    """Return the lists to search for a state. Parked jobs of a paused queue count as waiting."""
     found = queues.get(name)
     if state is JobState.WAITING and found is not None and found.found.counts[JobState.PAUSED]:
         return [Spot(name, state), Spot(name, JobState.PAUSED)]
@@ -250,7 +255,7 @@ def _continued(given: Form) -> Looking | None:
 
 
 class _Search:
-    """A search under way: until enough was found or looked at, or the time is over."""
+    """A running search, bounded by matches, jobs searched and time."""
 
     def __init__(self, visit: Visit, terms: Terms, looking: Looking, *, one_queue: bool) -> None:
         self._visit = visit
@@ -258,7 +263,7 @@ class _Search:
         self._spots = list(looking.spots)
         self._before = looking
         self._one_queue = one_queue
-        # A search must not answer questions about what a person may not see.
+        # A search must not reveal values that the user may not see.
         sees_all = visit.may("download-unmasked")
         self._mask = None if sees_all else visit.settings.redactor.mask
         self._until = time.monotonic() + _SECONDS
@@ -268,13 +273,13 @@ class _Search:
 
     @property
     def goes_on(self) -> bool:
-        """Whether there is a step to be made now."""
+        """True if there is more to search and no limit is reached."""
         enough = self.hits >= _MOST_HITS or self._looked_at >= _STEP
         return bool(self._spots) and not enough and time.monotonic() < self._until
 
     @property
     def left(self) -> Looking:
-        """What is still to be searched, and how far it came."""
+        """The remainder of the search, with the coverage so far."""
         before = self._before.progress
         progress = Progress(
             before.found + self.hits,
@@ -285,7 +290,7 @@ class _Search:
         return Looking(self._spots, progress, self._before.one_state)
 
     async def step(self) -> list[JobRow]:
-        """Look at the next 100 jobs; return those that have what is looked for."""
+        """Search up to 100 more jobs and return the matches."""
         if not self._spots:
             return []
         spot = self._spots[0]
@@ -298,7 +303,7 @@ class _Search:
         except (ServerRefused, SerializationError) as error:
             if self._one_queue or isinstance(error, ConnectionLost):
                 raise
-            self._spots.pop(0)  # other queues are searched; the overview says what is wrong
+            self._spots.pop(0)  # Continue with other queues. The overview shows the error.
             return []
         self.hits += len(found.rows)
         self._looked_at += found.looked_at
@@ -313,7 +318,7 @@ class _Search:
         return found.rows
 
     def _note(self, spot: Spot, found: SearchStep) -> Reach:
-        """Note how far it came in this state: the one that is under way comes first."""
+        """Record the coverage of this state at the front of the list."""
         known, looked_at = self._reached[:1], found.looked_at
         if known and (known[0].queue, known[0].state) == (spot.queue, spot.state):
             looked_at += known[0].looked_at
@@ -326,7 +331,7 @@ class _Search:
 async def _stream(
     visit: Visit, given: Form, search: _Search, first: list[JobRow]
 ) -> AsyncGenerator[bytes, None]:
-    """Send the page as it comes about: jobs when they are found, at the end how far it came."""
+    """Yield the page: matches as they are found, then the coverage."""
     content = _content(given, Gap(), Gap())
     before, between, after = render_pieces(framed(visit, content))
     yield before + _shown(visit, first)

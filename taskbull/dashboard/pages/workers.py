@@ -1,4 +1,4 @@
-"""Who runs the queues: Node beside Python, what each is busy with, and how it fares."""
+"""The workers page: Node.js and Python workers, and the longest-running jobs."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _LONGEST: Final = 100
 
 
 async def show(board: Board, visit: Visit) -> Content:
-    """Return the page of workers."""
+    """Return the workers page."""
     sample = await board.sampler.latest()
     body = [
         div(h1("Workers"), class_="head"),
@@ -55,7 +55,7 @@ async def show(board: Board, visit: Visit) -> Content:
 
 
 async def parts(board: Board, visit: Visit) -> Parts:
-    """Return what changes on it."""
+    """Return the parts of the page that change."""
     sample = await board.sampler.latest()
     longest = await _longest(board, visit, sample)
     return Parts({"longest": longest}, {"workers": _rows(sample)}, sample.problem)
@@ -129,7 +129,7 @@ async def _longest(board: Board, visit: Visit, sample: BoardSample) -> Element:
         try:
             active = await board.views.read(("active", queue), read, 5.0)
         except (ServerRefused, SerializationError):
-            continue  # the overview says what is wrong with it
+            continue  # The overview shows the error.
         rows += [
             tr(
                 cell("Job", link_to(job.id, "job", q=queue, id=job.id), kind="lead"),
