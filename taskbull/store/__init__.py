@@ -1,1 +1,1 @@
-"""Everything that talks to Redis."""
+"""Connections to Redis, and the stores that run calls over them."""

@@ -1,4 +1,7 @@
-"""The folder of the project in which a program was started, and whether its files are trusted."""
+"""Redis addresses: parsing URLs, reading redis-py clients, TLS settings and project folders.
+
+`address_of` accepts a URL or a redis-py client and returns an `Address`, which both stores use.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,7 @@ if TYPE_CHECKING:
     import ssl
 
 
-# The folder of the project in which a program was started, and whether its files are trusted.
+# Project folders, and whether their files can be trusted.
 
 
 logger = logging.getLogger(__name__)
@@ -34,16 +37,19 @@ logger = logging.getLogger(__name__)
 FOLDER = ".taskbull"
 
 IDLE = 3600.0
-"""Seconds without a client after which the server of a project ends by itself."""
+"""Default number of seconds without a client before an embedded server shuts down."""
 
 _PROJECT_FILES = ("pyproject.toml", ".git")
 
 
 def project_folder() -> Path:
-    """Return the folder for the embedded server of the project where the program was started.
+    """Return the `.taskbull` folder of the current project, for its embedded server.
 
-    It is the nearest one upwards with a `pyproject.toml` or `.git`, else the working directory.
-    Folders and files of other users are skipped: anybody may put such a file into /tmp.
+    The project is the nearest directory with a `pyproject.toml` or `.git`, starting at the working
+    directory and searching upward. Without one, it is the working directory.
+
+    The directory must belong to this user. Directories and files that other users own or can write
+    to are skipped, because any user can create such a file in /tmp.
     """
     here = Path.cwd()
     for place in (here, *here.parents):
@@ -58,10 +64,10 @@ def project_folder() -> Path:
 
 
 def distrust(*paths: Path) -> str | None:
-    """Return why files or folders that were found by searching are not used; None if they are.
+    """Return why one of these paths cannot be trusted, or None if all can be.
 
-    Each must belong to this user or to root, and must not be writable by other users. A symbolic
-    link is checked along with its target and the folder of its target.
+    Each must belong to this user or to root, and must not be writable by other users. The target
+    of a symbolic link is checked as well, and so is the folder of a target that is a file.
     """
     for path in paths:
         try:
@@ -72,7 +78,7 @@ def distrust(*paths: Path) -> str | None:
             for place in places:
                 if (reason := _suspicion(place)) is not None:
                     return reason
-        except (OSError, RuntimeError) as error:  # RuntimeError: a loop of links, before 3.13
+        except (OSError, RuntimeError) as error:  # RuntimeError: symlink loop, before 3.13
             return f"{path} cannot be examined ({error})"
     return None
 
@@ -82,7 +88,7 @@ def _suspicion(path: Path) -> str | None:
     if found.st_uid not in {0, os.geteuid()}:
         return f"{path} is owned by another user (uid {found.st_uid})"
     if stat.S_ISLNK(found.st_mode):
-        return None  # its mode means nothing
+        return None  # the mode of a symlink has no meaning
     if found.st_mode & stat.S_IWOTH:
         return f"{path} is writable by other users"
     if found.st_mode & stat.S_IWGRP and not _is_own_group(found.st_gid):
@@ -91,13 +97,13 @@ def _suspicion(path: Path) -> str | None:
 
 
 def _is_own_group(gid: int) -> bool:
-    """Return True if only this user and root are in a group.
+    """Return True for the user's private group, or root's, if it has no other members.
 
-    With the umask 002 of many systems, a user's files are writable by a group of the same name.
+    Many systems use umask 002, which makes files writable by the user's private group.
     """
     try:
         user = pwd.getpwuid(os.geteuid()).pw_name
-    except KeyError:  # a container may run under any number
+    except KeyError:  # a container may run under any uid
         user = ""
     try:
         group = grp.getgrgid(gid)
@@ -108,14 +114,14 @@ def _is_own_group(gid: int) -> bool:
 
 @cache
 def _warn(message: str) -> None:
-    """Log a warning, once for each message."""
+    """Log each distinct message only once."""
     logger.warning(message)
 
 
-# TLS: how the server proves itself to us, and we to it, by redis-py's `ssl_…` settings.
+# TLS settings, with the names of redis-py's `ssl_…` options.
 
 
-_REQUIREMENTS = ("none", "optional", "required")  # as `ssl.CERT_…` numbers them
+_REQUIREMENTS = ("none", "optional", "required")  # in the order of the `ssl.CERT_…` values
 _OCSP = (
     "ssl_validate_ocsp",
     "ssl_validate_ocsp_stapled",
@@ -126,7 +132,7 @@ _WORDS = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no"
 
 
 class Tls(Struct, frozen=True):
-    """How the server proves itself to us, and we to it."""
+    """TLS settings: certificates and how strictly to verify them."""
 
     ca_certs: str | None = None
     certfile: str | None = None
@@ -139,21 +145,24 @@ class Tls(Struct, frozen=True):
     ciphers: str | None = None
     min_version: int | None = None
     include_flags: int = 0
-    """Of `ssl.VerifyFlags`: those that are set besides Python's defaults."""
+    """`ssl.VerifyFlags` to set in addition to Python's defaults."""
     exclude_flags: int = 0
-    """Those of Python's defaults that are not."""
+    """`ssl.VerifyFlags` to clear."""
 
     def __repr__(self) -> str:
-        """Show the files, never the password."""
+        """Return a description without the password."""
         return f"Tls({self.ca_certs!r}, {self.certfile!r}, {self.cert_reqs!r})"
 
     def __rich_repr__(self) -> list[tuple[str, Any]]:
-        """Show the same in tracebacks of rich."""
+        """Return the fields that rich may show in tracebacks."""
         return [("ca_certs", self.ca_certs), ("certfile", self.certfile)]
 
     def context(self) -> ssl.SSLContext:
-        """Return the context for sockets; raise `OSError` or `ValueError` if it cannot be made."""
-        import ssl  # noqa: PLC0415 - only who wants TLS pays for it: as much as `python -c pass`
+        """Return the SSL context for sockets.
+
+        Raises `OSError` or `ValueError` if a file or a setting is invalid.
+        """
+        import ssl  # noqa: PLC0415 - takes as long as `python -c pass`; only TLS users need it
 
         context = ssl.create_default_context(
             cafile=self.ca_certs, capath=self.ca_path, cadata=self.ca_data
@@ -173,7 +182,11 @@ class Tls(Struct, frozen=True):
 
 
 def read_tls(settings: Mapping[str, Any]) -> Tls:
-    """Read redis-py's `ssl_…` settings, words or values; `ValueError` says what is wrong."""
+    """Return the TLS settings from redis-py's `ssl_…` options.
+
+    Values may be strings, as in a URL, or the objects that redis-py accepts. Raises `ValueError`
+    if an option is invalid or not supported, or if a file cannot be used.
+    """
     for name in _OCSP:
         if settings.get(name) and str(settings[name]).lower() not in {"false", "0", "no"}:
             raise ValueError(
@@ -211,10 +224,10 @@ def _text(value: object) -> str | None:
 
 
 def _requirement(value: object) -> str:
-    """Return the requirement, named as in Python (`CERT_NONE`), redis-py (`none`) or Celery."""
+    """Accept the spellings of Python (`CERT_NONE`), redis-py (`none`) and Celery."""
     if value is None:
         return "required"
-    if isinstance(value, IntEnum):  # of `ssl`
+    if isinstance(value, IntEnum):  # a member of `ssl.VerifyMode`
         value = value.name
     name = str(value).lower().removeprefix("ssl.").removeprefix("cert_")
     if name not in _REQUIREMENTS:
@@ -223,7 +236,7 @@ def _requirement(value: object) -> str:
 
 
 def _verify_flags(settings: Mapping[str, Any], name: str) -> int:
-    """Return flags that are given as a list of `ssl.VerifyFlags`, or as names with commas."""
+    """Accept a list of `ssl.VerifyFlags`, or a string of names separated by commas."""
     from ssl import VerifyFlags  # noqa: PLC0415 - see `Tls.context`
 
     given = settings.get(name) or ()
@@ -252,25 +265,29 @@ def _switch(name: str, value: object) -> bool:
     return _WORDS[str(value).lower()]
 
 
-# A URL in its parts. The standard library's parser knows one host, and may quote a password.
+# Splitting URLs. The standard library's parser supports one host only, and its errors may quote
+# a password.
 
 
 _SHAPE = re.compile(
     r"(?P<scheme>[a-z]+(\+[a-z]+)?)://"
     r"((?P<userinfo>[^/?#@\[\]\s]*)@)?"
     r"(?P<hosts>[^/?#@]*)"
-    r"(?P<path>/[^?#@]*)?"  # an "@" here would be the end of a password
+    r"(?P<path>/[^?#@]*)?"  # an "@" here would end a password
     r"(\?(?P<query>[^#@]*))?"
 )
 
-# A scheme, a host and a port, with a slip between them; nothing here is a password.
+# A mistyped URL with only a scheme, a host and a port. It cannot contain a password.
 _HARMLESS = re.compile(
     r"\s*([a-z+]{4,16}:?/{1,2})?(localhost|[A-Za-z0-9.-]+:[0-9]{1,5})(/[0-9]{0,3})?\s*"
 )
 
 
 class Url(Struct, frozen=True):
-    """What a URL says; escapes are resolved, but nothing else is."""
+    """The parts of a URL.
+
+    User name, password and options are percent-decoded. Hosts and path are not.
+    """
 
     text: str
     scheme: str
@@ -281,11 +298,11 @@ class Url(Struct, frozen=True):
     options: dict[str, str]
 
     def __repr__(self) -> str:
-        """Show where, never the password or the options."""
+        """Return the URL without its password and options."""
         return f"Url({masked(self.text)!r})"
 
     def __rich_repr__(self) -> list[tuple[str, Any]]:
-        """Show the same in tracebacks of rich."""
+        """Return the fields that rich may show in tracebacks."""
         return [("text", masked(self.text))]
 
     def wrong(self, rule: str) -> ConfigurationError:
@@ -294,7 +311,10 @@ class Url(Struct, frozen=True):
 
 
 def read_url(text: str) -> Url:
-    """Split a URL into its parts; refuse another form, and never show its password."""
+    """Split a URL into its parts.
+
+    Raises `ConfigurationError`, which never shows the password, if the URL is malformed.
+    """
     shape = _SHAPE.fullmatch(text)
     if shape is None:
         raise wrong(
@@ -320,7 +340,10 @@ def wrong(text: str, rule: str) -> ConfigurationError:
 
 
 def masked(text: str) -> str:
-    """Return a URL without password and options; of an unreadable one, only what is harmless."""
+    """Return a URL without its password and options.
+
+    A malformed URL is returned only if it cannot contain a password, otherwise `***`.
+    """
     shape = _SHAPE.fullmatch(text)
     if shape is None:
         return text if _HARMLESS.fullmatch(text) else "***"
@@ -329,10 +352,10 @@ def masked(text: str) -> str:
     return f"{shape['scheme']}://{login}{shape['hosts']}{shape['path'] or ''}"
 
 
-# The parameters of a Redis URL: ours, and all that redis-py's `from_url` takes.
+# Options of a Redis URL: all that redis-py's `from_url` accepts, and taskbull's own.
 #
-# One URL often serves a whole application. What means nothing here is accepted and ignored; a name
-# that redis-py does not know either is a mistake.
+# One URL often serves a whole application, so options without a meaning for taskbull are ignored.
+# A name that redis-py does not know either is an error.
 
 
 LOGIN = frozenset({"db", "username", "password"})
@@ -359,7 +382,7 @@ IGNORED = frozenset(
 
 
 def check_parameters(url: Url, *, encrypted: bool, sentinel: bool) -> None:
-    """Refuse a URL with an unknown parameter, or one that needs another scheme."""
+    """Raise `ConfigurationError` if an option is unknown or needs another scheme."""
     known = LOGIN | TLS | OBEYED | IGNORED
     if sentinel:
         known |= SENTINEL
@@ -367,7 +390,7 @@ def check_parameters(url: Url, *, encrypted: bool, sentinel: bool) -> None:
         if name in TLS and not encrypted:
             raise url.wrong(f"option {name!r} needs TLS: use rediss")
         if name not in known:
-            # After a password that has a "&" in it, its rest would look like an option.
+            # Do not show the name: it may be the rest of a password that contains "&".
             if any("password" in option for option in url.options):
                 raise url.wrong("an option is unknown")
             near = nearest(name, known)
@@ -376,7 +399,10 @@ def check_parameters(url: Url, *, encrypted: bool, sentinel: bool) -> None:
 
 
 def read_seconds(url: Url, name: str) -> float | None:
-    """Return a parameter that is a number of seconds, or None where it is not there."""
+    """Return an option that is a number of seconds, or None if it is not set.
+
+    Raises `ConfigurationError` unless it is greater than 0 and at most one day.
+    """
     text = url.options.get(name)
     if text is None:
         return None
@@ -384,17 +410,17 @@ def read_seconds(url: Url, name: str) -> float | None:
         seconds = float(text)
     except ValueError:
         seconds = 0.0
-    if not 0 < seconds <= 86_400:  # NaN fails this too
+    if not 0 < seconds <= 86_400:  # NaN also fails this check
         raise url.wrong(f"{name} is a number of seconds, greater than 0")
     return seconds
 
 
-# Where Redis is: one URL, checked when it is read, as a value that both stores understand.
+# Addresses, and the URLs that are parsed and checked to make them.
 #
-# | URL | what |
+# | URL | meaning |
 # |---|---|
 # | `redis://[user:password@]host:port/db`, `rediss://…` with TLS | one server |
-# | `unix://[user:password@]/path/to/socket?db=0` | one server, by its socket |
+# | `unix://[user:password@]/path/to/socket?db=0` | one server, over its socket |
 # | `redis+sentinel://host:26379,host:26379/service/db` | the primary that the sentinels name |
 # | `redis+cluster://host:7000,host:7001` | a Redis Cluster |
 # | `embedded://`, `embedded:///folder`, `…?idle=3600` | a private server, started when needed |
@@ -421,7 +447,7 @@ _HOST = re.compile(r"(\[(?P<six>[0-9A-Fa-f:.]+)\]|(?P<name>[^:\[\]\s]+))(:(?P<po
 
 
 class Endpoint(Struct, frozen=True):
-    """One listening socket: host and port, or a path."""
+    """A server's listening socket: a host and port, or a path."""
 
     host: str = ""
     port: int = 0
@@ -434,29 +460,29 @@ class Endpoint(Struct, frozen=True):
 
 
 class Credentials(Struct, frozen=True):
-    """Who we are; no user name means Redis' `default` user."""
+    """User name and password. Without a user name, Redis uses its `default` user."""
 
     username: str | None = None
     password: str | None = None
 
     def __repr__(self) -> str:
-        """Show who, never the password."""
+        """Return the user name without the password."""
         return f"Credentials({self.username!r}, ***)"
 
     def __rich_repr__(self) -> list[tuple[str, Any]]:
-        """Show the same in tracebacks of rich."""
+        """Return the fields that rich may show in tracebacks."""
         return [("username", self.username)]
 
     @property
     def words(self) -> tuple[str, ...]:
-        """The AUTH command for them; empty if none is needed."""
+        """AUTH command for these credentials, or an empty tuple without a password."""
         if self.password is None:
             return ()
         return ("AUTH", self.username, self.password) if self.username else ("AUTH", self.password)
 
 
 class Address(Struct, frozen=True):
-    """Everything that is needed to reach Redis and be let in."""
+    """Everything that a store needs to reach Redis and log in."""
 
     topology: TopologyKind
     endpoints: tuple[Endpoint, ...] = ()
@@ -473,16 +499,19 @@ class Address(Struct, frozen=True):
 
     @property
     def clustered(self) -> bool:
-        """Whether keys are spread over the nodes of a Redis Cluster."""
+        """True if keys are distributed over the nodes of a Redis Cluster."""
         return self.topology == "cluster"
 
     @property
     def primary_only(self) -> bool:
-        """Whether a server must say that it is the primary: what names it may be out of date."""
+        """True if a server must confirm that it is the primary.
+
+        A sentinel may name an outdated one.
+        """
         return self.topology == "sentinel"
 
     def __str__(self) -> str:
-        """Show where, never the password."""
+        """Return the address without the password."""
         where = ",".join(map(str, self.endpoints))
         match self.topology:
             case "embedded":
@@ -498,7 +527,10 @@ class Address(Struct, frozen=True):
 
 
 def parse(url: str) -> Address:
-    """Read a URL; raise `ConfigurationError` with a sentence that says what is wrong with it."""
+    """Return the address for a URL.
+
+    Raises `ConfigurationError` if the URL is invalid.
+    """
     scheme = url.partition("://")[0]
     if scheme not in _SCHEMES:
         hint = f"; did you mean redis://{url}?" if _PLACE.fullmatch(url) else ""
@@ -544,7 +576,7 @@ def _endpoint(url: Url, place: str, default_port: int) -> Endpoint:
     name = (host["six"] or unquote(host["name"])) if host else ""
     port = int(host["port"] or default_port) if host else 0
     try:
-        name.encode("idna")  # what a resolver would do, and fail on late
+        name.encode("idna")  # fail now, not later in the resolver
     except UnicodeError:
         name = ""
     if not name or not 0 < port < 65536:
@@ -575,7 +607,7 @@ def _credentials(url: Url) -> Credentials:
     username = url.username or url.options.get("username")
     password = url.password or url.options.get("password")
     if username and not password:
-        password = ""  # an ACL user may have none; without AUTH we would be somebody else
+        password = ""  # An ACL user may have no password, but needs AUTH.
     return Credentials(username or None, password)
 
 
@@ -595,17 +627,20 @@ def _db(url: Url, text: str) -> int:
 
 
 def default_url() -> str:
-    """Return where Redis is when nobody says: what the environment names, else this machine."""
+    """Return the URL from the environment, or that of a Redis on this machine.
+
+    `TASKBULL_REDIS_URL` takes precedence over `REDIS_URL`.
+    """
     for name in ("TASKBULL_REDIS_URL", "REDIS_URL"):
         if url := os.environ.get(name):
             return url
     return "redis://localhost:6379/0"
 
 
-# Where a client of redis-py leads: its settings are read, its sockets are never used.
+# Addresses of redis-py clients. taskbull reads their settings and never uses their sockets.
 #
-# Clients are recognized by their attributes, not by their class: `redis.asyncio` need not be
-# imported by a program that does not use it.
+# Clients are recognized by their attributes instead of their class, so that a program without
+# `redis.asyncio` does not import it.
 
 
 if TYPE_CHECKING:
@@ -614,7 +649,7 @@ if TYPE_CHECKING:
     from redis.asyncio import RedisCluster as AsyncRedisCluster
 
     Where: TypeAlias = str | Address | Redis | AsyncRedis | RedisCluster | AsyncRedisCluster
-    """A URL, or a client of redis-py; None stands for the environment."""
+    """A Redis URL, an `Address` or a redis-py client."""
 else:
     Where = object
 
@@ -623,7 +658,11 @@ _MARKS = ("connection_pool", "nodes_manager", "master_for")
 
 
 def address_of(redis: Where | None) -> Address:
-    """Return the address that a URL or a client leads to; None: that of the environment."""
+    """Return the address for a URL or a redis-py client.
+
+    None and an empty string mean `default_url`. Raises `ConfigurationError` if the URL is invalid
+    or taskbull cannot use the client.
+    """
     match redis:
         case None:
             return parse(default_url())
@@ -669,7 +708,7 @@ def _of_client(client: Any) -> Address:
 
 
 def _refuse(name: str, value: object) -> None:
-    """Refuse a client with a setting that changes where or how it connects, and is not obeyed."""
+    """Reject a client setting that changes how it connects and that taskbull cannot apply."""
     if value is not None:
         raise ConfigurationError(
             f"redis: taskbull opens its own connections and cannot use the client's {name}"
@@ -715,7 +754,7 @@ def _client_credentials(settings: Mapping[str, Any]) -> Credentials:
         *names, password = cast("tuple[str, ...]", provider.get_credentials())
         username = names[0] if names else None
     if username and password is None:
-        password = ""  # an ACL user may have none
+        password = ""  # An ACL user may have no password, but needs AUTH.
     return Credentials(username or None, password or (password if username else None))
 
 
@@ -729,24 +768,30 @@ def _client_tls(settings: Mapping[str, Any], connection_class: Any) -> Tls | Non
         raise ConfigurationError(f"redis: {error}") from error
 
 
-# Where the queues of an app, a worker or a command are.
+# The queues of an app, a worker or a command.
 
 
 class Namespace(Struct, frozen=True):
-    """The queues under one prefix of one Redis; a wrong prefix or hash tag is refused."""
+    """The queues under one key prefix in one Redis.
+
+    Raises `ConfigurationError` if the prefix or the hash tag is invalid.
+    """
 
     address: Address
     prefix: str = PREFIX
     hash_tag: bool | None = None
-    """Whether names of queues stand in braces in keys; None: in a Cluster, which needs it."""
+    """True to put queue names in braces in keys. None does so only in a Cluster, which needs it."""
 
     def __post_init__(self) -> None:
         self.keys("any")
 
     def __str__(self) -> str:
-        """Show where, never a password."""
+        """Return the address and prefix without the password."""
         return f"{self.address}, prefix {self.prefix}"
 
     def keys(self, queue: str) -> QueueKeys:
-        """Return the keys of a queue; refuse a name that no queue can have."""
+        """Return the keys of a queue.
+
+        Raises `ConfigurationError` if the name is invalid.
+        """
         return QueueKeys(queue, self.prefix, self.address.clustered, self.hash_tag)

@@ -1,4 +1,8 @@
-"""Which connection leads to a key: always the same one, or one per node of a Cluster."""
+"""The store for asyncio and trio, which runs calls and retries them safely.
+
+A `Topology` finds the connection for a key, `AsyncCall` runs a call that needs more than one step,
+`Store` runs calls and operations, and `Begun` is an operation in flight.
+"""
 
 from __future__ import annotations
 
@@ -65,34 +69,34 @@ from taskbull.store.delivery import (
 )
 from taskbull.store.protocol import Note, Reply, ReplyError, pack
 
-# Which connection leads to a key: always the same one, or one per node of a Cluster.
+# Topologies: one connection for all keys, or one per node of a Cluster.
 
 
 Spawn: TypeAlias = Callable[[Callable[[], Awaitable[None]]], None]
-"""Starts a task that lives as long as the store."""
+"""Function that starts a task for the lifetime of the store."""
 
 
 class Topology(Protocol):
-    """The servers behind an address, as connections."""
+    """The connections to the servers at an address."""
 
     single: bool
-    """Whether there is one server at a time: if it is away, no other will serve."""
+    """True if there is one server at a time, so that no other can replace it while it is down."""
 
     @property
     def only(self) -> Connection | None:
-        """The connection to that server: then no call needs to look for its own."""
+        """Connection to the only server, or None for a Cluster."""
         ...
 
     async def find(self, key: str) -> Connection:
-        """Return the connection that leads to `key`."""
+        """Return the connection to the server that holds `key`."""
         ...
 
     def known(self, key: str) -> Connection | None:
-        """Return that connection if it is known without asking anybody."""
+        """Return the connection for `key`, or None if finding it needs I/O."""
         ...
 
     def node(self, endpoint: Endpoint) -> Connection:
-        """Return the connection that leads to `endpoint`."""
+        """Return the connection to the server at `endpoint`."""
         ...
 
     async def servers(self) -> list[Endpoint]:
@@ -100,26 +104,26 @@ class Topology(Protocol):
         ...
 
     def moved(self, key: str, endpoint: Endpoint) -> None:
-        """Note that `key` lives at `endpoint` now."""
+        """Record that `endpoint` now holds `key`."""
         ...
 
     def doubt(self) -> None:
-        """Look anew for the servers before the next call."""
+        """Locate the servers again before the next call."""
         ...
 
     def part(self, key: str) -> str:
-        """Return the name of the part of the servers that holds `key`, for reports of outages."""
+        """Return the name of the Cluster part that holds `key`, for outage reports."""
         ...
 
     async def endpoint(self, key: str) -> Endpoint:
-        """Return the server of `key`, for a connection of one's own."""
+        """Return the endpoint of the server that holds `key`, for a separate connection."""
         ...
 
 
 def topology(
     address: Address, options: ConnectionOptions, spawn: Spawn, notify: Notify
 ) -> Topology:
-    """Return the topology of an address."""
+    """Return the topology for an address."""
     kind = ClusterNodes if address.clustered else OneServer
     return kind(address, options, spawn, notify)
 
@@ -134,8 +138,8 @@ class OneServer:
     ) -> None:
         self._locate = locate(address)
         self._in_thread = address.topology != "single"
-        # Its own, not anyio's, which tasks may hold: whoever waits for Redis in those would keep us
-        # from finding it.
+        # A separate limiter. If tasks that wait for Redis held all of anyio's threads, the server
+        # could never be located.
         self._threads = CapacityLimiter(inf)
         self.only = Connection(self._resolve, options, notify)
         spawn(self.only.run)
@@ -156,7 +160,7 @@ class OneServer:
         raise is_clustered(self.only.endpoint)
 
     def doubt(self) -> None:
-        pass  # it is looked for anew before each connection anyway
+        pass  # the server is located before each connection anyway
 
     def part(self, key: str) -> str:
         return ""
@@ -166,7 +170,7 @@ class OneServer:
 
     async def _resolve(self) -> Endpoint:
         if self._in_thread:
-            limit = EMBEDDED_TIMEOUT  # the dialer has a deadline of its own, which is shorter
+            limit = EMBEDDED_TIMEOUT  # the dialer has its own limit, usually shorter
             return await to_thread.run_sync(
                 self._locate, limit, abandon_on_cancel=True, limiter=self._threads
             )
@@ -174,7 +178,7 @@ class OneServer:
 
 
 class ClusterNodes:
-    """The masters of a Redis Cluster: one connection each, made when first needed."""
+    """The masters of a Redis Cluster, with one connection each, created on first use."""
 
     single = False
     only: Connection | None = None
@@ -207,7 +211,7 @@ class ClusterNodes:
         return connection
 
     async def servers(self) -> list[Endpoint]:
-        await self.endpoint("")  # any key does: it draws the map of all slots
+        await self.endpoint("")  # any key will do, because this reads all slots
         return self._map.masters
 
     def moved(self, key: str, endpoint: Endpoint) -> None:
@@ -226,7 +230,7 @@ class ClusterNodes:
         return self._map.node_of(key)
 
     async def _draw_map(self) -> None:
-        """Ask the nodes, one after the other, which slots are where."""
+        """Ask the nodes for the slots, one after the other, until one answers."""
         reasons: list[str] = []
         for endpoint in self._map.guides():
             soon = Deadline(GUIDE_TIMEOUT, monotonic)
@@ -238,14 +242,14 @@ class ClusterNodes:
         raise no_guide(reasons)
 
 
-# One call of the async store that needs more than one step: a search, a deadline, an error.
+# A call that needs more than one step, for example because of an error reply.
 
 
 NOWHERE = Endpoint()
 
 
 class ScriptLoader:
-    """Loads scripts on servers that do not have them, once for all calls that need them."""
+    """Loader of scripts. Concurrent calls that need the same script share one load."""
 
     def __init__(self) -> None:
         self._loading: dict[tuple[Endpoint, str], Event] = {}
@@ -254,10 +258,10 @@ class ScriptLoader:
     async def load(
         self, connection: Connection, script: Script, deadline: Deadline, *, again: bool
     ) -> Reply | None:
-        """Load a script, or wait while another call does; return the reply if it is an error.
+        """Load a script, or wait while another call loads it; return the reply if it is an error.
 
-        A script that was loaded before is loaded only if the call needs it `again`: else the call
-        was sent before that, and need only be sent again.
+        A script that was loaded before is loaded again only with `again`. Without it, the call was
+        probably sent before the script was loaded, and only needs to be resent.
         """
         what = (connection.endpoint, script.sha)
         if what in self._loaded and not again:
@@ -277,22 +281,22 @@ class ScriptLoader:
         except ConnectionLost as error:
             return error
         except MaybeExecuted:
-            return None  # loading twice does no harm: the call itself will find out
+            return None  # if the script is still missing, the call gets NOSCRIPT again
         finally:
             del self._loading[what]
             loaded.set()
 
 
 class OutagePolicy(Struct, frozen=True):
-    """How calls treat a node of a Cluster that cannot be reached."""
+    """Settings for calls whose Cluster node cannot be reached."""
 
     notify: Notify
     patience: float
-    """Seconds for which a call without a deadline waits for the node."""
+    """Seconds that a call without a deadline waits for the node."""
 
 
 class Outage:
-    """A part of a Cluster that one call cannot reach; reported at growing intervals."""
+    """A part of a Cluster that one call cannot reach. It is reported at growing intervals."""
 
     def __init__(self, policy: OutagePolicy, part: str) -> None:
         self._policy = policy
@@ -302,15 +306,15 @@ class Outage:
         self._reason = ""
 
     def go_on(self, error: ConnectionLost) -> None:
-        """Count a failed try; raise its error if it was the last one."""
+        """Count a failed attempt; raise its error if the patience is used up."""
         self._failures += 1
         self._reason = str(error)
         if current_time() > self._until:
             raise error
 
     def wait(self, delay: float) -> None:
-        """Report that the next try comes after a pause."""
-        if self._failures.bit_count() == 1:  # the tries 1, 2, 4, 8, ...
+        """Report the pause before the next attempt, for the 1st, 2nd, 4th, 8th failure."""
+        if self._failures.bit_count() == 1:
             self._policy.notify(DialFailed(self._reason, self._failures, delay, self._part))
 
     def end(self, node: Endpoint) -> None:
@@ -319,7 +323,7 @@ class Outage:
 
 
 class AsyncCall:
-    """Brings one call to its result, whatever happens on the way."""
+    """One call, with its deadline, retries and redirections."""
 
     def __init__(
         self,
@@ -336,7 +340,7 @@ class AsyncCall:
         self._command = pack(call.words if topology.single else call.cluster_words)
         self._deadline = deadline
         self._generation = 0
-        self._unknown = False  # the server did not know its script once
+        self._unknown = False  # True after the first NOSCRIPT reply
         self._outage: Outage | None = None
 
     async def run(self) -> Reply:
@@ -344,7 +348,7 @@ class AsyncCall:
         return await self._see_through(await self._send(Send()))
 
     async def go_on(self, connection: Connection, generation: int, reply: Reply) -> Reply:
-        """Continue after an error reply, which came on that generation of the connection's link."""
+        """Continue after an error reply that came on this generation of the link."""
         self._generation = generation
         return await self._see_through((connection.endpoint, reply))
 
@@ -394,7 +398,7 @@ class AsyncCall:
             reply = await connection.execute(self._command, self._deadline, asking=step.asking)
             node = connection.endpoint
         except ConnectionLost as error:
-            if self._topology.single:  # it has waited for the server to come back already
+            if self._topology.single:  # the connection has already waited for the server
                 raise
             self._miss(error)
             reply = error  # another node may have taken over
@@ -405,31 +409,32 @@ class AsyncCall:
         return node, reply
 
     def _miss(self, error: ConnectionLost) -> None:
-        """Count that no node can be reached now."""
         if self._deadline.seconds is not None:
-            return  # whoever has set it is told
+            return  # the deadline limits the attempts
         if self._outage is None:
             self._outage = Outage(self._policy, self._topology.part(self._call.key))
         self._outage.go_on(error)
 
 
-# The store for asyncio and trio: runs calls, whatever may go wrong.
+# The store.
 
 
 T = TypeVar("T")
 
 SentOn: TypeAlias = tuple[Connection, int]
-"""The link on which a call was sent: its connection, and the generation of the link."""
+"""The link that a call was sent on: the connection and the link's generation."""
 
 DEFAULT = ConnectionOptions()
 
 _DIALS = 32
-"""Blocking connections that are opened at the same time: if a worker opened those of 1,000 queues
-together, none might be ready within its time limit."""
+"""Maximum number of blocking connections that are opened concurrently.
+
+If a worker opened those of 1,000 queues together, none might be ready within its time limit.
+"""
 
 
 class _Sent(Struct, frozen=True):
-    """A call of several that was sent: where, and who waits for its reply."""
+    """A call that was sent by `run_each`, and the waiter for its reply."""
 
     connection: Connection
     waiter: backend.Waiter
@@ -437,9 +442,10 @@ class _Sent(Struct, frozen=True):
 
 
 class Store:
-    """Runs calls against the Redis at an address, from one event loop.
+    """Store that runs calls against the Redis at an address, from one event loop.
 
-    `open_store` makes one for a block; `ambient_store` one that lives with the event loop.
+    `open_store` opens one for a block. `ambient_store` returns one that lives as long as the event
+    loop.
     """
 
     def __init__(
@@ -462,12 +468,14 @@ class Store:
         timeout: float | None = None,
         total: float | None = None,
     ) -> T:
-        """Run one call, or several, and return the result.
+        """Run a call, or an operation of several calls, and return the result.
 
-        Raises `ConnectionLost` (not executed), `MaybeExecuted`, or `ServerRefused`. Without a
-        `timeout` it waits for Redis to come back, as long as that takes. `timeout` is for each
-        call, over all tries: what works in pieces may take long, as long as the pieces come.
-        `total` is for everything.
+        `timeout` limits each call, including its retries, so an operation that works in chunks may
+        take longer. `total` limits the whole operation. Without either, this waits until Redis is
+        reachable again or the reconnect attempts are used up. A server that is reachable but cannot
+        serve is retried for `delivery.PATIENCE` seconds.
+
+        Raises `ConnectionLost` (not executed), `MaybeExecuted` or `ServerRefused`.
         """
         limit = timeout if total is None else total
         if isinstance(operation, Call | Command):
@@ -493,10 +501,10 @@ class Store:
     def start(
         self, call: Request[Any], waiter: backend.Recipient, note: Note | None = None
     ) -> SentOn | None:
-        """Send a call before this returns; `waiter` gets its raw reply.
+        """Send a call before this returns. Its raw reply goes to `waiter`.
 
-        Pass an error reply on to `finish`. Do the same with a call for which this returns None,
-        because it cannot be sent without waiting.
+        Returns None if the call cannot be sent without waiting. Pass such a call, or an error
+        reply, to `finish`.
         """
         only = self._only
         connection = self._topology.known(call.key) if only is None else only
@@ -513,7 +521,7 @@ class Store:
         reply: Reply,
         deadline: Deadline | None = None,
     ) -> T:
-        """Return the result of a call that was started, whatever came of it."""
+        """Return the result of a call that was started, retrying it if necessary."""
         if sent_on is None:
             return await self._run(call)
         if isinstance(reply, ReplyError) or self._may_go_on(reply):
@@ -523,27 +531,33 @@ class Store:
         return read_reply(call, reply, self.address)
 
     def _may_go_on(self, error: object) -> bool:
-        """Return whether another node may run a call that was surely not executed."""
+        """Return True if another node may run a call that was not executed."""
         return self._only is None and isinstance(error, ConnectionLost)
 
     async def run_all(
         self, calls: Sequence[Request[T]], *, timeout: float | None = None
     ) -> list[T]:
-        """Run several calls in one trip; results in order. If some fail, the first error is raised
-        when all have ended. `timeout` is for everything."""
+        """Run several calls in one round trip, and return the results in order.
+
+        If calls fail, the first error is raised after all have finished. `timeout` limits all calls
+        together.
+        """
         return none_failed(await self.run_each(calls, timeout=timeout))
 
     async def run_each(
         self, calls: Sequence[Request[T]], *, timeout: float | None = None
     ) -> list[T | TaskbullError]:
-        """Run several calls in one trip; results in order, errors instead of those that failed."""
+        """Run several calls in one round trip, and return the results in order.
+
+        A failed call has its error as its result. `timeout` limits all calls together.
+        """
         deadline = Deadline(timeout, monotonic)
         sent: list[_Sent | None] = []
         results: dict[int, T | TaskbullError] = {}
         try:
             for call in calls:
-                sent.append(await self._submit(call, deadline))  # noqa: PERF401 - if cancelled, see below
-            # Nodes that cannot be reached take all the time that there is: they come last.
+                sent.append(await self._submit(call, deadline))  # noqa: PERF401 - `finally` needs a partial list
+            # Handle unreachable nodes last, because they use all the time that is left.
             for place in sorted(range(len(calls)), key=lambda each: sent[each] is None):
                 call, one = calls[place], sent[place]
                 try:
@@ -561,7 +575,7 @@ class Store:
         return [results[place] for place in range(len(calls))]
 
     async def _submit(self, call: Request[Any], deadline: Deadline) -> _Sent | None:
-        """Send a call; return None if no node of a Cluster can be reached for it now."""
+        """Send a call; return None if no Cluster node can be found for it now."""
         connection, words = self._only, call.words
         if connection is None:
             words = call.cluster_words
@@ -576,13 +590,13 @@ class Store:
         return _Sent(connection, connection.submit(pack(words), note), note)
 
     async def go_on(self, steps: Steps[T], deadline: Deadline, failed: TaskbullError) -> T:
-        """Run an operation whose first call was made already, and failed."""
+        """Continue an operation whose first call has already failed."""
         drive = Drive(steps, deadline)
         drive.fail(failed)
         return await self.complete(drive)
 
     async def complete(self, drive: Drive[T]) -> T:
-        """Make the calls of an operation until it returns."""
+        """Run the remaining calls of an operation, and return its result."""
         while drive.asks:
             with drive:
                 call = drive.request()
@@ -593,7 +607,10 @@ class Store:
         return drive.result
 
     async def run_within(self, call: Request[T], deadline: Deadline) -> T:
-        """Run one call and return its result; as `run`, with a deadline that others may share."""
+        """Run one call and return its result, with a deadline that calls can share.
+
+        Raises the same errors as `run`.
+        """
         only = self._only
         if only is None:
             return read_reply(call, await self._calling(call, deadline).run(), self.address)
@@ -609,7 +626,7 @@ class Store:
             raise invalid_reply(self.address, reply) from error
 
     async def servers(self, *, timeout: float | None = None) -> list[Endpoint]:
-        """Return the servers that hold the data: one, or the masters of a Cluster."""
+        """Return the servers that hold the data: one server, or the masters of a Cluster."""
         with move_on_after(timeout):
             return await self._topology.servers()
         raise self._not_found(timeout)
@@ -623,7 +640,7 @@ class Store:
     async def run_on(
         self, server: Endpoint, call: Request[T], *, timeout: float | None = None
     ) -> T:
-        """Run one call on one of the servers; nothing is tried again, nor anywhere else."""
+        """Run one call on one server, without retries or redirections."""
         connection, deadline = self._topology.node(server), Deadline(timeout, monotonic)
         commands = (*loading(call), call.words)
         replies = [await connection.execute(pack(each), deadline) for each in commands]
@@ -650,7 +667,7 @@ class Store:
         return AsyncCall(call, self._topology, self._loader, self._policy, deadline)
 
     def blocking(self, key: str, name: str = "") -> BlockingConnection:
-        """Return a connection for blocking commands on `key`; CLIENT LIST shows its `name`."""
+        """Return a connection for blocking commands on `key`. CLIENT LIST shows its `name`."""
 
         async def resolve() -> Endpoint:
             return await self._topology.endpoint(key)
@@ -664,7 +681,10 @@ class Store:
 async def open_store(
     address: Address, options: ConnectionOptions = DEFAULT, notify: Notify = log_change
 ) -> AsyncGenerator[Store, None]:
-    """Open a store for a block, which `ConnectionLost` ends when the attempts are used up."""
+    """Open a store for the duration of an `async with` block.
+
+    When the reconnect attempts are used up, the block is cancelled and `ConnectionLost` is raised.
+    """
     failure: Exception | None = None
     async with create_task_group() as tasks:
 
@@ -681,7 +701,7 @@ async def open_store(
 
         try:
             yield Store(address, options, spawn, notify)
-        except Exception as error:  # noqa: BLE001 - raised below, outside of the group's wrapping
+        except Exception as error:  # noqa: BLE001 - raised below, not in an ExceptionGroup
             failure = error
         tasks.cancel_scope.cancel()
     if failure is not None:
@@ -691,11 +711,11 @@ async def open_store(
 def ambient_store(
     address: Address, options: ConnectionOptions = DEFAULT, notify: Notify = log_change
 ) -> Store:
-    """Return a store that needs no block: its tasks belong to the running event loop."""
+    """Return a store that needs no block, because its tasks belong to the running event loop."""
 
     def spawn(run: Callable[[], Awaitable[None]]) -> None:
         async def carry() -> None:
-            with suppress(ConnectionLost):  # whoever waited was told
+            with suppress(ConnectionLost):  # the waiting callers got the error
                 await run()
 
         backend.spawn(carry)
@@ -718,13 +738,13 @@ def _for_address(options: ConnectionOptions, address: Address) -> ConnectionOpti
     )
 
 
-# Operations of the async store of which several are under way at once.
+# Operations that run concurrently.
 
 
 class Begun(Generic[T]):
-    """An operation whose first call was sent, if that was possible.
+    """An operation whose first call was sent, if that was possible without waiting.
 
-    It went behind whatever was sent to that server before, and keeps its reply until asked for.
+    The call follows all earlier calls to the same server. Its reply is kept until `finish`.
     """
 
     def __init__(self, store: Store, steps: Steps[T]) -> None:
@@ -736,12 +756,13 @@ class Begun(Generic[T]):
         self._is_left = False
         self._sent_on = store.start(drive.request(), self, self._note) if drive.asks else None
         self.is_smooth = self._sent_on is not None
-        """Whether it was sent at once, and what came of that, if anything has, was its result."""
+        """True if the first call was sent immediately and, if answered, gave the result."""
 
     async def finish(self, *, timeout: float | None = None, given_up: bool = False) -> T:
-        """Return the result of the operation, whatever came of its first call.
+        """Return the result of the operation, retrying its calls if necessary.
 
-        One that is given up is not sent again; it gets a moment for an answer that is on its way.
+        With `given_up`, no further calls are made, and the first call has only a short time to
+        finish.
         """
         drive = self._drive
         answer_by, drive.deadline = time_to_finish(timeout, given_up=given_up)
@@ -758,7 +779,7 @@ class Begun(Generic[T]):
             raise
 
     def leave(self) -> None:
-        """Break it off: nobody wants its result, and what was not sent is not sent."""
+        """Abandon the operation. A queued call that was not sent is dropped."""
         self._is_left = True
         self._drive.close()
 
@@ -769,22 +790,22 @@ class Begun(Generic[T]):
         connection, _ = self._sent_on
         try:
             return await connection.reply(self._waiter, self._note, deadline)
-        except ConnectionLost as error:  # not executed: another node may do it
+        except ConnectionLost as error:  # not executed, so another node may run it
             return error
 
     def done(self) -> bool:
-        """Return whether nobody wants the reply any more."""
+        """Return True if the reply is no longer needed."""
         return self._is_left or (self._waiter is not None and self._waiter.done())
 
     def set_result(self, reply: Reply, /) -> None:
-        """Take the reply."""
+        """Store the reply, or pass it to the waiting task."""
         if self._waiter is None:
             self._arrived.append(reply)
         else:
             self._waiter.set_result(reply)
 
     def set_exception(self, error: BaseException, /) -> None:
-        """Take what went wrong."""
+        """Store the error, or pass it to the waiting task."""
         if self._waiter is None:
             self._arrived.append(error)
         else:

@@ -1,4 +1,8 @@
-"""One live socket that carries a pipeline: what asyncio's and trio's have in common."""
+"""Links: connected sockets that send a pipeline's commands and receive the replies.
+
+`Link` is the interface for asyncio and trio. `AsyncioLink` implements it on asyncio, and
+`trio_link` on trio.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +17,7 @@ from taskbull.store.address import Endpoint
 from taskbull.store.protocol import Pipeline, ProtocolError, Reply
 from taskbull.store.sockets import RECEIVE, keep_alive, last_words
 
-# One live socket that carries a pipeline: what asyncio's and trio's have in common.
+# The interface of all links.
 
 
 BROKEN = (
@@ -27,65 +31,66 @@ LEFT = "the connection was left"
 
 
 class Link(Protocol):
-    """A connected socket. Between `open_link` and `close` it belongs to one `Connection`."""
+    """A connected socket. One `Connection` owns it from `open_link` to `close`."""
 
     async def exchange(self, commands: list[bytes]) -> list[Reply]:
-        """Send commands past the queue and return their replies; for the handshake.
+        """Send commands, bypassing the queue, and return their replies.
 
-        There are fewer, with an error as the last, if the server said why and closed.
+        If the server sends an error and closes the connection, fewer replies are returned. The last
+        one is then the error.
         """
         ...
 
     def kick(self) -> None:
-        """Note that the pipeline has commands to send."""
+        """Schedule a write of the queued commands."""
         ...
 
     def push(self) -> None:
-        """Hand them to the socket before this returns, as far as it takes them."""
+        """Write queued commands before this returns, as far as the socket accepts them."""
         ...
 
     def is_free(self) -> bool:
-        """Return whether `write` can be used."""
+        """Return True if `write` can be used now."""
         ...
 
     def write(self, command: bytes) -> None:
-        """Hand a command to the socket, past the queue."""
+        """Write a command to the socket, bypassing the queue."""
         ...
 
     async def carry(self) -> Exception:
-        """Carry commands and replies until the link is lost; return the reason."""
+        """Exchange commands and replies until the link is lost; return the cause."""
         ...
 
     @property
     def unsent(self) -> int:
-        """A number that changes when the socket accepts more of what was handed to it."""
+        """A number that changes whenever the socket accepts more data."""
         ...
 
     def hold(self, *, held: bool) -> None:
-        """Send nothing more for now, or go on sending."""
+        """Pause sending, or resume it."""
         ...
 
     def drain(self, reason: str) -> None:
-        """Send nothing more, and end when the last reply has come."""
+        """Stop sending, and fail the link after the last reply has arrived."""
         ...
 
     def fail(self, error: Exception) -> None:
-        """Give up the link."""
+        """Abandon the link because of an error."""
         ...
 
     async def close(self) -> None:
-        """Close the socket at once."""
+        """Close the socket immediately."""
         ...
 
 
 def left(reason: str = "") -> Exception:
-    """Return the error of a link that was left, with the reason if there is one."""
+    """Return the error for a link that was abandoned, with the reason if there is one."""
     return ConnectionAbortedError(f"{LEFT}: {reason}" if reason else LEFT)
 
 
-# The link on asyncio: a protocol, whose callbacks need no task and no wake-up of ours to read.
+# The link on asyncio. It is a protocol, because callbacks can read without waking a task.
 #
-# 3.4 µs per call at 100 callers, against 5.7 through streams.
+# A call takes 3.4 µs with 100 callers, compared with 5.7 µs through streams.
 
 
 async def open_asyncio_link(
@@ -104,9 +109,9 @@ async def open_asyncio_link(
 
 
 class AsyncioLink(asyncio.BufferedProtocol):
-    """The link on asyncio. Commands of one pass of the loop go out in one write.
+    """Link on asyncio. Commands queued in one pass of the event loop are written together.
 
-    It receives into a buffer of its own: see `RECEIVE`. asyncio would take one of 256 kB each time.
+    It receives into its own buffer of `RECEIVE` bytes. asyncio would allocate 256 kB each time.
     """
 
     def __init__(self, pipeline: Pipeline, loop: asyncio.AbstractEventLoop) -> None:
@@ -181,7 +186,7 @@ class AsyncioLink(asyncio.BufferedProtocol):
     async def close(self) -> None:
         self.fail(left())
 
-    # What asyncio calls:
+    # Callbacks of asyncio
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)

@@ -1,7 +1,7 @@
-"""What differs between asyncio and trio: waiting for one value, and a task without a parent.
+"""Functions that differ between asyncio and trio: waiters, background tasks, thread wake-ups.
 
-A waiter is asyncio's own `Future`, or its likeness on trio. An `anyio.Event` per call would cost
-twice as much on asyncio (4.6 against 7.3 µs for a suspension and its end).
+A waiter is asyncio's `Future`, or an equivalent on trio. On asyncio, suspending and resuming a task
+takes 4.6 µs with a future, and 7.3 µs with an `anyio.Event`.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from taskbull.store.protocol import Waiter as Waiter
 
 
 def on_trio() -> bool:
-    """Return whether the running event loop is trio's.
+    """Return True if the running event loop is trio's.
 
-    It does not ask anyio, which finds no event loop in a callback of one that asyncio has started:
-    there no task is current.
+    anyio cannot be used here. In a callback of a loop that asyncio started, no task is current, and
+    anyio then finds no event loop.
     """
     trio = sys.modules.get("trio")
     return trio is not None and bool(trio.lowlevel.in_trio_task())  # trio's callbacks run in a task
 
 
 def waiters() -> Callable[[], Waiter]:
-    """Return the function that makes waiters for the running event loop."""
+    """Return a function that creates waiters for the running event loop."""
     if on_trio():
         from taskbull.store.trio_link import TrioWaiter  # noqa: PLC0415 - trio is optional
 
@@ -38,15 +38,15 @@ def waiters() -> Callable[[], Waiter]:
 
 
 def wake(waiter: Waiter) -> None:
-    """Resume whoever waits, if anybody still does."""
-    if not waiter.done():  # else it was cancelled
+    """Resume the task that awaits a waiter, unless the waiter is already done."""
+    if not waiter.done():
         waiter.set_result(None)
 
 
 def poster() -> Callable[[Callable[[], object]], object]:
-    """Return the function by which other threads have something done in the running event loop.
+    """Return a function that schedules a callback on the running event loop from another thread.
 
-    It raises `RuntimeError` when that loop is over.
+    The function raises `RuntimeError` after the loop has closed.
     """
     if on_trio():
         import trio  # noqa: PLC0415 - trio is optional
@@ -56,9 +56,9 @@ def poster() -> Callable[[Callable[[], object]], object]:
 
 
 def spawn(run: Callable[[], Awaitable[None]]) -> None:
-    """Run a task that belongs to the event loop itself and ends with it.
+    """Start a background task that belongs to the event loop and ends with it.
 
-    For what has no block to live in, such as a producer's connection. `run` must not raise.
+    It suits tasks without a task group, such as a producer's connection. `run` must not raise.
     """
     if on_trio():
         import trio  # noqa: PLC0415 - trio is optional
@@ -73,11 +73,14 @@ def spawn(run: Callable[[], Awaitable[None]]) -> None:
 def running_beside(
     run: Callable[[], Coroutine[Any, Any, None]],
 ) -> AbstractAsyncContextManager[None]:
-    """Run a task during the block, and wait for its end; if it fails, cancel the block.
+    """Run a task during an `async with` block, and wait for it at the end of the block.
 
-    On asyncio the block may end in another task than it began in, which a task group does not
-    allow: pytest-asyncio runs the two halves of a fixture in different tasks. Then the block cannot
-    be cancelled, and an error of `run` is raised at its end.
+    If the task fails, the block is cancelled and the error is raised.
+
+    On asyncio, the block may be left in another task than it was entered in, which a task group
+    does not allow. pytest-asyncio does this: it runs the two halves of a fixture in different
+    tasks. If the first task has finished, the block cannot be cancelled. An error from `run` is
+    then raised at the end of the block.
     """
     return _in_task_group(run) if on_trio() else _in_asyncio_task(run)
 

@@ -1,7 +1,7 @@
-"""A connection for blocking commands: one at a time, on a socket of its own.
+"""A dedicated connection for blocking commands, one at a time.
 
-Cancelling a call closes the socket, so that Redis forgets it too. A reply that does not come in
-time closes it as well: a blocked worker is never left waiting on a peer that is gone.
+Cancelling a call closes the socket, so that Redis drops the command. If a reply does not arrive in
+time, the socket is closed as well: a blocked worker never waits for a peer that has vanished.
 """
 
 from __future__ import annotations
@@ -32,18 +32,17 @@ from taskbull.store.sockets import explain
 T = TypeVar("T")
 
 SLACK = 1.0
-"""Seconds by which a reply may come later than the server's own time-out."""
+"""Seconds that a reply may arrive after the server's own timeout."""
 
 PATIENCE = 10.0
-"""Seconds for which half a reply may stand still."""
-
+"""Seconds that a partial reply may make no progress."""
 
 PAUSE = 0.5
-"""Seconds before a server that cannot serve, or whose slot is moving, is asked again."""
+"""Seconds to wait after a server replied that it cannot serve now or a slot is migrating."""
 
 
 class BlockingConnection:
-    """Sends one blocking command and waits for its reply; connects when needed."""
+    """Connection that sends one blocking command at a time. It connects when needed."""
 
     def __init__(
         self,
@@ -60,16 +59,22 @@ class BlockingConnection:
         self._link: Link | None = None
 
     async def run(self, command: Command[T]) -> T:
-        """Return the result of a command; if no reply came, what the command reads from None."""
+        """Run a command and return its result.
+
+        Without a reply, the command parses None instead. See `execute`.
+        """
         reply = await self.execute(command.words, command.held)
         return read_reply(command, reply, self._dialer.endpoint)
 
     async def execute(self, words: tuple[Word, ...], timeout: float) -> Reply:
-        """Return the reply, or None if none came within `timeout` (the server's) and some slack.
+        """Send a command and return its reply, or None if no reply came in time.
 
-        A lost connection counts as no reply, and so does a server that is not the right one any
-        more: what blocking commands ask for (a marker, the next events) can be asked for again.
-        Other errors of the server are raised.
+        The limit is the server's `timeout` plus `SLACK`. Whenever bytes arrive, it is extended to
+        `PATIENCE` seconds from then.
+
+        A lost connection counts as no reply, and so does an error that says the server is not the
+        right one or cannot serve now. Callers can repeat blocking commands, which ask for a marker
+        or the next events. Other errors from the server are raised.
         """
         if self._link is None:
             self._link = await self._dialer.dial(self._pipeline)
@@ -77,10 +82,11 @@ class BlockingConnection:
         finished = False
         try:
             with move_on_after(timeout + SLACK) as scope:
-                # Where bytes arrive, anyio knows of no event loop unless it has started it itself.
+                # `prolong` runs in a callback, where anyio finds no event loop unless it started
+                # the loop itself. So convert between the clocks here.
                 ahead = current_time() - monotonic()
 
-                def prolong() -> None:  # a large reply may take long, as long as it comes
+                def prolong() -> None:  # a large reply may take longer if it makes progress
                     scope.deadline = max(scope.deadline, monotonic() + ahead + PATIENCE)
 
                 self._pipeline.on_bytes = prolong
@@ -99,11 +105,11 @@ class BlockingConnection:
 
     def _tell(self, change: Change) -> None:
         if isinstance(change, DialFailed):
-            self._doubt()  # another node may have taken over: the next try looks for it
+            self._doubt()  # another node may have taken over
         self._notify(change)
 
     async def _give_up(self, refusal: Refusal) -> None:
-        """Leave a server that refused; the next call looks for the right one."""
+        """Leave a server that replied with an error; the next call locates the server again."""
         await self.close()
         if refusal.reaction is Reaction.RAISE:
             raise refusal.error
@@ -112,11 +118,11 @@ class BlockingConnection:
         if refusal.reaction in {
             Reaction.WAIT,
             Reaction.ASK,
-        }:  # it would say the same at once
+        }:  # an immediate retry would get the same error
             await sleep(PAUSE)
 
     async def close(self) -> None:
-        """Close the socket; the next call opens another."""
+        """Close the socket. The next call opens a new one."""
         if self._link is not None:
             link, self._link = self._link, None
             await hang_up(link)

@@ -1,6 +1,7 @@
-"""Finding the server's socket before each connection, the same way for both stores.
+"""Locating servers: Sentinel, the embedded server, and the slots of a Redis Cluster.
 
-It is synchronous, and rare: the async store does it in a thread.
+Both stores use this module. A `Locate` function is synchronous, and the async store runs it in a
+thread if it does I/O. `SlotMap` does no I/O.
 """
 
 from __future__ import annotations
@@ -18,20 +19,18 @@ from taskbull.store.delivery import Deadline
 from taskbull.store.protocol import Reply, ReplyError, pack
 from taskbull.store.sync_connection import SyncConnection
 
-# Finding the server's socket before each connection, the same way for both stores.
-#
-# It is synchronous, and rare: the async store does it in a thread.
+# Locating the server before each connection.
 
 
 Locate: TypeAlias = Callable[[float], Endpoint]
-"""Finds the server within so many seconds, or raises `ConnectionLost`."""
+"""Function that locates the server within a number of seconds, or raises `ConnectionLost`."""
 
 SENTINEL_TIMEOUT = 1.0
 EMBEDDED_TIMEOUT = 30.0
 
 
 def locate(address: Address) -> Locate:
-    """Return the function that finds the server; for a Cluster, one of its nodes."""
+    """Return a function that locates the server. For a Cluster, it returns the first node."""
     match address.topology:
         case "sentinel":
             return lambda timeout: _primary(address, timeout)
@@ -45,7 +44,7 @@ def locate(address: Address) -> Locate:
 
 
 def _embedded(address: Address, timeout: float) -> Endpoint:
-    # What starts a server, subprocess and all, is half as much again as `python -c pass`.
+    # This import, with subprocess, takes half as long as `python -c pass`.
     from taskbull.store.embedded import start_or_join  # noqa: PLC0415
 
     timeout = min(timeout, EMBEDDED_TIMEOUT)
@@ -53,7 +52,7 @@ def _embedded(address: Address, timeout: float) -> Endpoint:
 
 
 def _primary(address: Address, timeout: float) -> Endpoint:
-    """Return the primary of the service; the sentinels are asked one after the other."""
+    """Ask the sentinels, one after the other, for the primary of the service."""
     ask = pack(("SENTINEL", "GET-MASTER-ADDR-BY-NAME", address.service))
     login = Address("single", credentials=address.sentinel_credentials, tls=address.tls)
     deadline = monotonic() + timeout
@@ -78,34 +77,37 @@ def _primary(address: Address, timeout: float) -> Endpoint:
     raise ConnectionLost(f"no sentinel knows a primary of {address.service!r}: {why}")
 
 
-# Which node of a Redis Cluster serves which slot, as far as the nodes have told; no IO.
+# The slots of a Redis Cluster, and the nodes that serve them.
 
 
 READ_SLOTS = pack(("CLUSTER", "SLOTS"))
 
 GUIDE_TIMEOUT = 2.0
-"""Seconds in which a node must answer `READ_SLOTS`; then the next one is asked."""
+"""Seconds that a node has to answer `READ_SLOTS` before the next one is asked."""
 
 _SLOTS = 16384
 
 
 class SlotMap:
-    """The node of each slot; both stores ask it, and fill it when it does not know.
+    """Map from slots to nodes. The stores fill it when it lacks a slot.
 
-    Threads share it without a lock: a map is replaced by the next one, never emptied.
+    Threads share it without a lock. A new map replaces the old one, which is never cleared.
     """
 
     def __init__(self, seeds: tuple[Endpoint, ...]) -> None:
         self._seeds = seeds
-        self._known: tuple[Endpoint, ...] = ()  # who drew the last map, and all that are in it
+        self._known: tuple[Endpoint, ...] = ()  # the node that sent the last map, and those in it
         self._nodes: dict[int, Endpoint] = {}
 
     def find(self, key: str) -> Endpoint | None:
-        """Return the node of a key, if it is known."""
+        """Return the node that serves a key, or None if it is unknown."""
         return self._nodes.get(key_slot(key))
 
     def node_of(self, key: str) -> Endpoint:
-        """Return the node of a key; raise `ConnectionLost` if no node serves its slot."""
+        """Return the node that serves a key.
+
+        Raises `ConnectionLost` if no node serves its slot.
+        """
         slot = key_slot(key)
         if (node := self._nodes.get(slot)) is None:
             raise ConnectionLost(f"no node of the cluster serves slot {slot} now")
@@ -113,32 +115,33 @@ class SlotMap:
 
     @property
     def masters(self) -> list[Endpoint]:
-        """The nodes that serve slots."""
+        """Nodes that serve slots."""
         return list(dict.fromkeys(self._nodes.values()))
 
     def guides(self) -> list[Endpoint]:
-        """Return the nodes that can be asked for `READ_SLOTS`, the most promising first."""
+        """Return the nodes to send `READ_SLOTS` to, the most promising first."""
         return list(dict.fromkeys((*self._known, *self._nodes.values(), *self._seeds)))
 
     def draw(self, reply: Reply, asked: Endpoint) -> None:
-        """Take over what a node has answered to `READ_SLOTS`.
+        """Replace the map with a node's reply to `READ_SLOTS`.
 
-        Raises `ConnectionLost` if it cannot tell now, `ConfigurationError` if it is not a node.
+        Raises `ConnectionLost` if the reply is an error, and `ConfigurationError` if the server is
+        not a Cluster node.
         """
         self._nodes = read_slots(reply, asked)
         self._known = (asked, *self.masters)
 
     def move(self, key: str, node: Endpoint) -> None:
-        """Note that another node serves the slot of a key now."""
+        """Record that another node now serves the slot of a key."""
         self._nodes[key_slot(key)] = node
 
     def forget(self) -> None:
-        """Forget where the slots are, but not who can be asked."""
+        """Forget the slots, but not the nodes that can be asked for them."""
         self._nodes = {}
 
 
 def key_slot(key: str) -> int:
-    """Return the slot of a key: the CRC16 of the key, or of the part in its first braces."""
+    """Return the slot of a key: the CRC16 of its hash tag, or of the whole key without one."""
     raw = key.encode()
     start = raw.find(b"{") + 1
     if start and (end := raw.find(b"}", start)) > start:
@@ -147,7 +150,10 @@ def key_slot(key: str) -> int:
 
 
 def read_slots(reply: Reply, asked: Endpoint) -> dict[int, Endpoint]:
-    """Read the reply to `READ_SLOTS`; a node without a host is where it was `asked`."""
+    """Return the node of each slot from a reply to `READ_SLOTS`.
+
+    A node without a host has the host of the node that was `asked`.
+    """
     if isinstance(reply, ReplyError):
         if "cluster support disabled" in str(reply):
             raise ConfigurationError(
@@ -162,19 +168,22 @@ def read_slots(reply: Reply, asked: Endpoint) -> dict[int, Endpoint]:
 
 
 def no_guide(reasons: Sequence[str]) -> ConnectionLost:
-    """Return the error for a Cluster whose nodes do not tell their slots."""
+    """Return the error if no node of a Cluster reports its slots."""
     return ConnectionLost(f"no node of the cluster answers ({'; '.join(reasons)})")
 
 
 def is_clustered(asked: Endpoint) -> ServerRefused:
-    """Return the error for a node of a Cluster that was taken for a single server."""
+    """Return the error for a Cluster node that was addressed as a single server."""
     return ServerRefused(
         "MOVED", f"{asked} is a node of a Redis Cluster: use a redis+cluster:// URL"
     )
 
 
 def check_slots(queues: Sequence[QueueKeys]) -> None:
-    """Refuse queues of a Cluster that are not in one slot: no call could reach all of them."""
+    """Raise `ConfigurationError` if the queues of a Cluster are in different slots.
+
+    One call can reach only the keys of one slot.
+    """
     if not any(queue.cluster for queue in queues):
         return
     first = queues[0]

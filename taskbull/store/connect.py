@@ -1,7 +1,7 @@
-"""Connecting a socket to a server, at whichever address of its host answers.
+"""Connecting an async socket to a server, trying each address of its host.
 
-Names are looked up in threads of our own. Event loops share few threads with tasks: tasks that
-wait for Redis in all of them would keep us from finding it.
+Host names are resolved in separate threads. The event loop's threads are few and shared with tasks.
+If tasks that wait for Redis held all of them, the name could never be resolved.
 """
 
 from __future__ import annotations
@@ -19,11 +19,14 @@ from taskbull.store.backend import on_trio
 from taskbull.store.protocol import Pipeline
 
 NEXT_ADDRESS = 1.0
-"""Seconds after which the next address of a host is tried."""
+"""Seconds before the next address of a host is tried."""
 
 
 async def open_link(endpoint: Endpoint, tls: ssl.SSLContext | None, pipeline: Pipeline) -> Link:
-    """Connect a socket to `endpoint`; raises `OSError` if that cannot be done."""
+    """Open a link to `endpoint`.
+
+    Raises `OSError` if no address of the host accepts the connection.
+    """
     if on_trio():
         from taskbull.store.trio_link import open_trio_link as open_one  # noqa: PLC0415 - optional
     else:
@@ -31,14 +34,17 @@ async def open_link(endpoint: Endpoint, tls: ssl.SSLContext | None, pipeline: Pi
     if endpoint.path:
         return await open_one(endpoint, "", tls, pipeline)
     *others, last = await addresses_of(endpoint.host, endpoint.port)
-    for address in others:  # such as ::1, where a server listens at 127.0.0.1 only
+    for address in others:  # for example ::1, if the server listens on 127.0.0.1 only
         with suppress(OSError), move_on_after(NEXT_ADDRESS):
             return await open_one(endpoint, address, tls, pipeline)
     return await open_one(endpoint, last, tls, pipeline)
 
 
 async def addresses_of(host: str, port: int) -> list[str]:
-    """Return the addresses of `host`, at least one, the best first; raises `OSError` if none."""
+    """Return the IP addresses of `host`, in order of preference.
+
+    Raises `OSError` if the host has no address.
+    """
     try:
         ip_address(host)
     except ValueError:

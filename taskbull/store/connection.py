@@ -1,7 +1,14 @@
-"""The deadlines of the calls on one connection: one task watches over all of them.
+"""Async connections that pipeline commands and reconnect automatically.
 
-A cancel scope for each call took 45 µs of the 285 that `await task.adelay()` took; to be watched
-over takes 1.
+The stores rely on these rules:
+
+- A command that may have been executed is never resent. If the link dies before the reply, its
+  caller gets `MaybeExecuted`. A command that was not sent waits for the next link.
+- Nothing hangs. A link that is silent while it owes a reply is held, and replaced if the server
+  answers on another link. After `response_timeout` it is abandoned. Any byte, in either direction,
+  counts as progress. Callers can also set a deadline.
+- A connection connects only when there is a command to send, so an idle producer costs nothing.
+- Blocking commands do not belong here, because they would delay all commands behind them.
 """
 
 from __future__ import annotations
@@ -49,33 +56,33 @@ from taskbull.store.handshake import Handshake, dial_error
 from taskbull.store.protocol import LARGE, Note, Pipeline, ProtocolError, Reply, Waiter, pack
 from taskbull.store.sockets import FORGOTTEN, GRACE, PROBE_TIMEOUT, SUSPICIOUS, allowance, explain
 
-# The deadlines of the calls on one connection: one task watches over all of them.
+# Deadlines. One task watches those of all calls on a connection.
 #
-# A cancel scope for each call took 45 µs of the 285 that `await task.adelay()` took; to be watched
-# over takes 1.
+# A cancel scope per call took 45 µs of the 285 µs that `await task.adelay()` took. Watching takes
+# 1 µs per call.
 
 
 TooLate = Callable[[Note, Deadline], TaskbullError]
-"""Returns the error of a call that is out of time."""
+"""Function that returns the error for a call that missed its deadline."""
 
 
 class DeadlineWatch:
-    """Fails the waiters of calls that are out of time.
+    """Watch that fails the waiters of calls that miss their deadlines.
 
-    Its task belongs to the event loop, begins with the first call that has a deadline, and ends
-    when it wakes and nobody waits.
+    Its task belongs to the event loop. It starts with the first call that has a deadline, and ends
+    when it wakes up and no call is waiting.
     """
 
     def __init__(self, too_late: TooLate) -> None:
         self._too_late = too_late
         self._new_waiter = waiters()
         self._waiting: dict[Waiter, tuple[float, Note, Deadline]] = {}
-        self._next = inf  # when the task wakes; inf: there is none
+        self._next = inf  # when the task wakes up, or inf if it is not running
         self._sooner: Waiter | None = None
 
     def watch(self, waiter: Waiter, note: Note, deadline: Deadline) -> None:
-        """Fail a waiter at its deadline, unless it is forgotten before."""
-        end = monotonic() + deadline.left  # whichever clock the deadline has
+        """Fail a waiter at its deadline, unless `forget` is called first."""
+        end = monotonic() + deadline.left  # the deadline may use another clock
         self._waiting[waiter] = (end, note, deadline)
         if end < self._next:
             if self._next == inf:
@@ -85,7 +92,7 @@ class DeadlineWatch:
             self._next = end
 
     def forget(self, waiter: Waiter) -> None:
-        """Leave a waiter alone: its call is over."""
+        """Stop watching a waiter, because its call has finished."""
         self._waiting.pop(waiter, None)
 
     async def _run(self) -> None:
@@ -109,7 +116,7 @@ class DeadlineWatch:
                 waiter.set_exception(self._too_late(note, deadline))
 
 
-# Reconnecting: how long to wait before the next try, and what a connection reports meanwhile.
+# Reconnect delays, and the changes that a connection reports.
 
 
 logger = logging.getLogger(__name__)
@@ -118,17 +125,16 @@ LONGEST_DELAY = 30.0
 
 
 class LinkLost(Struct, frozen=True):
-    """A link that worked has died."""
+    """A working link was lost."""
 
     where: str
     reason: str
 
 
 class DialFailed(Struct, frozen=True):
-    """A connection could not be made; the next try is in `delay` seconds.
+    """A connection attempt failed. The next one follows in `delay` seconds.
 
-    `part` is the same for all connections that lead to the same place: empty for the one server,
-    else a part of a Cluster.
+    `part` names the affected part of a Cluster. It is empty for a single server.
     """
 
     reason: str
@@ -138,7 +144,7 @@ class DialFailed(Struct, frozen=True):
 
 
 class Connected(Struct, frozen=True):
-    """There is a working link, after so many tries that failed; `part` is as in `DialFailed`."""
+    """A link was opened after `attempts` failed attempts. `part` is as in `DialFailed`."""
 
     where: str
     attempts: int
@@ -150,7 +156,10 @@ Notify: TypeAlias = Callable[[Change], None]
 
 
 def log_change(change: Change) -> None:
-    """Write one line per change; their intervals grow as the delays do."""
+    """Log a change, except for a connection that was made at the first attempt.
+
+    The reconnect delays grow, and so do the intervals between log lines.
+    """
     match change:
         case LinkLost(where, reason):
             logger.warning("Redis at %s: %s", where, reason)
@@ -162,40 +171,46 @@ def log_change(change: Change) -> None:
 
 
 def reconnect_delay(failures: int, longest: float, chance: float) -> float:
-    """Return the seconds to wait after so many failures in a row; `chance` is random in [0, 1)."""
+    """Return the seconds to wait after a number of consecutive failures.
+
+    `longest` is the maximum, and `chance` is a random number in [0, 1).
+    """
     doubled = 0.1 * 2.0 ** min(failures - 1, 32)
     return min(doubled * (0.8 + 0.4 * chance), longest)
 
 
 def time_for(attempts: int, longest: float) -> float:
-    """Return about how many seconds so many tries take; 0 tries mean no end."""
+    """Return the approximate total delay of a number of attempts, in seconds.
+
+    0 attempts mean no limit, so the result is `inf`.
+    """
     if attempts == 0:
         return inf
     return sum(reconnect_delay(failures, longest, 0.5) for failures in range(1, attempts))
 
 
-# Opening a link to a server and logging in, in as many tries as it takes.
+# Opening a link and logging in, with retries.
 
 
 class ConnectionOptions(Struct, frozen=True, kw_only=True):
-    """How a connection behaves, whichever server it leads to."""
+    """Settings of a connection that do not depend on the server's endpoint."""
 
-    where: str = ""  # the address, for people
+    where: str = ""  # the address, for messages
     credentials: Credentials = Credentials()
     db: int = 0
     tls: ssl.SSLContext | None = None
     name: str = ""
-    part: str = ""  # for reports: see `DialFailed`
+    part: str = ""  # see `DialFailed`
     primary_only: bool = False
     connect_timeout: float = 5.0
     response_timeout: float = 10.0
-    insist: bool = True  # False: one try only, then whoever waits is told
-    max_reconnect_attempts: int = 0  # 0: without end
+    insist: bool = True  # if False, waiting callers fail after one attempt
+    max_reconnect_attempts: int = 0  # 0 means no limit
     longest_delay: float = LONGEST_DELAY
 
 
 class _Former(Struct, frozen=True):
-    """The link before this one, as the server knows it."""
+    """The previous link, as the server identifies it."""
 
     endpoint: Endpoint
     run_id: str
@@ -203,11 +218,11 @@ class _Former(Struct, frozen=True):
 
 
 class Dialer:
-    """Opens working links; looks anew for the server before each try.
+    """Opener of links. It locates the server again before each attempt.
 
-    Before anything is sent on a new link, the server is told to close the one before. What was
-    written there and is still on its way is not executed any more, so that whoever looks at Redis
-    after a lost reply sees what came of the call, not what is yet to come.
+    Before callers use a new link, the dialer asks the server to close the previous one. Commands
+    still in flight on that link are then not executed. A caller that reads Redis after a lost reply
+    therefore sees the final effect of its call.
     """
 
     def __init__(
@@ -217,7 +232,7 @@ class Dialer:
         notify: Notify,
         limiter: CapacityLimiter | None = None,
     ) -> None:
-        """Make one; with a `limiter`, only so many of those that share it connect at a time."""
+        """Create a dialer. A shared `limiter` bounds the number of concurrent attempts."""
         self._limiter = nullcontext() if limiter is None else limiter
         self._resolve = resolve
         self._options = options
@@ -228,9 +243,9 @@ class Dialer:
         self._failures = 0
         self._former: _Former | None = None
         self.endpoint = Endpoint()
-        """Where the last link led to."""
+        """Endpoint of the last link."""
         self.reason = ""
-        """Why the last try failed, if it did."""
+        """Reason why the last attempt failed, or empty."""
 
     async def dial(
         self,
@@ -238,10 +253,10 @@ class Dialer:
         wanted: Callable[[], bool] = lambda: True,
         pause: Callable[[float], Awaitable[None]] = sleep,
     ) -> Link:
-        """Return a working link, after as many tries as it takes and growing pauses.
+        """Return a working link, retrying with growing pauses.
 
-        Raises `ConnectionLost` when the tries are used up or the link is not `wanted` any more,
-        and `ServerRefused` at once where another try would be futile.
+        Raises `ConnectionLost` if the attempts are used up or the link is no longer `wanted`, and
+        `ServerRefused` immediately if a retry would be pointless.
         """
         tries = self._options.max_reconnect_attempts if self._options.insist else 1
         async for attempt in AsyncRetrying(
@@ -260,7 +275,7 @@ class Dialer:
         raise AssertionError("the last try returns or raises")
 
     def _delay(self, state: RetryCallState) -> float:
-        chance = random()  # noqa: S311 - it need not be secret
+        chance = random()  # noqa: S311 - not for security
         return reconnect_delay(state.attempt_number, self._options.longest_delay, chance)
 
     def _report_failure(self, state: RetryCallState) -> None:
@@ -270,10 +285,10 @@ class Dialer:
         self._notify(DialFailed(self.reason, self._failures, delay, part))
 
     async def replace(self, pipeline: Pipeline, grace: float) -> Link:
-        """Return a link in place of one that is silent, in one try.
+        """Return a link that replaces a silent one, in one attempt.
 
-        Cancelled within `grace`, it leaves the former link alone; then the server is told to
-        close that one.
+        After the server has answered on the new link, wait for `grace` seconds. If not cancelled
+        by then, ask the server to close the previous link.
         """
         return await self._open(pipeline, PROBE_TIMEOUT, grace)
 
@@ -295,7 +310,7 @@ class Dialer:
                 run_id = self._handshake.check(self.endpoint, replies)
                 if grace:
                     await sleep(grace)
-                # The former link dies by this, and whoever waits for that must not end us.
+                # This ends the previous link, and its owner then cancels this task.
                 with fail_after(limit, shield=bool(grace)):
                     await self._take_over(link, run_id)
         except BaseException as error:
@@ -310,7 +325,7 @@ class Dialer:
         return link
 
     async def _take_over(self, link: Link, run_id: str) -> None:
-        """Close the former link on the server; where that is forbidden, it ends by itself."""
+        """Ask the server to close the previous link. If forbidden, that link ends by itself."""
         commands = [pack(("CLIENT", "ID"))]
         former = self._former
         if former is not None and (former.endpoint, former.run_id) == (self.endpoint, run_id):
@@ -321,23 +336,23 @@ class Dialer:
 
 
 async def hang_up(link: Link) -> None:
-    """Close the link, also while being cancelled."""
+    """Close the link, even while the task is being cancelled. Takes 1 s at most."""
     with CancelScope(shield=True, deadline=current_time() + 1):
         await link.close()
 
 
-# The watch over one live link: is it silent because the server is busy, or because it is dead?
+# Detecting dead links. `sockets` explains when silence means that a link is dead.
 
 
 _LOOKS = 4
-"""Looks at the link in the time that makes it suspicious."""
+"""Checks of a link within the time that makes it suspicious."""
 
 
 class SilenceWatch:
-    """Fails a link that owes an answer and moves no byte; see `silence`.
+    """Watch that fails a link that owes a reply but transfers no bytes.
 
-    It looks at counters now and then, and costs nothing per call. It counts its own looks, not
-    seconds: an event loop that was blocked has not yet read what came meanwhile.
+    It polls counters and costs nothing per call. It counts polls instead of seconds, because a
+    blocked event loop has not yet read the bytes that have arrived.
     """
 
     def __init__(self, link: Link, pipeline: Pipeline, dialer: Dialer, limit: float) -> None:
@@ -351,14 +366,14 @@ class SilenceWatch:
         self._seen = (0, 0)
         self.pipeline = Pipeline()
         self.successor: Link | None = None
-        """The link on which the server answers, with `pipeline`."""
+        """Replacement link that the server answers on. It uses `pipeline`."""
 
     async def run(self) -> None:
-        """Watch until the link has failed."""
+        """Watch the link until it fails."""
         while True:
             while self._quiet <= self._suspicious + self._allowance:
                 await self._look()
-            self._link.hold(held=True)  # what is not sent is surely not executed
+            self._link.hold(held=True)  # unsent commands cannot be executed
             async with create_task_group() as tasks:
                 tasks.start_soon(self._replace)
                 while self.successor is None and 0 < self._quiet <= self._limit + self._allowance:
@@ -384,27 +399,17 @@ class SilenceWatch:
         while self.successor is None:
             try:
                 self.successor = await self._dialer.replace(self.pipeline, GRACE)
-            except TaskbullError:  # it answers nobody
+            except TaskbullError:  # the server does not answer there either
                 await sleep(self._tick)
 
 
-# One pipelining connection that comes back by itself.
-#
-# Its rules, on which everything above rests:
-#
-# - A command that may have been executed is never sent again. If the connection dies before the
-#   reply, its caller gets `MaybeExecuted`. A command not yet sent waits for the next connection.
-# - Nothing hangs: a link that is silent while it owes an answer is held, and replaced if the server
-#   answers on another; after `response_timeout` it is given up. Any byte, either way, is progress.
-#   A caller may set a deadline of its own.
-# - It connects when there is something to send, not before: an idle producer costs nothing.
-# - Blocking commands do not belong here: they would hold up everybody behind them.
+# The connection. Its rules are at the top of this module.
 
 
 class Connection:
-    """Commands of many callers over one socket at a time; replies in order, each to its caller.
+    """Connection that many callers share. It uses one link at a time.
 
-    `run` carries it, as a task, until it is cancelled.
+    It works while `run` runs in a task.
     """
 
     def __init__(
@@ -426,18 +431,18 @@ class Connection:
         self._lost_for = ""
         self._losses = 0
         self.generation = 0
-        """The number of the current link, or of the last one."""
+        """Number of the current link, or of the last one."""
 
     @property
     def endpoint(self) -> Endpoint:
-        """Where the last link led to."""
+        """Endpoint of the last link."""
         return self._dialer.endpoint
 
     async def execute(self, command: bytes, deadline: Deadline, *, asking: bool = False) -> Reply:
         """Send a packed command and return its reply, which may be a `ReplyError`.
 
-        Past the deadline it raises `ConnectionLost` if the command was not sent, and drops it;
-        else `MaybeExecuted`.
+        At the deadline, raises `MaybeExecuted` if the command was sent. Otherwise drops the command
+        and raises `ConnectionLost`.
         """
         note = Note(asking=asking)
         if self._pipeline.full:
@@ -450,7 +455,7 @@ class Connection:
         return await self.reply(self.submit(command, note), note, deadline)
 
     async def reply(self, waiter: Waiter, note: Note, deadline: Deadline) -> Reply:
-        """Return the reply to a command that was submitted; see `execute`."""
+        """Return the reply to a submitted command. The deadline is as in `execute`."""
         if deadline.seconds is None:
             return await waiter
         self._deadlines.watch(waiter, note, deadline)
@@ -467,27 +472,27 @@ class Connection:
 
     @property
     def where(self) -> str:
-        """Where the server is, in words."""
+        """The last link's endpoint, or the address if there was none, for messages."""
         return self._options.where if self.endpoint == Endpoint() else str(self.endpoint)
 
     @property
     def full(self) -> bool:
-        """Whether so much waits to be sent that a caller should wait for `room`."""
+        """True while the queue is full. Callers should then wait for `room`."""
         return self._pipeline.full
 
     @property
     def ready(self) -> bool:
-        """Whether a command can be submitted at once."""
+        """True if a command can be submitted without waiting."""
         return not (self._pipeline.full or self._closed)
 
     async def room(self) -> None:
-        """Wait while too much waits to be sent."""
+        """Wait while the queue is full."""
         while self._pipeline.full:
             self._pipeline.room.append(waiter := self._new_waiter())
             await waiter
 
     def submit(self, command: bytes, note: Note | None = None) -> Waiter:
-        """Queue a packed command at once; return the waiter for its reply."""
+        """Queue a packed command, and return the waiter for its reply."""
         waiter = self._new_waiter()
         self.send(command, waiter, note, at_once=not self._pipeline.sent)
         return waiter
@@ -495,20 +500,22 @@ class Connection:
     def send(
         self, command: bytes, waiter: Recipient, note: Note | None = None, *, at_once: bool = True
     ) -> None:
-        """Queue a packed command; `waiter` is given its reply.
+        """Queue a packed command. Its reply goes to `waiter`.
 
-        `at_once`: hand it to the socket before this returns, not together with all others when the
-        event loop has finished its pass. That pays where nothing is under way (20 µs less until a
-        single caller has its reply) or where Redis would be idle meanwhile.
+        With `at_once`, the command is written to the socket before this returns. Otherwise it is
+        written together with others at the end of the event loop's pass. An immediate write pays
+        off if nothing is in flight (20 µs less for a single caller), or if Redis would be idle.
+
+        Raises `ConnectionLost` if the connection was closed.
         """
         if self._closed:
             raise _closed()
         if self._pause is not None and not self._pause.done() and not self._pipeline.wanted:
-            self._pause.set_result(None)  # the long pause was for callers that have left
+            self._pause.set_result(None)  # the callers that caused the long pause are gone
         pipeline, link = self._pipeline, self._link
         is_plain = len(command) < LARGE and (note is None or not note.asking)
         passes = at_once and is_plain and not pipeline.queued
-        if passes and link is not None and link.is_free():  # by the queue: 3 µs less
+        if passes and link is not None and link.is_free():  # bypassing the queue saves 3 µs
             if note is not None:
                 note.sent = True
             pipeline.expect(waiter)
@@ -524,24 +531,24 @@ class Connection:
             self._demand.set_result(None)
 
     async def _rest(self, seconds: float) -> None:
-        """Wait before the next try to connect; not as long if a new caller comes."""
+        """Wait before the next connection attempt. A new caller may end the pause early."""
         self._pause = self._new_waiter()
         with move_on_after(seconds):
             await self._pause
         self._pause = None
 
     def leave(self, generation: int, reason: str = "") -> None:
-        """Send nothing more on the link of that generation, and look for the server anew.
+        """Stop sending on the link of this generation, and locate the server again.
 
-        The replies that are on their way still come. Callers say which link they mean, because
-        many find out at once, and some when the next link is there already.
+        Replies in flight still arrive. The generation is needed because many callers notice the
+        problem concurrently, and some only after the next link was opened.
         """
         if self._link is not None and self.generation == generation:
             self._link.drain(reason)
             self._link = None
 
     async def run(self) -> None:
-        """Connect when there is something to send, and again whenever the link is lost.
+        """Connect whenever there is a command to send and no link, until cancelled.
 
         Raises `ConnectionLost` when `max_reconnect_attempts` are used up.
         """
@@ -560,14 +567,14 @@ class Connection:
             self._pipeline.refuse(_closed)
 
     async def _connect(self) -> Link | None:
-        """Return a link, or None if there is none to be had and all who waited were told."""
+        """Return a link, or None after failing all waiting callers."""
         pipeline = self._pipeline
         try:
             return await self._dialer.dial(pipeline, lambda: pipeline.wanted, self._rest)
         except ServerRefused as error:
             code, message = error.code, str(error)
             pipeline.refuse(lambda: ServerRefused(code, message))
-        except ConfigurationError as error:  # of the embedded server
+        except ConfigurationError as error:  # from the embedded server
             message = str(error)
             pipeline.refuse(lambda: ConfigurationError(message))
         except ConnectionLost as error:
@@ -579,7 +586,10 @@ class Connection:
         return None
 
     def _tell_lost(self, reason: str) -> None:
-        """Report a lost link; one that is left again and again, the 1st, 2nd, 4th, 8th time."""
+        """Report a lost link.
+
+        Links abandoned repeatedly for one reason are reported the 1st, 2nd, 4th, 8th time.
+        """
         again = reason == self._lost_for and reason.startswith(LEFT)
         self._losses = self._losses + 1 if again else 1
         self._lost_for = reason
@@ -587,7 +597,7 @@ class Connection:
             self._notify(LinkLost(str(self.endpoint), reason))
 
     async def _carry(self, link: Link) -> Link | None:
-        """Use the link until it is lost; return the one that took its place, if any."""
+        """Use the link until it is lost; return its replacement, if any."""
         self.generation += 1
         self._link = link
         link.kick()

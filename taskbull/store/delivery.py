@@ -1,4 +1,8 @@
-"""How long a call may take in all, whatever it meets on the way."""
+"""The parts of running a call that both stores share, without I/O.
+
+`Deadline` limits a call, and `Drive` runs an operation of several calls. `read_refusal` interprets
+an error reply, and `redeliver` decides what follows it.
+"""
 
 from __future__ import annotations
 
@@ -24,11 +28,14 @@ from taskbull.scripts.call import Request, Steps, Word
 from taskbull.store.address import Endpoint
 from taskbull.store.protocol import Reply, ReplyError
 
-# How long a call may take in all, whatever it meets on the way.
+# Deadlines.
 
 
 class Deadline:
-    """So many seconds from now, or since an instant, over all tries; None: no deadline."""
+    """Time limit shared by all attempts of a call. `None` disables it.
+
+    It counts from now, or from `since`.
+    """
 
     __slots__ = ("_end", "clock", "seconds")
 
@@ -41,24 +48,25 @@ class Deadline:
 
     @property
     def left(self) -> float:
-        """The seconds left: below 0 when it is over, `inf` without a deadline."""
+        """Seconds left: negative after the deadline, and `inf` without one."""
         return self._end - self.clock()
 
     @property
     def timeout(self) -> float | None:
-        """The seconds left, as timeouts are given: None without a deadline, and never below 0."""
+        """Seconds left as a timeout: None without a deadline, and never negative."""
         return None if self._end == inf else max(0.0, self._end - self.clock())
 
     @property
     def last_answer(self) -> float:
-        """The seconds reserved for an answer: with fewer left, a call is not sent again."""
+        """Seconds reserved for a reply. With fewer left, a call is not resent."""
         return 0.0 if self.seconds is None else min(1.0, self.seconds / 3)
 
     def too_late_after(self, failed: TaskbullError) -> bool:
-        """Return whether it is too late to send a call again that failed with this error.
+        """Return True if it is too late to resend a call that failed with this error.
 
-        A refused call was surely not executed, and stays so: it is sent again only if there is
-        time for an answer. Where that is uncertain already, any time will do.
+        After `ConnectionLost`, the call was not executed. It is resent only if there is time for a
+        reply, because a lost reply would make that uncertain. After other errors the outcome is
+        uncertain already, so any time left is enough.
         """
         return self.left <= (self.last_answer if isinstance(failed, ConnectionLost) else 0)
 
@@ -66,7 +74,7 @@ class Deadline:
         return "" if self.seconds is None else f" within {self.seconds:.3g} s"
 
 
-# An operation of several calls on its way: what both stores share, without IO.
+# Driving an operation of several calls.
 #
 #     drive = Drive(steps, deadline)
 #     while drive.asks:
@@ -74,23 +82,23 @@ class Deadline:
 #             drive.answer = await self.run_within(drive.request(), drive.deadline)
 #     return drive.result
 #
-# What goes wrong with a call is raised in the operation, which may know better.
+# The error of a call is raised inside the operation, which may handle it.
 
 
 T = TypeVar("T")
 
 _GRACE = 1.0
-"""Seconds for which the answer is waited for of an operation that is given up."""
+"""Maximum seconds to wait for the reply of an operation that is given up."""
 
 
 class Drive(Generic[T]):
-    """Runs an operation until it returns."""
+    """An operation in progress: the call to make next, and finally the result."""
 
     result: T
     _request: Request[Any]
 
     def __init__(self, steps: Steps[T], deadline: Deadline, *, renew: bool = True) -> None:
-        """Ask for the first call; `renew`: each call has as long as the first."""
+        """Advance to the first call. With `renew`, the deadline restarts after each result."""
         self.asks = True
         self.answer: Any = None
         self.deadline = deadline
@@ -100,19 +108,22 @@ class Drive(Generic[T]):
         self._go_on(partial(next, steps))
 
     def request(self) -> Request[Any]:
-        """Return the call to make next; raise `ConnectionLost` if it is too late to try again."""
+        """Return the call to make next.
+
+        Raises `ConnectionLost` if the last call failed and it is too late to try again.
+        """
         failed = self._failed
         if failed is not None and self.deadline.too_late_after(failed):
             raise ConnectionLost(str(failed)) from failed
         return self._request
 
     def fail(self, failed: TaskbullError) -> None:
-        """Go on from a call that was made elsewhere, and failed."""
+        """Raise the error of a failed call inside the operation, and advance to its next call."""
         self._failed = failed
         self._go_on(partial(self._steps.throw, failed))
 
     def close(self) -> None:
-        """Break it off: nobody wants its result."""
+        """Abandon the operation."""
         self.asks = False
         self._steps.close()
 
@@ -138,53 +149,51 @@ class Drive(Generic[T]):
 
 
 def time_to_finish(timeout: float | None, *, given_up: bool) -> tuple[Deadline, Deadline]:
-    """Return until when the answer of a call under way is waited for, and it is sent again."""
+    """Return the deadlines for a call in flight, and for the calls after it."""
     if not given_up:
         deadline = Deadline(timeout, monotonic)
         return deadline, deadline
     return Deadline(min(_GRACE, (timeout or 3 * _GRACE) / 3), monotonic), Deadline(0.0, monotonic)
 
 
-# What each error reply of Redis means for the call that got it: one table of reactions.
+# Error replies, and how a store reacts to each.
 #
-# Every code below says that the command was **not executed**, so that sending it again is safe.
-# That holds for scripts too: Redis refuses `READONLY`, `OOM` and `MISCONF` at a script's first
-# write. Other errors may come from the middle of a script; they go to the caller and nothing is
-# repeated.
+# Every code in `_REACTIONS` means that the command was **not executed**, so resending it is safe.
+# This includes scripts: Redis returns `READONLY`, `OOM` and `MISCONF` at a script's first write.
+# Other errors may come from the middle of a script. They are raised, and nothing is resent.
 
 
 class Reaction(Enum):
-    """What a store does about an error reply."""
+    """A store's reaction to an error reply."""
 
-    RAISE = auto()  # it is the caller's: waiting would not change it
-    WAIT = auto()  # the server cannot serve for now: try again soon
-    LEAVE = auto()  # this is not the primary any more: find it, try there
-    LOAD = auto()  # the server does not know the script: load it, try again
-    MOVED = auto()  # the slot lives elsewhere now: go there
-    ASK = auto()  # the slot is on its way: ask there, this once
+    RAISE = auto()  # a retry would get the same error
+    WAIT = auto()  # the server cannot serve now: retry soon
+    LEAVE = auto()  # the server is no longer the primary: locate it and retry there
+    LOAD = auto()  # the server does not have the script: load it and retry
+    MOVED = auto()  # another node serves the slot now: retry there
+    ASK = auto()  # the slot is migrating: retry there, this time only
 
 
 _REACTIONS = {
-    "LOADING": Reaction.WAIT,  # reading its data after a start
-    "BUSY": Reaction.WAIT,  # someone's script runs for too long
-    "TRYAGAIN": Reaction.WAIT,  # the keys of a migrating slot are on both sides
+    "LOADING": Reaction.WAIT,  # the server is loading its data
+    "BUSY": Reaction.WAIT,  # a script has been running for too long
+    "TRYAGAIN": Reaction.WAIT,  # the keys of a migrating slot are on two nodes
     "CLUSTERDOWN": Reaction.WAIT,  # a slot has no node, or the cluster has no majority
     "NOREPLICAS": Reaction.WAIT,  # min-replicas-to-write is not met
     "MASTERDOWN": Reaction.LEAVE,  # a replica without its primary
     "READONLY": Reaction.LEAVE,  # a primary that was made a replica
-    "UNBLOCKED": Reaction.LEAVE,  # the same, told to a blocked command
+    "UNBLOCKED": Reaction.LEAVE,  # the same, for a blocked command
     "NOSCRIPT": Reaction.LOAD,
     "MOVED": Reaction.MOVED,
     "ASK": Reaction.ASK,
 }
 
-# Redis < 7 wraps what a command inside a script said: "ERR Error running script …: -READONLY …"
+# Redis < 7 wraps the error of a command in a script: "ERR Error running script …: -READONLY …"
 _WRAPPED = re.compile(
     r"^ERR Error running script .*?: (?:@user_script: ?\d+: )+-?(?P<inner>[A-Z]+ .*)$", re.DOTALL
 )
 
-
-# What an ACL rule forbids inside a script: Redis < 7 does not even say which command it was.
+# ACL errors inside a script. Redis < 7 does not name the command.
 _FORBIDDEN = re.compile(
     r"^(?:ERR )+(?:Error running script .*: |ACL failure in script: )"
     r"(?P<said>(?:The user executing the script can't|User \S+ has no permissions) [^@]*)",
@@ -193,25 +202,25 @@ _FORBIDDEN = re.compile(
 
 
 class Refusal(Struct, frozen=True):
-    """An error reply, read: what was said, and what to do about it."""
+    """A parsed error reply, and the reaction to it."""
 
     message: str
     reaction: Reaction
     error: TaskbullError
-    """What the caller gets if it comes to that."""
+    """Error to raise if the store gives up."""
 
     @property
     def transient(self) -> bool:
-        """Whether time alone may heal it."""
+        """True if the error may go away without intervention."""
         return self.reaction in {Reaction.WAIT, Reaction.LEAVE}
 
     @property
     def summary(self) -> str:
-        """What was said, without the place in a script."""
+        """Message without the location in a script."""
         return self.message.partition(" script: ")[0]
 
     def given_up(self, node: Endpoint, deadline: Deadline) -> TaskbullError:
-        """Return the error of a call that was tried until its deadline."""
+        """Return the error for a call that was retried until its deadline."""
         where = f"Redis at {node}" if node != Endpoint() else "Redis"
         if isinstance(self.error, ServerUnavailable):
             told = f"{where} could not serve the call{deadline}: {self.message}"
@@ -219,16 +228,19 @@ class Refusal(Struct, frozen=True):
         return ConnectionLost(f"{where} could not be reached{deadline}: {self.message}")
 
     def target(self, asked: Endpoint) -> Endpoint:
-        """Where a MOVED or ASK points to; an empty host means the one that was asked."""
+        """Return the node that a MOVED or ASK error names.
+
+        An empty host means the host that was asked.
+        """
         _, _, place = self.message.split()[:3]
         host, _, port = place.rpartition(":")
         return Endpoint(host.strip("[]") or asked.host, int(port))
 
 
 def read_refusal(reply: ReplyError | ConnectionLost) -> Refusal:
-    """Read an error reply, or the lack of one."""
+    """Interpret an error reply, or the lack of a connection."""
     message = str(reply)
-    if isinstance(reply, ConnectionLost):  # never sent: another node may have taken over
+    if isinstance(reply, ConnectionLost):  # not sent: another node may have taken over
         return Refusal(message, Reaction.LEAVE, reply)
     if wrapped := _WRAPPED.match(message):
         message = wrapped["inner"]
@@ -242,7 +254,7 @@ def read_refusal(reply: ReplyError | ConnectionLost) -> Refusal:
     return Refusal(message, reaction, error)
 
 
-# Calls and their replies: what both stores share.
+# Parsing replies.
 
 
 NONSENSE = (
@@ -255,18 +267,21 @@ NONSENSE = (
     RecursionError,
     MsgspecError,
 )
-"""What reading a reply raises that does not fit its command."""
+"""Exceptions that parsing raises if a reply does not fit its command."""
 
 
 def invalid_reply(where: object, reply: Reply) -> InvalidReply:
-    """Return the error for a reply that could not be read."""
+    """Return the error for a reply that could not be parsed."""
     return InvalidReply(
         f"Redis at {where} sent a reply that does not fit the command: {shown(reply)}"
     )
 
 
 def read_reply(call: Request[T], reply: Reply, where: object) -> T:
-    """Return the result of a call; raise `InvalidReply` if the reply does not fit it."""
+    """Return the result of a call from its reply.
+
+    Raises `InvalidReply` if the reply does not fit the call.
+    """
     try:
         return call.parse(reply)
     except TaskbullError:
@@ -276,79 +291,83 @@ def read_reply(call: Request[T], reply: Reply, where: object) -> T:
 
 
 def loading(call: Request[T]) -> list[tuple[Word, ...]]:
-    """Return the command that must go before a call, so that the server knows its script."""
+    """Return the commands that must precede a call: SCRIPT LOAD if it has a script."""
     return [] if call.script is None else [("SCRIPT", "LOAD", call.script.source)]
 
 
 def read_replies(call: Request[T], replies: Sequence[Reply], where: object) -> T:
-    """Read the replies to a call and what went before it; raise the first that is an error."""
+    """Return the result of a call from its reply and those to the commands before it.
+
+    Raises the first error among the replies.
+    """
     for reply in replies:
         if isinstance(reply, ReplyError):
             raise read_refusal(reply).error
     return read_reply(call, replies[-1], where)
 
 
-# What follows an error reply, until a call has its result: a generator of steps, without IO.
+# Redelivery after an error reply.
 #
-# Both stores drive it: they perform each `Step` and send back the result. The ordinary call never
-# comes here: it begins with the first error reply.
+# `redeliver` is a generator. A store performs each `Step` that it yields and sends back the result.
+# A call that gets no error reply never uses it.
 
 
 PATIENCE = 10.0
-"""Seconds for which a call insists when the server says "not now"."""
+"""Seconds that a call is retried while the server replies that it cannot serve."""
 
 LONGEST_PAUSE = 0.5
-"""Seconds between two tries at most."""
+"""Maximum seconds between two attempts."""
 
 _INSTANT = 0.001
 
 REDIRECTIONS = 16
-"""MOVED, ASK and NOSCRIPT that one call follows before it gives up."""
+"""Maximum number of MOVED, ASK and NOSCRIPT replies that one call handles."""
 
 
 class Send(Struct, frozen=True):
-    """Send the call to a node (None: wherever its key is) and return the reply."""
+    """Send the call to a node, or to the node of its key, and return the reply."""
 
     node: Endpoint | None = None
     asking: bool = False
 
 
 class Load(Struct, frozen=True):
-    """Load the call's script on a node; return the reply if it is an error, else None."""
+    """Load the call's script on a node; return the reply only if it is an error."""
 
     node: Endpoint
 
 
 class Moved(Struct, frozen=True):
-    """Note that the call's slot lives on `node` now."""
+    """Record that `node` now serves the call's slot."""
 
     node: Endpoint
 
 
 class Leave(Struct, frozen=True):
-    """Leave the connection to a node, and look anew for the servers."""
+    """Stop using the connection to a node, and locate the servers again."""
 
     node: Endpoint
     reason: str = ""
 
 
 class Pause(Struct, frozen=True):
-    """Wait."""
+    """Wait before the next attempt."""
 
     seconds: float
 
 
 Step: TypeAlias = Send | Load | Moved | Leave | Pause
 Replied: TypeAlias = tuple[Endpoint, Reply]
-"""The node that was asked, and its reply; a `ConnectionLost` may stand for one."""
+"""The node that was asked, and its reply or a `ConnectionLost`."""
 
 Redelivery: TypeAlias = Generator[Step, Any, Reply]
 
 
 def redeliver(first: Replied, deadline: Deadline, *, insist: bool = True) -> Redelivery:
-    """Continue after a first reply until there is one without an error, or no hope.
+    """Yield the steps that follow a call's first reply, and return its final reply.
 
-    A caller that does not `insist` is told at once what only time may heal.
+    Raises the error if it is permanent, if time is up, or after too many redirections. Without
+    `insist`, transient errors are raised immediately.
     """
     node, reply = first
     asking = False
@@ -376,10 +395,10 @@ def redeliver(first: Replied, deadline: Deadline, *, insist: bool = True) -> Red
 
 
 class _Insistence:
-    """Sends one call again and again, after growing pauses, while there is time.
+    """Retry loop of one call, with growing pauses.
 
-    It stops when less time is left than an answer may take: a refused call was not executed, and a
-    last try without an answer would make that uncertain.
+    It stops when less time is left than a reply may take. The call was not executed, and a last
+    attempt without a reply would make that uncertain.
     """
 
     def __init__(self, deadline: Deadline, *, insist: bool) -> None:
@@ -391,17 +410,17 @@ class _Insistence:
 
     def try_again(self, node: Endpoint, refusal: Refusal) -> Generator[Step, Any, Replied]:
         deadline, patience = self._deadline, self._patience
-        if refusal.reaction is Reaction.LEAVE:  # whoever gives up: the next need not find out again
+        if refusal.reaction is Reaction.LEAVE:  # even before giving up, for the calls that follow
             yield Leave(node, refusal.summary)
         if not self._insist:
             raise refusal.error
         left = deadline.left - self._answer
-        if isinstance(refusal.error, ServerUnavailable):  # no connection at all is waited out
+        if isinstance(refusal.error, ServerUnavailable):  # a missing connection has no such limit
             left = min(left, patience.left)
         if left < _INSTANT:
             raise refusal.given_up(node, deadline if deadline.left < patience.left else patience)
         yield Pause(min(self._pause, left))
-        if deadline.left < self._answer / 2:  # it was a long pause, on a busy machine
+        if deadline.left < self._answer / 2:  # the pause took longer on a busy machine
             raise refusal.given_up(node, deadline)
         self._pause = min(self._pause * 2, LONGEST_PAUSE)
         sent_at = deadline.clock()

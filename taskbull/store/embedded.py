@@ -1,4 +1,18 @@
-"""Where the embedded server of a project has its files, and whose they are."""
+"""The private server of `embedded://`: one Valkey per folder, started by its first client.
+
+- **A locked lock file means that the server is running.** The starter locks it and passes the
+  descriptor to the server. The kernel releases the lock when the server exits, even after kill -9.
+  No pid is ever trusted, two starters cannot both start a server, and a dead starter blocks no one.
+- Every write is on disk before its reply (`appendfsync always`). With `everysec`, Valkey delays the
+  write for up to two seconds while a sync is in progress, but still replies. A kill -9 would then
+  lose acknowledged jobs.
+- The server is a daemon with its own session. It outlives its starter and does not receive Ctrl-C.
+- Starting never kills a running server. If one answers without holding the lock, its folder was
+  removed, and it is asked to shut down.
+- `stop` ends a server. Its stopper does so if the server is idle for a while or its folder is gone.
+- The folder, its lock and the process that answers must belong to this user. Otherwise another user
+  could pretend to be the server and receive every job.
+"""
 
 from __future__ import annotations
 
@@ -36,14 +50,14 @@ from taskbull.store.server_process import (
     write_config,
 )
 
-# Where the embedded server of a project has its files, and whose they are.
+# The files of an embedded server.
 
 
-_SOCKET_PATH_LIMIT = 100  # bytes; the system's own is 104 on macOS, 108 on Linux
+_SOCKET_PATH_LIMIT = 100  # bytes; the system's limit is 104 on macOS and 108 on Linux
 
 
 class ServerFiles(Struct, frozen=True):
-    """Where the files of one embedded server are."""
+    """Paths of one embedded server's files."""
 
     folder: Path
     socket: Path
@@ -61,9 +75,9 @@ class ServerFiles(Struct, frozen=True):
         return self.folder / "valkey.log"
 
     def check(self) -> None:
-        """Refuse a folder or a lock that another user has made, or may change.
+        """Raise `ConfigurationError` if another user owns or can write to the folder or the lock.
 
-        Their owner could pretend to be the server, and get every job.
+        That user could pretend to be the server and receive every job.
         """
         for path, is_kind in ((self.folder, stat.S_ISDIR), (self.lock, stat.S_ISREG)):
             found = path.lstat()
@@ -76,14 +90,18 @@ class ServerFiles(Struct, frozen=True):
 
 
 def find_files(folder: Path | str, *, create: bool = True) -> ServerFiles:
-    """Return the files in a folder; refuse one that is not this user's alone."""
+    """Return the paths of the server's files in a folder.
+
+    With `create`, the folder and its lock are created if necessary. Raises `ConfigurationError` if
+    another user owns or can write to them, or if a new server's folder contains other files.
+    """
     path = Path(folder).resolve()
     socket_path = path / "valkey.sock"
     if len(os.fsencode(socket_path)) > _SOCKET_PATH_LIMIT:
         socket_path = _short_socket(path)
     files = ServerFiles(path, socket_path)
     if create and not files.lock.exists():
-        valkey_binary()  # where it is missing, no folder is left behind
+        valkey_binary()  # raises before a folder is created
         _make(files)
     if files.lock.exists():
         files.check()
@@ -97,14 +115,14 @@ def _make(files: ServerFiles) -> None:
             f"embedded:// needs a folder of its own, and {files.folder} has other files in it:"
             f" use {files.folder / FOLDER}"
         )
-    files.lock.touch(mode=0o600)  # first: with it the folder is known to be ours
+    files.lock.touch(mode=0o600)  # first, because the lock marks the folder as taskbull's
     files.folder.chmod(0o700)
     (files.folder / ".gitignore").write_text("*\n")
 
 
 def _short_socket(folder: Path) -> Path:
-    # The same for everybody: the directory for temporary files may differ between processes.
-    place = Path("/tmp") / f"taskbull-{os.getuid()}"  # noqa: S108 - checked to be ours alone
+    # A fixed path, because `tempfile.gettempdir()` may differ between processes.
+    place = Path("/tmp") / f"taskbull-{os.getuid()}"  # noqa: S108 - checked below
     place.mkdir(mode=0o700, exist_ok=True)
     found = place.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
@@ -115,20 +133,7 @@ def _short_socket(folder: Path) -> Path:
     return place / f"{hashlib.sha256(os.fsencode(folder)).hexdigest()[:24]}.sock"
 
 
-# The private server of `embedded://`: one Valkey per folder, started by whoever comes first.
-#
-# Its rules:
-#
-# - **A locked lock file means that the server is running.** The starter locks it and passes the
-#   descriptor to the server, so the kernel releases it when the server exits, even after kill -9.
-#   No pid is ever trusted, two starters cannot both start, and a dead starter blocks no one.
-# - Every write is on the disk before its reply (`appendfsync always`). With `everysec`, Valkey puts
-#   off the write while a sync is under way, up to two seconds, and replies all the same: a kill -9
-#   would then lose acknowledged jobs.
-# - The server is a daemon, in a session of its own: it outlives its starter and hears no Ctrl-C.
-# - Nothing is killed in order to start. `stop` ends a server, and so does its stopper: when nobody
-#   has used it for a while, or its folder is gone.
-# - The folder, its lock and whoever answers are this user's: see `embedded_files`.
+# Starting and stopping.
 
 
 logger = logging.getLogger(__name__)
@@ -140,10 +145,10 @@ _POLL = 0.005
 
 @cache
 def _not_forking() -> threading.Lock:
-    """Return the lock that forks of this process wait for.
+    """Return the lock that delays forks of this process.
 
-    A fork while we hold the lock file would hold it too, for as long as it lives. Hooks cannot be
-    removed again, so there is none before the first use.
+    A child forked while this process holds the lock file would hold it as long as the child lives.
+    Fork hooks cannot be removed, so they are registered on first use.
     """
     lock = threading.Lock()
     os.register_at_fork(
@@ -155,9 +160,13 @@ def _not_forking() -> threading.Lock:
 def start_or_join(
     folder: Path | str | None = None, deadline: float = 30.0, idle: float = IDLE
 ) -> Path:
-    """Return the unix socket of the folder's server, which is started if none runs.
+    """Return the Unix socket of the folder's server, starting the server if necessary.
 
-    A server started here ends when it had no client for `idle` seconds; 0: never.
+    A server started here shuts down after `idle` seconds without a client. It has no such limit if
+    `idle` is 0, or if this program is not a Python interpreter, such as some web servers.
+
+    Raises `ConfigurationError` if the server cannot start, and `ConnectionLost` if it does not
+    answer within `deadline` seconds.
     """
     folder = project_folder() if folder is None else folder
     limit = time.monotonic() + deadline
@@ -182,7 +191,10 @@ def start_or_join(
 
 
 def stop(folder: Path | str | None = None, deadline: float = 10.0) -> bool:
-    """End the folder's server, by force after `deadline`; return whether there was one."""
+    """Stop the folder's server and return True, or return False if none is running.
+
+    The server is killed after `deadline` seconds.
+    """
     folder = project_folder() if folder is None else folder
     limit = time.monotonic() + deadline
     with _explaining(folder):
@@ -190,7 +202,7 @@ def stop(folder: Path | str | None = None, deadline: float = 10.0) -> bool:
         if not files.lock.exists() or not _lives(files):
             return False
         while _lives(files):
-            ask(files.socket, "SHUTDOWN NOSAVE")  # the append-only file is written to its end
+            ask(files.socket, "SHUTDOWN NOSAVE")  # it still flushes the append-only file
             if time.monotonic() > limit:
                 _kill(files)
                 limit += deadline
@@ -201,7 +213,7 @@ def stop(folder: Path | str | None = None, deadline: float = 10.0) -> bool:
 
 @contextmanager
 def _trying_lock(files: ServerFiles) -> Generator[int | None, None, None]:
-    """Yield the locked descriptor, or None when a server or a starter holds the lock."""
+    """Yield the locked descriptor, or None if a server or a starter holds the lock."""
     with _not_forking():
         descriptor = os.open(
             files.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600
@@ -222,9 +234,9 @@ def _lives(files: ServerFiles) -> bool:
 
 
 def _launch(files: ServerFiles, lock: int, limit: float) -> int:
-    """Start the server, which gets the lock; return where its part of the log begins."""
+    """Start the server, which inherits the lock; return the log position where its lines start."""
     binary = valkey_binary()
-    # It answers, but does not hold the lock: its folder was removed under it.
+    # A server that answers without holding the lock has lost its folder.
     while ask(files.socket, "SHUTDOWN NOSAVE") is not None and time.monotonic() < limit:
         time.sleep(_POLL)
     files.log.touch(mode=0o600)
@@ -243,7 +255,7 @@ def _launch(files: ServerFiles, lock: int, limit: float) -> int:
             start_new_session=True,
         )
     try:
-        daemon.wait(max(limit - time.monotonic(), 1.0))  # it forks the server and ends
+        daemon.wait(max(limit - time.monotonic(), 1.0))  # it forks the server and exits
     except subprocess.TimeoutExpired:
         daemon.kill()
         daemon.wait()
@@ -256,12 +268,12 @@ def _options(files: ServerFiles) -> dict[str, str]:
         "unixsocket": quoted(files.socket),
         "unixsocketperm": "600",
         "daemonize": "yes",
-        "pidfile": quoted(files.folder / "valkey.pid"),  # for people; nothing here reads it
+        "pidfile": quoted(files.folder / "valkey.pid"),  # for people; taskbull does not read it
         "dir": quoted(files.folder),
         "logfile": quoted(files.log),
         "appendonly": "yes",
         "appendfsync": "always",
-        "aof-load-truncated": "yes",  # a crash may leave half a command at the end
+        "aof-load-truncated": "yes",  # a crash may leave an incomplete command at the end
         "auto-aof-rewrite-min-size": "16mb",
         "save": '""',
         "maxmemory-policy": "noeviction",
@@ -277,10 +289,10 @@ def _shorten(log: Path) -> None:
 
 
 def _start_stopper(files: ServerFiles, idle: float) -> None:
-    """Start the server's stopper, which daemonizes itself; and tell the user about the server."""
+    """Start the stopper, which daemonizes itself, and log how to stop the server."""
     python = Path(sys.executable or "")
     ends = f"It stops by itself after {idle:g} s without a client; "
-    if idle and python.name.startswith(("python", "pypy")):  # not the program of a web server
+    if idle and python.name.startswith(("python", "pypy")):  # not a web server that embeds Python
         words = ["-I", "-S", str(STOPPER), str(files.socket), str(files.lock), str(idle)]
         with _not_forking():
             subprocess.run(  # noqa: S603 - our own file, no shell
@@ -298,7 +310,7 @@ def _start_stopper(files: ServerFiles, idle: float) -> None:
 
 
 def _check_listener(files: ServerFiles) -> None:
-    """Refuse a server of another user."""
+    """Raise `ConfigurationError` if another user runs the server."""
     _, uid = _listener(files)
     if uid != os.getuid():
         raise ConfigurationError(
@@ -312,7 +324,7 @@ def _kill(files: ServerFiles) -> None:
 
 
 def _listener(files: ServerFiles) -> tuple[int, int]:
-    """Return the process that listens on the server's socket, and its user: the kernel knows."""
+    """Return the pid and uid of the process that listens on the socket, as the kernel reports."""
     with socket.socket(socket.AF_UNIX) as line:
         line.settimeout(1.0)
         try:
@@ -326,7 +338,7 @@ def _listener(files: ServerFiles) -> tuple[int, int]:
             credentials = line.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
             pid, uid, _ = struct.unpack("iII", credentials)
         else:
-            # SOL_LOCAL: LOCAL_PEERPID, and LOCAL_PEERCRED with its version before the user
+            # SOL_LOCAL: LOCAL_PEERPID, then LOCAL_PEERCRED (a version, followed by the uid).
             pid = line.getsockopt(0, 2)
             _, uid = struct.unpack("II", line.getsockopt(0, 1, 76)[:8])
         return int(pid), int(uid)

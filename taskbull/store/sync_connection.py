@@ -1,8 +1,6 @@
-"""A connected socket for blocking code: each wait is as long as its caller says, and no longer.
+"""Connections for code without an event loop: sockets, a connection pool, pipelining.
 
-`settimeout` takes a system call of its own, and lets each `send` and `recv` ask first whether they
-would block: 3 system calls for each of the two. A plain socket needs 1 and 2 here. Encrypted ones
-keep it: they read more than was asked for, and `poll` does not see what they hold.
+A command that may have been executed is never resent. Its caller gets `MaybeExecuted`.
 """
 
 from __future__ import annotations
@@ -38,20 +36,19 @@ from taskbull.store.sockets import (
     last_words,
 )
 
-# A connected socket for blocking code: each wait is as long as its caller says, and no longer.
+# Blocking sockets with a timeout per operation.
 #
-# `settimeout` takes a system call of its own, and lets each `send` and `recv` ask first whether
-# they would block: 3 system calls for each of the two. A plain socket needs 1 and 2 here.
-# Encrypted ones keep it: they read more than was asked for, and `poll` does not see what they
-# hold.
+# `settimeout` takes a system call, and then `send` and `recv` poll first: 3 system calls each.
+# `PlainSocket` needs 1 for `send` and 2 for `recv`. `EncryptedSocket` uses `settimeout`, because
+# TLS reads ahead and `poll` does not see the bytes that it holds.
 
 
 _SHORTEST = 0.001
-"""Seconds: 0, or less, would mean something else to `settimeout` and to `poll`."""
+"""Minimum timeout in seconds. 0 and less have other meanings for `settimeout` and `poll`."""
 
 
 class SyncSocket(ABC):
-    """Sends and receives, or raises `TimeoutError` when that took too long."""
+    """Connected socket. `send` and `receive` raise `TimeoutError` after a number of seconds."""
 
     def __init__(self, raw: socket.socket) -> None:
         self._raw = raw
@@ -60,32 +57,33 @@ class SyncSocket(ABC):
 
     @abstractmethod
     def send(self, data: memoryview | bytes, seconds: float) -> int:
-        """Send what the system takes; return the number of bytes."""
+        """Send as much as the system accepts; return the number of bytes."""
 
     @abstractmethod
     def receive(self, seconds: float) -> bytes:
-        """Return what has come; empty if the peer has closed."""
+        """Return the bytes that have arrived, or `b""` if the peer has closed."""
 
     def readable(self, seconds: float = 0.0) -> bool:
-        """Return whether there is something to receive, be it the end."""
+        """Return True if there is data to receive, or the peer has closed."""
         return bool(self._input.poll(seconds * 1000))
 
     def close(self) -> None:
-        """Close it at once."""
+        """Close the socket immediately."""
         self._raw.close()
 
 
 class PlainSocket(SyncSocket):
-    """One that never blocks by itself."""
+    """Socket without TLS, in non-blocking mode."""
 
     def __init__(self, raw: socket.socket) -> None:
         super().__init__(raw)
         raw.setblocking(False)
 
     def send(self, data: memoryview | bytes, seconds: float) -> int:
-        """Send what the system takes; if that is nothing, wait until that changes.
+        """Send as much as the system accepts; return the number of bytes.
 
-        Or until something has come: the peer may wait for us to receive it.
+        If it accepts nothing, wait until the socket is writable or readable, and return 0. The peer
+        may be waiting until its data is received.
         """
         try:
             return self._raw.send(data)
@@ -97,54 +95,56 @@ class PlainSocket(SyncSocket):
             return 0
 
     def receive(self, seconds: float) -> bytes:
-        """Wait until something has come, and return it."""
+        """Wait for data and return it."""
         while self._input.poll(max(seconds, _SHORTEST) * 1000):
             try:
                 return self._raw.recv(RECEIVE)
-            except BlockingIOError:  # woken for nothing
+            except BlockingIOError:  # spurious wake-up
                 continue
         raise TimeoutError("timed out")
 
 
 class EncryptedSocket(SyncSocket):
-    """One with TLS."""
+    """Socket with TLS."""
 
     def send(self, data: memoryview | bytes, seconds: float) -> int:
-        """Send what the system takes."""
+        """Send as much as the system accepts; return the number of bytes."""
         self._raw.settimeout(max(seconds, _SHORTEST))
         return self._raw.send(data)
 
     def receive(self, seconds: float) -> bytes:
-        """Wait until something has come, and return it."""
+        """Wait for data and return it."""
         self._raw.settimeout(max(seconds, _SHORTEST))
         return self._raw.recv(RECEIVE)
 
 
-# One synchronous connection: a socket, hiredis, and our rules about what may have been executed.
+# Connections and their pool.
 #
 # redis-py's client took 1.6 times as long for a script call (8.9k against 14.4k per second in one
-# run), and its errors do not tell what was sent from what was not.
+# run). Its errors do not show whether a command was sent.
 
 
 CONNECT_TIMEOUT = 5.0
 RESPONSE_TIMEOUT = 10.0
-"""Seconds without a byte, either way, after which a connection is given up."""
+"""Seconds without a byte, in either direction, before a connection is abandoned."""
 
 MOST_IDLE = 16
-"""Connections to one server that are kept for later; a burst of threads may have needed more."""
+"""Maximum number of idle connections per server. A burst of threads may have opened more."""
 
 AnswersOthers = Callable[[], bool]
-"""Returns whether the server answers on another connection."""
+"""Function that returns True if the server answers on another connection."""
 
 
 class SyncConnection:
-    """A connected socket that one thread uses at a time."""
+    """A connection that one thread uses at a time."""
 
     def __init__(self, endpoint: Endpoint, address: Address, timeout: float) -> None:
-        """Connect and log in; raise `ConnectionLost` if it may work later, else `ServerRefused`.
+        """Connect and log in.
 
-        That no time is left is found out here, and not by callers: between their look at a deadline
-        and this, their thread may have had to wait.
+        Raises `ConnectionLost` if a later attempt may succeed, otherwise `ServerRefused`.
+
+        The timeout is checked here and not by callers, because a thread may be suspended between
+        such a check and this call.
         """
         if timeout <= 0:
             raise ConnectionLost(f"No time was left to connect to Redis at {endpoint}")
@@ -171,7 +171,7 @@ class SyncConnection:
 
     @property
     def stale(self) -> bool:
-        """Whether the server has closed it, or said something unasked, while it was idle."""
+        """True if the server closed the idle connection, or sent data that no command asked for."""
         return self._reader.has_data() or self._socket.readable()
 
     def exchange(
@@ -181,9 +181,10 @@ class SyncConnection:
         held: float = 0.0,
         answers_others: AnswersOthers = lambda: False,
     ) -> list[Reply]:
-        """Send packed commands and return their replies; else close it and raise `MaybeExecuted`.
+        """Send packed commands and return their replies.
 
-        `held` is the number of seconds for which the server may hold them before it answers.
+        `held` is the number of seconds that the server may block before it answers. If a reply is
+        missing, the connection is closed and `MaybeExecuted` is raised.
         """
         try:
             replies = self._converse(commands, deadline, held, answers_others)
@@ -193,12 +194,12 @@ class SyncConnection:
         except (ProtocolError, MemoryError, *BROKEN) as error:
             self.close()
             raise self.unanswered(error, deadline) from error
-        except BaseException:  # KeyboardInterrupt: a reply that nobody reads is on its way
+        except BaseException:  # KeyboardInterrupt: a reply is still in flight
             self.close()
             raise
 
     def unanswered(self, error: Exception, deadline: Deadline) -> MaybeExecuted:
-        """Return what the caller of a command is told whose reply will not come."""
+        """Return the error for a command whose reply was lost."""
         if deadline.left <= 0:
             return MaybeExecuted(f"No reply from Redis at {self._endpoint}{deadline}")
         return MaybeExecuted(f"Redis at {self._endpoint}: {explain(error)} before the reply came")
@@ -207,7 +208,7 @@ class SyncConnection:
         self._socket.close()
 
     def __del__(self) -> None:
-        # A producer is rarely closed by hand: its idle connections end with it, in silence.
+        # Producers are rarely closed explicitly. This avoids a ResourceWarning for idle sockets.
         if hasattr(self, "_socket"):
             self.close()
 
@@ -234,15 +235,16 @@ class SyncConnection:
         return replies
 
     def send(self, data: bytes, deadline: Deadline) -> int:
-        """Send packed commands, and take in what comes meanwhile; return how many bytes it were.
+        """Send packed commands, and return the number of bytes.
 
-        Whoever is between us and the server may take no more while we do not take its replies.
+        Replies are read while sending is blocked. A peer may accept no more data until its replies
+        are received.
         """
         size = len(data)
         sent = self._socket.send(data, min(deadline.left, self._quiet))
         if sent < size:
             rest = memoryview(data)[sent:]
-            while rest:  # not `sendall`: what the socket accepts is progress
+            while rest:  # not `sendall`, because partial sends count as progress
                 sent = self._socket.send(rest, min(deadline.left, self._quiet))
                 rest = rest[sent:]
                 if not sent and self._socket.readable():
@@ -252,7 +254,10 @@ class SyncConnection:
     def next_reply(
         self, size: int, deadline: Deadline, answers_others: AnswersOthers = lambda: False
     ) -> Reply:
-        """Return the reply to the oldest command that was sent; `size` bytes may be under way."""
+        """Return the reply to the oldest unanswered command.
+
+        `size` is the number of bytes in flight.
+        """
         patience = SUSPICIOUS + allowance(size)
         while (reply := self._reader.gets()) is False:
             self._reader.feed(self._receive(deadline, patience, answers_others))
@@ -281,7 +286,7 @@ class SyncConnection:
 
 
 class ConnectionPool:
-    """The connections that wait to be used again, by server. Threads share it without a lock."""
+    """Pool of idle connections, by server. Threads share it without a lock."""
 
     def __init__(self, address: Address) -> None:
         self._address = address
@@ -291,7 +296,10 @@ class ConnectionPool:
     def exchange(
         self, endpoint: Endpoint, commands: list[bytes], deadline: Deadline, held: float = 0.0
     ) -> list[Reply]:
-        """Send packed commands to a server and return their replies; see `SyncConnection`."""
+        """Send packed commands to a server, and return their replies.
+
+        See `SyncConnection.exchange`.
+        """
         connection = self.take(endpoint, deadline)
         answers_others = partial(self.answers, endpoint, deadline)
         replies = connection.exchange(commands, deadline, held, answers_others)
@@ -299,10 +307,13 @@ class ConnectionPool:
         return replies
 
     def take(self, endpoint: Endpoint, deadline: Deadline) -> SyncConnection:
-        """Return a connection that nobody else uses until it is given to `keep`."""
-        if deadline.left <= 0:  # an idle connection would take the command
+        """Return a connection for exclusive use, until it is passed to `keep`.
+
+        Raises `ConnectionLost` if no time is left or the server cannot be reached.
+        """
+        if deadline.left <= 0:  # an idle connection would still send the command
             raise ConnectionLost(f"No time was left to send a command to Redis at {endpoint}")
-        if self._process != os.getpid():  # forked: the sockets are the parent's
+        if self._process != os.getpid():  # after a fork, the sockets belong to the parent
             self._idle, self._process = defaultdict(deque), os.getpid()
         connection = self._usable(self._idle[endpoint])
         if connection is None:
@@ -311,7 +322,7 @@ class ConnectionPool:
         return connection
 
     def keep(self, endpoint: Endpoint, connection: SyncConnection) -> None:
-        """Keep a connection, on which every command was answered, for later."""
+        """Put a connection back into the pool. It must have no unanswered commands."""
         idle = self._idle[endpoint]
         if len(idle) < MOST_IDLE:
             idle.append(connection)
@@ -319,10 +330,10 @@ class ConnectionPool:
             connection.close()
 
     def answers(self, endpoint: Endpoint, deadline: Deadline) -> bool:
-        """Return whether a server answers on a new connection."""
+        """Return True if a server answers on a new connection, which is kept."""
         with suppress(TaskbullError):
             another = SyncConnection(endpoint, self._address, min(deadline.left, PROBE_TIMEOUT))
-            # The idle ones are as old as the one that is silent: the network has forgotten them.
+            # The network has probably dropped the idle connections as well as the silent one.
             self.discard(endpoint)
             self._idle[endpoint].append(another)
             return True
@@ -330,17 +341,17 @@ class ConnectionPool:
 
     def discard(self, endpoint: Endpoint) -> None:
         """Close the idle connections to a server."""
-        idle = self._idle[endpoint]  # it stays: another thread may be about to add to it
+        idle = self._idle[endpoint]  # keep the deque, because another thread may be adding to it
         with suppress(IndexError):
             while True:
                 idle.pop().close()
 
     def close_stale(self) -> None:
-        """Close the idle connections that their servers have closed."""
+        """Close the stale idle connections, such as those closed by their servers."""
         for idle in list(self._idle.values()):
             with suppress(IndexError):
                 for _ in range(len(idle)):
-                    connection = idle.popleft()  # no other thread can use it now
+                    connection = idle.popleft()  # no other thread can take it now
                     if connection.stale:
                         connection.close()
                     else:
@@ -385,41 +396,45 @@ def _connect(endpoint: Endpoint, address: Address, timeout: float) -> SyncSocket
         raise
 
 
-# Commands of one thread on one connection, each sent before those ahead of it are answered.
+# Pipelining.
 
 
 class SyncPipeline:
-    """Holds a connection while a command on it is unanswered, and returns it to its pool then.
+    """Commands of one thread on one connection, sent without waiting for earlier replies.
 
-    What may have been executed is not sent again: whoever asks for its reply gets `MaybeExecuted`.
+    The connection returns to its pool when all commands are answered. If a reply is lost, `receive`
+    raises `MaybeExecuted`.
     """
 
     def __init__(self, pool: ConnectionPool, endpoint: Endpoint, deadline: Deadline) -> None:
         self.endpoint = endpoint
         self._pool = pool
         self._connection = pool.take(endpoint, deadline)
-        self._unanswered: deque[int] = deque()  # their sizes
-        self._error: Exception | None = None  # why nothing more can be sent
+        self._unanswered: deque[int] = deque()  # sizes of the commands
+        self._error: Exception | None = None  # set if nothing more can be sent
 
     @property
     def usable(self) -> bool:
-        """Whether another command may be sent behind those that are unanswered."""
+        """True if another command may be sent after the unanswered ones."""
         return bool(self._unanswered) and self._error is None
 
     def send(self, command: bytes, deadline: Deadline) -> None:
-        """Send a packed command; what goes wrong is told to whoever asks for its reply."""
+        """Send a packed command. If that fails, `receive` raises `MaybeExecuted`."""
         self._unanswered.append(len(command))
         try:
             self._connection.send(command, deadline)
         except (ProtocolError, *BROKEN) as error:
             self._error = error
-            self._unanswered[-1] = 0  # no reply will come: the server never had all of it
+            self._unanswered[-1] = 0  # the server did not get all of it, so no reply will come
         except BaseException:
             self.close()
             raise
 
     def receive(self, deadline: Deadline) -> Reply:
-        """Return the reply to the oldest command that is unanswered."""
+        """Return the reply to the oldest unanswered command.
+
+        Raises `MaybeExecuted` if there is none.
+        """
         connection, size = self._connection, self._unanswered.popleft()
         try:
             if self._error is not None and not size:
@@ -437,11 +452,10 @@ class SyncPipeline:
         return reply
 
     def _break(self, error: Exception) -> None:
-        """Close the connection: no reply comes on it any more."""
         self._error = error
         self._unanswered = deque(0 for _ in self._unanswered)
         self._connection.close()
 
     def close(self) -> None:
-        """Leave what is unanswered; its connection is of no use to anybody else."""
+        """Abandon the unanswered commands, and close the connection."""
         self._break(ConnectionAbortedError("it was left"))

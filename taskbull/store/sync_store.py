@@ -1,4 +1,7 @@
-"""Which server holds a key, for the sync store: always the same one, or a node of a Cluster."""
+"""The store for code without an event loop. It can be used from any thread, and after a fork.
+
+It runs the same calls as the async store. A `SyncTopology` finds the server for a key.
+"""
 
 from __future__ import annotations
 
@@ -42,24 +45,27 @@ from taskbull.store.delivery import (
 from taskbull.store.protocol import ASKING, Reply, ReplyError, pack
 from taskbull.store.sync_connection import ConnectionPool, SyncPipeline
 
-# Which server holds a key, for the sync store: always the same one, or a node of a Cluster.
+# Topologies: one server for all keys, or the nodes of a Cluster.
 
 
 class SyncTopology(Protocol):
-    """The servers behind an address; as `Topology`, without an event loop. Threads share it."""
+    """The servers at an address, without an event loop. Threads share it."""
 
     single: bool
-    """Whether there is one server at a time: if it is away, no other will serve."""
+    """True if there is one server at a time, so that no other can replace it while it is down."""
 
     only: Endpoint | None
-    """That server, if it is known: then no call needs to look for its own."""
+    """The only server, or None if it is unknown or this is a Cluster."""
 
     def find(self, key: str, deadline: Deadline) -> Endpoint:
-        """Return the server of `key`; raise `ConnectionLost` if there is none now."""
+        """Return the server that holds `key`.
+
+        Raises `ConnectionLost` if none can be found now.
+        """
         ...
 
     def known(self, key: str) -> Endpoint | None:
-        """Return the server of `key` if it is known without asking anybody."""
+        """Return the server that holds `key`, or None if finding it needs I/O."""
         ...
 
     def servers(self, deadline: Deadline) -> list[Endpoint]:
@@ -67,16 +73,16 @@ class SyncTopology(Protocol):
         ...
 
     def moved(self, key: str, endpoint: Endpoint) -> None:
-        """Note that `key` lives at `endpoint` now."""
+        """Record that `endpoint` now holds `key`."""
         ...
 
     def doubt(self) -> None:
-        """Look anew for the servers before the next call."""
+        """Locate the servers again before the next call."""
         ...
 
 
 def sync_topology(address: Address, pool: ConnectionPool) -> SyncTopology:
-    """Return the topology of an address."""
+    """Return the topology for an address."""
     return SyncClusterNodes(address, pool) if address.clustered else SyncOneServer(address)
 
 
@@ -128,7 +134,7 @@ class SyncClusterNodes:
         return self._map.find(key)
 
     def servers(self, deadline: Deadline) -> list[Endpoint]:
-        self.find("", deadline)  # any key does: it draws the map of all slots
+        self.find("", deadline)  # any key will do, because this reads all slots
         return self._map.masters
 
     def moved(self, key: str, endpoint: Endpoint) -> None:
@@ -138,7 +144,7 @@ class SyncClusterNodes:
         self._map.forget()
 
     def _draw_map(self, deadline: Deadline) -> None:
-        """Ask the nodes, one after the other, which slots are where."""
+        """Ask the nodes for the slots, one after the other, until one answers."""
         reasons: list[str] = []
         for node in self._map.guides():
             soon = Deadline(min(deadline.left, GUIDE_TIMEOUT), monotonic)
@@ -150,7 +156,7 @@ class SyncClusterNodes:
         raise no_guide(reasons)
 
 
-# The store for code without an event loop: the same calls, from any thread, after a fork too.
+# The store.
 
 
 T = TypeVar("T")
@@ -163,19 +169,22 @@ class SyncBegun(Struct, Generic[T], eq=False):
 
     drive: Drive[T]
     pipeline: SyncPipeline | None = None
-    """Where its reply comes; None: it was not sent."""
+    """Pipeline that receives the reply, or None if the call was not sent."""
     is_smooth: bool = False
-    """Whether it was sent at once, and what came of that, if anything has, was its result."""
+    """True if the first call was sent immediately and, if answered, gave the result."""
 
     def leave(self) -> None:
-        """Break it off: nobody wants its result."""
+        """Abandon the operation, and close its connection."""
         self.drive.close()
         if self.pipeline is not None:
             self.pipeline.close()
 
 
 class SyncStore:
-    """Runs calls against the Redis at an address, each on a connection of its own."""
+    """Store that runs calls against the Redis at an address, from any thread.
+
+    Threads never use a connection concurrently.
+    """
 
     def __init__(self, address: Address) -> None:
         self.address = address
@@ -190,13 +199,15 @@ class SyncStore:
         total: float | None = None,
         insist: bool = True,
     ) -> T:
-        """Run one call, or several, and return the result.
+        """Run a call, or an operation of several calls, and return the result.
 
-        Raises `ConnectionLost` (not executed), `MaybeExecuted`, or `ServerRefused`. Without a
-        `timeout` it waits for Redis to come back, as long as that takes. `timeout` is for each
-        call, over all tries: what works in pieces may take long, as long as the pieces come.
-        `total` is for everything. One call that does not `insist` fails at once where Redis
+        `timeout` limits each call, including its retries, so an operation that works in chunks may
+        take longer. `total` limits the whole operation. Without either, this waits until Redis is
+        reachable again. A server that is reachable but cannot serve is retried for
+        `delivery.PATIENCE` seconds. A single call with `insist=False` fails immediately if Redis
         cannot serve it now.
+
+        Raises `ConnectionLost` (not executed), `MaybeExecuted` or `ServerRefused`.
         """
         deadline = Deadline(timeout if total is None else total, monotonic)
         if isinstance(operation, Call | Command):
@@ -204,11 +215,14 @@ class SyncStore:
         return self._complete(Drive(operation, deadline, renew=total is None))
 
     def run_within(self, call: Request[T], deadline: Deadline, *, insist: bool = True) -> T:
-        """Run one call and return its result; as `run`, with a deadline that others may share."""
+        """Run one call and return its result, with a deadline that calls can share.
+
+        Raises the same errors as `run`.
+        """
         node = self._topology.only
         if node is None:
             node, reply = self._send(call, Send(), deadline)
-        else:  # the ordinary case, at half the price
+        else:  # the common case, at half the cost
             try:
                 [reply] = self._pool.exchange(node, [pack(call.words)], deadline, call.held)
             except ConnectionLost as error:
@@ -223,14 +237,20 @@ class SyncStore:
             raise invalid_reply(self.address, reply) from error
 
     def run_all(self, calls: Sequence[Request[T]], *, timeout: float | None = None) -> list[T]:
-        """Run several calls in one trip; results in order. If some fail, the first error is raised
-        when all have ended."""
+        """Run several calls in one round trip per server, and return the results in order.
+
+        If calls fail, the first error is raised after all have finished. `timeout` limits all calls
+        together.
+        """
         return none_failed(self.run_each(calls, timeout=timeout))
 
     def run_each(
         self, calls: Sequence[Request[T]], *, timeout: float | None = None
     ) -> list[T | TaskbullError]:
-        """Run several calls in one trip; results in order, errors instead of those that failed."""
+        """Run several calls in one round trip per server, and return the results in order.
+
+        A failed call has its error as its result. `timeout` limits all calls together.
+        """
         deadline = Deadline(timeout, monotonic)
         results: list[T | TaskbullError] = []
         for call, replied in zip(calls, self._send_all(calls, deadline), strict=True):
@@ -244,7 +264,7 @@ class SyncStore:
         return results
 
     def go_on(self, steps: Steps[T], deadline: Deadline, failed: TaskbullError) -> T:
-        """Run an operation whose first call was made already, and failed."""
+        """Continue an operation whose first call has already failed."""
         drive = Drive(steps, deadline)
         drive.fail(failed)
         return self._complete(drive)
@@ -252,9 +272,9 @@ class SyncStore:
     def start(
         self, steps: Steps[T], behind: SyncBegun[Any] | None = None, *, timeout: float | None = None
     ) -> SyncBegun[T]:
-        """Send the first call of an operation, if it can be sent now; `finish` it later.
+        """Send the first call of an operation if possible. Pass the result to `finish`.
 
-        It goes `behind` that of another that is not finished yet, on the same connection.
+        The call uses the connection of the unfinished operation `behind`, if that is possible.
         """
         begun = SyncBegun(Drive(steps, Deadline(timeout, monotonic)))
         if begun.drive.asks:
@@ -273,9 +293,10 @@ class SyncStore:
     def finish(
         self, begun: SyncBegun[T], *, timeout: float | None = None, given_up: bool = False
     ) -> T:
-        """Return the result of an operation that was started, whatever came of its first call.
+        """Return the result of an operation that was started, retrying its calls if necessary.
 
-        One that is given up is not sent again; it gets a moment for an answer that is on its way.
+        With `given_up`, no further calls are made, and the first call has only a short time to
+        finish.
         """
         drive = begun.drive
         answer_by, drive.deadline = time_to_finish(timeout, given_up=given_up)
@@ -302,7 +323,7 @@ class SyncStore:
         return drive.result
 
     def servers(self, *, timeout: float | None = None) -> list[Endpoint]:
-        """Return the servers that hold the data: one, or the masters of a Cluster."""
+        """Return the servers that hold the data: one server, or the masters of a Cluster."""
         return self._topology.servers(Deadline(timeout, monotonic))
 
     def server_of(self, key: str, *, timeout: float | None = None) -> Endpoint:
@@ -310,21 +331,21 @@ class SyncStore:
         return self._topology.find(key, Deadline(timeout, monotonic))
 
     def run_on(self, server: Endpoint, call: Request[T], *, timeout: float | None = None) -> T:
-        """Run one call on one of the servers; nothing is tried again, nor anywhere else."""
+        """Run one call on one server, without retries or redirections."""
         commands = [*map(pack, loading(call)), pack(call.words)]
         try:
             replies = self._pool.exchange(server, commands, Deadline(timeout, monotonic), call.held)
         except (ConnectionLost, MaybeExecuted):
-            self._leave(server)  # another may take over: look anew
+            self._leave(server)  # another server may take over
             raise
         return read_replies(call, replies, server)
 
     def whereabouts(self, key: str) -> Endpoint | None:
-        """Return where `key` was found the last time, if that is known; nobody is asked."""
+        """Return the server where `key` was last found, or None if unknown. Does no I/O."""
         return self._topology.known(key)
 
     def close_stale(self) -> None:
-        """Close the connections that are not in use and that their servers have closed."""
+        """Close the stale connections among those that are not in use."""
         self._pool.close_stale()
 
     def close(self) -> None:
@@ -370,11 +391,11 @@ class SyncStore:
         except ConnectionLost as error:
             return error
         except MaybeExecuted:
-            return None  # loading twice does no harm: the call itself will find out
+            return None  # if the script is still missing, the call gets NOSCRIPT again
         return reply if isinstance(reply, ReplyError) else None
 
     def _send(self, call: Request[Any], step: Send, deadline: Deadline) -> Replied:
-        """Send the call; a connection that could not be made counts as a reply."""
+        """Send the call and return the reply, or the error if no connection could be made."""
         node = step.node or Endpoint()
         commands = [ASKING, self._pack(call)] if step.asking else [self._pack(call)]
         try:
@@ -396,7 +417,7 @@ class SyncStore:
                 replies.append((node, None))
                 by_node.setdefault(node, []).append(place)
         for asked, (node, places) in enumerate(by_node.items()):
-            # A node that does not answer leaves time for those that come after it.
+            # Divide the time, so that a node that does not answer leaves some for the rest.
             within = deadline
             if deadline.seconds is not None:
                 within = Deadline(deadline.left / (len(by_node) - asked), monotonic)
