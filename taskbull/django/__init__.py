@@ -1,4 +1,4 @@
-"""What a Django project needs: connections to its database, as jobs use them."""
+"""Django support: middleware that manages database connections around jobs."""
 
 from taskbull.django.connections import database_connections
 

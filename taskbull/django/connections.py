@@ -1,4 +1,4 @@
-"""Connections to the database, treated around a job as Django treats them around a request."""
+"""Middleware that manages database connections around a job, as Django does around a request."""
 
 from __future__ import annotations
 
@@ -11,11 +11,18 @@ from taskbull.worker.running_job import RunningJob
 
 
 def database_connections(job: RunningJob, call_next: Callable[[RunningJob], Any]) -> Any:
-    """Drop database connections that are broken or too old, before and after each plain task.
+    """Close broken or expired database connections before and after each sync task.
 
-    `app.middleware(database_connections)` puts it around all plain functions of an app, in the
-    thread of each: there Django keeps one connection for each database. `CONN_MAX_AGE` says how old
-    one may become; with the default of 0 it is closed after every job.
+    Register it with `app.middleware`. It runs in the task's thread, because Django keeps one
+    connection per thread and database. `CONN_MAX_AGE` sets the maximum age of a connection. With
+    the default of 0, connections are closed after every job.
+
+    Args:
+        job: The running job.
+        call_next: The next middleware, or the task's function.
+
+    Example:
+        >>> app.middleware(database_connections)
     """
     close_old_connections()
     try:

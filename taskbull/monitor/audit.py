@@ -1,6 +1,7 @@
-"""What a dashboard asks of a server beside looking: the methods that both servers have in common.
+"""Server methods for dashboards: operation records, form numbers, schedules and job trees.
 
-Each is safe to be asked again when its answer was lost, as the drivers of servers do.
+Both the async and the sync server have these methods. Each can be repeated safely if its reply was
+lost, which the servers do.
 """
 
 from __future__ import annotations
@@ -24,62 +25,62 @@ from taskbull.scripts.schedulers import get_scheduler
 from taskbull.store.address import Namespace
 
 MOST_OPERATIONS: Final = 200
-"""How many of what was done are known."""
+"""Maximum number of operation records to keep."""
 
 
 class OperationRecord(Struct, frozen=True, kw_only=True):
-    """Something that somebody does with a queue or its jobs, or did in the last hour."""
+    """A user's operation on a queue or its jobs, current or from the last hour."""
 
     id: str
     action: str
     queue: str
     what: str
-    """What it is about, in words; never a job's data."""
+    """Description of the target. It never contains a job's data."""
     by: str
     began_ms: int
     ended_ms: int | None = None
-    """None: it goes on."""
+    """Time when it finished, or None while it is running."""
     beat_ms: int = 0
-    """When it last got on: one whose process has died does not."""
+    """Time of its last progress. It stops advancing if the process has died."""
     looked_at: int = 0
     total: int = 0
     count: int = 0
-    """How many jobs were changed."""
+    """Number of jobs changed."""
     outcome: str = ""
 
 
 class NextSchedules(Struct, frozen=True):
-    """Some schedules of some queues, by the time of their next runs."""
+    """Some schedules of some queues, sorted by their next run."""
 
     schedules: list[Schedule]
     more: bool
-    """Whether others come after them."""
+    """True if more schedules follow."""
 
 
 class BoardOperations:
-    """What dashboards write down for each other, and the schedules of all queues."""
+    """Methods for records shared by dashboards, and for the schedules of all queues."""
 
     namespace: Namespace
 
     @looks
     def claim(self, number: str) -> Look[bool]:
-        """Return whether this is the first time that a number comes; it is known for 10 min."""
+        """Claim a form's number. Return True if it was not used in the last 10 min."""
         prefix, by = self.namespace.prefix, token_hex(8)
         if (yield from ask(records_calls.claim_number(prefix, number, by))):
             return True
-        # It may be ours: then the first answer was lost, and the question asked again.
+        # The claim may be this call's own: the first reply was lost and the command repeated.
         return (yield from ask(records_calls.get_claimant(prefix, number))) == by
 
     @looks
     def record_operation(self, record: OperationRecord) -> Look[None]:
-        """Write down how far an operation has come."""
+        """Store the progress of an operation."""
         raw = msgspec.json.encode(record)
         for command in records_calls.write_operation(self.namespace.prefix, record.id, raw):
             yield from ask(command)
 
     @looks
     def stop_operation(self, operation_id: str) -> Look[None]:
-        """Ask whoever runs an operation to stop it."""
+        """Ask the dashboard that runs an operation to stop it."""
         for command in records_calls.write_operation(
             self.namespace.prefix, f"{operation_id}:stop", b"1"
         ):
@@ -87,13 +88,13 @@ class BoardOperations:
 
     @looks
     def is_stopped(self, operation_id: str) -> Look[bool]:
-        """Return whether somebody has asked for an operation to be stopped."""
+        """Return True if a stop was requested for an operation."""
         found = yield from ask(records_calls.get_operations(self.namespace.prefix))
         return f"{operation_id}:stop" in found
 
     @looks
     def operations(self) -> Look[list[OperationRecord]]:
-        """List what is being done, and was done in the last hour; the newest first."""
+        """List the current operations and those of the last hour, the newest first."""
         found = yield from ask(records_calls.get_operations(self.namespace.prefix))
         records = [record for raw in found.values() if (record := _decoded(raw)) is not None]
         records.sort(key=lambda record: -record.began_ms)
@@ -107,10 +108,10 @@ class BoardOperations:
     def next_schedules(
         self, queues: Iterable[str], *, start: int = 0, limit: int = 50
     ) -> Look[NextSchedules]:
-        """List schedules of some queues by their next runs.
+        """List schedules of some queues, sorted by their next run.
 
-        One command for each queue, and one call for each schedule that is listed; in two trips.
-        Of several queues, those that cannot be read are left out.
+        It sends one command per queue and one call per listed schedule, in two round trips. If
+        there are several queues, those that cannot be read are skipped.
         """
         check_int("start", start, least=0, most=10_000)
         check_int("limit", limit, least=1, most=50)
@@ -137,12 +138,12 @@ class BoardOperations:
 
     @looks
     def tree_of(self, queue: str, job_id: str, *, depth: int, most: int) -> Look[JobTree | None]:
-        """Return a job and some of those below it as a tree; a call for each 100 of them."""
+        """Return a job and some of its descendants as a tree, with one call per 100 jobs."""
         return (yield from get_tree(self.namespace.keys(queue), job_id, depth, most))
 
     @looks
     def raw_options(self, queue: str, job_id: str) -> Look[bytes]:
-        """Return the options of a job as they stand in Redis: one command."""
+        """Return a job's raw stored options, with one command."""
         return ask(records_calls.get_raw_options(self.namespace.keys(queue), job_id))
 
 

@@ -1,6 +1,8 @@
-"""What the page of one job asks beyond its place: large fields, its log, its earlier attempts.
+"""Server methods with bounded cost for dashboards and terminals: queues, pages of jobs, searches.
 
-These are methods of both servers; each says what it costs Redis.
+Both the async and the sync server have these methods. Each docstring states the cost for Redis.
+Whatever the queues contain, most calls look at no more than 100 jobs and read no more than about
+256 kB; the exceptions say so. None of them writes.
 """
 
 from __future__ import annotations
@@ -54,19 +56,16 @@ from taskbull.scripts.read import LOG_PIECE, ChildCounts, FieldPiece, NewestLine
 from taskbull.scripts.servers import ConnectedWorker
 from taskbull.store.address import Namespace
 
-# What the page of one job asks beyond its place: large fields, its log, its earlier attempts.
-#
-# These are methods of both servers; each says what it costs Redis.
-
+# Parts of one job: large fields, its log, its earlier attempts.
 
 __all__ = ["FIELDS", "FieldPiece", "JobHistory", "JobLooks", "NewestLines"]
 
 FIELDS = tuple(WIRE_NAMES)
-"""The fields of a job that may be of any length."""
+"""Fields of a job that may have any length."""
 
 
 class JobLooks:
-    """The reads of parts of one job."""
+    """Methods that read parts of one job."""
 
     namespace: Namespace
 
@@ -74,9 +73,10 @@ class JobLooks:
     def peek_field(
         self, queue: str, job_id: str, field: str, *, most: int = 16_384, end: bool = False
     ) -> Look[FieldPiece]:
-        """Read the first bytes of a field of a job, or its last: one call of two commands.
+        """Read the first or last bytes of a job's field, with one call of two commands.
 
-        Above 4 MB nothing but the size is told: Redis would have to copy all of it.
+        For fields above 4 MB, only the size is returned, because Redis would have to copy the whole
+        field.
         """
         check_int("most", most, least=1, most=65_536)
         keys = self.namespace.keys(queue)
@@ -85,19 +85,22 @@ class JobLooks:
 
     @looks
     def get_field(self, queue: str, job_id: str, field: str) -> Look[bytes | None]:
-        """Read a field of a job as it stands in Redis, however large; None if there is none."""
+        """Read the raw value of a job's field, of any size, or None if it does not exist."""
         keys = self.namespace.keys(queue)
         return ask(read.get_field(keys, check_text("job_id", job_id), _field(field)))
 
     @looks
     def peek_log(self, queue: str, job_id: str, most: int = 200) -> Look[NewestLines]:
-        """Read the newest lines of a job's log, as many as have 256 kB: a command for each."""
+        """Read the newest lines of a job's log, up to 256 kB, with one command per line."""
         check_int("most", most, least=1, most=1000)
         return ask(read.peek_logs(self.namespace.keys(queue), job_id, most))
 
     @looks
     def get_log(self, queue: str, job_id: str, *, most_bytes: float = inf) -> Look[list[bytes]]:
-        """Read all lines of a job's log, a hundred with each command, or more than `most_bytes`."""
+        """Read all lines of a job's log, with one command per 100 lines.
+
+        Reading stops once the lines exceed `most_bytes`.
+        """
         keys, lines, length = self.namespace.keys(queue), list[bytes](), 0
         while True:
             some = yield from ask(read.get_log_lines(keys, job_id, len(lines)))
@@ -108,7 +111,7 @@ class JobLooks:
 
     @looks
     def history(self, queue: str, job_id: str) -> Look[JobHistory]:
-        """See what the newest 1,000 events of a queue tell about a job: one call, ~100 commands."""
+        """Read a job's history from the newest 1,000 events, with one call of ~100 commands."""
         keys = self.namespace.keys(queue)
         return ask(read.peek_events(keys, check_text("job_id", job_id)))
 
@@ -119,44 +122,43 @@ def _field(name: str) -> str:
     return name
 
 
-# A job as a line of a list: what fits there, and how much more there is.
-
+# Jobs as rows of a list, with truncated texts and the sizes of the full texts.
 
 EMPTY_DATA: Final = Job(id="").raw_data
-"""What a job has as its data if none were read."""
+"""Raw data of a job whose data was not read."""
 
 
 class JobRow(Struct, frozen=True):
-    """A job of which parts were read: texts are cut after 300 bytes, as `sizes` shows."""
+    """A job that was read in part. Texts are truncated to 300 bytes; `sizes` has the full sizes."""
 
     queue: str
     job: Job
-    """Its fields as far as they were read. Take data and the like from the texts below."""
+    """Fields that were read. Use the properties below for data, result and progress."""
     state: JobState
     attempts: int
-    """How often a worker tries it."""
+    """Maximum number of attempts."""
     due: datetime | None = None
-    """When it may run, if it is delayed."""
+    """Due time, if it is delayed."""
     sizes: dict[str, int] = {}
-    """The bytes of data, result, progress, reason, options and stacktrace."""
+    """Sizes of data, result, progress, reason, options and stacktrace, in bytes."""
     gone: bool = False
-    """Whether only its id is left."""
+    """True if only its id is left."""
 
     @property
     def data(self) -> str:
-        """The beginning of its data as they stand in Redis; empty if they are too large."""
+        """The start of its stored data, or empty if the data is too large."""
         raw, size = self.job.raw_data, self.sizes.get("data", 0)
         was_read = len(raw) == size or raw != EMPTY_DATA
         return _text(raw) if size and was_read else ""
 
     @property
     def result(self) -> str:
-        """The beginning of its result as it stands in Redis."""
+        """The start of its stored result."""
         return _text(self.job.raw_returnvalue or b"")
 
     @property
     def progress(self) -> str:
-        """The beginning of its progress as it stands in Redis."""
+        """The start of its stored progress."""
         return _text(self.job.raw_progress or b"")
 
 
@@ -165,34 +167,34 @@ class JobRows(Struct, frozen=True):
 
     rows: list[JobRow]
     total: int
-    """How many jobs are in this state."""
+    """Number of jobs in this state."""
     after: After | None
-    """Where the next page begins; None: this is the last one."""
+    """Cursor for the next page, or None if this is the last page."""
 
 
 class JobPlace(Struct, frozen=True):
-    """One job, and where it is: what a page about it shows, at a bounded price."""
+    """One job with its state and position, read at a bounded cost."""
 
     row: JobRow
-    """With all of data, result, options and stacks up to 64 kB; what is larger is only sized."""
+    """Job with its full data, result, options and stack traces, each only if up to 64 kB."""
     lock_seconds: float | None
-    """How long its lock still lives; None: it has none."""
+    """Seconds until its lock expires, or None if it has no lock."""
     children: ChildCounts
     before: int | None
-    """How many jobs come before it in its list or set, where that is known."""
+    """Number of jobs before it in its list or set, if known."""
     sure: bool
-    """Whether state and place are exact, and not guessed from the timestamps of others."""
+    """True if state and position are exact, False if guessed from other jobs' timestamps."""
     last_id: int
-    """The last id that the queue has given out."""
+    """Last id that the queue assigned."""
     unclaimed: tuple[datetime, datetime] | None = None
-    """When workers first and last met it without having its task."""
+    """First and last time that a worker without its task fetched it."""
     expires: datetime | None = None
-    """When it is too late to run it."""
+    """Time when it expires."""
     is_held: bool = False
-    """Whether a worker has delayed it, because it had stalled before."""
+    """True if a worker has delayed it because it stalled before."""
 
     def describe(self) -> dict[str, Any]:
-        """Return where it is, as JSON has it."""
+        """Return the state and position as JSON-compatible values."""
         return {
             "queue": self.row.queue,
             "id": self.row.job.id,
@@ -206,7 +208,7 @@ class JobPlace(Struct, frozen=True):
 
 
 def due_of(state: JobState, score: float | None) -> datetime | None:
-    """Return when a delayed job is due, by its score."""
+    """Return the due time of a delayed job from its score, or None for other states."""
     if state is not JobState.DELAYED or score is None:
         return None
     return instant_from_ms(due_ms_of_score(score))
@@ -216,8 +218,7 @@ def _text(raw: bytes) -> str:
     return raw.decode("utf-8", "backslashreplace")
 
 
-# What was seen when somebody looked at queues.
-
+# Results of reads of queues.
 
 __all__ = ["START", "After", "ConnectedWorker", "Crew", "QueueSample", "SearchStep", "Surveyed"]
 
@@ -227,86 +228,83 @@ class QueueSample(Struct, frozen=True):
 
     name: str
     at: float
-    """When it was looked at, by our clock, in seconds since 1970."""
+    """Time of the sample by the local clock, in seconds since 1970."""
     found: Surveyed
     problem: str | None = None
-    """Why it could not be read; None: it could."""
+    """Reason why the queue could not be read, or None if it could."""
 
 
 class Crew(Struct, frozen=True):
-    """Who is connected: the workers of each queue, Node's among them, whether asked for or not."""
+    """The connected workers of all queues, including Node.js workers."""
 
     workers: dict[str, list[ConnectedWorker]]
+    """Connected workers by queue."""
     told: bool = True
-    """Whether all servers list their connections; some providers do not let them."""
+    """True if all servers list their connections. Some providers forbid it."""
     clients: int = 0
-    """How many connections there are in all."""
+    """Total number of connections."""
 
 
 class SearchStep(Struct, frozen=True):
-    """What a step of a search has found."""
+    """The result of one search step."""
 
     rows: list[JobRow]
     looked_at: int
     too_large: int
-    """Jobs with a field of more than 256 kB, which was not looked at."""
+    """Number of jobs with a field of more than 256 kB, which was not searched."""
     after: After | None
-    """Where the next step begins; None: all has been looked at."""
+    """Cursor for the next step, or None if the search is complete."""
     total: int = 0
-    """How many jobs are in the state that is searched."""
+    """Number of jobs in the searched state."""
     reached: datetime | None = None
-    """How far it came in time: when the last job that was looked at ended; was due, if it is
-    delayed; else was added."""
+    """Time that the last searched job finished, was due if delayed, or was added otherwise."""
 
 
-# What pages and terminals ask of a server over and over: the methods both servers have in common.
-#
-# Each method says what it costs Redis. Whatever is in the queues, one call looks at no more than
-# 100 jobs and reads no more than about 256 kB, and none of them writes.
-
+# Reads that pages and terminals repeat.
 
 SAMPLE_LIFE = 600.0
-"""Seconds for which a sample of old failures is kept."""
+"""Lifetime of a sample of old failures, in seconds."""
 
 _MINUTE_MS = 60_000
 
 
 class ServerLooks:
-    """The bounded reads of all queues of one namespace."""
+    """Methods for bounded reads of all queues in a namespace."""
 
     namespace: Namespace
     _attempts_of: Callable[[Job], int]
 
     @looks
     def sample(self, queues: Iterable[str], *, minutes: int = 0) -> Look[list[QueueSample]]:
-        """Look at queues as a whole: counts, limits, the next job, BullMQ's own metrics.
+        """Read the counts, limits, next job and BullMQ metrics of some queues.
 
-        One call of about 40 commands for each queue, all in one trip, however many jobs there are.
-        A queue that cannot be read is returned with the reason as its `problem`.
+        It sends one call of about 40 commands per queue, all in one round trip. The cost does not
+        depend on the number of jobs. A queue that cannot be read is returned with the reason as its
+        `problem`.
         """
         check_int("minutes", minutes, least=0, most=1440)
         return self._sample([queues] if isinstance(queues, str) else list(queues), minutes)
 
     @looks
     def ends(self, queue: str, minutes: int = 60) -> Look[EndsByMinute]:
-        """Count what ended in each of the last minutes, as far as it is kept; the newest first.
+        """Count the stored jobs that finished in each of the last minutes, the newest first.
 
-        One call of two commands for each minute.
+        It sends one call, with two commands per minute.
         """
         check_int("minutes", minutes, least=1, most=60)
         return self._ends(queue, minutes)
 
     @looks
     def crew(self) -> Look[Crew]:
-        """List the workers that are connected, of any queue: one CLIENT LIST for each server."""
+        """List the connected workers of all queues, with one CLIENT LIST per server."""
         return self._crew()
 
     @looks
     def records(self, queues: Iterable[str]) -> Look[dict[str, list[Seen]]]:
-        """Read what our workers wrote about themselves: one call of ≤ 101 commands per queue.
+        """Read the status records of taskbull workers, by queue.
 
-        Workers that have gone are among them for a day, without a record. A queue whose records
-        cannot be read has none.
+        It sends one call of at most 101 commands per queue. Stopped workers are listed for a day,
+        without a record. If the records of a queue cannot be read, its list is empty.
         """
         names = [queues] if isinstance(queues, str) else list(queues)
         found = yield from ask_queues(self.namespace, names, records.get_records)
@@ -314,7 +312,7 @@ class ServerLooks:
 
     @looks
     def registered_queues(self) -> Look[list[str]]:
-        """Name the queues that our workers and producers wrote down: one command."""
+        """Return the names of the queues in taskbull's registry, with one command."""
         return read_registered(self.namespace)
 
     @looks
@@ -327,11 +325,11 @@ class ServerLooks:
         limit: int = ROWS,
         terms: Terms | None = None,
     ) -> Look[JobRows]:
-        """See a page of jobs: the next to run first, of finished ones the latest.
+        """Read a page of jobs, the next to run first, or the latest first if they have finished.
 
-        `after` is that of the page before. Sorted states are paged by score and id, so that pages
-        do not slip. Of `terms` only the times count. A call for each 25 of ≤ 50 jobs, of 24
-        commands for each job.
+        `after` is the cursor from the previous page. Sorted states are paged by score and id, so
+        that pages do not shift. Only the times in `terms` are used. A page has at most 50 jobs. It
+        sends one call per 25 jobs, with 24 commands per job.
         """
         check_int("limit", limit, least=1, most=ROWS)
         wanted_state = _state(state)
@@ -342,7 +340,7 @@ class ServerLooks:
         while True:
             some = min(left, PIECE)
             found = yield from ask(browse.peek_jobs(keys, wanted_state, start, some, bound=bound))
-            # Between two calls others may move: a job that is seen twice is shown where it is now.
+            # Jobs may move between two calls. Keep the latest read of a job that appears twice.
             rows.update((row.id, row) for row in found.rows)
             left -= some
             if found.after is None or not left:
@@ -353,9 +351,10 @@ class ServerLooks:
 
     @looks
     def place(self, queue: str, job_id: str) -> Look[JobPlace]:
-        """See one job and where it is; `JobNotFound` if there is none: one call, ~50 commands.
+        """Read one job with its state and position, with one call of ~50 commands.
 
-        The middle of a list of more than 40,000 jobs is not searched: `sure` tells.
+        The middle of a list with more than 40,000 jobs is not searched completely. `sure` is False
+        if the position is a guess. Raises `JobNotFound` if the job does not exist.
         """
         placed = yield from self._placed(queue, job_id)
         if placed is None:
@@ -372,11 +371,12 @@ class ServerLooks:
         after: After = START,
         mask: Callable[[str], str] | None = None,
     ) -> Look[SearchStep]:
-        """Look for jobs in the next 100 of a state, or as many as have 256 kB; the latest first.
+        """Search the next 100 jobs in a state, or fewer if they exceed 256 kB.
 
-        One call, of about 3 commands for each job, and one command for each job that is found if
-        its data is searched. `mask` returns data as the person may see it: only what is left there
-        is found. No hit does not mean that there is none.
+        The order is that of `peek`. It sends one call with about 3 commands per job, and one
+        command per match if the data is searched. `mask` returns the data as the user may see it.
+        Only text that remains visible is found. No match in one step does not mean that there is
+        none at all.
         """
         wanted_state = _state(state)
         start, bound = _bounds(wanted_state, after, terms)
@@ -397,10 +397,10 @@ class ServerLooks:
     def failures(
         self, queue: str, most: int = 1000, *, before: Failures | None = None, sample: int = 0
     ) -> Look[Failures]:
-        """Group the newest failed jobs by task and error, and a sample of the rest if asked for.
+        """Group the newest failed jobs by task and error, optionally with a sample of the rest.
 
-        Jobs that `before` has read are not read again. One command, and one call for each 50 jobs
-        that are read: about 9 commands for each of them.
+        Jobs that are in the result `before` are not read again. It sends one call to count, one
+        command to list ids, and one call per 50 jobs that are read, with about 9 commands per job.
         """
         check_int("most", most, least=1, most=10_000)
         check_int("sample", sample, least=0, most=10_000)
@@ -449,10 +449,10 @@ class ServerLooks:
         for server in (yield from list_servers()):
             try:
                 clients = yield from ask_on(server, servers.list_clients())
-            except ServerRefused:  # an ACL rule, or a provider that forbids it
+            except ServerRefused:  # An ACL rule or the provider forbids CLIENT LIST.
                 told, answered = False, True
                 continue
-            except LOST as error:  # the workers of its queues cannot be seen, those of others can
+            except LOST as error:  # Still list the workers of the other servers' queues.
                 lost = error
                 continue
             answered = True
@@ -527,10 +527,10 @@ def _state(state: JobState | str) -> JobState:
 
 
 def _bounds(state: JobState, after: After, terms: Terms | None) -> tuple[After, float | None]:
-    """Return where to begin, and the score at which to end, if only some times are wanted."""
+    """Return the start cursor and the final score for the time range in `terms`."""
     if terms is None or state not in _TIMED:
         return after, None
-    first, last = terms.before, terms.after  # the newest come first
+    first, last = terms.before, terms.after  # The newest jobs come first.
     if state is JobState.DELAYED:
         low = None if last is None else delay_score_range(instant_to_ms(last))[0] - 1
         high = None if first is None else delay_score_range(instant_to_ms(first))[1]

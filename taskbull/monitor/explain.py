@@ -1,4 +1,4 @@
-"""Why a job, or a queue, does not run: the reads that gather the facts."""
+"""Server methods that explain why a job or a queue does not run. They gather the facts."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ from taskbull.scripts import browse, records
 from taskbull.scripts.read import Place, pick_pending
 
 _AWAITED: Final = 20
-"""How many of the children that a job waits for are looked at."""
+"""Maximum number of pending children to read."""
 
 _LONGEST_REASON: Final = 300
 _LOOKED_AT: Final = 20
-"""How many of the oldest running jobs are looked at for locks."""
+"""Number of longest-running jobs to check for locks."""
 
 
 class ServerWhys(ServerLooks):
-    """Explanations, for people."""
+    """Methods that explain the state of a job or a queue to a user."""
 
     @looks
     def why(self, queue: str, job_id: str | None = None) -> Look[Explanation]:
-        """Say why a job does not run, or what became of it; without an id, what holds the queue.
+        """Explain why a job does not run, or how it finished. Without an id, explain the queue.
 
-        It never fails for want of a job. Five calls, and one CLIENT LIST for each server; one or
-        two more for a job that runs or waits for children.
+        A missing job is explained as well and raises no error. It sends five calls, and one CLIENT
+        LIST per server. A job that is running or waits for children needs one or two more calls.
         """
         if job_id is not None:
             check_text("job_id", job_id)
@@ -50,12 +50,12 @@ class ServerWhys(ServerLooks):
 
     @looks
     def facts(self, queue: str) -> Look[QueueFacts]:
-        """Gather what is known of a queue at this moment: what `why` and `trouble` speak of."""
+        """Gather the current facts about a queue, as used by `why` and `find_trouble`."""
         watch = yield from self._watch(queue)
         return watch.facts()
 
     def _watch(self, queue: str) -> Look[QueueWatch]:
-        """Look at a queue from all sides, once."""
+        """Read all available information about a queue once."""
         watch, keys = QueueWatch(queue), self.namespace.keys(queue)
         [sample] = yield from self._sample([queue], 60)
         watch.sampled(sample)
@@ -66,7 +66,7 @@ class ServerWhys(ServerLooks):
 
     def _why_queue(self, watch: QueueWatch, now: datetime) -> Look[Explanation]:
         keys = self.namespace.keys(watch.name)
-        for _ in range(2):  # a job may have ended between its place and its lock
+        for _ in range(2):  # A job may finish between the reads of its position and its lock.
             watch.peeked((yield from ask(browse.peek_active(keys, 0, _LOOKED_AT - 1))))
         facts = watch.facts(now)
         state = "paused" if facts.paused else "running" if facts.workers else "unattended"
@@ -118,7 +118,7 @@ class ServerWhys(ServerLooks):
         )
 
     def _usual(self, keys: QueueKeys, name: str) -> Look[float | None]:
-        """Return how long jobs of a task take, by those that completed last."""
+        """Return the median run time of a task's latest completed jobs, in seconds."""
         page = yield from ask(browse.peek_jobs(keys, JobState.COMPLETED))
         took = [
             job.finished_ms - job.processed_ms
@@ -142,7 +142,7 @@ def _awaited(keys: QueueKeys, job_id: str) -> Look[list[ChildFacts]]:
 
 
 def _renewed(facts: QueueFacts, worker: str | None, lock: float | None) -> float | None:
-    """Return how long ago a lock was renewed, if we know how long its worker makes it last."""
+    """Return the seconds since a lock was renewed, if its worker's lock duration is known."""
     for record in facts.records:
         if record.id == worker and lock is not None and 0 <= lock <= record.lock_duration:
             return record.lock_duration - lock

@@ -1,4 +1,4 @@
-"""Errors that retries hide: no failed job tells of them, because the next attempt may succeed."""
+"""Server methods for errors hidden by retries. The job may still succeed in a later attempt."""
 
 from __future__ import annotations
 
@@ -21,59 +21,60 @@ from taskbull.store.address import Namespace
 __all__ = ["CountedError", "HiddenError", "HiddenErrors", "HiddenLooks"]
 
 _LOOKED_AT: Final[Mapping[JobState, int]] = {
-    JobState.DELAYED: 500,  # most jobs that failed wait there for their next attempt
+    JobState.DELAYED: 500,  # Most jobs wait here for their next attempt.
     JobState.ACTIVE: 100,
     JobState.WAITING: 100,
     JobState.PRIORITIZED: 100,
     JobState.PAUSED: 100,
 }
-"""How many jobs of each state are looked at, from the next to run on."""
+"""Number of jobs to check in each state, starting with the next to run."""
 
 
 class HiddenError(Struct, frozen=True):
-    """Failed attempts that have an error in common, of jobs that have not failed for good."""
+    """Failed attempts with the same error, of jobs that have not failed permanently."""
 
     fingerprint: str
     task: str
     error: str
     jobs: int
-    """How many of the jobs that were looked at failed so the last time."""
+    """Number of checked jobs whose last failure was this error."""
     counted: int
-    """How many attempts failed so in the last hour or two, by the count of our workers."""
+    """Number of attempts with this error that taskbull workers counted in the last hour or two."""
     newest: str
-    """The id of one such job; empty if only the count tells of it."""
+    """Id of one such job, or empty if the error is known only from the counts."""
 
 
 class HiddenErrors(Struct, frozen=True):
-    """What failed and is tried again."""
+    """The errors of attempts that failed and are retried."""
 
     errors: list[HiddenError]
-    """The most frequent first."""
+    """Errors, the most frequent first."""
     looked_at: int
-    """How many jobs that have not ended were looked at."""
+    """Number of unfinished jobs that were checked."""
 
 
 class HiddenLooks:
-    """The reads of what failed and is tried again, by whichever worker."""
+    """Methods that read failed attempts that are retried, by any worker."""
 
     namespace: Namespace
 
     @looks
     def hidden_errors(self, queue: str, hours: int = 1) -> Look[list[CountedError]]:
-        """Count failed attempts of our workers by error, retried or not, the most frequent first.
+        """Count failed attempts of taskbull workers by error, the most frequent first.
 
-        That is for this hour of the clock, and as many before as are asked for, at most 24. One
-        command for each.
+        Attempts count whether or not they were retried. The counts cover the current clock hour and
+        the `hours` before it, at most 24. It sends one command per hour.
         """
         check_int("hours", hours, least=0, most=24)
         return self._counted(queue, hours)
 
     @looks
     def retried(self, queue: str) -> Look[HiddenErrors]:
-        """Group jobs that failed and are tried again, Node's too, by error, with our own counts.
+        """Group jobs that failed and are retried by error, with the counts of taskbull workers.
 
-        At most 500 delayed jobs are looked at, and 100 each of those that run, wait, are
-        prioritized or paused: one call for each 50, of about 10 commands for each that failed.
+        Jobs of Node.js workers are included. It checks at most 500 delayed jobs, and 100 each of
+        the active, waiting, prioritized and paused jobs. It sends one call per 50 jobs, with about
+        10 commands per failed job.
         """
         failed: list[FailedJob] = []
         looked_at = 0

@@ -1,4 +1,7 @@
-"""Jobs as they are shown: with their state, and what stands beside them in Redis."""
+"""Server methods that inspect servers, queues and jobs, and the views that they return.
+
+Each operation is a generator that yields questions and receives the answers. It does no I/O.
+"""
 
 from __future__ import annotations
 
@@ -41,23 +44,23 @@ from taskbull.scripts.read import ChildCounts, Counts
 from taskbull.scripts.servers import Client, ConnectedWorker, try_commands, try_plainly
 from taskbull.store.address import Endpoint, Namespace
 
-# Jobs as they are shown: with their state, and what stands beside them in Redis.
+# Views of jobs.
 
 
 class JobView(Struct, frozen=True):
-    """A job, and what was found out about it when it was read."""
+    """A job with its state and due time."""
 
     queue: str
     job: Job
     state: JobState
     attempts: int
-    """How often a worker tries it."""
+    """Maximum number of attempts."""
     due: datetime | None = None
-    """When it may run, if it is delayed."""
+    """Due time, if it is delayed."""
 
     @property
     def data(self) -> Any:
-        """Its data; as text if that is not JSON."""
+        """Its data, or the raw text if the data is not JSON."""
         try:
             return self.job.data
         except CorruptJob:
@@ -65,7 +68,7 @@ class JobView(Struct, frozen=True):
 
     @property
     def progress(self) -> Any:
-        """Its progress; None also if that is not JSON."""
+        """Its progress, or None if there is none or it is not JSON."""
         try:
             return self.job.progress
         except CorruptJob:
@@ -73,7 +76,7 @@ class JobView(Struct, frozen=True):
 
     @property
     def corrupt(self) -> str | None:
-        """What makes it unreadable for workers."""
+        """The reason why workers cannot read the job, or None if they can."""
         found = self.job.corrupt
         try:
             _ = self.job.data
@@ -82,7 +85,7 @@ class JobView(Struct, frozen=True):
         return None if found is None else str(found)
 
     def describe(self) -> dict[str, Any]:
-        """Return it as JSON has it: instants are ISO 8601, durations seconds."""
+        """Return the job as JSON-compatible values. Times are ISO 8601, durations in seconds."""
         job = self.job
         return {
             "id": job.id,
@@ -113,19 +116,19 @@ class JobView(Struct, frozen=True):
 
 
 class JobDetails(Struct, frozen=True):
-    """All that is stored about a job."""
+    """All stored information about a job."""
 
     view: JobView
     options: Any
-    """Its options as they stand in Redis; None if they are not JSON."""
+    """Its stored options, or None if they are not JSON."""
     lock_seconds: float | None
-    """For how long the lock of a running job lives; 0: it has none; None: it does not run."""
+    """Seconds until the lock expires, 0 if it has no lock, or None if it is not running."""
     children: ChildCounts
     logs: list[str]
-    """Its newest log lines, the oldest of them first."""
+    """Its newest log lines, in the order they were written."""
 
     def describe(self) -> dict[str, Any]:
-        """Return it as JSON has it: what `taskbull job --json` prints."""
+        """Return the details as JSON-compatible values, as printed by `taskbull job --json`."""
         return {
             **self.view.describe(),
             "options": self.options,
@@ -136,51 +139,47 @@ class JobDetails(Struct, frozen=True):
 
 
 class JobPage(Struct, frozen=True):
-    """Some of the jobs in one or several states."""
+    """A page of the jobs in one or several states."""
 
     jobs: list[JobView]
     total: int
-    """How many jobs there are in these states."""
+    """Number of jobs in these states."""
 
 
 def iso(instant: datetime | None) -> str | None:
-    """Return an instant as JSON has it: ISO 8601, with its offset."""
+    """Format a time for JSON as ISO 8601 with its UTC offset."""
     return None if instant is None else instant.isoformat(timespec="milliseconds")
 
 
-# Everything a server can be asked about its queues: the methods that both servers have in common.
-#
-# Each operation is a generator that yields what is to be asked, and is sent the answer; nothing is
-# sent here. Every read is bounded, whatever is in the queues.
-
+# Methods that the async and the sync server share. Lists are read in chunks of bounded size.
 
 Node: TypeAlias = Endpoint
-"""One of the Redis servers that hold the queues: the only one, or a master of a Cluster."""
+"""A Redis server that holds queues: the only one, or a master of a Cluster."""
 
 LISTED = tuple(state for state in STATES if state is not JobState.PAUSED)
-"""All states in which jobs are listed; those parked by a pause are among the waiting ones."""
+"""States that are listed by default. Jobs in the paused list are listed as waiting."""
 
 
 class QueueSummary(Struct, frozen=True):
-    """A queue at a glance."""
+    """A summary of a queue."""
 
     name: str
     paused: bool
     version: str | None
-    """What its producer wrote about itself, such as `bullmq:5.62.0`."""
+    """Version string that the producer stored, such as `bullmq:5.62.0`."""
     workers: int | None
-    """How many are connected; None where the server does not tell."""
+    """Number of connected workers, or None if the server does not list its clients."""
     counts: Counts
     waiting_since: datetime | None
-    """When the job that has waited longest was added, or became due if it was delayed."""
+    """Time when the longest-waiting job was added, or became due if it was delayed."""
     note: PauseNote | None = None
-    """Who has paused it, and why, if they said so."""
+    """User and reason of the pause, if they were recorded."""
     problem: str | None = None
-    """Why it cannot be read; None: it can. Nothing else is known of it then."""
+    """Reason why the queue cannot be read, or None. If set, the other fields are empty."""
 
 
 class ServerOperations:
-    """The operations on all queues of one namespace."""
+    """Methods that inspect all queues in a namespace."""
 
     namespace: Namespace
     _known: frozenset[str]
@@ -190,14 +189,14 @@ class ServerOperations:
 
     @looks
     def servers(self) -> Look[list[Node]]:
-        """List the servers that hold the queues: one, or the masters of a Cluster."""
+        """List the servers that hold the queues: a single one, or the masters of a Cluster."""
         return list_servers()
 
     @looks
     def ping(self, server: Node | None = None) -> Look[None]:
-        """Raise at once if Redis, or one of its servers, does not answer.
+        """Raise an error if Redis, or the given server, does not answer.
 
-        A Cluster answers if one of its nodes does.
+        A Cluster counts as available if one of its nodes answers.
         """
         if server is not None:
             yield from ask_on(server, servers.ping())
@@ -206,7 +205,7 @@ class ServerOperations:
 
     @looks
     def lost_servers(self) -> Look[dict[Node, str]]:
-        """Return the nodes of a Cluster that do not answer, and why; raise if none does."""
+        """Return the servers that do not answer, with the errors. Raise if none answers."""
         lost = yield from self._lost_servers()
         return {node: str(error) for node, error in lost.items()}
 
@@ -219,17 +218,17 @@ class ServerOperations:
 
     @looks
     def info(self, server: Node) -> Look[dict[str, str]]:
-        """Return what a server tells about itself: the fields of INFO."""
+        """Return the fields of a server's INFO."""
         return ask_on(server, servers.get_info())
 
     @looks
     def cluster_info(self, server: Node) -> Look[dict[str, str]]:
-        """Return what a server tells about its Cluster: the fields of CLUSTER INFO."""
+        """Return the fields of a server's CLUSTER INFO."""
         return ask_on(server, servers.get_cluster_info())
 
     @looks
     def save_points(self, server: Node) -> Look[str]:
-        """Return when a server writes snapshots, as its configuration has it; empty: never."""
+        """Return a server's snapshot settings (`save`). Empty if it writes no snapshots."""
         return ask_on(server, servers.get_save_points())
 
     @looks
@@ -244,7 +243,7 @@ class ServerOperations:
 
     @looks
     def refused_commands(self, queue: str) -> Look[dict[str, str]]:
-        """Try all commands that taskbull needs for a queue; return those refused, and why."""
+        """Try all commands that taskbull needs for a queue. Return the refused ones with errors."""
         keys, token = self.namespace.keys(queue), token_hex(8)
         server = yield from server_of(keys)
         refused = yield from ask_on(server, try_commands(keys, token))
@@ -260,7 +259,7 @@ class ServerOperations:
 
     @looks
     def exists(self, queue: str) -> Look[bool]:
-        """Return whether a queue is in Redis, or belongs to a task of the app."""
+        """Return True if a queue is in Redis or belongs to a task of the app."""
         keys = self.namespace.keys(queue)
         if queue in self._known:
             return True
@@ -270,22 +269,25 @@ class ServerOperations:
     def find_queues(
         self, place: SearchPlace | None = None
     ) -> Look[tuple[list[str], SearchPlace | None]]:
-        """Name the queues in the next 1000 keys or so, and where to go on; None: it was all."""
+        """Return the queues in the next 1000 keys or so, and the place of the next step.
+
+        The place is None after the last step.
+        """
         return find_queues(self.namespace, place)
 
     @looks
     def queues(self) -> Look[list[str]]:
-        """Name all queues, sorted: those found in Redis, and those of the app.
+        """Return the sorted names of all queues, in Redis and in the app.
 
-        All keys of the server are looked at, in short calls; `find_queues` makes one such call.
+        This scans all keys of the server in short calls. `find_queues` makes one such call.
         """
         return all_queues(self.namespace, self._known)
 
     @looks
     def survey(self, queues: Iterable[str] | None = None) -> Look[list[QueueSummary]]:
-        """Look at some queues, or at all: counts, workers, and how long the next job has waited.
+        """Summarize some or all queues: counts, workers and the waiting time of the next job.
 
-        One short call for each queue, all in one trip, and one for each server. A queue that
+        It sends one short call per queue, all in one round trip, and one per server. A queue that
         cannot be read is returned with the reason as its `problem`.
         """
         names = yield from self._names(queues)
@@ -322,10 +324,10 @@ class ServerOperations:
     def workers(
         self, queues: Iterable[str] | None = None
     ) -> Look[dict[str, list[ConnectedWorker]]]:
-        """List the workers that are connected to some queues, or to all, Node's among them.
+        """List the connected workers of some or all queues, including Node.js workers.
 
-        Each server is asked once; `ServerRefused` if it does not tell. If a node of a Cluster does
-        not answer, its queues are not among them.
+        It sends one command per server. If a Cluster node does not answer, its queues are left out.
+        Raises `ServerRefused` if a server does not list its clients.
         """
         names = yield from self._names(queues)
         lost: TaskbullError | None = None
@@ -337,7 +339,7 @@ class ServerOperations:
             except ConfigurationError:
                 if queues is not None:
                     raise
-                continue  # no worker of ours serves it
+                continue  # No taskbull worker can serve a queue with this name.
             try:
                 server = yield from server_of(keys)
                 if server not in clients:
@@ -352,7 +354,7 @@ class ServerOperations:
 
     @looks
     def active(self, queue: str, most: int = 100) -> Look[list[ActiveJob]]:
-        """List the jobs that have run longest: who runs them, and how long their locks live."""
+        """List the longest-running jobs, with their workers and locks."""
         keys = self.namespace.keys(queue)
         found: list[ActiveJob] = []
         for start, stop in _pieces(most):
@@ -364,7 +366,7 @@ class ServerOperations:
 
     @looks
     def last_event_id(self, queue: str) -> Look[str]:
-        """Return the id of the last event of a queue; `0-0` if there is none."""
+        """Return the id of a queue's last event, or `0-0` if there is none."""
         return ask(last_event_id(self.namespace.keys(queue)))
 
     # The jobs
@@ -378,7 +380,7 @@ class ServerOperations:
         offset: int = 0,
         limit: int = 20,
     ) -> Look[JobPage]:
-        """List jobs by state: the next to run first, of finished ones the latest."""
+        """List jobs by state, the next to run first, or the latest first if they have finished."""
         check_int("offset", offset, least=0)
         check_int("limit", limit, least=1)
         keys = self.namespace.keys(queue)
@@ -399,7 +401,11 @@ class ServerOperations:
 
     @looks
     def inspect(self, queue: str, job_id: str, *, log_lines: int | None = 200) -> Look[JobDetails]:
-        """Return all that is stored about a job, with its newest log lines; None: all of them."""
+        """Return all stored information about a job, with its newest log lines.
+
+        If `log_lines` is None, all log lines are returned. Raises `JobNotFound` if the job does not
+        exist.
+        """
         keys = self.namespace.keys(queue)
         job: Job | None = None
         if check_text("job_id", job_id) not in RESERVED_IDS:
@@ -436,7 +442,7 @@ class ServerOperations:
     def _clients_if_told(self, server: Endpoint) -> Look[list[Client] | None]:
         try:
             return (yield from ask_on(server, servers.list_clients()))
-        except ServerRefused:  # an ACL rule, or a provider that forbids it
+        except ServerRefused:  # An ACL rule or the provider forbids CLIENT LIST.
             return None
 
 

@@ -1,9 +1,9 @@
-"""All queues over time: one round of looks after the other, each at a bounded price.
+"""Monitoring of all queues over time, in rounds of bounded cost.
 
-Both `taskbull top` and the dashboard look by these rounds. A round samples at most 50 queues, those
-first that somebody wants to see or that were not seen for longest; what changes slowly is asked for
-less often, and only as many queues are asked about that. So a round costs the same with a
-thousand queues as with a hundred: it only takes more of them until all were seen again.
+`taskbull top` and the dashboard both use these rounds. A round samples all new queues and fills up
+to 50 with others: requested ones first, then those not sampled for the longest time. Slowly
+changing information is read less often, and for fewer queues per round. So a round costs the same
+with a thousand queues as with a hundred. It only takes more rounds to refresh all queues.
 """
 
 from __future__ import annotations
@@ -27,22 +27,22 @@ from taskbull.queue.questions import LOST, Look, ask_queues
 from taskbull.scripts import browse, records
 
 _CREW: Final = 5.0
-"""Seconds between two looks at the connections of the servers."""
+"""Seconds between two reads of the servers' client lists."""
 
 _MANY_CLIENTS: Final = 1000
 _CREW_OF_MANY: Final = 30.0
 
 _SAMPLED: Final = 50
-"""How many queues are sampled in a round, and how many are asked for in one trip."""
+"""Number of queues sampled per round, and maximum number of queues per round trip."""
 
 _SLOWLY: Final = 10.0
-"""Seconds between two looks at a queue's records, at its locks and at what ended by minute."""
+"""Seconds between two reads of a queue's records, locks and per-minute counts."""
 
 _MET: Final = 16
-"""About how many queues a round asks for these: three calls each."""
+"""Approximate number of queues per round for these reads, with three calls each."""
 
 _FAILING: Final = 30.0
-"""Seconds between two looks at why jobs of a queue fail, if many do."""
+"""Seconds between two reads of a queue's failures, if many jobs fail."""
 
 _FAILURES: Final = 200
 _FAILING_AT_ONCE: Final = 2
@@ -51,10 +51,10 @@ _MINUTE_MS: Final = 60_000
 
 
 class Overview:
-    """What is known of all queues; `Server.watch` adds to it.
+    """The collected information about all queues. `Server.watch` updates it.
 
-    `patience` is for how many seconds the first round may search the keys for queues. `apart`: no
-    other round does so, but `Server.find_more_queues`.
+    `patience` limits the search for queues in the first round, in seconds. With `apart`, later
+    rounds do not search; call `Server.find_more_queues` to continue the search.
     """
 
     def __init__(self, patience: float = inf, *, apart: bool = False) -> None:
@@ -63,40 +63,40 @@ class Overview:
         self.crew: Crew | None = None
         self.crew_at = -inf
         self.seen: set[str] = set()
-        """The queues that the last round has looked at."""
+        """Names of the queues that the last round has read."""
 
     def facts(self, now: datetime | None = None) -> list[QueueFacts]:
-        """Return what is known of each queue, by name."""
+        """Return the facts about each sampled queue, sorted by name."""
         now = datetime.now(UTC).astimezone() if now is None else now
         seen = [watch for watch in self.watches.values() if watch.sample is not None]
         return [watch.facts(now) for watch in sorted(seen, key=lambda watch: watch.name)]
 
     def keep(self, names: Collection[str]) -> None:
-        """Watch these queues, and no others."""
+        """Watch only these queues. Known queues keep their history."""
         self.watches = {name: self.watches.get(name) or QueueWatch(name) for name in names}
 
     def expire(self, queue: str) -> None:
-        """Have the next round look at a queue: it has been changed, or even removed."""
+        """Make the next round sample a queue that was changed or removed."""
         self.names.changed.add(queue)
         if queue in self.watches:
             self.watches[queue].sampled_at = -inf
 
     def next_sampled(self, wanted: Collection[str]) -> list[QueueWatch]:
-        """Choose the queues of a round: new ones, wanted ones, and those not seen for longest."""
+        """Choose the queues to sample: new ones, then wanted ones, then the least recent."""
         new = [watch for watch in self.watches.values() if watch.sampled_at == -inf]
         others = [watch for watch in self.watches.values() if watch.sampled_at > -inf]
         others.sort(key=lambda watch: (watch.name not in wanted, watch.sampled_at))
         return new + others[: max(0, _SAMPLED - len(new))]
 
     def next_met(self, now: float) -> list[QueueWatch]:
-        """Choose the queues of which a round asks what changes slowly."""
+        """Choose the queues whose slowly changing information is due."""
         due = [watch for watch in self.watches.values() if now - watch.met_at >= _SLOWLY]
         due.sort(key=lambda watch: watch.met_at)
         new = sum(watch.met_at == -inf for watch in due)
         return due[: max(new, _MET)]
 
     def next_failing(self, now: float) -> list[QueueWatch]:
-        """Choose some queues of which many jobs have failed."""
+        """Choose some queues with many failed jobs whose failures are due to be read."""
         seen = [self.watches[name] for name in self.seen]
         due = [watch for watch in seen if watch.has_failed and now - watch.failures_at >= _FAILING]
         due = [each for each in due if each.facts().failed.total(MINUTES) >= LEAST_FAILED]
@@ -104,23 +104,24 @@ class Overview:
 
 
 def all_trouble(facts: Iterable[QueueFacts]) -> list[Trouble]:
-    """Return what is wrong with all queues, the worst first."""
+    """Return the problems of all queues, the worst first."""
     found = [trouble for one in facts for trouble in find_trouble(one)]
     return sorted(found, key=lambda trouble: (-trouble.weight, trouble.queue))
 
 
 class ServerOverview(ServerWhys):
-    """The round of looks at all queues."""
+    """Methods that update an overview of all queues."""
 
     _known: frozenset[str]
 
     @looks
     def watch(self, overview: Overview, wanted: Collection[str] = ()) -> Look[None]:
-        """Look at all queues once more, or at 50 of them; what is due seldom is asked seldom.
+        """Run one round: update the overview of all queues, or of 50 if there are more.
 
-        One call for each of these queues, three more for 16 of them; every 5 s one CLIENT LIST for
-        each server; a search for queues, for a twentieth of a second, once a minute; and six calls
-        for each of two queues of which many jobs fail. The first round asks about all queues.
+        A round sends one call per sampled queue and three more for about 16 of them. Every 5 s it
+        sends one CLIENT LIST per server, or every 30 s if there are 1,000 clients or more. Once a
+        minute, a search for queues starts, which takes at most 0.05 s per round. For up to two
+        queues with many failed jobs, it sends six calls each. The first round reads all queues.
         """
         now = time.monotonic()
         overview.seen = set()
@@ -138,21 +139,23 @@ class ServerOverview(ServerWhys):
             watch.crew = overview.crew
         for watch in overview.next_failing(now):
             watch.failures_at = now
-            # What is wrong, the sample says.
+            # The sample already reports the problem.
             with suppress(ServerRefused, SerializationError, *LOST):
                 watch.failed((yield from self._failures(watch.name, _FAILURES)))
 
     @looks
     def find_more_queues(self, overview: Overview, *, write: bool = False) -> Look[None]:
-        """Go on searching the keys for queues, with at most 40 commands; a search begins each
-        minute. `write`: write down what was found, for others who look."""
+        """Continue the search of all keys for queues, with at most 40 commands.
+
+        A new search starts every minute. With `write`, the names found are stored in the registry.
+        """
         names = overview.names
         yield from names.search(self.namespace)
         if write and names.may_write:
             yield from names.write(self.namespace, self._there(overview))
 
     def _there(self, overview: Overview) -> set[str]:
-        """Return the queues that are known whether or not there is a key of them."""
+        """Return the queues that are listed even if Redis has no key of them."""
         return {*self._known, *(overview.crew.workers if overview.crew else ())}
 
     def _sample_some(

@@ -1,4 +1,4 @@
-"""A queue over time: what was seen of it becomes facts, rates and trouble. No IO."""
+"""Observation of one queue over time. It derives facts and rates from samples, without I/O."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from taskbull.queue.failures import Failures
 from taskbull.scripts.browse import ActiveJob, EndsByMinute
 
 _MEMORY: Final = 300.0
-"""Seconds over which the rate of arrivals is taken."""
+"""Length of the window for the arrival rate, in seconds."""
 
 _RECORD_LIFE: Final = 60.0
-"""Seconds after which a record counts for nothing, however it came to last."""
+"""Maximum age of a worker record in seconds, even if its key has not expired."""
 
 
 class QueueWatch:
-    """Remembers what was seen of one queue: given each look, it gives the facts."""
+    """The observations of one queue. Add each read to it; `facts` summarizes them."""
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.sampled_at = self.met_at = self.failures_at = -inf
-        """When whoever looks has last asked for each, by a clock that never jumps."""
+        """Times of the last reads by the monotonic clock, maintained by the caller."""
         self.sample: QueueSample | None = None
         self._arrived: deque[tuple[float, int]] = deque()
         self._versions: set[str] = set()
@@ -44,52 +44,52 @@ class QueueWatch:
 
     @property
     def is_busy(self) -> bool:
-        """Whether a job ran when it was last looked at."""
+        """True if a job was running at the time of the last sample."""
         return self.sample is not None and self.sample.found.counts[JobState.ACTIVE] > 0
 
     @property
     def has_failed(self) -> bool:
-        """Whether there was a failed job then."""
+        """True if there was a failed job at the time of the last sample."""
         return self.sample is not None and self.sample.found.counts[JobState.FAILED] > 0
 
     def sampled(self, sample: QueueSample) -> None:
-        """Take in a sample."""
+        """Add a sample."""
         self.sample = sample
         if sample.problem is not None:
             return
         if sample.found.version is not None:
             self._versions.add(sample.found.version)
         if self._arrived and sample.found.last_id < self._arrived[-1][1]:
-            self._arrived.clear()  # the queue was removed, and made anew
+            self._arrived.clear()  # The queue was removed and created again.
         self._arrived.append((sample.at, sample.found.last_id))
         while sample.at - self._arrived[0][0] > _MEMORY:
             self._arrived.popleft()
 
     def counted(self, ends: EndsByMinute) -> None:
-        """Take in what ended by minute."""
+        """Set the per-minute counts of finished jobs."""
         self._ends = ends
 
     def misread(self, error: TaskbullError | None) -> None:
-        """Take in why what changes slowly could not be read; None: it was read."""
+        """Set the error from reading slowly changing information, or None if it was read."""
         self._problem = None if error is None else str(error)
 
     def met(self, crew: Crew | None, seen: Sequence[Seen]) -> None:
-        """Take in who is connected, and what our workers say."""
+        """Set the connected workers and the records of taskbull workers."""
         self.crew = crew
         self._seen = seen
 
     def peeked(self, active: Sequence[ActiveJob]) -> None:
-        """Take in the jobs that run longest: one without a lock counts the second time."""
+        """Set the longest-running jobs. A job without a lock counts from the second time on."""
         now = frozenset(job.id for job in active if job.lock_seconds is None)
         self._lockless, self._without_lock = now & self._without_lock, now
 
     def failed(self, failures: Failures) -> None:
-        """Take in why jobs failed."""
+        """Set the groups of failed jobs."""
         self._failures = failures
 
     def facts(self, now: datetime | None = None) -> QueueFacts:
-        """Return all that is known; there has to be a sample."""
-        assert self.sample is not None, "nothing was seen yet"  # noqa: S101 - whoever asks knows
+        """Return the facts about the queue. At least one sample is required."""
+        assert self.sample is not None, "nothing was seen yet"  # noqa: S101 - callers check it
         now = datetime.now(UTC).astimezone() if now is None else now
         found, ends = self.sample.found, self._ends
         now_ms = int(now.timestamp() * 1000)

@@ -1,4 +1,4 @@
-"""What pages ask about schedules: how their last runs went."""
+"""Server methods that find the last runs of schedules."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from taskbull.store.address import Namespace
 __all__ = ["ScheduleLooks", "ScheduledRun"]
 
 _EARLIER: Final = 2
-"""How many runs back are looked for: one may have been left out while no worker was there."""
+"""Number of earlier runs to look for. A run may have been skipped while no worker was running."""
 
 
 class ScheduleLooks:
-    """The reads of schedules' runs."""
+    """Methods that read the runs of schedules."""
 
     namespace: Namespace
 
     @looks
     def last_runs(self, schedules: Sequence[Schedule]) -> Look[list[ScheduledRun | None]]:
-        """Find the last run of each schedule; None: its job is not kept, or cannot be read.
+        """Find the last run of each schedule, or None if its job is not stored or not readable.
 
-        One call of at most 10 commands for each schedule, all in one trip.
+        It sends one call of at most 10 commands per schedule, all in one round trip.
         """
         calls = [
             find_run(self.namespace.keys(each.queue), each.id, _due_before(each))
@@ -42,6 +42,6 @@ def _due_before(schedule: Schedule) -> list[int]:
     if schedule.rule is None or schedule.last_due is None:
         return []
     due_ms = instant_to_ms(schedule.last_due)
-    # Nothing follows a run that has begun if the schedule has ended, or its worker has died.
+    # If no run is pending, the schedule has ended or its worker died: `last_due` is the last run.
     last = [] if schedule.is_pending else [due_ms]
     return last + runs_before(schedule.rule, due_ms, _EARLIER)

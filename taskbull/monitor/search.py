@@ -1,4 +1,4 @@
-"""Searching the keys of all servers for queues, piece by piece."""
+"""Search for queues: a scan of the keys of all servers in chunks, and the names found so far."""
 
 from __future__ import annotations
 
@@ -16,24 +16,25 @@ from taskbull.queue.questions import LOST, Look, ask, ask_on, ask_queues, list_s
 from taskbull.scripts import browse, records, servers
 from taskbull.store.address import Endpoint, Namespace
 
-# Searching the keys of all servers for queues, piece by piece.
+# One search through all keys, in chunks.
 
 
 class SearchPlace(Struct, frozen=True):
-    """How far a search for queues has come."""
+    """The progress of a search for queues."""
 
     server: Endpoint
     cursor: bytes
     rest: tuple[Endpoint, ...]
-    """The servers that come after this one."""
+    """Servers to search after this one."""
     before: int = 0
-    """How many came before it."""
+    """Number of servers searched before this one."""
 
     @property
     def share(self) -> float:
-        """About how much of all keys has been looked at; of several servers only whole ones count.
+        """The approximate share of all keys that has been searched.
 
-        Redis counts a cursor up from its highest bit: the lowest is set in the second half.
+        With several servers, only completed ones count. Redis increments a cursor from its highest
+        bit, so reversing the bits yields the progress.
         """
         if self.before or self.rest:
             return self.before / (self.before + 1 + len(self.rest))
@@ -41,14 +42,14 @@ class SearchPlace(Struct, frozen=True):
         return int(bits[::-1], 2) / (1 << len(bits))
 
     def next_server(self) -> SearchPlace | None:
-        """Return the beginning of the next server; None: there is no other."""
+        """Return the start of the next server, or None if this is the last one."""
         if not self.rest:
             return None
         return SearchPlace(self.rest[0], b"0", self.rest[1:], self.before + 1)
 
 
 def begin_search() -> Look[SearchPlace]:
-    """Return where a search begins."""
+    """Return the start of a search."""
     first, *rest = yield from list_servers()
     return SearchPlace(first, b"0", tuple(rest))
 
@@ -56,7 +57,10 @@ def begin_search() -> Look[SearchPlace]:
 def find_queues(
     namespace: Namespace, place: SearchPlace | None
 ) -> Look[tuple[list[str], SearchPlace | None]]:
-    """Look at the next piece of the keys; the place is where to go on, None at the end."""
+    """Search the next chunk of the keys. Return the queue names and the next place.
+
+    The next place is None at the end of the search.
+    """
     if place is None:
         place = yield from begin_search()
     scan = servers.find_queues(namespace.prefix, place.cursor)
@@ -68,9 +72,9 @@ def find_queues(
 
 
 def all_queues(namespace: Namespace, known: frozenset[str]) -> Look[list[str]]:
-    """Search all keys; return the names of queues, those known beforehand among them.
+    """Search all keys. Return the sorted names of all queues, including the `known` ones.
 
-    If a node of a Cluster does not answer, those that were written down are among them, too.
+    If a Cluster node does not answer, registered queues are included as well.
     """
     found = set(known)
     place: SearchPlace | None = yield from begin_search()
@@ -87,13 +91,16 @@ def all_queues(namespace: Namespace, known: frozenset[str]) -> Look[list[str]]:
     if lost is not None:
         if not answered:
             raise lost
-        with suppress(*LOST):  # they may be on that node
+        with suppress(*LOST):  # The registry may be on the lost node.
             found.update((yield from read_registered(namespace)))
     return sorted(found)
 
 
 def read_registered(namespace: Namespace) -> Look[list[str]]:
-    """Name the queues that were written down; none if that key is not ours, or may not be read."""
+    """Return the registered queue names.
+
+    The list is empty if the key has another type or the Redis user may not read it.
+    """
     try:
         return (yield from ask(records.get_registered(namespace.prefix)))
     except ServerRefused as error:
@@ -103,72 +110,73 @@ def read_registered(namespace: Namespace) -> Look[list[str]]:
 
 
 def plain_name(namespace: Namespace, name: str) -> str:
-    """Return a queue's name as code has it: without the hash tag that we add."""
+    """Return the name of a queue without the hash tag that taskbull adds."""
     inner = name[1:-1]
     try:
         is_ours = name == f"{{{inner}}}" and inner and namespace.keys(inner).tagged == name
-    except ConfigurationError:  # no queue of ours has such a name
+    except ConfigurationError:  # taskbull does not allow this name.
         return name
     return inner if is_ours else name
 
 
-# Which queues there are: by what is known, and by a search that goes on where it stopped.
-
+# The names of all queues, from the registry and from a search that continues over many rounds.
 
 _EVERY: Final = 60.0
 """Seconds between two searches through all keys."""
 
 _SECONDS: Final = 0.05
-"""For how long a search goes on in one round."""
+"""Maximum duration of the search in one round, in seconds."""
 
 _CALLS: Final = 40
-"""And how often Redis is asked in it: with a round every other second, 20 times a second."""
+"""Maximum number of calls per round. With a round every 2 s, that is 20 calls per second."""
 
 _FORGOTTEN_MS: Final = 24 * 3_600_000
-"""After how long a name is struck off that somebody wrote down, if there is no such queue."""
+"""Minimum age for unregistering the name of a missing queue, in milliseconds."""
 
 
 class QueueNames:
-    """The names that were found, and how far the search has come.
+    """The queue names found so far, and the progress of the search.
 
-    `apart`: a round only begins the first search, which somebody else carries on.
+    With `apart`, a round only starts the first search. Another caller of `search` continues it.
     """
 
     def __init__(self, patience: float = inf, *, apart: bool = False) -> None:
         self.apart = apart
         self.found: set[str] = set()
         self.written: set[str] = set()
-        """What was written down when a round last looked."""
+        """Registered names, as of the last round."""
         self.may_write = True
+        """False after Redis refused a write to the registry."""
         self.changed: set[str] = set()
-        """Queues that may not be there any more."""
+        """Queues that may no longer exist."""
         self.searched_once = False
-        """Whether all keys have been searched."""
+        """True if all keys have been searched at least once."""
         self._patience = patience
         self._round: set[str] = set()
-        """What the search has found since it began anew."""
+        """Names found by the current search."""
         self._is_whole = False
-        """Whether a search has ended since names were last struck off."""
+        """True if a search has finished since names were last removed from the registry."""
         self._place: SearchPlace | None = None
         self._answered = False
+        """True if at least one node answered in the current search."""
         self._lost: TaskbullError | None = None
-        """Why a node of a Cluster could not be searched this time, and whether another could."""
+        """Error of a Cluster node that could not be searched in the current search."""
         self._rests_until = -inf
 
     @property
     def searched(self) -> float:
-        """About how much of the keys has been searched; 1: all of them, at least once."""
+        """The approximate share of keys searched. 1 means that all were searched at least once."""
         if self.searched_once:
             return 1.0
         return 0.0 if self._place is None else self._place.share
 
     @property
     def begun(self) -> bool:
-        """Whether the search has begun."""
+        """True if a search has started."""
         return self.searched_once or self._place is not None
 
     def search(self, namespace: Namespace) -> Look[None]:
-        """Go on with the search; a round per minute."""
+        """Continue the search. After a complete search, the next one starts a minute later."""
         start = time.monotonic()
         if start < self._rests_until:
             return
@@ -194,10 +202,9 @@ class QueueNames:
                 return
 
     def _end(self) -> None:
-        """Note that all keys have been searched."""
         found, self._round = self._round, set()
         if self._lost is None:
-            # What was not found is gone, unless somebody else still speaks of it.
+            # Queues that were not found no longer exist, unless another source lists them.
             self.found, self._is_whole = found, True
         elif not self._answered:
             raise self._lost
@@ -205,9 +212,10 @@ class QueueNames:
         self._rests_until = time.monotonic() + _EVERY
 
     def write(self, namespace: Namespace, there: Collection[str]) -> Look[None]:
-        """Write down what was found; strike off what nobody has used for a day, and is not there.
+        """Register the names found. Unregister missing queues that were not used for a day.
 
-        Names that were written down stay as they are. A user who may not write tries it once.
+        The times of registered names are not changed. If Redis refuses the write, `may_write` is
+        set to False.
         """
         now_ms = int(time.time() * 1000)
         try:
@@ -228,18 +236,19 @@ class QueueNames:
 def find_names(
     namespace: Namespace, names: QueueNames, there: Collection[str], wanted: Collection[str]
 ) -> Look[list[str]]:
-    """Return the names of all queues that are known by now, sorted.
+    """Continue the search and return the sorted names of all known queues.
 
-    Those that are `there` are among them in any case, those that are wanted if they exist.
+    Names in `there` are always included. Names in `wanted` are included unless they do not exist.
     """
     changed = yield from ask_queues(namespace, names.changed, browse.exists)
     names.changed = {name for name, exists in changed.items() if isinstance(exists, TaskbullError)}
     names.found -= {name for name, exists in changed.items() if exists is False}
     if not (names.apart and names.begun):
         yield from names.search(namespace)
-    with suppress(*LOST):  # the node that has them is down: they are still the same
+    with suppress(*LOST):  # If the node with the registry is down, keep the names from before.
         names.written = set((yield from read_registered(namespace)))
-    if names.searched_once:  # what is only written down may be gone, as after an obliterate
+    # A queue that is only registered may no longer exist, for example after an obliterate.
+    if names.searched_once:
         written = names.written.difference(names.found, there)
         asked = yield from ask_queues(namespace, written, browse.exists)
         names.found |= {name for name, exists in asked.items() if exists is True}
@@ -248,5 +257,5 @@ def find_names(
     missing = [name for name in wanted if name not in known]
     asked = yield from ask_queues(namespace, missing, browse.exists)
     names.found |= {name for name, exists in asked.items() if exists is True}
-    # One that cannot be read is shown as such.
+    # Include queues that cannot be read. They are shown with their error.
     return sorted(known | {name for name, exists in asked.items() if exists is not False})

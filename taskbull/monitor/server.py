@@ -1,4 +1,4 @@
-"""What both servers are made of."""
+"""The async and the sync server: access to all queues under one prefix of Redis."""
 
 from __future__ import annotations
 
@@ -38,8 +38,7 @@ from taskbull.store.address import Namespace, Where
 from taskbull.store.delivery import Deadline
 from taskbull.store.sockets import Protocol, wrong_protocol
 
-# What both servers are made of.
-
+# The common base of both servers.
 
 __all__ = ["AnyServer", "Namespace", "Node", "Where"]
 
@@ -47,12 +46,19 @@ __all__ = ["AnyServer", "Namespace", "Node", "Where"]
 class AnyServer(
     ServerOperations, ServerOverview, JobLooks, HiddenLooks, ScheduleLooks, BoardOperations
 ):
-    """All queues under one prefix of a Redis server, Sentinel or Cluster, whoever made them.
+    """All queues under one prefix of a Redis server, Sentinel or Cluster, from any producer.
 
-    `redis`, `prefix` and `hash_tag` are those of a queue. Every call reads a bounded part of what
-    is there, and ends within `call_timeout` seconds if Redis is away; None: no limit. What works in
-    pieces may take longer in all, as long as the pieces are answered in time. `queues` are there
-    even if Redis does not have them yet; `attempts_of` tells how often workers try a job.
+    Most calls read a bounded amount of data. If Redis is unavailable, a call fails within
+    `call_timeout` seconds. An operation that works in chunks may take longer in total, as long as
+    each chunk is answered in time.
+
+    Args:
+        redis: Redis URL or client, as for a queue.
+        prefix: Prefix of all Redis keys, as for a queue.
+        hash_tag: Hash tag setting, as for a queue.
+        call_timeout: Time limit for each call, in seconds. None disables it.
+        queues: Queues that are listed even if Redis does not have them yet.
+        attempts_of: Function that returns the maximum number of attempts of a job.
     """
 
     def __init__(
@@ -78,28 +84,27 @@ class AnyServer(
 
     @property
     def address(self) -> str:
-        """Where Redis is, without its password."""
+        """The address of Redis, without the password."""
         return str(self.namespace.address)
 
     @property
     def known_queues(self) -> frozenset[str]:
-        """The queues that are there even if Redis does not have them yet."""
+        """The queues that are listed even if Redis does not have them yet."""
         return self._known
 
     @property
     def prefix(self) -> str:
-        """What all keys begin with."""
+        """The prefix of all keys."""
         return self.namespace.prefix
 
     def key_pattern(self, queue: str | None = None) -> str:
-        """Return the pattern that matches all keys of a queue, or of all queues, and no others."""
+        """Return the glob pattern for all keys of a queue, or of all queues."""
         if queue is None:
             return f"{escape_pattern(self.namespace.prefix)}:*"
         return f"{escape_pattern(self.namespace.keys(queue).base)}*"
 
 
-# The async server: every operation awaited, on asyncio and trio.
-
+# The async server.
 
 T = TypeVar("T")
 
@@ -108,7 +113,7 @@ class Server(AnyServer, Awaited):
     """All queues of a Redis server, for asyncio and trio: every operation is awaited."""
 
     def queue(self, name: str) -> Queue:
-        """Return one of the queues, to be filled or changed; nothing is asked."""
+        """Return a queue to add or change jobs. This sends nothing to Redis."""
         return Queue(
             name,
             redis=self._stores,
@@ -139,13 +144,13 @@ class Server(AnyServer, Awaited):
                 return await store.servers(timeout=limit)
             case ServerOf(key):
                 return await store.server_of(key, timeout=limit)
-            case _:
-                return await store.run(again(question), timeout=limit)  # it only looks
+            case _:  # All questions can be repeated safely.
+                return await store.run(again(question), timeout=limit)
 
     async def _each(self, calls: Sequence[Request[Any]]) -> list[Any]:
-        """Run calls in one trip; return errors instead of the results of those that failed.
+        """Run calls in one round trip. Return an error in place of each result that failed.
 
-        Those of which it is not known whether they were executed only look, and are repeated.
+        Calls that may not have been executed are repeated, because they only read.
         """
         store, deadline = self._stores.async_store(), Deadline(self._call_timeout, monotonic)
         answers: list[Any] = await store.run_each(calls, timeout=self._call_timeout)
@@ -169,14 +174,14 @@ class Server(AnyServer, Awaited):
         return answers
 
 
-# The sync server: the same operations for code without an event loop.
+# The sync server.
 
 
 class SyncServer(AnyServer, Blocking):
-    """All queues of a Redis server, for code without an event loop."""
+    """All queues of a Redis server, for code without an event loop: operations block."""
 
     def queue(self, name: str) -> SyncQueue:
-        """Return one of the queues, to be filled or changed; nothing is asked."""
+        """Return a queue to add or change jobs. This sends nothing to Redis."""
         return SyncQueue(
             name,
             redis=self._stores,
@@ -186,9 +191,9 @@ class SyncServer(AnyServer, Blocking):
         )
 
     def wait_for_events(self, queue: str, after: str) -> list[QueueEvent]:
-        """Return the next events of a queue after an id; wait up to 5 s for the first of them.
+        """Return the next events of a queue after an id. Wait up to 5 s for the first one.
 
-        It raises when the connection is cut, where `SyncQueue.events` waits.
+        Unlike `SyncQueue.events`, this raises an error if the connection is lost.
         """
         read = read_events(self.namespace.keys(queue), after)
         limit = None if self._call_timeout is None else self._call_timeout + read.held
@@ -198,11 +203,11 @@ class SyncServer(AnyServer, Blocking):
             raise stripped(error) from error.__cause__
 
     def wrong_protocol(self) -> Protocol | None:
-        """Return what the other side speaks, if that is not what the URL says; None: it is."""
+        """Return the protocol of the server if it differs from the URL's, otherwise None."""
         return wrong_protocol(self.namespace.address)
 
     def close(self) -> None:
-        """Close the connections that are not in use."""
+        """Close all idle connections."""
         self._stores.close()
 
     def _run(self, operation: Look[T]) -> T:
@@ -227,5 +232,5 @@ class SyncServer(AnyServer, Blocking):
                 return store.servers(timeout=limit)
             case ServerOf(key):
                 return store.server_of(key, timeout=limit)
-            case _:
-                return store.run(again(question), timeout=limit)  # it only looks
+            case _:  # All questions can be repeated safely.
+                return store.run(again(question), timeout=limit)

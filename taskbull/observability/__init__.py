@@ -1,4 +1,4 @@
-"""What operators see: logs, metrics, traces."""
+"""Logs, metrics and traces for operators."""
 
 from taskbull.observability.logs import JobFilter, JsonFormatter, TextFormatter
 

@@ -1,4 +1,4 @@
-"""Every metric: its exact name, its kind, its labels, and what it measures."""
+"""The definitions of all metrics: name, kind, labels and help text."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from msgspec import Struct
 
 Kind: TypeAlias = Literal["counter", "histogram", "gauge"]
 Labels: TypeAlias = tuple[str, ...]
-"""The values of a metric's labels, in the order in which it names them."""
+"""The names of a metric's labels, or their values in the same order."""
 
 
 class Metric(Struct, frozen=True):
@@ -21,7 +21,7 @@ class Metric(Struct, frozen=True):
     unit: str = ""
     buckets: tuple[float, ...] = ()
     least: bool = False
-    """Whether a gauge that several processes report shows their lowest value, not their highest."""
+    """True to show the lowest value, not the highest, when several processes report a gauge."""
 
 
 _RUN = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 30.0, 60.0, 300.0, 1800.0)

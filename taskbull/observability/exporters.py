@@ -1,4 +1,4 @@
-"""Where the HTTP server, or a parent process, gets metrics from."""
+"""Sources of metrics, the exchange of metrics between processes, and the Prometheus format."""
 
 from __future__ import annotations
 
@@ -25,56 +25,52 @@ from taskbull.observability.health import Health
 from taskbull.observability.metrics import Metrics
 from taskbull.observability.tally import Distribution, Snapshot, Tally, merge
 
-# Where the HTTP server, or a parent process, gets metrics from.
-
 
 class MetricsSource(Protocol):
-    """A source of metrics and health; it may be read in any thread."""
+    """A thread-safe source of metrics and health."""
 
     def snapshot(self) -> Snapshot:
-        """Return all values."""
+        """Return all metrics."""
         ...
 
     def health(self) -> Health:
-        """Return what probes want to know."""
+        """Return the health for probes."""
         ...
 
 
 class OwnMetrics:
-    """The metrics and health of this process; `metrics` is for its worker."""
+    """The metrics and health of this process. Its worker writes to `metrics`."""
 
     def __init__(self) -> None:
         self._tally = Tally()
         self.metrics = Metrics(self._tally)
 
     def snapshot(self) -> Snapshot:
-        """Return all values."""
+        """Return all metrics."""
         return self._tally.snapshot()
 
     def health(self) -> Health:
-        """Return what probes want to know."""
+        """Return the health for probes."""
         return self.metrics.vitals.health()
 
 
-# The metrics of several processes at one endpoint: children send theirs, the parent adds them up.
-#
-# A child sends a report each second, and a last one when it ends, over a Unix socket in a folder
-# that only this user can enter. When its connection ends, for whatever reason, its counters are
-# kept and its gauges dropped: counters never run backwards, and a child that is killed loses at
-# most its last second.
+# Metrics of several processes at one endpoint. Each child sends a report every second, and a last
+# one when it exits. It uses a Unix socket in a folder that only this user can enter. When a child's
+# connection closes, the parent keeps its counters and drops its gauges. So counters never
+# decrease, and a killed child loses at most its last second.
 
 
 logger = logging.getLogger(__name__)
 
 INTERVAL = 1.0
-"""Seconds between two reports of a child."""
+"""Seconds between a child's reports."""
 
-_LENGTH = 4  # bytes before a report, with its length
+_LENGTH = 4  # size of the length prefix of a report, in bytes
 _PATIENCE = 5.0
 
 
 class Report(Struct):
-    """A child's report to the supervisor."""
+    """A child's report to its parent process."""
 
     snapshot: Snapshot
     health: Health
@@ -84,7 +80,7 @@ _decode = msgspec.msgpack.Decoder(Report).decode
 
 
 class Reports:
-    """The newest reports of all children, and what those that have ended had counted."""
+    """The latest reports of all children, and the counters of children that have exited."""
 
     def __init__(self) -> None:
         self._lock = Lock()
@@ -92,24 +88,24 @@ class Reports:
         self._present: dict[object, Report] = {}
 
     def take(self, child: object, report: Report) -> None:
-        """Keep a child's newest report, in place of the one before."""
+        """Store a child's latest report."""
         with self._lock:
             self._present[child] = report
 
     def child_ended(self, child: object) -> None:
-        """Keep what a child has counted, and drop its gauges."""
+        """Keep the counters and histograms of a child that has exited, and drop its gauges."""
         with self._lock:
             report = self._present.pop(child, None)
             if report is not None:
                 self._past = merge([self._past, report.snapshot.counted()])
 
     def snapshot(self) -> Snapshot:
-        """Return the values of all children together, including those that are gone."""
+        """Return the merged metrics of all children, including those that have exited."""
         with self._lock:
             return merge([self._past, *(report.snapshot for report in self._present.values())])
 
     def health(self) -> Health:
-        """Return the health of the children: that of the worst."""
+        """Return the combined health: the first problem of each kind that a child reports."""
         with self._lock:
             healths = [report.health for report in self._present.values()]
         if not healths:
@@ -119,7 +115,7 @@ class Reports:
 
 
 class ReportServer:
-    """Receives what children report, during its block."""
+    """A context manager that receives the children's reports in background threads."""
 
     def __init__(self, reports: Reports) -> None:
         self._folder = Path(tempfile.mkdtemp(prefix="taskbull-"))
@@ -154,14 +150,14 @@ class _Listen(StreamRequestHandler):
         try:
             while length := int.from_bytes(self.rfile.read(_LENGTH), "big"):
                 self.takes.take(child, _decode(self.rfile.read(length)))
-        except (OSError, msgspec.DecodeError):  # it died in the middle of a report
+        except (OSError, msgspec.DecodeError):  # The child died in the middle of a report.
             pass
         finally:
             self.takes.child_ended(child)
 
 
 class ReportSender:
-    """Sends the metrics of this process to its parent, during its block."""
+    """A context manager that sends this process's metrics to its parent from a thread."""
 
     def __init__(self, source: MetricsSource, path: str) -> None:
         self._source = source
@@ -185,7 +181,7 @@ class ReportSender:
                 while not self._over.wait(INTERVAL):
                     self._send(parent)
                 self._send(parent)
-        except OSError as error:  # it is gone, and so will be this process
+        except OSError as error:  # The parent is gone, and this process will exit soon.
             logger.warning("Metrics cannot be sent to the parent process: %s", error)
 
     def _send(self, parent: socket.socket) -> None:
@@ -193,11 +189,14 @@ class ReportSender:
         parent.sendall(len(body).to_bytes(_LENGTH, "big") + body)
 
 
-# Metrics as text for Prometheus. Needs the extra `metrics`.
+# Prometheus text format. Needs the extra `metrics`.
 
 
 def render(snapshot: Snapshot, accept: str = "") -> tuple[bytes, str]:
-    """Return a snapshot as text in the format that the scraper accepts, and the format's name."""
+    """Return a snapshot as text for Prometheus, and its content type.
+
+    `accept` is the scraper's `Accept` header, which selects the format.
+    """
     registry = CollectorRegistry(auto_describe=False)
     registry.register(_Families(snapshot))
     encode, content_type = choose_encoder(accept)

@@ -1,4 +1,4 @@
-"""Signs of life of a worker, for probes: is it stuck, and can it work?"""
+"""The health of a worker, for liveness and readiness probes."""
 
 from __future__ import annotations
 
@@ -9,41 +9,43 @@ from msgspec import Struct
 
 
 class Health(Struct, frozen=True):
-    """What probes are told: why the process should be replaced, and why it cannot work."""
+    """The answer to probes. An empty string means that there is no problem."""
 
     stuck: str = ""
+    """The reason why the process should be restarted."""
     idle: str = ""
+    """The reason why the worker cannot run jobs."""
 
     @property
     def live(self) -> bool:
-        """Whether the event loop is running, whatever Redis does."""
+        """True unless the event loop is stuck, regardless of Redis."""
         return not self.stuck
 
     @property
     def ready(self) -> bool:
-        """Whether jobs are taken: the worker runs, and Redis can be reached."""
+        """True if the worker is running and can reach Redis."""
         return not (self.stuck or self.idle)
 
 
 class Vitals:
-    """The state of a worker. The event loop writes it; any thread may ask for the health."""
+    """The state of a worker. The event loop writes it, and any thread may read its health."""
 
     def __init__(self) -> None:
         self.running = False
-        """Whether the worker takes jobs."""
+        """True while the worker fetches jobs."""
         self.connected = False
-        """Whether Redis could be reached lately."""
+        """True if the last contact with Redis succeeded."""
         self.block_limit = inf
-        """Seconds without a move of the loop after which it is taken to hang."""
+        """Seconds without progress until the event loop counts as stuck."""
         self._moved_at = monotonic()
 
     def moved(self) -> None:
-        """Note that the event loop moves."""
+        """Record that the event loop is making progress."""
         self._moved_at = monotonic()
 
     def health(self) -> Health:
-        """Return its health."""
-        if not self.running:  # before and after it runs there is no loop that could hang
+        """Return the worker's current health. Thread-safe."""
+        if not self.running:  # A worker that fetches no jobs never counts as stuck.
             return Health(idle="the worker is not running")
         still = monotonic() - self._moved_at
         stuck = (

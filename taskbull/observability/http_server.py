@@ -1,6 +1,6 @@
-"""The HTTP server of a worker: `/metrics` for Prometheus, `/livez` and `/readyz` for probes.
+"""The worker's HTTP server: `/metrics` for Prometheus, `/livez` and `/readyz` for probes.
 
-It answers in threads of its own: a probe must get its answer while the event loop hangs.
+It answers in separate threads, because probes need an answer even while the event loop hangs.
 """
 
 from __future__ import annotations
@@ -21,7 +21,11 @@ _HOST = re.compile(r"(\[(?P<six>[0-9a-f:.]+)\]|(?P<name>[a-z0-9._-]+))(:[0-9]{0,
 
 
 class MetricsServer:
-    """Serves metrics and probes during its block. It has no password, and shows no payloads."""
+    """A context manager that serves metrics and probes in a background thread.
+
+    The server has no authentication and shows no job data. The constructor raises `OSError` if the
+    port is in use.
+    """
 
     def __init__(self, source: MetricsSource, host: str, port: int) -> None:
         family = AF_INET6 if ":" in host else AF_INET
@@ -33,14 +37,14 @@ class MetricsServer:
         class Answer(_Answer):
             told = source
 
-        self._server = HttpServer((host, port), Answer)  # OSError: the port is another's
+        self._server = HttpServer((host, port), Answer)
         self._thread = Thread(
             target=self._server.serve_forever, name="taskbull-metrics", daemon=True
         )
 
     @property
     def url(self) -> str:
-        """Its URL; with port 0, the port is the one that the system chose."""
+        """The server's URL. With port 0 it contains the port that the system chose."""
         host, port = self._server.server_address[:2]
         name = host.decode() if isinstance(host, bytes) else str(host)
         return f"http://[{name}]:{port}" if ":" in name else f"http://{name}:{port}"
@@ -81,10 +85,10 @@ class _Answer(BaseHTTPRequestHandler):
     do_HEAD = do_GET  # noqa: N815 - named by the base class
 
     def _is_addressed(self) -> bool:
-        """Return False for what a page of another site sends, under its own name, to this machine.
+        """Return False if the request comes from another site through DNS rebinding.
 
-        A browser sends the name from its address bar. If it has led to a loopback address, but is
-        not a name of this machine, that site has changed where its name leads (DNS rebinding).
+        A browser sends the host name from its address bar. If the connection uses a loopback
+        address but the name does not belong to this machine, another site has rebound its name.
         """
         own_end = ip_address(self.connection.getsockname()[0])
         if not (getattr(own_end, "ipv4_mapped", None) or own_end).is_loopback:
@@ -106,7 +110,7 @@ class _Answer(BaseHTTPRequestHandler):
             self.wfile.write(body)
 
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002
-        """Log nothing: probes come every few seconds."""
+        """Log nothing, because probes arrive every few seconds."""
 
 
 def _is_own_name(host: str) -> bool:

@@ -1,4 +1,4 @@
-"""Which job a line of a task's own belongs to."""
+"""Logging: job fields for log records, text and JSON formatters, and the worker's log lines."""
 
 from __future__ import annotations
 
@@ -18,23 +18,26 @@ from taskbull.core.failure import scrubbed
 from taskbull.core.middleware import current
 from taskbull.core.outcome import Failure, Fields, Kind, Verdict
 
-# Which job a line of a task's own belongs to.
-
-
 SHOWN = 200
-"""Characters of a job's id or name in a log line, at the most: others may have chosen them."""
+"""Maximum number of characters of a job's id or name in a log line, as producers choose both."""
 
 
 class JobFilter(logging.Filter):
-    """Adds `queue`, `job_id`, `job_name`, `attempt` and `worker_id` to lines written inside a job.
+    """A logging filter that adds the fields of the running job to log records.
 
-    It lets every line pass. `taskbull worker` has one on its handler; in a logging configuration of
-    one's own it belongs on each handler (a filter on a logger does not see its children's lines).
-    What a line brings itself, by `extra`, stays as it is.
+    The fields are `queue`, `job_id`, `job_name`, `attempt` and `worker_id`. Fields that a record
+    already has from `extra` are kept. The filter never drops a record.
+
+    `taskbull worker` installs one on its handler. In your own logging configuration, add it to each
+    handler, because a filter on a logger does not see records from child loggers.
+
+    Example:
+        >>> handler = logging.StreamHandler()
+        >>> handler.addFilter(JobFilter())
     """
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Add what is known of the job that is running here, if one is."""
+        """Add the fields of the running job, if there is one; always return True."""
         job = current.get(None)
         if job is not None:
             fields = vars(record)
@@ -47,27 +50,27 @@ class JobFilter(logging.Filter):
 
 
 def cut(text: str) -> str:
-    """Return a job's id or name for a log line: escaped, and cut if it is long."""
+    """Return a job's id or name for a log line, escaped and cut to `SHOWN` characters."""
     return one_line(text if len(text) <= SHOWN else f"{text[:SHOWN]}…")
 
 
 def one_line(text: str) -> str:
-    """Return a text with escapes for what would forge log lines or drive a terminal."""
+    """Escape characters that could forge log lines or control a terminal."""
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
-# How log lines look: text for people, JSON for machines.
+# Formats: text for people, JSON for machines.
 
 
 LogFormat: TypeAlias = Literal["text", "json"]
 
 STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
-"""What every record of `logging` has; the rest was given in `extra`."""
+"""The attributes of every log record. All others come from `extra`."""
 
-# Control characters and those that turn the direction of a text, line separators, surrogates. In
-# JSON they stand within strings only, where an escape means the same.
+# Control characters, bidirectional marks, line separators and surrogates. JSON only contains them
+# inside strings, where an escape has the same meaning.
 _HOSTILE_IN_JSON = re.compile(
     "[\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ud800-\udfff\ufeff\ufff9-\ufffb]"
 )
@@ -76,9 +79,14 @@ _COLOURS = {"WARNING": "33", "ERROR": "31", "CRITICAL": "31;1"}
 
 
 class TextFormatter(logging.Formatter):
-    """One line for people: time, level, worker, message; a traceback stands below it.
+    """A formatter that writes one line of text: time, level, worker and message.
 
-    Lines of others have the name of their logger, and the job in which they were written.
+    Lines that taskbull did not write also show the name of their logger and the running job. A
+    traceback follows on indented lines.
+
+    Args:
+        worker_id: The worker id for records without one.
+        coloured: True to color the level of warnings and errors for a terminal.
     """
 
     def __init__(self, worker_id: str = "", *, coloured: bool = False) -> None:
@@ -87,7 +95,7 @@ class TextFormatter(logging.Formatter):
         self._coloured = coloured
 
     def format(self, record: logging.LogRecord) -> str:
-        """Make the line; a traceback follows it."""
+        """Return the line for a record, followed by its traceback."""
         time = datetime.fromtimestamp(record.created).astimezone().strftime("%H:%M:%S.%f")[:-3]
         level = record.levelname
         if self._coloured and level in _COLOURS:
@@ -98,14 +106,18 @@ class TextFormatter(logging.Formatter):
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object per line: the message, and every field that was given in `extra`."""
+    """A formatter that writes one JSON object per line, including all fields from `extra`.
+
+    Args:
+        worker_id: The worker id for records without one.
+    """
 
     def __init__(self, worker_id: str = "") -> None:
         super().__init__()
         self._worker_id = worker_id
 
     def format(self, record: logging.LogRecord) -> str:
-        """Make the object."""
+        """Return the JSON object for a record."""
         fields: dict[str, Any] = {
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname.lower(),
@@ -121,7 +133,7 @@ class JsonFormatter(logging.Formatter):
 
 
 def _whose(record: logging.LogRecord) -> str:
-    """Return who logged a line and in which job; our own lines say so themselves."""
+    """Return a prefix with the job and the logger; taskbull's own lines already name the job."""
     if record.name.partition(".")[0] == "taskbull":
         return ""
     job = vars(record)
@@ -133,7 +145,7 @@ def _whose(record: logging.LogRecord) -> str:
 
 
 def _stack(formatter: logging.Formatter, record: logging.LogRecord) -> str:
-    """Return the traceback of a record; the worker's own records bring one that is cut to size."""
+    """Return the traceback of a record. The worker's own records carry one that is already cut."""
     stack = record.exc_text or ""
     if not stack and record.exc_info:
         stack = formatter.formatException(record.exc_info)
@@ -147,13 +159,13 @@ def _indented(stack: str) -> str:
 def _encode(fields: dict[str, Any]) -> str:
     try:
         return escape_json(msgspec.json.encode(fields, enc_hook=_shown).decode())
-    except (ValueError, TypeError):  # what no JSON can hold, such as a lone surrogate
+    except (ValueError, TypeError):  # JSON cannot represent some values, such as a lone surrogate.
         plain = {scrubbed(_shown(name)): scrubbed(_shown(value)) for name, value in fields.items()}
         return escape_json(msgspec.json.encode(plain).decode())
 
 
 def escape_json(text: str) -> str:
-    """Return JSON that is safe to print, and still means the same."""
+    """Return equivalent JSON that is safe to print to a terminal."""
     if text.isascii() and "\x7f" not in text:
         return text
     return _HOSTILE_IN_JSON.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
@@ -162,14 +174,17 @@ def escape_json(text: str) -> str:
 def _shown(value: object) -> str:
     try:
         return str(value)
-    except Exception:  # noqa: BLE001 - foreign code: an object's own __str__
+    except Exception:  # noqa: BLE001 - an object's `__str__` may raise anything
         return f"an unprintable {type(value).__name__}"
 
 
 def set_up_logging(
     level: str, form: LogFormat, worker_id: str = "", stream: TextIO | None = None
 ) -> None:
-    """Make all loggers write to `stream` (standard error): for programs, never for a library."""
+    """Configure the root logger to write to `stream`, which defaults to standard error.
+
+    This replaces existing handlers. Call it in programs, never in a library.
+    """
     target: TextIO = stream or sys.stderr
     handler = logging.StreamHandler(target)
     formatter: logging.Formatter = JsonFormatter(worker_id)
@@ -180,16 +195,14 @@ def set_up_logging(
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
 
 
-# The log lines of a worker: a listener that writes what happens by the standard `logging`.
-#
-# Every line names the worker, and its fields are in `extra`, too, for formatters that want them. A
-# job's arguments and results are never written.
+# The worker's log lines, written by a listener for its events. Every line's fields, including the
+# worker id, are also in `extra` for formatters. Arguments and results of jobs are never logged.
 
 
 logger = logging.getLogger("taskbull.worker")
 
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 300.0
-"""Seconds between two lines of a kind that repeats itself."""
+"""Shortest and longest interval in seconds between repeated lines of one kind."""
 
 
 def _job(event: events.JobEvent) -> dict[str, object]:
@@ -203,7 +216,7 @@ def _ended(event: events.Ended) -> dict[str, object]:
 
 _JOB = "Job %(job_id)s (%(job_name)s) of queue %(queue)s"
 
-# kind of event -> level, text, and its fields beside worker_id and queue
+# event type -> level, text, and a function for the fields other than worker_id and queue
 _LINES: dict[type[events.Event], tuple[int, str, Callable[[Any], Fields]]] = {
     events.Started: (logging.INFO, f"{_JOB} started, attempt %(attempt)d", _job),
     **{events.told_as(kind): (kind.level, f"{_JOB} {kind.line}", _ended) for kind in Kind},
@@ -291,23 +304,23 @@ _LINES: dict[type[events.Event], tuple[int, str, Callable[[Any], Fields]]] = {
 }
 
 
-# How a job is told that failed, but not by an error of its task.
+# Lines for jobs that failed without an error in their task.
 _APART: dict[Verdict, tuple[int, str]] = {
     Verdict.CANCELLED: (logging.INFO, f"{_JOB} was %(reason)s"),
     Verdict.EXPIRED: (logging.WARNING, f"{_JOB} %(reason)s"),
 }
 
 
-# Kinds of events that tell the same again and again while something is wrong.
+# Event types that repeat while a problem lasts.
 _REPEATED = frozenset(
     {events.HeartbeatFailed, events.LoopBlocked, events.SweepSkipped, events.ThreadAbandoned}
 )
 
 
 class LogLines:
-    """Writes the lines of one worker's events: a listener to all of them.
+    """An event listener that logs the events of one worker.
 
-    What repeats itself is written at growing intervals, with a count of the lines left out.
+    Repeated lines are logged at growing intervals, with a count of the lines left out.
     """
 
     def __init__(self, clock: Callable[[], float] = monotonic) -> None:
@@ -315,12 +328,12 @@ class LogLines:
         self._repeats: dict[tuple[type[events.Event], str], Repeats] = {}
 
     def hears(self, kind: type[events.Event]) -> bool:
-        """Return whether events of a kind have a line that would be written."""
+        """Return True if events of this type have a line and its level is enabled."""
         line = _LINES.get(kind)
         return line is not None and logger.isEnabledFor(line[0])
 
     def __call__(self, event: events.Event) -> None:
-        """Write the line of an event, if it has one and it is time for it."""
+        """Log an event, unless it has no line or its line is being left out as a repeat."""
         kind = type(event)
         line = _LINES.get(kind)
         if line is None or not logger.isEnabledFor(line[0]):
@@ -339,7 +352,7 @@ class LogLines:
             if left_out:
                 fields["left_out"] = left_out
                 text += " (and %(left_out)d times since the last such line)"
-        # That an attempt failed is no news, while others remain: its stack is for those who debug.
+        # A failed attempt that will be retried is routine, so its stack is only logged for debug.
         has_stack = level >= logging.ERROR or logger.isEnabledFor(logging.DEBUG)
         failure = event.outcome.failure if isinstance(event, events.Ended) and has_stack else None
         _write(level, text, fields, failure)
@@ -348,20 +361,20 @@ class LogLines:
 def _write(level: int, text: str, fields: Fields, failure: Failure | None = None) -> None:
     error = None if failure is None else failure.error
     stack = None if error is None else error.__traceback__
-    # Without a stack (it was never run, or our own words say all) the line has told everything.
+    # Without a stack (the job never ran, or the error was never raised) the line says everything.
     exc_info = None if error is None or stack is None else (type(error), error, stack)
-    # Not `logger.log`: that looks for its caller, who is always this one.
+    # `logger.log` would search the stack for its caller, which is always this function.
     shown = {key: one_line(each) if isinstance(each, str) else each for key, each in fields.items()}
     record = logger.makeRecord(
         logger.name, level, __file__, 0, text, (shown,), exc_info, extra=fields
     )
     if failure is not None and stack is not None:
-        record.exc_text = failure.stack  # cut to size, where the error may say whatever it likes
+        record.exc_text = failure.stack  # The error's own text may be of any length; this is cut.
     logger.handle(record)
 
 
 class Repeats:
-    """Says when a line that repeats itself is to be written: at intervals that double."""
+    """A rate limiter for one repeated line, with intervals that double."""
 
     def __init__(self) -> None:
         self._next_at = -inf
@@ -369,11 +382,11 @@ class Repeats:
         self._left_out = 0
 
     def left_out(self, now: float) -> int | None:
-        """Return how many lines were left out since the last one; None: leave this one out, too."""
+        """Return the number of lines left out since the last one, or `None` to skip this line."""
         if now < self._next_at:
             self._left_out += 1
             return None
-        quiet = now - self._next_at > self._pause  # nothing came for so long: it is news again
+        quiet = now - self._next_at > self._pause  # The problem had stopped; start over.
         self._pause = FIRST_PAUSE if quiet else min(2 * self._pause, LONGEST_PAUSE)
         self._next_at = now + self._pause
         left_out, self._left_out = self._left_out, 0

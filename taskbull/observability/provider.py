@@ -1,7 +1,8 @@
-"""Whether anybody traces, found out without OpenTelemetry: most producers have none.
+"""Access to tracing that imports OpenTelemetry only if the application uses it.
 
-To import its API takes three times as long as to start Python. An application with a tracer
-provider has imported it, unless the environment names the provider that the API is to load.
+Importing OpenTelemetry's API takes three times as long as starting Python, and most producers do
+not trace. An application with a tracer provider has already imported the API, unless the
+environment names a provider for the API to load.
 """
 
 from __future__ import annotations
@@ -25,14 +26,17 @@ _NAMED_BY = "OTEL_PYTHON_TRACER_PROVIDER"
 
 
 def current_tracer() -> Tracer | None:
-    """Return the tracer of the application's provider; None if it has none."""
+    """Return the tracer of the application's provider, or `None` without a provider."""
     if _API not in sys.modules and not _is_named():
         return None
     return _ask_api()()
 
 
 def in_this_span(job: J) -> J:
-    """Return the job with the context of the current span, for a job that is added later."""
+    """Return a copy of the job with the current span's context, for a job that is added later.
+
+    Return the job itself if there is no current span.
+    """
     if current_tracer() is None:
         return job
     from taskbull.observability import tracing  # noqa: PLC0415 - see above
@@ -47,7 +51,7 @@ def sending(
     contexts: Sequence[str | None],
     flow: str | None = None,
 ) -> AbstractContextManager[Sending]:
-    """Be in the span of a call that adds jobs; see `tracing.sending`."""
+    """Run the block in the span of a call that adds jobs. See `tracing.sending`."""
     from taskbull.observability import tracing  # noqa: PLC0415 - see above
 
     return tracing.sending(tracer, queue, names, contexts, flow)

@@ -1,6 +1,8 @@
-"""Metrics counted in this process, without any SDK: cheap to add to, easy to send and to merge.
+"""Meters for `Metrics`: an in-process tally, and the application's OpenTelemetry provider.
 
-Only the event loop writes. Any thread may take a snapshot: what it copies is copied in one step.
+`Tally` keeps the values in this process without an SDK. It is cheap to update, and its snapshots
+are easy to send and to merge. Only the event loop writes. Any thread may take a snapshot, because
+each container is copied in one step.
 """
 
 from __future__ import annotations
@@ -16,27 +18,23 @@ from opentelemetry.metrics import CallbackOptions, MeterProvider, Observation
 from taskbull.observability.catalogue import BY_NAME, Labels, Metric
 from taskbull.observability.tracing import SCOPE
 
-# Metrics counted in this process, without any SDK: cheap to add to, easy to send and to merge.
-#
-# Only the event loop writes. Any thread may take a snapshot: what it copies is copied in one step.
-
 
 class Distribution(Struct):
-    """How many values fell into each bucket (the last has no bound), and their sum."""
+    """The number of values in each bucket, and their sum. The last bucket has no upper bound."""
 
     counts: list[int]
     total: float = 0.0
 
 
 class Snapshot(Struct):
-    """All values of one process, or of several together, by name and labels."""
+    """All values of one process, or of several merged processes, by name and labels."""
 
     numbers: dict[str, dict[Labels, float]] = field(default_factory=dict[str, Any])
     """Counters and gauges."""
     distributions: dict[str, dict[Labels, Distribution]] = field(default_factory=dict[str, Any])
 
     def counted(self) -> Snapshot:
-        """Return what stays true when the process is gone: all but the gauges."""
+        """Return a snapshot without gauges, which lose their meaning when the process exits."""
         numbers = {
             name: values for name, values in self.numbers.items() if BY_NAME[name].kind == "counter"
         }
@@ -44,19 +42,19 @@ class Snapshot(Struct):
 
 
 class TalliedNumber:
-    """A counter or a gauge."""
+    """A counter or a gauge of a `Tally`."""
 
     def __init__(self) -> None:
         self.values: dict[Labels, float] = {}
         self._followed: dict[Labels, Callable[[], float]] = {}
 
     def now(self) -> dict[Labels, float]:
-        """Return the current values; in any thread."""
+        """Return the current values. Thread-safe."""
         followed = {labels: read() for labels, read in self._followed.copy().items()}
         return self.values | followed
 
     def add(self, amount: float, labels: Labels = ()) -> None:
-        """Add to a counter."""
+        """Add an amount to a counter."""
         values = self.values
         values[labels] = values.get(labels, 0.0) + amount
 
@@ -65,25 +63,25 @@ class TalliedNumber:
         self.values[labels] = value
 
     def follow(self, read: Callable[[], float], labels: Labels = ()) -> None:
-        """Read a gauge's value by `read`, in any thread, whenever it is asked for."""
+        """Call `read` for a gauge's value whenever it is needed. `read` must be thread-safe."""
         self._followed[labels] = read
 
     def remove(self, label: str) -> None:
-        """Forget the values of a gauge that have this label: a worker, or a queue."""
+        """Remove the values of a gauge that have this label: a worker id or a queue."""
         for kept in (self.values, self._followed):
             for labels in [labels for labels in kept if label in labels]:
                 del kept[labels]
 
 
 class TalliedTimes:
-    """A histogram."""
+    """A histogram of a `Tally`."""
 
     def __init__(self, buckets: tuple[float, ...]) -> None:
         self._buckets = buckets
         self.values: dict[Labels, Distribution] = {}
 
     def record(self, values: Sequence[float], labels: Labels = ()) -> None:
-        """Add values."""
+        """Add values to the histogram."""
         one = self.values.get(labels)
         if one is None:
             one = self.values[labels] = Distribution([0] * (len(self._buckets) + 1))
@@ -94,24 +92,24 @@ class TalliedTimes:
 
 
 class Tally:
-    """A meter that keeps the values itself."""
+    """A meter that keeps the values in this process."""
 
     def __init__(self) -> None:
         self._numbers: dict[str, TalliedNumber] = {}
         self._times: dict[str, TalliedTimes] = {}
 
     def counter(self, metric: Metric) -> TalliedNumber:
-        """Return a counter."""
+        """Return the counter for a metric. Also used for gauges."""
         return self._numbers.setdefault(metric.name, TalliedNumber())
 
     gauge = counter
 
     def histogram(self, metric: Metric) -> TalliedTimes:
-        """Return a histogram."""
+        """Return the histogram for a metric."""
         return self._times.setdefault(metric.name, TalliedTimes(metric.buckets))
 
     def snapshot(self) -> Snapshot:
-        """Return the current values; in any thread."""
+        """Return a copy of the current values. Thread-safe."""
         numbers = {name: one.now() for name, one in self._numbers.items()}
         distributions = {
             name: {
@@ -124,9 +122,10 @@ class Tally:
 
 
 def merge(snapshots: list[Snapshot]) -> Snapshot:
-    """Return the values of several processes together: counters added up, gauges side by side.
+    """Merge the snapshots of several processes.
 
-    Where two processes have the same gauge, its `Metric` says which value is shown.
+    Counters and histograms are added up. If several processes have a gauge with the same labels,
+    `Metric.least` decides whether the lowest or the highest value is kept.
     """
     merged = Snapshot()
     for snapshot in snapshots:
@@ -162,9 +161,7 @@ def _merge_distributions(
             known.total += value.total
 
 
-# What `Metrics` counts into, and how that is done by the application's OpenTelemetry provider.
-#
-# `Tally` is the other meter: it keeps the values in this process.
+# The interface of meters, and the meter for the application's OpenTelemetry provider.
 
 
 class Counter(Protocol):
@@ -174,13 +171,13 @@ class Counter(Protocol):
 
 
 class Histogram(Protocol):
-    """A metric that counts values by the bucket into which they fall, such as durations."""
+    """A metric that counts values, such as durations, by bucket."""
 
     def record(self, values: Sequence[float], labels: Labels = ()) -> None: ...
 
 
 class Gauge(Protocol):
-    """A metric that has a current value, such as the length of a queue."""
+    """A metric with a current value, such as the length of a queue."""
 
     def set(self, value: float, labels: Labels = ()) -> None: ...
     def follow(self, read: Callable[[], float], labels: Labels = ()) -> None: ...
@@ -188,7 +185,7 @@ class Gauge(Protocol):
 
 
 class Meter(Protocol):
-    """Makes counters, gauges and histograms, of the metrics in the catalogue."""
+    """A factory for counters, gauges and histograms from the metrics catalog."""
 
     def counter(self, metric: Metric) -> Counter: ...
     def gauge(self, metric: Metric) -> Gauge: ...
@@ -196,18 +193,18 @@ class Meter(Protocol):
 
 
 class OpenTelemetryMeter:
-    """A meter that passes all values on to an OpenTelemetry provider, under the same names."""
+    """A meter that passes all values to an OpenTelemetry provider under the same names."""
 
     def __init__(self, provider: MeterProvider) -> None:
         self._meter = provider.get_meter(SCOPE)
 
     def counter(self, metric: Metric) -> Counter:
-        """Return a counter."""
+        """Create a counter."""
         made = self._meter.create_counter(metric.name, metric.unit, metric.help)
         return _Counter(_Attributes(metric), made)
 
     def histogram(self, metric: Metric) -> Histogram:
-        """Return a histogram."""
+        """Create a histogram."""
         made = self._meter.create_histogram(
             metric.name,
             metric.unit,
@@ -217,7 +214,7 @@ class OpenTelemetryMeter:
         return _Histogram(_Attributes(metric), made)
 
     def gauge(self, metric: Metric) -> Gauge:
-        """Create a gauge; it is read whenever the provider collects."""
+        """Create a gauge, which is read whenever the provider collects."""
         kept = TalliedNumber()
         attributes = _Attributes(metric)
 
@@ -230,7 +227,7 @@ class OpenTelemetryMeter:
 
 
 class _Attributes(dict[Labels, dict[str, str]]):
-    """The labels of a metric in OpenTelemetry's form, each made once."""
+    """A cache of label values as OpenTelemetry attributes."""
 
     def __init__(self, metric: Metric) -> None:
         super().__init__()
@@ -257,13 +254,13 @@ class _Histogram:
 
     def record(self, values: Sequence[float], labels: Labels = ()) -> None:
         attributes = self._attributes[labels]
-        for value in values:  # it takes one at a time
+        for value in values:  # OpenTelemetry accepts one value per call.
             self._made.record(value, attributes)
 
 
 def current_provider() -> MeterProvider | None:
-    """Return the application's meter provider; None if it has none."""
+    """Return the application's meter provider, or `None` without a provider."""
     provider = metrics.get_meter_provider()
-    # Those of the API itself do nothing, or stand in for one that is not there yet.
+    # The API's own providers do nothing, or are placeholders until a real one is set.
     of_the_api = type(provider).__module__.startswith("opentelemetry.metrics")
     return None if of_the_api else provider

@@ -1,1 +1,1 @@
-"""Each Lua script as one typed function that does no IO."""
+"""One typed function per Lua script. The functions do no I/O."""

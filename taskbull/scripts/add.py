@@ -1,4 +1,4 @@
-"""Adding jobs: any number and kind of them in one call."""
+"""Calls that add jobs to a queue: any number and kind of jobs in one call."""
 
 from __future__ import annotations
 
@@ -23,26 +23,26 @@ ADD = load("add")
 ADD_PLAIN = load("add_plain")
 
 MEMO_LIFE_MS = 900_000
-"""For how long Redis knows what a call has done."""
+"""Lifetime of the memo that stores a call's answers, in milliseconds."""
 
 _LONG = 1 << 13
-"""Bytes of data above which only its ends are digested: that takes as long as sending it."""
+"""Bytes of data above which only both ends are hashed. Hashing all takes as long as sending it."""
 
 pack = msgspec.msgpack.encode
 
 
 class Result(IntEnum):
-    """What became of a job that was to be added."""
+    """The result of adding one job."""
 
     ADDED = 0
     DUPLICATE = 1
-    """A job of that id was there; it is as it was."""
+    """A job with that id exists and was not changed."""
     DEDUPLICATED = 2
-    """Another job stands for it; the id is that one's."""
+    """An existing job has the same deduplication key. The id is that job's."""
     NO_PARENT = -5
     OTHER_PARENT = -7
     UNFINISHED = -13
-    """It is in a flow of which pieces are missing."""
+    """The job belongs to a flow that is still incomplete."""
 
 
 _RESULTS = {int(result): result for result in Result}
@@ -56,38 +56,40 @@ class Added(Struct, frozen=True, gc=False):
 
 
 class CallSequence(Struct):
-    """Add calls of one producer, one after the other: numbered, and Redis remembers the last.
+    """A numbered sequence of add calls from one producer. Redis remembers the last call.
 
-    That makes adding idempotent: a call whose reply was lost is sent again under its number, and
-    gets the first answer if it had been executed. One that arrives when the sequence has gone on is
-    not executed at all. The mark is a digest of the call's jobs: two processes that are clones of
-    one image have the same sequences, but not the same calls.
+    This makes adding idempotent. A call whose reply was lost is sent again under the same number.
+    If Redis had executed it, it returns the first answer. A call that arrives after a later call of
+    its sequence is not executed.
+
+    The mark is a digest of the call's jobs. Two processes cloned from one image have the same
+    sequences, but not the same calls.
     """
 
     producer: str
     number: int
-    """Which of the producer's sequences it is."""
+    """Number of this sequence among the producer's sequences."""
     calls: int = 0
-    """How many calls it has had: the number of the current one."""
+    """Number of calls so far, which is also the number of the current call."""
     mark: str = ""
 
     @classmethod
     def of(cls, ticket: Ticket) -> CallSequence:
-        """Return the sequence as it was for the call of a ticket."""
+        """Return the sequence in the state it had for the ticket's call."""
         return cls(ticket.producer, ticket.sequence, ticket.call, ticket.mark)
 
     def begin_call(self) -> None:
-        """Go on to the next call."""
+        """Start the next call."""
         self.calls += 1
         self.mark = ""
 
     @property
     def memo_start(self) -> str:
-        """How the memo begins in which Redis remembers the current call."""
+        """The start of the memo that Redis stores for the current call."""
         return f"{self.calls}:{self.mark}:"
 
     def ticket(self, place: int, sent_ms: int | None) -> Ticket:
-        """Return what lets the job at that place of the current call be sent again."""
+        """Return the ticket needed to resend the job at this place in the current call."""
         return Ticket(self.producer, self.number, self.calls, self.mark, place, sent_ms)
 
 
@@ -98,10 +100,11 @@ def add_jobs(
     sequence: CallSequence,
     after: CallSequence | None = None,
 ) -> Call[list[Added]]:
-    """Add jobs, in order, as the current call of `sequence`; it gives one answer for each.
+    """Add jobs in order, as the current call of `sequence`. Return one answer per job.
 
-    No answer at all: the sequence's number was used by another, and nothing was done. If the
-    current call of the sequence `after` has not been executed, it raises `OutOfTurn`.
+    The list is empty if Redis did nothing, because the sequence has a later call or another
+    producer used its number. Raises `OutOfTurn` if the current call of the sequence `after` has
+    not been executed.
     """
     if len(jobs) == 1 and after is None and _is_plain(jobs[0]):
         return add_plain(queue, jobs[0], sequence)
@@ -133,7 +136,7 @@ def add_jobs(
 
 
 def add_plain(queue: QueueKeys, job: EncodedJob, sequence: CallSequence) -> Call[list[Added]]:
-    """Add one job that waits for nothing but its turn; as `add_jobs`, at 3/5 of the price."""
+    """Add one job without special options. Same as `add_jobs`, at 3/5 of the cost."""
     keys = (
         _memo(queue, sequence),
         queue.id,
@@ -161,17 +164,17 @@ def _memo(queue: QueueKeys, sequence: CallSequence) -> str:
 
 
 def _runs(jobs: Sequence[EncodedJob]) -> tuple[list[list[Any]], list[bytes]]:
-    """Return what consecutive jobs share, once for all of them, and the data of each.
+    """Group consecutive jobs that differ only in their data. Return the groups and the data.
 
-    Data is an argument of its own: inside of the msgpack it would be copied four times more.
+    Data is passed as a separate argument. Inside the msgpack it would be copied four more times.
     """
     runs: list[list[Any]] = []
     run: list[Any] = [0, 0]
     former: EncodedJob | None = None
-    form: object = None  # of a plain one: its options,
-    stamp, name = 0, ""  # and what else must be alike
+    form: object = None  # the options of the current run, if its jobs are plain
+    stamp, name = 0, ""
     for number, job in enumerate(jobs, 1):
-        # Asked first, and here: most are so, and it takes a third of the time.
+        # Check the common case first, inline. It takes a third of the time.
         if job.options is form and job.timestamp_ms == stamp and job.name == name and job.is_plain:
             run[0] += 1
             continue
@@ -187,7 +190,7 @@ def _runs(jobs: Sequence[EncodedJob]) -> tuple[list[list[Any]], list[bytes]]:
 
 
 def _are_alike(one: EncodedJob, other: EncodedJob) -> bool:
-    """Return whether two jobs differ in nothing but their data, and have nothing special."""
+    """Return True if two jobs differ only in their data and neither has special options."""
     return (
         one.timestamp_ms == other.timestamp_ms
         and one.options == other.options
@@ -206,8 +209,8 @@ def _run(job: EncodedJob, place: int) -> list[Any]:
 
 
 def fields_of(job: EncodedJob) -> tuple[object, ...]:
-    """Return what scripts write of any new job, but for its data."""
-    return (  # text, not bytes: the msgpack in Redis knows no binary strings
+    """Return the fields that scripts store for every new job, except its data."""
+    return (  # Text, not bytes: the msgpack in Redis does not support binary strings.
         job.name,
         job.options.decode(),
         str(job.timestamp_ms),
@@ -219,14 +222,18 @@ def fields_of(job: EncodedJob) -> tuple[object, ...]:
 
 
 def link_of(parent: ParentLink) -> tuple[str, str, str, str]:
-    """Return what scripts need of a job's parent."""
+    """Return the parts of a parent link that scripts need."""
     return parent.key, parent.id, parent.queue_key, parent.stored.decode()
 
 
 def digest(packed: bytes, data: list[bytes]) -> str:
-    """Return what distinguishes a call; of long data the ends suffice; `packed` has the time."""
+    """Return a digest that identifies a call.
+
+    Only both ends and the length of long data are hashed. That is enough, because `packed`
+    contains the timestamp.
+    """
     digest = blake2b(packed, digest_size=8)
-    if max(map(len, data), default=0) <= _LONG:  # as nearly always: the same at once
+    if max(map(len, data), default=0) <= _LONG:  # Common case: same digest in one update.
         digest.update(b"".join(data))
         return digest.hexdigest()
     for each in data:
@@ -250,12 +257,11 @@ def _special(job: EncodedJob) -> dict[str, object]:
 
 
 def _added_plainly(reply: bytes | None) -> list[Added]:
-    """Return the answer for a job from its id; without one it was not added."""
     return [] if reply is None else [Added(reply.decode(), Result.ADDED)]
 
 
 def _added(places: list[int | None], reply: Any) -> list[Added]:
-    """Return the answers for the jobs at `places` of their call; None: the next place."""
+    """Return the answers for the jobs at `places`. None means the next place in the call."""
     if reply == OUT_OF_TURN:
         raise OutOfTurn("the jobs that go before these were not added")
     answered: list[int] = []

@@ -1,4 +1,9 @@
-"""Looking at many queues and jobs without reading them: every read is bounded."""
+"""Bounded reads for dashboards and tools: queue surveys, failed jobs, pages of jobs, searches.
+
+Each call looks at a bounded number of jobs and reads a bounded number of bytes, whatever the queue
+contains. Only `get_options` and `get_data` read a whole field of any size. The calls never write,
+so a read-only Redis user is enough.
+"""
 
 from __future__ import annotations
 
@@ -31,91 +36,92 @@ from taskbull.scripts.call import Call, Command, Word, number, text, texts
 from taskbull.scripts.loader import load
 from taskbull.scripts.read import ChildCounts, Counts, count_jobs
 
-# Looking at many queues and jobs without reading them: every read is bounded.
-
+# Surveys of queues, their running jobs and single properties of jobs.
 
 SURVEY_QUEUE = load("survey_queue")
 PEEK_ACTIVE = load("peek_active")
 COUNT_ENDS = load("count_ends")
 
 PEEKED: Final = 100
-"""How many jobs one call looks at: less than a millisecond."""
+"""Number of jobs that one call looks at. It takes less than a millisecond."""
 
 LONGEST: Final = 300
-"""Bytes after which a field is cut."""
+"""Maximum length of a field, in bytes. Longer fields are truncated."""
 
 _LONGEST_OPTIONS: Final = 4096
 
 
 class Surveyed(Struct, frozen=True):
-    """A queue at a glance."""
+    """A summary of a queue."""
 
     counts: Counts
     paused: bool
     version: str | None
-    """What its producer wrote about itself, such as `bullmq:5.62.0`."""
+    """Version string that the producer stored, such as `bullmq:5.62.0`."""
     waiting_since: datetime | None
-    """When the job that has waited longest was added, or became due if it was delayed."""
+    """Time when the longest-waiting job was added, or became due if it was delayed."""
     next_id: str | None = None
-    """The id of that job."""
+    """Id of that job."""
     concurrency: int | None = None
-    """How many of its jobs may run at once, in all workers."""
+    """Maximum number of jobs that run concurrently, across all workers."""
     rate_max: int | None = None
-    """How many may start in each window."""
+    """Maximum number of jobs that start in each rate-limit window."""
     rate_window: float | None = None
-    """The seconds of a window."""
+    """Length of the rate-limit window, in seconds."""
     last_id: int = 0
-    """The last id that was given out: how many jobs were added without one of their own."""
+    """Last id that the queue assigned: the number of jobs added without a custom id."""
     started: int = 0
-    """How many jobs have started in the window, where somebody counts them."""
+    """Number of jobs started in the current window, or 0 if workers do not count them."""
     limited_for: float | None = None
-    """How many seconds the window still lasts; None: there is none."""
+    """Seconds until the current window ends, or None if there is no window."""
     note: bytes = b""
-    """Why it is paused, as `pause` wrote it."""
+    """Reason for the pause, as stored by `pause_noted`."""
     next_due: datetime | None = None
-    """When the first delayed job is due."""
+    """Time when the first delayed job is due."""
     next_scheduled: datetime | None = None
-    """When the next schedule is to run."""
+    """Time of the next scheduled run."""
     completed: EndCounts | None = None
-    """None: no worker counts."""
+    """Counts from BullMQ's metrics, or None if no worker collects them."""
     failed: EndCounts | None = None
+    """Same as `completed`, for failed jobs."""
 
 
 UNKNOWN: Final = Surveyed(
     Counts(dict.fromkeys(STATES, 0)), paused=False, version=None, waiting_since=None
 )
-"""What is known of a queue that cannot be read."""
+"""Placeholder for a queue that cannot be read."""
 
 
 class ActiveJob(Struct, frozen=True):
-    """A running job, and who runs it."""
+    """A running job and its worker."""
 
     id: str
     name: str
     worker: str
-    """The name of its worker; empty if that is not known."""
+    """Name of its worker, or empty if unknown."""
     started_at: datetime | None
     lock_seconds: float | None
-    """How long its lock still lives; None: it has none, because its worker is gone."""
+    """Seconds until its lock expires, or None if the lock is lost because its worker is gone."""
 
 
 class EndsByMinute(Struct, frozen=True):
-    """How many jobs ended in each minute, of those that are still kept."""
+    """Number of stored jobs that finished in each minute, the newest minute first."""
 
     minute_ms: int
-    """When the newest of the minutes began."""
+    """Start of the newest minute."""
     completed: list[int]
     failed: list[int]
     completed_since_ms: float | None
-    """When the oldest that is kept ended; None: none is."""
+    """Time when the oldest stored completed job finished, or None if none is stored."""
     failed_since_ms: float | None
+    """Same as `completed_since_ms`, for failed jobs."""
 
 
 def survey_queue(queue: QueueKeys, minutes: int = 0) -> Call[Surveyed]:
-    """Count the jobs in each state, and see what holds for the queue as a whole.
+    """Read a queue's job counts, limits and other properties.
 
-    About 35 commands, none of which depends on how many jobs there are; `minutes`: for how many the
-    counts of each are read.
+    It runs about 35 commands. Their cost does not depend on the number of jobs. `minutes` is the
+    number of per-minute metrics to read.
     """
     counted = count_jobs(queue)
 
@@ -166,9 +172,9 @@ def survey_queue(queue: QueueKeys, minutes: int = 0) -> Call[Surveyed]:
 
 
 def count_ends(queue: QueueKeys, minute_ms: int, minutes: int) -> Call[EndsByMinute]:
-    """Count the jobs that ended in each of up to 60 minutes, the newest first, as they are kept.
+    """Count the stored jobs that finished in each of up to 60 minutes, the newest first.
 
-    Two commands for each minute, however many jobs there are.
+    It runs two commands per minute, regardless of the number of jobs.
     """
 
     def read(reply: Any) -> EndsByMinute:
@@ -185,17 +191,17 @@ def count_ends(queue: QueueKeys, minute_ms: int, minutes: int) -> Call[EndsByMin
 
 
 def peek_active(queue: QueueKeys, start: int, stop: int) -> Call[list[ActiveJob]]:
-    """See who runs the jobs from place `start` to `stop`, the longest running first."""
+    """Read the running jobs from place `start` to `stop`, the longest-running first."""
     return Call(PEEK_ACTIVE, (queue.active,), (queue.base, start, stop, LONGEST), _active)
 
 
 def exists(queue: QueueKeys) -> Command[bool]:
-    """Find out whether anybody has ever used a queue."""
+    """Return True if the queue has been used."""
     return Command(("EXISTS", queue.meta), queue.meta, bool)
 
 
 def get_due(queue: QueueKeys, job_id: str) -> Command[datetime | None]:
-    """Find out when a delayed job is due; None: it is not delayed."""
+    """Return the time when a delayed job is due, or None if it is not delayed."""
 
     def read(score: bytes | None) -> datetime | None:
         return None if score is None else instant_from_ms(due_ms_of_score(float(score)))
@@ -204,7 +210,7 @@ def get_due(queue: QueueKeys, job_id: str) -> Command[datetime | None]:
 
 
 def get_next_due_ms(queue: QueueKeys) -> Command[int | None]:
-    """Find out when the next delayed job is due, in ms since 1970; None: there is none."""
+    """Return the time when the next delayed job is due, in ms since 1970, or None."""
 
     def read(reply: list[Any]) -> int | None:
         return due_ms_of_score(float(reply[1])) if reply else None
@@ -214,7 +220,7 @@ def get_next_due_ms(queue: QueueKeys) -> Command[int | None]:
 
 
 def check_types(queue: QueueKeys) -> list[Command[str | None]]:
-    """Find keys of a wrong type: each command returns what is wrong with one key, or None."""
+    """Check the types of a queue's keys. Each command returns a problem with one key, or None."""
     kinds = {
         "hash": (queue.meta,),
         "list": (queue.wait, queue.paused, queue.active),
@@ -233,7 +239,7 @@ def _check_type(key: str, wanted: str) -> Command[str | None]:
 
 
 def get_options(queue: QueueKeys, job_id: str) -> Command[Any]:
-    """Read the options of a job as they stand in Redis; None if they are not JSON."""
+    """Read a job's stored options, or None if they are not JSON."""
 
     def read(raw: bytes | None) -> Any:
         try:
@@ -246,7 +252,7 @@ def get_options(queue: QueueKeys, job_id: str) -> Command[Any]:
 
 
 def get_lock_seconds(queue: QueueKeys, job_id: str) -> Command[float]:
-    """Find out for how long a job's lock lives; 0: it has none."""
+    """Return the seconds until a job's lock expires, or 0 if it has no lock."""
     key = queue.lock(job_id)
     return Command(("PTTL", key), key, lambda ms: max(0, ms) / 1000)
 
@@ -259,7 +265,7 @@ def _active(reply: list[Any]) -> list[ActiveJob]:
 
 
 def _lock_seconds(ttl_ms: int) -> float | None:
-    if ttl_ms < 0:  # as PTTL has it: -1 is for ever, -2 that there is none
+    if ttl_ms < 0:  # PTTL returns -1 for a key without expiry and -2 for a missing key.
         return inf if ttl_ms == -1 else None
     return ttl_ms / 1000
 
@@ -272,67 +278,67 @@ def _end_counts(totals: list[bytes | None], points: list[bytes]) -> EndCounts | 
 
 
 def cut_text(raw: bytes) -> str:
-    """Read a text that may have been cut in the middle of a character."""
+    """Decode text that may have been truncated in the middle of a character."""
     return raw.decode("utf-8", "ignore") if len(raw) == LONGEST else text(raw)
 
 
 def instant_of(raw: bytes) -> datetime | None:
-    """Read an instant in ms that somebody else wrote; None if it is none."""
+    """Decode a stored time in ms, or return None if the value is not a valid number."""
     ms = read_number(raw)
     return None if ms is None else instant_from_ms(ms)
 
 
-# Looking at failed jobs: what is needed to tell which of them failed alike.
-
+# Failed jobs: only the fields needed to group jobs by error.
 
 PEEK_FAILURES = load("peek_failures")
 PEEK_RETRIED = load("peek_retried")
 
 FAILURES_PEEKED: Final = 50
-"""How many jobs one call looks at: about a millisecond."""
+"""Number of jobs that one call looks at. It takes about a millisecond."""
 
 _ROOM: Final = 262_144
-"""Bytes of stacks after which a call reads no more."""
+"""Limit on stack-trace bytes. A call stops reading once it exceeds this."""
 
 _pack = msgspec.msgpack.encode
 
 
 class FailedJob(Struct, frozen=True):
-    """What is needed of a failed job to tell which others failed alike."""
+    """The fields of a failed job that are needed to group it with similar failures."""
 
     id: str
     name: str
     reason: str
-    """The first bytes of it."""
+    """First bytes of the failure reason."""
     finished_at: datetime | None
     stack_head: str = ""
-    """The beginning of its newest stack, as JSON has it; empty if all are too large."""
+    """Start of its newest stack trace, as JSON. Empty if the stored stack traces are too large."""
     stack_tail: str = ""
-    """And its end."""
+    """End of its newest stack trace, as JSON."""
 
 
 def peek_failures(
     queue: QueueKeys, ranks: Sequence[int] = (), ids: Sequence[str] = ()
 ) -> Call[list[FailedJob]]:
-    """See why jobs failed: those at some places, counted from the newest, or those with some ids.
+    """Read failed jobs, either by rank (counted from the newest) or by id.
 
-    At most 50 are to be asked for. Where they have many bytes only the first of them are read, but
-    at least one; one that is gone has an empty name.
+    Ask for at most 50 jobs. If they are large, only the first ones are read, but at least one. A
+    job that no longer exists has an empty name.
     """
     args = (queue.base, _pack(list(ranks)), _pack(list(ids)), LONGEST, _ROOM)
     return Call(PEEK_FAILURES, (queue.failed,), args, _failures)
 
 
 class RetriedStep(Struct, frozen=True):
-    """Jobs of a state that have failed before, among some that were looked at."""
+    """Unfinished jobs in one state that failed in an earlier attempt."""
 
     looked_at: int
+    """Number of jobs that were checked."""
     jobs: list[FailedJob]
-    """Of each, `finished_at` is when its last attempt began: that is all that is stored."""
+    """Their `finished_at` is the start of the last attempt. Redis stores no end time for it."""
 
 
 def peek_retried(queue: QueueKeys, state: JobState, start: int) -> Call[RetriedStep]:
-    """See why jobs failed before that have not ended: 50 of a state, from the next to run on."""
+    """Read unfinished jobs that failed before: up to 50 in a state, the next to run first."""
 
     def read(reply: Any) -> RetriedStep:
         looked_at, flat = reply
@@ -379,12 +385,8 @@ def _failures(reply: list[bytes]) -> list[FailedJob]:
     ]
 
 
-# Looking at jobs without reading them whole: pages of a state, one job, a search.
-#
-# Each call looks at a bounded number of jobs, and reads at most `ROOM` bytes of what may be large,
-# whatever stands in the queue. All of them only read: a user of Redis without write rights will
-# do.
-
+# Parts of jobs: pages of a state, one job, searches. Each call reads at most `ROOM` bytes of
+# fields that may be large.
 
 PEEK_LISTED = load("peek_listed")
 PEEK_SORTED = load("peek_sorted")
@@ -392,43 +394,45 @@ PLACE_JOB = load("place_job")
 SEARCH_JOBS = load("search_jobs")
 
 ROWS: Final = 50
-"""How many jobs one page has at most."""
+"""Maximum number of jobs on a page."""
 
 PIECE: Final = 25
-"""How many of them one call should ask for: a millisecond."""
+"""Number of jobs that one call should request. It takes a millisecond."""
 
 SEARCHED: Final = 100
-"""How many jobs one step of a search looks at."""
+"""Number of jobs that one search step looks at."""
 
 ROOM: Final = 262_144
-"""Bytes of large fields that one call reads."""
+"""Maximum number of bytes of large fields that one call reads."""
 
 _DEEPEST: Final = 20_000
-"""How far a job is looked for in a list, from each of its ends: a fraction of a millisecond."""
+"""Number of list entries searched from each end. It takes a fraction of a millisecond."""
 
 NEWEST_FIRST: Final = frozenset({JobState.COMPLETED, JobState.FAILED})
-"""States of which people want to see the latest job first; of others the next to run."""
+"""States that list the latest job first. Other states list the next job to run first."""
 
 pack = msgspec.msgpack.encode
 
 
 class Row(Struct, frozen=True):
-    """A job on a page: its id, and what was read of it; None: it is gone."""
+    """A job on a page."""
 
     id: str
     score: float | None
-    """Its score, where its state is a sorted set."""
+    """Its score, if its state is stored as a sorted set."""
     peeked: Peeked | None
+    """Fields that were read, or None if the job no longer exists."""
 
 
 class After(Struct, frozen=True):
-    """The end of a page, after which the next begins."""
+    """A cursor: the position after the last job of a page."""
 
     place: int = 0
-    """Of a list: how many jobs come before."""
+    """Number of jobs before the cursor, in a list."""
     score: str = ""
-    """Of a sorted set: the score of the last job, as Redis writes it."""
+    """Score of the last job as formatted by Redis, in a sorted set."""
     id: str = ""
+    """Id of the last job, in a sorted set."""
 
 
 START: Final = After()
@@ -438,44 +442,44 @@ class Rows(Struct, frozen=True):
     """A page of jobs."""
 
     total: int
-    """How many jobs are in this state."""
+    """Number of jobs in this state."""
     rows: list[Row]
     after: After | None
-    """Where the next page begins; None: this is the last one."""
+    """Cursor for the next page, or None if this is the last page."""
 
 
 class PlacedJob(Struct, frozen=True):
-    """One job: what was read of it, and where it is."""
+    """One job, its state and its position."""
 
     state: JobState
-    """Jobs that a pause has parked are `paused`."""
+    """Its state. Jobs in the paused list are `paused`."""
     score: float | None
     peeked: Peeked | None
-    """None: there is no such job."""
+    """Fields that were read, or None if the job does not exist."""
     lock_ms: int
-    """How long its lock lives, as PTTL has it: -1 for ever, -2 there is none."""
+    """Result of PTTL for its lock: -1 if it never expires, -2 if there is no lock."""
     children: ChildCounts
     before: int | None
-    """How many jobs of the same list or set come before it, where that is known."""
+    """Number of jobs before it in the same list or set, if known."""
     sure: bool
-    """Whether state and place are exact, and not guessed from the timestamps of others."""
+    """True if state and position are exact, False if guessed from other jobs' timestamps."""
     last_id: int
-    """The last id that the queue has given out."""
+    """Last id that the queue assigned."""
 
 
 class Found(Struct, frozen=True):
-    """What one step of a search has found, and where the next begins."""
+    """The result of one search step."""
 
     rows: list[Row]
     looked_at: int
     too_large: int
-    """Jobs with a field that was not looked at."""
+    """Number of jobs with a field that was too large to search."""
     after: After | None
-    """None: there is nothing left to look at."""
+    """Cursor for the next step, or None if the search is complete."""
     total: int
-    """How many jobs are in this state."""
+    """Number of jobs in this state."""
     reached: datetime | None
-    """When the last that was looked at ended; was due, if it is delayed; else was added."""
+    """Time that the last searched job finished, was due if delayed, or was added otherwise."""
 
 
 def peek_jobs(
@@ -487,9 +491,10 @@ def peek_jobs(
     bound: float | None = None,
     fields: Mapping[str, int] = LINE_FIELDS,
 ) -> Call[Rows]:
-    """See a page of the jobs in a state; of a sorted set up to the score `bound`.
+    """Read a page of the jobs in a state.
 
-    About 24 commands for each job.
+    If the state is a sorted set, the page ends at the score `bound`. It runs about 24 commands per
+    job.
     """
     common = (queue.base, pack(flat(fields)), ROOM)
     keys = _places(queue, state)
@@ -502,9 +507,11 @@ def peek_jobs(
 
 
 def place_job(queue: QueueKeys, job_id: str) -> Call[PlacedJob]:
-    """See a job, its state, its lock, and how many come before it: about 45 commands.
+    """Read a job, its state, its lock and the number of jobs before it.
 
-    Of a list with more than 40,000 jobs only the ends are searched, and what its timestamp says.
+    It runs about 45 commands. In a list of more than 40,000 jobs, the script searches near the
+    position that the job's timestamp suggests, then the first and last 20,000 jobs. If the job is
+    not found there, its position is a guess.
     """
 
     def read(reply: Any) -> PlacedJob:
@@ -544,10 +551,10 @@ def search_jobs(
     *,
     bound: float | None = None,
 ) -> Call[Found]:
-    """Look for texts in the next 100 jobs of a state, or as many as have 256 kB.
+    """Search the next 100 jobs in a state for texts, or fewer if they exceed 256 kB.
 
-    Each of `wanted` is fields and texts: one of the texts has to be in one of the fields, and that
-    for each of them.
+    Each item of `wanted` is a pair of fields and texts. A job matches an item if one of the fields
+    contains one of the texts. A job must match all items.
     """
     newest = state in NEWEST_FIRST
 
@@ -580,7 +587,7 @@ def search_jobs(
 
 
 def get_data(queue: QueueKeys, job_id: str) -> Command[Any]:
-    """Read the data of a job; None if there are none, or if they are not JSON."""
+    """Read a job's data, or None if there is none or it is not JSON."""
     key = queue.job(job_id)
 
     def read(raw: bytes | None) -> Any:
@@ -597,7 +604,8 @@ LISTS: Final = frozenset({JobState.WAITING, JobState.ACTIVE, JobState.PAUSED})
 
 def _places(queue: QueueKeys, state: JobState) -> tuple[str, ...]:
     places = {
-        JobState.WAITING: (queue.wait, queue.paused),  # whoever paused the queue, and however
+        # BullMQ 5 moves waiting jobs to the paused list; BullMQ 6 leaves them in the wait list.
+        JobState.WAITING: (queue.wait, queue.paused),
         JobState.PAUSED: (queue.paused, queue.private("none")),
         JobState.ACTIVE: (queue.active, queue.private("none")),
         JobState.COMPLETED: (queue.completed,),

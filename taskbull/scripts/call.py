@@ -1,8 +1,11 @@
-"""A call is a value: what to send to Redis, and how to read the answer.
+"""Calls as values, operations of several calls, and parsers for raw replies.
 
-An operation of several calls is a generator that yields each call and is sent its result. It does
-no IO, so that each store needs one small driver for all of them. Between two calls the server is
-free for others: an operation on a million jobs is made of calls of a few ms each.
+A call is a value: the words to send to Redis and a function that parses the reply. An operation of
+several calls is a generator that yields each call and receives its result. It does no I/O, so each
+store needs only one small driver.
+
+Redis serves other clients between two calls. An operation on a million jobs consists of calls that
+take a few ms each.
 """
 
 from __future__ import annotations
@@ -24,13 +27,6 @@ from taskbull.errors import (
 )
 from taskbull.scripts.loader import Script
 
-# A call is a value: what to send to Redis, and how to read the answer.
-#
-# An operation of several calls is a generator that yields each call and is sent its result. It
-# does no IO, so that each store needs one small driver for all of them. Between two calls the
-# server is free for others: an operation on a million jobs is made of calls of a few ms each.
-
-
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 
@@ -38,7 +34,7 @@ Word: TypeAlias = str | bytes | int | float
 
 
 class Call(Struct, Generic[T_co], frozen=True):
-    """One run of a script. Both stores run it; `parse` turns the raw reply into the result."""
+    """One script call. Both stores run it; `parse` converts the raw reply to the result."""
 
     script: Script
     keys: tuple[str, ...]
@@ -52,12 +48,12 @@ class Call(Struct, Generic[T_co], frozen=True):
 
     @property
     def cluster_words(self) -> tuple[Word, ...]:
-        """The command for a Cluster, which refuses it while the slot is on its way.
+        """The command for a Cluster. It is rejected while the queue's slot is migrating.
 
-        A slot that moves is on two nodes, and each takes the keys that the other has for missing,
-        all but those that a call declares. So one more is declared, which is never there: nodes
-        answer TRYAGAIN to a call of several keys that lacks one, and half a queue is never taken
-        for a whole one.
+        A migrating slot is split between two nodes. To a script, undeclared keys on the other node
+        look missing. So the call declares one extra key that never exists. A node answers TRYAGAIN
+        if any of several declared keys is missing, so a script never mistakes half a queue for
+        the whole queue.
         """
         if not self.script.whole:
             return self.words
@@ -66,17 +62,17 @@ class Call(Struct, Generic[T_co], frozen=True):
 
     @property
     def held(self) -> float:
-        """The seconds for which the server may hold it: none."""
+        """Seconds that the server may block the call. Always 0 for scripts."""
         return 0.0
 
     @property
     def key(self) -> str:
-        """The key by which a Cluster finds the node; all others are in its slot."""
+        """The key that selects the Cluster node. All other keys are in the same slot."""
         return self.keys[0]
 
 
 class ReadingCall(Call[T_co], Generic[T_co], frozen=True):
-    """A run of a script that may not write, by a user who may not either: from Redis 7 on."""
+    """A script call that cannot write, for read-only Redis users. Needs Redis 7 or later."""
 
     @property
     def words(self) -> tuple[Word, ...]:
@@ -93,44 +89,44 @@ _READING: Final = "EVALSHA_RO"
 
 
 def reading(call: Request[T]) -> Request[T]:
-    """Return a call in the form for users of Redis who may only read."""
+    """Return the variant of a call that a read-only Redis user may run."""
     if isinstance(call, Call):
         return ReadingCall(call.script, call.keys, call.args, call.parse)
     return call
 
 
 class Command(Struct, Generic[T_co], frozen=True):
-    """One plain command, run and read as a `Call` is."""
+    """One plain Redis command. Stores run and parse it like a `Call`."""
 
     words: tuple[Word, ...]
     key: str
     parse: Callable[[Any], T_co]
     held: float = 0.0
-    """The seconds for which the server may hold it: more than none for a blocking one."""
+    """Seconds that the server may block the command. Positive only for blocking commands."""
 
     @property
     def script(self) -> None:
-        """There is none."""
+        """Always None, because a plain command has no script."""
         return
 
     @property
     def cluster_words(self) -> tuple[Word, ...]:
-        """The command for a Cluster: the same."""
+        """The command for a Cluster, the same as `words`."""
         return self.words
 
 
 Request: TypeAlias = Call[T_co] | Command[T_co]
-"""One call, or one plain command."""
+"""One script call or one plain command."""
 
 Steps: TypeAlias = Generator[Request[Any], Any, T]
-"""Several calls, one after the other."""
+"""A generator that yields several requests in sequence."""
 
 Operation: TypeAlias = Request[T] | Steps[T]
-"""What a store runs."""
+"""One request or several steps, as run by a store."""
 
 
 def none_failed(results: Sequence[T | TaskbullError]) -> list[T]:
-    """Return the results of several calls; raise the first error among them."""
+    """Return the results of several calls, or raise the first error among them."""
     found: list[T] = []
     for each in results:
         if isinstance(each, TaskbullError):
@@ -140,40 +136,49 @@ def none_failed(results: Sequence[T | TaskbullError]) -> list[T]:
 
 
 class UnderWay(Protocol):
-    """An operation that was begun."""
+    """An operation in flight."""
 
     @property
     def is_smooth(self) -> bool:
-        """Whether it was sent at once, and what came of that, if anything has, was its result."""
+        """True if it was sent immediately and its first reply, if any, was its result."""
         ...
 
 
 class Start(Struct, frozen=True):
-    """Begin an operation and return it; its first call is sent behind those that are under way."""
+    """A request to start an operation. The generator that yields it receives the operation.
+
+    The operation's first call is sent after those already in flight.
+    """
 
     steps: Steps[Any]
 
 
 class Finish(Struct, frozen=True):
-    """Return the result of the oldest operation that is under way, when it has one."""
+    """A request for the result of the oldest operation in flight. The generator receives it."""
 
     given_up: bool = False
-    """An operation before it has failed: its answer is waited for, but it is not sent again."""
+    """True if an earlier operation failed. The store waits for the reply, but does not resend."""
 
 
 Stages: TypeAlias = Generator[Start | Finish, Any, T]
-"""A long operation made of others, each with a time limit of its own; several may be under way."""
+"""A long operation that consists of others, each with its own time limit.
+
+Several of them may be in flight concurrently.
+"""
 
 
 def alone(steps: Steps[T]) -> Stages[T]:
-    """Run an operation as a stage of its own: nothing else is under way meanwhile."""
+    """Run an operation as a separate stage, with nothing else in flight."""
     yield Start(steps)
     result: T = yield Finish()
     return result
 
 
 def again(operation: Operation[T]) -> Steps[T]:
-    """Run an operation that only reads, asking until there is an answer: twice does no harm."""
+    """Run an operation and repeat each request until Redis answers.
+
+    Use it only for reads and idempotent writes: a request may be executed more than once.
+    """
     answer: Any
     if isinstance(operation, Call | Command):
         while True:
@@ -193,8 +198,7 @@ def again(operation: Operation[T]) -> Steps[T]:
         return result_of_all
 
 
-# Raw replies become values here, and the negative codes of the scripts exceptions.
-
+# Parsers for raw replies. They raise exceptions for the scripts' negative codes.
 
 Refusal = Callable[[str, str], TaskbullError]
 
@@ -204,16 +208,16 @@ def _wrong_state(code: int, problem: str) -> Refusal:
 
 
 CANCELLED: Final = 1
-"""The job was to run again, but has failed, because it was cancelled."""
+"""The job failed because it was cancelled, although its outcome was a retry."""
 
 REFUSED: Final = -10
-"""Something that stands in Redis keeps an outcome from being written."""
+"""Existing data in Redis prevents the outcome from being stored."""
 
 DENIED: Final = -11
-"""No outcome like this can be written: our user may not, or a key of the queue is broken."""
+"""The outcome cannot be stored: the Redis user lacks permission, or a queue key is broken."""
 
 OUT_OF_TURN: Final = -12
-"""The call that goes before this one was not executed."""
+"""The preceding call was not executed."""
 
 REFUSALS: Final[dict[int, Refusal]] = {
     -1: JobNotFound,
@@ -226,11 +230,14 @@ REFUSALS: Final[dict[int, Refusal]] = {
     -8: _wrong_state(-8, "is the next run of a job scheduler: remove the scheduler instead"),
     -9: _wrong_state(-9, "has a failed child, which fails it as well"),
 }
-"""What the codes of the scripts mean; they are BullMQ's own."""
+"""Errors by script code. The codes are the same as BullMQ's."""
 
 
 def is_denial(message: str) -> bool:
-    """Return whether Redis said, in any version's words, that our user may not run a command."""
+    """Return True if an error message means that the Redis user may not run a command.
+
+    It recognizes the wording of all Redis versions.
+    """
     return any(words in message for words in _DENIALS)
 
 
@@ -238,7 +245,7 @@ _DENIALS: Final = ("NOPERM", "ACL failure", "user executing the script")
 
 
 def accepted(queue: QueueKeys, job_id: str) -> Callable[[int], int]:
-    """Read a code: give it back, or raise what it stands for."""
+    """Return a parser that returns a script code, or raises its error if it is negative."""
 
     def read(reply: int) -> int:
         if reply < 0:
@@ -249,7 +256,7 @@ def accepted(queue: QueueKeys, job_id: str) -> Callable[[int], int]:
 
 
 def done(queue: QueueKeys, job_id: str) -> Callable[[int], None]:
-    """Read the code of something that gives nothing, or raise what it stands for."""
+    """Return a parser that raises the error for a negative code and returns None otherwise."""
     read = accepted(queue, job_id)
 
     def check(reply: int) -> None:
@@ -259,31 +266,31 @@ def done(queue: QueueKeys, job_id: str) -> Callable[[int], None]:
 
 
 def nothing(reply: object) -> None:
-    """Read nothing."""
+    """Ignore the reply."""
 
 
 def text(raw: bytes) -> str:
-    """Read a text; what is no UTF-8 is shown escaped."""
+    """Decode text. Bytes that are not valid UTF-8 are escaped."""
     return raw.decode("utf-8", "backslashreplace")
 
 
 def info(reply: bytes) -> dict[str, str]:
-    """Read what INFO tells: fields by name."""
+    """Parse the reply of INFO into a dict of its fields."""
     lines = text(reply).split("\r\n")
     return {name: value for name, colon, value in (line.partition(":") for line in lines) if colon}
 
 
 def texts(reply: list[bytes]) -> list[str]:
-    """Read an array of texts, such as ids."""
+    """Decode an array of texts, such as ids."""
     return [text(raw) for raw in reply]
 
 
 def number(raw: bytes | None) -> int:
-    """Read a number that may be missing, or anything else; it is bounded."""
+    """Parse a stored number. Return 0 if it is missing or invalid."""
     return read_number(raw) or 0
 
 
 def pair(reply: list[int]) -> tuple[int, int]:
-    """Read two numbers."""
+    """Unpack a reply of two numbers."""
     first, second = reply
     return first, second

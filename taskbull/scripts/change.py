@@ -1,4 +1,8 @@
-"""Cancelling jobs: what is asked of Redis, and what workers read of it."""
+"""Calls that cancel and change jobs, and calls that change a queue's settings.
+
+They cover promoting, delaying, prioritizing and retrying jobs, their progress, data and logs, and a
+queue's pause, concurrency and rate limits.
+"""
 
 from __future__ import annotations
 
@@ -34,23 +38,22 @@ from taskbull.scripts.call import (
 )
 from taskbull.scripts.loader import load
 
-# Cancelling jobs: what is asked of Redis, and what workers read of it.
-
+# Cancelling jobs, and the stop requests that workers read.
 
 CANCEL_JOB = load("cancel_job")
 CANCEL_CHILDREN = load("cancel_children")
 
 CANCEL_CHUNK: Final = 50
-"""About how many children one call cancels."""
+"""Approximate number of children that one call cancels."""
 
 LONGEST: Final = 100_000
-"""How long a list may be in which a job is searched: it takes 50 ns per job before it."""
+"""Maximum length of a list that is searched for a job. It takes 50 ns per job before it."""
 
 BLOCK: Final = 60.0
-"""Seconds for which the server holds a read of the requests."""
+"""Maximum time that the server blocks a read of stop requests, in seconds."""
 
 FIRST: Final = "0-0"
-"""The place before all requests."""
+"""Stream position before all requests."""
 
 _AT_ONCE: Final = 1000
 
@@ -65,26 +68,27 @@ _ANSWERS: Final = {
 
 
 class CancelAnswer(Struct, frozen=True):
-    """What cancelling a job came to, and whether children of it are to be cancelled, too."""
+    """The result of cancelling a job."""
 
     answer: Cancelled | None
-    """None: there is no such job."""
+    """Result for the job itself, or None if it does not exist."""
     more: bool
+    """True if its children must be cancelled with `cancel_children`."""
 
 
 class StopRequest(Struct, frozen=True):
-    """That a running job is to be stopped."""
+    """A request to stop a running job."""
 
     place: str
-    """Its id in the stream."""
+    """Id of the request in the stream."""
     job_id: str
     token: str
-    """That of the lock: a later run of the job is another's."""
+    """Token of the job's lock. A later run of the job has another token."""
     reason: str
 
 
 class Pending(Struct, frozen=True):
-    """Where the cancelling of children has come to: a set of them, and a place in it."""
+    """Progress of cancelling children: the key of the current set and a cursor in it."""
 
     key: str = ""
     cursor: str = "0"
@@ -93,9 +97,10 @@ class Pending(Struct, frozen=True):
 def cancel(
     queue: QueueKeys, job_id: str, reason: str, now_ms: int, *, piece: int = CANCEL_CHUNK
 ) -> Steps[Cancelled]:
-    """Cancel a job, then its children that have not started; raise `JobNotFound`.
+    """Cancel a job, then its children that have not started.
 
-    Whatever is lost on the way is sent again: the scripts know what they have done.
+    Lost calls are sent again. That is safe, because the scripts detect a repeated call. Raises
+    `JobNotFound` if the job does not exist.
     """
     found: CancelAnswer = yield from _insist(
         cancel_job(queue, job_id, reason, now_ms),
@@ -111,9 +116,9 @@ def cancel(
 def cancel_all_children(
     queue: QueueKeys, job_id: str, now_ms: int, *, piece: int = CANCEL_CHUNK
 ) -> Steps[None]:
-    """Cancel the children of a job that was cancelled, and theirs, as far as they have not started.
+    """Cancel all unstarted descendants of a cancelled job.
 
-    Others may be at it at the same time.
+    Several processes may do this for the same job concurrently.
     """
     pending = Pending()
     more = True
@@ -124,10 +129,10 @@ def cancel_all_children(
 
 
 def finish_cancelling(queue: QueueKeys, now_ms: int) -> Steps[list[str]]:
-    """Cancel the children that somebody was to cancel and has not; return the ids of the parents.
+    """Finish interrupted cancellations of children. Return the ids of the parents.
 
-    If there are many of those, some are left for the next time. If Redis refuses to cancel those of
-    one parent, raise that error after the others.
+    One call handles up to 1,000 parents and leaves the rest for the next call. If Redis refuses to
+    cancel the children of one parent, the others are handled before the error is raised.
     """
     noted = queue.private("cancelling")
     ids: list[str] = yield Command(("SRANDMEMBER", noted, _AT_ONCE), noted, texts)
@@ -143,7 +148,7 @@ def finish_cancelling(queue: QueueKeys, now_ms: int) -> Steps[list[str]]:
 
 
 def _insist(first: Call[Any], again: Call[Any]) -> Steps[Any]:
-    """Send a call, and `again` instead if its reply was lost."""
+    """Send a call until Redis answers. Send `again` instead once a reply was lost."""
     call = first
     while True:
         try:
@@ -163,7 +168,10 @@ def cancel_job(
     again: bool = False,
     longest: int = LONGEST,
 ) -> Call[CancelAnswer]:
-    """Cancel a job, wherever it is; `again`: the same call may have been executed before."""
+    """Cancel a job in any state.
+
+    Set `again` if the same call may have been executed before.
+    """
     keys = (queue.job(job_id), requests_key(queue), _parents(queue, job_id))
     args = (queue.base, job_id, now_ms, reason, longest, int(again))
     return Call(CANCEL_JOB, keys, args, _answer)
@@ -172,20 +180,23 @@ def cancel_job(
 def cancel_children(
     queue: QueueKeys, job_id: str, pending: Pending, now_ms: int, piece: int = CANCEL_CHUNK
 ) -> Call[Pending]:
-    """Cancel some pending children of a job that was cancelled."""
+    """Cancel some pending children of a cancelled job."""
     args = (now_ms, LONGEST, pending.key, pending.cursor, piece)
     return Call(CANCEL_CHILDREN, (_parents(queue, job_id),), args, _went_on)
 
 
 def requests_key(queue: QueueKeys) -> str:
-    """Name the stream by which workers of a queue are asked to stop jobs."""
+    """Return the key of the stream of stop requests for a queue's workers."""
     return queue.private("cancel")
 
 
 def read_requests(
     places: Mapping[str, str], block: float = BLOCK
 ) -> Command[dict[str, list[StopRequest]]]:
-    """Wait for requests in streams, each after its place; the result is by stream."""
+    """Wait for stop requests in several streams. Return them by stream.
+
+    `places` maps each stream to the position of the last request that was read.
+    """
     words: tuple[Word, ...] = ("XREAD", "COUNT", _AT_ONCE, "BLOCK", int(block * 1000), "STREAMS")
     return Command((*words, *places, *places.values()), next(iter(places)), _requests, held=block)
 
@@ -216,8 +227,7 @@ def _request(entry: Sequence[Any]) -> StopRequest:
     )
 
 
-# Changing jobs: their state, their place in the queue, and what is written in them.
-
+# Changing jobs: state, position in the queue, progress, data and log.
 
 PROMOTE_JOB = load("promote_job")
 PROMOTE_JOBS = load("promote_jobs")
@@ -233,7 +243,7 @@ ADD_LOG = load("add_log")
 NOTE_UNCLAIMED = load("note_unclaimed")
 
 CHANGE_CHUNK: Final = 100
-"""How many jobs one call promotes or retries."""
+"""Number of jobs that one call promotes or retries."""
 
 Ended = Literal["completed", "failed"]
 
@@ -241,25 +251,25 @@ pack = msgspec.msgpack.encode
 
 
 def promote_job(queue: QueueKeys, job_id: str) -> Call[None]:
-    """Make a delayed job wait for its turn, as if it were due."""
+    """Move a delayed job to the waiting jobs, as if it were due."""
     keys = (queue.delayed, *_places(queue), queue.meta, queue.events, queue.marker)
     return Call(PROMOTE_JOB, keys, (queue.base, job_id), done(queue, job_id))
 
 
 def promote_jobs(queue: QueueKeys, *, piece: int = CHANGE_CHUNK) -> Steps[int]:
-    """Promote all jobs that are delayed now, whatever their priority; return their number."""
+    """Promote all delayed jobs, whatever their priority. Return the number of jobs promoted."""
     keys = (queue.delayed, *_waiting(queue))
     call = Call(PROMOTE_JOBS, keys, (queue.base, piece), pair)
     promoted: int
     promoted, remaining = yield call
-    for _ in range(-(-remaining // piece)):  # not for ever: others may go on adding
+    for _ in range(-(-remaining // piece)):  # Bounded: producers may keep adding delayed jobs.
         count, remaining = yield call
         promoted += count
     return promoted
 
 
 def postpone_job(queue: QueueKeys, job_id: str, due_ms: int, now_ms: int) -> Call[None]:
-    """Make a job that waits for its turn due at `due_ms`."""
+    """Delay a waiting job until `due_ms`."""
     keys = (
         queue.job(job_id),
         queue.wait,
@@ -275,7 +285,7 @@ def postpone_job(queue: QueueKeys, job_id: str, due_ms: int, now_ms: int) -> Cal
 
 
 def change_delay(queue: QueueKeys, job_id: str, delay_ms: int, now_ms: int) -> Call[None]:
-    """Make a delayed job due `delay_ms` from now."""
+    """Change a delayed job's due time to `delay_ms` from now."""
     keys = (queue.job(job_id), queue.delayed, queue.meta, queue.events, queue.marker)
     return Call(CHANGE_DELAY, keys, (job_id, now_ms, delay_ms), done(queue, job_id))
 
@@ -283,7 +293,10 @@ def change_delay(queue: QueueKeys, job_id: str, delay_ms: int, now_ms: int) -> C
 def change_priority(
     queue: QueueKeys, job_id: str, priority: int, *, lifo: bool = False
 ) -> Call[None]:
-    """Change a job's priority, and its place if it waits; `lifo`: before its equals."""
+    """Change a job's priority. A waiting job moves to its new position.
+
+    With `lifo`, it goes before other jobs of the same priority.
+    """
     keys = (queue.job(job_id), *_places(queue), queue.meta, queue.marker)
     return Call(CHANGE_PRIORITY, keys, (job_id, priority, int(lifo)), done(queue, job_id))
 
@@ -296,7 +309,7 @@ def retry_job(
     reset_attempts: bool = False,
     reset_starts: bool = False,
 ) -> Call[None]:
-    """Run a job that has ended again."""
+    """Move a completed or failed job back to the waiting jobs."""
     former = (queue.job(job_id), _ended(queue, state))
     keys = (*former, *_places(queue), queue.meta, queue.events, queue.marker)
     afresh = _afresh(attempts=reset_attempts, starts=reset_starts)
@@ -312,7 +325,10 @@ def retry_jobs(
     piece: int = CHANGE_CHUNK,
     reset_attempts: bool = False,
 ) -> Steps[int]:
-    """Run all jobs again that had ended by `until_ms`, or from `since_ms` on; return how many."""
+    """Retry all jobs that finished between `since_ms` and `until_ms`. Return their number.
+
+    Without `since_ms` there is no lower bound.
+    """
     keys = (_ended(queue, state), *_waiting(queue))
     afresh = _afresh(attempts=reset_attempts, starts=reset_attempts)
     since = "-inf" if since_ms is None else since_ms
@@ -328,7 +344,10 @@ def retry_jobs(
 def move_to_waiting_children(
     queue: QueueKeys, job_id: str, token: str, now_ms: int, *, child_key: str = ""
 ) -> Call[bool]:
-    """Make a running job wait for its children, or for one; False if there is nothing to await."""
+    """Move a running job to `waiting-children`. Return False if it has no pending child.
+
+    With `child_key`, only that child counts.
+    """
     keys = (
         queue.job(job_id),
         queue.active,
@@ -343,14 +362,14 @@ def move_to_waiting_children(
     )
 
 
-ANY_TOKEN: Final = "0"  # noqa: S105 - it opens any lock, and is no secret
-"""For those who write into a job without running it."""
+ANY_TOKEN: Final = "0"  # noqa: S105 - it matches any lock and is not a secret
+"""Token for callers that change a job without running it."""
 
 
 def update_progress(
     queue: QueueKeys, job_id: str, progress: bytes, *, token: str = ANY_TOKEN
 ) -> Call[None]:
-    """Note how far a job has come (JSON), and tell it."""
+    """Store a job's progress (JSON) and emit a progress event."""
     keys = (queue.job(job_id), queue.lock(job_id), queue.meta, queue.events)
     return Call(UPDATE_PROGRESS, keys, (job_id, token, progress), done(queue, job_id))
 
@@ -366,13 +385,16 @@ def update_data(
 def add_log(
     queue: QueueKeys, job_id: str, line: str, *, keep: int, token: str = ANY_TOKEN
 ) -> Call[int]:
-    """Add a line to a job's log and keep the last `keep`, or all if 0; the call counts them."""
+    """Append a line to a job's log. Return the number of lines in the log.
+
+    Only the last `keep` lines are kept, or all if `keep` is 0.
+    """
     keys = (queue.job(job_id), queue.lock(job_id), queue.logs(job_id))
     return Call(ADD_LOG, keys, (token, line, keep), accepted(queue, job_id))
 
 
 def clear_logs(queue: QueueKeys, job_id: str, *, keep: int = 0) -> Command[None]:
-    """Drop the lines of a job's log, but the last `keep`."""
+    """Delete a job's log, except its last `keep` lines."""
     logs = queue.logs(job_id)
     if keep > 0:
         return Command(("LTRIM", logs, -keep, -1), logs, nothing)
@@ -380,7 +402,7 @@ def clear_logs(queue: QueueKeys, job_id: str, *, keep: int = 0) -> Command[None]
 
 
 def _afresh(*, attempts: bool, starts: bool) -> bytes:
-    """Return the fields that a retry forgets."""
+    """Return the packed names of the fields that a retry deletes."""
     resets = {ATTEMPTS_MADE_FIELD: attempts, ATTEMPTS_STARTED_FIELD: starts}
     return pack([field for field, is_reset in resets.items() if is_reset])
 
@@ -390,7 +412,7 @@ def _ended(queue: QueueKeys, state: Ended) -> str:
 
 
 def _places(queue: QueueKeys) -> tuple[str, ...]:
-    """Return where a job that waits may be, and what its place there depends on."""
+    """Return the keys that hold waiting jobs or determine their positions."""
     return (queue.wait, queue.paused, queue.active, queue.prioritized, queue.priority_counter)
 
 
@@ -402,13 +424,12 @@ _CLAIMED_MS: Final = 3_600_000
 
 
 def note_unclaimed(queue: QueueKeys, job_id: str, now_ms: int, patience_ms: int) -> Call[int]:
-    """Note that a worker has no task for a job; the call gives for how many ms that is known."""
+    """Record that a worker has no task for a job. Return the ms since this was first recorded."""
     args = (now_ms, patience_ms, _CLAIMED_MS)
     return Call(NOTE_UNCLAIMED, (queue.job(job_id),), args, accepted(queue, job_id))
 
 
-# What a queue allows: any jobs at all, how many at once, in a while, how long a history.
-
+# Queue settings: pause, concurrency, rate limit and length of the event stream.
 
 RATE_LIMIT_TTL = load("rate_limit_ttl")
 IS_MAXED = load("is_maxed")
@@ -416,25 +437,25 @@ PAUSE = load("pause")
 RESUME = load("resume")
 
 PAUSE_CHUNK = 1_000
-"""How many ids one call moves from list to list, if there are jobs in both."""
+"""Maximum number of ids that one call moves if both the wait and the paused list have jobs."""
 
 
 def pause(queue: QueueKeys, *, piece: int = PAUSE_CHUNK) -> Steps[None]:
-    """Stop workers from taking jobs until the queue is resumed; running jobs continue."""
+    """Stop workers from fetching jobs until the queue is resumed. Running jobs continue."""
     more = yield _pause(queue, begin=True, size=piece)
     while more:
         more = yield _pause(queue, begin=False, size=piece)
 
 
 def pause_noted(queue: QueueKeys, note: bytes) -> Steps[None]:
-    """Pause a queue, and write down why."""
+    """Pause a queue and store the reason."""
     key = _note(queue)
     yield Command(("SET", key, note), key, nothing)
     yield from pause(queue)
 
 
 def resume(queue: QueueKeys, *, piece: int = PAUSE_CHUNK) -> Steps[None]:
-    """Allow workers to take jobs again; nothing that waits is lost or loses its place."""
+    """Let workers fetch jobs again. Waiting jobs keep their order."""
     keys = (
         queue.wait,
         queue.paused,
@@ -452,7 +473,7 @@ def resume(queue: QueueKeys, *, piece: int = PAUSE_CHUNK) -> Steps[None]:
 
 
 def is_paused(queue: QueueKeys) -> Command[bool]:
-    """Return whether the queue is paused."""
+    """Return True if the queue is paused."""
     return Command(("HEXISTS", queue.meta, PAUSED_FIELD), queue.meta, bool)
 
 
@@ -466,12 +487,12 @@ def _pause(queue: QueueKeys, *, begin: bool, size: int) -> Call[bool]:
 
 
 def get_global_concurrency(queue: QueueKeys) -> Command[int]:
-    """Return how many jobs may run at once, in all workers together; 0: any number."""
+    """Return the concurrency limit across all workers, or 0 if there is no limit."""
     return Command(("HGET", queue.meta, CONCURRENCY_FIELD), queue.meta, number)
 
 
 def set_global_concurrency(queue: QueueKeys, limit: int | None) -> Command[None]:
-    """Allow `limit` jobs at once, in all workers together; None: any number."""
+    """Set the concurrency limit across all workers. None removes it."""
     if limit is None:
         words = ("HDEL", queue.meta, CONCURRENCY_FIELD)
         return Command(words, queue.meta, nothing)
@@ -479,7 +500,7 @@ def set_global_concurrency(queue: QueueKeys, limit: int | None) -> Command[None]
 
 
 def set_global_rate_limit(queue: QueueKeys, limit: tuple[int, int] | None) -> Command[None]:
-    """Allow (number, ms) starts in each window, in all workers together; None: any number."""
+    """Set the rate limit across all workers as (starts, window in ms). None removes it."""
     if limit is None:
         words = ("HDEL", queue.meta, RATE_LIMIT_FIELD, RATE_WINDOW_FIELD)
         return Command(words, queue.meta, nothing)
@@ -489,26 +510,30 @@ def set_global_rate_limit(queue: QueueKeys, limit: tuple[int, int] | None) -> Co
 
 
 def rate_limit(queue: QueueKeys, duration_ms: int) -> Command[None]:
-    """Start no job for a while, where a rate limit is set at all, as in BullMQ."""
+    """Start no jobs for `duration_ms`. As in BullMQ, this needs a configured rate limit."""
     words = ("SET", queue.limiter, MAX_SAFE_INTEGER, "PX", duration_ms)
     return Command(words, queue.limiter, nothing)
 
 
 def remove_rate_limit(queue: QueueKeys) -> Command[None]:
-    """Forget how many jobs were started in the current window."""
+    """Reset the count of jobs started in the current window."""
     return Command(("DEL", queue.limiter), queue.limiter, nothing)
 
 
 def rate_limit_ttl(queue: QueueKeys, max_jobs: int | None = None) -> Call[int]:
-    """Return the ms for which no job is started; `max_jobs` is the limit of a worker, if any."""
+    """Return the ms until jobs may start again, or 0 if they may start now.
+
+    `max_jobs` is the worker's own limit, if any. If no limit is set at all, the result is the
+    remaining time of the current window, or negative if there is none.
+    """
     return Call(RATE_LIMIT_TTL, (queue.limiter, queue.meta), (max_jobs or 0,), int)
 
 
 def is_maxed(queue: QueueKeys) -> Call[bool]:
-    """Return whether as many jobs run as the global concurrency allows."""
+    """Return True if the number of running jobs has reached the global concurrency limit."""
     return Call(IS_MAXED, (queue.active, queue.meta), (), bool)
 
 
 def trim_events(queue: QueueKeys, length: int) -> Command[int]:
-    """Keep about the last `length` events; the call gives how many were dropped."""
+    """Trim the event stream to about `length` events. Return the number of events removed."""
     return Command(("XTRIM", queue.events, "MAXLEN", "~", length), queue.events, int)

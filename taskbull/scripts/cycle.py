@@ -1,4 +1,7 @@
-"""Ending and taking jobs: what a worker does all day, many of each in one call."""
+"""Calls that workers make: finish and fetch jobs, renew locks, wait for jobs, recover lost calls.
+
+One cycle call stores the outcomes of many jobs and fetches many others.
+"""
 
 from __future__ import annotations
 
@@ -31,8 +34,7 @@ from taskbull.core.wire.options import NO_BOUNDS, Bounds, keep_bounds
 from taskbull.scripts.call import Call, Command, Steps, nothing, texts
 from taskbull.scripts.loader import load
 
-# Ending and taking jobs: what a worker does all day, many of each in one call.
-
+# The cycle: store outcomes and fetch jobs.
 
 CYCLE = load("cycle")
 
@@ -42,10 +44,10 @@ _KEPT_ALL = frozenset({NO_BOUNDS})
 
 
 class Completion(Struct, frozen=True):
-    """That a job is completed: what most outcomes are.
+    """The outcome of a completed job, which most outcomes are.
 
-    Of a job that was new when it was taken, the script takes it as it is: to unpack it would cost
-    a tenth of what a job costs Redis.
+    If the job was new when it was fetched, the script gets the outcome as plain arguments. Decoding
+    msgpack would add a tenth to the cost of a job in Redis.
     """
 
     job_id: str
@@ -55,30 +57,31 @@ class Completion(Struct, frozen=True):
     fresh: bool
 
     def entry(self) -> tuple[object, ...]:
-        """Return it in the form of the other outcomes."""
+        """Return the completion in the same form as the other outcomes."""
         return self.job_id, self.token, Code.COMPLETED, self.value.decode(), self.keep
 
 
 Packed: TypeAlias = msgspec.Raw | Completion
-"""An outcome in the form in which the script takes it."""
+"""An outcome in the form that the script expects."""
 
 
 class Hold(Struct, frozen=True):
-    """By how much jobs that have stalled are delayed, where they may not be taken."""
+    """The delay for jobs that stalled before and may not be fetched yet."""
 
     first_ms: int
+    """Delay of the first job, in milliseconds."""
     step_ms: int
-    """How much later than the one before each further one is due."""
+    """Additional delay of each further job, in milliseconds."""
     may_take: bool = False
-    """Whether one of them may be taken."""
+    """True if one of these jobs may be fetched."""
 
 
 FIRST_HOLD = Hold(500, 20, may_take=True)
-"""What the script does if it is given none."""
+"""The script's default hold."""
 
 
 class Taking(Struct, frozen=True, dict=True):
-    """How a worker takes jobs; the same in most calls but for the token and the number."""
+    """A worker's settings for fetching jobs. They are the same in most calls."""
 
     lock_life_ms: int
     max_starts: int = 0
@@ -86,13 +89,13 @@ class Taking(Struct, frozen=True, dict=True):
     worker_name: str = ""
     data_points: int = 0
     has_begun: bool = False
-    """Metrics have counted completed jobs in this minute before: that saves Redis a look."""
+    """True if metrics already counted completed jobs in this minute. It saves Redis a read."""
     hold: Hold | None = None
-    """How to delay jobs that have stalled before; None: as `FIRST_HOLD` says."""
+    """Delay for jobs that stalled before, or None for `FIRST_HOLD`."""
 
     @cached_property
     def settings(self) -> bytes:
-        """What few workers have, as the script takes it."""
+        """Rarely used settings, packed for the script."""
         settings: tuple[int, ...] = (
             self.max_starts,
             self.window_ms,
@@ -105,30 +108,31 @@ class Taking(Struct, frozen=True, dict=True):
 
 
 class Keeping(Struct, frozen=True):
-    """How a worker keeps jobs that do not say it themselves; None: all."""
+    """A worker's rules for keeping finished jobs that have no rule. None keeps all jobs."""
 
     completed: Keep | None = None
     failed: Keep | None = None
 
 
 class Cycled(Struct, frozen=True):
-    """What a cycle did."""
+    """The result of a cycle."""
 
     codes: list[int]
-    """Per outcome 0, or a negative code: see the script."""
+    """One code per outcome. 0 means stored; `lua/cycle.lua` lists the others."""
     jobs: list[Job]
+    """Jobs that were fetched."""
     limited_ms: int
-    """How long the queue lets nobody start a job; 0 if it does."""
+    """Milliseconds until the rate limit lets jobs start, or 0 if they may start now."""
     next_due_ms: int
-    """When the next delayed job is due, if no job was taken; 0 if there is none."""
+    """Time when the next delayed job is due, or 0 if unknown. Set only if no job was fetched."""
     full: bool
-    """No job was taken, for Redis is out of memory."""
+    """True if no job was fetched because Redis is out of memory."""
     reasons: list[str]
-    """Of each outcome that was refused or denied, in turn: what Redis said."""
+    """Reason for each cancelled, refused or denied outcome, in order."""
     dropped: list[str]
-    """Ids in the waiting list that were not those of jobs that can be run."""
+    """Waiting ids that do not belong to a runnable job."""
     held: int = 0
-    """How many jobs were delayed because they have stalled."""
+    """Number of jobs that were delayed because they stalled before."""
 
 
 def cycle(
@@ -139,7 +143,7 @@ def cycle(
     token: str,
     taking: Taking,
 ) -> Call[Cycled]:
-    """End jobs and take up to `want` others; the call gives what became of both.
+    """Store outcomes and fetch up to `want` jobs.
 
     `token` is `<sequence>:<number>`, with a number that the sequence has not used before.
     """
@@ -169,10 +173,10 @@ def cycle(
 
 
 def _sorted(outcomes: Sequence[Packed]) -> list[str | bytes]:
-    """Return the outcomes that are not plain with the rule for keeping the plain ones, then those.
+    """Return the packed special outcomes and the keep rule, followed by the plain outcomes.
 
-    Where not all jobs are kept, those of a call are completed in their order, by one rule or one
-    by one: which are removed depends on it.
+    If finished jobs are removed by a rule, the order of completion decides which ones. Then the
+    jobs of a call are completed in order, either by one common rule or one by one.
     """
     others: dict[int, object] = {}
     plain: list[str | bytes] = []
@@ -197,8 +201,8 @@ def _sorted(outcomes: Sequence[Packed]) -> list[str | bytes]:
 
 
 def memo(queue: QueueKeys, token: str) -> str:
-    """Return the key that remembers what the last call of a sequence answered to its outcomes."""
-    # As `QueueKeys.private` has it, whose check cost 1 % of what a worker does for a job.
+    """Return the key that stores the codes that the last call of a sequence returned."""
+    # Same key as `QueueKeys.private`, whose check took 1 % of a worker's time per job.
     return f"{queue.base}tb:cycle:{token.rpartition(':')[0] or token}"
 
 
@@ -213,11 +217,11 @@ def pack_outcome(
     now_ms: int,
     keep: Keeping = KEEP_ALL,
 ) -> Packed:
-    """Put an outcome into the script's form.
+    """Convert an outcome to the form that the script expects.
 
-    `attempts` is how many the job has in all; what the job itself says about keeping wins over
-    `keep`. Delays end before BullMQ's own end of time. Each outcome is packed by itself, so that
-    one that cannot be packed raises alone.
+    `attempts` is the job's maximum number of attempts. The job's own keep options override `keep`.
+    Delays are capped at the latest time that BullMQ can store. Each outcome is packed separately,
+    so that an outcome that cannot be packed does not affect others.
     """
     if isinstance(outcome, Complete):
         kept = job.options.completed_bounds or keep_bounds(keep.completed)
@@ -291,32 +295,31 @@ def _cycled(now_ms: int, worker: str | None, count: int, reply: list[Any]) -> Cy
     )
 
 
-# The locks of running jobs, and the sweep that rescues jobs whose lock is gone.
-
+# Locks of running jobs, and the sweep that recovers jobs whose lock is lost.
 
 EXTEND_LOCKS = load("extend_locks")
 EXTEND_LOCK = load("extend_lock")
 SWEEP_STALLED = load("sweep_stalled")
 
 SWEEP_CHUNK = 100
-"""How many active jobs one call looks at: 2 ms of the server's time if all of them have stalled."""
+"""Number of active jobs that one call checks. It takes Redis 2 ms if all of them have stalled."""
 
 _BEGIN, _OVER, _NOT_DUE = -1, -1, -2
 
 
 class Extended(Struct, frozen=True):
-    """What became of locks that were to be renewed."""
+    """The result of renewing locks."""
 
     lost: set[str]
-    """The ids of jobs whose lock is gone, or another's."""
+    """Ids of jobs whose lock expired or belongs to another worker."""
     cancelled: Mapping[str, str] = {}
-    """The ids of jobs that were cancelled, with the reason."""
+    """Reasons for cancelled jobs, by job id."""
 
 
 def extend_locks(
     queue: QueueKeys, held: Iterable[tuple[str, str]], duration_ms: int
 ) -> Call[Extended]:
-    """Renew the locks in `held`, pairs of id and token."""
+    """Renew several locks. `held` contains pairs of job id and token."""
     flat = [part for job_and_token in held for part in job_and_token]
     return Call(EXTEND_LOCKS, (queue.stalled,), (queue.base, pack(flat), duration_ms), _extended)
 
@@ -327,23 +330,29 @@ def _extended(reply: Any) -> Extended:
 
 
 def extend_lock(queue: QueueKeys, job_id: str, token: str, duration_ms: int) -> Call[bool]:
-    """Renew one lock, also while the queue's slot is on two nodes; the call tells if it is held."""
+    """Renew one lock. Return True if the token still holds it.
+
+    This works even while the queue's Cluster slot is migrating.
+    """
     return Call(EXTEND_LOCK, (queue.lock(job_id),), (token, duration_ms), bool)
 
 
 class Sweep(Struct, frozen=True):
-    """What a sweep found: the ids of jobs put back, and those of them that will fail."""
+    """The result of a sweep for stalled jobs."""
 
     put_back: list[str]
+    """Ids of jobs that wait again."""
     doomed: list[str]
+    """Subset of `put_back` that the next worker will fail."""
     has_leftovers: bool = False
-    """Whether there may be flows that are half added or half cancelled."""
+    """True if some flows may be only partly added or partly cancelled."""
 
 
 class SweepPiece(Struct, frozen=True):
-    """What one piece of a sweep found, and where the next one begins."""
+    """The result of one chunk of a sweep."""
 
     position: int
+    """Position of the next chunk, -1 if the sweep is over, or -2 if no sweep is due."""
     put_back: list[str]
     doomed: list[str]
     has_leftovers: bool
@@ -352,7 +361,10 @@ class SweepPiece(Struct, frozen=True):
 def sweep_stalled(
     queue: QueueKeys, now_ms: int, *, interval_ms: int, max_stalls: int, piece: int = SWEEP_CHUNK
 ) -> Steps[Sweep | None]:
-    """Put back active jobs whose lock is gone; None if another worker has swept just before."""
+    """Move active jobs whose lock is lost back to the waiting jobs.
+
+    Returns None if no sweep is due, because another worker swept the queue recently.
+    """
     put_back: list[str] = []
     doomed: list[str] = []
     position = _BEGIN
@@ -378,7 +390,7 @@ def sweep_piece(
     position: int = _BEGIN,
     size: int = SWEEP_CHUNK,
 ) -> Call[SweepPiece]:
-    """Sweep one piece of the active jobs; -1 begins, if it is time for a sweep."""
+    """Sweep one chunk of the active jobs. Position -1 starts a sweep if one is due."""
     keys = (
         queue.stalled_check,
         queue.stalled,
@@ -400,28 +412,27 @@ def _swept(reply: Any) -> SweepPiece:
     return SweepPiece(position, texts(put_back), texts(doomed), any(leftovers))
 
 
-# The marker: where BullMQ's producers ring, and an idle worker waits.
-
+# The marker: idle workers wait for it, and BullMQ's producers set it.
 
 _DELAYED: Final = b"1"
-"""The member whose score is the time when the next delayed job is due."""
+"""Member whose score is the due time of the next delayed job."""
 
 
 def wait_for_marker(queue: QueueKeys, timeout: float) -> Command[float | None]:
-    """Wait for the marker; return when there is a job to take, in ms since 1970; None: no marker.
+    """Wait for the marker. Return the time of the next available job, in ms since 1970.
 
-    0 is at once.
+    Returns 0 if a job is available now, and None if no marker arrived within `timeout` seconds.
     """
     return Command(("BZPOPMIN", queue.marker, timeout), queue.marker, _due_ms, held=timeout)
 
 
 def ring(queue: QueueKeys) -> Command[None]:
-    """Wake a worker."""
+    """Wake up an idle worker."""
     return Command(("ZADD", queue.marker, 0, "0"), queue.marker, nothing)
 
 
 def has_jobs_to_come(queue: QueueKeys) -> Command[bool]:
-    """Find out whether any job waits, or will."""
+    """Return True if there are waiting, prioritized or delayed jobs."""
     words = ("EXISTS", queue.wait, queue.prioritized, queue.delayed)
     return Command(words, queue.wait, bool)
 
@@ -433,37 +444,36 @@ def _due_ms(reply: Any) -> float | None:
     return (bounded(float(score)) or 0) if member == _DELAYED else 0
 
 
-# What became of a cycle whose reply was lost: told by what is in Redis, not by hope.
-
+# Recovery of a cycle whose reply was lost, based on the data in Redis.
 
 SETTLE_CYCLE = load("settle_cycle")
 ADOPT_JOBS = load("adopt_jobs")
 
 SETTLE_CHUNK = 5000
-"""How many active jobs one call looks at: 2 ms of the server's time."""
+"""Number of active jobs that one call checks. It takes Redis 2 ms."""
 
 REPLY_BYTES = 1 << 20
-"""How much one reply may bring of the jobs that are adopted; the last one may exceed it."""
+"""Approximate size limit for a reply with adopted jobs, in bytes. The last job may exceed it."""
 
 
 class Settled(Struct, frozen=True):
-    """What a lost cycle has done."""
+    """The effects of a cycle whose reply was lost."""
 
     taken: list[str]
-    """The ids of the jobs that it took."""
+    """Ids of the jobs that it fetched."""
     codes: list[int]
-    """What it answered for each outcome; empty: it was not executed, or nobody knows any more."""
+    """Its code for each outcome. Empty if it was not executed, or if its codes have expired."""
     held: list[bool]
-    """Of each outcome, whether its job is still locked: then it was not written."""
+    """One flag per outcome: True if its job is still locked, so the outcome was not stored."""
 
 
 class Adopted(Struct, frozen=True):
-    """Some of the jobs that a lost cycle took."""
+    """Some of the jobs that a lost cycle fetched."""
 
     count: int
-    """How many of those that were asked for are done with."""
+    """Number of requested ids that have been handled."""
     jobs: list[Job]
-    """Those of them that are still ours; their locks were renewed."""
+    """Jobs among them that this worker still holds. Their locks were renewed."""
 
 
 class _Piece(Struct, frozen=True):
@@ -479,9 +489,10 @@ def settle_cycle(
     *,
     piece: int = SETTLE_CHUNK,
 ) -> Steps[Settled]:
-    """Find what a cycle did that would have taken `want` jobs; `ended` are pairs of id and token.
+    """Determine the effects of a cycle whose reply was lost.
 
-    It reads only, so it may be asked again.
+    `want` is the number of jobs that it requested. `ended` contains the job id and token of each of
+    its outcomes. This only reads, so it can be repeated.
     """
     taken: dict[str, None] = {}
     position = 0
@@ -494,7 +505,7 @@ def settle_cycle(
             first = found.settled
             outcomes = []
         if found.position < 0 or len(taken) >= want:
-            # The first that was taken first.
+            # In the order of fetching; the active list has the newest job first.
             return Settled(list(taken)[::-1], first.codes, first.held)
         position = found.position
 
@@ -508,9 +519,10 @@ def adopt_jobs(
     *,
     size: int = REPLY_BYTES,
 ) -> Call[Adopted]:
-    """Renew the locks of jobs that a lost cycle took, and read as many as one reply may hold.
+    """Renew the locks of jobs that a lost cycle fetched, and read as many as fit in one reply.
 
-    `taken_ms` and `taking` are what the cycle was given. Doing it again does no harm.
+    `taken_ms` and `taking` are the values that the cycle was called with. Repeating the call is
+    safe.
     """
     args = (queue.base, token, pack(job_ids), taking.lock_life_ms, size)
     read = partial(_adopted, taken_ms, taking.worker_name or None)

@@ -1,4 +1,4 @@
-"""Reading a queue's event stream, for which BullMQ has its QueueEvents."""
+"""Calls that read a queue's event stream. BullMQ's counterpart is `QueueEvents`."""
 
 from __future__ import annotations
 
@@ -19,32 +19,32 @@ from taskbull.core.wire.events import (
 from taskbull.scripts.call import Command, Steps, Word, text
 
 BLOCK: Final = 5.0
-"""Seconds for which the server holds a read; a reader that is cancelled ends at once anyway."""
+"""Maximum time that the server blocks a read, in seconds. Cancelling a reader is immediate."""
 
 AT_ONCE: Final = 1000
-"""Events per read, at the most."""
+"""Maximum number of events per read."""
 
 _PAGES: Final = 12
-"""How much of the stream is searched for a job that is gone: all of BullMQ's 10,000 events."""
+"""Number of pages searched for a removed job. They cover all of BullMQ's 10,000 events."""
 
 
 class Ends(Struct, frozen=True):
-    """The jobs that some events have ended."""
+    """The jobs that finished or were removed, according to some events."""
 
     place: str
-    """The id of the last of these events."""
+    """Id of the last of these events."""
     endings: Sequence[tuple[str, Ending | None]] = ()
-    """Each job and how it ended; None: it was removed."""
+    """Job ids and their endings. The ending is None if the job was removed."""
 
 
 def last_event_id(queue: QueueKeys) -> Command[str]:
-    """Find the end of the stream as it is now, so that nothing after it is missed."""
+    """Return the id of the newest event, or `0-0` if there is none."""
     words: tuple[Word, ...] = ("XREVRANGE", queue.events, "+", "-", "COUNT", 1)
     return Command(words, queue.events, lambda reply: text(reply[0][0]) if reply else "0-0")
 
 
 def read_events(queue: QueueKeys, after: str) -> Command[list[QueueEvent]]:
-    """Wait up to `BLOCK` seconds for events after that id."""
+    """Wait up to `BLOCK` seconds for events after the id `after`."""
 
     def read(reply: Any) -> list[QueueEvent]:
         return [decode_event(entry) for entry in _entries(reply)]
@@ -53,7 +53,7 @@ def read_events(queue: QueueKeys, after: str) -> Command[list[QueueEvent]]:
 
 
 def read_ends(queue: QueueKeys, after: str, block: float = BLOCK) -> Command[Ends]:
-    """Wait up to `block` seconds for events after that id, and see which jobs they end."""
+    """Wait up to `block` seconds for events after the id `after`. Return the finished jobs."""
 
     def read(reply: Any) -> Ends:
         entries = _entries(reply)
@@ -66,14 +66,18 @@ def read_ends(queue: QueueKeys, after: str, block: float = BLOCK) -> Command[End
 
 
 def find_ending(queue: QueueKeys, job_id: str) -> Steps[Ending | None]:
-    """Search the stream for the end of a job that is gone; None if it does not tell."""
+    """Search the stream for the ending of a job that is no longer stored.
+
+    Returns None if the stream does not contain it, or if the job was removed or added since.
+    """
     newest = "+"
     for _ in range(_PAGES):
         entries: Sequence[Entry] = yield _page(queue, newest)
         for entry in entries:
             if tells_how_it_stands(entry, job_id):
                 end = decode_end(entry)
-                return None if end is None else end[1]  # None: no word of it since it was added
+                # Without an end, this is the job's `added` event: it has not finished since.
+                return None if end is None else end[1]
         if len(entries) < AT_ONCE:
             break
         newest = f"({text(entries[-1][0])}"
@@ -86,7 +90,7 @@ def _page(queue: QueueKeys, newest: str) -> Command[Sequence[Entry]]:
 
 
 def _read(queue: QueueKeys, after: str, block: float) -> tuple[Word, ...]:
-    block_ms = max(1, int(block * 1000))  # 0 would be without end
+    block_ms = max(1, int(block * 1000))  # 0 would block without a limit.
     return ("XREAD", "COUNT", AT_ONCE, "BLOCK", block_ms, "STREAMS", queue.events, after)
 
 

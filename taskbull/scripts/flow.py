@@ -1,4 +1,8 @@
-"""Adding trees of jobs: in one call, or a large one in several."""
+"""Calls that add flows (trees of jobs), and the children that a running job spawns.
+
+A large flow is cut into chunks, each small enough for one call. A flow that stays incomplete is
+removed after its deadline.
+"""
 
 from __future__ import annotations
 
@@ -38,36 +42,35 @@ from taskbull.scripts.add import (
 from taskbull.scripts.call import Call, Command, Steps, text
 from taskbull.scripts.loader import load
 
-# Adding trees of jobs: in one call, or a large one in several.
-
+# Adding flows, and removing incomplete ones.
 
 ADD_FLOW = load("add_flow")
 UNDO_FLOW = load("undo_flow")
 
 UNDONE: Final = 50
-"""How many children one call removes of a flow that is undone."""
+"""Number of children of an incomplete flow that one call checks and possibly removes."""
 
 pack = msgspec.msgpack.encode
 
 
 class Waits(IntEnum):
-    """For which children a job of a flow waits."""
+    """The children that a job in a flow waits for."""
 
     FOR_NONE = 0
     FOR_THESE = 1
-    """All of them are in the same call."""
+    """All children are in the same call."""
     FOR_MORE = 2
-    """Others will come in later calls."""
+    """More children follow in later calls."""
 
 
 class FlowNode(Struct, frozen=True):
-    """A job of a flow; it has an id of its own, which its children know."""
+    """A job in a flow. It always has an explicit id, because its children refer to it."""
 
     queue: QueueKeys
     job: EncodedJob
     waits: Waits = Waits.FOR_NONE
     order: str = ""
-    """The keys of its children in their order, as they are stored."""
+    """Its children in order, encoded as they are stored."""
 
 
 class FlowPiece(Struct, frozen=True):
@@ -75,23 +78,25 @@ class FlowPiece(Struct, frozen=True):
 
     nodes: Sequence[FlowNode]
     complete: Sequence[tuple[QueueKeys, str]] = ()
-    """Parents of former pieces whose last child is in this one."""
+    """Parents from earlier chunks whose last child is in this chunk."""
     deadline_ms: int | None = None
-    """When to give up waiting for the rest of the flow; None: this is all of it."""
+    """Time to give up waiting for the rest of the flow, or None if nothing is missing."""
     owner: str = ""
-    """Identifies a flow that is added in pieces, among others with the same root."""
+    """Id that distinguishes a flow added in chunks from other flows with the same root."""
     token: str = ""
-    """The token of the root's lock, if the root is running and adds children."""
+    """Token of the root's lock, if the root is running and adds children."""
     order: str = ""
-    """The order of all children of a running root, to be stored with the last of them."""
+    """Order of all children of a running root, stored with the last child."""
 
 
 def add_flow(
     root: FlowNode, piece: FlowPiece, now_ms: int, sequence: CallSequence
 ) -> Call[list[Added]]:
-    """Add a flow, or a piece of one, as the sequence's current call; it gives each job's answer.
+    """Add a flow, or a chunk of one, as the current call of `sequence`. Return one answer per job.
 
-    No answer at all: the sequence's number was used by another, and nothing was done.
+    The list is empty if Redis did nothing, because the sequence has a later call or another
+    producer used its number. Raises `FlowRefused` if one of the jobs cannot be added, and
+    `LockLost` if the root is running and its lock is lost.
     """
     queues = {node.queue.base: node.queue for node in piece.nodes}
     queues |= {queue.base: queue for queue, _ in piece.complete}
@@ -124,7 +129,7 @@ def add_flow(
 
 
 def _runs(nodes: Sequence[FlowNode], places: Mapping[str, int]) -> list[list[Any]]:
-    """Return jobs as the script takes them: those in a row that differ in id and data as one."""
+    """Group consecutive jobs that differ only in id and data, in the form the script expects."""
     runs: list[list[Any]] = []
     last = None
     for node in nodes:
@@ -150,7 +155,7 @@ def _alike(node: FlowNode, other: FlowNode) -> bool:
 
 def _run(node: FlowNode, place: int) -> list[Any]:
     job, parent = node.job, node.job.parent
-    *shared, _ = fields_of(job)  # all but the id
+    *shared, _ = fields_of(job)  # All fields except the id.
     link = False if parent is None else link_of(parent)
     return [place, *shared, link, int(node.waits), node.order]
 
@@ -172,9 +177,10 @@ def _added(root: FlowNode, nodes: Sequence[FlowNode], reply: list[Any]) -> list[
 def undo_flows(
     queue: QueueKeys, now_ms: int, *, piece: int = UNDONE, skipped: list[str] | None = None
 ) -> Steps[list[str]]:
-    """Remove the flows of a queue's roots that are overdue; return the keys of the roots.
+    """Remove incomplete flows whose deadline has passed. Return the keys of their roots.
 
-    Keys of roots whose flow cannot be removed are appended to `skipped`.
+    Only flows with a root in this queue are removed. If a flow cannot be removed, the key of its
+    root is appended to `skipped`.
     """
     call = undo_flow(queue, now_ms, piece)
     undone: list[str] = []
@@ -193,10 +199,10 @@ _SKIPPED: Final = -1
 
 
 def undo_flow(queue: QueueKeys, now_ms: int, piece: int = UNDONE) -> Call[tuple[str, int]]:
-    """Remove a piece of a flow that is overdue; the call returns its root and a code.
+    """Remove a chunk of an incomplete flow whose deadline has passed. Return its root and a code.
 
-    An empty root: there is no such flow. The code is 1 if all of the flow is gone, 0 if there is
-    more to do, -1 if the flow is skipped.
+    The root is empty if there is no such flow. The code is 1 if the flow is removed completely, 0
+    if there is more to do, and -1 if the flow is skipped.
     """
     return Call(UNDO_FLOW, (queue.private("flows"),), (now_ms, piece), _undone)
 
@@ -207,7 +213,7 @@ def _undone(reply: Any) -> tuple[str, int]:
 
 
 class FlowRefused(TaskbullError):
-    """A flow was not added, because of one of its jobs."""
+    """Raised if a flow was not added because of one of its jobs."""
 
     def __init__(self, message: str, result: Result) -> None:
         super().__init__(f"the flow was not added: {message}")
@@ -215,9 +221,9 @@ class FlowRefused(TaskbullError):
 
 
 class FlowUnfinished(FlowRefused):
-    """A flow was not added: one of its jobs is in another flow, of which pieces are missing.
+    """Raised if a flow was not added because one of its jobs is in another, incomplete flow.
 
-    `owner` identifies the other flow if it has the same root, and can still be continued.
+    `owner` identifies the other flow if it has the same root and can still be continued.
     """
 
     def __init__(self, node: FlowNode, owner: str) -> None:
@@ -230,21 +236,20 @@ class FlowUnfinished(FlowRefused):
         self.owner = owner
 
 
-# Cutting a flow into pieces: the same ones every time, since they may be sent again.
-
+# Cutting a flow into chunks. The result must be deterministic, because chunks may be sent again.
 
 PIECE: Final = 250
-"""Jobs per script call: Redis serves nobody else meanwhile, and that is a few milliseconds."""
+"""Maximum number of jobs per script call. The call blocks Redis for a few milliseconds."""
 
 PIECE_BYTES: Final = 1 << 20
-"""Bytes per script call."""
+"""Maximum number of bytes per script call."""
 
 _OPTIONS_BYTES: Final = 500
-"""For what a job's options count. Not their real length: pieces have the same jobs every time."""
+"""Assumed size of a job's options. Fixed, so that a flow is always cut at the same jobs."""
 
 
 def cut_flow(members: Sequence[Member], timestamp_ms: int) -> list[FlowPiece]:
-    """Return the jobs of a flow in pieces, each small enough for one call: mostly one."""
+    """Cut a flow into chunks, each small enough for one call. Most flows fit in one chunk."""
     nodes = [
         FlowNode(member.branch.queue, job, order=_order(members, member))
         for member, job in zip(members, encode_members(members, timestamp_ms), strict=True)
@@ -280,29 +285,30 @@ def _order(members: Sequence[Member], parent: Member) -> str:
     return encode_order((one.branch.job.name, one.branch.queue.base, one.id) for one in below)
 
 
-# Children that a running job adds: numbered, so that adding them again adds none twice.
+# Children that a running job spawns. They are numbered, so that a repeated call adds none twice.
 
 
 class Spawned(Struct, frozen=True):
-    """The jobs that were added."""
+    """The result of spawning children."""
 
     ids: list[str]
-    """Of the children themselves, in order."""
+    """Ids of the children, in order."""
     before: int
-    """How many had been spawned before the job ran this time."""
+    """Number of jobs that earlier runs of the job spawned."""
     count: int
-    """How many jobs there are now, all below the children counted."""
+    """Number of jobs in this call, including all descendants of the children."""
 
 
 def spawn(
     parent: Branch, job_id: str, so_far: int, now_ms: int, producer: str, token: str
 ) -> Steps[Spawned]:
-    """Add the children of `parent` to a running job; each call may be sent again.
+    """Add the children of `parent` to a running job. Each call may be sent again.
 
-    `so_far` is how many the job has spawned in this run. Children that are there, or have been
-    completed, are not added again. Their order is stored with the last of them: children of a run
-    that broke off before that do not count. Raises `LockLost` if `token` does not open the job's
-    lock.
+    `so_far` is the number of jobs that the job has spawned in this run. Children that exist or have
+    completed are not added again. The order of the children is stored with the last one. Children
+    of a run that was interrupted before that do not count.
+
+    Raises `LockLost` if `token` does not hold the job's lock.
     """
     queue = parent.queue
     job, processed = queue.job(job_id), queue.processed(job_id)
@@ -339,7 +345,7 @@ def _child(member: Member) -> Child:
 def _without(
     pieces: Sequence[FlowPiece], members: Sequence[Member], done: set[int]
 ) -> list[FlowPiece]:
-    """Return the pieces without the parent, which is there, and without what is done."""
+    """Remove the parent and all completed children, with their descendants, from the chunks."""
     gone = {0, *done}
     for place, member in enumerate(members):
         if place and member.parent in gone and member.parent != 0:

@@ -1,17 +1,17 @@
-"""Reads `lua/`: the only module that knows where the files are and how they are put together.
+"""Loader for the Lua scripts. Only this module knows where they are and how includes work.
 
-A script's header is a contract, and is parsed as one:
+Each script has a header that is parsed:
 
-    -- name: what it does, in one line.
+    -- name: summary in one line.
     --
     -- KEYS
-    --   name   type   what for
+    --   name   type   purpose
     -- ARGV
-    --   name          what for
+    --   name          purpose
     -- RETURNS
     --   …
 
-A line `--- @include "name"` is replaced by `lua/includes/name.lua`, once per script.
+A line `--- @include "name"` is replaced by `lua/includes/name.lua`, once per scope.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from pathlib import Path
 from msgspec import Struct
 
 _PACKAGED = Path(__file__).parent.parent / "lua"  # in the wheel
-_CHECKOUT = Path(__file__).parent.parent.parent / "lua"  # beside the package, in a checkout
+_CHECKOUT = Path(__file__).parent.parent.parent / "lua"  # next to the package, in a checkout
 LUA = _PACKAGED if _PACKAGED.is_dir() else _CHECKOUT
 
 _INCLUDE = re.compile(r'^ *--- @include "(\w+)"$')
@@ -34,7 +34,7 @@ _NAMING = re.compile(r'\b(?:prefix|base) \.\. |\.\. ":')
 
 
 class Script(Struct, frozen=True):
-    """One Lua script, ready to be sent: its text, its digest, and what it expects."""
+    """A Lua script that is ready to send: its source, its digest and its parameters."""
 
     name: str
     source: str
@@ -42,12 +42,12 @@ class Script(Struct, frozen=True):
     keys: tuple[str, ...]
     args: tuple[str, ...]
     whole: bool = False
-    """Whether it touches more keys than one: it needs them all in one place."""
+    """True if it accesses several keys, which must all be on one node."""
 
 
 @cache
 def load(name: str) -> Script:
-    """Read the script `name` with everything it includes."""
+    """Load the script `name` with all its includes."""
     text = (LUA / f"{name}.lua").read_text(encoding="utf-8")
     sections = _sections(text)
     source = _paste_includes(text, [set()])
@@ -58,7 +58,7 @@ def load(name: str) -> Script:
 
 
 def names() -> list[str]:
-    """Name every script there is."""
+    """Return the names of all scripts."""
     return sorted(path.stem for path in LUA.glob("*.lua"))
 
 
@@ -77,10 +77,10 @@ def _sections(text: str) -> dict[str, tuple[str, ...]]:
 
 
 def _paste_includes(text: str, scopes: list[set[str]]) -> str:
-    """Paste what a text includes, each once in the scope where it is visible.
+    """Replace the include lines in a text, each file once per scope.
 
-    An indented include is in a block: what is pasted there is unknown again when the block ends.
-    `scopes` are the names that are visible, block by block.
+    An indented include belongs to a block. Its definitions are not visible after the block ends.
+    `scopes` contains the visible names, one set per block.
     """
     lines: list[str] = []
     indents = [0]
@@ -102,7 +102,8 @@ def _paste_includes(text: str, scopes: list[set[str]]) -> str:
             lines.append(_paste_includes(body, scopes).rstrip("\n") + "\n")
     del scopes[len(scopes) - len(indents) + 1 :]
     whole = "".join(lines)
-    if "@include" in whole:  # it would load, and fail on the first run that needs the function
+    # A misspelled include would load, and fail on the first run that needs the function.
+    if "@include" in whole:
         raise ValueError(f'not of the form --- @include "name": {_misspelt(whole)}')
     return whole
 

@@ -1,4 +1,4 @@
-"""What became of the children of a job."""
+"""Calls that read jobs: child results, counts, pages, single jobs, large fields, logs and flows."""
 
 from __future__ import annotations
 
@@ -29,26 +29,25 @@ from taskbull.errors import ConfigurationError, PermanentError, WaitForChildren
 from taskbull.scripts.call import Call, Command, Steps, Word, accepted, number, text, texts
 from taskbull.scripts.loader import load
 
-# What became of the children of a job.
-
+# Results and failures of a job's children.
 
 SCAN_RESULTS = load("scan_results")
 
 PIECE: Final = 500
-"""How many results one call reads."""
+"""Number of results that one call reads."""
 
 
 def get_results(
     queue: QueueKeys, job_id: str, name: str, *, piece: int = PIECE, so_far: bool = False
 ) -> Steps[list[bytes]]:
-    """Return what the children of a name have returned, as JSON, in the order of the children.
+    """Return the JSON results of a job's children with the given name, in order.
 
-    That order is known of flows of ours; of others it is that of the keys, and a child that is
-    not stored any more has no name.
+    The order is known only for flows that taskbull added. The results of other flows are sorted by
+    key, and children that are no longer stored are left out.
 
-    Raises `WaitForChildren` if the job has not waited for some of them, because the worker that ran
-    it died, unless it asks for the results `so_far`; and `PermanentError` if some were neither
-    added, nor removed, nor have they failed.
+    With `so_far`, children without a result are ignored. Otherwise this raises `WaitForChildren` if
+    the job has not waited for some of them, because the worker that ran it died. It raises
+    `PermanentError` if some were never added, and have neither failed nor been removed.
     """
     job, processed = queue.job(job_id), queue.processed(job_id)
     order: list[Child] | None = yield Command(("HGET", job, ORDER_FIELD), job, decode_order)
@@ -70,10 +69,10 @@ def get_results(
 def _explain(
     queue: QueueKeys, job_id: str, name: str, lacking: Sequence[str], piece: int
 ) -> Steps[None]:
-    """Raise an error unless children without a result have failed, or were removed.
+    """Raise an error unless all children without a result have failed or were removed.
 
-    A child that is stored, and for which the job does not wait, has failed by the policy "drop".
-    One that is not stored counts as removed if the job knows of as many.
+    A stored child that the job does not wait for has failed under the policy "drop". Children that
+    are not stored count as removed, up to the number of removals that the job has recorded.
     """
     job, failed = queue.job(job_id), queue.failed_children(job_id)
     absent = 0
@@ -97,12 +96,12 @@ def _explain(
 
 
 def _continues(failed: str) -> Steps[bool]:
-    """Return whether the job runs early, by the policy "continue" of a child that has failed."""
+    """Return True if the job runs early because a child with the policy "continue" failed."""
     keys: list[bytes] = yield Command(("HKEYS", failed), failed, list)
     for raw in keys:
         child = text(raw)
         policy = yield Command(("HGET", child, PARENT_FIELD), child, decode_policy)
-        if policy in ("continue", None):  # None if it is no longer stored
+        if policy in ("continue", None):  # None if the child is no longer stored.
             return True
     return False
 
@@ -120,7 +119,7 @@ def _unordered(processed: str, name: str, piece: int) -> Steps[list[bytes]]:
 def scan_results(
     processed: str, name: str, cursor: str, count: int
 ) -> Call[tuple[str, dict[str, bytes]]]:
-    """Read results of children by their keys; the call gives where to go on, "0" at the end."""
+    """Read some child results by key. Return them with the next cursor, which is "0" at the end."""
     return Call(SCAN_RESULTS, (processed,), (name, cursor, count), _scanned)
 
 
@@ -130,7 +129,7 @@ def _scanned(reply: Any) -> tuple[str, dict[str, bytes]]:
 
 
 def get_failures(queue: QueueKeys, job_id: str) -> Command[dict[tuple[str, str], str]]:
-    """Return why children failed whose failure the job survives, by queue and id."""
+    """Return the reasons of child failures that do not fail the job, by queue and id."""
     failed = queue.failed_children(job_id)
 
     def read(reply: Sequence[bytes]) -> dict[tuple[str, str], str]:
@@ -140,13 +139,12 @@ def get_failures(queue: QueueKeys, job_id: str) -> Command[dict[tuple[str, str],
 
 
 def _queue_and_id(queue: QueueKeys, key: str) -> tuple[str, str]:
-    """Return the name of a child's queue, and the child's id."""
     start = f"{queue.prefix}:"
-    if not key.startswith(start):  # of another prefix, where ids have no colons
+    if not key.startswith(start):  # Another prefix: assume that the id contains no colon.
         base, _, job_id = key.rpartition(":")
         return base.rpartition(":")[2], job_id
     tagged, _, job_id = key.removeprefix(start).partition(":")
-    if queue.tagged != queue.queue:  # ours have their hash tag by themselves
+    if queue.tagged != queue.queue:  # taskbull added the hash tag.
         tagged = tagged.removeprefix("{").removesuffix("}")
     return tagged, job_id
 
@@ -155,8 +153,7 @@ def _pairs(reply: Sequence[bytes]) -> dict[str, bytes]:
     return {text(key): value for key, value in zip(reply[::2], reply[1::2], strict=True)}
 
 
-# Looking at a queue: how many jobs there are, which, and what stands in them.
-
+# Counts, pages of jobs, single jobs, logs and metrics.
 
 COUNT_JOBS = load("count_jobs")
 COUNT_PRIORITIES = load("count_priorities")
@@ -170,47 +167,49 @@ GET_METRICS = load("get_metrics")
 NAMES_WAITING = load("names_waiting")
 
 PAGE: Final = 500
-"""How many jobs one call reads: 2 ms, if they are small."""
+"""Number of jobs that one call reads. It takes 2 ms if they are small."""
 
 
 PAGE_BYTES: Final = 32_768
-"""After how many bytes a call reads no more: some servers end a connection that is given more."""
+"""Bytes of job data that end a page. Some servers close a connection on larger replies."""
 
 
 class Page(Struct, frozen=True):
-    """Jobs that were read in one call."""
+    """The jobs read by one call."""
 
     looked_at: int
-    """How many places were looked at; 0: there are no more."""
+    """Number of positions read, or 0 if there are no more."""
     jobs: list[Job]
 
 
 class Counts(dict[str, int]):
-    """How many jobs are in each state: by `JobState`, or by its name. Shown with plain names."""
+    """The number of jobs in each state, by `JobState` or its name. `repr` shows plain names."""
 
     def __repr__(self) -> str:
         return repr({str(state): count for state, count in self.items()})
 
 
 class Logs(Struct, frozen=True):
-    """Some lines of a job's log, and how many there are in all."""
+    """Some lines of a job's log."""
 
     lines: list[str]
     count: int
+    """Total number of lines in the log."""
 
 
 class QueueMetrics(Struct, frozen=True):
-    """How many jobs have ended: in all, and in each minute, the newest first."""
+    """BullMQ's metrics: the number of finished jobs, in total and per minute."""
 
     count: int
     previous_ms: int
     previous_count: int
     points: list[int]
+    """Number of finished jobs in each minute, the newest first."""
     point_count: int
 
 
 class ChildCounts(Struct, frozen=True):
-    """How many children of a job there are, by what became of them."""
+    """The number of a job's children by outcome."""
 
     processed: int
     unprocessed: int
@@ -231,7 +230,7 @@ _COUNTED: Final = (
 
 
 def count_jobs(queue: QueueKeys) -> Call[Counts]:
-    """Count the jobs in each state; those parked by a pause count as `paused`, not `waiting`."""
+    """Count the jobs in each state. Jobs in the paused list count as `paused`, not `waiting`."""
     keys = (
         queue.wait,
         queue.active,
@@ -246,7 +245,7 @@ def count_jobs(queue: QueueKeys) -> Call[Counts]:
 
 
 def count_priorities(queue: QueueKeys, priorities: Sequence[int]) -> Call[dict[int, int]]:
-    """Count the jobs that wait for their turn with each of the priorities."""
+    """Count the waiting jobs with each of the given priorities."""
     keys = (queue.wait, queue.paused, queue.prioritized)
     packed = msgspec.msgpack.encode(list(priorities))
     return Call(
@@ -255,7 +254,7 @@ def count_priorities(queue: QueueKeys, priorities: Sequence[int]) -> Call[dict[i
 
 
 def count_children(queue: QueueKeys, job_id: str) -> Call[ChildCounts]:
-    """Count the children of a job by what became of them."""
+    """Count the children of a job by outcome."""
     keys = (
         queue.processed(job_id),
         queue.dependencies(job_id),
@@ -274,10 +273,11 @@ def get_jobs(
     ascending: bool = True,
     page: int = PAGE,
 ) -> Steps[list[Job]]:
-    """Read as many jobs as there are places from `start` to `stop`, in pieces of bounded size.
+    """Read the jobs from position `start` to `stop`, both included, in chunks of bounded size.
 
-    Ascending: the oldest first, in `delayed` the first to be due, in `prioritized` the most urgent.
-    A negative `stop` counts from the end. Ids without a job are left out, and others come instead.
+    Ascending order starts with the oldest job, in `delayed` with the first one due, and in
+    `prioritized` with the most urgent. A negative `stop` counts from the end. Ids without a job are
+    skipped, and later jobs take their place.
     """
     jobs: dict[str, Job] = {}
     if stop < 0:
@@ -296,10 +296,11 @@ def get_jobs(
 def get_page(
     queue: QueueKeys, state: JobState, start: int, stop: int, *, ascending: bool = True
 ) -> Call[Page]:
-    """Read the jobs from place `start` to `stop`, or the first of them, as one reply holds."""
+    """Read the jobs from position `start` to `stop`, or as many of them as fit in one reply."""
     args = (queue.base, start, stop, int(ascending), PAGE_BYTES)
     match state:
-        case JobState.WAITING:  # whoever paused the queue, and however
+        # BullMQ 5 moves waiting jobs to the paused list; BullMQ 6 leaves them in the wait list.
+        case JobState.WAITING:
             return Call(GET_LISTED, (queue.wait, queue.paused), args, _page)
         case JobState.PAUSED | JobState.ACTIVE:
             key = queue.paused if state is JobState.PAUSED else queue.active
@@ -309,7 +310,7 @@ def get_page(
 
 
 def get_job(queue: QueueKeys, job_id: str) -> Command[Job | None]:
-    """Read one job."""
+    """Read one job, or None if it does not exist."""
     key = queue.job(job_id)
 
     def read(fields: list[bytes]) -> Job | None:
@@ -319,7 +320,7 @@ def get_job(queue: QueueKeys, job_id: str) -> Command[Job | None]:
 
 
 def get_state(queue: QueueKeys, job_id: str) -> Call[JobState]:
-    """Find out in which state a job is."""
+    """Return the state of a job."""
     keys = (
         queue.completed,
         queue.failed,
@@ -334,7 +335,10 @@ def get_state(queue: QueueKeys, job_id: str) -> Call[JobState]:
 
 
 def get_ending(queue: QueueKeys, job_id: str) -> Call[Ending | None]:
-    """Find out how a job has ended; None: not yet."""
+    """Return the ending of a job, or None if it has not finished.
+
+    Raises `JobNotFound` if the job does not exist.
+    """
     check = accepted(queue, job_id)
 
     def read(reply: Any) -> Ending | None:
@@ -354,7 +358,7 @@ def get_ending(queue: QueueKeys, job_id: str) -> Call[Ending | None]:
 def get_logs(
     queue: QueueKeys, job_id: str, start: int = 0, stop: int = -1, *, ascending: bool = True
 ) -> Call[Logs]:
-    """Read lines of a job's log, from place `start` to `stop`, both included."""
+    """Read the lines of a job's log from position `start` to `stop`, both included."""
     args = (start, stop, int(ascending))
     return Call(GET_LOGS, (queue.logs(job_id),), args, lambda r: Logs(texts(r[0]), r[1]))
 
@@ -362,7 +366,7 @@ def get_logs(
 def get_metrics(
     queue: QueueKeys, state: JobState, start: int = 0, stop: int = -1
 ) -> Call[QueueMetrics]:
-    """Read how many jobs have completed, or failed; `start` and `stop` choose the minutes."""
+    """Read the metrics of completed or failed jobs. `start` and `stop` select the minutes."""
     keys = (queue.metrics_failed, queue.metrics_failed_data)
     if state is JobState.COMPLETED:
         keys = (queue.metrics_completed, queue.metrics_completed_data)
@@ -370,7 +374,7 @@ def get_metrics(
 
 
 def names_waiting(queue: QueueKeys, most: int) -> Call[list[str]]:
-    """Return the names of the jobs that come next, up to `most` in each state."""
+    """Return the names of the next jobs to run, looking at up to `most` in each state."""
     keys = (queue.wait, queue.paused, queue.prioritized, queue.delayed)
     return Call(NAMES_WAITING, keys, (queue.base, most), texts)
 
@@ -416,11 +420,11 @@ def _metrics(reply: Any) -> QueueMetrics:
     )
 
 
-# Reading jobs whole, to write them down elsewhere.
+# Complete copies of jobs, for export.
 
 
 def get_copy(queue: QueueKeys, job_id: str) -> Steps[JobCopy | None]:
-    """Read a job as it can be added again; None if there is no such job."""
+    """Read a copy of a job that can be added again, or None if the job does not exist."""
     if job_id in RESERVED_IDS:
         return None
     fields: dict[bytes, bytes] = yield _fields(queue, job_id)
@@ -449,18 +453,17 @@ def _due_ms(queue: QueueKeys, job_id: str) -> Command[int | None]:
     return Command(("ZSCORE", queue.delayed, job_id), queue.delayed, read)
 
 
-# Parts of one job that may be large: their ends, at a bounded price, or all of them.
-
+# Large parts of one job: one end at a bounded cost, or all of it.
 
 PEEK_FIELD = load("peek_field")
 PEEK_LOGS = load("peek_logs")
 PEEK_EVENTS = load("peek_events")
 
 LOG_PIECE: Final = 100
-"""How many lines of a log are read at once, where all of them are."""
+"""Number of log lines per command when a whole log is read."""
 
 _LARGEST: Final = 4 * 1_048_576
-"""Bytes of a field of which an end is read: that takes Redis 2 ms."""
+"""Maximum size of a field that is cut, in bytes. Cutting it takes Redis 2 ms."""
 
 _ROOM: Final = 262_144
 _LONGEST_LINE: Final = 4096
@@ -471,29 +474,29 @@ class FieldPiece(Struct, frozen=True):
     """One end of a field."""
 
     size: int
-    """The bytes of the whole field."""
+    """Size of the whole field, in bytes."""
     text: str
-    """Empty if the field is too large for an end of it to be cut off."""
+    """The requested end, or empty if the field is too large to cut."""
 
 
 class NewestLines(Struct, frozen=True):
-    """The newest lines of a log, the oldest of them first; long ones are cut."""
+    """The newest lines of a log, in the order they were written. Long lines are truncated."""
 
     count: int
-    """Of all lines."""
+    """Total number of lines in the log."""
     lines: list[str]
     cut: int
-    """How many of them are not whole."""
+    """Number of lines that were truncated."""
 
 
 def peek_field(
     queue: QueueKeys, job_id: str, field: str, most: int, *, end: bool
 ) -> Call[FieldPiece]:
-    """Read the first bytes of a field, or its last: 2 commands."""
+    """Read the first or last bytes of a field, with 2 commands."""
 
     def read(reply: Any) -> FieldPiece:
         size, piece = reply
-        # It may be cut in the middle of a character.
+        # The text may have been cut in the middle of a character.
         words = piece.decode("utf-8", "ignore") if len(piece) == most else text(piece)
         return FieldPiece(size, words)
 
@@ -502,13 +505,13 @@ def peek_field(
 
 
 def get_field(queue: QueueKeys, job_id: str, field: str) -> Command[bytes | None]:
-    """Read a field as it stands in Redis, all of it; None if there is none."""
+    """Read the raw value of a whole field, or None if it does not exist."""
     key = queue.job(job_id)
     return Command(("HGET", key, WIRE_NAMES[field]), key, lambda reply: reply)
 
 
 def peek_logs(queue: QueueKeys, job_id: str, most: int) -> Call[NewestLines]:
-    """Read the newest lines of a log, as many as have 256 kB: a command for each."""
+    """Read the newest lines of a log, up to 256 kB, with one command per line."""
 
     def read(reply: Any) -> NewestLines:
         count, flat = reply
@@ -521,14 +524,14 @@ def peek_logs(queue: QueueKeys, job_id: str, most: int) -> Call[NewestLines]:
 
 
 def get_log_lines(queue: QueueKeys, job_id: str, start: int) -> Command[list[bytes]]:
-    """Read the next `LOG_PIECE` lines of a log, all of each."""
+    """Read the next `LOG_PIECE` lines of a log in full, from position `start`."""
     key = queue.logs(job_id)
     words: tuple[Word, ...] = ("LRANGE", key, start, start + LOG_PIECE - 1)
     return Command(words, key, lambda reply: reply)
 
 
 def peek_events(queue: QueueKeys, job_id: str) -> Call[JobHistory]:
-    """See what the newest 1,000 events tell about a job, or as many as have 256 kB."""
+    """Read a job's history from the newest 1,000 events, or fewer if they exceed 256 kB."""
 
     def read(reply: Any) -> JobHistory:
         looked_at, done, flat = reply
@@ -541,53 +544,54 @@ def peek_events(queue: QueueKeys, job_id: str) -> Call[JobHistory]:
     return Call(PEEK_EVENTS, (queue.events,), (job_id, _EVENTS, _ROOM), read)
 
 
-# Looking at a flow: jobs as nodes of a tree, and where their children are.
-
+# Flows: jobs as nodes of a tree, and the places of their children.
 
 GET_NODES = load("get_nodes")
 SCAN_CHILDREN = load("scan_children")
 
 _LONGEST: Final = 1000
-"""Of longer lists no job's place is looked for: that takes as long as the list is."""
+"""Maximum length of a list that is searched for a job. The search takes linear time."""
 
 
 class Place(Struct, frozen=True):
-    """Where a job of a flow is."""
+    """The location of a job in a flow: its queue and its id."""
 
     queue: QueueKeys
     job_id: str
     parent_key: str = ""
     name: str = ""
-    """Its name, if its parent has noted that."""
+    """Its name, if its parent has recorded it."""
 
     @property
     def key(self) -> str:
-        """The key of its hash."""
+        """Key of the job's hash."""
         return self.queue.job(self.job_id)
 
 
 class TreeNode(Struct, frozen=True):
-    """What one call has read of a job."""
+    """A job in a flow, as read by one call."""
 
     state: JobState
     job: Job
     child_count: int
     removed: bool
+    """True if the job no longer exists or has another parent."""
     children: list[Place]
-    """Those of which it has noted the order."""
+    """Children whose order the job has recorded."""
 
 
 class ChildKeys(Struct, frozen=True):
-    """Some keys of a job's children, and where to go on."""
+    """Some keys of a job's children, with the position of the next ones."""
 
     place: int
-    """0: there are no more."""
+    """Number of the key to scan next, or 0 if there are no more children."""
     cursor: str
+    """Cursor in that key."""
     keys: list[str]
 
 
 def get_nodes(places: Sequence[Place]) -> Call[list[TreeNode]]:
-    """Read jobs of one queue, or the first of them, as many as one reply holds."""
+    """Read jobs of one queue, or as many of the first ones as fit in one reply."""
     queue = places[0].queue
     keys = (
         queue.completed,
@@ -621,7 +625,7 @@ def _node(place: Place, reply: list[Any]) -> TreeNode:
 
 
 def unknown_node(place: Place) -> TreeNode:
-    """Return what is known of a job that this user may not read."""
+    """Return a placeholder for a job that the Redis user may not read."""
     job = Job(id=place.job_id, name=place.name)
     return TreeNode(JobState.UNKNOWN, job, 0, removed=True, children=[])
 
@@ -645,11 +649,11 @@ def scan_children(parent: Place, after: ChildKeys, count: int) -> Call[ChildKeys
 
 
 _JOB_ID: Final = re.compile(r"[^:]+|[^:]*:[^:]*:[^:]*|repeat:.+", re.DOTALL)
-"""What an id looks like: BullMQ allows no colons in it, or two; a scheduler's runs have more."""
+"""Pattern of job ids. BullMQ allows no colon or two; the ids of scheduled runs have more."""
 
 
 def child_place(parent: Place, key: str) -> Place | None:
-    """Return where the child of that key is; None if it is not the key of a job."""
+    """Return the place of the child with this key, or None if it is not a job key."""
     prefix = parent.queue.prefix
     tagged, _, job_id = key.removeprefix(f"{prefix}:").partition(":")
     if key.startswith(f"{prefix}:") and _JOB_ID.fullmatch(job_id):
@@ -672,7 +676,7 @@ def _place(parent: Place, qualified_name: str, job_id: str, name: str = "") -> P
 
 
 def _queue(prefix: str, tagged: str, beside: QueueKeys) -> QueueKeys:
-    """Return the queue of that name in keys; without the hash tag that we have added to it."""
+    """Return the queue with this name in its keys. A hash tag that taskbull added is removed."""
     inner = tagged[1:-1]
     if tagged == f"{{{inner}}}" and inner:
         plain = QueueKeys(inner, prefix, beside.cluster, beside.hash_tag)
@@ -682,11 +686,11 @@ def _queue(prefix: str, tagged: str, beside: QueueKeys) -> QueueKeys:
 
 
 def pick_pending(parent: Place, most: int) -> Command[list[Place]]:
-    """Choose some children that a job waits for."""
+    """Return a random selection of the children that a job waits for."""
     key = parent.queue.dependencies(parent.job_id)
 
     def read(reply: list[bytes]) -> list[Place]:
-        held = f"{parent.key}:tb:flow"  # it stands for those to come
+        held = f"{parent.key}:tb:flow"  # Placeholder for children that are not added yet.
         found = (child_place(parent, text(child)) for child in reply if text(child) != held)
         return [place for place in found if place is not None]
 

@@ -1,4 +1,8 @@
-"""What dashboards write down for each other: which forms have come, and what is being done."""
+"""Calls for the records that taskbull stores beside BullMQ's keys.
+
+Dashboards store form numbers and operations. Workers store status records, error counts and queue
+names, and elect a sampler per queue. The records expire or are pruned.
+"""
 
 from __future__ import annotations
 
@@ -17,31 +21,30 @@ from taskbull.scripts.call import Call, Command, Steps, Word, nothing, number, t
 from taskbull.scripts.loader import load
 from taskbull.scripts.read import Counts, count_jobs
 
-# What dashboards write down for each other: which forms have come, and what is being done.
-
+# Dashboards: submitted forms and operations, shared between all dashboards of a prefix.
 
 _ONCE_MS: Final = 600_000
-"""For how long a form that comes again is known."""
+"""Time during which a repeated form is recognized, in milliseconds."""
 
 _KEPT_MS: Final = 3_600_000
-"""For how long it is known what was done."""
+"""Lifetime of operation records, in milliseconds."""
 
 
 def claim_number(prefix: str, number: str, by: str) -> Command[bool]:
-    """Take a form's number, unless somebody has; the command says whether it was free."""
+    """Claim a form's number. Return True if it was not claimed before."""
     key = _once(prefix, number)
     words: tuple[Word, ...] = ("SET", key, by, "NX", "PX", _ONCE_MS)
     return Command(words, key, lambda reply: reply is not None)
 
 
 def get_claimant(prefix: str, number: str) -> Command[str]:
-    """Read who has taken a form's number."""
+    """Return the claimant of a form's number, or an empty string."""
     key = _once(prefix, number)
     return Command(("GET", key), key, lambda reply: "" if reply is None else text(reply))
 
 
 def write_operation(prefix: str, operation_id: str, record: bytes) -> list[Command[None]]:
-    """Write down what is being done, and keep it for an hour."""
+    """Store the record of an operation. All records expire an hour after the last write."""
     key = operations_key(prefix)
     return [
         Command(("HSET", key, operation_id, record), key, nothing),
@@ -50,13 +53,13 @@ def write_operation(prefix: str, operation_id: str, record: bytes) -> list[Comma
 
 
 def forget_operations(prefix: str, operation_ids: Sequence[str]) -> Command[None]:
-    """Strike off what was done long ago."""
+    """Delete the records of old operations."""
     key = operations_key(prefix)
     return Command(("HDEL", key, *operation_ids), key, nothing)
 
 
 def get_operations(prefix: str) -> Command[dict[str, bytes]]:
-    """Read what is being done, and was done in the last hour."""
+    """Read the records of current and recent operations, by id."""
     key = operations_key(prefix)
 
     def read(reply: list[bytes]) -> dict[str, bytes]:
@@ -66,7 +69,7 @@ def get_operations(prefix: str) -> Command[dict[str, bytes]]:
 
 
 def get_next_schedulers(queue: QueueKeys, most: int) -> Command[list[tuple[float, str]]]:
-    """List the schedulers that run next: when, in ms since 1970, and their ids."""
+    """List the schedulers that run next, as pairs of time (in ms since 1970) and id."""
 
     def read(reply: list[bytes]) -> list[tuple[float, str]]:
         pairs = zip(reply[::2], reply[1::2], strict=True)
@@ -77,13 +80,13 @@ def get_next_schedulers(queue: QueueKeys, most: int) -> Command[list[tuple[float
 
 
 def get_raw_options(queue: QueueKeys, job_id: str) -> Command[bytes]:
-    """Read the options of a job as they stand in Redis; empty if it has none."""
+    """Read a job's raw stored options, or empty bytes if it has none."""
     key = queue.job(job_id)
     return Command(("HGET", key, OPTIONS_FIELD), key, lambda reply: reply or b"")
 
 
 def operations_key(prefix: str) -> str:
-    """Name the hash of what dashboards do: no queue has an empty name."""
+    """Return the key of the operations hash. It is unique, because no queue has an empty name."""
     return f"{prefix}::tb:operations"
 
 
@@ -91,18 +94,17 @@ def _once(prefix: str, number: str) -> str:
     return f"{prefix}::tb:once:{number}"
 
 
-# What workers write down beside BullMQ's keys, and how it is read: bounded, and with an expiry.
-
+# Workers: status records, error counts and the registry of queue names.
 
 NOTE_WORKER = load("note_worker")
 GET_RECORDS = load("get_records")
 NOTE_ERRORS = load("note_errors")
 
 RECORD_LIFE_MS: Final = 62_500
-"""For how long a record holds: two and a half times as long as an idle worker takes to renew it."""
+"""Lifetime of a record: two and a half times the renewal interval of an idle worker."""
 
 _MEMORY_MS: Final = 86_400_000
-"""For how long it is known when a worker that is gone was last seen."""
+"""Retention of a stopped worker's last-seen time, in milliseconds."""
 
 _ERRORS_LIFE_MS: Final = 25 * 3_600_000
 MOST_ERRORS: Final = 200
@@ -114,7 +116,7 @@ OTHER: Final = "other"
 
 
 class CountedError(Struct, frozen=True):
-    """Failed attempts that have an error in common, whether or not their jobs failed for good."""
+    """Failed attempts with the same error, whether or not their jobs failed permanently."""
 
     fingerprint: str
     task: str
@@ -123,17 +125,17 @@ class CountedError(Struct, frozen=True):
 
 
 def note_worker(queue: QueueKeys, record: WorkerRecord) -> Call[None]:
-    """Write down what a worker says about itself: 6 commands."""
+    """Store a worker's status record, with 6 commands."""
     return _note(queue, record.id, record.at_ms, encode_record(record))
 
 
 def forget_worker(queue: QueueKeys, worker_id: str, now_ms: int) -> Call[None]:
-    """Write down that a worker has gone."""
+    """Delete the record of a worker that has stopped, and update its last-seen time."""
     return _note(queue, worker_id, now_ms, b"")
 
 
 def get_records(queue: QueueKeys) -> Call[list[Seen]]:
-    """Read what our workers say about themselves, the 100 that were seen last: 101 commands."""
+    """Read the records of the 100 taskbull workers seen most recently, with 101 commands."""
 
     def read(reply: list[bytes]) -> list[Seen]:
         return [
@@ -145,7 +147,7 @@ def get_records(queue: QueueKeys) -> Call[list[Seen]]:
 
 
 def note_errors(queue: QueueKeys, counted: Mapping[Alike, int], now_ms: int) -> Call[None]:
-    """Count failed attempts by what they have in common, at most `MOST_ERRORS` of them."""
+    """Count failed attempts by error. Redis keeps up to `MOST_ERRORS` different errors per hour."""
     flat: list[Any] = []
     for what, count in counted.items():
         flat += [
@@ -158,7 +160,7 @@ def note_errors(queue: QueueKeys, counted: Mapping[Alike, int], now_ms: int) -> 
 
 
 def get_errors(queue: QueueKeys, now_ms: int) -> Command[list[CountedError]]:
-    """Read the failed attempts that our workers counted in an hour of the clock."""
+    """Read the failed attempts that taskbull workers counted in one clock hour, by frequency."""
     key = _errors(queue, now_ms)
 
     def read(reply: list[bytes]) -> list[CountedError]:
@@ -174,41 +176,41 @@ def get_errors(queue: QueueKeys, now_ms: int) -> Command[list[CountedError]]:
 
 
 def register_queues(prefix: str, names: list[str], now_ms: int) -> Command[None]:
-    """Write down the names of queues, for those who look for them."""
+    """Register queue names, so that tools can find the queues without a search."""
     key = queues_key(prefix)
     scored: list[Word] = [word for name in names[:_MOST_QUEUES] for word in (now_ms, name)]
     return Command(("ZADD", key, *scored), key, nothing)
 
 
 def register_found(prefix: str, names: list[str], now_ms: int) -> Command[None]:
-    """Write down the names of queues that were found, if nobody else has."""
+    """Register queue names found by a search, unless they are already registered."""
     key = queues_key(prefix)
     scored: list[Word] = [word for name in names[:_MOST_QUEUES] for word in (now_ms, name)]
     return Command(("ZADD", key, "NX", *scored), key, nothing)
 
 
 def unregister_queue(prefix: str, name: str) -> Command[None]:
-    """Strike the name of a queue off."""
+    """Remove a queue name from the registry."""
     key = queues_key(prefix)
     return Command(("ZREM", key, name), key, nothing)
 
 
 def get_registered(prefix: str) -> Command[list[str]]:
-    """Read the names of queues that were written down: the 10,000 that were used last."""
+    """Read the registered queue names, sorted: the 10,000 that were registered last."""
     key = queues_key(prefix)
     words: tuple[Word, ...] = ("ZREVRANGE", key, 0, _MOST_QUEUES - 1)
     return Command(words, key, lambda reply: sorted(text(name) for name in reply))
 
 
 def get_registered_before(prefix: str, at_ms: int) -> Command[list[str]]:
-    """Read the names of queues that were last written down before an instant."""
+    """Read the queue names that were last registered at or before `at_ms`."""
     key = queues_key(prefix)
     words: tuple[Word, ...] = ("ZRANGEBYSCORE", key, "-inf", at_ms, "LIMIT", 0, _MOST_QUEUES)
     return Command(words, key, texts)
 
 
 def queues_key(prefix: str) -> str:
-    """Name the set of the queues' names: no queue has an empty name."""
+    """Return the key of the registry. It is unique, because no queue has an empty name."""
     return f"{prefix}::tb:queues"
 
 
@@ -234,24 +236,24 @@ def _about(raw: bytes | None) -> tuple[str, str]:
     return task, error
 
 
-# How long a queue is: sampled by one of its workers, whoever holds a key that expires.
+# Queue samples, taken by one worker per queue: the one that holds a key that expires.
 
 
 class Sample(Struct, frozen=True):
-    """How many jobs a queue has, and since when the next of them could have run."""
+    """The job counts of a queue, and the time when the longest-waiting job became ready."""
 
     counts: Counts
     waiting_since_ms: int | None
-    """None: no job waits, or nobody knows since when."""
+    """Time when that job became ready, or None if no job waits or the time is unknown."""
 
 
 def sample_queue(
     queue: QueueKeys, worker_id: str, term_ms: int, *, held: bool
 ) -> Steps[Sample | None]:
-    """Return a sample of a queue; None if that is another worker's to take.
+    """Return a sample of a queue, or None if another worker samples it.
 
-    A worker that samples a queue goes on doing so unless it is silent for `term_ms`. `held`: it
-    was this worker's the last time.
+    A worker remains the sampler of a queue as long as it samples it at least every `term_ms`. Set
+    `held` if this worker was the sampler last time.
     """
     if not (yield from _chosen(queue, worker_id, term_ms, held=held)):
         return None
@@ -274,13 +276,13 @@ def sample_queue(
 
 
 def resign(queue: QueueKeys) -> Command[int]:
-    """Leave it to another worker to sample a queue."""
+    """Stop being the sampler of a queue, so that another worker can take over."""
     key = _key(queue)
     return Command(("DEL", key), key, int)
 
 
 def _chosen(queue: QueueKeys, worker_id: str, term_ms: int, *, held: bool) -> Steps[bool]:
-    # Between these commands the key may pass to another: then two workers tell the same, once.
+    # The key may change hands between these commands. Then two workers report one sample each.
     key = _key(queue)
     take = Command(("SET", key, worker_id, "NX", "PX", term_ms), key, bool)
     if not held and (yield take):

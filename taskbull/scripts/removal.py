@@ -1,4 +1,4 @@
-"""Removing jobs: one, those of a state, or a whole queue."""
+"""Calls that remove single jobs, jobs in a state, or a whole queue."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ CLEAN_SORTED = load("clean_sorted")
 CLEAR_SCHEDULERS = load("clear_schedulers")
 
 PIECE: Final = 50
-"""How many jobs one call looks at, and removes if it may."""
+"""Number of jobs that one call checks and possibly removes."""
 
 _SCANNED = 1000
 
 
 class _Choice(Struct, frozen=True):
-    """Which jobs go: those that are old enough, by the first of `instants` that they have."""
+    """A filter for jobs to remove. A job's age is the first of the fields `instants` it has."""
 
     instants: tuple[str, ...] = ()
     cutoff_ms: int = 0
@@ -46,7 +46,7 @@ class _Choice(Struct, frozen=True):
 
 
 class _Tally(Struct):
-    """How many jobs were removed, up to a limit; and their ids, if somebody wants them."""
+    """A counter of removed jobs with a limit. It collects their ids if `ids` is a list."""
 
     limit: float = inf
     count: int = 0
@@ -74,9 +74,10 @@ _ALL = _Choice(force=True)
 def remove_job(
     queue: QueueKeys, job_id: str, *, children: bool = True, only_in: str = ""
 ) -> Call[bool]:
-    """Remove a job, and its children; False if a worker holds one of them.
+    """Remove a job and, by default, its children. Return False if a worker holds one of them.
 
-    `only_in` is the key of the sorted set in which it has to be: one that has moved on is left.
+    With `only_in`, the key of a sorted set, the job is removed only if it is in that set. Otherwise
+    `WrongState` is raised. It is also raised if the job is the next run of a scheduler.
     """
     read = accepted(queue, job_id)
     args = (queue.base, job_id, int(children), only_in)
@@ -84,25 +85,29 @@ def remove_job(
 
 
 def remove_unprocessed_children(queue: QueueKeys, job_id: str) -> Call[int]:
-    """Remove the pending children of a job that no worker holds; the call counts them."""
+    """Remove a job's pending children that no worker holds. Return their number."""
     return Call(REMOVE_UNPROCESSED_CHILDREN, (queue.job(job_id),), (), int)
 
 
 def remove_child_dependency(queue: QueueKeys, job_id: str) -> Call[bool]:
-    """Cut a job off its parent; False if that one does not wait for it."""
+    """Detach a job from its parent. Return False if the parent does not wait for it."""
     read = accepted(queue, job_id)
     keys = (queue.job(job_id),)
     return Call(REMOVE_CHILD_DEPENDENCY, keys, (queue.base,), lambda reply: read(reply) == 1)
 
 
 def remove_deduplication_key(queue: QueueKeys, dedup_key: str) -> Command[bool]:
-    """Free a deduplication key, so that the next job can be added; False if it was free."""
+    """Release a deduplication key, so that the next job is added. Return False if it was free."""
     key = queue.deduplication(dedup_key)
     return Command(("DEL", key), key, bool)
 
 
 def drain(queue: QueueKeys, *, delayed: bool = False, piece: int = PIECE) -> Steps[int]:
-    """Remove all jobs that wait; those that run, and the next runs of schedulers, stay."""
+    """Remove all waiting and prioritized jobs. Return the number of jobs removed.
+
+    With `delayed`, delayed jobs are removed as well. Running jobs and the next runs of schedulers
+    are kept. A parent in the same queue is removed with its last pending child.
+    """
     tally = _Tally()
     for key in (queue.wait, queue.paused):
         yield from _clean_list(queue, key, _ANY, tally, piece)
@@ -114,10 +119,12 @@ def drain(queue: QueueKeys, *, delayed: bool = False, piece: int = PIECE) -> Ste
 def clean(
     queue: QueueKeys, state: JobState, until_ms: int, *, limit: int = 0, piece: int = PIECE
 ) -> Steps[list[str]]:
-    """Remove jobs that have been in `state` since `until_ms` or before, the oldest first.
+    """Remove jobs that have been in `state` since `until_ms` or earlier. Return their ids.
 
-    At most `limit`, if it is not 0. Jobs that run are removed only if no worker holds them, and
-    parents that wait for children never. The result is the ids.
+    The oldest jobs are removed first, at most `limit` unless it is 0. Active jobs are removed only
+    if no worker holds them. A parent in the same queue is removed with its last pending child.
+
+    Raises `ConfigurationError` for states that cannot be cleaned, such as `waiting-children`.
     """
     if state in (JobState.COMPLETED, JobState.FAILED):
         choice = _Choice(force=True, highest=until_ms)
@@ -135,9 +142,9 @@ def clean(
 
 
 def obliterate(queue: QueueKeys, *, force: bool = False, piece: int = PIECE) -> Steps[None]:
-    """Remove the queue with all it has; with `force` although jobs are running.
+    """Pause a queue and remove it with all its jobs and keys.
 
-    It is paused before. Without `force`, `JobsActive` is raised if there are any.
+    Raises `JobsActive` if jobs are running, unless `force` is set.
     """
     if not force:
         yield from _refuse_active(queue)
@@ -189,7 +196,7 @@ def _clear_schedulers(queue: QueueKeys, piece: int) -> Call[int]:
 
 
 def _remove_scattered(queue: QueueKeys) -> Steps[None]:
-    """Remove what only a search finds: deduplication keys, and our own."""
+    """Remove the keys that only a search finds: deduplication keys and taskbull's own keys."""
     pattern = re.sub(r"([\[\]*?\\^])", r"\\\1", queue.base) + "*"
     ours = tuple((queue.base + start).encode() for start in ("de:", "dn:", "tb:"))
     cursor = 0
@@ -203,7 +210,7 @@ def _remove_scattered(queue: QueueKeys) -> Steps[None]:
 
 
 def _places(queue: QueueKeys, state: JobState) -> list[tuple[str, _Remove]]:
-    """Return the keys that hold the jobs of a state, oldest first, each with how to clean it."""
+    """Return the keys that hold the jobs in a state, oldest first, with their clean functions."""
     places: dict[JobState, list[tuple[str, _Remove]]] = {
         JobState.WAITING: [(queue.paused, _clean_list), (queue.wait, _clean_list)],
         JobState.PAUSED: [(queue.paused, _clean_list)],

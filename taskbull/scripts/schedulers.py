@@ -1,4 +1,4 @@
-"""Runs of schedules that have begun: where they are, and how they ended."""
+"""Calls that store, list and remove job schedulers, add their next runs and find past runs."""
 
 from __future__ import annotations
 
@@ -29,8 +29,7 @@ from taskbull.scripts.browse import instant_of
 from taskbull.scripts.call import Call, Steps, text
 from taskbull.scripts.loader import load
 
-# Runs of schedules that have begun: where they are, and how they ended.
-
+# Past runs of schedules.
 
 FIND_RUN = load("find_run")
 
@@ -40,7 +39,7 @@ class ScheduledRun(Struct, frozen=True):
 
     id: str
     state: JobState
-    """Completed, failed, active, or waiting for its turn or for another attempt."""
+    """Its state: completed, failed, active or waiting. Waiting includes waiting for a retry."""
     started: datetime | None
     finished: datetime | None
 
@@ -48,7 +47,10 @@ class ScheduledRun(Struct, frozen=True):
 def find_run(
     queue: QueueKeys, scheduler_id: str, due_ms: Sequence[int]
 ) -> Call[ScheduledRun | None]:
-    """Find the first run, of those due at these times, that is still stored: ≤ 5 commands each."""
+    """Find the first stored run among those due at the given times, or None.
+
+    It runs one command per missing run and at most 8 commands for the run that it finds.
+    """
 
     def read(reply: list[bytes]) -> ScheduledRun | None:
         if not reply:
@@ -63,8 +65,7 @@ def find_run(
     return Call(FIND_RUN, keys, (queue.base, msgspec.msgpack.encode(ids)), read)
 
 
-# Job schedulers: taking one run of a scheduler adds the next.
-
+# Job schedulers. When a worker fetches one run of a scheduler, it adds the next run.
 
 ADVANCE_SCHEDULER = load("advance_scheduler")
 GET_SCHEDULERS = load("get_schedulers")
@@ -72,25 +73,25 @@ REMOVE_SCHEDULER = load("remove_scheduler")
 UPSERT_SCHEDULER = load("upsert_scheduler")
 
 _PAGE = 250
-"""About how many schedulers one call looks at."""
+"""Approximate number of schedulers that one call reads."""
 
 
 class Upserted(Struct, frozen=True):
-    """What became of a schedule that was to be written."""
+    """The result of storing a schedule."""
 
     job_id: str
-    """Of the run that comes next."""
+    """Job id of the next run."""
     is_changed: bool
-    """Whether anything was written."""
+    """True if anything was stored."""
 
 
 def upsert_scheduler(
     queue: QueueKeys, scheduler_id: str, schedule: EncodedSchedule, now_ms: int, *, keeps: bool
 ) -> Call[Upserted]:
-    """Make a scheduler or change it, and add its next run in place of a pending one.
+    """Create or change a scheduler, and add its next run in place of a pending one.
 
-    With `keeps`, one that stands there as it is, with its next run, is left alone; so is one whose
-    limit is reached.
+    With `keeps`, nothing is changed if an identical scheduler exists and either its next run exists
+    or its limit is reached. Raises `TaskbullError` if another job has the id of the next run.
     """
     keys = (queue.repeat, queue.scheduler(scheduler_id), *_places(queue))
     args = (
@@ -113,9 +114,9 @@ def upsert_scheduler(
 def declare_scheduler(
     queue: QueueKeys, app: str, declared: DeclaredSchedule, now_ms: int
 ) -> Call[Upserted] | None:
-    """Write a scheduler that an app declares, unless it stands there; None if its end is past.
+    """Store a scheduler that an app declares, unless an identical one exists.
 
-    Doing it again does nothing.
+    Returns None if the schedule's end has passed. Repeating the call has no effect.
     """
     if is_over(declared.rule, now_ms):
         return None
@@ -137,21 +138,24 @@ def _upserted(scheduler_id: str, reply: list[Any]) -> Upserted:
 
 
 def remove_scheduler(queue: QueueKeys, scheduler_id: str) -> Call[bool]:
-    """Remove a scheduler, and its next run if that is delayed; the call gives whether it was."""
+    """Remove a scheduler, and its next run if that is delayed.
+
+    Returns False if the scheduler does not exist.
+    """
     keys = (queue.repeat, queue.scheduler(scheduler_id), queue.delayed, queue.events)
     return Call(REMOVE_SCHEDULER, keys, (queue.base, scheduler_id, run_part(scheduler_id)), bool)
 
 
 class SchedulerPage(Struct, frozen=True):
-    """Some schedulers of a queue."""
+    """A page of a queue's schedulers."""
 
     schedules: list[Schedule]
     cursor: str | None
-    """Where the next page begins; None: it was the last."""
+    """Cursor for the next page, or None if this is the last page."""
 
 
 def list_schedulers(queue: QueueKeys, declared_by: str | None = None) -> Steps[list[Schedule]]:
-    """Read all schedulers, or those that an app declares, by the time of their next runs."""
+    """Read all schedulers, or those that an app declares, sorted by their next run."""
     found: dict[str, Schedule] = {}
     cursor: str | None = "0"
     while cursor is not None:
@@ -165,13 +169,16 @@ def list_schedulers(queue: QueueKeys, declared_by: str | None = None) -> Steps[l
 def get_schedulers(
     queue: QueueKeys, cursor: str, declared_by: str | None = None
 ) -> Call[SchedulerPage]:
-    """Read a page of the schedulers, in no order; one may be on several pages."""
+    """Read a page of the schedulers, in no particular order.
+
+    A scheduler may be on several pages.
+    """
     args = (queue.base, "", cursor, _PAGE, declared_by or "")
     return Call(GET_SCHEDULERS, (queue.repeat,), args, lambda reply: _page(queue, reply))
 
 
 def get_scheduler(queue: QueueKeys, scheduler_id: str) -> Call[Schedule | None]:
-    """Read one scheduler; None if there is none of this id."""
+    """Read one scheduler, or None if it does not exist."""
     args = (queue.base, scheduler_id, "0", 0, "")
     return Call(
         GET_SCHEDULERS,
@@ -188,22 +195,24 @@ def _page(queue: QueueKeys, reply: list[Any]) -> SchedulerPage:
 
 
 class Advanced(Struct, frozen=True):
-    """What became of a scheduler whose run was taken."""
+    """The result of adding a scheduler's next run."""
 
     job_id: str | None
-    """The run that was added; None: there is none, or another has added it."""
+    """Job id of the new run, or None if the scheduler is gone or another call added the run."""
     passed_ms: int | None = None
-    """The time of the last run that was left out, because another job has its id."""
+    """Time of the last run that was skipped because another job has its id."""
 
 
 def advance_scheduler(
     queue: QueueKeys, job: Job, now_ms: int, after_ms: int = 0
 ) -> Call[Advanced] | None:
-    """Add what follows a run that was taken; None if nothing does.
+    """Add the run that follows a fetched run. Return None if there is no following run.
 
-    To be run after the take and before the job; doing it again, or for a retry, does nothing. If
-    the call only gives a time that was left out, it is to be made again for a run `after_ms`. A
-    rule that cannot be read is a `ConfigurationError`: the job runs, and is the scheduler's last.
+    Run the call after fetching the job and before running it. Repeating it, or making it for a
+    retry, has no effect. If the result has a skipped time and no job id, make the call again with
+    that time as `after_ms`.
+
+    Raises `ConfigurationError` if the rule is invalid. The job still runs, as the scheduler's last.
     """
     if job.scheduler_id is None:
         return None
@@ -232,6 +241,6 @@ def _advanced(reply: list[Any]) -> Advanced:
 
 
 def _places(queue: QueueKeys) -> tuple[str, ...]:
-    """Return what a script needs to add a run."""
+    """Return the keys that a script needs to add a run."""
     lists = (queue.wait, queue.paused, queue.active)
     return (queue.meta, *lists, queue.prioritized, queue.delayed, queue.events)

@@ -1,4 +1,4 @@
-"""What a server is asked that concerns no single queue."""
+"""Calls that concern a Redis server rather than one queue: info, clients, searches, permissions."""
 
 from __future__ import annotations
 
@@ -12,18 +12,15 @@ from taskbull.core.keys import QueueKeys, read_connection_name
 from taskbull.scripts.call import Call, Command, Word, info, nothing, text
 from taskbull.scripts.loader import load
 
-# What a server is asked that concerns no single queue.
-
-
 _SCANNED = 1000
-"""How many keys one step of a search looks at: a fraction of a millisecond."""
+"""Number of keys that one search step scans. It takes a fraction of a millisecond."""
 
 _ANY = ""
-"""The key of a command that is for a server, not for what it holds."""
+"""Key of a command that concerns the server rather than a key."""
 
 
 class Client(Struct, frozen=True):
-    """A connection to a server."""
+    """A client connection to a server."""
 
     name: str
     address: str
@@ -34,10 +31,10 @@ class Client(Struct, frozen=True):
 
 
 class ConnectedWorker(Struct, frozen=True):
-    """A worker that is connected to the queue, Node's or ours."""
+    """A BullMQ or taskbull worker that is connected to a queue."""
 
     name: str
-    """Its own name; empty if it has none."""
+    """Name of the worker, or empty if it has none."""
     address: str
     age: int
     """Seconds since it connected."""
@@ -46,31 +43,31 @@ class ConnectedWorker(Struct, frozen=True):
 
 
 class FoundQueues(Struct, frozen=True):
-    """What one step of a search has found."""
+    """The result of one step of a search for queues."""
 
     names: list[str]
-    """The names as they stand in keys."""
+    """Queue names as they appear in keys, including any hash tag."""
     cursor: bytes
-    """Where to go on; `b"0"`: nowhere, it was the last step."""
+    """Cursor for the next step, or `b"0"` after the last step."""
 
 
 def ping() -> Command[None]:
-    """Have a sign of life."""
+    """Check that the server answers."""
     return Command(("PING",), _ANY, nothing)
 
 
 def get_info() -> Command[dict[str, str]]:
-    """Read what a server tells about itself."""
+    """Read the fields of a server's INFO."""
     return Command(("INFO",), _ANY, info)
 
 
 def get_cluster_info() -> Command[dict[str, str]]:
-    """Read what a node tells about its Cluster."""
+    """Read the fields of a node's CLUSTER INFO."""
     return Command(("CLUSTER", "INFO"), _ANY, info)
 
 
 def get_save_points() -> Command[str]:
-    """Read when a server writes snapshots; empty: never."""
+    """Read a server's snapshot settings (`save`). Empty if it writes no snapshots."""
 
     def read(reply: list[bytes]) -> str:
         return text(reply[1]) if len(reply) > 1 else ""
@@ -84,17 +81,17 @@ def get_time() -> Command[float]:
 
 
 def list_clients() -> Command[list[Client]]:
-    """List the connections to a server."""
+    """List the client connections of a server."""
     return Command(("CLIENT", "LIST"), _ANY, _clients)
 
 
 def list_workers(queue: QueueKeys) -> Command[list[ConnectedWorker]]:
-    """List the workers that are connected to a queue."""
+    """List the workers connected to a queue."""
     return Command(("CLIENT", "LIST"), queue.base, lambda reply: workers_of(queue, _clients(reply)))
 
 
 def workers_of(queue: QueueKeys, clients: Sequence[Client]) -> list[ConnectedWorker]:
-    """Choose the workers of a queue among all connections, by the names that BullMQ gives them."""
+    """Select a queue's workers from all connections, by BullMQ's connection names."""
     name = queue.connection_name()
     return [
         ConnectedWorker(each.name[len(name) + 3 :], each.address, each.age, each.idle)
@@ -104,7 +101,10 @@ def workers_of(queue: QueueKeys, clients: Sequence[Client]) -> list[ConnectedWor
 
 
 def workers_by_queue(prefix: str, clients: Sequence[Client]) -> dict[str, list[ConnectedWorker]]:
-    """Choose the workers of all queues of a prefix; names of queues are as they stand in keys."""
+    """Return the connected workers of all queues under a prefix, by queue.
+
+    Queue names are returned as they appear in keys, including any hash tag.
+    """
     found: dict[str, list[ConnectedWorker]] = {}
     for each in clients:
         if (named := read_connection_name(prefix, each.name)) is not None:
@@ -115,13 +115,13 @@ def workers_by_queue(prefix: str, clients: Sequence[Client]) -> dict[str, list[C
 
 
 def find_queues(prefix: str, cursor: bytes = b"0") -> Command[FoundQueues]:
-    """Look for queues in the next piece of a server's keys."""
+    """Search the next chunk of a server's keys for queues."""
     start, end = f"{prefix}:", ":meta"
 
     def read(reply: Any) -> FoundQueues:
         after, keys = reply
         names = [text(key)[len(start) : -len(end)] for key in keys]
-        # A name has no ":"; what has one is a key of another prefix, or of a job scheduler.
+        # Queue names contain no ":". Other keys belong to another prefix or to a job scheduler.
         return FoundQueues([name for name in names if name and ":" not in name], after)
 
     pattern = f"{escape_pattern(start)}*{end}"
@@ -130,7 +130,7 @@ def find_queues(prefix: str, cursor: bytes = b"0") -> Command[FoundQueues]:
 
 
 def escape_pattern(text: str) -> str:
-    """Return a text as a pattern of Redis that matches nothing else."""
+    """Escape a text for use in a Redis glob pattern."""
     return re.sub(r"([*?\[\]\\])", r"\\\1", text)
 
 
@@ -145,27 +145,26 @@ def _clients(reply: bytes) -> list[Client]:
 
 
 def _unix_path(address: str) -> str:
-    """Return the path of a unix socket, which Redis writes as path:0 and Valkey as [path:0]:0."""
+    """Return the path of a Unix socket. Redis formats it as path:0 and Valkey as [path:0]:0."""
     if address.startswith(("/", "[/")):
         return address.removesuffix("]:0").removeprefix("[").removesuffix(":0")
     return address
 
 
-# Trying what a server lets us do, without a trace.
-
+# Checks of the Redis user's permissions. Test keys are removed, or expire if Redis refuses that.
 
 TRY_COMMANDS = load("try_commands")
 
 
 def try_commands(queue: QueueKeys, token: str) -> Call[dict[str, str]]:
-    """Run every command that our scripts use once; return those refused, with what Redis said."""
+    """Try each command that the scripts use. Return the refused commands with their errors."""
     kinds = ("text", "another", "hash", "list", "set", "zset", "stream")
     keys = tuple(queue.private("doctor", token, kind) for kind in kinds)
     return Call(TRY_COMMANDS, keys, (), _refused)
 
 
 def try_plainly(queue: QueueKeys, token: str) -> dict[str, Command[None]]:
-    """Return the commands that are sent without a script, by name, in a form that does nothing."""
+    """Return harmless variants of the commands that are sent without a script, by name."""
     key = queue.private("doctor", token, "none")
     tried: dict[str, tuple[Word, ...]] = {
         "BZPOPMIN": ("BZPOPMIN", key, 0.01),

@@ -1,4 +1,4 @@
-"""What a job writes while it runs in a box."""
+"""The `JobPort` of a job that runs in a box."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ WORKER_ID = "taskbull.testing"
 
 
 class BoxPort:
-    """Keeps what a job writes in the job that was recorded."""
+    """A `JobPort` that stores a job's writes in its `RecordedJob`."""
 
     held_up = 0.0
 
@@ -67,4 +67,4 @@ class BoxPort:
         return self.drop_children()
 
     async def aunclaimed(self, patience: float) -> float:
-        return patience  # no other worker will come
+        return patience  # A box has no other workers.

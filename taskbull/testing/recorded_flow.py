@@ -1,4 +1,4 @@
-"""Flows in a box: parents run after their children, and learn what became of them."""
+"""Flows in a box: building their jobs, spawning, waiting for children, and cancelling."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from taskbull.testing.recorded_job import RecordedJob
 
 
 class ByName:
-    """What a job knows of its task that a schedule or a queue made: nothing but the name."""
+    """A task that is only known by name, for jobs created by a schedule or a queue."""
 
     def __init__(self, producer: Producer) -> None:
         self.producer = producer
@@ -29,7 +29,10 @@ class ByName:
 
 
 def record(spec: JobSpec[Any], number: int, now: float) -> list[RecordedJob]:
-    """Return the jobs of a spec, level by level: mostly one. The first has this number."""
+    """Return the jobs of a spec, level by level, numbered from `number`.
+
+    A spec without children has a single job.
+    """
     if not spec.children and not spec.calling.needs:
         return [RecordedJob(spec, number, now)]
     specs = _specs(spec)
@@ -41,7 +44,7 @@ def record(spec: JobSpec[Any], number: int, now: float) -> list[RecordedJob]:
 
 
 def _specs(root: JobSpec[Any]) -> list[JobSpec[Any]]:
-    """Return the specs of a flow in the order in which `arrange` has its branches."""
+    """Return the specs of a flow in the same order as `arrange`."""
     found: list[JobSpec[Any]] = []
     left: list[Growing] = [root]
     while left:
@@ -72,7 +75,7 @@ def _connect(member: Member, job: RecordedJob, jobs: list[RecordedJob]) -> None:
 
 
 def spawn(parent: RecordedJob, children: Children) -> list[str]:
-    """Add children to a job that runs; return their ids."""
+    """Add children to a running job; return their ids."""
     calling = ByName(parent.spec.calling.producer)
     root = JobSpec[Any](parent.queue, NewJob("parent"), calling, (children,))
     specs = _specs(root)
@@ -99,7 +102,10 @@ def spawn(parent: RecordedJob, children: Children) -> list[str]:
 
 
 def await_children(job: RecordedJob, new: int) -> None:
-    """Let a job wait for its children; if none is pending, it runs again, but not for ever."""
+    """Make a job wait for its children, or run again if none is pending.
+
+    The job will fail if it waits twice in a row without a child to wait for.
+    """
     job.idle_waits = 0 if job.pending or new else job.idle_waits + 1
     if job.idle_waits > 1:
         job.doom = (
@@ -109,14 +115,18 @@ def await_children(job: RecordedJob, new: int) -> None:
 
 
 def refused_by_children(job: RecordedJob, outcome: Outcome) -> Outcome:
-    """Return an outcome, or the failure of a job that cannot complete before its children."""
+    """Return the outcome, or a failure if the job completed while children are pending."""
     if not isinstance(outcome, Complete) or not job.pending:
         return outcome
     return failed_for_good(TaskbullError(f"Job {job.id} has pending dependencies. moveToFinished"))
 
 
 def cancel(job: RecordedJob, reason: str, now: float) -> Cancelled:
-    """Cancel a job and its children that have not run; one that is running is asked to stop."""
+    """Cancel a job and its children that have not run. Ask a running job to stop.
+
+    Raises:
+        JobNotFound: If the job was removed.
+    """
     if job.run is not None:
         job.run.cancel(reason)
         return Cancelled.REQUESTED
@@ -132,14 +142,18 @@ def cancel(job: RecordedJob, reason: str, now: float) -> Cancelled:
 
 
 def cancel_children(job: RecordedJob, now: float) -> None:
-    """Cancel the children of a cancelled job that have not run."""
+    """Cancel the children that have not run, after their parent was cancelled."""
     for child in list(job.pending):
         if child.run is None and not child.ended:
             cancel(child, cancel_reason(f"parent {job.key}"), now)
 
 
 def tell_parent(child: RecordedJob, now: float) -> None:
-    """Do to the parent what the end of its child means for it."""
+    """Update the parent of a finished job, according to the child's `on_failure`.
+
+    The parent is scheduled to run when it has no pending children. It runs earlier if the child
+    failed with `on_failure` "fail" or "continue". A child that failed with "wait" stays pending.
+    """
     parent = child.parent
     if parent is None or not child.ended or child not in parent.pending:
         return

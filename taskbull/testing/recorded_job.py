@@ -1,4 +1,4 @@
-"""A job that was enqueued while a box recorded."""
+"""A job recorded by a box."""
 
 from __future__ import annotations
 
@@ -18,7 +18,19 @@ from taskbull.worker.run import Run
 
 
 class RecordedJob:
-    """One job in a box: what was enqueued, and what became of it when it was run."""
+    """A job that was enqueued while a `Box` recorded, with its state and result.
+
+    Tests read `name`, `queue`, `data`, `options`, `state`, `attempts`, `value`, `failure`,
+    `progress` and `logs`. Jobs are created by the box.
+
+    Example:
+        >>> with recorded(app) as box:
+        ...     resize.delay(width=100)
+        ...     box.run()
+        ...     [job] = box.of(resize)
+        ...     assert job.data == {"width": 100}
+        ...     assert job.attempts == 1
+    """
 
     def __init__(self, spec: JobSpec[Any], number: int, now: float) -> None:
         self.spec = spec
@@ -26,38 +38,43 @@ class RecordedJob:
         self.number = number
         self._added = now
         self._now_ms = int((time.time() + now) * 1000)
-        # The same road as to Redis: what could not be stored is refused here, too.
+        # Encode the job as for Redis, so that invalid jobs raise the same errors.
         self._encoded: EncodedJob = encode_job(spec.job, self._now_ms)
         self.raw_data = self._encoded.data
         self.due = now + self._encoded.delay_ms / 1000
-        """When it may run, in the seconds of the box."""
+        """The earliest time to run the job, in seconds of virtual time."""
         self.state = JobState.DELAYED if self._encoded.delay_ms else JobState.WAITING
         self.attempts = 0
-        """How many attempts were made."""
+        """Number of attempts made."""
         self.value: Any = None
-        """What it returned, as it comes from JSON."""
+        """The job's result, decoded from JSON."""
         self.failure: Failure | None = None
-        """What went wrong in the last attempt that failed."""
+        """The failure of the last attempt that failed."""
         self.progress: Any = 0
+        """The last progress that the job wrote."""
         self.logs: list[str] = []
+        """The lines of the job's log."""
         self.parent: RecordedJob | None = None
-        """The job that waits for it, in a flow."""
+        """The job's parent in a flow."""
         self.children: list[RecordedJob] = []
+        """The job's children in a flow."""
         self.pending: list[RecordedJob] = []
-        """The children that it still waits for."""
+        """The children that the job still waits for."""
         self.on_failure: OnFailure = "fail"
+        """The effect of this job's failure on its parent."""
         self.spawned: list[RecordedJob] = []
-        """What it has added to the flow, and the box does not have yet."""
+        """Spawned jobs that have not been added to the box yet."""
         self.number_spawned = 0
+        """Number of jobs spawned so far."""
         self.idle_waits = 0
-        """How often in a row it waited for children, and had none."""
+        """Number of consecutive waits without a child to wait for."""
         self.run: Run | None = None
-        """The attempt that is being made."""
+        """The current attempt, or `None` if the job is not running."""
         self.doom: str | None = None
-        """Why it fails instead of being run."""
+        """The reason why the job will fail without being run, if any."""
 
     def wall_ms(self, now: float) -> int:
-        """Return the time of the box in ms since 1970, as the job has it that was added then."""
+        """Convert virtual time to milliseconds since 1970, counted from when the job was added."""
         return self._now_ms + int((now - self._added) * 1000)
 
     def __repr__(self) -> str:
@@ -65,37 +82,37 @@ class RecordedJob:
 
     @property
     def name(self) -> str:
-        """The name of its task."""
+        """The name of the job's task."""
         return self.spec.name
 
     @property
     def queue(self) -> str:
-        """The name of its queue."""
+        """The name of the job's queue."""
         return self.spec.queue
 
     @property
     def data(self) -> Any:
-        """Its arguments, as they come from JSON."""
+        """The job's arguments, decoded from JSON."""
         return payload.decode(self.raw_data)
 
     @property
     def options(self) -> JobOptions:
-        """Its options."""
+        """The job's options."""
         return self.spec.options
 
     @property
     def ended(self) -> bool:
-        """Whether it has completed, or failed for good."""
+        """True if the job has completed or permanently failed."""
         return self.state in {JobState.COMPLETED, JobState.FAILED}
 
     @property
     def failed_by_itself(self) -> bool:
-        """Whether it has failed for good, and was not cancelled."""
+        """True if the job has permanently failed and was not cancelled."""
         reason = "" if self.failure is None else self.failure.reason
         return self.state is JobState.FAILED and not is_cancelled(reason)
 
     def as_job(self) -> Job:
-        """Return the job as a worker reads it."""
+        """Return the job as a worker would read it from Redis."""
         made, started = str(self.attempts).encode(), str(self.attempts + 1).encode()
         encoded = self._encoded
         times = (str(encoded.timestamp_ms), str(encoded.delay_ms), str(encoded.priority))
@@ -108,11 +125,11 @@ class RecordedJob:
 
     @property
     def key(self) -> str:
-        """The key that it would have in Redis."""
+        """The job's key in Redis, if it were stored there."""
         return self.spec.calling.producer.client(self.queue).keys.job(self.id)
 
     def child_results(self, name: str) -> list[bytes]:
-        """Return what its children of a name returned, as JSON."""
+        """Return the results of completed children with this name, as JSON."""
         return [
             payload.encode(child.value, "result")
             for child in self.children
@@ -120,7 +137,10 @@ class RecordedJob:
         ]
 
     def child_failures(self) -> dict[tuple[str, str], str]:
-        """Return why children failed that were to be ignored, or not to be waited for."""
+        """Return the failure reasons of failed children, by queue and id.
+
+        Only children with `on_failure` "ignore" or "continue" are included.
+        """
         return {
             (child.queue, child.id): child.failure.reason
             for child in self.children
@@ -130,7 +150,7 @@ class RecordedJob:
         }
 
     def drop_children(self) -> int:
-        """Remove the children that have not run."""
+        """Remove the pending children and return their number."""
         dropped, self.pending = self.pending, []
         for child in dropped:
             child.state = JobState.UNKNOWN

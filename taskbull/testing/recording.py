@@ -1,4 +1,7 @@
-"""What a test expects to have been enqueued."""
+"""Recording of enqueued jobs in a box, instead of sending them to Redis.
+
+A box can assert which jobs were enqueued, and can run them in virtual time.
+"""
 
 from __future__ import annotations
 
@@ -45,17 +48,17 @@ from taskbull.testing.recorded_flow import (
 from taskbull.testing.recorded_job import RecordedJob
 from taskbull.testing.stage import Given, Stage, VirtualSchedule, open_resources, stage_for
 
-# What a test expects to have been enqueued.
-
-
 _NOTHING = object()
 
 
 class Expectation:
-    """A job of a task, with some arguments and options: only what is named is compared."""
+    """The arguments and options that a test expects of a task's job.
+
+    Only the named arguments and options are compared.
+    """
 
     def __init__(self, task: Enqueueable[..., Any], expected: Mapping[str, Any]) -> None:
-        """Refuse a name that no job of the task can have: nothing of that name is ever enqueued."""
+        """Raise `TypeError` for a name that is neither an argument nor an option of the task."""
         binder = task.calling.binder
         known = {*binder.parameters, *JobOptions.__struct_fields__, "queue"}
         for name in expected:
@@ -66,11 +69,11 @@ class Expectation:
         self._expected = expected
 
     def find(self, jobs: Sequence[RecordedJob]) -> RecordedJob | None:
-        """Return the first job that is as expected."""
+        """Return the first matching job, or `None`."""
         return next((job for job in jobs if self._fits(job)), None)
 
     def missed(self, jobs: Sequence[RecordedJob]) -> AssertionError:
-        """Return the error that none of these jobs is as expected."""
+        """Return the error for a missing job, which lists the task's jobs."""
         wanted = ", ".join(f"{name}={value!r}" for name, value in self._expected.items())
         there = "".join(f"\n  {told(job)}" for job in jobs) or " none"
         return AssertionError(
@@ -90,7 +93,7 @@ def _same(job: RecordedJob, data: dict[str, Any], name: str, value: Any) -> bool
 
 
 def told(job: RecordedJob) -> str:
-    """Return a job as it would be called."""
+    """Format a job as a call, for error messages."""
     arguments = ", ".join(f"{name}={value!r}" for name, value in job.data.items())
     options = [
         f"{name}={getattr(job.options, name)!r}"
@@ -100,21 +103,26 @@ def told(job: RecordedJob) -> str:
     return f"{job.name}({arguments})" + (f" with {', '.join(options)}" if options else "")
 
 
-# The handle of a job in a box.
-
-
 R_co = TypeVar("R_co", covariant=True)
 
 
 class RecordedHandle(JobHandle[R_co], frozen=True):
-    """The handle of a recorded job: the box knows what became of it."""
+    """A `JobHandle` that reads from a recorded job instead of Redis."""
 
     _recorded: RecordedJob | None = None
     _now: Callable[[], float] = float
-    """Tells the seconds of the box."""
+    """A function that returns the box's virtual time in seconds."""
 
     def result(self, timeout: Any = None) -> R_co:
-        """Return the result; raise `JobFailed`, or `TimeoutError` if the job has not run yet."""
+        """Return the job's result without waiting.
+
+        Args:
+            timeout: Ignored.
+
+        Raises:
+            JobFailed: If the job failed.
+            TimeoutError: If the job has not finished. `Box.run` runs it.
+        """
         recorded = self._job
         if recorded.state is JobState.FAILED:
             raise failure_of(recorded)
@@ -124,11 +132,19 @@ class RecordedHandle(JobHandle[R_co], frozen=True):
         return value
 
     async def aresult(self, timeout: Any = None) -> R_co:
-        """See `result`."""
+        """Return the job's result. See `result`."""
         return self.result(timeout)
 
     def cancel(self, reason: str = "") -> Cancelled:
-        """Cancel the job: end it if it has not run, or ask it to stop if it is running."""
+        """Cancel the job: fail it if it has not run, or ask it to stop if it is running.
+
+        Args:
+            reason: Text to add to the failure reason.
+
+        Raises:
+            ConfigurationError: If the reason is not a string.
+            JobNotFound: If the job was removed.
+        """
         return cancel(self._job, cancel_reason(reason), self._now())
 
     async def acancel(self, reason: str = "") -> Cancelled:
@@ -136,19 +152,19 @@ class RecordedHandle(JobHandle[R_co], frozen=True):
         return self.cancel(reason)
 
     def state(self) -> JobState:
-        """Return the state of the job."""
+        """Return the job's state."""
         return self._job.state
 
     async def astate(self) -> JobState:
-        """Return the state of the job."""
+        """Return the job's state."""
         return self.state()
 
     def info(self) -> Job:
-        """Return the job as a worker reads it."""
+        """Return the job as a worker would read it from Redis."""
         return self._job.as_job()
 
     async def ainfo(self) -> Job:
-        """Return the job as a worker reads it."""
+        """Return the job as a worker would read it from Redis."""
         return self.info()
 
     def logs(self, start: int = 0, end: int = -1) -> Logs:
@@ -168,36 +184,34 @@ class RecordedHandle(JobHandle[R_co], frozen=True):
 
 
 def failure_of(job: RecordedJob) -> JobFailed:
-    """Return the error of a job that failed."""
+    """Return the `JobFailed` error for a failed job."""
     failure = job.failure
     reason, stack = (failure.reason, [failure.stack]) if failure else ("", [])
     return failure_kind(reason)(job.queue, job.id, reason, stack, job.attempts)
-
-
-# Recording what is enqueued, instead of sending it; and running it here, in virtual time.
 
 
 _RUNNABLE = frozenset({JobState.WAITING, JobState.DELAYED})
 
 
 class Box:
-    """Holds the jobs that were enqueued while it recorded, in order.
+    """The jobs that were enqueued in a `recorded` block, in order.
 
-    Its time is virtual: it begins at 0 and jumps to the next job that is due. Declared schedules
-    run while `advance` lets time pass.
+    Time in a box is virtual: it starts at 0 and jumps to the next job that is due. Declared
+    schedules only run in `advance`.
     """
 
     def __init__(self, app: App, given: Given | None = None) -> None:
         self._app = app
         self._given = given
         self.now = 0.0
-        """Seconds that have passed in `run` and `advance`."""
+        """Seconds of virtual time that have passed in `run` and `advance`."""
         self.jobs: list[RecordedJob] = []
+        """All recorded jobs."""
         self._began = datetime.now(UTC)
         self._schedules: dict[tuple[str, str], VirtualSchedule] = {}
 
     def enqueue(self, specs: Sequence[JobSpec[Any]]) -> list[JobHandle[Any]]:
-        """Record jobs; called in place of Redis."""
+        """Record jobs instead of adding them to Redis. The app calls this."""
         made: list[list[RecordedJob]] = []
         number = len(self.jobs) + 1
         for spec in specs:
@@ -211,14 +225,29 @@ class Box:
         return handles
 
     def of(self, task: Enqueueable[..., Any]) -> list[RecordedJob]:
-        """Return the jobs of a task."""
+        """Return the recorded jobs of a task, in order.
+
+        Args:
+            task: The task whose jobs to return.
+        """
         return [job for job in self.jobs if job.name == task.name]
 
     def assert_enqueued(self, task: Enqueueable[..., Any], **expected: Any) -> RecordedJob:
-        """Return the job of a task with these arguments and options; fail if there is none.
+        """Return the first job of a task that has these arguments and options.
 
-        Only what is named is compared: arguments by name, then options such as `delay=60`, or
-        `queue="emails"`.
+        Only the named values are compared. A name is looked up in the job's arguments first, then
+        in its options, such as `delay=60` or `queue="emails"`.
+
+        Args:
+            task: The task that should have been enqueued.
+            **expected: Expected arguments and options.
+
+        Raises:
+            AssertionError: If no job matches.
+            TypeError: If the task has no argument or option of a given name.
+
+        Example:
+            >>> box.assert_enqueued(send_email, to="ann@example.org", delay=86_400)
         """
         expectation = Expectation(task, expected)
         found = expectation.find(self.of(task))
@@ -227,38 +256,80 @@ class Box:
         return found
 
     def assert_not_enqueued(self, task: Enqueueable[..., Any], **expected: Any) -> None:
-        """Fail if a job of a task with these arguments and options was enqueued."""
+        """Check that no job of a task has these arguments and options.
+
+        Args:
+            task: The task that should not have been enqueued.
+            **expected: Arguments and options to compare, as in `assert_enqueued`.
+
+        Raises:
+            AssertionError: If a job matches.
+            TypeError: If the task has no argument or option of a given name.
+        """
         found = Expectation(task, expected).find(self.of(task))
         if found is not None:
             raise AssertionError(f"A job was enqueued that should not be: {told(found)}")
 
     def clear(self) -> None:
-        """Forget all jobs."""
+        """Remove all recorded jobs. Virtual time and schedules are not reset."""
         self.jobs.clear()
 
     def run(self, *, check: bool = True, backend: str = "asyncio", most: int = 10_000) -> None:
-        """Run all jobs here, also those that they enqueue: JSON round trip, retries, no waiting.
+        """Run all jobs, and the jobs that they enqueue, including retries and delays.
 
-        Plain functions run in this thread, with no event loop; each `async def` in one of its own,
-        or in that of the app's lifespan if there is one, in another thread.
-        With `check`, a job that failed for good is raised as `JobFailed` in the end, unless it was
-        cancelled. More than `most` attempts are taken for jobs that go on for ever.
+        Arguments and results are converted to JSON and back. Delays pass in virtual time, so
+        nothing waits.
+
+        Sync functions run in this thread without an event loop, unless they have async middleware.
+        Each async function runs in its own event loop. If the app has a lifespan, they all run in
+        the lifespan's event loop, in another thread.
+
+        Args:
+            check: Raise `JobFailed` at the end if a job has permanently failed.
+            backend: Event loop for async functions: "asyncio" or "trio".
+            most: Turn limit. A turn is one attempt at a job or a batch.
+
+        Raises:
+            JobFailed: If `check` is set and a job has permanently failed. Cancelled jobs do not
+                count.
+            TaskbullError: If the jobs take `most` turns or more.
+
+        Example:
+            >>> with recorded(app) as box:
+            ...     job = add.delay(1, 2)
+            ...     box.run()
+            ...     assert job.result() == 3
         """
         self._run(self._turns(most), backend)
         self._check(check=check)
 
     async def arun(self, *, check: bool = True, most: int = 10_000) -> None:
-        """Run all jobs in this event loop, plain functions in threads. See `run`."""
+        """Run all jobs in this event loop, and sync functions in threads. See `run`."""
         await self._arun(self._turns(most))
         self._check(check=check)
 
     def advance(
         self, *, check: bool = True, backend: str = "asyncio", most: int = 10_000, **time: float
     ) -> None:
-        """Let virtual time pass, `box.advance(days=2)`: what is due meanwhile runs, as in `run`.
+        """Advance virtual time and run the jobs that become due, as in `run`.
 
-        That is the jobs, and the runs of the app's declared schedules: these begin with the first
-        `advance`, as if a worker started then. The time is given as to `timedelta`.
+        This includes the runs of the app's declared schedules. They start with the first `advance`,
+        as if a worker started then.
+
+        Args:
+            check: Raise `JobFailed` at the end if a job has permanently failed.
+            backend: Event loop for async functions: "asyncio" or "trio".
+            most: Turn limit, as in `run`.
+            **time: Time to pass, as keyword arguments of `timedelta`.
+
+        Raises:
+            ConfigurationError: If the time is negative.
+            JobFailed: If `check` is set and a job has permanently failed. Cancelled jobs do not
+                count.
+            TaskbullError: If the due jobs take `most` turns or more.
+
+        Example:
+            >>> box.advance(days=2)
         """
         until = self.now + _seconds_of(time)
         self._run(self._turns(most, until), backend)
@@ -266,7 +337,7 @@ class Box:
         self._check(check=check)
 
     async def aadvance(self, *, check: bool = True, most: int = 10_000, **time: float) -> None:
-        """Let virtual time pass, and run what is due in this event loop. See `advance`."""
+        """Advance virtual time and run due jobs in this event loop. See `advance`."""
         until = self.now + _seconds_of(time)
         await self._arun(self._turns(most, until))
         self.now = until
@@ -305,7 +376,7 @@ class Box:
         )
 
     def _standing_for(self, new: RecordedJob) -> RecordedJob | None:
-        """Find the job that makes a new one superfluous: of its id, or of its dedup key."""
+        """Return the existing job with the new job's id or dedup key, if any."""
         dedup = new.options.dedup
         for job in self.jobs:
             if job.queue != new.queue:
@@ -316,9 +387,9 @@ class Box:
         return None
 
     def _turns(self, most: int, until: float | None = None) -> Generator[list[RecordedJob]]:
-        """Yield jobs when it is their turn: all, or those due up to an instant, with schedules.
+        """Yield the jobs of each turn: one job, or the due jobs of a batch task up to its size.
 
-        Mostly that is one; of a batch task, all that are due at the same instant, up to its size.
+        With `until`, only yield jobs that are due by then, including runs of schedules.
         """
         for _ in range(most):
             waiting = [job for job in self.jobs if job.state in _RUNNABLE]
@@ -333,7 +404,6 @@ class Box:
         raise TaskbullError(f"After {most} attempts there are still jobs to run: do they ever end?")
 
     def _together(self, first: RecordedJob, waiting: list[RecordedJob]) -> list[RecordedJob]:
-        """Return the jobs that run together with one: itself, or a batch."""
         task = self._app.tasks.get(first.name)
         if task is None or not is_batch(task):
             return [first]
@@ -341,7 +411,7 @@ class Box:
         return sorted((job for job in alike if job.due <= self.now), key=_turn)[: task.batch.size]
 
     def _scheduled(self, next_due: float, until: float) -> list[RecordedJob]:
-        """Add the runs of schedules that come before the next job."""
+        """Add the runs of schedules that are due before the next job."""
         for queue, declared in self._app.declared_schedules.by_queue.items():
             for each in declared:
                 if (queue, each.id) not in self._schedules:
@@ -404,10 +474,20 @@ class Box:
 
 @contextmanager
 def recorded(app: App, *, resources: Any = _NOTHING) -> Generator[Box]:
-    """Record what the app's tasks enqueue in the block; nothing goes to Redis.
+    """Record the jobs that the app's tasks enqueue in the block, instead of sending them to Redis.
 
-    When jobs are run, the app's lifespan runs around them. With `resources` it does not, and tasks
-    get these instead of what it yields.
+    `Box.run` and `Box.advance` run the recorded jobs. The app's lifespan runs around each of these
+    calls, unless you pass `resources`. Jobs added to a bare `Queue` still go to Redis.
+
+    Args:
+        app: The app whose jobs to record.
+        resources: Resources for tasks, used instead of the lifespan's. The lifespan does not run.
+
+    Example:
+        >>> with recorded(app) as box:
+        ...     sign_up("ann@example.org")
+        ...     box.assert_enqueued(send_email, to="ann@example.org")
+        ...     box.run()
     """
     box = Box(app, None if resources is _NOTHING else Given(resources))
     with app.producer.diverted(box.enqueue):

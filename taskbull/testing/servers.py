@@ -1,4 +1,4 @@
-"""Real servers for tests: one that pip has brought along, and an app that uses another one."""
+"""Real servers for tests: a private Valkey server, and a way to point an app at it."""
 
 from __future__ import annotations
 
@@ -13,9 +13,16 @@ from taskbull.store.server_process import ServerProcess, valkey_binary
 
 @contextmanager
 def private_server() -> Generator[ServerProcess]:
-    """Run an empty, private Valkey server for the block: `private_server().url`.
+    """Run an empty, private Valkey server for the duration of the block.
 
     Needs the extra `taskbull[embedded]`.
+
+    Raises:
+        ConfigurationError: If the extra is not installed or has no server for this machine.
+
+    Example:
+        >>> with private_server() as server:
+        ...     app = App("shop", redis=server.url)
     """
     with ServerProcess(valkey_binary()) as one:
         yield one
@@ -23,26 +30,42 @@ def private_server() -> Generator[ServerProcess]:
 
 @contextmanager
 def connected(app: App, redis: str) -> Generator[None]:
-    """Make the app's tasks, queues and new workers use the Redis at this URL in the block.
+    """Make the app's tasks, queues and new workers use another Redis within the block.
 
-    For apps that are made where their module is imported: `with connected(app, server.url): …`.
+    Use it for apps that are created when their module is imported.
+
+    Args:
+        app: The app to redirect.
+        redis: URL of the Redis server.
+
+    Example:
+        >>> with private_server() as server, connected(app, server.url):
+        ...     greet.delay("Ann")
     """
     with app.producer.moved(address_of(redis)):
         yield
 
 
 def _server() -> Iterator[ServerProcess]:
-    """A private server for one test: `def test_x(server): app = App("x", redis=server.url)`."""
+    """Run a private Valkey server for one test.
+
+    Example:
+        >>> def test_shop(server):
+        ...     app = App("shop", redis=server.url)
+    """
     with private_server() as one:
         yield one
 
 
 server: Callable[..., Any]
-"""A pytest fixture: import it into your `conftest.py`."""
+"""A pytest fixture that runs a private Valkey server for one test.
+
+Import it into your `conftest.py`. Needs pytest and the extra `taskbull[embedded]`.
+"""
 
 try:
     import pytest
-except ImportError:  # tests can be written without pytest: with `private_server`
+except ImportError:  # Tests without pytest use `private_server`.
     server = _server
 else:
     server = pytest.fixture(name="server")(_server)

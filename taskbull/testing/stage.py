@@ -1,4 +1,4 @@
-"""Where the jobs of a batch meet in a box: all that are due at once, without any waiting."""
+"""Execution of a box's jobs: batches, event loops, lifespans and virtual schedules."""
 
 from __future__ import annotations
 
@@ -29,30 +29,33 @@ from taskbull.worker.run import Run
 from taskbull.worker.running_job import RunningJob, Workplace, enter_batch, leave_batch
 from taskbull.worker.threads import ThreadPool
 
-# Where the jobs of a batch meet in a box: all that are due at once, without any waiting.
+# Batches. A box has all due jobs of a batch available, so nothing waits for more.
 
 
 Attempt = Coroutine[Any, Any, Outcome]
 
 
 class Rendezvous:
-    """Gathers the jobs of one task until all that could come are here, or have ended."""
+    """A gathering point for the jobs of one batch.
+
+    The batch is called when every job has either joined or finished.
+    """
 
     def __init__(self, new_waiter: Callable[[], Waiter], told: Callable[[], None]) -> None:
         self._new_waiter = new_waiter
         self._told = told
         self.members: list[Gathered] = []
         self.order: list[str] = []
-        """The ids of all jobs that may come: a test finds its items in the order of these."""
+        """The ids of all jobs that may join, which set the order of the items."""
 
     def of(self, task: str, rules: BatchRules) -> Rendezvous:
-        """Return the place where the jobs of a task wait: a box runs one task at a time."""
+        """Return itself, because a box runs one task at a time."""
         return self
 
     async def join(
         self, job: RunningJob, item: Any, timeout: float | None, perform: Perform
     ) -> Any:
-        """Wait for the call that the job becomes part of; return its own part of the result."""
+        """Join the batch, wait for its call, and return the job's result."""
         member = Gathered(job, item, timeout, perform, self._new_waiter())
         self.members.append(member)
         self._told()
@@ -60,7 +63,10 @@ class Rendezvous:
         return member.result()
 
     async def call(self) -> None:
-        """Call the function for those who are here; in their last attempt, for each alone."""
+        """Call the function with the gathered jobs; those that need it are called alone.
+
+        See `is_called_alone`.
+        """
         members = sorted(self.members, key=lambda member: self.order.index(member.job.id))
         self.members = []
         alone = [member for member in members if is_called_alone(member.job)]
@@ -74,7 +80,7 @@ async def _perform(call: BatchCall) -> None:
     token = enter_batch(batch.jobs)
     try:
         results = await call.members[0].perform(batch, call.timeout)
-    except Exception as error:  # noqa: BLE001 - foreign code
+    except Exception as error:  # noqa: BLE001 - the task's code may raise anything
         call.end(None, error)
     else:
         call.end(results)
@@ -83,7 +89,7 @@ async def _perform(call: BatchCall) -> None:
 
 
 async def run_together(make: Callable[[Rendezvous], Sequence[Attempt]]) -> list[Outcome]:
-    """Run attempts that wait for each other in this event loop; return their outcomes in order."""
+    """Run the attempts of a batch in this event loop; return their outcomes in order."""
     something = Event()
 
     def tell() -> None:
@@ -110,7 +116,7 @@ async def run_together(make: Callable[[Rendezvous], Sequence[Attempt]]) -> list[
 
 
 class HandWaiter:
-    """A waiter without an event loop: whoever waits is resumed by hand."""
+    """A waiter for coroutines that are driven by hand, without an event loop."""
 
     def __init__(self) -> None:
         self._done = False
@@ -133,9 +139,9 @@ class HandWaiter:
 
 
 def run_together_plainly(make: Callable[[Rendezvous], Sequence[Attempt]]) -> list[Outcome]:
-    """Run attempts of a plain function in this thread, without an event loop."""
+    """Run the attempts of a batch with a sync function in this thread, without an event loop."""
     place = Rendezvous(HandWaiter, lambda: None)
-    # Each has its own context, as if it ran in a task: they enter and leave their jobs in turns.
+    # Each attempt has its own context, as in a task, because the attempts are interleaved.
     running = {number: (copy_context(), one) for number, one in enumerate(make(place))}
     outcomes: dict[int, Outcome] = {}
     while running:
@@ -151,7 +157,11 @@ def run_together_plainly(make: Callable[[Rendezvous], Sequence[Attempt]]) -> lis
 
 
 def finish(coroutine: Coroutine[Any, Any, Any]) -> Any:
-    """Run a coroutine that awaits nothing that has to wait; return its value."""
+    """Run a coroutine that never suspends; return its value.
+
+    Raises:
+        RuntimeError: If the coroutine suspends.
+    """
     try:
         coroutine.send(None)
     except StopIteration as end:
@@ -160,14 +170,14 @@ def finish(coroutine: Coroutine[Any, Any, Any]) -> Any:
     raise RuntimeError("a plain function cannot wait for an event loop")
 
 
-# Where the jobs of a box run: in this thread, or in an event loop; with the app's lifespans.
+# Attempts, in this thread or in an event loop, with the app's lifespans.
 
 
 ResourcesOf: TypeAlias = Callable[[str], Any]
-"""Returns what the jobs of a task are given."""
+"""A function that returns the resources for the jobs of a task."""
 
 InLoop: TypeAlias = Callable[[Callable[[], Coroutine[Any, Any, list[Outcome]]]], list[Outcome]]
-"""Runs an async function in an event loop, from code that has none."""
+"""A function that runs an async function in an event loop, for sync code."""
 
 
 def _nowhere(_: object) -> list[Outcome]:
@@ -175,7 +185,7 @@ def _nowhere(_: object) -> list[Outcome]:
 
 
 class Stage:
-    """Runs recorded jobs, one attempt of each; those of a batch together."""
+    """A runner for recorded jobs, which makes one attempt at each job or batch."""
 
     def __init__(
         self,
@@ -190,7 +200,7 @@ class Stage:
         self._in_loop = in_loop
 
     def run(self, jobs: Sequence[RecordedJob]) -> list[Outcome]:
-        """Run jobs of one task; plain functions in this thread, without an event loop."""
+        """Run jobs of one task. Sync functions run in this thread without an event loop."""
         if not self._is_plain(jobs[0]):
             return self._in_loop(partial(self.arun, jobs))
         if len(jobs) > 1 or self._is_batch(jobs[0]):
@@ -198,7 +208,7 @@ class Stage:
         return [finish(self._attempt(jobs[0], None, None))]
 
     async def arun(self, jobs: Sequence[RecordedJob]) -> list[Outcome]:
-        """Run jobs of one task in this event loop, plain functions in threads."""
+        """Run jobs of one task in this event loop, and sync functions in threads."""
         threads = ThreadPool(1)
         try:
             if len(jobs) > 1 or self._is_batch(jobs[0]):
@@ -226,17 +236,17 @@ class Stage:
         )
         executor = Executor(place, self._app.resolve, threads=threads, batches=batches)
         with _running(recorded) as run:
-            if threads is None:  # there is no event loop either
+            if threads is None:  # Without threads there is no event loop, so no cancel scope.
                 return _heeding(run, await executor.attempt(run))
             with CancelScope() as scope:
                 return _heeding(run, await executor.attempt(run, scope))
-            return run.stopped()  # the scope was cancelled
+            return run.stopped()  # The scope was cancelled.
 
     def _is_plain(self, recorded: RecordedJob) -> bool:
-        """Return whether a job needs no event loop: a plain function, nothing async around it."""
+        """Return True if a job needs no event loop: a sync function without async middleware."""
         try:
             route = self._app.resolve(recorded.as_job())
-        except ConfigurationError:  # that is the job's failure, when it is run
+        except ConfigurationError:  # The job fails with this error when it runs.
             return False
         return route.site is not Site.LOOP and not route.layers
 
@@ -257,7 +267,7 @@ def _running(recorded: RecordedJob) -> Generator[Run]:
 
 
 def _heeding(run: Run, outcome: Outcome) -> Outcome:
-    """Return the outcome; a job that was cancelled does not run again."""
+    """Return the outcome, or the cancellation if a cancelled job would run again."""
     if run.cancelled is None or isinstance(outcome, Complete | Fail | LetGo):
         return outcome
     failure = outcome.failure
@@ -265,7 +275,7 @@ def _heeding(run: Run, outcome: Outcome) -> Outcome:
 
 
 class Given:
-    """What tasks are given instead of what lifespans yield, which do not run then."""
+    """Resources that replace those of the app's lifespans, which then do not run."""
 
     def __init__(self, value: Any) -> None:
         self.value = value
@@ -273,12 +283,15 @@ class Given:
 
 @asynccontextmanager
 async def open_resources(app: App, given: Given | None) -> AsyncGenerator[ResourcesOf, None]:
-    """Run the lifespans of the app around the block, or give what is given."""
+    """Run the app's lifespans around the block, unless resources are given.
+
+    Yield a function that returns the resources for the jobs of a task.
+    """
     if given is not None:
         yield lambda _: given.value
         return
     async with AsyncExitStack() as stack:
-        givers: dict[bool, Callable[[str], Any]] = {}  # by whether a task runs in a process
+        givers: dict[bool, Callable[[str], Any]] = {}  # by `in_process`
         for in_process, resources in _resources(app).items():
             yielded = await stack.enter_async_context(resources.open())
             givers[in_process] = partial(resources.of, yielded)
@@ -291,7 +304,7 @@ async def open_resources(app: App, given: Given | None) -> AsyncGenerator[Resour
 
 
 def _resources(app: App) -> dict[bool, Resources]:
-    """Return what lifespans yield, by whether that is in a process: each has its own."""
+    """Return the app's resources by `in_process`, because processes have their own lifespans."""
     has_processes = any(task.site is Site.PROCESS for task in app.tasks.values())
     sites = (False, True) if has_processes else (False,)
     return {in_process: Resources(app.registry, in_process=in_process) for in_process in sites}
@@ -301,10 +314,10 @@ def _resources(app: App) -> dict[bool, Resources]:
 def stage_for(
     app: App, given: Given | None, now: Callable[[], float], backend: str
 ) -> Generator[Stage]:
-    """Return a stage for code without an event loop.
+    """Provide a stage for sync code.
 
-    Each async job has a loop of its own; but where there are lifespans, all run in that of theirs,
-    in another thread.
+    Each async job runs in its own event loop. If the app has lifespans, all async jobs run in
+    the lifespans' event loop, in another thread.
     """
     if given is not None or not any(_resources(app).values()):
         value = None if given is None else given.value
@@ -316,20 +329,20 @@ def stage_for(
             yield Stage(app, resources_of, now, portal.call)
 
 
-# A declared schedule in the virtual time of a box.
-
-
 class VirtualSchedule:
-    """Knows when a schedule runs next, as Redis and the workers do; it is new at `began`."""
+    """A declared schedule in virtual time, created at `began`.
+
+    It computes the next run as workers and Redis do.
+    """
 
     def __init__(self, declared: DeclaredSchedule, began: datetime) -> None:
         self.declared = declared
         self._runs = 0
         self.due = self._bounded(self._first(began))
-        """When it runs next; None when it has ended."""
+        """Time of the next run, or `None` if the schedule has ended."""
 
     def run(self, now: datetime) -> None:
-        """Go on to the run after this one; slots that were missed are left out."""
+        """Advance to the next run, skipping missed slots."""
         rule = self.declared.rule
         self._runs += 1
         if self.due is None or self._runs == rule.limit:

@@ -1,1 +1,1 @@
-"""A process of the pool, seen from inside: it imports the app, and calls functions of its tasks."""
+"""The process's side of the process pool: importing the app and running its tasks' functions."""

@@ -1,4 +1,9 @@
-"""How the run of a job in a process ended, as its worker is told."""
+"""The program of a pool process: `python -m taskbull.app.pool.child`.
+
+It imports the app, enters its lifespans, and runs one call after another in its main thread until
+the worker asks it to retire. It connects to Redis only when a task needs it, for example to spawn
+children.
+"""
 
 from __future__ import annotations
 
@@ -69,14 +74,18 @@ from taskbull.worker.running_job import (
     run_of,
 )
 
-# How the run of a job in a process ended, as its worker is told.
+# Reports to the worker about finished jobs.
 
 
 _MOST_OF_A_RESULT = MOST - 4096
 
 
 def encoded(value: Any, job: Job) -> bytes | None:
-    """Return the result of a job as JSON (None: null); refuse one that is too big."""
+    """Return a job's result as JSON, or `None` for null.
+
+    Raises:
+        SerializationError: If the result is too large or cannot be encoded.
+    """
     if value is None:
         return None
     raw = encode_value(value, job.options.result_limit)
@@ -91,7 +100,7 @@ def encoded(value: Any, job: Job) -> bytes | None:
 def end_of(
     number: int, run: Run, result: bytes | BaseException | None, *, halted: bool, megabytes: float
 ) -> Ended:
-    """Return the end of a run in the call of a number, by its result or by what was raised."""
+    """Return the message that reports a finished job, from its result or its error."""
     spawned = (run.spawned.before, run.spawned.new)
     if not isinstance(result, BaseException):
         return Done(number, result, megabytes, spawned, run.heeded)
@@ -100,7 +109,7 @@ def end_of(
 
 
 def _raised(number: int, run: Run, error: BaseException, *, halted: bool) -> Raised:
-    """Decide what becomes of the job: here, where the error's class is."""
+    """Decide the job's outcome in this process, which has the error's class."""
     kind = f"{type(error).__module__}.{type(error).__qualname__}"
     if isinstance(error, Terminated) and halted:
         return _told(number, kind, error, TERMINATED)
@@ -121,15 +130,19 @@ def _told(number: int, kind: str, error: BaseException, fate: Fate) -> Raised:
     return Raised(number, kind, reason_of(error), stack_of(error), fate)
 
 
-# The call of a task's function in a process: with its job, or with the items of several.
+# Calls of a task's function, with one job or with the items of a batch.
 
 
 Result: TypeAlias = bytes | BaseException | None
-"""What came of a job: its result as JSON (None: null), or what was raised for it."""
+"""A job's result as JSON (`None` means null), or the error raised for it."""
 
 
 def call_one(function: SyncHandler, job: RunningJob) -> bytes | None:
-    """Call a function with its job, if it is not too late; return its result as JSON."""
+    """Call a function with its job and return the result as JSON.
+
+    Raises:
+        NotBegun: If the job has expired.
+    """
     _check_time(job)
     token = enter(job)
     try:
@@ -142,9 +155,10 @@ def call_one(function: SyncHandler, job: RunningJob) -> bytes | None:
 def call_batch(
     function: Callable[[Batch], Any], read: Callable[[bytes], Any], jobs: Sequence[RunningJob]
 ) -> list[Result]:
-    """Call a function with the items of all jobs that bring one in time; return what came of each.
+    """Call a function with the items of all jobs, and return each job's result.
 
-    What is wrong with one item, or with its result, is an error of its own job.
+    Expired jobs and invalid items are left out of the call. An error in one item or in its result
+    only fails that job.
     """
     found: dict[RunningJob, Result] = {}
     items: dict[RunningJob, Any] = {}
@@ -152,7 +166,7 @@ def call_batch(
         try:
             _check_time(job)
             items[job] = read(job.job.raw_data)
-        except Exception as error:  # noqa: BLE001 - foreign code: types of the application
+        except Exception as error:  # noqa: BLE001 - the application's types may raise anything
             found[job] = error
     if items:
         batch = Batch([*items], [*items.values()])
@@ -174,7 +188,7 @@ def _part(value: Any, job: RunningJob) -> Result:
         return value
     try:
         return encoded(value, job.job)
-    except Exception as error:  # noqa: BLE001 - foreign code: what a value is made of
+    except Exception as error:  # noqa: BLE001 - encoding a value may run the application's code
         return error
 
 
@@ -183,11 +197,11 @@ def _check_time(job: RunningJob) -> None:
         raise NotBegun(late)
 
 
-# How much memory this process uses, and how much it may.
+# Memory use and memory limit of this process.
 
 
 def resident_megabytes() -> float:
-    """Return the memory that this process uses; if that is not known, the most it ever used."""
+    """Return this process's memory use in megabytes, or its peak if that is not available."""
     try:
         pages = int(Path("/proc/self/statm").read_text().split()[1])
     except OSError:
@@ -197,7 +211,7 @@ def resident_megabytes() -> float:
 
 
 def limit_memory(megabytes: int | None) -> None:
-    """Let this process have no more address space than this: beyond it is a `MemoryError`."""
+    """Limit this process's address space. Allocations beyond it raise `MemoryError`."""
     if megabytes is not None:
         limit = megabytes << 20
         _, hard = resource.getrlimit(resource.RLIMIT_AS)
@@ -205,13 +219,12 @@ def limit_memory(megabytes: int | None) -> None:
         resource.setrlimit(resource.RLIMIT_AS, (most, hard))
 
 
-# The lifespans of an app in a process of the pool: in an event loop of their own thread.
-#
-# The main thread belongs to the functions, which a signal is to reach.
+# Lifespans. They run in an event loop in a separate thread, because the tasks' functions need the
+# main thread: only there can a signal interrupt them.
 
 
 class ProcessLifespan:
-    """Enters lifespans, and leaves them when told to."""
+    """The app's lifespans, run in a separate thread."""
 
     def __init__(self, resources: Resources, backend: str) -> None:
         self._resources = resources
@@ -222,7 +235,7 @@ class ProcessLifespan:
         self._thread = Thread(target=self._run, name="lifespan", daemon=True)
 
     def enter(self) -> None:
-        """Wait until all are entered; raise what one of them raises."""
+        """Enter all lifespans and wait for them; raise the error if one of them fails."""
         if not self._resources:
             return
         self._thread.start()
@@ -231,11 +244,11 @@ class ProcessLifespan:
             raise error
 
     def resources_of(self, name: str) -> Any:
-        """Return what the jobs of a task are given."""
+        """Return the resources for the jobs of a task."""
         return self._resources.of(self._yielded, name)
 
     def leave(self) -> None:
-        """Wait until all are left."""
+        """Leave all lifespans and wait until they have finished."""
         if self._thread.is_alive():
             self._leave()
             self._thread.join()
@@ -243,7 +256,7 @@ class ProcessLifespan:
     def _run(self) -> None:
         try:
             anyio.run(self._serve, backend=self._backend)
-        except BaseException as error:  # noqa: BLE001 - raised where it is waited for
+        except BaseException as error:  # noqa: BLE001 - `enter` raises it
             if self._news.empty():
                 self._news.put(error)
             traceback.print_exception(error)
@@ -257,28 +270,22 @@ class ProcessLifespan:
             await done.wait()
 
 
-# The program of a process of the pool: `python -m taskbull.app.pool.child`.
-#
-# It imports the app, enters its lifespans, and runs one job after the other in its main thread,
-# until the worker tells it to retire. It has no connection to Redis of its own, unless a task
-# makes one.
-
-
 _DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG
 
 _SPAWNING = 10.0
 
 
 class Child:
-    """A process of the pool."""
+    """The main object of a pool process: it runs the calls that the worker sends."""
 
     def __init__(
         self, line: ProcessLine, interruption: Interruption, hello: Hello, begun: mmap
     ) -> None:
         self._line = line
         self._begun = begun
-        """The number of the last call that was begun: the worker reads it if we die."""
-        self._spawning = RLock()  # an interruption may come while a task spawns, and it spawn again
+        """The number of the last call started; the worker reads it if this process dies."""
+        # Reentrant: an interruption may arrive during a spawn, and the task's handler may spawn.
+        self._spawning = RLock()
         self._interruption = interruption
         self._hello = hello
         self._pid = os.getpid()
@@ -290,7 +297,7 @@ class Child:
         self._lifespan = ProcessLifespan(resources, hello.backend)
 
     def serve(self) -> None:
-        """Run jobs until the worker says that there are no more."""
+        """Run calls until the worker sends `Retire`, then leave the lifespans."""
         self._lifespan.enter()
         self._line.send(Ready())
         orders: list[Order] = []
@@ -306,7 +313,6 @@ class Child:
         self._app.close()
 
     def _run(self, orders: Sequence[Order]) -> None:
-        """Make the call that the jobs are for, and tell how each of them ended."""
         number = orders[0].number
         jobs = [self._job(place, order) for place, order in enumerate(orders)]
         self._running = number, jobs
@@ -320,11 +326,11 @@ class Child:
                 results = self._call(jobs)
             finally:
                 self._interruption.end()
-        except BaseException as error:  # noqa: BLE001 - foreign code
+        except BaseException as error:  # noqa: BLE001 - the task's code may raise anything
             end_child_of(self._pid, error)
             results = [error] * len(jobs)
         end_child_of(self._pid)
-        # Threads that the task has left behind can do nothing for its jobs from now on.
+        # From here on, threads that the task has left behind can no longer affect its jobs.
         self._line.end()
         with self._spawning:
             pass
@@ -339,7 +345,6 @@ class Child:
         self._line.send(*ends)
 
     def _job(self, place: int, order: Order) -> RunningJob:
-        """Return a job as its task sees it; it asks by its place in the call."""
         workplace = Workplace(
             order.queue,
             self._hello.worker_id,
@@ -350,7 +355,6 @@ class Child:
         return RunningJob(Run(_job(order), token=order.token, renewed=0.0), workplace)
 
     def _call(self, jobs: Sequence[RunningJob]) -> list[Result]:
-        """Call the function of the jobs' task; return what came of each."""
         route = self._dispatch.resolve(jobs[0].job)
         for job in jobs:
             run_of(job).policy = route.policy
@@ -360,7 +364,7 @@ class Child:
         return [call_one(route.function, job)]
 
     def _heed(self, standing: Standing) -> None:
-        """Let a job know how it stands: it may run, or be on its way by the other line."""
+        """Store a job's status. Its order may still be in flight on the other line."""
         self._standings.append(standing)
         self._mark()
 
@@ -377,7 +381,6 @@ class Child:
         return AskingPort(run, order.queue, ask, partial(self._spawn, order, run))
 
     def _spawn(self, order: Order, run: Run, children: Children) -> list[str]:
-        """Add children of a job, by a connection of our own."""
         with self._spawning:
             if not self._line.is_open_to(order.number):
                 raise LockLost(order.queue, order.id)
@@ -433,21 +436,21 @@ def _flush() -> None:
 
 
 def _die_with(parent: int) -> None:
-    """See to it that this process does not outlive its worker, however that ends."""
+    """Make sure that this process does not outlive its worker, even if that is killed."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_DIE_WITH_PARENT, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent:  # it was gone before we asked
+    if os.getppid() != parent:  # The worker exited before prctl took effect.
         os._exit(1)
 
 
 def _end_group() -> NoReturn:
-    """End this process and all that it has started: the worker is gone."""
+    """Kill this process and all programs that it has started, because the worker is gone."""
     os.killpg(0, signal.SIGKILL)
     os._exit(1)
 
 
 def _catch_faults(descriptor: int) -> None:
-    """Have the stack written when C code crashes, or when this process is told to end."""
+    """Write the stack to a descriptor when C code crashes, and on SIGTERM."""
     os.set_inheritable(descriptor, False)
     faulthandler.enable(descriptor, all_threads=False)
     faulthandler.register(signal.SIGTERM, descriptor, all_threads=False, chain=True)
@@ -467,7 +470,7 @@ def _set_up_logging(line: ProcessLine, hello: Hello) -> None:
 
 
 def main() -> None:
-    """Be a process of the pool; the arguments are the worker's number and four descriptors."""
+    """Run a pool process. The arguments are the worker's process id and four descriptors."""
     parent, line_fd, leash_fd, faults_fd, begun_fd = map(int, sys.argv[1:])
     _die_with(parent)
     interruption = Interruption()
@@ -488,7 +491,7 @@ def main() -> None:
         child.serve()
     except EOFError:
         _end_group()
-    except BaseException as error:  # noqa: BLE001 - the worker tells it
+    except BaseException as error:  # noqa: BLE001 - the worker reports it
         with suppress(OSError):
             line.send(CannotStart(reason_of(error), stack_of(error)))
         sys.exit(1)

@@ -1,4 +1,4 @@
-"""What a job in a process writes to: its worker, which does it and answers."""
+"""A pool process's communication with its worker: requests, interruption, messages and logs."""
 
 from __future__ import annotations
 
@@ -44,20 +44,18 @@ from taskbull.worker.pool.messages import (
 from taskbull.worker.pool.process import NOT_ITS_OWN
 from taskbull.worker.run import Run
 
-# What a job in a process writes to: its worker, which does it and answers.
-
-
 AskWorker = Callable[[Question, bytes], Reply | None]
 Spawn = Callable[[Children], list[str]]
 
 
 class AskingPort:
-    """Asks the worker for what a job wants written or read.
+    """A `JobPort` that sends a job's reads and writes to the worker.
 
-    When the attempt is over, it raises `LockLost`: a task may have left a thread behind.
+    After the attempt has finished, its methods raise `LockLost`, because a task may have left a
+    thread behind.
     """
 
-    held_up = 0.0  # the worker knows
+    held_up = 0.0  # The worker measures it.
 
     def __init__(self, run: Run, queue: str, ask: AskWorker, spawn: Spawn) -> None:
         self._run = run
@@ -67,17 +65,17 @@ class AskingPort:
         self._trouble: BaseException | None = None
 
     def caused(self, error: BaseException) -> bool:
-        """Return whether an error of the task comes from Redis; a word of the task's own wins."""
+        """Return True if Redis caused a task's error. Steering errors never count."""
         if self._trouble is None or isinstance(error, Steering):
             return False
         return any(one is self._trouble for one in causes(error))
 
     def progress(self, raw: bytes) -> None:
-        """Write how far the job has come."""
+        """Write the job's progress."""
         self._ask(Question.PROGRESS, raw)
 
     async def aprogress(self, raw: bytes) -> None:
-        """Write how far the job has come."""
+        """Write the job's progress."""
         self.progress(raw)
 
     def log(self, line: str) -> None:
@@ -89,41 +87,41 @@ class AskingPort:
         self.log(line)
 
     def update_data(self, raw: bytes) -> None:
-        """Replace the payload."""
+        """Replace the job's data."""
         self._ask(Question.UPDATE_DATA, raw)
 
     async def aupdate_data(self, raw: bytes) -> None:
-        """Replace the payload."""
+        """Replace the job's data."""
         self.update_data(raw)
 
     def child_results(self, name: str) -> list[bytes]:
-        """Read what the job's children of a name returned."""
-        # The worker does not know what a call has spawned until its end.
+        """Read the results of the job's children with this name."""
+        # The worker does not know which children a call has spawned until the call finishes.
         spawned = self._run.spawned.new > 0
         question = Question.CHILD_RESULTS_SO_FAR if spawned else Question.CHILD_RESULTS
         found: list[bytes] = self._ask(question, name.encode())
         return found
 
     async def achild_results_so_far(self, name: str) -> list[bytes]:
-        """Read what children of a name have returned, though others may be pending."""
+        """Read the results of finished children with this name; others may be pending."""
         found: list[bytes] = self._ask(Question.CHILD_RESULTS_SO_FAR, name.encode())
         return found
 
     async def achild_results(self, name: str) -> list[bytes]:
-        """Read what the job's children of a name returned."""
+        """Read the results of the job's children with this name."""
         return self.child_results(name)
 
     def child_failures(self) -> dict[tuple[str, str], str]:
-        """Read why children of the job failed."""
+        """Read the failure reasons of the job's children, by queue and id."""
         found: list[list[str]] = self._ask(Question.CHILD_FAILURES)
         return {(queue, job_id): reason for queue, job_id, reason in found}
 
     async def achild_failures(self) -> dict[tuple[str, str], str]:
-        """Read why children of the job failed."""
+        """Read the failure reasons of the job's children, by queue and id."""
         return self.child_failures()
 
     def spawn(self, children: Children) -> list[str]:
-        """Add children of the job: from here, for they are specs of the app's tasks."""
+        """Add children to the job from this process, which has the specs of the app's tasks."""
         try:
             return self._spawn(children)
         except (ConnectionLost, MaybeExecuted) as error:
@@ -131,19 +129,19 @@ class AskingPort:
             raise
 
     async def aspawn(self, children: Children) -> list[str]:
-        """Add children of the job."""
+        """Add children to the job."""
         return self.spawn(children)
 
     def drop_children(self) -> int:
-        """Remove the pending children that nobody runs."""
+        """Remove the pending children that are not running; return their number."""
         return int(self._ask(Question.DROP_CHILDREN))
 
     async def adrop_children(self) -> int:
-        """Remove the pending children that nobody runs."""
+        """Remove the pending children that are not running; return their number."""
         return self.drop_children()
 
     async def aunclaimed(self, patience: float) -> float:
-        """Return that nobody else is asked: the worker gives a process only what it can run."""
+        """Return `patience` unchanged: a process only gets jobs that it can run."""
         return patience
 
     def _ask(self, question: Question, argument: bytes = b"") -> Any:
@@ -158,10 +156,9 @@ class AskingPort:
         raise error
 
 
-# How a running function learns that it has to end: an exception in the main thread.
-#
-# The worker says by the leash which run is meant, and sends SIGTERM. A signal of somebody else (at
-# a stop, systemd sends one to every process of a service) ends nothing: the worker decides.
+# Stopping a running function with an exception in the main thread. The worker names the call over
+# the leash and sends SIGTERM. A SIGTERM from elsewhere is ignored, because the worker decides
+# (systemd, for example, sends one to every process of a service that it stops).
 
 
 def _ignore(number: int, frame: FrameType | None) -> None:
@@ -169,48 +166,55 @@ def _ignore(number: int, frame: FrameType | None) -> None:
 
 
 class Interruption:
-    """Raises `Terminated` in the main thread: once in a run, and not in the middle of a message."""
+    """The signal handling that raises `Terminated` in the main thread.
+
+    It raises at most once per call, and never in the middle of a message.
+    """
 
     def __init__(self) -> None:
         self._main = get_ident()
         self._number = 0
-        """The run that may be interrupted; 0: none."""
+        """The number of the call that may be interrupted, or 0."""
         self._halt: Halt | None = None
         self.heed: Callable[[Standing], object] = bool
-        """Told how jobs stand, in the thread that listens."""
+        """Callback for job status messages, called in the leash thread."""
         self._held_off = 0
         self._due = False
 
     def install(self) -> None:
-        """Take over SIGTERM, and let SIGINT mean nothing: a Ctrl-C is the worker's business."""
+        """Handle SIGTERM, and ignore SIGINT because the worker handles Ctrl-C."""
         signal.signal(signal.SIGTERM, self._on_signal)
-        # Not SIG_IGN, which programs that a task starts would inherit.
+        # Programs that a task starts would inherit SIG_IGN.
         signal.signal(signal.SIGINT, _ignore)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, NOT_ITS_OWN)  # the worker held them back
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, NOT_ITS_OWN)  # The worker had blocked them.
 
     def watch(self, leash: int, orphaned: Callable[[], None]) -> None:
-        """Listen at the leash, in a thread; call `orphaned` when the worker is gone."""
+        """Read the leash in a thread; call `orphaned` when the worker is gone."""
         os.set_inheritable(leash, False)
         Thread(target=self._listen, args=(leash, orphaned), name="leash", daemon=True).start()
 
     def begin(self, number: int) -> None:
-        """Let a run be interrupted from now on; that may be now."""
+        """Allow a call to be interrupted from now on.
+
+        Raises:
+            Terminated: If the worker has already asked to stop the call.
+        """
         self._due = False
         self._number = number
         self._raise_if_meant()
 
     def end(self) -> None:
-        """Let it no longer be interrupted."""
+        """Stop allowing interruptions."""
         self._number = 0
 
     def halted(self, number: int) -> bool:
-        """Return whether a run was to be ended."""
+        """Return True if the worker has asked to stop this call."""
         return self._halt is not None and self._halt.number == number
 
     @contextmanager
     def held_off(self) -> Generator[None]:
-        """Put the exception off until the end of the block."""
-        if current_thread() is not main_thread():  # signals are the main thread's
+        """Delay the exception until the end of the block."""
+        if current_thread() is not main_thread():  # Signals only interrupt the main thread.
             yield
             return
         self._held_off += 1
@@ -251,21 +255,21 @@ class Interruption:
 # The process's end of the line to its worker.
 
 
-_PIECE = 1 << 15  # far larger ones are mapped and unmapped each time, for 50 µs
+_PIECE = 1 << 15  # Much larger buffers are mapped and unmapped each time, which takes 50 µs.
 
 LINE_IS_GONE: Final = 70
-"""The exit code of a process whose line was closed by its task."""
+"""The exit code of a process whose task has closed the line."""
 
 _LOOK = 0.05
-"""Seconds after which whoever waits for an answer looks whether its call is over."""
+"""Seconds between checks whether the call is over, while a thread waits for an answer."""
 
 
 class ProcessLine:
-    """Sends and receives messages; no signal comes in the middle of one.
+    """The message socket to the worker. No signal interrupts a message.
 
-    One thread reads at a time. While a call runs, that is whoever asks for one of its jobs; between
-    two calls it is the main thread, which waits for orders. A task may leave threads behind: when
-    its call is over they are sent away, and get no answer any more.
+    One thread reads at a time. During a call that is the thread that sends a request for one of the
+    jobs. Between calls it is the main thread, which waits for orders. A task may leave threads
+    behind; after its call has finished, their requests get no answer.
     """
 
     def __init__(self, descriptor: int, interruption: Interruption) -> None:
@@ -276,14 +280,17 @@ class ProcessLine:
         self._process = os.getpid()
         self._frames = FrameReader()
         self._orders: deque[ToProcess] = deque()
-        self._sending = RLock()  # a handler of logging may be called while we send
+        self._sending = RLock()  # A logging handler may be called while this thread is sending.
         self._call = 0
-        """The number of the call that runs; 0: none."""
+        """The number of the running call, or 0."""
         self._asking = Lock()
         self._asked = 0
 
     def send(self, *messages: Message) -> None:
-        """Send messages."""
+        """Send messages to the worker.
+
+        Exit the process if its task has closed the line.
+        """
         data = b"".join(map(encode, messages))
         with self._interruption.held_off():
             self._check()
@@ -297,22 +304,27 @@ class ProcessLine:
         return self._orders.popleft()
 
     def begin(self, call: int) -> None:
-        """Let the jobs of a call ask, from now on."""
+        """Accept requests from the jobs of a call from now on."""
         self._call = call
 
     def end(self) -> None:
-        """Let them ask no longer; whoever waits for an answer is sent away first."""
+        """Stop accepting requests, and wait until a thread with a pending request has left."""
         self._call = 0
         with self._asking:
             pass
 
     def is_open_to(self, call: int) -> bool:
-        """Return whether the jobs of a call may ask."""
+        """Return True if the jobs of this call may send requests."""
         return call == self._call
 
     def ask(self, call: int, job: int, question: Question, argument: bytes) -> Reply | None:
-        """Ask the worker for a job of a call, and wait for its answer; None: the call is over."""
-        if os.getpid() != self._process:  # its answer would come to the one, or to the other
+        """Send a job's request and return the answer, or `None` if the call is over.
+
+        Raises:
+            TaskbullError: In a forked process.
+        """
+        # After a fork, either process could receive the answer.
+        if os.getpid() != self._process:
             raise TaskbullError(
                 "a process that a task has forked cannot write to the job or ask for anything: "
                 "only the task's own process can"
@@ -323,7 +335,7 @@ class ProcessLine:
             self._asked = number = self._asked + 1
             self.send(Ask(number, call, question, argument, job))
             while self.is_open_to(call):
-                # A signal may come while we wait, not while we read.
+                # A signal may interrupt the wait, but not the read.
                 if select.select([self._socket], [], [], _LOOK)[0]:
                     with self._interruption.held_off():
                         answer = self._read(number)
@@ -332,9 +344,9 @@ class ProcessLine:
         return None
 
     def _read(self, asked: int = 0) -> Reply | None:
-        """Take in what has come, and keep the orders; return the answer to a question, if it has.
+        """Read a chunk, keep its orders, and return the answer to request `asked`, if present.
 
-        An answer that nobody waits for any more is dropped.
+        Answers to earlier requests are dropped.
         """
         answer: Reply | None = None
         for data in self._frames.feed(self._receive_piece()):
@@ -355,7 +367,7 @@ class ProcessLine:
         return piece
 
     def _check(self) -> None:
-        """End the process if its task has closed the line: another file may have its number."""
+        """Exit if the task has closed the line: its descriptor may now belong to another file."""
         if _identity(self._socket.fileno()) != self._identity:
             os._exit(LINE_IS_GONE)
 
@@ -368,21 +380,18 @@ def _identity(descriptor: int) -> tuple[int, int]:
     return found.st_dev, found.st_ino
 
 
-# Log lines of a process, on their way to the worker's own handlers.
-
-
 class LineHandler(logging.Handler):
-    """Sends what is logged to the worker, which logs it with the fields of the job."""
+    """A logging handler that sends records to the worker, which logs them with the job's fields."""
 
     def __init__(self, send: Callable[[Message], None]) -> None:
         super().__init__()
         self._send = send
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Send a record."""
+        """Send a record to the worker."""
         try:
             self._send(_told(record))
-        except Exception:  # noqa: BLE001 - as logging has it: no line is worth the job
+        except Exception:  # noqa: BLE001 - a log line must not fail the job
             self.handleError(record)
 
 
@@ -408,5 +417,5 @@ def _encode(extra: dict[str, Any]) -> bytes:
         return b"{}"
     try:
         return msgspec.json.encode(extra, enc_hook=str)
-    except (TypeError, ValueError):  # what no JSON can hold
+    except (TypeError, ValueError):  # JSON cannot represent a value.
         return msgspec.json.encode({name: scrubbed(repr(value)) for name, value in extra.items()})

@@ -1,4 +1,4 @@
-"""How big the process pool of a worker is, and how many jobs its queues take for it."""
+"""The size of a worker's process pool, and the concurrency of the queues that use it."""
 
 from __future__ import annotations
 
@@ -22,9 +22,10 @@ def plan_pool(
     options: WorkerOptions,
     source: Callable[[Iterable[str]], AppSource],
 ) -> PoolPlan | None:
-    """Return what pool a worker of these queues has; None: no task wants one.
+    """Return the pool configuration for a worker of these queues.
 
-    Its processes start with the worker if one of its queues is the home of such a task.
+    Return `None` if no task has `process=True`. The processes start with the worker if one of its
+    queues is the home queue of such a task, otherwise with the first job.
     """
     wanted = [task for task in tasks if task.site is Site.PROCESS]
     if not wanted:
@@ -44,8 +45,8 @@ def plan_pool(
 
 
 def pool_size(workers: int) -> int:
-    """Return how many processes a pool has where nobody says: the cores, shared by the workers."""
-    affinity = getattr(os, "sched_getaffinity", None)  # macOS has none
+    """Return the default pool size: the available cores divided by the number of workers."""
+    affinity = getattr(os, "sched_getaffinity", None)  # not available on macOS
     cores = len(affinity(0)) if affinity is not None else os.cpu_count() or 1
     return max(1, cores // workers)
 
@@ -56,10 +57,10 @@ def with_pool(
     tasks: Collection[Task[..., Any]],
     size: int,
 ) -> dict[str, QueueOptions]:
-    """Return the rules of queues, those with process tasks only taking no more jobs than run.
+    """Return the queue options with concurrency limited by the pool size.
 
-    What waited for a process here might run in another worker. Only what is gathered for the next
-    call of a batch task waits.
+    The limit applies to queues that only have process tasks. Without it, jobs would wait here for a
+    process while another worker could run them. Batch tasks may fetch jobs for one more call.
     """
     found = dict(rules)
     for name, rule in rules.items():
@@ -72,7 +73,7 @@ def with_pool(
 
 
 def _most_of(task: Task[..., Any], size: int) -> int:
-    """Return how many jobs of a task a pool can run, and of a batch task gather meanwhile."""
+    """Return how many jobs of a task the pool can use, with one more batch for batch tasks."""
     if not is_batch(task):
         return size
     return task.batch.size * (min(task.batch.parallel, size) + 1)

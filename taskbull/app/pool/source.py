@@ -1,4 +1,4 @@
-"""Where the app and its tasks come from: named by the worker, imported by its processes."""
+"""The import location of an app and its tasks: found by the worker, imported by its processes."""
 
 from __future__ import annotations
 
@@ -17,23 +17,28 @@ from taskbull.errors import ConfigurationError
 MAIN: Final = "__main__"
 
 SCRIPT: Final = "__mp_main__"
-"""The name under which a process imports the worker's program: not as the program itself."""
+"""The module name that a process gives the worker's program, instead of `__main__`."""
 
 _importing: ContextVar[bool] = ContextVar("taskbull_importing_for_the_pool", default=False)
 
 
 class AppSource(Struct, frozen=True):
-    """What a process imports."""
+    """The import location of an app and of its tasks' modules."""
 
     app: str
     """`module:attribute`."""
     modules: list[str]
     script: str | None
-    """The file of the program, if something is defined in it."""
+    """The file of the program, if the app or a task is defined in it."""
 
 
 def source_of(app: object, name: str, target: str | None, modules: Iterable[str]) -> AppSource:
-    """Return from where a process can import an app, and the modules of its tasks."""
+    """Return the location from where a process can import an app and its tasks' modules.
+
+    Raises:
+        ConfigurationError: If a process cannot import the app, because it is not a module
+            attribute or is defined in an interactive program.
+    """
     found = target or _find(app)
     if found is None:
         raise ConfigurationError(
@@ -52,7 +57,7 @@ def source_of(app: object, name: str, target: str | None, modules: Iterable[str]
 
 
 def _without_main(needed: Sequence[str], name: str) -> tuple[list[str], str | None]:
-    """Name the program by what a process can import: its module, or else its file."""
+    """Replace `__main__` by the program's module name, or else return its file."""
     others = [one for one in needed if one != MAIN]
     program = sys.modules[MAIN]
     if program.__spec__ is not None:  # python -m shop.main
@@ -67,7 +72,7 @@ def _without_main(needed: Sequence[str], name: str) -> tuple[list[str], str | No
 
 
 def load(source: AppSource) -> Any:
-    """Import the app as a process of the pool does, and all modules of its tasks."""
+    """Import the app and its tasks' modules in a pool process; return the app."""
     with _for_the_pool():
         if source.script is not None:
             _import_script(source.script)
@@ -78,7 +83,10 @@ def load(source: AppSource) -> Any:
 
 
 def check_not_importing() -> None:
-    """Refuse to run a worker while a process of the pool imports the app."""
+    """Raise `ConfigurationError` if a pool process is importing the app.
+
+    This rejects programs that start a worker when they are imported.
+    """
     if _importing.get():
         raise ConfigurationError(
             "a worker was started while a process of the pool imported the app: put the call "
@@ -96,7 +104,7 @@ def _for_the_pool() -> Generator[None]:
 
 
 def _find(app: object) -> str | None:
-    """Return the app's place among all modules; the program itself comes last."""
+    """Return the `module:attribute` of the app, preferring other modules over `__main__`."""
     places = [
         f"{module}:{attribute}"
         for module, loaded in list(sys.modules.items())

@@ -1,1 +1,1 @@
-"""The process pool, seen from the worker: what it starts, feeds, listens to and ends."""
+"""The worker's side of the process pool: starting, feeding, monitoring and stopping processes."""

@@ -1,7 +1,7 @@
-"""Messages as bytes between a worker and a process of its pool: a mark, a length, the message.
+"""Messages between a worker and its pool processes, and their encoding.
 
-The mark shows at once when a task has written to the descriptor of the line: what follows would be
-taken for a length, and waited for.
+Arguments and results travel as the JSON that is stored in Redis. Errors are not pickled: the
+process, which has the error's class, decides the outcome and sends it as a `Fate`.
 """
 
 from __future__ import annotations
@@ -26,26 +26,24 @@ from taskbull.errors import (
     WaitForChildren,
 )
 
-# Messages as bytes between a worker and a process of its pool: a mark, a length, the message.
-#
-# The mark shows at once when a task has written to the descriptor of the line: what follows would
-# be taken for a length, and waited for.
+# Frames: a mark, a length, the message. The mark reveals a task that has written to the line's
+# descriptor. Without it, the reader would take those bytes for a length and wait.
 
 
 MARK: Final = b"tbp1"
 
 MOST: Final = 64 << 20
-"""Bytes of a message, at the most."""
+"""Maximum size of a message in bytes."""
 
 _HEADER = struct.Struct(">4sI")
 
 
 class BadFrame(TaskbullError):
-    """What came is not a message."""
+    """The bytes are not a valid message, or the message is too long."""
 
 
 def check_length(length: int) -> None:
-    """Refuse a message of so many bytes if that is too long."""
+    """Raise `BadFrame` if a message of this length is too long to send."""
     if length > MOST:
         raise BadFrame(
             f"{length / 1e6:.1f} MB are more than the {MOST >> 20} MB that can be exchanged with "
@@ -54,19 +52,23 @@ def check_length(length: int) -> None:
 
 
 def frame(message: bytes) -> bytes:
-    """Return a message as it is sent; refuse one that is too long."""
+    """Return a message with its header; raise `BadFrame` if it is too long."""
     check_length(len(message))
     return _HEADER.pack(MARK, len(message)) + message
 
 
 class FrameReader:
-    """Puts messages together from the pieces in which they come."""
+    """A parser that assembles messages from chunks of bytes."""
 
     def __init__(self) -> None:
         self._held = bytearray()
 
     def feed(self, data: bytes) -> Iterator[bytes]:
-        """Take in a piece; yield the messages that are complete."""
+        """Add a chunk and yield the messages that it completes.
+
+        Raises:
+            BadFrame: If the bytes are not the start of a message.
+        """
         held = self._held
         held += data
         while len(held) >= _HEADER.size:
@@ -81,52 +83,49 @@ class FrameReader:
             yield message
 
 
-# What a worker and a process of its pool tell each other.
-#
-# Arguments and results are the JSON that they are in Redis. Errors are not pickled: what follows
-# from one is decided in the process, where its class is, and comes as a `Fate`.
-
-
 class Message(Struct, frozen=True, array_like=True, tag=True):
-    """Something that is told."""
+    """Base class of all messages."""
 
 
-# From the worker.
+# Messages from the worker to the process.
 
 
 class Hello(Message, frozen=True):
-    """Who the process works for: the first message."""
+    """The first message to a process: the app to load and the worker's settings."""
 
     app: str
     """The app, as `module:attribute`."""
     modules: list[str]
     """The modules that define the tasks."""
     tasks: list[str]
-    """The names of the tasks that the process must know then."""
+    """The names of the tasks that those modules must define."""
     script: str | None
-    """The file of the worker's own program, if something is in it."""
+    """The file of the worker's program, if the app or a task is defined in it."""
     path: list[str]
-    """What `sys.path` is."""
+    """The worker's `sys.path`."""
     worker_id: str
     backend: str
     log_level: int
-    """That of the worker's root logger."""
+    """The level of the worker's root logger."""
     log_levels: dict[str, int]
-    """Those of its other loggers, as far as they have one."""
+    """The levels of the worker's other loggers, by name. Loggers without a level are omitted."""
     log_disabled: int
-    """The level up to which it has disabled logging, as `logging.disable` does."""
+    """The worker's `logging.disable` level."""
     memory_limit: int | None = None
-    """Megabytes of address space that it may have."""
+    """Maximum address space in megabytes."""
     measures: bool = False
-    """Whether it tells after each job how much memory it uses."""
+    """True if the process reports its memory use after each job."""
 
 
 class Order(Message, frozen=True):
-    """A job to run. The first two are the call's; the rest is the job's, as `Job` has it."""
+    """A job to run.
+
+    `number` and `more` describe the call. Most other fields are those of `Job`.
+    """
 
     number: int
     more: int
-    """How many jobs of the same call follow, each in an order of its own: those of a batch."""
+    """Number of further orders in the same call: the remaining jobs of a batch."""
     queue: str
     id: str
     name: str
@@ -146,21 +145,21 @@ class Order(Message, frozen=True):
     expiry_lifted: bool = False
     token: str = ""
     clock_ahead_ms: int = 0
-    """How far the clock by which the job expires is ahead of this machine's."""
+    """Milliseconds that the clock used for expiry is ahead of this machine's clock."""
 
 
 class Fault(Struct, frozen=True, array_like=True):
-    """An error of ours that is to be raised in the process."""
+    """A taskbull error to raise in the process."""
 
     kind: str
     message: str
     code: str = ""
     of_redis: bool = False
-    """Whether it costs the job no attempt if it ends by this."""
+    """True if Redis caused the error. A job that fails because of it loses no attempt."""
 
 
 class Reply(Message, frozen=True):
-    """What came of an `Ask`."""
+    """The answer to an `Ask`: a value or an error."""
 
     number: int
     value: Any = None
@@ -168,44 +167,45 @@ class Reply(Message, frozen=True):
 
 
 class Retire(Message, frozen=True):
-    """Leave the lifespan and end: there are no more jobs."""
+    """A request to leave the lifespan and exit, because there are no more jobs."""
 
 
 class Standing(Message, frozen=True):
-    """How a job of the call of this number stands: comes by the leash, or before its order."""
+    """A job's cancellation and lock status, sent over the leash or before the job's order."""
 
     number: int
+    """The number of the call."""
     job: int
-    """Which one of its call it is, counted from 0."""
+    """The job's index in its call."""
     cancelled: str | None
-    """Why it was cancelled, if it was."""
+    """The reason if the job was cancelled, otherwise `None`."""
     lost: bool
-    """Whether its lock is gone."""
+    """True if the job's lock was lost."""
 
 
 class Halt(Message, frozen=True):
-    """End the call of this number now: comes by the leash, and a signal follows."""
+    """A request to stop the call with this number, sent over the leash before a signal."""
 
     number: int
     reason: str
 
 
-# From the process.
+# Messages from the process to the worker.
 
 
 class Ready(Message, frozen=True):
-    """It can run jobs."""
+    """The process is ready to run jobs."""
 
 
 class CannotStart(Message, frozen=True):
-    """It cannot."""
+    """The process failed to start."""
 
     reason: str
     stack: str
 
 
 class Question(StrEnum):
-    """What a running job may ask of its worker: the names are those of `JobPort`."""
+    """A request that a running job can send to its worker, named after the `JobPort` method."""
 
     PROGRESS = "progress"
     LOG = "log"
@@ -217,19 +217,19 @@ class Question(StrEnum):
 
 
 class Ask(Message, frozen=True):
-    """A running job wants something written or read."""
+    """A running job's request to write or read something."""
 
     number: int
     call: int
-    """The number of the call whose job it is: a thread may have outlived its own."""
+    """The number of the job's call. A thread may have outlived its call."""
     question: Question
     argument: bytes = b""
     job: int = 0
-    """Which one of its call it is, counted from 0."""
+    """The job's index in its call."""
 
 
 class Record(Message, frozen=True):
-    """A line that was logged."""
+    """A log record."""
 
     logger: str
     level: int
@@ -240,22 +240,22 @@ class Record(Message, frozen=True):
     thread: str
     stack: str
     extra: bytes
-    """What else was given, as JSON."""
+    """The fields passed in `extra`, as JSON."""
 
 
 class Done(Message, frozen=True):
-    """The run of a job is over, and well. The jobs of a call end in order."""
+    """A job's function has returned. The jobs of a call are reported in order."""
 
     number: int
     value: bytes | None
     megabytes: float = 0.0
     spawned: tuple[int, int] = (0, 0)
     heeded: bool = False
-    """Whether the function knew that its job was cancelled."""
+    """True if the function checked and saw that its job was cancelled."""
 
 
 class FateKind(StrEnum):
-    """What is to become of a job whose function raised."""
+    """The kind of outcome for a job whose function raised."""
 
     FAIL = "fail"
     RETRY = "retry"
@@ -263,13 +263,13 @@ class FateKind(StrEnum):
     LIMIT = "limit"
     AWAIT_CHILDREN = "await_children"
     PUT_OFF = "put_off"
-    """Redis did not take what the job had to write."""
+    """Redis did not accept a write from the job."""
     TERMINATED = "terminated"
-    """It was ended from outside."""
+    """The process was asked to stop the job."""
 
 
 class Fate(Struct, frozen=True, array_like=True):
-    """What is to become of a job, as it was decided in the process."""
+    """A job's outcome, as decided in the process."""
 
     kind: FateKind
     category: str = ""
@@ -279,11 +279,11 @@ class Fate(Struct, frozen=True, array_like=True):
 
 
 class Raised(Message, frozen=True):
-    """The run of a job is over, by an error."""
+    """A job's function has raised."""
 
     number: int
     kind: str
-    """The error's class, with its module."""
+    """The error's class name, including its module."""
     reason: str
     stack: str
     fate: Fate
@@ -299,7 +299,7 @@ _encode = msgspec.msgpack.Encoder().encode
 
 
 def encode(message: Message) -> bytes:
-    """Return a message as the bytes that are sent."""
+    """Encode a message as a frame; raise `BadFrame` if it is too long."""
     return frame(_encode(message))
 
 
@@ -319,7 +319,7 @@ read_in_process: Callable[[bytes], ToProcess] = _decoder(ToProcess)
 read_in_worker: Callable[[bytes], ToWorker] = _decoder(ToWorker)
 
 
-# Our own errors on their way into a process: those that a running job meets when it asks.
+# Errors that a running job gets in reply to a request.
 
 
 _PLAIN: dict[str, Callable[[str], TaskbullError]] = {
@@ -330,17 +330,17 @@ _WITH_CODE: dict[str, Callable[[str, str], TaskbullError]] = {
 }
 
 OVER: Final = Fault(LockLost.__name__, "")
-"""For those who ask when their attempt is over."""
+"""The reply to a request that arrives after the attempt has finished."""
 
 
 def pack_fault(error: TaskbullError, *, of_redis: bool) -> Fault:
-    """Return an error as it is told."""
+    """Convert an error to a `Fault`."""
     code = error.code if isinstance(error, ServerRefused) else ""
     return Fault(type(error).__name__, str(error), code, of_redis)
 
 
 def unpack_fault(fault: Fault, queue: str, job_id: str) -> TaskbullError | Steering:
-    """Return the error that was told; one of an unknown class as a `TaskbullError`."""
+    """Convert a `Fault` to an error. An unknown class becomes a `TaskbullError`."""
     if fault.kind == LockLost.__name__:
         return LockLost(queue, job_id)
     if fault.kind == WaitForChildren.__name__:

@@ -1,4 +1,8 @@
-"""News from other threads for the event loop: one wake-up for many."""
+"""The process pool of a worker, which runs functions that compute, hang or crash.
+
+`ProcessPool` starts and replaces the processes, and `Roster` assigns calls to them. Each process
+has a thread (`Keeper`) that reports to the event loop through a `Mailbox`.
+"""
 
 from __future__ import annotations
 
@@ -39,11 +43,12 @@ from taskbull.worker.running_job import RunningJob
 from taskbull.worker.shutdown import Shutdown
 from taskbull.worker.threads import Stoppable
 
-# News from other threads for the event loop: one wake-up for many.
-
 
 class Mailbox:
-    """Has things done in the event loop in which it was made."""
+    """A queue of callbacks from other threads, run by the event loop that created it.
+
+    Callbacks that arrive together share one wake-up of the loop.
+    """
 
     def __init__(self) -> None:
         self._actions: deque[Callable[[], object]] = deque()
@@ -51,11 +56,11 @@ class Mailbox:
         self._post = poster()
 
     def post(self, action: Callable[[], object]) -> None:
-        """Have something done soon; from any thread. Nothing happens when the loop is over."""
+        """Schedule a callback on the event loop. Thread-safe; ignored after the loop is closed."""
         self._actions.append(action)
         if not self._posted:
             self._posted = True
-            with suppress(RuntimeError):  # the event loop is over
+            with suppress(RuntimeError):  # The event loop is closed.
                 self._post(self._empty)
 
     def _empty(self) -> None:
@@ -64,37 +69,36 @@ class Mailbox:
             self._actions.popleft()()
 
 
-# Which process has which call: decided under one lock, in the event loop and in the threads.
-
-
 class Roster:
-    """Hands calls to idle processes; those that find none wait, and are handed over when one is.
+    """The assignment of calls to processes, shared by the event loop and the process threads.
 
-    That is done by the thread whose process has become free, without asking the event loop.
+    A call waits if no process is idle. The thread of the next free process then takes it, without
+    a detour through the event loop.
     """
 
     def __init__(self) -> None:
         self.lock = Lock()
-        """Held for moments only: the event loop waits for it, too."""
+        """Lock that must be held only briefly, because the event loop waits for it."""
         self._idle: list[Seat] = []
         self._waiting: deque[PoolCall] = deque()
         self.busy = 0
-        """How many processes run a job."""
+        """Number of processes that run a job."""
 
     def put(self, call: PoolCall) -> Seat | None:
-        """Give a call to an idle process, and return its seat; None: the call waits."""
+        """Assign a call to an idle process and return its seat, or `None` if the call waits."""
         with self.lock:
             if not self._idle:
                 self._waiting.append(call)
                 return None
-            seat = self._idle.pop()  # the one that was busy last: its caches are warm
+            seat = self._idle.pop()  # The most recently used process has warm caches.
             self._give(seat, call)
             return seat
 
     def put_back(self, call: PoolCall) -> bool:
-        """Put a call that was not begun before all that wait; return False if it was halted.
+        """Put an unstarted call back at the head of the line.
 
-        That is done once: it may be the call that ends processes.
+        Return False if the call was halted, or was put back before. A call gets only one second
+        chance, because it may be the one that kills processes.
         """
         with self.lock:
             if call.is_halted or call.was_returned:
@@ -105,7 +109,7 @@ class Roster:
             return True
 
     def take_waiting(self) -> tuple[Seat, PoolCall] | None:
-        """Give the first call that waits to an idle process, if there are both."""
+        """Assign the first waiting call to an idle process, if there are both."""
         with self.lock:
             if not self._idle or not self._waiting:
                 return None
@@ -114,9 +118,9 @@ class Roster:
             return seat, call
 
     def take(self, seat: Seat) -> PoolCall | None:
-        """Return the next call for a process that is free; None: it is idle from now on.
+        """Return the next call for a free process, or `None` if no call waits.
 
-        One that was dismissed gets no other.
+        Without a call the process becomes idle. A dismissed process gets no more calls.
         """
         with self.lock:
             if seat.call is not None:
@@ -132,7 +136,7 @@ class Roster:
             return None
 
     def leave(self, seat: Seat) -> PoolCall | None:
-        """Give a process no more calls; return the one that it has, which it loses."""
+        """Remove a process from the roster and return the call that it was running, if any."""
         with self.lock:
             if seat in self._idle:
                 self._idle.remove(seat)
@@ -141,7 +145,7 @@ class Roster:
             return call
 
     def dismiss(self, seat: Seat) -> bool:
-        """Give a process no more calls; return False if it still has one."""
+        """Assign no more calls to a process; return False if it still has one."""
         with self.lock:
             seat.dismissed = True
             if seat in self._idle:
@@ -149,9 +153,10 @@ class Roster:
             return seat.call is None
 
     def halt(self, call: PoolCall) -> Seat | None:
-        """Return the seat of a call that is to be ended; None: the call is over.
+        """Mark a call as halted and return its seat.
 
-        From now on the process gets no other call, so that a signal can only hit this one.
+        Return `None` if no process runs the call, or if it was halted before. The process gets no
+        other call, so that a signal can only hit this one.
         """
         with self.lock:
             call.is_halted = True
@@ -162,7 +167,7 @@ class Roster:
             return seat
 
     def withdraw(self, call: PoolCall) -> bool:
-        """Take back a call; return False if a process has it already."""
+        """Remove a waiting call; return False if a process already has it."""
         with self.lock:
             if call.seat is not None:
                 return False
@@ -171,7 +176,7 @@ class Roster:
             return True
 
     def give_up(self) -> list[PoolCall]:
-        """Return all calls that wait, and let none of them wait any longer."""
+        """Remove all waiting calls and return them."""
         with self.lock:
             calls = list(self._waiting)
             self._waiting.clear()
@@ -183,9 +188,7 @@ class Roster:
         self.busy += 1
 
 
-# The process pool of a worker: functions that compute, hang or crash run in it.
-#
-# The executor awaits it as it awaits a thread. Whatever cancels that await ends the process.
+# The pool. The executor awaits it like a thread; cancelling that await stops the process.
 
 
 logger = logging.getLogger(__name__)
@@ -195,18 +198,18 @@ _HALTED = "the worker ends the job: its time is up, it was cancelled, or the wor
 _NOT_KNOWN = Fault(MaybeExecuted.__name__, f"{_HALTED}; this may have been done or not")
 
 _KILLING = 5.0
-"""Seconds that the system has to end a process that was killed."""
+"""Seconds to wait for a killed process to exit."""
 
 _MOMENT = 2.0
-"""Seconds that a process has when the worker is to stop at once, whatever its task's grace is."""
+"""Maximum grace in seconds during an urgent shutdown, regardless of the task's grace."""
 
 _SHORTEST_PAUSE, _LONGEST_PAUSE = 1.0, 30.0
 _SHORT_LIFE: Final = 5.0
-"""Seconds below which an unhappy life counts as a failed start."""
+"""A process that exits within this many seconds, without a job, counts as a failed start."""
 
 
 class ProcessPool:
-    """Runs jobs in processes, for one event loop."""
+    """A pool of processes that runs jobs for one event loop."""
 
     def __init__(self, plan: PoolPlan, worker_id: str, told: Callable[[ProcessEnd], None]) -> None:
         self._hello = encode(plan.hello(worker_id))
@@ -216,33 +219,37 @@ class ProcessPool:
         self._mailbox = Mailbox()
         self._new_waiter = waiters()
         self._numbers = count(1)
-        self._members: set[Keeper] = set()  # those that run jobs, or will
+        self._members: set[Keeper] = set()  # processes that run jobs or are starting
         self._leaving: set[Keeper] = set()
-        self._failures = 0  # starts that failed in a row
-        self._refusal = ""  # what the last of them said
-        self._patience = inf  # how long a process may take to end, at the most
+        self._failures = 0  # consecutive failed starts
+        self._refusal = ""  # reason for the last failed start
+        self._patience = inf  # maximum number of seconds that a process may take to exit
         self._closing = False
         self._started = False
-        self._first = False  # while the worker waits for the first ones
-        self._watchers: list[Waiter] = []  # tasks that wait for processes to start or end
+        self._first = False  # True while `start` waits for the first processes
+        self._watchers: list[Waiter] = []  # tasks that wait for a process to start or exit
 
     @property
     def size(self) -> int:
-        """How many processes there are meant to be."""
+        """The configured number of processes."""
         return self._plan.size
 
     @property
     def busy(self) -> int:
-        """How many of them run a job."""
+        """The number of processes that run a job."""
         return self._roster.busy
 
     @property
     def pids(self) -> set[int]:
-        """The numbers of its processes."""
+        """The process ids of all running processes."""
         return {one.pid for one in (*self._members, *self._leaving) if one.pid is not None}
 
     async def start(self) -> None:
-        """Start all processes; raise `ConfigurationError` if one of them cannot start."""
+        """Start all processes and wait until they are ready.
+
+        Raises:
+            ConfigurationError: If a process cannot start.
+        """
         self._hire_all()
         self._first = True
         while not all(keeper.has_begun for keeper in self._members):
@@ -258,12 +265,14 @@ class ProcessPool:
     async def run(
         self, jobs: Sequence[RunningJob], grace: float, clock: Stoppable | None = None
     ) -> list[Result]:
-        """Run a job in a process, or those of a batch in one call; return what came of each.
+        """Run a job, or all jobs of a batch, in one process call; return each job's result.
 
-        The clock stands still while it waits for a process. If the caller is cancelled, the process
-        has `grace` seconds to end the call, and is killed then; a result that comes first counts.
+        The clock is stopped while the call waits for a process. If the caller is cancelled, the
+        process has `grace` seconds to finish the call before it is killed. A result that arrives
+        before that still counts.
         """
-        if not self._started:  # a job of a task that is at home in another queue
+        # The task's home queue may be one that this worker does not serve.
+        if not self._started:
             self._hire_all()
         call = PoolCall(next(self._numbers), jobs, copy_context(), grace, clock)
         call.listen()
@@ -285,7 +294,11 @@ class ProcessPool:
         return results_of(jobs, end)
 
     async def close(self, limit: float) -> None:
-        """End all processes: they have so many seconds to leave their lifespans."""
+        """Stop all processes.
+
+        They have `limit` seconds, and at most `LEAVING`, to leave their lifespans. Processes that
+        take longer are killed.
+        """
         self._closing = True
         with move_on_after(min(limit, LEAVING), shield=True):
             for keeper in [*self._members]:
@@ -298,13 +311,13 @@ class ProcessPool:
                 await self._until_empty()
 
     def hurry(self) -> None:
-        """Let no process have more than a moment to end, from now on."""
+        """Limit the time that any process has to exit to `_MOMENT` seconds from now on."""
         self._patience = _MOMENT
         for keeper in (*self._members, *self._leaving):
             keeper.hurry(_MOMENT)
 
     async def _follow(self, call: PoolCall) -> End:
-        """Do what running jobs ask for, until their call ends."""
+        """Serve requests from the call's jobs until the call finishes."""
         while True:
             while call.inbox:
                 message = call.inbox.popleft()
@@ -313,14 +326,14 @@ class ProcessPool:
                 answer = Reply(message.number, fault=_NOT_KNOWN)
                 try:
                     answer = await perform(message, call.jobs[message.job])
-                finally:  # nobody is left without an answer, also if we are cancelled
+                finally:  # The job gets an answer even if this task is cancelled.
                     if call.seat is not None:
                         call.seat.send(encode(answer))
             call.waiter = self._new_waiter()
             await call.waiter
 
     async def _halt(self, call: PoolCall) -> End | None:
-        """End a call, and return how it ended."""
+        """Stop a call and return its end, or `None` if it did not finish in time."""
         call.grace = min(call.grace, self._patience)
         seat = self._roster.halt(call)
         if seat is not None:
@@ -329,19 +342,19 @@ class ProcessPool:
             return await self._follow(call)
         return None
 
-    # What keepers tell, in their threads.
+    # Callbacks from keepers, which run in the keepers' threads.
 
     def began(self, keeper: Keeper) -> None:
-        """Give a process that can run jobs its first one."""
+        """Give a process that is ready its first call."""
         self._mailbox.post(self._on_begun)
         self._feed(keeper)
 
     def asked(self, call: PoolCall, ask: Ask) -> None:
-        """Bring a question to whoever awaits the call."""
+        """Pass a job's request to the task that awaits the call."""
         self._mailbox.post(lambda: call.deliver(ask))
 
     def ended(self, keeper: Keeper, call: PoolCall) -> None:
-        """Give the process its next job first, then bring the end to whoever awaits it."""
+        """Give the process its next call, then wake the task that awaits the finished one."""
         self._feed(keeper)
         self._mailbox.post(lambda: call.deliver(call.ends))
         if keeper.dismissed:
@@ -351,7 +364,10 @@ class ProcessPool:
             self._mailbox.post(self._hire)
 
     def returned(self, call: PoolCall) -> bool:
-        """Give a call that was not begun to another process, once."""
+        """Give an unstarted call to another process; return False if that is not possible.
+
+        It is possible once per call, unless the call was halted or the pool is closing.
+        """
         if self._closing or not self._roster.put_back(call):
             return False
         self._mailbox.post(call.wait)
@@ -362,11 +378,11 @@ class ProcessPool:
         return True
 
     def died(self, call: PoolCall, error: TaskbullError) -> None:
-        """Bring the news to whoever awaits the call."""
+        """Raise an error in the task that awaits the call."""
         self._mailbox.post(lambda: call.deliver(error))
 
     def gone(self, keeper: Keeper, end: Gone) -> None:
-        """Have another process started, if one is missing."""
+        """Replace a process that has exited, if one is missing."""
         self._mailbox.post(lambda: self._on_gone(keeper, end))
 
     def _feed(self, keeper: Keeper) -> None:
@@ -381,7 +397,7 @@ class ProcessPool:
             plan.max_memory is not None and end.megabytes > plan.max_memory
         )
 
-    # The rest is in the event loop.
+    # The methods below run in the event loop.
 
     def _hire_all(self) -> None:
         self._started = True
@@ -395,8 +411,8 @@ class ProcessPool:
             keeper.start(delay)
 
     def _let_go(self, keeper: Keeper) -> None:
-        """End a process that runs no more jobs; another one takes its place, if none has yet."""
-        if keeper not in self._members:  # it has died since
+        """Retire a process that gets no more jobs, and replace it if that has not happened."""
+        if keeper not in self._members:  # It has already exited.
             return
         self._members.discard(keeper)
         self._leaving.add(keeper)
@@ -412,7 +428,7 @@ class ProcessPool:
         self._dismiss_worn()
 
     def _dismiss_worn(self) -> None:
-        """Let go of processes that have done their share, as far as others are there for them."""
+        """Retire processes that have done their share, if replacements are ready."""
         ready = [one for one in self._members if one.has_begun]
         for keeper in [one for one in ready if one.worn][: max(0, len(ready) - self.size)]:
             if self._roster.dismiss(keeper):
@@ -437,7 +453,7 @@ class ProcessPool:
         self._failures += 1
         self._refusal = end.reason
         if self._first:
-            return  # the worker does not start
+            return  # `start` raises, and the worker does not start.
         pause = min(_LONGEST_PAUSE, _SHORTEST_PAUSE * 2 ** (self._failures - 1))
         logger.error(
             "A process of the pool could not start; another one is in %g s: %s", pause, end.reason
@@ -457,7 +473,7 @@ class ProcessPool:
         self._watchers.clear()
 
     async def _change(self) -> None:
-        """Wait until a process has started or ended."""
+        """Wait until a process has started or exited."""
         self._watchers.append(waiter := self._new_waiter())
         await waiter
 
@@ -470,7 +486,10 @@ class ProcessPool:
 async def pool_running(
     plan: PoolPlan, worker_id: str, told: Callable[[ProcessEnd], None], shutdown: Shutdown
 ) -> AsyncGenerator[ProcessPool]:
-    """Have a pool during the block; at its end the processes have a shutdown's grace to leave."""
+    """Run a pool for the duration of the block.
+
+    At the end of the block the processes have the shutdown's grace to exit.
+    """
     pool = ProcessPool(plan, worker_id, told)
     shutdown.when_urgent(pool.hurry)
     try:

@@ -1,4 +1,4 @@
-"""What pool a worker has, and what is told of the ends of its processes."""
+"""The configuration of a worker's process pool, and the reports about exited processes."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from taskbull.worker.pool.messages import Hello
 
 
 class PoolPlan(Struct, frozen=True, kw_only=True):
-    """How many processes there are, what they import, and how long each lives."""
+    """The size of a pool, the app that its processes import, and the limits of a process."""
 
     size: int
     app: str
     modules: list[str]
     script: str | None
-    """As `Hello` has them."""
+    """The worker's program file, as in `Hello`."""
     tasks: Sequence[str]
-    """The names of the tasks that run in it."""
+    """The names of the tasks that run in the pool."""
     at_once: bool
-    """Whether the processes are started with the worker, or else for the first job."""
+    """True to start the processes with the worker, False to start them for the first job."""
     max_jobs: int | None = None
-    """Jobs after which a process is replaced."""
+    """Maximum number of jobs per process; a process that reaches it is replaced."""
     max_memory: int | None = None
-    """Megabytes in use after a job, above which it is replaced."""
+    """Memory in megabytes above which a process is replaced after a job."""
     memory_limit: int | None = None
-    """Megabytes of address space that a process may have."""
+    """Maximum address space of a process, in megabytes."""
 
     def hello(self, worker_id: str) -> Hello:
         """Return the first message for a process."""
@@ -60,23 +60,23 @@ def _log_levels() -> dict[str, int]:
 
 
 class Gone(Struct, frozen=True):
-    """The end of a process, or of the attempt to start one."""
+    """A process that has exited or could not be started."""
 
     pid: int
     reason: str
     started: bool
-    """Whether it had got so far that it could run jobs."""
+    """True if the process had become ready to run jobs."""
     wanted: bool
-    """Whether it ended because it was told to."""
+    """True if the pool had retired or killed the process."""
     job: Job | None = None
-    """The job that ran in it; of a batch the first one."""
+    """The job that ran in the process, or the first job of a batch."""
 
 
 class ProcessEnd(Struct, frozen=True):
-    """The end of a process that the pool did not want, or had to bring about."""
+    """A process that exited unexpectedly, or that the pool replaced."""
 
     pid: int
     reason: str
     job: Job | None
     recycled: bool = False
-    """Whether it had only done its share."""
+    """True if the process was replaced because it reached `max_jobs` or `max_memory`."""

@@ -1,7 +1,4 @@
-"""What a process of the pool prints, as log lines.
-
-Whatever it prints is read, or it would stand still; but of a flood only so much is logged.
-"""
+"""One pool process as the worker sees it: the OS process, its output and its message line."""
 
 from __future__ import annotations
 
@@ -28,13 +25,12 @@ from msgspec import Struct
 from taskbull.core.failure import where_of
 from taskbull.worker.pool.messages import FrameReader, Record, ToWorker, read_in_worker
 
-# What a process of the pool prints, as log lines.
-#
-# Whatever it prints is read, or it would stand still; but of a flood only so much is logged.
+# Output of a process, as log lines. All of it is read, because a full pipe would block the
+# process, but only a limited number of lines is logged.
 
 
 LINE_LIMIT: Final = 8192
-"""Bytes of a line that are logged; the rest is counted."""
+"""Maximum number of bytes logged per line; the rest is counted."""
 
 MOST_PER_SECOND: Final = 1000
 
@@ -46,9 +42,9 @@ STDERR: Final = ("stderr", logging.WARNING)
 
 
 class Printed:
-    """Logs the lines of one stream; the logger has its name.
+    """A reader that logs the lines of one output stream, to a logger named after the stream.
 
-    `context` gives that of the job that runs, by which the line gets the job's fields.
+    `context` returns the context of the running job, which adds the job's fields to the lines.
     """
 
     def __init__(
@@ -69,11 +65,14 @@ class Printed:
         self._logged = 0
         self._left_out = 0
         self.last: deque[str] = deque(maxlen=30)
-        """The last lines."""
+        """The last lines printed."""
 
     def read(self) -> bool:
-        """Log what there is now, a pipe full of it; return False when the stream has ended."""
-        for _ in range(_PIECES):  # who prints without end must not keep us here
+        """Log the available output; return False when the stream has ended.
+
+        The amount is limited, so that a process that prints endlessly cannot block the caller.
+        """
+        for _ in range(_PIECES):
             try:
                 piece = os.read(self.descriptor, _PIECE)
             except BlockingIOError:
@@ -86,7 +85,7 @@ class Printed:
         return True
 
     def end_of_job(self) -> None:
-        """Log also a line that was not ended, and what was left out."""
+        """Log an unfinished last line and the number of lines left out."""
         if self._held:
             self._line(self._held)
             self._held = b""
@@ -130,7 +129,7 @@ class Printed:
 
 
 class Outputs:
-    """Both streams of a process, until they end."""
+    """The standard output and standard error of a process."""
 
     def __init__(self, streams: Sequence[IO[bytes]], context: Callable[[], Context]) -> None:
         self._open = {
@@ -141,11 +140,11 @@ class Outputs:
 
     @property
     def descriptors(self) -> list[int]:
-        """Those that have not ended."""
+        """The descriptors of the streams that have not ended."""
         return [*self._open]
 
     def read(self, ready: Container[int]) -> list[int]:
-        """Log what has come by these descriptors; return those that have ended by now."""
+        """Log the output of the ready descriptors; return those whose stream has ended."""
         ended = [one for one, printed in self._open.items() if one in ready and not printed.read()]
         for one in ended:
             printed = self._open.pop(one)
@@ -154,23 +153,23 @@ class Outputs:
         return ended
 
     def end_of_job(self) -> None:
-        """Log what is left of a job's lines: it was flushed before the end was told."""
+        """Log the rest of a job's output, which was flushed before the job was reported."""
         for printed in self._open.values():
             printed.read()
             printed.end_of_job()
 
     def last_lines(self) -> list[str]:
-        """Return what was printed last: if the process cannot start, it says why."""
+        """Return the last lines printed, which often show why a process could not start."""
         return [*self._last, *(line for printed in self._open.values() for line in printed.last)]
 
 
 def log_record(record: Record, pid: int | None) -> None:
-    """Log a line that was logged in a process, as if it had been here."""
+    """Log a record from a process as if it had been logged in the worker."""
     logger = logging.getLogger(record.logger)
     if not logger.isEnabledFor(record.level):
         return
     file, line, function = record.place
-    with suppress(Exception):  # foreign code: handlers and filters of the application
+    with suppress(Exception):  # The application's handlers and filters may raise.
         made = logger.makeRecord(
             logger.name, record.level, file, line, record.text, (), None, function
         )
@@ -183,16 +182,16 @@ def log_record(record: Record, pid: int | None) -> None:
         logger.handle(made)
 
 
-# The worker's end of the line to a process. Nothing here waits.
+# The worker's end of the line to a process. Nothing here blocks.
 
 
-_PIECE = 1 << 15  # far larger ones are mapped and unmapped each time, for 50 µs
+_PIECE = 1 << 15  # Much larger buffers are mapped and unmapped each time, which takes 50 µs.
 
 
 class WorkerLine:
-    """Sends messages from any thread, and receives them in that of the process's keeper.
+    """A non-blocking message socket: any thread sends, the keeper's thread receives.
 
-    Nobody waits for a process that does not listen: what it has no room for is kept, for `flush`.
+    Data that does not fit into the socket's buffer is kept for `flush`.
     """
 
     def __init__(self, line: socket.socket) -> None:
@@ -204,19 +203,19 @@ class WorkerLine:
 
     @property
     def has_backlog(self) -> bool:
-        """Whether something was sent that the process has to make room for."""
+        """True if unsent data is left for `flush`."""
         return bool(self._backlog)
 
     def fileno(self) -> int:
-        """Return its descriptor."""
+        """Return the socket's descriptor."""
         return self._socket.fileno()
 
     def close(self) -> None:
-        """Close it."""
+        """Close the socket."""
         self._socket.close()
 
     def send(self, data: bytes) -> bool:
-        """Send a message; return False if some of it is left for `flush`."""
+        """Send a message without waiting; return False if part of it is left for `flush`."""
         with self._lock:
             sent = 0
             if not self._backlog:
@@ -224,7 +223,7 @@ class WorkerLine:
                     sent = self._socket.send(data)
                 except BlockingIOError:
                     pass
-                except OSError:  # the process is dying, and that will be told
+                except OSError:  # The process is exiting, which the keeper will notice.
                     return True
             if sent == len(data):
                 return True
@@ -232,16 +231,18 @@ class WorkerLine:
             return False
 
     def flush(self) -> None:
-        """Send more of what is left."""
+        """Send as much of the unsent data as the socket accepts."""
         if not self._backlog:
             return
         with self._lock, suppress(OSError):
             del self._backlog[: self._socket.send(self._backlog)]
 
     def receive(self, *, to_the_end: bool = False) -> Iterator[ToWorker]:
-        """Yield what the process has said, as far as it is here; `EOFError`: it says no more.
+        """Yield the messages that have arrived.
 
-        `BadFrame` is raised for what is not a message.
+        Raises:
+            EOFError: If the process has closed its end.
+            BadFrame: If the process has sent something that is not a message.
         """
         while True:
             try:
@@ -258,49 +259,51 @@ class WorkerLine:
                 return
 
 
-# One process of the pool, as the operating system has it: started, signalled, buried.
+# The OS process: a fresh interpreter in its own session. A signal to its group also reaches the
+# programs that its tasks have started. The worker is connected to it by:
 #
-# It is a fresh interpreter in a session of its own, so that a signal to its group reaches what its
-# tasks have started, too. What leads to it: the *line* (messages), the *leash* (what it has to
-# know while a function runs: who was cancelled, the word to halt, and by its end the news that the
-# worker is gone), its output, *faults*, where the C code of Python writes a stack when it crashes,
-# and a shared number: the last call that it has begun.
+# - the *line*, for messages;
+# - the *leash*, for messages while a function runs: cancellations, lost locks and halt requests.
+#   Its end of file means that the worker is gone;
+# - its output streams;
+# - the *faults* pipe, where Python's fault handler writes a stack when C code crashes;
+# - a shared number: the last call that the process has started.
 #
-# Whatever starts it has to be a thread that lives as long as it: Linux kills the process when that
-# thread ends (see `app.pool.child`).
+# The thread that starts a process must live as long as the process, because Linux kills the
+# process when that thread exits (see `app.pool.child`).
 
 
 CHILD: Final = "taskbull.app.pool.child"
 """The module that the process runs."""
 
 NOT_ITS_OWN: Final = frozenset({signal.SIGINT, signal.SIGTERM})
-"""The signals that are the worker's business, also when a process of the pool gets them, too."""
+"""Signals that only the worker handles, even if a pool process also receives them."""
 
 NUMBER_BYTES: Final = 8
-"""The size of the shared number, little-endian."""
+"""Size in bytes of the shared number, which is little-endian."""
 
 _FAULT_LIMIT = 20_000
 
 _LONG = 3600.0
 
 _CAN_LOOK = hasattr(os, "waitid")
-"""Whether one can look at the dead without burying them; on macOS, Python learned it in 3.13."""
+"""True if an exited process can be detected without reaping it (on macOS, Python 3.13+)."""
 
 
 class Death(Struct, frozen=True):
-    """How a process ended."""
+    """The exit status of a process."""
 
     pid: int
     code: int
-    """Its exit code; of a signal the negative number."""
+    """The exit code, or the negative signal number."""
     peak: float
-    """The most memory that it had, in megabytes."""
+    """Peak memory use in megabytes."""
     fault: str = ""
-    """The stack that it could still write."""
+    """The stack from the faults pipe, if any."""
 
     @property
     def told(self) -> str:
-        """The words for it."""
+        """A description for errors and log lines."""
         return f"process {self.pid} died: {self._cause}"
 
     @property
@@ -321,9 +324,9 @@ def _size(megabytes: float) -> str:
 
 
 class PoolProcess:
-    """A running process; made by the thread that keeps it.
+    """A running pool process, created by its keeper's thread.
 
-    `context` gives that of the job that runs in it, for the lines that it prints.
+    `context` returns the context of the job that it runs, for its output lines.
     """
 
     def __init__(self, context: Callable[[], Context]) -> None:
@@ -335,8 +338,8 @@ class PoolProcess:
         self._begun = _open_shared()
         theirs = (line.fileno(), leash.fileno(), faults, self._begun.fileno())
         try:
-            os.set_blocking(faults, False)  # nobody reads it before the end
-            self._popen = subprocess.Popen(  # noqa: S603 - our own program
+            os.set_blocking(faults, False)  # The pipe is read only after the process has exited.
+            self._popen = subprocess.Popen(  # noqa: S603 - taskbull's own program
                 [sys.executable, "-m", CHILD, str(os.getpid()), *map(str, theirs)],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
@@ -356,7 +359,7 @@ class PoolProcess:
             os.close(faults)
         self.pid = self._popen.pid
         self.exit_fd = _open_exit_fd(self.pid)
-        """Becomes readable when it ends; None: it has to be asked."""
+        """Descriptor that becomes readable when the process exits, or `None` if not supported."""
         for stream in self._streams:
             os.set_blocking(stream.fileno(), False)
         self.outputs = Outputs(self._streams, context)
@@ -366,17 +369,16 @@ class PoolProcess:
 
     @property
     def _streams(self) -> list[IO[bytes]]:
-        """Its standard output and its standard error."""
         return [stream for stream in (self._popen.stdout, self._popen.stderr) if stream is not None]
 
     def signal(self, number: signal.Signals) -> None:
-        """Send a signal to it and to all that it has started."""
+        """Send a signal to the process and to all programs that it has started."""
         with self._lock, suppress(ProcessLookupError, PermissionError):
-            if not self._buried:  # until then nobody else has its number
+            if not self._buried:  # The system does not reuse the id before that.
                 os.killpg(self.pid, number)
 
     def has_ended(self) -> bool:
-        """Return whether it has ended, and is to be buried."""
+        """Return True if the process has exited and can be reaped."""
         if _CAN_LOOK:
             found = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
             return found is not None
@@ -387,7 +389,7 @@ class PoolProcess:
             return self._end is not None
 
     def ends_within(self, seconds: float) -> bool:
-        """Wait for its end; return False if it does not come."""
+        """Wait for the process to exit; return False if it does not exit in time."""
         limit = monotonic() + seconds
         while not self.has_ended():
             left = limit - monotonic()
@@ -400,10 +402,10 @@ class PoolProcess:
         return True
 
     def bury(self) -> Death:
-        """Wait for its end, end all that it has left behind, and return how it ended."""
+        """Wait for the process to exit, kill the programs it left behind, and reap it."""
         while not self.ends_within(_LONG):
             pass
-        self.signal(signal.SIGKILL)  # its group, while the number is still its own
+        self.signal(signal.SIGKILL)  # Kill the group while its id cannot be reused.
         with self._lock:
             status, usage = self._end or os.wait4(self.pid, 0)[1:]
             self._buried = True
@@ -412,7 +414,7 @@ class PoolProcess:
         return Death(self.pid, self._popen.returncode, peak, self._read_fault())
 
     def close(self) -> None:
-        """Close all that leads to it."""
+        """Close all descriptors that lead to the process."""
         self.line.close()
         self.leash.close()
         os.close(self._faults)
@@ -423,7 +425,7 @@ class PoolProcess:
             stream.close()
 
     def last_begun(self) -> int:
-        """Return the number of the last call of a function that it has begun; 0 if none."""
+        """Return the number of the last call that the process has started, or 0."""
         return int.from_bytes(os.pread(self._begun.fileno(), NUMBER_BYTES, 0), "little")
 
     def _read_fault(self) -> str:
@@ -436,12 +438,12 @@ class PoolProcess:
 
 
 def _open_shared() -> IO[bytes]:
-    """Return a file of one number that a process can map into its memory."""
+    """Return a file that holds one number and that a process can map into its memory."""
     shared: IO[bytes]
-    if hasattr(os, "memfd_create"):  # needs no disk
+    if hasattr(os, "memfd_create"):  # does not use the disk
         shared = os.fdopen(os.memfd_create("taskbull-pool"), "r+b")
     else:
-        shared = tempfile.TemporaryFile()  # noqa: SIM115 - it lives as long as the process
+        shared = tempfile.TemporaryFile()  # noqa: SIM115 - open as long as the process
     os.ftruncate(shared.fileno(), NUMBER_BYTES)
     return shared
 
@@ -451,5 +453,5 @@ def _open_exit_fd(pid: int) -> int | None:
         return None
     try:
         return os.pidfd_open(pid)
-    except OSError:  # an old kernel, or one that is fenced in
+    except OSError:  # The kernel is too old, or a sandbox forbids the call.
         return None

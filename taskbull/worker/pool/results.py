@@ -1,4 +1,8 @@
-"""What a job in a process asks of its worker, which alone has Redis and the lock."""
+"""Calls to pool processes: their jobs, the requests of those jobs, and their results.
+
+The process decides the outcome of a job whose function raised, and sends it as a `Fate`. This
+module converts outcomes to fates and back.
+"""
 
 from __future__ import annotations
 
@@ -59,11 +63,11 @@ from taskbull.worker.run import JobPort, Run, Spawning
 from taskbull.worker.running_job import RunningJob, clock_ahead_ms, port_of, run_of
 from taskbull.worker.threads import Stoppable
 
-# What a job in a process asks of its worker, which alone has Redis and the lock.
+# Requests from jobs. Only the worker has the connection to Redis and the job's lock.
 
 
 async def perform(ask: Ask, job: RunningJob) -> Reply:
-    """Do what a job asks for; what goes wrong is part of the answer."""
+    """Perform a job's request. Errors are returned in the reply."""
     port = port_of(job)
     try:
         return Reply(ask.number, await _perform(ask, port, run_of(job)))
@@ -71,7 +75,7 @@ async def perform(ask: Ask, job: RunningJob) -> Reply:
         return Reply(ask.number, fault=Fault(type(error).__name__, str(error)))
     except TaskbullError as error:
         return Reply(ask.number, fault=pack_fault(error, of_redis=port.caused(error)))
-    except Exception as error:  # noqa: BLE001 - the job is told, whatever it is
+    except Exception as error:  # noqa: BLE001 - the job gets every error
         return Reply(ask.number, fault=Fault(TaskbullError.__name__, reason_of(error)))
 
 
@@ -97,47 +101,44 @@ async def _perform(ask: Ask, port: JobPort, run: Run) -> Any:
     return None
 
 
-# One call of a function in a process of the pool: its jobs, on their way there and back.
-
-
 _ROOM = 65_536
-"""Bytes for what an order has besides the job's data."""
+"""Bytes reserved in an order for everything except the job's data."""
 
 End: TypeAlias = list[Ended] | TaskbullError
-"""How a call ends: as the process says of each job, or because there is no process any more."""
+"""The end of a call: a message for each job, or an error if there is no process to run it."""
 
 
 class Seat(ABC):
-    """A process, as calls see it: it has one of them, or none.
+    """A process that runs at most one call at a time.
 
-    All is written under the lock of the roster.
+    The attributes are written under the roster's lock.
     """
 
     def __init__(self) -> None:
         self.call: PoolCall | None = None
-        """What the process runs."""
+        """The call that the process runs."""
         self.dismissed = False
-        """Whether it is given no other job."""
+        """True if the process gets no more calls."""
         self.halted = False
-        """Whether that is so because its job is ended from outside."""
+        """True if the process was dismissed because its call was halted."""
 
     @abstractmethod
     def send(self, data: bytes) -> None:
-        """Send a message, without waiting; from any thread."""
+        """Send a message without waiting. Thread-safe."""
 
     @abstractmethod
     def tell(self, standing: Standing) -> None:
-        """Let the process know how a job of its call stands; from any thread."""
+        """Notify the process that a job was cancelled or lost its lock. Thread-safe."""
 
     @abstractmethod
     def halt(self, call: PoolCall, reason: str) -> None:
-        """End a call that runs here: the process is told, then killed after the call's grace."""
+        """Ask the process to stop the call, and kill the process after the call's grace."""
 
 
 class PoolCall:
-    """A call of a function, until its end is known.
+    """One function call in a pool process, for one job or for the jobs of a batch.
 
-    `seat` is written under the lock of the roster, `ends` by the thread of the process; `inbox` and
+    `seat` is written under the roster's lock, and `ends` by the process's thread. `inbox` and
     `waiter` belong to the event loop.
     """
 
@@ -169,35 +170,35 @@ class PoolCall:
         more = len(jobs)
         self.order = b"".join([encode(_order(number, more := more - 1, job)) for job in jobs])
         self.context = context
-        """That of the running job, or jobs; what the process logs gets the job's fields from it."""
+        """The context of the running jobs, which adds the job's fields to the process's logs."""
         self.grace = grace
         self.clock = clock
-        """What is stopped until a process is free."""
+        """The clock to stop while the call waits for a process."""
         self.seat: Seat | None = None
-        """Where it is: None while it waits for a process."""
+        """The process that has the call, or `None` while the call waits for one."""
         self.ends: list[Ended] = []
-        """How its jobs have ended, in their order."""
+        """The ends of its jobs, in order."""
         self.is_halted = False
-        """Whether it is to end."""
+        """True if the call was asked to stop."""
         self.was_returned = False
-        """Whether a process died before it began the call."""
+        """True if a process died before it started the call, and the call was put back."""
         self.inbox: deque[Ask | End] = deque()
         self.waiter: Waiter | None = None
 
     def listen(self) -> None:
-        """Let the process know of each job that is cancelled, or whose lock is lost."""
+        """Notify the process from now on when a job is cancelled or loses its lock."""
         for place, job in enumerate(self.jobs):
             run_of(job).notify = partial(self._tell, place)
 
     def late_order(self) -> bytes:
-        """Return the order of a call that had to wait; before it, what has happened meanwhile.
+        """Return the order of a call that had to wait, preceded by the status of its jobs.
 
-        By the same line: the function may ask as soon as it is called.
+        Both use the same line, because the function may check its status as soon as it runs.
         """
         return b"".join((*map(encode, self.standings()), self.order))
 
     def standings(self) -> Iterator[Standing]:
-        """Give what the process has to know of its jobs so far."""
+        """Yield the status of each job that was cancelled or has lost its lock."""
         for place, job in enumerate(self.jobs):
             run = run_of(job)
             if run.cancelled is not None or run.lost is not None:
@@ -208,30 +209,33 @@ class PoolCall:
         return Standing(self.number, place, run.cancelled, run.lost is not None)
 
     def _tell(self, place: int) -> None:
-        # It is noted in the run first, and a call gets its seat before its order is made: one of
-        # the two tells.
+        # The run is updated before this check, and a call gets its seat before its order is built.
+        # So either this message or the order carries the new status.
         if self.seat is not None:
             self.seat.tell(self._standing(place))
 
     def deliver(self, message: Ask | End) -> None:
-        """Take in what was told; in the event loop."""
+        """Add a message and wake the waiting task. Call it in the event loop."""
         self.inbox.append(message)
         if self.waiter is not None:
             wake(self.waiter)
 
     def wait(self) -> None:
-        """Note that it waits for a process again; in the event loop."""
+        """Stop the clock, because the call waits for a process again. Call it in the event loop."""
         if self.clock is not None:
             self.clock.stop()
 
     def begin(self) -> None:
-        """Note that a process has it, after it had to wait; in the event loop."""
+        """Resume the clock, because a process has the call. Call it in the event loop."""
         if self.clock is not None:
             self.clock.go_on()
 
 
 def check_size(job: RunningJob) -> None:
-    """Refuse a job that no process could be given, before others are called with it."""
+    """Raise `BadFrame` if a job is too large to send to a process.
+
+    Check this before the job joins a batch, so that it cannot fail the other jobs.
+    """
     check_length(len(job.job.raw_data) + _ROOM)
 
 
@@ -262,7 +266,7 @@ def _order(number: int, more: int, running: RunningJob) -> Order:
     )
 
 
-# What is to become of a job whose function raised in a process: told there, followed here.
+# Outcomes of jobs whose function raised: encoded in the process, decoded in the worker.
 
 
 PUT_OFF = Fate(FateKind.PUT_OFF)
@@ -270,7 +274,7 @@ TERMINATED = Fate(FateKind.TERMINATED)
 
 
 def fate_of(outcome: Written) -> Fate:
-    """Return an outcome as it is told: without its error, which stays where it is."""
+    """Convert an outcome to a `Fate`, without the error, which stays in the process."""
     match outcome:
         case Fail(failure, verdict):
             return Fate(FateKind.FAIL, failure.category, verdict)
@@ -287,7 +291,10 @@ def fate_of(outcome: Written) -> Fate:
 
 
 def error_of(raised: Raised) -> Exception:
-    """Return what is raised here for an error there: a steering word as itself."""
+    """Return the error to raise in the worker for an error in the process.
+
+    A steering error such as `Retry` is recreated, with the `RaisedInProcess` as its cause.
+    """
     error = RaisedInProcess(raised.kind, raised.reason, raised.stack, raised.fate)
     word = _word(raised)
     if word is None:
@@ -298,7 +305,7 @@ def error_of(raised: Raised) -> Exception:
 
 
 def told_by(error: BaseException) -> RaisedInProcess | None:
-    """Return what a process has told, unless a middleware has made another error of it."""
+    """Return the error from the process, or `None` if a middleware has replaced it."""
     if isinstance(error, RaisedInProcess):
         return error
     cause = error.__cause__
@@ -306,7 +313,7 @@ def told_by(error: BaseException) -> RaisedInProcess | None:
 
 
 def outcome_of(raised: RaisedInProcess, run: Run) -> Outcome | None:
-    """Return what is to become of the job; None: Redis did not take what it had to write."""
+    """Return the job's outcome, or `None` if it was stopped or Redis did not accept a write."""
     fate: Fate = raised.fate
     match fate.kind:
         case FateKind.FAIL:
@@ -328,7 +335,6 @@ def _failure(raised: RaisedInProcess, fate: Fate) -> Failure:
 
 
 def _word(raised: Raised) -> Steering | None:
-    """Return the word by which the task steers its worker, if it was one of ours."""
     make = _WORDS.get(raised.kind)
     return None if make is None else make(raised.reason, raised.fate.delay)
 
@@ -370,33 +376,33 @@ _WORDS: dict[str, Callable[[str, float], Steering]] = {
 }
 
 
-# What came of the jobs of a call in a process, when that is over.
+# Results of a finished call.
 
 
 Result: TypeAlias = bytes | Exception | None
-"""What came of a job: its result as JSON (None: null), or what was raised for it."""
+"""A job's result as JSON (`None` means null), or the error raised for it."""
 
 
 class Json(Struct, frozen=True):
-    """A result that is JSON already, and was checked where it was made."""
+    """A result that the process has already encoded as JSON and checked."""
 
     raw: bytes
 
 
 def results_of(jobs: Sequence[RunningJob], end: End) -> list[Result]:
-    """Return what came of each job; raise what has ended the process."""
+    """Return the result of each job; raise the error if the process died."""
     if isinstance(end, TaskbullError):
         raise end
     return [_result(each, run_of(job)) for each, job in zip(end, jobs, strict=True)]
 
 
 def has_value(end: End | None) -> TypeGuard[list[Ended]]:
-    """Return whether a function that was to be ended has returned a result before."""
+    """Return True if a halted function returned a result for at least one job."""
     return isinstance(end, list) and any(isinstance(each, Done) for each in end)
 
 
 def note_halted(jobs: Sequence[RunningJob], end: End | None) -> None:
-    """Note where a function was when it was ended, if that is known."""
+    """Record the stack of a function that was halted, if it is known."""
     if isinstance(end, list):
         stack = next((each.stack for each in end if isinstance(each, Raised)), "")
     else:
@@ -406,7 +412,7 @@ def note_halted(jobs: Sequence[RunningJob], end: End | None) -> None:
 
 
 def opened(result: Result, *, read: bool) -> Any:
-    """Return a result as those who surround the job see it: if nobody does, it stays JSON."""
+    """Return a result for the code around the job: decoded if `read`, otherwise as `Json`."""
     if not isinstance(result, bytes):
         return result
     return payload.decode(result) if read else Json(result)

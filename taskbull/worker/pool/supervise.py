@@ -1,4 +1,8 @@
-"""What wakes a thread that waits for descriptors."""
+"""The thread that supervises one pool process: it starts, monitors, kills and reaps it.
+
+The thread lives as long as the process, because Linux kills the process when the thread exits. It
+also keeps running while the event loop is blocked.
+"""
 
 from __future__ import annotations
 
@@ -35,11 +39,9 @@ from taskbull.worker.pool.pool_plan import Gone
 from taskbull.worker.pool.process import NOT_ITS_OWN, Death, PoolProcess, log_record
 from taskbull.worker.pool.results import PoolCall, Seat
 
-# What wakes a thread that waits for descriptors.
-
 
 class Bell:
-    """A descriptor that becomes readable when somebody rings; from any thread."""
+    """A socket pair that wakes a thread waiting for descriptors. Any thread may ring it."""
 
     def __init__(self) -> None:
         self._rung, self._heard = socket.socketpair()
@@ -47,53 +49,54 @@ class Bell:
         self._heard.setblocking(False)
 
     def fileno(self) -> int:
-        """Return the descriptor."""
+        """Return the descriptor that becomes readable when the bell rings."""
         return self._heard.fileno()
 
     def ring(self) -> None:
-        """Wake whoever waits."""
-        with suppress(OSError):  # full: it will wake up; or closed: it has ended
+        """Wake the waiting thread."""
+        # A full socket wakes the thread anyway; a closed one means that the thread has finished.
+        with suppress(OSError):
             self._rung.send(b".")
 
     def hush(self) -> None:
-        """Take in that it has rung, however often."""
+        """Clear all pending rings."""
         with suppress(BlockingIOError):
             self._heard.recv(4096)
 
     def close(self) -> None:
-        """Let nobody be woken any more."""
+        """Close the sockets; later rings are ignored."""
         self._rung.close()
         self._heard.close()
 
 
-# How long a process may still live that is to end.
-
-
 class Reprieve:
-    """The time up to its kill: the event loop grants it, the thread of the process looks at it."""
+    """The time until a process is killed.
+
+    The event loop sets it, and the process's thread checks it.
+    """
 
     def __init__(self) -> None:
         self._lock = Lock()
         self._until: float | None = None
 
     def grant(self, seconds: float) -> None:
-        """Let the process live for so long from now on."""
+        """Set the deadline to this many seconds from now."""
         with self._lock:
             self._until = monotonic() + seconds
 
     def shorten(self, seconds: float) -> None:
-        """Let it live no longer than that, if it is to end at all."""
+        """Shorten an existing deadline to at most this many seconds from now."""
         with self._lock:
             if self._until is not None:
                 self._until = min(self._until, monotonic() + seconds)
 
     def left(self) -> float | None:
-        """Return the seconds that it has left; None: it is not to end, or was killed."""
+        """Return the seconds left, or `None` if there is no deadline or it has passed."""
         with self._lock:
             return None if self._until is None else max(0.0, self._until - monotonic())
 
     def is_over(self) -> bool:
-        """Return True once, when the time is up."""
+        """Return True once the deadline has passed, and clear it."""
         with self._lock:
             if self._until is None or monotonic() < self._until:
                 return False
@@ -101,53 +104,47 @@ class Reprieve:
             return True
 
 
-# The thread that keeps one process of the pool: it starts it, listens to it, and buries it.
-#
-# It lives as long as the process, because Linux kills the process when the thread ends; and it
-# goes on while the event loop is blocked.
-
-
 _BOTH = select.POLLIN | select.POLLOUT
 _LOOK = 0.25
-"""Seconds after which a process is looked at, where nothing tells of its end or of its ears."""
+"""Polling interval in seconds, used without an exit descriptor or with unsent leash data."""
 
 _DYING = 1.0
-"""Seconds that a process has to end when it has closed its line."""
+"""Seconds that a process has to exit after it has closed its line."""
 
 LEAVING: Final = 10.0
 """Seconds that a process has to leave its lifespan."""
 
 
 class Office(Protocol):
-    """Whom a keeper tells; each method is called in the keeper's thread."""
+    """The callbacks of a keeper. Each method is called in the keeper's thread."""
 
     def began(self, keeper: Keeper) -> None:
-        """Take in a process that can run jobs."""
+        """Handle a process that is ready to run jobs."""
         ...
 
     def asked(self, call: PoolCall, ask: Ask) -> None:
-        """Take in a question of a running job."""
+        """Handle a request from a running job."""
         ...
 
     def ended(self, keeper: Keeper, call: PoolCall) -> None:
-        """Take in the end of a call: the process is free."""
+        """Handle a finished call, whose process is now free."""
         ...
 
     def returned(self, call: PoolCall) -> bool:
-        """Give a call that was not begun to another process; return False if that is too late."""
+        """Give an unstarted call to another process; return False if that is not possible."""
         ...
 
     def died(self, call: PoolCall, error: TaskbullError) -> None:
-        """Take in that the process of a call is gone."""
+        """Handle a call whose process has exited."""
         ...
 
     def gone(self, keeper: Keeper, end: Gone) -> None:
-        """Take in that the process is gone."""
+        """Handle a process that has exited or could not be started."""
         ...
 
 
 class Keeper(Seat):
-    """Keeps one process."""
+    """The supervisor of one process, with a thread that lives as long as the process."""
 
     def __init__(self, office: Office, hello: bytes, leave: Callable[[Seat], PoolCall | None]):
         super().__init__()
@@ -155,38 +152,38 @@ class Keeper(Seat):
         self._hello = hello
         self._leave = leave
         self.jobs = 0
-        """How many jobs it has run."""
+        """Number of jobs that the process has run."""
         self.born = 0.0
         self.has_begun = False
         self.worn = False
-        """Whether another process is to take its place."""
+        """True if the process has done its share and will be replaced."""
         self._process: PoolProcess | None = None
         self._lock = Lock()
         self._reprieve = Reprieve()
         self._told_to_end = False
         self._killed = Event()
-        self._last_call = 0  # the number of the last one that has ended
+        self._last_call = 0  # number of the last finished call
         self._bell = Bell()
         self._trouble = ""
 
     @property
     def pid(self) -> int | None:
-        """The process's number, while there is one."""
+        """The process id, or `None` if the process is not running."""
         process = self._process
         return None if process is None else process.pid
 
     def start(self, delay: float = 0.0) -> None:
-        """Start the process after so many seconds."""
+        """Start the thread, which starts the process after `delay` seconds."""
         Thread(target=self._keep, args=(delay,), name="taskbull-pool", daemon=True).start()
 
     def send(self, data: bytes) -> None:
-        """Send a message, without waiting; from any thread."""
+        """Send a message without waiting. Thread-safe."""
         process = self._process
         if process is not None and not process.line.send(data):
             self._bell.ring()
 
     def halt(self, call: PoolCall, reason: str) -> None:
-        """End a call that runs here: the process is told, then killed after the call's grace."""
+        """Ask the process to stop the call, and kill the process after the call's grace."""
         with self._lock:
             process = self._process
             if process is None:
@@ -199,18 +196,21 @@ class Keeper(Seat):
         self._bell.ring()
 
     def tell(self, standing: Standing) -> None:
-        """Let the process know how a job of its call stands; from any thread."""
+        """Notify the process that a job was cancelled or lost its lock. Thread-safe."""
         process = self._process
         if process is not None and not process.leash.send(encode(standing)):
             self._bell.ring()
 
     def hurry(self, seconds: float) -> None:
-        """Give a process that is to end no more than so many seconds."""
+        """Shorten the deadline of a process that was asked to stop."""
         self._reprieve.shorten(seconds)
         self._bell.ring()
 
     def retire(self, limit: float) -> None:
-        """Let an idle process leave its lifespan and end, within so many seconds."""
+        """Ask an idle process to leave its lifespan and exit within `limit` seconds.
+
+        A process that is not ready yet is killed.
+        """
         self._told_to_end = True
         if not self.has_begun:
             self.kill()
@@ -220,14 +220,14 @@ class Keeper(Seat):
         self._bell.ring()
 
     def kill(self) -> None:
-        """End the process at once, or keep it from being started."""
+        """Kill the process immediately, or prevent it from starting."""
         self._told_to_end = True
         self._killed.set()
         if self._process is not None:
             self._process.signal(SIGKILL)
 
     def _keep(self, delay: float) -> None:
-        # The process has them held back, too, until it knows that they are not for it to heed.
+        # The process inherits the mask. It unblocks the signals once it has installed handlers.
         pthread_sigmask(SIG_BLOCK, NOT_ITS_OWN)
         self._killed.wait(delay)
         try:
@@ -235,7 +235,7 @@ class Keeper(Seat):
                 raise OSError("it is not needed any more")
             self.born = monotonic()
             process = PoolProcess(self._context)
-        except Exception as error:  # noqa: BLE001 - whatever the system says
+        except Exception as error:  # noqa: BLE001 - report any error from the system
             self._bell.close()
             self._office.gone(self, Gone(0, str(error), started=False, wanted=self._told_to_end))
             return
@@ -287,11 +287,11 @@ class Keeper(Seat):
             return False
         if not process.has_ended():
             return False
-        self._receive(process, to_the_end=True)  # what it said before counts
+        self._receive(process, to_the_end=True)  # Messages sent before the exit count.
         return True
 
     def _receive(self, process: PoolProcess, *, to_the_end: bool = False) -> bool:
-        """Take in what the process has said; return False if it says no more."""
+        """Handle the messages that have arrived; return False if there will be no more."""
         try:
             for message in process.line.receive(to_the_end=to_the_end):
                 self._heed(message, process)
@@ -302,7 +302,7 @@ class Keeper(Seat):
         return True
 
     def _break_off(self, process: PoolProcess, trouble: str) -> bool:
-        if not process.ends_within(_DYING):  # by ending it closes the line, too
+        if not process.ends_within(_DYING):  # An exiting process also closes the line.
             self._trouble = trouble
             process.signal(SIGKILL)
         return False
@@ -315,7 +315,7 @@ class Keeper(Seat):
                 call = self.call
                 if call is not None and call.number == of:
                     self._office.asked(call, message)
-                else:  # of a thread that a former call has left behind
+                else:  # The request comes from a thread that an earlier call left behind.
                     self.send(encode(Reply(number, fault=OVER)))
             case Record():
                 self._context().run(log_record, message, process.pid)
@@ -348,8 +348,9 @@ class Keeper(Seat):
         with self._lock:
             self._process = None
         reason = self._reason(death, process.outputs.last_lines())
-        # If it died idle while the order was on its way, another process can run the call. A task
-        # that writes wherever it can changes the number, too, but not to that of the last call.
+        # If the process died idle while the order was in flight, another process can run the call.
+        # A task that overwrites arbitrary memory or descriptors may change the shared number, but
+        # not to the number of the last call.
         was_idle = process.last_begun() == self._last_call and not self.halted
         if call is not None and was_idle and self._office.returned(call):
             call = None
