@@ -58,7 +58,20 @@ from taskbull.store.address import Namespace
 
 # Parts of one job: large fields, its log, its earlier attempts.
 
-__all__ = ["FIELDS", "FieldPiece", "JobHistory", "JobLooks", "NewestLines"]
+__all__ = [
+    "FIELDS",
+    "START",
+    "After",
+    "ConnectedWorker",
+    "Crew",
+    "FieldPiece",
+    "JobHistory",
+    "JobLooks",
+    "NewestLines",
+    "QueueSample",
+    "SearchStep",
+    "Surveyed",
+]
 
 FIELDS = tuple(WIRE_NAMES)
 """Fields of a job that may have any length."""
@@ -219,8 +232,6 @@ def _text(raw: bytes) -> str:
 
 
 # Results of reads of queues.
-
-__all__ = ["START", "After", "ConnectedWorker", "Crew", "QueueSample", "SearchStep", "Surveyed"]
 
 
 class QueueSample(Struct, frozen=True):

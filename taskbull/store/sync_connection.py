@@ -412,6 +412,7 @@ class SyncPipeline:
         self._connection = pool.take(endpoint, deadline)
         self._unanswered: deque[int] = deque()  # sizes of the commands
         self._error: Exception | None = None  # set if nothing more can be sent
+        self._is_back = False  # in the pool, where another thread may use the connection
 
     @property
     def usable(self) -> bool:
@@ -448,13 +449,15 @@ class SyncPipeline:
             self.close()
             raise
         if not self._unanswered and self._error is None:
+            self._is_back = True
             self._pool.keep(self.endpoint, connection)
         return reply
 
     def _break(self, error: Exception) -> None:
         self._error = error
         self._unanswered = deque(0 for _ in self._unanswered)
-        self._connection.close()
+        if not self._is_back:
+            self._connection.close()
 
     def close(self) -> None:
         """Abandon the unanswered commands, and close the connection."""

@@ -58,6 +58,17 @@ def test_replies_come_in_order_and_then_others_may_use_the_connection(
     assert proxy.accepted == 1
 
 
+def test_a_connection_that_is_back_in_the_pool_is_not_closed(
+    pipeline: SyncPipeline, pool: ConnectionPool, proxy: Proxy
+) -> None:
+    pipeline.send(echo("last"), within())
+    assert pipeline.receive(within()) == b"last"
+    taken = pool.take(pipeline.endpoint, within())  # as another thread does
+    pipeline.close()
+    assert taken.exchange([echo("other")], within()) == [b"other"]
+    assert proxy.accepted == 1
+
+
 def test_a_connection_with_an_open_reply_is_used_by_nobody_else(
     pipeline: SyncPipeline, pool: ConnectionPool, proxy: Proxy
 ) -> None:
