@@ -1,1 +1,4 @@
-"""Pure logic: no IO, no Redis, no clock of its own."""
+"""Pure logic without I/O or Redis.
+
+Time is an argument. Only `next` and `upcoming` of a schedule rule default to the current time.
+"""

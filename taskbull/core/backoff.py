@@ -1,4 +1,4 @@
-"""How long a failed job waits before its next attempt."""
+"""Backoff: the delay between a failed attempt and the next one."""
 
 from __future__ import annotations
 
@@ -14,30 +14,43 @@ from taskbull.core.validation import Duration, from_ms, refusal, seconds, to_ms
 from taskbull.core.wire.backoff import PLAIN_TYPES, Curve, StoredBackoff
 
 LONGEST_DELAY = 365 * 86_400.0
-"""No backoff waits longer than a year: 2^(attempts - 1) soon exceeds what Redis can hold."""
+"""Maximum delay: one year. Without a cap, 2^(attempts - 1) soon exceeds what Redis can hold."""
 
 BackoffFunction = Callable[[int, BaseException, Any], Duration | None]
-"""`function(attempts_made, error, job)` gives the delay, or None to give up."""
+"""`function(attempts_made, error, job)`. It returns the delay, or `None` to give up."""
 
-# How each curve stands in BullMQ's own fields. Up to the sixth attempt a linear curve is nearer to
-# the exponential than to the fixed one, and the others grow faster still.
+# BullMQ type to store for each curve; the default is exponential. Up to the sixth attempt, a linear
+# curve is closer to the exponential than to the fixed one. The other curves grow even faster.
 _NEAREST = {Curve.NONE: Curve.FIXED, Curve.FIXED: Curve.FIXED}
 
-# What a Node worker gets for decorrelated jitter, whose purpose is to spread the retries.
+# Jitter that Node workers use for decorrelated jitter, so that they also spread retries.
 _SPREAD = 0.5
 
 
 class Backoff(Struct, frozen=True):
-    """A rule for the delay between attempts; made by the class methods."""
+    """A rule for the delay between attempts.
+
+    Create one with a class method. Delays are seconds or timedeltas. `max_delay` caps the delay.
+    `jitter`, from 0 to 1, is the share of the delay that is random.
+
+    Example:
+        Backoff.exponential(1, max_delay=600, jitter=0.2)
+    """
 
     curve: Curve
+    """Growth of the delay from attempt to attempt."""
     delay: float
+    """Base delay in seconds."""
     max_delay: float | None = None
+    """Maximum delay in seconds. `None` or 0 means one year."""
     jitter: float = 0.0
+    """Share of the delay that is random, from 0 to 1."""
     exponent: float = 2.0
+    """Exponent of a polynomial curve."""
     function: BackoffFunction | None = None
+    """Function that computes the delay of a custom backoff."""
 
-    if TYPE_CHECKING:  # a timedelta may be given, and is seconds from then on
+    if TYPE_CHECKING:  # Durations may be timedeltas; they are stored in seconds.
 
         def __init__(
             self,
@@ -53,7 +66,7 @@ class Backoff(Struct, frozen=True):
         positive = self.curve is not Curve.NONE
         force_setattr(self, "delay", seconds("backoff delay", self.delay, positive=positive))
         if self.max_delay is not None:
-            # 0 means "no cap", as None does.
+            # 0 means no cap, like None.
             force_setattr(self, "max_delay", seconds("backoff max_delay", self.max_delay) or None)
         _check_number("backoff jitter", self.jitter, "be a number from 0 to 1")
         if not 0 <= self.jitter <= 1:
@@ -66,28 +79,28 @@ class Backoff(Struct, frozen=True):
 
     @classmethod
     def none(cls) -> Backoff:
-        """Retry at once, behind the jobs that wait already."""
+        """Retry immediately, after the jobs that are already waiting."""
         return cls(Curve.NONE, 0)
 
     @classmethod
     def fixed(
         cls, delay: Duration, *, max_delay: Duration | None = None, jitter: float = 0.0
     ) -> Backoff:
-        """Wait `delay` before each attempt."""
+        """Wait `delay` before each retry."""
         return cls(Curve.FIXED, delay, max_delay, jitter)
 
     @classmethod
     def exponential(
         cls, delay: Duration, *, max_delay: Duration | None = None, jitter: float = 0.0
     ) -> Backoff:
-        """Wait `delay`, then twice, four times, eight times that."""
+        """Double the wait with each attempt: `delay`, then 2, 4 and 8 times `delay`."""
         return cls(Curve.EXPONENTIAL, delay, max_delay, jitter)
 
     @classmethod
     def linear(
         cls, delay: Duration, *, max_delay: Duration | None = None, jitter: float = 0.0
     ) -> Backoff:
-        """Wait `delay`, then twice, three times, four times that."""
+        """Add `delay` to the wait with each attempt: `delay`, then 2, 3 and 4 times `delay`."""
         return cls(Curve.LINEAR, delay, max_delay, jitter)
 
     @classmethod
@@ -99,7 +112,7 @@ class Backoff(Struct, frozen=True):
         max_delay: Duration | None = None,
         jitter: float = 0.0,
     ) -> Backoff:
-        """Wait `delay` times the number of failed attempts to the power of `exponent`."""
+        """Multiply `delay` by the number of failed attempts to the power of `exponent`."""
         return cls(Curve.POLYNOMIAL, delay, max_delay, jitter, exponent)
 
     @classmethod
@@ -109,16 +122,21 @@ class Backoff(Struct, frozen=True):
 
     @classmethod
     def custom(cls, function: BackoffFunction, *, max_delay: Duration | None = None) -> Backoff:
-        """Wait what `function(attempts_made, error, job)` says; None from it gives up.
+        """Wait for the delay that `function(attempts_made, error, job)` returns.
 
-        The function stays in this process: a worker that has none for the job waits exponentially
-        from 1 s, and so does a Node worker.
+        If it returns `None`, the job fails without further attempts. The function is not stored
+        with the job. A worker without a function for the job, such as Node's, uses an exponential
+        backoff from 1 s.
         """
         return cls(Curve.CUSTOM, 1, max_delay, function=function)
 
     @classmethod
     def from_bullmq(cls, options: Mapping[str, Any] | float) -> Backoff:
-        """Take BullMQ's own form, `{"type": …, "delay": milliseconds}` or bare milliseconds."""
+        """Create a backoff from BullMQ's form: `{"type": …, "delay": ms}`, or just milliseconds.
+
+        Raises:
+            ConfigurationError: The form is invalid or its type is unknown.
+        """
         try:
             stored = msgspec.convert(options, StoredBackoff | int | float)
         except msgspec.ValidationError as error:
@@ -133,11 +151,11 @@ class Backoff(Struct, frozen=True):
 
     @classmethod
     def from_stored(cls, stored: StoredBackoff | float) -> Backoff:
-        """Read the backoff of a job as any producer may have written it; never raise.
+        """Create a backoff from a stored one, which any producer may have written. Never raises.
 
-        Parameters that mean nothing are left out. Without a usable delay the retry is immediate,
-        as in BullMQ. An unknown type was made for some worker's own function: it is `custom`,
-        which falls back to exponential where there is none.
+        Invalid parameters are ignored. Without a valid delay the retry is immediate, as in BullMQ.
+        An unknown type refers to a function of some worker, so it is read as `custom`. A custom
+        backoff without a function is exponential.
         """
         if not isinstance(stored, StoredBackoff):
             stored = StoredBackoff(Curve.FIXED, stored)
@@ -170,7 +188,7 @@ class Backoff(Struct, frozen=True):
         )
 
     def to_stored(self) -> StoredBackoff:
-        """Return the form stored with a job: valid for BullMQ, and complete for taskbull."""
+        """Return the form to store with a job: valid for BullMQ and complete for taskbull."""
         decorrelated = self.curve is Curve.DECORRELATED_JITTER
         polynomial = self.curve is Curve.POLYNOMIAL
         return StoredBackoff(
@@ -185,10 +203,14 @@ class Backoff(Struct, frozen=True):
     def wait(
         self, attempt: int, *, random: Callable[[], float], previous: float | None = None
     ) -> float:
-        """Return the seconds to wait after failed attempt number `attempt`, counted from 1.
+        """Return the seconds to wait after an attempt has failed.
 
-        `previous` is what this gave the last time, for decorrelated jitter. A custom curve without
-        its function waits exponentially.
+        A custom backoff is treated as exponential here.
+
+        Args:
+            attempt: Number of the failed attempt, counted from 1.
+            random: Function that returns a random number from 0 to 1.
+            previous: Previous result of this method, which decorrelated jitter needs.
         """
         base = to_ms(self.delay)
         match self.curve:
@@ -208,11 +230,11 @@ class Backoff(Struct, frozen=True):
         return self.capped(from_ms(delay_ms))
 
     def capped(self, delay: float) -> float:
-        """Return the delay, or the longest one allowed."""
+        """Return the delay, or the maximum delay if that is shorter."""
         return min(delay, from_ms(to_ms(self.max_delay or LONGEST_DELAY)), LONGEST_DELAY)
 
     def _jittered(self, delay_ms: float, random: Callable[[], float]) -> float:
-        # BullMQ's rounding: half up without jitter, down with it.
+        # Round like BullMQ: half up without jitter, down with jitter.
         if math.isinf(delay_ms):
             return delay_ms
         whole = math.floor(delay_ms + 0.5)
@@ -236,7 +258,7 @@ def _power(base: float, exponent: float) -> float:
 
 
 def _usable(number: float | None) -> bool:
-    # Not merely above 0: the smallest floats are 0 once they are divided.
+    # Comparing with 0 is not enough: the smallest floats become 0 when they are divided.
     return number is not None and 1e-9 < number < math.inf
 
 

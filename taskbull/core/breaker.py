@@ -1,4 +1,4 @@
-"""The circuit breaker of a queue in one worker, as a state machine; time is an argument."""
+"""Circuit breaker of a queue in one worker, as a state machine. Time is an argument."""
 
 from __future__ import annotations
 
@@ -13,17 +13,24 @@ from taskbull.core.validation import Duration, check_int, from_ms, seconds, to_m
 
 
 class CircuitBreaker(Struct, frozen=True):
-    """Take no jobs for `duration` once `threshold` attempts in a row have failed.
+    """Options of a circuit breaker: fetch no jobs for a while after repeated failures.
 
-    After that, `half_open_max_attempts` jobs are tried: if all succeed the worker goes on, if one
-    fails it waits again.
+    When `threshold` attempts in a row have failed, the worker fetches no jobs for `duration`. Then
+    it runs `half_open_max_attempts` test jobs. If all succeed, it continues; if one fails, it waits
+    again.
+
+    Example:
+        CircuitBreaker(threshold=5, duration=30)
     """
 
     threshold: int
+    """Number of failed attempts in a row that open the circuit."""
     duration: float
+    """Seconds until an open circuit lets test jobs through."""
     half_open_max_attempts: int = 1
+    """Number of test jobs that must succeed to close the circuit."""
 
-    if TYPE_CHECKING:  # a timedelta may be given, and is seconds from then on
+    if TYPE_CHECKING:  # `duration` may be a timedelta; it is stored in seconds.
 
         def __init__(
             self, threshold: int, duration: Duration, half_open_max_attempts: int = 1
@@ -36,28 +43,31 @@ class CircuitBreaker(Struct, frozen=True):
 
 
 class BreakerState(StrEnum):
-    """Whether jobs are taken: all, none, or a few to see whether it works again."""
+    """State of a circuit breaker."""
 
     CLOSED = "closed"
+    """All jobs are fetched."""
     OPEN = "open"
+    """No jobs are fetched."""
     HALF_OPEN = "half-open"
+    """A few test jobs are fetched."""
 
 
 class Opened(Struct, frozen=True):
-    """No more jobs are taken."""
+    """The circuit opened, so no more jobs are fetched."""
 
     failures: int
     threshold: int
 
 
 class HalfOpened(Struct, frozen=True):
-    """After `duration` seconds without, a few jobs are tried."""
+    """The circuit became half-open after `duration` seconds, so a few test jobs are fetched."""
 
     duration: float
 
 
 class Closed(Struct, frozen=True):
-    """All jobs are taken again; the last that was tried is named."""
+    """The circuit closed after the last test job succeeded, so all jobs are fetched again."""
 
     test_job_id: str
 
@@ -66,12 +76,14 @@ Transition = Opened | HalfOpened | Closed
 
 
 class Breaker:
-    """The state of one `CircuitBreaker`.
+    """State machine of one `CircuitBreaker`.
 
-    Each method that can change it gives the transition, if there is one: nothing else reports it,
-    so nobody hears of it twice. Every taken job is announced by `started`, and each of those by one
-    `ended`. A job counts only in the period in which it was started: what was running when the
-    circuit opened says nothing about how things are later.
+    A method that changes the state returns the transition. Nothing else reports it, so each
+    transition is reported once.
+
+    Call `started` for every fetched job, and then `ended` once. A job counts only in the period
+    when it started. A job that was running when the circuit opened does not show if the cause has
+    been fixed since.
     """
 
     def __init__(self, options: CircuitBreaker) -> None:
@@ -85,32 +97,32 @@ class Breaker:
 
     @property
     def state(self) -> BreakerState:
-        """The state as of the last call of a method with `now`."""
+        """State after the last call of a method with `now`."""
         return self._state
 
     @property
     def failures(self) -> int:
-        """How many attempts in a row have failed."""
+        """Number of failed attempts in a row."""
         return self._failures
 
     @property
     def wakes_at(self) -> float | None:
-        """When `look` must be called because time changes the state; None: never by itself."""
+        """Time to call `look`, or `None` if the state does not depend on time."""
         if self._state is BreakerState.OPEN:
             return self._opened_at + self._duration
         return None
 
     def look(self, now: float) -> HalfOpened | None:
-        """Note the time: an open circuit becomes half-open when its duration is over."""
+        """Make an open circuit half-open if its duration has passed."""
         if self.wakes_at is None or now < self.wakes_at:
             return None
         self._enter(BreakerState.HALF_OPEN)
         return HalfOpened(self._duration)
 
     def allowed(self, wanted: int, asked: int = 0) -> int:
-        """Return how many of the `wanted` jobs may be taken now.
+        """Return how many of the `wanted` jobs may be fetched now.
 
-        `asked` counts those for which a call to Redis is under way: they may yet come.
+        `asked` is the number of jobs that a call in flight may still return.
         """
         match self._state:
             case BreakerState.CLOSED:
@@ -122,16 +134,16 @@ class Breaker:
                 return max(0, min(wanted, self._options.half_open_max_attempts - tried))
 
     def started(self, job_id: str) -> None:
-        """Note that a job was taken."""
+        """Record that a job was fetched."""
         if self._state is not BreakerState.OPEN:
             self._running.add(job_id)
 
     def ended(self, job_id: str, outcome: Outcome, now: float) -> Opened | Closed | None:
-        """Note how a job ended.
+        """Record the outcome of a job, and return the transition that it causes, if any.
 
-        Every failed attempt counts, retried or not. A job that was given back, lost, cancelled, or
-        failed without having been run (a stall) counts neither way, and another may be tried
-        instead.
+        Every failed attempt counts, whether it is retried or not. A job does not count if it was
+        released, lost, cancelled or expired, or if it failed without running (a stall). Another
+        test job may run instead.
         """
         if job_id not in self._running:
             return None

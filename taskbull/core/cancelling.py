@@ -1,4 +1,4 @@
-"""That a job was cancelled: what is answered to whoever cancels it, and what is told of its end."""
+"""Cancellation of jobs: the result of a cancel request, and the outcome of a cancelled job."""
 
 from __future__ import annotations
 
@@ -11,41 +11,45 @@ from taskbull.core.validation import check_type
 from taskbull.errors import CancelRequested
 
 PREFIX: Final = "cancelled: "
-"""How the reason of a cancelled job begins, in Redis and here."""
+"""Prefix of a cancelled job's failure reason, as stored in Redis."""
 
 BY_REQUEST: Final = f"{PREFIX}by request"
-"""The reason where nobody gives one."""
+"""Failure reason if the cancel request gave none."""
 
 _REASON_LIMIT: Final = 1000
 
 
 class Cancelled(StrEnum):
-    """What cancelling a job came to."""
+    """Result of a cancel request."""
 
     BEFORE_START = "before_start"
-    """It was not running, and has failed now; it may have had attempts before."""
+    """The job was not running and has failed now. It may have had attempts before."""
     REQUESTED = "requested"
-    """It ends as cancelled, or as what it is if it ends before; it does not begin again."""
+    """The worker will cancel the running job, unless it finishes first. It is not retried."""
     UNSTOPPABLE = "unstoppable"
-    """A worker runs it that cannot be told, such as Node's; it does not begin again."""
+    """The job runs in a worker that cannot cancel it, such as Node's. It is not retried."""
     TOO_LATE = "too_late"
-    """It had ended."""
+    """The job had already finished."""
 
 
 def cancel_reason(given: object) -> str:
-    """Return what is stored as the reason of a cancelled job; refuse what is not text."""
+    """Return the failure reason to store for a cancelled job.
+
+    Raises:
+        ConfigurationError: `given` is not a string.
+    """
     check_type("reason", given, str, "be a string")
     text = scrubbed(str(given)).strip()
     return f"{PREFIX}{text[:_REASON_LIMIT]}" if text else BY_REQUEST
 
 
 def is_cancelled(reason: str | None) -> bool:
-    """Return whether a job fails for this reason because it was cancelled."""
+    """Return True if this is the failure reason of a cancelled job."""
     return reason is not None and reason.startswith(PREFIX)
 
 
 def cancelled(reason: str, error: BaseException | None = None) -> Fail:
-    """Return the outcome of a job that was cancelled; `error` is what its function raised."""
+    """Return the outcome of a cancelled job. `error` is the exception that its function raised."""
     if error is None:
         error, stack = CancelRequested(reason), reason
     else:
@@ -55,6 +59,6 @@ def cancelled(reason: str, error: BaseException | None = None) -> Fail:
 
 
 def cancelled_by_itself(error: CancelRequested) -> Fail:
-    """Return the outcome of a job whose function says that it was cancelled, though nobody did."""
+    """Return the outcome of a job that raised `CancelRequested` without a cancel request."""
     told = reason_of(error)
     return cancelled(told if is_cancelled(told) else f"{PREFIX}{told}", error)

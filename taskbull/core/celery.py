@@ -1,6 +1,6 @@
-"""Celery's names, and what to write here instead: for errors that people who know it meet.
+"""Hints for Celery users: taskbull's equivalents of Celery's names, shown in errors.
 
-Each text completes a sentence: "Celery's `countdown` is …".
+Each text completes the sentence "Celery's `countdown` is …".
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ OPTIONS: Final[Mapping[str, str]] = {
     "serializer": _JSON,
     "compression": _JSON,
 }
-"""Of tasks and calls."""
+"""Options of tasks and calls."""
 
 SETTINGS: Final[Mapping[str, str]] = {
     "main": "the first argument of App here: App('shop')",
@@ -72,7 +72,7 @@ SETTINGS: Final[Mapping[str, str]] = {
     "enable_utc": "not needed here: every eta has its own time zone",
     **{name: OPTIONS[name] for name in ("max_retries", "rate_limit", "retry_backoff")},
 }
-"""Of the app."""
+"""Settings of the app."""
 
 WORKER: Final[Mapping[str, str]] = {
     "pool": "taskbull worker --processes 4 here, or nothing: a plain function runs in a thread",
@@ -86,7 +86,7 @@ WORKER: Final[Mapping[str, str]] = {
     "autoscale": "not here: concurrency=… is for each queue",
     "rate_limit": OPTIONS["rate_limit"],
 }
-"""Of a worker."""
+"""Options of a worker."""
 
 TASK: Final[Mapping[str, str]] = {
     "apply_async": "task.options(delay=60, queue='q').delay(1, 2) here",
@@ -104,7 +104,7 @@ TASK: Final[Mapping[str, str]] = {
     "AsyncResult": "app.job(queue, id) here",
     "run": "task(…) here: the function itself",
 }
-"""What a task of Celery's has."""
+"""Attributes of a Celery task."""
 
 APP: Final[Mapping[str, str]] = {
     "send_task": "app.sync_queue(queue).add(name, {…}) here, or await app.queue(queue).add(…)",
@@ -120,7 +120,7 @@ APP: Final[Mapping[str, str]] = {
     "start": "app.run() here",
     "Task": "@app.middleware here, around each job",
 }
-"""What an app of Celery's has."""
+"""Attributes of a Celery app."""
 
 RESULT: Final[Mapping[str, str]] = {
     "get": "job.result(timeout=…) here, or await job.aresult(timeout=…)",
@@ -134,7 +134,7 @@ RESULT: Final[Mapping[str, str]] = {
     "forget": "app.sync_queue(job.queue).remove(job.id) here",
     "revoke": "job.cancel() here, or await job.acancel()",
 }
-"""What a result of Celery's has."""
+"""Attributes of a Celery result."""
 
 JOB: Final[Mapping[str, str]] = {
     "request": "current_job() itself here: .id, .attempt, .attempts",
@@ -142,7 +142,7 @@ JOB: Final[Mapping[str, str]] = {
     "retry": TASK["retry"],
     "update_state": TASK["update_state"],
 }
-"""What `self` of a bound task has."""
+"""Attributes of `self` in a bound Celery task."""
 
 MODULE: Final[Mapping[str, str]] = {
     "Celery": "App here: App('shop', redis=…)",
@@ -153,16 +153,16 @@ MODULE: Final[Mapping[str, str]] = {
     "signature": TASK["signature"],
     "AsyncResult": APP["AsyncResult"],
 }
-"""What can be imported from Celery."""
+"""Names that can be imported from Celery."""
 
 
 def celery_hint(name: str, of: Mapping[str, str]) -> str:
-    """Return taskbull's word for one of Celery's names, to end a sentence, or nothing."""
+    """Return a hint to append to an error message, or "" if `name` is not Celery's."""
     return f". Celery's {name} is {of[name]}" if name in of else ""
 
 
 def no_attribute(owner: object, of: Mapping[str, str], name: str) -> AttributeError:
-    """Return the error for a missing attribute, with a hint for those who know Celery."""
+    """Return the error for a missing attribute, with a hint if Celery has that name."""
     kind = type(owner).__name__
     message = f"{kind!r} object has no attribute {name!r}{celery_hint(name, of)}"
     return AttributeError(message, name=name, obj=owner)

@@ -1,11 +1,10 @@
-"""Cron lines as BullMQ reads them: which fields there are, and when a line comes next.
+"""Parse cron lines as BullMQ does, compute their next run, and describe them in words.
 
-A line has five fields, or six with the seconds first; fields that are missing on the left are `*`
-(seconds: `0`). When the clocks change, in a zone that has such changes:
+A line has five fields, or six with the seconds first. Fields missing on the left default to `*`,
+the seconds to `0`. Daylight saving time is handled as follows:
 
-- a run that falls into the hour that is left out is made up for right after it, once: 02:30 is at
-  03:30 that day;
-- a run in the hour that comes twice is in the first one only, unless the line runs in every hour.
+- A run in the skipped hour takes place once, right after the gap: 02:30 runs at 03:30 that day.
+- A run in the repeated hour takes place in the first one only, unless the line runs in every hour.
 """
 
 from __future__ import annotations
@@ -24,20 +23,10 @@ from msgspec import Struct
 from taskbull.core.validation import shown
 from taskbull.errors import ConfigurationError
 
-# Cron lines as BullMQ reads them: which fields there are, and when a line comes next.
-#
-# A line has five fields, or six with the seconds first; fields that are missing on the left are
-# `*` (seconds: `0`). When the clocks change, in a zone that has such changes:
-#
-# - a run that falls into the hour that is left out is made up for right after it, once: 02:30 is at
-#   03:30 that day;
-# - a run in the hour that comes twice is in the first one only, unless the line runs in every hour.
-
-
-_EPOCH: Final = datetime(1970, 1, 1)  # noqa: DTZ001 - of wall clocks
+_EPOCH: Final = datetime(1970, 1, 1)  # noqa: DTZ001 - wall-clock time
 _SECOND: Final = timedelta(seconds=1)
 _HORIZON: Final = 40 * 366
-"""How many days a line may wait: a fifth Monday of February takes 28 years, or 40."""
+"""Number of days to search for a run. A fifth Monday of February takes 28 years, or 40."""
 
 _LONGEST: Final = 1_000
 _MACROS: Final = {
@@ -58,16 +47,16 @@ _OFFSET: Final = re.compile(r"UTC([+-]\d{1,2})(?::(\d\d))?", re.IGNORECASE)
 
 
 class _Field(Struct, frozen=True):
-    """What a field is called, and what may stand in it."""
+    """A field of a cron line, with its title and the values that it accepts."""
 
     title: str
     least: int
     most: int
     names: str = ""
-    """The first letters of the names of its values, three of each."""
+    """Three-letter names of the values, joined."""
 
     def values(self, text: str) -> frozenset[int]:
-        """Return the values that a list of parts stands for."""
+        """Return the values that a comma-separated list of parts covers."""
         return frozenset(value for part in text.split(",") for value in self._part(part))
 
     def _part(self, part: str) -> range:
@@ -89,7 +78,7 @@ class _Field(Struct, frozen=True):
         if word.isdecimal():
             return int(word)
         place = self.names.find(word.lower())
-        if len(word) != 3 or place % 3:  # -1 is no multiple of 3 either
+        if len(word) != 3 or place % 3:  # -1 (not found) is not a multiple of 3 either
             raise ValueError(f"{word!r} is not a {self.title}")
         return place // 3 + self.least
 
@@ -101,34 +90,35 @@ _WEEKDAY: Final = _Field("weekday", 0, 7, "sunmontuewedthufrisat")
 
 
 class CronLine(Struct, frozen=True, kw_only=True):
-    """A cron line in a time zone; without one, in that of the process."""
+    """A parsed cron line in a time zone."""
 
     seconds: tuple[int, ...]
     minutes: tuple[int, ...]
     hours: tuple[int, ...]
     months: frozenset[int]
     days: frozenset[int] | None
-    """None: any. 0 is the last day of the month."""
+    """Days of the month, or `None` for any. 0 is the last day of the month."""
     weekdays: frozenset[int] | None
-    """None: any. 0 is Sunday; 10 to 16 are the last Sunday to Saturday of the month."""
+    """Weekdays, or `None` for any. 0 is Sunday; 10 to 16 are the last such day of the month."""
     which: int = 0
-    """1 to 5: only the first to fifth such weekday of the month counts."""
+    """1 to 5 for the first to fifth such weekday of the month only, or 0 for all."""
     zone: tzinfo | None = None
+    """Time zone, or `None` for that of the process."""
 
     def next_after(self, ms: float) -> int | None:
-        """Return the first instant after `ms` at which the line runs; None if there is none."""
+        """Return the time in ms of the first run after `ms`, or `None` if there is none."""
         try:
             found = self._next(int(ms // 1000) + 1)
-        except (OverflowError, ValueError, OSError):  # beyond the end of the calendar
+        except (OverflowError, ValueError, OSError):  # past the end of the calendar
             return None
         return None if found is None else found * 1000
 
     def _next(self, start: int) -> int | None:
-        # As the clock would go on: where it is turned in this very second, it shows another time.
+        # Continue the wall clock of the previous second: the clocks may change in this very second.
         found = self._first(start, self._wall(start - 1) + timedelta(seconds=1))
         again = self._clocks_go_back(start - 1) if len(self.hours) == 24 else None
         if again is not None and (found is None or found >= again):
-            return self._first(again, self._wall(again))  # this hour comes once more, runs and all
+            return self._first(again, self._wall(again))  # The hour repeats, including its runs.
         return found
 
     def _first(self, start: int, shown: datetime) -> int | None:
@@ -136,10 +126,10 @@ class CronLine(Struct, frozen=True, kw_only=True):
         if wall is None:
             return None
         instant = self._instant(wall, fold=0)
-        if instant < start:  # the first of two such hours is over
+        if instant < start:  # The first of the two repeated hours is over.
             return self._instant(wall, fold=1)
         skipped = self._wall(instant) - wall
-        if skipped:  # there is no such time that day
+        if skipped:  # This wall-clock time does not exist on that day.
             back = self._change(instant - int(skipped.total_seconds()), instant)
             return min(instant, self._first(back, self._wall(back)) or instant)
         return instant
@@ -185,12 +175,12 @@ class CronLine(Struct, frozen=True, kw_only=True):
         return int(wall.replace(tzinfo=self.zone, fold=fold).timestamp())
 
     def _clocks_go_back(self, instant: int) -> int | None:
-        """Return when the clock repeats the hour of this instant, if it does."""
+        """Return the instant when the clocks go back and repeat this one, or None."""
         twin = self._instant(self._wall(instant), fold=1)
         return self._change(instant, twin) if twin > instant else None
 
     def _change(self, before: int, after: int) -> int:
-        """Return the first instant with the clock of `after`, not that of `before`."""
+        """Return the first instant between the two that has the UTC offset of `after`."""
 
         def changed(instant: int) -> bool:
             return self._wall(instant) - _SECOND * instant == late
@@ -200,19 +190,25 @@ class CronLine(Struct, frozen=True, kw_only=True):
 
 
 def expand_macro(pattern: str) -> str:
-    """Return the fields that a name such as `@daily` stands for; any other line as it is."""
+    """Replace a macro such as `@daily` with its fields. Other lines are returned unchanged."""
     return _MACROS.get(pattern.strip(), pattern)
 
 
 def pad_line(pattern: str) -> str:
-    """Return a line with the fields that BullMQ lets its users leave out, on the left."""
+    """Return a line with defaults for omitted fields, which BullMQ allows on the left."""
     words = expand_macro(pattern).split()
     return " ".join((*_DEFAULTS[: -len(words)], *words) if 0 < len(words) < 5 else words)
 
 
 @lru_cache(maxsize=256)
 def parse_cron(pattern: str, zone: str | None = None) -> CronLine:
-    """Read a cron line for a time zone; refuse what is none, saying why."""
+    """Parse a cron line for a time zone.
+
+    Without a zone, or with "local" or "system", the line uses the time zone of the process.
+
+    Raises:
+        ConfigurationError: The line is invalid, or the time zone is unknown.
+    """
     words = expand_macro(pattern).split()
     if not 1 <= len(words) <= len(_DEFAULTS) or len(pattern) > _LONGEST:
         raise ConfigurationError(
@@ -273,7 +269,7 @@ def _read_zone(name: str | None) -> tzinfo | None:
         return timezone(timedelta(hours=hours, minutes=-minutes if hours < 0 else minutes))
     try:
         return ZoneInfo(name)
-    except (OSError, ValueError, LookupError):  # names are the same in any case, files are not
+    except (OSError, ValueError, LookupError):  # Zone names ignore case, but file names do not.
         if known := _zone_names().get(name.lower()):
             return ZoneInfo(known)
     raise ConfigurationError(
@@ -283,7 +279,7 @@ def _read_zone(name: str | None) -> tzinfo | None:
 
 @cache
 def _zone_names() -> dict[str, str]:
-    """Return all names in lower case with their spelling; read once, since it takes 20 ms."""
+    # Cached, because listing the zones takes 20 ms.
     return {known.lower(): known for known in available_timezones()}
 
 
@@ -291,11 +287,11 @@ def _last_day(day: date) -> int:
     return monthrange(day.year, day.month)[1]
 
 
-# Cron lines in words.
+# Descriptions of cron lines.
 
 
 _MOST_TIMES = 4
-"""How many times of day are listed; more are told by their fields."""
+"""Maximum number of times of day to list. More are described by their fields."""
 
 _WEEKDAYS = ("Sunday", "Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
 _MONTHS = (
@@ -307,7 +303,7 @@ _ANY = ("*", "?")
 
 
 def describe_cron(pattern: str) -> str:
-    """Return in words when a line of five or six fields runs: `every day at 03:00`."""
+    """Describe in words when a line of five or six fields runs: `every day at 03:00`."""
     fields = pattern.split()
     second, minute, hour, day, month, weekday = fields if len(fields) == 6 else ("0", *fields)
     when, is_time_of_day = _time(second, minute, hour)
@@ -322,7 +318,7 @@ def describe_cron(pattern: str) -> str:
 
 
 def _time(second: str, minute: str, hour: str) -> tuple[str, bool]:
-    """Return the times in words, and whether they are times of the day."""
+    """Return the times in words, and True if they are times of day."""
     times = [_numbers(field) for field in (hour, minute, second)]
     if all(times) and len(times[0]) * len(times[1]) * len(times[2]) <= _MOST_TIMES:
         shown = [_clock(*time) for time in sorted(product(*times))]
@@ -345,7 +341,7 @@ def _clock(hour: int, minute: int, second: int) -> str:
 
 
 def _often(field: str, unit: str) -> str | None:
-    """Return how often a field lets the line run, if it does so evenly."""
+    """Return the frequency in words if the field matches at even intervals, otherwise None."""
     if field in _ANY:
         return f"every {unit}"
     if found := re.fullmatch(r"(?:[*?]|0)/(\d+)", field):
@@ -389,7 +385,7 @@ def _listed(field: str, names: tuple[str, ...]) -> str:
 
 def _named(part: str, names: tuple[str, ...]) -> str:
     if "/" in part:
-        return part  # such as */3, which few people write, and those know what it means
+        return part  # A step such as */3 is rare, and its authors know the notation.
     return " to ".join(_name(word, names) for word in part.split("-"))
 
 
@@ -400,7 +396,7 @@ def _name(word: str, names: tuple[str, ...]) -> str:
 
 
 def _numbers(field: str) -> list[int]:
-    """Return the numbers that a field lists; none if it is not a plain list."""
+    """Return the numbers that a field lists, or an empty list if it is not a plain list."""
     parts = field.split(",")
     return [int(part) for part in parts] if all(part.isdecimal() for part in parts) else []
 

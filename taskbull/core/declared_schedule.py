@@ -1,4 +1,4 @@
-"""A schedule that the code of an app declares; its workers write it."""
+"""Schedules that an app declares in code. Its workers write them to Redis."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from taskbull.core.wire.schedule import check_template
 
 
 class DeclaredSchedule(Struct, frozen=True):
-    """When a job is to be added to a queue, again and again."""
+    """A rule and the job that it adds to a queue."""
 
     id: str
     queue: str
@@ -26,11 +26,11 @@ class DeclaredSchedule(Struct, frozen=True):
 
 
 class DeclaredSchedules(Struct, frozen=True):
-    """All schedules that an app declares, by queue."""
+    """All schedules that an app declares, grouped by queue."""
 
     app: str
     by_queue: Mapping[str, Sequence[DeclaredSchedule]]
 
     def of(self, queue: str) -> Sequence[DeclaredSchedule]:
-        """Return those of a queue."""
+        """Return the schedules of a queue."""
         return self.by_queue.get(queue, ())

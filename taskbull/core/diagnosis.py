@@ -1,4 +1,9 @@
-"""Times and numbers as people say them."""
+"""Explain why a job or a queue does not run, in sentences for users.
+
+The functions are pure: they take facts that were read from Redis and return reasons, the main cause
+first. A job's reasons are ordered by its own state, then its queue, then its place in the queue.
+The module also formats times and numbers for these sentences.
+"""
 
 from __future__ import annotations
 
@@ -15,14 +20,14 @@ from taskbull.core.states import MAX_SAFE_INTEGER, JobState
 from taskbull.core.validation import instant_from_ms, nearest
 from taskbull.core.worker_record import WorkerRecord
 
-# Times and numbers as people say them.
+# Times and numbers in words.
 
 
 _STEPS: Final = ((120, 1, "s"), (7200, 60, "min"), (172_800, 3600, "h"))
 
 
 def span(seconds: float) -> str:
-    """Return a length of time in its largest unit: `0.2 s`, `41 min`, `3 h`, `12 days`."""
+    """Format a duration in its largest unit: `0.2 s`, `41 min`, `3 h`, `12 days`."""
     seconds = max(seconds, 0)
     if seconds < 10:
         return f"{seconds:.1f}".removesuffix(".0") + " s"
@@ -33,7 +38,7 @@ def span(seconds: float) -> str:
 
 
 def moment(instant: datetime, now: datetime) -> str:
-    """Return a time as the clock shows it where `now` is, with its day unless that is today."""
+    """Format a time in the time zone of `now`, with the date unless that is today."""
     local = instant.astimezone(now.tzinfo)
     near = abs((instant - now).total_seconds()) < 120
     clock = f"{local:%H:%M:%S}" if near else f"{local:%H:%M}"
@@ -41,26 +46,27 @@ def moment(instant: datetime, now: datetime) -> str:
 
 
 def ago(instant: datetime, now: datetime) -> str:
-    """Return how long ago that was."""
+    """Format the time since an instant: `41 min ago`."""
     return f"{span((now - instant).total_seconds())} ago"
 
 
 def count_of(count: int, noun: str) -> str:
-    """Return a count with its noun: `1 worker`, `12,840 workers`."""
+    """Format a count with its noun: `1 worker`, `12,840 workers`."""
     return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
 
 
-# Why the jobs of a queue do not run: what holds for all of them, in the order of its weight.
+# Reasons that hold for all jobs of a queue, the most important first.
 
 
 class Reason(Struct, frozen=True):
-    """Why a job does not run, or what became of it."""
+    """A reason why a job does not run, or a description of how it finished."""
 
     code: str
+    """Short identifier, such as `paused` or `task_unknown`."""
     text: str
-    """A sentence for people."""
+    """Explanation for users, in full sentences."""
     facts: Mapping[str, Any] = {}
-    """What it is made of."""
+    """Values that the text was built from."""
 
 
 def holding(
@@ -69,7 +75,14 @@ def holding(
     unclaimed: tuple[datetime, datetime] | None = None,
     state: JobState = JobState.WAITING,
 ) -> Iterator[Reason]:
-    """Name what keeps workers from taking jobs of a queue, or a job of one task, from the start."""
+    """Yield the reasons why workers fetch no jobs of a queue, or none of one task.
+
+    Args:
+        queue: Facts about the queue.
+        task: Task name to check against the tasks that the workers know, or "" to skip that check.
+        unclaimed: First and last time when a worker fetched the job without knowing its task.
+        state: State of the job. Limits on starts are reported only for jobs that wait to start.
+    """
     if queue.paused:
         yield _paused(queue)
     if queue.workers == 0:
@@ -94,7 +107,7 @@ _STARTING = frozenset({JobState.WAITING, JobState.PRIORITIZED, JobState.PAUSED, 
 
 
 def explain_queue(queue: QueueFacts) -> list[Reason]:
-    """Say what keeps the jobs of a queue from running; the cause first."""
+    """Return the reasons why the jobs of a queue do not run, the main cause first."""
     reasons = [*holding(queue)]
     if queue.lockless:
         jobs = count_of(queue.lockless, "running job")
@@ -171,7 +184,7 @@ def _limits(queue: QueueFacts) -> Iterator[Reason]:
     if queue.limited_for is not None and most is not None and queue.started >= most:
         per = "" if window is None else f" per {_unit(window)}"
         allowed = f"{most:,}{per} are allowed"
-        if queue.started >= MAX_SAFE_INTEGER:  # as `rate_limit` writes it
+        if queue.started >= MAX_SAFE_INTEGER:  # the value that `rate_limit` writes
             allowed = "Somebody has stopped all starts for a while"
         text = f"{allowed}; the next start is in {span(queue.limited_for)}."
         yield Reason("limited", text, {"max": most, "seconds": queue.limited_for})
@@ -182,7 +195,7 @@ def _limits(queue: QueueFacts) -> Iterator[Reason]:
 
 
 def _rate_limit(queue: QueueFacts) -> tuple[int | None, float | None]:
-    """Return how many jobs may start, in how many seconds: the queue's rule, or our workers'."""
+    """Return the number of jobs and the seconds of the queue's limit, or of its workers'."""
     if queue.rate_max is not None:
         return queue.rate_max, queue.rate_window
     own = [record.limiter for record in queue.records if record.limiter is not None]
@@ -219,84 +232,87 @@ def _pace(queue: QueueFacts, *, held: bool) -> Reason:
     return Reason("waiting", f"{text}.", facts)
 
 
-# Why a job does not run, or what became of it: facts in, reasons out, the cause first.
-#
-# What holds by the job's own state comes first; what holds by its queue follows, then its place.
+# Reasons for a single job.
 
 
 class ChildFacts(Struct, frozen=True):
     """A child that a job waits for."""
 
     label: str
-    """Its name and id, such as `fetch#13`."""
+    """Name and id of the child, such as `fetch#13`."""
     state: JobState
 
 
 class JobFacts(Struct, frozen=True, kw_only=True):
-    """A job, and its queue, at one moment; what nobody knows is None."""
+    """Snapshot of a job and its queue. Unknown values are `None`."""
 
     queue: QueueFacts
     id: str
     stored: bool
-    """Whether there is such a job."""
+    """True if the job exists in Redis."""
     state: JobState = JobState.UNKNOWN
     sure: bool = True
-    """Whether state and place are exact."""
+    """True if the state and the place are exact."""
     last_id: int = 0
-    """The last id that the queue has given out."""
+    """Last id that the queue's counter assigned."""
     name: str = ""
     attempts_made: int = 0
     attempts: int = 1
     reason: str = ""
-    """Why its last attempt failed."""
+    """Error of the last attempt."""
     started: datetime | None = None
     finished: datetime | None = None
     worker: str = ""
     lock_seconds: float | None = None
+    """Seconds until the lock expires, or `None` if the job has no lock."""
     lock_renewed: float | None = None
-    """Seconds since its lock was renewed, where that is known."""
+    """Seconds since the lock was last renewed."""
     usual: float | None = None
-    """Seconds that such jobs take."""
+    """Usual run time of such jobs in seconds."""
     stalled_interval: float = 30.0
     doom: str = ""
-    """Why the next worker will fail it without running it."""
+    """Reason why the next worker will fail the job without running it."""
     due: datetime | None = None
     schedule: str = ""
     unclaimed: tuple[datetime, datetime] | None = None
-    """When workers first and last met it without having its task."""
+    """First and last time when a worker fetched the job without knowing its task."""
     is_held: bool = False
-    """Whether a worker has delayed it, because it had stalled before."""
+    """True if a worker delayed the job because it had stalled before."""
     pending: int = 0
-    """How many children it waits for."""
+    """Number of children that have not finished."""
     children: int = 0
-    """How many it has."""
+    """Number of all children."""
     awaited: Sequence[ChildFacts] = ()
-    """Some of those that it waits for."""
+    """Some of the pending children."""
     expires: datetime | None = None
     before: int | None = None
-    """How many jobs run before it."""
+    """Number of jobs ahead of this one."""
     before_unranked: int = 0
-    """How many of those have no priority, where it has one."""
+    """Number of jobs ahead that have no priority, if this one has a priority."""
 
 
 class Explanation(Struct, frozen=True):
-    """Why a job, or a queue, does not run: the first reason is the cause, others hold as well."""
+    """An explanation of why a job or a queue does not run.
+
+    The first reason is the main cause. The other reasons also hold.
+    """
 
     queue: str
     id: str | None
+    """Job id, or `None` if the explanation is about a queue."""
     state: str
     reasons: list[Reason]
     found: bool = True
-    """Whether there is such a job."""
+    """False if the job does not exist."""
 
     @property
     def text(self) -> str:
-        """All reasons as one paragraph."""
+        """All reasons in one paragraph."""
         first, *others = [reason.text for reason in self.reasons]
         return " ".join([first, *(f"Also: {text}" for text in others)])
 
     def describe(self) -> dict[str, Any]:
-        """Return it as JSON has it: what `taskbull why --json` prints."""
+        """Return the explanation as the JSON object that `taskbull why --json` prints."""
         return {
             "queue": self.queue,
             "id": self.id,
@@ -309,7 +325,7 @@ class Explanation(Struct, frozen=True):
 
 
 def explain(job: JobFacts) -> Explanation:
-    """Say where a job is, since when, what it waits for, and what would help."""
+    """Explain where a job is, since when, why it waits, and how to fix that."""
     reasons = [*_absent(job)] if not job.stored else [*_ended(job)] or [*_alive(job)]
     return Explanation(job.queue.name, job.id, str(job.state), reasons, job.stored)
 
@@ -346,7 +362,7 @@ def _ended(job: JobFacts) -> Iterator[Reason]:
 
 
 def _failure(job: JobFacts, when: str) -> str:
-    """Return why a job has failed, as the rest of a sentence, and what helps."""
+    """Return the rest of the sentence that starts with "It": the cause and the remedy."""
     if is_cancelled(job.reason) or is_expired(job.reason):
         ended, _, why = (job.reason or "").partition(": ")
         was = "was " if is_cancelled(job.reason) else ""
@@ -485,7 +501,7 @@ def _rate(per_second: float) -> str:
 
 
 def _closed(text: str) -> str:
-    """Return a text that ends as a sentence does."""
+    """Return the text with a period, unless it already ends like a sentence."""
     return text if text.endswith((".", "!", "?", "…")) else f"{text}."
 
 

@@ -1,7 +1,8 @@
-"""What happens in a worker, as small values; whoever wants to know listens.
+"""Events that a worker emits, and the check for their listeners.
 
-Every event says which worker and which queue; those of a job carry it. That a job has ended is told
-when Redis has accepted it, not before: a job whose lock was lost is never reported as completed.
+Every event names its worker and queue. Job events carry the job. A worker emits the event of a
+finished job only after Redis has accepted the outcome. So a job that lost its lock is never
+reported as completed.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from taskbull.core.outcome import (
 )
 from taskbull.core.validation import refusal
 
-# Those that listeners may know: what `taskbull.events` has.
+# The names that `taskbull.events` exports.
 __all__ = [
     "CircuitClosed",
     "CircuitHalfOpened",
@@ -63,114 +64,122 @@ __all__ = [
 
 
 class Event(Struct, frozen=True):
-    """Something that happened in a worker. A listener to this class hears everything."""
+    """Base class of all events. A listener for this class receives every event."""
 
     worker_id: str
     queue: str
-    """Empty where it concerns all queues of the worker."""
+    """Name of the queue, or an empty string if the event concerns all queues of the worker."""
 
 
 class JobEvent(Event, frozen=True, kw_only=True):
-    """Something that happened to a job."""
+    """Base class of events about a job."""
 
     job: Job
 
 
 class Started(JobEvent, frozen=True, kw_only=True):
-    """A job was taken and begins to run."""
+    """A worker fetched a job and is starting it."""
 
 
 class Ended(JobEvent, frozen=True, kw_only=True):
-    """A job that had been started ended, in whichever way.
+    """Base class of events about the end of an attempt, whatever its outcome.
 
-    The `job` of `Completed`, `Failed` and `Retried` is as it stands in Redis after the attempt:
-    `processed_on`, `processed_by`, `attempts_made`, `progress` and, as it applies, `finished_on`,
-    `returnvalue` and `failed_reason`; `attempt` is the one that ended. Its data and older stacks
-    are as they were when the job was taken.
+    The `job` of `Completed`, `Failed` and `Retried` has the values that Redis holds after the
+    attempt: `processed_on`, `processed_by`, `attempts_made` and `progress`. Depending on the
+    outcome, it also has `finished_on`, `returnvalue` or `failed_reason`. `attempt` is the number of
+    the attempt that finished. The data and earlier stack traces are those read when the job was
+    fetched.
     """
 
     duration: float
-    """Seconds for which it ran."""
+    """Run time of the attempt in seconds."""
     outcome: Outcome
+    """Outcome of the attempt."""
 
 
 class Completed(Ended, frozen=True, kw_only=True):
-    """A job is done."""
+    """A job completed."""
 
     outcome: Complete
 
     @property
     def raw_value(self) -> bytes:
-        """What it returned, as JSON."""
+        """Result of the job as JSON."""
         return self.outcome.value
 
     @property
     def value(self) -> Any:
-        """What it returned."""
+        """Result of the job, decoded."""
         return payload.decode(self.outcome.value)
 
 
 class Failed(Ended, frozen=True, kw_only=True):
-    """A job failed for good."""
+    """A job failed permanently."""
 
     outcome: Fail
 
     @property
     def failure(self) -> Failure:
-        """What went wrong in its last attempt."""
+        """Error of the last attempt."""
         return self.outcome.failure
 
     @property
     def verdict(self) -> Verdict:
-        """Why it is not tried again."""
+        """Reason why the job is not retried."""
         return self.outcome.verdict
 
 
 class Retried(Ended, frozen=True, kw_only=True):
-    """An attempt failed; the job runs again after `delay` seconds."""
+    """An attempt failed, and the job will be retried after `delay` seconds."""
 
     outcome: RetryAfter
 
     @property
     def failure(self) -> Failure:
-        """What went wrong."""
+        """Error of the attempt."""
         return self.outcome.failure
 
     @property
     def delay(self) -> float:
-        """Seconds until it may run again."""
+        """Seconds until the job may run again."""
         return self.outcome.delay
 
 
 class Released(Ended, frozen=True, kw_only=True):
-    """A job waits again with no attempt spent: the worker stops, or the task asked for it."""
+    """A job was released without using an attempt.
+
+    Either the worker is stopping, or the task asked for it.
+    """
 
     outcome: SnoozeFor | LimitQueue | GiveBack | AwaitChildren
 
     @property
     def delay(self) -> float:
-        """Seconds until it may run again."""
+        """Seconds until the job may run again."""
         return self.outcome.delay
 
 
 class Lost(Ended, frozen=True, kw_only=True):
-    """The job's lock is gone, so nothing was written: another worker runs it, or will."""
+    """A job lost its lock, so its outcome was not stored.
+
+    Another worker is running the job, or will run it.
+    """
 
     outcome: LetGo
 
     @property
     def loss(self) -> Loss:
-        """Why the lock is gone."""
+        """Reason for the loss of the lock."""
         return self.outcome.loss
 
     @property
     def reason(self) -> str:
-        """Why the lock is gone, as a sentence."""
+        """Reason for the loss of the lock, as a sentence."""
         return self.outcome.reason
 
 
 def told_as(kind: Kind) -> type[Ended]:
-    """Return the class of the event that tells of an outcome."""
+    """Return the event class for an outcome."""
     match kind:
         case Kind.COMPLETED:
             return Completed
@@ -187,17 +196,18 @@ def told_as(kind: Kind) -> type[Ended]:
 
 
 class Stalled(JobEvent, frozen=True, kw_only=True):
-    """A job whose worker is gone was put back by this one; `doomed`: to fail at its next start."""
+    """A worker returned a stalled job, whose own worker died, to its queue."""
 
     doomed: bool
+    """True if the next worker that fetches the job will fail it without running it."""
 
 
 class Swept(Event, frozen=True, kw_only=True):
-    """A check for stalled jobs was made, by this worker or, just before, by another."""
+    """This worker checked for stalled jobs, or another one had done so just before."""
 
 
 class SweepSkipped(Event, frozen=True, kw_only=True):
-    """The check for stalled jobs was still busy when the next one was due."""
+    """A check for stalled jobs was skipped because the previous one was still running."""
 
 
 class LocksRenewed(Event, frozen=True, kw_only=True):
@@ -208,95 +218,101 @@ class LocksRenewed(Event, frozen=True, kw_only=True):
 
 
 class HeartbeatFailed(Event, frozen=True, kw_only=True):
-    """The locks of `count` jobs could not be renewed; it is tried again soon."""
+    """The heartbeat could not renew the locks of `count` jobs and will retry soon."""
 
     count: int
     reason: str
 
 
 class LoopBlocked(Event, frozen=True, kw_only=True):
-    """The event loop did not move for `duration` seconds; told when it moves again."""
+    """The event loop was blocked for `duration` seconds. Emitted once it runs again."""
 
     duration: float
     where: str
-    """The line that held it up, as far as known."""
+    """Line of code that blocked the loop, if known."""
     job: Job | None
-    """The job that held it up, as far as known."""
+    """Job that blocked the loop, if known."""
 
 
 class ThreadAbandoned(JobEvent, frozen=True, kw_only=True):
-    """The job's function outlived its time in a thread, and still runs there."""
+    """A job ran out of time, but its function is still running in a thread."""
 
     abandoned: int
-    """How many threads are abandoned now."""
+    """Number of threads that are abandoned now."""
 
 
 class ProcessEnded(Event, frozen=True, kw_only=True):
-    """A process of the pool has died, or had to be ended with its job; another takes its place."""
+    """A pool process died or was killed together with its job. A new process replaces it."""
 
     pid: int
     reason: str
     job: Job | None
-    """The job that ran in it when it died."""
+    """Job that was running in the process, if any."""
 
 
 class ProcessRecycled(Event, frozen=True, kw_only=True):
-    """A process of the pool has done its share (`process_max_jobs`, `process_max_memory`)."""
+    """A pool process was replaced because of `process_max_jobs` or `process_max_memory`."""
 
     pid: int
     reason: str
 
 
 class RedisLost(Event, frozen=True, kw_only=True):
-    """Redis cannot be reached; running jobs go on, no new ones are taken."""
+    """The connection to Redis was lost. Running jobs continue, and fetching is paused."""
 
     reason: str
 
 
 class ReconnectFailed(Event, frozen=True, kw_only=True):
-    """A try to connect to Redis failed; the next one is in `delay` seconds."""
+    """An attempt to connect to Redis failed. The next one follows after `delay` seconds."""
 
     reason: str
     delay: float
 
 
 class RedisBack(Event, frozen=True, kw_only=True):
-    """Redis is back."""
+    """The connection to Redis was restored."""
 
     duration: float
-    """Seconds without it."""
+    """Seconds without a connection."""
     attempts: int
-    """Tries to connect that failed meanwhile."""
+    """Number of connection attempts that failed in that time."""
 
 
 class Recovered(Event, frozen=True, kw_only=True):
-    """A call whose reply was lost was settled by what is in Redis."""
+    """A call whose reply was lost was resolved by comparing it with the data in Redis."""
 
     adopted: int
-    """Jobs that it had taken, and that run here now."""
+    """Number of jobs that the call had fetched. They now run in this worker."""
     settled: int
-    """Ended jobs that it had written."""
+    """Number of outcomes that the call had stored."""
     resent: int
-    """Ended jobs that are written again, because it had not."""
+    """Number of outcomes that are sent again because the call had not stored them."""
 
 
 class CircuitOpened(Event, frozen=True, kw_only=True):
-    """So many attempts failed in a row that no more jobs are taken for a while."""
+    """A circuit breaker opened because `threshold` attempts in a row failed.
+
+    The worker fetches no jobs of the queue for a while.
+    """
 
     failures: int
+    """Number of failed attempts in a row."""
     threshold: int
+    """Configured threshold."""
 
 
 class CircuitHalfOpened(Event, frozen=True, kw_only=True):
-    """After `duration` seconds without, a few jobs are tried."""
+    """An open circuit breaker lets a few jobs through after `duration` seconds."""
 
     duration: float
 
 
 class CircuitClosed(Event, frozen=True, kw_only=True):
-    """The jobs that were tried succeeded: all are taken again."""
+    """A circuit breaker closed because its test jobs succeeded. All jobs are fetched again."""
 
     test_job_id: str
+    """Id of the last test job."""
 
 
 E = TypeVar("E", bound=Event)
@@ -305,7 +321,7 @@ Listener: TypeAlias = Callable[[E], object]
 
 
 def check_listener(kind: object, listener: object) -> None:
-    """Refuse what is not a kind of event, or cannot listen."""
+    """Raise `ConfigurationError` unless `kind` is an event class and `listener` a sync callable."""
     if not _is_event(kind):
         raise refusal("event", "be a class of taskbull.events", kind)
     if not callable(listener) or inspect.iscoroutinefunction(listener):

@@ -1,6 +1,7 @@
-"""Which errors pass, and which do not: the default classifier.
+"""Errors of tasks: the default classifier, and their reason and stack trace as text.
 
-Foreign classes are known by the name of their package, so that none of it is imported.
+Classes of other packages are recognized by name, so that those packages need not be imported. An
+error may run third-party code in its methods, so reading one must never raise.
 """
 
 from __future__ import annotations
@@ -31,19 +32,17 @@ from taskbull.errors import (
     TransientError,
 )
 
-# Which errors pass, and which do not: the default classifier.
-#
-# Foreign classes are known by the name of their package, so that none of it is imported.
+# The default classifier.
 
 
 Classifier = Callable[[BaseException], Category | str | None]
-"""Returns the category of an error, or None to leave it to the default classifier."""
+"""Function that returns an error's category, or `None` to use the default classifier."""
 
 _PERMANENT = (
     PermanentError,
     CorruptJob,
     InvalidArguments,
-    TaskNotRegistered,  # it has waited for a worker that has the task by then
+    TaskNotRegistered,  # Raised only after waiting for a worker that knows the task.
     SerializationError,
     ConfigurationError,
     PermissionError,
@@ -77,7 +76,7 @@ _TRANSIENT_ERRNOS = frozenset(
     }
 )
 
-# (package, class) of errors whose cause is the network or a busy server.
+# (package, class) of errors caused by the network or a busy server.
 _FOREIGN_TRANSIENT = frozenset(
     {
         ("aiohttp", "ClientConnectionError"),
@@ -113,11 +112,14 @@ _FOREIGN_PERMANENT = frozenset(
 )
 
 _HTTP_CLIENTS = frozenset({"aiohttp", "httpx", "requests", "urllib", "urllib3"})
-_TRANSIENT_STATUSES = frozenset({408, 425, 429})  # the server says: later
+_TRANSIENT_STATUSES = frozenset({408, 425, 429})  # The server asks the client to retry.
 
 
 def classify(error: BaseException) -> Category:
-    """Return whether trying again may help; for a group, its worst member decides."""
+    """Return the category of an error: permanent, transient or unknown.
+
+    An exception group gets the worst category of its members: permanent, then transient.
+    """
     return min((_classify_one(leaf) for leaf in leaves(error)), key=_SEVERITY.index)
 
 
@@ -137,7 +139,7 @@ def _classify_one(error: BaseException) -> Category:
 
 def leaves(error: BaseException) -> Iterator[BaseException]:
     """Return the errors in a group, or the error itself if it is not a group."""
-    # By its type: `isinstance` would ask the error for its class, which may raise.
+    # Use type(): `isinstance` would read the error's `__class__`, which may raise.
     if issubclass(type(error), BaseExceptionGroup):
         for member in cast("BaseExceptionGroup[BaseException]", error).exceptions:
             yield from leaves(member)
@@ -146,7 +148,7 @@ def leaves(error: BaseException) -> Iterator[BaseException]:
 
 
 def causes(error: BaseException) -> list[BaseException]:
-    """Return the errors of a group, and all from which they were raised."""
+    """Return an error, the members of its groups, and all their causes and contexts."""
     found: list[BaseException] = []
     waiting = [error]
     while waiting:
@@ -177,7 +179,7 @@ def _classify_status(status: int) -> Category:
 
 
 def _http_status(error: BaseException) -> int | None:
-    """Return the HTTP status that a client's error carries, if it carries one."""
+    """Return the status of an HTTP client's error, or None if it has none."""
     packages = {kind.__module__.partition(".")[0] for kind in type(error).__mro__}
     if not packages & _HTTP_CLIENTS:
         return None
@@ -187,48 +189,49 @@ def _http_status(error: BaseException) -> int | None:
             getattr(error, "status", None),  # aiohttp
             getattr(error, "code", None),  # urllib
         ]
-    except Exception:  # noqa: BLE001 - foreign code: httpx raises where there is no response
+    except Exception:  # noqa: BLE001 - third-party code: httpx raises if there is no response
         return None
     return next((status for status in found if isinstance(status, int) and status >= 100), None)
 
 
-# Telling our own code from that of others, in stacks that are shown to people.
+# Removal of taskbull's own frames from stack traces.
 
 
 _PACKAGE = str(Path(__file__).parent.parent) + os.sep
 
 ERRORS = TaskbullError.__module__
-"""The module in which all exceptions of taskbull stand."""
+"""Module that defines all exceptions of taskbull."""
 
 
 def is_ours(filename: str) -> bool:
-    """Return whether a file belongs to taskbull itself."""
+    """Return True if a file belongs to taskbull."""
     return filename.startswith(_PACKAGE)
 
 
 def where_of(stack: str) -> str:
-    """Return a stack as the C code of Python writes it, without our own frames."""
+    """Return a stack in the format of `faulthandler`, without taskbull's frames."""
     lines = [line for line in stack.splitlines() if f'File "{_PACKAGE}' not in line]
     return "\n".join(line for line in lines if 'File "<frozen runpy>"' not in line).strip()
 
 
 def leave_out_our_frames(error: BaseException) -> None:
-    """Drop our own frames from the top of an error's stack, and of those of the errors it carries.
+    """Remove taskbull's frames from the tracebacks of an error and of all errors it refers to.
 
-    Those who called a task say nothing about it, nor does what stands between a middleware and the
-    task. Frames of ours stay behind the last frame of others, for there something was asked of us;
-    and where there are no others: then the error is our own fault, unless it is one that we raise
-    to say something, whose message is enough.
+    The frames between a worker, its middleware and the task do not help the user. Two kinds of
+    taskbull frames stay. Frames after the last user frame stay because the user's code called
+    taskbull there. If there are only taskbull frames, they stay because the error is a bug in
+    taskbull. An exception of `taskbull.errors` has its frames removed even then, because its
+    message is enough.
     """
     waiting, seen = [error], set[int]()
     while waiting:
         one = waiting.pop()
-        if id(one) in seen:  # causes can go round in a circle
+        if id(one) in seen:  # Causes can form a cycle.
             continue
         seen.add(id(one))
-        # Not by assignment: a class may refuse to be changed, as a frozen dataclass does.
+        # Do not assign the attribute: a class may reject that, as a frozen dataclass does.
         BaseException.with_traceback(one, _shortened(one))
-        with suppress(Exception):  # foreign code: a class may have attributes of its own
+        with suppress(Exception):  # Third-party code: a class may override these attributes.
             waiting += [other for other in (one.__cause__, one.__context__) if other is not None]
             if isinstance(one, BaseExceptionGroup):
                 waiting += cast("BaseExceptionGroup[BaseException]", one).exceptions
@@ -251,14 +254,14 @@ def _shortened(error: BaseException) -> TracebackType | None:
     return linked
 
 
-# What is told and stored about an error: what it says in one sentence, and its stack as text.
+# The reason and the stack trace of an error, as logged and stored.
 
 
 REASON_LIMIT = 10_000
 STACK_LIMIT = 50_000
 
 _MEMBERS = 3
-"""Errors of a group that are named in its reason, at the most."""
+"""Maximum number of members that the reason of an exception group names."""
 
 _OTHER_LOOP: Final = {
     "must be called from async context": "trio",
@@ -267,35 +270,35 @@ _OTHER_LOOP: Final = {
     "'nonetype' object has no attribute 'create_future'": "asyncio",
     "trio got unexpected": "asyncio",
 }
-"""What errors say that come from calling one event loop's functions where another one runs."""
+"""Event loop that a function needs, by the error that it raises in another event loop."""
 
 
 def reason_of(error: BaseException) -> str:
-    """Return what went wrong, such as `KeyError: 'customer_id'`; never raise.
+    """Return the class and message of an error, such as `KeyError: 'customer_id'`. Never raises.
 
-    The exceptions of taskbull itself stand without their type: their message is a sentence, which
-    names what happened, and often it is BullMQ's own. A class that a user derives from one of them
-    is named, like any other. An error without a message is its type alone.
+    The class is omitted for taskbull's own exceptions, because their message is a full sentence and
+    often BullMQ's own. A user-defined subclass is named like any other class. If there is no
+    message, the result is the class name alone.
     """
     return _storable(_told(error), REASON_LIMIT)
 
 
 def message_of(error: BaseException) -> str:
-    """Return the message without the type; never raise."""
+    """Return the message of an error without its class. Never raises."""
     return _storable(_message(error), REASON_LIMIT)
 
 
 def stack_of(error: BaseException, notes: Sequence[str] = ()) -> str:
-    """Return the error's traceback with `notes` below it; never raise."""
+    """Return the formatted traceback of an error, followed by `notes`. Never raises."""
     try:
         stack = "".join(traceback.format_exception(error))
-    except BaseException:  # noqa: BLE001 - foreign code: whatever hangs at an exception
+    except BaseException:  # noqa: BLE001 - third-party code: attributes of the exception
         stack = f"{reason_of(error)}\n"
     return _storable("\n".join([stack.rstrip("\n"), *notes]), STACK_LIMIT)
 
 
 def hint_for(error: BaseException) -> str | None:
-    """Name the way out of an error that says too little to whoever meets it first."""
+    """Return a hint for an error caused by the wrong event loop, otherwise `None`."""
     if not isinstance(error, RuntimeError | TypeError | AttributeError):
         return None
     message = _message(error).lower()
@@ -322,7 +325,7 @@ def _told(error: BaseException) -> str:
 def _message(error: BaseException) -> str:
     try:
         return str(error)
-    except BaseException as fault:  # noqa: BLE001 - foreign code: an exception's own __str__
+    except BaseException as fault:  # noqa: BLE001 - third-party code: the exception's __str__
         return f"its message cannot be read, because str() raised {type(fault).__name__}"
 
 
@@ -332,18 +335,18 @@ def _members(group: BaseExceptionGroup[BaseException]) -> str:
 
 
 def _name(error: BaseException) -> str:
-    """Return a class's name as people write it: `Order.DoesNotExist`, without functions."""
+    """Return the qualified class name without enclosing functions: `Order.DoesNotExist`."""
     return type(error).__qualname__.rpartition("<locals>.")[2]
 
 
 def _storable(text: str, limit: int) -> str:
     if len(text) > limit:
-        # Both ends tell: where it began, and what it came to.
+        # Keep both ends: the first shows the origin, the last the error.
         half = limit // 2
         text = f"{text[:half]}\n… {len(text) - 2 * half} characters left out …\n{text[-half:]}"
     return scrubbed(text)
 
 
 def scrubbed(text: str) -> str:
-    """Return the text with lone surrogates spelled out, so that UTF-8 can hold it."""
+    """Return the text with lone surrogates escaped, so that UTF-8 can encode it."""
     return text.encode("utf-8", "backslashreplace").decode()

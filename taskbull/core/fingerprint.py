@@ -1,4 +1,4 @@
-"""What like errors have in common: those that differ only in such parts have one fingerprint."""
+"""Group similar errors: those that differ only in variable parts share a fingerprint."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Final
 from msgspec import Struct
 
 VARIABLE: Final = "<…>"
-"""Stands for a part of a message that differs from job to job."""
+"""Placeholder for a part of a message that differs from job to job."""
 
 _LONGEST: Final = 200
 
@@ -34,34 +34,41 @@ _NODE_FRAME: Final = re.compile(
 
 
 class Alike(Struct, frozen=True):
-    """What errors have in common that are taken for one."""
+    """The common parts of a group of similar errors."""
 
     task: str
     kind: str
-    """The class of the error; empty where nobody wrote it down."""
+    """Class name of the error, or an empty string if it is not known."""
     message: str
-    """What their messages have in common; `<…>` stands for what differs."""
+    """Common part of the messages, with `<…>` for variable parts."""
 
     @property
     def error(self) -> str:
-        """The error in one line."""
+        """Class name and message in one line."""
         return ": ".join(part for part in (self.kind, self.message) if part)
 
     @property
     def fingerprint(self) -> str:
-        """Ten digits by which such errors are known, on all machines and for good."""
+        """Ten hex digits that identify the group, on all machines and permanently."""
         whole = "\0".join((self.task, self.kind, self.message)).encode("utf-8", "backslashreplace")
         return blake2b(whole, digest_size=5).hexdigest()
 
 
 def common_part(message: str) -> str:
-    """Return the first line of a message, with what differs from job to job left open."""
+    """Return the first line of a message, with `<…>` for variable parts."""
     line = message.strip().partition("\n")[0][:_LONGEST]
     return _VARIABLES.sub(VARIABLE, line)
 
 
 def alike(task: str, reason: str, head: str = "", tail: str = "") -> Alike:
-    """Return what a failure has in common with others: its reason, and both ends of its stack."""
+    """Return the group of a failure.
+
+    Args:
+        task: Name of the task.
+        reason: Failure reason of the job.
+        head: Start of the stack trace.
+        tail: End of the stack trace.
+    """
     kind = _kind(reason, head, tail)
     message = reason
     if kind and reason.startswith(kind):
@@ -70,7 +77,7 @@ def alike(task: str, reason: str, head: str = "", tail: str = "") -> Alike:
 
 
 def frame_of(head: str, tail: str) -> str:
-    """Return the frame nearest to where it broke, such as `mail.py:88 in render`; or nothing."""
+    """Return the innermost frame, such as `mail.py:88 in render`, or "" if there is none."""
     if found := [*_PYTHON_FRAME.finditer(tail)]:
         path, line, name = found[-1].groups()
     elif node := _NODE_FRAME.search(head):
@@ -85,7 +92,7 @@ def frame_of(head: str, tail: str) -> str:
 def _kind(reason: str, head: str, tail: str) -> str:
     first = head.partition("\n")[0]
     if "Traceback (most recent call last)" not in first:
-        # Node's stacks begin with the error, and so do ours that have no frames.
+        # Node's stacks start with the error, and so do taskbull's stacks without frames.
         return _class(first)
     if own := _class(reason.partition("\n")[0]):
         return own

@@ -1,6 +1,7 @@
-"""A flow: a tree of jobs, each of which runs after its children. What may stand in one.
+"""Flows: trees of jobs that run after their children, and the checks of such trees.
 
-The jobs of a flow are added level by level, as BullMQ does: the root, its children, theirs.
+The jobs of a flow are added level by level, as BullMQ does: first the root, then its children, then
+their children.
 """
 
 from __future__ import annotations
@@ -21,27 +22,28 @@ R_co = TypeVar("R_co", covariant=True)
 
 
 class Need(Struct, frozen=True):
-    """A parameter of a job's task that takes what children return."""
+    """A task parameter that takes the results of children."""
 
     parameter: str
     child: str
-    """The name of these children."""
+    """Task name of the children."""
     one: bool
-    """Whether it takes the result of one child, or those of all."""
+    """True if the parameter takes the result of one child, False if it takes a list."""
 
 
 class Branch(Struct, frozen=True):
-    """A job of a flow, and all below it."""
+    """A job of a flow with all its descendants."""
 
     queue: QueueKeys
     job: NewJob
     children: Sequence[tuple[Branch, OnFailure]] = ()
-    """Each with what its failure means, unless its own options say that."""
+    """Children with their default `on_failure`. A child's own options take precedence."""
     needs: Sequence[Need] = ()
+    """Parameters of the job's task that take results of children."""
 
 
 class Source(Protocol[R_co]):
-    """What children are of: a task, whose results have a type."""
+    """The task of a group of children, which knows the type of their results."""
 
     @property
     def name(self) -> str: ...
@@ -49,31 +51,31 @@ class Source(Protocol[R_co]):
 
 
 class Growing(Protocol):
-    """A job as users make it, by `task.job(…)` or `queue.job(…)`."""
+    """A job created by `task.job(…)` or `queue.job(…)`."""
 
     def branch(self) -> Branch:
-        """Return the job as a part of a flow, with all below it."""
+        """Return the job and its descendants as a branch of a flow."""
         ...
 
     def after(self, children: Children) -> Growing:
-        """Return the job as one that waits for these, too."""
+        """Return a copy of the job that also waits for these children."""
         ...
 
 
 class Children(Struct, frozen=True):
-    """Jobs that another one waits for, as users give them."""
+    """A group of jobs that a parent waits for, with a common `on_failure`."""
 
     jobs: tuple[Growing, ...]
     on_failure: OnFailure
 
 
 def branches_of(children: Iterable[Children]) -> list[tuple[Branch, OnFailure]]:
-    """Return children as parts of a flow."""
+    """Return each child as a branch, with its group's `on_failure`."""
     return [(job.branch(), group.on_failure) for group in children for job in group.jobs]
 
 
 def queues_of(branch: Branch) -> list[QueueKeys]:
-    """Return the queues of a tree, each once."""
+    """Return the distinct queues of a tree."""
     found = {branch.queue.base: branch.queue}
     for child, _ in branch.children:
         found |= {queue.base: queue for queue in queues_of(child)}
@@ -81,19 +83,23 @@ def queues_of(branch: Branch) -> list[QueueKeys]:
 
 
 class Member(Struct, frozen=True):
-    """A job of a flow at its place among all of them."""
+    """A job of a flow, with the list indexes of its parent and children."""
 
     branch: Branch
     id: str
     parent: int | None
-    """The place of its parent; None for the root."""
+    """Index of the parent, or `None` for the root."""
     on_failure: OnFailure
     children: range
-    """The places of its children."""
+    """Indexes of the children."""
 
 
 def children_of(what: str, jobs: Sequence[object], on_failure: object) -> Children:
-    """Read the jobs that `after` or `spawn` were given: each of them a job, or an iterable."""
+    """Collect the arguments of `after` or `spawn`, each a job or an iterable of jobs.
+
+    Raises:
+        ConfigurationError: An argument is not a job, or `on_failure` is invalid.
+    """
     check_choice("on_failure", on_failure, ON_FAILURE)
     found: list[object] = []
     for each in jobs:
@@ -112,14 +118,17 @@ def children_of(what: str, jobs: Sequence[object], on_failure: object) -> Childr
 
 
 def is_job(value: object) -> TypeGuard[Growing]:
-    """Tell whether this was made by `task.job(…)` or `queue.job(…)`."""
+    """Return True if the value was created by `task.job(…)` or `queue.job(…)`."""
     return callable(getattr(value, "branch", None))
 
 
 def arrange(root: Branch, new_id: Callable[[int], str]) -> list[Member]:
-    """Return the jobs of a flow level by level; refuse a tree that cannot be one.
+    """Return the jobs of a flow level by level.
 
-    `new_id` gives the id of a job that has none, by its place.
+    `new_id` returns an id for a job without one, given its index.
+
+    Raises:
+        ConfigurationError: The tree is not a valid flow, for example because a job occurs twice.
     """
     members: list[Member] = []
     left: deque[tuple[Branch, int | None, OnFailure]] = deque([(root, None, "fail")])
@@ -165,7 +174,7 @@ def _check(branch: Branch) -> None:
 
 
 def check_single(name: str, children: Collection[object], needs: Sequence[Need]) -> None:
-    """Refuse a job that waits for others, or needs their results, as that of a schedule."""
+    """Raise `ConfigurationError` if a schedule's job has children or needs their results."""
     advice = "let the task that is scheduled add the flow"
     if children:
         raise ConfigurationError(

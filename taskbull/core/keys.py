@@ -1,4 +1,4 @@
-"""The name of every Redis key of a queue."""
+"""Names of a queue's Redis keys, and of the connections of its workers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from taskbull.core.validation import check_bool, check_text, refusal
 from taskbull.errors import ConfigurationError
 
 PREFIX = "bull"
-"""What all keys begin with, unless users say otherwise: BullMQ's default, too."""
+"""Default prefix of all keys, which is also BullMQ's."""
 
 NAME_LIMIT = 255
 
@@ -44,31 +44,35 @@ _SUFFIXES: Final = {
 # A job's hash is `<base><id>`, so these ids would name another key of the queue.
 RESERVED_IDS: Final = frozenset({*_SUFFIXES.values(), "priority", "de", "dn", "tb", "metrics"})
 
-# What BullMQ's clean-up takes for a part of a job: never the end of a private key.
+# BullMQ's clean-up treats keys with these endings as parts of a job, so private keys must not
+# have them.
 _JOB_PARTS: Final = frozenset(
     {"logs", "dependencies", "processed", "failed", "unsuccessful", "lock"}
 )
 
 
 def check_queue_name(name: object) -> None:
-    """Refuse a name that no queue can have."""
+    """Raise `ConfigurationError` unless `name` is a valid queue name."""
     text = check_text("queue name", name, most=NAME_LIMIT)
     if ":" in text:
         raise refusal("queue name", "have no ':' (it separates the parts of a key)", name)
 
 
 class QueueKeys(Struct, frozen=True):
-    """All keys of one queue, made once; `base` is the start of each, with its colon."""
+    """All keys of one queue, computed once."""
 
     queue: str
     prefix: str = PREFIX
     cluster: bool = False
+    """True for Redis Cluster."""
     hash_tag: bool | None = None
+    """True to add a hash tag, False to add none, or `None` to add one in a Cluster only."""
 
-    # Derived from the above, whatever is given: plain attributes, because hot paths read them.
+    # Computed from the fields above; arguments are ignored. Attributes are fast in hot paths.
     tagged: str = ""
-    """The queue's name as it stands in the keys: `{emails}` where `queue` is `emails`."""
+    """Name of the queue in its keys, such as `{emails}` with a hash tag."""
     base: str = ""
+    """Prefix of all keys of the queue, including the last colon."""
     wait: str = ""
     paused: str = ""
     active: str = ""
@@ -118,69 +122,75 @@ class QueueKeys(Struct, frozen=True):
 
     @property
     def qualified_name(self) -> str:
-        """`<prefix>:<tagged>`, as children and parents name a queue."""
+        """Name of the queue in parents and children: `<prefix>:<tagged>`."""
         return self.base[:-1]
 
     def job(self, job_id: str) -> str:
-        """Name the job's hash."""
+        """Return the key of the job's hash."""
         return self.base + job_id
 
     def lock(self, job_id: str) -> str:
-        """Name the job's lock."""
+        """Return the key of the job's lock."""
         return f"{self.base}{job_id}:lock"
 
     def logs(self, job_id: str) -> str:
-        """Name the job's log lines."""
+        """Return the key of the job's log lines."""
         return f"{self.base}{job_id}:logs"
 
     def dependencies(self, job_id: str) -> str:
-        """Name the set of the job's unfinished children."""
+        """Return the key of the set of the job's unfinished children."""
         return f"{self.base}{job_id}:dependencies"
 
     def processed(self, job_id: str) -> str:
-        """Name the hash of what the job's children returned."""
+        """Return the key of the hash with the results of the job's children."""
         return f"{self.base}{job_id}:processed"
 
     def failed_children(self, job_id: str) -> str:
-        """Name the hash of why the job's children failed."""
+        """Return the key of the hash with the failure reasons of the job's children."""
         return f"{self.base}{job_id}:failed"
 
     def unsuccessful(self, job_id: str) -> str:
-        """Name the set of children whose failure fails the job."""
+        """Return the key of the set of children whose failure fails the job."""
         return f"{self.base}{job_id}:unsuccessful"
 
     def deduplication(self, dedup_key: str) -> str:
-        """Name the key that holds the owner of a deduplication key."""
+        """Return the Redis key that holds the owner of a deduplication key."""
         return f"{self.base}de:{dedup_key}"
 
     def deduplication_next(self, dedup_key: str) -> str:
-        """Name the hash of the job that runs when the owner of a deduplication key has ended."""
+        """Return the key of the job that runs after the owner of a deduplication key finishes."""
         return f"{self.base}dn:{dedup_key}"
 
     def scheduler(self, scheduler_id: str) -> str:
-        """Name the definition of a job scheduler."""
+        """Return the key of a job scheduler's hash."""
         return f"{self.base}repeat:{scheduler_id}"
 
     def private(self, *parts: str) -> str:
-        """Name a key of our own, out of reach of BullMQ's clean-up of orphaned jobs."""
+        """Return a key that only taskbull uses.
+
+        BullMQ's clean-up of orphaned jobs does not touch it.
+        """
         if not parts or parts[-1] in _JOB_PARTS:
             raise refusal("the last part of a private key", "not be a part of a job", parts)
         return f"{self.base}tb:{':'.join(parts)}"
 
     def connection_name(self, worker_name: str | None = None) -> str:
-        """Name the connection by which BullMQ's `getWorkers` finds a worker of this queue."""
+        """Return the connection name that BullMQ's `getWorkers` expects for a worker."""
         name = _connection_prefix(self.prefix) + b64encode(self.tagged.encode()).decode()
         return f"{name}:w:{worker_name}" if worker_name else name
 
 
 def read_connection_name(prefix: str, name: str) -> tuple[str, str] | None:
-    """Return the queue, as it stands in keys, and the worker of a connection; None: it is none."""
+    """Return the tagged queue name and the worker of a connection.
+
+    Return `None` if the connection does not belong to a worker under this prefix.
+    """
     start = _connection_prefix(prefix)
     if not name.startswith(start):
         return None
     encoded, colon, worker = name[len(start) :].partition(":")
     if colon and not worker.startswith("w:"):
-        return None  # one that follows events, or another prefix
+        return None  # A connection that reads events, or one with another prefix.
     try:
         queue = b64decode(encoded, validate=True).decode()
     except ValueError:
@@ -189,12 +199,12 @@ def read_connection_name(prefix: str, name: str) -> tuple[str, str] | None:
 
 
 def _connection_prefix(prefix: str) -> str:
-    # CLIENT SETNAME refuses spaces and control characters; the base64 part has none.
+    # CLIENT SETNAME rejects spaces and control characters. The base64 part has none.
     return re.sub(r"[^!-~]", "-", prefix) + ":"
 
 
 def has_hash_tag(key: str) -> bool:
-    """Return whether Redis Cluster hashes only a part of the key: the first {…}, if not empty."""
+    """Return True if Redis Cluster hashes only a part of the key: the first {…}, if not empty."""
     _, opened, rest = key.partition("{")
     tag, closed, _ = rest.partition("}")
     return bool(opened and closed and tag)

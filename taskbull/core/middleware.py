@@ -1,4 +1,4 @@
-"""The job that is running here, for those who know nothing of workers: log lines."""
+"""Middleware around task functions, and the context variable of the running job."""
 
 from __future__ import annotations
 
@@ -6,11 +6,9 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextvars import ContextVar
 from typing import Any, Protocol, TypeAlias, TypeVar
 
-# The job that is running here, for those who know nothing of workers: log lines.
-
 
 class Running(Protocol):
-    """The running job, as log lines name it."""
+    """The attributes of the running job that log lines use."""
 
     @property
     def id(self) -> str: ...
@@ -25,29 +23,29 @@ class Running(Protocol):
 
 
 current: ContextVar[Running] = ContextVar("taskbull_current_job")
-"""Set while a handler runs: for all that it calls, in the worker's threads, too."""
+"""The running job. It is set for all code that a handler calls, including in worker threads."""
 
 
-# The onion around a handler: each layer may look at the job, and change what comes back.
+# Middleware: layers around a handler that can inspect the job and change the result.
 
 
 J = TypeVar("J")
 R = TypeVar("R")
 
 CallNext: TypeAlias = Callable[[J], Awaitable[Any]]
-"""What is further inside: the next layer, or the handler itself."""
+"""The next layer, or the handler itself."""
 
 Middleware: TypeAlias = Callable[[J, CallNext[J]], Awaitable[Any]]
-"""`async def layer(job, call_next)` gives the result, mostly that of `await call_next(job)`."""
+"""`async def layer(job, call_next)`. It returns the result, usually `await call_next(job)`."""
 
 PlainMiddleware: TypeAlias = Callable[[J, Callable[[J], Any]], Any]
-"""`def layer(job, call_next)`, around a plain function: there `call_next(job)` is the result."""
+"""`def layer(job, call_next)` around a sync function. Here, `call_next(job)` is the result."""
 
 
 def compose(
     layers: Sequence[Callable[[J, Callable[[J], R]], R]], handler: Callable[[J], R]
 ) -> Callable[[J], R]:
-    """Put layers around a handler, the first one outermost."""
+    """Return the handler wrapped in layers, the first one outermost."""
     for layer in reversed(layers):
         handler = _around(layer, handler)
     return handler

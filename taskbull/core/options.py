@@ -1,4 +1,9 @@
-"""How many finished jobs are kept, and for how long."""
+"""Options of jobs, workers and queues, with their defaults and checks.
+
+Each option appears twice. A TypedDict of keywords has the type that users may pass, and a Struct
+field has the type that taskbull uses internally. A test compares the two. The field is the only
+default and `__post_init__` the only check. `core.wire.options` defines how options are stored.
+"""
 
 from __future__ import annotations
 
@@ -29,20 +34,24 @@ from taskbull.core.validation import (
 )
 from taskbull.errors import ConfigurationError
 
-# How many finished jobs are kept, and for how long.
-
 
 class Keep(Struct, frozen=True, kw_only=True):
-    """Keep finished jobs up to an age and a number; without either, all of them.
+    """Retention rule for finished jobs: a maximum age, a maximum number, or both.
 
-    `limit` bounds how many too old jobs one finishing job removes.
+    Without `age` and `count`, all jobs are kept. Old jobs are removed when another job finishes.
+
+    Example:
+        Keep(age=timedelta(days=1), count=1000)
     """
 
     age: float | None = None
+    """Maximum age in seconds. `None` sets no limit."""
     count: int | None = None
+    """Maximum number of jobs to keep. `None` sets no limit."""
     limit: int | None = None
+    """Maximum number of jobs over `age` that one finishing job removes."""
 
-    if TYPE_CHECKING:  # a timedelta may be given, and is seconds from then on
+    if TYPE_CHECKING:  # `age` may be a timedelta; it is stored in seconds.
 
         def __init__(
             self,
@@ -62,12 +71,12 @@ class Keep(Struct, frozen=True, kw_only=True):
 
     @classmethod
     def all(cls) -> Keep:
-        """Keep every job."""
+        """Return a rule that keeps every job."""
         return cls()
 
     @classmethod
     def none(cls) -> Keep:
-        """Remove each job when it has finished."""
+        """Return a rule that removes each job as soon as it finishes."""
         return cls(count=0)
 
 
@@ -75,18 +84,14 @@ DEFAULT_KEEP_COMPLETED = Keep(age=timedelta(days=1), count=10_000)
 DEFAULT_KEEP_FAILED = Keep(age=timedelta(days=14))
 
 
-# What users may set for a job: its field is the only default, `__post_init__` the only check.
-#
-# Each option stands twice: among the keywords, with the type that users may give and where they
-# may give it, and as a field of `JobOptions`, with the type that it has inside. A test holds them
-# against each other. How it is stored is in `core.wire.options`.
+# Job options.
 
 
 ErrorBackoffs = Mapping[str | type[BaseException], Backoff]
-"""A backoff for each kind of error, by its class or by the name of its class."""
+"""Backoffs by exception class or by the name of the class."""
 
 ATTEMPTS = 3
-"""How often a job of ours is tried, where nobody says otherwise."""
+"""Default number of attempts for jobs that taskbull adds."""
 
 SIZE_LIMIT = 10_000_000
 KEEP_LOGS = 1000
@@ -94,26 +99,34 @@ KEEP_LOGS = 1000
 _MANY_KEPT = 10_000
 
 OnFailure: TypeAlias = Literal["fail", "ignore", "continue", "drop", "wait"]
-"""What the failure of a child means for its parent."""
+"""Effect of a failed child on its parent."""
 
 ON_FAILURE: Final = ("fail", "ignore", "continue", "drop", "wait")
 
 
 class Dedup(Struct, frozen=True):
-    """Run one job of all that are added with the same key: BullMQ's deduplication.
+    """Deduplication rule: add only one job per key, as BullMQ's `deduplication` does.
 
-    Until the first one has ended, or for `ttl`. `extend` starts the time anew with each
-    duplicate, `replace` lets the newest take the place of one that is still delayed, and
-    `keep_last` runs the newest once more after one that is already running.
+    The first job holds the key until it finishes, or for `ttl` if that is set. Jobs added with the
+    same key during that time are duplicates. They are not added, unless `replace` or `keep_last`
+    applies.
+
+    Example:
+        Dedup("reindex-42", ttl=60, replace=True)
     """
 
     key: str
+    """Key that the duplicates share."""
     ttl: float | None = None
+    """Seconds to hold the key. If `None`, or with `keep_last`, hold it until the job finishes."""
     extend: bool = False
+    """Restart `ttl` with each duplicate. Requires `ttl`."""
     replace: bool = False
+    """Replace the first job with the duplicate while the first is still delayed."""
     keep_last: bool = False
+    """Run the newest duplicate after the first job if that is already running."""
 
-    if TYPE_CHECKING:  # a timedelta may be given, and is seconds from then on
+    if TYPE_CHECKING:  # `ttl` may be a timedelta; it is stored in seconds.
 
         def __init__(
             self,
@@ -138,7 +151,7 @@ class Dedup(Struct, frozen=True):
 
 
 class AppKeywords(TypedDict, total=False):
-    """The job options of an app, and of all below: tasks, calls and `queue.add`."""
+    """Job options accepted by apps, tasks, calls and `queue.add`."""
 
     backoff: Backoff | None
     error_backoffs: ErrorBackoffs | None
@@ -148,7 +161,7 @@ class AppKeywords(TypedDict, total=False):
 
 
 class TaskKeywords(AppKeywords, total=False):
-    """The job options of a task, and of all below."""
+    """Job options accepted by tasks, calls and `queue.add`."""
 
     expires: Duration | datetime | None
     priority: int
@@ -156,9 +169,10 @@ class TaskKeywords(AppKeywords, total=False):
 
 
 class CallKeywords(TaskKeywords, total=False):
-    """The job options of one call, and of `queue.add`.
+    """Job options accepted by calls and `queue.add`.
 
-    Apps and tasks have `attempts` too, but None there: then nothing is said to foreign jobs.
+    Apps and tasks declare `attempts` separately, because it can be `None` there. `None` leaves the
+    attempts of jobs added by other producers unchanged.
     """
 
     attempts: int
@@ -170,7 +184,7 @@ class CallKeywords(TaskKeywords, total=False):
 
 
 class JobKeywords(CallKeywords, total=False):
-    """The job options of `queue.add`: all of them."""
+    """Job options accepted by `queue.add`, which takes all of them."""
 
     keep_logs: int | None
     stack_trace_limit: int | None
@@ -178,27 +192,49 @@ class JobKeywords(CallKeywords, total=False):
 
 
 class JobOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How one job is to be queued, run and kept. None writes nothing: the worker's rules apply."""
+    """Options that control how a job is queued, run and kept.
+
+    An option that is `None` is not stored with the job, so the worker's rules apply.
+
+    Raises:
+        ConfigurationError: An option is invalid. The message names the option, its value and the
+            rule.
+    """
 
     delay: float | None = None
+    """Seconds to wait before the job may run. Cannot be combined with `eta`."""
     eta: datetime | None = None
+    """Time before which the job does not run. Must be aware."""
     priority: int = 0
+    """Priority from 1 (most urgent) to 2,097,151. Jobs with 0 run before all others."""
     lifo: bool = False
+    """Run the job before those that are already waiting."""
     attempts: int = ATTEMPTS
+    """Total number of attempts, the first included."""
     backoff: Backoff | None = DEFAULT_BACKOFF
+    """Delay between attempts."""
     error_backoffs: ErrorBackoffs | None = None
+    """Backoffs for specific errors, which take precedence over `backoff`."""
     job_id: str | None = None
+    """Custom id. A second job with the same id is not added."""
     dedup: Dedup | None = None
+    """Deduplication rule. A string is taken as its key."""
     on_failure: OnFailure | None = None
-    """As a child of a flow; None: as its parent says."""
+    """Effect on the parent if this child of a flow fails. `None` uses the parent's setting."""
     keep_completed: Keep | None = DEFAULT_KEEP_COMPLETED
+    """Retention rule for completed jobs."""
     keep_failed: Keep | None = DEFAULT_KEEP_FAILED
+    """Retention rule for failed jobs."""
     timeout: float | None = None
+    """Seconds that one attempt may take on a taskbull worker."""
     expires: float | datetime | None = None
-    """When it must have begun: so many seconds after it was added, or an instant."""
+    """Deadline for the job to start: seconds after it was added, or an aware datetime."""
     keep_logs: int | None = KEEP_LOGS
+    """Maximum number of log lines to keep."""
     stack_trace_limit: int | None = None
+    """Maximum number of stack traces to keep."""
     size_limit: int = SIZE_LIMIT
+    """Maximum size in bytes of the data and options together, and of the result."""
 
     if TYPE_CHECKING:
 
@@ -260,11 +296,11 @@ class JobOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 ID_LIMIT: Final = 1_000
-"""Characters of an id that a producer may choose; ids that Node has written may be longer."""
+"""Maximum length of a custom job id, in characters. Ids written by Node may be longer."""
 
 
 def check_job_id(job_id: object, *, most: int = ID_LIMIT) -> None:
-    """Refuse an id that BullMQ refuses, or that names another key of the queue."""
+    """Raise `ConfigurationError` if BullMQ rejects the id or it names another queue key."""
     text = check_text("job_id", job_id, most=most)
     parts = text.split(":")
     if re.fullmatch(r"-?[0-9]+", text):
@@ -283,7 +319,7 @@ _MOST_ERROR_BACKOFFS = 100
 
 
 def check_error_backoffs(value: object) -> None:
-    """Refuse all but a mapping of exception classes or their names to backoffs."""
+    """Raise `ConfigurationError` unless `value` maps exception classes or names to backoffs."""
     if not isinstance(value, Mapping):
         raise refusal("error_backoffs", "be a mapping of errors to backoffs", value)
     backoffs = cast("Mapping[object, object]", value)
@@ -320,7 +356,7 @@ def _check_keep(field: str, keep: Keep | None) -> None:
         )
 
 
-# What users may set for a worker and for the queues it serves, in the manner of `core.options`.
+# Worker and queue options.
 
 
 MAX_DATA_POINTS = 100_000  # ten weeks
@@ -328,12 +364,18 @@ MAX_CONCURRENCY = 100_000
 
 
 class Limiter(Struct, frozen=True):
-    """Start at most `max` jobs of the queue per `duration`, over all its workers."""
+    """Rate limit: start at most `max` jobs of a queue per `duration`, across all its workers.
+
+    Example:
+        Limiter(100, 60)  # 100 jobs per minute
+    """
 
     max: int
+    """Number of jobs that may start in each window."""
     duration: float
+    """Length of the window in seconds."""
 
-    if TYPE_CHECKING:  # a timedelta may be given, and is seconds from then on
+    if TYPE_CHECKING:  # `duration` may be a timedelta; it is stored in seconds.
 
         def __init__(self, max: int, duration: Duration) -> None: ...  # noqa: A002
 
@@ -346,7 +388,7 @@ OnLostLock: TypeAlias = Literal["continue", "cancel"]
 
 
 class WorkerKeywords(TypedDict, total=False):
-    """The options of a worker as users may give them."""
+    """Worker options with the types that users may pass."""
 
     concurrency: int
     lock_duration: Duration
@@ -371,35 +413,53 @@ class WorkerKeywords(TypedDict, total=False):
 
 
 class WorkerOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How a worker runs. `max_reconnect_attempts` 0 is without end."""
+    """Options that control how a worker runs. Durations are in seconds.
+
+    Raises:
+        ConfigurationError: An option is invalid. The message names the option, its value and the
+            rule.
+    """
 
     concurrency: int = 10
+    """Number of jobs that run concurrently in each queue."""
     lock_duration: float = 30.0
+    """Time until a job's lock expires unless it is renewed."""
     heartbeat_interval: float = 15.0
+    """Interval between lock renewals. Must be shorter than `lock_duration`."""
     stalled_interval: float = 30.0
+    """Interval between checks for jobs whose worker died."""
     max_stalled_count: int = 1
+    """Number of times that a job may stall before it fails."""
     limiter: Limiter | None = None
+    """Rate limit of the queues, shared by all their workers."""
     threads: int | None = None
+    """Number of threads for sync functions. `None` means one per slot, at most 64."""
     process_pool: int | None = None
-    """Processes for tasks with `process=True`; None: one for each core."""
+    """Number of processes for tasks with `process=True`. `None` means one per core."""
     process_max_jobs: int | None = None
-    """Jobs after which such a process is replaced."""
+    """Number of jobs that a pool process runs before it is replaced."""
     process_max_memory: int | None = None
-    """Megabytes of memory, in use after a job, above which it is replaced."""
+    """Memory in MB above which a pool process is replaced after a job."""
     process_memory_limit: int | None = None
-    """Megabytes of address space that it may have; beyond it is a `MemoryError`."""
+    """Address space limit of a pool process in MB. Exceeding it raises `MemoryError`."""
     shutdown_timeout: float = 30.0
+    """Time for running jobs to finish when the worker stops."""
     max_reconnect_attempts: int = 0
+    """Number of failed connection attempts before the worker gives up. 0 means no limit."""
     worker_id: str | None = None
+    """Name in logs, in `CLIENT LIST` and in the jobs that it ran. Generated if `None`."""
     on_lost_lock: OnLostLock = "continue"
+    """Handling of a running job that lost its lock: "continue" or "cancel"."""
     loop_block_limit: float = 300.0
+    """Maximum time that the event loop may be blocked. Beyond it, locks are not renewed."""
     drain_delay: float = 5.0
+    """Interval between an idle worker's checks for jobs if nothing wakes it up."""
     burst_wait: float = 30.0
-    """How soon a delayed job must be due for a burst to wait for it."""
+    """Time within which a delayed job must be due for a burst to wait for it."""
     metrics_data_points: int = 1440
-    """Minutes for which BullMQ's own counts per minute are kept in Redis; 0: none are."""
+    """Number of minutes to keep BullMQ's per-minute counts in Redis. 0 disables them."""
     records: bool = True
-    """Whether it writes down who it is and how it fares, for `taskbull top` and the dashboard."""
+    """Publish status records for `taskbull top` and the dashboard."""
 
     if TYPE_CHECKING:
 
@@ -432,7 +492,7 @@ class WorkerOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class QueueKeywords(TypedDict, total=False):
-    """The rules of one queue as users may give them."""
+    """Queue options with the types that users may pass."""
 
     concurrency: int | None
     limiter: Limiter | None
@@ -440,13 +500,17 @@ class QueueKeywords(TypedDict, total=False):
 
 
 class QueueOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The rules of one queue, whichever worker serves it. None: there is no such rule."""
+    """Options of one queue that apply in every worker of the app.
+
+    An option that is `None` sets no rule for the queue.
+    """
 
     concurrency: int | None = None
-    """Jobs of this queue that run at once in each worker."""
+    """Maximum number of jobs that run concurrently in each worker."""
     limiter: Limiter | None = None
+    """Rate limit of the queue. Overrides the worker's."""
     global_concurrency: int | None = None
-    """Jobs of this queue that run at once in all workers together, those of Node among them."""
+    """Maximum number of jobs that run concurrently across all workers, including Node's."""
 
     if TYPE_CHECKING:
 
@@ -461,7 +525,7 @@ class QueueOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
             check_type("limiter", self.limiter, Limiter, "be a Limiter")
 
     def over(self, worker: WorkerOptions) -> WorkerOptions:
-        """Return a worker's options with the rules of this queue in them."""
+        """Return a worker's options overridden by those of this queue."""
         if self.concurrency is None and self.limiter is None:
             return worker
         concurrency, limiter = self.concurrency or worker.concurrency, self.limiter
@@ -488,12 +552,15 @@ _POSITIVE_DURATIONS = (
 
 
 def check_concurrency(field: str, value: object) -> None:
-    """Refuse a number of slots that no process can have: each costs memory before a job comes."""
+    """Raise `ConfigurationError` unless `value` is an int from 1 to `MAX_CONCURRENCY`.
+
+    The upper limit exists because each slot uses memory even while it is idle.
+    """
     check_int(field, value, least=1, most=MAX_CONCURRENCY)
 
 
 def check_worker_id(worker_id: object) -> None:
-    """Refuse what cannot stand in the name of a Redis connection."""
+    """Raise `ConfigurationError` if a Redis client name cannot contain the id."""
     text = check_text("worker_id", worker_id, most=255)
     if not re.fullmatch(r"[!-~]+", text):
         raise refusal("worker_id", "be printable ASCII without spaces", text)

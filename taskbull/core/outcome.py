@@ -1,7 +1,7 @@
-"""What is to become of a job whose run is over.
+"""Outcomes of attempts, and jobs that expire.
 
-`Kind` is the table: whatever is known of an outcome beside its fields stands in its row. How the
-script writes it is in `scripts/cycle.py`, and as which event it is told in `core/events.py`.
+The rows of `Kind` define the properties of each kind of outcome. `scripts/cycle.py` defines how
+outcomes are stored, and `core/events.py` defines the events that report them.
 """
 
 from __future__ import annotations
@@ -17,20 +17,14 @@ from taskbull.core.job import Job
 from taskbull.core.validation import instant_from_ms, to_ms
 from taskbull.errors import PermanentError
 
-# What is to become of a job whose run is over.
-#
-# `Kind` is the table: whatever is known of an outcome beside its fields stands in its row. How the
-# script writes it is in `scripts/cycle.py`, and as which event it is told in `core/events.py`.
-
-
 Fields: TypeAlias = Mapping[str, object]
 
 _SHORT = 0.1
-"""Seconds below which one digit would not say enough."""
+"""Delays below this many seconds are shown with more than one decimal."""
 
 
 class Category(StrEnum):
-    """What kind of error ended an attempt."""
+    """Category of an error. A permanent error is not retried."""
 
     TRANSIENT = "transient"
     PERMANENT = "permanent"
@@ -38,27 +32,27 @@ class Category(StrEnum):
 
 
 class Verdict(StrEnum):
-    """Why a job is not tried again."""
+    """Reason why a failed job is not retried."""
 
     PERMANENT = "permanent"
-    """No attempt that remains would help."""
+    """The error is permanent, so a retry would not help."""
     EXHAUSTED = "transient_exhausted"
-    """No attempt remains, or the task's backoff gave up."""
+    """No attempts are left, or the task's backoff function gave up."""
     DOOMED = "doomed"
-    """It was never run: it had been condemned before, or cannot be read."""
+    """The job was not run, because it was already marked as failed or is unreadable."""
     CANCELLED = "cancelled"
-    """Somebody cancelled it."""
+    """The job was cancelled."""
     EXPIRED = "expired"
-    """It did not begin in time, or would not if it were tried again."""
+    """The job did not start in time, or its next attempt would start too late."""
 
     @property
     def words(self) -> str:
-        """The verdict as a log line says it."""
+        """Text for log lines."""
         return _WORDS[self]
 
     @property
     def of_its_own(self) -> bool:
-        """Whether it says something about the job's function: whether that works, or not."""
+        """True if the job's function caused the failure."""
         return self in {Verdict.PERMANENT, Verdict.EXHAUSTED}
 
 
@@ -72,16 +66,21 @@ _WORDS = {
 
 
 class Failure(Struct, frozen=True):
-    """What went wrong in one attempt. `reason` and `stack` are fit to be stored."""
+    """The error of one attempt."""
 
     category: Category
     reason: str
+    """Failure reason in a form that can be stored."""
     stack: str
+    """Stack trace in a form that can be stored."""
     error: BaseException
 
 
 class Loss(Enum):
-    """Why a job's lock is gone: the label of the metric, and a sentence; `{}` is the detail."""
+    """Reason why a job lost its lock.
+
+    Each member has the label of the metric and a sentence. `{}` in it is replaced with details.
+    """
 
     REDIS_AWAY = "redis_away", "Redis could not be reached for {}"
     LOOP_BLOCKED = "loop_blocked", "the event loop was blocked for {}"
@@ -89,9 +88,9 @@ class Loss(Enum):
     EXPIRED = "expired", "the lock expired before its outcome could be written"
     TAKEN = "taken", "the lock was removed, or another worker has taken the job"
     DISOWNED = "taken", "{}"
-    """Redis refused the job's end, because the job is not this worker's: its answer says why."""
+    """Redis rejected the outcome, because this worker does not own the job."""
     REFUSED = "refused", "{}"
-    """Redis refused the job's end, and then its failure, because of what is in Redis."""
+    """Redis rejected the outcome, and then the failure as well, because of the data it holds."""
 
     def __init__(self, label: str, sentence: str) -> None:
         self.label = label
@@ -99,7 +98,7 @@ class Loss(Enum):
 
 
 class Code(IntEnum):
-    """The number by which `settle_outcomes.lua` knows what it is to do with a job."""
+    """Number of an outcome in `settle_outcomes.lua`."""
 
     COMPLETED = 1
     FAILED = 2
@@ -113,9 +112,9 @@ _AGAIN = "went back to its queue and runs again %(when)s"
 
 
 class Kind(Enum):
-    """The kinds of outcomes, one row each."""
+    """Kind of an outcome, with its properties."""
 
-    # label, code, succeeded, level and text of the log line, error of the span
+    # label, code, succeeded, level and text of the log line, error of the trace span
     COMPLETED = "completed", Code.COMPLETED, True, INFO, "completed in %(duration).3f s"
     FAILED = (
         "failed",
@@ -154,38 +153,39 @@ class Kind(Enum):
         span_error: str | None = None,
     ) -> None:
         self.label = label
-        """What metrics and spans call it."""
+        """Name in metrics and trace spans."""
         self.code = code
-        """What the script calls it; None: nothing is written."""
+        """Number in the script, or `None` if nothing is stored."""
         self.succeeded = succeeded
-        """Whether the attempt succeeded; None: no attempt is spent."""
+        """True if the attempt succeeded, or `None` if no attempt is used."""
         self.level = level
+        """Level of the log line."""
         self.line = line
-        """How its log line goes on after the job's name; the outcome's `fields` are filled in."""
+        """Log line after the job's name, with placeholders for the outcome's `fields`."""
         self.span_error = span_error
-        """What its span says went wrong, if that is not a `failure`."""
+        """Error message of the trace span, for outcomes without a `failure`."""
 
 
 class _Unfailing(Struct, frozen=True):
-    """An outcome of an attempt in which nothing went wrong."""
+    """Base class of outcomes without an error."""
 
     failure: ClassVar[None] = None
 
 
 class Complete(_Unfailing, frozen=True):
-    """Store the job as completed; `value` is its result as JSON."""
+    """The job completed. `value` is its result as JSON."""
 
     kind: ClassVar = Kind.COMPLETED
 
     value: bytes = b"null"
 
     def fields(self) -> Fields:
-        """Return what its log line says: nothing of the result."""
+        """Return the fields of the log line, which do not include the result."""
         return {}
 
 
 class Fail(Struct, frozen=True):
-    """Store the job as failed for good."""
+    """The job failed permanently."""
 
     kind: ClassVar = Kind.FAILED
 
@@ -193,7 +193,7 @@ class Fail(Struct, frozen=True):
     verdict: Verdict
 
     def fields(self) -> Fields:
-        """Return what its log line says."""
+        """Return the fields of the log line."""
         return {
             "category": self.failure.category.value,
             "verdict": self.verdict.value,
@@ -203,17 +203,17 @@ class Fail(Struct, frozen=True):
 
 
 class RetryAfter(Struct, frozen=True):
-    """Spend the attempt, which failed, and run the job again after `delay` seconds."""
+    """The attempt failed, and the job is retried after `delay` seconds."""
 
     kind: ClassVar = Kind.RETRIED
 
     failure: Failure
     delay: float
     remembered_delay: float | None = None
-    """What decorrelated jitter must be given the next time."""
+    """Delay to store for the next attempt, which decorrelated jitter needs."""
 
     def fields(self) -> Fields:
-        """Return what its log line says."""
+        """Return the fields of the log line."""
         return {
             "category": self.failure.category.value,
             **_when(self.delay),
@@ -222,61 +222,62 @@ class RetryAfter(Struct, frozen=True):
 
 
 class SnoozeFor(_Unfailing, frozen=True):
-    """Run the job again after `delay` seconds, with no attempt spent."""
+    """The job runs again after `delay` seconds, without using an attempt."""
 
     kind: ClassVar = Kind.SNOOZED
 
     delay: float
 
     def fields(self) -> Fields:
-        """Return what its log line says."""
+        """Return the fields of the log line."""
         return _when(self.delay)
 
 
 class LimitQueue(_Unfailing, frozen=True):
-    """Start no job of the queue for `delay` seconds; this one waits, with no attempt spent."""
+    """The queue starts no jobs for `delay` seconds. This job waits, without using an attempt."""
 
     kind: ClassVar = Kind.LIMITED
 
     delay: float
 
     def fields(self) -> Fields:
-        """Return what its log line says."""
+        """Return the fields of the log line."""
         return _when(self.delay)
 
 
 class GiveBack(_Unfailing, frozen=True):
-    """Put the job back at the front of its queue, with no attempt spent."""
+    """The job returns to the front of its queue, without using an attempt."""
 
     kind: ClassVar = Kind.RELEASED
     delay: ClassVar = 0.0
 
     def fields(self) -> Fields:
-        """Return what its log line says."""
+        """Return the fields of the log line."""
         return _when(self.delay)
 
 
 class AwaitChildren(_Unfailing, frozen=True):
-    """Let the job wait until its children have ended, with no attempt spent.
+    """The job waits until its children finish, without using an attempt.
 
-    If none is pending it runs again at once; the second time in a row without a new child it fails.
+    If no child is pending, the job runs again immediately. If that happens a second time in a row
+    without a new child, the job fails.
     """
 
     kind: ClassVar = Kind.AWAITS_CHILDREN
     delay: ClassVar = 0.0
 
     spawned: int = 0
-    """How many children it has spawned, this time and before."""
+    """Number of children that the job has spawned, in this run and earlier ones."""
     new: int = 0
-    """How many of them this time."""
+    """Number of children that the job has spawned in this run."""
 
     def fields(self) -> Fields:
-        """Return what its log line says."""
+        """Return the fields of the log line."""
         return {"delay": self.delay, "when": "when its children have ended"}
 
 
 class LetGo(_Unfailing, frozen=True):
-    """Write nothing: the lock is gone, and the job is another worker's."""
+    """Nothing is stored, because the job lost its lock and belongs to another worker."""
 
     kind: ClassVar = Kind.LOST
 
@@ -285,18 +286,18 @@ class LetGo(_Unfailing, frozen=True):
 
     @property
     def reason(self) -> str:
-        """Why the lock is gone, as a sentence."""
+        """Reason for the loss of the lock, as a sentence."""
         return self.loss.sentence.format(self.detail)
 
     def fields(self) -> Fields:
-        """Return what its log line says."""
+        """Return the fields of the log line."""
         return {"reason": self.reason}
 
 
 Written: TypeAlias = (
     Complete | Fail | RetryAfter | SnoozeFor | LimitQueue | GiveBack | AwaitChildren
 )
-"""The outcomes that change something in Redis."""
+"""Outcomes that are stored in Redis."""
 
 Outcome: TypeAlias = Written | LetGo
 
@@ -306,20 +307,20 @@ def _when(delay: float) -> Fields:
     return {"delay": delay, "when": f"in {short} s" if delay else "at once"}
 
 
-# Jobs that must begin by some time: those that cannot any more fail instead of being run.
+# Jobs with a deadline for their start. They fail instead of starting too late.
 
 
 PREFIX: Final = "expired: "
-"""How the reason of an expired job begins, in Redis and here."""
+"""Prefix of an expired job's failure reason, as stored in Redis."""
 
 
 def is_expired(reason: str | None) -> bool:
-    """Return whether a job failed for this reason because it did not begin in time."""
+    """Return True if this is the failure reason of an expired job."""
     return reason is not None and reason.startswith(PREFIX)
 
 
 def expired(job: Job, now_ms: int) -> Fail | None:
-    """Return the outcome of a job that should have begun before; None: it may begin now."""
+    """Return the failure if the job has expired, otherwise `None`."""
     deadline = job.expires_ms
     if deadline is None or now_ms < deadline:
         return None
@@ -330,7 +331,7 @@ def expired(job: Job, now_ms: int) -> Fail | None:
 
 
 def in_time(job: Job, outcome: Outcome, now_ms: int) -> Outcome:
-    """Return the outcome, or a failure if the job would run again too late."""
+    """Return the outcome, or a failure if the next attempt would start after the deadline."""
     deadline = job.expires_ms
     if deadline is None or not isinstance(outcome, RetryAfter | SnoozeFor):
         return outcome

@@ -1,10 +1,11 @@
-"""JSON that Python and Node read alike.
+"""Encode and decode JSON that Python and Node read in the same way.
 
-The rules: compact UTF-8; no NaN or Infinity; no integer that a double cannot hold; no lone
-surrogate; no number as a key of an object, for it would come back as a string. What msgspec
-encodes (datetime, UUID, Decimal, enums, dataclasses, Structs, sets, bytes) is welcome, and so are
-models of pydantic and subclasses of str, int and float. A `msgspec.Raw` is the caller's own JSON,
-written as it is.
+The output is compact UTF-8. It contains no NaN or Infinity, no integers that a double cannot hold,
+and no lone surrogates. Object keys must not be numbers, because they would be read as strings.
+
+All types that msgspec supports are accepted (datetime, UUID, Decimal, enums, dataclasses, Structs,
+sets, bytes). So are pydantic models and subclasses of str, int and float. A `msgspec.Raw` is the
+caller's own JSON and is written unchanged.
 """
 
 from __future__ import annotations
@@ -25,14 +26,14 @@ _ENCODING_ERRORS = (TypeError, ValueError, OverflowError, RecursionError, msgspe
 
 
 def _encode_subclass(value: object) -> object:
-    # msgspec takes exact types only; a str of Django or a float of numpy is one nevertheless.
+    # msgspec accepts exact types only, but Django has subclasses of str, and numpy of float.
     if isinstance(value, str):
         return str.__str__(value)
     if isinstance(value, int):
         return int.__index__(value)
     if isinstance(value, float):
         return float.__float__(value)
-    if isinstance(value, msgspec.Raw):  # met by to_builtins only
+    if isinstance(value, msgspec.Raw):  # Only `to_builtins` passes one.
         return _decode_raw(value)
     if is_pydantic_model(type(value)):
         return _dump_model(value)
@@ -40,7 +41,7 @@ def _encode_subclass(value: object) -> object:
 
 
 def _dump_model(model: Any) -> object:
-    # By alias, because that is what the model takes when it is read again.
+    # Dump by alias, because validation expects aliases.
     return model.model_dump(mode="json", by_alias=True)
 
 
@@ -55,11 +56,11 @@ _encoder = msgspec.json.Encoder(enc_hook=_encode_subclass)
 _encode = _encoder.encode
 _decode = msgspec.json.Decoder().decode
 
-# After this translation, 16 zeros are a number that may be too big (or only look like one), and
-# `,"0` is the start of a key that may have been a number. With `null`, which may have been a NaN,
-# that is all msgspec lets through. So three searches of the text settle the ordinary case (0.4 µs;
-# walking the value costs more), and only a suspicious one is walked. A long text of few values is
-# walked first: a string of 1 MB takes 0.3 ms in all, and 2.4 if it is searched.
+# msgspec lets three invalid values through, which a search of the text can find. After this
+# translation, 16 zeros may be a number that is too large, and `,"0` may start a key that was a
+# number. `null` may have been a NaN. Three searches take 0.4 µs, less than walking the value, so
+# only values with a suspicious text are walked. A long text with few values is walked first: a
+# string of 1 MB takes 0.3 ms in total, but 2.4 ms if it is searched.
 _SKELETON: Final = bytes.maketrans(b"123456789-{", b"0000000000,")
 _LONG_NUMBER: Final = b"0" * 16
 _NUMBER_AS_KEY: Final = b',"0'
@@ -68,7 +69,11 @@ _FEW: Final = 100
 
 
 def encode(value: object, field: str) -> bytes:
-    """Return the value as JSON; a `SerializationError` names the spot in `field`."""
+    """Encode a value as JSON.
+
+    Raises:
+        SerializationError: The value cannot be encoded. The message names the path in `field`.
+    """
     try:
         text = _encode(value)
         if len(text) > _LONG and _is_plainly_sound(value):
@@ -83,9 +88,10 @@ def encode(value: object, field: str) -> bytes:
 
 
 def encode_all(values: Sequence[object]) -> list[bytes] | None:
-    """Return values as JSON, each as `encode` does; None if they have to be looked at one by one.
+    """Encode values like `encode`, or return `None` if they must be encoded one by one.
 
-    They are written and searched as one text: 0.4 µs for each of 50, instead of 1.1.
+    All values are encoded and searched as one text. With 50 values, each takes 0.4 µs instead of
+    1.1.
     """
     try:
         text = _encoder.encode_lines(values)
@@ -97,7 +103,7 @@ def encode_all(values: Sequence[object]) -> list[bytes] | None:
         return None
     texts = text.split(b"\n")
     texts.pop()
-    return texts if len(texts) == len(values) else None  # a msgspec.Raw may have lines of its own
+    return texts if len(texts) == len(values) else None  # A msgspec.Raw may contain line breaks.
 
 
 def _is_suspicious(text: bytes) -> bool:
@@ -110,7 +116,11 @@ def _is_suspicious(text: bytes) -> bool:
 
 
 def decode(text: bytes) -> Any:
-    """Read JSON as Node does; raise ValueError for what is none."""
+    """Decode JSON as Node does.
+
+    Raises:
+        ValueError: The text is not JSON, or is nested too deeply.
+    """
     try:
         return _decode(text)
     except RecursionError as error:
@@ -120,7 +130,7 @@ def decode(text: bytes) -> Any:
 
 
 def _decode_tolerantly(text: bytes, problem: str) -> Any:
-    # JSON.stringify writes a lone surrogate as an escape, which Node reads and msgspec does not.
+    # JSON.stringify writes a lone surrogate as an escape. Node accepts it, but msgspec does not.
     try:
         return json.loads(text, parse_constant=_refuse_constant)
     except (ValueError, RecursionError):
@@ -132,11 +142,14 @@ def _refuse_constant(name: str) -> NoReturn:
 
 
 def check_size(size: int, limit: int, what: str = "Job payload") -> None:
-    """Refuse what has more bytes than `limit`: a job's data and options, or its result."""
+    """Raise `SerializationError` if `size` exceeds `limit`. Both are in bytes.
+
+    `what` is the subject of the message: the job's data and options, or its result.
+    """
     if size <= limit:
         return
     roundings = (round(size / 1e6, digits) for digits in range(1, 7))
-    # Never "10.0 MB exceeds limit of 10 MB".
+    # Use enough decimals to avoid "10.0 MB exceeds limit of 10 MB".
     shown = next((megabytes for megabytes in roundings if megabytes > limit / 1e6), size / 1e6)
     raise SerializationError(f"{what} {shown} MB exceeds limit of {limit / 1e6:g} MB")
 
@@ -146,7 +159,7 @@ _HARMLESS: Final = frozenset({str, bool, type(None)})
 
 
 def _is_sound(value: Any) -> bool:
-    """Return whether a value needs no inspection; False means only that it has to be inspected."""
+    """Return True if a value needs no inspection. False does not mean that it is invalid."""
     kind = value.__class__
     if kind is dict:
         if not _ONLY_STR.issuperset(map(type, value)):
@@ -167,7 +180,7 @@ def _is_sound(value: Any) -> bool:
 
 
 def _is_plainly_sound(value: Any) -> bool:
-    """Return whether a value of few parts needs no inspection."""
+    """Return True if a value has few parts and needs no inspection."""
     left = [value]
     parts = 0
     while left:
@@ -191,7 +204,7 @@ def _is_plainly_sound(value: Any) -> bool:
 
 
 def _inspect(value: object, path: str) -> None:
-    """Refuse what JSON or Node would silently change, in a value of builtins only."""
+    """Raise an error if JSON or Node would silently change part of a value made of builtins."""
     if value is None or isinstance(value, str):
         return
     if isinstance(value, dict):
@@ -227,7 +240,7 @@ def _key_path(path: str, key: str) -> str:
 
 
 def _explain(value: object, path: str, error: Exception) -> NoReturn:
-    """Raise the error that names the innermost place which cannot be encoded."""
+    """Raise an error that names the innermost part that cannot be encoded."""
     if isinstance(error, RecursionError):
         raise SerializationError(f"{path} is nested too deeply, or contains itself") from error
     for child_path, child in _children(value, path):

@@ -1,4 +1,8 @@
-"""How fast a queue moves: from BullMQ's own metrics, or from the jobs that are still kept."""
+"""Throughput and state of a queue.
+
+Throughput comes from BullMQ's metrics or from the finished jobs that are still kept. `QueueFacts`
+is the snapshot that diagnoses are made from.
+"""
 
 from __future__ import annotations
 
@@ -13,46 +17,48 @@ from taskbull.core.states import JobState
 from taskbull.core.wire.numbers import Foreign
 from taskbull.core.worker_record import WorkerRecord
 
-# How fast a queue moves: from BullMQ's own metrics, or from the jobs that are still kept.
-
-
 MINUTE_MS: Final = 60_000
 RECENT: Final = 5
-"""Minutes over which a rate is taken."""
+"""Number of minutes to average a rate over."""
 
 Source: TypeAlias = Literal["metrics", "kept"]
-"""Where counts come from: BullMQ's metrics, or the jobs that are kept when they have ended."""
+"""Source of counts: BullMQ's metrics, or the finished jobs that are kept."""
 
 
 class EndCounts(Struct, frozen=True):
-    """BullMQ's metrics of one kind of end."""
+    """BullMQ's metrics for completed or for failed jobs."""
 
     count: int
     previous_ms: int
     previous_count: int
     points: Sequence[int] = ()
-    """The minutes before that of `previous_ms`, the newest first."""
+    """Counts of the minutes before that of `previous_ms`, newest first."""
 
 
 class Kept(Struct, frozen=True):
-    """How many of the jobs that are kept ended in each minute, the newest first."""
+    """Per-minute counts of finished jobs that are still kept."""
 
     minute_ms: int
-    """When the newest minute began."""
+    """Start of the newest minute."""
     counts: Sequence[int]
+    """Number of jobs per minute, newest first."""
     since_ms: float | None
-    """When the oldest job that is kept ended; None: none is."""
+    """Time when the oldest kept job finished, or `None` if no job is kept."""
 
 
 class Throughput(Struct, frozen=True):
-    """How many jobs ended in each minute; the first is the minute that runs. None: unknown."""
+    """Number of jobs that finished in each minute."""
 
     minutes: list[int | None]
+    """Counts, newest first, starting with the current minute. Unknown counts are `None`."""
     source: Source | None
-    """None: nobody counts, and nothing is kept."""
+    """Source of the counts, or `None` if there are neither metrics nor kept jobs."""
 
     def recent(self, elapsed: float, minutes: int = RECENT) -> float | None:
-        """Return the jobs per second over the last minutes; the running one has `elapsed` s."""
+        """Return the jobs per second over the last minutes, or `None` if unknown.
+
+        `elapsed` is the number of seconds since the current minute began.
+        """
         known = [count for count in self.minutes[1 : minutes + 1] if count is not None]
         running = self.minutes[0] if self.minutes else None
         seconds = 60.0 * len(known) + (0 if running is None else max(elapsed, 0.0))
@@ -61,16 +67,17 @@ class Throughput(Struct, frozen=True):
         return (sum(known) + (running or 0)) / seconds
 
     def total(self, minutes: int) -> int:
-        """Return how many ended in the minute that runs and those before it, as far as known."""
+        """Return the known number of jobs in the current minute and the `minutes` before it."""
         return sum(filter(None, self.minutes[: minutes + 1]))
 
 
 def throughput(
     tally: EndCounts | None, kept: Kept | None, now_ms: int, minutes: int = 60
 ) -> Throughput:
-    """Return how many jobs ended in each minute up to now, from the better of two sources.
+    """Return the number of jobs that finished in each minute, from the better of two sources.
 
-    Metrics miss the jobs of workers that do not count: so what is kept is taken if it is more.
+    Metrics miss the jobs of workers that do not write them. So the kept jobs are used if there are
+    more of them.
     """
     counted = None if tally is None else from_metrics(tally, now_ms, minutes)
     found = None if kept is None else from_kept(kept, now_ms, minutes)
@@ -83,12 +90,13 @@ def throughput(
 
 
 def from_metrics(tally: EndCounts, now_ms: int, minutes: int) -> list[int | None]:
-    """Read BullMQ's metrics: the minute that runs first; what is not counted any more is None.
+    """Return counts per minute from BullMQ's metrics, starting with the current minute.
 
-    The minute of `previous_ms` is the last in which a job ended: its count is what has come since,
-    and `points` are the minutes before it. In later minutes none has ended.
+    No job has finished after the minute of `previous_ms`. The count of that minute is the increase
+    since `previous_count`, and `points` has the minutes before it. Minutes that BullMQ no longer
+    counts are `None`.
     """
-    # Not less than none: their clock may be ahead of ours.
+    # Never negative, although the clock of the worker that wrote it may be ahead.
     behind = max(now_ms // MINUTE_MS - tally.previous_ms // MINUTE_MS, 0)
     since = max(tally.count - tally.previous_count, 0)
     known: list[int | None] = [*[0] * min(behind, minutes), since, *tally.points]
@@ -96,19 +104,22 @@ def from_metrics(tally: EndCounts, now_ms: int, minutes: int) -> list[int | None
 
 
 def from_kept(kept: Kept, now_ms: int, minutes: int) -> list[int | None]:
-    """Read the jobs that are kept: a minute counts if the oldest of them ended before it began."""
+    """Return counts per minute from kept jobs.
+
+    A minute is known only if the oldest kept job finished before that minute began.
+    """
     passed = max(now_ms // MINUTE_MS - kept.minute_ms // MINUTE_MS, 0)
     whole = 0
     if kept.since_ms is not None and kept.since_ms <= kept.minute_ms:
         since_ms = max(kept.since_ms, kept.minute_ms - len(kept.counts) * MINUTE_MS)
         whole = 1 + int((kept.minute_ms - since_ms) // MINUTE_MS)
-    # Before them, the minutes that began since the look.
+    # Start with the minutes that began after the jobs were counted.
     found: list[int | None] = [*[None] * min(passed, minutes), *kept.counts[:whole]]
     return [*found[:minutes], *[None] * (minutes - len(found))]
 
 
 def empty_in(waiting: int, out: float | None, into: float | None) -> float | None:
-    """Return the seconds until nothing waits; infinite if that is never, None if unknown."""
+    """Return the seconds until no job waits: infinity if the queue grows, `None` if unknown."""
     if waiting == 0:
         return 0.0
     if out is None:
@@ -118,13 +129,16 @@ def empty_in(waiting: int, out: float | None, into: float | None) -> float | Non
 
 
 def rate(before: tuple[float, int], after: tuple[float, int]) -> float | None:
-    """Return the change per second of a count between two looks; None if it was set back."""
+    """Return a count's change per second between two samples, or `None` if it was reset.
+
+    A sample is a time in seconds and a count.
+    """
     seconds, change = after[0] - before[0], after[1] - before[1]
     return change / seconds if seconds > 0 and change >= 0 else None
 
 
 def _exceeds(found: Sequence[int | None], counted: Sequence[int | None]) -> bool:
-    """Return whether whole minutes have more of one than of the other; the edges do not count."""
+    # Leave out the current minute, and allow for small differences at the edges of minutes.
     pairs = [
         (one, other or 0)
         for one, other in zip(found[1:], counted[1:], strict=False)
@@ -133,14 +147,14 @@ def _exceeds(found: Sequence[int | None], counted: Sequence[int | None]) -> bool
     return sum(one for one, _ in pairs) > sum(other for _, other in pairs) + len(pairs) // 10
 
 
-# What is known of a queue at one moment, by whoever has to say what is wrong with it.
+# The snapshot of a queue.
 
 
 _NOTHING = Throughput([], None)
 
 
 class PauseNote(Foreign, frozen=True):
-    """Why somebody has paused a queue."""
+    """The user, time and reason of a pause."""
 
     by: str = ""
     at_ms: int = 0
@@ -148,46 +162,53 @@ class PauseNote(Foreign, frozen=True):
 
 
 class QueueFacts(Struct, frozen=True, kw_only=True):
-    """A queue at one moment; what nobody knows is None."""
+    """Snapshot of a queue. Unknown values are `None`."""
 
     name: str
     now: datetime
-    """Aware; people read times in its zone."""
+    """Time of the snapshot. Texts show times in its time zone."""
     counts: Mapping[str, int]
+    """Number of jobs by state."""
     problem: str | None = None
-    """Why the queue cannot be read; None: it can. Counts and the like are then not known."""
+    """Error if the queue could not be read. The other values are then unknown."""
     paused: bool = False
     note: PauseNote | None = None
     version: str | None = None
     versions: frozenset[str] = frozenset()
-    """All versions that were seen in the queue."""
+    """All library versions seen in the queue, such as `bullmq:5.62.0`."""
     waiting_since: datetime | None = None
     next_due: datetime | None = None
     next_scheduled: datetime | None = None
     concurrency: int | None = None
+    """Global concurrency limit."""
     rate_max: int | None = None
+    """Number of jobs that may start per `rate_window`."""
     rate_window: float | None = None
+    """Window of the rate limit in seconds."""
     started: int = 0
+    """Number of jobs that started in the current window of the rate limit."""
     limited_for: float | None = None
+    """Seconds until the current window of the rate limit ends."""
     connected: Sequence[str] | None = None
-    """The names of the workers that are connected; None: the server does not tell."""
+    """Names of the connected workers, or `None` if the server does not list connections."""
     records: Sequence[WorkerRecord] = ()
-    """What those of our workers say that are alive."""
+    """Status records of the live taskbull workers."""
     last_seen: datetime | None = None
-    """When one of ours was last seen."""
+    """Time when a taskbull worker was last seen."""
     completed: Throughput = _NOTHING
     failed: Throughput = _NOTHING
     arrivals: float | None = None
     """Jobs added per second."""
     lockless: int = 0
-    """Running jobs that had no lock in two looks: their workers are gone."""
+    """Number of running jobs that had no lock in two samples, because their workers died."""
     worst_error: str = ""
+    """Most frequent error of the failed jobs."""
     worst_share: float = 0.0
-    """The error that most failed jobs have, and how many of them."""
+    """Share of the failed jobs that have the most frequent error, from 0 to 1."""
 
     @property
     def waiting(self) -> int:
-        """How many jobs could run if a worker took them."""
+        """Number of jobs that a worker could run now, including those in a paused queue."""
         return sum(
             self.counts.get(state, 0)
             for state in (JobState.WAITING, JobState.PAUSED, JobState.PRIORITIZED)
@@ -195,18 +216,18 @@ class QueueFacts(Struct, frozen=True, kw_only=True):
 
     @property
     def foreign(self) -> int:
-        """How many workers are connected that say nothing about themselves: Node's, mostly."""
+        """Number of connected workers without a status record, mostly Node's."""
         known = {record.id for record in self.records}
         return len([name for name in self.connected or () if name not in known])
 
     @property
     def workers(self) -> int:
-        """How many workers are known to serve it."""
+        """Number of known workers of the queue."""
         return len(self.records) + self.foreign
 
     @property
     def out(self) -> float | None:
-        """Jobs that end per second, lately."""
+        """Recent number of jobs that finish per second, or `None` if unknown."""
         elapsed = self.now.timestamp() % 60
         rates = [self.completed.recent(elapsed), self.failed.recent(elapsed)]
         known = [one for one in rates if one is not None]
@@ -214,7 +235,7 @@ class QueueFacts(Struct, frozen=True, kw_only=True):
 
 
 def read_note(raw: bytes) -> PauseNote | None:
-    """Read why a queue was paused; None if nobody said so."""
+    """Decode the note of a pause. Return `None` if there is none or it is invalid."""
     try:
         return msgspec.json.decode(raw, type=PauseNote) if raw else None
     except (msgspec.MsgspecError, UnicodeDecodeError):
@@ -222,12 +243,12 @@ def read_note(raw: bytes) -> PauseNote | None:
 
 
 def encode_note(by: str, at_ms: int, why: str) -> bytes:
-    """Return why a queue is paused, as it is stored."""
+    """Encode the note of a pause for storage. Long texts are truncated."""
     return msgspec.json.encode(PauseNote(by[:100], at_ms, why[:500]))
 
 
 def plain(facts: Mapping[str, Any]) -> dict[str, Any]:
-    """Return facts as JSON has them: instants are ISO 8601."""
+    """Return facts as JSON values, with datetimes in ISO 8601."""
     return {
         name: value.isoformat(timespec="milliseconds") if isinstance(value, datetime) else value
         for name, value in facts.items()

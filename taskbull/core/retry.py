@@ -1,4 +1,4 @@
-"""What happens to a job whose handler raised: one pure decision."""
+"""Decide the outcome of a job whose handler raised an exception."""
 
 from __future__ import annotations
 
@@ -60,13 +60,21 @@ UnknownErrors = Literal["retry", "fail"]
 
 
 class RetryPolicy(Struct, frozen=True, kw_only=True):
-    """What a task, or an app for its tasks, says about errors. None: it says nothing."""
+    """Error handling of a task, or of an app for all its tasks.
+
+    A setting that is `None` is not specified.
+    """
 
     attempts: int | None = None
+    """Number of attempts for jobs that do not set it."""
     backoff: Backoff | None = None
+    """Backoff for jobs that do not set one."""
     error_backoffs: ErrorBackoffs | None = None
+    """Backoffs for specific errors, for jobs that do not set any."""
     classify: Classifier | None = None
+    """Function that returns the category of an error."""
     unknown_errors: UnknownErrors | None = None
+    """Handling of errors in the category "unknown": "retry" or "fail"."""
 
     def __post_init__(self) -> None:
         if self.attempts is not None:
@@ -81,7 +89,7 @@ class RetryPolicy(Struct, frozen=True, kw_only=True):
             check_choice("unknown_errors", self.unknown_errors, ("retry", "fail"))
 
     def over(self, other: RetryPolicy) -> RetryPolicy:
-        """Return this policy with its gaps filled from the other: a task's over its app's."""
+        """Return this policy with unspecified settings taken from the other one."""
         return RetryPolicy(
             attempts=self.attempts or other.attempts,
             backoff=self.backoff or other.backoff,
@@ -97,9 +105,9 @@ NO_POLICY = RetryPolicy()
 
 
 def attempts_of(job: Job, policy: RetryPolicy = NO_POLICY) -> int:
-    """Return how many attempts the job has in total.
+    """Return the total number of attempts of a job.
 
-    Node writes 0 where the producer said nothing, so 0 leaves it to the policy.
+    Node stores 0 if the producer did not set `attempts`, so 0 means that the policy applies.
     """
     return max(1, int(job.options.attempts or policy.attempts or 1))
 
@@ -111,26 +119,28 @@ def decide(
     *,
     random: Callable[[], float],
 ) -> Written:
-    """Return the outcome after `error`. The job's own options take precedence over the policy.
+    """Return the outcome of an attempt that raised `error`. Never raises.
 
-    A word of the task (`Retry`, `Snooze`, …) counts also as the only member of a group, as task
-    groups raise it. A classifier that raises or talks nonsense is replaced by the default one, and
-    such a backoff function by the exponential curve; the stack says so. It never raises: a job
-    about which nothing can be decided has failed.
+    The job's own options take precedence over the policy. An exception such as `Retry` or `Snooze`
+    also takes effect as the only member of an exception group, because task groups wrap it.
+
+    If a classifier raises or returns an invalid value, the default classifier is used. If a backoff
+    function does so, the delay is exponential. A note in the stack trace reports either case. If
+    the job's contents prevent a decision, the job fails.
     """
     try:
         return _decide(error, job, policy, random)
-    except BaseException as fault:  # noqa: BLE001 - whatever is in the job, its worker lives on
+    except BaseException as fault:  # noqa: BLE001 - no job may crash its worker
         return undecidable(job, fault)
 
 
 def undecidable(job: Job, fault: BaseException) -> Fail:
-    """Return the outcome of a job that cannot be decided on, because of its contents."""
+    """Return the failure of a job whose contents prevent any other decision."""
     return failed_for_good(CorruptJob(job.id, OPTIONS_FIELD, shown(fault)))
 
 
 def failed_for_good(error: Exception) -> Fail:
-    """Return the outcome of a job that no further attempt would help."""
+    """Return the failure of a job that must not be retried."""
     return Fail(
         Failure(Category.PERMANENT, reason_of(error), stack_of(error), error), Verdict.PERMANENT
     )
@@ -162,7 +172,7 @@ def _decide(
 
 
 def doomed(job: Job) -> Fail | None:
-    """Return the outcome of a job that must not be run, or None if it may run."""
+    """Return the failure of a job that must not run, or `None` if it may run."""
     error: Exception
     if is_cancelled(job.deferred_failure):
         return cancelled(job.deferred_failure or "")
@@ -187,7 +197,7 @@ def _categorize(error: BaseException, policy: RetryPolicy, notes: list[str]) -> 
     try:
         answer = policy.classify(error)
         return classify(error) if answer is None else Category(answer)
-    except BaseException as fault:  # noqa: BLE001 - foreign code: the user's classifier
+    except BaseException as fault:  # noqa: BLE001 - user code: the classifier
         notes.append(f"The classifier was ignored, because it raised {shown(fault)}")
         return classify(error)
 
@@ -212,7 +222,7 @@ def _delay(
     random: Callable[[], float],
     notes: list[str],
 ) -> _Delay | None:
-    """Return how long the job waits, or None if its backoff function gives up."""
+    """Return the delay of the retry, or None if the backoff function gives up."""
     if isinstance(error, Retry):
         return _Delay(error.after)
     backoff = _choose_backoff(error, job, policy)
@@ -220,7 +230,7 @@ def _delay(
         try:
             answer = backoff.function(job.attempt, error, job)
             return None if answer is None else _Delay(backoff.capped(seconds("delay", answer)))
-        except BaseException as fault:  # noqa: BLE001 - foreign code: the user's backoff
+        except BaseException as fault:  # noqa: BLE001 - user code: the backoff function
             notes.append(f"The backoff function was ignored, because it raised {shown(fault)}")
     previous = None if job.previous_delay_ms is None else from_ms(job.previous_delay_ms)
     wait = backoff.wait(job.attempt, random=random, previous=previous)
@@ -237,7 +247,7 @@ def _choose_backoff(error: BaseException, job: Job, policy: RetryPolicy) -> Back
     chosen = by_error or job.options.own_backoff or policy.backoff or Backoff.none()
     if chosen.curve is not Curve.CUSTOM or chosen.function is not None:
         return chosen
-    # The job says that it wants its task's function, which could not travel with it.
+    # The job refers to its task's backoff function, which cannot be stored with the job.
     for own in (_find(error, policy.error_backoffs), policy.backoff):
         if own is not None and own.function is not None:
             return replace(chosen, function=own.function)
@@ -258,4 +268,4 @@ def _find(error: BaseException, backoffs: Mapping[Any, B] | None) -> B | None:
 def _kinds(error: BaseException) -> Iterator[type]:
     for leaf in leaves(error):
         yield from type(leaf).__mro__
-    yield from type(error).__mro__  # the group itself, where it is one
+    yield from type(error).__mro__  # the group itself, if it is one

@@ -1,4 +1,8 @@
-"""When a schedule runs: by a cron line, or at an interval. Time is an argument."""
+"""Schedule rules (`Cron` and `Every`), and schedules as stored in Redis.
+
+BullMQ calls a schedule a job scheduler. Time is an argument, except that `next` and `upcoming`
+default to the current time.
+"""
 
 from __future__ import annotations
 
@@ -30,29 +34,39 @@ from taskbull.core.validation import (
 from taskbull.core.wire.options import StoredOptions
 from taskbull.errors import ConfigurationError
 
-# When a schedule runs: by a cron line, or at an interval. Time is an argument.
-
 
 class Cron(Struct, frozen=True):
-    """Run when a cron line says so, in a time zone.
+    """Schedule rule that runs when a cron pattern matches, in a time zone.
 
-    The line has five fields, or six with the seconds first; names of months and weekdays, and
-    `@daily` and its like are understood. A daily run takes place once a day, also when the clocks
-    change. `limit` counts from the last change of the schedule; a run at `start` itself is skipped.
+    The pattern has five fields, or six with the seconds first. It may contain names of months and
+    weekdays, or be a macro such as `@daily`. A daily rule runs once a day, even on days when the
+    clocks change. A run at `start` itself is skipped.
+
+    Example:
+        Cron("30 3 * * mon-fri", tz="Europe/Berlin")
+
+    Raises:
+        ConfigurationError: The pattern or the time zone is invalid, the pattern never matches, or
+            the options contradict each other.
     """
 
     pattern: str
+    """Cron pattern. Macros are replaced with their fields."""
     tz: str = "UTC"
+    """Time zone of the pattern, such as `Europe/Berlin`."""
     start: datetime | None = None
+    """Start of the schedule. Runs are later than this time. Must be aware."""
     end: datetime | None = None
+    """Latest time of the last run. Must be aware."""
     limit: int | None = None
+    """Maximum number of runs since the last change of the schedule."""
     immediately: bool = False
-    """Run at once, too, whenever the schedule is written."""
+    """Also run immediately whenever the schedule is written. Cannot be combined with `start`."""
 
     def __post_init__(self) -> None:
         check_text("cron pattern", self.pattern)
         check_text("tz", self.tz)
-        # Expanded, because BullMQ 5 does not know all of the names.
+        # Expand macros, because BullMQ 5 does not know all of them.
         force_setattr(self, "pattern", " ".join(expand_macro(self.pattern).split()))
         if len(self.pattern.split()) not in (5, 6):
             raise refusal(
@@ -74,19 +88,19 @@ class Cron(Struct, frozen=True):
 
     @property
     def line(self) -> CronLine:
-        """The pattern, parsed."""
+        """Parsed pattern."""
         return parse_cron(self.pattern, self.tz)
 
     def next(self, after: datetime | None = None) -> datetime | None:
-        """Return the first run after an instant (now, if none is given); None if there is none."""
+        """Return the first run after `after` (default: now), or `None` if there is none."""
         return next(self._runs(after), None)
 
     def upcoming(self, n: int, after: datetime | None = None) -> list[datetime]:
-        """Return the next `n` runs, or as many as there are."""
+        """Return the next `n` runs after `after` (default: now), or fewer if the rule ends."""
         return _first(n, self.limit, self._runs(after))
 
     def describe(self) -> str:
-        """Return the rule in words: `every day at 03:00, Europe/Berlin`."""
+        """Describe the rule in words: `every day at 03:00, Europe/Berlin`."""
         return (
             f"{describe_cron(self.pattern)}, {self.tz}{_bounds(self.start, self.end, self.limit)}"
         )
@@ -101,20 +115,31 @@ class Cron(Struct, frozen=True):
 
 
 class Every(Struct, frozen=True):
-    """Run at an interval, for the first time at once, unless `start` says later.
+    """Schedule rule that runs at a fixed interval.
 
-    With `offset`, runs lie that long behind the multiples of the interval since 1970 (UTC):
-    `Every(3600, offset=300)` runs five minutes past each hour. `limit` counts from the last change
-    of the schedule.
+    The first run is immediate, or at `start` if that is later. With `offset`, it is at the next
+    time that the offset allows.
+
+    Example:
+        Every(3600, offset=300)  # five minutes past each hour
+
+    Raises:
+        ConfigurationError: The interval is shorter than a millisecond, `offset` is not less than
+            the interval, or `end` is not after `start`.
     """
 
     interval: float
+    """Seconds between runs."""
     offset: float | None = None
+    """Seconds between the multiples of the interval since 1970 (UTC) and the runs."""
     start: datetime | None = None
+    """Earliest time of the first run. Must be aware."""
     end: datetime | None = None
+    """Latest time of the last run. Must be aware."""
     limit: int | None = None
+    """Maximum number of runs since the last change of the schedule."""
 
-    if TYPE_CHECKING:  # a timedelta may be given, and is seconds from then on
+    if TYPE_CHECKING:  # Durations may be timedeltas; they are stored in seconds.
 
         def __init__(
             self,
@@ -144,22 +169,22 @@ class Every(Struct, frozen=True):
 
     @property
     def offset_ms(self) -> int | None:
-        """The offset in milliseconds, if one is given."""
+        """The offset in milliseconds, or `None` if there is none."""
         return None if self.offset is None else to_ms(self.offset)
 
     def next(self, after: datetime | None = None) -> datetime | None:
-        """Return the first run after an instant (now, if none is given); None if there is none.
+        """Return the first run after `after` (default: now), or `None` if there is none.
 
-        Where neither `start` nor `offset` says when the intervals begin, they begin at `after`.
+        Without `start` and `offset`, intervals are counted from `after`.
         """
         return next(self._runs(after), None)
 
     def upcoming(self, n: int, after: datetime | None = None) -> list[datetime]:
-        """Return the next `n` runs, or as many as there are."""
+        """Return the next `n` runs after `after` (default: now), or fewer if the rule ends."""
         return _first(n, self.limit, self._runs(after))
 
     def describe(self) -> str:
-        """Return the rule in words: `every 30 seconds`."""
+        """Describe the rule in words: `every 30 seconds`."""
         words = f"every {describe_interval(self.interval_ms)}"
         if self.offset:
             words += f", {_count(self.offset_ms or 0)} past"
@@ -178,17 +203,17 @@ class Every(Struct, frozen=True):
 
 
 Rule: TypeAlias = Cron | Every
-"""When a schedule runs."""
+"""Rule of a schedule."""
 
 
 def check_rule(rule: object) -> None:
-    """Refuse what is not a rule."""
+    """Raise `ConfigurationError` unless `rule` is a `Cron` or an `Every`."""
     if not isinstance(rule, Cron | Every):
         raise refusal("rule", "be a Cron(…) or an Every(…)", rule)
 
 
 def describe_interval(ms: int) -> str:
-    """Return a number of milliseconds in words: `1 hour 30 minutes`."""
+    """Describe a duration in words: `1 hour 30 minutes`, or `hour` for a single unit."""
     if ms == 0:
         return "0 seconds"
     return _SINGLE.get(ms) or _count(ms)
@@ -248,15 +273,15 @@ def _ms_or(instant: datetime | None, default: int) -> int:
     return default if instant is None else instant_to_ms(instant)
 
 
-# When a schedule was to run before: the other direction of its rule.
+# Past runs.
 
 
 _FARTHEST_MS = 10 * 366 * 86_400_000
-"""How far back is looked: ten years, in which even the 29th of February comes."""
+"""Limit of the search for past runs: ten years, which include a 29th of February."""
 
 
 def runs_before(rule: Rule, next_ms: int, most: int) -> list[int]:
-    """Return when runs were due before the next one, in ms, the latest first; at most so many."""
+    """Return the due times in ms of up to `most` runs before `next_ms`, the latest first."""
     start_ms = 0 if rule.start is None else instant_to_ms(rule.start)
     found: list[int] = []
     due_ms = next_ms
@@ -272,7 +297,7 @@ def runs_before(rule: Rule, next_ms: int, most: int) -> list[int]:
 
 
 def _before(line: CronLine, due_ms: int) -> int | None:
-    """Return the run before one, found by halves: a line only knows what comes after an instant."""
+    """Return the run before `due_ms` by bisection, because a line can only search forward."""
 
     def comes_before(instant_ms: int) -> bool:
         following = line.next_after(instant_ms)
@@ -293,55 +318,58 @@ def _before(line: CronLine, due_ms: int) -> int | None:
     return line.next_after(first)
 
 
-# A schedule as it stands in Redis: BullMQ calls it a job scheduler.
+# Stored schedules.
 
 
 _MOST_COLONS = 3
 
 
 class Schedule(Struct, frozen=True, kw_only=True):
-    """A job scheduler as it stood in Redis when it was read."""
+    """Snapshot of a job scheduler as stored in Redis."""
 
     id: str
     queue: str
     task: str
-    """The name of its jobs."""
+    """Task name of its jobs."""
     rule: Rule | None
-    """When it runs; None if whoever wrote it wrote something that is not a rule."""
+    """Rule of the schedule, or `None` if the stored rule is invalid."""
     raw_data: bytes = b"{}"
+    """Data of its jobs as JSON."""
     raw_options: bytes = b"{}"
+    """Options of its jobs as JSON."""
     options: StoredOptions = StoredOptions()
+    """Options of its jobs, decoded."""
     next_run: datetime | None
-    """When the next run is due; None when it has ended."""
+    """Time when the next run is due, or `None` if the schedule has ended."""
     count: int
-    """How many runs were made so far, the pending one included."""
+    """Number of runs so far, including the pending one."""
     ended: bool
-    """Whether its limit or its end is reached."""
+    """True if the schedule has reached its limit or its end."""
     last_due: datetime | None = None
-    """When the newest run that was made is due, or was: also of one that has ended."""
+    """Due time of the newest run, even if the schedule has ended."""
     declared_by: str | None = None
-    """The name of the app whose code declares it, if one does."""
+    """Name of the app that declares the schedule in code, if any."""
     is_pending: bool = True
-    """Whether the job of its next run is there, and has not begun."""
+    """True if the job of the next run exists and has not started."""
     is_old: bool = False
-    """Whether it is a repeatable job of BullMQ 3, 4 or early 5, which BullMQ 6 does not run."""
+    """True for a repeatable job of BullMQ 3, 4 or early 5, which BullMQ 6 does not run."""
 
     def __repr__(self) -> str:
-        # Without its data, which may be large or secret.
+        # Omit the data, which may be large or secret.
         return f"<Schedule {self.id} of {self.task} in {self.queue}: {self.describe()}>"
 
     @property
     def data(self) -> Any:
-        """The payload of its jobs."""
+        """Data of its jobs, decoded."""
         return payload.decode(self.raw_data)
 
     def describe(self) -> str:
-        """Return its rule in words: `every day at 03:00, Europe/Berlin`."""
+        """Describe the rule in words: `every day at 03:00, Europe/Berlin`."""
         return "a rule that cannot be read" if self.rule is None else self.rule.describe()
 
 
 def check_schedule_id(schedule_id: object) -> None:
-    """Refuse what cannot be the id of a schedule."""
+    """Raise `ConfigurationError` unless `schedule_id` is a valid id of a schedule."""
     given = check_text("schedule id", schedule_id, most=NAME_LIMIT)
     if given.count(":") > _MOST_COLONS:
         raise refusal(

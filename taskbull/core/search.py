@@ -1,4 +1,4 @@
-"""What people type to find jobs: `name:send_email data.user.id:42 after:03:10 some text`."""
+"""Parse search queries for jobs: `name:send_email data.user.id:42 after:03:10 some text`."""
 
 from __future__ import annotations
 
@@ -20,38 +20,44 @@ _TERM: Final = re.compile(
 
 
 class DataPath(Struct, frozen=True):
-    """A value that is to stand at a place in a job's data."""
+    """A value that a job's data must have at a path."""
 
     path: tuple[str, ...]
     value: str
 
 
 class Terms(Struct, frozen=True):
-    """What is looked for: a job has to have all of it."""
+    """The terms of a search query. A job must match all of them."""
 
     names: tuple[str, ...] = ()
-    """Texts in the name of its task."""
+    """Texts to find in the task name."""
     errors: tuple[str, ...] = ()
-    """Texts in its reason."""
+    """Texts to find in the failure reason."""
     texts: tuple[str, ...] = ()
-    """Texts in its data."""
+    """Texts to find in the data."""
     paths: tuple[DataPath, ...] = ()
+    """Values to find at paths in the data."""
     after: datetime | None = None
+    """Earliest time when the job finished, or is due if it is delayed."""
     before: datetime | None = None
-    """Bounds for when it ended; of a delayed job for when it is due."""
+    """Latest time when the job finished, or is due if it is delayed."""
 
     @property
     def empty(self) -> bool:
-        """Whether nothing is looked for but a time."""
+        """True if the query has no terms except times."""
         return not (self.names or self.errors or self.texts or self.paths)
 
     def confirmed(self, data: Any) -> bool:
-        """Return whether a job's data have the values that are looked for, where they should be."""
+        """Return True if the data has the value of each path."""
         return all(_matches(data, path.path, path.value) for path in self.paths)
 
 
 def read_terms(typed: str, now: datetime) -> Terms:
-    """Read what somebody typed; times are ISO 8601, or `03:10` today or yesterday, or `-15min`."""
+    """Parse a search query. See `read_time` for the format of times.
+
+    Raises:
+        ConfigurationError: The query is too long, or a time is invalid.
+    """
     if len(typed) > LONGEST_TERM:
         raise refusal("search", f"have at most {LONGEST_TERM} characters", typed)
     names, errors, texts, paths = list[str](), list[str](), list[str](), list[DataPath]()
@@ -86,7 +92,13 @@ _CLOCK: Final = re.compile(r"(\d{1,2}):(\d\d)(?::(\d\d))?")
 
 
 def read_time(name: str, value: str, now: datetime) -> datetime:
-    """Read a time that somebody typed: ISO 8601, or `03:10` today or yesterday, or `-15min`."""
+    """Parse a time: ISO 8601, `-15min`, or `03:10` for today, or yesterday if that is later.
+
+    A time without a zone is in the time zone of `now`.
+
+    Raises:
+        ConfigurationError: The time is invalid. `name` is the name of the field in the message.
+    """
     try:
         if ago := _AGO.fullmatch(value):
             return now - timedelta(**{_UNITS[ago[2]]: int(ago[1])})

@@ -1,4 +1,4 @@
-"""What is wrong with a queue, in a line each: rules over what was seen of it, the worst first."""
+"""Rules that find problems of a queue and describe each in one line."""
 
 from __future__ import annotations
 
@@ -14,30 +14,33 @@ from taskbull.core.states import JobState
 from taskbull.core.validation import instant_from_ms
 
 MOST_FAILED: Final = 0.05
-"""The share of what ended that may fail."""
+"""Share of finished jobs that may fail before it is a problem."""
 
 LEAST_FAILED: Final = 10
+"""Minimum number of failed jobs to report."""
 MINUTES: Final = 10
 LONGEST_WAIT: Final = 300.0
 LATEST_SCHEDULE: Final = 60.0
 
 Remedy: TypeAlias = Literal["errors", "why", "resume", "workers", "schedules", "queue"]
-"""Where to look, or what to do: each trouble has one."""
+"""Action or view that helps to solve a problem."""
 
 
 class Trouble(Struct, frozen=True):
-    """Something that is wrong with a queue."""
+    """A problem of a queue."""
 
     queue: str
     code: str
+    """Short identifier, such as `paused` or `failing`."""
     weight: int
-    """The larger, the worse."""
+    """Severity. Larger is worse."""
     text: str
+    """Description in one line."""
     remedy: Remedy
 
 
 def find_trouble(queue: QueueFacts) -> list[Trouble]:
-    """Name all that is wrong with a queue, the worst first."""
+    """Return all problems of a queue, the worst first."""
     found = [
         Trouble(queue.name, code, weight, text, remedy)
         for code, weight, text, remedy in _troubles(queue)

@@ -1,4 +1,8 @@
-"""Checks of what users set; each refusal names the field, the rule and the value."""
+"""Checks and conversions of values that users pass.
+
+Each error names the field, the rule and the value. Users pass seconds and datetimes; the storage
+format uses milliseconds.
+"""
 
 from __future__ import annotations
 
@@ -9,41 +13,38 @@ from typing import TypeAlias
 from taskbull.core.celery import OPTIONS, SETTINGS, celery_hint
 from taskbull.errors import ConfigurationError
 
-# Checks of what users set; each refusal names the field, the rule and the value.
-
-
 _SHOWN = 80
 
 
 def refusal(field: str, rule: str, value: object) -> ConfigurationError:
-    """Return the error that says what `field` must be and what it is."""
+    """Return the error for a field that breaks a rule: "`field` must `rule`, not `value`"."""
     return ConfigurationError(f"{field} must {rule}, not {shown(value)}")
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """Name the nearest of the known names, as an addition to a sentence; empty if none is near."""
+    """Return a suggestion to append to a sentence, or "" if no known name is similar."""
     near = nearest(name, known)
     return f" (did you mean {near}?)" if near else ""
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """Return the known name that is nearest to `name`; empty if none is near."""
+    """Return the known name that is most similar to `name`, or "" if none is similar."""
     from difflib import get_close_matches  # noqa: PLC0415 - a quarter of `python -c pass`
 
     return next(iter(get_close_matches(name, list(known), 1)), "")
 
 
 def shown(value: object) -> str:
-    """Return the value's repr, cut to the length of a line; never raise."""
+    """Return the value's repr, truncated to fit on a line. Never raises."""
     try:
         text = repr(value)
-    except BaseException:  # noqa: BLE001 - foreign code: an object's own __repr__
+    except BaseException:  # noqa: BLE001 - third-party code: the object's __repr__
         return f"an unprintable {type(value).__name__}"
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
 
 
 def check_int(field: str, value: object, *, least: int, most: int | None = None) -> None:
-    """Refuse anything but an int in the range; a bool is not an int."""
+    """Raise `ConfigurationError` unless `value` is an int in the range. A bool is not an int."""
     rule = f"be an integer of at least {least}"
     if most is not None:
         rule = f"be an integer from {least} to {most}"
@@ -54,25 +55,29 @@ def check_int(field: str, value: object, *, least: int, most: int | None = None)
 
 
 def check_bool(field: str, value: object) -> None:
-    """Refuse all but True and False."""
+    """Raise `ConfigurationError` unless `value` is True or False."""
     if not isinstance(value, bool):
         raise refusal(field, "be True or False", value)
 
 
 def check_choice(field: str, value: object, choices: Collection[str]) -> None:
-    """Refuse all but one of `choices`."""
+    """Raise `ConfigurationError` unless `value` is one of `choices`."""
     if not isinstance(value, str) or value not in choices:
         raise refusal(field, f"be one of {', '.join(map(repr, choices))}", value)
 
 
 def check_type(field: str, value: object, wanted: type | tuple[type, ...], rule: str) -> None:
-    """Refuse a value that is not an instance of `wanted`."""
+    """Raise `ConfigurationError` unless `value` is an instance of `wanted`."""
     if not isinstance(value, wanted):
         raise refusal(field, rule, value)
 
 
 def check_text(field: str, value: object, *, most: int | None = None) -> str:
-    """Refuse all but a non-empty str that UTF-8 can hold; give it back."""
+    """Return `value` if it is a non-empty str that UTF-8 can encode.
+
+    Raises:
+        ConfigurationError: It is not, or it has more than `most` characters.
+    """
     if not isinstance(value, str):
         raise refusal(field, "be a string", value)
     if not value:
@@ -88,27 +93,32 @@ def check_text(field: str, value: object, *, most: int | None = None) -> str:
     return value
 
 
-# Seconds and instants as users give them; milliseconds as the wire has them.
+# Durations and points in time.
 
 
 Duration: TypeAlias = float | timedelta
-"""Seconds, or a timedelta."""
+"""A duration in seconds, or a timedelta."""
 
 LONGEST = 100 * 365 * 86_400.0
-"""No duration is longer: 100 years, far below where milliseconds leave a double's integers."""
+"""Maximum duration: 100 years. In ms, that is far below the largest exact integer of a double."""
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MS = timedelta(milliseconds=1)
 
 
 def seconds(field: str, value: object, *, positive: bool = False) -> float:
-    """Return a duration as float seconds; refuse what is none, is negative, or has no end."""
+    """Return a duration as float seconds.
+
+    Raises:
+        ConfigurationError: It is not a number or a timedelta, is negative, or exceeds 100 years.
+            With `positive`, it must also not be 0.
+    """
     given = value
     if isinstance(value, timedelta):
         value = value.total_seconds()
     if not isinstance(value, int | float) or isinstance(value, bool):
         raise refusal(field, "be seconds (int or float) or a timedelta", given)
-    in_range = value > 0 if positive else value >= 0  # NaN is in neither
+    in_range = value > 0 if positive else value >= 0  # False for NaN
     if not in_range:
         raise refusal(field, "be greater than 0" if positive else "be 0 or more", given)
     if value > LONGEST:
@@ -117,22 +127,22 @@ def seconds(field: str, value: object, *, positive: bool = False) -> float:
 
 
 def limit_of(field: str, value: object) -> float | None:
-    """Return a time limit in float seconds; None means no limit, and 0 is refused."""
+    """Return a time limit in float seconds, or `None` for no limit. 0 raises an error."""
     return None if value is None else seconds(field, value, positive=True)
 
 
 def to_ms(duration: float) -> int:
-    """Return checked seconds in whole milliseconds; never 0 for more than 0 seconds."""
+    """Convert seconds to whole milliseconds, at least 1 for a duration above 0."""
     return max(1, round(duration * 1000)) if duration > 0 else 0
 
 
 def from_ms(ms: float) -> float:
-    """Return milliseconds as seconds."""
+    """Convert milliseconds to seconds."""
     return ms / 1000
 
 
 def check_instant(field: str, value: object) -> None:
-    """Refuse all but an aware datetime."""
+    """Raise `ConfigurationError` unless `value` is an aware datetime."""
     if not isinstance(value, datetime):
         raise refusal(field, "be an aware datetime", value)
     if value.utcoffset() is None:
@@ -143,35 +153,38 @@ def check_instant(field: str, value: object) -> None:
 
 
 def instant_to_ms(instant: datetime) -> int:
-    """Return an aware datetime as milliseconds since 1970."""
+    """Convert an aware datetime to milliseconds since 1970."""
     return (instant - _EPOCH) // _MS
 
 
 def instant_from_ms(ms: float) -> datetime | None:
-    """Return milliseconds since 1970 as an aware datetime; None if no datetime holds them."""
+    """Convert milliseconds since 1970 to an aware datetime, or `None` if out of range."""
     try:
         return _EPOCH + timedelta(milliseconds=ms)
     except (OverflowError, ValueError):
         return None
 
 
-# Classes of packages that taskbull does not need: known by name, so that none is imported.
+# Classes of optional packages, recognized by name so that the packages need not be imported.
 
 
 def is_pydantic_model(kind: type) -> bool:
-    """Return whether a class is a model of pydantic 2."""
+    """Return True if a class is a pydantic 2 model."""
     return hasattr(kind, "model_validate_json") and any(
         base.__module__ == "pydantic.main" and base.__name__ == "BaseModel" for base in kind.__mro__
     )
 
 
-# Refusing keywords that do not exist, with the name of the one that was meant.
+# Unknown keyword arguments.
 
 
 def check_keywords(
     where: str, given: Iterable[str], known: type, celery: Mapping[str, str] = OPTIONS
 ) -> None:
-    """Refuse an option that a TypedDict does not know; name ours for one that Celery has."""
+    """Raise `ConfigurationError` for an option that the TypedDict `known` does not have.
+
+    The message suggests taskbull's equivalent of a Celery option, or a similar name.
+    """
     names = known.__annotations__
     for name in given:
         if name not in names:
@@ -181,6 +194,6 @@ def check_keywords(
 
 
 def unknown_setting(where: str, name: str, known: Collection[str]) -> TypeError:
-    """Return Python's own error for a keyword that a class does not take, with what was meant."""
+    """Return Python's `TypeError` for an unexpected keyword argument, with a suggestion."""
     hint = celery_hint(name, SETTINGS) or did_you_mean(name, known)
     return TypeError(f"{where}() got an unexpected keyword argument {name!r}{hint}")

@@ -1,4 +1,4 @@
-"""When the attempts of a job began and ended, read from what its queue's events tell."""
+"""Attempt times reconstructed from queue events, and the status records of workers."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from msgspec.structs import replace
 from taskbull.core.validation import instant_from_ms
 from taskbull.core.wire.numbers import Foreign
 
-# When the attempts of a job began and ended, read from what its queue's events tell.
+# Attempt times from queue events.
 
 
 AttemptEnd: TypeAlias = Literal["running", "completed", "failed", "stalled", "again"]
-"""How an attempt ended; `again`: the job goes on, because it failed or was put off."""
+"""Result of an attempt. "again" means that the job will run again: a retry or a release."""
 
 _ENDS: Final[dict[str, AttemptEnd]] = {
     "completed": "completed",
@@ -30,38 +30,43 @@ _ENDS: Final[dict[str, AttemptEnd]] = {
 
 
 class PastEvent(Struct, frozen=True):
-    """Something that happened to a job."""
+    """An event of a job, read from the event stream."""
 
     at_ms: int
     name: str
     previous: str = ""
-    """The state from which it came."""
+    """Previous state of the job."""
 
 
 class JobHistory(Struct, frozen=True):
-    """What the newest events of a queue tell about a job, the oldest first."""
+    """The events of a job among the newest events of its queue."""
 
     events: list[PastEvent]
+    """Events of the job, oldest first."""
     looked_at: int
-    """How many events of the queue were looked at."""
+    """Number of queue events that were read."""
     whole: bool
-    """Whether there are no older ones."""
+    """True if the stream has no older events."""
 
 
 class AttemptTimes(Struct, frozen=True):
-    """One attempt, as far as the events tell of it."""
+    """Start, end and result of an attempt, as far as events are available."""
 
     number: int
-    """Counted from 1, by how often the job was started."""
+    """Number of the attempt, counting every start of the job from 1."""
     began: datetime | None
     ended: datetime | None = None
     end: AttemptEnd = "running"
 
 
 def attempts_of(events: Iterable[PastEvent], started: int) -> list[AttemptTimes]:
-    """Return the attempts that events tell of, given the oldest first; `started` is how many began.
+    """Return the attempts that a job's events describe.
 
-    The stream forgets the oldest first, so that attempts are numbered from the last.
+    The stream drops its oldest events first, so attempts are numbered backward from the last one.
+
+    Args:
+        events: Events of the job, oldest first.
+        started: Number of times that the job was started.
     """
     found: list[AttemptTimes] = []
     for event in events:
@@ -72,80 +77,84 @@ def attempts_of(events: Iterable[PastEvent], started: int) -> list[AttemptTimes]
             if last.end == "running":
                 ended = instant_from_ms(event.at_ms)
                 found[-1] = replace(last, ended=ended, end=_ENDS[event.name])
-            elif event.name == "stalled" and last.end == "again":  # it was put back just before
+            elif event.name == "stalled" and last.end == "again":  # "waiting" precedes "stalled".
                 found[-1] = replace(last, end="stalled")
     first = started - len(found) + 1
     numbered = [replace(each, number=first + place) for place, each in enumerate(found)]
     return [each for each in numbered if each.number > 0]
 
 
-# What workers write down for whoever looks: who they are, and how they fare.
+# Status records of workers.
 
 
 LONGEST: Final = 2048
-"""Bytes of a record."""
+"""Maximum size of a record in bytes."""
 
 _MOST_TASKS: Final = 200
 
 
 class BreakerRecord(Foreign, frozen=True):
-    """A circuit breaker, as others see it."""
+    """State of a worker's circuit breaker."""
 
     state: str
     until_ms: int | None = None
-    """When an open one lets the next job through."""
+    """Time when an open circuit breaker lets the next job through."""
     failures: int = 0
-    """How many failures in a row it has seen."""
+    """Number of failures in a row."""
 
 
 class WorkerRecord(Foreign, frozen=True, kw_only=True, omit_defaults=True):
-    """A worker of ours, as it describes itself."""
+    """Status record that a taskbull worker publishes about itself."""
 
     id: str
     host: str = ""
     pid: int = 0
     version: str = ""
-    """Of taskbull."""
+    """taskbull version."""
     python: str = ""
+    """Python version."""
     backend: str = ""
-    """asyncio or trio."""
+    """Event loop: asyncio or trio."""
     started_ms: int = 0
+    """Time when the worker started."""
     at_ms: int = 0
-    """When it wrote this."""
+    """Time when the record was written."""
     concurrency: int = 0
     running: int = 0
+    """Number of running jobs."""
     tasks: list[str] | None = None
-    """The names of the tasks that it has; None: it takes any."""
+    """Names of the worker's tasks, or `None` if it runs any task."""
     tasks_left_out: int = 0
-    """How many are not in `tasks`, because they would be too many."""
+    """Number of tasks missing from `tasks` to limit the record's size."""
     circuit: BreakerRecord | None = None
     limiter: tuple[int, float] | None = None
-    """How many jobs may start in how many seconds, if this worker says so."""
+    """Rate limit of this worker: number of jobs and seconds."""
     lock_duration: float = 30.0
-    """Seconds for which it locks a job."""
+    """Lock duration in seconds."""
     lag_ms: float = 0.0
-    """The lag of its event loop that 99 % of the looks stayed below."""
+    """99th percentile of the event loop lag."""
     memory: int = 0
-    """Bytes of memory that the process has."""
+    """Memory of the process in bytes."""
     stopping: bool = False
+    """True while the worker is shutting down."""
 
     @property
     def knows_all(self) -> bool:
-        """Whether it takes jobs whatever their name, or may do so for all that is known."""
+        """True if the worker runs any task, or if its list of tasks is incomplete."""
         return self.tasks is None or self.tasks_left_out > 0
 
 
 class Seen(Struct, frozen=True):
-    """A worker of ours, and when it was last seen."""
+    """A taskbull worker and the time when it was last seen."""
 
     id: str
     at_ms: int
     record: WorkerRecord | None
-    """None: it is gone."""
+    """Current record, or `None` if the worker is gone."""
 
 
 def encode_record(record: WorkerRecord) -> bytes:
-    """Return a record as JSON of bounded size: names of tasks are left out where they are many."""
+    """Encode a record as JSON of bounded size, leaving out task names if necessary."""
     tasks, whole = record.tasks, msgspec.json.encode(record)
     if tasks is None or (len(tasks) <= _MOST_TASKS and len(whole) <= LONGEST):
         return whole
@@ -155,7 +164,7 @@ def encode_record(record: WorkerRecord) -> bytes:
 
 
 def decode_record(raw: bytes) -> WorkerRecord | None:
-    """Read a record; None if it is none."""
+    """Decode a record. Return `None` if it is invalid."""
     try:
         return msgspec.json.decode(raw, type=WorkerRecord)
     except (msgspec.MsgspecError, UnicodeDecodeError):

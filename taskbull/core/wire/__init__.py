@@ -1,5 +1,5 @@
-"""The format as BullMQ writes it: short names, camelCase, milliseconds, JSON. Only here.
+"""BullMQ's storage format: short names, camelCase, milliseconds and JSON.
 
-`backoff` and `options` hold the names that stand in a job's `opts`; `job` reads and writes the
-whole job. Nothing is imported here, so that each of them can be imported by what the others need.
+Only this package knows these names. `backoff` and `options` define those in a job's `opts`; `job`
+and `new_job` read and write whole jobs. Keep this file free of imports to avoid import cycles.
 """

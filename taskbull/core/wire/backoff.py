@@ -1,8 +1,8 @@
-"""A backoff as it stands in a job's options.
+"""Storage format of a backoff in a job's options.
 
-A Node worker that meets an unknown `type` leaves the job stuck in `active`. So `type` is always
-one of BullMQ's two, and what they cannot say is in keys that Node keeps and ignores: `curve`,
-`exponent` and `maxDelay`.
+A Node worker leaves a job with an unknown `type` stuck in `active`. So `type` is always one of
+BullMQ's two. Other settings are in keys that Node keeps and ignores: `curve`, `exponent` and
+`maxDelay`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from taskbull.core.wire.numbers import Foreign, Number
 
 
 class Curve(StrEnum):
-    """How the delay grows from attempt to attempt; the values are the names in the format."""
+    """Growth of the delay from attempt to attempt. The values are the stored names."""
 
     NONE = "none"
     FIXED = "fixed"
@@ -25,13 +25,13 @@ class Curve(StrEnum):
 
 
 PLAIN_TYPES = frozenset({Curve.FIXED, Curve.EXPONENTIAL})
-"""The types that every BullMQ worker knows."""
+"""Types that every BullMQ worker knows."""
 
 _NAMES = {"delay_ms": "delay", "max_delay_ms": "maxDelay"}
 
 
 class StoredBackoff(Foreign, frozen=True, omit_defaults=True, rename=_NAMES):
-    """The object `backoff` of a job's options."""
+    """The `backoff` object in a job's options."""
 
     type: str | None = None
     delay_ms: Number | None = None

@@ -1,4 +1,4 @@
-"""The entries of a queue's event stream as they stand in Redis: names and values in turn."""
+"""Decode a queue's event stream, and match the stored fields of jobs against search terms."""
 
 from __future__ import annotations
 
@@ -14,11 +14,8 @@ from taskbull.core.search import Terms
 from taskbull.core.states import JobState
 from taskbull.core.wire.numbers import read_text
 
-# The entries of a queue's event stream as they stand in Redis: names and values in turn.
-
-
 Entry: TypeAlias = tuple[bytes, Sequence[bytes]]
-"""An id; then names and values of fields in turn, `event` first."""
+"""A stream entry: its id, and alternating field names and values, with `event` first."""
 
 _JOB_ID: Final = "jobId"
 _VALUE: Final = "returnvalue"
@@ -27,52 +24,54 @@ _ENDS: Final = frozenset({b"completed", b"failed", b"removed"})
 
 
 class QueueEvent(Struct, frozen=True):
-    """Something that happened in a queue; names and fields are BullMQ's."""
+    """An event of a queue, with BullMQ's names for events and fields."""
 
     id: str
-    """Place in the stream: the server's clock in ms, and a counter."""
+    """Id in the stream: the server's clock in ms, and a counter."""
     name: str
+    """Name of the event, such as `completed`."""
     job_id: str | None
+    """Id of the job, if the event is about one."""
     fields: Mapping[str, str]
-    """As they stand in the stream: what BullMQ writes as JSON is JSON here."""
+    """Fields as stored in the stream. Values that BullMQ writes as JSON are still JSON."""
 
     @property
     def details(self) -> dict[str, str]:
-        """Its fields but for the id of the job."""
+        """All fields except the job id."""
         return {name: value for name, value in self.fields.items() if name != _JOB_ID}
 
     @property
     def progress(self) -> Any:
-        """What a job told of its progress, of an event of that name; else None."""
+        """Reported progress if this is a `progress` event, otherwise `None`."""
         return _decoded(self.fields.get("data")) if self.name == "progress" else None
 
     @property
     def returnvalue(self) -> Any:
-        """The result, of an event `completed`; else None."""
+        """Result of the job, which `completed` events carry, or `None` if there is none."""
         return _decoded(self.fields.get(_VALUE))
 
 
 def decode_event(entry: Entry) -> QueueEvent:
-    """Read any event."""
+    """Decode a stream entry."""
     entry_id, flat = entry
     texts = {read_text(name): read_text(value) for name, value in _fields(flat).items()}
     return QueueEvent(read_text(entry_id), texts.pop("event", ""), texts.get(_JOB_ID), texts)
 
 
 def decode_end(entry: Entry) -> tuple[str, Ending | None] | None:
-    """Return the job that an event ends, and how; None for the many events that end no job.
+    """Return the job id and the ending if the event reports that a job finished, otherwise `None`.
 
-    The ending is None for a job that was removed.
+    The ending is `None` for a removed job.
     """
     _, flat = entry
-    if flat[1] not in _ENDS:  # the first field is `event`
+    if flat[1] not in _ENDS:  # The first field is `event`.
         return None
     fields = _fields(flat)
     return read_text(fields.get(b"jobId", b"")), _ending(fields)
 
 
 def tells_how_it_stands(entry: Entry, job_id: str) -> bool:
-    """Return whether an event is about the addition or the end of a job."""
+    """Return True if the event reports that this job was added, finished or removed."""
     _, flat = entry
     telling = flat[1] in _ENDS or flat[1] == b"added"
     return telling and _fields(flat).get(b"jobId") == job_id.encode()
@@ -97,19 +96,22 @@ def _fields(flat: Sequence[bytes]) -> dict[bytes, bytes]:
 def _decoded(value: str | None) -> Any:
     try:
         return None if value is None else payload.decode(value.encode())
-    except ValueError:  # not by BullMQ, nor by us
+    except ValueError:  # Neither BullMQ nor taskbull wrote this value.
         return value
 
 
-# What is looked for in the fields of jobs, as bytes that stand there.
+# Search terms as text to find in stored job fields.
 
 
 Wanted: TypeAlias = list[tuple[list[str], list[str]]]
-"""Fields and texts: one of the texts has to be in one of the fields, for each of the pairs."""
+"""Pairs of fields and texts. For each pair, one of the fields must contain one of the texts."""
 
 
 def wanted(terms: Terms) -> Wanted:
-    """Return what a script has to look for; whether paths fit is to be confirmed."""
+    """Return the fields and texts that a script must find.
+
+    Data paths match any occurrence of their value. Check the position with `confirmed`.
+    """
     found: Wanted = [(["name"], [name]) for name in terms.names]
     found += [(["failedReason"], [error]) for error in terms.errors]
     found += [(["data"], _forms(text)) for text in terms.texts]
@@ -119,9 +121,9 @@ def wanted(terms: Terms) -> Wanted:
 
 
 def confirmed(terms: Terms, raw: bytes | None, mask: Callable[[str], str] | None = None) -> bool:
-    """Return whether the data of a job has what is looked for, in the part that a person may see.
+    """Return True if a job's data matches the terms, after masking if `mask` is given.
 
-    Values at a place in the data have to stand there.
+    Values of data paths must be at their path.
     """
     text = (raw or b"").decode("utf-8", "surrogateescape")
     if mask is not None:
@@ -138,7 +140,7 @@ def confirmed(terms: Terms, raw: bytes | None, mask: Callable[[str], str] | None
 
 
 def _forms(text: str) -> list[str]:
-    """Return a text as typed, and in the forms in which JSON may have it."""
+    """Return the text as typed, and as JSON may encode it."""
     escaped = json.dumps(text)[1:-1]
     plain = json.dumps(text, ensure_ascii=False)[1:-1]
     return list(dict.fromkeys([text, plain, escaped]))

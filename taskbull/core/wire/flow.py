@@ -1,4 +1,4 @@
-"""Parents and children as they stand in Redis."""
+"""Storage format of parents and children in flows."""
 
 from __future__ import annotations
 
@@ -23,26 +23,29 @@ FLAGS: Final[dict[OnFailure, str]] = {
     "continue": "cpof",
     "drop": "rdof",
 }
-"""BullMQ's flag for what a child's failure means; "wait" has none: it is what BullMQ does."""
+"""BullMQ's flag for each `on_failure`. "wait" has no flag, because it is BullMQ's default."""
 
 ORDER_FIELD: Final = "tbch"
-"""Where a parent of ours holds the order of its children: see `encode_order`."""
+"""Field of a parent with the order of its children. See `encode_order`."""
 
 PARENT_FIELD: Final = "parent"
-"""Where a child holds what its failure means: see `decode_policy`."""
+"""Field of a child with its parent and its `on_failure`. See `decode_policy`."""
 
 DROPPED_FIELD: Final = "tbdr"
-"""How many children a parent has lost without a result: they were removed, or dropped."""
+"""Field with the number of children that were removed or dropped without a result."""
 
 SPAWNED_FIELD: Final = "tbsp"
-"""How many children a job had spawned when it began to wait for them."""
+"""Field with the number of children that a job had spawned when it started to wait for them."""
 
 Child: TypeAlias = tuple[str, str, str]
-"""The name of a child, the start of the keys of its queue, and its id."""
+"""Name of a child, key prefix of its queue, and id."""
 
 
 class ParentWords:
-    """What the children of one parent say about it; made once for all with the same policy."""
+    """Encoder for children of one parent with the same `on_failure`.
+
+    The part of the encoding that describes the parent is computed once.
+    """
 
     def __init__(self, queue: QueueKeys, parent_id: str, on_failure: OnFailure) -> None:
         flag = FLAGS.get(on_failure)
@@ -56,7 +59,7 @@ class ParentWords:
         self._tail = b"," + payload.encode(own, "options")[1:]
 
     def encode(self, job: NewJob, job_id: str, timestamp_ms: int) -> EncodedJob:
-        """Return a child as it is written."""
+        """Return the encoded child."""
         if job.telemetry is None:
             bare = encode_job(job, timestamp_ms)
             options = bare.options[:-1] + self._tail
@@ -74,7 +77,7 @@ class ParentWords:
 
 
 def encode_members(members: Sequence[Member], timestamp_ms: int) -> Iterator[EncodedJob]:
-    """Return the jobs of a flow as they are written."""
+    """Yield the encoded jobs of a flow."""
     words: dict[tuple[int, OnFailure], ParentWords] = {}
     for member in members:
         job = member.branch.job
@@ -90,10 +93,10 @@ def encode_members(members: Sequence[Member], timestamp_ms: int) -> Iterator[Enc
 
 
 def encode_order(children: Iterable[Child]) -> str:
-    """Return the order of children as a parent stores it: runs of one name and queue.
+    """Encode the order of a parent's children for storage.
 
-    A run is an array: name, start of the keys, ids. A child's result is told under its key alone,
-    and the child itself may be gone by then.
+    Consecutive children with the same name and queue are one array: name, key prefix, ids. Names
+    are stored because BullMQ stores results by key only, and the child may already be removed.
     """
     runs = [
         (name, base, [job_id for _, _, job_id in run])
@@ -106,7 +109,7 @@ _read_order = msgspec.json.Decoder(list[tuple[str, str, list[str]]]).decode
 
 
 def decode_order(stored: bytes | None) -> list[Child] | None:
-    """Return the children of a parent in order; None where nobody has noted it, as in Node."""
+    """Return a parent's children in order, or `None` if no order is stored, as in Node's jobs."""
     if not stored:
         return None
     try:
@@ -120,7 +123,7 @@ _read_parent = msgspec.json.Decoder(dict[str, Any]).decode
 
 
 def decode_policy(raw_parent: bytes | None) -> OnFailure | None:
-    """Return what a child's failure means to its parent; None where it names none."""
+    """Return a child's `on_failure`, or `None` if it has no readable parent field."""
     if not raw_parent:
         return None
     try:

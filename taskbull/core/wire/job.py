@@ -1,7 +1,8 @@
-"""A job as it stands in Redis: read into a `Job`, and what a worker writes into it.
+"""Decode stored jobs, completely or in part, and encode the values that a worker writes.
 
-What is read may have been written by anybody: a missing field has Node's default, and one that
-makes no sense never raises here, but is named by `Job.corrupt`. How a job is added: `new_job`.
+Stored jobs may have been written by any producer. A missing field gets Node's default. Decoding
+never raises: `Job.corrupt` describes an unreadable name or unreadable options. See `new_job` for
+adding jobs.
 """
 
 from __future__ import annotations
@@ -23,12 +24,6 @@ from taskbull.core.wire.numbers import Foreign, Number, read_number
 from taskbull.core.wire.options import StoredOptions, decode_options
 from taskbull.errors import CorruptJob
 
-# A job as it stands in Redis: read into a `Job`, and what a worker writes into it.
-#
-# What is read may have been written by anybody: a missing field has Node's default, and one that
-# makes no sense never raises here, but is named by `Job.corrupt`. How a job is added: `new_job`.
-
-
 RUN_FIELDS = (
     b"name",
     b"data",
@@ -38,7 +33,7 @@ RUN_FIELDS = (
     b"priority",
     b"atm",
     b"ats",
-    # Most jobs have none of these.
+    # Most jobs have none of the following fields.
     b"defa",
     b"stc",
     b"rjk",
@@ -49,16 +44,16 @@ RUN_FIELDS = (
     b"tbpd",
     b"tbnx",
 )
-"""The fields that a worker needs, in the order that `decode_taken` takes them."""
+"""Fields that a worker needs, in the order of `decode_taken`."""
 
 NEW_FIELDS = 6
-"""How many of them a plain new job has."""
+"""Number of `RUN_FIELDS` that a plain new job has."""
 
 PREVIOUS_DELAY_FIELD = "tbpd"
-"""Where decorrelated jitter remembers its last delay, in ms; Node keeps it and ignores it."""
+"""Field with the last delay of decorrelated jitter in ms. Node keeps and ignores it."""
 
 EXPIRY_LIFTED_FIELD = "tbnx"
-"""Says that a job was retried by hand, and may begin at any time; Node keeps it and ignores it."""
+"""Field of a job that was retried manually and no longer expires. Node keeps and ignores it."""
 
 OPTIONS_FIELD = "opts"
 TIMESTAMP_FIELD = "timestamp"
@@ -74,38 +69,47 @@ AGE_FIELDS = {
     JobState.DELAYED: ("processedOn", TIMESTAMP_FIELD),
     JobState.PRIORITIZED: (TIMESTAMP_FIELD,),
 }
-"""The fields that tell the age of a job that has not ended: the first of them that it has."""
+"""Fields that determine the age of an unfinished job. The first one present counts."""
 
 STACKS = 10
-"""How many stacks of a job are kept where it does not say so: each attempt sends them all."""
+"""Default number of stack traces to keep. It is low because each attempt sends all of them."""
 
 MOST_STACKS = 100
+"""Maximum number of stack traces to keep."""
+
 MOST_STACK_BYTES = 1_000_000
-"""How many stacks of a job are kept at most, and how many bytes of them."""
+"""Maximum size of the kept stack traces in bytes."""
 
 
 def encode_value(value: object, limit: int = SIZE_LIMIT) -> bytes:
-    """Return a task's result as stored in `returnvalue`; refuse one of more than `limit` bytes."""
+    """Encode a task's result for `returnvalue`.
+
+    Raises:
+        SerializationError: The result has no JSON form, or has more than `limit` bytes.
+    """
     text = payload.encode(value, "result")
     payload.check_size(len(text), limit, "Result")
     return text
 
 
 def encode_progress(value: object) -> bytes:
-    """Return a job's progress as stored in `progress`."""
+    """Encode a job's progress for `progress`."""
     return payload.encode(value, "progress")
 
 
 def encode_data(value: object) -> bytes:
-    """Return a job's new data as stored in `data`."""
+    """Encode a job's new data for `data`."""
     return payload.encode(value, "data")
 
 
 def encode_stacktrace(job: Job, stack: str) -> bytes:
-    """Return the stacks of the last attempts, this one last, as many as the job keeps."""
+    """Encode the stack traces of the last attempts, as many as the job keeps.
+
+    `stack` is the trace of the current attempt and comes last.
+    """
     limit = job.options.stack_trace_limit
     kept = STACKS if limit is None or limit < 0 else min(int(limit), MOST_STACKS)
-    # Reading a larger field would block all queues of the worker.
+    # Decoding a larger field would block all queues of the worker.
     has_room = kept > 1 and len(job.raw_stacktrace or b"") <= 2 * MOST_STACK_BYTES
     stacks = [*(job.stacktrace if has_room else ()), stack]
     stacks = [scrubbed(one) for one in stacks[max(0, len(stacks) - kept) :]]
@@ -120,9 +124,9 @@ def decode_new(
     processed_by: str | None = None,
     parent_key: bytes | None = None,
 ) -> Job:
-    """Read a plain new job that a worker has taken: its id, and its `NEW_FIELDS` fields.
+    """Decode a plain new job that a worker has fetched, from its id and its `NEW_FIELDS` fields.
 
-    It takes 2 µs where `decode_taken` takes 5, and most jobs are such.
+    Most jobs take this path. It takes 2 µs instead of the 5 µs of `decode_taken`.
     """
     job_id, name, data, opts, timestamp, delay, priority = values
     try:
@@ -140,7 +144,7 @@ def decode_new(
             processed_by=processed_by,
             fresh=True,
         )
-    except ValueError:  # not text, or no options: it cannot run, and is told so
+    except ValueError:  # Invalid text or options: `decode_taken` sets `corrupt`.
         fields = (*values[1:], None, b"1")
         job = decode_taken(job_id, fields, processed_ms, processed_by)
         return replace(job, parent_key=_text(parent_key), fresh=True)
@@ -152,9 +156,10 @@ def decode_taken(
     processed_ms: int | None = None,
     processed_by: str | None = None,
 ) -> Job:
-    """Read a job that a worker has taken, from the values of its `RUN_FIELDS`.
+    """Decode a job that a worker has fetched, from the values of its `RUN_FIELDS`.
 
-    When and by whom it was taken was written by the same call, and is not read again.
+    `processed_ms` and `processed_by` are arguments, because the call that fetched the job wrote
+    these fields.
     """
     name, data, opts, timestamp, delay, priority, made, started, *rare = values
     corrupt = None
@@ -193,7 +198,7 @@ def _with_rare_fields(job: Job, values: Sequence[bytes | None]) -> Job:
         dedup_key=_text(dedup),
         parent_key=_text(parent),
         raw_stacktrace=stacks,
-        # Both versions of BullMQ prefer the legacy name where it is present; but only `atm` grows.
+        # Both BullMQ 5 and 6 prefer the legacy field if it exists, but increment only `atm`.
         attempts_made=max(job.attempts_made, read_number(legacy) or 0),
         previous_delay_ms=read_number(previous),
         expiry_lifted=lifted is not None,
@@ -201,7 +206,7 @@ def _with_rare_fields(job: Job, values: Sequence[bytes | None]) -> Job:
 
 
 def decode_job(job_id: bytes, fields: Mapping[bytes, bytes] | Sequence[bytes]) -> Job:
-    """Read everything that stands in a job's hash: a mapping, or fields and values in turn."""
+    """Decode a job from its whole hash, a mapping or alternating names and values."""
     if not isinstance(fields, Mapping):
         fields = dict(zip(fields[::2], fields[1::2], strict=True))
     get = fields.get
@@ -218,7 +223,7 @@ def decode_job(job_id: bytes, fields: Mapping[bytes, bytes] | Sequence[bytes]) -
 
 
 def read_ready_ms(timestamp: bytes | None, options: bytes | None) -> int | None:
-    """Return when a job was added, or became due if it was delayed; None if nobody knows."""
+    """Return the time when a job was added, plus its delay, or `None` if that is unknown."""
     created = read_number(timestamp)
     try:
         delay = decode_options(options).delay_ms if options else None
@@ -238,7 +243,7 @@ def _text(raw: bytes | None) -> str | None:
     return None if raw is None else raw.decode("utf-8", "backslashreplace")
 
 
-# The fields of a job that are shown of many at once, each cut to what a line holds.
+# Parts of jobs for lists and detail views, with long fields truncated.
 
 
 DATA_FIELD: Final = "data"
@@ -270,7 +275,7 @@ LINE_FIELDS: Final[Mapping[str, int]] = {
     "opts": -2048,
     "stacktrace": 0,
 }
-"""How many bytes of each field a row has; a negative number: all of them, if there are no more."""
+"""Bytes to read of each field for a row. A negative limit omits longer values entirely."""
 
 WHOLE_FIELDS: Final[Mapping[str, int]] = {
     **LINE_FIELDS,
@@ -283,10 +288,10 @@ WHOLE_FIELDS: Final[Mapping[str, int]] = {
     "opts": -65_536,
     "stacktrace": -65_536,
 }
-"""The same for a job that is shown alone."""
+"""Bytes to read of each field for a job that is shown alone."""
 
 ID_FIELDS: Final[Mapping[str, int]] = {}
-"""Nothing but the id."""
+"""No fields, if only the id is needed."""
 
 SIZED: Final[Mapping[str, str]] = {
     "data": "data",
@@ -296,33 +301,36 @@ SIZED: Final[Mapping[str, str]] = {
     "opts": "options",
     "stacktrace": "stacktrace",
 }
-"""The fields of any length, and what we call them."""
+"""Fields of variable length, with taskbull's names for them."""
 
 WIRE_NAMES: Final[Mapping[str, str]] = {ours: name for name, ours in SIZED.items()}
-"""The same fields by what we call them."""
+"""Fields of variable length by taskbull's names."""
 
 
 def flat(fields: Mapping[str, int]) -> list[Any]:
-    """Return fields in the form in which scripts take them."""
+    """Return fields and limits as the flat list that scripts take."""
     return [word for pair in fields.items() for word in pair]
 
 
 class Peeked(Struct, frozen=True):
-    """A job of which parts were read."""
+    """A partially read job."""
 
     job: Job
     sizes: dict[str, int]
-    """The bytes of its fields of any length, by their names in `SIZED`."""
+    """Full sizes in bytes of its variable-length fields, by taskbull's names in `SIZED`."""
     unclaimed_ms: tuple[int, int] | None = None
-    """When workers first and last met it without having its task."""
+    """First and last time when a worker fetched the job without knowing its task."""
     expires_ms: int | None = None
-    """When it is too late to run it."""
+    """Time when the job expires."""
     held_until_ms: int | None = None
-    """Until when a worker has delayed it, because it had stalled before."""
+    """End of the delay that a worker set because the job had stalled before."""
 
 
 def decode_row(job_id: bytes, fields: Mapping[str, int], reply: Sequence[Any]) -> Peeked:
-    """Read a job of which `fields` were asked: their values, and the bytes that each has."""
+    """Decode a partially read job.
+
+    `reply` has the values of `fields`, truncated, and their full sizes in bytes.
+    """
     values, sizes = reply
     found = {
         name.encode(): _cut(value, most)
@@ -362,11 +370,11 @@ def _unclaimed(raw: bytes) -> tuple[int, int] | None:
 
 
 def _cut(value: bytes, most: int) -> bytes:
-    """Return a value; one that was cut may end in the middle of a character."""
+    # A truncated value may end in the middle of a character.
     return value.decode("utf-8", "ignore").encode() if len(value) == most else value
 
 
-# Pieces of stacks that were cut out of JSON, without the rest of it.
+# Chunks of stack traces that were cut out of JSON.
 
 
 _ESCAPE = re.compile(r"\\(?:u([0-9a-fA-F]{4})|(.))", re.DOTALL)
@@ -374,7 +382,7 @@ _PLAIN = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f"}
 
 
 def unescape(piece: str) -> str:
-    """Return the text of a piece of a JSON string; what is cut in half stays as it is."""
+    """Unescape a chunk of a JSON string. An escape that is cut in half stays unchanged."""
 
     def text(found: re.Match[str]) -> str:
         code, plain = found.groups()

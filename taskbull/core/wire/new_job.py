@@ -1,6 +1,6 @@
-"""A job that is to be added, as it is written: from a `NewJob` to what a script takes.
+"""Encode new jobs for storage, and copy jobs to files outside Redis.
 
-What is written must be readable by Node, or its worker leaves the job stuck in `active`.
+Node must be able to read every encoded job. Otherwise, its worker leaves the job stuck in `active`.
 """
 
 from __future__ import annotations
@@ -24,22 +24,19 @@ from taskbull.core.wire.job import OPTIONS_FIELD, decode_job
 from taskbull.core.wire.options import encode_lasting, encode_options, with_telemetry
 from taskbull.errors import ConfigurationError, CorruptJob
 
-# A job that is to be added, as it is written: from a `NewJob` to what a script takes.
-#
-# What is written must be readable by Node, or its worker leaves the job stuck in `active`.
-
 
 class ParentLink(Struct, frozen=True):
-    """The parent of a child, as a script needs it; `stored` is what stands in the child's hash."""
+    """The parent of a child, in the form that scripts take."""
 
     key: str
     id: str
     queue_key: str
     stored: bytes
+    """Value of the `parent` field in the child's hash."""
 
 
 class EncodedJob(Struct, frozen=True, gc=False):
-    """A new job in the form in which a script takes it."""
+    """A new job in the form that scripts take."""
 
     name: str
     data: bytes
@@ -49,28 +46,33 @@ class EncodedJob(Struct, frozen=True, gc=False):
     priority: int
     lifo: bool
     job_id: str
-    """Empty: the queue's counter gives the id."""
+    """Id of the job, or "" for an id from the queue's counter."""
     is_plain: bool = False
-    """It has nothing of its own but its data: those with the same `options` object are alike."""
+    """True if only its name and data distinguish the job from others with the same `options`."""
     dedup: Dedup | None = None
     parent: ParentLink | None = None
     has_children: bool = False
-    """It waits for its children, which are added after it."""
+    """True if the job waits for children, which are added after it."""
     telemetry: str | None = None
-    """The context that stands in `options`, if one does."""
+    """Trace context in `options`, if any."""
     place: int | None = None
-    """Its place in the call under whose ticket it is sent again."""
+    """Position of the job in the call of its ticket, if it is sent again."""
 
 
-# What all jobs of some options have alike: the options, as they are stored, how many bytes of data
-# may stand beside them, the priority, and whether they are lifo. By identity, as in `wire.options`,
-# and so the options are kept.
+# The common values of jobs with the same options: the options, their encoding, the maximum size of
+# the data, the priority and lifo. Keyed by identity as in `wire.options`, so each entry keeps its
+# options alive.
 _forms: dict[int, tuple[JobOptions, bytes, int, int, bool]] = {}
 _FORMS_KEPT = 256
 
 
 def encode_job(job: NewJob, timestamp_ms: int) -> EncodedJob:
-    """Return the job as it is written at `timestamp_ms`; refuse what Node could not read."""
+    """Encode a job to be added at `timestamp_ms`.
+
+    Raises:
+        SerializationError: Node could not read the data, or the job is too large.
+        ConfigurationError: The delay or the expiry is out of range.
+    """
     form = _forms.get(id(job.options))
     if form is None or job.ticket is not None or job.telemetry is not None:
         return _encode_anew(job, timestamp_ms)
@@ -82,7 +84,7 @@ def encode_job(job: NewJob, timestamp_ms: int) -> EncodedJob:
 
 
 def encode_jobs(jobs: Sequence[NewJob], timestamp_ms: int) -> list[EncodedJob]:
-    """Return jobs as `encode_job` does each of them; those of one form take 0.7 of the time."""
+    """Encode jobs like `encode_job`. Jobs with the same options take 0.7 of the time."""
     form = _forms.get(id(jobs[0].options))
     if form is not None and len(jobs) > 1:
         options, stored, room, priority, lifo = form
@@ -101,10 +103,10 @@ def encode_jobs(jobs: Sequence[NewJob], timestamp_ms: int) -> list[EncodedJob]:
 
 
 def _note_form(options: JobOptions, stored: bytes) -> bool:
-    """Remember options that say nothing of a single job or moment, as a task has them."""
+    """Cache options that do not depend on a single job or on the time. Return True if cached."""
     if options.eta or options.delay or options.expires or options.job_id or options.dedup:
         return False
-    if encode_options(options, delay_ms=0) is not stored:  # it depends on the moment, or is long
+    if encode_options(options, delay_ms=0) is not stored:  # time-dependent, or too long to cache
         return False
     if len(_forms) >= _FORMS_KEPT:
         _forms.clear()
@@ -156,7 +158,7 @@ def _delay_ms(options: JobOptions, timestamp_ms: int) -> int:
 
 
 def _expires_ms(options: JobOptions, timestamp_ms: int, delay_ms: int) -> int | None:
-    """Return how long after its delay a job may still begin; None: at any time."""
+    """Return the time after its delay when a job expires, or None if it does not."""
     expires = options.expires
     if expires is None:
         return None
@@ -173,23 +175,23 @@ def _expires_ms(options: JobOptions, timestamp_ms: int, delay_ms: int) -> int | 
     return after_ms - delay_ms
 
 
-# A job as it is written down outside Redis, to be added again from there.
+# Copies of jobs in files outside Redis, which can be added again.
 
 
 _EMPTY: Final = Raw(b"{}")
 
 _ID_LIMIT: Final = 10_000
-"""Characters of a kept id: Node's may be longer than ours."""
+"""Maximum length of a copied id. Node's ids may be longer than those taskbull accepts."""
 
 _OWN: Final = (
     *("jobId", "timestamp", "delay", "priority", "de", "debounce", "tm"),
     *("parent", "repeat", "repeatJobKey", "prevMillis"),
 )
-"""What options say of one job and its moment: when it was due, what it belonged to."""
+"""Options that belong to a single job, such as its due time, flow or schedule. Not copied."""
 
 
 class JobCopy(Struct, frozen=True, kw_only=True):
-    """A job as it stood in Redis, without its history: enough to add it again."""
+    """A copy of a stored job without its history, sufficient to add the job again."""
 
     queue: str
     id: str
@@ -197,24 +199,24 @@ class JobCopy(Struct, frozen=True, kw_only=True):
     state: JobState = JobState.UNKNOWN
     data: Raw = _EMPTY
     options: Raw = _EMPTY
-    """As they are stored."""
+    """Options as stored."""
     priority: int = 0
     due_ms: int | None = None
-    """When it is due, if it is delayed."""
+    """Due time of a delayed job."""
     reason: str = ""
-    """Why it failed."""
+    """Failure reason."""
     masked: bool = False
-    """Whether some values were replaced before it was written down."""
+    """True if some values were masked. `check_copy` rejects such a copy."""
     unreadable: str = ""
-    """What keeps it from being added again: its data or options are not JSON."""
+    """Error if the data or options are not JSON. Such a copy cannot be added."""
     parent: str = ""
-    """The key of its parent in a flow: what is added again does not belong to it."""
+    """Key of the parent in a flow. The new job will not belong to it."""
 
 
 def copy_job(
     queue: str, job_id: str, fields: Mapping[bytes, bytes], state: JobState, due_ms: int | None
 ) -> JobCopy:
-    """Return the copy of a job, from what stands in its hash."""
+    """Return a copy of a job from the fields of its hash."""
     job = decode_job(job_id.encode(), fields)
     raw_options = fields.get(OPTIONS_FIELD.encode(), b"{}")
     unreadable = "" if job.corrupt is None else str(job.corrupt)
@@ -238,17 +240,24 @@ def copy_job(
 
 
 def one_line(text: bytes) -> Raw:
-    """Return JSON on one line: outside of its strings, which have none, a line end is a space."""
+    """Return JSON on one line.
+
+    JSON strings contain no raw line breaks, so those between tokens are replaced with spaces.
+    """
     return Raw(text.replace(b"\n", b" ").replace(b"\r", b" "))
 
 
 def write_copy(copy: JobCopy) -> bytes:
-    """Return a line of a file of copies."""
+    """Encode a copy as one line of a file."""
     return msgspec.json.encode(copy) + b"\n"
 
 
 def read_copy(line: bytes) -> JobCopy:
-    """Read a line of a file of copies; `ConfigurationError` if it is not one."""
+    """Decode a line written by `write_copy`.
+
+    Raises:
+        ConfigurationError: The line is not a copy of a job.
+    """
     try:
         return msgspec.json.decode(line, type=JobCopy)
     except (ValueError, msgspec.MsgspecError, RecursionError):
@@ -256,7 +265,7 @@ def read_copy(line: bytes) -> JobCopy:
 
 
 def _read_tolerantly(line: bytes) -> JobCopy:
-    """Read a line with half a character, as JSON.stringify writes it and msgspec has none."""
+    # JSON.stringify writes lone surrogates as escapes, which msgspec rejects.
     try:
         found = json.loads(line)
         raws = {part: Raw(json.dumps(found[part]).encode()) for part in ("data", "options")}
@@ -267,7 +276,7 @@ def _read_tolerantly(line: bytes) -> JobCopy:
 
 
 def check_copy(copy: JobCopy) -> None:
-    """Refuse a copy that is not to be added as it is; `ConfigurationError` says why."""
+    """Raise `ConfigurationError` if a copy is masked or cannot be added."""
     if copy.masked:
         raise ConfigurationError(
             f"values of job {copy.id} are masked, so that it would not run as it did: download it "
@@ -277,10 +286,14 @@ def check_copy(copy: JobCopy) -> None:
 
 
 def encode_copy(copy: JobCopy, data: bytes, now_ms: int, *, keeps_id: bool) -> EncodedJob:
-    """Return the job of a copy as it is written now, with other data if they are others.
+    """Encode a copy, with the given data, as a new job to be added at `now_ms`.
 
-    It is due when the copy was. What concerned the first job alone is left out: its place in a flow
-    or a schedule, its dedup key; and its id, unless it is kept and was not the queue's.
+    The new job has the due time of the copy. It does not belong to the original job's flow or
+    schedule, and has no deduplication key. A custom id is kept if `keeps_id` is true.
+
+    Raises:
+        ConfigurationError: The copy is unreadable or has an invalid value.
+        SerializationError: The job is too large.
     """
     if copy.unreadable:
         raise ConfigurationError(f"job {copy.id} cannot be added again: {copy.unreadable}")
@@ -289,7 +302,7 @@ def encode_copy(copy: JobCopy, data: bytes, now_ms: int, *, keeps_id: bool) -> E
     _read(copy, "data", data)
     options = _read(copy, "options", bytes(copy.options))
     stored = cast("dict[str, Any]", options) if isinstance(options, dict) else {}
-    is_run = isinstance(stored.get("repeat"), dict)  # its id is that of its schedule's run
+    is_run = isinstance(stored.get("repeat"), dict)  # The id belongs to a run of a schedule.
     own_id = stored.get("jobId") if keeps_id and not is_run else None
     if own_id is not None:
         check_job_id(own_id, most=_ID_LIMIT)

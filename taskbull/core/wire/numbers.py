@@ -1,7 +1,8 @@
-"""Numbers and texts that somebody else wrote: each number is bounded here, and nowhere else.
+"""Read numbers and texts written by other producers. Numbers are bounded only here.
 
-A JavaScript producer may write `Number.MAX_VALUE` for "always", divide by zero, or round badly; a
-hash may hold anything. So a number is finite and within what a double holds exactly, or it is None.
+A JavaScript producer may write `Number.MAX_VALUE` for "always", divide by zero, or round badly. A
+hash may hold any value. So numbers are clamped to the range where a double holds every integer
+exactly. NaN, infinity and values that are not numbers are read as `None`.
 """
 
 from __future__ import annotations
@@ -11,14 +12,14 @@ from typing import TypeAlias
 from msgspec import Struct
 from msgspec.structs import force_setattr
 
-Number: TypeAlias = int | float  # a producer in JavaScript may have divided
+Number: TypeAlias = int | float  # A JavaScript producer may write a fraction after a division.
 
 MOST = 2**53
-"""Beyond this a double skips integers, and msgpack soon has no form for them."""
+"""Largest absolute value. Beyond it doubles skip integers, and msgpack soon cannot encode them."""
 
 
 def bounded(number: Number) -> Number | None:
-    """Return the number, or the nearest one that is allowed; None for NaN and the infinities."""
+    """Return the number clamped to ±`MOST`, or `None` for NaN and infinity."""
     if -MOST <= number <= MOST:
         return number
     if number != number or number in (float("inf"), float("-inf")):  # noqa: PLR0124 - NaN
@@ -27,7 +28,7 @@ def bounded(number: Number) -> Number | None:
 
 
 def read_number(raw: bytes | None) -> int | None:
-    """Read a field of a hash as JavaScript may have written it; None if it is not a number."""
+    """Read an integer from a hash field. Return `None` if it is missing or not a number."""
     if raw is None:
         return None
     try:
@@ -42,12 +43,12 @@ def read_number(raw: bytes | None) -> int | None:
 
 
 def read_text(raw: bytes) -> str:
-    """Read a text; what is not UTF-8 is shown escaped."""
+    """Decode UTF-8. Invalid bytes are escaped."""
     return raw.decode("utf-8", "backslashreplace")
 
 
 class Foreign(Struct, frozen=True):
-    """What is read from JSON that anybody may have written: its numbers are bounded."""
+    """Base class of values read from untrusted JSON. Numbers in its fields are bounded."""
 
     def __post_init__(self) -> None:
         for name in self.__struct_fields__:

@@ -1,4 +1,4 @@
-"""Fields of a queue's hash `meta`, which hold for all of its workers."""
+"""Storage format of job options, and the fields of a queue's `meta` hash."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ from taskbull.core.wire.backoff import StoredBackoff
 from taskbull.core.wire.numbers import Foreign, Number
 from taskbull.errors import ConfigurationError
 
-# Fields of a queue's hash `meta`, which hold for all of its workers.
+# Fields of a queue's `meta` hash, which apply to all its workers.
 
 
 PAUSED_FIELD: Final = "paused"
 CONCURRENCY_FIELD: Final = "concurrency"
 RATE_LIMIT_FIELD: Final = "max"
-"""How many jobs may start in each window."""
+"""Number of jobs that may start in each window."""
 RATE_WINDOW_FIELD: Final = "duration"
-"""The ms of a window."""
+"""Length of a window in ms."""
 
 
-# A job's options as they stand in Redis.
+# Job options.
 
 
 class StoredKeep(Foreign, frozen=True, omit_defaults=True):
-    """The object form of `removeOnComplete` and `removeOnFail`; `age` is in seconds."""
+    """The object form of `removeOnComplete` and `removeOnFail`. `age` is in seconds."""
 
     age: Number | None = None
     count: Number | None = None
@@ -46,7 +46,7 @@ class StoredDedup(
     omit_defaults=True,
     rename={"ttl_ms": "ttl", "keep_last": "keepLastIfActive"},
 ):
-    """The object `de`."""
+    """The deduplication object `de`."""
 
     id: str
     ttl_ms: Number | None = None
@@ -57,30 +57,30 @@ class StoredDedup(
 
 
 Bounds: TypeAlias = tuple[int, int, int]
-"""How many jobs are kept, for how many seconds, and how many are removed at once; -1: any."""
+"""Number of jobs to keep, seconds to keep them, and number to remove per call. -1 sets no limit."""
 
 NO_BOUNDS: Bounds = (-1, -1, -1)
 
 MOST_BYTES = 1_000_000
-"""The longest `opts` that is read: reading it holds up all queues of a worker."""
+"""Maximum size of `opts`. Decoding a larger one would block all queues of a worker."""
 
 _MOST_BACKOFF_BYTES = 65_536
-"""The longest `errorBackoffs` that is read; a producer writes 100 at most."""
+"""Maximum size of `errorBackoffs` in bytes. taskbull writes at most 100 entries."""
 
 _NO_RAW = msgspec.Raw()
 
 
 class StoredOptions(Foreign, frozen=True, kw_only=True, omit_defaults=True, dict=True):
-    """The object `opts`, whoever wrote it: checked for its types, and its numbers bounded.
+    """The `opts` object of a job from any producer, with checked types and bounded numbers.
 
-    What a worker asks of it for every job is worked out once: most jobs of a queue share one of
-    these (1.5 µs less for each).
+    Most jobs of a queue share one instance. So values that a worker needs for every job are cached
+    properties, which saves 1.5 µs per job.
     """
 
     attempts: Number | None = None
     backoff: StoredBackoff | Number | None = None
     error_backoffs: msgspec.Raw = field(default=_NO_RAW, name="errorBackoffs")
-    """Read where an attempt has failed: see `own_error_backoffs`."""
+    """Decoded only when an attempt fails. See `own_error_backoffs`."""
     delay_ms: Number | None = field(default=None, name="delay")
     priority: Number | None = None
     lifo: bool = False
@@ -88,7 +88,7 @@ class StoredOptions(Foreign, frozen=True, kw_only=True, omit_defaults=True, dict
     timestamp_ms: Number | None = field(default=None, name="timestamp")
     timeout_ms: Number | None = field(default=None, name="timeout")
     expires_ms: Number | None = field(default=None, name="expires")
-    """After `timestamp` and `delay`, so that each run of a schedule has its own time."""
+    """Counted from `timestamp` plus `delay`, so each run of a schedule has its own deadline."""
     remove_on_complete: StoredKeep | bool | Number | None = field(
         default=None, name="removeOnComplete"
     )
@@ -110,12 +110,12 @@ class StoredOptions(Foreign, frozen=True, kw_only=True, omit_defaults=True, dict
 
     @property
     def own_backoff(self) -> Backoff | None:
-        """The job's own backoff, if it has one."""
+        """Backoff of the job, or `None` if it has none."""
         return None if self.backoff is None else Backoff.from_stored(self.backoff)
 
     @property
     def own_error_backoffs(self) -> dict[str, StoredBackoff] | None:
-        """The job's own backoffs by the name of the error, if it has any that can be read."""
+        """Backoffs of the job by error name, or `None` if it has none or they are invalid."""
         raw = bytes(self.error_backoffs)
         if not raw or len(raw) > _MOST_BACKOFF_BYTES:
             return None
@@ -126,33 +126,33 @@ class StoredOptions(Foreign, frozen=True, kw_only=True, omit_defaults=True, dict
 
     @cached_property
     def timeout(self) -> float | None:
-        """How many seconds the job may run, if its producer said so."""
+        """Timeout of an attempt in seconds, or `None` if the producer set none."""
         return from_ms(self.timeout_ms) if self.timeout_ms and self.timeout_ms > 0 else None
 
     @cached_property
     def result_limit(self) -> int:
-        """How many bytes the job's result may have: as many as its data and options."""
+        """Maximum size of the result in bytes, which is also that of the data and options."""
         limit = self.size_limit
         return int(limit) if limit is not None and limit >= 1 else SIZE_LIMIT
 
     @cached_property
     def keep_completed(self) -> Keep | None:
-        """How long the job is kept when completed, if its producer said so."""
+        """Retention rule for the completed job, or `None` if the producer set none."""
         return _read_keep(self.remove_on_complete)
 
     @cached_property
     def keep_failed(self) -> Keep | None:
-        """How long the job is kept when failed, if its producer said so."""
+        """Retention rule for the failed job, or `None` if the producer set none."""
         return _read_keep(self.remove_on_fail)
 
     @cached_property
     def completed_bounds(self) -> Bounds | None:
-        """The same as `keep_completed`, as a script takes it."""
+        """`keep_completed` in the form that scripts take."""
         return None if self.keep_completed is None else keep_bounds(self.keep_completed)
 
 
 def keep_bounds(keep: Keep | None) -> Bounds:
-    """Return a rule for keeping jobs in the form that scripts take."""
+    """Return a retention rule in the form that scripts take."""
     if keep is None:
         return NO_BOUNDS
     return (
@@ -167,14 +167,18 @@ _decode_backoffs: Callable[[bytes], dict[str, StoredBackoff] | None] = msgspec.j
     dict[str, StoredBackoff] | None
 ).decode
 
-# Both caches below are bounded: so many entries, none of them longer than this.
+# Limits of both caches below: number of entries, and size of an entry.
 _CACHED_ENTRIES = 256
 _CACHED_BYTES = 1024
 
 
 def decode_options(text: bytes) -> StoredOptions:
-    """Read `opts` as tolerantly as Node does; raise ValueError if it is no JSON, or too long."""
-    # Most jobs of a queue carry the same options: 0.1 µs instead of 0.7.
+    """Decode `opts` as tolerantly as Node does.
+
+    Raises:
+        ValueError: The text is not JSON, or is longer than `MOST_BYTES`.
+    """
+    # Most jobs of a queue have the same options: 0.1 µs instead of 0.7.
     return _cached(text) if len(text) <= _CACHED_BYTES else _read(text)
 
 
@@ -191,7 +195,7 @@ _cached = lru_cache(maxsize=_CACHED_ENTRIES)(_read)
 
 
 def _salvage(options: Any) -> StoredOptions:
-    """Keep what has the right type; Node ignores the rest or never looks at it."""
+    """Keep the values of the right type. Node ignores the others or never reads them."""
     if not isinstance(options, dict):
         return StoredOptions()
     fitting: dict[str, Any] = {}
@@ -210,15 +214,15 @@ def encode_options(
     delay_ms: int,
     expires_ms: int | None = None,
 ) -> bytes:
-    """Return `opts` as BullMQ writes it. It always has `attempts`, as in Node."""
-    # With an instant among them they depend on the moment, without one on the options only.
+    """Encode `opts` as BullMQ does. It always contains `attempts`, as in Node."""
+    # Options with an absolute time depend on the current time and cannot be cached.
     if options.eta is None and (expires_ms is None or not isinstance(options.expires, datetime)):
         return encode_lasting(options, delay_ms, expires_ms)
     return _encode(options, delay_ms, expires_ms)
 
 
 def with_telemetry(options: bytes, telemetry: str, instead_of: str | None = None) -> bytes:
-    """Return encoded options with this trace context at their end, instead of the one they have."""
+    """Append a trace context to encoded options, replacing the context `instead_of` if given."""
     bare = options[:-1] if instead_of is None else options.removesuffix(_tail(instead_of))
     return bare + _tail(telemetry)
 
@@ -227,13 +231,13 @@ def _tail(telemetry: str) -> bytes:
     return b',"tm":%b}' % payload.encode(telemetry, "telemetry")
 
 
-# A task enqueues with the same options over and over: 0.3 µs instead of 6. By identity, because
-# hashing them costs more than that; each entry keeps its options alive, so no id is used twice.
+# A task always enqueues with the same options: 0.3 µs instead of 6. Keyed by identity, because
+# hashing costs more than that. Each entry keeps its options alive, so that no id is reused.
 _encoded: dict[int, tuple[JobOptions, bytes]] = {}
 
 
 def encode_lasting(options: JobOptions, delay_ms: int = 0, expires_ms: int | None = None) -> bytes:
-    """Return `opts` of options that are the same whenever the job is added."""
+    """Encode options that do not depend on the current time. The result is cached."""
     entry = _encoded.get(id(options))
     if entry is not None:
         return entry[1]
@@ -288,8 +292,8 @@ def _write_keep(keep: Keep | None) -> StoredKeep | bool | int | None:
         return None
     if keep.age is None and keep.limit is None:
         if keep.count is None:
-            return False  # BullMQ's "do not remove"
-        return keep.count or True  # and its "remove at once"
+            return False  # BullMQ's value for "do not remove"
+        return keep.count or True  # True is BullMQ's value for "remove immediately".
     age = None if keep.age is None else -(-to_ms(keep.age) // 1000)
     return StoredKeep(age, keep.count, keep.limit)
 

@@ -1,4 +1,7 @@
-"""The object `repeat` in the options of a scheduler's job, as far as the next run depends on it."""
+"""Storage format of job schedulers, and the computation of their next run.
+
+Stored schedulers may have been written by any producer. An invalid rule is read as `None`.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,7 @@ from taskbull.core.wire.numbers import Foreign, Number, read_number
 from taskbull.core.wire.options import StoredOptions, decode_options, encode_options
 from taskbull.errors import ConfigurationError
 
-# The object `repeat` in the options of a scheduler's job, as far as the next run depends on it.
+# The `repeat` object in the options of a scheduler's job.
 
 
 class Repeat(
@@ -29,7 +32,10 @@ class Repeat(
     frozen=True,
     rename={"zone": "tz", "every_ms": "every", "end": "endDate"},
 ):
-    """The rule of a scheduler, and the number of this run."""
+    """A scheduler's rule and the number of this run, as stored in the job of the run.
+
+    Only the fields that the next run depends on are read.
+    """
 
     pattern: str | None = None
     every_ms: Number | None = None
@@ -40,7 +46,11 @@ class Repeat(
 
     @property
     def end_ms(self) -> float | None:
-        """When the scheduler ends, if it does."""
+        """End of the scheduler in ms, or `None` if it has no end.
+
+        Raises:
+            ConfigurationError: The stored end is not a date.
+        """
         if not isinstance(self.end, str):
             return self.end
         try:
@@ -51,42 +61,49 @@ class Repeat(
 
 
 def decode_repeat(repeat: dict[str, Any]) -> Repeat:
-    """Read the object; raise `ConfigurationError` if it makes no sense."""
+    """Decode a `repeat` object.
+
+    Raises:
+        ConfigurationError: The object is invalid.
+    """
     try:
         return msgspec.convert(repeat, Repeat, strict=False)
     except msgspec.ValidationError as error:
         raise ConfigurationError(f"the rule {shown(repeat)} cannot be read: {error}") from error
 
 
-# Job schedulers as they stand in Redis: written from a rule and a template, read into `Schedule`.
-#
-# What is read may have been written by anybody: a rule that makes no sense is None.
+# Job schedulers: encoded from a rule and a job template, decoded into a `Schedule`.
 
 
 DECLARED_BY = "tbapp"
-"""The field that names the app whose code declares a schedule; Node keeps and ignores it."""
+"""Field with the name of the app that declares the schedule. Node keeps and ignores it."""
 
 
 class EncodedSchedule(Struct, frozen=True):
-    """A schedule in the form in which a script takes it."""
+    """A schedule in the form that scripts take."""
 
     due_ms: int | None
-    """When a cron rule comes next; None for an interval, whose slots the script knows."""
+    """Next run of a cron rule, or `None` for an interval, whose slots the script computes."""
     every_ms: int | None
     offset_ms: int | None
     start_ms: int | None
     fields: dict[str, str]
-    """What is to stand in its hash."""
+    """Fields to store in the scheduler's hash."""
     name: str
     data: str
     options: str
-    """Of its jobs, with the rule in them."""
+    """Options of its jobs, including the rule."""
 
 
 def encode_schedule(
     rule: Rule, template: NewJob, now_ms: int, declared_by: str | None = None
 ) -> EncodedSchedule:
-    """Return a schedule as it is written at `now_ms`; refuse one that has no run to come."""
+    """Encode a schedule to be stored at `now_ms`.
+
+    Raises:
+        ConfigurationError: The rule has no future run, or a schedule cannot add the template.
+        SerializationError: The data cannot be encoded, or the job is too large.
+    """
     data, options = _encode_template(template)
     repeat = _repeat(rule)
     fields = {"name": template.name, **{name: str(value) for name, value in repeat.items()}}
@@ -100,7 +117,7 @@ def encode_schedule(
     if isinstance(rule, Every):
         every_ms, offset_ms = rule.interval_ms, rule.offset_ms
         if offset_ms is not None:
-            repeat["offset"] = offset_ms  # the script writes that of the hash
+            repeat["offset"] = offset_ms  # The script writes the offset in the hash.
     stored: dict[str, Any] = msgspec.json.decode(options)
     return EncodedSchedule(
         due_ms=_first_ms(rule, now_ms),
@@ -115,7 +132,12 @@ def encode_schedule(
 
 
 def check_template(template: NewJob) -> None:
-    """Refuse a job that a schedule cannot add."""
+    """Raise an error if a schedule cannot add this job.
+
+    Raises:
+        ConfigurationError: The job has an option that each run determines, such as `delay`.
+        SerializationError: The data cannot be encoded, or the job is too large.
+    """
     _encode_template(template)
 
 
@@ -143,7 +165,7 @@ def _encode_template(template: NewJob) -> tuple[str, bytes]:
 
 
 def _repeat(rule: Rule) -> dict[str, Any]:
-    """Return the rule as the object `repeat` of its jobs; the hash has the same fields."""
+    """Return the rule as the `repeat` object of its jobs. The hash has the same fields."""
     repeat: dict[str, Any] = (
         {"every": rule.interval_ms}
         if isinstance(rule, Every)
@@ -159,7 +181,7 @@ def _repeat(rule: Rule) -> dict[str, Any]:
 
 
 def run_id(schedule_id: str, due_ms: int) -> str:
-    """Return the id of the job that is a schedule's run at a time."""
+    """Return the job id of a schedule's run at `due_ms`."""
     return f"repeat:{run_part(schedule_id)}:{due_ms}"
 
 
@@ -167,7 +189,7 @@ _OLD_PARTS: Final = 5
 
 
 class OldRepeatable(Struct, frozen=True):
-    """A repeatable job of BullMQ 3, 4 and early 5: its key holds its rule, and it has no hash."""
+    """A repeatable job of BullMQ 3, 4 or early 5. It has no hash; its key contains its rule."""
 
     key: str
     name: str
@@ -175,15 +197,15 @@ class OldRepeatable(Struct, frozen=True):
 
     @property
     def run_part(self) -> str:
-        """The middle of the ids of its runs, as BullMQ 5.62 makes it."""
+        """Middle part of the job ids of its runs, computed as in BullMQ 5.62."""
         inner = md5(self.key.encode(), usedforsecurity=False).hexdigest()
         return md5((self.name + inner).encode(), usedforsecurity=False).hexdigest()
 
 
 def read_old_key(key: str) -> OldRepeatable | None:
-    """Read the key of an old repeatable job; None if it is the id of a job scheduler.
+    """Parse the key of an old repeatable job. Return `None` for the id of a job scheduler.
 
-    It is `name:job id:end:time zone:pattern or interval`.
+    The format of the key is `name:job id:end:time zone:pattern or interval`.
     """
     parts = key.rsplit(":", _OLD_PARTS - 1)
     if len(parts) < _OLD_PARTS:
@@ -195,13 +217,16 @@ def read_old_key(key: str) -> OldRepeatable | None:
 
 
 def run_part(schedule_id: str) -> str:
-    """Return what is in the ids of a schedule's runs: its own id, but for old repeatable jobs."""
+    """Return the part of the runs' job ids that identifies the schedule.
+
+    That is the id of the schedule, or a digest for old repeatable jobs.
+    """
     old = read_old_key(schedule_id)
     return schedule_id if old is None else old.run_part
 
 
 def is_over(rule: Rule, now_ms: int) -> bool:
-    """Return whether a rule has no run to come, because its end is past or too near."""
+    """Return True if a rule has no future run, because its end is past or too near."""
     try:
         _first_ms(rule, now_ms)
     except ConfigurationError:
@@ -227,7 +252,7 @@ def _first_ms(rule: Rule, now_ms: int) -> int | None:
 
 
 def encode_run(schedule: Schedule, now_ms: int) -> EncodedJob:
-    """Return one more job of a schedule, to be added now: its template, as it stands there."""
+    """Return an extra job of a schedule to add now, from the stored template."""
     options = schedule.options
     return EncodedJob(
         schedule.task,
@@ -248,7 +273,15 @@ def decode_schedule(
     fields: Mapping[bytes, bytes] | Sequence[bytes],
     pending: Sequence[bytes | None],
 ) -> Schedule:
-    """Read a scheduler: its id, score and hash, and `ats` and `opts` of the run at its score."""
+    """Decode a job scheduler.
+
+    Args:
+        queue: Name of the queue.
+        scheduler_id: Id of the scheduler.
+        score: Due time of the newest run in ms.
+        fields: Hash of the scheduler, as a mapping or as alternating names and values.
+        pending: Fields `ats` and `opts` of the job of the newest run.
+    """
     if not isinstance(fields, Mapping):
         fields = dict(zip(fields[::2], fields[1::2], strict=True))
     texts = {
@@ -257,7 +290,7 @@ def decode_schedule(
     }
     started, options = pending
     repeat = {} if options is None else _read_options(options).repeat or {}
-    if "offset" not in repeat:  # the hash always has one: where nobody said so, that of the first
+    if "offset" not in repeat:  # Without an explicit offset, the hash has that of the first run.
         texts.pop("offset", None)
     schedule_id = scheduler_id.decode("utf-8", "backslashreplace")
     old = None if fields else read_old_key(schedule_id)
@@ -285,7 +318,7 @@ def decode_schedule(
 
 
 def _is_last(rule: Rule | None, due: datetime | None, count: object) -> bool:
-    """Return whether no run follows the one that was due last, which has begun or is gone."""
+    # The run that was due last has started or was removed.
     if rule is None or (rule.limit is None and rule.end is None):
         return False
     if rule.limit is not None and (not isinstance(count, int) or count >= rule.limit):
@@ -322,25 +355,33 @@ def _read_rule(fields: Mapping[str, str]) -> Rule | None:
         return None
 
 
-# What follows a run of a schedule, computed from the options of that run.
+# The next run, computed from the options of the current one.
 
 
 class NextRun(Struct, frozen=True):
-    """The run that a scheduler adds when this one begins."""
+    """The run that a scheduler adds when the current one starts."""
 
     count: int
-    """Its number, counted from 1."""
+    """Number of the run, counted from 1."""
     due_ms: int | None = None
-    """None: the next slot of `every`. Only the scheduler itself knows where its slots begin."""
+    """Due time, or `None` for the next slot of `every`. Only the stored scheduler has its slots."""
 
 
 def next_run(
     options: StoredOptions, now_ms: int, *, after_ms: int = 0, is_old: bool = False
 ) -> NextRun | None:
-    """Return the run after the one with these options; None if there is none.
+    """Return the run that follows the one with these options, or `None` if there is none.
 
-    A cron line without a time zone is read in that of this process, as in Node. With `after_ms`,
-    the time of a cron run is after that. An old repeatable job runs at multiples of its interval.
+    A cron line without a time zone uses that of this process, as in Node.
+
+    Args:
+        options: Options of the current run.
+        now_ms: Current time.
+        after_ms: Time that the next cron run must be later than.
+        is_old: True for an old repeatable job, which runs at multiples of its interval.
+
+    Raises:
+        ConfigurationError: The stored rule is invalid.
     """
     if options.repeat is None:
         return None
