@@ -38,7 +38,6 @@ from taskbull.queue.questions import (
     list_servers,
 )
 from taskbull.scripts import browse, read, records, servers
-from taskbull.scripts import read as read_calls
 from taskbull.scripts.browse import (
     FAILURES_PEEKED,
     PIECE,
@@ -396,7 +395,7 @@ class ServerLooks:
         found = yield from ask(call)
         rows = found.rows
         if rows and (terms.paths or (terms.texts and mask is not None)):
-            calls = [read_calls.get_field(keys, row.id, "data") for row in rows]
+            calls = [read.get_field(keys, row.id, "data") for row in rows]
             data = yield from ask_together(calls)
             rows = [row for row, raw in zip(rows, data, strict=True) if confirmed(terms, raw, mask)]
         shown = self._rows(queue, wanted_state, rows)
@@ -421,7 +420,7 @@ class ServerLooks:
         self, queue: str, most: int, before: Failures | None = None, sample: int = 0
     ) -> Look[Failures]:
         keys = self.namespace.keys(queue)
-        counts = yield from ask(read_calls.count_jobs(keys))
+        counts = yield from ask(read.count_jobs(keys))
         total = counts[JobState.FAILED]
         ids = yield from ask(get_failed_ids(keys, most))
         read = {} if before is None else before.window
