@@ -23,7 +23,6 @@ from msgspec import Struct
 from taskbull.core.validation import shown
 from taskbull.errors import ConfigurationError
 
-_EPOCH: Final = datetime(1970, 1, 1)  # noqa: DTZ001 - wall-clock time
 _SECOND: Final = timedelta(seconds=1)
 _HORIZON: Final = 40 * 366
 """Number of days to search for a run. A fifth Monday of February takes 28 years, or 40."""
