@@ -423,10 +423,10 @@ class ServerLooks:
         counts = yield from ask(read.count_jobs(keys))
         total = counts[JobState.FAILED]
         ids = yield from ask(get_failed_ids(keys, most))
-        known = {} if before is None else before.window
-        unread = [job_id for job_id in ids if job_id not in known]
+        window_before = {} if before is None else before.window
+        unread = [job_id for job_id in ids if job_id not in window_before]
         fresh = {job.id: job for job in (yield from self._failed(queue, ids=unread))}
-        window = {i: job for i in ids if (job := fresh.get(i) or known.get(i)) is not None}
+        window = {i: job for i in ids if (job := fresh.get(i) or window_before.get(i)) is not None}
         older = max(0, total - len(ids))
         drawn: list[FailedJob] = []
         drawn_at = time.time()
