@@ -24,6 +24,7 @@ from tests.nemesis.ledger import (
 from tests.nemesis.rules import check_all
 from tests.nemesis.rules.case import Case
 from tests.nemesis.rules.ended import (
+    ended_as_asked,
     parents_after_children,
     parents_have_all_results,
     schedules_go_on,
@@ -259,4 +260,17 @@ def test_a_flow_that_bullmq_has_sent_twice_is_not_ours(who: str, theirs: bool) -
     book.add(child)
     queue = Queue({state: [] for state in STATES}, {}, {}, stream, events)
     [found] = parents_after_children(Case(Truth({MAIN: queue}), book))
+    assert bool(found.theirs) is theirs
+
+
+@pytest.mark.parametrize(
+    ("error", "theirs"), [("Error: Too many Cluster redirections.", True), ("ValueError", False)]
+)
+def test_an_attempt_that_the_client_of_node_has_failed_is_not_ours(
+    error: str, theirs: bool
+) -> None:
+    job = {"data": '{"intent": "p"}', "atm": "2", "stacktrace": f'["{error}"]'}
+    case = case_of({"1": job}, Intent(at=START, who="", intent="p", kind="chatty", queue=MAIN))
+    case.truth.queues[MAIN].states["completed"].append("1")
+    [found] = [one for one in ended_as_asked(case) if "attempts" in one.what]
     assert bool(found.theirs) is theirs

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from operator import itemgetter
+from typing import Final
 
 from msgspec import Struct
 
@@ -23,6 +24,10 @@ class Violation(Struct):
 
     def __str__(self) -> str:
         return "\n  ".join([f"({self.rule}) {self.what}", *self.evidence])
+
+
+REDIRECTED: Final = "ioredis gives up on a slot that moves, and Node's processor fails"
+_REDIRECTED: Final = "Too many Cluster redirections"
 
 
 class Case:
@@ -80,6 +85,11 @@ class Case:
             for fault in self.book.faults
             if fault.name == "starved"
         )
+
+    def redirected(self, key: JobKey) -> str:
+        """Return why a failed attempt is the fault of Node's Redis client, or ""."""
+        job = self.truth.queues[key[0]].jobs.get(key[1], {})
+        return REDIRECTED if _REDIRECTED in job.get("stacktrace", "") else ""
 
     def violation(
         self, rule: int, what: str, key: JobKey | None = None, intent: str = "", theirs: str = ""

@@ -50,7 +50,8 @@ def _as_kind_asks(case: Case, key: JobKey) -> Iterator[Violation]:
         what = f"{kind.name} {key} is not {kind.state}"
         yield case.violation(2, what, key, theirs=_theirs(case, job))
     elif attempts != str(kind.attempts):
-        yield case.violation(2, f"{kind.name} {key} spent {attempts} attempts", key)
+        what = f"{kind.name} {key} spent {attempts} attempts"
+        yield case.violation(2, what, key, theirs=case.redirected(key))
 
 
 def _theirs(case: Case, job: str) -> str:

@@ -41,7 +41,8 @@ def extra_runs_explained(case: Case) -> Iterator[Violation]:
         stalled = [one for one in taken if one.ending == "stalled"]
         count = len(case.book.runs[key])
         if kind and count - kind.runs > len(stalled) + given_back:
-            yield case.violation(3, f"{kind.name} {key} ran {count} times", key)
+            what = f"{kind.name} {key} ran {count} times"
+            yield case.violation(3, what, key, theirs=case.redirected(key))
         for one in stalled:
             if not case.broken_between(one.began_ms / 1000 - AFTERMATH, one.ended_ms / 1000):
                 yield case.violation(3, f"job {key} stalled, and nothing was broken", key)
