@@ -22,7 +22,7 @@ from taskbull.core.options import JobOptions
 from taskbull.core.outcome import Complete
 from taskbull.core.wire.new_job import encode_job
 from taskbull.scripts.add import CallSequence, add_jobs
-from taskbull.scripts.cycle import Packed, Taking, cycle, pack_outcome
+from taskbull.scripts.cycle import FetchOptions, Packed, cycle, pack_outcome
 from taskbull.store.address import parse
 from taskbull.store.server_process import ServerProcess, valkey_binary
 from taskbull.store.sync_store import SyncStore
@@ -70,7 +70,7 @@ class Ours:
             self._store.run(add_jobs(self._keys, [job] * self._at_once, NOW, self._sequence))
 
     def drain(self) -> None:
-        taking, now = Taking(30_000), NOW
+        taking, now = FetchOptions(30_000), NOW
         running: list[list[Job]] = [[], []]
         while True:
             now += 1

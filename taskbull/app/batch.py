@@ -32,9 +32,9 @@ from taskbull.app.producer import JobSpec
 from taskbull.app.settings import TaskSettings
 from taskbull.app.signature import (
     Binder,
+    ConversionError,
     Extra,
     FromLifespan,
-    Misfit,
     arguments_reader,
     converter,
     place_of,
@@ -82,7 +82,7 @@ class Items:
         raw = payload.encode(item, "data")
         try:
             self._convert(raw)
-        except Misfit as misfit:
+        except ConversionError as misfit:
             raise InvalidArguments(
                 f"{self._task}: {_problem(misfit)}; an item is annotated {self.kind!r}, and a "
                 f"value of type {type(item).__qualname__} was given"
@@ -114,7 +114,7 @@ class Items:
     def _read(self, raw: bytes) -> Any:
         try:
             return self._convert(raw)
-        except Misfit as misfit:
+        except ConversionError as misfit:
             problem = f"Task {self._task}: the job's data: {_problem(misfit)}"
             raise InvalidArguments(problem) from None
 
@@ -215,7 +215,7 @@ def _is_class_with_fields(kind: type[Any]) -> bool:
     return is_typeddict(kind) or dataclasses.is_dataclass(kind) or hasattr(kind, "__attrs_attrs__")
 
 
-def _problem(misfit: Misfit) -> str:
+def _problem(misfit: ConversionError) -> str:
     return f"field {misfit.path}: {misfit.problem}" if misfit.path else misfit.problem
 
 

@@ -51,7 +51,7 @@ _JSON = (dict, list, str, int, float, bool, type(None))
 _SHOWN_ERRORS = 3
 
 
-class Misfit(ValueError):
+class ConversionError(ValueError):
     """A JSON value does not match its type.
 
     Attributes:
@@ -66,7 +66,7 @@ class Misfit(ValueError):
 
 
 def converter(kind: Any) -> Callable[[bytes], Any]:
-    """Return a function that reads JSON as a `kind`, or raises `Misfit`.
+    """Return a function that reads JSON as a `kind`, or raises `ConversionError`.
 
     Raises:
         TypeError: If JSON cannot represent the type.
@@ -82,7 +82,7 @@ def converter(kind: Any) -> Callable[[bytes], Any]:
         except msgspec.ValidationError as error:
             raise _misfit(error) from None
         except TypeError as error:  # For example, a set of unhashable values.
-            raise Misfit("", str(error)) from None
+            raise ConversionError("", str(error)) from None
         except (ValueError, msgspec.DecodeError, RecursionError):
             return _read_tolerantly(kind, raw)
 
@@ -94,7 +94,7 @@ def _read_tolerantly(kind: Any, raw: bytes) -> Any:
     try:
         value = payload.decode(raw)
     except ValueError as error:
-        raise Misfit("", f"it is not JSON ({error})") from None
+        raise ConversionError("", f"it is not JSON ({error})") from None
     try:
         return msgspec.convert(value, kind, dec_hook=_construct, str_keys=True)
     except msgspec.ValidationError as error:
@@ -132,12 +132,12 @@ _PLACE = re.compile(r" - at (?:`key` in )?`\$\.?(?P<path>.*)`$", re.DOTALL)
 _WITH_VALUE = re.compile(r"^Invalid (enum )?value .*", re.DOTALL)
 
 
-def _misfit(error: msgspec.ValidationError) -> Misfit:
+def _misfit(error: msgspec.ValidationError) -> ConversionError:
     message = str(error)
     place = _PLACE.search(message)
     problem = message[: place.start()] if place else message
     problem = _WITH_VALUE.sub("Expected one of the values that its type allows", problem)
-    return Misfit(place["path"] if place else "", problem.replace("`", ""))
+    return ConversionError(place["path"] if place else "", problem.replace("`", ""))
 
 
 def _custom_types(info: object, seen: set[int]) -> Iterator[type]:
@@ -467,7 +467,7 @@ def arguments_reader(task: str, function: Callable[..., Any], binder: Binder, ex
     def read(raw: bytes) -> dict[str, Any]:
         try:
             values = asdict(decode(raw))
-        except Misfit as misfit:
+        except ConversionError as misfit:
             raise InvalidArguments(_explained(task, binder, misfit)) from None
         for name in optional:
             if values[name] is UNSET:  # Use the function's default.
@@ -490,7 +490,7 @@ def parameter_reader(
     def read(raw: bytes) -> Any:
         try:
             return convert(raw)
-        except Misfit as misfit:
+        except ConversionError as misfit:
             path = parameter + (f".{misfit.path}" if misfit.path else "")
             problem = f"Task {task}: argument {path.replace('.[', '[')}: {misfit.problem}"
             raise InvalidArguments(problem) from None
@@ -513,9 +513,9 @@ def _open_reader(task: str, binder: Binder, read: Read, convert: Callable[[bytes
                 raise InvalidArguments(_explained(task, binder, _unknown(name)))
             try:
                 values[name] = convert(bytes(parts[name]))
-            except Misfit as misfit:
+            except ConversionError as misfit:
                 path = name + (f".{misfit.path}" if misfit.path else "")
-                named = Misfit(path, misfit.problem)
+                named = ConversionError(path, misfit.problem)
                 raise InvalidArguments(_explained(task, binder, named)) from None
         return values
 
@@ -569,11 +569,11 @@ def _convertible(
         ) from error
 
 
-def _unknown(name: str) -> Misfit:
-    return Misfit("", f"Object contains unknown field {name}")
+def _unknown(name: str) -> ConversionError:
+    return ConversionError("", f"Object contains unknown field {name}")
 
 
-def _explained(task: str, binder: Binder, misfit: Misfit) -> str:
+def _explained(task: str, binder: Binder, misfit: ConversionError) -> str:
     names = ", ".join(binder.parameters) or "no arguments"
     problem = misfit.problem
     if misfit.path:
@@ -682,7 +682,7 @@ def _check(task: str, name: str, value: Any, rule: _Rule) -> None:
         return  # Raised later, when all arguments are encoded.
     try:
         rule.read(raw)
-    except Misfit as misfit:
+    except ConversionError as misfit:
         path = f"{name}.{misfit.path}".replace(".[", "[").rstrip(".")
         raise InvalidArguments(
             f"{task}: argument {path}: {misfit.problem}; "

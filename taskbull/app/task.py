@@ -165,7 +165,7 @@ def needs_of(binder: Binder) -> Sequence[Need]:
     return found
 
 
-class Receiver:
+class ChildResultReader:
     """Reads the results of children as one parameter, according to its annotation."""
 
     def __init__(self, task: str, need: Need, read: Callable[[bytes], Any]) -> None:
@@ -518,11 +518,11 @@ class Task(Enqueueable[P, R]):
         """
         self.reader()(data)
 
-    def receivers(self) -> list[Receiver]:
+    def receivers(self) -> list[ChildResultReader]:
         """Return the readers for parameters that take results of children."""
         name, function = self.settings.name, self.function
         return [
-            Receiver(name, need, parameter_reader(name, function, need.parameter))
+            ChildResultReader(name, need, parameter_reader(name, function, need.parameter))
             for need in self.calling.needs
         ]
 

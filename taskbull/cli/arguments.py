@@ -14,7 +14,7 @@ from typing import Any, get_type_hints
 import click
 import msgspec
 
-from taskbull.app.signature import Misfit, converter
+from taskbull.app.signature import ConversionError, converter
 from taskbull.app.task import Task
 from taskbull.cli.errors import WrongUsage
 from taskbull.core import payload
@@ -112,10 +112,10 @@ def _quoted(name: str, text: str) -> bytes:
         raise WrongUsage(f"{name}: {text!r} is not UTF-8") from None
 
 
-def _problem(read: Callable[[bytes], Any], raw: bytes) -> Misfit | None:
+def _problem(read: Callable[[bytes], Any], raw: bytes) -> ConversionError | None:
     try:
         read(raw)
-    except Misfit as misfit:
+    except ConversionError as misfit:
         return misfit
     return None
 

@@ -55,14 +55,14 @@ PATIENCE = 60.0
 """Seconds that a dead process is left for other code to wait for."""
 
 
-async def bury_strangers(own: Callable[[], set[int]]) -> None:
+async def reap_orphans(own: Callable[[], set[int]]) -> None:
     """Reap exited child processes except `own`, in an endless loop."""
     while True:
         await sleep(_REAP_INTERVAL)
-        bury_all_but(own())
+        reap_all_except(own())
 
 
-def bury_all_but(own: set[int]) -> None:
+def reap_all_except(own: set[int]) -> None:
     """Reap the exited child processes whose pids are not in `own`."""
     for pid in list(_dead()):
         if pid not in own:
@@ -70,7 +70,7 @@ def bury_all_but(own: set[int]) -> None:
                 os.waitpid(pid, os.WNOHANG)
 
 
-class Undertaker:
+class OrphanReaper:
     """Reaps orphaned processes for a worker that is process 1."""
 
     def __init__(self, worker: Worker, patience: float = PATIENCE) -> None:
@@ -89,7 +89,7 @@ class Undertaker:
         now = monotonic()
         self._seen = {pid: self._seen.get(pid, now) for pid in _dead()}
         fresh = {pid for pid, since in self._seen.items() if now - since < self._patience}
-        bury_all_but(fresh | self._worker.pids)
+        reap_all_except(fresh | self._worker.pids)
 
 
 def _dead() -> Iterator[int]:
@@ -118,7 +118,7 @@ def _dead() -> Iterator[int]:
 _MOST = 1 << 20
 
 
-class Presence(Struct, frozen=True):
+class WorkerInfo(Struct, frozen=True):
     """The identity of a worker process, and the queues that it serves."""
 
     worker_id: str
@@ -132,7 +132,7 @@ class Lifeline:
     def __init__(self) -> None:
         self._ours, self._theirs = socket.socketpair()
         self._ours.setblocking(False)
-        self._read: Presence | None = None
+        self._read: WorkerInfo | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -147,11 +147,11 @@ class Lifeline:
         return self._theirs.fileno()
 
     @property
-    def presence(self) -> Presence | None:
+    def presence(self) -> WorkerInfo | None:
         """Identity of the worker process, or `None` until it has started to work."""
         if self._read is None:
             with suppress(OSError, msgspec.DecodeError):
-                self._read = msgspec.json.decode(self._ours.recv(_MOST), type=Presence)
+                self._read = msgspec.json.decode(self._ours.recv(_MOST), type=WorkerInfo)
         return self._read
 
     def tell(self, step: int) -> None:
@@ -160,10 +160,10 @@ class Lifeline:
             self._ours.send(bytes([step]))
 
 
-class Tether:
+class LifelineClient:
     """The worker process's end of the connection."""
 
-    def __init__(self, descriptor: int, presence: Presence) -> None:
+    def __init__(self, descriptor: int, presence: WorkerInfo) -> None:
         os.set_inheritable(descriptor, False)  # Processes that a task starts must not inherit it.
         self._socket = socket.socket(fileno=descriptor)
         self._presence = presence
@@ -202,7 +202,7 @@ _LOOKED_AT = 1000
 _NAMED = 10
 
 
-def what_it_ran(presence: Presence) -> str:
+def running_jobs_of(presence: WorkerInfo) -> str:
     """Return the jobs that a dead worker process was running, as text for the log."""
     server = server_at(presence.namespace)
     try:
@@ -314,7 +314,7 @@ class _End(Struct, frozen=True):
     """The exit of a child."""
 
     code: int
-    presence: Presence | None
+    presence: WorkerInfo | None
     """Identity of the child, or `None` if it never started to work."""
 
     @property
@@ -359,7 +359,7 @@ class Supervisor:
                 if watch is not None:
                     tasks.start_soon(watch, self)
                 if os.getpid() == 1:
-                    tasks.start_soon(bury_strangers, self._pids)
+                    tasks.start_soon(reap_orphans, self._pids)
                 async with create_task_group() as keepers:
                     for number in range(1, self._count + 1):
                         keepers.start_soon(self._keep, number)
@@ -404,7 +404,7 @@ class Supervisor:
                     await sleep_forever()
                 continue
             crashes = 1 if monotonic() - began > _HEALTHY else crashes + 1
-            await self._mourn(
+            await self._report_crash(
                 number, end, min(_LONGEST_PAUSE, _SHORTEST_PAUSE * 2 ** (crashes - 1))
             )
 
@@ -414,12 +414,14 @@ class Supervisor:
             return True
         return end.code > 0 and end.presence is None and not self._proven
 
-    async def _mourn(self, number: int, end: _End, pause: float) -> None:
+    async def _report_crash(self, number: int, end: _End, pause: float) -> None:
         """Log a crash and the jobs that were running, then wait before the restart."""
         with self._resting_until_restart():
             ran = ""
             if end.presence is not None:
-                ran = await to_thread.run_sync(what_it_ran, end.presence, abandon_on_cancel=True)
+                ran = await to_thread.run_sync(
+                    running_jobs_of, end.presence, abandon_on_cancel=True
+                )
             message = "Worker process %d ended with %s%s; it is restarted in %.0f s"
             logger.error(message, number, end.told, ran, pause)
             await sleep(pause)

@@ -19,7 +19,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from taskbull.cli.commands.top import COLUMNS, HELP, Chosen, cells, ordered
+from taskbull.cli.commands.top import COLUMNS, HELP, TopState, cells, ordered
 from taskbull.cli.output import printable
 from taskbull.core.diagnosis import explain_queue, span
 from taskbull.core.queue_health import QueueFacts
@@ -77,7 +77,7 @@ _MOST_ERRORS: Final = 10
 
 
 def draw(
-    facts: Sequence[QueueFacts], chosen: Chosen, title: str, failures: Failures | None = None
+    facts: Sequence[QueueFacts], chosen: TopState, title: str, failures: Failures | None = None
 ) -> RenderableType:
     """Return the complete screen."""
     parts: list[RenderableType] = [Text(_header(chosen, title), style="bold"), Text()]
@@ -87,12 +87,12 @@ def draw(
     return Group(*parts)
 
 
-def _header(chosen: Chosen, title: str) -> str:
+def _header(chosen: TopState, title: str) -> str:
     frozen = "   frozen: p goes on" if chosen.frozen else ""
     return f"taskbull top   {title}   sorted by {chosen.sort}{frozen}"
 
 
-def _outside(facts: Sequence[QueueFacts], chosen: Chosen) -> list[RenderableType]:
+def _outside(facts: Sequence[QueueFacts], chosen: TopState) -> list[RenderableType]:
     trouble = all_trouble(facts)
     lines: list[RenderableType] = [
         Text(f"! {printable(one.queue)}  {printable(one.text)}", style="red", overflow="ellipsis")
@@ -149,7 +149,7 @@ _FAILED = 200
 
 def run_top(server: SyncServer, interval: float) -> None:
     """Show all queues until the user presses q."""
-    overview, chosen, failures = Overview(), Chosen(), None
+    overview, chosen, failures = Overview(), TopState(), None
     facts: list[QueueFacts] = []
     title, due = server.address, 0.0
     console = Console(highlight=False, emoji=False, markup=False)
@@ -173,7 +173,7 @@ def run_top(server: SyncServer, interval: float) -> None:
                     failures, due = None, 0.0
 
 
-def _failures(server: SyncServer, chosen: Chosen, before: Failures | None) -> Failures | None:
+def _failures(server: SyncServer, chosen: TopState, before: Failures | None) -> Failures | None:
     if not chosen.inside or chosen.queue is None:
         return None
     return server.failures(chosen.queue, _FAILED, before=before)

@@ -34,13 +34,13 @@ from taskbull.cli.output import printable, shortened
 from taskbull.cli.server import server_at
 from taskbull.cli.supervisor import (
     RECYCLED,
-    Presence,
+    LifelineClient,
+    OrphanReaper,
     Recycling,
     Reloader,
     Share,
     Supervisor,
-    Tether,
-    Undertaker,
+    WorkerInfo,
 )
 from taskbull.errors import ServerRefused, TaskbullError
 from taskbull.monitor.server import SyncServer
@@ -256,9 +256,9 @@ def _work(flags: WorkerFlags) -> int:
     recycling = Recycling(share, made) if share.limited else None
     watchers = [] if recycling is None else [recycling.watch]
     if flags.lifeline is not None:
-        watchers.append(Tether(flags.lifeline, _presence(made)).watch)
+        watchers.append(LifelineClient(flags.lifeline, _presence(made)).watch)
     if os.getpid() == 1:
-        watchers.append(Undertaker(made).watch)
+        watchers.append(OrphanReaper(made).watch)
     serve = partial(run_until_signal, made, burst=flags.burst, watchers=watchers)
     settings = backend_options(flags.backend, uvloop=flags.uvloop)
     with measured(made, flags.metrics_host, flags.metrics_port, flags.metrics_to):
@@ -266,8 +266,8 @@ def _work(flags: WorkerFlags) -> int:
     return RECYCLED if recycling is not None and recycling.done else 0
 
 
-def _presence(worker: Worker) -> Presence:
-    return Presence(worker.id, worker.namespace, worker.queues[:1000])
+def _presence(worker: Worker) -> WorkerInfo:
+    return WorkerInfo(worker.id, worker.namespace, worker.queues[:1000])
 
 
 def command_words(context: click.Context, leave_out: set[str]) -> list[str]:

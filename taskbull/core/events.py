@@ -18,14 +18,14 @@ from taskbull.core.job import Job
 from taskbull.core.outcome import (
     AwaitChildren,
     Complete,
+    Discard,
     Fail,
     Failure,
-    GiveBack,
     Kind,
-    LetGo,
     LimitQueue,
     Loss,
     Outcome,
+    Release,
     RetryAfter,
     SnoozeFor,
     Verdict,
@@ -151,7 +151,7 @@ class Released(Ended, frozen=True, kw_only=True):
     Either the worker is stopping, or the task asked for it.
     """
 
-    outcome: SnoozeFor | LimitQueue | GiveBack | AwaitChildren
+    outcome: SnoozeFor | LimitQueue | Release | AwaitChildren
 
     @property
     def delay(self) -> float:
@@ -165,7 +165,7 @@ class Lost(Ended, frozen=True, kw_only=True):
     Another worker is running the job, or will run it.
     """
 
-    outcome: LetGo
+    outcome: Discard
 
     @property
     def loss(self) -> Loss:

@@ -33,7 +33,7 @@ _NODE_FRAME: Final = re.compile(
 )
 
 
-class Alike(Struct, frozen=True):
+class ErrorFingerprint(Struct, frozen=True):
     """The common parts of a group of similar errors."""
 
     task: str
@@ -60,7 +60,7 @@ def common_part(message: str) -> str:
     return _VARIABLES.sub(VARIABLE, line)
 
 
-def alike(task: str, reason: str, head: str = "", tail: str = "") -> Alike:
+def alike(task: str, reason: str, head: str = "", tail: str = "") -> ErrorFingerprint:
     """Return the group of a failure.
 
     Args:
@@ -73,7 +73,7 @@ def alike(task: str, reason: str, head: str = "", tail: str = "") -> Alike:
     message = reason
     if kind and reason.startswith(kind):
         message = reason[len(kind) :].lstrip(": ")
-    return Alike(task, kind.rpartition(".")[2], common_part(message))
+    return ErrorFingerprint(task, kind.rpartition(".")[2], common_part(message))
 
 
 def frame_of(head: str, tail: str) -> str:

@@ -245,7 +245,7 @@ class LimitQueue(_Unfailing, frozen=True):
         return _when(self.delay)
 
 
-class GiveBack(_Unfailing, frozen=True):
+class Release(_Unfailing, frozen=True):
     """The job returns to the front of its queue, without using an attempt."""
 
     kind: ClassVar = Kind.RELEASED
@@ -276,7 +276,7 @@ class AwaitChildren(_Unfailing, frozen=True):
         return {"delay": self.delay, "when": "when its children have ended"}
 
 
-class LetGo(_Unfailing, frozen=True):
+class Discard(_Unfailing, frozen=True):
     """Nothing is stored, because the job lost its lock and belongs to another worker."""
 
     kind: ClassVar = Kind.LOST
@@ -294,12 +294,10 @@ class LetGo(_Unfailing, frozen=True):
         return {"reason": self.reason}
 
 
-Written: TypeAlias = (
-    Complete | Fail | RetryAfter | SnoozeFor | LimitQueue | GiveBack | AwaitChildren
-)
+Written: TypeAlias = Complete | Fail | RetryAfter | SnoozeFor | LimitQueue | Release | AwaitChildren
 """Outcomes that are stored in Redis."""
 
-Outcome: TypeAlias = Written | LetGo
+Outcome: TypeAlias = Written | Discard
 
 
 def _when(delay: float) -> Fields:

@@ -131,10 +131,10 @@ def decide(
     try:
         return _decide(error, job, policy, random)
     except BaseException as fault:  # noqa: BLE001 - no job may crash its worker
-        return undecidable(job, fault)
+        return fail_corrupt_job(job, fault)
 
 
-def undecidable(job: Job, fault: BaseException) -> Fail:
+def fail_corrupt_job(job: Job, fault: BaseException) -> Fail:
     """Return the failure of a job whose contents prevent any other decision."""
     return failed_for_good(CorruptJob(job.id, OPTIONS_FIELD, shown(fault)))
 

@@ -150,7 +150,7 @@ def read_once(form: Form) -> str:
 _log = logging.getLogger("taskbull.dashboard")
 
 
-class MeantJobs(Struct, frozen=True):
+class BulkTarget(Struct, frozen=True):
     """The failed jobs that a bulk operation changes, newest first."""
 
     queue: str
@@ -177,7 +177,7 @@ to change (`None` for no limit).
 class GroupChange:
     """A bulk operation on failed jobs."""
 
-    def __init__(self, visit: Visit, action: str, group: MeantJobs, change: Change) -> None:
+    def __init__(self, visit: Visit, action: str, group: BulkTarget, change: Change) -> None:
         self._server = visit.server
         self._pace = visit.pace
         self._group = group

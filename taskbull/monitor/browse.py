@@ -26,7 +26,7 @@ from taskbull.core.worker_record import JobHistory, Seen
 from taskbull.errors import JobNotFound, ServerRefused, TaskbullError
 from taskbull.monitor.inspect import iso
 from taskbull.monitor.search import plain_name, read_registered
-from taskbull.queue.failures import Failures, group_failures, liken, spread
+from taskbull.queue.failures import Failures, group_by_fingerprint, group_failures, spread
 from taskbull.queue.methods import looks
 from taskbull.queue.questions import (
     LOST,
@@ -184,7 +184,7 @@ class JobRows(Struct, frozen=True):
     """Cursor for the next page, or None if this is the last page."""
 
 
-class JobPlace(Struct, frozen=True):
+class JobLocation(Struct, frozen=True):
     """One job with its state and position, read at a bounded cost."""
 
     row: JobRow
@@ -360,7 +360,7 @@ class ServerLooks:
         return JobRows(shown, found.total, found.after)
 
     @looks
-    def place(self, queue: str, job_id: str) -> Look[JobPlace]:
+    def place(self, queue: str, job_id: str) -> Look[JobLocation]:
         """Read one job with its state and position, with one call of ~50 commands.
 
         The middle of a list with more than 40,000 jobs is not searched completely. `sure` is False
@@ -436,7 +436,9 @@ class ServerLooks:
             drawn_at = time.time()
             drawn = yield from self._failed(queue, ranks=spread(len(ids), total, sample))
         known = {} if before is None else before.likeness
-        likeness = liken([*window.values(), *drawn], {**known, **liken(fresh.values())})
+        likeness = group_by_fingerprint(
+            [*window.values(), *drawn], {**known, **group_by_fingerprint(fresh.values())}
+        )
         groups = group_failures(window.values(), drawn if older else (), older, likeness)
         return Failures(total, len(window), groups, len(drawn), window, drawn, drawn_at, likeness)
 
@@ -486,7 +488,7 @@ class ServerLooks:
             place += max(len(some), 1)
         return found
 
-    def _placed(self, queue: str, job_id: str) -> Look[JobPlace | None]:
+    def _placed(self, queue: str, job_id: str) -> Look[JobLocation | None]:
         if check_text("job_id", job_id) in RESERVED_IDS:
             return None
         found = yield from ask(browse.place_job(self.namespace.keys(queue), job_id))
@@ -495,7 +497,7 @@ class ServerLooks:
             return None
         [row] = self._rows(queue, found.state, [Row(job_id, found.score, peeked)])
         lock = None if found.lock_ms == -2 else inf if found.lock_ms == -1 else found.lock_ms / 1000
-        return JobPlace(
+        return JobLocation(
             row,
             lock,
             found.children,

@@ -11,7 +11,7 @@ from taskbull.core.keys import RESERVED_IDS, QueueKeys
 from taskbull.core.queue_health import QueueFacts
 from taskbull.core.states import JobState
 from taskbull.core.validation import check_text
-from taskbull.monitor.browse import JobPlace, ServerLooks
+from taskbull.monitor.browse import JobLocation, ServerLooks
 from taskbull.monitor.queue_watch import QueueWatch
 from taskbull.queue.job_tree import read_nodes
 from taskbull.queue.methods import looks
@@ -27,7 +27,7 @@ _LOOKED_AT: Final = 20
 """Number of longest-running jobs to check for locks."""
 
 
-class ServerWhys(ServerLooks):
+class ServerExplanations(ServerLooks):
     """Methods that explain the state of a job or a queue to a user."""
 
     @looks
@@ -72,7 +72,9 @@ class ServerWhys(ServerLooks):
         state = "paused" if facts.paused else "running" if facts.workers else "unattended"
         return Explanation(watch.name, None, state, explain_queue(facts))
 
-    def _job_facts(self, facts: QueueFacts, job_id: str, placed: JobPlace | None) -> Look[JobFacts]:
+    def _job_facts(
+        self, facts: QueueFacts, job_id: str, placed: JobLocation | None
+    ) -> Look[JobFacts]:
         keys = self.namespace.keys(facts.name)
         if placed is None:
             [sample] = yield from self._sample([facts.name], 0)

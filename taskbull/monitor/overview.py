@@ -19,7 +19,7 @@ from taskbull.core.queue_health import QueueFacts
 from taskbull.core.trouble import LEAST_FAILED, MINUTES, Trouble, find_trouble
 from taskbull.errors import SerializationError, ServerRefused, TaskbullError
 from taskbull.monitor.browse import Crew
-from taskbull.monitor.explain import ServerWhys
+from taskbull.monitor.explain import ServerExplanations
 from taskbull.monitor.queue_watch import QueueWatch
 from taskbull.monitor.search import QueueNames, find_names
 from taskbull.queue.methods import looks
@@ -109,7 +109,7 @@ def all_trouble(facts: Iterable[QueueFacts]) -> list[Trouble]:
     return sorted(found, key=lambda trouble: (-trouble.weight, trouble.queue))
 
 
-class ServerOverview(ServerWhys):
+class ServerOverview(ServerExplanations):
     """Methods that update an overview of all queues."""
 
     _known: frozenset[str]

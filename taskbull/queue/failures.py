@@ -11,7 +11,7 @@ from typing import Final
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from taskbull.core.fingerprint import Alike, alike, frame_of
+from taskbull.core.fingerprint import ErrorFingerprint, alike, frame_of
 from taskbull.core.keys import QueueKeys
 from taskbull.core.states import JobState
 from taskbull.core.wire.job import ID_FIELDS, unescape
@@ -74,13 +74,13 @@ class Failures(Struct, frozen=True):
     """Older jobs that were read."""
     sampled_at: float = 0.0
     """Time of the sample, in seconds since 1970."""
-    likeness: dict[str, Alike] = field(default_factory=dict[str, Alike])
+    likeness: dict[str, ErrorFingerprint] = field(default_factory=dict[str, ErrorFingerprint])
     """Features shared with similar errors, by job id."""
 
 
-def liken(
-    jobs: Iterable[FailedJob], known: Mapping[str, Alike] = MappingProxyType({})
-) -> dict[str, Alike]:
+def group_by_fingerprint(
+    jobs: Iterable[FailedJob], known: Mapping[str, ErrorFingerprint] = MappingProxyType({})
+) -> dict[str, ErrorFingerprint]:
     """Return the error features of failed jobs by id. Known ones are reused."""
     return {job.id: known.get(job.id) or alike_of(job) for job in jobs}
 
@@ -89,7 +89,7 @@ def group_failures(
     jobs: Iterable[FailedJob],
     sample: Sequence[FailedJob] = (),
     older: int = 0,
-    likeness: Mapping[str, Alike] = MappingProxyType({}),
+    likeness: Mapping[str, ErrorFingerprint] = MappingProxyType({}),
 ) -> list[FailureGroup]:
     """Group failed jobs by task and error, largest group first.
 
@@ -97,12 +97,12 @@ def group_failures(
         jobs: Failed jobs, newest first.
         sample: Some of the older jobs, evenly spaced. They represent all older jobs.
         older: Number of older jobs.
-        likeness: Known results of `liken`.
+        likeness: Known results of `group_by_fingerprint`.
     """
-    groups: dict[Alike, list[FailedJob]] = {}
+    groups: dict[ErrorFingerprint, list[FailedJob]] = {}
     for job in jobs:
         groups.setdefault(likeness.get(job.id) or alike_of(job), []).append(job)
-    rest: dict[Alike, list[FailedJob]] = {}
+    rest: dict[ErrorFingerprint, list[FailedJob]] = {}
     for job in sample:
         rest.setdefault(likeness.get(job.id) or alike_of(job), []).append(job)
     small = _smallest(groups, rest)
@@ -118,7 +118,7 @@ def group_failures(
     return sorted(found, key=lambda group: -group.about)
 
 
-def alike_of(job: FailedJob) -> Alike:
+def alike_of(job: FailedJob) -> ErrorFingerprint:
     """Return the error features of a failed job."""
     return alike(job.name, job.reason, unescape(job.stack_head), unescape(job.stack_tail))
 
@@ -132,7 +132,11 @@ def spread(start: int, stop: int, most: int) -> list[int]:
 
 
 def _group(
-    what: Alike, window: list[FailedJob], sample: list[FailedJob], sampled: int, older: int
+    what: ErrorFingerprint,
+    window: list[FailedJob],
+    sample: list[FailedJob],
+    sampled: int,
+    older: int,
 ) -> FailureGroup:
     all_of_them = [*window, *sample]
     newest = all_of_them[0]
@@ -156,10 +160,10 @@ def _group(
     )
 
 
-_Groups = Mapping[Alike, list[FailedJob]]
+_Groups = Mapping[ErrorFingerprint, list[FailedJob]]
 
 
-def _smallest(groups: _Groups, rest: _Groups) -> set[Alike]:
+def _smallest(groups: _Groups, rest: _Groups) -> set[ErrorFingerprint]:
     """Return the groups to merge because there are too many."""
     names = {**rest, **groups}
     if len(names) <= MOST_GROUPS:
@@ -170,15 +174,17 @@ def _smallest(groups: _Groups, rest: _Groups) -> set[Alike]:
     return set(by_size[MOST_GROUPS - 1 :])
 
 
-def _merged(groups: _Groups, small: Collection[Alike]) -> dict[Alike, list[FailedJob]]:
+def _merged(
+    groups: _Groups, small: Collection[ErrorFingerprint]
+) -> dict[ErrorFingerprint, list[FailedJob]]:
     """Merge the small groups of each task and error class."""
-    found: dict[Alike, list[FailedJob]] = {}
+    found: dict[ErrorFingerprint, list[FailedJob]] = {}
     for what, jobs in groups.items():
         found.setdefault(_rest_of(what) if what in small else what, []).extend(jobs)
     return found
 
 
-def _rest_of(what: Alike) -> Alike:
+def _rest_of(what: ErrorFingerprint) -> ErrorFingerprint:
     return replace(what, message=OTHER_MESSAGES)
 
 
@@ -209,7 +215,7 @@ class GroupStep(Struct, frozen=True):
         return self.after is None
 
 
-class Meant(Struct, frozen=True):
+class FailureFilter(Struct, frozen=True):
     """Selection of failed jobs for an action."""
 
     fingerprint: str | None
@@ -256,7 +262,7 @@ def remove_selected(
 
 
 def retry_group(
-    queue: QueueKeys, meant: Meant, step: GroupStep, *, reset_attempts: bool
+    queue: QueueKeys, meant: FailureFilter, step: GroupStep, *, reset_attempts: bool
 ) -> Steps[GroupStep]:
     """Retry the selected jobs among the next 50 failed jobs."""
     found = yield from _next(queue, meant, step)
@@ -264,14 +270,14 @@ def retry_group(
     return _gone_on(step, found, acted)
 
 
-def remove_group(queue: QueueKeys, meant: Meant, step: GroupStep) -> Steps[GroupStep]:
+def remove_group(queue: QueueKeys, meant: FailureFilter, step: GroupStep) -> Steps[GroupStep]:
     """Remove the selected jobs among the next 50 failed jobs."""
     found = yield from _next(queue, meant, step)
     acted = yield from remove_selected(queue, found.ids, "failed")
     return _gone_on(step, found, acted)
 
 
-def _next(queue: QueueKeys, meant: Meant, step: GroupStep) -> Steps[_Found]:
+def _next(queue: QueueKeys, meant: FailureFilter, step: GroupStep) -> Steps[_Found]:
     """Find the selected jobs among the next failed jobs.
 
     The position is a score and an id, so it stays valid if jobs move or disappear.

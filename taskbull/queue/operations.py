@@ -30,7 +30,7 @@ from taskbull.core.validation import (
 )
 from taskbull.errors import JobNotFound
 from taskbull.queue import failures
-from taskbull.queue.failures import GroupStep, Meant, Selected
+from taskbull.queue.failures import FailureFilter, GroupStep, Selected
 from taskbull.queue.job_tree import DEPTH, MOST, JobTree, get_tree
 from taskbull.queue.methods import Planned, reads, writes
 from taskbull.scripts import change, read, removal
@@ -164,12 +164,12 @@ class BulkOperations:
         return job_id
 
 
-def _meant(fingerprint: str | None, since: datetime | None, limit: int | None) -> Meant:
+def _meant(fingerprint: str | None, since: datetime | None, limit: int | None) -> FailureFilter:
     if fingerprint is not None:
         check_text("fingerprint", fingerprint)
     if limit is not None:
         check_int("limit", limit, least=1)
-    return Meant(fingerprint, _since_ms(since), limit)
+    return FailureFilter(fingerprint, _since_ms(since), limit)
 
 
 def _since_ms(since: datetime | None) -> int | None:

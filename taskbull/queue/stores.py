@@ -13,11 +13,11 @@ from taskbull.errors import ConnectionLost, MaybeExecuted, ServerRefused, Taskbu
 from taskbull.queue.results import SyncResultWatch
 from taskbull.scripts.call import Finish, Stages, Start
 from taskbull.store.address import Where, address_of
-from taskbull.store.sync_store import SyncBegun, SyncStore
+from taskbull.store.sync_store import SyncPendingOperation, SyncStore
 
 if TYPE_CHECKING:
     from taskbull.queue.event_loops import EventLoops, LoopContext
-    from taskbull.store.async_store import Begun, Store
+    from taskbull.store.async_store import PendingOperation, Store
 
 
 # Running generators, shared by sync and async code
@@ -129,7 +129,7 @@ class Stores:
     def perform(self, stages: Stages[T], timeout: float | None) -> T:
         """Run an operation in stages. `timeout` applies to each stage."""
         store = self.sync_store()
-        under_way: deque[SyncBegun[Any]] = deque()
+        under_way: deque[SyncPendingOperation[Any]] = deque()
         try:
             driver = Driver(stages)
             while driver.asks:
@@ -152,7 +152,7 @@ class Stores:
     async def aperform(self, stages: Stages[T], timeout: float | None) -> T:
         """Run an operation in stages. `timeout` applies to each stage."""
         loop = self.loop
-        under_way: deque[Begun[Any]] = deque()
+        under_way: deque[PendingOperation[Any]] = deque()
         try:
             driver = Driver(stages)
             while driver.asks:

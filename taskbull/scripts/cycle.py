@@ -20,8 +20,8 @@ from taskbull.core.outcome import (
     Code,
     Complete,
     Fail,
-    GiveBack,
     LimitQueue,
+    Release,
     RetryAfter,
     SnoozeFor,
     Written,
@@ -80,7 +80,7 @@ FIRST_HOLD = Hold(500, 20, may_take=True)
 """The script's default hold."""
 
 
-class Taking(Struct, frozen=True, dict=True):
+class FetchOptions(Struct, frozen=True, dict=True):
     """A worker's settings for fetching jobs. They are the same in most calls."""
 
     lock_life_ms: int
@@ -114,7 +114,7 @@ class Keeping(Struct, frozen=True):
     failed: Keep | None = None
 
 
-class Cycled(Struct, frozen=True):
+class CycleReply(Struct, frozen=True):
     """The result of a cycle."""
 
     codes: list[int]
@@ -141,8 +141,8 @@ def cycle(
     outcomes: Sequence[Packed],
     want: int,
     token: str,
-    taking: Taking,
-) -> Call[Cycled]:
+    taking: FetchOptions,
+) -> Call[CycleReply]:
     """Store outcomes and fetch up to `want` jobs.
 
     `token` is `<sequence>:<number>`, with a number that the sequence has not used before.
@@ -232,7 +232,7 @@ def pack_outcome(
 def _entry(
     job: Job,
     token: str,
-    outcome: Fail | RetryAfter | SnoozeFor | LimitQueue | GiveBack | AwaitChildren,
+    outcome: Fail | RetryAfter | SnoozeFor | LimitQueue | Release | AwaitChildren,
     attempts: int,
     now_ms: int,
     keep: Keeping,
@@ -253,7 +253,7 @@ def _entry(
             return *head, _wait_ms(delay, now_ms)
         case LimitQueue(delay):
             return *head, to_ms(delay)
-        case GiveBack():
+        case Release():
             return *head, 0
         case AwaitChildren(spawned, new):
             return *head, spawned, new
@@ -265,7 +265,7 @@ def _wait_ms(delay: float, now_ms: int) -> int:
     return min(to_ms(delay), MAX_DUE_MS - now_ms)
 
 
-def _cycled(now_ms: int, worker: str | None, count: int, reply: list[Any]) -> Cycled:
+def _cycled(now_ms: int, worker: str | None, count: int, reply: list[Any]) -> CycleReply:
     limited, next_due, full, codes, reasons, passed_over = reply[:6]
     jobs: list[Job] = []
     place, end = 6, len(reply)
@@ -283,7 +283,7 @@ def _cycled(now_ms: int, worker: str | None, count: int, reply: list[Any]) -> Cy
         else:
             jobs.append(decode_new(reply[place : place + 1 + NEW_FIELDS], now_ms, worker))
             place += 1 + NEW_FIELDS
-    return Cycled(
+    return CycleReply(
         codes or [0] * count,
         jobs,
         limited,
@@ -515,7 +515,7 @@ def adopt_jobs(
     token: str,
     job_ids: Sequence[str],
     taken_ms: int,
-    taking: Taking,
+    taking: FetchOptions,
     *,
     size: int = REPLY_BYTES,
 ) -> Call[Adopted]:

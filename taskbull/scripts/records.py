@@ -12,7 +12,7 @@ from typing import Any, Final
 import msgspec
 from msgspec import Struct
 
-from taskbull.core.fingerprint import Alike
+from taskbull.core.fingerprint import ErrorFingerprint
 from taskbull.core.keys import QueueKeys
 from taskbull.core.states import JobState
 from taskbull.core.wire.job import OPTIONS_FIELD, TIMESTAMP_FIELD, read_ready_ms
@@ -146,7 +146,9 @@ def get_records(queue: QueueKeys) -> Call[list[Seen]]:
     return Call(GET_RECORDS, (_workers(queue),), (queue.base, _MOST_WORKERS), read)
 
 
-def note_errors(queue: QueueKeys, counted: Mapping[Alike, int], now_ms: int) -> Call[None]:
+def note_errors(
+    queue: QueueKeys, counted: Mapping[ErrorFingerprint, int], now_ms: int
+) -> Call[None]:
     """Count failed attempts by error. Redis keeps up to `MOST_ERRORS` different errors per hour."""
     flat: list[Any] = []
     for what, count in counted.items():

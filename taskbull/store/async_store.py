@@ -1,7 +1,7 @@
 """The store for asyncio and trio, which runs calls and retries them safely.
 
 A `Topology` finds the connection for a key, `AsyncCall` runs a call that needs more than one step,
-`Store` runs calls and operations, and `Begun` is an operation in flight.
+`Store` runs calls and operations, and `PendingOperation` is an operation in flight.
 """
 
 from __future__ import annotations
@@ -345,14 +345,14 @@ class AsyncCall:
 
     async def run(self) -> Reply:
         """Send the call and return its reply."""
-        return await self._see_through(await self._send(Send()))
+        return await self._finish_call(await self._send(Send()))
 
     async def go_on(self, connection: Connection, generation: int, reply: Reply) -> Reply:
         """Continue after an error reply that came on this generation of the link."""
         self._generation = generation
-        return await self._see_through((connection.endpoint, reply))
+        return await self._finish_call((connection.endpoint, reply))
 
-    async def _see_through(self, replied: Replied) -> Reply:
+    async def _finish_call(self, replied: Replied) -> Reply:
         redelivery = redeliver(replied, self._deadline)
         try:
             step = next(redelivery)
@@ -673,7 +673,7 @@ class Store:
             return await self._topology.endpoint(key)
 
         part, name = self._topology.part(key), name or self.address.client_name
-        options = structs.replace(self._options, name=name, insist=True, part=part)
+        options = structs.replace(self._options, name=name, keep_trying=True, part=part)
         return BlockingConnection(resolve, self._topology.doubt, options, self._notify, self._dials)
 
 
@@ -734,14 +734,14 @@ def _for_address(options: ConnectionOptions, address: Address) -> ConnectionOpti
         db=address.db,
         tls=address.tls.context() if address.tls else None,
         primary_only=address.primary_only,
-        insist=not address.clustered,
+        keep_trying=not address.clustered,
     )
 
 
 # Operations that run concurrently.
 
 
-class Begun(Generic[T]):
+class PendingOperation(Generic[T]):
     """An operation whose first call was sent, if that was possible without waiting.
 
     The call follows all earlier calls to the same server. Its reply is kept until `finish`.

@@ -204,12 +204,12 @@ class ConnectionOptions(Struct, frozen=True, kw_only=True):
     primary_only: bool = False
     connect_timeout: float = 5.0
     response_timeout: float = 10.0
-    insist: bool = True  # if False, waiting callers fail after one attempt
+    keep_trying: bool = True  # if False, waiting callers fail after one attempt
     max_reconnect_attempts: int = 0  # 0 means no limit
     longest_delay: float = LONGEST_DELAY
 
 
-class _Former(Struct, frozen=True):
+class _PreviousLink(Struct, frozen=True):
     """The previous link, as the server identifies it."""
 
     endpoint: Endpoint
@@ -241,7 +241,7 @@ class Dialer:
             options.credentials, options.db, options.name, options.primary_only
         )
         self._failures = 0
-        self._former: _Former | None = None
+        self._former: _PreviousLink | None = None
         self.endpoint = Endpoint()
         """Endpoint of the last link."""
         self.reason = ""
@@ -258,7 +258,7 @@ class Dialer:
         Raises `ConnectionLost` if the attempts are used up or the link is no longer `wanted`, and
         `ServerRefused` immediately if a retry would be pointless.
         """
-        tries = self._options.max_reconnect_attempts if self._options.insist else 1
+        tries = self._options.max_reconnect_attempts if self._options.keep_trying else 1
         async for attempt in AsyncRetrying(
             retry=retry_if_exception(lambda error: isinstance(error, ConnectionLost) and wanted()),
             stop=stop_after_attempt(tries) if tries else stop_never,
@@ -332,7 +332,7 @@ class Dialer:
             commands.append(pack(("CLIENT", "KILL", "ID", former.client_id)))
         client_id, *_ = await link.exchange(commands)
         if run_id and isinstance(client_id, int):
-            self._former = _Former(self.endpoint, run_id, client_id)
+            self._former = _PreviousLink(self.endpoint, run_id, client_id)
 
 
 async def hang_up(link: Link) -> None:
@@ -579,7 +579,7 @@ class Connection:
             pipeline.refuse(lambda: ConfigurationError(message))
         except ConnectionLost as error:
             message = str(error)
-            used_up = pipeline.wanted and self._options.insist
+            used_up = pipeline.wanted and self._options.keep_trying
             pipeline.refuse(lambda: ConnectionLost(message))
             if used_up:
                 raise

@@ -363,15 +363,15 @@ Replied: TypeAlias = tuple[Endpoint, Reply]
 Redelivery: TypeAlias = Generator[Step, Any, Reply]
 
 
-def redeliver(first: Replied, deadline: Deadline, *, insist: bool = True) -> Redelivery:
+def redeliver(first: Replied, deadline: Deadline, *, keep_trying: bool = True) -> Redelivery:
     """Yield the steps that follow a call's first reply, and return its final reply.
 
     Raises the error if it is permanent, if time is up, or after too many redirections. Without
-    `insist`, transient errors are raised immediately.
+    `keep_trying`, transient errors are raised immediately.
     """
     node, reply = first
     asking = False
-    insistence = _Insistence(deadline, insist=insist)
+    insistence = _RetryLoop(deadline, keep_trying=keep_trying)
     redirections = 0
     while isinstance(reply, ReplyError | ConnectionLost):
         refusal = read_refusal(reply)
@@ -394,16 +394,16 @@ def redeliver(first: Replied, deadline: Deadline, *, insist: bool = True) -> Red
     return reply
 
 
-class _Insistence:
+class _RetryLoop:
     """Retry loop of one call, with growing pauses.
 
     It stops when less time is left than a reply may take. The call was not executed, and a last
     attempt without a reply would make that uncertain.
     """
 
-    def __init__(self, deadline: Deadline, *, insist: bool) -> None:
+    def __init__(self, deadline: Deadline, *, keep_trying: bool) -> None:
         self._deadline = deadline
-        self._insist = insist
+        self._insist = keep_trying
         self._patience = Deadline(PATIENCE, deadline.clock)
         self._pause = 0.005
         self._answer = deadline.last_answer

@@ -51,7 +51,7 @@ def _join(words: tuple[Word, ...]) -> bytes:
 
 
 class Recipient(Protocol):
-    """Receiver of a later value. Once it is `done`, it must not be given one."""
+    """ChildResultReader of a later value. Once it is `done`, it must not be given one."""
 
     def done(self) -> bool: ...
     def set_result(self, value: Any, /) -> None: ...

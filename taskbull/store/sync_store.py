@@ -164,7 +164,7 @@ T = TypeVar("T")
 _TROUBLE = (ReplyError, ConnectionLost)
 
 
-class SyncBegun(Struct, Generic[T], eq=False):
+class SyncPendingOperation(Struct, Generic[T], eq=False):
     """An operation whose first call was sent, if that was possible."""
 
     drive: Drive[T]
@@ -197,24 +197,24 @@ class SyncStore:
         *,
         timeout: float | None = None,
         total: float | None = None,
-        insist: bool = True,
+        keep_trying: bool = True,
     ) -> T:
         """Run a call, or an operation of several calls, and return the result.
 
         `timeout` limits each call, including its retries, so an operation that works in chunks may
         take longer. `total` limits the whole operation. Without either, this waits until Redis is
         reachable again. A server that is reachable but cannot serve is retried for
-        `delivery.PATIENCE` seconds. A single call with `insist=False` fails immediately if Redis
-        cannot serve it now.
+        `delivery.PATIENCE` seconds. A single call with `keep_trying=False` fails immediately if
+        Redis cannot serve it now.
 
         Raises `ConnectionLost` (not executed), `MaybeExecuted` or `ServerRefused`.
         """
         deadline = Deadline(timeout if total is None else total, monotonic)
         if isinstance(operation, Call | Command):
-            return self.run_within(operation, deadline, insist=insist)
+            return self.run_within(operation, deadline, keep_trying=keep_trying)
         return self._complete(Drive(operation, deadline, renew=total is None))
 
-    def run_within(self, call: Request[T], deadline: Deadline, *, insist: bool = True) -> T:
+    def run_within(self, call: Request[T], deadline: Deadline, *, keep_trying: bool = True) -> T:
         """Run one call and return its result, with a deadline that calls can share.
 
         Raises the same errors as `run`.
@@ -228,7 +228,7 @@ class SyncStore:
             except ConnectionLost as error:
                 reply = error
         if isinstance(reply, _TROUBLE):
-            reply = self._see_through(call, (node, reply), deadline, insist=insist)
+            reply = self._finish_call(call, (node, reply), deadline, keep_trying=keep_trying)
         try:
             return call.parse(reply)
         except TaskbullError:
@@ -257,7 +257,7 @@ class SyncStore:
             try:
                 if isinstance(replied[1], MaybeExecuted):
                     raise replied[1]
-                reply = self._see_through(call, replied, deadline)
+                reply = self._finish_call(call, replied, deadline)
                 results.append(read_reply(call, reply, self.address))
             except TaskbullError as error:
                 results.append(error)
@@ -270,19 +270,23 @@ class SyncStore:
         return self._complete(drive)
 
     def start(
-        self, steps: Steps[T], behind: SyncBegun[Any] | None = None, *, timeout: float | None = None
-    ) -> SyncBegun[T]:
+        self,
+        steps: Steps[T],
+        behind: SyncPendingOperation[Any] | None = None,
+        *,
+        timeout: float | None = None,
+    ) -> SyncPendingOperation[T]:
         """Send the first call of an operation if possible. Pass the result to `finish`.
 
         The call uses the connection of the unfinished operation `behind`, if that is possible.
         """
-        begun = SyncBegun(Drive(steps, Deadline(timeout, monotonic)))
+        begun = SyncPendingOperation(Drive(steps, Deadline(timeout, monotonic)))
         if begun.drive.asks:
             with suppress(ConnectionLost):
                 self._send_first(begun, None if behind is None else behind.pipeline)
         return begun
 
-    def _send_first(self, begun: SyncBegun[Any], former: SyncPipeline | None) -> None:
+    def _send_first(self, begun: SyncPendingOperation[Any], former: SyncPipeline | None) -> None:
         call, deadline = begun.drive.request(), begun.drive.deadline
         node = self._topology.find(call.key, deadline)
         if former is None or former.endpoint != node or not former.usable:
@@ -291,7 +295,11 @@ class SyncStore:
         former.send(self._pack(call), deadline)
 
     def finish(
-        self, begun: SyncBegun[T], *, timeout: float | None = None, given_up: bool = False
+        self,
+        begun: SyncPendingOperation[T],
+        *,
+        timeout: float | None = None,
+        given_up: bool = False,
     ) -> T:
         """Return the result of an operation that was started, retrying its calls if necessary.
 
@@ -310,10 +318,12 @@ class SyncStore:
             begun.leave()
             raise
 
-    def _answer(self, begun: SyncBegun[Any], pipeline: SyncPipeline, deadline: Deadline) -> Any:
+    def _answer(
+        self, begun: SyncPendingOperation[Any], pipeline: SyncPipeline, deadline: Deadline
+    ) -> Any:
         call, reply = begun.drive.request(), pipeline.receive(deadline)
         begun.is_smooth = not isinstance(reply, _TROUBLE)
-        reply = self._see_through(call, (pipeline.endpoint, reply), deadline)
+        reply = self._finish_call(call, (pipeline.endpoint, reply), deadline)
         return read_reply(call, reply, self.address)
 
     def _complete(self, drive: Drive[T]) -> T:
@@ -352,12 +362,12 @@ class SyncStore:
         """Close the connections that are not in use."""
         self._pool.close()
 
-    def _see_through(
-        self, call: Request[Any], replied: Replied, deadline: Deadline, *, insist: bool = True
+    def _finish_call(
+        self, call: Request[Any], replied: Replied, deadline: Deadline, *, keep_trying: bool = True
     ) -> Reply:
         if not isinstance(replied[1], _TROUBLE):
             return replied[1]
-        redelivery = redeliver(replied, deadline, insist=insist)
+        redelivery = redeliver(replied, deadline, keep_trying=keep_trying)
         try:
             step = next(redelivery)
             while True:

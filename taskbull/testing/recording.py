@@ -21,11 +21,11 @@ from taskbull.core.options import JobOptions
 from taskbull.core.outcome import (
     AwaitChildren,
     Complete,
+    Discard,
     Fail,
-    GiveBack,
-    LetGo,
     LimitQueue,
     Outcome,
+    Release,
     RetryAfter,
     SnoozeFor,
 )
@@ -455,7 +455,7 @@ class Box:
                 self._put_off(job, delay)
             case AwaitChildren():
                 await_children(job, len(new))
-            case GiveBack() | LetGo():
+            case Release() | Discard():
                 self._put_off(job, 0.0)
             case _:
                 assert_never(outcome)

@@ -17,16 +17,16 @@ from taskbull.app.app import App
 from taskbull.app.group import Resources
 from taskbull.core.declared_schedule import DeclaredSchedule
 from taskbull.core.job import Site
-from taskbull.core.outcome import Complete, Fail, LetGo, Outcome
+from taskbull.core.outcome import Complete, Discard, Fail, Outcome
 from taskbull.core.schedule import Cron, Every
 from taskbull.errors import ConfigurationError
 from taskbull.store.backend import Waiter, waiters
 from taskbull.testing.record import WORKER_ID, BoxPort
 from taskbull.testing.recorded_job import RecordedJob
 from taskbull.worker.attempt import Executor
-from taskbull.worker.batch import BatchCall, BatchRules, Gathered, Perform, is_called_alone
+from taskbull.worker.batch import BatchCall, BatchMember, BatchRules, Perform, is_called_alone
 from taskbull.worker.run import Run
-from taskbull.worker.running_job import RunningJob, Workplace, enter_batch, leave_batch
+from taskbull.worker.running_job import JobEnvironment, RunningJob, enter_batch, leave_batch
 from taskbull.worker.threads import ThreadPool
 
 # Batches. A box has all due jobs of a batch available, so nothing waits for more.
@@ -44,7 +44,7 @@ class Rendezvous:
     def __init__(self, new_waiter: Callable[[], Waiter], told: Callable[[], None]) -> None:
         self._new_waiter = new_waiter
         self._told = told
-        self.members: list[Gathered] = []
+        self.members: list[BatchMember] = []
         self.order: list[str] = []
         """The ids of all jobs that may join, which set the order of the items."""
 
@@ -56,7 +56,7 @@ class Rendezvous:
         self, job: RunningJob, item: Any, timeout: float | None, perform: Perform
     ) -> Any:
         """Join the batch, wait for its call, and return the job's result."""
-        member = Gathered(job, item, timeout, perform, self._new_waiter())
+        member = BatchMember(job, item, timeout, perform, self._new_waiter())
         self.members.append(member)
         self._told()
         await member.waiter
@@ -227,7 +227,7 @@ class Stage:
         self, recorded: RecordedJob, threads: ThreadPool | None, batches: Rendezvous | None
     ) -> Outcome:
         record = BoxPort(recorded)
-        place = Workplace(
+        place = JobEnvironment(
             recorded.queue,
             WORKER_ID,
             lambda _: record,
@@ -268,7 +268,7 @@ def _running(recorded: RecordedJob) -> Generator[Run]:
 
 def _heeding(run: Run, outcome: Outcome) -> Outcome:
     """Return the outcome, or the cancellation if a cancelled job would run again."""
-    if run.cancelled is None or isinstance(outcome, Complete | Fail | LetGo):
+    if run.cancelled is None or isinstance(outcome, Complete | Fail | Discard):
         return outcome
     failure = outcome.failure
     return run.stopped(None if failure is None else failure.error)

@@ -1,8 +1,8 @@
 """Run one attempt of a job and decide its outcome.
 
 `Executor` calls the job's function as its `Route` says: in the event loop, in a thread, or in a
-pool process. `Judge` turns the result or the error into an outcome. Workers and `taskbull.testing`
-share this code.
+pool process. `OutcomeDecider` turns the result or the error into an outcome. Workers and
+`taskbull.testing` share this code.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ from taskbull.worker.fork import end_child_of
 from taskbull.worker.pool.pool import ProcessPool
 from taskbull.worker.pool.results import Json, check_size, opened, outcome_of, told_by
 from taskbull.worker.run import NotBegun, Run
-from taskbull.worker.running_job import RunningJob, Workplace, enter, leave, run_of
-from taskbull.worker.threads import ThreadPool, Unattended
+from taskbull.worker.running_job import JobEnvironment, RunningJob, enter, leave, run_of
+from taskbull.worker.threads import ThreadDispatcher, ThreadPool
 
 # Outcomes.
 
@@ -57,7 +57,7 @@ _NOTHING = Complete()
 
 def returned(run: Run, value: Any) -> Complete | Fail:
     """Return the outcome of a job whose function returned a value."""
-    if run.heeded:
+    if run.cancel_seen:
         return run.stopped()
     if value is None:
         return _NOTHING
@@ -66,10 +66,10 @@ def returned(run: Run, value: Any) -> Complete | Fail:
     return Complete(encode_value(value, run.job.options.result_limit))
 
 
-class Judge:
+class OutcomeDecider:
     """Decides the outcomes of one queue's jobs."""
 
-    def __init__(self, place: Workplace) -> None:
+    def __init__(self, place: JobEnvironment) -> None:
         self._place = place
 
     def fate(self, run: Run) -> Fail | None:
@@ -94,7 +94,7 @@ class Judge:
         if isinstance(error, NotBegun):
             return error.outcome
         job = run.job
-        if run.interrupted or run.heeded:
+        if run.interrupted or run.cancel_seen:
             return run.stopped(error)
         told = told_by(error)  # A pool process has already decided.
         outcome = None if told is None else outcome_of(told, run)
@@ -247,7 +247,7 @@ class Executor:
 
     def __init__(
         self,
-        place: Workplace,
+        place: JobEnvironment,
         resolve: Resolve,
         *,
         threads: ThreadPool | None,
@@ -255,7 +255,7 @@ class Executor:
         batches: Gathering | None = None,
         cancel_lost: bool = False,
     ) -> None:
-        self.judge = Judge(place)
+        self.judge = OutcomeDecider(place)
         self._place = place
         self._resolve = resolve
         self._threads = threads
@@ -268,13 +268,13 @@ class Executor:
     async def attempt(self, run: Run, scope: CancelScope | None = None) -> Outcome: ...
     @overload
     async def attempt(
-        self, run: Run, scope: CancelScope | None, unattended: Unattended | None
+        self, run: Run, scope: CancelScope | None, unattended: ThreadDispatcher | None
     ) -> Outcome | None: ...
     async def attempt(
         self,
         run: Run,
         scope: CancelScope | None = None,
-        unattended: Unattended | None = None,
+        unattended: ThreadDispatcher | None = None,
     ) -> Outcome | None:
         """Run a job once and return its outcome.
 

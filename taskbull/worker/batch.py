@@ -1,7 +1,7 @@
 """Run many jobs of a batch task in one call of its function.
 
-`Gatherer` collects waiting jobs and starts calls. `BatchCall` gives each job its own result or
-error. `Batches` holds the gatherers of a worker.
+`BatchCollector` collects waiting jobs and starts calls. `BatchCall` gives each job its own result
+or error. `Batches` holds the collectors of a worker.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ Perform: TypeAlias = Callable[[Batch, float | None], Awaitable[Any]]
 """A function that calls the task's function with a batch and a timeout in seconds."""
 
 
-class Gathered(Struct, eq=False):
+class BatchMember(Struct, eq=False):
     """A job that waits for its share of a batch call."""
 
     job: RunningJob
@@ -98,7 +98,7 @@ class Gathered(Struct, eq=False):
 class BatchCall(Struct, eq=False):
     """One call of the function and the jobs that wait for it."""
 
-    members: list[Gathered]
+    members: list[BatchMember]
     scope: CancelScope | None = None
     """The scope that the call runs in, or None while it is not running."""
     over: Event = field(default_factory=Event)
@@ -113,7 +113,7 @@ class BatchCall(Struct, eq=False):
         """The time limit in seconds: the shortest timeout of any member."""
         return min((one.timeout for one in self.members if one.timeout is not None), default=None)
 
-    def remaining(self) -> list[Gathered]:
+    def remaining(self) -> list[BatchMember]:
         """Return the members that are still waiting."""
         return [member for member in self.members if not (member.ended or member.left)]
 
@@ -171,7 +171,7 @@ class Joinable(Protocol):
 
 
 class Gathering(Protocol):
-    """A registry of gatherers by task."""
+    """A registry of collectors by task."""
 
     def of(self, task: str, rules: BatchRules) -> Joinable: ...
 
@@ -197,7 +197,7 @@ _ENDING = 600.0
 grace."""
 
 
-class Gatherer:
+class BatchCollector:
     """Gathers one task's jobs and calls its function with many of them at a time."""
 
     def __init__(
@@ -218,8 +218,8 @@ class Gatherer:
         self._clock = clock
         self._alarm = alarm
         self._new_waiter = waiters()
-        self._together: dict[Gathered, None] = {}
-        self._alone: dict[Gathered, None] = {}
+        self._together: dict[BatchMember, None] = {}
+        self._alone: dict[BatchMember, None] = {}
         self._waiting: Counter[str] = Counter()  # members of `_together`, by queue
         self._here: Counter[str] = Counter()  # members that wait or are in a call, by queue
         self._calls = 0
@@ -228,7 +228,7 @@ class Gatherer:
         self, job: RunningJob, item: Any, timeout: float | None, perform: Perform
     ) -> Any:
         """Wait for a batch call that includes the job, and return the job's own result."""
-        member = Gathered(job, item, timeout, perform, self._new_waiter(), self._clock.now())
+        member = BatchMember(job, item, timeout, perform, self._new_waiter(), self._clock.now())
         if is_called_alone(job):
             self._alone[member] = None
         else:
@@ -240,7 +240,7 @@ class Gatherer:
             self.look()
             await member.waiter
         except get_cancelled_exc_class():
-            if not await self._ends_all_the_same(member):
+            if not await self._finishes_within_grace(member):
                 raise
         finally:
             self._leave(member)
@@ -271,7 +271,7 @@ class Gatherer:
             for queue, count in self._waiting.items()
         )
 
-    def _next(self) -> list[Gathered]:
+    def _next(self) -> list[BatchMember]:
         """Remove and return the members of the next call."""
         alone = next(iter(self._alone), None)
         first = next(iter(self._together), None)
@@ -284,7 +284,7 @@ class Gatherer:
             self._waiting[member.job.queue] -= 1
         return members
 
-    def _may_begin(self, member: Gathered) -> bool:
+    def _may_begin(self, member: BatchMember) -> bool:
         """Return True if the job may still run.
 
         If it expired while it waited, or lost its lock, finish it with an error instead.
@@ -300,7 +300,7 @@ class Gatherer:
             member.end(error=error)
         return error is None
 
-    async def _ends_all_the_same(self, member: Gathered) -> bool:
+    async def _finishes_within_grace(self, member: BatchMember) -> bool:
         """Remove a cancelled job, and return True if its result arrived anyway.
 
         The result may have arrived at the same instant, or from a function that was cancelled.
@@ -311,7 +311,7 @@ class Gatherer:
         came, member.ended = member.ended, True
         return came
 
-    def _leave(self, member: Gathered) -> None:
+    def _leave(self, member: BatchMember) -> None:
         if member.ended or member.left:
             return
         member.left = True
@@ -377,22 +377,22 @@ def is_called_alone(job: RunningJob) -> bool:
 
 
 class Batches:
-    """A worker's gatherers, one per task, and the task group that runs their calls."""
+    """A worker's collectors, one per task, and the task group that runs their calls."""
 
     def __init__(self, clock: Clock, slots: Mapping[str, int]) -> None:
         """Create the registry; `slots` is the concurrency of each queue."""
         self._clock = clock
         self._alarm = Alarm(clock)
         self._slots = slots
-        self._gatherers: dict[str, Gatherer] = {}
+        self._gatherers: dict[str, BatchCollector] = {}
         self._start: Start | None = None
 
-    def of(self, task: str, rules: BatchRules) -> Gatherer:
+    def of(self, task: str, rules: BatchRules) -> BatchCollector:
         """Return the task's gatherer, creating it on first use. `run` must be running."""
         gatherer = self._gatherers.get(task)
         if gatherer is None:
             assert self._start is not None  # noqa: S101 - `run` starts before the first job
-            gatherer = Gatherer(rules, self._slots, self._start, self._clock, self._alarm)
+            gatherer = BatchCollector(rules, self._slots, self._start, self._clock, self._alarm)
             self._gatherers[task] = gatherer
         return gatherer
 

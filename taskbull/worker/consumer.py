@@ -13,7 +13,7 @@ from taskbull.core.options import QueueOptions, WorkerOptions
 from taskbull.core.validation import from_ms, to_ms
 from taskbull.errors import ServerRefused, TaskbullError
 from taskbull.scripts.change import StopRequest
-from taskbull.scripts.cycle import Taking, has_jobs_to_come, ring, wait_for_marker
+from taskbull.scripts.cycle import FetchOptions, has_jobs_to_come, ring, wait_for_marker
 from taskbull.store.blocking import SLACK, BlockingConnection
 from taskbull.worker.attempt import Resolve
 from taskbull.worker.context import PAUSE_PER_QUEUE, QueueContext
@@ -47,7 +47,7 @@ async def wait_at_marker(
     wait = wait_for_marker(context.keys, drain_delay)
     try:
         while True:
-            await cycle.until(Cycle.sated)
+            await cycle.until(Cycle.should_wait)
             context.alarm.set(context.clock.now() + _MIDDLE * drain_delay)
             asked_at = current_time()
             try:
@@ -131,7 +131,7 @@ class Consumer:
         for _ in range(CALLS):
             tasks.start_soon(self._cycle.run)
         if self._schedules is not None:
-            await self._schedules.insist()
+            await self._schedules.keep_trying()
             await self._schedules.tell_undeclared()
 
     def start_slots(self, tasks: TaskGroup) -> None:
@@ -180,9 +180,9 @@ def _fresh_for(options: WorkerOptions) -> float:
     return (options.lock_duration - options.heartbeat_interval) / 2
 
 
-def _taking(options: WorkerOptions, worker_id: str) -> Taking:
+def _taking(options: WorkerOptions, worker_id: str) -> FetchOptions:
     limiter = options.limiter
-    return Taking(
+    return FetchOptions(
         lock_life_ms=to_ms(options.lock_duration),
         max_starts=0 if limiter is None else limiter.max,
         window_ms=0 if limiter is None else to_ms(limiter.duration),

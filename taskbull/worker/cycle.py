@@ -20,9 +20,9 @@ from time import monotonic
 
 from msgspec.structs import replace
 
-from taskbull.core.outcome import Complete, GiveBack, Outcome
+from taskbull.core.outcome import Complete, Outcome, Release
 from taskbull.errors import TaskbullError
-from taskbull.scripts.cycle import FIRST_HOLD, Cycled, Taking, cycle
+from taskbull.scripts.cycle import FIRST_HOLD, CycleReply, FetchOptions, cycle
 from taskbull.store.backend import Waiter, waiters, wake
 from taskbull.store.delivery import NONSENSE, invalid_reply
 from taskbull.store.protocol import Reply
@@ -43,7 +43,7 @@ class Cycle:
     """The exchange with Redis for one queue: sends outcomes and receives jobs."""
 
     def __init__(
-        self, context: QueueContext, concurrency: int, taking: Taking, fresh_for: float
+        self, context: QueueContext, concurrency: int, taking: FetchOptions, fresh_for: float
     ) -> None:
         """Create a cycle; locks younger than `fresh_for` seconds last until the next heartbeat."""
         self._context = context
@@ -64,11 +64,11 @@ class Cycle:
         self._new_waiter = waiters()
         self._minute_end = 0  # end of the last minute that has a completed job in Redis's metrics
 
-    def sated(self) -> bool:
+    def should_wait(self) -> bool:
         """Return True if slots are free but no jobs are available: time to wait at the marker."""
         demand = self._demand
         return (
-            not demand.hungry
+            not demand.wants_jobs
             and not demand.stopping
             and not self._outbox.apart
             and demand.room() > 0
@@ -77,14 +77,14 @@ class Cycle:
     def idle(self) -> bool:
         """Return True if no job is running, nothing is left to send, and no job is available."""
         demand = self._demand
-        return self.flushed() and not (demand.hungry or demand.occupied or demand.limited_until)
+        return self.flushed() and not (demand.wants_jobs or demand.occupied or demand.limited_until)
 
     def flushed(self) -> bool:
         """Return True if every outcome was sent and every call was answered."""
         return not (self._outbox or self._demand.under_way)
 
     async def until(self, condition: Callable[[Cycle], bool]) -> None:
-        """Wait until a condition is true: `sated`, `idle` or `flushed`."""
+        """Wait until a condition is true: `should_wait`, `idle` or `flushed`."""
         while not condition(self):
             waiter = self._new_waiter()
             self._watchers.append((condition, waiter))
@@ -100,9 +100,9 @@ class Cycle:
             is_held = now < demand.held_until and not self._usual_taking.max_starts
             self._use(replace(self._usual_taking, **_HELD) if is_held else self._usual_taking)
         demand.wake()
-        self._send_what_is_due()
+        self._send_due_calls()
 
-    def _use(self, taking: Taking) -> None:
+    def _use(self, taking: FetchOptions) -> None:
         self._taking = taking
         self._taking_on = replace(taking, has_begun=taking.data_points > 0)
 
@@ -111,8 +111,8 @@ class Cycle:
         self._demand.stopping = True
         suspect = self._context.quarantine.withdraw(self._context.ready)
         for run in (*self._context.ready.close(), *([] if suspect is None else [suspect])):
-            self._intake.decided(run, GiveBack())
-        self._send_what_is_due()
+            self._intake.decided(run, Release())
+        self._send_due_calls()
 
     def stop_job(self, job_id: str, token: str, reason: str) -> None:
         """Stop a cancelled job if this worker holds it under that lock, or may still receive it."""
@@ -124,7 +124,7 @@ class Cycle:
         """Queue a job's outcome; it is sent as soon as possible."""
         self._intake.decided(run, outcome)
         if len(self._outbox) >= self._demand.enough:
-            self._send_what_is_due()
+            self._send_due_calls()
             return
         # More jobs may finish in the same pass of the event loop; send them together.
         if self._resting and not self._demand.under_way:
@@ -137,8 +137,8 @@ class Cycle:
         try:
             while True:
                 if self._troubled:
-                    await self._see_through(*self._troubled.popleft())
-                elif not self._send_what_is_due():
+                    await self._finish_call(*self._troubled.popleft())
+                elif not self._send_due_calls():
                     self._resting.append(waiter := self._new_waiter())
                     await waiter
         finally:
@@ -157,7 +157,7 @@ class Cycle:
             and not demand.stopping
         )
 
-    def _send_what_is_due(self) -> bool:
+    def _send_due_calls(self) -> bool:
         """Send all calls that are worth sending now, and return True if any was sent."""
         if self._threads.ended:  # as `will_collect` has promised
             self._threads.collect()
@@ -236,9 +236,9 @@ class Cycle:
             is_plain, reply = False, error
         if not is_plain:
             self._leave(sent, reply)
-        self._send_what_is_due()
+        self._send_due_calls()
 
-    def _take_in(self, sent: CycleCall, cycled: Cycled) -> None:
+    def _take_in(self, sent: CycleCall, cycled: CycleReply) -> None:
         """Process the reply of a successful call."""
         intake = self._intake
         if sent.batch:
@@ -248,7 +248,7 @@ class Cycle:
         if sent.want:
             intake.look(cycled, sent)
             intake.deliver(cycled.jobs, sent.token, sent.sent_at)
-        self._recovery.went_well()
+        self._recovery.on_success()
         self._demand.asked -= sent.want
         self._end(sent)
 
@@ -269,12 +269,12 @@ class Cycle:
             sent.is_open = False
             self._context.quarantine.call_closed()
 
-    async def _see_through(self, sent: CycleCall, reply: Reply) -> None:
+    async def _finish_call(self, sent: CycleCall, reply: Reply) -> None:
         try:
-            await self._recovery.see_through(sent, reply)
+            await self._recovery.finish_call(sent, reply)
         finally:
             self._end(sent)
-            self._send_what_is_due()
+            self._send_due_calls()
 
     def _tell_watchers(self) -> None:
         for watcher in self._watchers:

@@ -10,7 +10,7 @@ from typing import Protocol
 
 from taskbull.core.job import Job
 from taskbull.core.outcome import Complete, Fail
-from taskbull.core.retry import attempts_of, undecidable
+from taskbull.core.retry import attempts_of, fail_corrupt_job
 from taskbull.errors import ServerRefused, TaskbullError
 from taskbull.scripts.call import is_denial
 from taskbull.scripts.cycle import Packed, pack_outcome
@@ -55,7 +55,7 @@ class Demand:
         """Number of jobs that the calls in flight may return."""
         self.under_way = 0
         """Number of calls in flight, including those in recovery."""
-        self.hungry = True
+        self.wants_jobs = True
         """True if Redis may have jobs that no call has asked for."""
         self.wakes = 0
         """Number of wake-ups so far."""
@@ -76,7 +76,7 @@ class Demand:
     def wake(self) -> None:
         """Record that there may be jobs."""
         self.wakes += 1
-        self.hungry = True
+        self.wants_jobs = True
 
     def due(self, outcomes: int, apart: int) -> int | None:
         """Return the number of jobs that the next call should ask for, or None if no call is due.
@@ -91,7 +91,7 @@ class Demand:
             return None
         least = self.enough if under_way else 1
         room = self.room()
-        if outcomes >= least or (self.hungry and room >= least):
+        if outcomes >= least or (self.wants_jobs and room >= least):
             return min(BATCH, room)
         return None
 
@@ -106,9 +106,9 @@ class Demand:
         `wakes` is the number of wake-ups when the call was sent.
         """
         if taken == want:
-            self.hungry = True
+            self.wants_jobs = True
         elif wakes == self.wakes:  # Otherwise jobs arrived after this call.
-            self.hungry = False
+            self.wants_jobs = False
 
 
 # Outcomes on their way to Redis: gathered, packed, and put back if necessary.
@@ -174,7 +174,7 @@ def pack(batch: list[Run], now_ms: int) -> list[Packed]:
             attempts = attempts_of(job, run.policy) if isinstance(outcome, Fail) else 0
             packed.append(pack_outcome(job, token, outcome, attempts, now_ms))
         except Exception as fault:  # noqa: BLE001 - no job may crash its worker
-            run.outcome = failed = undecidable(job, fault)
+            run.outcome = failed = fail_corrupt_job(job, fault)
             # Use a bare job, because the stored options, such as retention, are not reliable.
             packed.append(pack_outcome(Job(id=job.id), token, failed, 1, now_ms))
     return packed

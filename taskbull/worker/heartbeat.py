@@ -23,7 +23,7 @@ from taskbull.core import events
 from taskbull.core.failure import is_ours
 from taskbull.core.job import Job
 from taskbull.core.options import WorkerOptions
-from taskbull.core.outcome import LetGo, Loss
+from taskbull.core.outcome import Discard, Loss
 from taskbull.core.validation import to_ms
 from taskbull.errors import ServerUnavailable, TaskbullError
 from taskbull.observability.logs import cut
@@ -31,7 +31,7 @@ from taskbull.scripts.cycle import Extended, extend_lock, extend_locks
 from taskbull.store.address import Endpoint
 from taskbull.store.backend import poster
 from taskbull.store.sync_store import SyncStore
-from taskbull.worker.batch import Gatherer
+from taskbull.worker.batch import BatchCollector
 from taskbull.worker.context import QueueContext
 from taskbull.worker.reporting import Reporter
 from taskbull.worker.run import Run
@@ -49,7 +49,7 @@ PATIENCE = 1.0
 _frames = sys._current_frames  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
 
 
-class Culprit(Struct, frozen=True):
+class BlockingCall(Struct, frozen=True):
     """The code that blocks the event loop, and its job if there is one."""
 
     where: str
@@ -73,7 +73,7 @@ class Watchdog:
         self._loop_thread = threading.get_ident()
         self._asked_at: float | None = None
         self._warn_after = PATIENCE
-        self._culprit: Culprit | None = None
+        self._culprit: BlockingCall | None = None
 
     def look(self) -> float:
         """Return for how many seconds the event loop has been blocked, and log long blocks.
@@ -110,17 +110,17 @@ class Watchdog:
             )
 
 
-def find_culprit(frame: FrameType | None) -> Culprit:
+def find_culprit(frame: FrameType | None) -> BlockingCall:
     """Return the job that a frame runs, and the line of the task's own code."""
     innermost = frame
     line: FrameType | None = None
     for outer in _outwards(frame):
-        if (job := Runner.job_in(outer) or Gatherer.job_in(outer)) is not None:
-            return Culprit(_place(line or innermost), job)
+        if (job := Runner.job_in(outer) or BatchCollector.job_in(outer)) is not None:
+            return BlockingCall(_place(line or innermost), job)
         # Report the handler's own line rather than the library code that it calls.
         if not _is_ours(outer) and not _is_library(outer):
             line = outer
-    return Culprit(_place(innermost), None)
+    return BlockingCall(_place(innermost), None)
 
 
 def _outwards(frame: FrameType | None) -> Iterator[FrameType]:
@@ -165,7 +165,7 @@ _PIECE = 500
 """Maximum number of locks that one call renews."""
 
 
-class Pulse:
+class QueueHeartbeat:
     """The renewal state of one queue."""
 
     def __init__(self, context: QueueContext, due: float) -> None:
@@ -208,7 +208,9 @@ class Heartbeat:
         self._watchdog = watchdog
         self._post = post
         self._over = threading.Event()
-        self._pulses = [Pulse(context, monotonic() + self._interval) for context in contexts]
+        self._pulses = [
+            QueueHeartbeat(context, monotonic() + self._interval) for context in contexts
+        ]
         self._due = monotonic() + self._interval  # time of the next renewal of any queue
         self._failing: Counter[Endpoint | None] = Counter()  # number of failing queues, by node
 
@@ -261,9 +263,9 @@ class Heartbeat:
         self._due = min(pulse.due for pulse in self._pulses)
         self._store.close_stale()  # Threads that wrote progress have left connections behind.
 
-    def _due_pulses(self, now: float) -> list[Pulse]:
+    def _due_pulses(self, now: float) -> list[QueueHeartbeat]:
         """Return the queues with locks to renew now, in order."""
-        due: list[Pulse] = []
+        due: list[QueueHeartbeat] = []
         for pulse in self._pulses:
             if pulse.due <= now:
                 if pulse.context.runs:
@@ -272,7 +274,7 @@ class Heartbeat:
                     self._succeeded(pulse)
         return sorted(due, key=lambda one: (self._is_doubtful(one), one.due))
 
-    def _is_doubtful(self, pulse: Pulse) -> bool:
+    def _is_doubtful(self, pulse: QueueHeartbeat) -> bool:
         """Return True if the queue's node is failing: renew it last, with a shorter timeout."""
         if not self._failing:
             return False
@@ -284,7 +286,7 @@ class Heartbeat:
             pulse.due = max(pulse.due, now + pause)
         self._due = now + pause
 
-    def _beat(self, pulse: Pulse) -> None:
+    def _beat(self, pulse: QueueHeartbeat) -> None:
         began = monotonic()
         limit = min(self._interval, _LONGEST)
         if self._is_doubtful(pulse):
@@ -301,7 +303,7 @@ class Heartbeat:
             self._succeeded(pulse)
             pulse.node = node
 
-    def _failed(self, pulse: Pulse, node: Endpoint | None, began: float) -> None:
+    def _failed(self, pulse: QueueHeartbeat, node: Endpoint | None, began: float) -> None:
         self._forget_failure(pulse)
         pulse.node = node
         self._failing[node] += 1
@@ -310,20 +312,20 @@ class Heartbeat:
             pulse.away_since = began
         pulse.due = monotonic() + min(_SOON, self._interval)
 
-    def _succeeded(self, pulse: Pulse) -> None:
+    def _succeeded(self, pulse: QueueHeartbeat) -> None:
         self._forget_failure(pulse)
         pulse.failures = 0
         pulse.away_since = None
         pulse.blocked = 0.0
         pulse.due = monotonic() + self._interval
 
-    def _forget_failure(self, pulse: Pulse) -> None:
+    def _forget_failure(self, pulse: QueueHeartbeat) -> None:
         if pulse.failures:
             self._failing[pulse.node] -= 1
             if not self._failing[pulse.node]:
                 del self._failing[pulse.node]
 
-    def _renew(self, pulse: Pulse, runs: list[Run], limit: float) -> None:
+    def _renew(self, pulse: QueueHeartbeat, runs: list[Run], limit: float) -> None:
         began = monotonic()
         extended = self._extend(pulse.context, runs, limit)
         lost = extended.lost
@@ -356,7 +358,7 @@ class Heartbeat:
         held = [(run.job.id, run.token) for run in runs]
         try:
             call = extend_locks(context.keys, held, life)
-            return self._store.run(call, timeout=limit, insist=False)
+            return self._store.run(call, timeout=limit, keep_trying=False)
         except ServerUnavailable as error:
             if error.code != "TRYAGAIN":
                 raise
@@ -377,19 +379,19 @@ class Heartbeat:
     ) -> None:
         self._post(lambda: context.reporter.tell(kind, *args, **fields))
 
-    def _loss(self, pulse: Pulse, gone: list[Run]) -> LetGo:
+    def _loss(self, pulse: QueueHeartbeat, gone: list[Run]) -> Discard:
         """Return the most likely reason for the lost locks."""
         now = monotonic()
         if pulse.away_since is not None:
-            return LetGo(Loss.REDIS_AWAY, f"{now - pulse.away_since:.1f} s")
+            return Discard(Loss.REDIS_AWAY, f"{now - pulse.away_since:.1f} s")
         if pulse.blocked >= self._lock_duration:
-            return LetGo(Loss.LOOP_BLOCKED, f"{pulse.blocked:.1f} s")
+            return Discard(Loss.LOOP_BLOCKED, f"{pulse.blocked:.1f} s")
         late = max((now - run.renewed for run in gone), default=0.0)
         if late >= self._lock_duration:
-            return LetGo(Loss.NOT_RENEWED, f"{late:.1f} s")
-        return LetGo(Loss.TAKEN)
+            return Discard(Loss.NOT_RENEWED, f"{late:.1f} s")
+        return Discard(Loss.TAKEN)
 
-    def _revoke(self, context: QueueContext, runs: list[Run], outcome: LetGo) -> None:
+    def _revoke(self, context: QueueContext, runs: list[Run], outcome: Discard) -> None:
         """Mark jobs as lost. Runs in the event loop."""
         for run in runs:
             if context.runs.revoke(run, outcome):

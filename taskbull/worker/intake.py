@@ -13,12 +13,12 @@ from msgspec import Struct
 
 from taskbull.core.cancelling import BY_REQUEST, cancelled
 from taskbull.core.job import Job
-from taskbull.core.outcome import Complete, Fail, GiveBack, LetGo, LimitQueue, Loss, Outcome
+from taskbull.core.outcome import Complete, Discard, Fail, LimitQueue, Loss, Outcome, Release
 from taskbull.core.retry import decide, failed_for_good
 from taskbull.core.validation import from_ms, shown
 from taskbull.errors import PermanentError, ServerRefused, TaskbullError
 from taskbull.scripts.call import CANCELLED, DENIED, REFUSALS, REFUSED, Call
-from taskbull.scripts.cycle import Cycled, Hold
+from taskbull.scripts.cycle import CycleReply, Hold
 from taskbull.store.async_store import SentOn
 from taskbull.store.connection import reconnect_delay
 from taskbull.store.protocol import Reply
@@ -59,7 +59,7 @@ class CycleCall(Struct, eq=False):
     """Callback for the reply or the error."""
     sequence: TokenSequence
     token: str
-    call: Call[Cycled]
+    call: Call[CycleReply]
     batch: list[Run]
     """The runs whose outcomes it sends."""
     want: int
@@ -138,7 +138,7 @@ class Intake:
         circuit = self._context.circuit
         if circuit is not None:
             circuit.count(run.job.id, outcome)
-        if run.lost is None and not isinstance(outcome, LetGo):
+        if run.lost is None and not isinstance(outcome, Discard):
             run.outcome = outcome
             self._outbox.append(run)
         else:
@@ -156,7 +156,7 @@ class Intake:
         self._demand.occupied += len(runs)
         if self._demand.stopping or (context.circuit is not None and context.circuit.open):
             for run in runs:
-                self.decided(run, GiveBack())
+                self.decided(run, Release())
             return
         if context.circuit is not None:
             for run in runs:
@@ -164,7 +164,7 @@ class Intake:
         if suspects := [run for run in runs if run.job.stalled_count and is_suspect(run.job)]:
             runs = [run for run in runs if run not in suspects]
             for run in context.quarantine.admit(suspects, context.ready):
-                self.decided(run, GiveBack())
+                self.decided(run, Release())
         context.ready.put(runs)
 
     def stop(self, job_id: str, token: str, *, reason: str, may_come: bool) -> None:
@@ -210,7 +210,7 @@ class Intake:
         self._outbox.extend(denied)
         return ServerRefused(reason.partition(" ")[0], reason) if denied else None
 
-    def look(self, cycled: Cycled, sent: CycleCall) -> None:
+    def look(self, cycled: CycleReply, sent: CycleCall) -> None:
         """Process what the reply says about the queue: dropped ids, memory, limits and due jobs."""
         if cycled.dropped:
             logger.warning(
@@ -231,7 +231,7 @@ class Intake:
         if cycled.next_due_ms or cycled.limited_ms:
             self._wait_until_due(cycled)
 
-    def _wait_until_due(self, cycled: Cycled) -> None:
+    def _wait_until_due(self, cycled: CycleReply) -> None:
         until_due = inf
         if cycled.next_due_ms:
             until_due = from_ms(cycled.next_due_ms - self._context.clock.wall_ms())
@@ -249,12 +249,12 @@ class Intake:
         """
         error = ServerRefused("REFUSED", f"Redis refused to write its outcome: {reason}")
         if isinstance(run.outcome, Fail):
-            self.lose(run, LetGo(Loss.REFUSED, str(error)))
+            self.lose(run, Discard(Loss.REFUSED, str(error)))
         else:
             run.outcome = failed_for_good(error)
             self._outbox.append(run)
 
-    def lose(self, run: Run, outcome: LetGo) -> None:
+    def lose(self, run: Run, outcome: Discard) -> None:
         """Drop a job that this worker no longer owns, and report it."""
         self._let_go(run)
         self._context.reporter.lost(run, outcome)
@@ -276,7 +276,7 @@ class Intake:
             self._outbox.append(run)
             return
         answer = str(REFUSALS[code](self._context.keys.queue, run.job.id))
-        self.lose(run, LetGo(Loss.DISOWNED, answer))
+        self.lose(run, Discard(Loss.DISOWNED, answer))
 
     def _note_cancelled(self, run: Run, reason: str) -> None:
         """Record that Redis failed a job instead of retrying it, because it was cancelled."""

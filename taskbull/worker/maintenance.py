@@ -140,7 +140,7 @@ class ScheduleWriter:
                 self._refusal = error
         self._left = refused
 
-    async def insist(self) -> None:
+    async def keep_trying(self) -> None:
         """Retry the refused schedules until they are written. Jobs do not wait for this."""
         failures = 0
         while self._left:

@@ -22,7 +22,7 @@ from msgspec.structs import replace
 
 from taskbull import __version__
 from taskbull.core import events
-from taskbull.core.fingerprint import Alike, alike
+from taskbull.core.fingerprint import ErrorFingerprint, alike
 from taskbull.core.options import WorkerOptions
 from taskbull.core.validation import from_ms, to_ms
 from taskbull.core.worker_record import BreakerRecord, WorkerRecord
@@ -47,7 +47,7 @@ from taskbull.worker.threads import ThreadPool
 # Error counts, kept until they are written.
 
 
-_OTHERS = Alike("", "", "other")
+_OTHERS = ErrorFingerprint("", "", "other")
 
 
 class FailedAttempts:
@@ -57,7 +57,7 @@ class FailedAttempts:
     """
 
     def __init__(self) -> None:
-        self._counted: defaultdict[str, dict[Alike, int]] = defaultdict(dict)
+        self._counted: defaultdict[str, dict[ErrorFingerprint, int]] = defaultdict(dict)
 
     def hear(self, event: events.Failed | events.Retried) -> None:
         """Count one failed attempt."""
@@ -68,7 +68,7 @@ class FailedAttempts:
             error = _OTHERS
         counted[error] = counted.get(error, 0) + 1
 
-    def take(self, queue: str) -> dict[Alike, int]:
+    def take(self, queue: str) -> dict[ErrorFingerprint, int]:
         """Return and reset a queue's counts."""
         return self._counted.pop(queue, {})
 

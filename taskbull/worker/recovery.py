@@ -14,16 +14,16 @@ from anyio import sleep
 
 from taskbull.core import events
 from taskbull.core.job import Job
-from taskbull.core.outcome import LetGo, Loss
+from taskbull.core.outcome import Discard, Loss
 from taskbull.core.validation import from_ms
 from taskbull.errors import MaybeExecuted, ServerRefused, ServerUnavailable, TaskbullError
 from taskbull.observability.logs import one_line
 from taskbull.scripts.browse import check_types
 from taskbull.scripts.cycle import (
     Adopted,
-    Cycled,
+    CycleReply,
+    FetchOptions,
     Settled,
-    Taking,
     adopt_jobs,
     extend_locks,
     settle_cycle,
@@ -48,10 +48,10 @@ _LONGEST_CUT = 5.0
 wait."""
 
 
-class Inquiry:
+class RecoveryQueries:
     """Asks Redis about one queue's jobs and outcomes, and retries until it gets an answer."""
 
-    def __init__(self, context: QueueContext, taking: Taking) -> None:
+    def __init__(self, context: QueueContext, taking: FetchOptions) -> None:
         self._context = context
         self._taking = taking
 
@@ -147,21 +147,26 @@ class Recovery:
     """Completes the calls that need more than one reply."""
 
     def __init__(
-        self, context: QueueContext, demand: Demand, outbox: Outbox, intake: Intake, taking: Taking
+        self,
+        context: QueueContext,
+        demand: Demand,
+        outbox: Outbox,
+        intake: Intake,
+        taking: FetchOptions,
     ) -> None:
         self._context = context
         self._demand = demand
         self._outbox = outbox
         self._intake = intake
-        self._inquiry = Inquiry(context, taking)
+        self._inquiry = RecoveryQueries(context, taking)
         self._refusals = 0
         self._last_cut: SentOn | None = None  # connection of the last call that was cut off
 
-    def went_well(self) -> None:
+    def on_success(self) -> None:
         """Record a successful call."""
         self._refusals = 0
 
-    async def see_through(self, sent: CycleCall, reply: Reply) -> None:
+    async def finish_call(self, sent: CycleCall, reply: Reply) -> None:
         """Complete a call, given its first reply, which may be an error."""
         demand, want = self._demand, sent.want
         try:
@@ -183,14 +188,14 @@ class Recovery:
         else:
             await self._take_in(sent, cycled)
 
-    async def _take_in(self, sent: CycleCall, cycled: Cycled) -> None:
+    async def _take_in(self, sent: CycleCall, cycled: CycleReply) -> None:
         denied = self._intake.heed(sent.batch, cycled.codes, cycled.reasons)
         if sent.want:
             self._intake.look(cycled, sent)
         await self._deliver(cycled.jobs, sent, sent.sent_at)
         self._demand.asked -= sent.want
         if denied is None:
-            self.went_well()
+            self.on_success()
         else:
             await self._put_off(denied)
 
@@ -217,7 +222,7 @@ class Recovery:
             again = [one for one, held in zip(batch, settled.held, strict=True) if held]
             for run, held in zip(batch, settled.held, strict=True):
                 if not held:
-                    self._intake.lose(run, LetGo(Loss.EXPIRED))
+                    self._intake.lose(run, Discard(Loss.EXPIRED))
         self._outbox.put_back(again)
         self._demand.wake()
         self._context.reporter.tell(

@@ -20,7 +20,7 @@ from taskbull.core import events
 from taskbull.core.events import Event, check_listener
 from taskbull.core.events import Listener as Listener
 from taskbull.core.job import Job
-from taskbull.core.outcome import Complete, LetGo, Outcome, RetryAfter, SnoozeFor
+from taskbull.core.outcome import Complete, Discard, Outcome, RetryAfter, SnoozeFor
 from taskbull.core.validation import to_ms
 from taskbull.store.connection import Change, Connected, DialFailed, LinkLost, log_change
 from taskbull.worker.run import Run, pressed
@@ -175,7 +175,7 @@ class Reporter:
         if listeners.wanted(events.Started):
             listeners.tell(events.Started(self._worker_id, self._queue, job=run.job))
 
-    def lost(self, run: Run, outcome: LetGo) -> None:
+    def lost(self, run: Run, outcome: Discard) -> None:
         """Report that a job's lock is lost."""
         if not run.decided and run.began:
             run.duration = monotonic() - run.began

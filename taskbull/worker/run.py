@@ -7,7 +7,7 @@ The life of a job in a worker:
 2. *Leased.* The `Heartbeat` thread renews the lock of each held run, including those that wait in
    `ReadyJobs` for a slot.
 3. *Attempted.* A slot of the `Runner` takes the run. `Executor.attempt` calls the task's function,
-   or hands it to a thread (`Unattended`).
+   or hands it to a thread (`ThreadDispatcher`).
 4. *Decided.* The function's result or error becomes an outcome. `Cycle.decided` frees the slot and
    puts the run into the `Outbox`.
 5. *Written.* The next call sends the outcome, and Redis answers for each. If the reply is lost,
@@ -33,7 +33,7 @@ from taskbull.core.failure import leaves
 from taskbull.core.flow import Branch, Children, branches_of, queues_of
 from taskbull.core.job import Job, NewJob
 from taskbull.core.keys import QueueKeys
-from taskbull.core.outcome import AwaitChildren, Fail, GiveBack, LetGo, Written
+from taskbull.core.outcome import AwaitChildren, Discard, Fail, Release, Written
 from taskbull.core.retry import NO_POLICY, RetryPolicy
 from taskbull.errors import CancelRequested
 from taskbull.scripts.call import Steps
@@ -86,7 +86,7 @@ def _without_a_loop() -> bool:
 # Runs.
 
 
-_GIVE_BACK = GiveBack()
+_GIVE_BACK = Release()
 
 
 class JobPort(Protocol):
@@ -138,7 +138,7 @@ class NotBegun(Exception):
         self.outcome = outcome
 
 
-class ThreadCall(Protocol):
+class CancellableCall(Protocol):
     """A function call that waits for a thread or runs in one."""
 
     def withdraw(self, error: Exception) -> None:
@@ -171,11 +171,11 @@ class Run(Struct, eq=False):
     renewed: float
     """Last time when the lock was certainly valid, by `time.monotonic`. Written by the
     heartbeat."""
-    lost: LetGo | None = None
+    lost: Discard | None = None
     """The reason for losing the lock, if it is lost. Written by `Runs.revoke`."""
     cancelled: str | None = None
     """The reason for stopping the job, if it was cancelled. See `cancel`."""
-    heeded: bool = False
+    cancel_seen: bool = False
     """True if the function has seen the cancellation. Written by its `RunningJob` or the pool."""
     interrupted: bool = False
     """True if its scope was cancelled because of the cancellation."""
@@ -185,8 +185,9 @@ class Run(Struct, eq=False):
     """The retry policy, once its route is known. Written by the executor."""
     scope: CancelScope | None = None
     """The scope that its function runs in, once called. Written by the executor."""
-    call: ThreadCall | None = None
-    """The call in a thread, or waiting for one. Written by the thread pool or `Unattended`."""
+    call: CancellableCall | None = None
+    """The call in a thread, or waiting for one. Written by the thread pool or
+    `ThreadDispatcher`."""
     notify: Callable[[], object] | None = None
     """Callback that notifies the pool process of a cancellation or lost lock. Written by the
     pool."""
@@ -199,8 +200,8 @@ class Run(Struct, eq=False):
     halted_at: str = ""
     """The stack where its pool process was stopped, if it was. Written by the pool."""
     duration: float = 0.0
-    """Run time in seconds. Written by the runner, `Unattended`, or the reporter if the lock is
-    lost."""
+    """Run time in seconds. Written by the runner, `ThreadDispatcher`, or, if the lock is lost, the
+    reporter."""
     outcome: Written = _GIVE_BACK
     """The outcome. Until it is decided, the job would be released. Written by `Intake`, or by
     `pack` if an outcome cannot be encoded."""
@@ -278,7 +279,7 @@ class Runs:
         """Return a snapshot of all runs. Thread-safe."""
         return list(self._held.copy().values())
 
-    def revoke(self, run: Run, outcome: LetGo) -> bool:
+    def revoke(self, run: Run, outcome: Discard) -> bool:
         """Record that a running job has lost its lock. Return False if it is already over.
 
         If the run is over, only the reply to its outcome shows whether it still had the lock. The

@@ -11,7 +11,7 @@ from types import FrameType
 from anyio import CancelScope, create_task_group
 
 from taskbull.core.job import Job
-from taskbull.core.outcome import GiveBack, Outcome
+from taskbull.core.outcome import Outcome, Release
 from taskbull.core.retry import decide
 from taskbull.core.validation import instant_from_ms
 from taskbull.core.wire.schedule import run_id
@@ -24,8 +24,8 @@ from taskbull.worker.context import QueueContext
 from taskbull.worker.cycle import Cycle
 from taskbull.worker.fork import end_child_of
 from taskbull.worker.run import Run, ends_the_slot
-from taskbull.worker.running_job import Workplace
-from taskbull.worker.threads import Unattended
+from taskbull.worker.running_job import JobEnvironment
+from taskbull.worker.threads import ThreadDispatcher
 from taskbull.worker.writing import Writing
 
 logger = logging.getLogger(__name__)
@@ -47,7 +47,7 @@ class Runner:
         self._cycle = cycle
         self._lock_life = lock_life
         self._process = os.getpid()
-        place = Workplace(
+        place = JobEnvironment(
             context.keys.queue,
             context.worker_id,
             lambda run: Writing(run, context),
@@ -62,7 +62,7 @@ class Runner:
             batches=context.batches,
             cancel_lost=cancel_lost,
         )
-        self._unattended = Unattended(
+        self._unattended = ThreadDispatcher(
             context.threads,
             settle=self._executor.judge.settle,
             decided=cycle.decided,
@@ -91,8 +91,8 @@ class Runner:
                 while (run := jobs.popleft() if jobs else await wait()) is not None:
                     if run.lost is not None:  # The loop was blocked; another worker may run it.
                         self._cycle.decided(run, run.lost)
-                    elif self._lapsed(run):  # likewise, but the heartbeat has not noticed
-                        self._cycle.decided(run, GiveBack())
+                    elif self._lock_expired(run):  # likewise, but the heartbeat has not noticed
+                        self._cycle.decided(run, Release())
                     elif tracing is None:
                         await self._run(run, scope, unattended)
                     else:
@@ -105,12 +105,12 @@ class Runner:
                 else:
                     return
 
-    def _lapsed(self, run: Run) -> bool:
+    def _lock_expired(self, run: Run) -> bool:
         """Return True if the lock may have expired. Redis releases the job only if it has not."""
         return monotonic() - run.renewed > self._lock_life
 
     async def _run(
-        self, run: Run, scope: CancelScope, unattended: Unattended | None = None
+        self, run: Run, scope: CancelScope, unattended: ThreadDispatcher | None = None
     ) -> Outcome | None:
         """Run a job and queue its outcome. Return None if a detached thread runs it."""
         run.began = began = monotonic()
@@ -125,7 +125,7 @@ class Runner:
         except BaseException as error:
             end_child_of(self._process, error)
             if ends_the_slot(error, interrupted=run.interrupted):
-                self._cycle.decided(run, GiveBack())
+                self._cycle.decided(run, Release())
                 raise
             if run.interrupted:
                 outcome = run.stopped(error)
@@ -147,7 +147,7 @@ class Runner:
     async def _advance(self, run: Run) -> Outcome | None:
         """Add the scheduler's next job. Return an outcome if the current one must not run."""
         outcome = await self._add_next(run)
-        return GiveBack() if self._lapsed(run) else outcome  # Redis may have been slow.
+        return Release() if self._lock_expired(run) else outcome  # Redis may have been slow.
 
     async def _add_next(self, run: Run) -> Outcome | None:
         job, context = run.job, self._context

@@ -33,7 +33,7 @@ def no_resources(_: str) -> None:
     """Return the resources of jobs without a lifespan, which is None."""
 
 
-class Workplace(Struct, frozen=True):
+class JobEnvironment(Struct, frozen=True):
     """The queue and worker that jobs run in."""
 
     queue: str
@@ -56,7 +56,7 @@ class RunningJob:
 
     __slots__ = ("_place", "_run", "job")
 
-    def __init__(self, run: Run, place: Workplace) -> None:
+    def __init__(self, run: Run, place: JobEnvironment) -> None:
         self._run = run
         self._place = place
         self.job: Job = run.job
@@ -135,7 +135,7 @@ class RunningJob:
         run = self._run
         if run.cancelled is None:
             return False
-        run.heeded = True
+        run.cancel_seen = True
         return True
 
     def check(self) -> None:

@@ -25,7 +25,7 @@ CLIENT: Final = "taskbull:requests:"
 """Prefix of the connection's name in CLIENT LIST; the worker's id follows."""
 
 
-async def heed_requests(consumers: Sequence[Consumer]) -> None:
+async def watch_cancel_requests(consumers: Sequence[Consumer]) -> None:
     """Stop cancelled jobs in queues on one server, until cancelled."""
     by_stream = {requests_key(one.context.keys): one for one in consumers}
     places = dict.fromkeys(by_stream, FIRST)

@@ -19,7 +19,7 @@ from typing import Any, Protocol
 from anyio import get_cancelled_exc_class
 from msgspec import Struct
 
-from taskbull.core.outcome import GiveBack, Outcome
+from taskbull.core.outcome import Outcome, Release
 from taskbull.store.backend import Waiter, poster, waiters, wake
 from taskbull.worker.fork import end_child_of
 from taskbull.worker.run import Run
@@ -46,7 +46,7 @@ class CallOwner(Protocol):
     """The unfinished call, or None. See `Run.call`."""
 
 
-class Errand(Struct, eq=False):
+class ThreadCall(Struct, eq=False):
     """One function call, queued or running in a thread."""
 
     pool: ThreadPool
@@ -55,7 +55,7 @@ class Errand(Struct, eq=False):
     context: Context
     waiter: Waiter | None = None
     """The waiter of `run`. A call made by `start` has the next two fields instead."""
-    told: Callable[[Errand], None] | None = None
+    told: Callable[[ThreadCall], None] | None = None
     will_collect: Callable[[int], bool] | None = None
     begun: bool = False
     withdrawn: Exception | None = None
@@ -98,9 +98,9 @@ class ThreadPool:
         """Number of threads that run an abandoned function."""
         self._threads = 0
         self._busy = 0
-        self._queue: SimpleQueue[Errand | None] = SimpleQueue()
-        self._begun: deque[Errand] = deque()
-        self.ended: deque[Errand] = deque()
+        self._queue: SimpleQueue[ThreadCall | None] = SimpleQueue()
+        self._begun: deque[ThreadCall] = deque()
+        self.ended: deque[ThreadCall] = deque()
         """Finished calls that the event loop has not collected yet. See `collect`."""
         self._posted = False
         self._collecting = False
@@ -126,7 +126,7 @@ class ThreadPool:
         The clock is paused while the function waits for a thread. During that time its owner may
         withdraw the call.
         """
-        call = Errand(self, function, args, copy_context(), waiter := self._new_waiter())
+        call = ThreadCall(self, function, args, copy_context(), waiter := self._new_waiter())
         if owner is not None:
             owner.call = call
         self._put(call, clock)
@@ -147,9 +147,9 @@ class ThreadPool:
         self,
         function: Callable[..., Any],
         args: tuple[Any, ...],
-        told: Callable[[Errand], None],
+        told: Callable[[ThreadCall], None],
         will_collect: Callable[[int], bool],
-    ) -> Errand:
+    ) -> ThreadCall:
         """Run a function in a thread, in the caller's context, without waiting for it.
 
         The completion callback is called in the event loop when the call has finished or was
@@ -157,11 +157,11 @@ class ThreadPool:
         finished calls. If that returns True, `collect` is about to be called, and the thread does
         not wake the event loop.
         """
-        call = Errand(self, function, args, copy_context(), None, told, will_collect)
+        call = ThreadCall(self, function, args, copy_context(), None, told, will_collect)
         self._put(call)
         return call
 
-    def give_up(self, call: Errand) -> None:
+    def give_up(self, call: ThreadCall) -> None:
         """Finish a call that was withdrawn before a thread started it."""
         waiter = call.waiter
         if call.abandoned or (call.collected if waiter is None else waiter.done()):
@@ -171,7 +171,7 @@ class ThreadPool:
         call.error = call.withdrawn
         self._end(call)
 
-    def abandon(self, call: Errand) -> None:
+    def abandon(self, call: ThreadCall) -> None:
         """Stop waiting for an unfinished call. If a thread is running it, count and report it."""
         # The thread sets `begun` before it reads `abandoned`, and this method does the reverse. At
         # least one of the two therefore sees the other's write.
@@ -203,7 +203,7 @@ class ThreadPool:
     def _limit(self) -> int:
         return self.size + min(self.abandoned, self.size)
 
-    def _put(self, call: Errand, clock: Stoppable | None = None) -> None:
+    def _put(self, call: ThreadCall, clock: Stoppable | None = None) -> None:
         self._busy += 1
         another = self._threads < min(self._busy + self.abandoned, self._limit)
         self._threads += another
@@ -260,13 +260,13 @@ class ThreadPool:
             self._end(call)
 
     @staticmethod
-    def _end(call: Errand) -> None:
+    def _end(call: ThreadCall) -> None:
         if call.told is not None:
             call.told(call)
         elif call.waiter is not None and not call.waiter.done():
             call.waiter.set_result(None)
 
-    def _return(self, call: Errand) -> None:
+    def _return(self, call: ThreadCall) -> None:
         """Record that an abandoned thread is free again, and stop one if there are too many."""
         if call.counted:
             self.abandoned -= 1
@@ -282,7 +282,7 @@ class ThreadPool:
 # time, half of it each (asyncio, 40 threads, functions of 1 ms: 67 µs instead of 108).
 
 
-class Unattended:
+class ThreadDispatcher:
     """The jobs of one queue whose functions run in threads while no slot waits for them."""
 
     def __init__(
@@ -298,7 +298,7 @@ class Unattended:
         self._settle = settle
         self._decided = decided
         self._will_collect = will_collect
-        self._calls: dict[Errand, Run] = {}
+        self._calls: dict[ThreadCall, Run] = {}
         self._waiting: list[Waiter] = []
         self._new_waiter = waiters()
 
@@ -322,9 +322,9 @@ class Unattended:
             call, run = self._calls.popitem()
             run.call = None
             self._threads.abandon(call)
-            self._decided(run, GiveBack())
+            self._decided(run, Release())
 
-    def _ended(self, call: Errand) -> None:
+    def _ended(self, call: ThreadCall) -> None:
         run = self._calls.pop(call)
         run.call = None
         outcome = self._settle(run, call.value, call.error)

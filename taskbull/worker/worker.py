@@ -58,7 +58,7 @@ from taskbull.worker.records import FailedAttempts, Recorder, Sampler
 from taskbull.worker.reporting import Availability, Listener, Listeners, Reporter
 from taskbull.worker.running_job import job_of
 from taskbull.worker.shutdown import Shutdown
-from taskbull.worker.stop_requests import heed_requests
+from taskbull.worker.stop_requests import watch_cancel_requests
 from taskbull.worker.threads import ThreadPool
 
 # The end of a burst.
@@ -98,7 +98,7 @@ async def until_done(
         if clock.now() >= deadline:
             break
     for context in contexts:
-        await _tell_what_is_left(context)
+        await _log_remaining(context)
 
 
 async def _next_due(contexts: Sequence[QueueContext]) -> float:
@@ -112,7 +112,7 @@ async def _next_due(contexts: Sequence[QueueContext]) -> float:
     return earliest
 
 
-async def _tell_what_is_left(context: QueueContext) -> None:
+async def _log_remaining(context: QueueContext) -> None:
     counts = await _ask(context, count_jobs(context.keys))
     left = [f"{counts[state]:,} {words}" for state, words in _LEFT.items() if counts[state]]
     if left:
@@ -376,7 +376,7 @@ class Worker:
             # In a Cluster, one read cannot include streams on several nodes.
             together = [[one] for one in consumers] if self.address.clustered else [consumers]
             for group in together:
-                upkeep.start_soon(heed_requests, group)
+                upkeep.start_soon(watch_cancel_requests, group)
             if self._metrics:
                 sampler = Sampler(
                     contexts, threads, self.options, self.id, self._metrics, self._tasks

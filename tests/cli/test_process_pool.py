@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from taskbull.app.app import App
-from taskbull.cli.supervisor import Undertaker, bury_all_but
+from taskbull.cli.supervisor import OrphanReaper, reap_all_except
 from taskbull.errors import JobFailed
 from taskbull.queue.queue import SyncQueue
 from tests.cli.programs import Terminal, run
@@ -277,9 +277,9 @@ def test_without_a_supervisor_only_those_long_dead_are_buried() -> None:
     made = App("shop", redis="redis://127.0.0.1:1").worker("q")
     dead = subprocess.Popen([sys.executable, "-c", ""])
     os.waitid(os.P_PID, dead.pid, os.WEXITED | os.WNOWAIT)
-    Undertaker(made).look()
+    OrphanReaper(made).look()
     assert is_there(dead.pid)
-    Undertaker(made, patience=0).look()
+    OrphanReaper(made, patience=0).look()
     assert not is_there(dead.pid)
     dead.wait()
 
@@ -288,7 +288,7 @@ def test_our_own_dead_do_not_hide_strangers() -> None:
     own, stranger = (subprocess.Popen([sys.executable, "-c", ""]) for _ in range(2))
     for process in (own, stranger):
         os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
-    bury_all_but({own.pid})
+    reap_all_except({own.pid})
     assert (is_there(own.pid), is_there(stranger.pid)) == (True, False)
     own.wait()
     stranger.wait()

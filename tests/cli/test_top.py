@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from taskbull.cli.commands.top import Chosen, cells, emptied, ordered, rate, run_by, sparkline
+from taskbull.cli.commands.top import TopState, cells, emptied, ordered, rate, run_by, sparkline
 from taskbull.cli.top import draw, names_of
 from taskbull.core.queue_health import QueueFacts, Throughput
 from taskbull.core.states import STATES
@@ -76,15 +76,15 @@ def test_queues_are_sorted() -> None:
 
 
 def test_keys_change_what_is_seen() -> None:
-    chosen = Chosen()
+    chosen = TopState()
     assert [(chosen := chosen.after("s", NAMES)).sort for _ in range(4)] == [
         *("wait", "failed", "out/s", "name"),
     ]
     assert chosen.after("down", NAMES).queue == "a"
     assert chosen.after("up", NAMES).queue == "c"
-    assert Chosen(queue="b").after("down", NAMES).queue == "c"
-    assert Chosen(queue="c").after("down", NAMES).queue == "c"
-    inside = Chosen(queue="b").after("enter", NAMES)
+    assert TopState(queue="b").after("down", NAMES).queue == "c"
+    assert TopState(queue="c").after("down", NAMES).queue == "c"
+    inside = TopState(queue="b").after("enter", NAMES)
     assert inside.inside
     assert not inside.after("escape", NAMES).inside
     assert chosen.after("p", NAMES).frozen
@@ -110,9 +110,9 @@ def test_keys_have_names(read: str, names: list[str]) -> None:
     assert names_of(read) == names
 
 
-def shown(*queues: QueueFacts, chosen: Chosen | None = None) -> str:
+def shown(*queues: QueueFacts, chosen: TopState | None = None) -> str:
     console = Console(width=160, record=True, file=open(os.devnull, "w"))  # noqa: SIM115
-    console.print(draw(queues, chosen or Chosen(), "redis://here"))
+    console.print(draw(queues, chosen or TopState(), "redis://here"))
     console.file.close()
     return console.export_text()
 
@@ -122,11 +122,11 @@ def test_the_screen_has_trouble_first() -> None:
     assert text.index("! emails  7 wait, no worker") < text.index("QUEUE")
     assert "Nothing is wrong." in shown(facts())
     assert "There are no queues yet." in shown()
-    assert "p freeze" in shown(chosen=Chosen(help=True))
+    assert "p freeze" in shown(chosen=TopState(help=True))
 
 
 def test_a_queue_fills_the_screen_and_nothing_is_obeyed() -> None:
-    text = shown(facts(worst_error="x"), chosen=Chosen(queue="emails", inside=True))
+    text = shown(facts(worst_error="x"), chosen=TopState(queue="emails", inside=True))
     assert "No job waits." in text
     assert "web1-812   0/0 running" in text
     assert "\x1b" not in shown(queue_named("e\x1b[31m"))

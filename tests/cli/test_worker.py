@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import redis
 
-from taskbull.cli.supervisor import bury_all_but
+from taskbull.cli.supervisor import reap_all_except
 from taskbull.queue.queue import SyncQueue
 from tests.cli.programs import Terminal, run
 from tests.selection import in_full
@@ -398,6 +398,6 @@ def test_process_one_buries_orphans_and_not_its_children() -> None:
     own = subprocess.Popen([sys.executable, "-c", ""])
     os.waitid(os.P_PID, orphan.pid, os.WEXITED | os.WNOWAIT)
     os.waitid(os.P_PID, own.pid, os.WEXITED | os.WNOWAIT)
-    bury_all_but({own.pid})
+    reap_all_except({own.pid})
     assert _gone(orphan.pid)
     assert (own.wait(), orphan.wait()) == (0, 0)

@@ -19,13 +19,13 @@ from taskbull.core.breaker import (
 from taskbull.core.outcome import (
     Category,
     Complete,
+    Discard,
     Fail,
     Failure,
-    GiveBack,
-    LetGo,
     LimitQueue,
     Loss,
     Outcome,
+    Release,
     RetryAfter,
     SnoozeFor,
     Verdict,
@@ -151,7 +151,7 @@ def test_a_job_that_arrives_after_it_opened_runs_without_counting() -> None:
 
 # CB-4 (VAL-18 without a worker)
 @pytest.mark.parametrize(
-    "outcome", [DOOMED, LetGo(Loss.TAKEN), GiveBack(), SnoozeFor(1), LimitQueue(1)]
+    "outcome", [DOOMED, Discard(Loss.TAKEN), Release(), SnoozeFor(1), LimitQueue(1)]
 )
 def test_what_is_no_result_of_the_task_does_not_count(outcome: Outcome) -> None:
     breaker = Breaker(CircuitBreaker(2, 30))

@@ -11,7 +11,7 @@ import pytest
 from taskbull import events as public
 from taskbull.core import events
 from taskbull.core.events import told_as
-from taskbull.core.outcome import Code, Kind, LetGo, Loss, Outcome, Written
+from taskbull.core.outcome import Code, Discard, Kind, Loss, Outcome, Written
 from taskbull.scripts.loader import LUA
 
 
@@ -56,17 +56,21 @@ def test_every_event_is_public() -> None:
 @pytest.mark.parametrize(
     ("outcome", "label", "reason"),
     [
-        (LetGo(Loss.REDIS_AWAY, "2.0 s"), "redis_away", "Redis could not be reached for 2.0 s"),
-        (LetGo(Loss.LOOP_BLOCKED, "2.0 s"), "loop_blocked", "the event loop was blocked for 2.0 s"),
-        (LetGo(Loss.NOT_RENEWED, "31.0 s"), "expired", "the lock was not renewed for 31.0 s"),
+        (Discard(Loss.REDIS_AWAY, "2.0 s"), "redis_away", "Redis could not be reached for 2.0 s"),
         (
-            LetGo(Loss.EXPIRED),
+            Discard(Loss.LOOP_BLOCKED, "2.0 s"),
+            "loop_blocked",
+            "the event loop was blocked for 2.0 s",
+        ),
+        (Discard(Loss.NOT_RENEWED, "31.0 s"), "expired", "the lock was not renewed for 31.0 s"),
+        (
+            Discard(Loss.EXPIRED),
             "expired",
             "the lock expired before its outcome could be written",
         ),
-        (LetGo(Loss.DISOWNED, "Job {0} does not exist"), "taken", "Job {0} does not exist"),
-        (LetGo(Loss.REFUSED, "Redis refused it"), "refused", "Redis refused it"),
+        (Discard(Loss.DISOWNED, "Job {0} does not exist"), "taken", "Job {0} does not exist"),
+        (Discard(Loss.REFUSED, "Redis refused it"), "refused", "Redis refused it"),
     ],
 )
-def test_a_loss_has_a_label_and_a_sentence(outcome: LetGo, label: str, reason: str) -> None:
+def test_a_loss_has_a_label_and_a_sentence(outcome: Discard, label: str, reason: str) -> None:
     assert (outcome.loss.label, outcome.reason) == (label, reason)

@@ -10,10 +10,10 @@ from typing import TypeAlias
 import pytest
 
 from taskbull.store import embedded
-from tests.examples.programs import Workplace, copy_of
+from tests.examples.programs import JobEnvironment, copy_of
 from tests.servers.kinds import PrivateServers
 
-OpenExample: TypeAlias = Callable[[str], Workplace]
+OpenExample: TypeAlias = Callable[[str], JobEnvironment]
 
 
 @pytest.fixture

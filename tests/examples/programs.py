@@ -18,7 +18,7 @@ _DEADLINE = 60.0
 _OF_THE_DEVELOPER = {"TASKBULL_APP", "TASKBULL_REDIS_URL", "REDIS_URL", "DJANGO_SETTINGS_MODULE"}
 
 
-class Workplace:
+class JobEnvironment:
     """A copy of one example, and where its Redis is; None: the embedded one in the folder."""
 
     def __init__(self, folder: Path, url: str | None) -> None:
@@ -38,7 +38,7 @@ class Workplace:
         return Program(["node", *words], self)
 
 
-def copy_of(example: str, folder: Path, url: str | None) -> Workplace:
+def copy_of(example: str, folder: Path, url: str | None) -> JobEnvironment:
     """Copy an example, a folder or a file, into `folder`."""
     source = EXAMPLES / example
     if source.is_dir():
@@ -46,13 +46,13 @@ def copy_of(example: str, folder: Path, url: str | None) -> Workplace:
         shutil.copytree(source, folder, ignore=leave_out, dirs_exist_ok=True)
     else:
         shutil.copy(source, folder)
-    return Workplace(folder, url)
+    return JobEnvironment(folder, url)
 
 
 class Program:
     """A process whose output is read; it ends with the block at the latest."""
 
-    def __init__(self, command: list[str], place: Workplace) -> None:
+    def __init__(self, command: list[str], place: JobEnvironment) -> None:
         self._command = command
         self._place = place
         self.seen = ""

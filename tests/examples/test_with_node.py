@@ -7,12 +7,12 @@ import json
 import pytest
 
 from tests.examples.conftest import OpenExample
-from tests.examples.programs import EXAMPLES, Workplace
+from tests.examples.programs import EXAMPLES, JobEnvironment
 from tests.interop.install import require_node_modules
 from tests.interop.node import HERE, Version
 
 
-def install(place: Workplace, version: Version) -> Workplace:
+def install(place: JobEnvironment, version: Version) -> JobEnvironment:
     """Do as `npm install` does, with what the comparison with BullMQ has installed."""
     require_node_modules()
     modules = place.folder / "node_modules"

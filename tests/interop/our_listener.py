@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from taskbull.core.wire.events import QueueEvent
 from taskbull.queue.queue import Queue
-from tests.interop.our_worker import DEADLINE, Workplace
+from tests.interop.our_worker import DEADLINE, JobEnvironment
 
 _JSON: Final = {("completed", "returnvalue"), ("progress", "data")}
 
@@ -41,7 +41,7 @@ class OurListener:
 
 
 @contextmanager
-def following(place: Workplace) -> Iterator[OurListener]:
+def following(place: JobEnvironment) -> Iterator[OurListener]:
     """Follow a queue's events while the block lasts."""
     listener = OurListener()
     followed = Queue(place.keys.queue, redis=place.runner.url, prefix=place.keys.prefix)

@@ -9,12 +9,12 @@ from typing import Any
 
 from taskbull.core.job import Job
 from taskbull.core.keys import QueueKeys
-from taskbull.core.outcome import Complete, GiveBack, SnoozeFor, Written
+from taskbull.core.outcome import Complete, Release, SnoozeFor, Written
 from taskbull.core.retry import attempts_of, decide
 from taskbull.core.wire.job import decode_job, encode_value
 from taskbull.errors import ConfigurationError, PermanentError, TransientError
 from taskbull.scripts.call import Command
-from taskbull.scripts.cycle import Cycled, Keeping, Taking, cycle, pack_outcome
+from taskbull.scripts.cycle import CycleReply, FetchOptions, Keeping, cycle, pack_outcome
 from taskbull.scripts.schedulers import advance_scheduler
 from tests.interop.actor import TOKEN, Options
 from tests.interop.node import UNDEFINED, Refused
@@ -41,7 +41,7 @@ class OurManualWorker:
             keep_of(options.get("removeOnComplete")), keep_of(options.get("removeOnFail"))
         )
         limiter = options.get("limiter") or {}
-        self._taking = Taking(
+        self._taking = FetchOptions(
             lock_life_ms=options.get("lockDuration", 30_000),
             max_starts=limiter.get("max", 0),
             window_ms=limiter.get("duration", 0),
@@ -77,7 +77,7 @@ class OurManualWorker:
         self._end(job_id, SnoozeFor((until_ms - self._clock()) / 1000), token)
 
     def move_to_wait(self, job_id: str, token: str = TOKEN) -> int:
-        self._end(job_id, GiveBack(), token)
+        self._end(job_id, Release(), token)
         limiter = Command(("PTTL", self._keys.limiter), self._keys.limiter, int)
         return max(0, self._store.run(limiter))
 
@@ -92,7 +92,7 @@ class OurManualWorker:
             raise Refused("refused by the script", cycled.codes[0])
         return self._note(cycled, token)
 
-    def _cycle(self, outcomes: list[Any], want: int, token: str) -> Cycled:
+    def _cycle(self, outcomes: list[Any], want: int, token: str) -> CycleReply:
         call = cycle(self._keys, self._clock(), outcomes, want, token, self._taking)
         return self._store.run(call)
 
@@ -102,7 +102,7 @@ class OurManualWorker:
         known = self._taken.get((job_id, token), stored)
         return known if known.attempts_started == stored.attempts_started else stored
 
-    def _note(self, cycled: Cycled, token: str) -> str | None:
+    def _note(self, cycled: CycleReply, token: str) -> str | None:
         for job in cycled.jobs:
             self._taken[job.id, token] = job
             self._advance_scheduler(job)

@@ -19,7 +19,7 @@ from taskbull.core.options import Limiter, WorkerOptions
 from taskbull.errors import PermanentError, RateLimited, Snooze, TransientError
 from taskbull.scripts.call import Command, text
 from taskbull.scripts.change import move_to_waiting_children
-from taskbull.scripts.cycle import Taking
+from taskbull.scripts.cycle import FetchOptions
 from taskbull.store import address
 from taskbull.store.async_store import open_store
 from taskbull.store.sync_store import SyncStore
@@ -41,7 +41,7 @@ from tests.interop.runner import Runner
 DEADLINE: Final = 60.0
 
 
-class Workplace(Struct, frozen=True):
+class JobEnvironment(Struct, frozen=True):
     """Where a worker of ours works: an event loop, a queue, and the time in ms."""
 
     runner: Runner
@@ -62,7 +62,7 @@ class SetClock(Clock):
 class Performer:
     """A handler that does what a behaviour says: `driver/behaviour.mjs` has the list of steps."""
 
-    def __init__(self, place: Workplace, behaviour: Behaviour) -> None:
+    def __init__(self, place: JobEnvironment, behaviour: Behaviour) -> None:
         self._place = place
         self._behaviour = behaviour
         self._released: defaultdict[str, Event] = defaultdict(Event)
@@ -171,7 +171,7 @@ _TOLD: Final[Mapping[type[events.JobEvent], tuple[str, Callable[[Any], dict[str,
 
 
 @contextmanager
-def working(place: Workplace, behaviour: Behaviour, options: Options) -> Iterator[OurRunning]:
+def working(place: JobEnvironment, behaviour: Behaviour, options: Options) -> Iterator[OurRunning]:
     """Run a worker while the block lasts."""
     runner, keys = place.runner, place.keys
     performer = Performer(place, behaviour)
@@ -189,12 +189,12 @@ def working(place: Workplace, behaviour: Behaviour, options: Options) -> Iterato
         yield run
 
 
-def process(place: Workplace, job: Job, token: str, behaviour: Behaviour) -> str:
+def process(place: JobEnvironment, job: Job, token: str, behaviour: Behaviour) -> str:
     """Do with one taken job all that a running worker does, and take no other."""
     return place.runner.portal.call(_process, place, job, token, behaviour)
 
 
-async def _process(place: Workplace, job: Job, token: str, behaviour: Behaviour) -> str:
+async def _process(place: JobEnvironment, job: Job, token: str, behaviour: Behaviour) -> str:
     where = address.parse(place.runner.url)
     told: list[str] = []
     listeners = Listeners()
@@ -212,7 +212,7 @@ async def _process(place: Workplace, job: Job, token: str, behaviour: Behaviour)
             clock=SetClock(place.clock),
             quarantine=Quarantine(),
         )
-        cycle = Cycle(context, 1, Taking(lock_life_ms=30_000), fresh_for=5.0)
+        cycle = Cycle(context, 1, FetchOptions(lock_life_ms=30_000), fresh_for=5.0)
         route = Route(Performer(place, behaviour))
         runner = JobRunner(context, cycle, lambda _: route, lock_life=30.0, cancel_lost=False)
         cycle.stop_taking()  # this one job, and no other

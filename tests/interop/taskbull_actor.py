@@ -25,7 +25,7 @@ from tests.interop.our_flows import flow_nodes
 from tests.interop.our_listener import OurListener, following
 from tests.interop.our_manual_worker import OurManualWorker
 from tests.interop.our_producer import OurProducer
-from tests.interop.our_worker import OurRunning, Workplace, process, working
+from tests.interop.our_worker import JobEnvironment, OurRunning, process, working
 from tests.interop.runner import Runner
 
 T = TypeVar("T")
@@ -85,7 +85,7 @@ class TaskbullActor(NodeActor):
         self._now: int | None = 0
         self._producer = OurProducer(runner, self.keys)
         self.taken: dict[tuple[str, str], Job] = {}
-        self.workplace = Workplace(runner, self.keys, lambda: self.now)
+        self.workplace = JobEnvironment(runner, self.keys, lambda: self.now)
         self._introduced = False
 
     @property

@@ -232,9 +232,9 @@ def pause_queue(scene: Scene, random: Random) -> str:
     """Pause a queue as an operator does, by our own script."""
     name = random.choice(QUEUES)
     queue = scene.app.sync_queue(name)
-    insist(queue.pause)
+    keep_trying(queue.pause)
     scene.wait(random.uniform(0.2, 1.5))
-    insist(queue.resume)
+    keep_trying(queue.resume)
     return name
 
 
@@ -300,7 +300,7 @@ FAULTS: Final = {
 }
 
 
-def insist(action: Callable[[], None]) -> None:
+def keep_trying(action: Callable[[], None]) -> None:
     """Do what does no harm when it is done twice, until it is done."""
     limit = time.monotonic() + 60.0
     while True:

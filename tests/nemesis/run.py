@@ -16,7 +16,7 @@ from msgspec import Struct
 from taskbull import App
 from tests.nemesis import ledger
 from tests.nemesis.actors import Actor, Command, node, python
-from tests.nemesis.faults import FAULTS, Lane, Scene, insist
+from tests.nemesis.faults import FAULTS, Lane, Scene, keep_trying
 from tests.nemesis.kinds import KINDS, MAIN, PREFIX, QUEUES, probe_queue
 from tests.nemesis.place import Place, keep_all_events
 from tests.nemesis.plan import Planned, make_plan
@@ -167,7 +167,7 @@ class Run:
         if surprise := self._place.surprise():
             self._trouble(0, f"{surprise}: this run proves nothing")
         for queue in QUEUES:
-            insist(self._prober.sync_queue(queue).resume)
+            keep_trying(self._prober.sync_queue(queue).resume)
         for actor in self._producers:  # Node's is the last: it removes its scheduler
             if actor.name == NODE_PRODUCER:
                 self._await_ticks("tick")
@@ -189,7 +189,7 @@ class Run:
 
         A worker that was started among faults may declare it once more.
         """
-        insist(self._end_schedule)
+        keep_trying(self._end_schedule)
         return not open_jobs(self._place)
 
     def _end_schedule(self) -> None:
@@ -220,7 +220,7 @@ class Run:
         seen = {actor.who: self._vitals(actor) for actor in self._workers}
         for actor in self._workers:
             probe = self._prober.tasks["probe"].options(queue=probe_queue(actor.name))
-            insist(lambda probe=probe: probe.delay(added=time.time()))  # type: ignore[misc]
+            keep_trying(lambda probe=probe: probe.delay(added=time.time()))  # type: ignore[misc]
         for actor in self._workers:
             try:
                 wait_until(

@@ -49,7 +49,7 @@ class Event(Struct, frozen=True):
         return int(ms), int(number)
 
 
-class Taking(Struct):
+class FetchOptions(Struct):
     """One time that a job was taken: from its `active` to what ended that."""
 
     number: int
@@ -141,14 +141,14 @@ def _read_queue(place: Place, name: str) -> Queue:
     return Queue(states, jobs, found, stream, dict(events))
 
 
-def takings(events: list[Event]) -> list[Taking]:
+def takings(events: list[Event]) -> list[FetchOptions]:
     """Divide the life of a job into the times that it was taken."""
-    found: list[Taking] = []
+    found: list[FetchOptions] = []
     for event in events:
         last = found[-1] if found else None
         match event.name:
             case "active":
-                found.append(Taking(len(found) + 1, event.ms))
+                found.append(FetchOptions(len(found) + 1, event.ms))
             case "completed" | "failed" if last and not last.ending:
                 last.ending, last.ended_ms = event.name, event.ms
             case "delayed" | "waiting" | "waiting-children" if last and not last.ending:

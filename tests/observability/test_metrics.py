@@ -23,11 +23,11 @@ from taskbull.core.job import Job
 from taskbull.core.outcome import (
     Category,
     Complete,
+    Discard,
     Fail,
     Failure,
-    GiveBack,
-    LetGo,
     Loss,
+    Release,
     RetryAfter,
     SnoozeFor,
     Verdict,
@@ -478,7 +478,7 @@ def test_a_job_that_was_lost_is_counted_by_its_reason() -> None:
     own.metrics.begin("me", {"q": None}, {"q": lambda: 0}, 300)
     hear = own.metrics.listeners()[events.Lost]
     job = Job(id="1", name="n")
-    outcome = LetGo(Loss.REDIS_AWAY, "3.1 s")
+    outcome = Discard(Loss.REDIS_AWAY, "3.1 s")
     hear(events.Lost(worker_id="me", queue="q", job=job, duration=1.0, outcome=outcome))
     lost = own.snapshot().numbers["bullmq_locks_lost_total"]
     assert {labels: count for labels, count in lost.items() if count} == {("q", "redis_away"): 1}
@@ -532,7 +532,7 @@ def test_a_batch_is_counted_as_its_jobs_one_by_one_would_be() -> None:
         Fail(failure, Verdict.PERMANENT),
         RetryAfter(failure, 1.0),
         SnoozeFor(1.0),
-        GiveBack(),
+        Release(),
     ]
     batch: list[Run] = []
     for number, outcome in enumerate(outcomes):

@@ -28,10 +28,10 @@ from taskbull.worker.pool.messages import (
     MOST,
     BadFrame,
     FrameReader,
+    JobFlags,
     Order,
     Raised,
     Ready,
-    Standing,
     encode,
     frame,
     pack_fault,
@@ -50,15 +50,15 @@ from taskbull.worker.pool.process import (
 )
 from taskbull.worker.pool.results import (
     PoolCall,
-    Seat,
+    ProcessSlot,
     check_size,
     error_of,
-    fate_of,
     outcome_of,
+    remote_outcome_of,
     told_by,
 )
 from taskbull.worker.run import Run
-from taskbull.worker.running_job import RunningJob, Workplace
+from taskbull.worker.running_job import JobEnvironment, RunningJob
 
 
 @given(messages=st.lists(st.binary(max_size=50)), cuts=st.lists(st.integers(0, 400)))
@@ -166,9 +166,9 @@ def test_of_a_flood_so_many_lines_per_second_are_logged(caplog: pytest.LogCaptur
     stream.close()
 
 
-class Chair(Seat):
+class Chair(ProcessSlot):
     def send(self, data: bytes) -> None: ...
-    def tell(self, standing: Standing) -> None: ...
+    def tell(self, standing: JobFlags) -> None: ...
     def halt(self, call: PoolCall, reason: str) -> None: ...
 
 
@@ -176,7 +176,7 @@ def running(job: Job) -> RunningJob:
     def no_port(_: Run) -> Any:
         raise AssertionError
 
-    return RunningJob(Run(job, "", 0.0), Workplace("q", "w", no_port))
+    return RunningJob(Run(job, "", 0.0), JobEnvironment("q", "w", no_port))
 
 
 def call(number: int = 1) -> PoolCall:
@@ -284,7 +284,9 @@ def _raised(error: Exception) -> Raised:
     outcome = decide(error, Job(id="1"), random=lambda: 0.5)
     assert isinstance(outcome, Fail | RetryAfter)
     kind = f"{type(error).__module__}.{type(error).__qualname__}"
-    return Raised(1, kind, outcome.failure.reason, outcome.failure.stack, fate_of(outcome))
+    return Raised(
+        1, kind, outcome.failure.reason, outcome.failure.stack, remote_outcome_of(outcome)
+    )
 
 
 def test_an_outcome_comes_through_as_it_was_decided() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from taskbull import Server, SyncServer
-from taskbull.core.fingerprint import Alike
+from taskbull.core.fingerprint import ErrorFingerprint
 from taskbull.core.search import read_terms
 from taskbull.core.states import JobState
 from taskbull.core.worker_record import WorkerRecord
@@ -128,8 +128,10 @@ async def test_errors_that_retries_hide_are_counted(
     looks: Both, emails: SyncQueue, admin: Any
 ) -> None:
     store, now_ms = emails._stores.sync_store(), int(datetime.now(UTC).timestamp() * 1000)
-    many = {Alike("t", "E", f"m{chr(97 + n % 26)}{chr(97 + n // 26)}"): 1 for n in range(250)}
-    timeout = Alike("send", "TimeoutError", "smtp")
+    many = {
+        ErrorFingerprint("t", "E", f"m{chr(97 + n % 26)}{chr(97 + n // 26)}"): 1 for n in range(250)
+    }
+    timeout = ErrorFingerprint("send", "TimeoutError", "smtp")
     store.run(records.note_errors(emails.keys, {timeout: 3}, now_ms))
     store.run(records.note_errors(emails.keys, {timeout: 4, **many}, now_ms))
     first, *rest = found = await looks.hidden_errors("emails")

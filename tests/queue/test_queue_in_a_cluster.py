@@ -11,12 +11,12 @@ from anyio import fail_after
 
 from taskbull.core.job import NewJob
 from taskbull.core.keys import QueueKeys
-from taskbull.core.outcome import Complete, GiveBack, Written
+from taskbull.core.outcome import Complete, Release, Written
 from taskbull.core.wire.new_job import encode_job
 from taskbull.errors import ServerRefused
 from taskbull.queue.queue import Queue, SyncQueue
 from taskbull.scripts.add import CallSequence, add_jobs
-from taskbull.scripts.cycle import Taking, cycle, pack_outcome
+from taskbull.scripts.cycle import FetchOptions, cycle, pack_outcome
 from taskbull.store.address import parse
 from taskbull.store.async_store import open_store
 from tests.queue.conftest import Both
@@ -74,14 +74,14 @@ async def test_every_operation_stays_in_one_slot(make: Any) -> None:  # FR-9
 
 
 async def test_jobs_are_taken_and_ended_in_a_cluster(cluster: Cluster, prefix: str) -> None:
-    taking = Taking(30_000)
+    taking = FetchOptions(30_000)
     async with open_store(parse(cluster.url)) as store:
         for name in ("emails", "reports", "images"):
             keys = QueueKeys(name, prefix, cluster=True)
             jobs = [encode_job(NewJob("job", {"n": n}), NOW) for n in range(10)]
             await store.run(add_jobs(keys, jobs, NOW, CallSequence("p", 0, 1)))
             taken = await store.run(cycle(keys, NOW, [], 5, "t:0", taking))
-            ends: list[Written] = [Complete(), Complete(), GiveBack(), Complete()]
+            ends: list[Written] = [Complete(), Complete(), Release(), Complete()]
             outcomes = [
                 pack_outcome(job, "t:0", end, 1, NOW)
                 for job, end in zip(taken.jobs, ends, strict=False)

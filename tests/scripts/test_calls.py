@@ -16,7 +16,7 @@ from taskbull.scripts import browse, change, read, records, removal, schedulers
 from taskbull.scripts import cycle as cycle_calls
 from taskbull.scripts.add import CallSequence, add_jobs, add_plain
 from taskbull.scripts.call import Call
-from taskbull.scripts.cycle import Taking, adopt_jobs, cycle, settle_cycle
+from taskbull.scripts.cycle import FetchOptions, adopt_jobs, cycle, settle_cycle
 from taskbull.scripts.flow import undo_flow
 from taskbull.scripts.servers import try_commands
 
@@ -38,7 +38,7 @@ SAMPLES = calls(
         change.cancel_job(QUEUE, JOB, "cancelled: x", 1),
         change.cancel_children(QUEUE, JOB, change.Pending(), 1),
         settle_cycle(QUEUE, "token", [(JOB, "token")], 1),
-        adopt_jobs(QUEUE, "token", [JOB], 1, Taking(2)),
+        adopt_jobs(QUEUE, "token", [JOB], 1, FetchOptions(2)),
         change.pause(QUEUE),
         change.note_unclaimed(QUEUE, JOB, 1, 2),
         read.names_waiting(QUEUE, 1),
@@ -93,7 +93,7 @@ SAMPLES = calls(
         change.is_maxed(QUEUE),
         add_jobs(QUEUE, [], 1, CallSequence("producer", 2, 3)),
         add_plain(QUEUE, encode_job(NewJob("n"), 1), CallSequence("producer", 2, 3)),
-        cycle(QUEUE, 1, [], 2, "token", Taking(3)),
+        cycle(QUEUE, 1, [], 2, "token", FetchOptions(3)),
         try_commands(QUEUE, "token"),
     ]
 )

@@ -16,8 +16,8 @@ from taskbull.core.outcome import (
     Complete,
     Fail,
     Failure,
-    GiveBack,
     LimitQueue,
+    Release,
     RetryAfter,
     SnoozeFor,
     Verdict,
@@ -37,9 +37,9 @@ from taskbull.scripts.change import (
     requests_key,
 )
 from taskbull.scripts.cycle import (
-    Cycled,
+    CycleReply,
     Extended,
-    Taking,
+    FetchOptions,
     cycle,
     extend_locks,
     pack_outcome,
@@ -51,7 +51,7 @@ from tests.scripts.bed import NOW, Bed, without
 from tests.servers.kinds import Reachable
 
 WHY = "cancelled: not needed"
-TAKING = Taking(30_000)
+TAKING = FetchOptions(30_000)
 OURS = "tb:0f:7"
 FAILURE = Failure(Category.TRANSIENT, "broke", "Traceback", RuntimeError("broke"))
 
@@ -309,7 +309,7 @@ def _comparable(bed: Bed) -> Any:
     return json.loads(json.dumps(state, default=sorted).replace(bed.prefix, "prefix"))
 
 
-def _end(bed: Bed, outcome: Written, token: str = OURS, *, number: int = 1) -> Cycled:
+def _end(bed: Bed, outcome: Written, token: str = OURS, *, number: int = 1) -> CycleReply:
     fields: Any = bed.admin.hgetall(bed.queue.job("it"))
     job = decode_job(b"it", fields)
     packed = pack_outcome(job, token, outcome, 3, NOW + 1)
@@ -325,7 +325,7 @@ AGAIN: dict[str, Written] = {
     "retried at once": RetryAfter(FAILURE, 0.0),
     "retried later": RetryAfter(FAILURE, 60.0),
     "snoozed": SnoozeFor(60.0),
-    "given back": GiveBack(),
+    "given back": Release(),
     "limited": LimitQueue(60.0),
     "waiting for children": AwaitChildren(1, 1),
 }
@@ -352,13 +352,13 @@ def test_a_cancelled_job_that_was_to_run_again_has_failed(bed: Bed, name: str) -
 def test_a_cancelled_job_that_is_not_kept_is_gone_when_it_was_to_run_again(bed: Bed) -> None:
     _running(bed, opts='{"removeOnFail":true}')
     stop(bed, "it")
-    assert _end(bed, GiveBack()).codes == [1]
+    assert _end(bed, Release()).codes == [1]
     assert {"it", "failed", "active", "wait"} & set(bed.state()) == set()
 
 
 def test_a_doomed_job_that_nobody_cancelled_runs_again(bed: Bed) -> None:
     _running(bed, defa="child x failed")
-    assert _end(bed, GiveBack()).codes == [0]
+    assert _end(bed, Release()).codes == [0]
     assert bed.state()["wait"] == ["it"]
 
 
@@ -388,7 +388,7 @@ def test_a_cancelled_job_whose_lock_is_gone_is_left_alone(bed: Bed) -> None:
     _running(bed)
     stop(bed, "it")
     bed.admin.delete(bed.queue.lock("it"))
-    assert _end(bed, GiveBack()).codes == [-2]
+    assert _end(bed, Release()).codes == [-2]
     assert ended(bed, "it") == {"defa": WHY}
     assert bed.state()["active"] == ["it"]
 

@@ -22,7 +22,7 @@ from taskbull.core.outcome import Category, Complete, Fail, Failure, Verdict
 from taskbull.core.states import JobState
 from taskbull.queue.job_tree import get_tree
 from taskbull.scripts import change, removal
-from taskbull.scripts.cycle import Taking, cycle, pack_outcome
+from taskbull.scripts.cycle import FetchOptions, cycle, pack_outcome
 from taskbull.scripts.flow import undo_flows
 from taskbull.scripts.read import get_results
 from taskbull.store import address
@@ -102,7 +102,7 @@ class Scene:
 
     def end(self, *, fail: bool) -> None:
         packed = pack_outcome(Job(id="c", name="n"), "mine", FAILED if fail else COMPLETE, 1, NOW)
-        self.bed.run(cycle(self.own, NOW, [packed], 0, "next", Taking(30_000)))
+        self.bed.run(cycle(self.own, NOW, [packed], 0, "next", FetchOptions(30_000)))
         assert self.bed.admin.llen(self.own.active) == 0
 
     def undo(self, root: str) -> list[str]:

@@ -18,8 +18,8 @@ from taskbull.core.outcome import (
     Complete,
     Fail,
     Failure,
-    GiveBack,
     LimitQueue,
+    Release,
     RetryAfter,
     SnoozeFor,
     Verdict,
@@ -30,11 +30,19 @@ from taskbull.core.wire.job import RUN_FIELDS
 from taskbull.core.wire.new_job import encode_job
 from taskbull.errors import ServerRefused
 from taskbull.scripts.add import CallSequence, add_jobs
-from taskbull.scripts.cycle import CYCLE, Cycled, Hold, Taking, cycle, pack_outcome, settle_cycle
+from taskbull.scripts.cycle import (
+    CYCLE,
+    CycleReply,
+    FetchOptions,
+    Hold,
+    cycle,
+    pack_outcome,
+    settle_cycle,
+)
 from tests.scripts.bed import NOW, Bed, without
 
-TAKING = Taking(30_000)
-SPARING = Taking(30_000, hold=Hold(500, 20))
+TAKING = FetchOptions(30_000)
+SPARING = FetchOptions(30_000, hold=Hold(500, 20))
 MEMO = "tb:cycle:t"
 FAILURE = Failure(Category.TRANSIENT, "broke", "Traceback", RuntimeError("broke"))
 
@@ -44,7 +52,7 @@ OUTCOMES: dict[str, Written] = {
     "retried": RetryAfter(FAILURE, 0.0),
     "retried later": RetryAfter(FAILURE, 5.0, remembered_delay=5.0),
     "snoozed": SnoozeFor(7.0),
-    "released": GiveBack(),
+    "released": Release(),
 }
 
 
@@ -56,7 +64,7 @@ def seed(bed: Bed, kinds: list[dict[str, Any]]) -> None:
     bed.run(add_jobs(bed.queue, jobs, NOW, CallSequence("p", 0, 1)))
 
 
-def take(bed: Bed, want: int, token: str = "t:0", taking: Taking = TAKING) -> Cycled:
+def take(bed: Bed, want: int, token: str = "t:0", taking: FetchOptions = TAKING) -> CycleReply:
     return bed.run(cycle(bed.queue, NOW, [], want, token, taking))
 
 
@@ -129,7 +137,7 @@ def test_a_minute_that_has_begun_is_counted_alike_without_a_look(bed: Bed) -> No
     for number, (job, minute, has_begun) in enumerate(
         zip(jobs, (0, 0, 0, 2, 2, 3), (False, True, True, False, True, False), strict=True), 1
     ):
-        taking = Taking(30_000, data_points=10, has_begun=has_begun)
+        taking = FetchOptions(30_000, data_points=10, has_begun=has_begun)
         ends = [pack(job, Complete(b"1"))]
         bed.run(cycle(bed.queue, NOW + minute * 60_000, ends, 0, f"t:{number}", taking))
     state = bed.state()
@@ -159,7 +167,7 @@ def test_an_outcome_of_an_unknown_kind_is_refused(bed: Bed, kind: int) -> None:
     seed(bed, [{}] * 2)
     [job, other] = take(bed, 2).jobs
     unknown = msgspec.Raw(msgspec.msgpack.encode((job.id, "t:0", kind, 0)))
-    cycled = bed.run(cycle(bed.queue, NOW, [unknown, pack(other, GiveBack())], 0, "t:1", TAKING))
+    cycled = bed.run(cycle(bed.queue, NOW, [unknown, pack(other, Release())], 0, "t:1", TAKING))
     assert (cycled.codes, cycled.reasons) == ([-10, 0], [f"no outcome has the kind {kind}"])
     state = bed.state()
     assert (state["active"], state["wait"]) == ([job.id], [other.id])
@@ -168,7 +176,7 @@ def test_an_outcome_of_an_unknown_kind_is_refused(bed: Bed, kind: int) -> None:
 
 def test_a_limiter_counts_the_jobs_of_a_batch(bed: Bed) -> None:
     seed(bed, [{}] * 6)
-    taking = Taking(30_000, max_starts=4, window_ms=5_000)
+    taking = FetchOptions(30_000, max_starts=4, window_ms=5_000)
     assert len(take(bed, 3, taking=taking).jobs) == 3
     assert len(take(bed, 3, taking=taking).jobs) == 1
     limited = take(bed, 3, taking=taking)
@@ -246,7 +254,7 @@ plans = st.lists(st.tuples(kinds, st.sampled_from(sorted(OUTCOMES))), min_size=1
 def test_a_batch_leaves_what_its_jobs_leave_one_by_one(
     bed: Bed, plan: list[Any], concurrency: int | None, metrics: bool
 ) -> None:
-    taking = Taking(30_000, data_points=5 if metrics else 0)
+    taking = FetchOptions(30_000, data_points=5 if metrics else 0)
 
     def run(at_once: int) -> dict[str, Any]:
         bed.admin.flushall()

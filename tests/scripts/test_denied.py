@@ -24,7 +24,7 @@ from taskbull.core.outcome import (
     Complete,
     Fail,
     Failure,
-    GiveBack,
+    Release,
     RetryAfter,
     SnoozeFor,
     Verdict,
@@ -43,7 +43,7 @@ from taskbull.scripts import cycle as cycle_calls
 from taskbull.scripts import read as read_calls
 from taskbull.scripts.add import CallSequence, add_jobs
 from taskbull.scripts.call import Call, is_denial
-from taskbull.scripts.cycle import Completion, Hold, Taking, cycle, pack_outcome
+from taskbull.scripts.cycle import Completion, FetchOptions, Hold, cycle, pack_outcome
 from taskbull.scripts.flow import Waits, undo_flows
 from taskbull.scripts.loader import load
 from taskbull.scripts.schedulers import advance_scheduler, upsert_scheduler
@@ -58,8 +58,8 @@ Do = Callable[[Bed, int], None]
 
 LISTS = ("wait", "paused", "active")
 SETS = ("prioritized", "delayed", "waiting-children", "completed", "failed")
-TAKING = Taking(30_000)
-SPARING = Taking(30_000, hold=Hold(500, 20))
+TAKING = FetchOptions(30_000)
+SPARING = FetchOptions(30_000, hold=Hold(500, 20))
 REASON = "cancelled: by request"
 FAILURE = Failure(Category.TRANSIENT, "broke", "Traceback", RuntimeError("broke"))
 
@@ -412,7 +412,7 @@ OPERATIONS = {
     "release": Operation(
         "cycle",
         running,
-        end_all(GiveBack()),
+        end_all(Release()),
         waiting_children=["parent"],
         wait=[*UNTOUCHED["wait"], *"abcd"],
         prioritized=[*UNTOUCHED["prioritized"], "e"],
@@ -505,7 +505,7 @@ OPERATIONS = {
     "end when cancelled": Operation(
         "cycle",
         cancelled,
-        end_all(GiveBack()),
+        end_all(Release()),
         failed=list("abcde"),
         waiting_children=["parent"],
         wait=[*UNTOUCHED["wait"], "kept"],
@@ -516,7 +516,7 @@ OPERATIONS = {
         "cycle",
         cancelled_parent,
         lambda bed, number: (
-            end_all(GiveBack())(bed, number),
+            end_all(Release())(bed, number),
             bed.go(change.finish_cancelling(bed.queue, NOW)),
             None,
         )[2],

@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from taskbull.core.outcome import Complete
-from taskbull.scripts.cycle import Taking, cycle
+from taskbull.scripts.cycle import FetchOptions, cycle
 from tests.scripts.bed import NOW, Bed, without
 from tests.scripts.test_cycle import MEMO, OUTCOMES, TAKING, by_job, pack, take
 
@@ -151,7 +151,7 @@ plans = st.lists(st.sampled_from([*PARENTS, None]), min_size=1, max_size=12)
 def test_a_batch_of_children_leaves_what_they_leave_one_by_one(
     bed: Bed, parents: list[str | None], more: bool, delay: int, priority: int, odd: set[int]
 ) -> None:
-    taking = Taking(30_000, worker_name="w")
+    taking = FetchOptions(30_000, worker_name="w")
 
     def run(at_once: int) -> dict[str, Any]:
         bed.admin.flushall()

@@ -13,7 +13,7 @@ import redis
 from taskbull.core.job import Job, NewJob
 from taskbull.core.keys import QueueKeys
 from taskbull.core.options import Dedup, JobOptions
-from taskbull.core.outcome import Complete, Fail, GiveBack, Verdict, Written
+from taskbull.core.outcome import Complete, Fail, Release, Verdict, Written
 from taskbull.core.schedule import Every
 from taskbull.core.states import JobState
 from taskbull.core.wire.new_job import encode_job
@@ -24,7 +24,7 @@ from taskbull.scripts import browse, change, read, records, removal, schedulers
 from taskbull.scripts import cycle as cycle_calls
 from taskbull.scripts.add import CallSequence, add_jobs
 from taskbull.scripts.call import Request, Steps
-from taskbull.scripts.cycle import Taking, adopt_jobs, cycle, pack_outcome, settle_cycle
+from taskbull.scripts.cycle import FetchOptions, adopt_jobs, cycle, pack_outcome, settle_cycle
 from taskbull.scripts.flow import FlowPiece, Waits, add_flow, undo_flows
 from taskbull.scripts.read import get_results
 from taskbull.store.address import parse
@@ -82,18 +82,18 @@ SCHEDULE = encode_schedule(Every(1), NewJob("n"), NOW)
 OPERATIONS: dict[str, Operation] = {
     "add": add,
     "add one": lambda q: add_jobs(q, [encode_job(NewJob("n"), NOW)], NOW, CallSequence("p", 0, 2)),
-    "take": lambda q: cycle(q, NOW, [], 3, "next", Taking(30_000)),
+    "take": lambda q: cycle(q, NOW, [], 3, "next", FetchOptions(30_000)),
     "end": lambda q: cycle(
         q,
         NOW,
-        end(Complete(b"1"), Fail(FAILURE, Verdict.EXHAUSTED), GiveBack()),
+        end(Complete(b"1"), Fail(FAILURE, Verdict.EXHAUSTED), Release()),
         0,
         "next",
-        Taking(30_000),
+        FetchOptions(30_000),
     ),
     "settle": lambda q: settle_cycle(q, "mine", [(job_id, "mine") for job_id in HELD], 3),
     "settle one": lambda q: settle_cycle(q, "mine", [("a1", "mine")], 0),
-    "adopt": lambda q: adopt_jobs(q, "mine", HELD, NOW, Taking(60_000)),
+    "adopt": lambda q: adopt_jobs(q, "mine", HELD, NOW, FetchOptions(60_000)),
     "renew": lambda q: cycle_calls.extend_locks(q, [(job_id, "mine") for job_id in HELD], 60_000),
     "renew one": lambda q: cycle_calls.extend_locks(q, [("a1", "mine")], 60_000),
     "renew by itself": lambda q: cycle_calls.extend_lock(q, "a1", "mine", 60_000),
@@ -230,10 +230,10 @@ class Stage:
         steps = operation(self.queue)
         try:
             if not isinstance(steps, Iterator):
-                return self._store.run(steps, timeout=20, insist=False)
+                return self._store.run(steps, timeout=20, keep_trying=False)
             request = next(steps)
             while True:
-                request = steps.send(self._store.run(request, timeout=20, insist=False))
+                request = steps.send(self._store.run(request, timeout=20, keep_trying=False))
         except StopIteration as end_of_all:
             return end_of_all.value
         except TaskbullError as error:

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import redis
 
-from taskbull.core.outcome import Complete, Fail, GiveBack, RetryAfter, Verdict
+from taskbull.core.outcome import Complete, Fail, Release, RetryAfter, Verdict
 from taskbull.core.wire.job import decode_job
-from taskbull.scripts.cycle import Taking, cycle, extend_locks, sweep_piece
+from taskbull.scripts.cycle import FetchOptions, cycle, extend_locks, sweep_piece
 from taskbull.scripts.schedulers import advance_scheduler
 from taskbull.store import address
 from taskbull.store.sync_store import SyncStore
@@ -65,10 +65,10 @@ def test_a_child_that_cannot_tell_its_parent_can_still_fail(bed: Bed) -> None:  
     ("key", "outcome"),
     [
         ("wait", RetryAfter(FAILURE, 0.0)),
-        ("wait", GiveBack()),
+        ("wait", Release()),
         ("active", Complete()),
         ("delayed", RetryAfter(FAILURE, 5.0)),
-        ("prioritized", GiveBack()),
+        ("prioritized", Release()),
         ("pc", RetryAfter(FAILURE, 0.0)),
     ],
 )
@@ -174,7 +174,7 @@ def test_no_setting_of_the_queue_keeps_jobs_from_running(bed: Bed, value: str) -
 def test_a_limiter_that_would_never_end_is_begun_anew(bed: Bed, value: str) -> None:  # F20
     seed(bed, [{}] * 6)
     bed.admin.set(bed.queue.limiter, value)
-    taking = Taking(30_000, max_starts=4, window_ms=60_000)
+    taking = FetchOptions(30_000, max_starts=4, window_ms=60_000)
     assert 0 < len(take(bed, 10, taking=taking).jobs) <= 6
     assert 0 < int(bed.admin.pttl(bed.queue.limiter)) <= 60_000 or value in {"-1", "1.5", "0x10"}
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from taskbull.scripts.change import is_paused, pause, resume
-from taskbull.scripts.cycle import Taking, cycle
+from taskbull.scripts.cycle import FetchOptions, cycle
 from tests.scripts.bed import DUE, NOW, Bed
 
 FIVE, SIX = "bullmq:5.62.0", "bullmq:6.7.0"
@@ -124,7 +124,7 @@ def test_due_jobs_join_those_that_wait_in_an_obliterated_queue(bed: Bed) -> None
     bed.hset("meta", {"paused": 1})  # BullMQ 6 has obliterated it, and paused it again
     wait_for_turn(bed, "wait", "1")
     bed.put("2", "delayed", score=NOW * 4096)
-    bed.run(cycle(bed.queue, NOW, [], 1, "t:0", Taking(30_000)))
+    bed.run(cycle(bed.queue, NOW, [], 1, "t:0", FetchOptions(30_000)))
     state = bed.state()
     assert state["wait"] == ["2", "1"]
     assert "paused" not in state

@@ -1,4 +1,4 @@
-"""Taking one run of a job scheduler adds the next, once."""
+"""FetchOptions one run of a job scheduler adds the next, once."""
 
 from __future__ import annotations
 

@@ -6,11 +6,11 @@ from msgspec.structs import replace
 
 from taskbull.core.options import Keep
 from taskbull.core.outcome import Complete, RetryAfter, SnoozeFor, Written
-from taskbull.scripts.cycle import Settled, Taking, adopt_jobs, cycle, settle_cycle
+from taskbull.scripts.cycle import FetchOptions, Settled, adopt_jobs, cycle, settle_cycle
 from tests.scripts.bed import NOW, Bed
 from tests.scripts.test_cycle import FAILURE, TAKING, pack, seed, take
 
-LONG = Taking(60_000)
+LONG = FetchOptions(60_000)
 
 
 def test_the_jobs_that_a_call_took_are_found_by_its_token(bed: Bed) -> None:

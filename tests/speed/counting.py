@@ -14,7 +14,7 @@ from taskbull.store.address import Address
 from taskbull.store.delivery import Deadline
 from taskbull.store.protocol import pack
 from taskbull.store.sync_connection import SyncPipeline
-from taskbull.store.sync_store import SyncBegun, SyncStore
+from taskbull.store.sync_store import SyncPendingOperation, SyncStore
 
 T = TypeVar("T")
 C = TypeVar("C")
@@ -88,11 +88,11 @@ class CountedStore(SyncStore, Generic[C]):
     def run_all(self, calls: Sequence[Request[T]], *, timeout: float | None = None) -> list[T]:
         return [self.run(call, timeout=timeout) for call in calls]
 
-    def run_within(self, call: Request[T], deadline: Deadline, *, insist: bool = True) -> T:
+    def run_within(self, call: Request[T], deadline: Deadline, *, keep_trying: bool = True) -> T:
         try:
-            return super().run_within(call, deadline, insist=insist)
+            return super().run_within(call, deadline, keep_trying=keep_trying)
         finally:
             self.calls.append(self._count())
 
-    def _send_first(self, begun: SyncBegun[Any], former: SyncPipeline | None) -> None:
+    def _send_first(self, begun: SyncPendingOperation[Any], former: SyncPipeline | None) -> None:
         """Send nothing ahead: each call is counted by itself, when it is finished."""

@@ -13,7 +13,7 @@ from taskbull.core.outcome import Complete
 from taskbull.core.wire.flow import ParentWords
 from taskbull.core.wire.new_job import encode_job
 from taskbull.scripts.add import CallSequence, add_jobs
-from taskbull.scripts.cycle import Packed, Taking, cycle, pack_outcome
+from taskbull.scripts.cycle import FetchOptions, Packed, cycle, pack_outcome
 from taskbull.scripts.flow import FlowNode, FlowPiece, Waits, add_flow
 from taskbull.store.sync_store import SyncStore
 
@@ -25,7 +25,7 @@ PLAIN = JobOptions(attempts=3, backoff=None, keep_completed=None, keep_failed=No
 DELAYED = JobOptions(
     attempts=3, backoff=None, keep_completed=None, keep_failed=None, keep_logs=None, delay=60
 )
-_TAKING = Taking(30_000, worker_name="host-1234-abcdef")
+_TAKING = FetchOptions(30_000, worker_name="host-1234-abcdef")
 
 
 class Player:

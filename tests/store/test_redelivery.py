@@ -42,17 +42,17 @@ class Postman:
     """Performs steps: replies come from a list, and time passes only in pauses."""
 
     def __init__(
-        self, replies: Iterable[Any] = (), deadline: float = inf, *, insist: bool = True
+        self, replies: Iterable[Any] = (), deadline: float = inf, *, keep_trying: bool = True
     ) -> None:
         self.now = 100.0
         self.steps: list[Step] = []
         self._replies = iter(replies)
         self._limit = Deadline(None if deadline == inf else deadline, lambda: self.now)
-        self._insist = insist
+        self._insist = keep_trying
 
     def redeliver(self, first: Any) -> Any:
         """Give the reply in which it ends, or raise."""
-        redelivery = redeliver((ONE, first), self._limit, insist=self._insist)
+        redelivery = redeliver((ONE, first), self._limit, keep_trying=self._insist)
         answer = None
         try:
             while True:
@@ -222,14 +222,14 @@ def test_a_deadline_that_has_passed_allows_no_further_try() -> None:
     [(TRYAGAIN, []), (READONLY, [Leave(ONE, str(READONLY))]), (LOST, [Leave(ONE, str(LOST))])],
 )
 def test_who_does_not_insist_is_told_at_once(reply: Any, steps: list[Step]) -> None:
-    postman = Postman(insist=False)
+    postman = Postman(keep_trying=False)
     with pytest.raises((ServerUnavailable, ConnectionLost)):
         postman.redeliver(reply)
     assert postman.steps == steps
 
 
 def test_who_does_not_insist_still_goes_where_the_call_belongs() -> None:
-    postman = Postman([NOSCRIPT, b"ran"], insist=False)
+    postman = Postman([NOSCRIPT, b"ran"], keep_trying=False)
     assert postman.redeliver(ASK) == b"ran"
 
 

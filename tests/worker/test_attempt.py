@@ -16,7 +16,7 @@ from taskbull.core.retry import RetryPolicy
 from taskbull.errors import PermanentError, Snooze
 from taskbull.worker.attempt import RELEASE_PAUSE, Executor, Route
 from taskbull.worker.run import Run
-from taskbull.worker.running_job import RunningJob, Workplace, current_job
+from taskbull.worker.running_job import JobEnvironment, RunningJob, current_job
 from taskbull.worker.threads import ThreadPool
 
 
@@ -90,7 +90,7 @@ class Case:
         self.run = Run(Job(id="1", name="work", **fields), "token", 0.0)
 
     async def attempt(self, route: Route | Callable[[Job], Route]) -> Outcome:
-        place = Workplace("q", "me", lambda _: self.memory)
+        place = JobEnvironment("q", "me", lambda _: self.memory)
         resolve = route if callable(route) else lambda _: route
         threads = ThreadPool(1)
         try:
@@ -99,7 +99,7 @@ class Case:
             threads.close()
 
     def without_a_loop(self, route: Route) -> Outcome:
-        place = Workplace("q", "me", lambda _: self.memory)
+        place = JobEnvironment("q", "me", lambda _: self.memory)
         attempt = Executor(place, lambda _: route, threads=None).attempt(self.run)
         with pytest.raises(StopIteration) as end:
             attempt.send(None)

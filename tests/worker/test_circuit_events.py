@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from taskbull.core import events
 from taskbull.core.breaker import BreakerState, CircuitBreaker
-from taskbull.core.outcome import Category, Complete, Fail, Failure, GiveBack, Outcome, Verdict
+from taskbull.core.outcome import Category, Complete, Fail, Failure, Outcome, Release, Verdict
 from taskbull.worker.clock import Alarm, Clock
 from taskbull.worker.limits import Circuit
 from taskbull.worker.reporting import Listeners, Reporter
@@ -52,7 +52,7 @@ class Case:
 
 
 def test_a_closed_circuit_allows_all_and_tells_nothing() -> None:
-    case = Case().run(FAILED, Complete(), FAILED, GiveBack())
+    case = Case().run(FAILED, Complete(), FAILED, Release())
     assert (case.circuit.state, case.circuit.open) == (BreakerState.CLOSED, False)
     assert case.circuit.allowed(10, 3) == 10
     assert (case.heard, case.alarm.times) == ([], [])
@@ -77,7 +77,7 @@ def test_after_its_time_one_job_is_tried_and_decides() -> None:
     for outcome, state, last in (
         (Complete(), BreakerState.CLOSED, events.CircuitClosed),
         (FAILED, BreakerState.OPEN, events.CircuitOpened),
-        (GiveBack(), BreakerState.HALF_OPEN, events.CircuitHalfOpened),  # it says nothing
+        (Release(), BreakerState.HALF_OPEN, events.CircuitHalfOpened),  # it says nothing
     ):
         case = Case().run(FAILED, FAILED)
         case.clock.time = 130.0

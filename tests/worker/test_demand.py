@@ -15,10 +15,15 @@ def demand(
     occupied: int = 0,
     asked: int = 0,
     under_way: int = 0,
-    hungry: bool = True,
+    wants_jobs: bool = True,
 ) -> Demand:
     made = Demand(concurrency)
-    made.occupied, made.asked, made.under_way, made.hungry = occupied, asked, under_way, hungry
+    made.occupied, made.asked, made.under_way, made.wants_jobs = (
+        occupied,
+        asked,
+        under_way,
+        wants_jobs,
+    )
     return made
 
 
@@ -64,17 +69,17 @@ def test_a_circuit_breaker_has_the_last_word() -> None:
         # Nothing is under way: whatever there is to say is said.
         (demand(occupied=10), 1, 0, 0),
         (demand(occupied=9), 1, 0, 1),
-        (demand(occupied=9, hungry=False), 1, 0, 1),
-        (demand(hungry=False), 0, 0, None),
-        (demand(hungry=True), 0, 0, 10),
-        (demand(occupied=10, hungry=True), 0, 0, None),
+        (demand(occupied=9, wants_jobs=False), 1, 0, 1),
+        (demand(wants_jobs=False), 0, 0, None),
+        (demand(wants_jobs=True), 0, 0, 10),
+        (demand(occupied=10, wants_jobs=True), 0, 0, None),
         (demand(100), 0, 0, BATCH),
         # One is: a further one is worth it for half of the slots.
         (demand(occupied=10, under_way=1), 4, 0, None),
         (demand(occupied=5, under_way=1), 5, 0, 5),
         (demand(occupied=6, under_way=1), 0, 0, None),
         (demand(occupied=5, under_way=1), 0, 0, 5),
-        (demand(occupied=5, under_way=1, hungry=False), 0, 0, None),
+        (demand(occupied=5, under_way=1, wants_jobs=False), 0, 0, None),
         (demand(1, under_way=1), 1, 0, 1),
         # There is an end to it.
         (demand(under_way=CALLS), 50, 0, None),
@@ -90,7 +95,7 @@ def test_when_a_call_is_due_and_what_it_asks_for(
 
 
 @pytest.mark.parametrize(
-    ("taken", "woken", "hungry"),
+    ("taken", "woken", "wants_jobs"),
     [
         (5, False, True),  # all that was wanted: there may be more
         (4, False, False),
@@ -98,13 +103,13 @@ def test_when_a_call_is_due_and_what_it_asks_for(
         (0, True, True),  # somebody knows of jobs that came after this call
     ],
 )
-def test_whether_there_may_be_more_jobs(taken: int, woken: bool, hungry: bool) -> None:
+def test_whether_there_may_be_more_jobs(taken: int, woken: bool, wants_jobs: bool) -> None:
     state = demand()
     wakes = state.wakes
     if woken:
         state.wake()
     state.answered(5, taken, wakes)
-    assert state.hungry is hungry
+    assert state.wants_jobs is wants_jobs
 
 
 @pytest.mark.parametrize(("concurrency", "enough"), [(1, 1), (2, 1), (10, 5), (100, 25)])

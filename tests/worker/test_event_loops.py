@@ -16,7 +16,7 @@ import pytest
 import trio
 import uvloop
 
-from tests.examples.programs import Program, Workplace
+from tests.examples.programs import JobEnvironment, Program
 from tests.servers.kinds import VALKEY_9, SharedServers
 from tests.worker.any_loop import Work, make_work
 
@@ -160,7 +160,7 @@ WITHOUT_SNIFFIO = "import sys; sys.modules['sniffio'] = sys.modules['trio'] = No
 def test_a_worker_runs_in_the_lifespan_of_a_web_app_under_uvicorn(
     loop: str, first: str, url: str, prefix: str
 ) -> None:
-    place = Workplace(ROOT, url)
+    place = JobEnvironment(ROOT, url)
     place.env |= {"ANY_LOOP_PREFIX": prefix, "PYTHONPATH": str(ROOT)}
     app = "tests.worker.any_loop:make_web"
     code = f"{first}\nimport uvicorn; uvicorn.run({app!r}, factory=True, port=0, loop={loop!r})"

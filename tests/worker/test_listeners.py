@@ -8,7 +8,7 @@ import pytest
 
 from taskbull.core import events
 from taskbull.core.job import Job
-from taskbull.core.outcome import Complete, GiveBack, Written
+from taskbull.core.outcome import Complete, Release, Written
 from taskbull.observability.logs import LogLines
 from taskbull.worker.reporting import Listeners, Reporter
 from taskbull.worker.run import Run
@@ -99,7 +99,7 @@ def test_completed_jobs_that_nobody_hears_of_are_not_told() -> None:
     reporter.started(run)
     reporter.written([run])
     assert choosy.heard == []
-    reporter.written(ended(outcome=GiveBack()))
+    reporter.written(ended(outcome=Release()))
     assert [type(event) for event in choosy.heard] == [events.Released]
 
 

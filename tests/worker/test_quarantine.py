@@ -18,7 +18,7 @@ from taskbull.core import events
 from taskbull.core.job import Job
 from taskbull.monitor.server import Server
 from taskbull.queue.queue import Queue
-from taskbull.scripts.cycle import Taking, cycle
+from taskbull.scripts.cycle import FetchOptions, cycle
 from taskbull.store.address import parse
 from taskbull.store.sync_store import SyncStore
 from taskbull.worker import limits
@@ -97,7 +97,7 @@ async def test_jobs_of_a_killed_worker_all_run_again_however_long_they_take(
 
     ids = [handle.id for handle in await bed.queue.add_bulk([("long", {})] * 50)]
     store = SyncStore(parse(bed.url))
-    taken = store.run(cycle(bed.keys, now_ms(), [], 50, "killed:1", Taking(lock_life_ms=1)))
+    taken = store.run(cycle(bed.keys, now_ms(), [], 50, "killed:1", FetchOptions(lock_life_ms=1)))
     store.close()
     assert len(taken.jobs) == 50
     async with bed.worker(handler, concurrency=50, stalled_interval=0.05).running():

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from taskbull.core.job import Job
-from taskbull.core.outcome import GiveBack, LetGo, Loss
+from taskbull.core.outcome import Discard, Loss, Release
 from taskbull.worker.run import Run, Runs
 
-GONE = LetGo(Loss.TAKEN)
+GONE = Discard(Loss.TAKEN)
 
 
 def run(name: str = "1") -> Run:
@@ -22,7 +22,7 @@ def held(*some: Run) -> Runs:
 
 
 def test_a_run_that_ends_without_a_decision_gives_its_job_back() -> None:
-    assert run().outcome == GiveBack()
+    assert run().outcome == Release()
     assert not run().decided
 
 

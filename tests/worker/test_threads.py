@@ -20,7 +20,7 @@ from taskbull.core.outcome import Category, Verdict
 from taskbull.worker import attempt
 from taskbull.worker.attempt import Route
 from taskbull.worker.running_job import RunningJob, current_job
-from taskbull.worker.threads import Errand, ThreadPool
+from taskbull.worker.threads import ThreadCall, ThreadPool
 from tests.worker.bed import WorkerBed, until
 
 colour: ContextVar[str] = ContextVar("colour")
@@ -289,13 +289,13 @@ class Told:
     def __init__(self, pool: ThreadPool, *, idle: bool = True) -> None:
         self._pool = pool
         self._idle = idle
-        self.calls: list[Errand] = []
+        self.calls: list[ThreadCall] = []
         self.depth = 0
 
-    def start(self, function: Callable[..., Any], *args: Any) -> Errand:
+    def start(self, function: Callable[..., Any], *args: Any) -> ThreadCall:
         return self._pool.start(function, args, self._hear, lambda _: not self._idle)
 
-    def _hear(self, call: Errand) -> None:
+    def _hear(self, call: ThreadCall) -> None:
         self.depth += 1
         self._pool.collect()  # as whoever has a job to write does
         assert self.depth == 1

@@ -11,7 +11,7 @@ from taskbull.core.job import Job
 from taskbull.core.outcome import Complete, Outcome
 from taskbull.worker.run import Run
 from taskbull.worker.running_job import RunningJob
-from taskbull.worker.threads import ThreadPool, Unattended
+from taskbull.worker.threads import ThreadDispatcher, ThreadPool
 from tests.worker.bed import WorkerBed, until
 
 
@@ -21,7 +21,7 @@ def settle(run: Run, value: Any, error: BaseException | None) -> Outcome:
 
 async def test_a_job_has_taken_as_long_as_its_function_though_the_loop_looks_later() -> None:
     threads, decided = ThreadPool(1), list[Run]()
-    unattended = Unattended(
+    unattended = ThreadDispatcher(
         threads,
         settle=settle,
         decided=lambda run, _: decided.append(run),

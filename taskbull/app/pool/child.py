@@ -33,12 +33,12 @@ from msgspec.structs import replace
 from taskbull.app.app import App
 from taskbull.app.dispatch import Dispatch
 from taskbull.app.group import Resources, Yielded
-from taskbull.app.pool.child_io import AskingPort, Interruption, LineHandler, ProcessLine
+from taskbull.app.pool.child_io import Interruption, LineHandler, ProcessLine, RemoteJobPort
 from taskbull.app.pool.source import AppSource, load
 from taskbull.core.failure import leave_out_our_frames, reason_of, stack_of
 from taskbull.core.flow import Children
 from taskbull.core.job import Job
-from taskbull.core.outcome import Fail, LetGo, Loss, RetryAfter, Written
+from taskbull.core.outcome import Discard, Fail, Loss, RetryAfter, Written
 from taskbull.core.retry import decide
 from taskbull.core.wire.job import encode_value
 from taskbull.core.wire.options import decode_options
@@ -53,20 +53,20 @@ from taskbull.worker.pool.messages import (
     CannotStart,
     Done,
     Ended,
-    Fate,
     Hello,
+    JobFlags,
     Order,
     Raised,
     Ready,
+    RemoteOutcome,
     Retire,
-    Standing,
 )
 from taskbull.worker.pool.process import NUMBER_BYTES
-from taskbull.worker.pool.results import PUT_OFF, TERMINATED, fate_of
+from taskbull.worker.pool.results import PUT_OFF, TERMINATED, remote_outcome_of
 from taskbull.worker.run import JobPort, NotBegun, Run, note_spawned, spawning
 from taskbull.worker.running_job import (
+    JobEnvironment,
     RunningJob,
-    Workplace,
     enter,
     enter_batch,
     leave,
@@ -103,7 +103,7 @@ def end_of(
     """Return the message that reports a finished job, from its result or its error."""
     spawned = (run.spawned.before, run.spawned.new)
     if not isinstance(result, BaseException):
-        return Done(number, result, megabytes, spawned, run.heeded)
+        return Done(number, result, megabytes, spawned, run.cancel_seen)
     raised = _raised(number, run, result, halted=halted)
     return replace(raised, megabytes=megabytes, spawned=spawned)
 
@@ -119,13 +119,13 @@ def _raised(number: int, run: Run, error: BaseException, *, halted: bool) -> Rai
         outcome: Written = error.outcome
     else:
         outcome = decide(error, run.job, run.policy, random=random)
-    fate = fate_of(outcome)
+    fate = remote_outcome_of(outcome)
     if isinstance(outcome, Fail | RetryAfter):
         return Raised(number, kind, outcome.failure.reason, outcome.failure.stack, fate)
     return Raised(number, kind, reason_of(error), "", fate)
 
 
-def _told(number: int, kind: str, error: BaseException, fate: Fate) -> Raised:
+def _told(number: int, kind: str, error: BaseException, fate: RemoteOutcome) -> Raised:
     leave_out_our_frames(error)
     return Raised(number, kind, reason_of(error), stack_of(error), fate)
 
@@ -290,7 +290,7 @@ class Child:
         self._hello = hello
         self._pid = os.getpid()
         self._running: tuple[int, Sequence[RunningJob]] = 0, ()
-        self._standings: list[Standing] = []
+        self._standings: list[JobFlags] = []
         interruption.heed = self._heed
         self._app, self._dispatch = _load_app(hello)
         resources = Resources(self._app.registry, in_process=True)
@@ -302,7 +302,7 @@ class Child:
         self._line.send(Ready())
         orders: list[Order] = []
         while not isinstance(message := self._line.receive(), Retire):
-            if isinstance(message, Standing):
+            if isinstance(message, JobFlags):
                 self._heed(message)
             elif isinstance(message, Order):
                 orders.append(message)
@@ -345,7 +345,7 @@ class Child:
         self._line.send(*ends)
 
     def _job(self, place: int, order: Order) -> RunningJob:
-        workplace = Workplace(
+        workplace = JobEnvironment(
             order.queue,
             self._hello.worker_id,
             partial(self._open_port, order, place),
@@ -363,7 +363,7 @@ class Child:
         [job] = jobs
         return [call_one(route.function, job)]
 
-    def _heed(self, standing: Standing) -> None:
+    def _heed(self, standing: JobFlags) -> None:
         """Store a job's status. Its order may still be in flight on the other line."""
         self._standings.append(standing)
         self._mark()
@@ -374,11 +374,11 @@ class Child:
             if standing.number == number:
                 run = run_of(jobs[standing.job])
                 run.cancelled = standing.cancelled
-                run.lost = LetGo(Loss.TAKEN) if standing.lost else None
+                run.lost = Discard(Loss.TAKEN) if standing.lost else None
 
     def _open_port(self, order: Order, place: int, run: Run) -> JobPort:
         ask = partial(self._line.ask, order.number, place)
-        return AskingPort(run, order.queue, ask, partial(self._spawn, order, run))
+        return RemoteJobPort(run, order.queue, ask, partial(self._spawn, order, run))
 
     def _spawn(self, order: Order, run: Run, children: Children) -> list[str]:
         with self._spawning:

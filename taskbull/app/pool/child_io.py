@@ -31,11 +31,11 @@ from taskbull.worker.pool.messages import (
     Ask,
     FrameReader,
     Halt,
+    JobFlags,
     Message,
     Question,
     Record,
     Reply,
-    Standing,
     ToProcess,
     encode,
     read_in_process,
@@ -44,11 +44,11 @@ from taskbull.worker.pool.messages import (
 from taskbull.worker.pool.process import NOT_ITS_OWN
 from taskbull.worker.run import Run
 
-AskWorker = Callable[[Question, bytes], Reply | None]
+JobRequest = Callable[[Question, bytes], Reply | None]
 Spawn = Callable[[Children], list[str]]
 
 
-class AskingPort:
+class RemoteJobPort:
     """A `JobPort` that sends a job's reads and writes to the worker.
 
     After the attempt has finished, its methods raise `LockLost`, because a task may have left a
@@ -57,7 +57,7 @@ class AskingPort:
 
     held_up = 0.0  # The worker measures it.
 
-    def __init__(self, run: Run, queue: str, ask: AskWorker, spawn: Spawn) -> None:
+    def __init__(self, run: Run, queue: str, ask: JobRequest, spawn: Spawn) -> None:
         self._run = run
         self._queue = queue
         self._ask_worker = ask
@@ -157,7 +157,8 @@ class AskingPort:
 
 
 # Stopping a running function with an exception in the main thread. The worker names the call over
-# the leash and sends SIGTERM. A SIGTERM from elsewhere is ignored, because the worker decides
+# the control socket and sends SIGTERM. A SIGTERM from elsewhere is ignored, because the worker
+# decides
 # (systemd, for example, sends one to every process of a service that it stops).
 
 
@@ -176,8 +177,8 @@ class Interruption:
         self._number = 0
         """The number of the call that may be interrupted, or 0."""
         self._halt: Halt | None = None
-        self.heed: Callable[[Standing], object] = bool
-        """Callback for job status messages, called in the leash thread."""
+        self.heed: Callable[[JobFlags], object] = bool
+        """Callback for job status messages, called in the control socket thread."""
         self._held_off = 0
         self._due = False
 
@@ -188,10 +189,12 @@ class Interruption:
         signal.signal(signal.SIGINT, _ignore)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, NOT_ITS_OWN)  # The worker had blocked them.
 
-    def watch(self, leash: int, orphaned: Callable[[], None]) -> None:
-        """Read the leash in a thread; call `orphaned` when the worker is gone."""
-        os.set_inheritable(leash, False)
-        Thread(target=self._listen, args=(leash, orphaned), name="leash", daemon=True).start()
+    def watch(self, control_socket: int, orphaned: Callable[[], None]) -> None:
+        """Read the control socket in a thread; call `orphaned` when the worker is gone."""
+        os.set_inheritable(control_socket, False)
+        Thread(
+            target=self._listen, args=(control_socket, orphaned), name="control_socket", daemon=True
+        ).start()
 
     def begin(self, number: int) -> None:
         """Allow a call to be interrupted from now on.
@@ -226,13 +229,13 @@ class Interruption:
             self._due = False
             self._raise_if_meant()
 
-    def _listen(self, leash: int, orphaned: Callable[[], None]) -> None:
+    def _listen(self, control_socket: int, orphaned: Callable[[], None]) -> None:
         frames = FrameReader()
-        with socket.socket(fileno=leash) as line:
+        with socket.socket(fileno=control_socket) as line:
             while piece := line.recv(4096):
                 for data in frames.feed(piece):
                     message = read_in_process(data)
-                    if isinstance(message, Standing):
+                    if isinstance(message, JobFlags):
                         self.heed(message)
                     elif isinstance(message, Halt):
                         self._halt = message

@@ -199,7 +199,7 @@ HELP = (
 )
 
 
-class Chosen(Struct, frozen=True):
+class TopState(Struct, frozen=True):
     """The state of the screen: sort order, selected queue and mode."""
 
     sort: str = SORTS[0]
@@ -211,7 +211,7 @@ class Chosen(Struct, frozen=True):
     help: bool = False
     over: bool = False
 
-    def after(self, key: str, names: Sequence[str]) -> Chosen:
+    def after(self, key: str, names: Sequence[str]) -> TopState:
         """Return the state after a key press. `names` lists the queues in display order."""
         changes: dict[str, Any] = {}
         match key:

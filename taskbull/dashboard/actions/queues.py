@@ -26,7 +26,7 @@ from taskbull.dashboard.actions.jobs import (
     wants_anew,
 )
 from taskbull.dashboard.components import duration, number, plural
-from taskbull.dashboard.forms import Acted, BoardAction, BoardOrder, Change, GroupChange, MeantJobs
+from taskbull.dashboard.forms import Acted, BoardAction, BoardOrder, BulkTarget, Change, GroupChange
 from taskbull.dashboard.html import Node, code, p, strong
 from taskbull.dashboard.messages import Form, Refused
 from taskbull.dashboard.visit import Visit
@@ -158,7 +158,7 @@ async def _begin(visit: Visit, order: BoardOrder, what: str, change: Change) -> 
     most = order.form.get("most")
     if most not in _SIZES:
         raise Refused(400, "How many are meant? Choose 1, 10, 100 or all.")
-    meant = MeantJobs(
+    meant = BulkTarget(
         order.queue,
         order.form.get("group"),
         what,

@@ -54,7 +54,7 @@ from taskbull.dashboard.pages.job_fields import (
 from taskbull.dashboard.state import Board, Parts
 from taskbull.dashboard.visit import Visit
 from taskbull.errors import JobNotFound
-from taskbull.monitor.browse import JobPlace, JobRow
+from taskbull.monitor.browse import JobLocation, JobRow
 from taskbull.queue.job_tree import JobTree
 
 # The table of attempts: start, duration and outcome of each.
@@ -212,7 +212,7 @@ def _failures(row: JobRow) -> list[int]:
     return list(range(1, made + (0 if ended_well else 1)))
 
 
-def facts(place: JobPlace) -> Element:
+def facts(place: JobLocation) -> Element:
     """Return the facts of a job: attempts, times, worker, lock and relations."""
     row, job = place.row, place.row.job
     made = max(job.attempts_made, job.attempts_started)
@@ -237,7 +237,7 @@ def facts(place: JobPlace) -> Element:
     return section(h2("Facts"), dl(shown, class_="facts-list"), id="facts", class_="card")
 
 
-async def flow(visit: Visit, place: JobPlace) -> Node:
+async def flow(visit: Visit, place: JobLocation) -> Node:
     """Return the tree of a job's children, if it has any."""
     children = place.children
     if not (children.processed or children.unprocessed or children.ignored or children.failed):
@@ -340,13 +340,13 @@ async def parts(board: Board, visit: Visit) -> Parts:
     )
 
 
-async def _place(board: Board, visit: Visit, queue: str, job_id: str) -> JobPlace:
+async def _place(board: Board, visit: Visit, queue: str, job_id: str) -> JobLocation:
     return await board.views.read(
         ("place", queue, job_id), lambda: visit.server.place(queue, job_id)
     )
 
 
-def _head(visit: Visit, place: JobPlace) -> Element:
+def _head(visit: Visit, place: JobLocation) -> Element:
     row, job = place.row, place.row.job
     queue, state = row.queue, row.state
     back = url("job", q=queue, id=job.id)

@@ -32,7 +32,7 @@ from taskbull.dashboard.messages import Refused, Response, apart
 from taskbull.dashboard.state import Board
 from taskbull.dashboard.visit import Visit
 from taskbull.errors import JobNotFound
-from taskbull.monitor.browse import FieldPiece, JobPlace, JobRow, NewestLines
+from taskbull.monitor.browse import FieldPiece, JobLocation, JobRow, NewestLines
 
 LARGEST: Final = 32_000_000
 """Maximum size of a download, in bytes."""
@@ -86,7 +86,7 @@ async def read_pieces(board: Board, visit: Visit, row: JobRow) -> LargePieces:
 
 
 def json_card(
-    visit: Visit, place: JobPlace, field: str, name: str, text: str, piece: FieldPiece
+    visit: Visit, place: JobLocation, field: str, name: str, text: str, piece: FieldPiece
 ) -> Element:
     """Return the card of a JSON field."""
     length = place.row.sizes.get(field, 0)
@@ -104,7 +104,7 @@ def json_card(
     )
 
 
-def result_card(visit: Visit, place: JobPlace, pieces: LargePieces) -> Element:
+def result_card(visit: Visit, place: JobLocation, pieces: LargePieces) -> Element:
     """Return the card of the result, or of the progress if the job is not completed."""
     row = place.row
     if row.state is JobState.COMPLETED:
@@ -115,7 +115,7 @@ def result_card(visit: Visit, place: JobPlace, pieces: LargePieces) -> Element:
     return section(h2("Progress"), shown, id="result", class_="card", hidden=is_over)
 
 
-def error_card(place: JobPlace, piece: FieldPiece) -> Node:
+def error_card(place: JobLocation, piece: FieldPiece) -> Node:
     """Return the card of a job's errors, newest first."""
     job = place.row.job
     stacks = job.stacktrace
@@ -142,7 +142,7 @@ def error_card(place: JobPlace, piece: FieldPiece) -> Node:
     )
 
 
-def log_card(place: JobPlace, log: NewestLines) -> Node:
+def log_card(place: JobLocation, log: NewestLines) -> Node:
     """Return the card of the last lines of a job's log."""
     if not log.lines:
         return None
@@ -165,7 +165,7 @@ def log_card(place: JobPlace, log: NewestLines) -> Node:
     )
 
 
-async def options_card(visit: Visit, place: JobPlace) -> Node:
+async def options_card(visit: Visit, place: JobLocation) -> Node:
     """Return the card of a job's options as stored in Redis, with secrets masked."""
     length = place.row.sizes.get("options", 0)
     if not 0 < length <= LARGE:
@@ -214,7 +214,7 @@ def _too_large(what: str) -> Refused:
     return Refused(413, f"{what} has more than {size(LARGEST)}: use taskbull job.")
 
 
-def _download(place: JobPlace, field: str) -> Node:
+def _download(place: JobLocation, field: str) -> Node:
     row = place.row
     return [" · ", link_to("download", "download", q=row.queue, id=row.job.id, field=field)]
 

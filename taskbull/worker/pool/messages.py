@@ -1,7 +1,7 @@
 """Messages between a worker and its pool processes, and their encoding.
 
 Arguments and results travel as the JSON that is stored in Redis. Errors are not pickled: the
-process, which has the error's class, decides the outcome and sends it as a `Fate`.
+process, which has the error's class, decides the outcome and sends it as a `RemoteOutcome`.
 """
 
 from __future__ import annotations
@@ -170,8 +170,8 @@ class Retire(Message, frozen=True):
     """A request to leave the lifespan and exit, because there are no more jobs."""
 
 
-class Standing(Message, frozen=True):
-    """A job's cancellation and lock status, sent over the leash or before the job's order."""
+class JobFlags(Message, frozen=True):
+    """A job's cancellation and lock status, sent over the control socket or before its order."""
 
     number: int
     """The number of the call."""
@@ -184,7 +184,7 @@ class Standing(Message, frozen=True):
 
 
 class Halt(Message, frozen=True):
-    """A request to stop the call with this number, sent over the leash before a signal."""
+    """A request to stop the call with this number, sent over the control socket before a signal."""
 
     number: int
     reason: str
@@ -250,11 +250,11 @@ class Done(Message, frozen=True):
     value: bytes | None
     megabytes: float = 0.0
     spawned: tuple[int, int] = (0, 0)
-    heeded: bool = False
+    cancel_seen: bool = False
     """True if the function checked and saw that its job was cancelled."""
 
 
-class FateKind(StrEnum):
+class RemoteOutcomeKind(StrEnum):
     """The kind of outcome for a job whose function raised."""
 
     FAIL = "fail"
@@ -268,10 +268,10 @@ class FateKind(StrEnum):
     """The process was asked to stop the job."""
 
 
-class Fate(Struct, frozen=True, array_like=True):
+class RemoteOutcome(Struct, frozen=True, array_like=True):
     """A job's outcome, as decided in the process."""
 
-    kind: FateKind
+    kind: RemoteOutcomeKind
     category: str = ""
     verdict: str = ""
     delay: float = 0.0
@@ -286,13 +286,13 @@ class Raised(Message, frozen=True):
     """The error's class name, including its module."""
     reason: str
     stack: str
-    fate: Fate
+    fate: RemoteOutcome
     megabytes: float = 0.0
     spawned: tuple[int, int] = (0, 0)
 
 
 Ended: TypeAlias = Done | Raised
-ToProcess: TypeAlias = Hello | Order | Reply | Retire | Standing | Halt
+ToProcess: TypeAlias = Hello | Order | Reply | Retire | JobFlags | Halt
 ToWorker: TypeAlias = Ready | CannotStart | Ask | Record | Ended
 
 _encode = msgspec.msgpack.Encoder().encode

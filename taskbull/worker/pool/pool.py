@@ -1,7 +1,7 @@
 """The process pool of a worker, which runs functions that compute, hang or crash.
 
 `ProcessPool` starts and replaces the processes, and `Roster` assigns calls to them. Each process
-has a thread (`Keeper`) that reports to the event loop through a `Mailbox`.
+has a thread (`ProcessMonitor`) that reports to the event loop through a `Mailbox`.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from taskbull.worker.pool.pool_plan import Gone, PoolPlan, ProcessEnd
 from taskbull.worker.pool.results import (
     End,
     PoolCall,
+    ProcessSlot,
     Result,
-    Seat,
     has_value,
     note_halted,
     perform,
     results_of,
 )
-from taskbull.worker.pool.supervise import LEAVING, Keeper
+from taskbull.worker.pool.supervise import LEAVING, ProcessMonitor
 from taskbull.worker.running_job import RunningJob
 from taskbull.worker.shutdown import Shutdown
 from taskbull.worker.threads import Stoppable
@@ -79,12 +79,12 @@ class Roster:
     def __init__(self) -> None:
         self.lock = Lock()
         """Lock that must be held only briefly, because the event loop waits for it."""
-        self._idle: list[Seat] = []
+        self._idle: list[ProcessSlot] = []
         self._waiting: deque[PoolCall] = deque()
         self.busy = 0
         """Number of processes that run a job."""
 
-    def put(self, call: PoolCall) -> Seat | None:
+    def put(self, call: PoolCall) -> ProcessSlot | None:
         """Assign a call to an idle process and return its seat, or `None` if the call waits."""
         with self.lock:
             if not self._idle:
@@ -108,7 +108,7 @@ class Roster:
             self._waiting.appendleft(call)
             return True
 
-    def take_waiting(self) -> tuple[Seat, PoolCall] | None:
+    def take_waiting(self) -> tuple[ProcessSlot, PoolCall] | None:
         """Assign the first waiting call to an idle process, if there are both."""
         with self.lock:
             if not self._idle or not self._waiting:
@@ -117,7 +117,7 @@ class Roster:
             self._give(seat, call)
             return seat, call
 
-    def take(self, seat: Seat) -> PoolCall | None:
+    def take(self, seat: ProcessSlot) -> PoolCall | None:
         """Return the next call for a free process, or `None` if no call waits.
 
         Without a call the process becomes idle. A dismissed process gets no more calls.
@@ -135,7 +135,7 @@ class Roster:
             self._idle.append(seat)
             return None
 
-    def leave(self, seat: Seat) -> PoolCall | None:
+    def leave(self, seat: ProcessSlot) -> PoolCall | None:
         """Remove a process from the roster and return the call that it was running, if any."""
         with self.lock:
             if seat in self._idle:
@@ -144,7 +144,7 @@ class Roster:
             self.busy -= call is not None
             return call
 
-    def dismiss(self, seat: Seat) -> bool:
+    def dismiss(self, seat: ProcessSlot) -> bool:
         """Assign no more calls to a process; return False if it still has one."""
         with self.lock:
             seat.dismissed = True
@@ -152,7 +152,7 @@ class Roster:
                 self._idle.remove(seat)
             return seat.call is None
 
-    def halt(self, call: PoolCall) -> Seat | None:
+    def halt(self, call: PoolCall) -> ProcessSlot | None:
         """Mark a call as halted and return its seat.
 
         Return `None` if no process runs the call, or if it was halted before. The process gets no
@@ -182,7 +182,7 @@ class Roster:
             self._waiting.clear()
             return calls
 
-    def _give(self, seat: Seat, call: PoolCall) -> None:
+    def _give(self, seat: ProcessSlot, call: PoolCall) -> None:
         call.seat = seat
         seat.call = call
         self.busy += 1
@@ -219,8 +219,8 @@ class ProcessPool:
         self._mailbox = Mailbox()
         self._new_waiter = waiters()
         self._numbers = count(1)
-        self._members: set[Keeper] = set()  # processes that run jobs or are starting
-        self._leaving: set[Keeper] = set()
+        self._members: set[ProcessMonitor] = set()  # processes that run jobs or are starting
+        self._leaving: set[ProcessMonitor] = set()
         self._failures = 0  # consecutive failed starts
         self._refusal = ""  # reason for the last failed start
         self._patience = inf  # maximum number of seconds that a process may take to exit
@@ -250,7 +250,7 @@ class ProcessPool:
         Raises:
             ConfigurationError: If a process cannot start.
         """
-        self._hire_all()
+        self._spawn_processes()
         self._first = True
         while not all(keeper.has_begun for keeper in self._members):
             await self._change()
@@ -273,7 +273,7 @@ class ProcessPool:
         """
         # The task's home queue may be one that this worker does not serve.
         if not self._started:
-            self._hire_all()
+            self._spawn_processes()
         call = PoolCall(next(self._numbers), jobs, copy_context(), grace, clock)
         call.listen()
         seat = self._roster.put(call)
@@ -344,7 +344,7 @@ class ProcessPool:
 
     # Callbacks from keepers, which run in the keepers' threads.
 
-    def began(self, keeper: Keeper) -> None:
+    def began(self, keeper: ProcessMonitor) -> None:
         """Give a process that is ready its first call."""
         self._mailbox.post(self._on_begun)
         self._feed(keeper)
@@ -353,7 +353,7 @@ class ProcessPool:
         """Pass a job's request to the task that awaits the call."""
         self._mailbox.post(lambda: call.deliver(ask))
 
-    def ended(self, keeper: Keeper, call: PoolCall) -> None:
+    def ended(self, keeper: ProcessMonitor, call: PoolCall) -> None:
         """Give the process its next call, then wake the task that awaits the finished one."""
         self._feed(keeper)
         self._mailbox.post(lambda: call.deliver(call.ends))
@@ -361,7 +361,7 @@ class ProcessPool:
             self._mailbox.post(lambda: self._let_go(keeper))
         elif not keeper.worn and self._is_worn(keeper, call.ends[-1]):
             keeper.worn = True
-            self._mailbox.post(self._hire)
+            self._mailbox.post(self._spawn_process)
 
     def returned(self, call: PoolCall) -> bool:
         """Give an unstarted call to another process; return False if that is not possible.
@@ -381,17 +381,17 @@ class ProcessPool:
         """Raise an error in the task that awaits the call."""
         self._mailbox.post(lambda: call.deliver(error))
 
-    def gone(self, keeper: Keeper, end: Gone) -> None:
+    def gone(self, keeper: ProcessMonitor, end: Gone) -> None:
         """Replace a process that has exited, if one is missing."""
         self._mailbox.post(lambda: self._on_gone(keeper, end))
 
-    def _feed(self, keeper: Keeper) -> None:
+    def _feed(self, keeper: ProcessMonitor) -> None:
         call = self._roster.take(keeper)
         if call is not None:
             keeper.send(call.late_order())
             self._mailbox.post(call.begin)
 
-    def _is_worn(self, keeper: Keeper, end: Ended) -> bool:
+    def _is_worn(self, keeper: ProcessMonitor, end: Ended) -> bool:
         plan = self._plan
         return (plan.max_jobs is not None and keeper.jobs >= plan.max_jobs) or (
             plan.max_memory is not None and end.megabytes > plan.max_memory
@@ -399,18 +399,18 @@ class ProcessPool:
 
     # The methods below run in the event loop.
 
-    def _hire_all(self) -> None:
+    def _spawn_processes(self) -> None:
         self._started = True
         for _ in range(self.size):
-            self._hire()
+            self._spawn_process()
 
-    def _hire(self, delay: float = 0.0) -> None:
+    def _spawn_process(self, delay: float = 0.0) -> None:
         if not self._closing:
-            keeper = Keeper(self, self._hello, self._roster.leave)
+            keeper = ProcessMonitor(self, self._hello, self._roster.leave)
             self._members.add(keeper)
             keeper.start(delay)
 
-    def _let_go(self, keeper: Keeper) -> None:
+    def _let_go(self, keeper: ProcessMonitor) -> None:
         """Retire a process that gets no more jobs, and replace it if that has not happened."""
         if keeper not in self._members:  # It has already exited.
             return
@@ -420,21 +420,21 @@ class ProcessPool:
         self._told(ProcessEnd(keeper.pid or 0, reason, None, recycled=not keeper.halted))
         keeper.retire(min(LEAVING, self._patience))
         if len(self._members) < self.size:
-            self._hire()
+            self._spawn_process()
 
     def _on_begun(self) -> None:
         self._failures = 0
         self._announce()
-        self._dismiss_worn()
+        self._recycle_processes()
 
-    def _dismiss_worn(self) -> None:
+    def _recycle_processes(self) -> None:
         """Retire processes that have done their share, if replacements are ready."""
         ready = [one for one in self._members if one.has_begun]
         for keeper in [one for one in ready if one.worn][: max(0, len(ready) - self.size)]:
             if self._roster.dismiss(keeper):
                 self._let_go(keeper)
 
-    def _on_gone(self, keeper: Keeper, end: Gone) -> None:
+    def _on_gone(self, keeper: ProcessMonitor, end: Gone) -> None:
         self._leaving.discard(keeper)
         was_member = keeper in self._members
         self._members.discard(keeper)
@@ -448,7 +448,7 @@ class ProcessPool:
         lived = monotonic() - keeper.born
         if end.started and (keeper.jobs or end.job is not None or lived > _SHORT_LIFE):
             if len(self._members) < self.size:
-                self._hire()
+                self._spawn_process()
             return
         self._failures += 1
         self._refusal = end.reason
@@ -459,11 +459,11 @@ class ProcessPool:
             "A process of the pool could not start; another one is in %g s: %s", pause, end.reason
         )
         if not any(one.has_begun for one in self._members):
-            self._let_wait_no_longer(end.reason)
+            self._fail_waiting_calls(end.reason)
         if len(self._members) < self.size:
-            self._hire(pause)
+            self._spawn_process(pause)
 
-    def _let_wait_no_longer(self, reason: str) -> None:
+    def _fail_waiting_calls(self, reason: str) -> None:
         for call in self._roster.give_up():
             call.deliver(ProcessUnavailable(f"no process of the pool could start: {reason}"))
 

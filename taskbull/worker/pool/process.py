@@ -260,7 +260,8 @@ class WorkerLine:
 # programs that its tasks have started. The worker is connected to it by:
 #
 # - the *line*, for messages;
-# - the *leash*, for messages while a function runs: cancellations, lost locks and halt requests.
+# - the *control socket*, for messages while a function runs: cancellations, lost locks and halt
+#   requests.
 #   Its end of file means that the worker is gone;
 # - its output streams;
 # - the *faults* pipe, where Python's fault handler writes a stack when C code crashes;
@@ -329,11 +330,11 @@ class PoolProcess:
     def __init__(self, context: Callable[[], Context]) -> None:
         ours, line = socket.socketpair()
         self.line = WorkerLine(ours)
-        loop, leash = socket.socketpair()
-        self.leash = WorkerLine(loop)
+        loop, control_socket = socket.socketpair()
+        self.control_socket = WorkerLine(loop)
         self._faults, faults = os.pipe()
         self._begun = _open_shared()
-        theirs = (line.fileno(), leash.fileno(), faults, self._begun.fileno())
+        theirs = (line.fileno(), control_socket.fileno(), faults, self._begun.fileno())
         try:
             os.set_blocking(faults, False)  # The pipe is read only after the process has exited.
             self._popen = subprocess.Popen(  # noqa: S603 - taskbull's own program
@@ -346,13 +347,13 @@ class PoolProcess:
             )
         except BaseException:
             self.line.close()
-            self.leash.close()
+            self.control_socket.close()
             os.close(self._faults)
             self._begun.close()
             raise
         finally:
             line.close()
-            leash.close()
+            control_socket.close()
             os.close(faults)
         self.pid = self._popen.pid
         self.exit_fd = _open_exit_fd(self.pid)
@@ -413,7 +414,7 @@ class PoolProcess:
     def close(self) -> None:
         """Close all descriptors that lead to the process."""
         self.line.close()
-        self.leash.close()
+        self.control_socket.close()
         os.close(self._faults)
         self._begun.close()
         if self.exit_fd is not None:

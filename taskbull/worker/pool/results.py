@@ -1,7 +1,7 @@
 """Calls to pool processes: their jobs, the requests of those jobs, and their results.
 
-The process decides the outcome of a job whose function raised, and sends it as a `Fate`. This
-module converts outcomes to fates and back.
+The process decides the outcome of a job whose function raised, and sends it as a `RemoteOutcome`.
+This module converts outcomes to remote outcomes and back.
 """
 
 from __future__ import annotations
@@ -47,14 +47,14 @@ from taskbull.worker.pool.messages import (
     Ask,
     Done,
     Ended,
-    Fate,
-    FateKind,
     Fault,
+    JobFlags,
     Order,
     Question,
     Raised,
+    RemoteOutcome,
+    RemoteOutcomeKind,
     Reply,
-    Standing,
     check_length,
     encode,
     pack_fault,
@@ -108,7 +108,7 @@ End: TypeAlias = list[Ended] | TaskbullError
 """The end of a call: a message for each job, or an error if there is no process to run it."""
 
 
-class Seat(ABC):
+class ProcessSlot(ABC):
     """A process that runs at most one call at a time.
 
     The attributes are written under the roster's lock.
@@ -127,7 +127,7 @@ class Seat(ABC):
         """Send a message without waiting. Thread-safe."""
 
     @abstractmethod
-    def tell(self, standing: Standing) -> None:
+    def tell(self, standing: JobFlags) -> None:
         """Notify the process that a job was cancelled or lost its lock. Thread-safe."""
 
     @abstractmethod
@@ -174,7 +174,7 @@ class PoolCall:
         self.grace = grace
         self.clock = clock
         """The clock to stop while the call waits for a process."""
-        self.seat: Seat | None = None
+        self.seat: ProcessSlot | None = None
         """The process that has the call, or `None` while the call waits for one."""
         self.ends: list[Ended] = []
         """The ends of its jobs, in order."""
@@ -197,16 +197,16 @@ class PoolCall:
         """
         return b"".join((*map(encode, self.standings()), self.order))
 
-    def standings(self) -> Iterator[Standing]:
+    def standings(self) -> Iterator[JobFlags]:
         """Yield the status of each job that was cancelled or has lost its lock."""
         for place, job in enumerate(self.jobs):
             run = run_of(job)
             if run.cancelled is not None or run.lost is not None:
                 yield self._standing(place)
 
-    def _standing(self, place: int) -> Standing:
+    def _standing(self, place: int) -> JobFlags:
         run = run_of(self.jobs[place])
-        return Standing(self.number, place, run.cancelled, run.lost is not None)
+        return JobFlags(self.number, place, run.cancelled, run.lost is not None)
 
     def _tell(self, place: int) -> None:
         # The run is updated before this check, and a call gets its seat before its order is built.
@@ -269,23 +269,23 @@ def _order(number: int, more: int, running: RunningJob) -> Order:
 # Outcomes of jobs whose function raised: encoded in the process, decoded in the worker.
 
 
-PUT_OFF = Fate(FateKind.PUT_OFF)
-TERMINATED = Fate(FateKind.TERMINATED)
+PUT_OFF = RemoteOutcome(RemoteOutcomeKind.PUT_OFF)
+TERMINATED = RemoteOutcome(RemoteOutcomeKind.TERMINATED)
 
 
-def fate_of(outcome: Written) -> Fate:
-    """Convert an outcome to a `Fate`, without the error, which stays in the process."""
+def remote_outcome_of(outcome: Written) -> RemoteOutcome:
+    """Convert an outcome to a `RemoteOutcome`, without the error, which stays in the process."""
     match outcome:
         case Fail(failure, verdict):
-            return Fate(FateKind.FAIL, failure.category, verdict)
+            return RemoteOutcome(RemoteOutcomeKind.FAIL, failure.category, verdict)
         case RetryAfter(failure, delay, remembered):
-            return Fate(FateKind.RETRY, failure.category, "", delay, remembered)
+            return RemoteOutcome(RemoteOutcomeKind.RETRY, failure.category, "", delay, remembered)
         case SnoozeFor(delay):
-            return Fate(FateKind.SNOOZE, delay=delay)
+            return RemoteOutcome(RemoteOutcomeKind.SNOOZE, delay=delay)
         case LimitQueue(delay):
-            return Fate(FateKind.LIMIT, delay=delay)
+            return RemoteOutcome(RemoteOutcomeKind.LIMIT, delay=delay)
         case AwaitChildren():
-            return Fate(FateKind.AWAIT_CHILDREN)
+            return RemoteOutcome(RemoteOutcomeKind.AWAIT_CHILDREN)
         case _:
             raise TypeError(f"an error does not end in {outcome!r}")
 
@@ -314,23 +314,23 @@ def told_by(error: BaseException) -> RaisedInProcess | None:
 
 def outcome_of(raised: RaisedInProcess, run: Run) -> Outcome | None:
     """Return the job's outcome, or `None` if it was stopped or Redis did not accept a write."""
-    fate: Fate = raised.fate
+    fate: RemoteOutcome = raised.fate
     match fate.kind:
-        case FateKind.FAIL:
+        case RemoteOutcomeKind.FAIL:
             return Fail(_failure(raised, fate), Verdict(fate.verdict))
-        case FateKind.RETRY:
+        case RemoteOutcomeKind.RETRY:
             return RetryAfter(_failure(raised, fate), fate.delay, fate.remembered_delay)
-        case FateKind.SNOOZE:
+        case RemoteOutcomeKind.SNOOZE:
             return SnoozeFor(fate.delay)
-        case FateKind.LIMIT:
+        case RemoteOutcomeKind.LIMIT:
             return LimitQueue(fate.delay)
-        case FateKind.AWAIT_CHILDREN:
+        case RemoteOutcomeKind.AWAIT_CHILDREN:
             return run.awaiting_children()
-        case FateKind.PUT_OFF | FateKind.TERMINATED:
+        case RemoteOutcomeKind.PUT_OFF | RemoteOutcomeKind.TERMINATED:
             return None
 
 
-def _failure(raised: RaisedInProcess, fate: Fate) -> Failure:
+def _failure(raised: RaisedInProcess, fate: RemoteOutcome) -> Failure:
     return Failure(Category(fate.category), str(raised), raised.stack, raised.word or raised)
 
 
@@ -422,8 +422,8 @@ def _result(end: Ended, run: Run) -> Result:
     if any(end.spawned):
         run.spawned = Spawning(*end.spawned)
     if isinstance(end, Done):
-        run.heeded = run.heeded or end.heeded
+        run.cancel_seen = run.cancel_seen or end.cancel_seen
         return end.value
-    if end.fate.kind is FateKind.TERMINATED:
+    if end.fate.kind is RemoteOutcomeKind.TERMINATED:
         return ProcessDied(f"the process was told to end, not by its worker: {end.reason}")
     return error_of(end)

@@ -26,21 +26,21 @@ from taskbull.worker.pool.messages import (
     Done,
     Ended,
     Halt,
+    JobFlags,
     Raised,
     Ready,
     Record,
     Reply,
     Retire,
-    Standing,
     ToWorker,
     encode,
 )
 from taskbull.worker.pool.pool_plan import Gone
 from taskbull.worker.pool.process import NOT_ITS_OWN, Death, PoolProcess, log_record
-from taskbull.worker.pool.results import PoolCall, Seat
+from taskbull.worker.pool.results import PoolCall, ProcessSlot
 
 
-class Bell:
+class WakeupPipe:
     """A socket pair that wakes a thread waiting for descriptors. Any thread may ring it."""
 
     def __init__(self) -> None:
@@ -69,7 +69,7 @@ class Bell:
         self._heard.close()
 
 
-class Reprieve:
+class KillDeadline:
     """The time until a process is killed.
 
     The event loop sets it, and the process's thread checks it.
@@ -106,7 +106,8 @@ class Reprieve:
 
 _BOTH = select.POLLIN | select.POLLOUT
 _LOOK = 0.25
-"""Polling interval in seconds, used without an exit descriptor or with unsent leash data."""
+"""Polling interval in seconds, used without an exit descriptor or with unsent control socket
+data."""
 
 _DYING = 1.0
 """Seconds that a process has to exit after it has closed its line."""
@@ -115,10 +116,10 @@ LEAVING: Final = 10.0
 """Seconds that a process has to leave its lifespan."""
 
 
-class Office(Protocol):
+class ProcessListener(Protocol):
     """The callbacks of a keeper. Each method is called in the keeper's thread."""
 
-    def began(self, keeper: Keeper) -> None:
+    def began(self, keeper: ProcessMonitor) -> None:
         """Handle a process that is ready to run jobs."""
         ...
 
@@ -126,7 +127,7 @@ class Office(Protocol):
         """Handle a request from a running job."""
         ...
 
-    def ended(self, keeper: Keeper, call: PoolCall) -> None:
+    def ended(self, keeper: ProcessMonitor, call: PoolCall) -> None:
         """Handle a finished call, whose process is now free."""
         ...
 
@@ -138,15 +139,17 @@ class Office(Protocol):
         """Handle a call whose process has exited."""
         ...
 
-    def gone(self, keeper: Keeper, end: Gone) -> None:
+    def gone(self, keeper: ProcessMonitor, end: Gone) -> None:
         """Handle a process that has exited or could not be started."""
         ...
 
 
-class Keeper(Seat):
+class ProcessMonitor(ProcessSlot):
     """The supervisor of one process, with a thread that lives as long as the process."""
 
-    def __init__(self, office: Office, hello: bytes, leave: Callable[[Seat], PoolCall | None]):
+    def __init__(
+        self, office: ProcessListener, hello: bytes, leave: Callable[[ProcessSlot], PoolCall | None]
+    ):
         super().__init__()
         self._office = office
         self._hello = hello
@@ -159,11 +162,11 @@ class Keeper(Seat):
         """True if the process has done its share and will be replaced."""
         self._process: PoolProcess | None = None
         self._lock = Lock()
-        self._reprieve = Reprieve()
+        self._reprieve = KillDeadline()
         self._told_to_end = False
         self._killed = Event()
         self._last_call = 0  # number of the last finished call
-        self._bell = Bell()
+        self._bell = WakeupPipe()
         self._trouble = ""
 
     @property
@@ -191,14 +194,14 @@ class Keeper(Seat):
             self._reprieve.grant(call.grace)
             for standing in call.standings():
                 self.tell(standing)
-            process.leash.send(encode(Halt(call.number, reason)))
+            process.control_socket.send(encode(Halt(call.number, reason)))
             process.signal(SIGTERM)
         self._bell.ring()
 
-    def tell(self, standing: Standing) -> None:
+    def tell(self, standing: JobFlags) -> None:
         """Notify the process that a job was cancelled or lost its lock. Thread-safe."""
         process = self._process
-        if process is not None and not process.leash.send(encode(standing)):
+        if process is not None and not process.control_socket.send(encode(standing)):
             self._bell.ring()
 
     def hurry(self, seconds: float) -> None:
@@ -261,7 +264,7 @@ class Keeper(Seat):
         goes_on = True
         while goes_on:
             poll.modify(line, _BOTH if process.line.has_backlog else select.POLLIN)
-            process.leash.flush()
+            process.control_socket.flush()
             ready = dict(poll.poll(self._patience_ms(process)))
             if bell in ready:
                 self._bell.hush()
@@ -276,7 +279,7 @@ class Keeper(Seat):
                 process.signal(SIGKILL)
 
     def _patience_ms(self, process: PoolProcess) -> int | None:
-        is_told = process.exit_fd is not None and not process.leash.has_backlog
+        is_told = process.exit_fd is not None and not process.control_socket.has_backlog
         limits = [] if is_told else [_LOOK]
         if (left := self._reprieve.left()) is not None:
             limits.append(left)

@@ -10,7 +10,7 @@ from msgspec import Struct
 
 from tests.nemesis.kinds import KINDS, Kind
 from tests.nemesis.ledger import Book, JobKey
-from tests.nemesis.truth import Event, Taking, Truth, takings
+from tests.nemesis.truth import Event, FetchOptions, Truth, takings
 
 
 class Violation(Struct):
@@ -36,7 +36,7 @@ class Case:
     def __init__(self, truth: Truth, book: Book) -> None:
         self.truth = truth
         self.book = book
-        self.takings: dict[JobKey, list[Taking]] = {
+        self.takings: dict[JobKey, list[FetchOptions]] = {
             (name, job): takings(events)
             for name, queue in truth.queues.items()
             for job, events in queue.events.items()
