@@ -54,28 +54,24 @@ def _troubles(queue: QueueFacts) -> Iterator[tuple[str, int, str, Remedy]]:
     waiting = queue.waiting
     if waiting and queue.workers == 0 and queue.connected is not None and not queue.paused:
         seen = queue.last_seen
-        since = "" if seen is None else f" for {span((queue.now - seen).total_seconds())}"
-        yield "nobody", 90, f"{_waits(waiting)}, no worker{since}", "why"
+        since = " connected" if seen is None else f" for {span((queue.now - seen).total_seconds())}"
+        yield "nobody", 90, f"{waiting:,} waiting, no worker{since}", "why"
     if failed := _failing(queue):
         yield "failing", 80, failed, "errors"
     if queue.lockless:
         jobs = count_of(queue.lockless, "running job")
-        yield "stalled", 70, f"{jobs} without a lock: the worker is gone", "workers"
+        yield "stalled", 70, f"{jobs} without a lock (worker gone)", "workers"
     opened = [one for one in queue.records if one.circuit and one.circuit.state == "open"]
     if opened:
         workers = f"{len(opened)} of {count_of(len(queue.records), 'worker')}"
-        yield "breaker", 60, f"the circuit is open in {workers}", "workers"
+        yield "breaker", 60, f"circuit breaker open in {workers}", "workers"
     if queue.waiting_since is not None and not queue.paused and queue.workers:
         age = (queue.now - queue.waiting_since).total_seconds()
         if age > LONGEST_WAIT:
-            yield "old", 50, f"the next of {waiting:,} has waited for {span(age)}", "why"
+            yield "old", 50, f"{waiting:,} waiting, the next for {span(age)}", "why"
     if queue.paused and waiting:
         yield "paused", 40, _paused(queue), "resume"
     yield from _oddities(queue)
-
-
-def _waits(waiting: int) -> str:
-    return f"{waiting:,} {'waits' if waiting == 1 else 'wait'}"
 
 
 def _failing(queue: QueueFacts) -> str:
@@ -92,7 +88,7 @@ def _failing(queue: QueueFacts) -> str:
 def _paused(queue: QueueFacts) -> str:
     note = queue.note
     if note is None:
-        return f"paused, and {_waits(queue.waiting)}"
+        return f"paused, {queue.waiting:,} waiting"
     since = instant_from_ms(note.at_ms) if note.at_ms else None
     text = "paused" if since is None else f"paused for {ago(since, queue.now)[:-4]}"
     text += f" by {note.by}" if note.by else ""
@@ -103,13 +99,13 @@ def _oddities(queue: QueueFacts) -> Iterator[tuple[str, int, str, Remedy]]:
     if queue.next_scheduled is not None:
         late = (queue.now - queue.next_scheduled).total_seconds()
         if late > LATEST_SCHEDULE:
-            yield "late", 30, f"a schedule is late by {span(late)}", "schedules"
+            yield "late", 30, f"a schedule is {span(late)} late", "schedules"
     majors = {major for version in queue.versions if (major := _major(version))}
     if {"5", "6"} <= majors:
-        text = "BullMQ 5 and 6 share this queue: a resume by 5 may lose jobs"
+        text = "BullMQ 5 and 6 both use this queue; resuming it with BullMQ 5 may lose jobs"
         yield "mixed", 20, text, "queue"
     if queue.counts.get(JobState.WAITING, 0) and queue.counts.get(JobState.PAUSED, 0):
-        text = "jobs are in wait and in paused: resume it with taskbull, which takes both"
+        text = "jobs are in both the wait and paused lists; resume the queue with taskbull"
         yield "split", 35, text, "resume"
 
 

@@ -68,21 +68,20 @@ class Loopback:
         if proxy is not None:
             raise Refused(
                 403,
-                f"This request came through a proxy (it has the header {proxy}), so it is unknown "
-                "who sent it. Say who may look: Dashboard(access=…), or taskbull dashboard "
-                "--auth-env NAME.",
+                f"This request came through a proxy (header: {proxy}), so its user is unknown. "
+                "To allow it, use Dashboard(access=…) or taskbull dashboard --auth-env NAME.",
             )
         if not _is_loopback(request.peer):
             raise Refused(
                 403,
-                "Only browsers on the same machine are served. Say who else may look: "
-                "Dashboard(access=…), or taskbull dashboard --auth-env NAME.",
+                "Only local browsers are allowed. To allow others, use Dashboard(access=…) or "
+                "taskbull dashboard --auth-env NAME.",
             )
         if not (_is_own_name(_name_of(request.host)) or self._hosts.has(request.host)):
             raise Refused(
                 403,
-                "This name is not known to be the dashboard's. If it is, allow it: "
-                "Dashboard(allow_hosts=[…]), or taskbull dashboard --allow-host NAME.",
+                "This host name is not allowed. To allow it, use Dashboard(allow_hosts=[…]) or "
+                "taskbull dashboard --allow-host NAME.",
             )
         return Access("local")
 
@@ -98,7 +97,7 @@ class ByRule:
         found = self._rule(request.scope)
         access = await found if isawaitable(found) else found
         if access is None:
-            raise Refused(403, "You may not look at this dashboard.")
+            raise Refused(403, "You do not have access to this dashboard.")
         check_type("what access returns", access, Access, "be an Access or None")
         return access
 
@@ -125,7 +124,7 @@ class WrongTries:
         if len(recent) >= _TRIES:
             raise Refused(
                 429,
-                f"Too many wrong tries came from this address: wait a minute, or give the {what}.",
+                f"Too many failed logins. Wait a minute, or use the correct {what}.",
                 retry_after=str(int(recent[-_TRIES] + _WINDOW - now) + 1),
             )
         if len(self._failures) >= _MOST_PEERS:
@@ -162,7 +161,7 @@ class BasicAuth:
             self._tries.refuse("password", user, request.peer)
         raise Refused(
             401,
-            "The dashboard needs a user and a password.",
+            "This dashboard requires a user name and a password.",
             www_authenticate='Basic realm="taskbull", charset="UTF-8"',
         )
 
@@ -205,8 +204,8 @@ class TokenAuth:
             self._tries.refuse("token", "", request.peer)
         raise Refused(
             401,
-            "This dashboard needs a token. Open the address that `taskbull dashboard` printed when "
-            "it started: it ends with the token. Scripts send `Authorization: Bearer TOKEN`.",
+            "This dashboard requires a token. Open the address that `taskbull dashboard` printed "
+            "at startup; it ends with the token. Scripts send `Authorization: Bearer TOKEN`.",
             www_authenticate='Bearer realm="taskbull"',
         )
 
@@ -256,7 +255,7 @@ def check_fetch(request: Request) -> None:
         and request.path != "/download"
     )
     if not is_link:
-        raise Refused(403, f"A page of another site asked for this (Sec-Fetch-Site: {site}).")
+        raise Refused(403, f"Another site requested this page (Sec-Fetch-Site: {site}).")
 
 
 def check_origin(request: Request, trusted: HostList) -> None:
@@ -273,15 +272,15 @@ def check_origin(request: Request, trusted: HostList) -> None:
         if site != "same-origin":
             raise Refused(
                 403,
-                f"The form was sent by another site (Sec-Fetch-Site: {site}). If it is the "
-                "dashboard behind another name, trust it: trust_origins=[…], or --trust-origin.",
+                f"The form was sent by another site (Sec-Fetch-Site: {site}). If that is this "
+                "dashboard under another name, use trust_origins=[…] or --trust-origin.",
             )
     elif not host or host != request.host:
-        said = "does not say which page sent it" if origin is None else f"was sent by {origin}"
+        said = "does not name the page that sent it" if origin is None else f"was sent by {origin}"
         raise Refused(
             403,
-            f"The form {said}, and the dashboard is {request.host or 'unnamed'}. If a proxy "
-            "changes the name, trust it: trust_origins=[…], or --trust-origin.",
+            f"The form {said}, but the dashboard's host is {request.host or 'unknown'}. If a proxy "
+            "changes the host name, use trust_origins=[…] or --trust-origin.",
         )
 
 

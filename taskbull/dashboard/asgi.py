@@ -91,7 +91,7 @@ async def answer(board: Board, visit: Visit) -> Response | Stream:
     if page == "download":
         return await download_field(visit)
     if page not in PAGES:
-        raise Refused(404, "There is no such page.")
+        raise Refused(404, "Page not found.")
     content = await PAGES[page](board, visit)
     return _page(visit, content, board.notices.get(visit.query.get("said")))
 
@@ -99,10 +99,10 @@ async def answer(board: Board, visit: Visit) -> Response | Stream:
 def _stream(board: Board, visit: Visit) -> Stream:
     page = LIVE.get(visit.query.get("page"))
     if page is None:
-        raise Refused(404, "There is no such stream.")
+        raise Refused(404, "Unknown live stream.")
     viewer = (visit.access.user, visit.request.peer)
     if not board.streams.make_room(viewer):
-        raise Refused(503, f"{MOST_STREAMS} pages are open already: close some.")
+        raise Refused(503, f"{MOST_STREAMS} pages are open already. Close some.")
     return Stream(follow(board, visit, page), viewer=viewer)
 
 
@@ -120,7 +120,7 @@ async def _posted(board: Board, visit: Visit, page: str) -> Response | Stream:
         case "search":
             return await search(board, visit)
         case _:
-            raise Refused(405 if page in PAGES else 404, "There is nothing to send a form to.")
+            raise Refused(405 if page in PAGES else 404, "Unknown action.")
 
 
 def _page(visit: Visit, content: Content, notice: Notice | None = None) -> Response:
@@ -151,7 +151,7 @@ def _content() -> dict[str, tuple[bytes, str]]:
 def serve_file(request: Request, name: str) -> Response:
     """Return a static file. Browsers cache it and revalidate it by its ETag."""
     if name not in _content():
-        raise Refused(404, "There is no such file.")
+        raise Refused(404, "File not found.")
     content, mark = _content()[name]
     headers = {"etag": mark, "cache-control": "no-cache"}
     if request.headers.get("if-none-match") == mark:
@@ -270,7 +270,7 @@ class Dashboard:
         visit: Visit | None = None
         try:
             if request.method not in {"GET", "HEAD", "POST"}:
-                raise Refused(405, "Only GET, HEAD and POST are understood.", allow="GET, POST")
+                raise Refused(405, "Only GET, HEAD and POST are supported.", allow="GET, POST")
             if request.method != "POST":
                 check_fetch(request)
             access = await self._entrance.admit(request)
@@ -288,7 +288,7 @@ class Dashboard:
             return _explained(visit, describe_error(error))
         except Exception:  # noqa: BLE001 - logged; other requests are unaffected
             _log.exception("the page %s failed", request.path)
-            return _explained(visit, Refused(500, "This page failed. The log says why."))
+            return _explained(visit, Refused(500, "This page failed; see the server log."))
 
 
 def _explained(visit: Visit | None, refused: Refused) -> Response:

@@ -38,7 +38,7 @@ STATE_SIGNS = {
     JobState.ACTIVE: ("▶", "running"),
     JobState.PRIORITIZED: ("↑", "prioritized"),
     JobState.DELAYED: ("◷", "delayed"),
-    JobState.WAITING_CHILDREN: ("⋔", "waits for children"),
+    JobState.WAITING_CHILDREN: ("⋔", "waiting for children"),
     JobState.PAUSED: ("‖", "paused"),
     JobState.FAILED: ("✗", "failed"),
     JobState.COMPLETED: ("✓", "done"),

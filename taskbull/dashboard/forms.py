@@ -114,14 +114,14 @@ def read_order(action: BoardAction, form: Form) -> BoardOrder:
     """
     ids = tuple(form.all("id"))
     if len(ids) > MOST_IDS:
-        raise Refused(413, f"At most {MOST_IDS:,} jobs can be chosen at once.")
+        raise Refused(413, f"Select at most {MOST_IDS:,} jobs.")
     if action.subject in {"job", "jobs", "schedule"} and not ids:
-        raise Refused(400, "Nothing is chosen: tick the jobs first.")
+        raise Refused(400, "Nothing is selected. Select jobs first.")
     if action.subject in {"job", "schedule"} and len(ids) > 1:
-        raise Refused(400, f"{action.label}: one at a time.")
+        raise Refused(400, f"{action.label}: select only one.")
     state = form.get("state")
     if state and state not in set(JobState):
-        raise Refused(400, "There is no such state.")
+        raise Refused(400, "Unknown state.")
     return BoardOrder(
         form.need("q"), ids, JobState(state) if state else None, form, read_back(form.get("back"))
     )
@@ -136,7 +136,7 @@ def read_once(form: Form) -> str:
     """Return the one-time number that prevents a form from being processed twice."""
     number = form.get("once")
     if not _ONCE.fullmatch(number):
-        raise Refused(400, "The form has no number of its own: open the page again.")
+        raise Refused(400, "This form has expired. Reload the page.")
     return number
 
 
@@ -215,7 +215,7 @@ class GroupChange:
         try:
             await self._server.record_operation(self.record)
         except TaskbullError as error:
-            _log.warning("what became of %s was not written down: %s", self.record.action, error)
+            _log.warning("could not record the outcome of %s: %s", self.record.action, error)
         _log.info(
             "%s queue=%r group=%r count=%d by=%r: %s",
             *(self.record.action, self.record.queue, self._group.fingerprint, self.record.count),

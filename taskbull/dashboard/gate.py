@@ -72,15 +72,15 @@ async def read_action(visit: Visit, name: str | None = None) -> tuple[BoardActio
     given = await visit.request.form(MOST_EDITED_BYTES if edits else MOST_BYTES)
     action = ACTIONS.get(given.get("action") if name is None else name)
     if action is None:
-        raise Refused(400, "There is no such action.")
+        raise Refused(400, "Unknown action.")
     if action.name not in visit.settings.allowed:
         raise Refused(
             403,
-            f"{action.label} is off. Allow it: Dashboard(allow=[{action.name!r}]), or taskbull "
-            f"dashboard --allow {action.name}.",
+            f"{action.label} is disabled. To enable it, use Dashboard(allow=[{action.name!r}]) or "
+            f"taskbull dashboard --allow {action.name}.",
         )
     if not visit.may(action.name):
-        raise Refused(403, f"{visit.access.user} may not do that: {action.name}.")
+        raise Refused(403, f"{visit.access.user} is not allowed to: {action.name}.")
     return action, given
 
 
@@ -101,10 +101,10 @@ async def act(board: Board, visit: Visit) -> Response:
     order = read_order(action, given)
     number = read_once(given)
     if action.typed and given.get("typed") != order.queue:
-        raise Refused(400, f"The name typed is not {order.queue!r}. Nothing was done.")
+        raise Refused(400, f"The typed name is not {order.queue!r}. Nothing changed.")
     if not await visit.server.claim(number):
         back = read_back(given.get("back"))
-        return _return(board, Notice("That was done already: the same form came twice.", back))
+        return _return(board, Notice("Already done: this form was submitted twice.", back))
     done = await _perform(visit, action, order)
     if done.file is not None:
         return Response.attachment(done.file, _FILE)
@@ -206,7 +206,7 @@ def _question(action: BoardAction, order: BoardOrder, question: Node) -> Element
         _typed(order.queue) if action.typed else None,
         div(
             button(action.label, type="submit", class_=_look(action)),
-            a("Leave it", href=order.back, class_="button", data_close=True),
+            a("Go back", href=order.back, class_="button", data_close=True),
             class_="actions",
         ),
         method="post",
@@ -221,7 +221,7 @@ def _look(action: BoardAction) -> str:
 
 def _typed(queue: str) -> Element:
     return label(
-        span("Type ", code(queue), " to go on", class_="name"),
+        span("Type ", code(queue), " to confirm", class_="name"),
         input_(name="typed", required=True, autocomplete="off", spellcheck="false"),
         class_="field",
     )

@@ -51,12 +51,12 @@ _PAGES = {
 
 _SHORTCUTS = {
     "/": "search",
-    "p": "freeze the page, and let it go on",
+    "p": "pause or resume live updates",
     "g o": "go to the overview",
     "g s": "go to the schedules",
     "g w": "go to the workers",
     "g p": "go to the operations",
-    "?": "show this",
+    "?": "show this help",
 }
 
 
@@ -90,7 +90,7 @@ def framed(visit: Visit, content: Content, notice: Notice | None = None) -> Elem
             script(src="static/main.js", type="module"),
         ),
         body(
-            a("Skip to the content", href="#content", class_="skip"),
+            a("Skip to content", href="#content", class_="skip"),
             _header(visit, content),
             main(
                 None if notice is None else _notice(visit, notice),
@@ -122,7 +122,7 @@ def _notice(visit: Visit, notice: Notice) -> Element:
 
 
 def _header(visit: Visit, content: Content) -> Element:
-    settings = visit.settings
+    settings, user = visit.settings, visit.access.user
     return header(
         a(strong("task"), "bull", href=url(""), class_="brand"),
         nav(
@@ -142,20 +142,20 @@ def _header(visit: Visit, content: Content) -> Element:
                 id="freeze",
                 type="button",
                 aria_pressed="false",
-                title="Stop updating this page (p)",
+                title="Pause live updates (p)",
                 hidden=True,
             ),
             button(
                 "?",
                 id="keys-help",
                 type="button",
-                aria_label="Keyboard",
-                title="Keyboard (?)",
+                aria_label="Keyboard shortcuts",
+                title="Keyboard shortcuts (?)",
                 hidden=True,
             ),
             span("read-only", class_="tag") if settings.read_only else None,
             span(settings.label, class_="tag label") if settings.label else None,
-            span(visit.access.user, class_="user", title="who you are here"),
+            span(user, class_="user", title=f"Signed in as {user}"),
             class_="about",
         ),
         class_="top",
@@ -186,9 +186,9 @@ def _search(content: Content) -> Element:
 def _help() -> Element:
     rows = [(dt(kbd(key)), dd(what)) for key, what in _SHORTCUTS.items()]
     return dialog(
-        h2("Keyboard", id="help-title"),
+        h2("Keyboard shortcuts", id="help-title"),
         dl(rows, class_="keys"),
-        label(input_(type="checkbox", id="keys-on", checked=True), " Use these keys"),
+        label(input_(type="checkbox", id="keys-on", checked=True), " Enable keyboard shortcuts"),
         form(button("Close", type="submit"), method="dialog"),
         id="help",
         aria_labelledby="help-title",

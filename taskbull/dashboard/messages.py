@@ -67,7 +67,7 @@ class Form(Struct, frozen=True):
         """
         value = self.get(name)
         if not value:
-            raise Refused(400, f"The request lacks {name!r}: open the page again.")
+            raise Refused(400, f"The request lacks {name!r}. Reload the page.")
         return value
 
     def number(self, name: str, default: int = 0) -> int:
@@ -117,7 +117,7 @@ class Request:
         """
         kind = self.headers.get("content-type", "").partition(";")[0].strip().lower()
         if kind != "application/x-www-form-urlencoded":
-            raise Refused(415, "Only forms of this dashboard are understood.")
+            raise Refused(415, "Only forms from this dashboard are accepted.")
         with move_on_after(FORM_SECONDS):
             return await self._read_form(most)
         raise Refused(408, f"The form did not arrive within {FORM_SECONDS:.0f} s.")
@@ -128,7 +128,7 @@ class Request:
         while more:
             message = await self._receive()
             if message["type"] == "http.disconnect":
-                raise Refused(400, "The form broke off.")
+                raise Refused(400, "The form was incomplete.")
             body += message.get("body", b"")
             if len(body) > most:
                 raise Refused(413, f"The form is longer than {most:,} bytes.")
@@ -215,5 +215,5 @@ def _fields(encoded: str) -> Form:
             max_num_fields=MOST_FIELDS,
         )
     except ValueError:
-        raise Refused(413, f"A form has at most {MOST_FIELDS:,} fields.") from None
+        raise Refused(413, f"A form can have at most {MOST_FIELDS:,} fields.") from None
     return Form(tuple(pairs))

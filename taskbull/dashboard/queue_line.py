@@ -91,16 +91,16 @@ def draw_line(line: QueueLine, known: tuple[QueueLine, Drawn] | None) -> Drawn:
                 span(" cannot be read", class_="bad", title=line.problem) if line.problem else None,
                 kind="lead",
             ),
-            cell("Wait", _count(name, line.waiting, JobState.WAITING, line.parts), kind="n"),
-            cell("Since", since(line.waiting_since), kind="nw"),
+            cell("Waiting", _count(name, line.waiting, JobState.WAITING, line.parts), kind="n"),
+            cell("Oldest", since(line.waiting_since), kind="nw"),
             cell("Active", _count(name, line.active, JobState.ACTIVE), kind="n"),
             cell("Delayed", _count(name, line.delayed, JobState.DELAYED), kind="n"),
             cell("Failed", _count(name, line.failed, JobState.FAILED), kind="n"),
             cell("In/s", line.into, kind="n"),
             cell("Out/s", line.out, kind="n"),
             cell("Last hour", _hour(line.done, line.broken)),
-            cell("Run by", _shown(line.crew), kind="nw"),
-            cell("Empty in", _shown(line.empty_in), kind="nw"),
+            cell("Workers", _shown(line.crew), kind="nw"),
+            cell("Drained in", _shown(line.empty_in), kind="nw"),
             id=f"queue-{name}",
         )
     )
@@ -115,13 +115,15 @@ def _count(queue: str, count: int, tab: JobState, words: str = "") -> Node:
 
 def _hour(completed: Throughput, failed: Throughput) -> Node:
     if completed.source is None and failed.source is None:
-        help_text = "Let workers count (metrics), or keep some completed jobs"
-        return span("not counted", class_="quiet", title=help_text)
-    source = "by BullMQ's metrics" if completed.source == "metrics" else "of those that are kept"
+        help_text = "Enable metrics in the workers, or keep some completed jobs"
+        return span("no data", class_="quiet", title=help_text)
+    source = (
+        "from BullMQ metrics" if completed.source == "metrics" else "from the jobs still stored"
+    )
     done, broken = completed.total(60), failed.total(60)
     return div(
         sparkline(
-            completed.minutes[::-1], f"{plural(done, 'job')} done in the last hour, {source}"
+            completed.minutes[::-1], f"{plural(done, 'job')} completed in the last hour, {source}"
         ),
         sparkline(
             failed.minutes[::-1], f"{plural(broken, 'job')} failed in the last hour", "failed"
@@ -141,13 +143,13 @@ def _crew(state: QueueState) -> tuple[str, str | None]:
     facts = state.facts
     if facts.workers:
         words = [
-            f"{len(facts.records)} py" if facts.records else "",
-            f"{facts.foreign} js" if facts.foreign else "",
+            f"{len(facts.records)} Python" if facts.records else "",
+            f"{facts.foreign} Node" if facts.foreign else "",
         ]
-        return " ".join(word for word in words if word), None
+        return ", ".join(word for word in words if word), None
     if facts.connected is None:
-        return "not told", "quiet"
-    return "nobody", "bad" if facts.waiting else "quiet"
+        return "unknown", "quiet"
+    return "none", "bad" if facts.waiting else "quiet"
 
 
 def _empty_in(state: QueueState, out: float | None) -> tuple[str, str | None]:

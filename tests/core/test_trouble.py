@@ -30,7 +30,7 @@ RULES: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
             "counts": {"prioritized": 4, "waiting": 1_200},
             "last_seen": at(minutes=14),
         },
-        "1,204 wait, no worker for 14 min",
+        "1,204 waiting, no worker for 14 min",
     ),
     (
         "failing",
@@ -44,18 +44,18 @@ RULES: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
         {"failed": minutes(11), "completed": minutes(189)},
         "11 failed in 10 min",
     ),
-    ("stalled", {}, {"lockless": 2}, "2 running jobs without a lock: the worker is gone"),
+    ("stalled", {}, {"lockless": 2}, "2 running jobs without a lock (worker gone)"),
     (
         "breaker",
         {"records": [HALF], "connected": ["b"]},
         {"records": [OPEN, HALF], "connected": ["a", "b"]},
-        "the circuit is open in 1 of 2 workers",
+        "circuit breaker open in 1 of 2 workers",
     ),
     (
         "old",
         {"waiting_since": at(minutes=5), "counts": {"waiting": 7}},
         {"waiting_since": at(minutes=6), "counts": {"waiting": 7}},
-        "the next of 7 has waited for 6 min",
+        "7 waiting, the next for 6 min",
     ),
     (
         "paused",
@@ -67,24 +67,24 @@ RULES: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
         },
         "paused for 3 h by bob: migration",
     ),
-    ("paused", {"paused": True}, {"paused": True, "counts": {"waiting": 1}}, "paused, and 1 waits"),
+    ("paused", {"paused": True}, {"paused": True, "counts": {"waiting": 1}}, "paused, 1 waiting"),
     (
         "late",
         {"next_scheduled": at(seconds=60)},
         {"next_scheduled": at(minutes=9)},
-        "a schedule is late by 9 min",
+        "a schedule is 9 min late",
     ),
     (
         "mixed",
         {"versions": frozenset({"bullmq:5.62.0", "bullmq:5.1.0", "odd"})},
         {"versions": frozenset({"bullmq:5.62.0", "bullmq:6.7.0"})},
-        "BullMQ 5 and 6 share this queue: a resume by 5 may lose jobs",
+        "BullMQ 5 and 6 both use this queue; resuming it with BullMQ 5 may lose jobs",
     ),
     (
         "split",
         {"counts": {"waiting": 1}},
         {"counts": {"waiting": 1, "paused": 1}},
-        "jobs are in wait and in paused: resume it with taskbull, which takes both",
+        "jobs are in both the wait and paused lists; resume the queue with taskbull",
     ),
 ]
 

@@ -72,9 +72,9 @@ async def test_a_job_that_moved_on_is_left_alone(
     fail(admin, emails, "b", "x")
     emails.retry("b")
     said = await do(visitor, "retry", id=["a", "b", "c"], state="failed")
-    assert said == ("1 job will run again; left alone: b is waiting; c is not there any more.")
+    assert said == "1 job will run again. Skipped: b (waiting), c (no longer exists)."
     said = await do(visitor, "remove", id="b", state="failed")
-    assert said == "0 jobs removed; left alone: b is waiting."
+    assert said == "0 jobs removed. Skipped: b (waiting)."
     assert emails.get_job("b") is not None
 
 
@@ -86,13 +86,13 @@ async def test_a_double_click_is_one_action(
     assert "will run again" in await visitor.said(await visitor.post("act", form))
     emails.remove("a")
     complete(admin, emails, "a")
-    assert "came twice" in await visitor.said(await visitor.post("act", form))
+    assert "submitted twice" in await visitor.said(await visitor.post("act", form))
     assert emails.counts()["completed"] == 1
 
 
 async def test_a_delayed_job_is_promoted(visitor: Visitor, emails: SyncQueue) -> None:
     job = emails.add("send", delay=3600)
-    assert await do(visitor, "promote", id=job.id, state="delayed") == "1 job may run now."
+    assert await do(visitor, "promote", id=job.id, state="delayed") == "1 job will run now."
     assert emails.counts()["waiting"] == 1
 
 
@@ -146,7 +146,7 @@ async def test_a_promoted_job_that_runs_already_is_left_alone(
     page = await notice(visitor, "promote", id=job.id, state="delayed")
     run(admin, emails)
     said = await took_back(visitor, page)
-    assert said == f"0 jobs delayed again; left alone: {job.id} is active."
+    assert said == f"0 jobs delayed again. Skipped: {job.id} (active)."
 
 
 async def test_several_promoted_jobs_have_no_way_back(visitor: Visitor, emails: SyncQueue) -> None:
@@ -172,9 +172,9 @@ async def test_a_priority_is_changed_and_changed_back(visitor: Visitor, emails: 
     asked = await visitor.post("confirm", {"action": "priority", "q": "emails", "id": urgent.id})
     assert "<strong>5</strong> → new" in asked.text
     said = await do(visitor, "priority", id=urgent.id, priority="9")
-    assert said == f"The priority of job {urgent.id} was 5, and is 9."
+    assert said == f"Priority of job {urgent.id}: 9 (was: 5)."
     page = await notice(visitor, "priority", id=urgent.id, priority="3")
-    assert await took_back(visitor, page) == f"The priority of job {urgent.id} was 3, and is 9."
+    assert await took_back(visitor, page) == f"Priority of job {urgent.id}: 9 (was: 3)."
     assert offered(await notice(visitor, "priority", id=urgent.id, priority="9")) == {}
     none = await visitor.act("priority", q="emails", id=urgent.id, priority="")
     assert none.status_code == 400
@@ -187,7 +187,7 @@ async def test_a_delay_is_changed_and_changed_back(
     asked = await visitor.post("confirm", {"action": "delay", "q": "emails", "id": later.id})
     assert re.search(r"<time[^>]*>[^<]*</time> \(.*→ ", asked.text)
     said = await do(visitor, "delay", id=later.id, delay="60")
-    assert said.startswith(f"Job {later.id} will run in 1 min; it would have in ")
+    assert said.startswith(f"Job {later.id} will run in 1 min (was: ")
     emails.change_delay(later.id, datetime(2035, 1, 2, tzinfo=UTC))
     due = admin.zscore(emails.keys.delayed, later.id)
     page = await notice(visitor, "delay", id=later.id, delay="10")
@@ -205,7 +205,7 @@ async def test_jobs_are_removed_but_not_running_ones(
     running = run(admin, emails)
     [waiting] = [job.id for job in emails.get_jobs("waiting")]
     said = await do(visitor, "remove", id=[waiting, running], state="waiting")
-    assert said == f"1 job removed; left alone: {running} is active."
+    assert said == f"1 job removed. Skipped: {running} (active)."
 
 
 async def test_jobs_are_downloaded_before_they_are_removed(
@@ -260,7 +260,7 @@ async def test_a_download_is_an_action_too(
 async def test_a_file_that_is_too_large_is_refused(visitor: Visitor, emails: SyncQueue) -> None:
     ids = [emails.add("send", {"x": "y" * 9_000_000}).id for _ in range(4)]
     answer = await visitor.post("download", {"q": "emails", "id": ids})
-    assert (answer.status_code, "choose fewer" in answer.text) == (413, True)
+    assert (answer.status_code, "Select fewer" in answer.text) == (413, True)
 
 
 async def test_an_edited_job_is_added_again(
@@ -272,7 +272,7 @@ async def test_an_edited_job_is_added_again(
     assert "s3cret" not in asked.text
     data = f'{{"to": "bob", "token": "{MASK}"}}'
     said = await do(visitor, "readd", id="a", data=data, original="remove")
-    assert re.fullmatch(r"Job \d+ is added\. Job a is removed\.", said)
+    assert re.fullmatch(r"Added job \d+ and removed job a\.", said)
     [job] = emails.get_jobs("waiting")
     assert (job.name, job.data) == ("send", {"to": "bob", "token": "s3cret"})
 
@@ -297,7 +297,7 @@ async def test_a_running_original_is_told_and_nothing_is_added(
     refused = await visitor.act("readd", **form, original="remove")
     assert (refused.status_code, "is running" in refused.text) == (409, True)
     assert emails.counts()["waiting"] == 0
-    assert "is added" in await do(visitor, "readd", id=running, data="{}", original="keep")
+    assert "Added job" in await do(visitor, "readd", id=running, data="{}", original="keep")
     gone = await visitor.post("confirm", {"action": "readd", "q": "emails", "id": "none"})
     assert gone.status_code == 404
 
@@ -322,11 +322,11 @@ async def test_an_edit_that_cannot_run_is_refused(
 
 async def test_a_queue_is_paused_and_resumed(visitor: Visitor, emails: SyncQueue) -> None:
     emails.add("send")
-    assert await do(visitor, "pause", reason="migration") == "emails is paused."
+    assert await do(visitor, "pause", reason="migration") == "emails paused."
     assert emails.is_paused()
     shown = await visitor.get("queue?q=emails")
     assert "migration" in shown.text
-    assert await do(visitor, "resume") == "emails is not paused any more."
+    assert await do(visitor, "resume") == "emails resumed."
     assert not emails.is_paused()
 
 
@@ -348,14 +348,14 @@ async def test_old_jobs_are_cleaned(visitor: Visitor, emails: SyncQueue, admin: 
 async def test_limits_are_set_and_lifted(visitor: Visitor, emails: SyncQueue, admin: Any) -> None:
     emails.add("send")
     said = await do(visitor, "limits", concurrency="5", most="100", window="60")
-    free, limited = "any number at once, at any rate", "5 at once, 100 per 60 s"
-    assert said == f"emails now runs {limited}; before: {free}."
-    assert "limited to 5 at once, 100 per 1 min" in (await visitor.get("queue?q=emails")).text
+    free, limited = "no concurrency limit, no rate limit", "5 concurrent, 100 per 60 s"
+    assert said == f"Limits for emails: {limited} (was: {free})."
+    assert "limits: 5 concurrent, 100 per 1 min" in (await visitor.get("queue?q=emails")).text
     asked = await visitor.post("confirm", {"action": "limits", "q": "emails"})
     assert all(f"<strong>{old}</strong> → new" in asked.text for old in (5, 100, 60))
     page = await notice(visitor, "limits", concurrency="", most="", window="1")
-    assert f"emails now runs {free}; before: {limited}." in page
-    assert await took_back(visitor, page) == f"emails now runs {limited}; before: {free}."
+    assert f"Limits for emails: {free} (was: {limited})." in page
+    assert await took_back(visitor, page) == f"Limits for emails: {limited} (was: {free})."
     assert admin.hmget(emails.keys.meta, "concurrency", "max", "duration") == [
         b"5", b"100", b"60000",
     ]  # fmt: skip
@@ -366,7 +366,7 @@ async def test_a_window_of_less_than_a_second_is_kept(
 ) -> None:
     emails.set_global_rate_limit(10, 0.5)
     page = await notice(visitor, "limits", concurrency="", most="20", window="0.25")
-    assert "at once, 20 per 0.25 s; before: any number at once, 10 per 0.5 s" in page
+    assert "limit, 20 per 0.25 s (was: no concurrency limit, 10 per 0.5 s)" in page
     await took_back(visitor, page)
     assert admin.hget(emails.keys.meta, "duration") == b"500"
     for window in ("-1", "1e3", "0.0001", "x", "٣"):
@@ -380,7 +380,7 @@ async def test_a_queue_is_obliterated(visitor: Visitor, emails: SyncQueue, admin
     busy = await visitor.act("obliterate", q="emails", typed="emails")
     assert busy.status_code == 409
     said = await do(visitor, "obliterate", typed="emails", force="yes")
-    assert said == "emails is removed, with 2 jobs."
+    assert said == "emails removed, with 2 jobs."
     assert not admin.keys(f"{emails.keys.base}*")
     assert 'id="queue-emails"' not in (await visitor.get("")).text
 
@@ -388,9 +388,9 @@ async def test_a_queue_is_obliterated(visitor: Visitor, emails: SyncQueue, admin
 async def test_a_schedule_is_run_and_removed(visitor: Visitor, emails: SyncQueue) -> None:
     emails.upsert_schedule("hourly", Every(3600), emails.job("digest", {}))
     before = emails.counts()["waiting"]
-    assert "of schedule hourly is added" in await do(visitor, "run-schedule", id="hourly")
+    assert "of schedule hourly." in await do(visitor, "run-schedule", id="hourly")
     assert emails.counts()["waiting"] == before + 1
-    assert await do(visitor, "remove-schedule", id="hourly") == "Schedule hourly is removed."
+    assert await do(visitor, "remove-schedule", id="hourly") == "Schedule hourly removed."
     assert emails.schedules() == []
     gone = await visitor.act("run-schedule", q="emails", id="hourly")
     assert gone.status_code == 404
@@ -436,7 +436,7 @@ async def test_exactly_the_jobs_with_an_error_are_retried(
     for number in range(70):
         fail(admin, emails, f"k{number}", "KeyError: 'x'", seconds_ago=60)
     form = await _group(visitor)
-    assert await do(visitor, "retry-group", **form, most="1") == "It has begun."
+    assert await do(visitor, "retry-group", **form, most="1") == "Started."
     assert emails.counts()["waiting"] == 1
     await do(visitor, "retry-group", **form, most="10", rate="1000")
     assert emails.counts()["waiting"] == 11
@@ -467,7 +467,7 @@ async def test_all_failed_jobs_are_retried_carefully(
     assert "Retry all…" in (await visitor.get("errors?q=emails")).text
     assert "Retry all…" in (await visitor.get("queue?q=emails&state=failed")).text
     assert "Retry all…" not in (await visitor.get("queue?q=emails")).text
-    assert await do(visitor, "retry-all", most="1", attempts="anew") == "It has begun."
+    assert await do(visitor, "retry-all", most="1", attempts="anew") == "Started."
     [first] = emails.get_jobs("waiting")
     assert (first.id, first.attempts_made) == ("t00", 0)
     await do(visitor, "retry-all", most="10")
@@ -498,7 +498,7 @@ async def test_a_time_that_is_none_is_refused_before_anything_is_done(
 ) -> None:
     fail(admin, emails, "a", "x")
     answer = await visitor.act("retry-all", q="emails", most="all", since=since)
-    assert (answer.status_code, "Nothing was done" in answer.text) == (400, True)
+    assert (answer.status_code, "Nothing changed" in answer.text) == (400, True)
     assert emails.counts()["failed"] == 1
 
 
@@ -552,7 +552,7 @@ async def test_jobs_are_cancelled_unless_they_have_ended(
     fail(admin, emails, "f", "x")
     said = await do(visitor, "cancel", id=[waiting.id, "f", "none"], reason="not needed")
     assert said == (
-        "1 job cancelled, or told to stop; left alone: f is failed; none is not there any more."
+        "1 job cancelled or asked to stop. Skipped: f (failed), none (no longer exists)."
     )
     job = emails.get_job(waiting.id)
     assert job is not None
@@ -560,7 +560,7 @@ async def test_jobs_are_cancelled_unless_they_have_ended(
     emails.add("send")
     running = run(admin, emails, "node-1")
     said = await do(visitor, "cancel", id=running, state="active", reason="")
-    assert "told to stop" in said
+    assert "asked to stop" in said
 
 
 def test_every_action_is_tested() -> None:
@@ -579,7 +579,7 @@ async def test_what_is_left_of_many_groups_is_not_acted_on_as_one(
     assert len(rows) == 100
     [(rest, row)] = [pair for pair in rows if "(other messages)" in pair[1]]
     assert "<form" not in row
-    assert "Different errors, each of few jobs: act on the jobs , or on all." in texts(row)
+    assert 'Several rare errors. Open the jobs , or use "Retry all".' in texts(row)
     for action in ("retry-group", "remove-group"):
         asked = await visitor.post("confirm", {"action": action, "q": "emails", "group": rest})
         assert asked.status_code == 409

@@ -120,7 +120,7 @@ def test_the_questions_of_the_night(night: dict[str, SyncQueue], page: Page) -> 
     page.reload()
     troubles = page.locator("#troubles")
     # 1: is anything wrong, and where?
-    expect(troubles).to_contain_text("1,205 wait, no worker")
+    expect(troubles).to_contain_text("1,205 waiting, no worker connected")
     expect(troubles).to_contain_text("failed in 10 min")
     expect(troubles).to_contain_text("paused")
     # 3: does the backlog grow; when is it empty?
@@ -142,7 +142,7 @@ def test_the_questions_of_the_night(night: dict[str, SyncQueue], page: Page) -> 
     # 4: are workers alive, or stuck on something?
     page.get_by_role("link", name="Workers", exact=True).click()
     expect(page.locator("#workers")).to_contain_text("mailer-1")
-    expect(page.locator("#longest")).to_contain_text("none: its worker is gone")
+    expect(page.locator("#longest")).to_contain_text("lost (worker gone)")
 
 
 @pytest.mark.full
@@ -168,16 +168,16 @@ def test_the_questions_of_development(night: dict[str, SyncQueue], page: Page) -
 def test_the_questions_of_a_mixed_fleet(night: dict[str, SyncQueue], page: Page) -> None:
     page.reload()
     # 9: who runs this queue, and is pausing safe?
-    expect(page.locator("[id='queue-emails']")).to_contain_text("1 js")
+    expect(page.locator("[id='queue-emails']")).to_contain_text("1 Node")
     page.locator("[id='queue-emails']").get_by_role("link", name="emails").click()
     page.get_by_role("button", name="Pause…").click()
     dialog = page.get_by_role("dialog")
-    expect(dialog).to_contain_text("Jobs that run go on")
-    dialog.get_by_role("link", name="Leave it").click()
+    expect(dialog).to_contain_text("Running jobs continue")
+    dialog.get_by_role("link", name="Go back").click()
     expect(dialog).to_be_hidden()
     # 10: did the schedule run, when next, is it late?
     page.get_by_role("link", name="Schedules", exact=True).click()
-    expect(page.locator("#schedules")).to_contain_text("late by")
+    expect(page.locator("#schedules")).to_contain_text("late")
     expect(page.locator("#schedules")).to_contain_text("every hour")
     expect(page.locator("#schedules")).to_contain_text("✓done 3 min")
 
@@ -270,12 +270,12 @@ def test_a_queue_is_paused_with_a_reason_and_drained_by_its_name(
 ) -> None:
     page.goto("queue?q=reports")
     page.get_by_role("button", name="Pause…").click()
-    page.get_by_label("Why").fill("migration")
+    page.get_by_label("Reason").fill("migration")
     page.get_by_role("dialog").get_by_role("button", name="Pause").click()
-    expect(page.get_by_role("status")).to_have_text("reports is paused.")
+    expect(page.get_by_role("status")).to_have_text("reports paused.")
     page.get_by_role("button", name="Drain…").click()
     dialog = page.get_by_role("dialog")
-    dialog.get_by_label("Type reports to go on").fill("reports")
+    dialog.get_by_label("Type reports to confirm").fill("reports")
     dialog.get_by_role("button", name="Drain").click()
     expect(page.get_by_role("status")).to_contain_text("jobs removed from reports")
     assert night["reports"].counts()["waiting"] == 0
@@ -310,14 +310,14 @@ def test_an_open_page_keeps_up_and_freezes(
 @pytest.mark.full
 def test_keys_can_be_turned_off(night: dict[str, SyncQueue], page: Page) -> None:
     page.keyboard.press("?")
-    page.get_by_label("Use these keys").uncheck()
+    page.get_by_label("Enable keyboard shortcuts").uncheck()
     page.get_by_role("button", name="Close").click()
     page.keyboard.press("p")
     expect(page.locator("#age")).to_have_text("live")
     page.keyboard.press("?")
     expect(page.get_by_role("dialog")).to_be_hidden()
     page.get_by_role("button", name="Keyboard").click()
-    expect(page.get_by_label("Use these keys")).not_to_be_checked()
+    expect(page.get_by_label("Enable keyboard shortcuts")).not_to_be_checked()
 
 
 # Without JavaScript
@@ -332,7 +332,7 @@ def test_all_works_without_javascript(
         page.get_by_role("link", name="Failed").click()
         page.get_by_role("link", name="t5", exact=True).click()
         page.get_by_role("button", name="Retry").click()
-        page.get_by_label("with all its attempts anew").check()
+        page.get_by_label("reset to the full number").check()
         page.get_by_role("button", name="Retry").click()
         expect(page.get_by_role("status")).to_have_text("1 job will run again.")
         page.goto("queue?q=emails&state=failed")
@@ -365,7 +365,7 @@ def test_hostile_text_does_nothing(
         page.get_by_role("link", name=name).first.click()
         page.get_by_role("link", name="Failed").click()
         page.get_by_role("button", name="Drain…").click()
-        page.get_by_role("dialog").get_by_role("link", name="Leave it").click()
+        page.get_by_role("dialog").get_by_role("link", name="Go back").click()
         page.get_by_role("link", name="f", exact=True).click()
         expect(page.locator("#error")).to_contain_text("onerror=alert(1)")
         fail(admin, queue, "g", HOSTILE, name=HOSTILE, seconds_ago=0)
@@ -393,7 +393,7 @@ def test_a_password_and_a_plain_name_work_together(
             page.get_by_role("link", name="billing").first.click()
             page.wait_for_url("**/queue?*")
             press_twice(page, "Resume")
-            expect(page.get_by_role("status")).to_have_text("billing is not paused any more.")
+            expect(page.get_by_role("status")).to_have_text("billing resumed.")
         other.close()
 
 

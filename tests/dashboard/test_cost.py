@@ -115,7 +115,7 @@ async def test_our_workers_tell_about_themselves(
             await app.server().ping()
         page = await visitor.get("workers")
         assert "taskbull 0." in page.text
-        assert "1 py" in (await visitor.get("")).text
+        assert "1 Python" in (await visitor.get("")).text
         admin.close()
     app.close()
 

@@ -28,7 +28,7 @@ async def test_the_head_of_large_data_is_shown_and_all_of_it_can_be_downloaded(
     page = (await visitor.get("job?q=emails&id=j")).text
     read = texts(page)
     assert '"to": "ann"' in read
-    assert "The first 16 kB of 200 kB: download it to see all." in read
+    assert "Showing the first 16 kB of 200 kB. Download it to see all." in read
     assert len(page) < 60_000
     assert "s3cret" not in page
     file = await visitor.get("download?q=emails&id=j&field=data")
@@ -62,7 +62,7 @@ async def test_of_large_stacks_the_newest_is_shown(
     page = (await visitor.get("job?q=emails&id=j")).text
     read = texts(page)
     assert 'File "deep.py", line 1999, in f RecursionError: deep' in read
-    assert "The last 16 kB of" in read
+    assert "Showing the last 16 kB of" in read
     assert len(page) < 80_000
     file = await visitor.get("download?q=emails&id=j&field=stacktrace")
     assert "stack 0" in file.text
@@ -75,7 +75,7 @@ async def test_a_log_of_long_lines_is_cut(visitor: Visitor, emails: SyncQueue, a
     page = (await visitor.get("job?q=emails&id=j")).text
     read = texts(page)
     assert "Log, 100 lines" in read
-    assert re.search(r"The first 86 are not shown. 14 long lines cut.", read)
+    assert re.search(r"The first 86 lines are not shown. 14 long lines truncated.", read)
     assert len(page) < 120_000
     file = await visitor.get("download?q=emails&id=j&field=log")
     assert file.text.splitlines() == lines
@@ -118,10 +118,10 @@ async def test_earlier_attempts_have_their_times(
     lines = [texts(each) for each in re.findall(r"<tr>.*?</tr>", page)]
     assert [re.sub(r"\d{4}-\S+ \S+ UTC (?:[\d.]+ m?s)", "TIME", each) for each in lines[1:]] == [
         "3 TIME ✓ done",
-        "2 TIME ↺ tried again TimeoutError",
-        "1 TIME ↺ tried again ConnectionError",
+        "2 TIME ↺ retried TimeoutError",
+        "1 TIME ↺ retried ConnectionError",
     ]
-    assert "events of the queue" in texts(page)
+    assert "Times come from the queue's last" in texts(page)
     app.close()
 
 
@@ -132,9 +132,9 @@ async def test_what_the_events_have_forgotten_is_not_invented(
     admin.hset(emails.keys.job("j"), mapping={"ats": 2, "atm": 2})
     page = (await visitor.get("job?q=emails&id=j")).text
     [last, first] = [texts(each) for each in re.findall(r"<tr>.*?</tr>", page)[1:]]
-    assert first == "1 – – not known any more KeyError"
+    assert first == "1 – – no record KeyError"
     assert re.fullmatch(r"2 \S+ \S+ UTC 2.0 s ✗ failed TimeoutError", last)
-    assert "which reach no further back" in texts(page)
+    assert "These events do not cover all attempts." in texts(page)
 
 
 async def test_a_job_with_one_attempt_has_no_list_of_them(

@@ -44,14 +44,14 @@ async def test_the_overview_shows_each_queue_and_what_is_wrong(
         fail(admin, emails, f"f{number}", "TimeoutError: no answer", seconds_ago=120)
     fail(admin, emails, "old", "x", seconds_ago=7200)  # so that whole minutes are known
     read = texts((await visitor.get("")).text)
-    assert "emails 3 wait, no worker why ›" in read
+    assert "emails 3 waiting, no worker connected why ›" in read
     assert "12 failed in 10 min, 92% of them TimeoutError: no answer errors ›" in read
-    assert "billing paused, and 1 waits Resume" in read
+    assert "billing paused, 1 waiting Resume" in read
 
 
 async def test_a_calm_server_says_so(visitor: Visitor, make_queue: MakeQueue, admin: Any) -> None:
     complete(admin, make_queue("emails"), "1")
-    assert "Nothing is wrong." in texts((await visitor.get("")).text)
+    assert "All queues are healthy." in texts((await visitor.get("")).text)
 
 
 async def test_a_queue_shows_its_states_and_jobs(
@@ -138,7 +138,7 @@ async def test_errors_are_grouped(visitor: Visitor, make_queue: MakeQueue, admin
         fail(admin, emails, f"t{number}", f"TimeoutError: no answer from 10.0.0.{number}")
     fail(admin, emails, "k", "KeyError: 'name'")
     read = texts((await visitor.get("errors?q=emails")).text)
-    assert "61 failed: the newest 61 read" in read
+    assert "61 failed jobs, all analyzed" in read
     assert "60 98 % TimeoutError: no answer from <…> mail.py:88 in send" in read
     assert "1 2 % KeyError: <…>" in read
 
@@ -199,7 +199,7 @@ async def test_schedules_are_told_in_words(
     reports.upsert_schedule("late", Every(60), reports.job("build", {}))
     admin.zadd(reports.keys.repeat, {"late": 1000})
     read = texts((await visitor.get("schedules")).text)
-    assert "late reports every minute ! late by" in read
+    assert re.search(r"late reports every minute ! [^!]* late", read)
     assert "hourly reports every hour" in read
 
 
@@ -213,7 +213,7 @@ async def test_workers_of_any_kind_are_listed(
     read = texts((await visitor.get("workers")).text)
     assert "mailer-1 emails" in read
     assert f"{stuck} emails send gone-1" in read
-    assert "none: its worker is gone" in read
+    assert "lost (worker gone)" in read
     admin.client_setname("")
 
 
@@ -317,7 +317,7 @@ async def test_while_redis_is_away_the_last_sample_stays_and_then_goes_on(
         assert "emails" in shown
         away = await visitor.get("job?q=emails&id=1")
         assert away.status_code == 503
-        assert "Redis cannot be used" in away.text
+        assert "Redis is unavailable" in away.text
         process.resume()
         dashboard._board.forget_views("emails")
         assert "as of" not in texts((await visitor.get("")).text)
@@ -342,13 +342,13 @@ async def test_text_is_searched_in_steps_that_say_how_far_they_came(
     fail(admin, emails, "f", "no such user", data={"to": "user7@example.org", "id": 42})
     found = await visitor.post("search", {"text": "user7@example.org"})
     assert len(re.findall(r'<td data-label="Job"', found.text)) == 2
-    assert "2 found in 251 jobs." in texts(found.text)
+    assert "2 matches in 251 jobs." in texts(found.text)
     path = await visitor.post("search", {"text": "data.id:42", "q": "emails", "state": "failed"})
     assert len(re.findall(r'<td data-label="Job"', path.text)) == 1
     times = await visitor.post("search", {"text": "after:-1h", "q": "emails", "state": "failed"})
     assert times.headers["location"] == "queue?q=emails&state=failed&find=after%3A-1h"
     none = await visitor.post("search", {"text": "nobody@example.org"})
-    assert "Nothing found so far" in none.text
+    assert "No matches so far" in none.text
     wrong = await visitor.post("search", {"text": "x", "place": "{"})
     assert wrong.status_code == 400
     assert (await visitor.post("search", {"text": "x" * 600})).status_code == 400
@@ -361,10 +361,10 @@ async def test_a_search_goes_on_where_it_stopped(
     make_queue("emails").add_bulk([("send", {"to": "ann" if n == 150 else n}) for n in range(199)])
     form = {"text": "ann", "q": "emails", "state": "waiting"}
     first = (await visitor.post("search", form)).text
-    assert "0 in the next 100 of 199 (up to " in texts(first)
+    assert "0 matches in the next 100 of 199 jobs (up to " in texts(first)
     [place] = re.findall(r'name="place" value="([^"]*)"', first)
     second = await visitor.post("search", {**form, "place": unescape(place)})
-    assert "1 in all 199." in texts(second.text)
+    assert "1 match in all 199 jobs." in texts(second.text)
 
 
 async def test_a_schedule_tells_how_its_last_run_ended(
@@ -390,7 +390,7 @@ async def test_a_schedule_tells_how_its_last_run_ended(
     assert re.search(r"✓ done 3 min ago", texts(rows["good"]))
     assert re.search(r"✗ failed 1 min ago", texts(rows["bad"]))
     assert "none yet" in texts(rows["new"])
-    assert "not kept" in texts(rows["old"])
+    assert "no longer stored" in texts(rows["old"])
     [link] = re.findall(r'href="(job\?[^"]*)"', rows["bad"])
     assert "It failed for good" in texts((await visitor.get(unescape(link))).text)
 
@@ -407,6 +407,6 @@ async def test_errors_that_retries_hide_are_shown(
         admin.hset(emails.keys.job(str(number)), mapping=why)
     page = (await visitor.get("errors?q=emails")).text
     read = texts(page)
-    assert "of 130 jobs that wait, run or are delayed" in read
-    assert "120 – ConnectionError: <…> refused such as" in read
+    assert "from a sample of 130 waiting, running or delayed jobs" in read
+    assert "120 – ConnectionError: <…> refused example:" in read
     assert "No failed jobs." in read

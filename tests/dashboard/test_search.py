@@ -90,7 +90,7 @@ async def test_jobs_are_shown_when_they_are_found(
         assert "found" not in texts(search.page)
         turnstile.turn()
         turnstile.turn()
-        await search.until("2 in all 299.")
+        await search.until("2 matches in all 299 jobs.")
         await search.until("Close")
     assert search.page.count("<!doctype html>") == search.page.count("</html>") == 1
     assert not re.search(r"<!--", search.page)
@@ -126,11 +126,11 @@ async def test_a_search_that_breaks_off_says_so_and_can_go_on(
     monkeypatch.setattr(dashboard._server, "search", broken)
     page = (await visitor.post("search", form)).text
     read = texts(page)
-    assert "1 in the next 100 of 299 (up to " in read
-    assert "The search broke off: Redis is loading" in read
+    assert "1 match in the next 100 of 299 jobs (up to " in read
+    assert "The search was interrupted: Redis is loading" in read
     [place] = re.findall(r'name="place" value="([^"]*)"', page)
     rest = await visitor.post("search", {**form, "place": unescape(place)})
-    assert "2 in all 299." in texts(rest.text)
+    assert "2 matches in all 299 jobs." in texts(rest.text)
 
 
 async def test_what_cannot_be_searched_is_refused_as_a_whole(visitor: Visitor) -> None:
@@ -144,7 +144,7 @@ async def test_a_text_that_looks_like_a_gap_is_text(
 ) -> None:
     make_queue("emails").add("send", {"to": "<!--ann--> </tbody>"})
     page = (await visitor.post("search", {"text": "<!--ann-->"})).text
-    assert "1 found" in texts(page)
+    assert "1 match in" in texts(page)
     assert "<!--" not in page
 
 
@@ -163,12 +163,12 @@ async def test_a_search_says_how_far_back_it_came(
     form = {"text": "ann", "q": "emails", "state": "failed"}
     page = (await visitor.post("search", form)).text
     assert (
-        "3 in the newest 100 of 102 (back to 2026-01-02 02:41:00 UTC ), 1 too large to be "
-        "searched. None found does not mean that none exists." in texts(page)
+        "3 matches in the newest 100 of 102 jobs (back to 2026-01-02 02:41:00 UTC ); 1 job was "
+        "too large to search. Not all jobs were searched." in texts(page)
     )
     [place] = re.findall(r'name="place" value="([^"]*)"', page)
     rest = await visitor.post("search", {**form, "place": unescape(place)})
-    assert "3 in all 102, 1 too large to be searched." in texts(rest.text)
+    assert "3 matches in all 102 jobs; 1 job was too large to search." in texts(rest.text)
 
 
 async def test_a_search_in_all_queues_tells_what_it_left_out(
@@ -178,8 +178,8 @@ async def test_a_search_in_all_queues_tells_what_it_left_out(
     make_queue("emails").add_bulk([("send", {"to": "ann"})] * 150)
     make_queue("other").add("send", {"to": "ann"})
     page = texts((await visitor.post("search", {"text": "ann"})).text)
-    assert "101 found in 101 jobs." in page
-    assert "emails, waiting: the next 100 of 150 (up to " in page
+    assert "101 matches in 101 jobs." in page
+    assert "emails, waiting: the next 100 of 150 jobs (up to " in page
     assert "other, waiting" not in page
 
 
@@ -190,7 +190,7 @@ async def test_jobs_that_a_pause_has_parked_are_searched(
     emails.add_bulk([("send", {"to": "ann"})] * 2)
     admin.rename(emails.keys.wait, emails.keys.paused)
     page = await visitor.post("search", {"text": "ann", "q": "emails", "state": "waiting"})
-    assert "2 found in 2 jobs." in texts(page.text)
+    assert "2 matches in 2 jobs." in texts(page.text)
 
 
 async def test_masked_values_cannot_be_searched(  # S6

@@ -54,13 +54,13 @@ _LARGEST: Final = 32_000_000
 
 async def _ask(_: Visit, order: BoardOrder) -> Node:
     return [
-        p("Download ", plural(len(order.ids), "job"), " of ", code(order.queue), "?"),
-        p("A line of JSON for each: ", code("taskbull restore"), " adds them again."),
+        p("Download ", plural(len(order.ids), "job"), " from ", code(order.queue), "?"),
+        p("One JSON object per line; re-add them with ", code("taskbull restore"), "."),
     ]
 
 
 async def _ask_masked(visit: Visit, order: BoardOrder) -> Node:
-    hint = "Secret values are masked: such jobs are not added again before they are filled in."
+    hint = "Secret values are masked. Fill them in before you restore these jobs."
     return [await _ask(visit, order), p(hint, class_="hint")]
 
 
@@ -75,10 +75,10 @@ async def _download(visit: Visit, order: BoardOrder, *, mask: bool) -> Acted:
         line = write_copy(copy)
         length += len(line)
         if length > _LARGEST:
-            raise Refused(413, f"They have more than {size(_LARGEST)}: choose fewer at once.")
+            raise Refused(413, f"These jobs are larger than {size(_LARGEST)}. Select fewer.")
         lines.append(line)
     if not lines:
-        raise Refused(404, "None of these jobs is there any more.")
+        raise Refused(404, "These jobs no longer exist.")
     return Acted("", len(lines), file=b"".join(lines))
 
 
@@ -135,8 +135,8 @@ def choice(name: str, words: str, options: Mapping[str, Node], chosen: str) -> E
 
 def attempts_choice() -> Element:
     """Return the radio buttons for the number of attempts of a retried job."""
-    options = {"more": "once more", "anew": "with all its attempts anew"}
-    return choice("attempts", "How often a job is tried", options, "more")
+    options = {"more": "one more", "anew": "reset to the full number"}
+    return choice("attempts", "Attempts", options, "more")
 
 
 def wants_anew(form: Form) -> bool:
@@ -155,7 +155,7 @@ async def _ask_readd(visit: Visit, order: BoardOrder) -> Node:
     view = await _view(visit, order)
     raw = view.job.raw_data
     if len(raw) > _MOST_EDITED:
-        raise Refused(413, f"The data has more than {size(_MOST_EDITED)}: too much to edit here.")
+        raise Refused(413, f"The data is larger than {size(_MOST_EDITED)}, too large to edit here.")
     shown = await apart(visit.settings.redactor.show, raw.decode("utf-8", "replace"))
     return [
         p("Add a new job ", code(view.job.name), " with this data?"),
@@ -164,11 +164,11 @@ async def _ask_readd(visit: Visit, order: BoardOrder) -> Node:
             textarea(shown, name="data", rows="12", spellcheck="false", class_="code"),
             class_="field",
         ),
-        p("What is masked stays as it was, unless you write something else.", class_="hint"),
+        p("Masked values stay unchanged unless you replace them.", class_="hint"),
         choice(
             "original",
-            f"Job {order.id}",
-            {"keep": "stays", "remove": "is removed once the new one is added"},
+            f"Original job {order.id}",
+            {"keep": "keep", "remove": "remove after the new job is added"},
             "keep",
         ),
     ]
@@ -181,16 +181,17 @@ async def _readd(visit: Visit, order: BoardOrder) -> Acted:
     remove = order.form.get("original") == "remove"
     done = await visit.server.queue(order.queue).readd(order.id, data, remove=remove)
     if not remove:
-        return Acted(f"Job {done.job.id} is added.")
-    first = f"stays: {done.kept}" if done.kept else "is removed"
-    return Acted(f"Job {done.job.id} is added. Job {order.id} {first}.")
+        return Acted(f"Added job {done.job.id}.")
+    if done.kept:
+        return Acted(f"Added job {done.job.id}, but kept job {order.id}: {done.kept}.")
+    return Acted(f"Added job {done.job.id} and removed job {order.id}.")
 
 
 def _json(text: str) -> Any:
     try:
         return payload.decode(text.encode("utf-8", "surrogateescape"))
     except (ValueError, msgspec.DecodeError) as error:
-        raise Refused(400, f"The data is not JSON: {error}. Nothing was added.") from None
+        raise Refused(400, f"The data is not valid JSON: {error}. Nothing was added.") from None
 
 
 def _check_data(visit: Visit, name: str, data: Any) -> None:
@@ -221,7 +222,7 @@ async def _ask_priority(visit: Visit, order: BoardOrder) -> Node:
             "priority",
             ["Priority: ", _from(old)],
             "number",
-            f"1 runs first, {MAX_PRIORITY:,} last; 0: before all of them",
+            f"0 runs before all others, then 1 to {MAX_PRIORITY:,}",
             min="0",
             max=str(MAX_PRIORITY),
             value=order.form.get("priority") or old,
@@ -236,7 +237,7 @@ async def _priority(visit: Visit, order: BoardOrder) -> Acted:
     await visit.server.queue(order.queue).change_priority(order.id, new)
     fields = {"q": order.queue, "id": order.id, "priority": str(old)}
     return Acted(
-        f"The priority of job {order.id} was {old}, and is {new}.",
+        f"Priority of job {order.id}: {new} (was: {old}).",
         offer=Offer("priority", f"Back to {old}", fields) if new != old else None,
     )
 
@@ -249,10 +250,10 @@ async def _ask_delay(visit: Visit, order: BoardOrder) -> Node:
     old, restored = await _due_time(visit, order), restored_due(order.form)
     was = ["Due ", clock(old), " (", ago(old), ") → "]
     if restored is not None:
-        return [p("Change when job ", code(order.id), " is to run?"), p(was, clock(restored))]
+        return [p("Restore the due time of job ", code(order.id), "?"), p(was, clock(restored))]
     seconds = 3600 if old is None else max(0, round(old.timestamp() - time.time()))
     return [
-        p("When is job ", code(order.id), " to run?"),
+        p("When should job ", code(order.id), " run?"),
         field(
             "delay",
             [was, "new, in seconds from now"],
@@ -276,9 +277,9 @@ async def _delay(visit: Visit, order: BoardOrder) -> Acted:
     if old is None:
         return Acted(f"{said}.")
     due = {"due": str(instant_to_ms(old)), "state": str(order.state or "")}
-    offer = Offer("delay", "Back to when it was due", {"q": order.queue, "id": order.id, **due})
+    offer = Offer("delay", "Undo", {"q": order.queue, "id": order.id, **due})
     before = duration(max(0.0, old.timestamp() - time.time()))
-    return Acted(f"{said}; it would have in {before}.", offer=None if restored else offer)
+    return Acted(f"{said} (was: {before}).", offer=None if restored else offer)
 
 
 async def _due_time(visit: Visit, order: BoardOrder) -> datetime | None:
@@ -291,7 +292,7 @@ def restored_due(form: Form) -> datetime | None:
         return None
     due = instant_from_ms(form.number("due"))
     if due is None:
-        raise Refused(400, "'due' is not a time: open the page again.")
+        raise Refused(400, "'due' is not a valid time. Reload the page.")
     return due
 
 
@@ -304,8 +305,9 @@ class _Limits(Struct, frozen=True):
 
     @property
     def words(self) -> str:
-        at_once = f"{self.at_once:,} at once" if self.at_once else "any number at once"
-        rate = f"{self.most:,} per {self.window:g} s" if self.most else "at any rate"
+        at_once = f"{self.at_once:,} concurrent" if self.at_once else "no concurrency limit"
+        window = "second" if self.window == 1 else f"{self.window:g} s"
+        rate = f"{self.most:,} per {window}" if self.most else "no rate limit"
         return f"{at_once}, {rate}"
 
     @property
@@ -323,11 +325,11 @@ async def _ask_limits(visit: Visit, order: BoardOrder) -> Node:
     new = {**old.fields, **{name: order.form.get(name) for name in old.fields if offered}}
     window = old.fields["window"] if old.most else "none"
     return [
-        p("Limit ", code(order.queue), ", over all workers? An empty field is no limit."),
-        p("Now: ", strong(old.words), "."),
+        p("Limit ", code(order.queue), " across all workers? Leave a field empty for no limit."),
+        p("Current limits: ", strong(old.words), "."),
         field(
             "concurrency",
-            ["Jobs at once: ", _from(old.fields["concurrency"])],
+            ["Concurrent jobs: ", _from(old.fields["concurrency"])],
             "number",
             min="1",
             value=new["concurrency"],
@@ -356,8 +358,8 @@ async def _limits(visit: Visit, order: BoardOrder) -> Acted:
     old = await _limits_of(visit, order)
     await queue.set_global_concurrency(new.at_once or None)
     await queue.set_global_rate_limit(new.most or None, new.window)
-    offer = Offer("limits", "Back to what it was", {"q": order.queue, **old.fields})
-    said = f"{order.queue} now runs {new.words}; before: {old.words}."
+    offer = Offer("limits", "Undo", {"q": order.queue, **old.fields})
+    said = f"Limits for {order.queue}: {new.words} (was: {old.words})."
     return Acted(said, offer=offer if new.words != old.words else None)
 
 
@@ -395,11 +397,11 @@ async def _each(
     for job_id in order.ids:
         try:
             if await do(queue, job_id) is False:
-                problems.append(f"{job_id} runs, or one of its children does")
+                problems.append(f"{job_id} (running, or has a running child)")
         except (WrongState, JobNotFound):
             state = await queue.get_state(job_id)
             is_gone = state is JobState.UNKNOWN
-            problems.append(f"{job_id} {'is not there any more' if is_gone else f'is {state}'}")
+            problems.append(f"{job_id} ({'no longer exists' if is_gone else state})")
     count = len(order.ids) - len(problems)
     return Acted(_sentence(count, done, problems), count)
 
@@ -407,9 +409,9 @@ async def _each(
 def _sentence(count: int, done: str, problems: list[str]) -> str:
     if not problems:
         return f"{plural(count, 'job')} {done}."
-    told = "; ".join(problems[:_TOLD])
-    more = f"; and {len(problems) - _TOLD:,} more" if len(problems) > _TOLD else ""
-    return f"{plural(count, 'job')} {done}; left alone: {told}{more}."
+    told = ", ".join(problems[:_TOLD])
+    more = f", and {len(problems) - _TOLD:,} more" if len(problems) > _TOLD else ""
+    return f"{plural(count, 'job')} {done}. Skipped: {told}{more}."
 
 
 def _named(order: BoardOrder) -> Node:
@@ -420,7 +422,7 @@ def _named(order: BoardOrder) -> Node:
 
 async def _ask_retry(_: Visit, order: BoardOrder) -> Node:
     return [
-        p("Run ", _named(order), " of ", code(order.queue), " again?"),
+        p("Retry ", _named(order), " in ", code(order.queue), "?"),
         attempts_choice(),
     ]
 
@@ -436,12 +438,13 @@ async def _retry(visit: Visit, order: BoardOrder) -> Acted:
 
 
 async def _ask_promote(_: Visit, order: BoardOrder) -> Node:
-    return p("Run ", _named(order), " of ", code(order.queue), " now, and not when it is due?")
+    due = "its due time" if len(order.ids) == 1 else "their due times"
+    return p("Run ", _named(order), " in ", code(order.queue), f" now instead of at {due}?")
 
 
 async def _promote(visit: Visit, order: BoardOrder) -> Acted:
     due = await _due_of_delayed(visit, order)
-    done = await _each(visit, order, "may run now", lambda queue, job: queue.promote(job))
+    done = await _each(visit, order, "will run now", lambda queue, job: queue.promote(job))
     if due is None or not done.count:
         return done
     until = time.time() + _REGRETTED
@@ -462,13 +465,13 @@ async def _due_of_delayed(visit: Visit, order: BoardOrder) -> datetime | None:
 
 async def _ask_delay_again(_: Visit, order: BoardOrder) -> Node:
     due = clock(restored_due(order.form))
-    return p("Let job ", code(order.id), " of ", code(order.queue), " wait until ", due, "?")
+    return p("Delay job ", code(order.id), " in ", code(order.queue), " until ", due, "?")
 
 
 async def _delay_again(visit: Visit, order: BoardOrder) -> Acted:
     due = restored_due(order.form)
     if due is None or order.form.number("until") < time.time():
-        raise Refused(409, f"That can be undone for {_REGRETTED} s only. Nothing was done.")
+        raise Refused(409, f"Too late to undo ({_REGRETTED} s). Nothing changed.")
 
     async def postpone(queue: Queue, job_id: str) -> None:
         await queue.postpone(job_id, due)
@@ -478,10 +481,17 @@ async def _delay_again(visit: Visit, order: BoardOrder) -> Acted:
 
 async def _ask_remove(visit: Visit, order: BoardOrder) -> Node:
     may_download = visit.may("download") or visit.may("download-unmasked")
-    unless = ", unless you download it first" if may_download else ""
+    one = len(order.ids) == 1
+    copy = f"; download the {'job' if one else 'jobs'} first to keep a copy" if may_download else ""
     return [
-        p("Remove ", _named(order), " from ", code(order.queue), ", with its children?"),
-        p(f"Nothing brings it back{unless}. Jobs that run are left alone.", class_="hint"),
+        p(
+            "Remove ",
+            _named(order),
+            " from ",
+            code(order.queue),
+            f", with {'its' if one else 'their'} children?",
+        ),
+        p(f"This cannot be undone{copy}. Running jobs are skipped.", class_="hint"),
         _download_first() if may_download else None,
     ]
 
@@ -490,7 +500,7 @@ def _download_first() -> Node:
     """Return a button that submits this form to the download page instead."""
     return p(
         button("Download first", type="submit", formaction="download", formnovalidate=True),
-        small(" for ", code("taskbull restore"), ", which adds them again, without children"),
+        small(" to re-add them with ", code("taskbull restore"), ", without their children"),
     )
 
 
@@ -515,9 +525,9 @@ def _moved(shown: JobState, now: JobState) -> bool:
 
 async def _ask_cancel(_: Visit, order: BoardOrder) -> Node:
     return [
-        p("Cancel ", _named(order), " of ", code(order.queue), "?"),
-        p("It fails as cancelled, now or when its worker has heard of it.", class_="hint"),
-        field("reason", "Reason", maxlength="200"),
+        p("Cancel ", _named(order), " in ", code(order.queue), "?"),
+        p("A waiting job fails immediately; a running job is asked to stop.", class_="hint"),
+        field("reason", "Reason (optional)", maxlength="200"),
     ]
 
 
@@ -532,11 +542,11 @@ async def _cancel(visit: Visit, order: BoardOrder) -> Acted:
         if outcome == "unstoppable":
             on_their_own.append(job_id)
 
-    done = await _each(visit, order, "cancelled, or told to stop", cancel)
+    done = await _each(visit, order, "cancelled or asked to stop", cancel)
     if on_their_own:
         told = ", ".join(on_their_own[:_TOLD])
-        worker = "run on workers that cannot be told, and do not begin again"
-        done = replace(done, said=f"{done.said} These {worker}: {told}.")
+        which = "do not support cancelling (such as Node) and will not be retried"
+        done = replace(done, said=f"{done.said} These run on workers that {which}: {told}.")
     return replace(done, about=reason)
 
 

@@ -37,14 +37,14 @@ from taskbull.queue.queue import Queue
 # Actions on failed jobs: those with the same error, or all.
 
 
-_SIZES = {"1": "1, to see whether it works", "10": "10", "100": "100", "all": "all of them"}
+_SIZES = {"1": "1 (test first)", "10": "10", "100": "100", "all": "all"}
 _LOOKED_AT_PER_SECOND = 500
 """Scan speed, for estimates: 20 calls per second, two calls per 50 jobs."""
 
 
 async def _ask_retry(visit: Visit, order: BoardOrder) -> Node:
     return [
-        p("Run the failed jobs of ", code(order.queue), " with this error again?"),
+        p("Retry failed jobs with this error in ", code(order.queue), "?"),
         *await _about(visit, order),
         *_retry_fields(),
     ]
@@ -53,35 +53,39 @@ async def _ask_retry(visit: Visit, order: BoardOrder) -> Node:
 async def _ask_retry_all(visit: Visit, order: BoardOrder) -> Node:
     total = await _count(visit, order)
     return [
-        p("Run the failed jobs of ", code(order.queue), " again, whatever their error?"),
-        p(strong(number(total)), " of them."),
+        p("Retry failed jobs in ", code(order.queue), ", whatever their error?"),
+        p(strong(plural(total, "failed job")), "."),
         *_retry_fields(),
     ]
 
 
 def _retry_fields() -> list[Node]:
     return [
-        choice("most", "How many, the newest first", _SIZES, "1"),
+        choice("most", "How many (newest first)", _SIZES, "1"),
         _since_field(),
-        field("rate", "At most per second", "number", "empty: as fast as it goes", min="1"),
+        field("rate", "Maximum per second", "number", "leave empty for no limit", min="1"),
         attempts_choice(),
-        p("Jobs that fail from now on are left alone. It can be stopped.", class_="hint"),
+        p(
+            "Jobs that fail after you start are not included. "
+            "You can stop it on the Operations page.",
+            class_="hint",
+        ),
     ]
 
 
 async def _ask_remove_group(visit: Visit, order: BoardOrder) -> Node:
     return [
-        p("Remove the failed jobs of ", code(order.queue), " with this error?"),
+        p("Remove failed jobs with this error from ", code(order.queue), "?"),
         *await _about(visit, order),
-        choice("most", "How many, the newest first", _SIZES, "all"),
+        choice("most", "How many (newest first)", _SIZES, "all"),
         _since_field(),
-        p("Nothing brings them back. It can be stopped halfway.", class_="hint"),
+        p("This cannot be undone. You can stop it on the Operations page.", class_="hint"),
     ]
 
 
 def _since_field() -> Node:
-    words = "03:10, -15min, 2030-01-31T09:00, in the time zone of the server; empty: all"
-    return field("since", "Only those that failed after", hint=words, maxlength="40")
+    words = "03:10, -15min or 2030-01-31T09:00, in the server's time zone; leave empty for all"
+    return field("since", "Only jobs that failed after", hint=words, maxlength="40")
 
 
 async def _about(visit: Visit, order: BoardOrder) -> list[Node]:
@@ -91,7 +95,7 @@ async def _about(visit: Visit, order: BoardOrder) -> list[Node]:
     about = f"about {number(count)}" if group.margin else number(count)
     return [
         p(strong(about), f" of {number(total)} failed jobs: ", code(group.error)),
-        p(f"All failed jobs are looked at for that: about {duration(seconds)}.", class_="hint")
+        p(f"This checks all failed jobs and takes about {duration(seconds)}.", class_="hint")
         if seconds > 1
         else None,
     ]
@@ -103,9 +107,11 @@ async def _group_of(visit: Visit, order: BoardOrder) -> tuple[FailureGroup, int]
     failures = await visit.server.failures(order.queue)
     found = next((each for each in failures.groups if each.fingerprint == wanted), None)
     if found is None:
-        raise Refused(409, "No failed job has this error any more.")
+        raise Refused(409, "No failed jobs with this error are left.")
     if found.is_rest:
-        raise Refused(409, "These are different errors: act on their jobs, or on all of them.")
+        raise Refused(
+            409, 'These are different errors. Select jobs in the list, or use "Retry all".'
+        )
     return found, failures.total
 
 
@@ -151,13 +157,13 @@ def _since(form: Form) -> datetime | None:
     try:
         return read_time("The time", typed, datetime.now(UTC).astimezone())
     except ConfigurationError as error:
-        raise Refused(400, f"{error}. Nothing was done.") from None
+        raise Refused(400, f"{error}. Nothing changed.") from None
 
 
 async def _begin(visit: Visit, order: BoardOrder, what: str, change: Change) -> Acted:
     most = order.form.get("most")
     if most not in _SIZES:
-        raise Refused(400, "How many are meant? Choose 1, 10, 100 or all.")
+        raise Refused(400, "Choose how many: 1, 10, 100 or all.")
     meant = BulkTarget(
         order.queue,
         order.form.get("group"),
@@ -168,7 +174,7 @@ async def _begin(visit: Visit, order: BoardOrder, what: str, change: Change) -> 
     )
     bulk = GroupChange(visit, order.form.get("action"), meant, change)
     await bulk.begin()
-    return Acted("It has begun.", 0, what, "operations", bulk.run)
+    return Acted("Started.", 0, what, "operations", bulk.run)
 
 
 RETRY_GROUP = BoardAction("retry-group", "Retry", "group", _ask_retry, _retry)
@@ -182,8 +188,8 @@ REMOVE_GROUP = BoardAction(
 
 
 _MIXED = (
-    "BullMQ 5 uses this queue. It parks waiting jobs in another list while a queue is paused: "
-    "resume it here, or by BullMQ 6 or taskbull, which know both lists."
+    "BullMQ 5 uses this queue. It moves waiting jobs to another list while a queue is paused. "
+    "Resume the queue here, or with taskbull or BullMQ 6, which handle both lists."
 )
 _CLEANED = 10_000
 """Maximum number of jobs per clean, because the user waits for the response."""
@@ -194,26 +200,26 @@ _WAITING = (JobState.WAITING, JobState.PAUSED, JobState.PRIORITIZED)
 async def _ask_pause(visit: Visit, order: BoardOrder) -> Node:
     facts = await visit.server.facts(order.queue)
     return [
-        p("Pause ", code(order.queue), "? Workers take none of its jobs until it is resumed."),
-        p("Jobs that run go on.", class_="hint"),
+        p("Pause ", code(order.queue), "? Workers stop fetching until you resume it."),
+        p("Running jobs continue.", class_="hint"),
         p(_MIXED, class_="notice") if (facts.version or "").startswith("bullmq:5.") else None,
-        field("reason", "Why", hint="shown to whoever wonders", maxlength="200"),
+        field("reason", "Reason (optional)", maxlength="200"),
     ]
 
 
 async def _pause(visit: Visit, order: BoardOrder) -> Acted:
     reason = order.form.get("reason")[:200]
     await visit.server.queue(order.queue).pause(by=visit.access.user, why=reason)
-    return Acted(f"{order.queue} is paused.", about=reason)
+    return Acted(f"{order.queue} paused.", about=reason)
 
 
 async def _ask_resume(_: Visit, order: BoardOrder) -> Node:
-    return p("Resume ", code(order.queue), "? Workers take its jobs again.")
+    return p("Resume ", code(order.queue), "? Workers fetch its jobs again.")
 
 
 async def _resume(visit: Visit, order: BoardOrder) -> Acted:
     await visit.server.queue(order.queue).resume()
-    return Acted(f"{order.queue} is not paused any more.")
+    return Acted(f"{order.queue} resumed.")
 
 
 async def _ask_drain(visit: Visit, order: BoardOrder) -> Node:
@@ -221,7 +227,7 @@ async def _ask_drain(visit: Visit, order: BoardOrder) -> Node:
     waiting = sum(counts[state] for state in _WAITING)
     return [
         p("Remove ", plural(waiting, "waiting job"), " from ", code(order.queue), "?"),
-        tick("delayed", f"also the {plural(counts[JobState.DELAYED], 'delayed job')}"),
+        tick("delayed", f"also remove {plural(counts[JobState.DELAYED], 'delayed job')}"),
     ]
 
 
@@ -240,18 +246,18 @@ async def _ask_clean(visit: Visit, order: BoardOrder) -> Node:
     }
     return [
         p("Remove old jobs from ", code(order.queue), "?"),
-        choice("clean", "Which", states, order.form.get("state") or "completed"),
-        field("hours", "Older than, in hours", "number", min="0", value="24", required="required"),
+        choice("clean", "State", states, order.form.get("state") or "completed"),
+        field("hours", "Older than (hours)", "number", min="0", value="24", required="required"),
     ]
 
 
 async def _clean(visit: Visit, order: BoardOrder) -> Acted:
     state = order.form.need("clean")
     if state not in set(STATES):
-        raise Refused(400, "There is no such state.")
+        raise Refused(400, "Unknown state.")
     age = order.form.number("hours") * 3600
     removed = await visit.server.queue(order.queue).clean(age, _CLEANED, state)
-    more = " There may be more: clean again." if len(removed) == _CLEANED else ""
+    more = " There may be more; run it again." if len(removed) == _CLEANED else ""
     said = f"{plural(len(removed), f'{state} job')} removed from {order.queue}.{more}"
     return Acted(said, len(removed))
 
@@ -260,8 +266,8 @@ async def _ask_obliterate(visit: Visit, order: BoardOrder) -> Node:
     counts = await visit.server.queue(order.queue).counts()
     jobs = plural(sum(counts.values()), "job")
     return [
-        p("Remove ", code(order.queue), f" with its {jobs}, its schedules and its events?"),
-        tick("force", "even while jobs run"),
+        p("Remove ", code(order.queue), f" with its {jobs}, schedules and events?"),
+        tick("force", "even if jobs are running"),
     ]
 
 
@@ -269,7 +275,7 @@ async def _obliterate(visit: Visit, order: BoardOrder) -> Acted:
     queue = visit.server.queue(order.queue)
     jobs = sum((await queue.counts()).values())
     await queue.obliterate(force=order.form.get("force") == "yes")
-    return Acted(f"{order.queue} is removed, with {plural(jobs, 'job')}.", jobs, back="./")
+    return Acted(f"{order.queue} removed, with {plural(jobs, 'job')}.", jobs, back="./")
 
 
 PAUSE = BoardAction("pause", "Pause", "queue", _ask_pause, _pause)
@@ -285,12 +291,12 @@ OBLITERATE = BoardAction(
 
 
 async def _ask_stop(_: Visit, __: BoardOrder) -> Node:
-    return p("Stop it? What it has done so far stays done.")
+    return p("Stop this operation? Completed changes are kept.")
 
 
 async def _stop(visit: Visit, order: BoardOrder) -> Acted:
     await visit.server.stop_operation(order.id)
-    return Acted("It stops after the piece that it is at.")
+    return Acted("Stopping after the current batch.")
 
 
 STOP = BoardAction("stop", "Stop", "job", _ask_stop, _stop)
@@ -301,24 +307,24 @@ STOP = BoardAction("stop", "Stop", "job", _ask_stop, _stop)
 
 async def _ask_run(visit: Visit, order: BoardOrder) -> Node:
     return [
-        p("Add one more job of schedule ", code(order.id), " at once?"),
+        p("Run schedule ", code(order.id), " now?"),
         await _rule(visit, order),
-        p("Its next run stays as it is.", class_="hint"),
+        p("Its next run is unchanged.", class_="hint"),
     ]
 
 
 async def _run(visit: Visit, order: BoardOrder) -> Acted:
     handle = await visit.server.queue(order.queue).run_schedule_now(order.id)
-    return Acted(f"Job {handle.id} of schedule {order.id} is added.")
+    return Acted(f"Added job {handle.id} of schedule {order.id}.")
 
 
 async def _ask_remove_schedule(visit: Visit, order: BoardOrder) -> Node:
     found = await visit.server.queue(order.queue).get_schedule(order.id)
     declared = found is not None and found.declared_by
     return [
-        p("Remove schedule ", code(order.id), " of ", code(order.queue), "?"),
+        p("Remove schedule ", code(order.id), " from ", code(order.queue), "?"),
         await _rule(visit, order),
-        p(f"App {declared} declares it: it comes back when a worker of that app starts.")
+        p(f"App {declared} declares this schedule; it will be re-created when a worker starts.")
         if declared
         else None,
     ]
@@ -326,7 +332,7 @@ async def _ask_remove_schedule(visit: Visit, order: BoardOrder) -> Node:
 
 async def _remove_schedule(visit: Visit, order: BoardOrder) -> Acted:
     removed = await visit.server.queue(order.queue).remove_schedule(order.id)
-    what = "is removed" if removed else "was not there any more"
+    what = "removed" if removed else "no longer exists"
     return Acted(f"Schedule {order.id} {what}.", int(removed))
 
 

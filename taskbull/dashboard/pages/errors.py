@@ -59,13 +59,13 @@ async def show(board: Board, visit: Visit) -> Content:
         _hidden(queue, await _retried(board, visit, queue)),
     ]
     live = url("live", page="errors", q=queue)
-    return Content(f"Errors of {queue}", body, "-", queue, str(JobState.FAILED), live)
+    return Content(f"Errors in {queue}", body, "-", queue, str(JobState.FAILED), live)
 
 
 def _head(visit: Visit, queue: str, total: int) -> Element:
     back = url("errors", q=queue)
     return div(
-        h1("Errors of ", link_to(queue, "queue", q=queue, state="failed")),
+        h1("Errors in ", link_to(queue, "queue", q=queue, state="failed")),
         div(ask_button(visit, "retry-all", "Retry all…", {"q": queue}, back), class_="actions")
         if total
         else None,
@@ -94,9 +94,12 @@ async def _failures(board: Board, visit: Visit, queue: str) -> Failures:
 
 def _coverage(failures: Failures) -> Element:
     older = failures.total - failures.looked_at
-    words = f"{number(failures.total)} failed: the newest {number(failures.looked_at)} read"
+    words = plural(failures.total, "failed job")
     if older > 0:
-        words += f", {number(older)} older sampled ({number(failures.sampled)} of them read)"
+        words += f": the newest {number(failures.looked_at)} analyzed, and a sample of "
+        words += f"{number(failures.sampled)} of the {number(older)} older ones"
+    elif failures.total:
+        words += ", all analyzed"
     return p(words, id="coverage", class_="quiet")
 
 
@@ -136,7 +139,7 @@ def _row(visit: Visit, queue: str, group: FailureGroup, total: int) -> Element:
                 span(group.error, class_="bad cut"),
                 small(
                     code(group.frame) if group.frame else None,
-                    " such as ",
+                    " example: ",
                     link_to(group.newest, "job", q=queue, id=group.newest),
                 ),
             ),
@@ -153,8 +156,8 @@ def _row(visit: Visit, queue: str, group: FailureGroup, total: int) -> Element:
 
 def _actions(visit: Visit, queue: str, group: FailureGroup) -> Element:
     if group.is_rest:
-        few = "Different errors, each of few jobs: act on "
-        return small(few, link_to("the jobs", "queue", q=queue, state="failed"), ", or on all.")
+        jobs = link_to("the jobs", "queue", q=queue, state="failed")
+        return small("Several rare errors. Open ", jobs, ', or use "Retry all".')
     back = url("errors", q=queue)
     fields = {"q": queue, "group": group.fingerprint}
     return div(
@@ -192,11 +195,11 @@ def _hidden(queue: str, found: HiddenErrors) -> Node:
     ]
     more = len(found.errors) - _HIDDEN_SHOWN
     return section(
-        h2("Errors that retries hide"),
+        h2("Errors being retried"),
         p(
-            f"Jobs that failed and are tried again, Node's too, of {plural(found.looked_at, 'job')}"
-            " that wait, run or are delayed. Attempts: those that failed so in this hour and the "
-            "one before, for good or not, as workers of taskbull count them.",
+            "Jobs that failed but will be retried, from a sample of "
+            f"{plural(found.looked_at, 'waiting, running or delayed job')}. "
+            '"Attempts" counts failures in the last two hours, as reported by taskbull workers.',
             class_="quiet",
         ),
         grid("hidden", columns, [_hidden_row(queue, each) for each in found.errors[:_HIDDEN_SHOWN]],
@@ -213,7 +216,7 @@ def _hidden_row(queue: str, each: HiddenError) -> Element:
             "Error",
             div(
                 span(each.error, class_="warn cut"),
-                small("such as ", link_to(each.newest, "job", q=queue, id=each.newest))
+                small("example: ", link_to(each.newest, "job", q=queue, id=each.newest))
                 if each.newest
                 else None,
             ),

@@ -17,7 +17,6 @@ from taskbull.dashboard.components import (
     clock,
     duration,
     grid,
-    number,
     plural,
 )
 from taskbull.dashboard.components import link as link_to
@@ -65,17 +64,17 @@ _FRESH: Final = 60.0
 _NONE: Final = JobHistory([], 0, whole=True)
 _COLUMNS: tuple[Node, ...] = (
     th("#", scope="col", class_="n"),
-    "Began",
+    "Started",
     th("Took", scope="col", class_="n"),
-    "Ended",
+    "Outcome",
     "Error",
 )
 _ENDS = {
-    "running": ("▶ runs", None),
+    "running": ("▶ running", None),
     "completed": ("✓ done", None),
     "failed": ("✗ failed", "bad"),
-    "stalled": ("? stalled: its worker was gone", "warn"),
-    "again": ("↺ tried again", "warn"),
+    "stalled": ("? stalled (worker lost)", "warn"),
+    "again": ("↺ retried", "warn"),
 }
 
 
@@ -116,9 +115,9 @@ def _line(place: int, times: AttemptTimes | None, errors: dict[int, str]) -> Ele
     if times is None:
         return tr(
             cell("#", str(place), kind="n"),
-            cell("Began", "–"),
+            cell("Started", "–"),
             cell("Took", "–", kind="n"),
-            cell("Ended", span("not known any more", class_="quiet")),
+            cell("Outcome", span("no record", class_="quiet")),
             cell("Error", error, kind="w"),
         )
     words, look = _ENDS[times.end]
@@ -127,9 +126,9 @@ def _line(place: int, times: AttemptTimes | None, errors: dict[int, str]) -> Ele
         took = (times.ended - times.began).total_seconds()
     return tr(
         cell("#", str(place), kind="n"),
-        cell("Began", clock(times.began), kind="nw"),
+        cell("Started", clock(times.began), kind="nw"),
         cell("Took", duration(took), kind="n"),
-        cell("Ended", span(words, class_=look), kind="nw"),
+        cell("Outcome", span(words, class_=look), kind="nw"),
         cell("Error", error, kind="w"),
     )
 
@@ -165,10 +164,9 @@ def _errors(job: Job, known: list[AttemptTimes], started: int) -> dict[int, str]
 
 
 def _source(history: JobHistory, missing: int) -> str:
-    told = f"Times are those of the newest {number(history.looked_at)} events of the queue"
-    if missing > 0:
-        return f"{told}, which reach no further back; of the last attempt, those of the job."
-    return f"{told}; of the last attempt, those of the job where the events do not tell."
+    events = plural(history.looked_at, "event")
+    told = f"Times come from the queue's last {events}; the last attempt's from the job itself."
+    return f"{told} These events do not cover all attempts." if missing > 0 else told
 
 
 # The timeline, the facts and the flow.
@@ -193,7 +191,7 @@ def timeline(row: JobRow) -> Element:
     if row.due is not None:
         steps.append(["due ", clock(row.due)])
     if job.processed_on is not None and job.finished_on is None and row.state is JobState.ACTIVE:
-        steps.append([f"#{job.attempts_started or 1} began ", clock(job.processed_on)])
+        steps.append([f"#{job.attempts_started or 1} started ", clock(job.processed_on)])
     if job.finished_on is not None:
         took = ""
         if job.processed_ms is not None and job.finished_ms is not None:
@@ -234,7 +232,7 @@ def facts(place: JobLocation) -> Element:
         ("Parent", code(job.parent_key) if job.parent_key else None),
     ]
     shown = [(dt(name), dd(value)) for name, value in pairs if value is not None]
-    return section(h2("Facts"), dl(shown, class_="facts-list"), id="facts", class_="card")
+    return section(h2("Details"), dl(shown, class_="facts-list"), id="facts", class_="card")
 
 
 async def flow(visit: Visit, place: JobLocation) -> Node:
@@ -296,7 +294,7 @@ async def show(board: Board, visit: Visit) -> Content:
         place = await _place(board, visit, queue, job_id)
     except JobNotFound:
         gone = [h1(queue, " / ", job_id), _why(explained)]
-        return Content(f"{job_id} of {queue}", gone, "-", queue, status=404)
+        return Content(f"{job_id} in {queue}", gone, "-", queue, status=404)
     log = await visit.server.peek_log(queue, job_id, _LOG_LINES)
     pieces = await read_pieces(board, visit, place.row)
     body = [
@@ -317,7 +315,7 @@ async def show(board: Board, visit: Visit) -> Content:
     ]
     is_over = place.row.state in _ENDED
     live = None if is_over else url("live", page="job", q=queue, id=job_id)
-    return Content(f"{job_id} of {queue}", body, "-", queue, live=live)
+    return Content(f"{job_id} in {queue}", body, "-", queue, live=live)
 
 
 async def parts(board: Board, visit: Visit) -> Parts:

@@ -123,7 +123,7 @@ def error_card(place: JobLocation, piece: FieldPiece) -> Node:
     if not stacks and not job.failed_reason and not length:
         return None
     shown = [
-        details(summary(f"Stack of failure {number}"), pre(stack), open=number == len(stacks))
+        details(summary(f"Traceback, failure {number}"), pre(stack), open=number == len(stacks))
         for number, stack in reversed(list(enumerate(stacks, 1)))
     ]
     return section(
@@ -148,8 +148,8 @@ def log_card(place: JobLocation, log: NewestLines) -> Node:
         return None
     left_out = log.count - len(log.lines)
     missing = [
-        f"The first {left_out:,} are not shown." if left_out > 0 else "",
-        f"{plural(log.cut, 'long line')} cut." if log.cut else "",
+        f"The first {left_out:,} lines are not shown." if left_out > 0 else "",
+        f"{plural(log.cut, 'long line')} truncated." if log.cut else "",
     ]
     words = " ".join(word for word in missing if word)
     return section(
@@ -185,7 +185,7 @@ async def download(visit: Visit) -> Response:
     field = visit.query.get("field", "data")
     name = _FILES.get(field)
     if name is None:
-        raise Refused(400, f"There is no field {field!r} of a job.")
+        raise Refused(400, f"Unknown job field: {field!r}.")
     return Response.attachment(await _whole(visit, queue, job_id, field), name)
 
 
@@ -198,7 +198,7 @@ async def _whole(visit: Visit, queue: str, job_id: str, field: str) -> bytes:
             raise _too_large("The log")
         return b"\n".join(lines) + b"\n"
     if (await visit.server.peek_field(queue, job_id, field, most=1)).size > LARGEST:
-        raise _too_large("It")
+        raise _too_large("This field")
     raw = await visit.server.get_field(queue, job_id, field)
     if raw is None:
         raise JobNotFound(queue, job_id)
@@ -211,7 +211,7 @@ def _masked(redactor: Redactor, raw: bytes) -> bytes:
 
 
 def _too_large(what: str) -> Refused:
-    return Refused(413, f"{what} has more than {size(LARGEST)}: use taskbull job.")
+    return Refused(413, f"{what} is larger than {size(LARGEST)}. Use `taskbull job` instead.")
 
 
 def _download(place: JobLocation, field: str) -> Node:
@@ -223,12 +223,12 @@ def _cut(length: int, piece: FieldPiece, which: str) -> Node:
     if not piece.text:
         return None
     shown = len(piece.text.encode("utf-8", "backslashreplace"))
-    words = f"The {which} {size(shown)} of {size(length)}: download it to see all."
+    words = f"Showing the {which} {size(shown)} of {size(length)}. Download it to see all."
     return p(words, class_="quiet")
 
 
 def _no_text(length: int) -> str:
-    return f"{size(length)}: too large to be shown here." if length else "None."
+    return f"{size(length)}: too large to show here." if length else "None."
 
 
 def _progress(visit: Visit, text: str) -> Node:

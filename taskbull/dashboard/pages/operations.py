@@ -69,8 +69,8 @@ async def show(board: Board, visit: Visit) -> Content:
     rows = await _rows(board, visit)
     body = [
         div(h1("Operations"), class_="head"),
-        p("What was done here in the last hour, by any dashboard of this Redis.", class_="quiet"),
-        grid("operations", _COLUMNS, list(rows.values()), "Nothing was done in the last hour."),
+        p("Actions from all dashboards on this Redis in the last hour.", class_="quiet"),
+        grid("operations", _COLUMNS, list(rows.values()), "No actions in the last hour."),
     ]
     return Content("Operations", body, "operations", live=url("live", page="operations"))
 
@@ -105,7 +105,7 @@ def _row(visit: Visit, record: OperationRecord) -> Element:
 
 def _state(record: OperationRecord, *, silent: bool) -> Element:
     if silent:
-        return span("! broken off", class_="warn")
+        return span("! interrupted", class_="warn")
     if record.ended_ms is None:
         return span("▶ running", class_="badge s-active")
     fine = record.outcome in {"done", "stopped"}
@@ -115,7 +115,7 @@ def _state(record: OperationRecord, *, silent: bool) -> Element:
 def _progress(record: OperationRecord) -> Node:
     if not record.total:
         return None
-    words = f"{number(record.looked_at)} of {number(record.total)} looked at"
+    words = f"{number(record.looked_at)} of {number(record.total)} checked"
     return div(meter(100 * record.looked_at / record.total, words))
 
 
@@ -143,9 +143,9 @@ def describe_error(error: TaskbullError) -> Refused:
     status = next((number for kind, number in _STATUSES if isinstance(error, kind)), 502)
     said = str(error).rstrip(".")
     if isinstance(error, ConnectionLost):
-        said = f"Redis cannot be used: {said}. This page comes back when Redis does"
+        said = f"Redis is unavailable: {said}. Reload this page when Redis is back"
     elif isinstance(error, MaybeExecuted):
-        said += ". It may or may not have been done: look before you try again"
+        said += ". The action may have been executed. Check before you try again"
     return Refused(status, f"{said}.")
 
 

@@ -16,16 +16,16 @@ from taskbull.dashboard.visit import Visit
 
 _COLUMNS: Sequence[Node] = (
     "Queue",
-    th("Wait", scope="col", class_="n"),
-    "Since",
+    th("Waiting", scope="col", class_="n"),
+    "Oldest",
     th("Active", scope="col", class_="n"),
     th("Delayed", scope="col", class_="n"),
     th("Failed", scope="col", class_="n"),
     th("In/s", scope="col", class_="n"),
     th("Out/s", scope="col", class_="n"),
     "Last hour",
-    "Run by",
-    "Empty in",
+    "Workers",
+    "Drained in",
 )
 _SERIOUS = 50
 """Minimum weight of a problem. Lighter ones are shown as notes."""
@@ -60,9 +60,9 @@ async def parts(board: Board, visit: Visit) -> Parts:
 
 def _away(problem: str) -> Node:
     return section(
-        h1("Redis is away"),
+        h1("Redis is unavailable"),
         p(problem),
-        p("Load this page again when Redis is back.", class_="quiet"),
+        p("Reload this page when Redis is back.", class_="quiet"),
         class_="problem",
     )
 
@@ -70,28 +70,28 @@ def _away(problem: str) -> Node:
 def _empty(visit: Visit, sample: BoardSample) -> Node:
     where = f"{visit.server.address}, prefix {visit.server.prefix!r}"
     if sample.searched < 1:
-        return f"Looking for queues at {where}, {sample.searched:.0%} …"
-    return f"No queues yet at {where}. Add a job, and its queue appears here."
+        return f"Searching for queues at {where}, {sample.searched:.0%} …"
+    return f"No queues yet at {where}. Add a job to see its queue here."
 
 
 def _finding(sample: BoardSample) -> Element:
     is_over = sample.searched >= 1
-    words = "" if is_over else f"Still looking for queues, {sample.searched:.0%} …"
+    words = "" if is_over else f"Still searching for queues, {sample.searched:.0%} …"
     return p(words, id="finding", class_="quiet", hidden=is_over)
 
 
 def _troubles(visit: Visit, sample: BoardSample) -> Element:
     troubles = sample.troubles
-    shown: Node = p(span("✓", class_="sign"), "Nothing is wrong.", class_="fine")
+    shown: Node = p(span("✓", class_="sign"), "All queues are healthy.", class_="fine")
     if not sample.queues:
         shown = None
     if troubles:
         shown = ul([_trouble(visit, each) for each in troubles[:_MOST_TROUBLES]], class_="troubles")
     more = len(troubles) - _MOST_TROUBLES
     return section(
-        h2("Trouble", class_="unseen"),
+        h2("Problems", class_="unseen"),
         shown,
-        p(f"and {plural(more, 'more trouble')}", class_="quiet") if more > 0 else None,
+        p(f"and {plural(more, 'more problem')}", class_="quiet") if more > 0 else None,
         id="troubles",
     )
 

@@ -98,7 +98,7 @@ def read_sight(query: Form) -> Sight:
     """Read the selected view from a query string."""
     state = query.get("state", "waiting")
     if state not in TABS:
-        raise Refused(400, f"There is no list of {state!r} jobs.")
+        raise Refused(400, f"Unknown state {state!r}.")
     after = After(query.number("n"), query.get("score"), query.get("last"))
     follows = query.get("follow") != "no"
     return Sight(query.need("q"), JobState(state), after, query.get("find"), follows)
@@ -138,7 +138,7 @@ def job_list(visit: Visit, sight: Sight, page: JobRows, back: str) -> Element:
     """Return a list of jobs with checkboxes and actions."""
     actions = [name for name in _BULK.get(sight.state, ("remove",)) if visit.may(name)]
     tick_all = input_(type="checkbox", data_all=True, hidden=True, aria_label="Select all shown")
-    when = _WHEN.get(sight.state, "Ended")
+    when = _WHEN.get(sight.state, "Finished")
     columns: list[Node] = [
         th(tick_all, scope="col") if actions else None,
         "Id",
@@ -149,8 +149,7 @@ def job_list(visit: Visit, sight: Sight, page: JobRows, back: str) -> Element:
         "About",
     ]
     rows = [job_line(visit, sight, row) for row in page.rows]
-    sign = TABS[sight.state].lower()
-    empty = f"No {sign} jobs." if sight.is_first else "No more jobs."
+    empty = f"No {sight.state} jobs." if sight.is_first else "No more jobs."
     return form(
         [
             input_(type="hidden", name=name, value=value)
@@ -160,7 +159,7 @@ def job_list(visit: Visit, sight: Sight, page: JobRows, back: str) -> Element:
         div(
             span(
                 span("", data_ticked=True),
-                f"{len(page.rows):,} shown, {number(page.total)} in all",
+                f"{len(page.rows):,} shown, {number(page.total)} in total",
             ),
             [
                 button(
@@ -200,9 +199,9 @@ def job_line(visit: Visit, sight: Sight, row: JobRow) -> Element:
     return tr(
         cell("", tick, kind="tickbox") if may_act else None,
         cell("Id", link_to(job.id, "job", q=row.queue, id=job.id), kind="nw lead"),
-        cell("Task", strong(job.name) if job.name else span("gone", class_="quiet")),
+        cell("Task", strong(job.name) if job.name else span("missing", class_="quiet")),
         cell("Attempts", _attempts(row), kind="n"),
-        cell(_WHEN.get(sight.state, "Ended"), _when(row), kind="nw"),
+        cell(_WHEN.get(sight.state, "Finished"), _when(row), kind="nw"),
         cell("Took", duration(_took(row)), kind="n"),
         cell("About", about(visit, row), kind="w"),
         id=f"job-{job.id}",
@@ -236,7 +235,7 @@ def _took(row: JobRow) -> float | None:
 def about(visit: Visit, row: JobRow) -> Node:
     """Return the most useful detail of a job: its error, worker, result or data."""
     if row.gone:
-        return span("only its id is left", class_="quiet")
+        return span("job data missing", class_="quiet")
     if row.state is JobState.FAILED or (
         row.job.failed_reason and row.state is not JobState.COMPLETED
     ):
@@ -366,7 +365,7 @@ async def show(board: Board, visit: Visit) -> Content:
     sample = await board.sampler.latest([sight.queue])
     state = sample.queues.get(sight.queue)
     if state is None:
-        raise Refused(404, f"There is no queue {sight.queue!r} here.")
+        raise Refused(404, f"Queue {sight.queue!r} not found.")
     page = await _rows(board, visit, sight)
     back = sight.address
     body = [
@@ -407,7 +406,7 @@ async def parts(board: Board, visit: Visit) -> Parts:
 async def _rows(board: Board, visit: Visit, sight: Sight) -> JobRows:
     terms = read_typed(sight.typed)
     if terms is not None and not terms.empty:
-        raise Refused(400, "Text is looked for by the search box: it does not stand in addresses.")
+        raise Refused(400, "This filter accepts only times. Use the search box to find text.")
     view = ("rows", sight.queue, sight.state, sight.after, sight.typed)
     return await board.views.read(
         view,
@@ -444,14 +443,14 @@ def _head(visit: Visit, state: QueueState, sight: Sight) -> Element:
 def _facts(state: QueueState) -> Element:
     found = state.found
     limits = [
-        f"{found.concurrency:,} at once" if found.concurrency else "",
+        f"{found.concurrency:,} concurrent" if found.concurrency else "",
         f"{found.rate_max:,} per {duration(found.rate_window)}" if found.rate_max else "",
     ]
     limited = ", ".join(limit for limit in limits if limit)
     words = [
         found.version or "",
         f"{rate(state.facts.arrivals)} in, {rate(state.facts.out)} out per s",
-        f"limited to {limited}" if limited else "",
+        f"limits: {limited}" if limited else "",
     ]
     return span(" · ".join(word for word in words if word), id="queue-facts", class_="facts")
 
@@ -479,7 +478,7 @@ def _tasks(figures: QueueFigures) -> Node:
         )
         for task in figures.tasks[:_TASKS_SHOWN]
     ]
-    words = f"Of the newest {plural(figures.looked_at, 'job')} that have ended, medians"
+    words = f"Medians of the last {plural(figures.looked_at, 'finished job')}"
     return ul(shown, class_="shares", title=words, aria_label=words)
 
 
@@ -506,7 +505,7 @@ def _filter(sight: Sight) -> Node:
     return form(
         input_(type="hidden", name="q", value=sight.queue),
         input_(type="hidden", name="state", value=str(sight.state)),
-        label("Times", for_="find", class_="unseen"),
+        label("Filter by time", for_="find", class_="unseen"),
         input_(
             id="find",
             type="text",
@@ -517,7 +516,7 @@ def _filter(sight: Sight) -> Node:
         ),
         button("Filter", type="submit"),
         link_to("all", "queue", q=sight.queue, state=sight.state) if sight.typed else None,
-        link_to("errors grouped", "errors", q=sight.queue)
+        link_to("group by error", "errors", q=sight.queue)
         if sight.state is JobState.FAILED
         else None,
         method="get",

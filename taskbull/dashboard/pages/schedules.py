@@ -35,7 +35,7 @@ async def show(board: Board, visit: Visit) -> Content:
     )
     back = url("schedules", q=queue or None, n=start or None)
     body = [
-        div(h1("Schedules", f" of {queue}" if queue else ""), class_="head"),
+        div(h1("Schedules", f" in {queue}" if queue else ""), class_="head"),
         grid(
             "schedules",
             [
@@ -87,8 +87,8 @@ def _row(visit: Visit, schedule: Schedule, last: ScheduledRun | None, back: str)
 def _last(schedule: Schedule, run: ScheduledRun | None) -> Node:
     if run is None:
         never = schedule.count <= 1 and schedule.is_pending
-        return span("none yet" if never else "not kept", class_="quiet")
-    when = ago(run.finished or run.started) if run.finished or run.started else "not begun"
+        return span("none yet" if never else "no longer stored", class_="quiet")
+    when = ago(run.finished or run.started) if run.finished or run.started else "not started"
     return [badge(run.state), " ", link_to(when, "job", q=schedule.queue, id=run.id)]
 
 
@@ -99,5 +99,5 @@ def _next(schedule: Schedule) -> Node:
         return "–"
     late = time.time() - schedule.next_run.timestamp()
     if late > _LATE:
-        return span(f"! late by {duration(late)}", class_="bad")
+        return span(f"! {duration(late)} late", class_="bad")
     return ago(schedule.next_run)

@@ -92,17 +92,17 @@ def describe(progress: Progress, *, ended: bool, one_state: bool) -> Node:
     It never claims that no job matches unless all jobs were searched.
     """
     large = progress.too_large
-    skipped = f", {number(large)} too large to be searched" if large else ""
-    more = "" if ended else " None found does not mean that none exists."
+    were = "was" if large == 1 else "were"
+    skipped = f"; {plural(large, 'job')} {were} too large to search" if large else ""
+    more = "" if ended else " Not all jobs were searched."
+    found = "1 match" if progress.found == 1 else f"{number(progress.found)} matches"
     if one_state and len(progress.reached) == 1:
-        return _said(
-            f"{number(progress.found)} in ", _span(progress.reached[0]), f"{skipped}.{more}"
-        )
-    if one_state:
-        return _said(f"{number(progress.found)} in all {number(progress.looked_at)}{skipped}.")
+        return _said(f"{found} in ", _span(progress.reached[0]), f"{skipped}.{more}")
     jobs = plural(progress.looked_at, "job")
+    if one_state:
+        return _said(f"{found} in all {jobs}{skipped}.")
     return [
-        _said(f"{number(progress.found)} found in {jobs}{skipped}.{more}"),
+        _said(f"{found} in {jobs}{skipped}.{more}"),
         _parts([each for each in progress.reached if not each.is_whole]),
     ]
 
@@ -121,8 +121,9 @@ def _parts(reached: Sequence[Reach]) -> Node:
 def _span(reach: Reach) -> Node:
     newest = reach.state in _NEWEST_FIRST
     words = "newest" if newest else "next"
+    total = max(reach.total, reach.looked_at)
     return [
-        f"the {words} {number(reach.looked_at)} of {number(max(reach.total, reach.looked_at))}",
+        f"the {words} {number(reach.looked_at)} of {plural(total, 'job')}",
         None if reach.until is None else [" (", "back" if newest else "up", " to "],
         None if reach.until is None else [clock(reach.until), ")"],
     ]
@@ -182,7 +183,7 @@ async def search(board: Board, visit: Visit) -> Response | Stream:
     given = await visit.request.form()
     text = given.need("text").strip()
     if not text:
-        raise Refused(400, "Nothing is looked for.")
+        raise Refused(400, "Enter a search term.")
     if not given.get("place") and " " not in text:
         hits = await _by_id(board, visit, text)
         if len(hits) == 1:
@@ -251,7 +252,7 @@ def _continued(given: Form) -> Looking | None:
     try:
         return msgspec.json.decode(given.get("place"), type=Looking)
     except (msgspec.MsgspecError, UnicodeError):
-        raise Refused(400, "The search cannot go on from there: begin anew.") from None
+        raise Refused(400, "This search has expired. Start a new one.") from None
 
 
 class _Search:
@@ -341,9 +342,9 @@ async def _stream(
             if rows := await search.step():
                 yield _shown(visit, rows)
     except TaskbullError as error:
-        problem = f"The search broke off: {error}"
+        problem = f"The search was interrupted: {error}"
     if not search.hits:
-        yield render(nothing(len(_COLUMNS), "hits", "Nothing found so far.")).encode()
+        yield render(nothing(len(_COLUMNS), "hits", "No matches so far.")).encode()
     left = search.left
     said = [
         None if problem is None else p(problem, class_="notice", role="alert"),
@@ -395,7 +396,7 @@ def _go_on(given: Form, left: Looking) -> Element:
     carried["place"] = msgspec.json.encode(left).decode()
     return form(
         [input_(type="hidden", name=name, value=value) for name, value in carried.items() if value],
-        button(f"Look at the next {number(_STEP)}", type="submit"),
+        button(f"Search the next {number(_STEP)}", type="submit"),
         method="post",
         action="search",
     )

@@ -42,11 +42,11 @@ async def show(board: Board, visit: Visit) -> Content:
         None
         if sample.crew.told
         else p(
-            "This Redis does not list its connections (CLIENT LIST is refused), so only workers "
-            "of taskbull are known.",
+            "This Redis does not list its connections (CLIENT LIST is refused), so only taskbull "
+            "workers are shown.",
             class_="notice",
         ),
-        grid("workers", _COLUMNS, list(_rows(sample).values()), "No worker is connected."),
+        grid("workers", _COLUMNS, list(_rows(sample).values()), "No workers are connected."),
         await _longest(board, visit, sample),
     ]
     return Content(
@@ -64,10 +64,10 @@ async def parts(board: Board, visit: Visit) -> Parts:
 _COLUMNS: tuple[Node, ...] = (
     "Worker",
     "Queue",
-    "Where",
-    "What",
+    "Host",
+    "Software",
     th("Running", scope="col", class_="n"),
-    "Up",
+    "Uptime",
     th("Lag", scope="col", class_="n"),
     th("Memory", scope="col", class_="n"),
 )
@@ -92,15 +92,15 @@ def _ours(state: QueueState, record: WorkerRecord) -> Element:
     return tr(
         cell("Worker", strong(record.id), kind="lead"),
         cell("Queue", link_to(state.name, "queue", q=state.name, state="active")),
-        cell("Where", f"{record.host} · pid {record.pid}"),
+        cell("Host", f"{record.host} · pid {record.pid}"),
         cell(
-            "What",
+            "Software",
             f"taskbull {record.version}, Python {record.python}, {record.backend}",
             span(" ⚡ circuit open", class_="bad") if is_open else None,
             span(" stopping", class_="warn") if record.stopping else None,
         ),
         cell("Running", f"{number(record.running)}/{number(record.concurrency)}", kind="n"),
-        cell("Up", since(started), kind="nw"),
+        cell("Uptime", since(started), kind="nw"),
         cell("Lag", duration(record.lag_ms / 1000), kind="n"),
         cell("Memory", size(record.memory) if record.memory else "–", kind="n"),
         id=f"worker-{state.name}-{record.id}",
@@ -111,10 +111,10 @@ def _other(state: QueueState, worker: ConnectedWorker, place: int) -> Element:
     return tr(
         cell("Worker", strong(worker.name or "unnamed"), kind="lead"),
         cell("Queue", link_to(state.name, "queue", q=state.name, state="active")),
-        cell("Where", worker.address),
-        cell("What", "Node, or another program that speaks BullMQ"),
+        cell("Host", worker.address),
+        cell("Software", "Node.js or another BullMQ client"),
         cell("Running", "–", kind="n"),
-        cell("Up", duration(worker.age), kind="nw"),
+        cell("Uptime", duration(worker.age), kind="nw"),
         cell("Lag", "–", kind="n"),
         cell("Memory", "–", kind="n"),
         id=f"worker-{state.name}-{worker.address}-{place}",
@@ -136,19 +136,19 @@ async def _longest(board: Board, visit: Visit, sample: BoardSample) -> Element:
                 cell("Queue", queue),
                 cell("Task", job.name),
                 cell("Worker", code(job.worker) if job.worker else "–"),
-                cell("For", since(job.started_at), kind="nw"),
+                cell("Running for", since(job.started_at), kind="nw"),
                 cell(
                     "Lock",
-                    span("! none: its worker is gone", class_="bad")
+                    span("! lost (worker gone)", class_="bad")
                     if job.lock_seconds is None
-                    else f"lives {duration(job.lock_seconds)}",
+                    else f"expires in {duration(job.lock_seconds)}",
                 ),
             )
             for job in active[:5]
         ]
-    columns: list[Node] = ["Job", "Queue", "Task", "Worker", "For", "Lock"]
+    columns: list[Node] = ["Job", "Queue", "Task", "Worker", "Running for", "Lock"]
     return section(
-        h2("Running longest"),
-        grid("longest-jobs", columns, rows, "Nothing runs."),
+        h2("Longest-running jobs"),
+        grid("longest-jobs", columns, rows, "No running jobs."),
         id="longest",
     )

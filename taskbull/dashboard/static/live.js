@@ -92,7 +92,7 @@ function showAge(problem = trouble) {
   age.classList.toggle("stale", Boolean(late) && !frozen);
   age.classList.toggle("frozen", frozen);
   age.title = trouble ?? "";
-  age.textContent = frozen ? "frozen" : late ? `${trouble ? "Redis is away" : "no news"}, ${seconds} s` : "live";
+  age.textContent = frozen ? "frozen" : !late ? "live" : trouble ? `Redis is unavailable (${seconds} s)` : `last update ${seconds} s ago`;
 }
 
 function open() {
@@ -118,7 +118,7 @@ export function freeze() {
   if (!document.body.dataset.live) return;
   frozen = !frozen;
   button.setAttribute("aria-pressed", String(frozen));
-  button.textContent = frozen ? "Go on" : "Freeze";
+  button.textContent = frozen ? "Unfreeze" : "Freeze";
   if (frozen) close(); else open();
   showAge();
 }
