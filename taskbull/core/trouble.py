@@ -61,18 +61,18 @@ def _troubles(queue: QueueFacts) -> Iterator[tuple[str, int, str, Remedy]]:
     opened = [one for one in queue.records if one.circuit and one.circuit.state == "open"]
     if opened:
         workers = f"{len(opened)} of {count_of(len(queue.records), 'worker')}"
-        yield "breaker", 60, f"the circuit is open in {workers}", "workers"
+        yield "breaker", 60, f"the circuit breaker is open in {workers}", "workers"
     if queue.waiting_since is not None and not queue.paused and queue.workers:
         age = (queue.now - queue.waiting_since).total_seconds()
         if age > LONGEST_WAIT:
-            yield "old", 50, f"the next of {waiting:,} has waited for {span(age)}", "why"
+            yield "old", 50, f"{_waits(waiting)}, the next one for {span(age)}", "why"
     if queue.paused and waiting:
         yield "paused", 40, _paused(queue), "resume"
     yield from _oddities(queue)
 
 
 def _waits(waiting: int) -> str:
-    return f"{waiting:,} {'waits' if waiting == 1 else 'wait'}"
+    return f"{count_of(waiting, 'job')} waiting"
 
 
 def _failing(queue: QueueFacts) -> str:
@@ -89,7 +89,7 @@ def _failing(queue: QueueFacts) -> str:
 def _paused(queue: QueueFacts) -> str:
     note = queue.note
     if note is None:
-        return f"paused, and {_waits(queue.waiting)}"
+        return f"paused, {_waits(queue.waiting)}"
     since = instant_from_ms(note.at_ms) if note.at_ms else None
     text = "paused" if since is None else f"paused for {ago(since, queue.now)[:-4]}"
     text += f" by {note.by}" if note.by else ""
@@ -100,13 +100,13 @@ def _oddities(queue: QueueFacts) -> Iterator[tuple[str, int, str, Remedy]]:
     if queue.next_scheduled is not None:
         late = (queue.now - queue.next_scheduled).total_seconds()
         if late > LATEST_SCHEDULE:
-            yield "late", 30, f"a schedule is late by {span(late)}", "schedules"
+            yield "late", 30, f"a schedule is overdue by {span(late)}", "schedules"
     majors = {major for version in queue.versions if (major := _major(version))}
     if {"5", "6"} <= majors:
         text = "BullMQ 5 and 6 share this queue: a resume by 5 may lose jobs"
         yield "mixed", 20, text, "queue"
     if queue.counts.get(JobState.WAITING, 0) and queue.counts.get(JobState.PAUSED, 0):
-        text = "jobs are in wait and in paused: resume it with taskbull, which takes both"
+        text = "jobs are in both wait and paused: resume it with taskbull, which moves both"
         yield "split", 35, text, "resume"
 
 

@@ -119,7 +119,7 @@ def shown(*queues: QueueFacts, chosen: Chosen | None = None) -> str:
 
 def test_the_screen_has_trouble_first() -> None:
     text = shown(facts(counts={"waiting": 7}, records=[], connected=[]))
-    assert text.index("! emails  7 wait, no worker") < text.index("QUEUE")
+    assert text.index("! emails  7 jobs waiting, no worker") < text.index("QUEUE")
     assert "Nothing is wrong." in shown(facts())
     assert "There are no queues yet." in shown()
     assert "p freeze" in shown(chosen=Chosen(help=True))
@@ -127,7 +127,7 @@ def test_the_screen_has_trouble_first() -> None:
 
 def test_a_queue_fills_the_screen_and_nothing_is_obeyed() -> None:
     text = shown(facts(worst_error="x"), chosen=Chosen(queue="emails", inside=True))
-    assert "No job waits." in text
+    assert "No jobs are waiting." in text
     assert "web1-812   0/0 running" in text
     assert "\x1b" not in shown(queue_named("e\x1b[31m"))
 
@@ -143,7 +143,7 @@ def test_without_a_terminal_it_is_one_table(cli: CommandLine) -> None:
     header, row = result.stdout.splitlines()
     assert header.split()[:3] == ["QUEUE", "WAIT", "SINCE"]
     assert row.split()[:2] == ["emails", "1"]
-    assert "! emails: 1 waits, no worker" in result.stderr
+    assert "! emails: 1 job waiting, no worker" in result.stderr
     [told] = cli.json("top")["queues"]
     assert told.keys() == {"name", "counts", "rates", "workers", "trouble", "problem"}
     assert (told["name"], told["counts"]["waiting"]) == ("emails", 1)
@@ -174,12 +174,12 @@ def test_in_a_terminal_it_lives_until_q(cli: CommandLine) -> None:
     with subprocess.Popen(words, stdin=theirs, stdout=theirs, env=environment) as process:
         os.close(theirs)
         try:
-            read_until(ours, "1 waits, no worker")
+            read_until(ours, "1 job waiting, no worker")
             cli.queue("reports").add("make")
             os.write(ours, b"?")
             read_until(ours, "p freeze")
             os.write(ours, b"\x1b[B\r")
-            read_until(ours, "No worker is connected to emails")
+            read_until(ours, "No worker is connected to 'emails'")
             os.write(ours, b"q")
             assert process.wait(60) == 0
         finally:

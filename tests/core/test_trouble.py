@@ -30,7 +30,7 @@ RULES: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
             "counts": {"prioritized": 4, "waiting": 1_200},
             "last_seen": at(minutes=14),
         },
-        "1,204 wait, no worker for 14 min",
+        "1,204 jobs waiting, no worker for 14 min",
     ),
     (
         "failing",
@@ -49,13 +49,13 @@ RULES: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
         "breaker",
         {"records": [HALF], "connected": ["b"]},
         {"records": [OPEN, HALF], "connected": ["a", "b"]},
-        "the circuit is open in 1 of 2 workers",
+        "the circuit breaker is open in 1 of 2 workers",
     ),
     (
         "old",
         {"waiting_since": at(minutes=5), "counts": {"waiting": 7}},
         {"waiting_since": at(minutes=6), "counts": {"waiting": 7}},
-        "the next of 7 has waited for 6 min",
+        "7 jobs waiting, the next one for 6 min",
     ),
     (
         "paused",
@@ -67,12 +67,17 @@ RULES: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
         },
         "paused for 3 h by bob: migration",
     ),
-    ("paused", {"paused": True}, {"paused": True, "counts": {"waiting": 1}}, "paused, and 1 waits"),
+    (
+        "paused",
+        {"paused": True},
+        {"paused": True, "counts": {"waiting": 1}},
+        "paused, 1 job waiting",
+    ),
     (
         "late",
         {"next_scheduled": at(seconds=60)},
         {"next_scheduled": at(minutes=9)},
-        "a schedule is late by 9 min",
+        "a schedule is overdue by 9 min",
     ),
     (
         "mixed",
@@ -84,7 +89,7 @@ RULES: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
         "split",
         {"counts": {"waiting": 1}},
         {"counts": {"waiting": 1, "paused": 1}},
-        "jobs are in wait and in paused: resume it with taskbull, which takes both",
+        "jobs are in both wait and paused: resume it with taskbull, which moves both",
     ),
 ]
 

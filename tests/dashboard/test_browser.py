@@ -120,7 +120,7 @@ def test_the_questions_of_the_night(night: dict[str, SyncQueue], page: Page) -> 
     page.reload()
     troubles = page.locator("#troubles")
     # 1: is anything wrong, and where?
-    expect(troubles).to_contain_text("1,205 wait, no worker")
+    expect(troubles).to_contain_text("1,205 jobs waiting, no worker")
     expect(troubles).to_contain_text("failed in 10 min")
     expect(troubles).to_contain_text("paused")
     # 3: does the backlog grow; when is it empty?

@@ -44,9 +44,9 @@ async def test_the_overview_shows_each_queue_and_what_is_wrong(
         fail(admin, emails, f"f{number}", "TimeoutError: no answer", seconds_ago=120)
     fail(admin, emails, "old", "x", seconds_ago=7200)  # so that whole minutes are known
     read = texts((await visitor.get("")).text)
-    assert "emails 3 wait, no worker why ›" in read
+    assert "emails 3 jobs waiting, no worker why ›" in read
     assert "12 failed in 10 min, 92% of them TimeoutError: no answer errors ›" in read
-    assert "billing paused, and 1 waits Resume" in read
+    assert "billing paused, 1 job waiting Resume" in read
 
 
 async def test_a_calm_server_says_so(visitor: Visitor, make_queue: MakeQueue, admin: Any) -> None:
@@ -152,7 +152,7 @@ async def test_a_job_shows_all_that_is_stored(
     admin.rpush(emails.keys.logs("j"), "connecting", "no answer")
     page = (await visitor.get("job?q=emails&id=j")).text
     read = texts(page)
-    for words in ("emails / j", "It failed for good", "second stack", "no answer", '"to": "ann"'):
+    for words in ("emails / j", "failed permanently", "second stack", "no answer", '"to": "ann"'):
         assert words in read, words
     assert read.index("second stack") < read.index("first stack")
     assert "s3cret" not in page
@@ -392,7 +392,7 @@ async def test_a_schedule_tells_how_its_last_run_ended(
     assert "none yet" in texts(rows["new"])
     assert "not kept" in texts(rows["old"])
     [link] = re.findall(r'href="(job\?[^"]*)"', rows["bad"])
-    assert "It failed for good" in texts((await visitor.get(unescape(link))).text)
+    assert "It failed permanently" in texts((await visitor.get(unescape(link))).text)
 
 
 async def test_errors_that_retries_hide_are_shown(
