@@ -186,7 +186,7 @@ class ReportSender:
                     self._send(parent)
                 self._send(parent)
         except OSError as error:  # it is gone, and so will be this process
-            logger.warning("Metrics cannot be sent to the parent process: %s", error)
+            logger.warning("Cannot send metrics to the parent process: %s", error)
 
     def _send(self, parent: socket.socket) -> None:
         body = msgspec.msgpack.encode(Report(self._source.snapshot(), self._source.health()))

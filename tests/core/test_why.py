@@ -80,9 +80,9 @@ ROWS: dict[str, tuple[JobFacts, str]] = {
             state=JobState.FAILED,
             finished=at(seconds=12),
             attempts=5,
-            reason="expired: not begun by 03:30",
+            reason="expired: not started by 03:30",
         ),
-        "It expired 12 s ago: not begun by 03:30. Retry it to run it anyway.",
+        "It expired 12 s ago: not started by 03:30. Retry it to run it anyway.",
     ),
     "running": (
         job(
