@@ -66,8 +66,8 @@ class Unclaimed:
         if key not in self._told and len(self._told) < _NAMES:
             self._told.add(key)
             logger.warning(
-                "%s. Such jobs wait up to a day, at no cost of an attempt, for a worker "
-                "that has the task: all workers of a queue must know all its tasks",
+                "%s. The job is delayed, without using an attempt, for up to 24 hours. "
+                "Register the task in every worker of this queue",
                 one_line(missing),
                 extra={"queue": job.queue, "job_name": cut(job.name)},
             )

@@ -167,10 +167,10 @@ class Stop:
         if shutdown is None:  # Not running yet.
             self._scope.cancel()
         elif step == 2 and not shutdown.urgent:
-            logger.info("Stopping at once: running jobs go back to their queues")
+            logger.info("Stopping now: returning running jobs to their queues")
             shutdown.at_once()
         elif not shutdown.begun:
-            logger.info("Stopping: running jobs have %g s to end", shutdown.grace)
+            logger.info("Stopping: waiting up to %g s for running jobs", shutdown.grace)
             shutdown.begin()
 
     def from_thread(self) -> Callable[[int], None]:

@@ -211,13 +211,13 @@ def running_jobs_of(presence: WorkerInfo) -> str:
             job for queue in presence.queues for job in _jobs(server, queue, presence.worker_id)
         ]
     except TaskbullError as error:
-        return f" (what it ran is not known, because Redis cannot be asked: {error})"
+        return f" (its jobs are unknown, because Redis is unavailable: {error})"
     finally:
         server.close()
     if not jobs:
-        return " while it ran no job"
+        return " while idle"
     more = f" and {plural(len(jobs) - _NAMED, 'more job')}" if len(jobs) > _NAMED else ""
-    return f" while it ran {', '.join(jobs[:_NAMED])}{more}"
+    return f" while running {', '.join(jobs[:_NAMED])}{more}"
 
 
 def _jobs(server: SyncServer, queue: str, worker_id: str) -> list[str]:
@@ -320,7 +320,7 @@ class _End(Struct, frozen=True):
     @property
     def told(self) -> str:
         if self.code < 0:
-            return f"signal {signal.Signals(-self.code).name}"
+            return signal.Signals(-self.code).name
         return f"exit code {self.code}"
 
 
@@ -399,7 +399,7 @@ class Supervisor:
                     self.exit_code = end.code
                     self._stop()
                     return
-                logger.error("Worker process %d cannot start: change a file to try again", number)
+                logger.error("Worker process %d cannot start; change a file to try again", number)
                 with self._resting_until_restart():
                     await sleep_forever()
                 continue
@@ -422,7 +422,7 @@ class Supervisor:
                 ran = await to_thread.run_sync(
                     running_jobs_of, end.presence, abandon_on_cancel=True
                 )
-            message = "Worker process %d ended with %s%s; it is restarted in %.0f s"
+            message = "Worker process %d died with %s%s; restarting in %.0f s"
             logger.error(message, number, end.told, ran, pause)
             await sleep(pause)
 
@@ -446,7 +446,7 @@ class Supervisor:
                 pass_fds=(line.other_end,),
             )
             self._children[number] = child = _Child(process, line)
-            logger.debug("Worker process %d is %d", number, process.pid)
+            logger.debug("Worker process %d has pid %d", number, process.pid)
             if self._stopping():  # a signal arrived during the start
                 child.stop(self._step)
             try:
@@ -498,7 +498,7 @@ class Reloader:
             await sleep(_RELOAD_CHECK_INTERVAL)
             now = await to_thread.run_sync(self._look)
             if changed := {path for path, _ in before.items() ^ now.items()}:
-                logger.info("%s has changed: the workers are restarted", min(changed))
+                logger.info("%s changed; restarting the workers", min(changed))
                 supervisor.restart()
             before = now
 

@@ -203,11 +203,9 @@ def serving(source: MetricsSource, host: str, port: int) -> Generator[None]:
     try:
         endpoint = MetricsServer(source, host, port)
     except OSError as error:
-        raise CommandFailed(
-            f"Metrics cannot be served at {host}:{port}: {error.strerror}"
-        ) from error
+        raise CommandFailed(f"Cannot serve metrics at {host}:{port}: {error.strerror}") from error
     with endpoint:
-        logger.info("Metrics are at %s/metrics, probes at /livez and /readyz", endpoint.url)
+        logger.info("Serving metrics at %s/metrics, probes at /livez and /readyz", endpoint.url)
         yield
 
 

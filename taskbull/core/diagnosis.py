@@ -50,9 +50,9 @@ def ago(instant: datetime, now: datetime) -> str:
     return f"{span((now - instant).total_seconds())} ago"
 
 
-def count_of(count: int, noun: str) -> str:
+def count_of(count: int, noun: str, plural: str = "") -> str:
     """Format a count with its noun: `1 worker`, `12,840 workers`."""
-    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+    return f"{count:,} {noun if count == 1 else plural or f'{noun}s'}"
 
 
 # Reasons that hold for all jobs of a queue, the most important first.
@@ -97,9 +97,9 @@ def holding(
     if state in _STARTING:
         yield from _limits(queue)
     if ours and all(record.stopping for record in ours):
-        text = "The only worker is shutting down and takes no more."
+        text = "The only worker is shutting down and fetches no more jobs."
         if len(ours) > 1:
-            text = f"All {len(ours)} workers are shutting down and take no more."
+            text = f"All {len(ours)} workers are shutting down and fetch no more jobs."
         yield Reason("stopping", text, {"workers": len(ours)})
 
 
@@ -135,14 +135,14 @@ def _paused(queue: QueueFacts) -> Reason:
 def _nobody(queue: QueueFacts) -> Reason:
     facts: dict[str, Any] = {}
     if queue.connected is None:
-        text = f"None of our workers serves {queue.name}, as far as is known: Redis does not list"
-        text += " its connections"
+        text = f"No taskbull worker is known to serve '{queue.name}', and Redis does not list its"
+        text += " connections."
     else:
-        text = f"No worker is connected to {queue.name}"
+        text = f"No worker is connected to '{queue.name}'."
     if queue.last_seen is not None:
-        text += f"; the last of ours was seen {ago(queue.last_seen, queue.now)}"
+        text += f" The last taskbull worker was seen {ago(queue.last_seen, queue.now)}."
         facts["last_seen"] = queue.last_seen
-    return Reason("nobody", f"{text}. Start one.", facts)
+    return Reason("nobody", f"{text} Start one with `taskbull worker`.", facts)
 
 
 def _task_unknown(
@@ -154,16 +154,16 @@ def _task_unknown(
     known = sorted({name for record in records for name in record.tasks or ()})
     if task in known:
         return None
-    all_of_them = "The only worker does not know"
+    all_of_them = "The only worker has no"
     if len(records) > 1:
-        all_of_them = f"None of the {len(records)} workers knows"
+        all_of_them = f"None of the {len(records)} workers has a"
     near = nearest(task, known)
     hint = f"; did you mean {near}?" if near else "."
-    text = f"{all_of_them} task {task}{hint}"
+    text = f"{all_of_them} task named {task}{hint}"
     if unclaimed is not None:
         first, last = unclaimed
-        text += f" One met it first {ago(first, queue.now)}, and last {ago(last, queue.now)};"
-        text += " that costs no attempt."
+        text += f" Workers have skipped it for {span((queue.now - first).total_seconds())}"
+        text += f" (last {ago(last, queue.now)}). No attempt was used."
     return Reason("task_unknown", text, {"task": task, "workers": len(records), "nearest": near})
 
 
@@ -172,8 +172,9 @@ def _breaker(queue: QueueFacts, opened: Sequence[WorkerRecord]) -> Reason:
     ends = [circuit.until_ms for circuit in circuits if circuit.until_ms is not None]
     until = instant_from_ms(min(ends)) if ends else None
     failures = max(circuit.failures for circuit in circuits)
-    who = "The only worker has its" if len(opened) == 1 else f"All {len(opened)} workers have their"
-    text = f"{who} circuit open"
+    text = "The circuit breaker of the only worker is open"
+    if len(opened) > 1:
+        text = f"The circuit breakers of all {len(opened)} workers are open"
     text += "" if until is None else f" until {moment(until, queue.now)}"
     text += f", after {count_of(failures, 'failure')} in a row." if failures else "."
     return Reason("breaker", text, {"until": until, "workers": len(opened), "failures": failures})
@@ -183,14 +184,14 @@ def _limits(queue: QueueFacts) -> Iterator[Reason]:
     most, window = _rate_limit(queue)
     if queue.limited_for is not None and most is not None and queue.started >= most:
         per = "" if window is None else f" per {_unit(window)}"
-        allowed = f"{most:,}{per} are allowed"
+        limit = f"The rate limit of {count_of(most, 'job')}{per} is reached"
         if queue.started >= MAX_SAFE_INTEGER:  # the value that `rate_limit` writes
-            allowed = "Somebody has stopped all starts for a while"
-        text = f"{allowed}; the next start is in {span(queue.limited_for)}."
+            limit = "The queue is rate-limited manually"
+        text = f"{limit}; the next job can start in {span(queue.limited_for)}."
         yield Reason("limited", text, {"max": most, "seconds": queue.limited_for})
     active = queue.counts.get(JobState.ACTIVE, 0)
     if queue.concurrency is not None and queue.concurrency <= active:
-        text = f"{queue.concurrency:,} may run at once, and {active:,} do."
+        text = f"The queue's concurrency limit of {queue.concurrency:,} is reached."
         yield Reason("at_the_limit", text, {"concurrency": queue.concurrency, "active": active})
 
 
@@ -214,21 +215,26 @@ def _pace(queue: QueueFacts, *, held: bool) -> Reason:
     waiting, out = queue.waiting, queue.out
     facts: dict[str, Any] = {"waiting": waiting, "out": out, "in": queue.arrivals}
     if waiting == 0:
-        text = "No job waits."
+        text = "No jobs are waiting."
         delayed = queue.counts.get(JobState.DELAYED, 0)
         if delayed and queue.next_due is not None:
             first = (queue.next_due - queue.now).total_seconds()
-            when = f"in {span(first)}" if first > 0 else f"{span(-first)} ago"
-            text = f"No job waits; the first of {count_of(delayed, 'delayed job')} is due {when}."
+            which = f"the first of {delayed:,} delayed jobs" if delayed > 1 else "the delayed job"
+            when = f"is due in {span(first)}" if first > 0 else f"was due {span(-first)} ago"
+            text = f"No jobs are waiting; {which} {when}."
         return Reason("idle", text, facts)
-    text = f"{count_of(waiting, 'job')} {'waits' if waiting == 1 else 'wait'}"
+    text = f"{count_of(waiting, 'job')} {'is' if waiting == 1 else 'are'} waiting"
     if queue.waiting_since is not None:
-        text += f", the next since {span((queue.now - queue.waiting_since).total_seconds())}"
+        waited = span((queue.now - queue.waiting_since).total_seconds())
+        text += f"; {'it' if waiting == 1 else 'the next one'} has waited {waited}"
     left = empty_in(waiting, out, queue.arrivals)
     if out and not held:
-        text += f"; {out:.2g} per second end"
-        if left is not None:
-            text += ": it grows" if left == float("inf") else f": about {span(left)}"
+        if left is None:
+            text += f". Workers finish {_rate(out)}"
+        elif left == float("inf"):
+            text += f". Workers finish {_rate(out)}, but jobs are added faster"
+        else:
+            text += f". At {_rate(out)}, the queue is empty in about {span(left)}"
     return Reason("waiting", f"{text}.", facts)
 
 
@@ -332,11 +338,11 @@ def explain(job: JobFacts) -> Explanation:
 
 def _absent(job: JobFacts) -> Iterator[Reason]:
     if job.id.isdigit() and int(job.id) > job.last_id:
-        given = f"has given out ids up to {job.last_id}" if job.last_id else "has given out no id"
-        text = f"Job {job.id} was never added: the queue {given}."
+        given = f"ids up to {job.last_id}" if job.last_id else "no ids yet"
+        text = f"Job {job.id} was never added: the queue has assigned {given}."
         yield _reason("never_was", text, last_id=job.last_id)
     else:
-        text = f"Job {job.id} is not stored any more: removed, or past its keeping time."
+        text = f"Job {job.id} no longer exists: it was removed, or its retention period has passed."
         yield _reason("gone", text)
 
 
@@ -355,8 +361,8 @@ def _ended(job: JobFacts) -> Iterator[Reason]:
         yield _reason("failed", text, finished=job.finished, reason=job.reason)
     elif job.state is JobState.UNKNOWN and job.sure:
         text = (
-            "It is in no list: an older BullMQ's resume may have dropped it, or a part of it was "
-            "removed by hand. Re-add it."
+            "It is in none of the queue's lists: an older BullMQ may have dropped it when the "
+            "queue was resumed, or a part of it was removed by hand. Add it again."
         )
         yield _reason("lost", text)
 
@@ -366,10 +372,10 @@ def _failure(job: JobFacts, when: str) -> str:
     if is_cancelled(job.reason) or is_expired(job.reason):
         ended, _, why = (job.reason or "").partition(": ")
         was = "was " if is_cancelled(job.reason) else ""
-        return f"{was}{ended}{when}: {_closed(why)} Retry it if it is to run all the same."
+        return f"{was}{ended}{when}: {_closed(why)} Retry it to run it anyway."
     last = f", the last with {job.reason}" if job.reason else ""
     made = f"{job.attempts_made} of {count_of(job.attempts, 'attempt')}{last}"
-    return f"failed for good{when}: {_closed(made)} Retry it once the cause is mended."
+    return f"failed permanently{when}: {_closed(made)} Retry it once the cause is fixed."
 
 
 def _alive(job: JobFacts) -> Iterator[Reason]:
@@ -392,7 +398,7 @@ def _running(job: JobFacts) -> Iterator[Reason]:
     if job.lock_seconds is None:
         gone = f"Its worker {job.worker} is gone." if job.worker else "Its worker is gone."
         within = span(2 * job.stalled_interval)
-        text = f"{gone} It returns to the queue within {within}, if a worker is left to notice."
+        text = f"{gone} Another worker, if there is one, returns it to the queue within {within}."
         yield _reason("stalled", text, worker=job.worker, started=job.started)
         yield from holding(job.queue, job.name, job.unclaimed, job.state)
         return
@@ -402,8 +408,8 @@ def _running(job: JobFacts) -> Iterator[Reason]:
     if job.lock_renewed is not None:
         lock = f"; its lock was renewed {span(job.lock_renewed)} ago"
     elif job.lock_seconds < 1e9:
-        lock = f"; its lock holds for {span(job.lock_seconds)} more"
-    usual = "" if job.usual is None else f" Usually it takes {span(job.usual)}."
+        lock = f"; its lock expires in {span(job.lock_seconds)}"
+    usual = "" if job.usual is None else f" It usually takes {span(job.usual)}."
     yield _reason(
         "running",
         f"{who} has been running it{since}{lock}.{usual}",
@@ -422,47 +428,46 @@ def _own(job: JobFacts) -> Iterator[Reason]:
     if job.state is JobState.DELAYED and job.due is not None:
         late = (now - job.due).total_seconds()
         if late > 0:
-            text = f"It was due {span(late)} ago: only a worker that fetches can release it."
+            text = f"It was due {span(late)} ago, but no worker has fetched from this queue since."
             yield _reason("overdue", text, due=job.due)
         else:
-            text = f"It waits until {moment(job.due, now)} (in {span(-late)}) {_delayed_by(job)}"
-            yield _reason("delayed", text, due=job.due)
+            until = f"{moment(job.due, now)} (in {span(-late)})"
+            yield _reason("delayed", f"It is delayed until {until}{_delayed_by(job)}", due=job.due)
     if job.state is JobState.WAITING_CHILDREN:
         yield _children(job)
     if job.expires is not None:
         past = job.expires <= now
-        text = f"It {'has not run by' if past else 'will not run after'} {moment(job.expires, now)}"
-        yield _reason(
-            "expires", f"{text}, and never will." if past else f"{text}.", expires=job.expires
-        )
+        at = moment(job.expires, now)
+        text = f"It expired at {at} and will not run."
+        if not past:
+            text = f"It will expire at {at} if it has not started."
+        yield _reason("expires", text, expires=job.expires)
 
 
 def _delayed_by(job: JobFacts) -> str:
     if job.unclaimed is not None:
-        since = ago(job.unclaimed[0], job.queue.now)
-        return f"because no worker that met it has its task {job.name}, first {since}."
+        skipped = span((job.queue.now - job.unclaimed[0]).total_seconds())
+        return f". Workers without its task {job.name} have skipped it for {skipped}."
     if job.is_held:
         return (
-            "because its worker died before. A worker process starts such jobs one at a time, less "
-            "than a second apart, in case one of them kills it. It delays a job for about 30 s at "
-            "most."
+            " because its worker died earlier. A worker process starts such jobs one at a time, "
+            "less than a second apart, in case one of them kills it. It delays a job for about "
+            "30 s at most."
         )
     if job.schedule and not job.attempts_made:
-        return f"by schedule {job.schedule}."
+        return f" by schedule {job.schedule}."
     if job.attempts_made and job.reason:
-        return _closed(f"because attempt {job.attempts_made} failed with {job.reason}")
-    return "as it was added so."
+        return _closed(f" because attempt {job.attempts_made} failed with {job.reason}")
+    return ", as requested when it was added."
 
 
 def _children(job: JobFacts) -> Reason:
-    text = f"It waits for {job.pending} of {count_of(job.children, 'child')}"
-    text = text.replace(" childs", " children")
+    text = f"It is waiting for {job.pending} of {count_of(job.children, 'child', 'children')}"
     stuck = [child.label for child in job.awaited if child.state is JobState.FAILED]
     if stuck:
-        names = ", ".join(stuck[:3])
-        has = "has" if len(stuck) == 1 else "have"
+        names = _listed(stuck[:3])
         it = "it" if len(stuck) == 1 else "them"
-        text += f"; {names} {has} failed and nothing will let it go on: retry or remove {it}."
+        text += f". {names} failed; retry or remove {it} to unblock this job."
     else:
         shown = [f"{child.label} ({child.state})" for child in job.awaited[:3]]
         text += f": {', '.join(shown)}." if shown else "."
@@ -472,17 +477,18 @@ def _children(job: JobFacts) -> Reason:
 def _place(job: JobFacts, *, held: bool) -> Iterator[Reason]:
     if not job.before:
         if not held:
-            yield _reason("next", "Nothing holds it: a worker takes it within 5 s.")
+            yield _reason("next", "Nothing is blocking it; a worker should start it within 5 s.")
         return
     about = "" if job.sure else "About "
-    text = f"{about}{job.before:,} {'is' if job.before == 1 else 'are'} before it"
+    jobs = count_of(job.before, "job")
+    text = f"{about}{jobs} {'is' if job.before == 1 else 'are'} ahead of it"
     if job.before_unranked:
-        text += f", of which {job.before_unranked:,} without priority, which go first"
+        text += f" ({job.before_unranked:,} of them without priority, which run first)"
     out = job.queue.out
     wait = None
     if out:
         wait = job.before / out
-        text += f"; {_rate(out)} end: about {span(wait)}"
+        text += f". At {_rate(out)}, that is about {span(wait)}"
     yield _reason(
         "behind",
         f"{text}.",
@@ -496,8 +502,16 @@ def _place(job: JobFacts, *, held: bool) -> Iterator[Reason]:
 
 def _rate(per_second: float) -> str:
     if per_second >= 1:
-        return f"{per_second:.0f} per second"
-    return f"{per_second * 60:.2g} per minute"
+        number, unit = f"{per_second:.0f}", "s"
+    else:
+        number, unit = f"{per_second * 60:.2g}", "min"
+    return f"{number} {'job' if number == '1' else 'jobs'}/{unit}"
+
+
+def _listed(names: Sequence[str]) -> str:
+    """Return names as a phrase: `a`, `a and b`, `a, b and c`."""
+    *others, last = names
+    return f"{', '.join(others)} and {last}" if others else last
 
 
 def _closed(text: str) -> str:

@@ -86,7 +86,7 @@ class Loss(Enum):
     LOOP_BLOCKED = "loop_blocked", "the event loop was blocked for {}"
     NOT_RENEWED = "expired", "the lock was not renewed for {}"
     EXPIRED = "expired", "the lock expired before its outcome could be written"
-    TAKEN = "taken", "the lock was removed, or another worker has taken the job"
+    TAKEN = "taken", "the lock was removed, or another worker took the job"
     DISOWNED = "taken", "{}"
     """Redis rejected the outcome, because this worker does not own the job."""
     REFUSED = "refused", "{}"
@@ -108,7 +108,8 @@ class Code(IntEnum):
     AWAITS_CHILDREN = 6
 
 
-_AGAIN = "went back to its queue and runs again %(when)s"
+_RETURNED = "was returned to its queue"
+_AGAIN = f"{_RETURNED} and will run again %(when)s"
 
 
 class Kind(Enum):
@@ -121,25 +122,25 @@ class Kind(Enum):
         Code.FAILED,
         False,
         ERROR,
-        "failed for good (%(category)s error, %(why)s): %(reason)s",
+        "failed permanently (%(why)s): %(reason)s",
     )
     RETRIED = (
         "retried",
         Code.RETRIED,
         False,
         WARNING,
-        "failed (%(category)s error) and runs again %(when)s: %(reason)s",
+        "failed and will be retried %(when)s: %(reason)s",
     )
     SNOOZED = "snoozed", Code.SNOOZED, None, INFO, _AGAIN
     LIMITED = "limited", Code.GIVEN_BACK, None, INFO, _AGAIN
-    RELEASED = "released", Code.GIVEN_BACK, None, INFO, _AGAIN
+    RELEASED = "released", Code.GIVEN_BACK, None, INFO, _RETURNED
     AWAITS_CHILDREN = "awaits_children", Code.AWAITS_CHILDREN, None, INFO, _AGAIN
     LOST = (
         "lost",
         None,
         None,
         WARNING,
-        "lost its lock, so its outcome was not written: %(reason)s",
+        "lost its lock; its outcome was discarded: %(reason)s",
         "the job's lock was lost",
     )
 
@@ -273,7 +274,7 @@ class AwaitChildren(_Unfailing, frozen=True):
 
     def fields(self) -> Fields:
         """Return the fields of the log line."""
-        return {"delay": self.delay, "when": "when its children have ended"}
+        return {"delay": self.delay, "when": "when its children have finished"}
 
 
 class Discard(_Unfailing, frozen=True):
@@ -302,7 +303,7 @@ Outcome: TypeAlias = Written | Discard
 
 def _when(delay: float) -> Fields:
     short = f"{delay:.1f}" if delay >= _SHORT else f"{delay:g}"
-    return {"delay": delay, "when": f"in {short} s" if delay else "at once"}
+    return {"delay": delay, "when": f"in {short} s" if delay else "immediately"}
 
 
 # Jobs with a deadline for their start. They fail instead of starting too late.
@@ -322,7 +323,7 @@ def expired(job: Job, now_ms: int) -> Fail | None:
     deadline = job.expires_ms
     if deadline is None or now_ms < deadline:
         return None
-    reason = f"{PREFIX}not begun by {_told(deadline)}"
+    reason = f"{PREFIX}not started by {_told(deadline)}"
     return Fail(
         Failure(Category.PERMANENT, reason, reason, PermanentError(reason)), Verdict.EXPIRED
     )
@@ -335,7 +336,7 @@ def in_time(job: Job, outcome: Outcome, now_ms: int) -> Outcome:
         return outcome
     if now_ms + to_ms(outcome.delay) < deadline:
         return outcome
-    reason = f"{PREFIX}the next attempt would begin after {_told(deadline)}"
+    reason = f"{PREFIX}the next attempt would start after {_told(deadline)}"
     failure = outcome.failure
     if failure is None:
         failure = Failure(Category.PERMANENT, reason, reason, PermanentError(reason))

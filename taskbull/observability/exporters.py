@@ -182,7 +182,7 @@ class ReportSender:
                     self._send(parent)
                 self._send(parent)
         except OSError as error:  # The parent is gone, and this process will exit soon.
-            logger.warning("Metrics cannot be sent to the parent process: %s", error)
+            logger.warning("Cannot send metrics to the parent process: %s", error)
 
     def _send(self, parent: socket.socket) -> None:
         body = msgspec.msgpack.encode(Report(self._source.snapshot(), self._source.health()))

@@ -214,7 +214,7 @@ def _ended(event: events.Ended) -> dict[str, object]:
     return {**_job(event), "duration": round(event.duration, 6), **event.outcome.fields()}
 
 
-_JOB = "Job %(job_id)s (%(job_name)s) of queue %(queue)s"
+_JOB = "Job %(job_id)s (%(job_name)s) in queue %(queue)s"
 
 # event type -> level, text, and a function for the fields other than worker_id and queue
 _LINES: dict[type[events.Event], tuple[int, str, Callable[[Any], Fields]]] = {
@@ -222,7 +222,7 @@ _LINES: dict[type[events.Event], tuple[int, str, Callable[[Any], Fields]]] = {
     **{events.told_as(kind): (kind.level, f"{_JOB} {kind.line}", _ended) for kind in Kind},
     events.Stalled: (
         logging.WARNING,
-        f"{_JOB} stalled and was put back (stall number %(stalled_count)d)",
+        f"{_JOB} stalled and was returned to its queue (stall %(stalled_count)d)",
         lambda event: {
             **_job(event),
             "stalled_count": event.job.stalled_count,
@@ -231,12 +231,12 @@ _LINES: dict[type[events.Event], tuple[int, str, Callable[[Any], Fields]]] = {
     ),
     events.HeartbeatFailed: (
         logging.WARNING,
-        "Locks of running jobs in queue %(queue)s could not be renewed (%(count)d): %(reason)s",
+        "Could not renew job locks in queue %(queue)s (%(count)d): %(reason)s",
         lambda event: {"count": event.count, "reason": event.reason},
     ),
     events.LoopBlocked: (
         logging.WARNING,
-        "The event loop runs again, after %(duration).1f s at %(where)s",
+        "Event loop was blocked for %(duration).1f s at %(where)s",
         lambda event: {
             "duration": round(event.duration, 6),
             "where": event.where,
@@ -245,27 +245,27 @@ _LINES: dict[type[events.Event], tuple[int, str, Callable[[Any], Fields]]] = {
     ),
     events.RedisLost: (
         logging.WARNING,
-        "Redis is lost; running jobs continue, and no new ones are taken: %(reason)s",
+        "Lost connection to Redis; running jobs continue, fetching is paused: %(reason)s",
         lambda event: {"reason": event.reason},
     ),
     events.RedisBack: (
         logging.INFO,
-        "Redis is back after %(duration).1f s (failed attempts to connect: %(attempts)d)",
+        "Reconnected to Redis after %(duration).1f s (failed attempts: %(attempts)d)",
         lambda event: {"duration": round(event.duration, 6), "attempts": event.attempts},
     ),
     events.SweepSkipped: (
         logging.WARNING,
-        "A check for stalled jobs in queue %(queue)s was skipped: the previous one still runs",
+        "Skipped a check for stalled jobs in queue %(queue)s: the previous one is still running",
         lambda _: {},
     ),
     events.ThreadAbandoned: (
         logging.WARNING,
-        f"{_JOB} was given up, but its function still runs (abandoned threads: %(abandoned)d)",
+        f"{_JOB} was stopped, but its thread is still running (abandoned threads: %(abandoned)d)",
         lambda event: {**_job(event), "abandoned": event.abandoned},
     ),
     events.ProcessEnded: (
         logging.WARNING,
-        "Process %(pid)d of the pool has ended and is replaced: %(reason)s",
+        "Pool process %(pid)d ended and is being replaced: %(reason)s",
         lambda event: {
             "pid": event.pid,
             "reason": event.reason,
@@ -274,12 +274,15 @@ _LINES: dict[type[events.Event], tuple[int, str, Callable[[Any], Fields]]] = {
     ),
     events.ProcessRecycled: (
         logging.INFO,
-        "Process %(pid)d of the pool is replaced: %(reason)s",
+        "Pool process %(pid)d is being replaced: %(reason)s",
         lambda event: {"pid": event.pid, "reason": event.reason},
     ),
     events.Recovered: (
         logging.INFO,
-        "Queue %(queue)s, lost reply: %(adopted)d adopted, %(settled)d written, %(resent)d resent",
+        (
+            "Recovered from a lost reply in queue %(queue)s: %(adopted)d jobs adopted, "
+            "%(settled)d outcomes confirmed, %(resent)d resent"
+        ),
         lambda event: {
             "adopted": event.adopted,
             "settled": event.settled,
@@ -288,17 +291,17 @@ _LINES: dict[type[events.Event], tuple[int, str, Callable[[Any], Fields]]] = {
     ),
     events.CircuitOpened: (
         logging.WARNING,
-        "The circuit of queue %(queue)s is open after %(failures)d failures in a row",
+        "Circuit breaker of queue %(queue)s opened after %(failures)d consecutive failures",
         lambda event: {"failures": event.failures, "threshold": event.threshold},
     ),
     events.CircuitHalfOpened: (
         logging.INFO,
-        "The circuit of queue %(queue)s is half-open after %(duration)g s: a few jobs are tried",
+        "Circuit breaker of queue %(queue)s half-opened after %(duration)g s: trying a few jobs",
         lambda event: {"duration": event.duration},
     ),
     events.CircuitClosed: (
         logging.INFO,
-        "The circuit of queue %(queue)s is closed: job %(test_job_id)s succeeded",
+        "Circuit breaker of queue %(queue)s closed: job %(test_job_id)s succeeded",
         lambda event: {"test_job_id": cut(event.test_job_id)},
     ),
 }
@@ -351,7 +354,7 @@ class LogLines:
                 return
             if left_out:
                 fields["left_out"] = left_out
-                text += " (and %(left_out)d times since the last such line)"
+                text += " (similar lines suppressed: %(left_out)d)"
         # A failed attempt that will be retried is routine, so its stack is only logged for debug.
         has_stack = level >= logging.ERROR or logger.isEnabledFor(logging.DEBUG)
         failure = event.outcome.failure if isinstance(event, events.Ended) and has_stack else None

@@ -95,9 +95,9 @@ class OwnQueueCheck:
             return
         self._told.add(job.name)
         logger.warning(
-            "Task %s (job %s) waits for the result of %s (job %s) in its own queue %s, and keeps "
-            "its slot meanwhile: as soon as there are as many such jobs as slots, none of them "
-            "ever ends. Put %s in another queue, or do not wait for it",
+            "Task %s (job %s) waits for the result of %s (job %s) in its own queue %s and occupies "
+            "a slot while it waits. If such jobs occupy all slots, none of them can finish. Put %s "
+            "in another queue, or do not wait for it",
             cut(job.name),
             cut(job.id),
             cut(name),

@@ -164,10 +164,10 @@ def log_change(change: Change) -> None:
         case LinkLost(where, reason):
             logger.warning("Redis at %s: %s", where, reason)
         case DialFailed(reason, _, delay):
-            logger.warning("No connection to Redis, next try in %.1f s: %s", delay, reason)
+            logger.warning("Cannot connect to Redis, retrying in %.1f s: %s", delay, reason)
         case Connected(where, attempts):
             if attempts:
-                logger.info("Redis at %s is back after %d tries", where, attempts)
+                logger.info("Reconnected to Redis at %s (failed attempts: %d)", where, attempts)
 
 
 def reconnect_delay(failures: int, longest: float, chance: float) -> float:

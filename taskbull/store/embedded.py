@@ -291,7 +291,7 @@ def _shorten(log: Path) -> None:
 def _start_stopper(files: ServerFiles, idle: float) -> None:
     """Start the stopper, which daemonizes itself, and log how to stop the server."""
     python = Path(sys.executable or "")
-    ends = f"It stops by itself after {idle:g} s without a client; "
+    ends = f"It stops after {idle:g} s without a client. "
     if idle and python.name.startswith(("python", "pypy")):  # not a web server that embeds Python
         words = ["-I", "-S", str(STOPPER), str(files.socket), str(files.lock), str(idle)]
         with _not_forking():
@@ -306,7 +306,7 @@ def _start_stopper(files: ServerFiles, idle: float) -> None:
     else:
         ends = ""
     stopping = shlex.join(["taskbull", "stop", str(files.folder)])
-    logger.info("The embedded server runs in %s. %s`%s` stops it", files.folder, ends, stopping)
+    logger.info("Embedded server running in %s. %sTo stop it: %s", files.folder, ends, stopping)
 
 
 def _check_listener(files: ServerFiles) -> None:

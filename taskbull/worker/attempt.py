@@ -120,7 +120,7 @@ class OutcomeDecider:
     def put_off(self, job: Job, reason: str) -> Outcome:
         """Return an outcome that delays a job without spending an attempt, and log the reason."""
         logger.warning(
-            "Job %s (%s) of queue %s is delayed by %g s, at no cost of an attempt: %s",
+            "Job %s (%s) in queue %s is delayed by %g s, without using an attempt: %s",
             cut(job.id),
             cut(job.name),
             self._place.queue,

@@ -80,14 +80,14 @@ class Clock:
         if is_skewed and abs(skew - self._warned_skew) >= max(SKEW, abs(self._warned_skew) / 2):
             self._warned_skew = skew
             logger.warning(
-                "The clock of this machine is %.1f s %s that of Redis. The worker uses the time of "
-                "Redis; synchronize the clocks, for example with NTP",
+                "The clock of this machine is %.1f s %s the clock of Redis. The worker uses the "
+                "time of Redis; synchronize the clocks, for example with NTP",
                 abs(skew),
                 "ahead of" if skew > 0 else "behind",
             )
         elif not is_skewed and self._warned_skew:
             self._warned_skew = 0.0
-            logger.info("The clocks of this machine and of Redis agree again")
+            logger.info("The clocks of this machine and Redis agree again")
 
     async def follow(self, ask: Callable[[], Awaitable[float]], compared: Event) -> None:
         """Compare the clocks periodically, until cancelled.
@@ -107,7 +107,7 @@ class Clock:
                     logger.debug("Cannot compare the clocks of this machine and Redis: %s", error)
                     return
                 except TaskbullError as error:
-                    logger.debug("Redis did not say its time: %s", error)
+                    logger.debug("Cannot read the time from Redis: %s", error)
                 finally:
                     compared.set()
             await sleep(_LOOK)

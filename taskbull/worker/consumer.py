@@ -53,7 +53,9 @@ async def wait_at_marker(
             try:
                 due_ms = await connection.run(wait)
             except ServerRefused as error:
-                logger.warning("Queue %s: waiting was refused: %s", context.keys.queue, error)
+                logger.warning(
+                    "Redis refused to wait for jobs in queue %s: %s", context.keys.queue, error
+                )
                 await sleep(drain_delay)
                 due_ms = None
             due_in = 0.0 if due_ms is None else from_ms(due_ms - context.clock.wall_ms())

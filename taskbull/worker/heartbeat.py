@@ -90,7 +90,7 @@ class Watchdog:
             self._warn_after = 2 * blocked
             self._culprit = culprit = find_culprit(_frames().get(self._loop_thread))
             logger.warning(
-                "The event loop has been blocked for %.1f s %s: no other job runs meanwhile",
+                "Event loop has been blocked for %.1f s %s; no other job can run",
                 blocked,
                 culprit,
                 extra={"worker_id": self._worker_id},
@@ -222,7 +222,7 @@ class Heartbeat:
             except Exception:
                 # Keep the thread alive: all jobs' locks depend on the next beat.
                 if not self._over.is_set():
-                    logger.exception("A heartbeat failed; the next one is tried as usual")
+                    logger.exception("Heartbeat failed; the next one will run as usual")
                     self._postpone(min(_SOON, self._interval))
         with suppress(RuntimeError):  # The event loop is closed.
             self._post(ended)
@@ -240,8 +240,7 @@ class Heartbeat:
             return
         if blocked >= self._block_limit:
             logger.error(
-                "The event loop has been blocked for %.0f s: the locks of its jobs are left to "
-                "expire",
+                "Event loop has been blocked for %.0f s; no longer renewing the locks of its jobs",
                 blocked,
             )
             self._postpone(self._interval)

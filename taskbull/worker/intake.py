@@ -214,16 +214,19 @@ class Intake:
         """Process what the reply says about the queue: dropped ids, memory, limits and due jobs."""
         if cycled.dropped:
             logger.warning(
-                "Queue %s: %d entries of the waiting list are not jobs that can run, such as %s",
-                self._context.keys.queue,
+                "Dropped %d invalid entries from the waiting list of queue %s, such as %s",
                 len(cycled.dropped),
+                self._context.keys.queue,
                 shown(cycled.dropped[0]),
             )
         if cycled.full:
             self._be_full()
             return
         if self._full:
-            logger.info("Queue %s: Redis has memory again", self._context.keys.queue)
+            logger.info(
+                "Redis has free memory again; resumed fetching from queue %s",
+                self._context.keys.queue,
+            )
             self._full = 0
         if cycled.held:
             self._context.quarantine.have_been_held(cycled.held, sent.hold, sent.sent_at)
@@ -295,8 +298,8 @@ class Intake:
         self._full += 1
         if self._full == 1:
             logger.warning(
-                "Queue %s: Redis is out of memory, so no job is taken until it has some again: "
-                "raise its maxmemory or remove what is not needed",
+                "Queue %s: Redis is out of memory; fetching is paused until memory is available. "
+                "Raise maxmemory or remove unneeded data",
                 self._context.keys.queue,
             )
         self._limit(reconnect_delay(self._full, _LONGEST_FULL, random()))  # noqa: S311

@@ -50,8 +50,8 @@ async def limit_all_workers(context: QueueContext, limit: int) -> None:
             failures += 1
             delay = reconnect_delay(failures, LONGEST_DELAY, random())  # noqa: S311
             logger.warning(
-                "Queue %s: no job is taken yet: Redis refuses its global_concurrency of %d; "
-                "next try in %.1f s: %s",
+                "Queue %s: fetching has not started, because Redis refused global_concurrency %d; "
+                "retrying in %.1f s: %s",
                 context.keys.queue,
                 limit,
                 delay,
@@ -102,8 +102,8 @@ class CancelledParents:
                 await context.store.run(steps)
             except ServerRefused as error:
                 logger.warning(
-                    "Queue %s: the children of job %s, which was cancelled, are left to the next "
-                    "sweep: %s",
+                    "Queue %s: could not cancel the children of cancelled job %s; the next sweep "
+                    "will retry: %s",
                     event.queue,
                     cut(event.job.id),
                     one_line(str(error)),
@@ -147,7 +147,7 @@ class ScheduleWriter:
             failures += 1
             delay = reconnect_delay(failures, LONGEST_DELAY, random())  # noqa: S311
             logger.warning(
-                "Queue %s: Redis refuses %d declared schedules of this app; next try in %.1f s: %s",
+                "Queue %s: Redis refused %d declared schedules of this app; retrying in %.1f s: %s",
                 self._context.keys.queue,
                 len(self._left),
                 delay,
@@ -166,7 +166,7 @@ class ScheduleWriter:
         try:
             found = await self._context.store.run(again(list_schedulers(keys, self._app)))
         except ServerRefused as error:
-            logger.warning("Queue %s: its schedules cannot be read: %s", keys.queue, error)
+            logger.warning("Queue %s: cannot read its schedules: %s", keys.queue, error)
             return
         names = [cut(each.id) for each in found if each.id not in self._declared]
         if names:
@@ -196,7 +196,7 @@ class ScheduleWriter:
         except (ServerRefused, ConnectionLost):
             raise
         except TaskbullError as error:
-            logger.error("Queue %s: schedule %s is not written: %s", queue, name, error)  # noqa: TRY400
+            logger.error("Queue %s: cannot write schedule %s: %s", queue, name, error)  # noqa: TRY400
 
 
 # The sweep for stalled jobs, and for flows that were only partly added or cancelled.
@@ -254,7 +254,7 @@ class Sweeper:
         except MaybeExecuted:
             pass  # The next sweep continues where this one stopped.
         except ServerRefused as error:
-            logger.warning("Queue %s: the sweep was refused: %s", self._context.keys.queue, error)
+            logger.warning("Queue %s: Redis refused the sweep: %s", self._context.keys.queue, error)
 
     async def _undo_flows(self) -> None:
         """Remove the partial flows of producers that stopped before adding all jobs."""
@@ -265,15 +265,15 @@ class Sweeper:
         if skipped:
             logger.warning(
                 "Queue %s: skipped %d unfinished flows that cannot be removed, such as %s: a key "
-                "has the wrong type, or is out of reach",
+                "has the wrong type, or cannot be accessed",
                 context.keys.queue,
                 len(skipped),
                 cut(skipped[0]),
             )
         for root in undone:
             logger.warning(
-                "Queue %s: the flow of job %s was removed, because its producer broke off before "
-                "all its jobs were added",
+                "Queue %s: removed the flow of job %s, because its producer stopped before all of "
+                "its jobs were added",
                 context.keys.queue,
                 cut(root.removeprefix(context.keys.base)),
             )

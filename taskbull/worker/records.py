@@ -143,7 +143,7 @@ class Recorder:
         try:
             await context.store.run(command, timeout=_WRITE_TIMEOUT)
         except TaskbullError as error:
-            logger.debug("The names of the queues were not written down: %s", error)
+            logger.debug("Could not store the names of the queues: %s", error)
 
     async def _stop(self, shutdown: Shutdown) -> None:
         await shutdown.wait()
@@ -220,7 +220,7 @@ class _Page:
         """Handle a failed write. Stop writing if Redis does not permit it."""
         if isinstance(error, ServerRefused) and error.code == "NOPERM":
             self._refused = True  # Permissions will not change while the worker runs.
-        logger.debug("Queue %s: no record of this worker: %s", self.queue, error)
+        logger.debug("Queue %s: could not write the record of this worker: %s", self.queue, error)
 
     def _errors(self) -> list[Call[None]]:
         counted = self._attempts.take(self.queue)
@@ -382,7 +382,7 @@ class Sampler:
             steps = sample_queue(context.keys, self._worker_id, term_ms, held=held)
             sample = await context.store.run(steps, timeout=_SAMPLE_TIMEOUT)
         except ServerRefused as error:
-            logger.debug("Queue %s: its length cannot be sampled: %s", queue, error)
+            logger.debug("Queue %s: could not sample its length: %s", queue, error)
         except TaskbullError:
             reached = False
         for sink in self._sinks:

@@ -84,7 +84,7 @@ class RecoveryQueries:
             jobs = [job for job in jobs if job.id not in lost]
         if len(jobs) < taken:
             logger.warning(
-                "Queue %s: %d jobs that were taken are not started, because their locks are gone",
+                "Queue %s: %d fetched jobs will not be started, because they lost their locks",
                 context.keys.queue,
                 taken - len(jobs),
             )
@@ -94,7 +94,7 @@ class RecoveryQueries:
         """Log an error and wait. The pause grows with the number of failures."""
         delay = pause_after(failures, error, random())  # noqa: S311
         logger.warning(
-            "Queue %s: %s, next try in %.1f s: %s",
+            "Queue %s: %s, retrying in %.1f s: %s",
             self._context.keys.queue,
             "Redis refused" if isinstance(error, ServerRefused) else "no reply from Redis",
             delay,

@@ -76,7 +76,7 @@ class Listeners:
         except BaseException as error:
             if pressed(error):
                 raise
-            _log("A listener failed at %s", kind.__name__)
+            _log("A listener failed on %s", kind.__name__)
             return True
         return False
 
@@ -90,7 +90,7 @@ class Listeners:
             except BaseException as error:
                 if pressed(error):
                     raise
-                _log("A listener failed at %s", kind.__name__)
+                _log("A listener failed on %s", kind.__name__)
 
     def count_started(self, worker_id: str, queue: str, started: Sequence[Run]) -> None:
         """Count jobs that have started."""
@@ -117,7 +117,7 @@ def _safely(count: Callable[..., None], *about: object) -> None:
     except BaseException as error:
         if pressed(error):
             raise
-        _log("Jobs could not be counted")
+        _log("Could not count jobs")
 
 
 def _log(message: str, *about: str) -> None:

@@ -155,7 +155,7 @@ class Runner:
             call = advance_scheduler(context.keys, job, context.clock.wall_ms())
         except ConfigurationError as error:
             logger.error(  # noqa: TRY400 - the traceback does not show who wrote the rule
-                "Queue %s: scheduler %s ends with job %s, because its rule cannot be read: %s",
+                "Queue %s: schedule %s stops after job %s, because its rule cannot be read: %s",
                 context.keys.queue,
                 cut(job.scheduler_id or ""),
                 cut(job.id),

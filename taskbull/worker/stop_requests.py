@@ -38,8 +38,8 @@ async def watch_cancel_requests(consumers: Sequence[Consumer]) -> None:
                 found = await connection.run(read_requests(places))
             except ServerRefused as error:
                 logger.warning(
-                    "Jobs of queue %s that are cancelled stop only at the next heartbeat: Redis "
-                    "does not let us read the requests: %s",
+                    "Cannot read cancel requests for queue %s; cancelled jobs stop only at the "
+                    "next heartbeat: %s",
                     ", ".join(one.context.keys.queue for one in consumers),
                     error,
                 )

@@ -117,7 +117,9 @@ async def _log_remaining(context: QueueContext) -> None:
     left = [f"{counts[state]:,} {words}" for state, words in _LEFT.items() if counts[state]]
     if left:
         paused = " (the queue is paused)" if await _ask(context, is_paused(context.keys)) else ""
-        logger.info("Queue %s: the burst leaves %s%s", context.keys.queue, ", ".join(left), paused)
+        logger.info(
+            "Burst finished; left in queue %s: %s%s", context.keys.queue, ", ".join(left), paused
+        )
 
 
 async def _ask(context: QueueContext, request: Request[T]) -> T:

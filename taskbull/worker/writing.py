@@ -239,7 +239,7 @@ class Writing:
     def _tries(self, kind: WriteKind) -> Tries:
         began = monotonic()
         if not kind.vital and began < self._context.quiet_until:
-            self._lose(kind, "Redis could not be reached a moment ago")
+            self._lose(kind, "Redis was unavailable a moment ago")
             return
         deadline = began + kind.patience
         pause = _SHORTEST_PAUSE
@@ -289,7 +289,7 @@ class Writing:
             self._warned = True
             job = self._run.job
             logger.warning(
-                "Job %s (%s) of queue %s continues, but some of its %s may be lost: %s",
+                "Job %s (%s) in queue %s continues, but some of its %s may be lost: %s",
                 cut(job.id),
                 cut(job.name),
                 self._context.keys.queue,

@@ -134,7 +134,7 @@ async def test_a_job_that_begins_too_late_has_expired(app: App) -> None:
     expires = (await job.ainfo()).expires
     await until(lambda: expires is not None and datetime.now(UTC) > expires)
     async with app.worker().running():
-        with pytest.raises(JobExpired, match="expired: not begun by "):
+        with pytest.raises(JobExpired, match="expired: not started by "):
             await job.aresult(timeout=60)
 
 

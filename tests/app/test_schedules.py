@@ -287,7 +287,7 @@ async def test_a_refused_schedule_is_written_later_and_jobs_go_on(
         await report.adelay()
         async with worker.running():
             await record.wait_for(events.Completed)
-            await until(lambda: "Queue default: Redis refuses 1 declared schedule" in caplog.text)
+            await until(lambda: "Queue default: Redis refused 1 declared schedule" in caplog.text)
             admin.delete(keys.repeat)
             await until(lambda: int(admin.zcard(keys.repeat)) == 1)
 

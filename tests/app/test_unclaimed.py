@@ -53,7 +53,7 @@ async def test_a_job_whose_task_is_not_here_waits_and_no_attempt_is_spent(
     told = sorted(line for line in caplog.messages if "is not registered" in line)
     assert len(told) == 2  # one for each name, however many jobs
     assert "Task 'sendd' of a job in queue q is not registered in App shop (did you mean" in told[1]
-    assert "all workers of a queue must know all its tasks" in told[1]
+    assert "Register the task in every worker of this queue" in told[1]
 
 
 @pytest.mark.parametrize(("known_for", "delay"), [(15, 15), (100, 100), (301, 300), (80_000, 300)])

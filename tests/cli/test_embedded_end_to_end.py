@@ -88,4 +88,4 @@ def test_jobs_survive_a_restart_of_the_server(folder: Path) -> None:
     embedded.stop(folder / ".taskbull")
     with Terminal("worker", "tasks:app", "--burst", cwd=folder) as worker:
         assert worker.end() == 0
-    assert f"Job {last} (note) of queue default completed" in worker.seen
+    assert f"Job {last} (note) in queue default completed" in worker.seen

@@ -90,10 +90,10 @@ def test_an_outage_is_told_and_waited_out(
         assert " added " in line(process.stdout)
         assert " waiting " in line(process.stdout)
         server.kill()
-        assert "trying again until it is back" in line(process.stderr)
+        assert "retrying until it is available" in line(process.stderr)
         server.start()
         cli.queue("emails").add("send")
-        assert "Redis is back" in line(process.stderr)
+        assert "Reconnected to Redis" in line(process.stderr)
         assert " added " in line(process.stdout)
 
 

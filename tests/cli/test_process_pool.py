@@ -83,7 +83,7 @@ def test_a_signal_lets_a_function_in_a_process_end(
         handle = queue.add("hold", {"until": "open"})
         wait_until((folder / "holds-open").exists, "the job")
         terminal.send(signal.SIGTERM)
-        terminal.read_until("Stopping: running jobs have 30 s to end")
+        terminal.read_until("Stopping: waiting up to 30 s for running jobs")
         (folder / "open").touch()
         pid = handle.result(timeout=60)
         assert terminal.end() == 0
@@ -99,10 +99,10 @@ def test_a_second_signal_ends_it_and_gives_the_job_back(
     with worker(folder) as terminal:
         [pid] = pids_of(folder)
         terminal.send(signal.SIGTERM)
-        terminal.read_until("Stopping: running jobs have 30 s to end")
+        terminal.read_until("Stopping: waiting up to 30 s for running jobs")
         assert lives(pid)
         terminal.send(signal.SIGTERM)
-        terminal.read_until("went back to its queue")
+        terminal.read_until("was returned to its queue")
         assert terminal.end() == 0
     assert (folder / "tidied").exists() == (how == "tidy")
     assert handle.state() == "waiting"
@@ -121,7 +121,7 @@ def test_signals_that_reach_everybody_do_not_end_a_function(
         running = int((folder / "holds-open").read_text())
         [idle] = pool_processes(parent_of(running)) - {running}
         terminal.type("\x03")
-        terminal.read_until("Stopping: running jobs have 30 s to end")
+        terminal.read_until("Stopping: waiting up to 30 s for running jobs")
         for pid in (running, idle):
             os.kill(pid, signal.SIGINT)
             os.kill(pid, signal.SIGTERM)
@@ -142,9 +142,9 @@ def test_at_once_a_function_does_not_get_all_of_its_grace(
     with worker(folder) as terminal:
         [pid] = pids_of(folder)
         terminal.send(number)
-        terminal.read_until("Stopping: running jobs have 30 s to end")
+        terminal.read_until("Stopping: waiting up to 30 s for running jobs")
         terminal.send(number)
-        terminal.read_until("went back to its queue")  # else only after ten minutes
+        terminal.read_until("was returned to its queue")  # else only after ten minutes
         assert terminal.end() == 0
     assert handle.state() == "waiting"
     assert not is_there(pid)
@@ -159,7 +159,7 @@ def test_a_second_signal_cuts_short_a_grace_that_has_begun(folder: Path, queue: 
         wait_until((folder / "ignored").exists, "the word to end, which the function ignores")
         assert lives(pid)
         terminal.send(signal.SIGTERM)
-        terminal.read_until("went back to its queue")
+        terminal.read_until("was returned to its queue")
         assert terminal.end() == 0
     assert handle.state() == "waiting"
     assert not is_there(pid)

@@ -104,13 +104,13 @@ def test_the_end_of_a_process_is_told_with_the_jobs_that_it_ran(
         mail = emails.add("send_email")
         terminal.read_until("started, attempt 1")
         job = queue.add("crash", {"how": how})
-        terminal.read_until("it is restarted in 1 s")
+        terminal.read_until("restarting in 1 s")
         terminal.read_until("to stop", times=2)
         assert queue.add("who").result(timeout=60)
         terminal.type("\x03")
         assert terminal.end() == 0
-    [line] = [line for line in terminal.seen.splitlines() if "is restarted" in line]
-    assert f"Worker process 1 ended with signal {number} while it ran" in line
+    [line] = [line for line in terminal.seen.splitlines() if "restarting" in line]
+    assert f"Worker process 1 died with {number} while running" in line
     assert f"crash {job.id} (queue default)" in line
     assert f"send_email {mail.id} (queue emails)" in line
     assert ("in crash" in terminal.seen) == (how != "kill")  # the stack, by faulthandler
@@ -127,7 +127,7 @@ def test_an_end_is_told_also_when_redis_cannot_be_asked(
         queue.close()
         server.stop()
         os.kill(process, signal.SIGKILL)
-        terminal.read_until("ended with signal SIGKILL (what it ran is not known")
+        terminal.read_until("died with SIGKILL (its jobs are unknown")
         terminal.type("\x03")
         assert terminal.end() == 0
 
@@ -138,7 +138,7 @@ def test_a_burst_that_crashes_is_begun_again(folder: Path, url: str, queue: Sync
     who_runs = queue.add("who")
     done = run("worker", "tasks:app", "--burst", cwd=folder, env={"TASKBULL_REDIS_URL": url})
     assert done.returncode == 0, done.stderr
-    assert "is restarted" in done.stderr
+    assert "restarting" in done.stderr
     assert who_runs.state() in {"completed", "active"}  # it may have been beside the crash
 
 
@@ -149,17 +149,17 @@ def test_a_signal_that_reaches_all_processes_counts_once(
     with worker(folder, url) as terminal:
         process, parent = who(queue)
         job = emails.add("wait_for_word")
-        terminal.read_until("(wait_for_word) of queue emails started")
+        terminal.read_until("(wait_for_word) in queue emails started")
         for each in (process, parent):
             os.kill(each, signal.SIGTERM)
-        terminal.read_until("Stopping: running jobs have 30 s to end")
+        terminal.read_until("Stopping: waiting up to 30 s for running jobs")
         with redis.Redis.from_url(url) as admin:
             wait_until(
                 lambda: not any(":w:" in c["name"] for c in admin.client_list()), "it takes no more"
             )
         (folder / "word").touch()
         assert terminal.end() == 0
-    assert "at once: " not in terminal.seen
+    assert "Stopping now" not in terminal.seen
     assert job.state() == "completed"
 
 
@@ -171,7 +171,7 @@ def test_each_ctrl_c_goes_one_step_further(
     with worker(folder, url) as terminal:
         terminal.read_until("started, attempt 1")
         terminal.type("\x03")
-        terminal.read_until("Stopping: running jobs have 30 s to end")
+        terminal.read_until("Stopping: waiting up to 30 s for running jobs")
         if steps == 1:
             (folder / "word").touch()
         for _ in range(1, steps):
@@ -187,7 +187,7 @@ def test_the_child_ends_when_the_supervisor_is_killed(
     with worker(folder, url) as terminal:
         process, parent = who(queue)
         os.kill(parent, signal.SIGKILL)
-        terminal.read_until("Stopping: running jobs have 30 s to end")
+        terminal.read_until("Stopping: waiting up to 30 s for running jobs")
         wait_until(lambda: not lives(process), "the child has ended")
 
 
@@ -246,7 +246,7 @@ def test_a_worker_that_never_comes_to_work_is_not_tried_again(folder: Path, url:
     done = run("worker", "tasks:app", cwd=folder, env={"TASKBULL_REDIS_URL": url})
     assert done.returncode == 1
     assert "no database" in done.stderr
-    assert "is restarted" not in done.stderr
+    assert "restarting" not in done.stderr
 
 
 @pytest.mark.full
@@ -256,7 +256,7 @@ def test_a_broken_file_is_waited_for_when_it_reloads(
     with worker(folder, url, "--reload") as terminal:
         who(queue)
         (folder / "tasks.py").write_text("oops")
-        terminal.read_until("Worker process 1 cannot start: change a file to try again")
+        terminal.read_until("Worker process 1 cannot start; change a file to try again")
         (folder / "tasks.py").write_text(TASKS)
         who(queue)
         terminal.type("\x03")

@@ -106,9 +106,9 @@ def test_it_shows_what_it_is_and_what_it_does(
         assert "crash, flaky, greet, hang, wait_long, who" in panel
         handle = queue.add("greet", {"name": "Ann"})
         assert handle.result(timeout=60) == "Hello, Ann!"
-        terminal.read_until(f"Job {handle.id} (greet) of queue default completed in ")
+        terminal.read_until(f"Job {handle.id} (greet) in queue default completed in ")
         terminal.type("\x03")
-        terminal.read_until("Stopping: running jobs have 30 s to end")
+        terminal.read_until("Stopping: waiting up to 30 s for running jobs")
         assert terminal.end() == 0
     assert "Traceback" not in terminal.seen
 
@@ -121,10 +121,10 @@ def test_a_signal_lets_jobs_end_and_a_second_one_gives_them_back(
     with worker(folder, url) as terminal:
         terminal.read_until("started, attempt 1")
         terminal.send(number)
-        terminal.read_until("Stopping: running jobs have 30 s to end")
+        terminal.read_until("Stopping: waiting up to 30 s for running jobs")
         assert handle.state() == "active"
         terminal.send(number)
-        terminal.read_until("went back to its queue")
+        terminal.read_until("was returned to its queue")
         assert terminal.end() == 0
     job = handle.info()
     assert handle.state() == "waiting"
@@ -136,8 +136,8 @@ def test_running_jobs_are_given_back_after_the_shutdown_timeout(
 ) -> None:
     waiting, hanging = slow.add("wait_long"), slow.add("hang")
     with worker(folder, url, "--shutdown-timeout", "0.2") as terminal:
-        terminal.read_until(f"Job {waiting.id} (wait_long) of queue slow started")
-        terminal.read_until(f"Job {hanging.id} (hang) of queue slow started")
+        terminal.read_until(f"Job {waiting.id} (wait_long) in queue slow started")
+        terminal.read_until(f"Job {hanging.id} (hang) in queue slow started")
         terminal.send(signal.SIGTERM)
         assert terminal.end() == 0
     assert {waiting.state(), hanging.state()} == {"waiting"}
@@ -157,9 +157,9 @@ def test_it_waits_for_redis_and_says_so_without_a_traceback(
     server.stop()
     with worker(folder, server.url) as terminal:
         terminal.read_until("not reachable yet")
-        terminal.read_until("No connection to Redis, next try in")
+        terminal.read_until("Cannot connect to Redis, retrying in")
         server.start()
-        terminal.read_until("is back after")
+        terminal.read_until("Reconnected to Redis")
         with redis.Redis.from_url(server.url) as admin:
             wait_until(lambda: len(admin.client_list()) > 2, "the worker is connected")
         terminal.send(signal.SIGTERM)
@@ -174,7 +174,7 @@ def test_several_processes_are_restarted_when_they_crash_and_end_together(
         wait_until(lambda: len({w.name for w in queue.workers()}) == 2, "two workers")
         names = {w.name for w in queue.workers()}
         queue.add("crash")
-        terminal.read_until("ended with exit code 9 while it ran crash 1 (queue default); it is r")
+        terminal.read_until("died with exit code 9 while running crash 1 (queue default); r")
         wait_until(lambda: len({w.name for w in queue.workers()} - names) == 1, "a new worker")
         assert terminal.seen.count("to stop") >= 1
         terminal.type("\x03")
@@ -201,7 +201,7 @@ def test_a_second_signal_reaches_the_children(folder: Path, url: str, slow: Sync
         wait_until(lambda: len({w.name for w in slow.workers()}) == 2, "two workers")
         terminal.type("\x03")
         # Of both: a signal that comes before the one before was seen counts only once.
-        terminal.read_until("Stopping: running jobs have 30 s to end", times=2)
+        terminal.read_until("Stopping: waiting up to 30 s for running jobs", times=2)
         terminal.type("\x03")
         assert terminal.end() == 0
     assert handle.state() == "waiting"
@@ -236,7 +236,7 @@ def test_a_change_of_the_source_restarts_it(folder: Path, url: str, queue: SyncQ
     with worker(folder, url, "--reload") as terminal:
         assert queue.add("greet", {"name": "Ann"}).result(timeout=60) == "Hello, Ann!"
         (folder / "tasks.py").write_text(TASKS.replace("Hello", "Good day"))
-        terminal.read_until("tasks.py has changed: the workers are restarted")
+        terminal.read_until("tasks.py changed; restarting the workers")
         wait_until(
             lambda: queue.add("greet", {"name": "Ann"}).result(timeout=60) == "Good day, Ann!",
             "the new code runs",
@@ -325,7 +325,9 @@ def test_a_burst_waits_for_retries_and_says_what_it_leaves(  # D4
     done = run("worker", "tasks:app", "--burst", cwd=folder, env={"TASKBULL_REDIS_URL": url})
     assert done.returncode == 0, done.stderr
     assert (retried.state(), later.state(), left.state()) == ("completed", "delayed", "active")
-    assert "Queue default: the burst leaves 1 delayed, 1 active in other workers" in done.stderr
+    assert (
+        "Burst finished; left in queue default: 1 delayed, 1 active in other workers" in done.stderr
+    )
 
 
 @pytest.mark.full
@@ -336,7 +338,7 @@ def test_an_option_that_is_0_reaches_the_worker_process(  # a relative of D4
     words = ("worker", "tasks:app", "--burst", "--burst-wait", "0")
     done = run(*words, cwd=folder, env={"TASKBULL_REDIS_URL": url})
     assert done.returncode == 0
-    assert "Queue default: the burst leaves 1 delayed" in done.stderr
+    assert "Burst finished; left in queue default: 1 delayed" in done.stderr
     assert queue.get_state(job.id) == "delayed"
 
 

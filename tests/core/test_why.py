@@ -38,11 +38,11 @@ def job(of: QueueFacts | None = None, **facts: Any) -> JobFacts:
 ROWS: dict[str, tuple[JobFacts, str]] = {
     "never_was": (
         job(stored=False, id="99", last_id=42, state=JobState.UNKNOWN),
-        "Job 99 was never added: the queue has given out ids up to 42.",
+        "Job 99 was never added: the queue has assigned ids up to 42.",
     ),
     "gone": (
         job(stored=False, last_id=42, state=JobState.UNKNOWN),
-        "Job 42 is not stored any more: removed, or past its keeping time.",
+        "Job 42 no longer exists: it was removed, or its retention period has passed.",
     ),
     "completed": (
         job(
@@ -62,8 +62,8 @@ ROWS: dict[str, tuple[JobFacts, str]] = {
             reason="TimeoutError: smtp did not answer",
         ),
         (
-            "It failed for good 12 s ago: 5 of 5 attempts, the last with TimeoutError: smtp did "
-            "not answer. Retry it once the cause is mended."
+            "It failed permanently 12 s ago: 5 of 5 attempts, the last with TimeoutError: smtp did "
+            "not answer. Retry it once the cause is fixed."
         ),
     ),
     "failed, cancelled": (
@@ -73,16 +73,16 @@ ROWS: dict[str, tuple[JobFacts, str]] = {
             attempts=5,
             reason="cancelled: not needed",
         ),
-        "It was cancelled 12 s ago: not needed. Retry it if it is to run all the same.",
+        "It was cancelled 12 s ago: not needed. Retry it to run it anyway.",
     ),
     "failed, expired": (
         job(
             state=JobState.FAILED,
             finished=at(seconds=12),
             attempts=5,
-            reason="expired: not begun by 03:30",
+            reason="expired: not started by 03:30",
         ),
-        "It expired 12 s ago: not begun by 03:30. Retry it if it is to run all the same.",
+        "It expired 12 s ago: not started by 03:30. Retry it to run it anyway.",
     ),
     "running": (
         job(
@@ -95,12 +95,12 @@ ROWS: dict[str, tuple[JobFacts, str]] = {
         ),
         (
             "web1-812 has been running it for 41 min; its lock was renewed 6 s ago. "
-            "Usually it takes 0.2 s."
+            "It usually takes 0.2 s."
         ),
     ),
     "stalled": (
         job(state=JobState.ACTIVE, started=at(minutes=41)),
-        "Its worker is gone. It returns to the queue within 60 s, if a worker is left to notice.",
+        "Its worker is gone. Another worker, if there is one, returns it to the queue within 60 s.",
     ),
     "doomed": (
         job(doom="job stalled more than allowable limit"),
@@ -112,14 +112,17 @@ ROWS: dict[str, tuple[JobFacts, str]] = {
     ),
     "nobody": (
         job(queue(records=[], connected=[], last_seen=at(minutes=14))),
-        "No worker is connected to emails; the last of ours was seen 14 min ago. Start one.",
+        (
+            "No worker is connected to 'emails'. The last taskbull worker was seen 14 min ago. "
+            "Start one with `taskbull worker`."
+        ),
     ),
     "task_unknown": (
         job(
             queue(records=[WORKER, WORKER, WORKER], connected=["web1-812"]),
             name="sned_email",
         ),
-        "None of the 3 workers knows task sned_email; did you mean send_email?",
+        "None of the 3 workers has a task named sned_email; did you mean send_email?",
     ),
     "breaker": (
         job(
@@ -133,19 +136,19 @@ ROWS: dict[str, tuple[JobFacts, str]] = {
                 connected=["w"],
             )
         ),
-        "All 3 workers have their circuit open until 03:20, after 5 failures in a row.",
+        "The circuit breakers of all 3 workers are open until 03:20, after 5 failures in a row.",
     ),
     "limited": (
         job(queue(rate_max=100, rate_window=60.0, started=100, limited_for=23.0)),
-        "100 per minute are allowed; the next start is in 23 s.",
+        "The rate limit of 100 jobs per minute is reached; the next job can start in 23 s.",
     ),
     "at_the_limit": (
         job(queue(concurrency=50, counts={"active": 50})),
-        "50 may run at once, and 50 do.",
+        "The queue's concurrency limit of 50 is reached.",
     ),
     "stopping": (
         job(queue(records=[WorkerRecord(id="web1-812", stopping=True)])),
-        "The only worker is shutting down and takes no more.",
+        "The only worker is shutting down and fetches no more jobs.",
     ),
     "delayed": (
         job(
@@ -154,7 +157,7 @@ ROWS: dict[str, tuple[JobFacts, str]] = {
             attempts_made=2,
             reason="KeyError: 'x'",
         ),
-        "It waits until 03:04 (in 4 min) because attempt 2 failed with KeyError: 'x'.",
+        "It is delayed until 03:04 (in 4 min) because attempt 2 failed with KeyError: 'x'.",
     ),
     "delayed, because it stalled": (  # H3
         job(
@@ -165,14 +168,14 @@ ROWS: dict[str, tuple[JobFacts, str]] = {
             is_held=True,
         ),
         (
-            "It waits until 03:00:50 (in 20 s) because its worker died before. A worker process "
-            "starts such jobs one at a time, less than a second apart, in case one of them kills "
-            "it. It delays a job for about 30 s at most."
+            "It is delayed until 03:00:50 (in 20 s) because its worker died earlier. A worker "
+            "process starts such jobs one at a time, less than a second apart, in case one of them "
+            "kills it. It delays a job for about 30 s at most."
         ),
     ),
     "overdue": (
         job(state=JobState.DELAYED, due=at(minutes=9)),
-        "It was due 9 min ago: only a worker that fetches can release it.",
+        "It was due 9 min ago, but no worker has fetched from this queue since.",
     ),
     "children": (
         job(
@@ -185,30 +188,30 @@ ROWS: dict[str, tuple[JobFacts, str]] = {
             ],
         ),
         (
-            "It waits for 3 of 12 children; fetch#13 has failed and nothing will let it go on: "
-            "retry or remove it."
+            "It is waiting for 3 of 12 children. fetch#13 failed; retry or remove it to unblock "
+            "this job."
         ),
     ),
     "expires": (
         job(expires=NOW + timedelta(minutes=30)),
-        "It will not run after 03:30.",
+        "It will expire at 03:30 if it has not started.",
     ),
     "behind": (
         job(queue(completed=Throughput([19 * 60, *[38 * 60] * 5], "metrics")), before=12_840),
-        "12,840 are before it; 38 per second end: about 6 min.",
+        "12,840 jobs are ahead of it. At 38 jobs/s, that is about 6 min.",
     ),
     "behind, priority": (
         job(state=JobState.PRIORITIZED, before=1_000, before_unranked=900),
-        "1,000 are before it, of which 900 without priority, which go first.",
+        "1,000 jobs are ahead of it (900 of them without priority, which run first).",
     ),
     "lost": (
         job(state=JobState.UNKNOWN),
         (
-            "It is in no list: an older BullMQ's resume may have dropped it, or a part of it was "
-            "removed by hand. Re-add it."
+            "It is in none of the queue's lists: an older BullMQ may have dropped it when the "
+            "queue was resumed, or a part of it was removed by hand. Add it again."
         ),
     ),
-    "next": (job(before=0), "Nothing holds it: a worker takes it within 5 s."),
+    "next": (job(before=0), "Nothing is blocking it; a worker should start it within 5 s."),
 }
 
 
@@ -222,11 +225,11 @@ def test_each_reason_has_its_sentence(row: str) -> None:
 VARIANTS: list[tuple[JobFacts, str]] = [
     (
         job(state=JobState.DELAYED, due=NOW + timedelta(hours=3), schedule="nightly"),
-        "It waits until 06:00 (in 3 h) by schedule nightly.",
+        "It is delayed until 06:00 (in 3 h) by schedule nightly.",
     ),
     (
         job(state=JobState.DELAYED, due=NOW + timedelta(days=3)),
-        "It waits until 2026-11-20 03:00 (in 3 days) as it was added so.",
+        "It is delayed until 2026-11-20 03:00 (in 3 days), as requested when it was added.",
     ),
     (
         job(
@@ -235,27 +238,27 @@ VARIANTS: list[tuple[JobFacts, str]] = [
             unclaimed=(at(minutes=9), at(minutes=1)),
         ),
         (
-            "It waits until 03:01:00 (in 30 s) because no worker that met it has its task "
-            "send_email, first 9 min ago."
+            "It is delayed until 03:01:00 (in 30 s). Workers without its task send_email have "
+            "skipped it for 9 min."
         ),
     ),
     (
         job(state=JobState.WAITING_CHILDREN, pending=1, children=1),
-        "It waits for 1 of 1 child.",
+        "It is waiting for 1 of 1 child.",
     ),
     (
         job(
             queue(records=[], connected=None),
         ),
         (
-            "None of our workers serves emails, as far as is known: Redis does not list its "
-            "connections. Start one."
+            "No taskbull worker is known to serve 'emails', and Redis does not list its "
+            "connections. Start one with `taskbull worker`."
         ),
     ),
     (job(queue(paused=True)), "The queue is paused. Resume it."),
     (
         job(queue(rate_max=1, started=MAX_SAFE_INTEGER, limited_for=4.0)),
-        "Somebody has stopped all starts for a while; the next start is in 4 s.",
+        "The queue is rate-limited manually; the next job can start in 4 s.",
     ),
     (
         job(
@@ -265,20 +268,20 @@ VARIANTS: list[tuple[JobFacts, str]] = [
                 limited_for=1.5,
             )
         ),
-        "5 per 2 s are allowed; the next start is in 1.5 s.",
+        "The rate limit of 5 jobs per 2 s is reached; the next job can start in 1.5 s.",
     ),
-    (job(before=30_000, sure=False), "About 30,000 are before it."),
+    (job(before=30_000, sure=False), "About 30,000 jobs are ahead of it."),
     (
         job(expires=at(minutes=5)),
-        "It has not run by 02:55, and never will.",
+        "It expired at 02:55 and will not run.",
     ),
     (
         job(state=JobState.ACTIVE, lock_seconds=24.0),
-        "A worker has been running it; its lock holds for 24 s more.",
+        "A worker has been running it; its lock expires in 24 s.",
     ),
     (
         job(queue(completed=Throughput([1, *[3] * 5], "kept")), before=9),
-        "9 are before it; 2.9 per minute end: about 3 min.",
+        "9 jobs are ahead of it. At 2.9 jobs/min, that is about 3 min.",
     ),
 ]
 
@@ -343,7 +346,7 @@ def test_a_task_is_unknown_only_if_nobody_can_know_it(other: dict[str, Any]) -> 
 
 def test_it_is_one_paragraph_and_json() -> None:
     found = explain(job(queue(paused=True), before=2))
-    assert found.text == "The queue is paused. Resume it. Also: 2 are before it."
+    assert found.text == "The queue is paused. Resume it. Also: 2 jobs are ahead of it."
     told = json.loads(json.dumps(found.describe()))
     assert (told["queue"], told["id"], told["state"]) == ("emails", "42", "waiting")
     assert [reason["code"] for reason in told["reasons"]] == ["paused", "behind"]
@@ -356,7 +359,10 @@ def test_a_queue_is_explained_as_well() -> None:
     waits = queue(counts={"waiting": 5}, waiting_since=at(minutes=2), records=[], connected=[])
     assert [reason.code for reason in explain_queue(waits)] == ["nobody", "waiting"]
     grows = queue(counts={"waiting": 60}, completed=Throughput([30, 60], "metrics"), arrivals=2.0)
-    assert explain_queue(grows)[-1].text == "60 jobs wait; 1 per second end: it grows."
+    assert (
+        explain_queue(grows)[-1].text
+        == "60 jobs are waiting. Workers finish 1 job/s, but jobs are added faster."
+    )
     lockless = queue(counts={"active": 1}, lockless=1)
     assert explain_queue(lockless)[0].text == "1 running job lost its worker."
 

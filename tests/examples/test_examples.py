@@ -17,7 +17,7 @@ def test_the_quick_start_needs_no_server(embedded_only: OpenExample, backend: st
     place = embedded_only("quick_start")
     with place.worker("tasks:app", "--backend", backend) as worker:
         said = place.python("send.py").run()
-        worker.read_until(r"\(charge\) .* failed \(transient error\) and runs again")
+        worker.read_until(r"\(charge\) .* failed and will be retried")
         worker.stop()
     assert said.splitlines() == [
         "job 1 is in queue default",

@@ -103,6 +103,6 @@ def test_django_adds_a_job_when_the_order_is_in_the_database(embedded_only: Open
         assert ordered.status_code == 202
         order = f"/orders/{ordered.json()['number']}"
         wait_until(lambda: client.get(order).json()["state"] == "confirmed", "it is confirmed")
-        worker.read_until(r"\(confirm_order\) of queue default completed")
+        worker.read_until(r"\(confirm_order\) in queue default completed")
         assert client.get("/orders/4711").status_code == 404
         worker.stop()

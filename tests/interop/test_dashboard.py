@@ -39,7 +39,7 @@ async def test_a_queue_of_node_is_shown_and_changed(
     assert "s3cret" not in queue.text
     assert "no such user <…>" in texts((await visitor.get("errors?q=q")).text)
     job = texts((await visitor.get(f"job?q=q&id={failed}")).text)
-    assert "It failed for good" in job
+    assert "It failed permanently" in job
     assert "no such user 42" in job
     asked = await visitor.post("confirm", {"action": "pause", "q": "q"})
     assert ("BullMQ 5 uses this queue" in texts(asked.text)) is (version == 5)

@@ -156,8 +156,8 @@ async def test_a_failure_is_told_with_its_type_and_where_it_happened(
     job = await handle.ainfo()
     assert job.failed_reason == "KeyError: 'customer_id'"
     [stack] = job.stacktrace
-    [line] = said(stream, "failed for good")
-    assert line["message"].endswith("(unknown error, no attempts left): KeyError: 'customer_id'")
+    [line] = said(stream, "failed permanently")
+    assert line["message"].endswith("(no attempts left): KeyError: 'customer_id'")
     assert line["reason"] == "KeyError: 'customer_id'"
     assert line["exception"] == stack
     functions = [line.rsplit(" ", 1)[1] for line in stack.splitlines() if "  File " in line]
@@ -276,8 +276,8 @@ def test_a_retry_without_backoff_runs_again_at_once(stream: io.StringIO, retried
     write(retried(0.0))
     write(retried(1.25))
     first, second = stream.getvalue().splitlines()
-    assert "and runs again at once: ValueError" in first
-    assert "and runs again in 1.2 s: ValueError" in second
+    assert "and will be retried immediately: ValueError" in first
+    assert "and will be retried in 1.2 s: ValueError" in second
 
 
 @pytest.fixture

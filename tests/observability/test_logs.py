@@ -80,21 +80,21 @@ async def test_the_required_events_of_jobs_are_written(bed: WorkerBed, lines: Li
     common = ("worker_id", "queue", "job_id", "job_name", "attempt", "level")
     told = {"worker_id": "me", "queue": "q", "attempt": 1}
     of_left = {**told, "job_id": left.id, "job_name": "good"}
-    stalled = lines.one("stalled and was put back")
+    stalled = lines.one("stalled and was returned")
     assert fields(stalled, *common) == {**of_left, "level": "warning"}
     assert fields(stalled, "stalled_count", "doomed") == {"stalled_count": 1, "doomed": False}
     assert fields(lines.one(f"Job {left.id}.* started"), *common) == {**of_left, "level": "info"}
     completed = lines.one(f"Job {left.id}.* completed")
     assert fields(completed, *common) == {**of_left, "level": "info"}
     assert completed["duration"] >= 0
-    failed = lines.one(f"Job {bad.id}.* failed for good")
+    failed = lines.one(f"Job {bad.id}.* failed permanently")
     assert fields(failed, "level", "category", "verdict", "reason") == {
         "level": "error",
         "category": "permanent",
         "verdict": "permanent",
         "reason": "no such address",
     }
-    retried = lines.one(f"Job {flaky.id}.* runs again in")
+    retried = lines.one(f"Job {flaky.id}.* will be retried in")
     assert fields(retried, "level", "category", "delay", "reason") == {
         "level": "warning",
         "category": "transient",
@@ -125,7 +125,9 @@ async def test_a_job_forges_no_lines_where_a_program_formats_them_itself(  # S19
     for record in caplog.records:
         record.exc_info = record.exc_text = None  # Python writes the stack as it is
         assert formatter.format(record).isprintable()
-    shown = [record.getMessage() for record in caplog.records if "for good" in record.getMessage()]
+    shown = [
+        record.getMessage() for record in caplog.records if "permanently" in record.getMessage()
+    ]
     assert len(shown) == 1
     assert r"Job x\n2026-11-18 CRITICAL auth login of root\r\x1b[2J\x9b\u202e\u2028" in shown[0]
 
@@ -152,14 +154,14 @@ async def test_trouble_with_redis_is_written(bed: WorkerBed, lines: Lines) -> No
             proxy.accept()
             await bed.record.wait_for(events.RedisBack)
             release.set()
-    lost = lines.one("Redis is lost")
+    lost = lines.one("Lost connection to Redis")
     assert fields(lost, "worker_id", "level") == {"worker_id": "me", "level": "warning"}
     assert "cannot connect" in lost["reason"]
-    back = lines.one("Redis is back")
+    back = lines.one("Reconnected to Redis")
     assert fields(back, "worker_id", "level") == {"worker_id": "me", "level": "info"}
     assert back["duration"] > 0
     assert back["attempts"] >= 1
-    beats = [line for line in lines.lines if "could not be renewed" in line["message"]]
+    beats = [line for line in lines.lines if "Could not renew" in line["message"]]
     assert fields(beats[0], "worker_id", "queue", "count") == {
         "worker_id": "me",
         "queue": "q",
@@ -183,11 +185,11 @@ async def test_changes_of_a_breaker_are_written(bed: WorkerBed, lines: Lines) ->
         test = await bed.queue.add("n")
         await bed.record.wait_for(events.CircuitClosed)
     common = {"worker_id": "me", "queue": "q"}
-    opened, half = lines.one("is open after"), lines.one("is half-open")
+    opened, half = lines.one("opened after"), lines.one("half-opened")
     names = ("worker_id", "queue", "failures", "threshold")
     assert fields(opened, *names) == {**common, "failures": 1, "threshold": 1}
     assert fields(half, "worker_id", "queue", "duration") == {**common, "duration": 0.05}
-    closed = fields(lines.one("is closed"), "worker_id", "queue", "test_job_id")
+    closed = fields(lines.one("closed: job"), "worker_id", "queue", "test_job_id")
     assert closed == {**common, "test_job_id": test.id}
 
 
@@ -213,7 +215,7 @@ def test_what_repeats_itself_is_written_at_growing_intervals(lines: Lines) -> No
     assert "left_out" not in lines.lines[0]
     assert lines.lines[2]["left_out"] == 1
     assert lines.lines[-1]["left_out"] == LONGEST_PAUSE - 1
-    assert "(and 299 times since" in lines.lines[-1]["message"]
+    assert "(similar lines suppressed: 299)" in lines.lines[-1]["message"]
     write(beat_failed("another"))
     assert len(lines.lines) == 21  # each queue for itself
 

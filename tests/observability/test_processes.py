@@ -55,7 +55,7 @@ def endpoint(folder: Path, url: str, *words: str) -> Iterator[tuple[Terminal, st
     env = {"TASKBULL_REDIS_URL": url}
     with Terminal(*command, cwd=folder, env=env) as terminal:
         terminal.read_until("probes at /livez")
-        found = re.search(r"Metrics are at (http://127\.0\.0\.1:\d+)/metrics", terminal.seen)
+        found = re.search(r"Serving metrics at (http://127\.0\.0\.1:\d+)/metrics", terminal.seen)
         assert found
         yield terminal, found[1]
 
@@ -207,5 +207,5 @@ def test_a_port_that_is_taken_is_said_in_one_sentence(
         for more in ([], ["--processes", "2"]):
             done = run("worker", "tasks:app", "--metrics-port", port, *more, cwd=folder, env=env)
             assert done.returncode == 1
-            assert f"Metrics cannot be served at 127.0.0.1:{port}" in done.stderr
+            assert f"Cannot serve metrics at 127.0.0.1:{port}" in done.stderr
             assert "Traceback" not in done.stderr

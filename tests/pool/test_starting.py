@@ -149,7 +149,7 @@ async def model():
         (bed.folder / "broken").unlink()
         assert (await handle.aresult(timeout=60))[1] == 8
         await until(lambda: len(worker.pids) == 1)
-    assert "could not start; another one is in 1 s" in caplog.text
+    assert "Pool process could not start; retrying in 1 s" in caplog.text
 
 
 def test_an_async_def_cannot_run_in_a_process(app_without_redis: App) -> None:

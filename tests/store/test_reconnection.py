@@ -74,9 +74,9 @@ def test_the_longest_delay_can_be_chosen(failures: int, chance: float, longest: 
         (
             DialFailed("refused", 3, 0.41),
             "WARNING",
-            "No connection to Redis, next try in 0.4 s: refused",
+            "Cannot connect to Redis, retrying in 0.4 s: refused",
         ),
-        (Connected("host:1", 3), "INFO", "Redis at host:1 is back after 3 tries"),
+        (Connected("host:1", 3), "INFO", "Reconnected to Redis at host:1 (failed attempts: 3)"),
     ],
 )
 def test_each_change_is_one_line(
@@ -140,11 +140,14 @@ async def test_each_failed_try_is_one_line_without_traceback_or_password(
             await anyio.to_thread.run_sync(proxy.accept)
             await watch.until(lambda: len(watch.backs) == 2)
     lines = [record.getMessage() for record in caplog.records]
-    tries = [line for line in lines if "next try" in line]
+    tries = [line for line in lines if "retrying in" in line]
     assert len(tries) == len(watch.waits) >= 3
     told = f"cannot connect to 127.0.0.1:{proxy.port}: Connection refused"
     assert all(line.endswith(told) for line in tries)
-    assert lines[-1] == f"Redis at 127.0.0.1:{proxy.port} is back after {len(tries)} tries"
+    assert (
+        lines[-1]
+        == f"Reconnected to Redis at 127.0.0.1:{proxy.port} (failed attempts: {len(tries)})"
+    )
     assert len(lines) == len(watch.changes) - 1  # all but the first connection
     assert not any(record.exc_info or record.stack_info for record in caplog.records)
     assert "hush" not in caplog.text

@@ -170,7 +170,7 @@ def test_a_job_expires_by_the_time_of_the_box(shop: Shop) -> None:
         late = shop.plain.options(expires=60).delay("late")
         box.jobs[0].due = 61  # the box was busy, or had no worker
         early = shop.plain.options(delay=30, expires=60).delay("early")
-        with pytest.raises(JobExpired, match="expired: not begun by "):
+        with pytest.raises(JobExpired, match="expired: not started by "):
             box.run()
         assert early.result() == "early"
         with pytest.raises(JobExpired):
@@ -182,7 +182,7 @@ def test_a_retry_that_would_begin_too_late_fails_at_once(shop: Shop) -> None:
     with recorded(shop.app) as box:
         job = shop.plain.options(expires=90, attempts=9).delay("a", "retry")
         box.run(check=False)
-        with pytest.raises(JobExpired, match="expired: the next attempt would begin after "):
+        with pytest.raises(JobExpired, match="expired: the next attempt would start after "):
             job.result()
     assert shop.ran == ["a", "a"]
     assert box.now == 60

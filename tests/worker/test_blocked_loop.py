@@ -149,7 +149,7 @@ async def test_the_jobs_of_a_loop_that_hangs_go_to_another_worker(
     assert sorted(others) == sorted(handle.id for handle in handles)
     assert bed.record.of(events.Completed) == []
     assert len(bed.record.of(events.Lost)) >= 1
-    assert "left to expire" in caplog.text
+    assert "no longer renewing the locks" in caplog.text
     for handle in handles:
         assert (await bed.job(handle.id)).returnvalue == "by the other"
 

@@ -26,7 +26,7 @@ async def test_it_waits_for_what_is_due_soon_and_leaves_the_rest(  # D4
         await bed.worker(echo).run(burst=True)
     assert bed.record.jobs(events.Completed) == [soon.id]
     assert await bed.queue.get_state(late.id) == "delayed"
-    assert "Queue q: the burst leaves 1 delayed" in caplog.text
+    assert "Burst finished; left in queue q: 1 delayed" in caplog.text
 
 
 async def test_it_waits_for_retries(bed: WorkerBed) -> None:
@@ -63,7 +63,7 @@ async def test_delayed_jobs_of_a_paused_queue_are_not_waited_for(
     await bed.queue.add("parked")
     with caplog.at_level(logging.INFO):
         await bed.worker(echo).run(burst=True)
-    assert "the burst leaves 1 paused, 1 delayed (the queue is paused)" in caplog.text
+    assert "left in queue q: 1 paused, 1 delayed (the queue is paused)" in caplog.text
 
 
 async def test_a_worker_tells_when_it_is_idle(bed: WorkerBed) -> None:

@@ -266,7 +266,7 @@ async def test_the_errors_of_listeners_go_no_further(
     await bed.queue.add("work")
     async with bed.worker(echo, on={events.Completed: broken}).running():
         await bed.record.wait_for(events.Completed)
-    assert "A listener failed at Completed" in caplog.text
+    assert "A listener failed on Completed" in caplog.text
     assert await bed.count("completed") == 1
 
 

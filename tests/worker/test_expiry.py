@@ -23,7 +23,7 @@ from taskbull.worker.running_job import RunningJob
 from tests.worker.bed import LIMIT, HandClock, WorkerBed, echo, until
 from tests.worker.looking import ends
 
-LATE = "expired: not begun by "
+LATE = "expired: not started by "
 
 
 def age(bed: WorkerBed, job_id: str, seconds: float) -> None:
@@ -140,7 +140,7 @@ async def test_a_retry_that_would_begin_too_late_fails_at_once(bed: WorkerBed) -
     assert failed.verdict is Verdict.EXPIRED
     job = await bed.job(handle.id)
     assert job.failed_reason == (
-        f"expired: the next attempt would begin after {_iso(job.expires)}; ValueError: broke"
+        f"expired: the next attempt would start after {_iso(job.expires)}; ValueError: broke"
     )
     assert "ValueError: broke" in job.stacktrace[-1]
 
@@ -157,7 +157,7 @@ async def test_a_snooze_beyond_it_fails_at_once_and_one_before_it_does_not(
         [failed] = await bed.record.wait_for(events.Failed)
         [released] = await bed.record.wait_for(events.Released)
     assert (failed.job.id, released.job.id) == (long.id, short.id)
-    assert failed.failure.reason.startswith("expired: the next attempt would begin after ")
+    assert failed.failure.reason.startswith("expired: the next attempt would start after ")
 
 
 async def test_a_retry_by_hand_lifts_it(bed: WorkerBed) -> None:

@@ -96,7 +96,7 @@ async def test_ends_are_delivered_when_redis_is_back_from_a_crash(
         here.server.kill()
         await here.record.wait_for(events.RedisLost)
         held.go.set()
-        await until(lambda: caplog.text.count("next try in") >= 3)
+        await until(lambda: caplog.text.count("retrying in") >= 3)
         assert here.record.of(events.Ended) == []
         here.server.start()
         await here.record.wait_for(events.Completed, 6)
@@ -106,7 +106,7 @@ async def test_ends_are_delivered_when_redis_is_back_from_a_crash(
     [back] = here.record.of(events.RedisBack)
     assert back.attempts >= 3
     assert await here.bed.count("completed") == 6
-    tries = [record for record in caplog.records if "next try in" in record.getMessage()]
+    tries = [record for record in caplog.records if "retrying in" in record.getMessage()]
     delays = [record.args[0] for record in tries if isinstance(record.args, tuple)]
     assert delays == sorted(delays)  # type: ignore[type-var]
     _check_lines(caplog)

@@ -70,12 +70,12 @@ def _follow(server: SyncServer, queue: str, last_id: str) -> Iterator[QueueEvent
             events = server.wait_for_events(queue, last_id)
         except (MaybeExecuted, ConnectionLost) as error:  # Reading is safe to repeat.
             if not away:
-                note(f"{error}; trying again until it is back")
+                note(f"{error}; retrying until it is available")
             away = True
             sleep(_PAUSE)
             continue
         if away:
-            note("Redis is back")
+            note("Reconnected to Redis")
             away = False
         for event in events:
             last_id = event.id

@@ -455,9 +455,7 @@ class ProcessPool:
         if self._first:
             return  # `start` raises, and the worker does not start.
         pause = min(_LONGEST_PAUSE, _SHORTEST_PAUSE * 2 ** (self._failures - 1))
-        logger.error(
-            "A process of the pool could not start; another one is in %g s: %s", pause, end.reason
-        )
+        logger.error("Pool process could not start; retrying in %g s: %s", pause, end.reason)
         if not any(one.has_begun for one in self._members):
             self._fail_waiting_calls(end.reason)
         if len(self._members) < self.size:

@@ -250,7 +250,9 @@ class ProcessMonitor(ProcessSlot):
         try:
             self._listen(process)
         except Exception:
-            logging.getLogger(__name__).exception("A process of the pool is given up")
+            logging.getLogger(__name__).exception(
+                "Killing a pool process after an unexpected error"
+            )
             process.signal(SIGKILL)
         self._bury(process)
 
