@@ -155,14 +155,14 @@ def test_jobs_are_cancelled_wherever_they_are(cli: CommandLine) -> None:
             client.rpoplpush(f"{base}wait", f"{base}active")
             client.set(f"{base}{job_id}:lock", token)
     assert cli("cancel", "emails", "1", "2", "3", "--reason", "not needed") == (
-        "job 1 is to stop, and does not begin again\n"
-        "job 2 cannot be stopped by its worker, but does not begin again\n"
-        "job 3 is cancelled\n"
+        "job 1 was asked to stop and will not be retried\n"
+        "job 2 cannot be stopped by its worker, but will not be retried\n"
+        "job 3 was cancelled\n"
     )
     third = queue.get_job("3")
     assert third is not None
     assert third.failed_reason == "cancelled: not needed"
-    assert cli("cancel", "emails", "3", code=1) == "job 3 had ended\n"
+    assert cli("cancel", "emails", "3", code=1) == "job 3 had already finished\n"
     assert "Job 9 does not exist in queue emails" in cli.fails("cancel", "emails", "9")
     assert cli.json("cancel", "emails", "4", "3", "meta", code=1) == [
         {"id": "4", "ok": True, "answer": "before_start", "error": None},
