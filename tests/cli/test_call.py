@@ -165,7 +165,7 @@ def test_a_failure_that_is_waited_for_is_a_failure(shop: Shop) -> None:
 def test_waiting_ends_in_time_and_says_that_nobody_works(shop: Shop) -> None:
     said = shop.fails("call", "resize", "path=a", "--wait-timeout=50ms")
     assert "no worker is connected to queue default" in said
-    assert "Job 1 in queue default did not finish within 0.05 s" in said
+    assert "Job '1' in queue 'default' did not finish within 0.05 s" in said
 
 
 @dataclass

@@ -161,8 +161,8 @@ def _result(app: App, handle: JobHandle[Any], limit: float | None) -> Any:
             server.ping()
             if deadline is not None and monotonic() >= deadline:
                 raise CommandFailed(
-                    f"Job {handle.id} in queue {handle.queue} did not finish within {limit:g} s; "
-                    f"see: {command('job', handle.queue, handle.id)}"
+                    f"Job '{handle.id}' in queue '{handle.queue}' did not finish within {limit:g} "
+                    f"s; see: {command('job', handle.queue, handle.id)}"
                 ) from error
 
 
