@@ -110,7 +110,7 @@ class JobNotFound(TaskbullError):
     """
 
     def __init__(self, queue: str, job_id: str, hint: str = "") -> None:
-        super().__init__(f"Job {job_id} does not exist in queue {queue}{hint and f': {hint}'}")
+        super().__init__(f"Job '{job_id}' not found in queue '{queue}'{hint and f': {hint}'}")
         self.queue = queue
         self.job_id = job_id
 
@@ -123,7 +123,7 @@ class ScheduleNotFound(TaskbullError):
 
     def __init__(self, queue: str, schedule_id: str, hint: str = "") -> None:
         super().__init__(
-            f"Schedule {schedule_id} does not exist in queue {queue}{hint and f': {hint}'}"
+            f"Schedule '{schedule_id}' not found in queue '{queue}'{hint and f': {hint}'}"
         )
         self.queue = queue
         self.schedule_id = schedule_id

@@ -28,16 +28,16 @@ def demonstrate() -> None:
     with tempfile.TemporaryDirectory(prefix="taskbull-demo-") as folder:
         began = perf_counter()
         embedded.start_or_join(Path(folder))
-        click.echo(f"✔ a private Valkey server started in {perf_counter() - began:.2f} s")
+        click.echo(f"✔ private Valkey server started in {perf_counter() - began:.2f} s")
         try:
             for backend in ("asyncio", "trio"):
                 if find_spec(backend) is None:
-                    click.echo(f"- {backend} is left out: pip install 'taskbull[{backend}]'")
+                    click.echo(f"- {backend} skipped: pip install 'taskbull[{backend}]'")
                     continue
                 anyio.run(Demo(f"embedded://{folder}", backend).run, backend=backend)
         finally:
             embedded.stop(Path(folder))
-        click.echo("✔ the server is stopped: nothing is left behind")
+        click.echo("✔ server stopped, nothing left behind")
 
 
 class Demo:
@@ -60,8 +60,8 @@ class Demo:
         @app.task(backoff=Backoff.fixed(0.2))
         async def flaky() -> str:
             if current_job().attempt < 2:
-                raise ConnectionError("the other side is away")
-            return "it worked the second time"
+                raise ConnectionError("service unavailable")
+            return f"succeeded on attempt {current_job().attempt}"
 
         @app.task(attempts=1)
         async def noop(n: int) -> int:
@@ -79,17 +79,17 @@ class Demo:
             say(f"an async task said: {await hello.aresult(timeout=10)}")
             picture = await self.resize.adelay("photo.jpg", width=640)
             size = await picture.aresult(timeout=10)
-            say(f"a plain function made a picture of {size} in a thread")
+            say(f"a sync task resized a picture to {size} in a thread")
             say(f"its progress: {(await picture.ainfo()).progress}")
             retried = await self.flaky.adelay()
-            say(f"a task that failed: {await retried.aresult(timeout=10)}")
+            say(f"flaky task {await retried.aresult(timeout=10)}")
             began = perf_counter()
             [*_, last] = await app.aenqueue([self.noop.job(n) for n in range(BULK)])
             added = perf_counter()
             await last.aresult(timeout=60)
             done = perf_counter()
-        say(f"{BULK:,} jobs: added at {BULK / (added - began):,.0f} per second")
-        say(f"{BULK:,} jobs: completed at {BULK / (done - began):,.0f} per second, adding included")
+        say(f"{BULK:,} jobs added at {BULK / (added - began):,.0f} per second")
+        say(f"{BULK:,} jobs completed at {BULK / (done - began):,.0f} per second, including adding")
         shown = ", ".join(f"{count:,} {what}" for what, count in sorted(self.ended.items()))
         say(f"in total: {shown}; any BullMQ worker could have run them")
 
@@ -101,4 +101,4 @@ class Demo:
 
     def _tell_retry(self, event: events.Retried) -> None:
         reason = event.failure.reason
-        self._say(f"attempt {event.job.attempt} of a task failed ({reason}); once more")
+        self._say(f"flaky task failed ({reason}), retrying")

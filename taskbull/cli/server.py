@@ -37,7 +37,7 @@ def ask(question: str, yes: bool) -> None:
     if yes:
         return
     if not sys.stdin.isatty():
-        raise WrongUsage(f"{question} There is no terminal to ask on: pass --yes")
+        raise WrongUsage(f"{question} Cannot ask for confirmation without a terminal: pass --yes")
     if not click.confirm(cell(question), err=True):
         raise CommandFailed("nothing was changed")
 

@@ -69,10 +69,13 @@ def show_banner(app: App, worker: Worker, backend: str) -> None:
         "redis": "",
         "queues": "",
         "tasks": ", ".join(sorted(app.tasks)) or "none",
-        "jobs at once": _concurrency(worker),
+        "concurrency": _concurrency(worker),
         "processes": _processes(worker),
         "worker": worker.id,
-        "to stop": f"Ctrl-C, and running jobs have {options.shutdown_timeout:g} s; twice: at once",
+        "stop": (
+            f"Ctrl-C (waits up to {options.shutdown_timeout:g} s for running jobs; press again to "
+            "stop now)"
+        ),
     }
     server = server_at(worker.namespace)
     try:
@@ -80,7 +83,7 @@ def show_banner(app: App, worker: Worker, backend: str) -> None:
         rows["redis"] = f"{worker.address} · {_server(server, worker.queues[0])}"
         rows["queues"] = " · ".join(_queue(server, name) for name in worker.queues)
         if strangers := _strangers(app, worker):
-            rows["not here"] = strangers
+            rows["unregistered"] = strangers
     except ServerRefused as error:
         rows["redis"] = rows["redis"] or f"{worker.address} · cannot be used: {_with_advice(error)}"
         rows["queues"] = " · ".join(worker.queues)
@@ -106,15 +109,15 @@ def _strangers(app: App, worker: Worker) -> str:
     if not found:
         return ""
     return (
-        f"{'; '.join(found)}: jobs wait for tasks that this app does not have. All workers of a "
-        "queue must know all its tasks"
+        f"{'; '.join(found)}: jobs are waiting for tasks that this app has not registered. Every "
+        "worker of a queue must register all of its tasks"
     )
 
 
 def _concurrency(worker: Worker) -> str:
     numbers = worker.concurrency
     if len(set(numbers.values())) == 1:
-        return f"{next(iter(numbers.values()))} in each queue"
+        return f"{next(iter(numbers.values()))} per queue"
     return ", ".join(f"{name} {number}" for name, number in numbers.items())
 
 
@@ -133,7 +136,7 @@ def _server(server: SyncServer, queue: str) -> str:
     try:
         fields = server.info(server.servers()[0])
     except ServerRefused:  # INFO is not essential.
-        return f"{trouble}: see taskbull doctor" if trouble else "version unknown, fine"
+        return f"{trouble}: see taskbull doctor" if trouble else "version unknown"
     kind = "Valkey" if "valkey_version" in fields else "Redis"
     version = fields.get("valkey_version") or fields.get("redis_version", "of unknown version")
     policy = fields.get("maxmemory_policy", "noeviction")
@@ -141,7 +144,7 @@ def _server(server: SyncServer, queue: str) -> str:
         return f"{kind} {version}, but {trouble}: see taskbull doctor"
     if policy != "noeviction":
         return f"{kind} {version}, but it may evict jobs (maxmemory-policy {policy}): see doctor"
-    return f"{kind} {version}, fine"
+    return f"{kind} {version}"
 
 
 def _queue(server: SyncServer, name: str) -> str:

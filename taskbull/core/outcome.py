@@ -108,8 +108,7 @@ class Code(IntEnum):
     AWAITS_CHILDREN = 6
 
 
-_RETURNED = "was returned to its queue"
-_AGAIN = f"{_RETURNED} and will run again %(when)s"
+_AGAIN = "was returned to its queue and will run again %(when)s"
 
 
 class Kind(Enum):
@@ -133,7 +132,7 @@ class Kind(Enum):
     )
     SNOOZED = "snoozed", Code.SNOOZED, None, INFO, _AGAIN
     LIMITED = "limited", Code.GIVEN_BACK, None, INFO, _AGAIN
-    RELEASED = "released", Code.GIVEN_BACK, None, INFO, _RETURNED
+    RELEASED = "released", Code.GIVEN_BACK, None, INFO, _AGAIN
     AWAITS_CHILDREN = "awaits_children", Code.AWAITS_CHILDREN, None, INFO, _AGAIN
     LOST = (
         "lost",

@@ -37,7 +37,7 @@ def _encode_subclass(value: object) -> object:
         return _decode_raw(value)
     if is_pydantic_model(type(value)):
         return _dump_model(value)
-    raise TypeError(f"a {type(value).__qualname__} has no JSON form")
+    raise TypeError(f"a {type(value).__qualname__} cannot be serialized to JSON")
 
 
 def _dump_model(model: Any) -> object:
@@ -253,7 +253,7 @@ def _explain(value: object, path: str, error: Exception) -> NoReturn:
     elif isinstance(value, Mapping):
         reason = f"has a key that is not a string: {error}"
     else:
-        reason = f"is of type {type(value).__qualname__}, which has no JSON form"
+        reason = f"is of type {type(value).__qualname__}, which cannot be serialized to JSON"
     raise SerializationError(f"{path} {reason}") from error
 
 

@@ -144,11 +144,11 @@ def from_ms(ms: float) -> float:
 def check_instant(field: str, value: object) -> None:
     """Raise `ConfigurationError` unless `value` is an aware datetime."""
     if not isinstance(value, datetime):
-        raise refusal(field, "be an aware datetime", value)
+        raise refusal(field, "be a timezone-aware datetime", value)
     if value.utcoffset() is None:
         raise ConfigurationError(
-            f"{field} must be an aware datetime, not the naive {value.isoformat()}: "
-            "give it a time zone, such as datetime.now(timezone.utc)"
+            f"{field} must be a timezone-aware datetime, got the naive {value.isoformat()}. "
+            "Add a time zone: datetime(…, tzinfo=timezone.utc)"
         )
 
 

@@ -72,7 +72,7 @@ class BlockingCheck:
     """Warns once about a call that blocks an event loop."""
 
     def __init__(self, what: str, instead: str) -> None:
-        self._message = f"{what} was called in an event loop, and blocks it: use {instead}"
+        self._message = f"{what} blocks the running event loop; use {instead}"
         self._given = False
 
     def check(self, stacklevel: int = 3) -> None:

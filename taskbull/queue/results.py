@@ -48,9 +48,8 @@ LOOK_AGAIN = 30.0
 """Seconds between two reads of a job whose events may have been missed."""
 
 _GONE: Final = (
-    "it was never added, or it has ended and was removed since. How many ended jobs stay, and for "
-    "how long, is said by keep_completed and keep_failed (of an app: the last 10,000 completed "
-    "ones, for a day)"
+    "it was never added, or it finished and was removed (by default, an app keeps completed jobs "
+    "for one day, 10,000 at most; see keep_completed and keep_failed)"
 )
 
 
@@ -116,7 +115,7 @@ def failure_kind(reason: str) -> type[JobFailed]:
 def not_in_time(queue: QueueKeys, job_id: str, timeout: float | None) -> TimeoutError:
     """Return the error for a wait that timed out."""
     limit = "" if timeout is None else f" within {timeout:g} s"
-    return TimeoutError(f"Job {job_id} in queue {queue.queue} has not ended{limit}")
+    return TimeoutError(f"Job '{job_id}' in queue '{queue.queue}' did not finish{limit}")
 
 
 # Threads that wait for jobs. One of them reads the queue's event stream for all.

@@ -222,7 +222,7 @@ OUT_OF_TURN: Final = -12
 REFUSALS: Final[dict[int, Refusal]] = {
     -1: JobNotFound,
     -2: LockLost,
-    -3: _wrong_state(-3, "is not in the state that this needs"),
+    -3: _wrong_state(-3, "is not in the required state"),
     -4: _wrong_state(-4, "has pending children"),
     -5: _wrong_state(-5, "has no parent, or its parent is gone"),
     -6: LockLost,

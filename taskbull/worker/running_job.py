@@ -345,10 +345,7 @@ def current_job() -> RunningJob:
                 "current_job() was called in a batch task, which runs for several jobs at once: "
                 "current_batch() gives them, in the order of the items"
             ) from None
-        raise TaskbullError(
-            "current_job() was called outside of a job: there is one only while a worker runs a "
-            "task"
-        ) from None
+        raise TaskbullError("current_job() called outside a running task") from None
 
 
 def current_batch() -> list[RunningJob]:

@@ -329,7 +329,7 @@ async def test_a_result_that_is_not_json_fails_its_own_job(app: App, kind: str) 
         async with app.worker(concurrency=3).running():
             first, second, third = await results_of(jobs)
     assert (first, third) == (0, 2)
-    assert second == "failed: result is of type object, which has no JSON form"
+    assert second == "failed: result is of type object, which cannot be serialized to JSON"
 
 
 async def test_data_that_do_not_fit_fail_their_own_job_before_it_joins(app: App) -> None:

@@ -111,7 +111,7 @@ async def test_a_retried_job_has_no_result_before_its_last_attempt(bed: Bed) -> 
 # users-4: 10,000 results are kept, and the first of 15,000 jobs did not "exist".
 async def test_a_job_that_is_not_there_is_told_and_why_that_may_be(bed: Bed) -> None:
     nobody = bed.app.job("q", "nobody")
-    told = r"Job nobody does not exist in queue q: it was never added, or .* keep_completed"
+    told = r"Job 'nobody' not found in queue 'q': it was never added, or .* keep_completed"
     with fail_after(LIMIT):
         with pytest.raises(JobNotFound, match=told):
             await nobody.aresult()
@@ -125,9 +125,13 @@ async def test_a_job_that_is_not_there_is_told_and_why_that_may_be(bed: Bed) -> 
 async def test_a_wait_ends_in_time(bed: Bed) -> None:
     job = await bed.at_once.adelay(1)
     with fail_after(LIMIT):
-        with pytest.raises(TimeoutError, match=r"Job 1 in queue q has not ended within 0.05 s"):
+        with pytest.raises(
+            TimeoutError, match=r"Job '1' in queue 'q' did not finish within 0.05 s"
+        ):
             await job.aresult(0.05)
-        with pytest.raises(TimeoutError, match=r"Job 1 in queue q has not ended within 0.05 s"):
+        with pytest.raises(
+            TimeoutError, match=r"Job '1' in queue 'q' did not finish within 0.05 s"
+        ):
             await to_thread.run_sync(job.result, 0.05)
     with pytest.raises(ConfigurationError, match="timeout"):
         await job.aresult(-1)

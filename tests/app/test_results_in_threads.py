@@ -121,7 +121,7 @@ async def test_many_threads_wait_on_two_connections_and_all_have_their_results(
     for name in ("too short", "without Redis"):
         error = got.pop(name)
         assert isinstance(error, TimeoutError)
-        assert f"Job {slow.id} in queue q has not ended within" in str(error)
+        assert f"Job '{slow.id}' in queue 'q' did not finish within" in str(error)
     assert got == {job.id: number for number, job in enumerate(jobs)}
     assert waiting(far) == 0
 
@@ -258,6 +258,6 @@ def test_a_deadline_holds_while_others_ask(app: App) -> None:
     def never() -> None: ...
 
     job = never.delay()
-    late = pytest.raises(TimeoutError, match=r"has not ended within 0\.05 s")
+    late = pytest.raises(TimeoutError, match=r"did not finish within 0\.05 s")
     with watch_of(app)._asking, late:  # somebody asks, and Redis does not answer
         job.result(0.05)

@@ -31,17 +31,17 @@ def test_each_of_several_jobs_is_reported_and_one_failure_is_a_failure(failed: S
     assert result.exit_code == 1
     assert result.stdout == "job 1 runs again\n"
     assert result.stderr.splitlines() == [
-        "taskbull: Job 99 does not exist in queue default",
-        "taskbull: Job meta does not exist in queue default",
+        "taskbull: Job '99' not found in queue 'default'",
+        "taskbull: Job 'meta' not found in queue 'default'",
     ]
     said = failed.run("retry", "default", "1").stderr
-    assert said.rstrip().endswith("is not in the state that this needs: it is waiting")
+    assert said.rstrip().endswith("is not in the required state: it is waiting")
 
 
 def test_the_report_is_json_if_asked(failed: Shop) -> None:
     assert failed.json("retry", "default", "1", "99", code=1) == [
         {"id": "1", "ok": True, "error": None},
-        {"id": "99", "ok": False, "error": "Job 99 does not exist in queue default"},
+        {"id": "99", "ok": False, "error": "Job '99' not found in queue 'default'"},
     ]
 
 
@@ -143,7 +143,7 @@ def test_jobs_are_removed(cli: CommandLine) -> None:
     cli.queue("emails").add_bulk([("send", {})] * 2)
     assert cli("remove", "emails", "1", "--yes") == "job 1 is removed\n"
     assert cli.queue("emails").get_job("1") is None
-    assert "Job 1 does not exist" in cli.fails("remove", "emails", "1", "--yes")
+    assert "Job '1' not found" in cli.fails("remove", "emails", "1", "--yes")
 
 
 def test_jobs_are_cancelled_wherever_they_are(cli: CommandLine) -> None:
@@ -155,15 +155,15 @@ def test_jobs_are_cancelled_wherever_they_are(cli: CommandLine) -> None:
             client.rpoplpush(f"{base}wait", f"{base}active")
             client.set(f"{base}{job_id}:lock", token)
     assert cli("cancel", "emails", "1", "2", "3", "--reason", "not needed") == (
-        "job 1 is to stop, and does not begin again\n"
-        "job 2 cannot be stopped by its worker, but does not begin again\n"
-        "job 3 is cancelled\n"
+        "job 1 was asked to stop and will not be retried\n"
+        "job 2 cannot be stopped by its worker, but will not be retried\n"
+        "job 3 was cancelled\n"
     )
     third = queue.get_job("3")
     assert third is not None
     assert third.failed_reason == "cancelled: not needed"
-    assert cli("cancel", "emails", "3", code=1) == "job 3 had ended\n"
-    assert "Job 9 does not exist in queue emails" in cli.fails("cancel", "emails", "9")
+    assert cli("cancel", "emails", "3", code=1) == "job 3 had already finished\n"
+    assert "Job '9' not found in queue 'emails'" in cli.fails("cancel", "emails", "9")
     assert cli.json("cancel", "emails", "4", "3", "meta", code=1) == [
         {"id": "4", "ok": True, "answer": "before_start", "error": None},
         {"id": "3", "ok": False, "answer": "too_late", "error": None},
@@ -171,7 +171,7 @@ def test_jobs_are_cancelled_wherever_they_are(cli: CommandLine) -> None:
             "id": "meta",
             "ok": False,
             "answer": None,
-            "error": "Job meta does not exist in queue emails",
+            "error": "Job 'meta' not found in queue 'emails'",
         },
     ]
 

@@ -130,7 +130,7 @@ def test_keys_that_are_forbidden_are_named(
     with admin(server) as client:
         client.execute_command("ACL", "SETUSER", "app", "on", ">s", "~other:*", "&*", "+@all")
     text = diagnose(open_cli, f"redis://app:s@127.0.0.1:{server.port}")
-    assert "does not let our user access the keys" in text
+    assert "does not let the user access the keys" in text
     assert "~bull:default:*" in text
 
 
@@ -143,7 +143,7 @@ def test_a_server_that_does_not_tell_its_version_is_fine(
             *("ACL", "SETUSER", "app", "on", ">s", "~*", "&*", "+@all", "-@dangerous")
         )
     line = panel(f"redis://app:s@127.0.0.1:{server.port}")
-    assert "fine" in line
+    assert "version unknown" in line
     assert "not reachable yet" not in line
 
 

@@ -22,11 +22,11 @@ def test_names_in_the_queue_that_the_app_lacks_are_shown(  # D8
 
     greet.delay()
     show_banner(app, app.worker(), "asyncio")
-    assert "not here" not in capsys.readouterr().out
+    assert "unregistered" not in capsys.readouterr().out
     app.sync_queue("default").add_bulk([("of_another\x1b[2J", {}), ("greeet", {})])
     show_banner(app, app.worker(), "asyncio")
-    [line] = [line for line in capsys.readouterr().out.splitlines() if "not here" in line]
-    assert "greeet, of_another\\x1b[2J in default: jobs wait for tasks that this app" in line
+    [line] = [line for line in capsys.readouterr().out.splitlines() if "unregistered" in line]
+    assert "greeet, of_another\\x1b[2J in default: jobs are waiting for tasks that this app" in line
     app.close()
 
 

@@ -123,7 +123,7 @@ def test_a_job_of_the_same_key_is_not_added(shop: Shop) -> None:
     added = shop("call", "resize", "path=a", "--dedup=once")
     assert added == "job 1 (resize) added to queue default\n"
     again = shop("call", "resize", "path=a", "--dedup=once")
-    assert again == "not added: job 1 in queue default already stands for it\n"
+    assert again == "not added: duplicate of job 1 in queue default\n"
     assert shop.json("call", "resize", "path=a", "--dedup=once") == {
         "id": "1",
         "queue": "default",
@@ -165,7 +165,7 @@ def test_a_failure_that_is_waited_for_is_a_failure(shop: Shop) -> None:
 def test_waiting_ends_in_time_and_says_that_nobody_works(shop: Shop) -> None:
     said = shop.fails("call", "resize", "path=a", "--wait-timeout=50ms")
     assert "no worker is connected to queue default" in said
-    assert "Job 1 in queue default has not ended within 0.05 s" in said
+    assert "Job '1' in queue 'default' did not finish within 0.05 s" in said
 
 
 @dataclass

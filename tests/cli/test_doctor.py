@@ -43,10 +43,10 @@ def test_a_server_as_it_should_be_has_no_problem(
     assert {level for each in found.values() for level, _ in each} == {"ok"}
     assert list(found) == [
         *("app", "redis", "topology", "server", "memory", "persistence", "latency", "clock"),
-        *("rights", "queues"),
+        *("permissions", "queues"),
     ]
     text = cli("doctor")
-    assert text.splitlines()[-1] == "All is well."
+    assert text.splitlines()[-1] == "No problems found."
     assert all(line.startswith("ok") for line in text.splitlines()[:-1])
 
 
@@ -175,17 +175,17 @@ def test_queues_are_told_with_who_uses_them(cli: CommandLine) -> None:
         cli.queue(name).add("x")
         with redis.Redis.from_url(cli.url) as client:
             client.hset(f"{cli.prefix}:{name}:meta", "version", version)
-    assert about(cli, "old: 1 waiting; Node BullMQ 5 uses it (bullmq:5.62.0)")[0] == "ok"
-    assert about(cli, "new: 1 waiting; Node BullMQ 6 uses it (bullmq:6.7.1)")[0] == "ok"
-    assert about(cli, "odd: 1 waiting; foo:1 uses it")[0] == "ok"
+    assert about(cli, "old: 1 waiting; used by Node BullMQ 5 (bullmq:5.62.0)")[0] == "ok"
+    assert about(cli, "new: 1 waiting; used by Node BullMQ 6 (bullmq:6.7.1)")[0] == "ok"
+    assert about(cli, "odd: 1 waiting; used by foo:1")[0] == "ok"
 
 
 def test_jobs_that_nobody_runs_are_told(cli: CommandLine) -> None:
     cli.queue("emails").add("x")
     assert about(cli, "no worker is connected")[0] == "warning"
     cli.queue("emails").pause()
-    level, message = about(cli, "it is paused")
-    assert (level, message) == ("warning", "emails: it is paused, and 1 job cannot run")
+    level, message = about(cli, "emails: paused")
+    assert (level, message) == ("warning", "emails: paused; 1 job cannot run")
 
 
 def test_stalled_jobs_are_told(cli: CommandLine) -> None:

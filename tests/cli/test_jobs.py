@@ -122,7 +122,7 @@ def test_of_an_unknown_queue_the_nearest_is_told(cli: CommandLine, words: tuple[
 def test_an_unknown_job_is_told(cli: CommandLine, job_id: str) -> None:
     cli.queue("emails").add("send")
     said = cli.fails("job", "emails", job_id)
-    assert said == f"taskbull: Job {job_id} does not exist in queue emails\n"
+    assert said == f"taskbull: Job '{job_id}' not found in queue 'emails'\n"
 
 
 def test_json_is_valid_whatever_a_job_holds(cli: CommandLine) -> None:

@@ -145,8 +145,11 @@ def test_doctor_finds_nothing_wrong(confined: tuple[str, redis.Redis], open_cli:
     url, admin = confined
     cli = open_cli(url, "bull")
     found = cli.json("doctor")
-    assert {"check": "rights", "level": "ok"}.items() <= {
-        (key, value) for each in found if each["check"] == "rights" for key, value in each.items()
+    assert {"check": "permissions", "level": "ok"}.items() <= {
+        (key, value)
+        for each in found
+        if each["check"] == "permissions"
+        for key, value in each.items()
     }
     admin.acl_log_reset()  # it asks for CONFIG, and does without it
 

@@ -150,14 +150,14 @@ def test_a_schedule_is_run_now(cli: CommandLine) -> None:
     assert job is not None
     assert job.data == {"region": "eu"}
     said = cli.fails("schedules", "run", "reports", "other")
-    assert said == "taskbull: Schedule other does not exist in queue reports\n"
+    assert said == "taskbull: Schedule 'other' not found in queue 'reports'\n"
 
 
 def test_a_schedule_is_removed_after_a_question(cli: CommandLine) -> None:
     queue = cli.queue("reports")
     queue.upsert_schedule("nightly", NIGHTLY, queue.job("report"))
     said = cli.fails("schedules", "remove", "reports", "nightly", code=2)
-    assert said.startswith("taskbull: Remove schedule nightly from queue reports? There is no term")
+    assert said.startswith("taskbull: Remove schedule nightly from queue reports? Cannot ask for")
     cli("schedules", "remove", "reports", "nightly", "--yes")
     assert queue.schedules() == []
     cli.fails("schedules", "remove", "reports", "nightly", "--yes")

@@ -101,7 +101,7 @@ def test_it_shows_what_it_is_and_what_it_does(
     with worker(folder, url, *words) as terminal:
         panel = re.sub(r"\x1b\[\d*m", "", terminal.read_until("to stop"))
         assert loop in panel
-        assert re.search(r"redis +127\.0\.0\.1:\d+ · Valkey \d+\.\d+\.\d+, fine", panel)
+        assert re.search(r"redis +127\.0\.0\.1:\d+ · Valkey \d+\.\d+\.\d+", panel)
         assert "default (1 delayed)" in panel
         assert "crash, flaky, greet, hang, wait_long, who" in panel
         handle = queue.add("greet", {"name": "Ann"})

@@ -67,9 +67,11 @@ def test_instants_survive_the_way_through_milliseconds(instant: datetime) -> Non
 
 
 def test_a_naive_datetime_is_refused_and_told_why() -> None:
-    with pytest.raises(ConfigurationError, match=r"eta must be an aware datetime.*time zone"):
+    with pytest.raises(
+        ConfigurationError, match=r"eta must be a timezone-aware datetime.*time zone"
+    ):
         check_instant("eta", datetime(2030, 1, 1))  # noqa: DTZ001
-    with pytest.raises(ConfigurationError, match="eta must be an aware datetime"):
+    with pytest.raises(ConfigurationError, match="eta must be a timezone-aware datetime"):
         check_instant("eta", 5)
 
 

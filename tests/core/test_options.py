@@ -35,7 +35,7 @@ NOON = datetime(2030, 1, 1, 12, tzinfo=UTC)
         ("delay", "5", "delay must be seconds"),
         ("delay", math.nan, "delay must be 0 or more, not nan"),
         ("eta", datetime(2030, 1, 1), "naive"),  # noqa: DTZ001
-        ("eta", 5, "aware datetime"),
+        ("eta", 5, "timezone-aware datetime"),
         ("eta", datetime(2050, 1, 1, tzinfo=UTC), "September 2039"),
         ("attempts", 0, "attempts must be an integer from 1"),
         ("attempts", -3, "not -3"),

@@ -89,7 +89,7 @@ async def test_the_template_is_run_as_it_stands(queue: Both, admin: Any) -> None
 
 
 async def test_what_is_not_there_cannot_be_run(queue: Both) -> None:
-    with pytest.raises(ScheduleNotFound, match="Schedule nobody does not exist in queue q"):
+    with pytest.raises(ScheduleNotFound, match="Schedule 'nobody' not found in queue 'q'"):
         await queue.run_schedule_now("nobody")
 
 

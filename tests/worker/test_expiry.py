@@ -101,7 +101,7 @@ async def test_it_may_be_an_instant(bed: WorkerBed) -> None:
         ({"expires": 5, "delay": 5}, "expires (5 s) must be later than delay (5 s)"),
         ({"expires": 0}, "expires must be greater than 0"),
         ({"expires": "soon"}, "expires must be seconds"),
-        ({"expires": datetime(2040, 1, 1)}, "expires must be an aware datetime"),  # noqa: DTZ001
+        ({"expires": datetime(2040, 1, 1)}, "expires must be a timezone-aware datetime"),  # noqa: DTZ001
         ({"expires": datetime(2020, 1, 1, tzinfo=UTC)}, "expires must be later than"),
         (
             {"expires": 5, "eta": datetime(2030, 1, 1, tzinfo=UTC)},

@@ -90,10 +90,10 @@ def promote(queue: str, ids: tuple[str, ...], as_json: bool, **where: str | None
 
 
 _CANCELLED = {
-    Cancelled.BEFORE_START: "is cancelled",
-    Cancelled.REQUESTED: "is to stop, and does not begin again",
-    Cancelled.UNSTOPPABLE: "cannot be stopped by its worker, but does not begin again",
-    Cancelled.TOO_LATE: "had ended",
+    Cancelled.BEFORE_START: "was cancelled",
+    Cancelled.REQUESTED: "was asked to stop and will not be retried",
+    Cancelled.UNSTOPPABLE: "cannot be stopped by its worker, but will not be retried",
+    Cancelled.TOO_LATE: "had already finished",
 }
 
 

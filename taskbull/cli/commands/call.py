@@ -161,20 +161,20 @@ def _result(app: App, handle: JobHandle[Any], limit: float | None) -> Any:
             server.ping()
             if deadline is not None and monotonic() >= deadline:
                 raise CommandFailed(
-                    f"Job {handle.id} in queue {handle.queue} has not ended within {limit:g} s; "
-                    f"look: {command('job', handle.queue, handle.id)}"
+                    f"Job '{handle.id}' in queue '{handle.queue}' did not finish within {limit:g} "
+                    f"s; see: {command('job', handle.queue, handle.id)}"
                 ) from error
 
 
 def _warn_without_workers(app: App, queue: str) -> None:
     with suppress(ServerRefused):  # CLIENT LIST may be forbidden.
         if not open_server(app).workers([queue])[queue]:
-            note(f"no worker is connected to queue {queue}: the job waits for one")
+            note(f"no worker is connected to queue {queue}; the job will wait")
 
 
 def _added(handle: JobHandle[Any]) -> str:
     if handle.deduplicated:
-        return f"not added: job {handle.id} in queue {handle.queue} already stands for it"
+        return f"not added: duplicate of job {handle.id} in queue {handle.queue}"
     return f"job {handle.id} ({handle.name}) added to queue {handle.queue}"
 
 

@@ -109,7 +109,7 @@ def summary(findings: Sequence[Finding]) -> str:
     problems = sum(finding.level is Level.PROBLEM for finding in findings)
     warnings = sum(finding.level is Level.WARNING for finding in findings)
     if not problems and not warnings:
-        return "All is well."
+        return "No problems found."
     return f"Problems: {problems}, warnings: {warnings}."
 
 
@@ -168,36 +168,36 @@ def _check(server: SyncServer, node: Node, queue: str) -> Iterator[Finding]:
         if error.code == "NOPERM" and "key" in str(error):
             yield _about_keys(server, node, queue)
         else:
-            yield problem("writing", f"{node} refuses our commands: {error}", advice(error))
+            yield problem("writing", f"{node} refuses commands: {error}", advice(error))
         return
     needed = [name for name in refused if name not in _USEFUL]
     useful = [name for name in refused if name in _USEFUL]
     if needed and all("key" in refused[name] for name in needed):
         yield _about_keys(server, node, queue)
     elif needed:
-        yield problem("rights", f"{node} forbids {', '.join(needed)}", _grant(needed))
+        yield problem("permissions", f"{node} forbids {', '.join(needed)}", _grant(needed))
     if useful:
         yield warning(
-            "rights",
+            "permissions",
             f"{node} forbids {', '.join(useful)}: everything works, but less well",
             _grant(useful),
         )
     if not refused:
-        yield ok("rights", f"{node} lets us write, and run every command we need")
+        yield ok("permissions", f"{node} grants all required commands")
 
 
 def _about_keys(server: SyncServer, node: Node, queue: str) -> Finding:
     return problem(
-        "rights",
-        f"{node} does not let our user access the keys of queue {queue}",
-        f"ACL SETUSER <user> {key_rule(server, queue)}; taskbull doctor --acl prints all that "
-        "is needed",
+        "permissions",
+        f"{node} does not let the user access the keys of queue {queue}",
+        f"ACL SETUSER <user> {key_rule(server, queue)}; taskbull doctor --acl prints all "
+        "required rules",
     )
 
 
 def _grant(commands: list[str]) -> str:
     rules = " ".join(f"+{name.lower().replace(' ', '|')}" for name in commands)
-    return f"ACL SETUSER <user> {rules}; taskbull doctor --acl prints all that is needed"
+    return f"ACL SETUSER <user> {rules}; taskbull doctor --acl prints all required rules"
 
 
 # Checks of a server.
@@ -259,8 +259,8 @@ def _version(fields: Fields, name: str) -> Finding:
                 "use Redis 6.2 or newer, or Valkey",
             )
     if fields.get("server_name") == "valkey" or "valkey_version" in fields:
-        return ok("server", f"{name} runs Valkey {fields.get('valkey_version', version)}: fine")
-    return ok("server", f"{name} runs Redis {version}: fine")
+        return ok("server", f"{name} runs Valkey {fields.get('valkey_version', version)}")
+    return ok("server", f"{name} runs Redis {version}")
 
 
 def _role(topology: str, fields: Fields, name: str) -> Iterator[Finding]:
@@ -276,7 +276,7 @@ def _role(topology: str, fields: Fields, name: str) -> Iterator[Finding]:
         )
     replicas = fields.get("connected_slaves", "0")
     if topology in {"sentinel", "cluster"} and replicas == "0":
-        yield warning("topology", f"{name} has no replica: nobody takes over if it dies")
+        yield warning("topology", f"{name} has no replica that could take over if it fails")
 
 
 def _memory(fields: Fields, name: str) -> Iterator[Finding]:
@@ -356,14 +356,14 @@ def _clock(server: SyncServer, node: Node) -> Finding:
     try:
         took, theirs = _timed(lambda: server.time(node))
     except ServerRefused:
-        return warning("clock", f"{node} does not give its time (TIME is forbidden)")
+        return warning("clock", f"{node} does not report its time (TIME is forbidden)")
     ours = time.time() - took / 2
     skew = theirs - ours
     if abs(skew) < _SKEW:
         return ok("clock", f"{node} and this machine differ by {abs(skew) * 1000:.0f} ms")
     behind = "ahead of" if skew > 0 else "behind"
     message = f"the clock of {node} is {abs(skew):.1f} s {behind} this machine's"
-    advice = "synchronise all machines by NTP: delayed jobs run by the clocks of workers"
+    advice = "synchronize all machines with NTP: delayed jobs depend on the clocks of the workers"
     return (problem if abs(skew) >= _BAD_SKEW else warning)("clock", message, advice)
 
 
@@ -397,14 +397,14 @@ def check_queues(server: SyncServer) -> Iterator[Finding]:
         yield problem("queues", f"the queues cannot be read: {error}", "check the ACL rules")
         return
     if not found:
-        yield ok("queues", f"there are none under the prefix {server.prefix!r}")
+        yield ok("queues", f"none under the prefix {server.prefix!r}")
     if any(queue.workers is None and queue.problem is None for queue in found):
-        yield warning("workers", "the server does not say who is connected (CLIENT LIST)")
+        yield warning("workers", "the server does not list its clients (CLIENT LIST)")
     for queue in found:
         try:
             yield from _check_queue(server, queue)
         except (ServerRefused, ConfigurationError, SerializationError) as error:
-            yield problem("queue", f"{queue.name}: it cannot be read: {error}", _REPAIR)
+            yield problem("queue", f"{queue.name}: cannot be read: {error}", _REPAIR)
 
 
 _REPAIR = "look at the types of its keys, and who writes to them; the other queues are not affected"
@@ -412,7 +412,7 @@ _REPAIR = "look at the types of its keys, and who writes to them; the other queu
 
 def _check_queue(server: SyncServer, queue: QueueSummary) -> Iterator[Finding]:
     if queue.problem is not None:
-        yield problem("queue", f"{queue.name}: it cannot be read: {queue.problem}", _REPAIR)
+        yield problem("queue", f"{queue.name}: cannot be read: {queue.problem}", _REPAIR)
         return
     yield _who(queue)
     yield from _waiting(queue)
@@ -425,15 +425,15 @@ def _check_queue(server: SyncServer, queue: QueueSummary) -> Iterator[Finding]:
 def _who(queue: QueueSummary) -> Finding:
     shown = ", ".join(f"{count:,} {state}" for state, count in queue.counts.items() if count)
     users = {
-        None: "no Node producer has written its version",
-        5: f"Node BullMQ 5 uses it ({queue.version})",
-        6: f"Node BullMQ 6 uses it ({queue.version})",
+        None: "",
+        5: f"; used by Node BullMQ 5 ({queue.version})",
+        6: f"; used by Node BullMQ 6 ({queue.version})",
     }
-    user = users.get(major_of(queue.version), f"{queue.version} uses it")
+    user = users.get(major_of(queue.version), f"; used by {queue.version}")
     if queue.version is not None and major_of(queue.version) is None:
-        user = f"{queue.version} uses it"
+        user = f"; used by {queue.version}"
     workers = "" if queue.workers is None else f"; {plural(queue.workers, 'worker')} connected"
-    return ok("queue", f"{queue.name}: {shown or 'empty'}; {user}{workers}")
+    return ok("queue", f"{queue.name}: {shown or 'empty'}{user}{workers}")
 
 
 def _waiting(queue: QueueSummary) -> Iterator[Finding]:
@@ -441,7 +441,7 @@ def _waiting(queue: QueueSummary) -> Iterator[Finding]:
     if ready and queue.workers == 0 and not queue.paused:
         yield warning(
             "queue",
-            f"{queue.name}: {plural(ready, 'job')} to run, but no worker is connected",
+            f"{queue.name}: {plural(ready, 'job')} waiting, but no worker is connected",
             f"taskbull worker -q {quote(queue.name)}",
         )
 
@@ -455,7 +455,7 @@ def _stalled(server: SyncServer, queue: QueueSummary) -> Iterator[Finding]:
             "queue",
             f"{queue.name}: {plural(len(still), 'running job')} without a lock (stalled): "
             f"{', '.join(still[:5])}",
-            "the next check of any worker puts them back; if they stay, no worker is running",
+            "a worker returns them at its next check; if they stay, no worker is running",
         )
 
 
@@ -467,7 +467,7 @@ def _pausing(queue: QueueSummary) -> Iterator[Finding]:
     total = parked + waiting + queue.counts[JobState.PRIORITIZED]
     yield warning(
         "queue",
-        f"{queue.name}: it is paused, and {plural(total, 'job')} cannot run",
+        f"{queue.name}: paused; {plural(total, 'job')} cannot run",
         command("resume", queue.name),
     )
     if major_of(queue.version) == 5 and waiting and parked:
@@ -484,7 +484,7 @@ def _kept(queue: QueueSummary) -> Iterator[Finding]:
     if kept >= _MANY:
         yield warning(
             "queue",
-            f"{queue.name}: {kept:,} finished jobs are kept, and take up memory",
+            f"{queue.name}: {kept:,} finished jobs are kept and use memory",
             f"{command('clean', queue.name, options='--older-than 7d')}; and keep fewer: "
             "keep_completed=Keep(…)",
         )
@@ -567,7 +567,7 @@ def doctor(
     app = app or named
     if acl is not None:
         begin = "user" if acl == "file" else "ACL SETUSER"
-        note("replace PASSWORD by a password of your own")
+        note("replace PASSWORD with your own password")
         found = find_app_of_server(app, redis)
         queues = found.known_queues if found is not None else []
         click.echo(f"{begin} {acl_of(open_server(found, redis, prefix), queues)}")
@@ -609,7 +609,7 @@ def _examine(app: str | None, redis: str | None, prefix: str | None) -> Iterator
         yield from check_rights(server, [] if found is None else found.queues)
         yield from check_queues(server)
     except TaskbullError as error:
-        yield problem("redis", f"{server.address} was lost meanwhile: {error}")
+        yield problem("redis", f"{server.address} became unavailable during the checks: {error}")
 
 
 def _app(app: App | None) -> Finding:
@@ -622,7 +622,7 @@ def _app(app: App | None) -> Finding:
 def _reach(server: SyncServer) -> Iterator[Finding]:
     """Check that Redis answers, and report its topology."""
     server.ping()
-    yield ok("redis", f"{server.address} can be reached")
+    yield ok("redis", f"{server.address} is reachable")
     nodes = server.servers()
     address = server.namespace.address
     match address.topology:
@@ -632,7 +632,7 @@ def _reach(server: SyncServer) -> Iterator[Finding]:
             named = f"the sentinels name {nodes[0]} the primary of {address.service}"
             yield ok("topology", named)
         case "embedded":
-            yield ok("topology", "a private server of this machine, for development")
+            yield ok("topology", "a private server on this machine, for development")
         case "single":
             yield ok("topology", "a single server")
         case _:

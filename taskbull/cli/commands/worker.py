@@ -256,7 +256,7 @@ def check_known(queues: Sequence[str], app: App) -> None:
         if name not in known:
             raise WrongUsage(
                 f"App {app.name} has no task in queue {name}{did_you_mean(name, known)}; its "
-                f"queues are {', '.join(known) or 'none'}. --any-queue serves it anyway"
+                f"queues are {', '.join(known) or 'none'}. Use --any-queue to serve it anyway"
             )
 
 
