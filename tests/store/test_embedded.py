@@ -390,7 +390,6 @@ FORK = """
 import json, os, sys, threading, time
 from taskbull.store.address import parse
 from taskbull.store.embedded import start_or_join, stop
-from taskbull.store.project import project_folder
 folder = sys.argv[1]
 starting = threading.Thread(target=start_or_join, args=(folder,))
 starting.start()

@@ -175,8 +175,7 @@ def test_a_closed_server_leaves_neither_process_nor_folder() -> None:
 
 MAKE = """
 import sys, time
-from taskbull.store.server_process import ServerProcess, valkey_binary
-from taskbull.store.server_warden import warden
+from taskbull.store.server_process import ServerProcess, valkey_binary, warden
 servers = [ServerProcess(valkey_binary()) for _ in range(3)]
 for server in servers:
     server.start()
