@@ -127,7 +127,7 @@ def test_the_screen_has_trouble_first() -> None:
 
 def test_a_queue_fills_the_screen_and_nothing_is_obeyed() -> None:
     text = shown(facts(worst_error="x"), chosen=TopState(queue="emails", inside=True))
-    assert "No job waits." in text
+    assert "No jobs are waiting." in text
     assert "web1-812   0/0 running" in text
     assert "\x1b" not in shown(queue_named("e\x1b[31m"))
 

@@ -152,7 +152,7 @@ async def test_a_job_shows_all_that_is_stored(
     admin.rpush(emails.keys.logs("j"), "connecting", "no answer")
     page = (await visitor.get("job?q=emails&id=j")).text
     read = texts(page)
-    for words in ("emails / j", "It failed for good", "second stack", "no answer", '"to": "ann"'):
+    for words in ("emails / j", "It failed permanently", "second stack", "no answer", '"to": "ann"'):
         assert words in read, words
     assert read.index("second stack") < read.index("first stack")
     assert "s3cret" not in page
@@ -392,7 +392,7 @@ async def test_a_schedule_tells_how_its_last_run_ended(
     assert "none yet" in texts(rows["new"])
     assert "no longer stored" in texts(rows["old"])
     [link] = re.findall(r'href="(job\?[^"]*)"', rows["bad"])
-    assert "It failed for good" in texts((await visitor.get(unescape(link))).text)
+    assert "It failed permanently" in texts((await visitor.get(unescape(link))).text)
 
 
 async def test_errors_that_retries_hide_are_shown(

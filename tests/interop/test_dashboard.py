@@ -80,6 +80,6 @@ async def test_errors_that_retries_of_node_hide_are_shown(
     [hidden] = re.findall(r'id="hidden">(.*?)</tbody>', page)
     rows = sorted(texts(row) for row in re.findall(r"<tr>(.*?)</tr>", hidden))
     assert rows == [
-        f"1 – TypeError: port <…> refused such as {soon} soon",
-        f"2 – TypeError: port <…> refused such as {later} later",
+        f"1 – TypeError: port <…> refused example: {soon} soon",
+        f"2 – TypeError: port <…> refused example: {later} later",
     ]

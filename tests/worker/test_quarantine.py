@@ -151,7 +151,7 @@ async def test_a_job_that_is_held_shows_why(
         await until(lambda: bed.admin.zcount(bed.keys.delayed, later, "inf") == 1)
         explained = await server.why("q", held)
         go.set()
-    assert "because its worker died before" in explained.text
+    assert "because its worker died earlier" in explained.text
 
 
 async def test_it_starts_when_no_call_can_bring_another() -> None:
