@@ -179,7 +179,7 @@ def test_in_a_terminal_it_lives_until_q(cli: CommandLine) -> None:
             os.write(ours, b"?")
             read_until(ours, "p freeze")
             os.write(ours, b"\x1b[B\r")
-            read_until(ours, "No worker is connected to emails")
+            read_until(ours, "No worker is connected to 'emails'")
             os.write(ours, b"q")
             assert process.wait(60) == 0
         finally:
