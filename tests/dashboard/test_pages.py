@@ -152,7 +152,8 @@ async def test_a_job_shows_all_that_is_stored(
     admin.rpush(emails.keys.logs("j"), "connecting", "no answer")
     page = (await visitor.get("job?q=emails&id=j")).text
     read = texts(page)
-    for words in ("emails / j", "It failed permanently", "second stack", "no answer", '"to": "ann"'):
+    shown = ("emails / j", "It failed permanently", "second stack", "no answer", '"to": "ann"')
+    for words in shown:
         assert words in read, words
     assert read.index("second stack") < read.index("first stack")
     assert "s3cret" not in page
