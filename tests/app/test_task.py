@@ -254,7 +254,7 @@ WRONG_IN_A_CALL: list[tuple[dict[str, Any], str]] = [
     ({"priority": -1}, "priority"),
     ({"delay": -1}, "delay"),
     ({"delay": 1, "eta": datetime(2030, 1, 1, tzinfo=UTC)}, "delay .* and eta"),
-    ({"eta": datetime(2030, 1, 1)}, "eta must be an aware"),  # noqa: DTZ001
+    ({"eta": datetime(2030, 1, 1)}, "eta must be a timezone-aware"),  # noqa: DTZ001
     ({"attempts": 0}, "attempts"),
     ({"attempts": None}, "attempts"),
     ({"job_id": "12"}, "job_id"),
