@@ -43,7 +43,8 @@ DEBOUNCED: Final = Exempt(
 
 OUR_MEMORY: Final = Exempt(
     reason="taskbull remembers the last call of each sequence for a while (it expires)",
-    key=r":tb:(add:\w+:\d+|cycle:.+)",
+    # A random id may contain digits that look like an instant.
+    key=r":tb:(add:(?:\w|<ms>)+:\d+|cycle:.+)",
 )
 
 OUR_WAKE_UP: Final = Exempt(

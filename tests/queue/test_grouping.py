@@ -140,6 +140,7 @@ async def test_few_callers_go_in_one_call(proxy: Proxy, admin: Any, prefix: str)
     assert calls(queue) == 3
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("doubt", [True, False])
 async def test_two_calls_under_way_that_are_lost_add_each_job_once(
     doubt: bool, proxy: Proxy, admin: Any, prefix: str
