@@ -133,7 +133,9 @@ class LockLost(TaskbullError):
     """This worker no longer holds the job's lock. Another worker may be running the job."""
 
     def __init__(self, queue: str, job_id: str) -> None:
-        super().__init__(f"This worker no longer holds the lock of job {job_id} in queue {queue}")
+        super().__init__(
+            f"This worker no longer holds the lock of job '{job_id}' in queue '{queue}'"
+        )
         self.queue = queue
         self.job_id = job_id
 
@@ -145,8 +147,10 @@ class WrongState(TaskbullError):
         code: BullMQ's number for the reason.
     """
 
-    def __init__(self, queue: str, job_id: str, problem: str, code: int) -> None:
-        super().__init__(f"Job {job_id} in queue {queue} {problem}")
+    def __init__(self, queue: str, job_id: str, problem: str, code: int, action: str = "") -> None:
+        job = f"job '{job_id}' in queue '{queue}'"
+        message = f"Cannot {action} {job}: it {problem}" if action else f"J{job[1:]} {problem}"
+        super().__init__(message)
         self.queue = queue
         self.job_id = job_id
         self.code = code
@@ -157,7 +161,7 @@ class JobsActive(TaskbullError):
 
     def __init__(self, queue: str, count: int) -> None:
         jobs = "1 running job" if count == 1 else f"{count} running jobs"
-        super().__init__(f"Queue {queue} has {jobs}: wait until there are none, or use force")
+        super().__init__(f"Queue '{queue}' has {jobs}: wait until they finish, or use force")
         self.queue = queue
         self.count = count
 
@@ -166,7 +170,7 @@ class CorruptJob(TaskbullError, ValueError):
     """A field of a job in Redis cannot be read. Retrying the job does not help."""
 
     def __init__(self, job_id: str, field: str, problem: str) -> None:
-        super().__init__(f"Field {field} of job {job_id} cannot be read: {problem}")
+        super().__init__(f"Cannot read field '{field}' of job '{job_id}': {problem}")
         self.job_id = job_id
         self.field = field
 
@@ -194,7 +198,7 @@ class JobFailed(TaskbullError):
         stacktrace: Sequence[str] = (),
         attempts: int = 0,
     ) -> None:
-        super().__init__(f"Job {job_id} in queue {queue} failed: {reason}")
+        super().__init__(f"Job '{job_id}' in queue '{queue}' failed: {reason}")
         self.queue = queue
         self.job_id = job_id
         self.reason = reason
@@ -373,7 +377,7 @@ def _seconds(word: str, value: object) -> float:
     # Validate in the task, where its author sees the error, not later in the worker.
     seconds = value.total_seconds() if isinstance(value, timedelta) else value
     if not isinstance(seconds, int | float) or isinstance(seconds, bool):
-        raise ConfigurationError(f"{word} takes seconds or a timedelta, not {value!r}")
+        raise ConfigurationError(f"{word} must be seconds or a timedelta, not {value!r}")
     if not 0 <= seconds <= _CENTURY:  # NaN fails this as well.
-        raise ConfigurationError(f"{word} takes 0 s or more, up to 100 years, not {value!r}")
+        raise ConfigurationError(f"{word} must be from 0 s to 100 years, not {value!r}")
     return float(seconds)

@@ -46,7 +46,6 @@ if TYPE_CHECKING:
     from taskbull.core.declared_schedule import DeclaredSchedules
     from taskbull.monitor.server import Server, SyncServer
     from taskbull.queue.queue import Queue, SyncQueue
-    from taskbull.worker.attempt import Route
     from taskbull.worker.worker import Worker
 
 
@@ -114,8 +113,8 @@ class WorkerFactory:
         names = self._registry.queues if queues is None else queues
         if not names:
             raise ConfigurationError(
-                f"{self._registry.owner} has no tasks, so there is nothing to work on: name their "
-                "modules by include=…, or the queues by queues=…"
+                f"{self._registry.owner} has no tasks: pass their modules with include=…, or the "
+                "queues with queues=…"
             )
         rules = self.rules.for_worker(names)
         settings = WorkerOptions(**options)
@@ -149,10 +148,10 @@ class WorkerFactory:
             if is_batch(task) and slots is not None and slots < task.batch.size:
                 size, queue = task.batch.size, task.queue
                 raise ConfigurationError(
-                    f"Batch task {task.name} ({task.place}) takes {size} jobs at once, but this "
-                    f"worker runs {slots} of queue {queue}: give the queue a concurrency of at "
-                    f"least {size}, better {2 * size}, with app.queue_options({queue!r}, "
-                    "concurrency=…) or taskbull worker -c …"
+                    f"Batch task '{task.name}' ({task.place}) has size {size}, but the concurrency "
+                    f"of queue '{queue}' in this worker is {slots}. Set it to at least {size}, "
+                    f"better {2 * size}, with app.queue_options({queue!r}, concurrency=…) or "
+                    "taskbull worker -c …"
                 )
 
 
@@ -200,7 +199,7 @@ class App(TaskGroup):
         >>> job = greet.delay("Ann")
     """
 
-    word = "app"
+    _kind = "app"
 
     def __init__(  # noqa: PLR0913 - callers pass them by keyword
         self,
@@ -235,7 +234,7 @@ class App(TaskGroup):
             self.check_data,
         )
         producer.client(queue)  # Rejects an invalid queue name.
-        self.move(producer)
+        self._move(producer)
         self._factory = WorkerFactory(self.registry, self._defaults.policy, self._source)
         self.target: str | None = None
         """The `module:attribute` string that `load_app` was called with, or None."""
@@ -369,14 +368,14 @@ class App(TaskGroup):
         """
         return import_package(check_text("package", package), name)
 
-    def check_move(self, producer: Producer) -> None:
+    def _check_move(self, producer: Producer) -> None:
         """Reject a move to another Redis if this app was created with an explicit one."""
-        super().check_move(producer)
+        super()._check_move(producer)
         mine, other = self.producer.namespace, producer.namespace
         if self._is_placed and mine != other:
             raise ConfigurationError(
-                f"{self.title} has its jobs in {mine}, and cannot be included where they are in "
-                f"{other}: make both with the same redis=… and prefix=…, or make a TaskGroup"
+                f"Cannot include {self}: it uses {mine}, not {other}. Use the same redis=… "
+                "and prefix=… for both, or use a TaskGroup"
             )
 
     def attempts_of(self, job: Job) -> int:
@@ -410,17 +409,8 @@ class App(TaskGroup):
         names = self.producer.stores.sync_store().run(call, timeout=limit)
         return sorted(set(names) - self.tasks.keys())
 
-    @property
-    def dispatch(self) -> Dispatch:
-        """The dispatcher that maps jobs to task functions."""
-        return self._factory.dispatch
-
     def _source(self, modules: Iterable[str]) -> AppSource:
         return source_of(self, self.name, self.target, modules)
-
-    def resolve(self, job: Job) -> Route:
-        """Return the route for a job."""
-        return self._factory.dispatch.resolve(job)
 
     def queue_options(self, queue: str, **rules: Unpack[QueueKeywords]) -> None:
         """Declare rules for a queue, for every worker of this app that serves it.
@@ -506,6 +496,11 @@ class App(TaskGroup):
         )
 
 
+def dispatch_of(app: App) -> Dispatch:
+    """Return the dispatcher that maps jobs to an app's task functions."""
+    return app._factory.dispatch  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
+
+
 def load_app(target: str) -> App:
     """Import and return the app at `module:attribute`.
 
@@ -516,13 +511,13 @@ def load_app(target: str) -> App:
     """
     found = find_attribute(target)
     if not isinstance(found, App):
-        raise ConfigurationError(f"{target!r} is not an App but a {type(found).__qualname__}")
+        raise ConfigurationError(f"{target!r} must be an App, got {type(found).__qualname__}")
     found.target = target
     return found
 
 
 def _module_names(include: object) -> tuple[str, ...]:
     if isinstance(include, str) or not isinstance(include, Sequence):
-        raise refusal("include", "be a list of the names of modules", include)
+        raise refusal("include", "be a list of module names", include)
     names = cast("Sequence[object]", include)
     return tuple(check_text("a module in include", name) for name in names)

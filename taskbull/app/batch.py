@@ -77,16 +77,13 @@ class Items:
             InvalidArguments: If the item does not match the annotation.
         """
         if len(args) + bool(kwargs) != 1:
-            raise TypeError(f"{self._task}: a job takes one item, or its fields by name")
+            raise TypeError(f"{self._task}() takes one item, or the item's fields by name")
         item = args[0] if args else kwargs
         raw = payload.encode(item, "data")
         try:
             self._convert(raw)
         except ConversionError as misfit:
-            raise InvalidArguments(
-                f"{self._task}: {_problem(misfit)}; an item is annotated {self.kind!r}, and a "
-                f"value of type {type(item).__qualname__} was given"
-            ) from None
+            raise InvalidArguments(f"{self._task}(): {_problem(misfit)}") from None
         fields: dict[str, Any] = payload.decode(raw)
         return fields
 
@@ -115,8 +112,7 @@ class Items:
         try:
             return self._convert(raw)
         except ConversionError as misfit:
-            problem = f"Task {self._task}: the job's data: {_problem(misfit)}"
-            raise InvalidArguments(problem) from None
+            raise InvalidArguments(f"{self._task}(): {_problem(misfit)}") from None
 
     @functools.cached_property
     def _convert(self) -> Callable[[bytes], Any]:
@@ -124,8 +120,8 @@ class Items:
             return converter(self.kind)
         except TypeError as error:
             raise ConfigurationError(
-                f"The items of batch task {self._task} ({place_of(self._function)}) are annotated "
-                f"{self.kind!r}, to which JSON cannot be converted: {error}"
+                f"The items of batch task '{self._task}' ({place_of(self._function)}) are "
+                f"annotated {self.kind!r}, which cannot be read from JSON: {error}"
             ) from error
 
     def _stand_in(self) -> Callable[..., Any]:
@@ -155,8 +151,8 @@ def _list_parameter(task: str, function: Callable[..., Any]) -> str:
     variable = {Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD}
     if len(own) != 1 or own[0].default is not Parameter.empty or own[0].kind in variable:
         raise ConfigurationError(
-            f"{task} ({place_of(function)}) cannot be a batch task: it must have one parameter, "
-            "the list of items, without a default; others only with from_lifespan()"
+            f"'{task}' ({place_of(function)}) cannot be a batch task: it must have one parameter "
+            "without a default, the list of items. Others must use from_lifespan()"
         )
     return own[0].name
 
@@ -167,15 +163,15 @@ def _item_kind(task: str, function: Callable[..., Any], parameter: str) -> Any:
         hints = get_type_hints(_copy(function, {parameter: annotation}), include_extras=True)
     except Exception as error:
         raise ConfigurationError(
-            f"The annotation of {parameter} of batch task {task} ({place_of(function)}) cannot be "
-            f"resolved: {type(error).__name__}: {error}. Whoever adds a job has to know what an "
-            "item is: import its type outside of `if TYPE_CHECKING:`, and above the task"
+            f"Cannot resolve the annotation of '{parameter}' of batch task '{task}' "
+            f"({place_of(function)}): {type(error).__name__}: {error}. Adding a job needs the type "
+            "of an item: import it before the task, outside of `if TYPE_CHECKING:`"
         ) from error
     hint = hints[parameter]
     if (get_origin(hint) or hint) not in _LISTS:
         raise ConfigurationError(
-            f"Parameter {parameter} of batch task {task} ({place_of(function)}) is annotated "
-            f"{hint!r}: it takes a list of items, such as list[str]"
+            f"Parameter '{parameter}' of batch task '{task}' ({place_of(function)}) must be "
+            f"annotated as a list of items, such as list[str], not {hint!r}"
         )
     return _element(hint)
 
@@ -216,7 +212,7 @@ def _is_class_with_fields(kind: type[Any]) -> bool:
 
 
 def _problem(misfit: ConversionError) -> str:
-    return f"field {misfit.path}: {misfit.problem}" if misfit.path else misfit.problem
+    return f"field '{misfit.path}' {misfit.problem}" if misfit.path else f"an item {misfit.problem}"
 
 
 # Batch tasks

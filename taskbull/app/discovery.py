@@ -44,7 +44,7 @@ def import_module(name: str, why: str) -> ModuleType:
     except ModuleNotFoundError as error:
         if error.name is not None and f"{name}.".startswith(f"{error.name}."):
             raise ConfigurationError(
-                f"{why}: there is no module {error.name!r} in {_searched()}"
+                f"{why}: no module named {error.name!r} in {_searched()}"
             ) from error
         raise _broken(name, why, error) from error
     except (Exception, SystemExit) as error:
@@ -96,7 +96,7 @@ def find_attribute(target: str) -> Any:
         )
     if module_name.endswith(".py"):
         meant = module_name.removesuffix(".py").strip("./").replace("/", ".")
-        raise ConfigurationError(f"{target!r} names a file: did you mean {meant}:{path}?")
+        raise ConfigurationError(f"{target!r} is a file: did you mean {meant}:{path}?")
     make_working_directory_importable()
     value: Any = import_module(module_name, f"{target!r}")
     where = module_name

@@ -142,12 +142,12 @@ class Registry:
         for task in other.tasks.values():
             self.add(task, other)
 
-    def surround(self, lifespan: Lifespan, *, process: bool = False) -> None:
+    def set_lifespan(self, lifespan: Lifespan, *, process: bool = False) -> None:
         """Set the lifespan that runs around each worker, or around its pool processes only."""
         if (self.process_lifespan if process else self.lifespan) is not None:
             kind = " for processes" if process else ""
             raise ConfigurationError(
-                f"{self.owner} already has a lifespan{kind}: it can have only one"
+                f"{self.owner} already has a lifespan{kind}; only one is allowed"
             )
         if process:
             self.process_lifespan = lifespan
@@ -217,9 +217,9 @@ class Registry:
             theirs = other.settings.circuit_breaker
             if other.queue == task.queue and theirs is not None and theirs != breaker:
                 raise ConfigurationError(
-                    f"Queue {task.queue} would have two different circuit breakers: of task "
-                    f"{other.name} at {other.place} and of task {task.name} at {task.place}. A "
-                    "breaker guards a whole queue: use the same one, or another queue"
+                    f"Queue '{task.queue}' has two different circuit breakers: of task "
+                    f"'{other.name}' ({other.place}) and of task '{task.name}' ({task.place}). A "
+                    "breaker applies to a whole queue: use the same one, or another queue"
                 )
 
 
@@ -255,7 +255,7 @@ class TaskGroup:
         >>> app.include(emails)
     """
 
-    word = "group"
+    _kind = "group"
     """Noun for this object in error messages."""
 
     def __init__(
@@ -273,7 +273,7 @@ class TaskGroup:
             if option not in AppKeywords.__annotations__:
                 known = [*(kind.__init__.__kwdefaults__ or {}), *AppKeywords.__annotations__]
                 raise unknown_setting(kind.__name__, option, known)
-        self.name = check_text(f"{self.word} name", name, most=NAME_LIMIT)
+        self.name = check_text(f"{self._kind} name", name, most=NAME_LIMIT)
         jobs = JobOptions(attempts=ATTEMPTS if attempts is None else attempts, **options)
         policy = RetryPolicy(
             attempts=attempts,
@@ -284,7 +284,7 @@ class TaskGroup:
         )
         check_queue_name(queue)
         self._defaults = Defaults(queue, jobs, policy)
-        self.registry = Registry(self.title)
+        self.registry = Registry(str(self))
         self.timetable = Schedules(name)
         self.included: list[TaskGroup] = []
         """Groups and apps that this one includes."""
@@ -300,10 +300,8 @@ class TaskGroup:
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.name}, {len(self.tasks)} tasks>"
 
-    @property
-    def title(self) -> str:
-        """Name of this object in messages, such as `App shop`."""
-        return f"{type(self).__name__} {self.name}"
+    def __str__(self) -> str:
+        return f"{type(self).__name__} {self.name}"  # in messages, such as `App shop`
 
     @property
     def producer(self) -> Producer:
@@ -313,8 +311,8 @@ class TaskGroup:
         """
         if self._producer is None:
             raise ConfigurationError(
-                f"TaskGroup {self.name} is not part of an app, so nobody knows where its jobs are "
-                "to go: call app.include(group) first, where the app is made"
+                f"TaskGroup '{self.name}' is not included in an app, so its jobs have no Redis: "
+                "call app.include(group) first"
             )
         return self._producer
 
@@ -413,7 +411,7 @@ class TaskGroup:
         check_keywords("@app.batch_task", options, TaskOptions)
         if options.get("schedule") is not None:
             raise ConfigurationError(
-                "a batch task cannot have schedule=…, because a job needs an item: use "
+                "A batch task cannot have schedule=…, because each job needs an item: use "
                 "app.schedule(id, rule, task.job(item))"
             )
         batch = batch_settings(size, wait, parallel)
@@ -493,11 +491,11 @@ class TaskGroup:
         """
         check_bool("process", process)
 
-        def surround(made: LifespanFunction) -> LifespanFunction:
-            self.registry.surround(lifespan(made, self), process=process)
+        def register(made: LifespanFunction) -> LifespanFunction:
+            self.registry.set_lifespan(lifespan(made, self), process=process)
             return made
 
-        return surround if function is None else surround(function)
+        return register if function is None else register(function)
 
     def middleware(self, function: M) -> M:
         """Register middleware around jobs. The first of each kind is outermost.
@@ -536,12 +534,12 @@ class TaskGroup:
                 Nothing is included then.
         """
         if not isinstance(other, TaskGroup):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise refusal("what is included", "be an App or a TaskGroup", other)
+            raise refusal("the argument of include()", "be an App or a TaskGroup", other)
         if other.part_of is self:
             return
         self._check_place(other)
         if self._producer is not None:
-            other.check_move(self._producer)
+            other._check_move(self._producer)
         self.registry.check(other.tasks.values())
         self.timetable.check(other.timetable.all())
         self.registry.include(other.registry)
@@ -549,36 +547,35 @@ class TaskGroup:
         other.part_of = self
         self.included.append(other)
         if self._producer is not None:
-            other.move(self._producer)
+            other._move(self._producer)
 
     def load_tasks(self) -> None:
         """Import the modules named by included apps."""
         for each in self.included:
             each.load_tasks()
 
-    def check_move(self, producer: Producer) -> None:
+    def _check_move(self, producer: Producer) -> None:
         """Reject a producer that cannot add the jobs of all tasks."""
         for queue in self.queues:
             producer.client(queue)
         for each in self.included:
-            each.check_move(producer)
+            each._check_move(producer)  # noqa: SLF001
 
-    def move(self, producer: Producer) -> None:
+    def _move(self, producer: Producer) -> None:
         """Use this producer for the jobs of all tasks from now on."""
         self._producer = producer
         for each in self.included:
-            each.move(producer)
+            each._move(producer)  # noqa: SLF001
 
     def _check_place(self, other: TaskGroup) -> None:
         above: TaskGroup | None = self
         while above is not None:
             if above is other:
-                raise ConfigurationError(f"{other.title} cannot include itself")
+                raise ConfigurationError(f"{other} cannot include itself")
             above = above.part_of
         if other.part_of is not None:
             raise ConfigurationError(
-                f"{other.title} is part of {other.part_of.title} already, and its jobs go where "
-                f"that one's go: {self.title} cannot include it, too"
+                f"{self} cannot include {other}: it is already included in {other.part_of}"
             )
 
 
@@ -611,9 +608,9 @@ class Resources:
         for task in registry.tasks.values():
             if task.injected and registry.provider(task) is None:
                 raise ConfigurationError(
-                    f"Parameter {task.injected[0]} of task {task.name} ({task.place}) takes what "
-                    f"the lifespan yields, but {registry.around(task.name)[-1].owner} has none: "
-                    "declare one with @app.lifespan"
+                    f"Parameter '{task.injected[0]}' of task '{task.name}' ({task.place}) needs "
+                    f"the value of a lifespan, but {registry.around(task.name)[-1].owner} has "
+                    "none: declare one with @app.lifespan"
                 )
 
     def __bool__(self) -> bool:

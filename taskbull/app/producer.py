@@ -259,5 +259,5 @@ class Producer:
     @staticmethod
     def _checked(place: int, spec: JobSpec[Any]) -> JobSpec[Any]:
         if not isinstance(spec, JobSpec):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise refusal(f"jobs[{place}]", "be made by task.job(…)", spec)
+            raise refusal(f"jobs[{place}]", "be created with task.job(…)", spec)
         return spec

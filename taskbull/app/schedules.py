@@ -38,9 +38,9 @@ class Schedules:
         if required := task.calling.binder.required:
             missing = [name for name in task.calling.binder.parameters if name in required]
             raise ConfigurationError(
-                f"Task {task.name} ({task.place}) has a schedule, but nobody gives it "
-                f"{', '.join(missing)}: give each parameter a default, or use app.schedule(id, "
-                f"rule, {task.__name__}.job(…))"
+                f"Task '{task.name}' ({task.place}) has a schedule, but no default for "
+                f"{', '.join(map(repr, missing))}: add defaults, or use app.schedule(id, rule, "
+                f"{task.__name__}.job(…))"
             )
         job = NewJob(task.name, {}, task.settings.options)
         return self.of_job(task.name, rule, JobSpec[Any](task.queue, job, task.calling))
@@ -52,7 +52,7 @@ class Schedules:
             ConfigurationError: If the job is invalid or has children.
         """
         if not isinstance(spec, JobSpec):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise refusal("the job of app.schedule", "be made by task.job(…)", spec)
+            raise refusal("the job of app.schedule()", "be created with task.job(…)", spec)
         check_single(spec.name, spec.children, spec.missing)  # A group has no branches yet.
         return _declared(schedule_id, spec.queue, rule, spec.job)
 
@@ -76,9 +76,9 @@ class Schedules:
         for new in schedules:
             if (other := self._by_queue.get(new.queue, {}).get(new.id)) is not None:
                 raise ConfigurationError(
-                    f"Queue {new.queue} would have two schedules {new.id!r}: task {other.job.name} "
-                    f"{other.rule.describe()}, and task {new.job.name} {new.rule.describe()}. Give "
-                    "one of them another id, with app.schedule(id, …)"
+                    f"Queue '{new.queue}' has two schedules with id {new.id!r}: task "
+                    f"'{other.job.name}' {other.rule.describe()}, and task '{new.job.name}' "
+                    f"{new.rule.describe()}. Use another id with app.schedule(id, …)"
                 )
             if self.part_of is not None:
                 self.part_of.check([new])

@@ -106,7 +106,7 @@ class Defaults(Struct, frozen=True):
         check_bool("process", process)
         if "grace" in given and not process:
             raise ConfigurationError(
-                "grace is for tasks with process=True: no other function can be ended"
+                "grace needs process=True: only a function in a process can be stopped"
             )
         own = RetryPolicy(
             attempts=given.get("attempts"),
@@ -155,8 +155,8 @@ def _refuse_functions(backoff: object, error_backoffs: object) -> None:
     for each in (backoff, *by_error.values()):
         if isinstance(each, Backoff) and each.function is not None:
             raise ConfigurationError(
-                "Backoff.custom(…) cannot be given to one call: a function cannot be stored with a "
-                "job. Give it to @app.task or to the App"
+                "Backoff.custom(…) cannot be used for a single call, because a job cannot store a "
+                "function. Pass it to @app.task or to App"
             )
 
 
@@ -189,9 +189,9 @@ class QueueRules:
         for name, value in new.items():
             if known[name] not in {None, value}:
                 raise ConfigurationError(
-                    f"Queue {queue} would have two different values of {name}: {known[name]!r} and "
-                    f"{value!r}. app.queue_options may be called several times for a queue, but "
-                    "each rule has one value"
+                    f"Queue '{queue}' has two different values for {name}: {known[name]!r} and "
+                    f"{value!r}. app.queue_options() can be called several times for a queue, but "
+                    "only with the same values"
                 )
         self._declared[queue] = QueueOptions(**{**known, **new})
 

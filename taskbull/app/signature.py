@@ -56,11 +56,11 @@ class ConversionError(ValueError):
 
     Attributes:
         path: Location of the problem inside the value. Empty for the whole value.
-        problem: Description of the problem.
+        problem: Rest of a sentence about the value at the path, such as "must be int, got str".
     """
 
     def __init__(self, path: str, problem: str) -> None:
-        super().__init__(f"{path}: {problem}" if path else problem)
+        super().__init__(f"'{path}' {problem}" if path else f"it {problem}")
         self.path = path
         self.problem = problem
 
@@ -82,7 +82,7 @@ def converter(kind: Any) -> Callable[[bytes], Any]:
         except msgspec.ValidationError as error:
             raise _misfit(error) from None
         except TypeError as error:  # For example, a set of unhashable values.
-            raise ConversionError("", str(error)) from None
+            raise ConversionError("", f"is invalid: {error}") from None
         except (ValueError, msgspec.DecodeError, RecursionError):
             return _read_tolerantly(kind, raw)
 
@@ -94,7 +94,7 @@ def _read_tolerantly(kind: Any, raw: bytes) -> Any:
     try:
         value = payload.decode(raw)
     except ValueError as error:
-        raise ConversionError("", f"it is not JSON ({error})") from None
+        raise ConversionError("", f"is not JSON ({error})") from None
     try:
         return msgspec.convert(value, kind, dec_hook=_construct, str_keys=True)
     except msgspec.ValidationError as error:
@@ -119,7 +119,7 @@ def _validate(model: Any, value: Any) -> Any:
         found: list[dict[str, Any]] = getattr(error, "errors", list)()
         shown = "; ".join(_model_error(each) for each in found[:_SHOWN_ERRORS])
         more = f"; and {len(found) - _SHOWN_ERRORS} more" if len(found) > _SHOWN_ERRORS else ""
-        raise ValueError(f"no {model.__name__}: {shown}{more}") from None
+        raise ValueError(f"Invalid {model.__name__}: {shown}{more}") from None
 
 
 def _model_error(error: dict[str, Any]) -> str:
@@ -130,14 +130,28 @@ def _model_error(error: dict[str, Any]) -> str:
 
 _PLACE = re.compile(r" - at (?:`key` in )?`\$\.?(?P<path>.*)`$", re.DOTALL)
 _WITH_VALUE = re.compile(r"^Invalid (enum )?value .*", re.DOTALL)
+_MISSING = "Object missing required field "
+_UNKNOWN = "Object contains unknown field "
 
 
 def _misfit(error: msgspec.ValidationError) -> ConversionError:
     message = str(error)
     place = _PLACE.search(message)
     problem = message[: place.start()] if place else message
-    problem = _WITH_VALUE.sub("Expected one of the values that its type allows", problem)
-    return ConversionError(place["path"] if place else "", problem.replace("`", ""))
+    return ConversionError(place["path"] if place else "", _predicate(problem.replace("`", "")))
+
+
+def _predicate(problem: str) -> str:
+    """Return the rest of a sentence about a value, from a message of msgspec."""
+    if _WITH_VALUE.match(problem):
+        return "must be one of the values that its type allows"
+    for start, instead in (("Expected ", "must be "), ("Invalid ", "is not a valid ")):
+        if problem.startswith(start):
+            return f"{instead}{problem.removeprefix(start)}"
+    for start, instead in ((_MISSING, "has no field"), (_UNKNOWN, "has the unknown field")):
+        if problem.startswith(start):
+            return f"{instead} '{problem.removeprefix(start)}'"
+    return f"is invalid: {problem}"
 
 
 def _custom_types(info: object, seen: set[int]) -> Iterator[type]:
@@ -189,7 +203,7 @@ def check_function(function: object, name: str | None, *, process: object = Fals
     """
     problem = _problem(function, name)
     if problem is None and process and inspect.iscoroutinefunction(function):
-        problem = "an async def runs in the event loop; process=True is for a plain function"
+        problem = "an async def runs in the event loop; process=True needs a sync function"
     if problem is not None:
         raise ConfigurationError(f"{_function_name(function)} cannot be a task: {problem}")
 
@@ -197,7 +211,7 @@ def check_function(function: object, name: str | None, *, process: object = Fals
 def _problem(function: object, name: str | None) -> str | None:
     problem = None
     if hasattr(function, "adelay"):
-        problem = "it is a task already"
+        problem = "it is already a task"
     elif isinstance(function, type):
         problem = "it is a class; decorate a function"
     elif isinstance(function, staticmethod | classmethod) or inspect.ismethod(function):
@@ -205,7 +219,7 @@ def _problem(function: object, name: str | None) -> str | None:
     elif not inspect.isfunction(function):
         problem = "it is not a function made by def or async def"
     elif inspect.isasyncgenfunction(function) or inspect.isgeneratorfunction(function):
-        problem = "it is a generator, which has no one result; return a list instead of yielding"
+        problem = "it is a generator; return a list instead of yielding"
     elif function.__name__ == "<lambda>" and name is None:
         problem = "a lambda has no name; name it with name=…, or use def"
     elif _is_bound_to_a_job(function):
@@ -215,8 +229,8 @@ def _problem(function: object, name: str | None) -> str | None:
         )
     elif _is_method(function):
         problem = (
-            "it is a method, and a worker has no object for it; decorate a function outside of the "
-            "class"
+            "it is a method, and workers have no object to call it on; decorate a function outside "
+            "of the class"
         )
     return problem
 
@@ -280,13 +294,13 @@ def check_resources(
         hint = hints.get(name, Any)
         if value is None and not _takes_none(hint):
             raise ConfigurationError(
-                f"Parameter {name} of task {task} ({place_of(function)}) takes what the lifespan "
-                "yields, but that yields nothing: `yield resources` there"
+                f"Parameter '{name}' of task '{task}' ({place_of(function)}) needs the value of "
+                "the lifespan, but the lifespan yields None"
             )
         if not _fits(value, hint):
             raise ConfigurationError(
-                f"Parameter {name} of task {task} ({place_of(function)}) is annotated {hint!r}, "
-                f"but the lifespan yields a value of type {type(value).__qualname__}"
+                f"Parameter '{name}' of task '{task}' ({place_of(function)}) is annotated "
+                f"{hint!r}, but the lifespan yields a {type(value).__qualname__}"
             )
 
 
@@ -394,7 +408,7 @@ class Binder:
         try:
             return set(self._signature.bind(*args, **kwargs).arguments)
         except TypeError as error:
-            raise TypeError(f"{self._task}: {error}") from None
+            raise TypeError(_call_problem(self._task, str(error))) from None
 
     def default_of(self, parameter: str) -> Any:
         """Return the default of a parameter."""
@@ -410,24 +424,33 @@ class Binder:
         for name in self.injected:
             if name in given:
                 raise TypeError(
-                    f"{self._task}: a job cannot have the argument {name}: the worker fills it in, "
-                    "from what the lifespan yields"
+                    f"{self._task}(): argument '{name}' cannot be passed: the worker fills it in "
+                    "with the value of the lifespan"
                 )
         # Python would put this one into **kwargs, but a JSON object has each name only once.
         twice = sorted(kwargs.keys() & set(self.positional_only))
-        raise TypeError(f"{self._task}: {', '.join(twice)} cannot be given by keyword")
+        raise TypeError(f"{self._task}(): {', '.join(map(repr, twice))} must be positional")
+
+
+def _call_problem(task: str, problem: str) -> str:
+    """Return the error for a call that does not match the signature, worded as by Python."""
+    if problem.startswith("missing a required "):
+        return f"{task}() missing required {problem.removeprefix('missing a required ')}"
+    if problem.startswith(("too many", "multiple values")):
+        return f"{task}() got {problem}"
+    return f"{task}() {problem}" if problem.startswith("got ") else f"{task}(): {problem}"
 
 
 def _check_parameter(task: str, parameter: Parameter) -> None:
     if parameter.kind is Parameter.VAR_POSITIONAL:
         raise ConfigurationError(
-            f"task {task} has the parameter *{parameter.name}: a job stores its arguments by name, "
-            f"so take a list instead, such as {parameter.name}: list[…]"
+            f"Task '{task}' cannot have the parameter *{parameter.name}, because a job stores its "
+            f"arguments by name. Use a list instead, such as {parameter.name}: list[…]"
         )
     if parameter.name.startswith("__"):
         raise ConfigurationError(
-            f"task {task} has the parameter {parameter.name}: a name of a task's parameter must "
-            "not begin with two underscores"
+            f"Task '{task}' cannot have the parameter '{parameter.name}': names of parameters "
+            "must not start with two underscores"
         )
 
 
@@ -492,8 +515,8 @@ def parameter_reader(
             return convert(raw)
         except ConversionError as misfit:
             path = parameter + (f".{misfit.path}" if misfit.path else "")
-            problem = f"Task {task}: argument {path.replace('.[', '[')}: {misfit.problem}"
-            raise InvalidArguments(problem) from None
+            path = path.replace(".[", "[")
+            raise InvalidArguments(f"{task}(): argument '{path}' {misfit.problem}") from None
 
     return read
 
@@ -551,9 +574,9 @@ def _hints(task: str, function: Callable[..., Any]) -> dict[str, Any]:
         return hints_of(function)
     except Exception as error:
         raise ConfigurationError(
-            f"The annotations of task {task} ({place_of(function)}) cannot be resolved: "
-            f"{type(error).__name__}: {error}. A worker needs them at run time: import their names "
-            "outside of `if TYPE_CHECKING:`, and at the top of the module"
+            f"Cannot resolve the annotations of task '{task}' ({place_of(function)}): "
+            f"{type(error).__name__}: {error}. Workers need them at run time: import the names at "
+            "the top of the module, outside of `if TYPE_CHECKING:`"
         ) from error
 
 
@@ -564,33 +587,29 @@ def _convertible(
         return converter(hint)
     except TypeError as error:
         raise ConfigurationError(
-            f"Parameter {parameter} of task {task} ({place_of(function)}) is annotated {hint!r}, "
-            f"to which JSON cannot be converted: {error}"
+            f"Parameter '{parameter}' of task '{task}' ({place_of(function)}) is annotated "
+            f"{hint!r}, which cannot be read from JSON: {error}"
         ) from error
 
 
 def _unknown(name: str) -> ConversionError:
-    return ConversionError("", f"Object contains unknown field {name}")
+    return ConversionError("", f"has the unknown field '{name}'")
 
 
 def _explained(task: str, binder: Binder, misfit: ConversionError) -> str:
     names = ", ".join(binder.parameters) or "no arguments"
     problem = misfit.problem
     if misfit.path:
-        return f"Task {task}: argument {misfit.path}: {problem}"
-    if problem.startswith("Expected object, got "):
-        found = problem.removeprefix("Expected object, got ")
-        return (
-            f"Task {task} takes a JSON object of its arguments ({names}), but the job's data is "
-            f"of type {found}"
-        )
-    if problem.startswith("Object missing required field "):
-        name = problem.removeprefix("Object missing required field ")
-        return f"Task {task}: argument {name} is missing"
-    if problem.startswith("Object contains unknown field "):
-        name = problem.removeprefix("Object contains unknown field ")
-        return f"Task {task}: it has no argument {name}; it takes {names}"
-    return f"Task {task}: the job's data: {problem}"
+        return f"{task}(): argument '{misfit.path}' {problem}"
+    if problem.startswith("must be object, got "):
+        found = problem.removeprefix("must be object, got ")
+        return f"{task}(): the job's data must be an object of arguments ({names}), got {found}"
+    if problem.startswith("has no field "):
+        return f"{task}() missing required argument: {problem.removeprefix('has no field ')}"
+    if problem.startswith("has the unknown field "):
+        name = problem.removeprefix("has the unknown field ")
+        return f"{task}() got an unexpected argument: {name}; it takes {names}"
+    return f"{task}(): the job's data {problem}"
 
 
 # Checking arguments when a job is added.
@@ -684,16 +703,8 @@ def _check(task: str, name: str, value: Any, rule: _Rule) -> None:
         rule.read(raw)
     except ConversionError as misfit:
         path = f"{name}.{misfit.path}".replace(".[", "[").rstrip(".")
-        raise InvalidArguments(
-            f"{task}: argument {path}: {misfit.problem}; "
-            f"{name} is annotated {_annotation_text(rule.annotation)}, "
-            f"and a value of type {type(value).__qualname__} was given"
-        ) from None
+        raise InvalidArguments(f"{task}(): argument '{path}' {misfit.problem}") from None
 
 
 def _is_class(hint: Any) -> TypeGuard[type[Any]]:
     return isinstance(hint, type)
-
-
-def _annotation_text(annotation: Any) -> str:
-    return annotation.__qualname__ if _is_class(annotation) else str(annotation)

@@ -89,12 +89,12 @@ def chain(*jobs: *tuple[*tuple[Growing, ...], JobSpec[R]]) -> Chain[R]:
     """
     links = children_of("chain()", jobs, "fail").jobs
     if not links:
-        raise ConfigurationError("chain() was given no jobs")
+        raise ConfigurationError("chain() needs at least one job")
     whole, *rest = links
     for link in rest:
         whole = link.after(Children((whole,), "fail"))
     if not isinstance(whole, JobSpec):
-        raise refusal("the last job of chain()", "be made by task.job(…)", whole)
+        raise refusal("the last job of chain()", "be created with task.job(…)", whole)
     return Chain(cast("JobSpec[R]", whole))
 
 
@@ -191,8 +191,8 @@ class ChildResultReader:
         except InvalidArguments:
             pass
         raise InvalidArguments(
-            f"Task {self._task}: argument {self.parameter} takes the result of one child "
-            f"{self.child}, and {len(results) or 'none'} of them has one"
+            f"{self._task}(): argument '{self.parameter}' needs the result of exactly one child "
+            f"'{self.child}', got {len(results)} results"
         )
 
 
@@ -254,14 +254,14 @@ class TaskCalling:
         for name in self.by_hand.injected:
             if name not in given:
                 raise TypeError(
-                    f"{self.name}: a call by hand must give the argument {name}, which a worker "
-                    "takes from what the lifespan yields"
+                    f"{self.name}() missing required argument: '{name}'. Only a worker fills it "
+                    "in, with the value of the lifespan"
                 )
         for need in self.needs:
             if need.parameter not in given:
                 raise TypeError(
-                    f"{self.name}: a call by hand must give the argument {need.parameter}, which a "
-                    f"worker takes from the job's {need.child}"
+                    f"{self.name}() missing required argument: '{need.parameter}'. Only a worker "
+                    f"fills it in, with the result of child '{need.child}'"
                 )
 
     def __reduce__(self) -> tuple[Any, ...]:  # Pickle by name in its module, like the task.
@@ -404,8 +404,7 @@ class Enqueueable(Generic[P, R]):
         """
         if not jobs:
             raise ConfigurationError(
-                f"{self.name}.after() was given no jobs: name them, or give an iterable, which "
-                "may be empty"
+                f"{self.name}.after() needs jobs, or an iterable of jobs (which may be empty)"
             )
         children = children_of(f"{self.name}.after()", jobs, on_failure)
         return Following(self.calling, self._queue, self._options, (*self._awaited(), children))

@@ -145,9 +145,9 @@ def find_app(given: str | None, *, quiet: bool = False, keep_stdout: bool = Fals
         raise WrongUsage(_several(found))
     if not found:
         raise WrongUsage(
-            "No app given: name one with -A module:attribute, such as -A tasks:app. Tried: the "
+            "No app found: pass one with -A module:attribute, such as -A tasks:app. Tried: the "
             f"command line; the environment variable {VARIABLE}, which is not set; {_tried_file()};"
-            f" the Python files in {Path.cwd()}, none of which makes an App"
+            f" the Python files in {Path.cwd()}, none of which creates an App"
         )
     app = _load(found[0], f" (found in {Path.cwd()})", keep_stdout=keep_stdout)
     if not quiet:
@@ -220,13 +220,13 @@ def _guesses(folder: Path) -> list[str]:
 
 def _several(found: list[str]) -> str:
     return (
-        f"There are several apps in {Path.cwd()}: choose one with -A, such as -A {found[0]}; "
-        f"there is also {', '.join(found[1:])}"
+        f"Found several apps in {Path.cwd()} ({', '.join(found)}): choose one with -A, such as "
+        f"-A {found[0]}"
     )
 
 
 def _note_ignored(what: str, reason: str) -> None:
-    note(f"ignored {what}: {reason}. To use it, name the app with -A or {VARIABLE}")
+    note(f"ignored {what}: {reason}. To use it, pass the app with -A or {VARIABLE}")
 
 
 def find_server(app: str | None, redis: str | None, prefix: str | None) -> SyncServer:
@@ -244,9 +244,12 @@ def find_app_of_server(app: str | None, redis: str | None) -> App | None:
 
 def app_option(function: F) -> F:
     """Add the option `--app`."""
-    where = f"{VARIABLE}, pyproject.toml, or the only one in this folder"
     return click.option(
-        "-A", "--app", metavar="MODULE:ATTRIBUTE", show_default=where, help="App to load."
+        "-A",
+        "--app",
+        metavar="MODULE:ATTRIBUTE",
+        show_default="found automatically",
+        help="App to load.",
     )(function)
 
 
@@ -258,13 +261,13 @@ def app_argument(function: F) -> F:
 def server_options(function: F) -> F:
     """Add the options that select the queues, passed as `app`, `redis` and `prefix`."""
     function = click.option(
-        "--prefix", show_default="the app's, or bull", help="Redis key prefix."
+        "--prefix", show_default="from the app, or bull", help="Redis key prefix."
     )(function)
     function = click.option(
         "--redis",
         metavar="URL",
-        show_default="the app's, or the environment's",
-        help="Redis URL. Put a password into TASKBULL_REDIS_URL: others can see it here.",
+        show_default="from the app or the environment",
+        help="Redis URL. For a password, use TASKBULL_REDIS_URL: other users can see arguments.",
     )(function)
     return app_option(function)
 
@@ -275,7 +278,7 @@ def _load(target: str, source: str, *, keep_stdout: bool = False) -> App:
             app = load_app(target)
             app.load_tasks()
     except TaskbullError as error:
-        raise WrongUsage(f"The app cannot be loaded{source}: {error}") from error
+        raise WrongUsage(f"Cannot load the app{source}: {error}") from error
     if ctx := click.get_current_context(silent=True):
         ctx.call_on_close(app.producer.stores.close)
     return app
@@ -352,12 +355,12 @@ def _named_in(file: Path) -> str | None:
     try:
         document: dict[str, Any] = tomllib.loads(file.read_text("utf-8"))
     except (OSError, ValueError) as error:
-        raise WrongUsage(f"{file} cannot be read: {error}") from error
+        raise WrongUsage(f"Cannot read {file}: {error}") from error
     match document:
         case {"tool": {"taskbull": {"app": str(target)}}}:
             return target or None
         case {"tool": {"taskbull": {"app": other}}}:
-            raise WrongUsage(f"{file}: [tool.taskbull] app must be module:attribute, not {other!r}")
+            raise WrongUsage(f"{file}: [tool.taskbull] app must be module:attribute, got {other!r}")
         case _:
             return None
 

@@ -42,7 +42,7 @@ class Arguments:
         for word in words:
             name, value = self._read(word)
             if name in values:
-                raise WrongUsage(f"{name} is given twice")
+                raise WrongUsage(f"argument '{name}' is given twice")
             values[name] = value
         by_position = [name for name in self._binder.positional_only if name in values]
         self.args = tuple(values.pop(name) for name in by_position)
@@ -67,7 +67,9 @@ class Arguments:
             return self._hints.get(others.name, Any)
         takes = ", ".join(known) or "no arguments"
         hint = did_you_mean(name, known)
-        raise WrongUsage(f"Task {self._task.name} has no argument {name}{hint}; it takes {takes}")
+        raise WrongUsage(
+            f"Task '{self._task.name}' has no argument '{name}'{hint}; it takes {takes}"
+        )
 
 
 def _hints(task: Task[..., Any]) -> dict[str, Any]:
@@ -83,7 +85,7 @@ def _json(name: str, text: str) -> Any:
     try:
         return payload.decode(text.encode())
     except ValueError as error:
-        raise WrongUsage(f"{name}: {text!r} is not JSON: {error}") from error
+        raise WrongUsage(f"argument '{name}': {text!r} is not JSON: {error}") from error
 
 
 def _value(name: str, text: str, hint: Any) -> Any:
@@ -92,7 +94,7 @@ def _value(name: str, text: str, hint: Any) -> Any:
         read = converter(hint)
     except TypeError as error:
         raise WrongUsage(
-            f"{name}: its type {hint!r} cannot be represented in JSON: {error}"
+            f"argument '{name}': its type {hint!r} cannot be represented in JSON: {error}"
         ) from error
     as_text = _quoted(name, text)
     readings = [as_text, text.encode()]
@@ -102,14 +104,14 @@ def _value(name: str, text: str, hint: Any) -> Any:
         if _problem(read, reading) is None:
             return payload.decode(reading)
     problem = _problem(read, text.encode() if _is_json(text) else as_text)
-    raise WrongUsage(f"{name}: {text!r} does not fit: {problem}")
+    raise WrongUsage(f"argument '{name}': {text!r} is invalid: {problem}")
 
 
 def _quoted(name: str, text: str) -> bytes:
     try:
         return msgspec.json.encode(text)
     except UnicodeEncodeError:
-        raise WrongUsage(f"{name}: {text!r} is not UTF-8") from None
+        raise WrongUsage(f"argument '{name}': {text!r} is not UTF-8") from None
 
 
 def _problem(read: Callable[[bytes], Any], raw: bytes) -> ConversionError | None:
@@ -143,7 +145,7 @@ def read_seconds(_ctx: click.Context, _param: click.Parameter, value: str | None
     form = _FORM.fullmatch(value.strip().lower())
     if form is None or form["unit"] not in _UNITS:
         raise click.BadParameter(
-            f"{value!r} is not a duration: write seconds, or 500ms, 5m, 2h, 1d"
+            f"{value!r} is not a duration: use seconds, or a unit as in 500ms, 5m, 2h or 1d"
         )
     return float(form["number"]) * _UNITS[form["unit"]]
 

@@ -32,17 +32,17 @@ WHERE = "--redis URL, TASKBULL_REDIS_URL, or the app's redis=… (-A module:app 
 _BY_CODE = {
     "NOAUTH": "put the user name and the password into the URL: redis://user:password@host",
     "WRONGPASS": "put the right user name and password into the URL: redis://user:password@host",
-    "NOPERM": "let the user do it: taskbull doctor --acl prints the least rights that are needed",
-    "DENIED": "give the server a password (requirepass), or let it listen on this machine only; "
+    "NOPERM": "grant the permission: taskbull doctor --acl prints the required rules",
+    "DENIED": "set a password (requirepass), or let the server listen on this machine only; "
     "protected-mode no is for networks that you trust",
     "READONLY": "it is a replica: connect to its primary, or use a redis+sentinel:// URL",
     "NOREPLICAS": "bring its replicas back, or lower min-replicas-to-write",
     "OOM": "raise maxmemory, or remove jobs (taskbull clean) and keep fewer of them",
-    "MISCONF": "it cannot save its data: look at its log, and at the space on its disk",
-    "LOADING": "wait: it reads its data after a start",
-    "BUSY": "somebody's script runs for too long: SCRIPT KILL ends it",
-    "CLUSTERDOWN": "look at CLUSTER NODES: some slots have no node",
-    "MASTERDOWN": "its primary is away: bring it back, or promote the replica",
+    "MISCONF": "it cannot save its data: check its log and its disk space",
+    "LOADING": "wait until it has loaded its data",
+    "BUSY": "a script is running for too long: SCRIPT KILL stops it",
+    "CLUSTERDOWN": "check CLUSTER NODES: some slots have no node",
+    "MASTERDOWN": "its primary is unavailable: restore it, or promote the replica",
     "INCOMPLETE": "it is not a complete Redis server (fakeredis over TCP, for example): "
     "use Redis 6.2 or newer, Valkey, or embedded://",
     "VERSION": "use Redis 6.2 or newer, or Valkey",
@@ -60,9 +60,9 @@ def advice(error: TaskbullError, server: SyncServer | None = None) -> str:
     if "CERTIFICATE_VERIFY_FAILED" in message:
         return _about_certificate(message)
     if "max number of clients" in message:
-        return "raise maxclients, or close connections: CLIENT LIST shows whose they are"
+        return "raise maxclients, or close connections: CLIENT LIST shows who opened them"
     if any(words in message for words in ("refused", "not known", "No such file")):
-        return f"start a server, or say where it is: {WHERE}; embedded:// needs none"
+        return f"start a server, or set its address: {WHERE}; embedded:// needs none"
     return _about_the_other_side(server)
 
 
@@ -78,11 +78,10 @@ def _about_refusal(error: ServerRefused) -> str:
 def _about_certificate(message: str) -> str:
     if "ostname" in message or "IP address" in message:
         return (
-            "use the name that stands in the server's certificate, or ssl_check_hostname=false "
-            "in the URL"
+            "use the host name in the server's certificate, or ssl_check_hostname=false in the URL"
         )
     return (
-        "name the authority that signed the server's certificate in the URL: "
+        "add the authority that signed the server's certificate to the URL: "
         "rediss://…?ssl_ca_certs=/path/to/ca.pem"
     )
 
@@ -91,17 +90,17 @@ def _about_the_other_side(server: SyncServer | None) -> str:
     address = None if server is None else server.namespace.address
     endpoint = address.endpoints[0] if address is not None and address.endpoints else None
     if server is None or endpoint is None or endpoint.path:
-        return f"start a server, or say where it is: {WHERE}"
+        return f"start a server, or set its address: {WHERE}"
     match server.wrong_protocol():
         case "tls":
-            return "the server speaks TLS: write rediss:// instead of redis://"
+            return "the server requires TLS: use rediss:// instead of redis://"
         case "plain":
-            return "the server does not speak TLS: write redis:// instead of rediss://"
+            return "the server does not support TLS: use redis:// instead of rediss://"
         case _:
             pass
     return (
-        f"is it Redis that listens at {endpoint}? A proxy in between must let scripts, blocking "
-        "commands and CLIENT pass (twemproxy does not): connect to the server itself"
+        f"is {endpoint} a Redis server? A proxy must forward scripts, blocking commands and "
+        "CLIENT (twemproxy does not): connect to the server directly"
     )
 
 
@@ -146,7 +145,7 @@ def failure_of(error: TaskbullError, server: SyncServer | None = None) -> Comman
     if isinstance(error, ConnectionLost | ServerRefused):
         message = _about_redis(error, server)
     elif isinstance(error, MaybeExecuted):
-        message += ". It may or may not have been done: check before you try again"
+        message += ". The command may have been executed: check before you try again"
     kind = WrongUsage if isinstance(error, ConfigurationError) else CommandFailed
     return kind(message, "\n".join(getattr(error, "__notes__", ())))
 
@@ -158,7 +157,10 @@ def _about_redis(error: ConnectionLost | ServerRefused, server: SyncServer | Non
         for known in (f"cannot connect to {server.address}: ", f"Redis at {server.address}: "):
             said = said.removeprefix(known)
     todo = advice(error, server)
-    return f"Redis{at} cannot be used: {said}" + (f". {todo[0].upper()}{todo[1:]}" if todo else "")
+    advised = f". {todo[0].upper()}{todo[1:]}" if todo else ""
+    if said.startswith("cannot connect to Redis"):
+        return f"C{said[1:]}{advised}"
+    return f"Cannot use Redis{at}: {said}{advised}"
 
 
 @contextmanager
@@ -173,13 +175,13 @@ def others_go_on(queue: str, wanted: str | None) -> Generator[None]:
     except (ServerRefused, ConfigurationError, SerializationError) as error:
         if wanted is not None or isinstance(error, ServerUnavailable):
             raise
-        note(f"queue {queue} cannot be read: {error}")
+        note(f"cannot read queue '{queue}': {error}")
     except (ConnectionLost, MaybeExecuted) as error:
         server: SyncServer | None = click.get_current_context().meta.get(SERVER)
         if wanted is not None or server is None:
             raise
         server.ping()  # raises unless other nodes of a Cluster answer
-        note(f"queue {queue} cannot be read: {error}")
+        note(f"cannot read queue '{queue}': {error}")
 
 
 def complain(message: str) -> None:

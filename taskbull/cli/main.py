@@ -96,7 +96,7 @@ _SETTINGS = {"help_option_names": ["-h", "--help"], "show_default": True}
 @click.version_option(__version__, prog_name="taskbull")
 @click.option("-A", "--app", metavar="MODULE:ATTRIBUTE", hidden=True)
 def commands(app: str | None) -> None:
-    """BullMQ for Python, with Celery's ease.
+    """BullMQ-compatible background jobs for Python.
 
     Most commands find your app and Redis on their own. The app comes from -A module:attribute,
     $TASKBULL_APP, [tool.taskbull] in pyproject.toml, or the only App in the current directory.

@@ -231,7 +231,7 @@ def _about(tree: JobTree) -> str | None:
         case JobState.COMPLETED:
             return shortened(f"result {to_json(tree.job.returnvalue, indent=None)}")
         case JobState.UNKNOWN if tree.removed:
-            return "nothing is known of it"
+            return "no data"
         case _ if tree.job.deferred_failure:
             return shortened(f"will fail: {tree.job.deferred_failure}")
         case _:

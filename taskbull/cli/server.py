@@ -39,7 +39,7 @@ def ask(question: str, yes: bool) -> None:
     if not sys.stdin.isatty():
         raise WrongUsage(f"{question} Cannot ask for confirmation without a terminal: pass --yes")
     if not click.confirm(cell(question), err=True):
-        raise CommandFailed("nothing was changed")
+        raise CommandFailed("Cancelled; nothing was changed")
 
 
 # Servers and queues.
@@ -93,7 +93,7 @@ def note_lost_servers(server: SyncServer) -> dict[Node, str]:
     """
     lost = server.lost_servers()
     for node, reason in lost.items():
-        note(f"the queues of {node} cannot be read: {reason}")
+        note(f"cannot read the queues of {node}: {reason}")
     return lost
 
 
@@ -107,10 +107,10 @@ def existing_queue(server: SyncServer, name: str) -> SyncQueue:
     server.ping()
     if not server.exists(name):
         known = server.queues()
-        has = f"; there is {', '.join(known[:8])}" if known else "; there is none yet"
+        has = f"; known queues: {', '.join(known[:8])}" if known else "; there are no queues yet"
         hint = did_you_mean(name, known) or has
         raise CommandFailed(
-            f"Queue {name} does not exist in Redis at {server.address} under the prefix "
+            f"Queue '{name}' not found in Redis at {server.address} with prefix "
             f"{server.prefix!r}{hint}"
         )
     return queue

@@ -21,7 +21,7 @@ from rich.text import Text
 
 from taskbull.cli.commands.top import COLUMNS, HELP, TopState, cells, ordered
 from taskbull.cli.output import printable
-from taskbull.core.diagnosis import explain_queue, span
+from taskbull.core.diagnosis import count_of, explain_queue, span
 from taskbull.core.queue_health import QueueFacts
 from taskbull.core.states import STATES
 from taskbull.core.trouble import find_trouble
@@ -71,7 +71,7 @@ def names_of(read: str) -> list[str]:
 # Drawing.
 
 
-_LEFT: Final = {"queue", "last hour", "run by"}
+_LEFT: Final = {"queue", "last hour", "workers"}
 _MOST_TROUBLE: Final = 5
 _MOST_ERRORS: Final = 10
 
@@ -88,7 +88,7 @@ def draw(
 
 
 def _header(chosen: TopState, title: str) -> str:
-    frozen = "   frozen: p goes on" if chosen.frozen else ""
+    frozen = "   paused (p resumes)" if chosen.frozen else ""
     return f"taskbull top   {title}   sorted by {chosen.sort}{frozen}"
 
 
@@ -99,9 +99,9 @@ def _outside(facts: Sequence[QueueFacts], chosen: TopState) -> list[RenderableTy
         for one in trouble[:_MOST_TROUBLE]
     ]
     if len(trouble) > _MOST_TROUBLE:
-        lines.append(Text(f"! and {len(trouble) - _MOST_TROUBLE} more", style="red"))
+        lines.append(Text(f"! and {len(trouble) - _MOST_TROUBLE} more problems", style="red"))
     if not trouble:
-        lines.append(Text("Nothing is wrong.", style="green"))
+        lines.append(Text("All queues are healthy.", style="green"))
     return [*lines, Text(), table(ordered(facts, chosen.sort), chosen.queue)]
 
 
@@ -116,7 +116,7 @@ def table(facts: Sequence[QueueFacts], marked: str | None = None) -> Table:
         row = [Text(printable(cell)) for cell in cells(queue)]
         drawn.add_row(*row, style="reverse" if queue.name == marked else "")
     if not facts:
-        drawn.add_row(Text("There are no queues yet."))
+        drawn.add_row(Text("No queues yet."))
     return drawn
 
 
@@ -131,9 +131,10 @@ def _inside(queue: QueueFacts, failures: Failures | None) -> RenderableType:
         about = f"{record.running}/{record.concurrency} running   up {up}   lag {record.lag_ms} ms"
         lines.append(Text(f"{printable(record.id)}   {about}   {record.memory // 2**20} MB"))
     if queue.foreign:
-        lines.append(Text(f"{queue.foreign} connected that say nothing of themselves"))
+        lines.append(Text(f"{count_of(queue.foreign, 'other worker')} connected"))
     if failures is not None and failures.groups:
-        lines += [Text(), Text(f"errors of the newest {failures.looked_at:,} failed", style="bold")]
+        title = f"errors of the newest {count_of(failures.looked_at, 'failed job')}"
+        lines += [Text(), Text(title, style="bold")]
         for group in failures.groups[:_MOST_ERRORS]:
             what = printable(f"{group.error}   {group.task}   {group.frame}")
             lines.append(Text(f"{group.count:>6,}  {what}", overflow="ellipsis", no_wrap=True))

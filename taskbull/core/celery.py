@@ -10,9 +10,9 @@ from typing import Final
 
 _RETRIES = "backoff=Backoff.exponential(1, max_delay=600, jitter=0.2) here, or another Backoff"
 _TIME = "timeout=… here: seconds for one attempt"
-_ALWAYS = "always on here: a job is done when its end is in Redis. Leave it out"
+_ALWAYS = "always on here: a job is kept until its outcome is stored. Leave it out"
 _JSON = "not needed here: arguments are JSON, by parameter name. Leave it out"
-_FLOWS = "task.after(other.job(…), …) here: a job that runs after others, and gets their results"
+_FLOWS = "task.after(other.job(…), …) here: the job runs after the others and gets their results"
 
 OPTIONS: Final[Mapping[str, str]] = {
     "countdown": "delay=… here: task.options(delay=60).delay(…)",
@@ -42,7 +42,7 @@ OPTIONS: Final[Mapping[str, str]] = {
     "acks_late": _ALWAYS,
     "reject_on_worker_lost": _ALWAYS,
     "acks_on_failure_or_timeout": _ALWAYS,
-    "track_started": "not needed here: job.state() tells",
+    "track_started": "not needed here: job.state() returns it",
     "ignore_result": "keep_completed=Keep.none() here",
     "store_errors_even_if_ignored": "keep_failed=Keep(…) here",
     "serializer": _JSON,

@@ -78,7 +78,7 @@ class _Field(Struct, frozen=True):
             return int(word)
         place = self.names.find(word.lower())
         if len(word) != 3 or place % 3:  # -1 (not found) is not a multiple of 3 either
-            raise ValueError(f"{word!r} is not a {self.title}")
+            raise ValueError(f"{word!r} is not a valid {self.title}")
         return place // 3 + self.least
 
 
@@ -211,7 +211,8 @@ def parse_cron(pattern: str, zone: str | None = None) -> CronLine:
     words = expand_macro(pattern).split()
     if not 1 <= len(words) <= len(_DEFAULTS) or len(pattern) > _LONGEST:
         raise ConfigurationError(
-            f"cron line {shown(pattern)} must have 5 or 6 fields, and {_LONGEST} characters at most"
+            f"cron pattern {shown(pattern)} must have 5 or 6 fields and at most {_LONGEST} "
+            "characters"
         )
     fields = (*_DEFAULTS[: -len(words)], *words)
     day, month, weekday = fields[3:]
@@ -233,7 +234,7 @@ def parse_cron(pattern: str, zone: str | None = None) -> CronLine:
     except ValueError as error:
         if isinstance(error, ConfigurationError):
             raise
-        raise ConfigurationError(f"cron line {shown(pattern)} cannot be read: {error}") from error
+        raise ConfigurationError(f"invalid cron pattern {shown(pattern)}: {error}") from error
 
 
 def _split_which(text: str) -> tuple[str, int]:
@@ -271,9 +272,7 @@ def _read_zone(name: str | None) -> tzinfo | None:
     except (OSError, ValueError, LookupError):  # Zone names ignore case, but file names do not.
         if known := _zone_names().get(name.lower()):
             return ZoneInfo(known)
-    raise ConfigurationError(
-        f"time zone {shown(name)} is not known here: check its name, or install tzdata"
-    )
+    raise ConfigurationError(f"unknown time zone {shown(name)}: check its name, or install tzdata")
 
 
 @cache

@@ -86,7 +86,7 @@ def holding(
     if queue.paused:
         yield _paused(queue)
     if queue.workers == 0:
-        yield _nobody(queue)
+        yield _no_worker(queue)
         return
     if task and (reason := _task_unknown(queue, task, unclaimed)) is not None:
         yield reason
@@ -132,7 +132,7 @@ def _paused(queue: QueueFacts) -> Reason:
     return Reason("paused", f"{text}. Resume it.", facts)
 
 
-def _nobody(queue: QueueFacts) -> Reason:
+def _no_worker(queue: QueueFacts) -> Reason:
     facts: dict[str, Any] = {}
     if queue.connected is None:
         text = f"No taskbull worker is known to serve '{queue.name}', and Redis does not list its"
@@ -142,7 +142,7 @@ def _nobody(queue: QueueFacts) -> Reason:
     if queue.last_seen is not None:
         text += f" The last taskbull worker was seen {ago(queue.last_seen, queue.now)}."
         facts["last_seen"] = queue.last_seen
-    return Reason("nobody", f"{text} Start one with `taskbull worker`.", facts)
+    return Reason("no_worker", f"{text} Start one with `taskbull worker`.", facts)
 
 
 def _task_unknown(
@@ -340,7 +340,7 @@ def _absent(job: JobFacts) -> Iterator[Reason]:
     if job.id.isdigit() and int(job.id) > job.last_id:
         given = f"ids up to {job.last_id}" if job.last_id else "no ids yet"
         text = f"Job {job.id} was never added: the queue has assigned {given}."
-        yield _reason("never_was", text, last_id=job.last_id)
+        yield _reason("never_added", text, last_id=job.last_id)
     else:
         text = f"Job {job.id} no longer exists: it was removed, or its retention period has passed."
         yield _reason("gone", text)
@@ -424,7 +424,7 @@ def _own(job: JobFacts) -> Iterator[Reason]:
     now = job.queue.now
     if job.doom:
         text = f"The next worker will fail it without running it: {_closed(job.doom)}"
-        yield _reason("doomed", text, reason=job.doom)
+        yield _reason("will_fail", text, reason=job.doom)
     if job.state is JobState.DELAYED and job.due is not None:
         late = (now - job.due).total_seconds()
         if late > 0:

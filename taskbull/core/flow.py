@@ -109,7 +109,7 @@ def children_of(what: str, jobs: Sequence[object], on_failure: object) -> Childr
             found.append(each)
     for place, job in enumerate(found):
         if not is_job(job):
-            rule = "be made by task.job(…) or queue.job(…)"
+            rule = "be created with task.job(…) or queue.job(…)"
             raise refusal(f"jobs[{place}] of {what}", rule, job)
     return Children(
         tuple(cast("list[Growing]", found)),
@@ -156,35 +156,35 @@ def _check(branch: Branch) -> None:
     job = branch.job
     if job.options.dedup is not None:
         raise ConfigurationError(
-            f"job {job.name} of a flow has a dedup key: if another job stood for it, a parent "
-            "would wait for one that is not its child. Give it a job_id instead"
+            f"Job '{job.name}' of a flow cannot have a dedup key: if it were a duplicate, its "
+            "parent would wait forever. Use job_id instead"
         )
     for need in branch.needs:
         found = sum(child.job.name == need.child for child, _ in branch.children)
         if need.one and found != 1:
             advice = (
-                f"give it one with {job.name}.after(…), or the argument itself"
+                f"add one with {job.name}.after(…), or pass the argument"
                 if found == 0
-                else "from_children takes the results of several"
+                else "use from_children for several"
             )
             raise ConfigurationError(
-                f"parameter {need.parameter} of task {job.name} takes the result of one child "
-                f"{need.child}, and the job has {found or 'none'}: {advice}"
+                f"Parameter '{need.parameter}' of task '{job.name}' needs exactly one child "
+                f"'{need.child}', but the job has {found or 'none'}: {advice}"
             )
 
 
 def check_single(name: str, children: Collection[object], needs: Sequence[Need]) -> None:
     """Raise `ConfigurationError` if a schedule's job has children or needs their results."""
-    advice = "let the task that is scheduled add the flow"
+    advice = "let the scheduled task add the flow"
     if children:
         raise ConfigurationError(
-            f"a schedule adds single jobs, but this one of task {name} waits for others: {advice}"
+            f"A schedule adds single jobs, but the job of task '{name}' has children: {advice}"
         )
     if needs:
         need = needs[0]
         raise ConfigurationError(
-            f"a schedule adds single jobs, but parameter {need.parameter} of task {name} takes "
-            f"what child {need.child} returns: give the argument itself, or {advice}"
+            f"A schedule adds single jobs, but parameter '{need.parameter}' of task '{name}' needs "
+            f"the result of child '{need.child}': pass the argument, or {advice}"
         )
 
 
@@ -192,8 +192,8 @@ def _check_child(job: NewJob, on_failure: OnFailure) -> None:
     keep = job.options.keep_failed
     if on_failure == "wait" and keep is not None and keep.count == 0:
         raise ConfigurationError(
-            f'child {job.name} has on_failure="wait" and keep_failed=Keep.none(): it would be '
-            "removed when it fails, and its parent would run as if all were well"
+            f"Child '{job.name}' cannot have on_failure=\"wait\" and keep_failed=Keep.none(): it "
+            "would be removed when it fails, and its parent would run as if it had completed"
         )
 
 

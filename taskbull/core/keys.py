@@ -55,7 +55,7 @@ def check_queue_name(name: object) -> None:
     """Raise `ConfigurationError` unless `name` is a valid queue name."""
     text = check_text("queue name", name, most=NAME_LIMIT)
     if ":" in text:
-        raise refusal("queue name", "have no ':' (it separates the parts of a key)", name)
+        raise refusal("queue name", "not contain ':' (it separates the parts of a key)", name)
 
 
 class QueueKeys(Struct, frozen=True):
@@ -115,8 +115,8 @@ class QueueKeys(Struct, frozen=True):
         tagged = f"{{{self.queue}}}"
         if not has_hash_tag(f"{self.prefix}:{tagged}:"):
             raise ConfigurationError(
-                f"prefix {self.prefix!r} has an empty hash tag, so that Redis Cluster spreads the "
-                "keys of each queue over its nodes: take another prefix"
+                f"prefix {self.prefix!r} contains an empty hash tag, which would spread the keys "
+                "of a queue over several Redis Cluster nodes: use another prefix"
             )
         return tagged
 

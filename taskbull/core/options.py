@@ -145,9 +145,7 @@ class Dedup(Struct, frozen=True):
         check_bool("dedup replace", self.replace)
         check_bool("dedup keep_last", self.keep_last)
         if self.extend and self.ttl is None:
-            raise ConfigurationError(
-                "dedup extend=True needs a ttl: without one there is nothing to extend"
-            )
+            raise ConfigurationError("dedup extend=True needs a ttl to extend")
 
 
 class AppKeywords(TypedDict, total=False):
@@ -269,12 +267,11 @@ class JobOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         if self.eta is not None:
             if self.delay is not None:
                 raise ConfigurationError(
-                    f"delay ({self.delay:g} s) and eta ({shown(self.eta)}) say the same thing: "
-                    "give one of them"
+                    f"delay ({self.delay:g} s) and eta ({shown(self.eta)}) cannot be used together"
                 )
             check_instant("eta", self.eta)
             if instant_to_ms(self.eta) > MAX_DUE_MS:
-                raise refusal("eta", "be before September 2039, where BullMQ ends", self.eta)
+                raise refusal("eta", "be before September 2039 (BullMQ's limit)", self.eta)
         if self.timeout is not None:
             force_setattr(self, "timeout", seconds("timeout", self.timeout, positive=True))
         if self.expires is not None:
@@ -304,15 +301,15 @@ def check_job_id(job_id: object, *, most: int = ID_LIMIT) -> None:
     text = check_text("job_id", job_id, most=most)
     parts = text.split(":")
     if re.fullmatch(r"-?[0-9]+", text):
-        raise refusal("job_id", "not be an integer: those are the queue's own", text)
+        raise refusal("job_id", "not be an integer (the queue assigns those)", text)
     if text.startswith("0:"):
-        raise refusal("job_id", "not start with '0:': that is a marker of BullMQ", text)
+        raise refusal("job_id", "not start with '0:' (BullMQ uses it as a marker)", text)
     if len(parts) not in {1, 3}:
-        raise refusal("job_id", "have no ':' (or exactly two of them)", text)
+        raise refusal("job_id", "contain no ':', or exactly two", text)
     if text.startswith("repeat:"):
-        raise refusal("job_id", "not start with 'repeat:': those are runs of schedules", text)
+        raise refusal("job_id", "not start with 'repeat:' (used for runs of schedules)", text)
     if text in RESERVED_IDS or (len(parts) == 3 and parts[0] in RESERVED_IDS):
-        raise refusal("job_id", "not name another key of the queue", text)
+        raise refusal("job_id", "not be the name of another queue key", text)
 
 
 _MOST_ERROR_BACKOFFS = 100

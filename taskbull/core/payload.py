@@ -211,8 +211,8 @@ def _inspect(value: object, path: str) -> None:
         for key, child in _items(value):
             if not isinstance(key, str):
                 raise SerializationError(
-                    f"{path} has the key {key!r} ({type(key).__name__}): keys must be strings, "
-                    "because JSON has no others"
+                    f"{path} has the key {key!r} of type {type(key).__name__}: JSON keys must be "
+                    "strings"
                 )
             _inspect(child, _key_path(path, key))
     elif isinstance(value, list):
@@ -220,7 +220,7 @@ def _inspect(value: object, path: str) -> None:
             _inspect(child, f"{path}[{index}]")
     elif isinstance(value, float):
         if not math.isfinite(value):
-            raise SerializationError(f"{path} is {value}, which JSON cannot hold")
+            raise SerializationError(f"{path} is {value}, which cannot be serialized to JSON")
     elif isinstance(value, int) and not -MAX_SAFE_INTEGER <= value <= MAX_SAFE_INTEGER:
         raise SerializationError(
             f"{path} is an integer beyond ±(2^53 - 1), which Node would round: send it as a string"
@@ -249,7 +249,7 @@ def _explain(value: object, path: str, error: Exception) -> NoReturn:
         except _ENCODING_ERRORS as child_error:
             _explain(child, child_path, child_error)
     if isinstance(error, UnicodeEncodeError):
-        reason = "has a lone surrogate, which UTF-8 cannot hold"
+        reason = "has a lone surrogate, which cannot be encoded as UTF-8"
     elif isinstance(value, Mapping):
         reason = f"has a key that is not a string: {error}"
     else:

@@ -75,9 +75,7 @@ class Cron(Struct, frozen=True):
         _check_bounds(self.start, self.end, self.limit)
         check_bool("immediately", self.immediately)
         if self.immediately and self.start is not None:
-            raise ConfigurationError(
-                "immediately=True and start say two different things: give one of them"
-            )
+            raise ConfigurationError("immediately=True and start=… cannot be used together")
         start_ms = _ms_or(self.start, 0)
         if (first_ms := self.line.next_after(start_ms)) is None:
             raise ConfigurationError(f"the cron pattern {shown(self.pattern)} never runs")
@@ -374,7 +372,7 @@ def check_schedule_id(schedule_id: object) -> None:
     if given.count(":") > _MOST_COLONS:
         raise refusal(
             "schedule id",
-            f"have at most {_MOST_COLONS} colons (BullMQ 5 takes one with more for a repeatable "
-            "job of the old kind)",
+            f"have at most {_MOST_COLONS} colons (BullMQ 5 treats others as legacy repeatable "
+            "jobs)",
             given,
         )

@@ -55,7 +55,7 @@ def _troubles(queue: QueueFacts) -> Iterator[tuple[str, int, str, Remedy]]:
     if waiting and queue.workers == 0 and queue.connected is not None and not queue.paused:
         seen = queue.last_seen
         since = " connected" if seen is None else f" for {span((queue.now - seen).total_seconds())}"
-        yield "nobody", 90, f"{waiting:,} waiting, no worker{since}", "why"
+        yield "no_worker", 90, f"{waiting:,} waiting, no worker{since}", "why"
     if failed := _failing(queue):
         yield "failing", 80, failed, "errors"
     if queue.lockless:

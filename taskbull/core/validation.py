@@ -17,8 +17,8 @@ _SHOWN = 80
 
 
 def refusal(field: str, rule: str, value: object) -> ConfigurationError:
-    """Return the error for a field that breaks a rule: "`field` must `rule`, not `value`"."""
-    return ConfigurationError(f"{field} must {rule}, not {shown(value)}")
+    """Return the error for a field that breaks a rule: "`field` must `rule`, got `value`"."""
+    return ConfigurationError(f"{field} must {rule}, got {shown(value)}")
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
@@ -84,7 +84,7 @@ def check_text(field: str, value: object, *, most: int | None = None) -> str:
         raise ConfigurationError(f"{field} must not be empty")
     if most is not None and len(value) > most:
         raise ConfigurationError(
-            f"{field} must have at most {most} characters, not {len(value)}: {shown(value)}"
+            f"{field} must have at most {most} characters, got {len(value)}: {shown(value)}"
         )
     try:
         value.encode()

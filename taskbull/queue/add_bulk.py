@@ -416,7 +416,7 @@ class Bulk:
             yield from self._end_all(left)
             if not self._handles and not left.unsure:
                 raise
-            why = f"the jobs, or progress, raised {type(error).__name__}: {error}"
+            why = f"the iterable of jobs or progress() raised {type(error).__name__}: {error}"
             raise self._error(left, parts, "", why) from error
         return self._in_order()
 
@@ -439,7 +439,7 @@ class Bulk:
             left = Left()
             left.put(part, added.sequence, added.sent_ms)
             yield from self._end_all(left, given_up=True)
-            where = f"Queue {part.client.keys.queue}: "
+            where = f"Queue '{part.client.keys.queue}': "
             raise self._error(left, parts, where, str(added.error)) from added.error
         self._take_in(part, added)
         if self._progress is not None:
@@ -550,9 +550,9 @@ class Bulk:
             left.put(part, part.client.adder.sequences.reserve(), None)
         missing = len(left.jobs) - left.unsure
         if self._total is None:
-            told = f"{len(self._handles)} jobs were added, {missing} that came next were not"
+            told = f"{len(self._handles)} jobs were added, the next {missing} were not"
             if left.unsure:
-                told += f", and for {left.unsure} more it is not known"
+                told += f", and {left.unsure} more may have been added"
         else:
             told = describe_missing(missing, left.unsure, self._total)
         return EnqueueError(
@@ -581,11 +581,11 @@ def _encode(entries: list[Entry]) -> list[EncodedJob]:
 def describe_missing(missing: int, unsure: int, total: int) -> str:
     """Describe how many jobs were not added, and for how many this is unknown."""
     if total == 1:
-        return "it is not known whether the job was added" if unsure else "the job was not added"
+        return "the job may have been added" if unsure else "the job was not added"
     if not missing:
-        return f"for {unsure} of {total} jobs it is not known whether they were added"
+        return f"{unsure} of {total} jobs may or may not have been added"
     told = f"{missing} of {total} jobs {'was' if missing == 1 else 'were'} not added"
-    return f"{told}, and for {unsure} more it is not known" if unsure else told
+    return f"{told}, and {unsure} more may have been added" if unsure else told
 
 
 def check_bulk(jobs: object, progress: object) -> None:
@@ -681,9 +681,9 @@ def _add_plainly(
 def not_added(entry: Entry, place: int, unsent: Unsent) -> EnqueueError:
     """Return the error for the caller whose job is at this place in a call."""
     sent_ms = unsent.sent_ms
-    told = describe_missing(1, 0, 1) if sent_ms is None else describe_missing(0, 1, 1)
+    told = "Job not added" if sent_ms is None else "Job may have been added"
     return EnqueueError(
-        f"Queue {entry.client.keys.queue}: {told}: {unsent.error}",
+        f"{told} to queue '{entry.client.keys.queue}': {unsent.error}",
         [entry.known_as.with_ticket(unsent.sequence.ticket(place, sent_ms))],
         may_be_added=sent_ms is not None,
     )

@@ -105,12 +105,12 @@ class CopyOperations:
             raise WrongState(self.keys.queue, job_id, problem, _NOT_REMOVED)
         job = yield from self._add(copy, data, keeps_id=False)
         if not remove:
-            return Readded(job, "it was to stay")
+            return Readded(job, "the original was kept")
         try:
             is_gone = yield from again(remove_job(self.keys, job_id))
         except (ConnectionLost, MaybeExecuted, WrongState) as error:
             return Readded(job, str(error))
-        return Readded(job, "" if is_gone else "it has begun to run, or one of its children has")
+        return Readded(job, "" if is_gone else "it is running, or one of its children is")
 
     def _add(self, copy: JobCopy, data: bytes, *, keeps_id: bool) -> Steps[JobHandle[Any]]:
         [job] = yield from self._add_all([(copy, data)], keeps_id=keeps_id)

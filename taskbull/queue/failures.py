@@ -329,7 +329,7 @@ def _each(ids: Sequence[str], act: Callable[[str], Call[bool] | Call[None]]) -> 
             left[job_id] = str(error)
             continue
         if result is False:
-            left[job_id] = f"job {job_id} runs, or one of its children does"
+            left[job_id] = f"Job '{job_id}' is running, or one of its children is"
         else:
             done.append(job_id)
     return Selected(done, left)

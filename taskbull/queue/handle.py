@@ -288,7 +288,7 @@ class JobHandle(Struct, Generic[R_co], frozen=True, repr_omit_defaults=True, gc=
     @property
     def _where(self) -> QueueClient:
         if self._client is None:
-            raise TypeError("a JobHandle is made by adding a job or by app.job(queue, id)")
+            raise TypeError("JobHandle cannot be created directly: use app.job(queue, id)")
         return self._client
 
     def _value(self, ending: Ending) -> R_co:
@@ -296,7 +296,7 @@ class JobHandle(Struct, Generic[R_co], frozen=True, repr_omit_defaults=True, gc=
             return cast("R_co", self._read(ending.raw_value or b"null"))
         except ValueError as error:
             raise SerializationError(
-                f"The result of job {self.id} in queue {self.queue}: {error}"
+                f"Cannot read the result of job '{self.id}' in queue '{self.queue}': {error}"
             ) from error
 
     def _there(self, job: Job | None) -> Job:

@@ -28,13 +28,13 @@ from taskbull.core.validation import (
     seconds,
     to_ms,
 )
-from taskbull.errors import JobNotFound
+from taskbull.errors import JobNotFound, TaskbullError, WrongState
 from taskbull.queue import failures
 from taskbull.queue.failures import FailureFilter, GroupStep, Selected
 from taskbull.queue.job_tree import DEPTH, MOST, JobTree, get_tree
 from taskbull.queue.methods import Planned, reads, writes
 from taskbull.scripts import change, read, removal
-from taskbull.scripts.call import Operation
+from taskbull.scripts.call import WRONG_STATE, Call, Operation, Steps
 from taskbull.scripts.change import cancel
 from taskbull.scripts.read import Logs, QueueMetrics
 from taskbull.scripts.servers import ConnectedWorker, list_workers
@@ -229,7 +229,7 @@ class QueueOperations(BulkOperations):
 
     @reads
     def flow(
-        self, job_id: str, *, depth: int = DEPTH, most: int = MOST
+        self, job_id: str, *, depth: int = DEPTH, limit: int = MOST
     ) -> Operation[JobTree | None]:
         """Return a job and all jobs below it as a tree, or None if it does not exist.
 
@@ -239,23 +239,23 @@ class QueueOperations(BulkOperations):
         Args:
             job_id: Id of the job.
             depth: Maximum number of levels, including the job itself.
-            most: Maximum number of jobs.
+            limit: Maximum number of jobs.
         """
         check_int("depth", depth, least=1)
-        check_int("most", most, least=1)
-        return get_tree(self.keys, check_text("job_id", job_id), depth, most)
+        check_int("limit", limit, least=1)
+        return get_tree(self.keys, check_text("job_id", job_id), depth, limit)
 
     @writes
-    def pause(self, *, by: str = "", why: str = "") -> Operation[None]:
+    def pause(self, *, by: str = "", reason: str = "") -> Operation[None]:
         """Stop workers from fetching jobs of this queue. Running jobs continue.
 
         Args:
             by: Name of the user.
-            why: Reason. Both are shown when a user asks why jobs do not run.
+            reason: Reason for the pause. `taskbull why` and the dashboard show both.
         """
-        if not (by or why):
+        if not (by or reason):
             return change.pause(self.keys)
-        return change.pause_noted(self.keys, encode_note(by, _now_ms(), why))
+        return change.pause_noted(self.keys, encode_note(by, _now_ms(), reason))
 
     @writes
     def resume(self) -> Operation[None]:
@@ -341,13 +341,14 @@ class QueueOperations(BulkOperations):
         """
         check_choice("state", state, ("completed", "failed"))
         check_bool("reset_attempts", reset_attempts)
-        return change.retry_job(
+        call = change.retry_job(
             self.keys,
             self._id(job_id),
             state,
             reset_attempts=reset_attempts,
             reset_starts=reset_attempts,
         )
+        return self._in_state(call, job_id, state, "retry")
 
     @writes
     def promote(self, job_id: str) -> Operation[None]:
@@ -357,7 +358,8 @@ class QueueOperations(BulkOperations):
             JobNotFound: If the job does not exist.
             WrongState: If the job is not delayed.
         """
-        return change.promote_job(self.keys, self._id(job_id))
+        call = change.promote_job(self.keys, self._id(job_id))
+        return self._in_state(call, job_id, "delayed", "promote")
 
     @writes
     def postpone(self, job_id: str, until: datetime) -> Operation[None]:
@@ -368,7 +370,8 @@ class QueueOperations(BulkOperations):
             WrongState: If the job is not waiting.
         """
         due_ms = _due_ms("until", until)
-        return change.postpone_job(self.keys, self._id(job_id), due_ms, _now_ms())
+        call = change.postpone_job(self.keys, self._id(job_id), due_ms, _now_ms())
+        return self._in_state(call, job_id, "waiting", "delay")
 
     @writes
     def promote_all(self) -> Operation[int]:
@@ -409,7 +412,22 @@ class QueueOperations(BulkOperations):
             delay_ms = max(0, _due_ms("delay", delay) - now_ms)
         else:
             delay_ms = to_ms(seconds("delay", delay))
-        return change.change_delay(self.keys, self._id(job_id), delay_ms, now_ms)
+        call = change.change_delay(self.keys, self._id(job_id), delay_ms, now_ms)
+        return self._in_state(call, job_id, "delayed", "change the delay of")
+
+    def _in_state(self, call: Call[None], job_id: str, wanted: str, action: str) -> Steps[None]:
+        """Run a call that needs a job in one state. The error names the job's current state."""
+        try:
+            yield call
+        except WrongState as error:
+            if error.code != WRONG_STATE:
+                raise
+            try:
+                state = yield read.get_state(self.keys, job_id)
+            except TaskbullError:
+                raise error from None
+            problem = f"was not {wanted}" if state == wanted else f"is {state}, not {wanted}"
+            raise WrongState(self.keys.queue, job_id, problem, error.code, action) from None
 
     @reads
     def logs(self, job_id: str, start: int = 0, end: int = -1) -> Operation[Logs]:
@@ -474,7 +492,7 @@ def _due_ms(field: str, instant: datetime) -> int:
     check_instant(field, instant)
     due_ms = instant_to_ms(instant)
     if due_ms > MAX_DUE_MS:
-        raise refusal(field, "be before September 2039, where BullMQ ends", instant)
+        raise refusal(field, "be before September 2039 (BullMQ's limit)", instant)
     return due_ms
 
 

@@ -136,7 +136,7 @@ def _parsed(parse: Callable[[Any], T], reply: Any) -> T:
     except TaskbullError:
         raise
     except Exception as error:
-        raise SerializationError(f"its data in Redis makes no sense: {error}") from error
+        raise SerializationError(f"its data in Redis is invalid: {error}") from error
 
 
 def ask_on(server: Endpoint, call: Request[T]) -> Look[T]:

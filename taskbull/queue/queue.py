@@ -141,8 +141,8 @@ class AnyQueue(QueueOperations, ScheduleOperations, CopyOperations):
             return entry
         if new.keys != self.keys:
             raise ConfigurationError(
-                f"jobs[{place}] is a job of queue {new.keys.queue}, and cannot be added to queue "
-                f"{self.name}: add it there, or make it a child of one here"
+                f"jobs[{place}] belongs to queue '{new.keys.queue}', not to '{self.name}': add it "
+                "there, or make it a child of a job here"
             )
         if not new.children:
             return entry

@@ -115,7 +115,10 @@ def failure_kind(reason: str) -> type[JobFailed]:
 def not_in_time(queue: QueueKeys, job_id: str, timeout: float | None) -> TimeoutError:
     """Return the error for a wait that timed out."""
     limit = "" if timeout is None else f" within {timeout:g} s"
-    return TimeoutError(f"Job '{job_id}' in queue '{queue.queue}' did not finish{limit}")
+    return TimeoutError(
+        f"Job '{job_id}' in queue '{queue.queue}' did not finish{limit}. Is a worker running for "
+        f"this queue? To find out: taskbull why {queue.queue} {job_id}"
+    )
 
 
 # Threads that wait for jobs. One of them reads the queue's event stream for all.

@@ -115,13 +115,13 @@ def template_of(job: ScheduledJob, queue: QueueKeys) -> NewJob:
     if not is_job(job):
         if isinstance(job, NewJob):
             return job
-        raise refusal("job", "be made by task.job(…) or queue.job(…)", job)
+        raise refusal("job", "be created with task.job(…) or queue.job(…)", job)
     branch = job.branch()
     check_single(branch.job.name, branch.children, branch.needs)
     own, other = queue.queue, branch.queue.queue
     if other != own:
         raise ConfigurationError(
-            f"the job belongs to queue {other}, but the schedule to queue {own}: use "
+            f"the job belongs to queue '{other}', but the schedule to queue '{own}': use "
             f"app.queue({other!r}), or task.options(queue={own!r}).job(…)"
         )
     return branch.job
@@ -145,7 +145,7 @@ def _upsert(keys: QueueKeys, schedule_id: str, rule: Rule, template: NewJob) -> 
             break
     written = yield from _read(keys, schedule_id)
     if written is None:
-        raise ScheduleNotFound(keys.queue, schedule_id, "somebody removed it at once")
+        raise ScheduleNotFound(keys.queue, schedule_id, "it was removed right after it was written")
     return written
 
 
@@ -171,7 +171,7 @@ def _run_now(client: QueueClient, schedule_id: str) -> Steps[JobHandle[Any]]:
     added = yield from client.adder.add((job,))
     if isinstance(added, Unsent):
         raise EnqueueError(
-            f"Queue {keys.queue}: schedule {schedule_id} was not run: {added.error}",
+            f"Schedule '{schedule_id}' in queue '{keys.queue}' was not run: {added.error}",
             (),
             may_be_added=added.sent_ms is not None,
         ) from added.error

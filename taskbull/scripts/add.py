@@ -263,7 +263,7 @@ def _added_plainly(reply: bytes | None) -> list[Added]:
 def _added(places: list[int | None], reply: Any) -> list[Added]:
     """Return the answers for the jobs at `places`. None means the next place in the call."""
     if reply == OUT_OF_TURN:
-        raise OutOfTurn("the jobs that go before these were not added")
+        raise OutOfTurn("the preceding jobs were not added")
     answered: list[int] = []
     answers: list[Added] = []
     for first, job_id, code, count in zip(*[iter(reply)] * 4, strict=True):

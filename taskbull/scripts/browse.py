@@ -615,7 +615,7 @@ def _places(queue: QueueKeys, state: JobState) -> tuple[str, ...]:
         JobState.WAITING_CHILDREN: (queue.waiting_children,),
     }
     if state not in places:
-        raise ConfigurationError(f"there is no list of jobs in state {state}")
+        raise ConfigurationError(f"jobs in state '{state}' cannot be listed")
     return places[state]
 
 

@@ -210,6 +210,9 @@ def _wrong_state(code: int, problem: str) -> Refusal:
 CANCELLED: Final = 1
 """The job failed because it was cancelled, although its outcome was a retry."""
 
+WRONG_STATE: Final = -3
+"""The job is not in the state that the call requires."""
+
 REFUSED: Final = -10
 """Existing data in Redis prevents the outcome from being stored."""
 
@@ -222,12 +225,12 @@ OUT_OF_TURN: Final = -12
 REFUSALS: Final[dict[int, Refusal]] = {
     -1: JobNotFound,
     -2: LockLost,
-    -3: _wrong_state(-3, "is not in the required state"),
+    WRONG_STATE: _wrong_state(WRONG_STATE, "is in another state"),
     -4: _wrong_state(-4, "has pending children"),
     -5: _wrong_state(-5, "has no parent, or its parent is gone"),
     -6: LockLost,
     -7: _wrong_state(-7, "has another parent"),
-    -8: _wrong_state(-8, "is the next run of a job scheduler: remove the scheduler instead"),
+    -8: _wrong_state(-8, "is the next run of a schedule: remove the schedule instead"),
     -9: _wrong_state(-9, "has a failed child, which fails it as well"),
 }
 """Errors by script code. The codes are the same as BullMQ's."""

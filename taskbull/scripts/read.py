@@ -90,8 +90,8 @@ def _explain(
     dropped = yield Command(("HGET", job, DROPPED_FIELD), job, read_number)
     if absent > (dropped or 0):
         raise PermanentError(
-            f"{absent - (dropped or 0)} of the job's children {name} have no result: they were "
-            "never added, or were removed by a program that does not say so"
+            f"{absent - (dropped or 0)} of the job's children '{name}' have no result: they were "
+            "never added, or another program removed them"
         )
 
 
@@ -399,7 +399,7 @@ def _sorted(queue: QueueKeys, state: JobState) -> str:
         JobState.WAITING_CHILDREN: queue.waiting_children,
     }
     if state not in sets:
-        raise ConfigurationError(f"there is no list of jobs in state {state}")
+        raise ConfigurationError(f"jobs in state '{state}' cannot be listed")
     return sets[state]
 
 

@@ -131,7 +131,7 @@ def clean(
     elif state in AGE_FIELDS:
         choice = _Choice(AGE_FIELDS[state], until_ms)
     else:
-        raise ConfigurationError(f"jobs in state {state} cannot be cleaned")
+        raise ConfigurationError(f"clean() does not support the state '{state}'")
     removed: list[str] = []
     tally = _Tally(limit or inf, ids=removed)
     for key, remove in _places(queue, state):

@@ -132,7 +132,7 @@ def _upserted(scheduler_id: str, reply: list[Any]) -> Upserted:
     job_id, code = reply
     if code < 0:
         raise TaskbullError(
-            f"schedule {scheduler_id!r} was not changed: there is a job at the time of its next run"
+            f"Schedule {scheduler_id!r} was not changed: a job with the id of its next run exists"
         )
     return Upserted(text(job_id), code == 1)
 

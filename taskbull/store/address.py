@@ -675,8 +675,8 @@ def address_of(redis: Where | None) -> Address:
         case _:
             pass
     raise ConfigurationError(
-        "redis must be a URL such as redis://localhost:6379/0, or a client of redis-py, not of "
-        f"type {type(redis).__qualname__}"
+        "redis must be a URL such as redis://localhost:6379/0, or a redis-py client, got "
+        f"{type(redis).__qualname__}"
     )
 
 

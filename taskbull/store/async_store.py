@@ -66,6 +66,7 @@ from taskbull.store.delivery import (
     read_reply,
     redeliver,
     time_to_finish,
+    unreachable,
 )
 from taskbull.store.protocol import Note, Reply, ReplyError, pack
 
@@ -648,7 +649,7 @@ class Store:
 
     def _not_found(self, timeout: float | None) -> ConnectionLost:
         within = Deadline(timeout, monotonic)
-        return ConnectionLost(f"Redis at {self.address} could not be reached{within}")
+        return unreachable(f"Redis at {self.address}", within, "")
 
     async def _reply(self, call: Request[Any], sent: _Sent, deadline: Deadline) -> Reply:
         connection, generation = sent.connection, sent.connection.generation

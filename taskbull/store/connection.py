@@ -51,7 +51,7 @@ from taskbull.store.address import Credentials, Endpoint
 from taskbull.store.asyncio_link import BROKEN, LEFT, Link
 from taskbull.store.backend import Recipient, spawn, waiters, wake
 from taskbull.store.connect import open_link
-from taskbull.store.delivery import Deadline
+from taskbull.store.delivery import Deadline, unreachable
 from taskbull.store.handshake import Handshake, dial_error
 from taskbull.store.protocol import LARGE, Note, Pipeline, ProtocolError, Reply, Waiter, pack
 from taskbull.store.sockets import FORGOTTEN, GRACE, PROBE_TIMEOUT, SUSPICIOUS, allowance, explain
@@ -467,8 +467,7 @@ class Connection:
     def _too_late(self, note: Note, deadline: Deadline) -> TaskbullError:
         if note.sent:
             return MaybeExecuted(f"No reply from Redis at {self.where}{deadline}")
-        reason = f": {self._dialer.reason}" if self._dialer.reason else ""
-        return ConnectionLost(f"Redis at {self.where} could not be reached{deadline}{reason}")
+        return unreachable(f"Redis at {self.where}", deadline, self._dialer.reason)
 
     @property
     def where(self) -> str:

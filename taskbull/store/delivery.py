@@ -201,6 +201,14 @@ _FORBIDDEN = re.compile(
 )
 
 
+def unreachable(where: str, deadline: Deadline, reason: str) -> ConnectionLost:
+    """Return the error for a call that could not be sent before its deadline."""
+    reason = re.sub(r"^cannot connect to \S+: ", "", reason)
+    tried = "" if deadline.seconds is None else f"tried for {deadline.seconds:.3g} s"
+    details = "; ".join(filter(None, [reason, tried]))
+    return ConnectionLost(f"cannot connect to {where}" + (f" ({details})" if details else ""))
+
+
 class Refusal(Struct, frozen=True):
     """A parsed error reply, and the reaction to it."""
 
@@ -225,7 +233,7 @@ class Refusal(Struct, frozen=True):
         if isinstance(self.error, ServerUnavailable):
             told = f"{where} could not serve the call{deadline}: {self.message}"
             return ServerUnavailable(self.error.code, told)
-        return ConnectionLost(f"{where} could not be reached{deadline}: {self.message}")
+        return unreachable(where, deadline, self.message)
 
     def target(self, asked: Endpoint) -> Endpoint:
         """Return the node that a MOVED or ASK error names.

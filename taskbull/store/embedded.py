@@ -83,8 +83,8 @@ class ServerFiles(Struct, frozen=True):
             found = path.lstat()
             if not is_kind(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o022:
                 raise ConfigurationError(
-                    f"embedded:// does not use {self.folder}: {path} belongs to another user, or "
-                    "others may write to it. Use a folder of your own, such as "
+                    f"embedded:// cannot use {self.folder}: {path} belongs to another user, or "
+                    "other users can write to it. Use your own folder, such as "
                     "embedded:///path/to/folder"
                 )
 
@@ -112,7 +112,7 @@ def _make(files: ServerFiles) -> None:
     files.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     if any(files.folder.iterdir()) and not files.lock.exists():
         raise ConfigurationError(
-            f"embedded:// needs a folder of its own, and {files.folder} has other files in it:"
+            f"embedded:// needs a dedicated folder, but {files.folder} contains other files:"
             f" use {files.folder / FOLDER}"
         )
     files.lock.touch(mode=0o600)  # first, because the lock marks the folder as taskbull's
@@ -127,8 +127,8 @@ def _short_socket(folder: Path) -> Path:
     found = place.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
         raise ConfigurationError(
-            f"{place}, for the sockets of folders with a long path, is not a folder of this user"
-            " alone: remove it, or use a folder with a shorter path"
+            f"{place} (for the sockets of folders with a long path) belongs to another user, or"
+            " other users can access it: remove it, or use a folder with a shorter path"
         )
     return place / f"{hashlib.sha256(os.fsencode(folder)).hexdigest()[:24]}.sock"
 
@@ -314,7 +314,7 @@ def _check_listener(files: ServerFiles) -> None:
     _, uid = _listener(files)
     if uid != os.getuid():
         raise ConfigurationError(
-            f"embedded:// does not use {files.folder}: a process of another user answers there"
+            f"embedded:// cannot use {files.folder}: another user's process answers there"
         )
 
 

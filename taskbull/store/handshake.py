@@ -104,7 +104,7 @@ def dial_error(endpoint: Endpoint, error: Exception, timeout: float, *, tls: boo
     match error:
         case TimeoutError():
             # A server without TLS reads the greeting as an incomplete command, and waits.
-            hint = "; does it speak TLS?" if tls else ""
+            hint = "; does it support TLS?" if tls else ""
             seconds = float(f"{timeout:.2g}")  # the rest of a longer limit has many digits
             return ConnectionLost(f"no answer from {endpoint} within {seconds:g} s{hint}")
         case ProtocolError():

@@ -276,7 +276,7 @@ class ServerProcess:
         Raises `ConnectionLost` if it exits or does not answer within `deadline` seconds.
         """
         if self.running:
-            raise ConfigurationError(f"The server in {self.folder} is running already")
+            raise ConfigurationError(f"The server in {self.folder} is already running")
         limit = time.monotonic() + deadline
         if self._tcp and self.port == 0:
             self._start_on_a_free_port(limit)
@@ -379,7 +379,7 @@ class ServerProcess:
         while not is_ready(ask(self.socket, "PING")):
             if not self.running:
                 raise ConnectionLost(
-                    f"{self._binary} ended while starting: {log_tail(self.log, self._log_start)}"
+                    f"{self._binary} exited while starting: {log_tail(self.log, self._log_start)}"
                 )
             if time.monotonic() > limit:
                 self.kill()

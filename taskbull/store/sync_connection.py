@@ -147,7 +147,7 @@ class SyncConnection:
         such a check and this call.
         """
         if timeout <= 0:
-            raise ConnectionLost(f"No time was left to connect to Redis at {endpoint}")
+            raise ConnectionLost(f"no time left to connect to Redis at {endpoint}")
         self._endpoint = endpoint
         self._reader = Reader()
         self._quiet = address.response_timeout or RESPONSE_TIMEOUT
@@ -312,7 +312,7 @@ class ConnectionPool:
         Raises `ConnectionLost` if no time is left or the server cannot be reached.
         """
         if deadline.left <= 0:  # an idle connection would still send the command
-            raise ConnectionLost(f"No time was left to send a command to Redis at {endpoint}")
+            raise ConnectionLost(f"no time left to send a command to Redis at {endpoint}")
         if self._process != os.getpid():  # after a fork, the sockets belong to the parent
             self._idle, self._process = defaultdict(deque), os.getpid()
         connection = self._usable(self._idle[endpoint])

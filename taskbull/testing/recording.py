@@ -127,7 +127,7 @@ class RecordedHandle(JobHandle[R_co], frozen=True):
         if recorded.state is JobState.FAILED:
             raise failure_of(recorded)
         if recorded.state is not JobState.COMPLETED:
-            raise TimeoutError(f"{recorded!r} has not been run: box.run() does that")
+            raise TimeoutError(f"{recorded!r} has not run yet: call run() on the recorded jobs")
         value: R_co = self._read(payload.encode(recorded.value, "result"))
         return value
 
@@ -179,7 +179,7 @@ class RecordedHandle(JobHandle[R_co], frozen=True):
     @property
     def _job(self) -> RecordedJob:
         if self._recorded is None:
-            raise TypeError("a recorded handle can only be made by a box")
+            raise TypeError("a recorded handle cannot be created directly: use recorded(app)")
         return self._recorded
 
 
@@ -268,13 +268,13 @@ class Box:
         """
         found = Expectation(task, expected).find(self.of(task))
         if found is not None:
-            raise AssertionError(f"A job was enqueued that should not be: {told(found)}")
+            raise AssertionError(f"Unexpected job enqueued: {told(found)}")
 
     def clear(self) -> None:
         """Remove all recorded jobs. Virtual time and schedules are not reset."""
         self.jobs.clear()
 
-    def run(self, *, check: bool = True, backend: str = "asyncio", most: int = 10_000) -> None:
+    def run(self, *, check: bool = True, backend: str = "asyncio", limit: int = 10_000) -> None:
         """Run all jobs, and the jobs that they enqueue, including retries and delays.
 
         Arguments and results are converted to JSON and back. Delays pass in virtual time, so
@@ -287,12 +287,12 @@ class Box:
         Args:
             check: Raise `JobFailed` at the end if a job has permanently failed.
             backend: Event loop for async functions: "asyncio" or "trio".
-            most: Turn limit. A turn is one attempt at a job or a batch.
+            limit: Turn limit. A turn is one attempt at a job or a batch.
 
         Raises:
             JobFailed: If `check` is set and a job has permanently failed. Cancelled jobs do not
                 count.
-            TaskbullError: If the jobs take `most` turns or more.
+            TaskbullError: If the jobs take `limit` turns or more.
 
         Example:
             >>> with recorded(app) as box:
@@ -300,16 +300,16 @@ class Box:
             ...     box.run()
             ...     assert job.result() == 3
         """
-        self._run(self._turns(most), backend)
+        self._run(self._turns(limit), backend)
         self._check(check=check)
 
-    async def arun(self, *, check: bool = True, most: int = 10_000) -> None:
+    async def arun(self, *, check: bool = True, limit: int = 10_000) -> None:
         """Run all jobs in this event loop, and sync functions in threads. See `run`."""
-        await self._arun(self._turns(most))
+        await self._arun(self._turns(limit))
         self._check(check=check)
 
     def advance(
-        self, *, check: bool = True, backend: str = "asyncio", most: int = 10_000, **time: float
+        self, *, check: bool = True, backend: str = "asyncio", limit: int = 10_000, **time: float
     ) -> None:
         """Advance virtual time and run the jobs that become due, as in `run`.
 
@@ -319,27 +319,27 @@ class Box:
         Args:
             check: Raise `JobFailed` at the end if a job has permanently failed.
             backend: Event loop for async functions: "asyncio" or "trio".
-            most: Turn limit, as in `run`.
+            limit: Turn limit, as in `run`.
             **time: Time to pass, as keyword arguments of `timedelta`.
 
         Raises:
             ConfigurationError: If the time is negative.
             JobFailed: If `check` is set and a job has permanently failed. Cancelled jobs do not
                 count.
-            TaskbullError: If the due jobs take `most` turns or more.
+            TaskbullError: If the due jobs take `limit` turns or more.
 
         Example:
             >>> box.advance(days=2)
         """
         until = self.now + _seconds_of(time)
-        self._run(self._turns(most, until), backend)
+        self._run(self._turns(limit, until), backend)
         self.now = until
         self._check(check=check)
 
-    async def aadvance(self, *, check: bool = True, most: int = 10_000, **time: float) -> None:
+    async def aadvance(self, *, check: bool = True, limit: int = 10_000, **time: float) -> None:
         """Advance virtual time and run due jobs in this event loop. See `advance`."""
         until = self.now + _seconds_of(time)
-        await self._arun(self._turns(most, until))
+        await self._arun(self._turns(limit, until))
         self.now = until
         self._check(check=check)
 
@@ -386,12 +386,12 @@ class Box:
                 return job
         return None
 
-    def _turns(self, most: int, until: float | None = None) -> Generator[list[RecordedJob]]:
+    def _turns(self, limit: int, until: float | None = None) -> Generator[list[RecordedJob]]:
         """Yield the jobs of each turn: one job, or the due jobs of a batch task up to its size.
 
         With `until`, only yield jobs that are due by then, including runs of schedules.
         """
-        for _ in range(most):
+        for _ in range(limit):
             waiting = [job for job in self.jobs if job.state in _RUNNABLE]
             if until is not None:
                 waiting += self._scheduled(min((job.due for job in waiting), default=until), until)
@@ -401,7 +401,7 @@ class Box:
             first = min(waiting, key=_turn)
             self.now = max(self.now, first.due)
             yield self._together(first, waiting)
-        raise TaskbullError(f"After {most} attempts there are still jobs to run: do they ever end?")
+        raise TaskbullError(f"After {limit} attempts there are still jobs to run. Endless retries?")
 
     def _together(self, first: RecordedJob, waiting: list[RecordedJob]) -> list[RecordedJob]:
         task = self._app.tasks.get(first.name)

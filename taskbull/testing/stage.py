@@ -13,7 +13,7 @@ import anyio
 from anyio import CancelScope, Event, create_task_group
 from anyio.from_thread import start_blocking_portal
 
-from taskbull.app.app import App
+from taskbull.app.app import App, dispatch_of
 from taskbull.app.group import Resources
 from taskbull.core.declared_schedule import DeclaredSchedule
 from taskbull.core.job import Site
@@ -234,7 +234,7 @@ class Stage:
             self._resources_of,
             lambda: recorded.wall_ms(self._now()),
         )
-        executor = Executor(place, self._app.resolve, threads=threads, batches=batches)
+        executor = Executor(place, dispatch_of(self._app).resolve, threads=threads, batches=batches)
         with _running(recorded) as run:
             if threads is None:  # Without threads there is no event loop, so no cancel scope.
                 return _heeding(run, await executor.attempt(run))
@@ -245,14 +245,14 @@ class Stage:
     def _is_plain(self, recorded: RecordedJob) -> bool:
         """Return True if a job needs no event loop: a sync function without async middleware."""
         try:
-            route = self._app.resolve(recorded.as_job())
+            route = dispatch_of(self._app).resolve(recorded.as_job())
         except ConfigurationError:  # The job fails with this error when it runs.
             return False
         return route.site is not Site.LOOP and not route.layers
 
     def _is_batch(self, recorded: RecordedJob) -> bool:
         try:
-            return self._app.resolve(recorded.as_job()).batch is not None
+            return dispatch_of(self._app).resolve(recorded.as_job()).batch is not None
         except ConfigurationError:
             return False
 

@@ -129,7 +129,7 @@ class Cycle:
         # More jobs may finish in the same pass of the event loop; send them together.
         if self._resting and not self._demand.under_way:
             wake(self._resting.pop())
-        self._tell_watchers()
+        self._notify_watchers()
 
     async def run(self) -> None:
         """Send calls and handle failed ones until cancelled. Run `CALLS` of these concurrently."""
@@ -168,7 +168,7 @@ class Cycle:
             was_sent = True
             if not outbox and want < BATCH:  # The call asked for all free slots.
                 break
-        self._tell_watchers()
+        self._notify_watchers()
         return was_sent
 
     def _send(self, want: int) -> None:
@@ -276,7 +276,7 @@ class Cycle:
             self._end(sent)
             self._send_due_calls()
 
-    def _tell_watchers(self) -> None:
+    def _notify_watchers(self) -> None:
         for watcher in self._watchers:
             if watcher[0](self):
                 break

@@ -342,8 +342,8 @@ def current_job() -> RunningJob:
     except LookupError:
         if _current_batch.get(None) is not None:
             raise TaskbullError(
-                "current_job() was called in a batch task, which runs for several jobs at once: "
-                "current_batch() gives them, in the order of the items"
+                "current_job() called in a batch task, which runs for several jobs: use "
+                "current_batch(), which returns them in the order of the items"
             ) from None
         raise TaskbullError("current_job() called outside a running task") from None
 
@@ -356,7 +356,4 @@ def current_batch() -> list[RunningJob]:
     try:
         return [*_current_batch.get()]
     except LookupError:
-        raise TaskbullError(
-            "current_batch() was called outside of a batch: there is one only while a worker runs "
-            "a task made by @app.batch_task"
-        ) from None
+        raise TaskbullError("current_batch() called outside a running batch task") from None

@@ -169,16 +169,24 @@ class Worker:
     running jobs `shutdown_timeout` to finish, and releases the rest. Delivery is at least once. A
     crash, a lost lock or a network failure can run a job twice, so handlers must be idempotent.
 
-    `options.concurrency` is the number of concurrent jobs per queue, unless `queue_options` sets
-    another number for a queue. A handler that is not an `async def` runs in a thread. To use a
-    handler per kind of job, pass `resolve` instead of `handler`. Metrics count each of `tasks`
-    separately. The value that `lifespan` yields is `job.resources`, or the part of it that `share`
-    returns.
+    Args:
+        queues: Name of a queue, or several names.
+        handler: Function that takes a job and returns a JSON value. It runs in a thread unless it
+            is an `async def`.
+        redis: Redis URL or redis-py client.
+        options: Settings of the worker, such as its concurrency per queue.
+        queue_options: Settings of single queues, which take precedence over `options`.
+        resolve: Function that returns the route of a job, instead of `handler`.
+        lifespan: Async context manager that runs around the worker. Its value is `job.resources`,
+            or the part of it that `share` returns.
+        tasks: Names of tasks that metrics count separately.
+
+    Raises:
+        ConfigurationError: If an argument is invalid.
 
     Example:
-
-        worker = Worker("emails", handler, redis="redis://localhost")
-        await worker.run()
+        >>> worker = Worker("emails", handler, redis="redis://localhost")
+        >>> await worker.run()
     """
 
     def __init__(  # noqa: PLR0913 - users pass them by name
@@ -208,7 +216,7 @@ class Worker:
         self.namespace = Namespace(address_of(redis), prefix, hash_tag)
         names = [queues] if isinstance(queues, str) else list(queues)
         if not names or len(set(names)) < len(names):
-            raise refusal("queues", "be one name or several different ones", queues)
+            raise refusal("queues", "be one queue name, or several different ones", queues)
         self._keys = {name: self.namespace.keys(name) for name in names}
         self._rules = {name: (queue_options or {}).get(name, NO_RULES) for name in names}
         self._resolve = resolve or always(handler, policy)
@@ -273,7 +281,8 @@ class Worker:
     def circuit_breaker_state(self, queue: str) -> BreakerState | None:
         """Return the state of a queue's circuit breaker, or None if it has none.
 
-        Raises `ConfigurationError` if the worker does not serve the queue.
+        Raises:
+            ConfigurationError: If the worker does not serve the queue.
         """
         if queue not in self._keys:
             raise refusal("queue", f"be one of this worker's ({', '.join(self._keys)})", queue)
@@ -317,7 +326,7 @@ class Worker:
         if the worker is already running.
         """
         if self._is_running:
-            raise ConfigurationError("This worker is running already: make another one")
+            raise ConfigurationError("This worker is already running: create another one")
         self._is_running = True
         shutdown = Shutdown(self.options.shutdown_timeout)
         started = Event()

@@ -80,7 +80,7 @@ def test_a_reason_is_stored_in_part(app: App, given: str) -> None:
 def test_a_reason_is_text(app: App) -> None:
     job = app.sync_queue("q").add("work")
     wrong: Any = 7
-    with pytest.raises(ConfigurationError, match="reason must be a string, not 7"):
+    with pytest.raises(ConfigurationError, match="reason must be a string, got 7"):
         job.cancel(wrong)
     assert job.state() is JobState.WAITING
 

@@ -120,7 +120,7 @@ def test_what_is_refused_is_what_a_worker_would_refuse(annotation: Any) -> None:
         try:
             read(encode_data({"value": value}))
         except InvalidArguments:
-            with pytest.raises(InvalidArguments, match=r"^work: argument value"):
+            with pytest.raises(InvalidArguments, match=r"^work\(\): argument 'value"):
                 task.job(value)
         else:
             assert task.job(value).data == {"value": value}
@@ -139,15 +139,10 @@ def test_the_refusal_names_the_parameter_the_types_and_no_value(  # findings of 
     work = declare(app)
     with pytest.raises(TypeError) as refused:
         work.delay("s3cret")
-    assert str(refused.value) == (
-        "work: argument n: Expected int, got str; n is annotated int, and a value of type str was "
-        "given"
-    )
-    with pytest.raises(
-        InvalidArguments, match=r"argument names\[1\]: Expected str, got int; names is"
-    ):
+    assert str(refused.value) == ("work(): argument 'n' must be int, got str")
+    with pytest.raises(InvalidArguments, match=r"argument 'names\[1\]' must be str, got int"):
         work.delay(1, ["a", 2])
-    with pytest.raises(InvalidArguments, match="argument at: Invalid RFC3339"):
+    with pytest.raises(InvalidArguments, match="argument 'at' is not a valid RFC3339"):
         work.options(delay=5).job(1, at="tomorrow")
     assert written(admin, prefix) == set()
 
@@ -180,7 +175,7 @@ def test_other_fields_are_checked_by_their_annotation(app: App) -> None:
     def work(n: int, /, **rest: int) -> None: ...
 
     assert work.job(1, a=2).data == {"n": 1, "a": 2}
-    with pytest.raises(InvalidArguments, match="argument a: Expected int, got str"):
+    with pytest.raises(InvalidArguments, match="argument 'a' must be int, got str"):
         work.job(1, a="2")  # type: ignore[arg-type]
 
 
@@ -199,6 +194,6 @@ def test_a_parameter_that_is_none_by_default_takes_none(app: App) -> None:
 
     with recorded(app) as box:
         resize.delay(path=None, sizes=None)  # type: ignore[arg-type]
-        with pytest.raises(InvalidArguments, match="argument path"):
+        with pytest.raises(InvalidArguments, match="argument 'path'"):
             resize.delay(5)  # type: ignore[arg-type]
         box.run()

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from anyio import fail_after
 
-from taskbull.app.app import App
+from taskbull.app.app import App, dispatch_of
 from taskbull.core import events
 from taskbull.core.failure import classify
 from taskbull.core.job import Job
@@ -38,14 +38,14 @@ def test_what_a_task_needs_is_made_once(local: App) -> None:
     async def work() -> None: ...
 
     job = Job(id="1", name="work")
-    found = local.resolve(job)
-    assert found is local.resolve(Job(id="2", name="work"))
+    found = dispatch_of(local).resolve(job)
+    assert found is dispatch_of(local).resolve(Job(id="2", name="work"))
     assert (found.policy.attempts, found.timeout) == (9, 5.0)
 
 
 def test_names_from_redis_are_not_collected(local: App) -> None:
-    first = local.resolve(Job(id="1", name="nobody"))
-    assert first is local.resolve(Job(id="2", name="nobody else"))
+    first = dispatch_of(local).resolve(Job(id="1", name="nobody"))
+    assert first is dispatch_of(local).resolve(Job(id="2", name="nobody else"))
     assert first.policy.attempts == 4
 
 
@@ -53,10 +53,10 @@ def test_a_task_that_cannot_be_prepared_is_told_before_the_first_job(local: App)
     @local.task
     def work(x: complex) -> None: ...
 
-    with pytest.raises(ConfigurationError, match="Parameter x of task work"):
+    with pytest.raises(ConfigurationError, match="Parameter 'x' of task 'work'"):
         local.worker()
-    with pytest.raises(ConfigurationError, match="Parameter x of task work"):
-        local.resolve(Job(id="1", name="work"))
+    with pytest.raises(ConfigurationError, match="Parameter 'x' of task 'work'"):
+        dispatch_of(local).resolve(Job(id="1", name="work"))
 
 
 def test_a_task_that_is_missing_may_be_there_later() -> None:
@@ -147,7 +147,7 @@ async def test_data_that_do_not_fit_fail_at_once_saying_why(app: App) -> None:
             for name in ("add", "add_in_thread"):
                 for data in wrong:
                     job = await queue.add(name, data, attempts=5)
-                    with pytest.raises(JobFailed, match=f"Task {name}") as failed:
+                    with pytest.raises(JobFailed, match=rf"{name}\(\)") as failed:
                         await job.aresult()
                     assert failed.value.attempts == 1
                     stored = (await job.ainfo()).raw_stacktrace or b""

@@ -127,7 +127,7 @@ def test_nothing_is_written_unless_all_are_valid(app: App, admin: Any, prefix: s
         app.enqueue([good, elsewhere.job(object())])
     with pytest.raises(SerializationError, match="exceeds limit of 10 MB"):
         app.enqueue([good, elsewhere.job("x" * 10_000_001)])
-    with pytest.raises(ConfigurationError, match=r"jobs\[1\] must be made by task\.job"):
+    with pytest.raises(ConfigurationError, match=r"jobs\[1\] must be created with task\.job"):
         app.enqueue([good, ("send", {})])  # type: ignore[list-item]
     assert written(admin, prefix) == set()
 
@@ -137,9 +137,9 @@ async def test_a_wrong_call_is_refused_and_nothing_is_written(
 ) -> None:
     send = declare(app)
     for args, kwargs in [((), {}), (("a", "b", "c"), {}), (("a",), {"sbject": "b"})]:
-        with pytest.raises(TypeError, match="send: "):
+        with pytest.raises(TypeError, match=r"send\(\) "):
             await send.adelay(*args, **kwargs)
-        with pytest.raises(TypeError, match="send: "):
+        with pytest.raises(TypeError, match=r"send\(\) "):
             send.job(*args, **kwargs)
     with pytest.raises(SerializationError, match=r"data\.to"):
         await send.adelay(float("nan"))
@@ -174,7 +174,7 @@ def test_redis_away_is_told_in_time_and_the_job_can_be_kept(free_port: int, app:
     away = App("shop", redis=f"redis://127.0.0.1:{free_port}", enqueue_timeout=0.3)
     send = declare(away)
     began = time.monotonic()
-    with pytest.raises(EnqueueError, match="Queue emails: the job was not added: ") as failed:
+    with pytest.raises(EnqueueError, match="Job not added to queue 'emails': ") as failed:
         send.delay("ann", subject="Hi")
     assert time.monotonic() - began < LIMIT / 6
     [spec] = failed.value.spec

@@ -141,7 +141,7 @@ def test_of_a_list_with_a_wrong_flow_nothing_is_written(
     tasks: Tasks, app: App, admin: redis.Redis, prefix: str
 ) -> None:
     wrong = tasks.report.after(tasks.count.job()).job("a")
-    with pytest.raises(ConfigurationError, match="takes the result of one child fetch"):
+    with pytest.raises(ConfigurationError, match="needs exactly one child 'fetch'"):
         app.enqueue([tasks.fetch.job("x"), tasks.tree(2).job("a"), wrong])
     assert written(admin, prefix) == set()
 
@@ -165,15 +165,15 @@ WRONG_FLOWS: dict[str, tuple[Callable[[Tasks], Any], str]] = {
     ),
     "a parameter without its child, below": (
         lambda tasks: tasks.report.after(tasks.fetch.job("a"), tasks.count.job()).job("t"),
-        "parameter text of task count takes the result of one child fetch, and the job has none",
+        "Parameter 'text' of task 'count' needs exactly one child 'fetch', but the job has none",
     ),
     "a parameter with two children": (
         lambda tasks: tasks.count.after(tasks.fetch.job(url) for url in "ab").job(),
-        "takes the result of one child fetch, and the job has 2: from_children takes",
+        "needs exactly one child 'fetch', but the job has 2: use from_children",
     ),
     "a dedup key": (
         lambda tasks: tasks.report.after(tasks.fetch.options(dedup="k").job("a")).job("t"),
-        "job fetch of a flow has a dedup key",
+        "Job 'fetch' of a flow cannot have a dedup key",
     ),
 }
 
@@ -198,17 +198,17 @@ def test_a_job_after_an_empty_iterable_is_a_plain_one(tasks: Tasks) -> None:
 
 def test_after_is_refused_what_are_not_jobs(tasks: Tasks) -> None:
     wrong: Any
-    with pytest.raises(ConfigurationError, match=r"report.after\(\) was given no jobs"):
+    with pytest.raises(ConfigurationError, match=r"report.after\(\) needs jobs"):
         tasks.report.after()
     for wrong in (5, tasks.fetch, "text", [tasks.fetch.delay]):
-        with pytest.raises(ConfigurationError, match="must be made by task"):
+        with pytest.raises(ConfigurationError, match="must be created with task"):
             tasks.report.after(wrong)
     wrong = "perhaps"
     with pytest.raises(ConfigurationError, match="on_failure must be one of 'fail', 'ignore'"):
         tasks.report.after(tasks.fetch.job("a"), on_failure=wrong)
     with pytest.raises(ConfigurationError, match="on_failure must be one of"):
         tasks.fetch.options(on_failure=wrong)
-    with pytest.raises(ConfigurationError, match=r"chain\(\) was given no jobs"):
+    with pytest.raises(ConfigurationError, match=r"chain\(\) needs at least one job"):
         cast("Any", chain)()
     wrong = tasks.app.sync_queue("node").job("x")
     with pytest.raises(ConfigurationError, match="the last job of chain"):
@@ -520,7 +520,7 @@ async def test_a_parent_is_not_given_a_part_of_its_results(
         admin.delete(f"{prefix}:q:k1")
     await work_off(family.app)
     if how == "lost":
-        with pytest.raises(JobFailed, match="1 of the job's children kid have no result"):
+        with pytest.raises(JobFailed, match="1 of the job's children 'kid' have no result"):
             await job.aresult()
     else:
         assert await job.aresult() == [[0, 2], []]

@@ -170,6 +170,6 @@ async def test_data_that_do_not_fit_are_met_inside_of_the_layers(app: App) -> No
     with fail_after(LIMIT):
         async with app.worker().running():
             job = await app.queue("default").add("work", {"number": "5"})
-            with pytest.raises(JobFailed, match="argument number"):
+            with pytest.raises(JobFailed, match="argument 'number'"):
                 await job.aresult()
     assert closed == ["work"]

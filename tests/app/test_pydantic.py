@@ -67,12 +67,24 @@ def test_a_result_may_be_a_model() -> None:
 @pytest.mark.parametrize(
     ("raw", "problem"),
     [
-        (b'{"order":{"id":"secret"}}', "order: no Order: id: Input should be a valid integer.*str"),
-        (b'{"order":{}}', "order: no Order: id: Field required$"),
-        (b'{"order":{"id":0}}', "order: no Order: id: Value error, an order counts from 1"),
-        (b'{"order":"secret"}', r"order: no Order: Input should be an object \(got str\)"),
+        (
+            b'{"order":{"id":"secret"}}',
+            "'order' is not a valid Order: id: Input should be a valid integer.*str",
+        ),
+        (b'{"order":{}}', "'order' is not a valid Order: id: Field required$"),
+        (
+            b'{"order":{"id":0}}',
+            "'order' is not a valid Order: id: Value error, an order counts from 1",
+        ),
+        (
+            b'{"order":"secret"}',
+            r"'order' is not a valid Order: Input should be an object \(got str\)",
+        ),
         (b'{"order":{"id":1,"items":[{},{}]}}', "items.0.SKU: Field required; .*; and 3 more"),
-        (b'{"order":{"id":1},"others":{"a":{}}}', r"others\[...\]: no Order: id: Field required"),
+        (
+            b'{"order":{"id":1},"others":{"a":{}}}',
+            r"'others\[...\]' is not a valid Order: id: Field required",
+        ),
     ],
 )
 def test_what_is_no_such_model_is_explained_without_its_value(raw: bytes, problem: str) -> None:

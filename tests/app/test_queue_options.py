@@ -42,10 +42,10 @@ def test_several_declarations_of_a_queue_add_up_unless_they_contradict(local: Ap
     local.queue_options("emails", limiter=Limiter(50, 1))
     local.queue_options("emails", concurrency=5, limiter=Limiter(50, 1))
     with pytest.raises(
-        ConfigurationError, match="Queue emails would have two different values of concurrency: 5 "
+        ConfigurationError, match="Queue 'emails' has two different values for concurrency: 5 "
     ):
         local.queue_options("emails", concurrency=6)
-    with pytest.raises(ConfigurationError, match="two different values of limiter"):
+    with pytest.raises(ConfigurationError, match="two different values for limiter"):
         local.queue_options("emails", limiter=Limiter(50, 2))
     assert local.worker("emails").concurrency == {"emails": 5}
 

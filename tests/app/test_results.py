@@ -318,7 +318,9 @@ async def test_a_result_that_is_not_of_its_type_is_told(
     with fail_after(LIMIT):
         async with bed.app.worker().running():
             job = await lies.adelay()
-            with pytest.raises(SerializationError, match="job 1 in queue q: Expected int, got str"):
+            with pytest.raises(
+                SerializationError, match="job '1' in queue 'q': it must be int, got str"
+            ):
                 await job.aresult()
 
 

@@ -57,7 +57,7 @@ def test_a_task_whose_annotations_come_later_may_have_a_schedule(local: App) -> 
 def test_a_task_that_needs_arguments_cannot_have_a_schedule(local: App) -> None:
     with pytest.raises(
         ConfigurationError,
-        match=r"Task report .* nobody gives it region, year: .* app.schedule.*report.job",
+        match=r"Task 'report' .* no default for 'region', 'year': .* app.schedule.*report.job",
     ):
 
         @local.task(schedule=NIGHTLY)
@@ -72,7 +72,8 @@ def test_two_schedules_of_one_id_are_refused(local: App) -> None:
     def report(region: str = "all") -> None: ...
 
     with pytest.raises(
-        ConfigurationError, match="Queue default would have two schedules 'report': task report"
+        ConfigurationError,
+        match="Queue 'default' has two schedules with id 'report': task 'report'",
     ):
         local.schedule("report", Every(30), report.job("eu"))
     local.schedule("report", Every(30), report.options(queue="other").job("eu"))
@@ -106,9 +107,9 @@ def test_a_wrong_declaration_is_refused(local: App) -> None:
         local.schedule("a:b:c:d:e", Every(1), job)
     with pytest.raises(ConfigurationError, match="must not be empty"):
         local.schedule("", Every(1), job)
-    with pytest.raises(ConfigurationError, match=r"must be made by task\.job"):
+    with pytest.raises(ConfigurationError, match=r"must be created with task\.job"):
         local.schedule("s", Every(1), report)  # type: ignore[arg-type]
-    with pytest.raises(ConfigurationError, match="cannot have the option delay"):
+    with pytest.raises(ConfigurationError, match="cannot have the option 'delay'"):
         local.schedule("s", Every(1), report.options(delay=5).job())
     with pytest.raises(SerializationError):
         local.schedule("s", Every(1), report.job(object()))
@@ -127,22 +128,22 @@ def test_a_flow_cannot_be_scheduled(local: App) -> None:
         return len(text)
 
     for job in (count.after(fetch.job()).job(), count.job()):
-        with pytest.raises(ConfigurationError, match="a schedule adds single jobs"):
+        with pytest.raises(ConfigurationError, match=r"A schedule adds single jobs"):
             local.schedule("s", Every(1), job)
     queue = local.sync_queue("default")
     native = queue.job("native", {}).after(Children((fetch.job(),), "fail"))
     for flow in (count.after(fetch.job()).job(), native):
-        with pytest.raises(ConfigurationError, match=r"a schedule adds single jobs.* waits for"):
+        with pytest.raises(ConfigurationError, match=r"A schedule adds single jobs.* has children"):
             queue.upsert_schedule("s", Every(1), flow)
-    told = "parameter text of task count takes what child fetch returns: give the argument itself"
+    told = "parameter 'text' of task 'count' needs the result of child 'fetch': pass the argument"
     with pytest.raises(ConfigurationError, match=told):
         queue.upsert_schedule("s", Every(1), count.job())
     with pytest.raises(ConfigurationError, match=told):
         local.schedule("s", Every(1), count.job())
-    with pytest.raises(ConfigurationError, match="belongs to queue other"):
+    with pytest.raises(ConfigurationError, match="belongs to queue 'other'"):
         queue.upsert_schedule("s", Every(1), local.sync_queue("other").job("native", {}))
     local.schedule("s", Every(1), count.job(text="abc"))
-    with pytest.raises(ConfigurationError, match="a schedule adds single jobs"):
+    with pytest.raises(ConfigurationError, match=r"A schedule adds single jobs"):
 
         @local.task(schedule=Every(1))
         def size(text: str = from_child(fetch)) -> int:

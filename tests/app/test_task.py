@@ -94,8 +94,8 @@ REFUSED: list[tuple[Any, str]] = [
     (lambda: None, "a lambda has no name"),
     (generates, "it is a generator"),
     (generates_async, "it is a generator"),
-    (send, "it is a task already"),
-    (takes_any, r"\*args: a job stores its arguments by name"),
+    (send, "it is already a task"),
+    (takes_any, r"\*args, because a job stores its arguments by name"),
     (takes_private, "two underscores"),
 ]
 
@@ -164,7 +164,7 @@ def test_two_different_breakers_on_one_queue_are_refused(fresh: App) -> None:
     @fresh.task(queue="other", circuit_breaker=CircuitBreaker(threshold=1, duration=1))
     def elsewhere() -> None: ...
 
-    with pytest.raises(ConfigurationError, match=r"task first at .* and of task third at"):
+    with pytest.raises(ConfigurationError, match=r"task 'first' .* and of task 'third'"):
 
         @fresh.task(queue="emails", circuit_breaker=CircuitBreaker(threshold=6, duration=30))
         def third() -> None: ...
@@ -260,8 +260,8 @@ WRONG_IN_A_CALL: list[tuple[dict[str, Any], str]] = [
     ({"job_id": "12"}, "job_id"),
     ({"dedup": 5}, "dedup"),
     ({"queue": ""}, "queue name"),
-    ({"backoff": Backoff.custom(lambda *_: 1)}, "cannot be stored"),
-    ({"error_backoffs": {"E": Backoff.custom(lambda *_: 1)}}, "cannot be stored"),
+    ({"backoff": Backoff.custom(lambda *_: 1)}, "cannot store a function"),
+    ({"error_backoffs": {"E": Backoff.custom(lambda *_: 1)}}, "cannot store a function"),
     ({"prioritty": 1}, r"work\.options\(\) has no option 'prioritty' \(did you mean priority\?\)"),
 ]
 

@@ -19,8 +19,8 @@ def failed(shop: Shop) -> Shop:
 
 def test_failed_jobs_run_again(failed: Shop) -> None:
     assert failed("retry", "default", "1", "2").splitlines() == [
-        "job 1 runs again",
-        "job 2 runs again",
+        "job 1 will be retried",
+        "job 2 will be retried",
     ]
     counts = failed.queue("default").counts()
     assert (counts["waiting"], counts["failed"]) == (2, 1)
@@ -29,13 +29,13 @@ def test_failed_jobs_run_again(failed: Shop) -> None:
 def test_each_of_several_jobs_is_reported_and_one_failure_is_a_failure(failed: Shop) -> None:
     result = failed.run("retry", "default", "99", "1", "1", "meta")
     assert result.exit_code == 1
-    assert result.stdout == "job 1 runs again\n"
+    assert result.stdout == "job 1 will be retried\n"
     assert result.stderr.splitlines() == [
         "taskbull: Job '99' not found in queue 'default'",
         "taskbull: Job 'meta' not found in queue 'default'",
     ]
     said = failed.run("retry", "default", "1").stderr
-    assert said.rstrip().endswith("is not in the required state: it is waiting")
+    assert said.rstrip().endswith("it is waiting, not failed")
 
 
 def test_the_report_is_json_if_asked(failed: Shop) -> None:
@@ -51,7 +51,7 @@ def test_all_failed_jobs_run_again(failed: Shop) -> None:
         "state": "failed",
         "retried": 3,
     }
-    assert failed("retry-all", "default") == "0 jobs of queue default will run again\n"
+    assert failed("retry-all", "default") == "retried 0 jobs in queue default\n"
 
 
 def test_jobs_get_all_their_attempts_anew_if_asked(failed: Shop) -> None:
@@ -77,7 +77,7 @@ def test_only_what_failed_since_a_time_runs_again(failed: Shop) -> None:
 def test_completed_jobs_run_again_if_asked(shop: Shop) -> None:
     shop("call", "resize", "path=a")
     shop.work()
-    assert shop("retry-all", "default", "--state", "completed").startswith("1 job of")
+    assert shop("retry-all", "default", "--state", "completed").startswith("retried 1 job in")
     shop.work()
     shop("retry", "default", "1", "--state", "completed")
     assert shop.queue("default").counts()["waiting"] == 1
@@ -85,7 +85,7 @@ def test_completed_jobs_run_again_if_asked(shop: Shop) -> None:
 
 def test_delayed_jobs_run_now(cli: CommandLine) -> None:
     cli.queue("emails").add("send", delay=3600)
-    assert cli("promote", "emails", "1") == "job 1 is no longer delayed\n"
+    assert cli("promote", "emails", "1") == "job 1 will run now\n"
     assert cli.queue("emails").counts()["waiting"] == 1
     assert "it is waiting" in cli.fails("promote", "emails", "1")
 
@@ -94,9 +94,9 @@ def test_a_queue_is_paused_and_resumed(cli: CommandLine) -> None:
     cli.queue("emails").add("send")
     assert cli("pause", "emails") == "queue emails is paused; 0 jobs still running\n"
     assert cli.queue("emails").is_paused()
-    assert "was paused already" in cli("pause", "emails")
+    assert "was already paused" in cli("pause", "emails")
     assert cli.json("pause", "emails") == {"queue": "emails", "paused": True, "changed": False}
-    assert cli("resume", "emails") == "queue emails is no longer paused\n"
+    assert cli("resume", "emails") == "queue emails resumed\n"
     assert not cli.queue("emails").is_paused()
     assert cli("resume", "emails") == "queue emails was not paused\n"
     assert cli.json("resume", "emails") == {"queue": "emails", "paused": False, "changed": False}
@@ -141,7 +141,7 @@ def test_without_a_terminal_nothing_is_destroyed_unless_yes_is_said(
 
 def test_jobs_are_removed(cli: CommandLine) -> None:
     cli.queue("emails").add_bulk([("send", {})] * 2)
-    assert cli("remove", "emails", "1", "--yes") == "job 1 is removed\n"
+    assert cli("remove", "emails", "1", "--yes") == "job 1 deleted\n"
     assert cli.queue("emails").get_job("1") is None
     assert "Job '1' not found" in cli.fails("remove", "emails", "1", "--yes")
 
@@ -188,14 +188,14 @@ def test_a_running_job_is_not_removed(cli: CommandLine) -> None:
     with redis.Redis.from_url(cli.url) as client:
         client.rpoplpush(f"{cli.prefix}:emails:wait", f"{cli.prefix}:emails:active")
         client.set(f"{cli.prefix}:emails:1:lock", "token")
-    assert "Job 1 in queue emails is running" in cli.fails("remove", "emails", "1", "--yes")
+    assert "job '1' in queue 'emails': it is running" in cli.fails("remove", "emails", "1", "--yes")
     assert cli.queue("emails").counts()["active"] == 1
 
 
 def test_waiting_jobs_are_drained(cli: CommandLine) -> None:
     queue = cli.queue("emails")
     queue.add_bulk([("a", {}), ("b", {}, {"priority": 1}), ("c", {}, {"delay": 60})])
-    assert cli("drain", "emails", "--yes") == "2 jobs removed from queue emails\n"
+    assert cli("drain", "emails", "--yes") == "deleted 2 jobs from queue emails\n"
     assert cli.json("drain", "emails", "--yes", "--delayed") == {"queue": "emails", "removed": 1}
 
 
@@ -208,15 +208,15 @@ def test_jobs_of_a_state_are_cleaned(failed: Shop) -> None:
         "removed": 1,
         "ids": ["1"],
     }
-    assert failed(*words) == "2 failed jobs removed from queue default\n"
+    assert failed(*words) == "deleted 2 failed jobs from queue default\n"
 
 
 def test_a_queue_is_obliterated(cli: CommandLine) -> None:
     cli.queue("emails").add_bulk([("send", {})] * 3)
-    assert cli("obliterate", "emails", "--yes") == "queue emails is removed, with 3 jobs\n"
+    assert cli("obliterate", "emails", "--yes") == "deleted queue emails and 3 jobs\n"
     with redis.Redis.from_url(cli.url) as client:
         assert client.keys(f"{cli.prefix}:*") == []
-    assert "does not exist" in cli.fails("obliterate", "emails", "--yes")
+    assert "not found" in cli.fails("obliterate", "emails", "--yes")
 
 
 def test_a_queue_with_running_jobs_is_obliterated_by_force_only(cli: CommandLine) -> None:

@@ -101,7 +101,7 @@ def test_a_disk_that_cannot_be_written_is_a_problem(
         wait_until(lambda: client.info()["rdb_last_bgsave_status"] == "err", "it fails to save")
     text = diagnose(open_cli, server.url)
     assert re.search(r"problem .*MISCONF", text)
-    assert "the space on its disk" in text
+    assert "its disk space" in text
     assert "MISCONF" in panel(server.url)
 
 
@@ -164,8 +164,8 @@ def test_tls_and_none_mixed_up_are_told(
     certificates = Certificates(tmp_path)
     with tls_in_front_of(("127.0.0.1", server.port), certificates) as proxy:
         plain = proxy.url.replace("rediss://", "redis://")
-        assert "write rediss:// instead of redis://" in diagnose(open_cli, plain)
-        assert "write rediss:// instead of redis://" in panel(plain)
+        assert "use rediss:// instead of redis://" in diagnose(open_cli, plain)
+        assert "use rediss:// instead of redis://" in panel(plain)
         assert "?ssl_ca_certs=" in diagnose(open_cli, proxy.url)
     wrong = Certificates(tmp_path, host="elsewhere.example")
     with tls_in_front_of(("127.0.0.1", server.port), wrong) as proxy:

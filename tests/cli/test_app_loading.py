@@ -63,10 +63,10 @@ def test_without_an_app_it_is_told_what_was_tried(
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        ("[tool.taskbull]\napp = 5\n", "app must be module:attribute, not 5"),
+        ("[tool.taskbull]\napp = 5\n", "app must be module:attribute, got 5"),
         ("[tool", "cannot be read"),
-        ('[tool.taskbull]\napp = "nope:app"\n', "there is no module 'nope'"),
-        ("[tool]\ntaskbull = 5\n", "No app given"),
+        ('[tool.taskbull]\napp = "nope:app"\n', "no module named 'nope'"),
+        ("[tool]\ntaskbull = 5\n", "No app found"),
     ],
 )
 def test_a_wrong_project_file_is_told(nowhere: Path, content: str, said: str) -> None:
@@ -110,7 +110,10 @@ def test_of_several_apps_in_the_working_directory_none_is_chosen(
     first, second = sorted([write_shop(), write_shop()])
     with pytest.raises(click.ClickException) as caught:
         find_app(None)
-    assert f"such as -A {first}:app; there is also {second}:app" in caught.value.message
+    assert (
+        f"({first}:app, {second}:app): choose one with -A, such as -A {first}:app"
+        in caught.value.message
+    )
 
 
 def test_an_app_that_fails_to_import_is_told_with_the_place(nowhere: Path) -> None:
@@ -170,7 +173,7 @@ ENDLESS = "import time\nwhile True:\n    try:\n        time.sleep(60)\n    "
         ("raise SystemExit('usage: shop')", "SystemExit: usage: shop"),
         ("import no_such_module_here", "no_such_module_here"),
         ("app.include_nothing()", "AttributeError"),
-        ("app = 5", "is not an App"),
+        ("app = 5", "must be an App, got int"),
         ("app = App('x', include=['broken_part'])", "SyntaxError"),
         (f"{ENDLESS}except Exception:\n        pass", "Its import took more than 0.1 s"),
         (f"{ENDLESS}except:\n        time.sleep(60)", "Its import took more than 0.1 s"),
@@ -227,7 +230,9 @@ def test_of_several_apps_none_is_used_where_none_is_needed(
     first, second = sorted([write_shop(), write_shop()])
     result = cli.run("queues", "--json", "--prefix", cli.prefix)
     assert (result.exit_code, result.stdout) == (0, "[]\n")
-    assert f"such as -A {first}:app; there is also {second}:app" in result.stderr
+    assert (
+        f"({first}:app, {second}:app): choose one with -A, such as -A {first}:app" in result.stderr
+    )
 
 
 def test_apps_of_tests_and_benchmarks_are_not_guessed(nowhere: Path) -> None:
@@ -235,7 +240,7 @@ def test_apps_of_tests_and_benchmarks_are_not_guessed(nowhere: Path) -> None:
         (nowhere / folder).mkdir()
         (nowhere / folder / "__init__.py").touch()
         (nowhere / folder / "app.py").write_text(GUESSED)
-    with pytest.raises(click.ClickException, match="No app given"):
+    with pytest.raises(click.ClickException, match="No app found"):
         find_app(None)
 
 
@@ -272,11 +277,11 @@ def test_a_project_that_others_could_have_written_is_ignored(
         os.chown(path, 54321, 54321)
     else:
         path.chmod(0o1777 if path.is_dir() else 0o666)  # as /tmp has it
-    with pytest.raises(click.ClickException, match="No app given"):
+    with pytest.raises(click.ClickException, match="No app found"):
         find_app(None)
     said = capsys.readouterr().err
     reason = "owned by another user (uid 54321)" if trial == "owner" else "writable by other users"
-    assert f"{path} is {reason}. To use it, name the app with -A or TASKBULL_APP" in said
+    assert f"{path} is {reason}. To use it, pass the app with -A or TASKBULL_APP" in said
     assert len(said.splitlines()) == 1
     # What is named is used, wherever it is: containers run as root in folders of other users.
     monkeypatch.chdir(project)
@@ -296,7 +301,7 @@ def test_an_app_that_others_could_have_written_is_not_guessed(
         part = ".real"
     path = (project / part).resolve()
     path.chmod(0o777)
-    with pytest.raises(click.ClickException, match="No app given"):
+    with pytest.raises(click.ClickException, match="No app found"):
         find_app(None)
     said = capsys.readouterr().err
     assert f"ignored part.shop_s4:app: {path} is writable by other users" in said

@@ -183,12 +183,12 @@ def test_it_asks_for_the_password_of_the_environment(tmp_path: Path, server: Rea
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("--host", "0.0.0.0"), "--auth-env NAME"),
-        (("--host", "::"), "--auth-env NAME"),
-        (("--host", "example.org"), "--auth-env NAME"),
+        (("--host", "0.0.0.0"), "--auth-env"),
+        (("--host", "::"), "--auth-env"),
+        (("--host", "example.org"), "--auth-env"),
         (("--auth-env", "NOT_SET_ANYWHERE"), "NOT_SET_ANYWHERE is not set"),
         (("--auth", "ann"), "must be user:password"),
-        (("--auth", "a:b", "--auth-env", "X"), "give one of them"),
+        (("--auth", "a:b", "--auth-env", "X"), "cannot be used together"),
         (("--allow", "fly"), "there is no action 'fly'"),
         (("--redis", "nowhere://"), "nowhere"),
     ],

@@ -119,7 +119,7 @@ def test_what_an_acl_rule_forbids_is_told(
     [
         ("redis://:wrong@127.0.0.1:{port}", "into the URL"),
         ("redis://127.0.0.1:{port}", "into the URL"),
-        ("rediss://127.0.0.1:{port}", "write redis:// instead of rediss://"),
+        ("rediss://127.0.0.1:{port}", "use redis:// instead of rediss://"),
         ("redis://:secret@127.0.0.1:1", "-A module:app names the app"),
         ("http://127.0.0.1", "must start with one of"),
     ],

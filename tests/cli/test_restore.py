@@ -90,7 +90,7 @@ def test_one_line_that_cannot_be_added_keeps_all_out(
 def test_a_file_of_something_else_is_refused(cli: CommandLine, tmp_path: Path) -> None:
     file = tmp_path / "x"
     file.write_bytes(b"[1, 2]\n")
-    assert "line 1: it is not the copy of a job" in cli.fails("restore", str(file), code=2)
+    assert "line 1: not a copy of a job" in cli.fails("restore", str(file), code=2)
     assert "No such file" in cli.fails("restore", str(tmp_path / "none"), code=2)
 
 
@@ -143,5 +143,5 @@ def test_the_lines_are_named_that_could_not_be_added(
         assert result.exit_code == 1
         assert len(result.stdout.splitlines()) == 250
         assert f"{file}, lines 251 to 251: " in result.stderr
-        assert "The lines before were added, these and those after them not" in result.stderr
+        assert "Earlier lines were added. These and later lines were not added" in result.stderr
         assert admin.llen("bull:emails:wait") == 250

@@ -75,7 +75,7 @@ def test_schedules_are_listed_with_their_rules_in_words(cli: CommandLine) -> Non
 
 def test_without_schedules_there_is_nothing(cli: CommandLine) -> None:
     assert cli.json("schedules") == []
-    assert "Queue nowhere does not exist" in cli.fails("schedules", "nowhere")
+    assert "Queue 'nowhere' not found" in cli.fails("schedules", "nowhere")
 
 
 def test_hostile_schedules_are_shown_all_the_same(cli: CommandLine, admin: redis.Redis) -> None:
@@ -120,7 +120,7 @@ def test_a_pattern_is_previewed_without_redis(cli: CommandLine) -> None:
         (("0 25 * * *",), "hour '25' must be in 0-23"),
         (("no",), "must have 5 fields"),
         (("0 0 30 2 *",), "never runs"),
-        (("* * * * *", "--tz", "Mars/Base"), "time zone 'Mars/Base' is not known"),
+        (("* * * * *", "--tz", "Mars/Base"), "unknown time zone 'Mars/Base'"),
         (("* * * * *", "-n", "0"), "0 is not in the range"),
         (("* * * * *", "--from", "yesterday"), "is not a date and time"),
         (("* * * * *", "--from", "2027-01-01T00:00:00"), "has no time zone"),
@@ -139,7 +139,7 @@ def test_a_schedule_is_run_now(cli: CommandLine) -> None:
     queue = cli.queue("reports")
     queue.upsert_schedule("nightly", NIGHTLY, queue.job("report", {"region": "eu"}))
     said = cli("schedules", "run", "reports", "nightly")
-    assert said == "job 2 (report) was added to queue reports\n"
+    assert said == "job 2 (report) added to queue reports\n"
     assert cli.json("schedules", "run", "reports", "nightly") == {
         "queue": "reports",
         "schedule": "nightly",
@@ -157,7 +157,9 @@ def test_a_schedule_is_removed_after_a_question(cli: CommandLine) -> None:
     queue = cli.queue("reports")
     queue.upsert_schedule("nightly", NIGHTLY, queue.job("report"))
     said = cli.fails("schedules", "remove", "reports", "nightly", code=2)
-    assert said.startswith("taskbull: Remove schedule nightly from queue reports? Cannot ask for")
+    assert said.startswith(
+        "taskbull: Remove schedule 'nightly' from queue 'reports'? Cannot ask for"
+    )
     cli("schedules", "remove", "reports", "nightly", "--yes")
     assert queue.schedules() == []
     cli.fails("schedules", "remove", "reports", "nightly", "--yes")
@@ -166,7 +168,7 @@ def test_a_schedule_is_removed_after_a_question(cli: CommandLine) -> None:
 def test_a_declared_schedule_comes_back_and_the_question_says_so(declaring: Shop) -> None:
     declaring("schedules", "sync")
     said = declaring.fails("schedules", "remove", "reports", "nightly", code=2)
-    assert "App shop declares it: its next worker writes it again" in said
+    assert "App 'shop' declares it, so its next worker will write it again" in said
 
 
 def test_what_the_app_declares_is_written_without_a_worker(declaring: Shop) -> None:

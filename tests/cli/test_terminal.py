@@ -76,7 +76,7 @@ def test_a_person_is_asked_before_anything_is_destroyed(cli: CommandLine, nowher
         terminal.read_until("[y/N]")
         terminal.type("y\n")
         assert terminal.end() == 0
-    assert "queue emails is removed, with 3 jobs" in terminal.seen
+    assert "deleted queue emails and 3 jobs" in terminal.seen
 
 
 @pytest.mark.parametrize("words", [("drain", "emails"), ("events", "emails")])

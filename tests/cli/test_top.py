@@ -14,7 +14,15 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from taskbull.cli.commands.top import TopState, cells, emptied, ordered, rate, run_by, sparkline
+from taskbull.cli.commands.top import (
+    TopState,
+    cells,
+    drained_in,
+    ordered,
+    rate,
+    sparkline,
+    workers,
+)
 from taskbull.cli.top import draw, names_of
 from taskbull.core.queue_health import QueueFacts, Throughput
 from taskbull.core.states import STATES
@@ -40,18 +48,18 @@ def test_a_row_has_what_matters() -> None:
     )
     assert cells(one) == [
         *("emails", "12,840", "4 min", "200", "310", "1,032", "41", "38"),
-        *("███████████▇", "1py 1js", "growing"),
+        *("███████████▇", "1 Python, 1 Node", "growing"),
     ]
 
 
 def test_a_paused_queue_and_one_without_workers_say_so() -> None:
     assert cells(facts(paused=True, counts={"paused": 88}))[0] == "emails ‖"
-    assert emptied(facts(paused=True, counts={"paused": 88})) == "paused"
+    assert drained_in(facts(paused=True, counts={"paused": 88})) == "paused"
     nobody = facts(counts={"waiting": 1}, records=[], connected=[])
-    assert (emptied(nobody), run_by(nobody)) == ("never", "nobody")
+    assert (drained_in(nobody), workers(nobody)) == ("never", "none")
     unknown = facts(counts={"waiting": 1}, records=[], connected=None)
-    assert (emptied(unknown), run_by(unknown)) == ("?", "?")
-    assert emptied(facts()) == "-"
+    assert (drained_in(unknown), workers(unknown)) == ("?", "?")
+    assert drained_in(facts()) == "-"
 
 
 @pytest.mark.parametrize(
@@ -72,13 +80,13 @@ def test_what_is_unknown_of_an_hour_is_not_drawn_as_nothing() -> None:
 def test_queues_are_sorted() -> None:
     few, many = facts(counts={"waiting": 1}), facts(counts={"failed": 5})
     assert ordered([few, many], "failed") == [many, few]
-    assert ordered([many, few], "wait") == [few, many]
+    assert ordered([many, few], "waiting") == [few, many]
 
 
 def test_keys_change_what_is_seen() -> None:
     chosen = TopState()
     assert [(chosen := chosen.after("s", NAMES)).sort for _ in range(4)] == [
-        *("wait", "failed", "out/s", "name"),
+        *("waiting", "failed", "out/s", "name"),
     ]
     assert chosen.after("down", NAMES).queue == "a"
     assert chosen.after("up", NAMES).queue == "c"
@@ -120,9 +128,9 @@ def shown(*queues: QueueFacts, chosen: TopState | None = None) -> str:
 def test_the_screen_has_trouble_first() -> None:
     text = shown(facts(counts={"waiting": 7}, records=[], connected=[]))
     assert text.index("! emails  7 waiting, no worker connected") < text.index("QUEUE")
-    assert "Nothing is wrong." in shown(facts())
-    assert "There are no queues yet." in shown()
-    assert "p freeze" in shown(chosen=TopState(help=True))
+    assert "All queues are healthy." in shown(facts())
+    assert "No queues yet." in shown()
+    assert "p pause" in shown(chosen=TopState(help=True))
 
 
 def test_a_queue_fills_the_screen_and_nothing_is_obeyed() -> None:
@@ -141,14 +149,14 @@ def test_without_a_terminal_it_is_one_table(cli: CommandLine) -> None:
     result = cli.run("top", *cli.where)
     assert result.exit_code == 0
     header, row = result.stdout.splitlines()
-    assert header.split()[:3] == ["QUEUE", "WAIT", "SINCE"]
+    assert header.split()[:3] == ["QUEUE", "WAITING", "OLDEST"]
     assert row.split()[:2] == ["emails", "1"]
     assert "! emails: 1 waiting, no worker connected" in result.stderr
     [told] = cli.json("top")["queues"]
     assert told.keys() == {"name", "counts", "rates", "workers", "trouble", "problem"}
     assert (told["name"], told["counts"]["waiting"]) == ("emails", 1)
-    assert told["workers"] == {"ours": 0, "others": 0, "told": True}
-    assert [trouble["code"] for trouble in told["trouble"]] == ["nobody"]
+    assert told["workers"] == {"taskbull": 0, "other": 0, "complete": True}
+    assert [trouble["code"] for trouble in told["trouble"]] == ["no_worker"]
     json.dumps(told, allow_nan=False)
 
 
@@ -177,7 +185,7 @@ def test_in_a_terminal_it_lives_until_q(cli: CommandLine) -> None:
             read_until(ours, "1 waiting, no worker connected")
             cli.queue("reports").add("make")
             os.write(ours, b"?")
-            read_until(ours, "p freeze")
+            read_until(ours, "p pause")
             os.write(ours, b"\x1b[B\r")
             read_until(ours, "No worker is connected to 'emails'")
             os.write(ours, b"q")

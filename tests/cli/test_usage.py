@@ -48,7 +48,7 @@ def test_redis_away_is_one_sentence_at_once(
 ) -> None:
     said = open_cli(AWAY, "bull").fails(*words)
     assert said.startswith(
-        "taskbull: Redis at 127.0.0.1:1 cannot be used: Connection refused. Start a server, or say"
+        "taskbull: Cannot use Redis at 127.0.0.1:1: Connection refused. Start a server, or set"
     )
     assert len(said.splitlines()) == 1
     assert "secret" not in said
@@ -70,7 +70,7 @@ def test_a_call_with_redis_away_is_one_sentence_at_once(nowhere: Path) -> None:
     done = run("call", "add", "a=1", "b=2", "-A", "far_away:app", "--wait", cwd=nowhere)
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr.startswith(
-        "taskbull: Redis at 127.0.0.1:1 cannot be used: Connection refused. Start a server, or say"
+        "taskbull: Cannot use Redis at 127.0.0.1:1: Connection refused. Start a server, or set"
     )
     assert len(done.stderr.splitlines()) == 1
 
@@ -91,14 +91,14 @@ def test_wrong_usage_is_2(nowhere: Path, words: tuple[str, ...]) -> None:
         (("queues", "--redis", "http://localhost"), "it must start with one of redis://"),
         (("queues", "--redis", "redis://localhost:x"), "'localhost:x' is not a host and port"),
         (("queues", "--prefix", ""), "prefix must not be empty"),
-        (("jobs", "a:b"), "queue name must have no ':'"),
+        (("jobs", "a:b"), "queue name must not contain ':'"),
         (("jobs", "emails", "--limit", "0"), "0 is not in the range"),
-        (("tasks",), "No app given"),
-        (("call", "x"), "No app given"),
+        (("tasks",), "No app found"),
+        (("call", "x"), "No app found"),
         (("tasks", "-A", "shop"), "'shop' must be module:attribute, such as 'shop:app'"),
-        (("tasks", "-A", "no_such_module:app"), "there is no module 'no_such_module'"),
+        (("tasks", "-A", "no_such_module:app"), "no module named 'no_such_module'"),
         (("tasks", "-A", "json:app"), "has no attribute 'app'"),
-        (("tasks", "-A", "json:loads"), "'json:loads' is not an App"),
+        (("tasks", "-A", "json:loads"), "'json:loads' must be an App, got "),
         (("completion", "powershell"), "is not one of 'bash', 'zsh', 'fish'"),
     ],
 )

@@ -56,7 +56,7 @@ def scene(cli: CommandLine) -> Any:
 
 def test_a_job_that_is_not_there_ends_with_one(scene: Scene) -> None:
     scene.queue.add("send")
-    assert scene.codes("99", code=1) == ["never_was"]
+    assert scene.codes("99", code=1) == ["never_added"]
     assert scene.codes("gone-1", code=1) == ["gone"]
     assert scene.codes("meta", code=1) == ["gone"]
     scene.queue.remove("1")
@@ -113,12 +113,12 @@ def test_doom_and_expiry_are_told(scene: Scene) -> None:
     scene.queue.add("send")
     scene.record()
     scene.field(defa="cancelled: by ann", opts='{"expires":3600000}')
-    assert scene.codes() == ["doomed", "expires"]
+    assert scene.codes() == ["will_fail", "expires"]
 
 
 def test_what_holds_the_queue_holds_the_job(scene: Scene) -> None:
     scene.queue.add("send")
-    assert scene.codes() == ["nobody"]
+    assert scene.codes() == ["no_worker"]
     scene.record(tasks=["sned"])
     assert scene.codes() == ["task_unknown"]
     assert "did you mean sned?" in scene.cli("why", "emails", "1")
@@ -189,7 +189,7 @@ def test_a_queue_is_explained_without_an_id(scene: Scene) -> None:
     scene.queue.add("send")
     found = scene.cli.json("why", "emails")
     assert (found["id"], found["state"]) == (None, "unattended")
-    assert [reason["code"] for reason in found["reasons"]] == ["nobody", "waiting"]
+    assert [reason["code"] for reason in found["reasons"]] == ["no_worker", "waiting"]
     scene.record()
     assert "1 job is waiting; it has waited" in scene.cli("why", "emails")
 
@@ -202,4 +202,4 @@ def test_an_unknown_queue_is_a_mistake(scene: Scene) -> None:
 def test_a_job_shows_why(shop: Shop) -> None:
     shop.run("call", "send_email", "to=ann", "subject=Hi")
     assert "No worker is connected to 'emails'" in shop("job", "emails", "1")
-    assert shop.json("job", "emails", "1")["why"][0]["code"] == "nobody"
+    assert shop.json("job", "emails", "1")["why"][0]["code"] == "no_worker"

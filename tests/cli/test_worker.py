@@ -361,7 +361,7 @@ def test_what_fingers_type_that_know_celery(folder: Path, url: str) -> None:
     [
         (["worker", "tasks"], "'tasks' must be module:attribute, such as 'tasks:app'"),
         in_full(["worker", "-A", "tasks.app"], "such as 'tasks:app'"),
-        (["worker", "nothing:app"], "there is no module 'nothing'"),
+        (["worker", "nothing:app"], "no module named 'nothing'"),
         pytest.param(
             ["worker", "tasks:nothing"], "has no attribute 'nothing'", marks=pytest.mark.full
         ),
@@ -381,7 +381,7 @@ def test_what_fingers_type_that_know_celery(folder: Path, url: str) -> None:
         in_full(["worker", "tasks:app", "-q", "a:0"], "as in -q a:5"),
         pytest.param(
             ["worker", "tasks:app", "-q", "a,,b"],
-            "the name of a queue is missing",
+            "a queue name is empty",
             marks=pytest.mark.full,
         ),
         (["worker", "broken:app", "--processes", "2"], "broken.py:2"),

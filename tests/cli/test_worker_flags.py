@@ -70,7 +70,7 @@ def test_what_a_process_is_among_others(words: list[str], supervises: bool, firs
         (["--no-supervisor", "--reload"], "--reload needs the supervisor"),
         (["--no-supervisor", "--max-jobs", "1"], "--max-jobs needs the supervisor"),
         (["--uvloop", "--backend", "trio"], "--uvloop is for asyncio"),
-        (["-q", "a:x"], "after the colon comes the number"),
+        (["-q", "a:x"], "the number after the colon must be a concurrency"),
     ],
 )
 def test_flags_that_do_not_go_together_are_refused(words: list[str], message: str) -> None:

@@ -143,12 +143,12 @@ def test_the_millionth_attempt_does_not_overflow(curve: Curve) -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: Backoff.fixed(0), "backoff delay must be greater than 0, not 0"),
-        (lambda: Backoff.linear(-1), "backoff delay must be greater than 0, not -1"),
+        (lambda: Backoff.fixed(0), "backoff delay must be greater than 0, got 0"),
+        (lambda: Backoff.linear(-1), "backoff delay must be greater than 0, got -1"),
         (lambda: Backoff.exponential(WRONG), "backoff delay must be seconds"),
         (lambda: Backoff.exponential(math.nan), "backoff delay"),
         (lambda: Backoff.fixed(True), "backoff delay"),
-        (lambda: Backoff.fixed(1, max_delay=-1), "backoff max_delay must be 0 or more, not -1"),
+        (lambda: Backoff.fixed(1, max_delay=-1), "backoff max_delay must be 0 or more, got -1"),
         (lambda: Backoff.fixed(1, jitter=1.5), "backoff jitter must be a number from 0 to 1"),
         (lambda: Backoff.fixed(1, jitter=-0.1), "backoff jitter"),
         (lambda: Backoff.fixed(1, jitter=WRONG), "backoff jitter"),

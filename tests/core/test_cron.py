@@ -137,7 +137,7 @@ def test_a_day_and_a_weekday_are_alternatives(pattern: str, days: list[int]) -> 
     ],
 )
 def test_what_is_no_line_is_refused(pattern: str) -> None:
-    with pytest.raises(ConfigurationError, match="cron line"):
+    with pytest.raises(ConfigurationError, match="cron pattern"):
         parse_cron(pattern)
 
 

@@ -43,7 +43,7 @@ def test_what_is_no_duration_is_refused_by_name_and_value(value: object) -> None
 
 
 def test_zero_is_refused_where_it_makes_no_sense() -> None:
-    with pytest.raises(ConfigurationError, match="timeout must be greater than 0, not 0"):
+    with pytest.raises(ConfigurationError, match="timeout must be greater than 0, got 0"):
         seconds("timeout", 0, positive=True)
 
 

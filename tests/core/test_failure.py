@@ -79,7 +79,7 @@ def caught(function: Any, *args: Any) -> BaseException:
         (UnrecoverableError("no such card"), "no such card"),
         (TransientError("busy"), "busy"),
         (PermanentError(), "PermanentError"),
-        (CorruptJob("5", "opts", "bad"), "Field opts of job 5 cannot be read: bad"),
+        (CorruptJob("5", "opts", "bad"), "Cannot read field 'opts' of job '5': bad"),
         (CardDeclined("no such card"), "CardDeclined: no such card"),
         (
             ExceptionGroup("g", [ValueError("a"), ExceptionGroup("h", [KeyError("b")])]),

@@ -98,23 +98,26 @@ REFUSED: dict[str, tuple[Branch, str]] = {
         branch("top", branch("a", branch("b", job_id="x")), job_id="x"),
         "job x of queue q would wait for itself",
     ),
-    "a dedup key": (branch("top", branch("a", dedup=Dedup("k"))), "job a of a flow has a dedup"),
-    "a dedup key of the root": (branch("top", branch("a"), dedup="k"), "job top of a flow"),
+    "a dedup key": (
+        branch("top", branch("a", dedup=Dedup("k"))),
+        "Job 'a' of a flow cannot have a dedup",
+    ),
+    "a dedup key of the root": (branch("top", branch("a"), dedup="k"), "Job 'top' of a flow"),
     "a child that waits and is not kept": (
         branch("top", (branch("a", keep_failed=Keep.none()), "wait")),
-        "would run as if all were well",
+        "would run as if it had completed",
     ),
     "no child to take from": (
         branch("count", branch("other"), needs=(NEED,)),
-        "parameter text of task count takes the result of one child fetch, and the job has none",
+        "Parameter 'text' of task 'count' needs exactly one child 'fetch', but the job has none",
     ),
     "two children to take from": (
         branch("count", branch("fetch"), branch("fetch"), needs=(NEED,)),
-        "the job has 2: from_children takes the results of several",
+        "the job has 2: use from_children for several",
     ),
     "a child that lacks its child": (
         branch("top", branch("count", needs=(NEED,))),
-        "parameter text of task count",
+        "Parameter 'text' of task 'count'",
     ),
 }
 

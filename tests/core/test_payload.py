@@ -116,7 +116,7 @@ def test_a_value_is_written_compactly_as_msgspec_does(value: object, text: str) 
 @pytest.mark.parametrize(
     ("value", "message"),
     [
-        (math.nan, "data is nan, which JSON cannot hold"),
+        (math.nan, "data is nan, which cannot be serialized to JSON"),
         ({"a": [1, math.inf]}, r"data.a\[1\] is inf"),
         ({"a": -math.inf}, "data.a is -inf"),
         ({"a": float("1e400")}, "data.a is inf"),
@@ -127,7 +127,7 @@ def test_a_value_is_written_compactly_as_msgspec_does(value: object, text: str) 
         ([Share("nan")], r"data\[0\] is nan"),
         (Point(math.nan), "data.x is nan"),
         (Person(2**70), "data.name is an integer beyond"),
-        ({1: "a"}, r"data has the key 1 \(int\)"),
+        ({1: "a"}, r"data has the key 1 of type int"),
         ({"a": {-1: "a"}}, r"data.a has the key -1"),
         ({1.5: "a"}, "data has the key 1.5"),
         ({Level.HIGH: "a"}, "data has the key 7"),
@@ -168,7 +168,7 @@ def test_a_big_integer_is_found_wherever_it_is(around: object, number: int) -> N
 
 @given(json_values, st.sampled_from([math.nan, math.inf, -math.inf]))
 def test_a_nan_is_found_wherever_it_is(around: object, number: float) -> None:
-    with pytest.raises(SerializationError, match="JSON cannot hold"):
+    with pytest.raises(SerializationError, match="cannot be serialized to JSON"):
         encode({"a": around, "b": {"c": number}}, "data")
 
 
@@ -186,7 +186,9 @@ WRONG = [math.nan, -math.inf, 2**53, [1, {"k": 10**30}], {1: "a"}, Point(math.na
 def test_the_same_is_found_beside_a_long_text(value: object, others: int) -> None:
     around = {"long": "x" * 10_000, "few or many": list(range(others))}
     assert decode(encode(around, "data")) == around
-    with pytest.raises(SerializationError, match=r"data.value.* (JSON cannot|beyond|has the key)"):
+    with pytest.raises(
+        SerializationError, match=r"data.value.* (cannot be serialized|beyond|has the key)"
+    ):
         encode({**around, "value": value}, "data")
 
 

@@ -308,7 +308,7 @@ def test_a_job_that_cannot_be_read_fails_permanently() -> None:
     outcome = doomed(decode_job(b"42", {b"opts": b"{nope"}))
     assert outcome is not None
     assert outcome.failure.category is Category.PERMANENT
-    assert "Field opts of job 42" in outcome.failure.reason
+    assert "Cannot read field 'opts' of job '42'" in outcome.failure.reason
 
 
 def test_corrupt_data_met_by_the_handler_fails_permanently() -> None:

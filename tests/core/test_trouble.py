@@ -22,7 +22,7 @@ def minutes(count: int) -> Throughput:
 
 RULES: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
     (
-        "nobody",
+        "no_worker",
         {"records": [], "connected": [], "counts": {"completed": 9}},
         {
             "records": [],
@@ -107,7 +107,7 @@ def test_the_worst_comes_first() -> None:
         failed=minutes(50),
         next_scheduled=NOW - timedelta(hours=1),
     )
-    assert [found.code for found in find_trouble(facts)] == ["nobody", "failing", "late"]
+    assert [found.code for found in find_trouble(facts)] == ["no_worker", "failing", "late"]
 
 
 def test_nobody_is_not_said_where_the_server_does_not_tell() -> None:

@@ -36,7 +36,7 @@ def job(of: QueueFacts | None = None, **facts: Any) -> JobFacts:
 
 
 ROWS: dict[str, tuple[JobFacts, str]] = {
-    "never_was": (
+    "never_added": (
         job(stored=False, id="99", last_id=42, state=JobState.UNKNOWN),
         "Job 99 was never added: the queue has assigned ids up to 42.",
     ),
@@ -102,7 +102,7 @@ ROWS: dict[str, tuple[JobFacts, str]] = {
         job(state=JobState.ACTIVE, started=at(minutes=41)),
         "Its worker is gone. Another worker, if there is one, returns it to the queue within 60 s.",
     ),
-    "doomed": (
+    "will_fail": (
         job(doom="job stalled more than allowable limit"),
         "The next worker will fail it without running it: job stalled more than allowable limit.",
     ),
@@ -110,7 +110,7 @@ ROWS: dict[str, tuple[JobFacts, str]] = {
         job(queue(paused=True, note=PauseNote("bob", ms(at(hours=3)), "migration"))),
         "The queue has been paused for 3 h by bob (migration). Resume it.",
     ),
-    "nobody": (
+    "no_worker": (
         job(queue(records=[], connected=[], last_seen=at(minutes=14))),
         (
             "No worker is connected to 'emails'. The last taskbull worker was seen 14 min ago. "
@@ -309,7 +309,7 @@ def test_the_jobs_own_state_comes_first_then_its_queue_then_its_place() -> None:
         limited_for=1.0,
     )
     assert codes(job(busy, doom="x", expires=NOW + timedelta(1), before=3)) == [
-        "doomed",
+        "will_fail",
         "expires",
         "paused",
         "task_unknown",
@@ -357,7 +357,7 @@ def test_it_is_one_paragraph_and_json() -> None:
 def test_a_queue_is_explained_as_well() -> None:
     assert [reason.code for reason in explain_queue(queue())] == ["idle"]
     waits = queue(counts={"waiting": 5}, waiting_since=at(minutes=2), records=[], connected=[])
-    assert [reason.code for reason in explain_queue(waits)] == ["nobody", "waiting"]
+    assert [reason.code for reason in explain_queue(waits)] == ["no_worker", "waiting"]
     grows = queue(counts={"waiting": 60}, completed=Throughput([30, 60], "metrics"), arrivals=2.0)
     assert (
         explain_queue(grows)[-1].text

@@ -353,16 +353,16 @@ def test_a_field_that_cannot_be_read_is_named_and_nothing_raises(field: str, val
     job = decode_job(b"42", {b"name": b"x", field.encode(): value})
     assert isinstance(job.corrupt, CorruptJob)
     assert (job.corrupt.job_id, job.corrupt.field) == ("42", field)
-    assert f"Field {field} of job 42 cannot be read" in str(job.corrupt)
+    assert f"Cannot read field '{field}' of job '42'" in str(job.corrupt)
 
 
 @pytest.mark.parametrize("data", [b"{", b"", b'"\xff"', b"[" * 100_000])
 def test_corrupt_data_is_told_when_it_is_asked_for(data: bytes) -> None:
     job = decode_job(b"42", {b"data": data, b"progress": data})
     assert job.corrupt is None
-    with pytest.raises(CorruptJob, match="Field data of job 42"):
+    with pytest.raises(CorruptJob, match="Cannot read field 'data' of job '42'"):
         _ = job.data
-    with pytest.raises(CorruptJob, match="Field progress of job 42"):
+    with pytest.raises(CorruptJob, match="Cannot read field 'progress' of job '42'"):
         _ = job.progress
 
 

@@ -14,7 +14,7 @@ from taskbull.errors import ConfigurationError
 @pytest.mark.parametrize(
     ("field", "value", "message"),
     [
-        ("concurrency", 0, "concurrency must be an integer from 1 to 100000, not 0"),
+        ("concurrency", 0, "concurrency must be an integer from 1 to 100000, got 0"),
         ("concurrency", 10**11, "concurrency"),  # it would fill the memory, slot by slot
         ("concurrency", "10", "concurrency"),
         ("concurrency", True, "concurrency"),
@@ -29,7 +29,7 @@ from taskbull.errors import ConfigurationError
         ("max_reconnect_attempts", -1, "max_reconnect_attempts"),
         ("worker_id", "a b", "worker_id must be printable ASCII"),
         ("worker_id", "", "worker_id must not be empty"),
-        ("on_lost_lock", "stop", "on_lost_lock must be one of 'continue', 'cancel', not 'stop'"),
+        ("on_lost_lock", "stop", "on_lost_lock must be one of 'continue', 'cancel', got 'stop'"),
         ("on_lost_lock", ["cancel"], "on_lost_lock must be one of"),
         ("loop_block_limit", None, "loop_block_limit"),
         ("drain_delay", 0, "drain_delay"),

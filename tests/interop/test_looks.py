@@ -48,7 +48,7 @@ def test_the_queues_of_node_are_seen_and_explained(
     assert codes["1"] == ["failed"]
     assert codes["2"] == ["completed"]
     assert codes["4"][0] == "delayed"
-    assert codes["99"] == ["never_was"]
+    assert codes["99"] == ["never_added"]
     actor.pause()
     paused = server.why("q", "3")
     assert paused.reasons[0].code == "paused"

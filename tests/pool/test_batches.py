@@ -64,7 +64,7 @@ async def test_the_function_knows_its_jobs_and_writes_for_each(bed: PoolBed) -> 
         assert [each[:3] for each in found] == [
             [handle.id, word, 1] for handle, word in zip(handles, words, strict=True)
         ]
-        assert all("current_batch() gives them" in each[3] for each in found)
+        assert all("current_batch(), which returns them" in each[3] for each in found)
         for handle, word in zip(handles, words, strict=True):
             job = await bed.app.queue("models").get_job(handle.id)
             assert job is not None
@@ -143,7 +143,7 @@ async def test_data_that_does_not_fit_fails_its_own_job(bed: PoolBed) -> None:
         [failed] = await bed.record.wait_for(
             events.Failed, where=lambda event: event.job.id == wrong.id
         )
-        assert failed.failure.reason == "Task square: argument numbers: Expected int, got str"
+        assert failed.failure.reason == "square(): argument 'numbers' must be int, got str"
         assert [each[1:] for each in await results(handles)] == [[3, 101], [3, 104], [3, 109]]
 
 
@@ -366,12 +366,15 @@ def test_a_queue_takes_what_runs_and_what_is_gathered_meanwhile(
 
 
 def test_fewer_slots_than_a_batch_are_refused(make_models: Callable[[int], App]) -> None:
-    with pytest.raises(ConfigurationError, match="takes 32 jobs at once, but this worker runs 31"):
+    with pytest.raises(
+        ConfigurationError,
+        match=r"has size 32, but the concurrency .* is 31",
+    ):
         make_models(1).worker(process_pool=1, concurrency=31)
 
 
 def test_a_coroutine_function_is_refused(make_models: Callable[[int], App]) -> None:
-    with pytest.raises(ConfigurationError, match="process=True is for a plain function"):
+    with pytest.raises(ConfigurationError, match="process=True needs a sync function"):
 
         @make_models(1).batch_task(size=2, process=True)
         async def summarise(texts: list[str]) -> list[int]:

@@ -87,7 +87,7 @@ def test_a_frame_with_nonsense_in_it_is_refused() -> None:
 
 
 def test_a_message_that_is_too_long_is_refused() -> None:
-    with pytest.raises(BadFrame, match="MB are more than the 64 MB"):
+    with pytest.raises(BadFrame, match="MB exceed the limit of 64 MB"):
         frame(b"x" * (MOST + 1))
 
 
@@ -185,7 +185,7 @@ def call(number: int = 1) -> PoolCall:
 
 
 def test_a_job_that_no_process_could_be_given_is_refused_by_itself() -> None:
-    with pytest.raises(BadFrame, match="MB are more than the 64 MB"):
+    with pytest.raises(BadFrame, match="MB exceed the limit of 64 MB"):
         check_size(running(Job(id="1", name="n", raw_data=b"x" * MOST)))
     check_size(running(Job(id="2", name="n", raw_data=b"x" * (MOST - 100_000))))
 

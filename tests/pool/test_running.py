@@ -206,7 +206,7 @@ async def test_a_result_too_large_for_the_line_fails_its_job_for_good(bed: PoolB
         queue = bed.app.queue("default")
         await queue.add("give", {"what": "much"}, size_limit=200_000_000)
         [failed] = await bed.record.wait_for(events.Failed, limit=30)
-        assert "exceeds the 64 MB that a process" in failed.failure.reason
+        assert "exceeds the limit of 64 MB for pool" in failed.failure.reason
         assert (await bed.result("who"))[0] in worker.pids
 
 

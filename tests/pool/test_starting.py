@@ -153,7 +153,7 @@ async def model():
 
 
 def test_an_async_def_cannot_run_in_a_process(app_without_redis: App) -> None:
-    with pytest.raises(ConfigurationError, match="process=True is for a plain function"):
+    with pytest.raises(ConfigurationError, match="process=True needs a sync function"):
 
         @app_without_redis.task(process=True)
         async def wrong() -> None: ...
@@ -162,8 +162,8 @@ def test_an_async_def_cannot_run_in_a_process(app_without_redis: App) -> None:
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        ({"grace": 3}, "grace is for tasks with process=True"),
-        ({"process": 1}, "process must be True or False, not 1"),
+        ({"grace": 3}, "grace needs process=True"),
+        ({"process": 1}, "process must be True or False, got 1"),
         ({"process": True, "grace": -1}, "grace must be 0 or more"),
     ],
 )
@@ -186,7 +186,7 @@ def test_an_app_that_no_module_has_is_refused(app_without_redis: App) -> None:
     @app_without_redis.task(process=True)
     def compute() -> None: ...
 
-    with pytest.raises(ConfigurationError, match="make it at the top level of a module"):
+    with pytest.raises(ConfigurationError, match="create it at the top level of a module"):
         app_without_redis.worker()
 
 
@@ -205,7 +205,7 @@ async def test_a_task_that_exists_only_in_the_worker_keeps_it_from_starting(bed:
     def only_here() -> None: ...
 
     told = await _refused(bed)
-    assert "has no task only_here when a process of the pool imports" in told
+    assert "has no task 'only_here' when a pool process imports" in told
 
 
 @pytest.mark.full

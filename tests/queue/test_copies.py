@@ -129,7 +129,7 @@ async def test_only_a_copy_is_added(queue: Both) -> None:
     with pytest.raises(ConfigurationError, match="copy"):
         await queue.add_copy({"name": "send"})
     for line in (b"", b"[]", b"{}", b'{"queue": 1}', b"\xff", b"[" * 100_000):
-        with pytest.raises(ConfigurationError, match="not the copy of a job"):
+        with pytest.raises(ConfigurationError, match="not a copy of a job"):
             read_copy(line)
 
 

@@ -139,7 +139,7 @@ async def test_children_are_in_the_order_in_which_they_were_given(
     assert tree.children[1].removed
     assert tree.children[1].job.name == "gone"
     assert (tree.child_count, tree.more) == (5, 0)
-    cut = await queue.flow("top", most=3)
+    cut = await queue.flow("top", limit=3)
     assert [child.job.id for child in cut.children] == ["b", "x"]
     assert cut.child_count == 4  # as far as was read
 
@@ -156,14 +156,14 @@ async def test_levels_and_jobs_are_limited_and_that_is_said(queue: Both, family:
     assert len(whole.children) == whole.child_count == 700
     assert [child.job.id for child in whole.children] == children
     assert [child.job.id for child in whole.children[0].children] == ["low"]
-    cut = await queue.flow("top", most=101)
+    cut = await queue.flow("top", limit=101)
     assert (len(cut.children), cut.more, cut.child_count) == (100, 600, 700)
     shallow = await queue.flow("top", depth=2)
     assert shallow.more == 0
     assert (shallow.children[0].children, shallow.children[0].more) == ([], 1)
     alone = await queue.flow("top", depth=1)
     assert (alone.children, alone.more) == ([], 700)
-    assert (await queue.flow("top", most=1)).more == 700
+    assert (await queue.flow("top", limit=1)).more == 700
 
 
 async def test_a_job_that_is_its_own_ancestor_does_not_go_on_for_ever(
@@ -197,7 +197,7 @@ def test_the_policy_of_a_child_is_read(parent: bytes | None, policy: str | None)
     assert decode_policy(parent) == policy
 
 
-@pytest.mark.parametrize("limits", [{"depth": 0}, {"most": 0}, {"depth": "2"}, {"most": True}])
+@pytest.mark.parametrize("limits", [{"depth": 0}, {"limit": 0}, {"depth": "2"}, {"limit": True}])
 async def test_limits_are_checked(queue: Both, limits: dict[str, Any]) -> None:
     with pytest.raises(ConfigurationError):
         await queue.flow("top", **limits)
@@ -236,7 +236,7 @@ async def test_a_bulk_adds_a_job_with_the_children_that_it_waits_for(queue: Both
 
 async def test_a_job_of_another_queue_is_refused(queue: Both, server: Reachable) -> None:
     other = SyncQueue("other", redis=server.url, prefix=queue.keys.prefix)
-    with pytest.raises(ConfigurationError, match=r"jobs\[1\] is a job of queue other"):
+    with pytest.raises(ConfigurationError, match=r"jobs\[1\] belongs to queue 'other'"):
         await queue.add_bulk([queue.job("mine"), other.job("theirs")])
     assert sum((await queue.counts()).values()) == 0
     other.close()

@@ -304,7 +304,7 @@ async def test_each_is_told_of_its_own_job_and_may_send_it_again(
         assert error is not None
         assert [job.name for job in error.spec] == [caller.name]
         assert not error.may_be_added
-        assert "the job was not added" in str(error)
+        assert "Job not added to queue" in str(error)
     left = [caller.error.spec[0] for caller in callers if caller.error is not None]
     patient = Queue("q", redis=proxy.url, prefix=prefix)
     for _ in range(2):  # the second time they are there

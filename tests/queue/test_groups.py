@@ -178,7 +178,7 @@ async def test_a_retry_may_begin_all_attempts_anew(emails: Queue, admin: Any, re
 
 async def test_a_pause_may_say_why(emails: Queue, looks: Server, admin: Any) -> None:
     await emails.add("send")
-    await emails.pause(by="bob", why="migration")
+    await emails.pause(by="bob", reason="migration")
     [sample] = await looks.sample(["emails"])
     note = read_note(sample.found.note)
     assert note is not None

@@ -102,8 +102,8 @@ WRONG: dict[str, tuple[Any, Any, Any, str]] = {
     "an id of two surrogates": ("\ud800", Every(1), NewJob("n"), "lone surrogates"),
     "a pattern as rule": ("s", "0 3 * * *", NewJob("n"), "rule must be a Cron.* or an Every"),
     "seconds as rule": ("s", 30, NewJob("n"), "rule must be a Cron.* or an Every"),
-    "a name as job": ("s", Every(1), "n", "job must be made by task.job.* or queue.job"),
-    "a task as job": ("s", Every(1), report, "job must be made by task.job.* or queue.job"),
+    "a name as job": ("s", Every(1), "n", "job must be created with task.job.* or queue.job"),
+    "a task as job": ("s", Every(1), report, "job must be created with task.job.* or queue.job"),
     "another queue's job": (
         "s",
         Every(1),
@@ -121,7 +121,7 @@ WRONG: dict[str, tuple[Any, Any, Any, str]] = {
         "s",
         Every(1),
         NewJob("n", {}, JobOptions(delay=5)),
-        "cannot have the option delay",
+        "cannot have the option 'delay'",
     ),
 }
 

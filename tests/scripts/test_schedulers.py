@@ -314,7 +314,7 @@ def test_a_run_at_the_same_instant_is_not_overwritten(bed: Bed) -> None:
     due = Cron("0 * * * *").line.next_after(NOW)
     bed.job(f"repeat:s:{due}", "active", name="precious")
     before = bed.state()
-    with pytest.raises(TaskbullError, match="there is a job at the time of its next run"):
+    with pytest.raises(TaskbullError, match="a job with the id of its next run exists"):
         upsert(bed, Cron("0 * * * *"))
     assert bed.state() == before
 

@@ -127,7 +127,7 @@ def test_files_that_others_may_write_are_refused(folder: Path, file: str, mode: 
     start_or_join(folder)
     (folder / file).chmod(mode)
     try:
-        with pytest.raises(ConfigurationError, match="others may write to it"):
+        with pytest.raises(ConfigurationError, match="other users can write to it"):
             start_or_join(folder)
     finally:
         (folder / file).chmod(0o700)
@@ -138,7 +138,7 @@ def test_a_lock_that_is_a_link_is_refused(tmp_path: Path) -> None:  # F16
     folder.mkdir(mode=0o700)
     (tmp_path / "elsewhere").touch()
     (folder / "lock").symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(ConfigurationError, match="does not use"):
+    with pytest.raises(ConfigurationError, match="cannot use"):
         start_or_join(folder)
 
 
@@ -171,7 +171,7 @@ def test_a_listener_of_another_user_is_refused(folder: Path) -> None:  # F16
             assert stranger.stdout is not None
             assert stranger.stdout.readline() == "listening\n"
             fcntl.flock(lock, fcntl.LOCK_EX)
-            with pytest.raises(ConfigurationError, match="a process of another user answers"):
+            with pytest.raises(ConfigurationError, match="another user's process answers"):
                 start_or_join(folder)
         finally:
             stranger.kill()
@@ -455,7 +455,7 @@ def test_a_place_for_sockets_that_others_can_reach_is_refused(deep: Path) -> Non
     stop(deep)
     place.chmod(0o755)
     try:
-        with pytest.raises(ConfigurationError, match="not a folder of this user alone"):
+        with pytest.raises(ConfigurationError, match="other users can access it"):
             start_or_join(deep)
     finally:
         place.chmod(0o700)

@@ -61,7 +61,7 @@ def test_a_file_in_place_of_the_folder_is_refused(tmp_path: Path) -> None:
 def test_a_folder_with_other_files_is_refused_and_left_alone(tmp_path: Path) -> None:
     (tmp_path / "main.py").touch()
     before = tmp_path.stat().st_mode
-    with pytest.raises(ConfigurationError, match="needs a folder of its own"):
+    with pytest.raises(ConfigurationError, match="needs a dedicated folder"):
         start_or_join(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["main.py"]
     assert tmp_path.stat().st_mode == before

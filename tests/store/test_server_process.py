@@ -151,7 +151,7 @@ def test_a_server_that_was_not_started_cannot_be_paused() -> None:
 def test_a_server_that_dies_while_starting_says_why(kind: str) -> None:
     server = ServerProcess(kinds.binary(kind), {"no-such-directive": "1"})
     with (
-        pytest.raises(ConnectionLost, match=r"(?s)ended while starting.*no-such-directive"),
+        pytest.raises(ConnectionLost, match=r"(?s)exited while starting.*no-such-directive"),
         server,
     ):
         pass

@@ -74,7 +74,7 @@ async def test_tls_to_a_server_without_it_is_reported(server: Reachable, prefix:
     with proxy_to(server) as proxy, fail_after(LIMIT):
         address = parse(proxy.url.replace("redis:", "rediss:"))
         async with open_store(address, ConnectionOptions(connect_timeout=0.5)) as store:
-            with pytest.raises(ConnectionLost, match="does it speak TLS"):
+            with pytest.raises(ConnectionLost, match="does it support TLS"):
                 await store.run(count(prefix), timeout=2.0)
 
 

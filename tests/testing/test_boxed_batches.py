@@ -236,7 +236,7 @@ async def test_a_task_that_wants_what_nobody_yields_is_told(app: App, run: RunBo
 
     with recorded(app) as box:
         await plain.adelay()
-        with pytest.raises(ConfigurationError, match="takes what the lifespan yields"):
+        with pytest.raises(ConfigurationError, match="needs the value of a lifespan"):
             await run(box)
     with recorded(app, resources="fake") as box:
         job = await plain.adelay()

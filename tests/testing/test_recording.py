@@ -82,7 +82,7 @@ def test_what_was_not_enqueued_is_told_with_what_was(shop: Shop, expected: Any) 
         with pytest.raises(AssertionError, match=r"send\(to='ann', subject='Hi'\) with delay=60"):
             box.assert_enqueued(shop.send, **expected)
         box.assert_not_enqueued(shop.send, **expected)
-        with pytest.raises(AssertionError, match="should not be"):
+        with pytest.raises(AssertionError, match="Unexpected job enqueued"):
             box.assert_not_enqueued(shop.send, to="ann")
 
 
@@ -164,7 +164,7 @@ def test_wrong_calls_and_payloads_are_refused_as_ever(shop: Shop) -> None:
             send.delay("ann")
         with pytest.raises(SerializationError):
             send.delay("ann", object())
-        with pytest.raises(InvalidArguments, match="subject: Expected str, got int"):
+        with pytest.raises(InvalidArguments, match="argument 'subject' must be str, got int"):
             send.delay("ann", 5)
         assert box.jobs == []
 
@@ -227,8 +227,8 @@ def test_jobs_that_never_end_are_noticed() -> None:
 
     with recorded(app) as box:
         again.delay()
-        with pytest.raises(TaskbullError, match="do they ever end"):
-            box.run(most=50)
+        with pytest.raises(TaskbullError, match="Endless retries"):
+            box.run(limit=50)
 
 
 def test_middleware_is_around_the_jobs() -> None:
@@ -265,7 +265,7 @@ def test_after_the_block_redis_is_used_again(shop: Shop) -> None:
         shop.send.delay("a", "")
         assert isinstance(outer, Box)
         assert (len(outer.jobs), len(inner.jobs)) == (0, 1)
-    with pytest.raises(TaskbullError, match=r"could not be reached|refused|cannot connect"):
+    with pytest.raises(TaskbullError, match="cannot connect"):
         shop.send.delay("a", "")
 
 

@@ -105,7 +105,7 @@ async def test_it_may_be_an_instant(bed: WorkerBed) -> None:
         ({"expires": datetime(2020, 1, 1, tzinfo=UTC)}, "expires must be later than"),
         (
             {"expires": 5, "eta": datetime(2030, 1, 1, tzinfo=UTC)},
-            "expires must be later than the job's delay or eta",
+            "expires must be later than",
         ),
         (
             {
@@ -211,7 +211,7 @@ async def test_an_expired_run_of_a_schedule_is_followed_by_the_next(bed: WorkerB
 
 async def test_a_schedule_has_no_single_instant(bed: WorkerBed) -> None:
     at = datetime.now(UTC) + timedelta(hours=1)
-    with pytest.raises(ConfigurationError, match="cannot expire at an instant"):
+    with pytest.raises(ConfigurationError, match="cannot expire at a fixed time"):
         await bed.queue.upsert_schedule("s", Every(1), bed.queue.job("tick", expires=at))
 
 

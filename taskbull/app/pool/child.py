@@ -30,7 +30,7 @@ from typing import Any, NoReturn, TypeAlias
 import anyio
 from msgspec.structs import replace
 
-from taskbull.app.app import App
+from taskbull.app.app import App, dispatch_of
 from taskbull.app.dispatch import Dispatch
 from taskbull.app.group import Resources, Yielded
 from taskbull.app.pool.child_io import Interruption, LineHandler, ProcessLine, RemoteJobPort
@@ -91,8 +91,8 @@ def encoded(value: Any, job: Job) -> bytes | None:
     raw = encode_value(value, job.options.result_limit)
     if len(raw) > _MOST_OF_A_RESULT:
         raise SerializationError(
-            f"Result {len(raw) / 1e6:.1f} MB exceeds the {MOST >> 20} MB that a process of the "
-            "pool can hand over"
+            f"Result of {len(raw) / 1e6:.1f} MB exceeds the limit of {MOST >> 20} MB for pool "
+            "processes"
         )
     return raw
 
@@ -394,15 +394,15 @@ class Child:
 def _load_app(hello: Hello) -> tuple[App, Dispatch]:
     app = load(AppSource(hello.app, hello.modules, hello.script))
     if not isinstance(app, App):
-        raise ConfigurationError(f"{hello.app!r} is not an App but a {type(app).__qualname__}")
+        raise ConfigurationError(f"{hello.app!r} must be an App, got {type(app).__qualname__}")
     app.load_tasks()
     if missing := sorted(set(hello.tasks) - app.tasks.keys()):
         raise ConfigurationError(
-            f"App {app.name} has no task {', '.join(missing)} when a process of the pool imports "
-            f"{hello.app!r}: a task that is declared inside a function, or only in the program "
-            "that runs the worker, cannot have process=True"
+            f"App '{app.name}' has no task {', '.join(map(repr, missing))} when a pool process "
+            f"imports {hello.app!r}: a task with process=True must not be declared inside a "
+            "function, or only in the program that runs the worker"
         )
-    return app, app.dispatch
+    return app, dispatch_of(app)
 
 
 def _job(order: Order) -> Job:

@@ -329,8 +329,8 @@ class ProcessLine:
         # After a fork, either process could receive the answer.
         if os.getpid() != self._process:
             raise TaskbullError(
-                "a process that a task has forked cannot write to the job or ask for anything: "
-                "only the task's own process can"
+                "A process forked by a task cannot use current_job(): only the task's own process "
+                "can"
             )
         with self._asking:
             if not self.is_open_to(call):
@@ -364,7 +364,7 @@ class ProcessLine:
         try:
             piece = self._socket.recv(_PIECE)
         except OSError as error:
-            raise ConnectionLost(f"the line to the worker is closed: {error}") from error
+            raise ConnectionLost(f"the connection to the worker is closed: {error}") from error
         if not piece:
             raise EOFError
         return piece

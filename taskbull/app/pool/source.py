@@ -42,8 +42,8 @@ def source_of(app: object, name: str, target: str | None, modules: Iterable[str]
     found = target or _find(app)
     if found is None:
         raise ConfigurationError(
-            f"App {name} has tasks with process=True, whose processes must be able to import it: "
-            "make it at the top level of a module, such as app = App(…)"
+            f"App '{name}' has tasks with process=True, so pool processes must be able to import "
+            "it: create it at the top level of a module, such as app = App(…)"
         )
     needed = [found.partition(":")[0], *modules]
     script = None
@@ -65,8 +65,8 @@ def _without_main(needed: Sequence[str], name: str) -> tuple[list[str], str | No
     file = getattr(program, "__file__", None)
     if file is None:
         raise ConfigurationError(
-            f"App {name} has tasks with process=True that are defined in an interactive program: "
-            "its processes cannot import them. Move them to a module"
+            f"App '{name}' has tasks with process=True that are defined in an interactive program, "
+            "so pool processes cannot import them. Move them to a module"
         )
     return others, str(file)
 
@@ -89,8 +89,8 @@ def check_not_importing() -> None:
     """
     if _importing.get():
         raise ConfigurationError(
-            "a worker was started while a process of the pool imported the app: put the call "
-            'under if __name__ == "__main__":'
+            "A worker was started while a pool process imported the app: put the call under "
+            'if __name__ == "__main__":'
         )
 
 
@@ -117,7 +117,7 @@ def _find(app: object) -> str | None:
 def _import_script(file: str) -> None:
     spec = importlib.util.spec_from_file_location(SCRIPT, file)
     if spec is None or spec.loader is None:
-        raise ConfigurationError(f"{file} cannot be imported by a process of the pool")
+        raise ConfigurationError(f"{file} cannot be imported by a pool process")
     module = importlib.util.module_from_spec(spec)
     sys.modules[SCRIPT] = sys.modules[MAIN] = module
     spec.loader.exec_module(module)

@@ -55,7 +55,7 @@ _cleanable = click.Choice(
     type=_finished,
     default="failed",
     show_default=True,
-    help="State of the job.",
+    help="Current state of the jobs.",
 )
 @_reset_option
 @server_options
@@ -74,7 +74,7 @@ def retry(
     def run_again(job_id: str) -> None:
         target.retry(job_id, state, reset_attempts=reset_attempts)
 
-    _each(target, ids, Action(run_again, "runs again"), as_json=as_json)
+    _each(target, ids, Action(run_again, "will be retried"), as_json=as_json)
 
 
 @click.command()
@@ -85,7 +85,7 @@ def retry(
 def promote(queue: str, ids: tuple[str, ...], as_json: bool, **where: str | None) -> None:
     """Run delayed jobs now."""
     target = existing_queue(find_server(**where), queue)
-    action = Action(target.promote, "is no longer delayed")
+    action = Action(target.promote, "will run now")
     _each(target, ids, action, as_json=as_json)
 
 
@@ -139,15 +139,13 @@ def cancel(
 def remove(queue: str, ids: tuple[str, ...], yes: bool, as_json: bool, **where: str | None) -> None:
     """Delete jobs and their children."""
     target = existing_queue(find_server(**where), queue)
-    ask(f"Remove {plural(len(set(ids)), 'job')} from queue {queue}?", yes)
-    _each(target, ids, Action(target.remove, "is removed"), as_json=as_json)
+    ask(f"Delete {plural(len(set(ids)), 'job')} from queue '{queue}'?", yes)
+    _each(target, ids, Action(target.remove, "deleted"), as_json=as_json)
 
 
 @click.command("retry-all")
 @_queue_argument
-@click.option(
-    "--state", type=_finished, default="failed", show_default=True, help="State of the jobs."
-)
+@click.option("--state", type=_finished, default="failed", show_default=True, help="Jobs to retry.")
 @click.option(
     "--since",
     metavar="TIME",
@@ -171,7 +169,7 @@ def retry_all(
     if as_json:
         show_json({"queue": queue, "state": state, "retried": count})
     else:
-        _say(f"{plural(count, 'job')} of queue {queue} will run again")
+        _say(f"retried {plural(count, 'job')} in queue {queue}")
 
 
 @click.command()
@@ -186,12 +184,12 @@ def pause(queue: str, reason: str, as_json: bool, **where: str | None) -> None:
     if before and not reason:
         target.pause()  # Keep the user and the reason of the earlier pause.
     else:
-        target.pause(by=_user(), why=reason)
+        target.pause(by=_user(), reason=reason)
     counts = target.counts()
     if as_json:
         show_json({"queue": queue, "paused": True, "changed": not before})
         return
-    now = "was paused already" if before else "is paused"
+    now = "was already paused" if before else "is paused"
     running = plural(counts[JobState.ACTIVE], "job")
     _say(f"queue {queue} {now}; {running} still running")
 
@@ -208,7 +206,7 @@ def resume(queue: str, as_json: bool, **where: str | None) -> None:
     if as_json:
         show_json({"queue": queue, "paused": False, "changed": before})
         return
-    _say(f"queue {queue} {'is no longer paused' if before else 'was not paused'}")
+    _say(f"queue {queue} {'resumed' if before else 'was not paused'}")
 
 
 @click.command()
@@ -224,12 +222,12 @@ def drain(queue: str, delayed: bool, yes: bool, as_json: bool, **where: str | No
     states = [JobState.WAITING, JobState.PAUSED, JobState.PRIORITIZED]
     states += [JobState.DELAYED] if delayed else []
     waiting = sum(counts[state] for state in states)
-    ask(f"Remove {plural(waiting, 'waiting job')} from queue {queue}?", yes)
+    ask(f"Delete {plural(waiting, 'waiting job')} from queue '{queue}'?", yes)
     removed = target.drain(delayed=delayed)
     if as_json:
         show_json({"queue": queue, "removed": removed})
     else:
-        _say(f"{plural(removed, 'job')} removed from queue {queue}")
+        _say(f"deleted {plural(removed, 'job')} from queue {queue}")
 
 
 @click.command()
@@ -239,7 +237,7 @@ def drain(queue: str, delayed: bool, yes: bool, as_json: bool, **where: str | No
     type=_cleanable,
     default="completed",
     show_default=True,
-    help="State of the jobs.",
+    help="State of the jobs to delete.",
 )
 @click.option(
     "--older-than",
@@ -272,12 +270,12 @@ def clean(
     target = existing_queue(find_server(**where), queue)
     age = f" older than {older_than:g} s" if older_than else ""
     most = f", at most {limit:,}," if limit else ""
-    ask(f"Remove the {state} jobs{age}{most} from queue {queue}?", yes)
+    ask(f"Delete the {state} jobs{age}{most} from queue '{queue}'?", yes)
     removed = target.clean(older_than, limit, state)
     if as_json:
         show_json({"queue": queue, "state": state, "removed": len(removed), "ids": removed})
     else:
-        _say(f"{plural(len(removed), f'{state} job')} removed from queue {queue}")
+        _say(f"deleted {plural(len(removed), f'{state} job')} from queue {queue}")
 
 
 @click.command()
@@ -290,12 +288,12 @@ def obliterate(queue: str, force: bool, yes: bool, as_json: bool, **where: str |
     """Delete a queue and everything in it."""
     target = existing_queue(find_server(**where), queue)
     jobs = sum(target.counts().values())
-    ask(f"Remove queue {queue} with its {plural(jobs, 'job')}, for good?", yes)
+    ask(f"Permanently delete queue '{queue}' and its {plural(jobs, 'job')}?", yes)
     target.obliterate(force=force)
     if as_json:
         show_json({"queue": queue, "removed": jobs})
     else:
-        _say(f"queue {queue} is removed, with {plural(jobs, 'job')}")
+        _say(f"deleted queue {queue} and {plural(jobs, 'job')}")
 
 
 def _user() -> str:
@@ -333,10 +331,11 @@ def _problem(queue: SyncQueue, job_id: str, do: Callable[[str], bool | None]) ->
     try:
         _check_exists(queue, job_id)
         if do(job_id) is False:
-            return f"Job {job_id} in queue {queue.name} is running, or one of its children is"
-    except WrongState as error:
-        return f"{error}: it is {queue.get_state(job_id)}"
-    except JobNotFound as error:
+            return (
+                f"Cannot delete job '{job_id}' in queue '{queue.name}': it is running, or one of "
+                "its children is"
+            )
+    except (JobNotFound, WrongState) as error:
         return str(error)
     return None
 

@@ -35,7 +35,7 @@ _LOOK = 10.0
 @click.option(
     "--delay", metavar="SECONDS", callback=read_seconds, help="Delay before the job runs."
 )
-@click.option("--eta", metavar="TIME", callback=read_instant, help="Time at which the job runs.")
+@click.option("--eta", metavar="TIME", callback=read_instant, help="Run the job at this time.")
 @click.option("--queue", help="Queue to use instead of the task's.")
 @click.option(
     "--priority",
@@ -55,7 +55,7 @@ _LOOK = 10.0
 )
 @click.option("--job-id", help="Custom job id; a duplicate is not added.")
 @click.option("--dedup", metavar="KEY", help="Deduplication key.")
-@click.option("--wait", is_flag=True, help="Wait for the result, and print it as JSON.")
+@click.option("--wait", is_flag=True, help="Wait for the result and print it as JSON.")
 @click.option(
     "--wait-timeout",
     metavar="SECONDS",
@@ -73,7 +73,9 @@ def call(
     as_json: bool,
     **options: Any,
 ) -> None:
-    """Enqueue a job; arguments are parsed according to the annotations of the task.
+    """Enqueue a job.
+
+    Arguments are parsed according to the task's annotations.
 
     \b
     taskbull call send_email to=ann@example.org subject="Hi there"
@@ -97,7 +99,7 @@ def _task(app: App, name: str) -> Task[..., Any]:
         names = sorted(app.tasks)
         has = ", ".join(names[:10]) or "no tasks"
         raise WrongUsage(
-            f"App {app.name} has no task {name}{did_you_mean(name, names)}; it has {has}"
+            f"App '{app.name}' has no task '{name}'{did_you_mean(name, names)}; it has {has}"
         ) from None
 
 
@@ -115,7 +117,7 @@ def _add(
 def _refuse_both(options: dict[str, Any]) -> None:
     eta: datetime | None = options.get("eta")
     if eta is not None and "delay" in options:
-        raise WrongUsage("--delay and --eta exclude each other")
+        raise WrongUsage("--delay and --eta cannot be used together")
 
 
 def _fits(task: Task[..., Any], given: Arguments) -> None:

@@ -25,20 +25,20 @@ _TOKEN = "TASKBULL_DASHBOARD_TOKEN"  # noqa: S105 - the name of a variable
     default=8080,
     help="Port to listen on; 0 picks a free one.",
 )
-@click.option("--read-only", is_flag=True, help="Allow no changes.")
+@click.option("--read-only", is_flag=True, help="Disable all actions.")
 @click.option(
     "--auth",
     metavar="USER:PASSWORD",
-    help="Require this login. Visible to others: prefer --auth-env.",
+    help="Require this login. Visible in the process list: prefer --auth-env.",
 )
 @click.option("--auth-env", metavar="NAME", help="Environment variable that holds USER:PASSWORD.")
-@click.option("--no-token", is_flag=True, help="Serve every local user, without a token.")
+@click.option("--no-token", is_flag=True, help="Allow all local users without a token.")
 @click.option("--label", metavar="TEXT", help="Environment label to show, such as PROD.")
 @click.option(
     "--allow",
     multiple=True,
     metavar="ACTION",
-    help="Enable an action that is off, such as obliterate.",
+    help="Enable an action that is off by default, such as obliterate.",
 )
 @click.option("--allow-host", multiple=True, metavar="HOST", help="Additional host name to accept.")
 @click.option(
@@ -72,8 +72,8 @@ def dashboard(  # noqa: PLR0913, PLR0917 - each is an option
     credentials = _credentials(auth, auth_env)
     if credentials is None and not _is_loopback(host):
         raise WrongUsage(
-            f"--host {host} lets other machines in, so a password is needed: put user:password "
-            "into an environment variable, and name it with --auth-env NAME"
+            f"--host {host} allows other machines to connect, so a password is required: put "
+            "user:password into an environment variable, and pass its name with --auth-env"
         )
     found: App | None = find_app_of_server(app or named, redis)
     # Imported here because other commands need neither an event loop nor a web server.
@@ -84,7 +84,7 @@ def dashboard(  # noqa: PLR0913, PLR0917 - each is an option
         from taskbull.dashboard.serving import serve  # noqa: PLC0415
     except ImportError as error:
         raise CommandFailed(
-            "The dashboard is served by uvicorn: pip install 'taskbull[dashboard]'"
+            "The dashboard needs uvicorn: pip install 'taskbull[dashboard]'"
         ) from error
     shown = ""
     access: BasicAuth | TokenAuth | None = None
@@ -111,12 +111,12 @@ def dashboard(  # noqa: PLR0913, PLR0917 - each is an option
     try:
         serve(page, host, port, lambda url: click.echo(f"taskbull dashboard: {url}{shown}"))
     except OSError as error:
-        raise CommandFailed(f"The dashboard cannot listen at {host}:{port}: {error}") from error
+        raise CommandFailed(f"Cannot listen on {host}:{port}: {error}") from error
 
 
 def _credentials(auth: str | None, auth_env: str | None) -> str | None:
     if auth is not None and auth_env is not None:
-        raise WrongUsage("--auth and --auth-env say the same thing: give one of them")
+        raise WrongUsage("--auth and --auth-env cannot be used together")
     if auth_env is not None:
         value = os.environ.get(auth_env)
         if not value:

@@ -49,11 +49,14 @@ def completion(ctx: click.Context, shell: str) -> None:
 @click.command()
 @click.argument("folder", type=click.Path(path_type=Path), required=False)
 def stop(folder: Path | None) -> None:
-    """Stop the embedded server in FOLDER (default: .taskbull of the project); jobs are kept."""
+    """Stop the project's embedded server; its jobs are kept.
+
+    FOLDER is the server's folder (default: .taskbull in the project).
+    """
     from taskbull.app import embedded  # noqa: PLC0415 - see `worker`
 
     folder = embedded.project_folder() if folder is None else folder
     if embedded.stop(folder):
-        click.echo(cell(f"the server in {folder} is stopped; its jobs are kept"))
+        click.echo(cell(f"stopped the server in {folder}; its jobs are kept"))
     else:
-        click.echo(cell(f"no server runs in {folder}"))
+        click.echo(cell(f"no server is running in {folder}"))

@@ -100,27 +100,27 @@ def jobs(
             )
             for view in found
         ],
-        empty="There are no such jobs." if queue is None else f"Queue {queue} has no such jobs.",
+        empty="No matching jobs." if queue is None else f"No matching jobs in queue {queue}.",
     )
 
 
 @click.command()
 @click.argument("queue", shell_complete=complete_queue)
 @click.argument("job_id", metavar="ID")
-@click.option("--tree", "as_tree", is_flag=True, help="Show the flow of the job as a tree.")
+@click.option("--tree", "as_tree", is_flag=True, help="Show the job's flow as a tree.")
 @click.option(
     "--depth",
     type=click.IntRange(1),
     default=DEPTH,
     show_default=True,
-    help="With --tree: number of levels.",
+    help="With --tree, show at most this many levels.",
 )
 @click.option(
     "--limit",
     type=click.IntRange(1),
     default=MOST,
     show_default=True,
-    help="With --tree: number of jobs, upper levels first.",
+    help="With --tree, show at most this many jobs, upper levels first.",
 )
 @server_options
 @json_option
@@ -137,7 +137,7 @@ def job(
     server = find_server(**where)
     existing_queue(server, queue)
     if as_tree:
-        tree = server.queue(queue).flow(job_id, depth=depth, most=limit)
+        tree = server.queue(queue).flow(job_id, depth=depth, limit=limit)
         if tree is None:
             raise JobNotFound(queue, job_id)
         if as_json:
@@ -157,7 +157,7 @@ def _show(details: JobDetails, why: str) -> None:
     view, job = details.view, details.view.job
     lock = None
     if details.lock_seconds is not None:
-        lock = f"for {details.lock_seconds:g} s" if details.lock_seconds else "none: it has stalled"
+        lock = f"{details.lock_seconds:g} s left" if details.lock_seconds else "lost (job stalled)"
     children = structs.asdict(details.children)
     show_fields(
         [
@@ -189,7 +189,7 @@ def _show(details: JobDetails, why: str) -> None:
     if view.state is JobState.COMPLETED:
         show_section("Result", to_json(job.returnvalue).split("\n"))
     for numbers, stack in _alike(job.stacktrace):
-        show_section(f"Stack of failure {numbers}", printable_lines(stack.rstrip("\n")))
+        show_section(f"Traceback, attempt {numbers}", printable_lines(stack.rstrip("\n")))
     show_section("Log", [line for each in details.logs for line in printable_lines(each)])
 
 
@@ -240,10 +240,10 @@ def _about(view: JobView) -> str | None:
 def restore(
     file: BinaryIO, queue: str | None, as_json: bool, prefix: str | None, **where: str | None
 ) -> None:
-    """Re-add jobs from a file that the dashboard downloaded (- for stdin).
+    """Re-add jobs from a dashboard download.
 
-    Validates every line first. Jobs with a custom id keep it and are not duplicated; other jobs get
-    new ids. Up to 250 jobs are added in one call.
+    FILE is the downloaded file, or - for stdin. Validates every line first. Jobs with a custom id
+    keep it and are not duplicated; other jobs get new ids. Up to 250 jobs are added in one call.
     """
     app = find_app_of_server(**where)
     lines: list[int] = []
@@ -275,9 +275,10 @@ def _add(
         return server.queue(part[0].queue).add_copies(part)
     except TaskbullError as error:
         where = f"{file.name}, lines {lines[0]} to {lines[len(part) - 1]}"
-        not_known = "whether these were is not known. Those after them were not"
-        others = not_known if isinstance(error, MaybeExecuted) else "these and those after them not"
-        raise CommandFailed(f"{where}: {error}. The lines before were added, {others}") from error
+        added = "These and later lines were not added"
+        if isinstance(error, MaybeExecuted):
+            added = "It is unknown whether these lines were added; later lines were not"
+        raise CommandFailed(f"{where}: {error}. Earlier lines were added. {added}") from error
 
 
 def _read_copies(
@@ -305,8 +306,8 @@ def _read_copies(
 
 def _sentence(copy: JobCopy, handle: JobHandle[Any]) -> str:
     if handle.deduplicated:
-        return f"job {handle.id} is in queue {handle.queue} already"
-    return f"job {handle.id} ({handle.name}) added to queue {handle.queue}; it was {copy.id}"
+        return f"job {handle.id} already exists in queue {handle.queue}"
+    return f"job {handle.id} ({handle.name}) added to queue {handle.queue} (was {copy.id})"
 
 
 def _describe(copy: JobCopy, handle: JobHandle[Any]) -> dict[str, Any]:
@@ -328,7 +329,9 @@ def _describe(copy: JobCopy, handle: JobHandle[Any]) -> dict[str, Any]:
 @server_options
 @json_option
 def why(queue: str, job_id: str | None, as_json: bool, **where: str | None) -> None:
-    """Explain why a job is not running, or how it finished; without an ID, explain the queue.
+    """Explain why a job, or a queue, is not making progress.
+
+    For a finished job, explain how it finished. Without ID, explain the queue.
 
     Exits with 1 if there is no such job.
     """

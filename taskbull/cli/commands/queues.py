@@ -46,12 +46,12 @@ _PAUSE = 0.5
 @server_options
 @json_option
 def events(queue: str, last_id: str, as_json: bool, **where: str | None) -> None:
-    """Follow the events of a queue until Ctrl-C."""
+    """Follow a queue's events until Ctrl-C."""
     check_last_id(last_id)
     server = find_server(**where)
     server.ping()
     if not server.exists(queue):
-        note(f"queue {queue} does not exist yet: waiting for its first event")
+        note(f"queue '{queue}' does not exist yet; waiting for its first event")
     for event in _follow(server, queue, last_id):
         if as_json:
             click.echo(to_json(_describe(queue, event), indent=None))
@@ -126,7 +126,7 @@ def queues(
     found = server.survey()
     for queue in found:
         if queue.problem:
-            note(f"queue {queue.name} cannot be read: {queue.problem}")
+            note(f"cannot read queue '{queue.name}': {queue.problem}")
     if as_json:
         show_json([_describe_queue(queue) for queue in found])
         return
@@ -148,8 +148,7 @@ def queues(
             )
             for queue in found
         ],
-        empty=f"There are no queues in Redis at {server.address} under the prefix "
-        f"{server.prefix!r}.",
+        empty=f"No queues found in Redis at {server.address} with prefix {server.prefix!r}.",
     )
 
 
@@ -191,7 +190,7 @@ def _describe_note(note: PauseNote) -> dict[str, Any]:
 @app_option
 @json_option
 def tasks(named: str | None, app: str | None, as_json: bool) -> None:
-    """List the tasks of the app."""
+    """List the app's tasks."""
     found = sorted(find_app(app or named).tasks.values(), key=lambda task: (task.queue, task.name))
     if as_json:
         show_json([_describe_task(task) for task in found])

@@ -83,7 +83,7 @@ def list_schedules(queue: str | None, as_json: bool, **where: str | None) -> Non
 
 @schedules.command()
 @click.argument("pattern")
-@click.option("--tz", default="UTC", show_default=True, help="Time zone.")
+@click.option("--tz", default="UTC", show_default=True, help="Time zone of the pattern.")
 @click.option(
     "-n",
     "number",
@@ -128,7 +128,7 @@ def run(queue: str, schedule_id: str, as_json: bool, **where: str | None) -> Non
     if as_json:
         show_json({"queue": queue, "schedule": schedule_id, "job": job.id, "name": job.name})
     else:
-        click.echo(cell(f"job {job.id} ({job.name}) was added to queue {queue}"))
+        click.echo(cell(f"job {job.id} ({job.name}) added to queue {queue}"))
 
 
 @schedules.command()
@@ -145,13 +145,15 @@ def remove(queue: str, schedule_id: str, yes: bool, as_json: bool, **where: str 
         raise ScheduleNotFound(queue, schedule_id)
     declared = ""
     if found.declared_by is not None:
-        declared = f" App {found.declared_by} declares it: its next worker writes it again."
-    ask(f"Remove schedule {schedule_id} from queue {queue}?{declared}", yes)
+        declared = (
+            f" App '{found.declared_by}' declares it, so its next worker will write it again."
+        )
+    ask(f"Remove schedule '{schedule_id}' from queue '{queue}'?{declared}", yes)
     removed = target.remove_schedule(schedule_id)
     if as_json:
         show_json({"queue": queue, "schedule": schedule_id, "removed": removed})
     else:
-        click.echo(cell(f"schedule {schedule_id} is removed from queue {queue}"))
+        click.echo(cell(f"schedule {schedule_id} removed from queue {queue}"))
 
 
 class Synced(Struct, frozen=True):
@@ -178,7 +180,7 @@ _SYNCED = {
 def sync(
     app: str | None, redis: str | None, prefix: str | None, prune: bool, as_json: bool
 ) -> None:
-    """Write the declared schedules of the app to Redis."""
+    """Write the app's declared schedules to Redis."""
     found = find_app(app)
     server = open_server(found, redis, prefix)
     server.ping()

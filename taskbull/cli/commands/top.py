@@ -26,10 +26,10 @@ from taskbull.monitor.overview import Overview, all_trouble
 
 
 COLUMNS: Final = (
-    *("queue", "wait", "since", "active", "delayed", "failed", "in/s", "out/s"),
-    *("last hour", "run by", "empty in"),
+    *("queue", "waiting", "oldest", "active", "delayed", "failed", "in/s", "out/s"),
+    *("last hour", "workers", "drained in"),
 )
-SORTS: Final = ("name", "wait", "failed", "out/s")
+SORTS: Final = ("name", "waiting", "failed", "out/s")
 
 _BARS: Final = " ▁▂▃▄▅▆▇█"
 _COLUMNS_OF_AN_HOUR: Final = 12
@@ -49,8 +49,8 @@ def cells(queue: QueueFacts) -> list[str]:
         rate(queue.arrivals),
         rate(queue.out),
         sparkline(queue),
-        run_by(queue),
-        emptied(queue),
+        workers(queue),
+        drained_in(queue),
     ]
 
 
@@ -86,15 +86,15 @@ def _bar(count: int | None, most: int) -> str:
     return _BARS[max(1, round(count / most * (len(_BARS) - 1)))]
 
 
-def run_by(queue: QueueFacts) -> str:
-    """Return the numbers of Python and other workers."""
+def workers(queue: QueueFacts) -> str:
+    """Return the numbers of taskbull workers and of others, most of them in Node."""
     if queue.workers == 0:
-        return "nobody" if queue.connected is not None else "?"
-    parts = [(len(queue.records), "py"), (queue.foreign, "js")]
-    return " ".join(f"{count}{what}" for count, what in parts if count)
+        return "none" if queue.connected is not None else "?"
+    parts = [(len(queue.records), "Python"), (queue.foreign, "Node")]
+    return ", ".join(f"{count} {kind}" for count, kind in parts if count)
 
 
-def emptied(queue: QueueFacts) -> str:
+def drained_in(queue: QueueFacts) -> str:
     """Return the estimated time until no jobs are waiting."""
     if queue.waiting == 0:
         return "-"
@@ -111,7 +111,7 @@ def emptied(queue: QueueFacts) -> str:
 def ordered(facts: Sequence[QueueFacts], by: str) -> list[QueueFacts]:
     """Return the queues sorted by name, or by a figure in descending order."""
     keys: dict[str, Callable[[QueueFacts], float]] = {
-        "wait": lambda queue: -queue.waiting,
+        "waiting": lambda queue: -queue.waiting,
         "failed": lambda queue: -queue.counts[JobState.FAILED],
         "out/s": lambda queue: -(queue.out or 0.0),
     }
@@ -135,9 +135,9 @@ def describe(queue: QueueFacts) -> dict[str, Any]:
             "empty_in": None if left is None or left == inf else left,
         },
         "workers": {
-            "ours": len(queue.records),
-            "others": queue.foreign,
-            "told": queue.connected is not None,
+            "taskbull": len(queue.records),
+            "other": queue.foreign,
+            "complete": queue.connected is not None,
         },
         "trouble": [
             {"code": one.code, "text": one.text, "remedy": one.remedy}
@@ -157,6 +157,7 @@ _SHORTEST = 0.2
 @app_argument
 @click.option(
     "--interval",
+    metavar="SECONDS",
     callback=read_seconds,
     default="2",
     show_default=True,
@@ -187,15 +188,15 @@ def top(named: str | None, interval: float, once: bool, as_json: bool, **where: 
         return
     for trouble in all_trouble(facts):
         click.echo(f"! {trouble.queue}: {trouble.text}", err=True)
-    show_table(COLUMNS, [cells(queue) for queue in facts], empty="There are no queues yet.")
+    show_table(COLUMNS, [cells(queue) for queue in facts], empty="No queues yet.")
 
 
 # The screen state, as a pure function of the keys pressed.
 
 
 HELP = (
-    "q quit   s sort by name, waiting, failed, rate   ↑ ↓ choose   ↵ look into a queue   "
-    "p freeze   ? this help"
+    "q quit   s sort by name, waiting, failed, rate   ↑ ↓ select   ↵ open a queue   "
+    "p pause   ? help"
 )
 
 

@@ -28,33 +28,35 @@ _SAME = {
     "-l": "--log-level",
 }
 _POOL = (
-    "async tasks run in the event loop, plain functions in threads, or in processes with "
-    "@app.task(process=True); --process-pool says in how many"
+    "async tasks run in the event loop, sync functions in threads, or in processes with "
+    "@app.task(process=True) and --process-pool"
 )
-_BEAT = "the schedules of a queue need no process of their own"
-_NAME = "a worker's name is its host, its process and six random digits"
-_TIME = "it is timeout= of a task; with process=True, grace= is the time up to the kill"
-_BACKGROUND = "run it in the background with systemd or your shell"
+_BEAT = "Workers run schedules themselves; no extra process is needed"
+_NAME = "A worker's name consists of its host, its process id and six random digits"
+_TIME = (
+    "Set timeout= on the task; with process=True, grace= is the time until the process is killed"
+)
+_BACKGROUND = "Use systemd or your shell to run it in the background"
 
 _NEEDLESS = {
     "-P": _POOL,
     "--pool": _POOL,
     "-E": "events are always written",
     "--events": "events are always written",
-    "-O": "a job is taken when there is room for it, and no sooner",
+    "-O": "workers fetch a job only when they have a free slot for it",
     "--without-gossip": "workers do not gossip",
     "--without-mingle": "workers do not mingle",
-    "--without-heartbeat": "a heartbeat keeps the locks of running jobs",
+    "--without-heartbeat": "heartbeats renew the locks of running jobs",
 }
 _WITH_VALUE = {"-P", "--pool", "-O"}
 _OTHER = {
-    "--autoscale": "-c, the jobs at once, is an upper limit: idle slots cost nothing",
+    "--autoscale": "Use -c: the concurrency is an upper limit, and idle slots cost nothing",
     "-B": _BEAT,
     "--beat": _BEAT,
     "-n": _NAME,
     "--hostname": _NAME,
-    "--max-tasks-per-child": "it is --process-max-jobs, or --max-jobs of whole workers",
-    "--max-memory-per-child": "it is --process-max-memory, or --max-memory of workers, in MB",
+    "--max-tasks-per-child": "Use --process-max-jobs, or --max-jobs for whole workers",
+    "--max-memory-per-child": "Use --process-max-memory, or --max-memory for whole workers, in MB",
     "--time-limit": _TIME,
     "--soft-time-limit": _TIME,
     "-D": _BACKGROUND,
@@ -84,7 +86,7 @@ def _translated(args: list[str]) -> list[str]:
             if option in _WITH_VALUE and not equals:
                 next(rest, None)
         elif option in _OTHER:
-            raise click.UsageError(f"There is no {option} here: {_OTHER[option]}")
+            raise click.UsageError(f"No such option: {option}. {_OTHER[option]}")
         else:
             words.append(word)
     return words
@@ -127,14 +129,14 @@ _DEFAULT = WorkerOptions()
 @click.option(
     "--threads",
     type=click.IntRange(1),
-    show_default="as many as jobs at once, at most 64",
-    help="Threads for plain functions.",
+    show_default="the concurrency, at most 64",
+    help="Threads for sync functions.",
 )
-@click.option("--processes", type=click.IntRange(1), default=1, help="Worker processes.")
+@click.option("--processes", type=click.IntRange(1), default=1, help="Number of worker processes.")
 @click.option(
     "--process-pool",
     type=click.IntRange(1),
-    show_default="the cores divided by --processes",
+    show_default="CPU cores divided by --processes",
     help="Pool processes per worker, for tasks with process=True.",
 )
 @click.option(
@@ -156,13 +158,15 @@ _DEFAULT = WorkerOptions()
     help="Address-space limit per pool process, in MB.",
 )
 @click.option(
-    "--no-supervisor", is_flag=True, help="Run without the supervisor; crashes are not restarted."
+    "--no-supervisor",
+    is_flag=True,
+    help="Run without the supervisor, which restarts crashed workers.",
 )
 @click.option(
     "--backend",
     type=click.Choice(["asyncio", "trio"]),
     default="asyncio",
-    help="Event loop.",
+    help="Event loop to use.",
 )
 @click.option("--uvloop", is_flag=True, help="Use uvloop with asyncio.")
 @click.option("--burst", is_flag=True, help="Exit when the queues are empty.")
@@ -219,11 +223,11 @@ _DEFAULT = WorkerOptions()
 @click.option("--lifeline", type=int, hidden=True)
 @click.pass_context
 def worker(context: click.Context, /, **_: Any) -> None:
-    """Run the tasks of APP (module:attribute) until SIGTERM or Ctrl-C.
+    """Run the app's tasks until SIGTERM or Ctrl-C.
 
     The first signal waits for running jobs; the second returns them to the queue immediately.
-    Without APP, $TASKBULL_APP, [tool.taskbull] in pyproject.toml, or the only app in the current
-    directory is used.
+    APP is module:attribute. Without it, the app comes from $TASKBULL_APP, [tool.taskbull] in
+    pyproject.toml, or the only App in the current directory.
     """
     # Imported here because `taskbull --help` would otherwise take twice as long.
     from taskbull.cli.worker_process import run  # noqa: PLC0415
@@ -240,10 +244,10 @@ def read_queues(words: Sequence[str]) -> dict[str, int | None]:
     for part in (part.strip() for word in words for part in word.split(",")):
         name, colon, number = part.partition(":")
         if not name:
-            raise WrongUsage(f"-q {','.join(words)}: the name of a queue is missing")
+            raise WrongUsage(f"-q {','.join(words)}: a queue name is empty")
         if colon and not (number.isdecimal() and int(number) > 0):
             raise WrongUsage(
-                f"-q {part}: after the colon comes the number of jobs at once, as in -q {name}:5"
+                f"-q {part}: the number after the colon must be a concurrency, as in -q {name}:5"
             )
         queues[name] = int(number) if colon else queues.get(name)
     return queues
@@ -255,7 +259,7 @@ def check_known(queues: Sequence[str], app: App) -> None:
     for name in queues:
         if name not in known:
             raise WrongUsage(
-                f"App {app.name} has no task in queue {name}{did_you_mean(name, known)}; its "
+                f"App '{app.name}' has no task in queue '{name}'{did_you_mean(name, known)}; its "
                 f"queues are {', '.join(known) or 'none'}. Use --any-queue to serve it anyway"
             )
 

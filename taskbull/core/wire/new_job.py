@@ -152,7 +152,7 @@ def _delay_ms(options: JobOptions, timestamp_ms: int) -> int:
     delay_ms = to_ms(options.delay)
     if timestamp_ms + delay_ms > MAX_DUE_MS:
         raise ConfigurationError(
-            f"delay must end before September 2039, where BullMQ ends, not after {options.delay} s"
+            f"delay must end before September 2039 (BullMQ's limit), got {options.delay} s"
         )
     return delay_ms
 
@@ -167,10 +167,9 @@ def _expires_ms(options: JobOptions, timestamp_ms: int, delay_ms: int) -> int | 
     else:
         after_ms = to_ms(expires)
     if after_ms <= delay_ms:
-        when = "before it is due" if delay_ms else "already"
+        when = "the job's delay or eta" if delay_ms else "now"
         raise ConfigurationError(
-            f"expires must be later than the job's delay or eta, and than now, not "
-            f"{shown(expires)}: the job would expire {when}"
+            f"expires must be later than {when}, got {shown(expires)}: the job could never run"
         )
     return after_ms - delay_ms
 
@@ -272,15 +271,15 @@ def _read_tolerantly(line: bytes) -> JobCopy:
         rest = {name: value for name, value in found.items() if name not in raws}
         return replace(msgspec.convert(rest, JobCopy), **raws)
     except (ValueError, LookupError, TypeError, msgspec.MsgspecError, RecursionError) as error:
-        raise ConfigurationError(f"it is not the copy of a job: {error}") from None
+        raise ConfigurationError(f"not a copy of a job: {error}") from None
 
 
 def check_copy(copy: JobCopy) -> None:
     """Raise `ConfigurationError` if a copy is masked or cannot be added."""
     if copy.masked:
         raise ConfigurationError(
-            f"values of job {copy.id} are masked, so that it would not run as it did: download it "
-            'with its secrets, or write them in and set "masked" to false'
+            f"the values of job '{copy.id}' are masked: download it with its secrets, or write "
+            'them into the file and set "masked" to false'
         )
     encode_copy(copy, bytes(copy.data), 0, keeps_id=True)
 
@@ -296,7 +295,7 @@ def encode_copy(copy: JobCopy, data: bytes, now_ms: int, *, keeps_id: bool) -> E
         SerializationError: The job is too large.
     """
     if copy.unreadable:
-        raise ConfigurationError(f"job {copy.id} cannot be added again: {copy.unreadable}")
+        raise ConfigurationError(f"job '{copy.id}' cannot be added again: {copy.unreadable}")
     check_text("job name", copy.name, most=NAME_LIMIT)
     check_int("priority", copy.priority, least=0, most=MAX_PRIORITY)
     _read(copy, "data", data)
@@ -328,4 +327,4 @@ def _read(copy: JobCopy, part: str, text: bytes) -> Any:
     try:
         return payload.decode(text)
     except ValueError as error:
-        raise ConfigurationError(f"{part} of job {copy.id} are not JSON: {error}") from None
+        raise ConfigurationError(f"the {part} of job '{copy.id}' are not JSON: {error}") from None

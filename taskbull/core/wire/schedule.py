@@ -146,16 +146,17 @@ def _encode_template(template: NewJob) -> tuple[str, bytes]:
     for name in ("delay", "eta", "job_id", "dedup"):
         if getattr(options, name) is not None:
             raise ConfigurationError(
-                f"a schedule's job cannot have the option {name}: each run has its own time and id"
+                f"a schedule's job cannot have the option '{name}': each run gets its own time and "
+                "id"
             )
     if options.on_failure is not None:
         raise ConfigurationError(
-            "a schedule's job cannot have the option on_failure: it has no parent"
+            "a schedule's job cannot have the option 'on_failure': it has no parent"
         )
     if isinstance(options.expires, datetime):
         raise ConfigurationError(
-            "a schedule's job cannot expire at an instant: give expires=… in seconds, which count "
-            "from when each run is due"
+            "a schedule's job cannot expire at a fixed time: use expires=… in seconds after each "
+            "run is due"
         )
     data = payload.encode(template.data, "data").decode()
     expires_ms = None if options.expires is None else to_ms(options.expires)
@@ -237,7 +238,7 @@ def is_over(rule: Rule, now_ms: int) -> bool:
 def _first_ms(rule: Rule, now_ms: int) -> int | None:
     end_ms = None if rule.end is None else instant_to_ms(rule.end)
     if end_ms is not None and end_ms < now_ms:
-        raise ConfigurationError(f"the schedule's end, {rule.end}, is in the past")
+        raise ConfigurationError(f"the end of the schedule ({rule.end}) is in the past")
     if isinstance(rule, Every):
         return None
     if rule.immediately:
@@ -246,7 +247,7 @@ def _first_ms(rule: Rule, now_ms: int) -> int | None:
     due_ms = rule.line.next_after(max(now_ms, start_ms))
     if due_ms is None or (end_ms is not None and due_ms > end_ms):
         raise ConfigurationError(
-            f"the cron pattern {rule.pattern!r} has no run between now and its end, {rule.end}"
+            f"the cron pattern {rule.pattern!r} has no run between now and its end ({rule.end})"
         )
     return due_ms
 
@@ -403,5 +404,5 @@ def next_run(
     else:
         due_ms = parse_cron(repeat.pattern, repeat.zone).next_after(latest)
     if due_ms is None:
-        raise ConfigurationError(f"the cron line {shown(repeat.pattern)} never matches")
+        raise ConfigurationError(f"the cron pattern {shown(repeat.pattern)} never runs")
     return NextRun(count, due_ms) if end_ms is None or due_ms <= end_ms else None

@@ -209,7 +209,7 @@ async def _ask_pause(visit: Visit, order: BoardOrder) -> Node:
 
 async def _pause(visit: Visit, order: BoardOrder) -> Acted:
     reason = order.form.get("reason")[:200]
-    await visit.server.queue(order.queue).pause(by=visit.access.user, why=reason)
+    await visit.server.queue(order.queue).pause(by=visit.access.user, reason=reason)
     return Acted(f"{order.queue} paused.", about=reason)
 
 

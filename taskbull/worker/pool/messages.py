@@ -46,8 +46,8 @@ def check_length(length: int) -> None:
     """Raise `BadFrame` if a message of this length is too long to send."""
     if length > MOST:
         raise BadFrame(
-            f"{length / 1e6:.1f} MB are more than the {MOST >> 20} MB that can be exchanged with "
-            "a process of the pool"
+            f"{length / 1e6:.1f} MB exceed the limit of {MOST >> 20} MB for messages to and from "
+            "pool processes"
         )
 
 

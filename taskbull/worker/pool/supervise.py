@@ -235,7 +235,7 @@ class ProcessMonitor(ProcessSlot):
         self._killed.wait(delay)
         try:
             if self._killed.is_set():
-                raise OSError("it is not needed any more")
+                raise OSError("it is no longer needed")
             self.born = monotonic()
             process = PoolProcess(self._context)
         except Exception as error:  # noqa: BLE001 - report any error from the system
