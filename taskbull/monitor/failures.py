@@ -14,7 +14,7 @@ from taskbull.queue.failures import group_failures
 from taskbull.queue.methods import looks
 from taskbull.queue.questions import Look, ask, ask_together
 from taskbull.scripts import records
-from taskbull.scripts.browse import FailedJob, RetriedStep, peek_retried
+from taskbull.scripts.browse import FailedJob, FailuresStep, list_retried
 from taskbull.scripts.records import CountedError
 from taskbull.store.address import Namespace
 
@@ -101,15 +101,15 @@ class HiddenLooks:
         frequent = sorted(found.values(), key=lambda one: (-one.jobs, -one.counted))
         return HiddenErrors(frequent, looked_at)
 
-    def _retried(self, queue: str, state: JobState, most: int) -> Look[RetriedStep]:
+    def _retried(self, queue: str, state: JobState, most: int) -> Look[FailuresStep]:
         keys, looked_at, jobs = self.namespace.keys(queue), 0, list[FailedJob]()
         while looked_at < most:
-            step = yield from ask(peek_retried(keys, state, looked_at))
+            step = yield from ask(list_retried(keys, state, looked_at))
             looked_at += step.looked_at
             jobs += step.jobs
             if step.looked_at == 0:
                 break
-        return RetriedStep(looked_at, jobs)
+        return FailuresStep(looked_at, jobs)
 
     def _counted(self, queue: str, hours: int) -> Look[list[CountedError]]:
         keys, now_ms = self.namespace.keys(queue), int(time.time() * 1000)

@@ -48,17 +48,16 @@ async def test_a_sample_has_what_holds_for_the_queue(
     totals = {"count": 7, "prevTS": 60_000, "prevCount": 5}
     admin.hset(emails.keys.metrics_completed, mapping=totals)
     admin.rpush(emails.keys.metrics_completed_data, 3, 2)
-    [sample] = await looks.sample(["emails"], minutes=60)
-    found = sample.found
+    [found] = await looks.survey(["emails"])
     assert (found.next_id, found.last_id) == (first.id, 2)
     assert (found.concurrency, found.rate_max, found.rate_window) == (50, 100, 60.0)
     assert found.started == 100
     assert 0 < found.limited_for <= 30
     assert found.next_due > NOW
-    assert (found.completed.count, found.completed.points) == (7, [3, 2])
+    assert found.completed.count == 7
     assert found.failed is None
-    [other] = await looks.sample("reports")
-    assert (other.name, other.found.limited_for, other.found.completed) == ("reports", None, None)
+    [other] = await looks.survey("reports")
+    assert (other.name, other.limited_for, other.completed) == ("reports", None, None)
 
 
 async def test_a_key_of_a_wrong_type_hides_nothing_else(
@@ -70,9 +69,9 @@ async def test_a_key_of_a_wrong_type_hides_nothing_else(
     admin.set(emails.keys.metrics_failed, "x")
     admin.set(emails.keys.metrics_failed_data, "x")
     admin.hset(emails.keys.meta, "version", "x" * 100_000)
-    [sample] = await looks.sample(["emails"], minutes=60)
-    assert sample.found.counts[JobState.WAITING] == 1
-    assert (sample.found.failed, sample.found.version, sample.found.note) == (None, None, b"")
+    [sample] = await looks.survey(["emails"])
+    assert sample.counts[JobState.WAITING] == 1
+    assert (sample.failed, sample.version, sample.note) == (None, None, None)
 
 
 async def test_ends_are_counted_by_minute(looks: Both, emails: SyncQueue, admin: Any) -> None:
@@ -84,17 +83,15 @@ async def test_ends_are_counted_by_minute(looks: Both, emails: SyncQueue, admin:
     assert (found.completed_since_ms, found.failed_since_ms) == (5.0, None)
 
 
-async def test_the_crew_is_found_by_the_names_of_connections(
+async def test_workers_are_found_by_the_names_of_connections(
     looks: Both, emails: SyncQueue, admin: Any, prefix: str
 ) -> None:
     admin.client_setname(emails.keys.connection_name("web1"))
-    crew = await looks.crew()
-    assert [worker.name for worker in crew.workers["emails"]] == ["web1"]
+    assert [worker.name for worker in (await looks.workers())["emails"]] == ["web1"]
     for name in (f"{prefix}:no-base64!", f"{prefix}:YTpi", f"{prefix}:ZW1haWxz:qe", "other:x"):
         admin.client_setname(name)
-        assert (await looks.crew()).workers == {}
+        assert await looks.workers() == {}
     admin.client_setname("")
-    assert crew.told
 
 
 async def test_records_of_workers_are_read(looks: Both, emails: SyncQueue, admin: Any) -> None:
@@ -154,17 +151,17 @@ async def test_queues_are_written_down(looks: Both, emails: SyncQueue, prefix: s
 async def test_rows_say_what_fits_on_a_line(looks: Both, emails: SyncQueue) -> None:
     emails.add_bulk([("send", {"n": n}) for n in range(3)])
     later = emails.add("send", {"text": "x" * 1000}, delay=3600, attempts=5)
-    page = await looks.peek("emails", "waiting", limit=2)
+    page = await looks.jobs("emails", "waiting", limit=2)
     assert (page.total, [row.data for row in page.rows]) == (3, ['{"n":0}', '{"n":1}'])
-    [last] = (await looks.peek("emails", "waiting", limit=2, after=page.after)).rows
+    [last] = (await looks.jobs("emails", "waiting", limit=2, after=page.after)).rows
     assert last.data == '{"n":2}'
-    [row] = (await looks.peek("emails", JobState.DELAYED)).rows
+    [row] = (await looks.jobs("emails", JobState.DELAYED)).rows
     assert (row.job.id, row.attempts, len(row.data)) == (later.id, 5, 300)
     assert row.sizes["data"] == 1011
     assert row.due > NOW
     for wrong in ("unknown", "Failed"):
         with pytest.raises(ConfigurationError, match="state must be one of"):
-            await looks.peek("emails", wrong)
+            await looks.jobs("emails", wrong)
 
 
 @pytest.mark.parametrize("state", ["waiting", "failed"])
@@ -177,9 +174,9 @@ async def test_a_page_is_asked_for_in_two_calls(
         ids = [f"f{number}" for number in range(60)]
         for number, job_id in enumerate(ids):
             fail(admin, emails.keys, job_id, "x", 1000 - number)
-    page = await looks.peek("emails", state)
+    page = await looks.jobs("emails", state)
     assert [row.job.id for row in page.rows] == ids[:50]
-    page = await looks.peek("emails", state, after=page.after)
+    page = await looks.jobs("emails", state, after=page.after)
     assert [row.job.id for row in page.rows] == ids[50:]
     assert page.after is None
 
@@ -187,12 +184,12 @@ async def test_a_page_is_asked_for_in_two_calls(
 async def test_a_job_is_placed(looks: Both, emails: SyncQueue) -> None:
     emails.add("send")
     it = emails.add("send", {"text": "x" * 1000})
-    place = await looks.place("emails", it.id)
+    place = await looks.inspect("emails", it.id)
     assert (place.row.state, place.before, place.last_id) == (JobState.WAITING, 1, 2)
     assert json.loads(place.row.data) == {"text": "x" * 1000}
     for wrong in ("42", "meta"):
         with pytest.raises(JobNotFound):
-            await looks.place("emails", wrong)
+            await looks.inspect("emails", wrong)
 
 
 async def test_a_search_confirms_values_at_their_places(looks: Both, emails: SyncQueue) -> None:
@@ -217,7 +214,7 @@ async def test_a_time_is_a_range_of_scores(looks: Both, emails: SyncQueue, admin
     terms = read_terms("after:1970-01-01T00:00:03Z before:1970-01-01T00:00:06Z", NOW)
     step = await looks.search("emails", "failed", terms)
     assert [row.job.id for row in step.rows] == ["6", "5", "4", "3"]
-    page = await looks.peek("emails", "failed", terms=terms)
+    page = await looks.jobs("emails", "failed", terms=terms)
     assert [row.job.id for row in page.rows] == ["6", "5", "4", "3"]
 
 
@@ -256,18 +253,18 @@ async def test_a_user_who_may_only_read_sees_the_same(
     admin.execute_command(f"ACL SETUSER reader on >secret {rights}")
     url = server.url.replace("redis://", "redis://reader:secret@")
     reader = Both(type(looks.server)(url, prefix=prefix))
-    assert (await reader.sample(["emails"]))[0].found == (await looks.sample("emails"))[0].found
-    assert await reader.peek("emails", "failed") == await looks.peek("emails", "failed")
-    assert (await reader.place("emails", "x")).row.job.failed_reason == "broke"
+    assert (await reader.survey(["emails"]))[0].counts == (await looks.survey("emails"))[0].counts
+    assert await reader.jobs("emails", "failed") == await looks.jobs("emails", "failed")
+    assert (await reader.inspect("emails", "x")).row.job.failed_reason == "broke"
     assert (await reader.failures("emails")).total == 1
     assert (await reader.records(["emails"]))["emails"] == []
     assert await reader.queues() == ["emails"]
     admin.execute_command("ACL SETUSER reader -@scripting")
     nobody = Both(type(looks.server)(url, prefix=prefix))
-    [refused] = await nobody.sample(["emails"])
+    [refused] = await nobody.survey(["emails"])
     assert "NOPERM" in refused.problem
     with pytest.raises(ServerRefused, match="NOPERM"):
-        await nobody.peek("emails", "failed")
+        await nobody.jobs("emails", "failed")
     admin.execute_command("ACL DELUSER reader")
 
 
@@ -276,15 +273,15 @@ def test_the_reads_work_in_a_cluster(cluster: Cluster, prefix: str) -> None:
     names = [f"q{number}" for number in range(6)]
     for name in names:
         everywhere.queue(name).add("send", {"name": name})
-    samples = everywhere.sample(names)
-    assert [sample.found.counts[JobState.WAITING] for sample in samples] == [1] * 6
-    assert [everywhere.place(name, "1").before for name in names] == [0] * 6
+    samples = everywhere.survey(names)
+    assert [sample.counts[JobState.WAITING] for sample in samples] == [1] * 6
+    assert [everywhere.inspect(name, "1").before for name in names] == [0] * 6
     terms = read_terms("q3", NOW)
     assert [len(everywhere.search(name, "waiting", terms).rows) for name in names] == [
         int(name == "q3") for name in names
     ]
-    assert everywhere.peek("q1", "waiting", after=START).total == 1
+    assert everywhere.jobs("q1", "waiting", after=START).total == 1
     assert everywhere.failures("q1").total == 0
-    assert everywhere.crew().workers == {}
+    assert everywhere.workers() == {}
     assert everywhere.registered_queues() == []
     everywhere.close()
