@@ -90,18 +90,14 @@ def _about_certificate(message: str) -> str:
 def _about_the_other_side(server: SyncServer | None) -> str:
     address = None if server is None else server.namespace.address
     endpoint = address.endpoints[0] if address is not None and address.endpoints else None
-    if server is None or endpoint is None or endpoint.path:
+    if address is None or endpoint is None or endpoint.path:
         return f"start a server, or say where it is: {WHERE}"
-    match server.wrong_protocol():
-        case "tls":
-            return "the server speaks TLS: write rediss:// instead of redis://"
-        case "plain":
-            return "the server does not speak TLS: write redis:// instead of rediss://"
-        case _:
-            pass
+    tls = "If the server uses TLS, write rediss:// instead of redis://"
+    if address.tls is not None:
+        tls = "If the server does not use TLS, write redis:// instead of rediss://"
     return (
-        f"is it Redis that listens at {endpoint}? A proxy in between must let scripts, blocking "
-        "commands and CLIENT pass (twemproxy does not): connect to the server itself"
+        f"is it Redis that listens at {endpoint}? {tls}. A proxy in between must let scripts, "
+        "blocking commands and CLIENT pass (twemproxy does not): connect to the server itself"
     )
 
 

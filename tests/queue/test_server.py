@@ -69,7 +69,7 @@ def run(admin: Any, keys: QueueKeys, worker: str) -> str:
 
 def test_both_servers_have_the_same_methods() -> None:
     sync = signatures(SyncServer)
-    for name in ("close", "wait_for_events", "wrong_protocol"):
+    for name in ("close", "wait_for_events"):
         sync.pop(name)  # an async server's connections end with their event loop; for the rest
         # there is `Queue.events`, and nothing that async code would need
     theirs = signatures(Server)
