@@ -21,9 +21,9 @@ from taskbull.core.states import STATES, JobState, delay_score_range
 from taskbull.core.validation import check_int, check_text, instant_to_ms, refusal
 from taskbull.core.wire.events import confirmed, wanted
 from taskbull.core.wire.job import LINE_FIELDS, RUN_TIME_FIELDS, WHOLE_FIELDS, WIRE_NAMES
-from taskbull.core.worker_record import JobHistory, Seen
+from taskbull.core.worker_record import JobHistory
 from taskbull.errors import JobNotFound, ServerRefused, TaskbullError
-from taskbull.monitor.search import all_queues, plain_name, read_registered
+from taskbull.monitor.search import all_queues, plain_name
 from taskbull.queue.failures import Failures, group_by_fingerprint, group_failures, spread
 from taskbull.queue.methods import looks
 from taskbull.queue.questions import (
@@ -36,7 +36,7 @@ from taskbull.queue.questions import (
     list_servers,
     server_of,
 )
-from taskbull.scripts import browse, read, records, servers
+from taskbull.scripts import browse, read, servers
 from taskbull.scripts.browse import (
     FAILURES_READ,
     PIECE,
@@ -44,7 +44,6 @@ from taskbull.scripts.browse import (
     START,
     WHOLE_PIECE,
     After,
-    EndsByMinute,
     FailedJob,
     JobDetails,
     JobRows,
@@ -158,8 +157,6 @@ class Workers(Struct, frozen=True):
 SAMPLE_LIFE = 600.0
 """Lifetime of a sample of old failures, in seconds."""
 
-_MINUTE_MS = 60_000
-
 
 class ServerLooks:
     """Methods for bounded reads of all queues in a namespace."""
@@ -188,15 +185,6 @@ class ServerLooks:
         ]
 
     @looks
-    def ends(self, queue: str, minutes: int = 60) -> Look[EndsByMinute]:
-        """Count the stored jobs that finished in each of the last minutes, the newest first.
-
-        It sends one call, with two commands per minute.
-        """
-        check_int("minutes", minutes, least=1, most=60)
-        return self._ends(queue, minutes)
-
-    @looks
     def workers(
         self, queues: Iterable[str] | None = None
     ) -> Look[dict[str, list[ConnectedWorker]]]:
@@ -216,22 +204,6 @@ class ServerLooks:
             raise found.refusal
         shown = sorted(found.by_queue) if names is None else names
         return {name: found.by_queue.get(name, []) for name in shown}
-
-    @looks
-    def records(self, queues: Iterable[str]) -> Look[dict[str, list[Seen]]]:
-        """Read the status records of taskbull workers, by queue.
-
-        It sends one call of at most 101 commands per queue. Stopped workers are listed for a day,
-        without a record. If the records of a queue cannot be read, its list is empty.
-        """
-        names = [queues] if isinstance(queues, str) else list(queues)
-        found = yield from ask_queues(self.namespace, names, records.get_records)
-        return {name: [] if isinstance(s, TaskbullError) else s for name, s in found.items()}
-
-    @looks
-    def registered_queues(self) -> Look[list[str]]:
-        """Return the names of the queues in taskbull's registry, with one command."""
-        return read_registered(self.namespace)
 
     @looks
     def jobs(
@@ -363,10 +335,6 @@ class ServerLooks:
             else replace(each, at=at)
             for name in queues
         ]
-
-    def _ends(self, queue: str, minutes: int) -> Look[EndsByMinute]:
-        minute_ms = int(time.time() * 1000) // _MINUTE_MS * _MINUTE_MS
-        return ask(browse.count_ends(self.namespace.keys(queue), minute_ms, minutes))
 
     def _workers(self, nodes: Iterable[Endpoint] | None = None) -> Look[Workers]:
         """List the connected workers, of all servers or of some."""

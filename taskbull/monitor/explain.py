@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from datetime import UTC, datetime
 from statistics import median
 from typing import Final
@@ -17,7 +18,7 @@ from taskbull.queue.job_tree import read_nodes
 from taskbull.queue.methods import looks
 from taskbull.queue.questions import Look, ask
 from taskbull.scripts import browse, records
-from taskbull.scripts.browse import JobRows
+from taskbull.scripts.browse import EndsByMinute, JobRows
 from taskbull.scripts.call import Call
 from taskbull.scripts.read import Place, pick_pending
 
@@ -57,7 +58,7 @@ class ServerExplanations(ServerLooks):
         watch, keys = QueueWatch(queue), self.namespace.keys(queue)
         [sample] = yield from self._sample([queue], 60)
         watch.sampled(sample)
-        watch.counted((yield from self._ends(queue, 60)))
+        watch.counted((yield from ask(count_ends(keys))))
         seen = yield from ask(records.get_records(keys))
         watch.met((yield from self._workers()), seen)
         return watch
@@ -129,6 +130,12 @@ class ServerExplanations(ServerLooks):
             and row.job.processed_ms is not None
         ]
         return max(median(took), 0) / 1000 if took else None
+
+
+def count_ends(keys: QueueKeys) -> Call[EndsByMinute]:
+    """Count the stored jobs that finished in each of the last 60 minutes."""
+    minute_ms = int(time.time()) // 60 * 60_000
+    return browse.count_ends(keys, minute_ms, 60)
 
 
 def oldest_running(keys: QueueKeys) -> Call[JobRows]:

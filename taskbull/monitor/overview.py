@@ -19,12 +19,12 @@ from taskbull.core.queue_health import QueueFacts
 from taskbull.core.trouble import LEAST_FAILED, MINUTES, Trouble, find_trouble
 from taskbull.errors import SerializationError, ServerRefused, TaskbullError
 from taskbull.monitor.browse import JobRows, Workers
-from taskbull.monitor.explain import ServerExplanations, oldest_running
+from taskbull.monitor.explain import ServerExplanations, count_ends, oldest_running
 from taskbull.monitor.queue_watch import QueueWatch
 from taskbull.monitor.search import QueueNames, find_names
 from taskbull.queue.methods import looks
 from taskbull.queue.questions import LOST, Look, ask_queues
-from taskbull.scripts import browse, records
+from taskbull.scripts import records
 
 _WORKERS: Final = 5.0
 """Seconds between two reads of the servers' client lists."""
@@ -46,7 +46,6 @@ _FAILING: Final = 30.0
 
 _FAILURES: Final = 200
 _FAILING_AT_ONCE: Final = 2
-_MINUTE_MS: Final = 60_000
 
 
 class Overview:
@@ -167,12 +166,9 @@ class ServerOverview(ServerExplanations):
             overview.seen.add(watch.name)
 
     def _meet(self, overview: Overview, some: Sequence[QueueWatch], now: float) -> Look[None]:
-        minute_ms = int(time.time() * 1000) // _MINUTE_MS * _MINUTE_MS
         names = [watch.name for watch in some]
         seen = yield from ask_queues(self.namespace, names, records.get_records)
-        ends = yield from ask_queues(
-            self.namespace, names, lambda keys: browse.count_ends(keys, minute_ms, 60)
-        )
+        ends = yield from ask_queues(self.namespace, names, count_ends)
         for watch in some:
             those, ended = seen[watch.name], ends[watch.name]
             if isinstance(those, TaskbullError):
