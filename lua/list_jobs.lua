@@ -73,7 +73,8 @@ for i = 1, #ids do
     is_last = false
     break
   else
-    found = typed(redis.pcall("HGETALL", key)) or {}
+    found = redis.pcall("HGETALL", key)
+    found = found.err and typed(found) or found
     for n = 1, #found do
       room = room - #found[n]
     end
