@@ -6,7 +6,7 @@
 --   prefix                        queue key prefix
 --   wanted                        msgpack array of {fields, texts}; for each, one of the fields
 --                                 must contain one of the texts
---   fields                        msgpack array: name, most, ... as for peek_job
+--   fields                        msgpack array: name, most, ... as for read_fields
 --   start                         index of the first job; in a list, counted from the next to run
 --   newest_first                  "1" to search a set from its highest score, "0" from its lowest
 --   score                         of the last job checked in a set, or "" to begin at `start`
@@ -29,7 +29,7 @@ local prefix, wanted, fields, start, newest_first, score, id, bound, most, room 
 
 --- @include "cut_field"
 --- @include "list_page"
---- @include "peek_job"
+--- @include "read_fields"
 --- @include "rank_after"
 
 wanted, fields = cmsgpack.unpack(wanted), cmsgpack.unpack(fields)
@@ -91,7 +91,7 @@ for i = 1, #ids do
   if all and is_job then
     hits[#hits + 1] = ids[i]
     hits[#hits + 1] = scores[i] or ""
-    hits[#hits + 1], room = peek_job(job, fields, room)
+    hits[#hits + 1], room = read_fields(job, fields, room)
   end
   too_large = too_large + (skipped and 1 or 0)
 end

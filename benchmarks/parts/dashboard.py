@@ -50,15 +50,15 @@ def _calls(jobs: int) -> dict[str, Call[Any]]:
     """Return what pages ask of the server most, or at the highest price."""
     waiting, failed = QueueKeys(WAITING), QueueKeys(FAILED)
     minute_ms = int(time.time() * 1000) // 60_000 * 60_000
-    spread = [jobs // 2 + number * jobs // 200 for number in range(browse.FAILURES_PEEKED)]
+    spread = [jobs // 2 + number * jobs // 200 for number in range(browse.FAILURES_READ)]
     return {
         "a queue at a glance": browse.survey_queue(failed, 60),
         "what ended by minute": browse.count_ends(failed, minute_ms, 60),
-        "25 waiting jobs": browse.peek_jobs(waiting, JobState.WAITING, limit=browse.PIECE),
-        "25 failed jobs": browse.peek_jobs(failed, JobState.FAILED, limit=browse.PIECE),
-        "50 errors": browse.peek_failures(failed, spread),
-        "a job that waits": browse.place_job(waiting, str(jobs // 2)),
-        "a job that failed": browse.place_job(failed, str(jobs // 2)),
+        "25 waiting jobs": browse.list_jobs(waiting, JobState.WAITING, limit=browse.PIECE),
+        "25 failed jobs": browse.list_jobs(failed, JobState.FAILED, limit=browse.PIECE),
+        "50 errors": browse.list_failures(failed, spread),
+        "a job that waits": browse.find_job(waiting, str(jobs // 2)),
+        "a job that failed": browse.find_job(failed, str(jobs // 2)),
         "a search in 100 jobs": browse.search_jobs(
             failed, JobState.FAILED, [(["data"], ["nowhere"])]
         ),

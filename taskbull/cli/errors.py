@@ -89,17 +89,13 @@ def _about_certificate(message: str) -> str:
 def _about_the_other_side(server: SyncServer | None) -> str:
     address = None if server is None else server.namespace.address
     endpoint = address.endpoints[0] if address is not None and address.endpoints else None
-    if server is None or endpoint is None or endpoint.path:
+    if address is None or endpoint is None or endpoint.path:
         return f"start a server, or set its address: {WHERE}"
-    match server.wrong_protocol():
-        case "tls":
-            return "the server requires TLS: use rediss:// instead of redis://"
-        case "plain":
-            return "the server does not support TLS: use redis:// instead of rediss://"
-        case _:
-            pass
+    tls = "If the server uses TLS, write rediss:// instead of redis://"
+    if address.tls is not None:
+        tls = "If the server does not use TLS, write redis:// instead of rediss://"
     return (
-        f"is {endpoint} a Redis server? A proxy must forward scripts, blocking commands and "
+        f"is {endpoint} a Redis server? {tls}. A proxy must forward scripts, blocking commands and "
         "CLIENT (twemproxy does not): connect to the server directly"
     )
 

@@ -18,7 +18,7 @@ import click
 from taskbull.core import payload
 from taskbull.core.schedule import Cron, Every, Rule, Schedule
 from taskbull.core.states import JobState
-from taskbull.monitor.inspect import iso
+from taskbull.core.validation import iso
 from taskbull.observability.logs import escape_json
 from taskbull.queue.job_tree import JobTree
 

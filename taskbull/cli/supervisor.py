@@ -222,9 +222,9 @@ def running_jobs_of(presence: WorkerInfo) -> str:
 
 def _jobs(server: SyncServer, queue: str, worker_id: str) -> list[str]:
     return [
-        f"{job.name} {job.id} (queue {queue})"
-        for job in reversed(server.active(queue, _LOOKED_AT))
-        if job.worker == worker_id
+        f"{row.job.name} {row.job.id} (queue {queue})"
+        for row in reversed(server.active(queue, _LOOKED_AT))
+        if row.job.processed_by == worker_id
     ]
 
 

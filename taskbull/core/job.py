@@ -1,11 +1,11 @@
-"""Jobs: new ones to add, stored ones that were read, and where their functions run."""
+"""Jobs: new ones to add, stored ones that were read, rows of lists, where functions run."""
 
 from __future__ import annotations
 
 from datetime import datetime
 from enum import StrEnum
 from functools import cached_property
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 from msgspec import Struct
@@ -14,8 +14,8 @@ from msgspec.structs import replace
 from taskbull.core import payload
 from taskbull.core.keys import NAME_LIMIT
 from taskbull.core.options import JobOptions
-from taskbull.core.states import JobState
-from taskbull.core.validation import check_text, check_type, instant_from_ms
+from taskbull.core.states import JobState, due_ms_of_score
+from taskbull.core.validation import check_text, check_type, instant_from_ms, iso
 from taskbull.core.wire.options import StoredOptions
 from taskbull.errors import CorruptJob
 
@@ -82,6 +82,10 @@ class NewJob(Struct, frozen=True):
         return replace(self, ticket=None)
 
 
+EMPTY_DATA: Final = b"{}"
+"""Raw data of a job whose data was not read."""
+
+
 class Job(Struct, frozen=True, kw_only=True, dict=True):
     """Snapshot of a job as stored in Redis.
 
@@ -93,7 +97,7 @@ class Job(Struct, frozen=True, kw_only=True, dict=True):
     id: str
     name: str = ""
     """Task name."""
-    raw_data: bytes = b"{}"
+    raw_data: bytes = EMPTY_DATA
     options: StoredOptions = StoredOptions()
     created_ms: int | None = None
     delay_ms: int = 0
@@ -199,12 +203,106 @@ class Job(Struct, frozen=True, kw_only=True, dict=True):
             raise CorruptJob(self.id, field, str(error)) from error
 
 
+class JobRow(Struct, frozen=True):
+    """A job in a list of a queue, read whole or in part. `sizes` has the sizes of its fields."""
+
+    queue: str
+    job: Job
+    """Fields that were read. Use the properties below for data, result and progress."""
+    state: JobState
+    attempts: int = 1
+    """Maximum number of attempts, as the `Server` that read the job knows them."""
+    score: float | None = None
+    """Its score, if its state is stored as a sorted set."""
+    sizes: dict[str, int] = {}
+    """Sizes of data, result, progress, reason, options and stacktrace, in bytes."""
+    gone: bool = False
+    """True if only its id is left."""
+    raw_options: bytes = b""
+    """Its stored options, or empty if they are too large."""
+    lock_seconds: float | None = None
+    """Seconds until its lock expires, or None if it has no lock or its lock was not read."""
+    unclaimed: tuple[datetime, datetime] | None = None
+    """First and last time that a worker without its task fetched it."""
+    is_held: bool = False
+    """True if a worker has delayed it because it stalled before."""
+
+    @property
+    def due(self) -> datetime | None:
+        """Due time, if it is delayed."""
+        if self.state is not JobState.DELAYED or self.score is None:
+            return None
+        return instant_from_ms(due_ms_of_score(self.score))
+
+    @property
+    def data(self) -> str:
+        """The start of its stored data, or empty if the data is too large."""
+        raw, size = self.job.raw_data, self.sizes.get("data", 0)
+        was_read = len(raw) == size or raw != EMPTY_DATA
+        return _text(raw) if size and was_read else ""
+
+    @property
+    def result(self) -> str:
+        """The start of its stored result."""
+        return _text(self.job.raw_returnvalue or b"")
+
+    @property
+    def progress(self) -> str:
+        """The start of its stored progress."""
+        return _text(self.job.raw_progress or b"")
+
+    def describe(self) -> dict[str, Any]:
+        """Return a whole job as JSON-compatible values. Times are ISO 8601, durations in seconds.
+
+        Data that is not JSON is described as text, and `corrupt` says why workers cannot read it.
+        """
+        job, corrupt = self.job, self.job.corrupt
+        try:
+            data = job.data
+        except CorruptJob as error:
+            data, corrupt = _text(job.raw_data), error
+        try:
+            progress = job.progress
+        except CorruptJob:
+            progress = None
+        return {
+            "id": job.id,
+            "queue": self.queue,
+            "name": job.name,
+            "state": str(self.state),
+            "data": data,
+            "result": job.returnvalue,
+            "reason": job.failed_reason,
+            "progress": progress,
+            "attempts": self.attempts,
+            "attempts_made": job.attempts_made,
+            "attempts_started": job.attempts_started,
+            "stalled_count": job.stalled_count,
+            "priority": job.priority,
+            "delay": job.delay_ms / 1000,
+            "added_at": iso(job.timestamp),
+            "due_at": iso(self.due),
+            "started_at": iso(job.processed_on),
+            "finished_at": iso(job.finished_on),
+            "worker": job.processed_by,
+            "dedup": job.dedup_key,
+            "scheduler": job.scheduler_id,
+            "parent": job.parent_key,
+            "stacktrace": job.stacktrace,
+            "corrupt": None if corrupt is None else str(corrupt),
+        }
+
+
 class Ending(Struct, frozen=True):
     """The end of a job: its result as JSON, or its failure reason."""
 
     state: JobState
     raw_value: bytes | None = None
     failed_reason: str | None = None
+
+
+def _text(raw: bytes) -> str:
+    return raw.decode("utf-8", "backslashreplace")
 
 
 def _instant(ms: int | None) -> datetime | None:

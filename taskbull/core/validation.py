@@ -165,6 +165,11 @@ def instant_from_ms(ms: float) -> datetime | None:
         return None
 
 
+def iso(instant: datetime | None) -> str | None:
+    """Format a time for JSON as ISO 8601 with its UTC offset."""
+    return None if instant is None else instant.isoformat(timespec="milliseconds")
+
+
 # Classes of optional packages, recognized by name so that the packages need not be imported.
 
 

@@ -21,7 +21,7 @@ from msgspec.structs import replace
 from taskbull.core.queue_health import QueueFacts
 from taskbull.core.trouble import Trouble, find_trouble
 from taskbull.errors import TaskbullError
-from taskbull.monitor.browse import ConnectedWorker, Crew, Surveyed
+from taskbull.monitor.browse import ConnectedWorker, QueueSample, Workers
 from taskbull.monitor.overview import Overview
 from taskbull.monitor.queue_watch import QueueWatch
 from taskbull.monitor.server import Server
@@ -39,7 +39,7 @@ _ON_SCREEN: Final = 10.0
 class QueueState(Struct, frozen=True):
     """The sampled state of one queue."""
 
-    found: Surveyed
+    found: QueueSample
     facts: QueueFacts
     troubles: list[Trouble]
     workers: tuple[ConnectedWorker, ...] = ()
@@ -57,7 +57,7 @@ class BoardSample(Struct, frozen=True):
     at: float = 0.0
     """Time of the sample, in seconds since 1970."""
     queues: dict[str, QueueState] = {}
-    crew: Crew = Crew({})
+    workers: Workers = Workers({})
     problem: str | None = None
     """Error if Redis was unavailable, so that the data is from an earlier sample."""
     searched: float = 0.0
@@ -147,17 +147,17 @@ class BoardSampler:
         except TaskbullError as error:
             self._current = replace(self._current, number=number, problem=str(error))
             return
-        crew = overview.crew or Crew({})
-        states = {name: self._state(watch, crew) for name, watch in overview.watches.items()}
+        workers = overview.workers or Workers({})
+        states = {name: self._state(watch, workers) for name, watch in overview.watches.items()}
         searched = overview.names.searched
-        self._current = BoardSample(number, time.time(), states, crew, None, searched)
+        self._current = BoardSample(number, time.time(), states, workers, None, searched)
 
-    def _state(self, watch: QueueWatch, crew: Crew) -> QueueState:
+    def _state(self, watch: QueueWatch, workers: Workers) -> QueueState:
         """Return a queue's state; the same object as before if it was not sampled again."""
         known = self._current.queues.get(watch.name)
         if known is not None and watch.name not in self._overview.seen:
             return known
         assert watch.sample is not None, "the first round looks at all"  # noqa: S101
         facts = watch.facts()
-        workers = tuple(crew.workers.get(watch.name, ()))
-        return QueueState(watch.sample.found, facts, find_trouble(facts), workers)
+        there = tuple(workers.by_queue.get(watch.name, ()))
+        return QueueState(watch.sample, facts, find_trouble(facts), there)

@@ -16,7 +16,7 @@ from msgspec import Struct
 from taskbull.core.schedule import Schedule
 from taskbull.core.validation import check_int
 from taskbull.errors import TaskbullError
-from taskbull.queue.job_tree import JobTree, get_tree
+from taskbull.queue.job_tree import DEPTH, MOST, JobTree, get_tree
 from taskbull.queue.methods import looks
 from taskbull.queue.questions import Look, ask, ask_each, ask_queues
 from taskbull.scripts import records as records_calls
@@ -137,14 +137,11 @@ class BoardOperations:
         )
 
     @looks
-    def tree_of(self, queue: str, job_id: str, *, depth: int, most: int) -> Look[JobTree | None]:
+    def flow(
+        self, queue: str, job_id: str, *, depth: int = DEPTH, limit: int = MOST
+    ) -> Look[JobTree | None]:
         """Return a job and some of its descendants as a tree, with one call per 100 jobs."""
-        return (yield from get_tree(self.namespace.keys(queue), job_id, depth, most))
-
-    @looks
-    def raw_options(self, queue: str, job_id: str) -> Look[bytes]:
-        """Return a job's raw stored options, with one command."""
-        return ask(records_calls.get_raw_options(self.namespace.keys(queue), job_id))
+        return (yield from get_tree(self.namespace.keys(queue), job_id, depth, limit))
 
 
 def _decoded(raw: bytes) -> OperationRecord | None:

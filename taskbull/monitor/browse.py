@@ -8,24 +8,22 @@ Whatever the queues contain, most calls look at no more than 100 jobs and read n
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
-from datetime import datetime
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import inf
-from typing import Any, Final
 
 from msgspec import Struct
+from msgspec.structs import replace
 
-from taskbull.core.job import Job
-from taskbull.core.keys import RESERVED_IDS
+from taskbull.core.job import Job, JobRow
+from taskbull.core.keys import RESERVED_IDS, QueueKeys
 from taskbull.core.search import Terms
-from taskbull.core.states import STATES, JobState, delay_score_range, due_ms_of_score
-from taskbull.core.validation import check_int, check_text, instant_from_ms, instant_to_ms, refusal
+from taskbull.core.states import STATES, JobState, delay_score_range
+from taskbull.core.validation import check_int, check_text, instant_to_ms, refusal
 from taskbull.core.wire.events import confirmed, wanted
-from taskbull.core.wire.job import WIRE_NAMES
-from taskbull.core.worker_record import JobHistory, Seen
+from taskbull.core.wire.job import LINE_FIELDS, RUN_TIME_FIELDS, WHOLE_FIELDS, WIRE_NAMES
+from taskbull.core.worker_record import JobHistory
 from taskbull.errors import JobNotFound, ServerRefused, TaskbullError
-from taskbull.monitor.inspect import iso
-from taskbull.monitor.search import plain_name, read_registered
+from taskbull.monitor.search import all_queues, plain_name
 from taskbull.queue.failures import Failures, group_by_fingerprint, group_failures, spread
 from taskbull.queue.methods import looks
 from taskbull.queue.questions import (
@@ -36,24 +34,27 @@ from taskbull.queue.questions import (
     ask_queues,
     ask_together,
     list_servers,
+    server_of,
 )
-from taskbull.scripts import browse, read, records, servers
+from taskbull.scripts import browse, read, servers
 from taskbull.scripts.browse import (
-    FAILURES_PEEKED,
+    FAILURES_READ,
     PIECE,
     ROWS,
     START,
+    WHOLE_PIECE,
     After,
-    EndsByMinute,
     FailedJob,
-    Row,
-    Surveyed,
+    JobDetails,
+    JobRows,
+    QueueSample,
+    SearchStep,
     get_failed_ids,
-    peek_failures,
+    list_failures,
 )
-from taskbull.scripts.read import LOG_PIECE, ChildCounts, FieldPiece, NewestLines
+from taskbull.scripts.read import LOG_PIECE, FieldPiece, Logs
 from taskbull.scripts.servers import ConnectedWorker
-from taskbull.store.address import Namespace
+from taskbull.store.address import Endpoint, Namespace
 
 # Parts of one job: large fields, its log, its earlier attempts.
 
@@ -62,14 +63,16 @@ __all__ = [
     "START",
     "After",
     "ConnectedWorker",
-    "Crew",
     "FieldPiece",
+    "JobDetails",
     "JobHistory",
     "JobLooks",
-    "NewestLines",
+    "JobRow",
+    "JobRows",
+    "Logs",
     "QueueSample",
     "SearchStep",
-    "Surveyed",
+    "Workers",
 ]
 
 FIELDS = tuple(WIRE_NAMES)
@@ -82,7 +85,7 @@ class JobLooks:
     namespace: Namespace
 
     @looks
-    def peek_field(
+    def preview_field(
         self, queue: str, job_id: str, field: str, *, most: int = 16_384, end: bool = False
     ) -> Look[FieldPiece]:
         """Read the first or last bytes of a job's field, with one call of two commands.
@@ -92,7 +95,7 @@ class JobLooks:
         """
         check_int("most", most, least=1, most=65_536)
         keys = self.namespace.keys(queue)
-        return ask(read.peek_field(keys, check_text("job_id", job_id), _field(field), most,
+        return ask(read.preview_field(keys, check_text("job_id", job_id), _field(field), most,
                                          end=end))  # fmt: skip
 
     @looks
@@ -102,10 +105,10 @@ class JobLooks:
         return ask(read.get_field(keys, check_text("job_id", job_id), _field(field)))
 
     @looks
-    def peek_log(self, queue: str, job_id: str, most: int = 200) -> Look[NewestLines]:
+    def newest_log(self, queue: str, job_id: str, most: int = 200) -> Look[Logs]:
         """Read the newest lines of a job's log, up to 256 kB, with one command per line."""
         check_int("most", most, least=1, most=1000)
-        return ask(read.peek_logs(self.namespace.keys(queue), job_id, most))
+        return ask(read.get_newest_logs(self.namespace.keys(queue), job_id, most))
 
     @looks
     def get_log(self, queue: str, job_id: str, *, most_bytes: float = inf) -> Look[list[bytes]]:
@@ -125,7 +128,7 @@ class JobLooks:
     def history(self, queue: str, job_id: str) -> Look[JobHistory]:
         """Read a job's history from the newest 1,000 events, with one call of ~100 commands."""
         keys = self.namespace.keys(queue)
-        return ask(read.peek_events(keys, check_text("job_id", job_id)))
+        return ask(read.find_events(keys, check_text("job_id", job_id)))
 
 
 def _field(name: str) -> str:
@@ -134,140 +137,19 @@ def _field(name: str) -> str:
     return name
 
 
-# Jobs as rows of a list, with truncated texts and the sizes of the full texts.
-
-EMPTY_DATA: Final = Job(id="").raw_data
-"""Raw data of a job whose data was not read."""
-
-
-class JobRow(Struct, frozen=True):
-    """A job that was read in part. Texts are truncated to 300 bytes; `sizes` has the full sizes."""
-
-    queue: str
-    job: Job
-    """Fields that were read. Use the properties below for data, result and progress."""
-    state: JobState
-    attempts: int
-    """Maximum number of attempts."""
-    due: datetime | None = None
-    """Due time, if it is delayed."""
-    sizes: dict[str, int] = {}
-    """Sizes of data, result, progress, reason, options and stacktrace, in bytes."""
-    gone: bool = False
-    """True if only its id is left."""
-
-    @property
-    def data(self) -> str:
-        """The start of its stored data, or empty if the data is too large."""
-        raw, size = self.job.raw_data, self.sizes.get("data", 0)
-        was_read = len(raw) == size or raw != EMPTY_DATA
-        return _text(raw) if size and was_read else ""
-
-    @property
-    def result(self) -> str:
-        """The start of its stored result."""
-        return _text(self.job.raw_returnvalue or b"")
-
-    @property
-    def progress(self) -> str:
-        """The start of its stored progress."""
-        return _text(self.job.raw_progress or b"")
-
-
-class JobRows(Struct, frozen=True):
-    """A page of jobs."""
-
-    rows: list[JobRow]
-    total: int
-    """Number of jobs in this state."""
-    after: After | None
-    """Cursor for the next page, or None if this is the last page."""
-
-
-class JobLocation(Struct, frozen=True):
-    """One job with its state and position, read at a bounded cost."""
-
-    row: JobRow
-    """Job with its full data, result, options and stack traces, each only if up to 64 kB."""
-    lock_seconds: float | None
-    """Seconds until its lock expires, or None if it has no lock."""
-    children: ChildCounts
-    before: int | None
-    """Number of jobs before it in its list or set, if known."""
-    sure: bool
-    """True if state and position are exact, False if guessed from other jobs' timestamps."""
-    last_id: int
-    """Last id that the queue assigned."""
-    unclaimed: tuple[datetime, datetime] | None = None
-    """First and last time that a worker without its task fetched it."""
-    expires: datetime | None = None
-    """Time when it expires."""
-    is_held: bool = False
-    """True if a worker has delayed it because it stalled before."""
-
-    def describe(self) -> dict[str, Any]:
-        """Return the state and position as JSON-compatible values."""
-        return {
-            "queue": self.row.queue,
-            "id": self.row.job.id,
-            "state": str(self.row.state),
-            "before": self.before,
-            "sure": self.sure,
-            "lock_seconds": self.lock_seconds,
-            "due_at": iso(self.row.due),
-            "expires_at": iso(self.expires),
-        }
-
-
-def due_of(state: JobState, score: float | None) -> datetime | None:
-    """Return the due time of a delayed job from its score, or None for other states."""
-    if state is not JobState.DELAYED or score is None:
-        return None
-    return instant_from_ms(due_ms_of_score(score))
-
-
-def _text(raw: bytes) -> str:
-    return raw.decode("utf-8", "backslashreplace")
-
-
-# Results of reads of queues.
-
-
-class QueueSample(Struct, frozen=True):
-    """A queue at one moment."""
-
-    name: str
-    at: float
-    """Time of the sample by the local clock, in seconds since 1970."""
-    found: Surveyed
-    problem: str | None = None
-    """Reason why the queue could not be read, or None if it could."""
-
-
-class Crew(Struct, frozen=True):
+class Workers(Struct, frozen=True):
     """The connected workers of all queues, including Node.js workers."""
 
-    workers: dict[str, list[ConnectedWorker]]
-    """Connected workers by queue."""
-    told: bool = True
-    """True if all servers list their connections. Some providers forbid it."""
+    by_queue: dict[str, list[ConnectedWorker]]
+    refusal: ServerRefused | None = None
+    """Error of a server that does not list its connections. Some providers forbid it."""
     clients: int = 0
     """Total number of connections."""
 
-
-class SearchStep(Struct, frozen=True):
-    """The result of one search step."""
-
-    rows: list[JobRow]
-    looked_at: int
-    too_large: int
-    """Number of jobs with a field of more than 256 kB, which was not searched."""
-    after: After | None
-    """Cursor for the next step, or None if the search is complete."""
-    total: int = 0
-    """Number of jobs in the searched state."""
-    reached: datetime | None = None
-    """Time that the last searched job finished, was due if delayed, or was added otherwise."""
+    def count(self, queue: str) -> int | None:
+        """Return the number of workers of a queue, or None if it is unknown."""
+        found = self.by_queue.get(queue, ())
+        return None if self.refusal is not None and not found else len(found)
 
 
 # Reads that pages and terminals repeat.
@@ -275,58 +157,56 @@ class SearchStep(Struct, frozen=True):
 SAMPLE_LIFE = 600.0
 """Lifetime of a sample of old failures, in seconds."""
 
-_MINUTE_MS = 60_000
-
 
 class ServerLooks:
     """Methods for bounded reads of all queues in a namespace."""
 
     namespace: Namespace
+    _known: frozenset[str]
     _attempts_of: Callable[[Job], int]
 
     @looks
-    def sample(self, queues: Iterable[str], *, minutes: int = 0) -> Look[list[QueueSample]]:
-        """Read the counts, limits, next job and BullMQ metrics of some queues.
+    def survey(self, queues: Iterable[str] | None = None) -> Look[list[QueueSample]]:
+        """Read the counts, limits, next job and number of workers of some or all queues.
 
-        It sends one call of about 40 commands per queue, all in one round trip. The cost does not
-        depend on the number of jobs. A queue that cannot be read is returned with the reason as its
-        `problem`.
+        It sends one call of about 30 commands per queue, all in one round trip, and one CLIENT LIST
+        per server. The cost does not depend on the number of jobs. A queue that cannot be read is
+        returned with the reason as its `problem`.
         """
-        check_int("minutes", minutes, least=0, most=1440)
-        return self._sample([queues] if isinstance(queues, str) else list(queues), minutes)
+        if queues is None:
+            names = yield from all_queues(self.namespace, self._known)
+        else:
+            names = [queues] if isinstance(queues, str) else list(queues)
+        samples = yield from self._sample(names)
+        workers = yield from self._workers()
+        return [
+            sample if sample.problem else replace(sample, workers=workers.count(sample.name))
+            for sample in samples
+        ]
 
     @looks
-    def ends(self, queue: str, minutes: int = 60) -> Look[EndsByMinute]:
-        """Count the stored jobs that finished in each of the last minutes, the newest first.
+    def workers(
+        self, queues: Iterable[str] | None = None
+    ) -> Look[dict[str, list[ConnectedWorker]]]:
+        """List the connected workers of some or all queues, including Node.js workers.
 
-        It sends one call, with two commands per minute.
+        It sends one CLIENT LIST per server. If a Cluster node does not answer, its queues have no
+        workers. Raises `ServerRefused` if a server does not list its clients.
         """
-        check_int("minutes", minutes, least=1, most=60)
-        return self._ends(queue, minutes)
+        nodes: list[Endpoint] | None = None
+        names = [queues] if isinstance(queues, str) else queues and list(queues)
+        if names is not None:
+            nodes = []
+            for name in names:
+                nodes.append((yield from server_of(self.namespace.keys(name))))
+        found = yield from self._workers(nodes)
+        if found.refusal is not None:
+            raise found.refusal
+        shown = sorted(found.by_queue) if names is None else names
+        return {name: found.by_queue.get(name, []) for name in shown}
 
     @looks
-    def crew(self) -> Look[Crew]:
-        """List the connected workers of all queues, with one CLIENT LIST per server."""
-        return self._crew()
-
-    @looks
-    def records(self, queues: Iterable[str]) -> Look[dict[str, list[Seen]]]:
-        """Read the status records of taskbull workers, by queue.
-
-        It sends one call of at most 101 commands per queue. Stopped workers are listed for a day,
-        without a record. If the records of a queue cannot be read, its list is empty.
-        """
-        names = [queues] if isinstance(queues, str) else list(queues)
-        found = yield from ask_queues(self.namespace, names, records.get_records)
-        return {name: [] if isinstance(s, TaskbullError) else s for name, s in found.items()}
-
-    @looks
-    def registered_queues(self) -> Look[list[str]]:
-        """Return the names of the queues in taskbull's registry, with one command."""
-        return read_registered(self.namespace)
-
-    @looks
-    def peek(
+    def jobs(
         self,
         queue: str,
         state: JobState | str,
@@ -334,42 +214,47 @@ class ServerLooks:
         after: After = START,
         limit: int = ROWS,
         terms: Terms | None = None,
+        whole: bool = False,
     ) -> Look[JobRows]:
         """Read a page of jobs, the next to run first, or the latest first if they have finished.
 
-        `after` is the cursor from the previous page. Sorted states are paged by score and id, so
-        that pages do not shift. Only the times in `terms` are used. A page has at most 50 jobs. It
-        sends one call per 25 jobs, with 24 commands per job.
+        `after` is the cursor from the previous page, or `After(place=n)` to skip n jobs. Sorted
+        states are paged by score and id, so that pages do not shift. Only the times in `terms` are
+        used. It sends one call per 25 jobs, with 23 commands per job. Texts are truncated to 300
+        bytes, unless `whole` is True: then it sends one call per 32 kB.
         """
-        check_int("limit", limit, least=1, most=ROWS)
+        check_int("limit", limit, least=1)
         wanted_state = _state(state)
         start, bound = _bounds(wanted_state, after, terms)
-        keys = self.namespace.keys(queue)
-        rows: dict[str, Row] = {}
-        left = limit
-        while True:
-            some = min(left, PIECE)
-            found = yield from ask(browse.peek_jobs(keys, wanted_state, start, some, bound=bound))
-            # Jobs may move between two calls. Keep the latest read of a job that appears twice.
-            rows.update((row.id, row) for row in found.rows)
-            left -= some
-            if found.after is None or not left:
-                break
-            start = found.after
-        shown = self._rows(queue, wanted_state, list(rows.values()))
-        return JobRows(shown, found.total, found.after)
+        keys, fields = self.namespace.keys(queue), None if whole else LINE_FIELDS
+        return self._jobs(keys, wanted_state, start, limit, fields, bound)
 
     @looks
-    def place(self, queue: str, job_id: str) -> Look[JobLocation]:
+    def active(self, queue: str, most: int = 100) -> Look[list[JobRow]]:
+        """List the longest-running jobs: their task, worker, start time and lock.
+
+        It sends one call per 25 jobs, with 7 commands per job.
+        """
+        check_int("most", most, least=1)
+        keys = self.namespace.keys(queue)
+        page = yield from self._jobs(keys, JobState.ACTIVE, START, most, RUN_TIME_FIELDS)
+        return page.rows
+
+    @looks
+    def inspect(self, queue: str, job_id: str, *, whole: bool = False) -> Look[JobDetails]:
         """Read one job with its state and position, with one call of ~50 commands.
 
         The middle of a list with more than 40,000 jobs is not searched completely. `sure` is False
-        if the position is a guess. Raises `JobNotFound` if the job does not exist.
+        if the position is a guess. Fields of more than 64 kB are left out, unless `whole` is True:
+        then the log is read as well. Raises `JobNotFound` if the job does not exist.
         """
-        placed = yield from self._placed(queue, job_id)
-        if placed is None:
+        found = yield from self._inspect(queue, job_id, None if whole else WHOLE_FIELDS)
+        if found is None:
             raise JobNotFound(queue, job_id)
-        return placed
+        if not whole:
+            return found
+        logs = yield from ask(read.get_logs(self.namespace.keys(queue), job_id))
+        return replace(found, logs=logs.lines)
 
     @looks
     def search(
@@ -383,7 +268,7 @@ class ServerLooks:
     ) -> Look[SearchStep]:
         """Search the next 100 jobs in a state, or fewer if they exceed 256 kB.
 
-        The order is that of `peek`. It sends one call with about 3 commands per job, and one
+        The order is that of `jobs`. It sends one call with about 3 commands per job, and one
         command per match if the data is searched. `mask` returns the data as the user may see it.
         Only text that remains visible is found. No match in one step does not mean that there is
         none at all.
@@ -395,13 +280,10 @@ class ServerLooks:
         found = yield from ask(call)
         rows = found.rows
         if rows and (terms.paths or (terms.texts and mask is not None)):
-            calls = [read.get_field(keys, row.id, "data") for row in rows]
+            calls = [read.get_field(keys, row.job.id, "data") for row in rows]
             data = yield from ask_together(calls)
             rows = [row for row, raw in zip(rows, data, strict=True) if confirmed(terms, raw, mask)]
-        shown = self._rows(queue, wanted_state, rows)
-        return SearchStep(
-            shown, found.looked_at, found.too_large, found.after, found.total, found.reached
-        )
+        return replace(found, rows=self._with_attempts(rows))
 
     @looks
     def failures(
@@ -442,27 +324,29 @@ class ServerLooks:
         groups = group_failures(window.values(), drawn if older else (), older, likeness)
         return Failures(total, len(window), groups, len(drawn), window, drawn, drawn_at, likeness)
 
-    def _sample(self, queues: Sequence[str], minutes: int) -> Look[list[QueueSample]]:
+    def _sample(self, queues: Sequence[str], minutes: int = 0) -> Look[list[QueueSample]]:
         found = yield from ask_queues(
             self.namespace, queues, lambda keys: browse.survey_queue(keys, minutes)
         )
         at = time.time()
-        return [_sampled(name, at, found[name]) for name in queues]
+        return [
+            browse.unknown_queue(name, str(each))
+            if isinstance(each := found[name], TaskbullError)
+            else replace(each, at=at)
+            for name in queues
+        ]
 
-    def _ends(self, queue: str, minutes: int) -> Look[EndsByMinute]:
-        minute_ms = int(time.time() * 1000) // _MINUTE_MS * _MINUTE_MS
-        return ask(browse.count_ends(self.namespace.keys(queue), minute_ms, minutes))
-
-    def _crew(self) -> Look[Crew]:
+    def _workers(self, nodes: Iterable[Endpoint] | None = None) -> Look[Workers]:
+        """List the connected workers, of all servers or of some."""
         found: dict[str, list[ConnectedWorker]] = {}
-        told, count = True, 0
+        refusal: ServerRefused | None = None
         lost: TaskbullError | None = None
-        answered = False
-        for server in (yield from list_servers()):
+        count, answered = 0, False
+        for server in dict.fromkeys((yield from list_servers()) if nodes is None else nodes):
             try:
                 clients = yield from ask_on(server, servers.list_clients())
-            except ServerRefused:  # An ACL rule or the provider forbids CLIENT LIST.
-                told, answered = False, True
+            except ServerRefused as error:  # An ACL rule or the provider forbids CLIENT LIST.
+                refusal, answered = error, True
                 continue
             except LOST as error:  # Still list the workers of the other servers' queues.
                 lost = error
@@ -473,7 +357,29 @@ class ServerLooks:
                 found.setdefault(plain_name(self.namespace, tagged), []).extend(workers)
         if lost is not None and not answered:
             raise lost
-        return Crew(found, told, count)
+        return Workers(found, refusal, count)
+
+    def _jobs(
+        self,
+        keys: QueueKeys,
+        state: JobState,
+        after: After,
+        limit: int,
+        fields: Mapping[str, int] | None,
+        bound: float | None = None,
+    ) -> Look[JobRows]:
+        rows: dict[str, JobRow] = {}
+        piece = WHOLE_PIECE if fields is None else PIECE
+        while True:
+            some = min(limit - len(rows), piece)
+            page = yield from ask(
+                browse.list_jobs(keys, state, after, some, fields=fields, bound=bound)
+            )
+            # Jobs may move between two calls. Keep the latest read of a job that appears twice.
+            rows.update((row.job.id, row) for row in page.rows)
+            if page.after is None or len(rows) >= limit:
+                return replace(page, rows=self._with_attempts(rows.values()))
+            after = page.after
 
     def _failed(
         self, queue: str, *, ranks: Sequence[int] = (), ids: Sequence[str] = ()
@@ -482,54 +388,25 @@ class ServerLooks:
         found: list[FailedJob] = []
         place = 0
         while place < max(len(ranks), len(ids)):
-            end = place + FAILURES_PEEKED
-            some = yield from ask(peek_failures(keys, ranks[place:end], ids[place:end]))
-            found += [job for job in some if job.name or job.reason]
-            place += max(len(some), 1)
+            end = place + FAILURES_READ
+            step = yield from ask(list_failures(keys, ranks[place:end], ids[place:end]))
+            found += step.jobs
+            place += step.looked_at
         return found
 
-    def _placed(self, queue: str, job_id: str) -> Look[JobLocation | None]:
+    def _inspect(
+        self, queue: str, job_id: str, fields: Mapping[str, int] | None = WHOLE_FIELDS
+    ) -> Look[JobDetails | None]:
         if check_text("job_id", job_id) in RESERVED_IDS:
             return None
-        found = yield from ask(browse.place_job(self.namespace.keys(queue), job_id))
-        peeked = found.peeked
-        if peeked is None:
+        found = yield from ask(browse.find_job(self.namespace.keys(queue), job_id, fields=fields))
+        if found is None:
             return None
-        [row] = self._rows(queue, found.state, [Row(job_id, found.score, peeked)])
-        lock = None if found.lock_ms == -2 else inf if found.lock_ms == -1 else found.lock_ms / 1000
-        return JobLocation(
-            row,
-            lock,
-            found.children,
-            found.before,
-            found.sure,
-            found.last_id,
-            _span(peeked.unclaimed_ms),
-            None if peeked.expires_ms is None else instant_from_ms(peeked.expires_ms),
-            found.state is JobState.DELAYED
-            and found.score is not None
-            and peeked.held_until_ms == due_ms_of_score(found.score),
-        )
+        [row] = self._with_attempts([found.row])
+        return replace(found, row=row)
 
-    def _rows(self, queue: str, state: JobState, rows: Sequence[Row]) -> list[JobRow]:
-        return [
-            JobRow(
-                queue,
-                Job(id=row.id) if row.peeked is None else row.peeked.job,
-                state,
-                1 if row.peeked is None else self._attempts_of(row.peeked.job),
-                due_of(state, row.score),
-                {} if row.peeked is None else row.peeked.sizes,
-                row.peeked is None,
-            )
-            for row in rows
-        ]
-
-
-def _sampled(name: str, at: float, found: Surveyed | TaskbullError) -> QueueSample:
-    if isinstance(found, TaskbullError):
-        return QueueSample(name, at, browse.UNKNOWN, str(found))
-    return QueueSample(name, at, found)
+    def _with_attempts(self, rows: Iterable[JobRow]) -> list[JobRow]:
+        return [replace(row, attempts=self._attempts_of(row.job)) for row in rows]
 
 
 def _state(state: JobState | str) -> JobState:
@@ -555,10 +432,3 @@ def _bounds(state: JobState, after: After, terms: Terms | None) -> tuple[After, 
 
 
 _TIMED = frozenset({JobState.COMPLETED, JobState.FAILED, JobState.DELAYED})
-
-
-def _span(times: tuple[int, int] | None) -> tuple[datetime, datetime] | None:
-    if times is None:
-        return None
-    first, last = map(instant_from_ms, times)
-    return None if first is None or last is None else (first, last)

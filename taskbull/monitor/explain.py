@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import time
 from datetime import UTC, datetime
 from statistics import median
 from typing import Final
 
 from taskbull.core.diagnosis import ChildFacts, Explanation, JobFacts, explain, explain_queue
-from taskbull.core.keys import RESERVED_IDS, QueueKeys
+from taskbull.core.keys import QueueKeys
 from taskbull.core.queue_health import QueueFacts
 from taskbull.core.states import JobState
-from taskbull.core.validation import check_text
-from taskbull.monitor.browse import JobLocation, ServerLooks
+from taskbull.core.wire.job import ID_FIELDS, RUN_TIME_FIELDS
+from taskbull.monitor.browse import JobDetails, ServerLooks
 from taskbull.monitor.queue_watch import QueueWatch
 from taskbull.queue.job_tree import read_nodes
 from taskbull.queue.methods import looks
 from taskbull.queue.questions import Look, ask
 from taskbull.scripts import browse, records
+from taskbull.scripts.browse import EndsByMinute, JobRows
+from taskbull.scripts.call import Call
 from taskbull.scripts.read import Place, pick_pending
 
 _AWAITED: Final = 20
@@ -37,16 +40,12 @@ class ServerExplanations(ServerLooks):
         A missing job is explained as well and raises no error. It sends five calls, and one CLIENT
         LIST per server. A job that is running or waits for children needs one or two more calls.
         """
-        if job_id is not None:
-            check_text("job_id", job_id)
         now = datetime.now(UTC).astimezone()
         watch = yield from self._watch(queue)
         if job_id is None:
             return (yield from self._why_queue(watch, now))
-        placed = None
-        if job_id not in RESERVED_IDS:
-            placed = yield from self._placed(queue, job_id)
-        return explain((yield from self._job_facts(watch.facts(now), job_id, placed)))
+        found = yield from self._inspect(queue, job_id)
+        return explain((yield from self._job_facts(watch.facts(now), job_id, found)))
 
     @looks
     def facts(self, queue: str) -> Look[QueueFacts]:
@@ -59,27 +58,27 @@ class ServerExplanations(ServerLooks):
         watch, keys = QueueWatch(queue), self.namespace.keys(queue)
         [sample] = yield from self._sample([queue], 60)
         watch.sampled(sample)
-        watch.counted((yield from self._ends(queue, 60)))
+        watch.counted((yield from ask(count_ends(keys))))
         seen = yield from ask(records.get_records(keys))
-        watch.met((yield from self._crew()), seen)
+        watch.met((yield from self._workers()), seen)
         return watch
 
     def _why_queue(self, watch: QueueWatch, now: datetime) -> Look[Explanation]:
         keys = self.namespace.keys(watch.name)
         for _ in range(2):  # A job may finish between the reads of its position and its lock.
-            watch.peeked((yield from ask(browse.peek_active(keys, 0, _LOOKED_AT - 1))))
+            watch.checked((yield from ask(oldest_running(keys))).rows)
         facts = watch.facts(now)
         state = "paused" if facts.paused else "running" if facts.workers else "unattended"
         return Explanation(watch.name, None, state, explain_queue(facts))
 
     def _job_facts(
-        self, facts: QueueFacts, job_id: str, placed: JobLocation | None
+        self, facts: QueueFacts, job_id: str, found: JobDetails | None
     ) -> Look[JobFacts]:
         keys = self.namespace.keys(facts.name)
-        if placed is None:
-            [sample] = yield from self._sample([facts.name], 0)
-            return JobFacts(queue=facts, id=job_id, stored=False, last_id=sample.found.last_id)
-        job, state, children = placed.row.job, placed.row.state, placed.children
+        if found is None:
+            [sample] = yield from self._sample([facts.name])
+            return JobFacts(queue=facts, id=job_id, stored=False, last_id=sample.last_id)
+        job, state, children = found.row.job, found.row.state, found.children
         usual, awaited = None, list[ChildFacts]()
         if state is JobState.ACTIVE:
             usual = yield from self._usual(keys, job.name)
@@ -93,44 +92,55 @@ class ServerExplanations(ServerLooks):
             id=job_id,
             stored=True,
             state=state,
-            sure=placed.sure,
-            last_id=placed.last_id,
+            sure=found.sure,
+            last_id=found.last_id,
             name=job.name,
             attempts_made=job.attempts_made,
-            attempts=placed.row.attempts,
+            attempts=found.row.attempts,
             reason=(job.failed_reason or "").partition("\n")[0][:_LONGEST_REASON],
             started=job.processed_on,
             finished=job.finished_on,
             worker=job.processed_by or "",
-            lock_seconds=placed.lock_seconds,
-            lock_renewed=_renewed(facts, job.processed_by, placed.lock_seconds),
+            lock_seconds=found.row.lock_seconds,
+            lock_renewed=_renewed(facts, job.processed_by, found.row.lock_seconds),
             usual=usual,
             doom=job.deferred_failure or "",
-            due=placed.row.due,
+            due=found.row.due,
             schedule=job.scheduler_id or "",
-            unclaimed=placed.unclaimed,
-            is_held=placed.is_held,
+            unclaimed=found.row.unclaimed,
+            is_held=found.row.is_held,
             pending=children.unprocessed,
             children=sum((children.processed, children.unprocessed, children.ignored))
             + children.failed,
             awaited=awaited,
-            expires=placed.expires,
-            before=None if placed.before is None else placed.before + unranked,
+            expires=job.expires,
+            before=None if found.before is None else found.before + unranked,
             before_unranked=unranked,
         )
 
     def _usual(self, keys: QueueKeys, name: str) -> Look[float | None]:
         """Return the median run time of a task's latest completed jobs, in seconds."""
-        page = yield from ask(browse.peek_jobs(keys, JobState.COMPLETED))
+        call = browse.list_jobs(keys, JobState.COMPLETED, fields=RUN_TIME_FIELDS)
+        page = yield from ask(call)
         took = [
-            job.finished_ms - job.processed_ms
+            row.job.finished_ms - row.job.processed_ms
             for row in page.rows
-            if row.peeked is not None
-            and (job := row.peeked.job).name == name
-            and job.finished_ms is not None
-            and job.processed_ms is not None
+            if row.job.name == name
+            and row.job.finished_ms is not None
+            and row.job.processed_ms is not None
         ]
         return max(median(took), 0) / 1000 if took else None
+
+
+def count_ends(keys: QueueKeys) -> Call[EndsByMinute]:
+    """Count the stored jobs that finished in each of the last 60 minutes."""
+    minute_ms = int(time.time()) // 60 * 60_000
+    return browse.count_ends(keys, minute_ms, 60)
+
+
+def oldest_running(keys: QueueKeys) -> Call[JobRows]:
+    """Read the longest-running jobs of a queue, to check their locks."""
+    return browse.list_jobs(keys, JobState.ACTIVE, limit=_LOOKED_AT, fields=ID_FIELDS)
 
 
 def _awaited(keys: QueueKeys, job_id: str) -> Look[list[ChildFacts]]:

@@ -7,14 +7,14 @@ from collections.abc import Mapping
 from typing import Final
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from taskbull.core.states import JobState
-from taskbull.core.validation import check_int
 from taskbull.queue.failures import group_failures
 from taskbull.queue.methods import looks
 from taskbull.queue.questions import Look, ask, ask_together
 from taskbull.scripts import records
-from taskbull.scripts.browse import FailedJob, RetriedStep, peek_retried
+from taskbull.scripts.browse import FailedJob, FailuresStep, list_retried
 from taskbull.scripts.records import CountedError
 from taskbull.store.address import Namespace
 
@@ -59,16 +59,6 @@ class HiddenLooks:
     namespace: Namespace
 
     @looks
-    def hidden_errors(self, queue: str, hours: int = 1) -> Look[list[CountedError]]:
-        """Count failed attempts of taskbull workers by error, the most frequent first.
-
-        Attempts count whether or not they were retried. The counts cover the current clock hour and
-        the `hours` before it, at most 24. It sends one command per hour.
-        """
-        check_int("hours", hours, least=0, most=24)
-        return self._counted(queue, hours)
-
-    @looks
     def retried(self, queue: str) -> Look[HiddenErrors]:
         """Group jobs that failed and are retried by error, with the counts of taskbull workers.
 
@@ -82,7 +72,7 @@ class HiddenLooks:
             some = yield from self._retried(queue, state, most)
             looked_at += some.looked_at
             failed += some.jobs
-        counted = {each.fingerprint: each for each in (yield from self._counted(queue, 1))}
+        counted = yield from self._counted(queue)
         found: dict[str, HiddenError] = {}
         for group in group_failures(failed):
             count = counted.pop(group.fingerprint, None)
@@ -101,23 +91,22 @@ class HiddenLooks:
         frequent = sorted(found.values(), key=lambda one: (-one.jobs, -one.counted))
         return HiddenErrors(frequent, looked_at)
 
-    def _retried(self, queue: str, state: JobState, most: int) -> Look[RetriedStep]:
+    def _retried(self, queue: str, state: JobState, most: int) -> Look[FailuresStep]:
         keys, looked_at, jobs = self.namespace.keys(queue), 0, list[FailedJob]()
         while looked_at < most:
-            step = yield from ask(peek_retried(keys, state, looked_at))
+            step = yield from ask(list_retried(keys, state, looked_at))
             looked_at += step.looked_at
             jobs += step.jobs
             if step.looked_at == 0:
                 break
-        return RetriedStep(looked_at, jobs)
+        return FailuresStep(looked_at, jobs)
 
-    def _counted(self, queue: str, hours: int) -> Look[list[CountedError]]:
+    def _counted(self, queue: str) -> Look[dict[str, CountedError]]:
+        """Return the counts of the current clock hour and the one before, by fingerprint."""
         keys, now_ms = self.namespace.keys(queue), int(time.time() * 1000)
-        calls = [records.get_errors(keys, now_ms - hour * 3_600_000) for hour in range(hours + 1)]
+        calls = [records.get_errors(keys, at_ms) for at_ms in (now_ms, now_ms - 3_600_000)]
         found: dict[str, CountedError] = {}
         for each in [one for some in (yield from ask_together(calls)) for one in some]:
             before = found[each.fingerprint].count if each.fingerprint in found else 0
-            found[each.fingerprint] = CountedError(
-                each.fingerprint, each.task, each.error, each.count + before
-            )
-        return sorted(found.values(), key=lambda one: -one.count)
+            found[each.fingerprint] = replace(each, count=each.count + before)
+        return found

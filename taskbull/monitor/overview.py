@@ -18,19 +18,19 @@ from typing import Final
 from taskbull.core.queue_health import QueueFacts
 from taskbull.core.trouble import LEAST_FAILED, MINUTES, Trouble, find_trouble
 from taskbull.errors import SerializationError, ServerRefused, TaskbullError
-from taskbull.monitor.browse import Crew
-from taskbull.monitor.explain import ServerExplanations
+from taskbull.monitor.browse import JobRows, Workers
+from taskbull.monitor.explain import ServerExplanations, count_ends, oldest_running
 from taskbull.monitor.queue_watch import QueueWatch
 from taskbull.monitor.search import QueueNames, find_names
 from taskbull.queue.methods import looks
 from taskbull.queue.questions import LOST, Look, ask_queues
-from taskbull.scripts import browse, records
+from taskbull.scripts import records
 
-_CREW: Final = 5.0
+_WORKERS: Final = 5.0
 """Seconds between two reads of the servers' client lists."""
 
 _MANY_CLIENTS: Final = 1000
-_CREW_OF_MANY: Final = 30.0
+_WORKERS_OF_MANY: Final = 30.0
 
 _SAMPLED: Final = 50
 """Number of queues sampled per round, and maximum number of queues per round trip."""
@@ -46,8 +46,6 @@ _FAILING: Final = 30.0
 
 _FAILURES: Final = 200
 _FAILING_AT_ONCE: Final = 2
-_OLDEST: Final = 20
-_MINUTE_MS: Final = 60_000
 
 
 class Overview:
@@ -60,8 +58,8 @@ class Overview:
     def __init__(self, patience: float = inf, *, apart: bool = False) -> None:
         self.names = QueueNames(patience, apart=apart)
         self.watches: dict[str, QueueWatch] = {}
-        self.crew: Crew | None = None
-        self.crew_at = -inf
+        self.workers: Workers | None = None
+        self.workers_at = -inf
         self.seen: set[str] = set()
         """Names of the queues that the last round has read."""
 
@@ -125,10 +123,10 @@ class ServerOverview(ServerExplanations):
         """
         now = time.monotonic()
         overview.seen = set()
-        clients = 0 if overview.crew is None else overview.crew.clients
-        if now - overview.crew_at >= (_CREW if clients < _MANY_CLIENTS else _CREW_OF_MANY):
-            overview.crew = yield from self._crew()
-            overview.crew_at = now
+        clients = 0 if overview.workers is None else overview.workers.clients
+        if now - overview.workers_at >= (_WORKERS if clients < _MANY_CLIENTS else _WORKERS_OF_MANY):
+            overview.workers = yield from self._workers()
+            overview.workers_at = now
         there = self._there(overview)
         overview.keep((yield from find_names(self.namespace, overview.names, there, wanted)))
         for some in _pieces(overview.next_sampled(wanted)):
@@ -136,7 +134,7 @@ class ServerOverview(ServerExplanations):
         for some in _pieces(overview.next_met(now)):
             yield from self._meet(overview, some, now)
         for watch in overview.watches.values():
-            watch.crew = overview.crew
+            watch.workers = overview.workers
         for watch in overview.next_failing(now):
             watch.failures_at = now
             # The sample already reports the problem.
@@ -156,7 +154,7 @@ class ServerOverview(ServerExplanations):
 
     def _there(self, overview: Overview) -> set[str]:
         """Return the queues that are listed even if Redis has no key of them."""
-        return {*self._known, *(overview.crew.workers if overview.crew else ())}
+        return {*self._known, *(overview.workers.by_queue if overview.workers else ())}
 
     def _sample_some(
         self, overview: Overview, some: Sequence[QueueWatch], now: float
@@ -168,12 +166,9 @@ class ServerOverview(ServerExplanations):
             overview.seen.add(watch.name)
 
     def _meet(self, overview: Overview, some: Sequence[QueueWatch], now: float) -> Look[None]:
-        minute_ms = int(time.time() * 1000) // _MINUTE_MS * _MINUTE_MS
         names = [watch.name for watch in some]
         seen = yield from ask_queues(self.namespace, names, records.get_records)
-        ends = yield from ask_queues(
-            self.namespace, names, lambda keys: browse.count_ends(keys, minute_ms, 60)
-        )
+        ends = yield from ask_queues(self.namespace, names, count_ends)
         for watch in some:
             those, ended = seen[watch.name], ends[watch.name]
             if isinstance(those, TaskbullError):
@@ -182,17 +177,15 @@ class ServerOverview(ServerExplanations):
                 watch.misread(ended)
             else:
                 watch.misread(None)
-                watch.met(overview.crew, those)
+                watch.met(overview.workers, those)
                 watch.counted(ended)
             watch.met_at = now
             overview.seen.add(watch.name)
         busy = [watch.name for watch in some if watch.is_busy]
-        active = yield from ask_queues(
-            self.namespace, busy, lambda keys: browse.peek_active(keys, 0, _OLDEST - 1)
-        )
+        active = yield from ask_queues(self.namespace, busy, oldest_running)
         for watch in some:
-            jobs = active.get(watch.name, ())
-            watch.peeked(() if isinstance(jobs, TaskbullError) else jobs)
+            page = active.get(watch.name)
+            watch.checked(page.rows if isinstance(page, JobRows) else ())
 
 
 def _pieces(watches: Sequence[QueueWatch]) -> Iterable[Sequence[QueueWatch]]:

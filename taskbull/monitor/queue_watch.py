@@ -8,14 +8,15 @@ from datetime import UTC, datetime
 from math import inf
 from typing import Final
 
-from taskbull.core.queue_health import Kept, QueueFacts, rate, read_note, throughput
+from taskbull.core.job import JobRow
+from taskbull.core.queue_health import Kept, QueueFacts, rate, throughput
 from taskbull.core.states import JobState
 from taskbull.core.validation import instant_from_ms
 from taskbull.core.worker_record import Seen
 from taskbull.errors import TaskbullError
-from taskbull.monitor.browse import Crew, QueueSample
+from taskbull.monitor.browse import QueueSample, Workers
 from taskbull.queue.failures import Failures
-from taskbull.scripts.browse import ActiveJob, EndsByMinute
+from taskbull.scripts.browse import EndsByMinute
 
 _MEMORY: Final = 300.0
 """Length of the window for the arrival rate, in seconds."""
@@ -35,7 +36,7 @@ class QueueWatch:
         self._arrived: deque[tuple[float, int]] = deque()
         self._versions: set[str] = set()
         self._ends: EndsByMinute | None = None
-        self.crew: Crew | None = None
+        self.workers: Workers | None = None
         self._seen: Sequence[Seen] = ()
         self._failures: Failures | None = None
         self._without_lock: frozenset[str] = frozenset()
@@ -45,23 +46,23 @@ class QueueWatch:
     @property
     def is_busy(self) -> bool:
         """True if a job was running at the time of the last sample."""
-        return self.sample is not None and self.sample.found.counts[JobState.ACTIVE] > 0
+        return self.sample is not None and self.sample.counts[JobState.ACTIVE] > 0
 
     @property
     def has_failed(self) -> bool:
         """True if there was a failed job at the time of the last sample."""
-        return self.sample is not None and self.sample.found.counts[JobState.FAILED] > 0
+        return self.sample is not None and self.sample.counts[JobState.FAILED] > 0
 
     def sampled(self, sample: QueueSample) -> None:
         """Add a sample."""
         self.sample = sample
         if sample.problem is not None:
             return
-        if sample.found.version is not None:
-            self._versions.add(sample.found.version)
-        if self._arrived and sample.found.last_id < self._arrived[-1][1]:
+        if sample.version is not None:
+            self._versions.add(sample.version)
+        if self._arrived and sample.last_id < self._arrived[-1][1]:
             self._arrived.clear()  # The queue was removed and created again.
-        self._arrived.append((sample.at, sample.found.last_id))
+        self._arrived.append((sample.at, sample.last_id))
         while sample.at - self._arrived[0][0] > _MEMORY:
             self._arrived.popleft()
 
@@ -73,14 +74,14 @@ class QueueWatch:
         """Set the error from reading slowly changing information, or None if it was read."""
         self._problem = None if error is None else str(error)
 
-    def met(self, crew: Crew | None, seen: Sequence[Seen]) -> None:
+    def met(self, workers: Workers | None, seen: Sequence[Seen]) -> None:
         """Set the connected workers and the records of taskbull workers."""
-        self.crew = crew
+        self.workers = workers
         self._seen = seen
 
-    def peeked(self, active: Sequence[ActiveJob]) -> None:
+    def checked(self, active: Sequence[JobRow]) -> None:
         """Set the longest-running jobs. A job without a lock counts from the second time on."""
-        now = frozenset(job.id for job in active if job.lock_seconds is None)
+        now = frozenset(row.job.id for row in active if row.lock_seconds is None)
         self._lockless, self._without_lock = now & self._without_lock, now
 
     def failed(self, failures: Failures) -> None:
@@ -91,7 +92,7 @@ class QueueWatch:
         """Return the facts about the queue. At least one sample is required."""
         assert self.sample is not None, "nothing was seen yet"  # noqa: S101 - callers check it
         now = datetime.now(UTC).astimezone() if now is None else now
-        found, ends = self.sample.found, self._ends
+        found, ends = self.sample, self._ends
         now_ms = int(now.timestamp() * 1000)
         done = broken = None
         if ends is not None:
@@ -106,7 +107,7 @@ class QueueWatch:
             counts=found.counts,
             problem=self.sample.problem or self._problem,
             paused=found.paused,
-            note=read_note(found.note),
+            note=found.note,
             version=found.version,
             versions=frozenset(self._versions),
             waiting_since=found.waiting_since,
@@ -129,10 +130,10 @@ class QueueWatch:
         )
 
     def _connected(self) -> Sequence[str] | None:
-        crew = self.crew
-        if crew is None or not crew.told:
+        workers = self.workers
+        if workers is None or workers.refusal is not None:
             return None
-        return [worker.name for worker in crew.workers.get(self.name, ())]
+        return [worker.name for worker in workers.by_queue.get(self.name, ())]
 
 
 def _worst(failures: Failures | None) -> tuple[str, float]:

@@ -36,7 +36,6 @@ from taskbull.scripts.events import read_events
 from taskbull.scripts.servers import escape_pattern
 from taskbull.store.address import Namespace, Where
 from taskbull.store.delivery import Deadline
-from taskbull.store.sockets import Protocol, wrong_protocol
 
 # The common base of both servers.
 
@@ -201,10 +200,6 @@ class SyncServer(AnyServer, Blocking):
             return self._stores.sync_store().run(read, timeout=limit)
         except TaskbullError as error:
             raise stripped(error) from error.__cause__
-
-    def wrong_protocol(self) -> Protocol | None:
-        """Return the protocol of the server if it differs from the URL's, otherwise None."""
-        return wrong_protocol(self.namespace.address)
 
     def close(self) -> None:
         """Close all idle connections."""

@@ -17,7 +17,7 @@ from taskbull.core.states import JobState
 from taskbull.core.wire.job import ID_FIELDS, unescape
 from taskbull.errors import JobNotFound, WrongState
 from taskbull.scripts import browse, change, removal
-from taskbull.scripts.browse import FAILURES_PEEKED, After, FailedJob, peek_failures
+from taskbull.scripts.browse import FAILURES_READ, After, FailedJob, FailuresStep, list_failures
 from taskbull.scripts.call import Call, Steps, again
 
 # Groups of failed jobs: counted exactly for the newest jobs, estimated for the rest.
@@ -285,28 +285,31 @@ def _next(queue: QueueKeys, meant: FailureFilter, step: GroupStep) -> Steps[_Fou
     if step.after is None:
         return _Found([], 0, None)
     page = yield from again(
-        browse.peek_jobs(
-            *(queue, JobState.FAILED, step.after, FAILURES_PEEKED),
+        browse.list_jobs(
+            *(queue, JobState.FAILED, step.after, FAILURES_READ),
             bound=meant.since_ms,
             fields=ID_FIELDS,
         )
     )
-    ids = [row.id for row in page.rows]
+    ids = [row.job.id for row in page.rows]
     if meant.fingerprint is not None:
         ids = yield from _alike(queue, ids, meant.fingerprint)
     if meant.limit is None or len(ids) <= meant.limit:
         return _Found(ids, len(page.rows), page.after)
     chosen = ids[: meant.limit]
-    [place] = [place for place, row in enumerate(page.rows) if row.id == chosen[-1]]
+    [place] = [place for place, row in enumerate(page.rows) if row.job.id == chosen[-1]]
     last = page.rows[place]
-    return _Found(chosen, place + 1, After(score=repr(last.score), id=last.id))
+    return _Found(chosen, place + 1, After(score=repr(last.score), id=last.job.id))
 
 
 def _alike(queue: QueueKeys, ids: Sequence[str], fingerprint: str) -> Steps[list[str]]:
     """Return the ids of the jobs with this fingerprint."""
     jobs: list[FailedJob] = []
-    while len(jobs) < len(ids):
-        jobs += yield from again(peek_failures(queue, ids=ids[len(jobs) :]))
+    looked_at = 0
+    while looked_at < len(ids):
+        step: FailuresStep = yield from again(list_failures(queue, ids=ids[looked_at:]))
+        looked_at += step.looked_at
+        jobs += step.jobs
     return [job.id for job in jobs if alike_of(job).fingerprint == fingerprint]
 
 

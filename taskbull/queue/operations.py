@@ -33,7 +33,7 @@ from taskbull.queue import failures
 from taskbull.queue.failures import FailureFilter, GroupStep, Selected
 from taskbull.queue.job_tree import DEPTH, MOST, JobTree, get_tree
 from taskbull.queue.methods import Planned, reads, writes
-from taskbull.scripts import change, read, removal
+from taskbull.scripts import browse, change, read, removal
 from taskbull.scripts.call import WRONG_STATE, Call, Operation, Steps
 from taskbull.scripts.change import cancel
 from taskbull.scripts.read import Logs, QueueMetrics
@@ -219,8 +219,8 @@ class QueueOperations(BulkOperations):
             >>> await queue.get_jobs("failed", 0, 9)
         """
         wanted = _state(state)
-        newest_first = wanted in {JobState.COMPLETED, JobState.FAILED}
-        return read.get_jobs(self.keys, wanted, start, end, ascending=not newest_first)
+        newest_first = wanted in browse.NEWEST_FIRST
+        return browse.get_jobs(self.keys, wanted, start, end, ascending=not newest_first)
 
     @reads
     def get_state(self, job_id: str) -> Operation[JobState]:

@@ -1,8 +1,8 @@
-"""Bounded reads for dashboards and tools: queue surveys, failed jobs, pages of jobs, searches.
+"""Reads of queues and their jobs: summaries, pages of jobs, single jobs, failures, searches.
 
 Each call looks at a bounded number of jobs and reads a bounded number of bytes, whatever the queue
-contains. Only `get_options` and `get_data` read a whole field of any size. The calls never write,
-so a read-only Redis user is enough.
+contains, unless it is asked for whole jobs. The calls never write, so a read-only Redis user is
+enough.
 """
 
 from __future__ import annotations
@@ -13,37 +13,31 @@ from math import inf
 from typing import Any, Final
 
 import msgspec
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from taskbull.core import payload
+from taskbull.core.job import Job, JobRow
 from taskbull.core.keys import QueueKeys
-from taskbull.core.queue_health import EndCounts
+from taskbull.core.queue_health import EndCounts, PauseNote, read_note
 from taskbull.core.states import STATES, JobState, due_ms_of_score
 from taskbull.core.validation import instant_from_ms
 from taskbull.core.wire.job import (
-    DATA_FIELD,
     LINE_FIELDS,
-    OPTIONS_FIELD,
     WHOLE_FIELDS,
-    Peeked,
     decode_row,
     flat,
     read_ready_ms,
 )
 from taskbull.core.wire.numbers import read_number
 from taskbull.errors import ConfigurationError
-from taskbull.scripts.call import Call, Command, Word, number, text, texts
+from taskbull.scripts.call import Call, Command, Steps, Word, number, text, texts
 from taskbull.scripts.loader import load
-from taskbull.scripts.read import ChildCounts, Counts, count_jobs
+from taskbull.scripts.read import PAGE_BYTES, ChildCounts, Counts, count_jobs
 
 # Surveys of queues, their running jobs and single properties of jobs.
 
 SURVEY_QUEUE = load("survey_queue")
-PEEK_ACTIVE = load("peek_active")
 COUNT_ENDS = load("count_ends")
-
-PEEKED: Final = 100
-"""Number of jobs that one call looks at. It takes less than a millisecond."""
 
 LONGEST: Final = 300
 """Maximum length of a field, in bytes. Longer fields are truncated."""
@@ -51,9 +45,10 @@ LONGEST: Final = 300
 _LONGEST_OPTIONS: Final = 4096
 
 
-class Surveyed(Struct, frozen=True):
-    """A summary of a queue."""
+class QueueSample(Struct, frozen=True):
+    """A queue at one moment."""
 
+    name: str
     counts: Counts
     paused: bool
     version: str | None
@@ -74,8 +69,8 @@ class Surveyed(Struct, frozen=True):
     """Number of jobs started in the current window, or 0 if workers do not count them."""
     limited_for: float | None = None
     """Seconds until the current window ends, or None if there is no window."""
-    note: bytes = b""
-    """Reason for the pause, as stored by `pause_noted`."""
+    note: PauseNote | None = None
+    """User and reason of the pause, if the queue is paused and they were recorded."""
     next_due: datetime | None = None
     """Time when the first delayed job is due."""
     next_scheduled: datetime | None = None
@@ -84,24 +79,20 @@ class Surveyed(Struct, frozen=True):
     """Counts from BullMQ's metrics, or None if no worker collects them."""
     failed: EndCounts | None = None
     """Same as `completed`, for failed jobs."""
+    at: float = 0.0
+    """Time of the sample by the local clock, in seconds since 1970."""
+    workers: int | None = None
+    """Number of connected workers, or None if it is unknown."""
+    problem: str | None = None
+    """Reason why the queue could not be read, or None if it could. Then the rest is empty."""
 
 
-UNKNOWN: Final = Surveyed(
-    Counts(dict.fromkeys(STATES, 0)), paused=False, version=None, waiting_since=None
-)
-"""Placeholder for a queue that cannot be read."""
-
-
-class ActiveJob(Struct, frozen=True):
-    """A running job and its worker."""
-
-    id: str
-    name: str
-    worker: str
-    """Name of its worker, or empty if unknown."""
-    started_at: datetime | None
-    lock_seconds: float | None
-    """Seconds until its lock expires, or None if the lock is lost because its worker is gone."""
+def unknown_queue(name: str, problem: str) -> QueueSample:
+    """Return a placeholder for a queue that cannot be read."""
+    counts = Counts(dict.fromkeys(STATES, 0))
+    return QueueSample(
+        name, counts, paused=False, version=None, waiting_since=None, problem=problem
+    )
 
 
 class EndsByMinute(Struct, frozen=True):
@@ -117,7 +108,7 @@ class EndsByMinute(Struct, frozen=True):
     """Same as `completed_since_ms`, for failed jobs."""
 
 
-def survey_queue(queue: QueueKeys, minutes: int = 0) -> Call[Surveyed]:
+def survey_queue(queue: QueueKeys, minutes: int = 0) -> Call[QueueSample]:
     """Read a queue's job counts, limits and other properties.
 
     It runs about 35 commands. Their cost does not depend on the number of jobs. `minutes` is the
@@ -125,7 +116,7 @@ def survey_queue(queue: QueueKeys, minutes: int = 0) -> Call[Surveyed]:
     """
     counted = count_jobs(queue)
 
-    def read(reply: Any) -> Surveyed:
+    def read(reply: Any) -> QueueSample:
         counts, meta, first, values, life, scores, completed, done, failed, broken = reply
         paused, version, concurrency, rate_max, window_ms = meta
         ready = [
@@ -137,7 +128,8 @@ def survey_queue(queue: QueueKeys, minutes: int = 0) -> Call[Surveyed]:
         counter, limiter, note = values
         due, scheduled = (float(score) if score else None for score in scores)
         window = read_number(window_ms)
-        return Surveyed(
+        return QueueSample(
+            queue.queue,
             counted.parse(counts),
             bool(paused),
             text(version) if version else None,
@@ -149,7 +141,7 @@ def survey_queue(queue: QueueKeys, minutes: int = 0) -> Call[Surveyed]:
             number(counter),
             number(limiter),
             max(life, 0) / 1000 if life >= 0 else None,
-            note,
+            read_note(note) if paused else None,
             None if due is None else instant_from_ms(due_ms_of_score(due)),
             None if scheduled is None else instant_from_ms(scheduled),
             _end_counts(completed, done),
@@ -190,23 +182,9 @@ def count_ends(queue: QueueKeys, minute_ms: int, minutes: int) -> Call[EndsByMin
     return Call(COUNT_ENDS, (queue.completed, queue.failed), (minute_ms, minutes), read)
 
 
-def peek_active(queue: QueueKeys, start: int, stop: int) -> Call[list[ActiveJob]]:
-    """Read the running jobs from place `start` to `stop`, the longest-running first."""
-    return Call(PEEK_ACTIVE, (queue.active,), (queue.base, start, stop, LONGEST), _active)
-
-
 def exists(queue: QueueKeys) -> Command[bool]:
     """Return True if the queue has been used."""
     return Command(("EXISTS", queue.meta), queue.meta, bool)
-
-
-def get_due(queue: QueueKeys, job_id: str) -> Command[datetime | None]:
-    """Return the time when a delayed job is due, or None if it is not delayed."""
-
-    def read(score: bytes | None) -> datetime | None:
-        return None if score is None else instant_from_ms(due_ms_of_score(float(score)))
-
-    return Command(("ZSCORE", queue.delayed, job_id), queue.delayed, read)
 
 
 def get_next_due_ms(queue: QueueKeys) -> Command[int | None]:
@@ -238,32 +216,6 @@ def _check_type(key: str, wanted: str) -> Command[str | None]:
     return Command(("TYPE", key), key, read)
 
 
-def get_options(queue: QueueKeys, job_id: str) -> Command[Any]:
-    """Read a job's stored options, or None if they are not JSON."""
-
-    def read(raw: bytes | None) -> Any:
-        try:
-            return payload.decode(raw or b"null")
-        except ValueError:
-            return None
-
-    key = queue.job(job_id)
-    return Command(("HGET", key, OPTIONS_FIELD), key, read)
-
-
-def get_lock_seconds(queue: QueueKeys, job_id: str) -> Command[float]:
-    """Return the seconds until a job's lock expires, or 0 if it has no lock."""
-    key = queue.lock(job_id)
-    return Command(("PTTL", key), key, lambda ms: max(0, ms) / 1000)
-
-
-def _active(reply: list[Any]) -> list[ActiveJob]:
-    return [
-        ActiveJob(text(i), cut_text(n), cut_text(w), instant_of(s), _lock_seconds(lock))
-        for i, n, w, s, lock in zip(*(reply[place::5] for place in range(5)), strict=True)
-    ]
-
-
 def _lock_seconds(ttl_ms: int) -> float | None:
     if ttl_ms < 0:  # PTTL returns -1 for a key without expiry and -2 for a missing key.
         return inf if ttl_ms == -1 else None
@@ -290,16 +242,15 @@ def instant_of(raw: bytes) -> datetime | None:
 
 # Failed jobs: only the fields needed to group jobs by error.
 
-PEEK_FAILURES = load("peek_failures")
-PEEK_RETRIED = load("peek_retried")
+LIST_FAILURES = load("list_failures")
 
-FAILURES_PEEKED: Final = 50
+FAILURES_READ: Final = 50
 """Number of jobs that one call looks at. It takes about a millisecond."""
 
 _ROOM: Final = 262_144
 """Limit on stack-trace bytes. A call stops reading once it exceeds this."""
 
-_pack = msgspec.msgpack.encode
+pack = msgspec.msgpack.encode
 
 
 class FailedJob(Struct, frozen=True):
@@ -310,57 +261,38 @@ class FailedJob(Struct, frozen=True):
     reason: str
     """First bytes of the failure reason."""
     finished_at: datetime | None
+    """Time when it finished. For an unfinished job, the start of the last attempt."""
     stack_head: str = ""
     """Start of its newest stack trace, as JSON. Empty if the stored stack traces are too large."""
     stack_tail: str = ""
     """End of its newest stack trace, as JSON."""
 
 
-def peek_failures(
-    queue: QueueKeys, ranks: Sequence[int] = (), ids: Sequence[str] = ()
-) -> Call[list[FailedJob]]:
-    """Read failed jobs, either by rank (counted from the newest) or by id.
-
-    Ask for at most 50 jobs. If they are large, only the first ones are read, but at least one. A
-    job that no longer exists has an empty name.
-    """
-    args = (queue.base, _pack(list(ranks)), _pack(list(ids)), LONGEST, _ROOM)
-    return Call(PEEK_FAILURES, (queue.failed,), args, _failures)
-
-
-class RetriedStep(Struct, frozen=True):
-    """Unfinished jobs in one state that failed in an earlier attempt."""
+class FailuresStep(Struct, frozen=True):
+    """Jobs that failed, finally or in an earlier attempt."""
 
     looked_at: int
     """Number of jobs that were checked."""
     jobs: list[FailedJob]
-    """Their `finished_at` is the start of the last attempt. Redis stores no end time for it."""
 
 
-def peek_retried(queue: QueueKeys, state: JobState, start: int) -> Call[RetriedStep]:
+def list_failures(
+    queue: QueueKeys, ranks: Sequence[int] = (), ids: Sequence[str] = ()
+) -> Call[FailuresStep]:
+    """Read failed jobs, either by rank (counted from the newest) or by id.
+
+    Ask for at least one and at most 50 jobs. If they are large, only the first ones are read, but
+    at least one.
+    """
+    args = (queue.base, pack(list(ids)), pack(list(ranks)), 0, 0, LONGEST, _ROOM)
+    return Call(LIST_FAILURES, (queue.failed,), args, _failures)
+
+
+def list_retried(queue: QueueKeys, state: JobState, start: int) -> Call[FailuresStep]:
     """Read unfinished jobs that failed before: up to 50 in a state, the next to run first."""
-
-    def read(reply: Any) -> RetriedStep:
-        looked_at, flat = reply
-        jobs = [
-            FailedJob(
-                text(i), cut_text(name), cut_text(why), instant_of(at), text(head), text(tail)
-            )
-            for i, name, why, at, head, tail in zip(
-                *(flat[place::6] for place in range(6)), strict=True
-            )
-        ]
-        return RetriedStep(looked_at, jobs)
-
-    places = {
-        JobState.WAITING: queue.wait,
-        JobState.PAUSED: queue.paused,
-        JobState.ACTIVE: queue.active,
-        JobState.DELAYED: queue.delayed,
-        JobState.PRIORITIZED: queue.prioritized,
-    }
-    args = (queue.base, start, FAILURES_PEEKED, LONGEST, _ROOM)
-    return Call(PEEK_RETRIED, (places[state],), args, read)
+    place = _places(queue, state)[0]
+    args = (queue.base, pack([]), pack([]), start, FAILURES_READ, LONGEST, _ROOM)
+    return Call(LIST_FAILURES, (place,), args, _failures)
 
 
 def get_failed_ids(queue: QueueKeys, most: int) -> Command[list[str]]:
@@ -369,28 +301,22 @@ def get_failed_ids(queue: QueueKeys, most: int) -> Command[list[str]]:
     return Command(words, queue.failed, texts)
 
 
-def _failures(reply: list[bytes]) -> list[FailedJob]:
-    return [
-        FailedJob(
-            text(job_id),
-            cut_text(name),
-            cut_text(reason),
-            instant_of(finished),
-            text(head),
-            text(tail),
-        )
-        for job_id, _, name, reason, finished, head, tail in zip(
-            *(reply[place::7] for place in range(7)), strict=True
+def _failures(reply: Any) -> FailuresStep:
+    looked_at, flat_jobs = reply
+    jobs = [
+        FailedJob(text(i), cut_text(name), cut_text(why), instant_of(at), text(head), text(tail))
+        for i, name, why, at, head, tail in zip(
+            *(flat_jobs[place::6] for place in range(6)), strict=True
         )
     ]
+    return FailuresStep(looked_at, jobs)
 
 
-# Parts of jobs: pages of a state, one job, searches. Each call reads at most `ROOM` bytes of
-# fields that may be large.
+# Pages of jobs, one job, searches. Unless it reads whole jobs, each call reads at most `ROOM` bytes
+# of fields that may be large.
 
-PEEK_LISTED = load("peek_listed")
-PEEK_SORTED = load("peek_sorted")
-PLACE_JOB = load("place_job")
+LIST_JOBS = load("list_jobs")
+FIND_JOB = load("find_job")
 SEARCH_JOBS = load("search_jobs")
 
 ROWS: Final = 50
@@ -398,6 +324,9 @@ ROWS: Final = 50
 
 PIECE: Final = 25
 """Number of jobs that one call should request. It takes a millisecond."""
+
+WHOLE_PIECE: Final = 500
+"""Number of whole jobs that one call should request. It takes 2 ms if they are small."""
 
 SEARCHED: Final = 100
 """Number of jobs that one search step looks at."""
@@ -411,24 +340,12 @@ _DEEPEST: Final = 20_000
 NEWEST_FIRST: Final = frozenset({JobState.COMPLETED, JobState.FAILED})
 """States that list the latest job first. Other states list the next job to run first."""
 
-pack = msgspec.msgpack.encode
-
-
-class Row(Struct, frozen=True):
-    """A job on a page."""
-
-    id: str
-    score: float | None
-    """Its score, if its state is stored as a sorted set."""
-    peeked: Peeked | None
-    """Fields that were read, or None if the job no longer exists."""
-
 
 class After(Struct, frozen=True):
     """A cursor: the position after the last job of a page."""
 
     place: int = 0
-    """Number of jobs before the cursor, in a list."""
+    """Number of jobs before the cursor, in a list, or in a sorted set if `score` is empty."""
     score: str = ""
     """Score of the last job as formatted by Redis, in a sorted set."""
     id: str = ""
@@ -438,90 +355,167 @@ class After(Struct, frozen=True):
 START: Final = After()
 
 
-class Rows(Struct, frozen=True):
+class JobRows(Struct, frozen=True):
     """A page of jobs."""
 
+    rows: list[JobRow]
     total: int
     """Number of jobs in this state."""
-    rows: list[Row]
     after: After | None
     """Cursor for the next page, or None if this is the last page."""
 
 
-class PlacedJob(Struct, frozen=True):
-    """One job, its state and its position."""
+class JobDetails(Struct, frozen=True):
+    """One job with its lock, its children and its position."""
 
-    state: JobState
-    """Its state. Jobs in the paused list are `paused`."""
-    score: float | None
-    peeked: Peeked | None
-    """Fields that were read, or None if the job does not exist."""
-    lock_ms: int
-    """Result of PTTL for its lock: -1 if it never expires, -2 if there is no lock."""
+    row: JobRow
+    """The job. Its state is `paused` if it is in the paused list.
+
+    Unless it was read whole, its data, result, options and stack traces are each read only if they
+    have up to 64 kB.
+    """
     children: ChildCounts
     before: int | None
-    """Number of jobs before it in the same list or set, if known."""
+    """Number of jobs before it in its list or set, if known."""
     sure: bool
     """True if state and position are exact, False if guessed from other jobs' timestamps."""
     last_id: int
     """Last id that the queue assigned."""
+    logs: list[str] = []
+    """Its log lines, in the order they were written, if it was read whole."""
+
+    def describe(self) -> dict[str, Any]:
+        """Return a whole job as JSON-compatible values, as printed by `taskbull job --json`.
+
+        `lock_seconds` is None if the job is not running, and 0 if it runs without a lock.
+        """
+        try:
+            options = payload.decode(self.row.raw_options or b"null")
+        except ValueError:
+            options = None
+        is_running = self.row.state is JobState.ACTIVE
+        return {
+            **self.row.describe(),
+            "options": options,
+            "lock_seconds": (self.row.lock_seconds or 0) if is_running else None,
+            "children": structs.asdict(self.children),
+            "logs": self.logs,
+        }
 
 
-class Found(Struct, frozen=True):
+class SearchStep(Struct, frozen=True):
     """The result of one search step."""
 
-    rows: list[Row]
+    rows: list[JobRow]
     looked_at: int
     too_large: int
-    """Number of jobs with a field that was too large to search."""
+    """Number of jobs with a field of more than 256 kB, which was not searched."""
     after: After | None
     """Cursor for the next step, or None if the search is complete."""
-    total: int
-    """Number of jobs in this state."""
-    reached: datetime | None
+    total: int = 0
+    """Number of jobs in the searched state."""
+    reached: datetime | None = None
     """Time that the last searched job finished, was due if delayed, or was added otherwise."""
 
 
-def peek_jobs(
+def list_jobs(  # noqa: PLR0913 - passed by keyword
     queue: QueueKeys,
     state: JobState,
     after: After = START,
     limit: int = ROWS,
     *,
+    fields: Mapping[str, int] | None = LINE_FIELDS,
     bound: float | None = None,
-    fields: Mapping[str, int] = LINE_FIELDS,
-) -> Call[Rows]:
+    descending: bool | None = None,
+) -> Call[JobRows]:
     """Read a page of the jobs in a state.
 
-    If the state is a sorted set, the page ends at the score `bound`. It runs about 24 commands per
-    job.
+    With `LINE_FIELDS`, it runs about 23 commands per job, and one more for the lock of a running
+    job. If `fields` is None, whole jobs are read, with one command each, and the page ends at 32
+    kB. A page of a sorted set ends at the score `bound`. The order is that of `NEWEST_FIRST`,
+    unless `descending` is given.
     """
-    common = (queue.base, pack(flat(fields)), ROOM)
-    keys = _places(queue, state)
-    if state in LISTS:
-        args: tuple[Word, ...] = (*common, after.place, limit)
-        return Call(PEEK_LISTED, keys, args, lambda reply: _listed(reply, fields, after, limit))
-    edge = _edge(state, bound)
-    args = (*common, int(state in NEWEST_FIRST), after.score, after.id, edge, limit)
-    return Call(PEEK_SORTED, keys, args, lambda reply: _sorted(reply, fields, limit))
+    down = state in NEWEST_FIRST if descending is None else descending
+    is_list = state in LISTS
+    edge = f"{bound:.0f}" if bound is not None else "-inf" if down else "+inf"
+    args: tuple[Word, ...] = (
+        queue.base,
+        "" if fields is None else pack(flat(fields)),
+        PAGE_BYTES if fields is None else ROOM,
+        int(down),
+        after.place,
+        after.score,
+        after.id,
+        "" if is_list else edge,
+        limit,
+        int(state is JobState.ACTIVE),
+    )
+
+    def read(reply: Any) -> JobRows:
+        total, is_last, found = reply
+        rows = _rows(queue, state, found, fields)
+        following = None
+        if not is_last:
+            following = After(after.place + len(rows))
+            if not is_list:
+                following = After(score=text(found[-2]), id=text(found[-3]))
+        return JobRows(rows, total, following)
+
+    return Call(LIST_JOBS, _places(queue, state), args, read)
 
 
-def place_job(queue: QueueKeys, job_id: str) -> Call[PlacedJob]:
-    """Read a job, its state, its lock and the number of jobs before it.
+def get_jobs(
+    queue: QueueKeys,
+    state: JobState,
+    start: int = 0,
+    stop: int = -1,
+    *,
+    ascending: bool = True,
+    piece: int = WHOLE_PIECE,
+) -> Steps[list[Job]]:
+    """Read whole jobs from position `start` to `stop`, both included, in chunks of bounded size.
+
+    Ascending order starts with the oldest job, in `delayed` with the first one due, and in
+    `prioritized` with the most urgent. A negative `stop` counts from the end. Ids without a job are
+    skipped, and later jobs take their place.
+    """
+    jobs: dict[str, Job] = {}
+    if stop < 0:
+        counts: Counts = yield count_jobs(queue)
+        stop += counts[state] + (counts[JobState.PAUSED] if state is JobState.WAITING else 0)
+    after: After | None = After(place=start)
+    wanted = stop - start + 1
+    while after is not None and len(jobs) < wanted:
+        limit = min(piece, wanted - len(jobs))
+        page: JobRows = yield list_jobs(
+            queue, state, after, limit, fields=None, descending=not ascending
+        )
+        jobs.update((row.job.id, row.job) for row in page.rows if not row.gone)
+        after = page.after
+    return list(jobs.values())
+
+
+def find_job(
+    queue: QueueKeys,
+    job_id: str,
+    *,
+    fields: Mapping[str, int] | None = WHOLE_FIELDS,
+) -> Call[JobDetails | None]:
+    """Read a job, its state, its lock and the number of jobs before it, or None if it is missing.
 
     It runs about 45 commands. In a list of more than 40,000 jobs, the script searches near the
     position that the job's timestamp suggests, then the first and last 20,000 jobs. If the job is
-    not found there, its position is a guess.
+    not found there, its position is a guess. If `fields` is None, the whole job is read.
     """
 
-    def read(reply: Any) -> PlacedJob:
-        state, score, peeked, lock, children, before, sure, counter = reply
-        job = None if not peeked else decode_row(job_id.encode(), WHOLE_FIELDS, peeked)
-        return PlacedJob(
-            JobState(text(state)),
-            _score(score),
-            job,
-            lock,
+    def read(reply: Any) -> JobDetails | None:
+        state, score, found, lock_ms, children, before, sure, counter = reply
+        if not found:
+            return None
+        where = JobState(text(state))
+        row = decode_row(queue.queue, where, job_id.encode(), found, fields, _score(score))
+        return JobDetails(
+            structs.replace(row, lock_seconds=_lock_seconds(lock_ms)),
             ChildCounts(*children),
             None if before < 0 else before,
             bool(sure),
@@ -539,8 +533,8 @@ def place_job(queue: QueueKeys, job_id: str) -> Call[PlacedJob]:
         queue.paused,
         queue.id,
     )
-    args = (queue.base, job_id, pack(flat(WHOLE_FIELDS)), ROOM, _DEEPEST)
-    return Call(PLACE_JOB, keys, args, read)
+    packed = b"" if fields is None else pack(flat(fields))
+    return Call(FIND_JOB, keys, (queue.base, job_id, packed, ROOM, _DEEPEST), read)
 
 
 def search_jobs(
@@ -550,7 +544,7 @@ def search_jobs(
     after: After = START,
     *,
     bound: float | None = None,
-) -> Call[Found]:
+) -> Call[SearchStep]:
     """Search the next 100 jobs in a state for texts, or fewer if they exceed 256 kB.
 
     Each item of `wanted` is a pair of fields and texts. A job matches an item if one of the fields
@@ -558,11 +552,11 @@ def search_jobs(
     """
     newest = state in NEWEST_FIRST
 
-    def read(reply: Any) -> Found:
+    def read(reply: Any) -> SearchStep:
         looked_at, too_large, last, score, done, hits, total, added = reply
         more = After(after.place + looked_at, text(score), text(last))
-        return Found(
-            _rows(hits, LINE_FIELDS),
+        return SearchStep(
+            _rows(queue, state, hits, LINE_FIELDS),
             looked_at,
             too_large,
             None if done or not looked_at else more,
@@ -570,7 +564,7 @@ def search_jobs(
             _reached(state, score, added),
         )
 
-    [place, *_] = _places(queue, state)
+    edge = f"{bound:.0f}" if bound is not None else "-inf" if newest else "+inf"
     args = (
         queue.base,
         pack([[list(fields), list(texts)] for fields, texts in wanted]),
@@ -579,44 +573,33 @@ def search_jobs(
         int(newest),
         after.score,
         after.id,
-        _edge(state, bound),
+        edge,
         SEARCHED,
         ROOM,
     )
-    return Call(SEARCH_JOBS, (place,), args, read)
-
-
-def get_data(queue: QueueKeys, job_id: str) -> Command[Any]:
-    """Read a job's data, or None if there is none or it is not JSON."""
-    key = queue.job(job_id)
-
-    def read(raw: bytes | None) -> Any:
-        try:
-            return payload.decode(raw or b"null")
-        except ValueError:
-            return None
-
-    return Command(("HGET", key, DATA_FIELD), key, read)
+    return Call(SEARCH_JOBS, _places(queue, state)[:1], args, read)
 
 
 LISTS: Final = frozenset({JobState.WAITING, JobState.ACTIVE, JobState.PAUSED})
 
 
-def _places(queue: QueueKeys, state: JobState) -> tuple[str, ...]:
+def _places(queue: QueueKeys, state: JobState) -> tuple[str, str]:
+    """Return the key with the jobs in a state, and the list with older ones, or an unused key."""
     places = {
-        # BullMQ 5 moves waiting jobs to the paused list; BullMQ 6 leaves them in the wait list.
-        JobState.WAITING: (queue.wait, queue.paused),
-        JobState.PAUSED: (queue.paused, queue.private("none")),
-        JobState.ACTIVE: (queue.active, queue.private("none")),
-        JobState.COMPLETED: (queue.completed,),
-        JobState.FAILED: (queue.failed,),
-        JobState.DELAYED: (queue.delayed,),
-        JobState.PRIORITIZED: (queue.prioritized,),
-        JobState.WAITING_CHILDREN: (queue.waiting_children,),
+        JobState.WAITING: queue.wait,
+        JobState.PAUSED: queue.paused,
+        JobState.ACTIVE: queue.active,
+        JobState.COMPLETED: queue.completed,
+        JobState.FAILED: queue.failed,
+        JobState.DELAYED: queue.delayed,
+        JobState.PRIORITIZED: queue.prioritized,
+        JobState.WAITING_CHILDREN: queue.waiting_children,
     }
     if state not in places:
         raise ConfigurationError(f"jobs in state '{state}' cannot be listed")
-    return places[state]
+    # BullMQ 5 moves waiting jobs to the paused list; BullMQ 6 leaves them in the wait list.
+    older = queue.paused if state is JobState.WAITING else queue.private("none")
+    return places[state], older
 
 
 def _reached(state: JobState, score: bytes, added: bytes) -> datetime | None:
@@ -627,33 +610,20 @@ def _reached(state: JobState, score: bytes, added: bytes) -> datetime | None:
     return instant_of(added)
 
 
-def _edge(state: JobState, bound: float | None) -> Word:
-    if bound is not None:
-        return f"{bound:.0f}"
-    return "-inf" if state in NEWEST_FIRST else "+inf"
-
-
-def _listed(reply: Any, fields: Mapping[str, int], after: After, limit: int) -> Rows:
-    total, flat_rows = reply
-    rows = _rows(flat_rows, fields)
-    end = after.place + len(rows)
-    return Rows(total, rows, After(end) if len(rows) == limit and end < total else None)
-
-
-def _sorted(reply: Any, fields: Mapping[str, int], limit: int) -> Rows:
-    total, flat_rows = reply
-    rows = _rows(flat_rows, fields)
-    after = None
-    if len(rows) == limit:
-        after = After(score=text(flat_rows[-2]), id=text(flat_rows[-3]))
-    return Rows(total, rows, after)
-
-
-def _rows(reply: list[Any], fields: Mapping[str, int]) -> list[Row]:
-    return [
-        Row(text(i), _score(score), decode_row(i, fields, peeked) if peeked else None)
-        for i, score, peeked in zip(*(reply[place::3] for place in range(3)), strict=True)
-    ]
+def _rows(
+    queue: QueueKeys,
+    state: JobState,
+    reply: list[Any],
+    fields: Mapping[str, int] | None,
+) -> list[JobRow]:
+    rows: list[JobRow] = []
+    for job_id, at, found in zip(*(reply[place::3] for place in range(3)), strict=True):
+        score = None if state in LISTS else float(at)
+        row = decode_row(queue.queue, state, job_id, found, fields, score)
+        if state is JobState.ACTIVE and at != b"":
+            row = structs.replace(row, lock_seconds=_lock_seconds(at))
+        rows.append(row)
+    return rows
 
 
 def _score(raw: bytes) -> float | None:

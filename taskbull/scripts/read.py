@@ -1,4 +1,4 @@
-"""Calls that read jobs: child results, counts, pages, single jobs, large fields, logs and flows."""
+"""Calls that read child results, counts, single jobs, large fields, logs and flows."""
 
 from __future__ import annotations
 
@@ -157,29 +157,11 @@ def _pairs(reply: Sequence[bytes]) -> dict[str, bytes]:
 
 COUNT_JOBS = load("count_jobs")
 COUNT_PRIORITIES = load("count_priorities")
-COUNT_CHILDREN = load("count_children")
-GET_LISTED = load("get_listed")
-GET_SORTED = load("get_sorted")
 GET_STATE = load("get_state")
 GET_ENDING = load("get_ending")
 GET_LOGS = load("get_logs")
 GET_METRICS = load("get_metrics")
 NAMES_WAITING = load("names_waiting")
-
-PAGE: Final = 500
-"""Number of jobs that one call reads. It takes 2 ms if they are small."""
-
-
-PAGE_BYTES: Final = 32_768
-"""Bytes of job data that end a page. Some servers close a connection on larger replies."""
-
-
-class Page(Struct, frozen=True):
-    """The jobs read by one call."""
-
-    looked_at: int
-    """Number of positions read, or 0 if there are no more."""
-    jobs: list[Job]
 
 
 class Counts(dict[str, int]):
@@ -190,11 +172,13 @@ class Counts(dict[str, int]):
 
 
 class Logs(Struct, frozen=True):
-    """Some lines of a job's log."""
+    """Some lines of a job's log, in the order they were written."""
 
     lines: list[str]
     count: int
     """Total number of lines in the log."""
+    cut: int = 0
+    """Number of lines that were truncated."""
 
 
 class QueueMetrics(Struct, frozen=True):
@@ -253,62 +237,6 @@ def count_priorities(queue: QueueKeys, priorities: Sequence[int]) -> Call[dict[i
     )
 
 
-def count_children(queue: QueueKeys, job_id: str) -> Call[ChildCounts]:
-    """Count the children of a job by outcome."""
-    keys = (
-        queue.processed(job_id),
-        queue.dependencies(job_id),
-        queue.failed_children(job_id),
-        queue.unsuccessful(job_id),
-    )
-    return Call(COUNT_CHILDREN, keys, (), lambda reply: ChildCounts(*reply))
-
-
-def get_jobs(
-    queue: QueueKeys,
-    state: JobState,
-    start: int = 0,
-    stop: int = -1,
-    *,
-    ascending: bool = True,
-    page: int = PAGE,
-) -> Steps[list[Job]]:
-    """Read the jobs from position `start` to `stop`, both included, in chunks of bounded size.
-
-    Ascending order starts with the oldest job, in `delayed` with the first one due, and in
-    `prioritized` with the most urgent. A negative `stop` counts from the end. Ids without a job are
-    skipped, and later jobs take their place.
-    """
-    jobs: dict[str, Job] = {}
-    if stop < 0:
-        stop += yield _count(queue, state)
-    place, wanted = start, stop - start + 1
-    while len(jobs) < wanted:
-        last = place + min(page, wanted - len(jobs)) - 1
-        found: Page = yield get_page(queue, state, place, last, ascending=ascending)
-        if found.looked_at == 0:
-            break
-        jobs.update((job.id, job) for job in found.jobs)
-        place += found.looked_at
-    return list(jobs.values())
-
-
-def get_page(
-    queue: QueueKeys, state: JobState, start: int, stop: int, *, ascending: bool = True
-) -> Call[Page]:
-    """Read the jobs from position `start` to `stop`, or as many of them as fit in one reply."""
-    args = (queue.base, start, stop, int(ascending), PAGE_BYTES)
-    match state:
-        # BullMQ 5 moves waiting jobs to the paused list; BullMQ 6 leaves them in the wait list.
-        case JobState.WAITING:
-            return Call(GET_LISTED, (queue.wait, queue.paused), args, _page)
-        case JobState.PAUSED | JobState.ACTIVE:
-            key = queue.paused if state is JobState.PAUSED else queue.active
-            return Call(GET_LISTED, (key, queue.private("none")), args, _page)
-        case _:
-            return Call(GET_SORTED, (_sorted(queue, state),), args, _page)
-
-
 def get_job(queue: QueueKeys, job_id: str) -> Command[Job | None]:
     """Read one job, or None if it does not exist."""
     key = queue.job(job_id)
@@ -355,12 +283,23 @@ def get_ending(queue: QueueKeys, job_id: str) -> Call[Ending | None]:
     return Call(GET_ENDING, keys, (job_id,), read)
 
 
-def get_logs(
-    queue: QueueKeys, job_id: str, start: int = 0, stop: int = -1, *, ascending: bool = True
-) -> Call[Logs]:
+def get_logs(queue: QueueKeys, job_id: str, start: int = 0, stop: int = -1) -> Call[Logs]:
     """Read the lines of a job's log from position `start` to `stop`, both included."""
-    args = (start, stop, int(ascending))
-    return Call(GET_LOGS, (queue.logs(job_id),), args, lambda r: Logs(texts(r[0]), r[1]))
+    return Call(GET_LOGS, (queue.logs(job_id),), (start, stop, "", ""), _logs)
+
+
+def get_newest_logs(queue: QueueKeys, job_id: str, most: int) -> Call[Logs]:
+    """Read the newest lines of a log, up to 256 kB, with one command per line.
+
+    Long lines are truncated.
+    """
+    args = (-most, -1, _LONGEST_LINE, _ROOM)
+    return Call(GET_LOGS, (queue.logs(job_id),), args, _logs)
+
+
+def _logs(reply: Any) -> Logs:
+    count, cut, lines = reply
+    return Logs(texts(lines), count, cut)
 
 
 def get_metrics(
@@ -377,36 +316,6 @@ def names_waiting(queue: QueueKeys, most: int) -> Call[list[str]]:
     """Return the names of the next jobs to run, looking at up to `most` in each state."""
     keys = (queue.wait, queue.paused, queue.prioritized, queue.delayed)
     return Call(NAMES_WAITING, keys, (queue.base, most), texts)
-
-
-def _count(queue: QueueKeys, state: JobState) -> Call[int]:
-    counts = count_jobs(queue)
-
-    def read(reply: Any) -> int:
-        count = counts.parse(reply)
-        parked = count[JobState.PAUSED] if state is JobState.WAITING else 0
-        return count[state] + parked
-
-    return Call(counts.script, counts.keys, counts.args, read)
-
-
-def _sorted(queue: QueueKeys, state: JobState) -> str:
-    sets = {
-        JobState.COMPLETED: queue.completed,
-        JobState.FAILED: queue.failed,
-        JobState.DELAYED: queue.delayed,
-        JobState.PRIORITIZED: queue.prioritized,
-        JobState.WAITING_CHILDREN: queue.waiting_children,
-    }
-    if state not in sets:
-        raise ConfigurationError(f"jobs in state '{state}' cannot be listed")
-    return sets[state]
-
-
-def _page(reply: Any) -> Page:
-    looked_at, flat = reply
-    jobs = [decode_job(*pair) for pair in zip(flat[::2], flat[1::2], strict=True)]
-    return Page(looked_at, jobs)
 
 
 def _metrics(reply: Any) -> QueueMetrics:
@@ -455,9 +364,8 @@ def _due_ms(queue: QueueKeys, job_id: str) -> Command[int | None]:
 
 # Large parts of one job: one end at a bounded cost, or all of it.
 
-PEEK_FIELD = load("peek_field")
-PEEK_LOGS = load("peek_logs")
-PEEK_EVENTS = load("peek_events")
+PREVIEW_FIELD = load("preview_field")
+FIND_EVENTS = load("find_events")
 
 LOG_PIECE: Final = 100
 """Number of log lines per command when a whole log is read."""
@@ -479,17 +387,7 @@ class FieldPiece(Struct, frozen=True):
     """The requested end, or empty if the field is too large to cut."""
 
 
-class NewestLines(Struct, frozen=True):
-    """The newest lines of a log, in the order they were written. Long lines are truncated."""
-
-    count: int
-    """Total number of lines in the log."""
-    lines: list[str]
-    cut: int
-    """Number of lines that were truncated."""
-
-
-def peek_field(
+def preview_field(
     queue: QueueKeys, job_id: str, field: str, most: int, *, end: bool
 ) -> Call[FieldPiece]:
     """Read the first or last bytes of a field, with 2 commands."""
@@ -501,26 +399,13 @@ def peek_field(
         return FieldPiece(size, words)
 
     args = (WIRE_NAMES[field], most, int(end), _LARGEST)
-    return Call(PEEK_FIELD, (queue.job(job_id),), args, read)
+    return Call(PREVIEW_FIELD, (queue.job(job_id),), args, read)
 
 
 def get_field(queue: QueueKeys, job_id: str, field: str) -> Command[bytes | None]:
     """Read the raw value of a whole field, or None if it does not exist."""
     key = queue.job(job_id)
     return Command(("HGET", key, WIRE_NAMES[field]), key, lambda reply: reply)
-
-
-def peek_logs(queue: QueueKeys, job_id: str, most: int) -> Call[NewestLines]:
-    """Read the newest lines of a log, up to 256 kB, with one command per line."""
-
-    def read(reply: Any) -> NewestLines:
-        count, flat = reply
-        lines, sizes = flat[::2], flat[1::2]
-        cut = sum(len(line) < size for line, size in zip(lines, sizes, strict=True))
-        return NewestLines(count, [text(line) for line in reversed(lines)], cut)
-
-    args = (most, _LONGEST_LINE, _ROOM)
-    return Call(PEEK_LOGS, (queue.logs(job_id),), args, read)
 
 
 def get_log_lines(queue: QueueKeys, job_id: str, start: int) -> Command[list[bytes]]:
@@ -530,7 +415,7 @@ def get_log_lines(queue: QueueKeys, job_id: str, start: int) -> Command[list[byt
     return Command(words, key, lambda reply: reply)
 
 
-def peek_events(queue: QueueKeys, job_id: str) -> Call[JobHistory]:
+def find_events(queue: QueueKeys, job_id: str) -> Call[JobHistory]:
     """Read a job's history from the newest 1,000 events, or fewer if they exceed 256 kB."""
 
     def read(reply: Any) -> JobHistory:
@@ -541,13 +426,16 @@ def peek_events(queue: QueueKeys, job_id: str) -> Call[JobHistory]:
         ]
         return JobHistory(events[::-1], looked_at, bool(done))
 
-    return Call(PEEK_EVENTS, (queue.events,), (job_id, _EVENTS, _ROOM), read)
+    return Call(FIND_EVENTS, (queue.events,), (job_id, _EVENTS, _ROOM), read)
 
 
 # Flows: jobs as nodes of a tree, and the places of their children.
 
 GET_NODES = load("get_nodes")
 SCAN_CHILDREN = load("scan_children")
+
+PAGE_BYTES: Final = 32_768
+"""Bytes of job data that end a page. Some servers close a connection on larger replies."""
 
 _LONGEST: Final = 1000
 """Maximum length of a list that is searched for a job. The search takes linear time."""

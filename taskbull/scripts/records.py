@@ -79,12 +79,6 @@ def get_next_schedulers(queue: QueueKeys, most: int) -> Command[list[tuple[float
     return Command(words, queue.repeat, read)
 
 
-def get_raw_options(queue: QueueKeys, job_id: str) -> Command[bytes]:
-    """Read a job's raw stored options, or empty bytes if it has none."""
-    key = queue.job(job_id)
-    return Command(("HGET", key, OPTIONS_FIELD), key, lambda reply: reply or b"")
-
-
 def operations_key(prefix: str) -> str:
     """Return the key of the operations hash. It is unique, because no queue has an empty name."""
     return f"{prefix}::tb:operations"

@@ -1,4 +1,4 @@
-"""Helpers for sockets: protocol detection, timeouts of silent links, keep-alive, error texts.
+"""Helpers for sockets: timeouts of silent links, keep-alive, error texts.
 
 Code without an event loop uses this module, so it imports neither anyio nor asyncio. Together they
 are a third of the time that `import taskbull` would take a sync producer.
@@ -8,63 +8,8 @@ from __future__ import annotations
 
 import os
 import socket
-from contextlib import suppress
-from typing import Literal, TypeAlias
 
-from taskbull.store.address import Address, Endpoint
 from taskbull.store.protocol import ProtocolError, Reply, ReplyError
-
-# Detecting the server's protocol after a connection attempt failed.
-
-
-Protocol: TypeAlias = Literal["tls", "plain"]
-
-_PATIENCE = 2.0
-"""Timeout of each probe, in seconds."""
-
-
-def wrong_protocol(address: Address) -> Protocol | None:
-    """Return the server's protocol if it differs from the address, otherwise None.
-
-    None is also returned if the server does not answer or has a Unix socket.
-    """
-    endpoint = address.endpoints[0] if address.endpoints else None
-    if endpoint is None or endpoint.path:
-        return None
-    if address.tls is None and _speaks_tls(endpoint):
-        return "tls"
-    if address.tls is not None and _speaks_plainly(endpoint):
-        return "plain"
-    return None
-
-
-def _speaks_tls(endpoint: Endpoint) -> bool:
-    import ssl  # noqa: PLC0415 - see `Tls.context`
-
-    context = ssl.create_default_context()
-    context.check_hostname = False
-    context.verify_mode = ssl.CERT_NONE  # only the protocol matters here
-    with (
-        suppress(OSError),
-        socket.create_connection((endpoint.host, endpoint.port), _PATIENCE) as s,
-    ):
-        try:
-            context.wrap_socket(s).close()
-        except ssl.SSLError as error:  # an alert is TLS as well, such as for a client cert
-            return "ALERT" in str(error)
-        return True
-    return False
-
-
-def _speaks_plainly(endpoint: Endpoint) -> bool:
-    with (
-        suppress(OSError),
-        socket.create_connection((endpoint.host, endpoint.port), _PATIENCE) as s,
-    ):
-        s.sendall(b"PING\r\n")
-        return s.recv(64)[:1] in {b"+", b"-"}
-    return False
-
 
 # Detecting dead links.
 #

@@ -158,9 +158,9 @@ def test_a_first_look_without_an_event_loop_finds_the_living_nodes(  # S5
 ) -> None:
     names = [*scene.dead, *scene.alive]
     server = SyncServer(scene.cluster.url, prefix=scene.prefix, call_timeout=CALL_TIMEOUT)
-    assert not any(sample.problem for sample in server.sample(names))
+    assert not any(sample.problem for sample in server.survey(names))
     scene.strike(how)
-    samples = server.sample(names)
+    samples = server.survey(names)
     assert {each.name for each in samples if each.problem} == set(scene.dead)
     assert list(server.lost_servers()) == [server.server_of(scene.dead[0])]
     server.close()

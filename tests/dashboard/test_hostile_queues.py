@@ -208,7 +208,7 @@ async def test_a_queue_that_our_user_may_not_read_is_shown_as_such(  # S5, with 
 async def test_if_redis_is_away_for_all_queues_the_look_fails(prefix: str) -> None:
     away = Server("redis://127.0.0.1:1", prefix=prefix, call_timeout=0.2)
     with pytest.raises(Exception, match=r"127\.0\.0\.1:1"):
-        await away.sample(["a", "b"])
+        await away.survey(["a", "b"])
 
 
 async def test_a_download_is_as_long_as_the_data_and_others_are_served_meanwhile(  # S7

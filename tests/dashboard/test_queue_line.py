@@ -10,7 +10,7 @@ from taskbull.core.states import JobState
 from taskbull.dashboard.html import Drawn
 from taskbull.dashboard.queue_line import draw_line, line_of
 from taskbull.dashboard.sampler import QueueState
-from taskbull.monitor.browse import Surveyed
+from taskbull.monitor.browse import QueueSample
 from tests.dashboard.test_html import read
 
 
@@ -31,4 +31,4 @@ def state_of(waiting_since: datetime | None) -> QueueState:
     facts = QueueFacts(
         name="a<b", now=datetime.now(UTC), counts=counts, waiting_since=waiting_since
     )
-    return QueueState(Surveyed(counts, False, None, waiting_since), facts, [])
+    return QueueState(QueueSample("a<b", counts, False, None, waiting_since), facts, [])

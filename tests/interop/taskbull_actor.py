@@ -15,7 +15,7 @@ from taskbull.core.keys import QueueKeys
 from taskbull.core.states import JobState
 from taskbull.core.wire.job import encode_data, encode_progress
 from taskbull.errors import TaskbullError
-from taskbull.scripts import change, cycle, read, removal, schedulers
+from taskbull.scripts import browse, change, cycle, read, removal, schedulers
 from taskbull.scripts.call import Request, Steps
 from tests.interop import our_schedules
 from tests.interop.actor import TOKEN, Behaviour, Options
@@ -280,7 +280,7 @@ class TaskbullActor(NodeActor):
     ) -> list[str]:
         found: dict[str, None] = {}
         for name in states:
-            steps = read.get_jobs(self.keys, _STATES[name], start, end, ascending=asc)
+            steps = browse.get_jobs(self.keys, _STATES[name], start, end, ascending=asc)
             found.update((job.id, None) for job in self.go(steps))
         return list(found)
 
@@ -296,8 +296,10 @@ class TaskbullActor(NodeActor):
         return {str(priority): count for priority, count in counts.items()}
 
     def logs(self, job_id: str, start: int = 0, end: int = -1, *, asc: bool = True) -> Any:
-        found = self.run(read.get_logs(self.keys, job_id, start, end, ascending=asc))
-        return {"logs": found.lines, "count": found.count}
+        if not asc:
+            start, end = -end - 1, -start - 1
+        found = self.run(read.get_logs(self.keys, job_id, start, end))
+        return {"logs": found.lines if asc else found.lines[::-1], "count": found.count}
 
     def metrics(self, kind: str) -> Any:
         found = self.run(read.get_metrics(self.keys, JobState(kind)))
@@ -309,4 +311,5 @@ class TaskbullActor(NodeActor):
         return {"meta": meta, "data": found.points, "count": found.point_count}
 
     def dependency_counts(self, job_id: str) -> dict[str, int]:
-        return structs.asdict(self.run(read.count_children(self.keys, job_id)))
+        found = self.run(browse.find_job(self.keys, job_id))
+        return structs.asdict(found.children) if found else {}

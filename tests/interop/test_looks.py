@@ -29,13 +29,13 @@ def test_the_queues_of_node_are_seen_and_explained(
     actor.add("send", {}, {"delay": 3_600_000})
     actor.add("send", {}, {"priority": 3})
     server = SyncServer(interop_url, prefix=actor.prefix)
-    [sample] = server.sample(["q"])
-    counts = sample.found.counts
+    [sample] = server.survey(["q"])
+    counts = sample.counts
     assert [counts[state] for state in ("failed", "completed", "waiting", "delayed")] == [1] * 4
-    assert sample.found.version is not None
-    assert sample.found.version.startswith(f"bullmq:{version}.")
+    assert sample.version is not None
+    assert sample.version.startswith(f"bullmq:{version}.")
     assert server.queues() == ["q"]
-    [failed] = server.peek("q", JobState.FAILED).rows
+    [failed] = server.jobs("q", JobState.FAILED).rows
     assert (failed.job.id, failed.attempts) == ("1", 1)
     [group] = server.failures("q").groups
     assert (group.count, group.newest) == (1, "1")

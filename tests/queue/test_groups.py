@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from taskbull import Queue, Server
-from taskbull.core.queue_health import read_note
 from taskbull.errors import ConfigurationError, JobNotFound
 from taskbull.queue.failures import GroupStep, alike_of
 from taskbull.scripts.browse import FailedJob
@@ -179,10 +178,9 @@ async def test_a_retry_may_begin_all_attempts_anew(emails: Queue, admin: Any, re
 async def test_a_pause_may_say_why(emails: Queue, looks: Server, admin: Any) -> None:
     await emails.add("send")
     await emails.pause(by="bob", reason="migration")
-    [sample] = await looks.sample(["emails"])
-    note = read_note(sample.found.note)
-    assert note is not None
-    assert (note.by, note.why) == ("bob", "migration")
+    [sample] = await looks.survey(["emails"])
+    assert sample.note is not None
+    assert (sample.note.by, sample.note.why) == ("bob", "migration")
     explained = await looks.why("emails", "1")
     assert "by bob (migration)" in explained.text
     await emails.resume()

@@ -17,7 +17,7 @@ from taskbull.core.worker_record import WorkerRecord
 from taskbull.errors import ConfigurationError, JobNotFound, ServerRefused
 from taskbull.queue.queue import SyncQueue
 from taskbull.scripts import records
-from taskbull.scripts.browse import START
+from taskbull.scripts.browse import START, count_ends
 from tests.queue.test_server import Both, fail
 from tests.servers.cluster import Cluster
 from tests.servers.kinds import REDIS_6, Reachable
@@ -48,17 +48,16 @@ async def test_a_sample_has_what_holds_for_the_queue(
     totals = {"count": 7, "prevTS": 60_000, "prevCount": 5}
     admin.hset(emails.keys.metrics_completed, mapping=totals)
     admin.rpush(emails.keys.metrics_completed_data, 3, 2)
-    [sample] = await looks.sample(["emails"], minutes=60)
-    found = sample.found
+    [found] = await looks.survey(["emails"])
     assert (found.next_id, found.last_id) == (first.id, 2)
     assert (found.concurrency, found.rate_max, found.rate_window) == (50, 100, 60.0)
     assert found.started == 100
     assert 0 < found.limited_for <= 30
     assert found.next_due > NOW
-    assert (found.completed.count, found.completed.points) == (7, [3, 2])
+    assert found.completed.count == 7
     assert found.failed is None
-    [other] = await looks.sample("reports")
-    assert (other.name, other.found.limited_for, other.found.completed) == ("reports", None, None)
+    [other] = await looks.survey("reports")
+    assert (other.name, other.limited_for, other.completed) == ("reports", None, None)
 
 
 async def test_a_key_of_a_wrong_type_hides_nothing_else(
@@ -70,40 +69,37 @@ async def test_a_key_of_a_wrong_type_hides_nothing_else(
     admin.set(emails.keys.metrics_failed, "x")
     admin.set(emails.keys.metrics_failed_data, "x")
     admin.hset(emails.keys.meta, "version", "x" * 100_000)
-    [sample] = await looks.sample(["emails"], minutes=60)
-    assert sample.found.counts[JobState.WAITING] == 1
-    assert (sample.found.failed, sample.found.version, sample.found.note) == (None, None, b"")
+    [sample] = await looks.survey(["emails"])
+    assert sample.counts[JobState.WAITING] == 1
+    assert (sample.failed, sample.version, sample.note) == (None, None, None)
 
 
-async def test_ends_are_counted_by_minute(looks: Both, emails: SyncQueue, admin: Any) -> None:
+def test_ends_are_counted_by_minute(emails: SyncQueue, admin: Any) -> None:
     minute_ms = int(datetime.now(UTC).timestamp()) // 60 * 60_000
     admin.zadd(emails.keys.completed, {"a": minute_ms - 1, "b": minute_ms - 60_000, "c": 5})
-    found = await looks.ends("emails")
-    place = (found.minute_ms - minute_ms) // 60_000 + 1  # a minute may have begun
-    assert (found.completed[place], sum(found.completed), sum(found.failed)) == (2, 2, 0)
+    found = emails._stores.sync_store().run(count_ends(emails.keys, minute_ms, 60))
+    assert (found.completed[1], sum(found.completed), sum(found.failed)) == (2, 2, 0)
     assert (found.completed_since_ms, found.failed_since_ms) == (5.0, None)
 
 
-async def test_the_crew_is_found_by_the_names_of_connections(
+async def test_workers_are_found_by_the_names_of_connections(
     looks: Both, emails: SyncQueue, admin: Any, prefix: str
 ) -> None:
     admin.client_setname(emails.keys.connection_name("web1"))
-    crew = await looks.crew()
-    assert [worker.name for worker in crew.workers["emails"]] == ["web1"]
+    assert [worker.name for worker in (await looks.workers())["emails"]] == ["web1"]
     for name in (f"{prefix}:no-base64!", f"{prefix}:YTpi", f"{prefix}:ZW1haWxz:qe", "other:x"):
         admin.client_setname(name)
-        assert (await looks.crew()).workers == {}
+        assert await looks.workers() == {}
     admin.client_setname("")
-    assert crew.told
 
 
-async def test_records_of_workers_are_read(looks: Both, emails: SyncQueue, admin: Any) -> None:
+def test_records_of_workers_are_read(emails: SyncQueue, admin: Any) -> None:
     store = emails._stores.sync_store()
     tasks = [f"task_{number}" for number in range(300)]
     store.run(records.note_worker(emails.keys, WorkerRecord(id="w1", at_ms=10, tasks=tasks)))
     store.run(records.note_worker(emails.keys, WorkerRecord(id="w2", at_ms=20)))
     store.run(records.forget_worker(emails.keys, "w2", 30))
-    gone, there = (await looks.records(["emails"]))["emails"]
+    gone, there = store.run(records.get_records(emails.keys))
     assert (gone.id, gone.at_ms, gone.record) == ("w2", 30, None)
     assert there.record is not None
     assert there.record.tasks == tasks[: 300 - there.record.tasks_left_out]
@@ -112,16 +108,14 @@ async def test_records_of_workers_are_read(looks: Both, emails: SyncQueue, admin
     assert 0 < admin.pttl(about) <= records.RECORD_LIFE_MS
     assert admin.pttl(emails.keys.private("workers")) > 0
     admin.set(about, "no JSON")
-    assert (await looks.records(["emails"]))["emails"][1].record is None
+    assert store.run(records.get_records(emails.keys))[1].record is None
 
 
-async def test_workers_that_are_gone_for_a_day_are_forgotten(
-    looks: Both, emails: SyncQueue, admin: Any
-) -> None:
+def test_workers_that_are_gone_for_a_day_are_forgotten(emails: SyncQueue) -> None:
     store, day_ms = emails._stores.sync_store(), 86_400_000
     store.run(records.note_worker(emails.keys, WorkerRecord(id="old", at_ms=1)))
     store.run(records.note_worker(emails.keys, WorkerRecord(id="new", at_ms=day_ms + 2)))
-    assert [seen.id for seen in (await looks.records(["emails"]))["emails"]] == ["new"]
+    assert [seen.id for seen in store.run(records.get_records(emails.keys))] == ["new"]
 
 
 async def test_errors_that_retries_hide_are_counted(
@@ -134,37 +128,37 @@ async def test_errors_that_retries_hide_are_counted(
     timeout = ErrorFingerprint("send", "TimeoutError", "smtp")
     store.run(records.note_errors(emails.keys, {timeout: 3}, now_ms))
     store.run(records.note_errors(emails.keys, {timeout: 4, **many}, now_ms))
-    first, *rest = found = await looks.hidden_errors("emails")
+    first, *rest = found = (await looks.retried("emails")).errors
     [other] = [each for each in found if each.fingerprint == "other"]
-    assert other.count == 51
+    assert other.counted == 51
     assert len(found) == 201
     [seven] = [each for each in found if each.fingerprint == timeout.fingerprint]
-    assert (seven.task, seven.error, seven.count) == ("send", "TimeoutError: smtp", 7)
-    assert first.count >= rest[0].count
+    assert (seven.task, seven.error, seven.counted) == ("send", "TimeoutError: smtp", 7)
+    assert first.counted >= rest[0].counted
 
 
-async def test_queues_are_written_down(looks: Both, emails: SyncQueue, prefix: str) -> None:
+def test_queues_are_written_down(emails: SyncQueue, prefix: str) -> None:
     store = emails._stores.sync_store()
     store.run(records.register_queues(prefix, ["b", "a"], 1))
-    assert await looks.registered_queues() == ["a", "b"]
+    assert store.run(records.get_registered(prefix)) == ["a", "b"]
     store.run(records.unregister_queue(prefix, "b"))
-    assert await looks.registered_queues() == ["a"]
+    assert store.run(records.get_registered(prefix)) == ["a"]
 
 
 async def test_rows_say_what_fits_on_a_line(looks: Both, emails: SyncQueue) -> None:
     emails.add_bulk([("send", {"n": n}) for n in range(3)])
     later = emails.add("send", {"text": "x" * 1000}, delay=3600, attempts=5)
-    page = await looks.peek("emails", "waiting", limit=2)
+    page = await looks.jobs("emails", "waiting", limit=2)
     assert (page.total, [row.data for row in page.rows]) == (3, ['{"n":0}', '{"n":1}'])
-    [last] = (await looks.peek("emails", "waiting", limit=2, after=page.after)).rows
+    [last] = (await looks.jobs("emails", "waiting", limit=2, after=page.after)).rows
     assert last.data == '{"n":2}'
-    [row] = (await looks.peek("emails", JobState.DELAYED)).rows
+    [row] = (await looks.jobs("emails", JobState.DELAYED)).rows
     assert (row.job.id, row.attempts, len(row.data)) == (later.id, 5, 300)
     assert row.sizes["data"] == 1011
     assert row.due > NOW
     for wrong in ("unknown", "Failed"):
         with pytest.raises(ConfigurationError, match="state must be one of"):
-            await looks.peek("emails", wrong)
+            await looks.jobs("emails", wrong)
 
 
 @pytest.mark.parametrize("state", ["waiting", "failed"])
@@ -177,9 +171,9 @@ async def test_a_page_is_asked_for_in_two_calls(
         ids = [f"f{number}" for number in range(60)]
         for number, job_id in enumerate(ids):
             fail(admin, emails.keys, job_id, "x", 1000 - number)
-    page = await looks.peek("emails", state)
+    page = await looks.jobs("emails", state)
     assert [row.job.id for row in page.rows] == ids[:50]
-    page = await looks.peek("emails", state, after=page.after)
+    page = await looks.jobs("emails", state, after=page.after)
     assert [row.job.id for row in page.rows] == ids[50:]
     assert page.after is None
 
@@ -187,12 +181,12 @@ async def test_a_page_is_asked_for_in_two_calls(
 async def test_a_job_is_placed(looks: Both, emails: SyncQueue) -> None:
     emails.add("send")
     it = emails.add("send", {"text": "x" * 1000})
-    place = await looks.place("emails", it.id)
+    place = await looks.inspect("emails", it.id)
     assert (place.row.state, place.before, place.last_id) == (JobState.WAITING, 1, 2)
     assert json.loads(place.row.data) == {"text": "x" * 1000}
     for wrong in ("42", "meta"):
         with pytest.raises(JobNotFound):
-            await looks.place("emails", wrong)
+            await looks.inspect("emails", wrong)
 
 
 async def test_a_search_confirms_values_at_their_places(looks: Both, emails: SyncQueue) -> None:
@@ -217,7 +211,7 @@ async def test_a_time_is_a_range_of_scores(looks: Both, emails: SyncQueue, admin
     terms = read_terms("after:1970-01-01T00:00:03Z before:1970-01-01T00:00:06Z", NOW)
     step = await looks.search("emails", "failed", terms)
     assert [row.job.id for row in step.rows] == ["6", "5", "4", "3"]
-    page = await looks.peek("emails", "failed", terms=terms)
+    page = await looks.jobs("emails", "failed", terms=terms)
     assert [row.job.id for row in page.rows] == ["6", "5", "4", "3"]
 
 
@@ -256,18 +250,17 @@ async def test_a_user_who_may_only_read_sees_the_same(
     admin.execute_command(f"ACL SETUSER reader on >secret {rights}")
     url = server.url.replace("redis://", "redis://reader:secret@")
     reader = Both(type(looks.server)(url, prefix=prefix))
-    assert (await reader.sample(["emails"]))[0].found == (await looks.sample("emails"))[0].found
-    assert await reader.peek("emails", "failed") == await looks.peek("emails", "failed")
-    assert (await reader.place("emails", "x")).row.job.failed_reason == "broke"
+    assert (await reader.survey(["emails"]))[0].counts == (await looks.survey("emails"))[0].counts
+    assert await reader.jobs("emails", "failed") == await looks.jobs("emails", "failed")
+    assert (await reader.inspect("emails", "x")).row.job.failed_reason == "broke"
     assert (await reader.failures("emails")).total == 1
-    assert (await reader.records(["emails"]))["emails"] == []
     assert await reader.queues() == ["emails"]
     admin.execute_command("ACL SETUSER reader -@scripting")
     nobody = Both(type(looks.server)(url, prefix=prefix))
-    [refused] = await nobody.sample(["emails"])
+    [refused] = await nobody.survey(["emails"])
     assert "NOPERM" in refused.problem
     with pytest.raises(ServerRefused, match="NOPERM"):
-        await nobody.peek("emails", "failed")
+        await nobody.jobs("emails", "failed")
     admin.execute_command("ACL DELUSER reader")
 
 
@@ -276,15 +269,14 @@ def test_the_reads_work_in_a_cluster(cluster: Cluster, prefix: str) -> None:
     names = [f"q{number}" for number in range(6)]
     for name in names:
         everywhere.queue(name).add("send", {"name": name})
-    samples = everywhere.sample(names)
-    assert [sample.found.counts[JobState.WAITING] for sample in samples] == [1] * 6
-    assert [everywhere.place(name, "1").before for name in names] == [0] * 6
+    samples = everywhere.survey(names)
+    assert [sample.counts[JobState.WAITING] for sample in samples] == [1] * 6
+    assert [everywhere.inspect(name, "1").before for name in names] == [0] * 6
     terms = read_terms("q3", NOW)
     assert [len(everywhere.search(name, "waiting", terms).rows) for name in names] == [
         int(name == "q3") for name in names
     ]
-    assert everywhere.peek("q1", "waiting", after=START).total == 1
+    assert everywhere.jobs("q1", "waiting", after=START).total == 1
     assert everywhere.failures("q1").total == 0
-    assert everywhere.crew().workers == {}
-    assert everywhere.registered_queues() == []
+    assert everywhere.workers() == {}
     everywhere.close()

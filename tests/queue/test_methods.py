@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from taskbull.monitor.browse import JobLooks, ServerLooks
 from taskbull.monitor.inspect import ServerOperations
 from taskbull.monitor.server import Server, SyncServer
 from taskbull.queue.copies import CopyOperations
@@ -25,7 +26,10 @@ OPERATIONS = sorted(
 
 
 OF_SERVERS = sorted(
-    name for name, value in vars(ServerOperations).items() if isinstance(value, Method)
+    name
+    for kind in (ServerOperations, ServerLooks, JobLooks)
+    for name, value in vars(kind).items()
+    if isinstance(value, Method)
 )
 
 

@@ -15,7 +15,7 @@ from taskbull.core.validation import instant_from_ms
 from taskbull.errors import ConfigurationError, ConnectionLost, JobNotFound, ServerRefused
 from taskbull.queue.failures import FailureGroup, group_failures
 from taskbull.queue.queue import SyncQueue
-from taskbull.scripts.browse import FailedJob
+from taskbull.scripts.browse import After, FailedJob
 from taskbull.scripts.servers import list_clients
 from taskbull.store.address import parse
 from tests.queue.conftest import signatures
@@ -69,7 +69,7 @@ def run(admin: Any, keys: QueueKeys, worker: str) -> str:
 
 def test_both_servers_have_the_same_methods() -> None:
     sync = signatures(SyncServer)
-    for name in ("close", "wait_for_events", "wrong_protocol"):
+    for name in ("close", "wait_for_events"):
         sync.pop(name)  # an async server's connections end with their event loop; for the rest
         # there is `Queue.events`, and nothing that async code would need
     theirs = signatures(Server)
@@ -140,27 +140,27 @@ async def test_the_last_event_is_known(all_queues: Both, emails: SyncQueue) -> N
 async def test_jobs_are_listed_in_pages(all_queues: Both, emails: SyncQueue) -> None:
     emails.add_bulk([("send", {"n": n}) for n in range(3)])
     emails.add("send", {"n": 3}, delay=3600)
-    page = await all_queues.jobs("emails", offset=1, limit=2)
-    assert (page.total, [view.data["n"] for view in page.jobs]) == (4, [1, 2])
-    [later] = (await all_queues.jobs("emails", ["delayed"])).jobs
+    page = await all_queues.jobs("emails", "waiting", after=After(place=1), limit=2, whole=True)
+    assert (page.total, [row.job.data["n"] for row in page.rows]) == (3, [1, 2])
+    [later] = (await all_queues.jobs("emails", "delayed")).rows
     assert later.state is JobState.DELAYED
     assert later.due > datetime.now(UTC)
     with pytest.raises(ConfigurationError, match="state must be one of"):
-        await all_queues.jobs("emails", ["unknown"])
+        await all_queues.jobs("emails", "unknown")
 
 
 async def test_a_job_is_described_as_json(all_queues: Both, emails: SyncQueue, admin: Any) -> None:
     handle = emails.add("send", {"to": "ann"}, attempts=5)
     admin.rpush(emails.keys.logs(handle.id), "one", "two")
     run(admin, emails.keys, "web1")
-    details = await all_queues.inspect("emails", handle.id, log_lines=1)
+    details = await all_queues.inspect("emails", handle.id, whole=True)
     told = json.loads(json.dumps(details.describe()))
     assert (told["id"], told["state"], told["data"]) == (handle.id, "active", {"to": "ann"})
     assert (told["attempts"], told["options"]["attempts"], told["worker"]) == (5, 5, "web1")
     assert told["children"] == {"processed": 0, "unprocessed": 0, "ignored": 0, "failed": 0}
-    assert told["logs"] == ["two"]
+    assert told["logs"] == ["one", "two"]
     assert 0 < told["lock_seconds"] <= 30
-    assert (await all_queues.inspect("emails", handle.id, log_lines=None)).logs == ["one", "two"]
+    assert (await all_queues.inspect("emails", handle.id)).logs == []
 
 
 @pytest.mark.parametrize("job_id", ["42", "meta"])
@@ -176,9 +176,9 @@ async def test_the_jobs_that_run_longest_come_first(
     taken = [run(admin, emails.keys, "web1") for _ in range(110)]
     admin.delete(emails.keys.lock(taken[0]))
     found = await all_queues.active("emails", 105)
-    assert [job.id for job in found] == taken[:105]
-    assert {job.worker for job in found} == {"web1"}
-    assert [job.id for job in found if job.lock_seconds is None] == taken[:1]
+    assert [row.job.id for row in found] == taken[:105]
+    assert {row.job.processed_by for row in found} == {"web1"}
+    assert [row.job.id for row in found if row.lock_seconds is None] == taken[:1]
     assert len(await all_queues.active("emails", 1000)) == 110
 
 
@@ -237,10 +237,10 @@ async def test_what_many_calls_asked_is_asked_again_when_the_answers_were_lost(
     endpoint = parse(server.url).endpoints[0]
     with Proxy((endpoint.host, endpoint.port)) as proxy:
         looked = Server(proxy.url, prefix=prefix, call_timeout=30)
-        await looked.sample(["emails"])
+        await looked.survey(["emails"])
         proxy.cut_before_reply(b"EVALSHA")
-        samples = await looked.sample(["emails", "other"])
-        assert [each.found.counts["waiting"] for each in samples] == [1, 0]
+        samples = await looked.survey(["emails", "other"])
+        assert [each.counts["waiting"] for each in samples] == [1, 0]
         assert proxy.cuts == 1
 
 
@@ -255,10 +255,10 @@ async def test_an_app_knows_its_queues_and_attempts(
     assert app.sync_server().queues() == await app.server().queues() == ["emails"]
     handle = emails.add("send")
     admin.hset(emails.keys.job(handle.id), "opts", "{}")  # as of a producer that says nothing
-    [view] = app.sync_server().jobs("emails").jobs
-    assert view.attempts == 7
-    [view] = (await app.server().jobs("emails")).jobs
-    assert view.attempts == 7
+    [row] = app.sync_server().jobs("emails", "waiting").rows
+    assert row.attempts == 7
+    [row] = (await app.server().jobs("emails", "waiting")).rows
+    assert row.attempts == 7
     app.close()
 
 

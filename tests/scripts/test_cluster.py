@@ -11,7 +11,7 @@ from taskbull.core.cancelling import Cancelled
 from taskbull.core.keys import QueueKeys
 from taskbull.core.states import JobState
 from taskbull.queue.job_tree import get_tree
-from taskbull.scripts import change, cycle, read, removal
+from taskbull.scripts import browse, change, cycle, read, removal
 from taskbull.scripts.call import Command, Request, Steps
 from taskbull.scripts.flow import undo_flows
 from taskbull.store import address
@@ -72,10 +72,10 @@ def operations() -> list[Steps[Any] | Request[Any]]:
         cycle.extend_locks(QUEUE, [("a", "token"), ("b", "token")], 60_000),
         read.count_jobs(QUEUE),
         read.count_priorities(QUEUE, [0, 1]),
-        read.count_children(QUEUE, "top"),
-        *(read.get_jobs(QUEUE, state) for state in JobState if state != "unknown"),
+        *(browse.get_jobs(QUEUE, state) for state in JobState if state != "unknown"),
         get_tree(QUEUE, "top", 5, 100),
         read.get_state(QUEUE, "w"),
+        browse.find_job(QUEUE, "top"),
         read.get_ending(QUEUE, "f"),
         read.get_logs(QUEUE, "f"),
         read.get_metrics(QUEUE, JobState.FAILED),

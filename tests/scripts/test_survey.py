@@ -7,7 +7,7 @@ import pytest
 from taskbull.core.states import JobState
 from taskbull.core.validation import instant_from_ms
 from taskbull.scripts import browse
-from taskbull.scripts.browse import ActiveJob, FailedJob, peek_failures
+from taskbull.scripts.browse import FailedJob, FailuresStep, list_failures
 from tests.scripts.bed import NOW, Bed
 
 
@@ -51,27 +51,20 @@ def test_it_is_seen_who_runs_a_job_and_for_how_long_it_is_locked(bed: Bed) -> No
     bed.job("old", "active", pb="web1", processedOn=NOW)
     bed.job("new", "active")
     bed.admin.set(bed.queue.lock("old"), "token", px=30_000)
-    first, second = bed.run(browse.peek_active(bed.queue, 0, 9))
+    first, second = bed.run(browse.list_jobs(bed.queue, JobState.ACTIVE)).rows
     assert first.lock_seconds is not None
     assert 29 < first.lock_seconds <= 30
-    assert (first.id, first.worker, first.started_at) == ("old", "web1", instant_from_ms(NOW))
-    assert second == ActiveJob("new", "n", "", None, None)
-    assert bed.run(browse.peek_active(bed.queue, 1, 1)) == [second]
-    assert bed.run(browse.peek_active(bed.queue, 2, 9)) == []
+    assert (first.job.id, first.job.processed_by) == ("old", "web1")
+    assert first.job.processed_on == instant_from_ms(NOW)
+    assert (second.job.id, second.job.name, second.lock_seconds) == ("new", "n", None)
 
 
 def test_why_jobs_failed_is_cut_to_a_line(bed: Bed) -> None:
     bed.job("1", "failed", score=1, failedReason="é" * 500, finishedOn=NOW)
     bed.job("2", "failed", score=2, failedReason="x" * 100_000)
     bed.put("gone", "failed", score=3)
-    gone, large, long = bed.run(peek_failures(bed.queue, range(3)))
-    assert gone == FailedJob("gone", "", "", None)
-    assert large == FailedJob("2", "n", "", None)
-    assert long == FailedJob("1", "n", "é" * 150, instant_from_ms(NOW))
-    assert bed.run(peek_failures(bed.queue, [1])) == [large]
-
-
-def test_when_a_delayed_job_is_due_is_in_its_score(bed: Bed) -> None:
-    bed.job("1", "delayed", score=NOW * 4096)
-    assert bed.run(browse.get_due(bed.queue, "1")) == instant_from_ms(NOW)
-    assert bed.run(browse.get_due(bed.queue, "2")) is None
+    large = FailedJob("2", "n", "", None)
+    long = FailedJob("1", "n", "é" * 150, instant_from_ms(NOW))
+    assert bed.run(list_failures(bed.queue, range(3))) == FailuresStep(3, [large, long])
+    assert bed.run(list_failures(bed.queue, [1])) == FailuresStep(1, [large])
+    assert bed.run(list_failures(bed.queue, ids=["1", "none"])) == FailuresStep(2, [long])

@@ -13,7 +13,7 @@ from taskbull.core.search import Terms
 from taskbull.core.states import JobState
 from taskbull.core.wire.events import wanted
 from taskbull.scripts import browse, read, records, schedulers
-from taskbull.scripts.browse import get_failed_ids, peek_failures, peek_retried
+from taskbull.scripts.browse import get_failed_ids, list_failures, list_retried
 from taskbull.scripts.call import Request
 from taskbull.store.address import parse
 from taskbull.store.server_process import ServerProcess
@@ -29,23 +29,23 @@ Look = Callable[[int], Request[Any]]
 LOOKS: dict[str, Look] = {
     "survey": lambda _: browse.survey_queue(KEYS, 60),
     "ends by minute": lambda _: browse.count_ends(KEYS, NOW, 60),
-    "a page of a list": lambda jobs: browse.peek_jobs(
+    "a page of a list": lambda jobs: browse.list_jobs(
         KEYS, JobState.WAITING, browse.After(place=jobs // 2)
     ),
-    "a page of a set": lambda jobs: browse.peek_jobs(
+    "a page of a set": lambda jobs: browse.list_jobs(
         KEYS, JobState.FAILED, browse.After(score=str(NOW + jobs // 2), id="x")
     ),
-    "a job that failed": lambda jobs: browse.place_job(KEYS, f"f{jobs // 2}"),
-    "a job that waits": lambda jobs: browse.place_job(KEYS, f"w{jobs // 2}"),
+    "a job that failed": lambda jobs: browse.find_job(KEYS, f"f{jobs // 2}"),
+    "a job that waits": lambda jobs: browse.find_job(KEYS, f"w{jobs // 2}"),
     "a step of a search": lambda _: browse.search_jobs(
         KEYS, JobState.FAILED, wanted(Terms(texts=("needle",)))
     ),
     "ids of failures": lambda _: get_failed_ids(KEYS, 1000),
-    "50 failures": lambda jobs: peek_failures(KEYS, [n * (jobs // 50) for n in range(50)]),
-    "50 retried": lambda jobs: peek_retried(KEYS, JobState.DELAYED, jobs // 2),
-    "history": lambda jobs: read.peek_events(KEYS, f"w{jobs // 2}"),
-    "a log": lambda _: read.peek_logs(KEYS, "w0", 200),
-    "an end of a field": lambda _: read.peek_field(KEYS, "w0", "data", 16_384, end=False),
+    "50 failures": lambda jobs: list_failures(KEYS, [n * (jobs // 50) for n in range(50)]),
+    "50 retried": lambda jobs: list_retried(KEYS, JobState.DELAYED, jobs // 2),
+    "history": lambda jobs: read.find_events(KEYS, f"w{jobs // 2}"),
+    "a log": lambda _: read.get_newest_logs(KEYS, "w0", 200),
+    "an end of a field": lambda _: read.preview_field(KEYS, "w0", "data", 16_384, end=False),
     "a last run": lambda _: schedulers.find_run(KEYS, "s", [NOW, NOW - 1]),
     "records": lambda _: records.get_records(KEYS),
 }

@@ -33,7 +33,8 @@ from taskbull import (
 from taskbull.app.producer import JobSpec
 from taskbull.app.task import AsyncTask, SyncTask, Variant
 from taskbull.core.job import Job
-from taskbull.monitor.inspect import JobDetails, JobPage, Node, QueueSummary
+from taskbull.monitor.browse import After, JobDetails, JobRows, QueueSample
+from taskbull.monitor.inspect import Node
 from taskbull.scripts.read import Logs
 
 app = App("typed")
@@ -224,9 +225,9 @@ async def async_server(server: Server) -> None:
     assert_type(node, Node)
     assert_type(await server.info(node), dict[str, str])
     assert_type(await server.exists("pictures"), bool)
-    assert_type(await server.survey(["pictures"]), list[QueueSummary])
-    assert_type(await server.jobs("pictures", limit=5), JobPage)
-    assert_type(await server.inspect("pictures", "1", log_lines=None), JobDetails)
+    assert_type(await server.survey(["pictures"]), list[QueueSample])
+    assert_type(await server.jobs("pictures", "waiting", limit=5), JobRows)
+    assert_type(await server.inspect("pictures", "1", whole=True), JobDetails)
     assert_type(await Server.queues(server), list[str])
     pinging: Coroutine[Any, Any, None] = server.ping()
     pinging.close()
@@ -234,8 +235,8 @@ async def async_server(server: Server) -> None:
 
 def sync_server(server: SyncServer) -> None:
     assert_type(server.servers(), list[Node])
-    assert_type(server.survey(), list[QueueSummary])
-    assert_type(server.jobs("pictures", ["failed"], offset=20), JobPage)
+    assert_type(server.survey(), list[QueueSample])
+    assert_type(server.jobs("pictures", "failed", after=After(20)), JobRows)
     assert_type(server.inspect("pictures", "1"), JobDetails)
     assert_type(SyncServer.exists(server, queue="pictures"), bool)
     assert_type(server.ping(), None)

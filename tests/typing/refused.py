@@ -65,8 +65,8 @@ async def wrong_operations(queue: Queue, sync_queue: SyncQueue) -> None:
 
 
 async def wrong_questions(server: Server, sync_server: SyncServer) -> None:
-    await server.jobs("a", limit="5")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
-    await server.jobs("a", None, 20)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+    await server.jobs("a", "failed", limit="5")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    await server.jobs("a")  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
     server.ping()  # type: ignore[unused-coroutine]  # pyright: ignore[reportUnusedCoroutine]
     sync_server.info()  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
     await sync_server.queues()  # type: ignore[misc]  # pyright: ignore[reportGeneralTypeIssues]

@@ -15,7 +15,7 @@ from taskbull.core.breaker import CircuitBreaker
 from taskbull.core.options import WorkerOptions
 from taskbull.core.worker_record import Seen
 from taskbull.monitor.server import Server
-from taskbull.scripts.records import queues_key
+from taskbull.scripts.records import get_records, queues_key
 from taskbull.worker import records
 from taskbull.worker.worker import Worker
 from tests.worker.bed import WorkerBed, until
@@ -57,8 +57,7 @@ def about(bed: WorkerBed) -> Any:
 
 
 async def seen(bed: WorkerBed) -> Seen:
-    found = await Server(bed.url, prefix=bed.prefix).records(["q"])
-    [one] = found["q"]
+    [one] = await bed.queue._stores.async_store().run(get_records(bed.keys))
     return one
 
 
@@ -109,8 +108,8 @@ async def test_failed_attempts_are_counted_though_they_are_retried(bed: WorkerBe
         await bed.queue.add("send", attempts=2, backoff=Backoff.fixed(3600))
     async with make(bed, broken).running():
         await bed.record.wait_for(events.Retried, 3)
-    [error] = await Server(bed.url, prefix=bed.prefix).hidden_errors("q")
-    assert (error.task, error.error, error.count) == ("send", "KeyError: <…>", 3)
+    [error] = (await Server(bed.url, prefix=bed.prefix).retried("q")).errors
+    assert (error.task, error.error, error.counted) == ("send", "KeyError: <…>", 3)
 
 
 async def test_it_has_the_fingerprint_of_its_failed_job(bed: WorkerBed) -> None:
@@ -118,7 +117,7 @@ async def test_it_has_the_fingerprint_of_its_failed_job(bed: WorkerBed) -> None:
     async with make(bed, broken).running():
         await bed.record.wait_for(events.Failed)
     server = Server(bed.url, prefix=bed.prefix)
-    [error] = await server.hidden_errors("q")
+    [error] = (await server.retried("q")).errors
     [group] = (await server.failures("q")).groups
     assert (group.error, group.fingerprint) == (error.error, error.fingerprint)
     assert group.frame.startswith("test_records.py:")

@@ -25,7 +25,7 @@ from taskbull.core.schedule import Schedule
 from taskbull.core.states import JobState
 from taskbull.core.validation import instant_to_ms
 from taskbull.errors import ConfigurationError, SerializationError, ServerRefused, TaskbullError
-from taskbull.monitor.inspect import QueueSummary
+from taskbull.monitor.browse import QueueSample
 from taskbull.monitor.server import Node, SyncServer
 from taskbull.observability.logs import cut
 
@@ -410,7 +410,7 @@ def check_queues(server: SyncServer) -> Iterator[Finding]:
 _REPAIR = "look at the types of its keys, and who writes to them; the other queues are not affected"
 
 
-def _check_queue(server: SyncServer, queue: QueueSummary) -> Iterator[Finding]:
+def _check_queue(server: SyncServer, queue: QueueSample) -> Iterator[Finding]:
     if queue.problem is not None:
         yield problem("queue", f"{queue.name}: cannot be read: {queue.problem}", _REPAIR)
         return
@@ -422,7 +422,7 @@ def _check_queue(server: SyncServer, queue: QueueSummary) -> Iterator[Finding]:
     yield from _schedules(server, queue)
 
 
-def _who(queue: QueueSummary) -> Finding:
+def _who(queue: QueueSample) -> Finding:
     shown = ", ".join(f"{count:,} {state}" for state, count in queue.counts.items() if count)
     users = {
         None: "",
@@ -436,7 +436,7 @@ def _who(queue: QueueSummary) -> Finding:
     return ok("queue", f"{queue.name}: {shown or 'empty'}{user}{workers}")
 
 
-def _waiting(queue: QueueSummary) -> Iterator[Finding]:
+def _waiting(queue: QueueSample) -> Iterator[Finding]:
     ready = queue.counts[JobState.WAITING] + queue.counts[JobState.PRIORITIZED]
     if ready and queue.workers == 0 and not queue.paused:
         yield warning(
@@ -446,10 +446,11 @@ def _waiting(queue: QueueSummary) -> Iterator[Finding]:
         )
 
 
-def _stalled(server: SyncServer, queue: QueueSummary) -> Iterator[Finding]:
+def _stalled(server: SyncServer, queue: QueueSample) -> Iterator[Finding]:
     if not queue.counts[JobState.ACTIVE]:
         return
-    still = [job.id for job in server.active(queue.name, _LOOKED_AT) if job.lock_seconds is None]
+    running = server.active(queue.name, _LOOKED_AT)
+    still = [row.job.id for row in running if row.lock_seconds is None]
     if still:
         yield warning(
             "queue",
@@ -459,7 +460,7 @@ def _stalled(server: SyncServer, queue: QueueSummary) -> Iterator[Finding]:
         )
 
 
-def _pausing(queue: QueueSummary) -> Iterator[Finding]:
+def _pausing(queue: QueueSample) -> Iterator[Finding]:
     if not queue.paused:
         return
     parked = queue.counts[JobState.PAUSED]
@@ -479,7 +480,7 @@ def _pausing(queue: QueueSummary) -> Iterator[Finding]:
         )
 
 
-def _kept(queue: QueueSummary) -> Iterator[Finding]:
+def _kept(queue: QueueSample) -> Iterator[Finding]:
     kept = queue.counts[JobState.COMPLETED] + queue.counts[JobState.FAILED]
     if kept >= _MANY:
         yield warning(
@@ -503,7 +504,7 @@ def _is_stored(server: SyncServer, late: Sequence[Schedule]) -> bool:
     )
 
 
-def _schedules(server: SyncServer, queue: QueueSummary) -> Iterator[Finding]:
+def _schedules(server: SyncServer, queue: QueueSample) -> Iterator[Finding]:
     found = server.queue(queue.name).schedules()
     if old := [each for each in found if each.is_old]:
         yield warning(
@@ -517,7 +518,7 @@ def _schedules(server: SyncServer, queue: QueueSummary) -> Iterator[Finding]:
 
 
 def _overdue(
-    server: SyncServer, queue: QueueSummary, found: Sequence[Schedule]
+    server: SyncServer, queue: QueueSample, found: Sequence[Schedule]
 ) -> Iterator[Finding]:
     latest = datetime.now(UTC) - _LATE
     late = [each for each in found if each.next_run is not None and each.next_run < latest]

@@ -7,7 +7,6 @@ from itertools import groupby
 from typing import Any, BinaryIO
 
 import click
-from msgspec import structs
 from msgspec.structs import replace
 
 from taskbull.app.app import App
@@ -33,7 +32,7 @@ from taskbull.core.keys import check_queue_name
 from taskbull.core.states import STATES, JobState
 from taskbull.core.wire.new_job import JobCopy, check_copy, read_copy
 from taskbull.errors import JobNotFound, MaybeExecuted, TaskbullError
-from taskbull.monitor.inspect import JobDetails, JobView
+from taskbull.monitor.browse import After, JobDetails, JobRow
 from taskbull.monitor.server import SyncServer
 from taskbull.queue.copies import parts_of
 from taskbull.queue.handle import JobHandle
@@ -73,35 +72,57 @@ def jobs(
         note_lost_servers(server)
     else:
         existing_queue(server, queue)
-    found: list[JobView] = []
-    wanted = list(dict.fromkeys(states)) or None
+    found: list[JobRow] = []
+    wanted = [JobState(state) for state in dict.fromkeys(states)] or _LISTED
     for name in server.queues() if queue is None else [queue]:
         with others_go_on(name, queue):
-            page = server.jobs(name, wanted, offset=offset, limit=limit)
-            found += page.jobs
-            last = offset + len(page.jobs)
-            if page.total > last and not as_json:
-                rest = f"{offset + 1} to {last} of {page.total:,}"
+            rows, total = _list(server, name, wanted, offset, limit)
+            found += rows
+            last = offset + len(rows)
+            if total > last and not as_json:
+                rest = f"{offset + 1} to {last} of {total:,}"
                 note(f"jobs {rest} in queue {name}; the next: --offset {last}")
     if as_json:
-        show_json([view.describe() for view in found])
+        show_json([row.describe() for row in found])
         return
     show_table(
         [*([] if queue else ["queue"]), "job", "task", "state", "attempts", "added", "about"],
         [
             (
-                *([] if queue else [view.queue]),
-                view.job.id,
-                view.job.name,
-                view.state,
-                _attempts(view),
-                view.job.timestamp,
-                _about(view),
+                *([] if queue else [row.queue]),
+                row.job.id,
+                row.job.name,
+                row.state,
+                _attempts(row),
+                row.job.timestamp,
+                _about(row),
             )
-            for view in found
+            for row in found
         ],
         empty="No matching jobs." if queue is None else f"No matching jobs in queue {queue}.",
     )
+
+
+_LISTED = tuple(state for state in STATES if state is not JobState.PAUSED)
+"""States that are listed by default. Jobs in the paused list are listed as waiting."""
+
+
+def _list(
+    server: SyncServer, queue: str, states: Sequence[JobState], offset: int, limit: int
+) -> tuple[list[JobRow], int]:
+    """Return jobs of some states, one state after the other, and the number of all."""
+    counts = server.queue(queue).counts()
+    found: list[JobRow] = []
+    total = 0
+    for state in states:
+        count = counts[state] + (counts[JobState.PAUSED] if state is JobState.WAITING else 0)
+        skipped = max(0, offset - total)
+        total += count
+        wanted = min(limit - len(found), count - skipped)
+        if wanted > 0:
+            page = server.jobs(queue, state, after=After(place=skipped), limit=wanted, whole=True)
+            found += [row for row in page.rows if not row.gone]
+    return found, total
 
 
 @click.command()
@@ -137,7 +158,7 @@ def job(
     server = find_server(**where)
     existing_queue(server, queue)
     if as_tree:
-        tree = server.queue(queue).flow(job_id, depth=depth, limit=limit)
+        tree = server.flow(queue, job_id, depth=depth, limit=limit)
         if tree is None:
             raise JobNotFound(queue, job_id)
         if as_json:
@@ -145,7 +166,7 @@ def job(
         else:
             show_tree(tree)
         return
-    details = server.inspect(queue, job_id, log_lines=None)
+    details = server.inspect(queue, job_id, whole=True)
     reasons = server.why(queue, job_id)
     if as_json:
         show_json({**details.describe(), "why": reasons.describe()["reasons"]})
@@ -154,39 +175,38 @@ def job(
 
 
 def _show(details: JobDetails, why: str) -> None:
-    view, job = details.view, details.view.job
+    row, job, shown = details.row, details.row.job, details.describe()
     lock = None
-    if details.lock_seconds is not None:
-        lock = f"{details.lock_seconds:g} s left" if details.lock_seconds else "lost (job stalled)"
-    children = structs.asdict(details.children)
+    if row.state is JobState.ACTIVE:
+        lock = f"{row.lock_seconds:g} s left" if row.lock_seconds else "lost (job stalled)"
     show_fields(
         [
             ("job", job.id),
             ("task", job.name),
-            ("queue", view.queue),
-            ("state", view.state),
+            ("queue", row.queue),
+            ("state", row.state),
             ("why", why),
-            ("attempts", _attempts(view)),
+            ("attempts", _attempts(row)),
             ("stalled", job.stalled_count or None),
             ("priority", job.priority or None),
             ("added", job.timestamp),
-            ("due", view.due),
+            ("due", row.due),
             ("started", job.processed_on),
             ("finished", job.finished_on),
             ("worker", job.processed_by),
             ("locked", lock),
-            ("progress", _compact(view.progress) if job.raw_progress else None),
+            ("progress", _compact(shown["progress"]) if job.raw_progress else None),
             ("dedup key", job.dedup_key),
             ("scheduler", job.scheduler_id),
             ("parent", job.parent_key),
-            ("children", ", ".join(f"{n} {what}" for what, n in children.items() if n)),
+            ("children", ", ".join(f"{n} {what}" for what, n in shown["children"].items() if n)),
             ("reason", job.failed_reason),
-            ("corrupt", view.corrupt),
+            ("corrupt", shown["corrupt"]),
         ]
     )
-    show_section("Data", to_json(view.data).split("\n"))
-    show_section("Options", to_json(details.options).split("\n") if details.options else [])
-    if view.state is JobState.COMPLETED:
+    show_section("Data", to_json(shown["data"]).split("\n"))
+    show_section("Options", to_json(shown["options"]).split("\n") if shown["options"] else [])
+    if row.state is JobState.COMPLETED:
         show_section("Result", to_json(job.returnvalue).split("\n"))
     for numbers, stack in _alike(job.stacktrace):
         show_section(f"Traceback, attempt {numbers}", printable_lines(stack.rstrip("\n")))
@@ -202,24 +222,24 @@ def _alike(stacks: list[str]) -> Iterator[tuple[str, str]]:
         number = last + 1
 
 
-def _attempts(view: JobView) -> str:
-    return f"{view.job.attempts_made}/{view.attempts}"
+def _attempts(row: JobRow) -> str:
+    return f"{row.job.attempts_made}/{row.attempts}"
 
 
 def _compact(value: Any) -> str:
     return to_json(value, indent=None)
 
 
-def _about(view: JobView) -> str | None:
+def _about(row: JobRow) -> str | None:
     """Return the most useful detail of a job in its state."""
-    job = view.job
-    match view.state:
+    job = row.job
+    match row.state:
         case JobState.FAILED:
             return shortened(job.failed_reason or "")
         case JobState.COMPLETED:
             return shortened(f"result {_compact(job.returnvalue)}")
-        case JobState.DELAYED if view.due is not None:
-            return f"due {view.due.astimezone():%Y-%m-%d %H:%M:%S}"
+        case JobState.DELAYED if row.due is not None:
+            return f"due {row.due.astimezone():%Y-%m-%d %H:%M:%S}"
         case JobState.ACTIVE:
             since = "" if job.processed_on is None else f"{job.processed_on.astimezone():%H:%M:%S}"
             return f"since {since}" + (f" at {job.processed_by}" if job.processed_by else "")

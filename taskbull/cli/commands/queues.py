@@ -21,10 +21,10 @@ from taskbull.cli.server import existing_queue, note_lost_servers
 from taskbull.core.breaker import CircuitBreaker
 from taskbull.core.queue_health import PauseNote
 from taskbull.core.states import STATES, JobState
-from taskbull.core.validation import instant_from_ms
+from taskbull.core.validation import instant_from_ms, iso
 from taskbull.core.wire.events import QueueEvent
 from taskbull.errors import ConnectionLost, MaybeExecuted
-from taskbull.monitor.inspect import QueueSummary, iso
+from taskbull.monitor.browse import QueueSample
 from taskbull.monitor.server import SyncServer
 from taskbull.queue.handle import check_last_id
 
@@ -152,7 +152,7 @@ def queues(
     )
 
 
-def _paused(queue: QueueSummary) -> str | bool:
+def _paused(queue: QueueSample) -> str | bool:
     """Return the pause state of a queue, with the user and the reason if known."""
     if queue.problem:
         return "?"
@@ -166,7 +166,7 @@ def _paused(queue: QueueSummary) -> str | bool:
     return "".join(parts)
 
 
-def _describe_queue(queue: QueueSummary) -> dict[str, Any]:
+def _describe_queue(queue: QueueSample) -> dict[str, Any]:
     return {
         "name": queue.name,
         "paused": queue.paused,

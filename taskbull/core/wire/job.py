@@ -9,18 +9,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 from typing import Any, Final, overload
 
-import msgspec
-from msgspec import Struct
 from msgspec.structs import replace
 
 from taskbull.core import payload
 from taskbull.core.failure import scrubbed
-from taskbull.core.job import Job
+from taskbull.core.job import EMPTY_DATA, Job, JobRow
 from taskbull.core.options import SIZE_LIMIT
-from taskbull.core.states import JobState
-from taskbull.core.wire.numbers import Foreign, Number, read_number
+from taskbull.core.states import JobState, due_ms_of_score
+from taskbull.core.validation import instant_from_ms
+from taskbull.core.wire.numbers import read_number
 from taskbull.core.wire.options import StoredOptions, decode_options
 from taskbull.errors import CorruptJob
 
@@ -174,7 +174,7 @@ def decode_taken(
     job = Job(
         id=_text(job_id),
         name=title,
-        raw_data=b"{}" if data is None else data,
+        raw_data=EMPTY_DATA if data is None else data,
         options=options,
         created_ms=read_number(timestamp),
         delay_ms=read_number(delay) or 0,
@@ -246,8 +246,6 @@ def _text(raw: bytes | None) -> str | None:
 # Parts of jobs for lists and detail views, with long fields truncated.
 
 
-DATA_FIELD: Final = "data"
-
 _LINE: Final = 300
 _NUMBER: Final = 32
 
@@ -268,7 +266,6 @@ LINE_FIELDS: Final[Mapping[str, int]] = {
     "parentKey": _LINE,
     "defa": _LINE,
     "failedReason": _LINE,
-    "tbun": 64,
     "progress": _LINE,
     "data": _LINE,
     "returnvalue": _LINE,
@@ -279,8 +276,9 @@ LINE_FIELDS: Final[Mapping[str, int]] = {
 
 WHOLE_FIELDS: Final[Mapping[str, int]] = {
     **LINE_FIELDS,
-    "parent": -_LINE * 4,
     "tbho": _NUMBER,
+    "tbnx": _NUMBER,
+    "tbun": 64,
     "failedReason": 16_384,
     "progress": 16_384,
     "data": -65_536,
@@ -289,6 +287,14 @@ WHOLE_FIELDS: Final[Mapping[str, int]] = {
     "stacktrace": -65_536,
 }
 """Bytes to read of each field for a job that is shown alone."""
+
+RUN_TIME_FIELDS: Final[Mapping[str, int]] = {
+    "name": _LINE,
+    "pb": _LINE,
+    "processedOn": _NUMBER,
+    "finishedOn": _NUMBER,
+}
+"""Bytes to read of each field if only the task, the worker and the run time matter."""
 
 ID_FIELDS: Final[Mapping[str, int]] = {}
 """No fields, if only the id is needed."""
@@ -312,61 +318,56 @@ def flat(fields: Mapping[str, int]) -> list[Any]:
     return [word for pair in fields.items() for word in pair]
 
 
-class Peeked(Struct, frozen=True):
-    """A partially read job."""
+def decode_row(
+    queue: str,
+    state: JobState,
+    job_id: bytes,
+    reply: Sequence[Any],
+    fields: Mapping[str, int] | None,
+    score: float | None,
+) -> JobRow:
+    """Decode a job of a list, whole or in part, without its lock.
 
-    job: Job
-    sizes: dict[str, int]
-    """Full sizes in bytes of its variable-length fields, by taskbull's names in `SIZED`."""
-    unclaimed_ms: tuple[int, int] | None = None
-    """First and last time when a worker fetched the job without knowing its task."""
-    expires_ms: int | None = None
-    """Time when the job expires."""
-    held_until_ms: int | None = None
-    """End of the delay that a worker set because the job had stalled before."""
-
-
-def decode_row(job_id: bytes, fields: Mapping[str, int], reply: Sequence[Any]) -> Peeked:
-    """Decode a partially read job.
-
-    `reply` has the values of `fields`, truncated, and their full sizes in bytes.
+    `reply` has the values of `fields`, truncated, and their full sizes in bytes. If `fields` is
+    None, it has the names and values of all fields. It is empty if the job no longer exists.
     """
-    values, sizes = reply
-    found = {
-        name.encode(): _cut(value, most)
-        for (name, most), value in zip(fields.items(), values, strict=True)
-        if value
-    }
-    lengths = dict(zip(fields, sizes, strict=True))
+    if not reply:
+        return JobRow(queue, Job(id=_text(job_id)), state, score=score, gone=True)
+    if fields is None:
+        found: dict[bytes, bytes] = dict(zip(reply[::2], reply[1::2], strict=True))
+        sizes = {ours: len(found.get(name.encode(), b"")) for name, ours in SIZED.items()}
+    else:
+        found = {
+            name.encode(): _cut(value, most)
+            for (name, most), value in zip(fields.items(), reply[0], strict=True)
+            if value
+        }
+        lengths = dict(zip(fields, reply[1], strict=True))
+        sizes = {ours: lengths.get(name, 0) for name, ours in SIZED.items()}
     job = decode_job(job_id, found)
-    return Peeked(
+    held_ms = read_number(found.get(b"tbho"))
+    due_ms = None
+    if state is JobState.DELAYED and score is not None:
+        due_ms = due_ms_of_score(score)
+    return JobRow(
+        queue,
         job,
-        {ours: lengths.get(name, 0) for name, ours in SIZED.items()},
-        _unclaimed(found.get(b"tbun", b"")),
-        _expiry(job, found.get(b"opts", b"")),
-        read_number(found.get(b"tbho", b"")),
+        state,
+        score=score,
+        sizes=sizes,
+        raw_options=found.get(b"opts", b""),
+        unclaimed=_unclaimed(found.get(b"tbun", b"")),
+        is_held=held_ms is not None and held_ms == due_ms,
     )
 
 
-class _Expiring(Foreign, frozen=True):
-    expires: Number | None = None
-    delay: Number | None = None
-
-
-def _expiry(job: Job, options: bytes) -> int | None:
-    try:
-        found = msgspec.json.decode(options or b"{}", type=_Expiring)
-    except (msgspec.MsgspecError, ValueError):
-        return None
-    if found.expires is None or job.created_ms is None:
-        return None
-    return int(job.created_ms + max(found.delay or 0, 0) + found.expires)
-
-
-def _unclaimed(raw: bytes) -> tuple[int, int] | None:
+def _unclaimed(raw: bytes) -> tuple[datetime, datetime] | None:
     first, _, last = raw.partition(b":")
     from_ms, until_ms = read_number(first), read_number(last)
-    return None if from_ms is None or until_ms is None else (from_ms, until_ms)
+    if from_ms is None or until_ms is None:
+        return None
+    since, until = instant_from_ms(from_ms), instant_from_ms(until_ms)
+    return None if since is None or until is None else (since, until)
 
 
 def _cut(value: bytes, most: int) -> bytes:

@@ -41,7 +41,7 @@ from taskbull.dashboard.html import (
 from taskbull.dashboard.messages import Form, Refused, apart
 from taskbull.dashboard.visit import Visit
 from taskbull.errors import JobNotFound, TaskbullError, WrongState
-from taskbull.monitor.inspect import JobView
+from taskbull.monitor.browse import JobRow
 from taskbull.queue.operations import Finished
 from taskbull.queue.queue import Queue
 
@@ -152,13 +152,13 @@ _MOST_EDITED: Final = 2_000_000
 
 
 async def _ask_readd(visit: Visit, order: BoardOrder) -> Node:
-    view = await _view(visit, order)
-    raw = view.job.raw_data
+    job = (await _row(visit, order)).job
+    raw = job.raw_data
     if len(raw) > _MOST_EDITED:
         raise Refused(413, f"The data is larger than {size(_MOST_EDITED)}, too large to edit here.")
     shown = await apart(visit.settings.redactor.show, raw.decode("utf-8", "replace"))
     return [
-        p("Add a new job ", code(view.job.name), " with this data?"),
+        p("Add a new job ", code(job.name), " with this data?"),
         label(
             span("Data (JSON)", class_="name"),
             textarea(shown, name="data", rows="12", spellcheck="false", class_="code"),
@@ -175,9 +175,9 @@ async def _ask_readd(visit: Visit, order: BoardOrder) -> Node:
 
 
 async def _readd(visit: Visit, order: BoardOrder) -> Acted:
-    view = await _view(visit, order)
-    data = visit.settings.redactor.restore(_json(order.form.get("data")), view.data)
-    _check_data(visit, view.job.name, data)
+    row = await _row(visit, order)
+    data = visit.settings.redactor.restore(_json(order.form.get("data")), row.describe()["data"])
+    _check_data(visit, row.job.name, data)
     remove = order.form.get("original") == "remove"
     done = await visit.server.queue(order.queue).readd(order.id, data, remove=remove)
     if not remove:
@@ -204,8 +204,8 @@ def _check_data(visit: Visit, name: str, data: Any) -> None:
         raise Refused(400, f"{error}. Nothing was added.") from None
 
 
-async def _view(visit: Visit, order: BoardOrder) -> JobView:
-    return (await visit.server.inspect(order.queue, order.id, log_lines=1)).view
+async def _row(visit: Visit, order: BoardOrder) -> JobRow:
+    return (await visit.server.inspect(order.queue, order.id, whole=True)).row
 
 
 READD = BoardAction("readd", "Add the job", "job", _ask_readd, _readd)
@@ -243,7 +243,7 @@ async def _priority(visit: Visit, order: BoardOrder) -> Acted:
 
 
 async def _priority_of(visit: Visit, order: BoardOrder) -> int:
-    return (await visit.server.place(order.queue, order.id)).row.job.priority
+    return (await visit.server.inspect(order.queue, order.id)).row.job.priority
 
 
 async def _ask_delay(visit: Visit, order: BoardOrder) -> Node:
@@ -283,7 +283,7 @@ async def _delay(visit: Visit, order: BoardOrder) -> Acted:
 
 
 async def _due_time(visit: Visit, order: BoardOrder) -> datetime | None:
-    return (await visit.server.place(order.queue, order.id)).row.due
+    return (await visit.server.inspect(order.queue, order.id)).row.due
 
 
 def restored_due(form: Form) -> datetime | None:
@@ -364,8 +364,7 @@ async def _limits(visit: Visit, order: BoardOrder) -> Acted:
 
 
 async def _limits_of(visit: Visit, order: BoardOrder) -> _Limits:
-    [sample] = await visit.server.sample([order.queue])
-    found = sample.found
+    [found] = await visit.server.survey([order.queue])
     return _Limits(found.concurrency or 0, found.rate_max or 0, found.rate_window or 1.0)
 
 
@@ -458,7 +457,7 @@ async def _due_of_delayed(visit: Visit, order: BoardOrder) -> datetime | None:
     if len(order.ids) > 1:
         return None
     try:
-        return (await visit.server.place(order.queue, order.id)).row.due
+        return (await visit.server.inspect(order.queue, order.id)).row.due
     except JobNotFound:
         return None
 

@@ -53,7 +53,7 @@ from taskbull.dashboard.pages.job_fields import (
 from taskbull.dashboard.state import Board, Parts
 from taskbull.dashboard.visit import Visit
 from taskbull.errors import JobNotFound
-from taskbull.monitor.browse import JobLocation, JobRow
+from taskbull.monitor.browse import JobDetails, JobRow
 from taskbull.queue.job_tree import JobTree
 
 # The table of attempts: start, duration and outcome of each.
@@ -210,7 +210,7 @@ def _failures(row: JobRow) -> list[int]:
     return list(range(1, made + (0 if ended_well else 1)))
 
 
-def facts(place: JobLocation) -> Element:
+def facts(place: JobDetails) -> Element:
     """Return the facts of a job: attempts, times, worker, lock and relations."""
     row, job = place.row, place.row.job
     made = max(job.attempts_made, job.attempts_started)
@@ -221,9 +221,9 @@ def facts(place: JobLocation) -> Element:
         ("Added", ago(job.timestamp) if job.timestamp else None),
         ("Started", ago(job.processed_on) if job.processed_on else None),
         ("Due", ago(row.due) if row.due else None),
-        ("Expires", ago(place.expires) if place.expires else None),
+        ("Expires", ago(job.expires) if job.expires else None),
         ("Worker", code(job.processed_by) if job.processed_by else None),
-        ("Lock", duration(place.lock_seconds) if place.lock_seconds is not None else None),
+        ("Lock", duration(row.lock_seconds) if row.lock_seconds is not None else None),
         ("Dedup key", code(job.dedup_key) if job.dedup_key else None),
         (
             "Schedule",
@@ -235,13 +235,13 @@ def facts(place: JobLocation) -> Element:
     return section(h2("Details"), dl(shown, class_="facts-list"), id="facts", class_="card")
 
 
-async def flow(visit: Visit, place: JobLocation) -> Node:
+async def flow(visit: Visit, place: JobDetails) -> Node:
     """Return the tree of a job's children, if it has any."""
     children = place.children
     if not (children.processed or children.unprocessed or children.ignored or children.failed):
         return None
     row = place.row
-    tree = await visit.server.tree_of(row.queue, row.job.id, depth=_LEVELS, most=_NODES)
+    tree = await visit.server.flow(row.queue, row.job.id, depth=_LEVELS, most=_NODES)
     if tree is None:
         return None
     return section(h2("Flow"), ul(_node(tree), class_="tree"), class_="card")
@@ -295,7 +295,7 @@ async def show(board: Board, visit: Visit) -> Content:
     except JobNotFound:
         gone = [h1(queue, " / ", job_id), _why(explained)]
         return Content(f"{job_id} in {queue}", gone, "-", queue, status=404)
-    log = await visit.server.peek_log(queue, job_id, _LOG_LINES)
+    log = await visit.server.newest_log(queue, job_id, _LOG_LINES)
     pieces = await read_pieces(board, visit, place.row)
     body = [
         _head(visit, place),
@@ -309,7 +309,7 @@ async def show(board: Board, visit: Visit) -> Content:
                 error_card(place, pieces.stacktrace),
                 log_card(place, log),
             ),
-            div(facts(place), await flow(visit, place), await options_card(visit, place)),
+            div(facts(place), await flow(visit, place), options_card(visit, place)),
             class_="columns",
         ),
     ]
@@ -338,13 +338,13 @@ async def parts(board: Board, visit: Visit) -> Parts:
     )
 
 
-async def _place(board: Board, visit: Visit, queue: str, job_id: str) -> JobLocation:
+async def _place(board: Board, visit: Visit, queue: str, job_id: str) -> JobDetails:
     return await board.views.read(
-        ("place", queue, job_id), lambda: visit.server.place(queue, job_id)
+        ("job", queue, job_id), lambda: visit.server.inspect(queue, job_id)
     )
 
 
-def _head(visit: Visit, place: JobLocation) -> Element:
+def _head(visit: Visit, place: JobDetails) -> Element:
     row, job = place.row, place.row.job
     queue, state = row.queue, row.state
     back = url("job", q=queue, id=job.id)

@@ -32,7 +32,7 @@ from taskbull.dashboard.messages import Refused, Response, apart
 from taskbull.dashboard.state import Board
 from taskbull.dashboard.visit import Visit
 from taskbull.errors import JobNotFound
-from taskbull.monitor.browse import FieldPiece, JobLocation, JobRow, NewestLines
+from taskbull.monitor.browse import FieldPiece, JobDetails, JobRow, Logs
 
 LARGEST: Final = 32_000_000
 """Maximum size of a download, in bytes."""
@@ -76,7 +76,7 @@ async def read_pieces(board: Board, visit: Visit, row: JobRow) -> LargePieces:
             return _NOTHING
         return await board.views.read(
             ("piece", row.queue, row.job.id, field, length),
-            lambda: visit.server.peek_field(
+            lambda: visit.server.preview_field(
                 row.queue, row.job.id, field, most=_HEAD, end=field == "stacktrace"
             ),
             _FRESH,
@@ -86,7 +86,7 @@ async def read_pieces(board: Board, visit: Visit, row: JobRow) -> LargePieces:
 
 
 def json_card(
-    visit: Visit, place: JobLocation, field: str, name: str, text: str, piece: FieldPiece
+    visit: Visit, place: JobDetails, field: str, name: str, text: str, piece: FieldPiece
 ) -> Element:
     """Return the card of a JSON field."""
     length = place.row.sizes.get(field, 0)
@@ -104,7 +104,7 @@ def json_card(
     )
 
 
-def result_card(visit: Visit, place: JobLocation, pieces: LargePieces) -> Element:
+def result_card(visit: Visit, place: JobDetails, pieces: LargePieces) -> Element:
     """Return the card of the result, or of the progress if the job is not completed."""
     row = place.row
     if row.state is JobState.COMPLETED:
@@ -115,7 +115,7 @@ def result_card(visit: Visit, place: JobLocation, pieces: LargePieces) -> Elemen
     return section(h2("Progress"), shown, id="result", class_="card", hidden=is_over)
 
 
-def error_card(place: JobLocation, piece: FieldPiece) -> Node:
+def error_card(place: JobDetails, piece: FieldPiece) -> Node:
     """Return the card of a job's errors, newest first."""
     job = place.row.job
     stacks = job.stacktrace
@@ -142,7 +142,7 @@ def error_card(place: JobLocation, piece: FieldPiece) -> Node:
     )
 
 
-def log_card(place: JobLocation, log: NewestLines) -> Node:
+def log_card(place: JobDetails, log: Logs) -> Node:
     """Return the card of the last lines of a job's log."""
     if not log.lines:
         return None
@@ -165,13 +165,11 @@ def log_card(place: JobLocation, log: NewestLines) -> Node:
     )
 
 
-async def options_card(visit: Visit, place: JobLocation) -> Node:
+def options_card(visit: Visit, place: JobDetails) -> Node:
     """Return the card of a job's options as stored in Redis, with secrets masked."""
-    length = place.row.sizes.get("options", 0)
-    if not 0 < length <= LARGE:
+    if not place.row.raw_options:
         return None
-    raw = await visit.server.raw_options(place.row.queue, place.row.job.id)
-    text = raw.decode("utf-8", "backslashreplace")
+    text = place.row.raw_options.decode("utf-8", "backslashreplace")
     shown = pre(visit.settings.redactor.show(text))
     return section(details(summary("Options"), shown), class_="card")
 
@@ -197,7 +195,7 @@ async def _whole(visit: Visit, queue: str, job_id: str, field: str) -> bytes:
         if sum(map(len, lines)) > LARGEST:
             raise _too_large("The log")
         return b"\n".join(lines) + b"\n"
-    if (await visit.server.peek_field(queue, job_id, field, most=1)).size > LARGEST:
+    if (await visit.server.preview_field(queue, job_id, field, most=1)).size > LARGEST:
         raise _too_large("This field")
     raw = await visit.server.get_field(queue, job_id, field)
     if raw is None:
@@ -214,7 +212,7 @@ def _too_large(what: str) -> Refused:
     return Refused(413, f"{what} is larger than {size(LARGEST)}. Use `taskbull job` instead.")
 
 
-def _download(place: JobLocation, field: str) -> Node:
+def _download(place: JobDetails, field: str) -> Node:
     row = place.row
     return [" · ", link_to("download", "download", q=row.queue, id=row.job.id, field=field)]
 

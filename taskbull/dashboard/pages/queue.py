@@ -327,7 +327,7 @@ async def read_figures(board: Board, visit: Visit, queue: str) -> QueueFigures:
             after = START
             for _ in range(_PAGES):
                 await visit.pace()
-                page = await visit.server.peek(queue, state, after=after)
+                page = await visit.server.jobs(queue, state, after=after)
                 rows += page.rows
                 if page.after is None:
                     break
@@ -410,7 +410,7 @@ async def _rows(board: Board, visit: Visit, sight: Sight) -> JobRows:
     view = ("rows", sight.queue, sight.state, sight.after, sight.typed)
     return await board.views.read(
         view,
-        lambda: visit.server.peek(sight.queue, sight.state, after=sight.after, terms=terms),
+        lambda: visit.server.jobs(sight.queue, sight.state, after=sight.after, terms=terms),
     )
 
 

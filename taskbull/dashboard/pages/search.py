@@ -219,7 +219,7 @@ async def _by_id(board: Board, visit: Visit, job_id: str) -> list[JobRow]:
 
     async def look(queue: str) -> None:
         try:
-            found.append((await visit.server.place(queue, job_id)).row)
+            found.append((await visit.server.inspect(queue, job_id)).row)
         except (JobNotFound, TaskbullError):
             return
 

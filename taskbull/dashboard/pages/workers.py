@@ -40,7 +40,7 @@ async def show(board: Board, visit: Visit) -> Content:
     body = [
         div(h1("Workers"), class_="head"),
         None
-        if sample.crew.told
+        if sample.workers.refusal is None
         else p(
             "This Redis does not list its connections (CLIENT LIST is refused), so only taskbull "
             "workers are shown.",
@@ -132,19 +132,19 @@ async def _longest(board: Board, visit: Visit, sample: BoardSample) -> Element:
             continue  # The overview shows the error.
         rows += [
             tr(
-                cell("Job", link_to(job.id, "job", q=queue, id=job.id), kind="lead"),
+                cell("Job", link_to(row.job.id, "job", q=queue, id=row.job.id), kind="lead"),
                 cell("Queue", queue),
-                cell("Task", job.name),
-                cell("Worker", code(job.worker) if job.worker else "–"),
-                cell("Running for", since(job.started_at), kind="nw"),
+                cell("Task", row.job.name),
+                cell("Worker", code(row.job.processed_by) if row.job.processed_by else "–"),
+                cell("Running for", since(row.job.processed_on), kind="nw"),
                 cell(
                     "Lock",
                     span("! lost (worker gone)", class_="bad")
-                    if job.lock_seconds is None
-                    else f"expires in {duration(job.lock_seconds)}",
+                    if row.lock_seconds is None
+                    else f"expires in {duration(row.lock_seconds)}",
                 ),
             )
-            for job in active[:5]
+            for row in active[:5]
         ]
     columns: list[Node] = ["Job", "Queue", "Task", "Worker", "Running for", "Lock"]
     return section(

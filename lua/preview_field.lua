@@ -1,4 +1,4 @@
--- peek_field: read the first or last bytes of a job's large field.
+-- preview_field: read the first or last bytes of a job's large field.
 --
 -- KEYS
 --   job        hash   the job

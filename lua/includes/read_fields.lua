@@ -1,8 +1,8 @@
--- peek_job(key, fields, room) -> {values, sizes}, room: the small fields of a job; nil, room if the
+-- read_fields(key, fields, room) -> {values, sizes}, room: some fields of a job; nil, room if the
 -- key is not a hash. `fields` are name, most, ...: a value is cut after `most` bytes; with a
 -- negative `most`, it is whole, or "" if larger. A value over 64 kB, or over the remaining `room`
 -- for large ones, is also "". Its size is still returned.
-local function peek_job(key, fields, room)
+local function read_fields(key, fields, room)
   if redis.call("TYPE", key).ok ~= "hash" then
     return nil, room
   end

@@ -1,4 +1,4 @@
--- place_job: show a job, its state, and how many jobs are ahead of it.
+-- find_job: read a job, its state, and how many jobs are ahead of it.
 --
 -- KEYS
 --   completed          zset     completed jobs
@@ -13,13 +13,14 @@
 -- ARGV
 --   prefix                      queue key prefix
 --   job_id
---   fields                      msgpack array: name, most, ... as for peek_job
+--   fields                      msgpack array: name, most, ... as for read_fields; or "" for all
 --   room                        byte budget for large fields
 --   deepest                     number of list entries to search from each end
 -- RETURNS
 --   state                       its name, or unknown if the job is nowhere
 --   score                       if its state is a sorted set, else ""
---   job                         values and sizes of its fields, or false if it does not exist
+--   job                         names and values of all fields, or values and sizes of some; false
+--                               if it does not exist
 --   lock                        remaining ms of its lock, as in PTTL
 --   children                    processed, unprocessed, ignored, failed
 --   before                      number of jobs ahead of it in its list or set, or -1 if not
@@ -32,13 +33,19 @@ local completed, failed, delayed, prioritized, waiting_children, active, wait, p
 local prefix, job_id, fields, room, deepest = unpack(ARGV)
 
 --- @include "cut_field"
---- @include "peek_job"
 --- @include "list_place"
+--- @include "read_fields"
 --- @include "typed"
 
 deepest = tonumber(deepest)
 local key = prefix .. job_id
-local job = peek_job(key, cmsgpack.unpack(fields), tonumber(room))
+local job
+if fields == "" then
+  job = typed(redis.pcall("HGETALL", key))
+  job = job and #job > 0 and job
+else
+  job = read_fields(key, cmsgpack.unpack(fields), tonumber(room))
+end
 local state, score, before, sure = "unknown", "", -1, true
 
 for _, each in ipairs({

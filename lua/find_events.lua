@@ -1,4 +1,4 @@
--- peek_events: find one job among the queue's newest events.
+-- find_events: find one job among the queue's newest events.
 --
 -- KEYS
 --   events     stream   queue events

@@ -6,30 +6,37 @@ from typing import Any
 
 import pytest
 
+from taskbull.core.job import JobRow
 from taskbull.core.states import JobState
 from taskbull.scripts import browse
-from taskbull.scripts.browse import START, After, Found, Row, Rows
+from taskbull.scripts.browse import START, After, JobDetails, JobRows, SearchStep
 from taskbull.scripts.read import ChildCounts
 from tests.scripts.bed import NOW, Bed
 
 
-def pages(bed: Bed, state: JobState, limit: int, **bound: Any) -> list[Rows]:
+def pages(bed: Bed, state: JobState, limit: int, **bound: Any) -> list[JobRows]:
     """Read page after page, to the last."""
-    found: list[Rows] = []
+    found: list[JobRows] = []
     after: After | None = START
     while after is not None:
-        found.append(bed.run(browse.peek_jobs(bed.queue, state, after, limit, **bound)))
+        found.append(bed.run(browse.list_jobs(bed.queue, state, after, limit, **bound)))
         after = found[-1].after
     return found
 
 
-def ids(rows: list[Row]) -> list[str]:
-    return [row.id for row in rows]
+def found(bed: Bed, job_id: str) -> JobDetails:
+    details = bed.run(browse.find_job(bed.queue, job_id))
+    assert details is not None
+    return details
+
+
+def ids(rows: list[JobRow]) -> list[str]:
+    return [row.job.id for row in rows]
 
 
 def test_an_empty_state_is_one_empty_page(bed: Bed) -> None:
     for state in (JobState.WAITING, JobState.FAILED):
-        assert pages(bed, state, 5) == [Rows(0, [], None)]
+        assert pages(bed, state, 5) == [JobRows([], 0, None)]
 
 
 def test_a_list_is_paged_from_the_next_to_run(bed: Bed) -> None:
@@ -55,12 +62,12 @@ def test_sorted_jobs_are_paged_by_score_and_id(bed: Bed, state: str, newest: boo
 def test_pages_do_not_slip_when_jobs_come_and_go(bed: Bed) -> None:
     for number in range(12):
         bed.job(f"{number:02}", "failed", score=number // 4)
-    first = bed.run(browse.peek_jobs(bed.queue, JobState.FAILED, START, 6))
+    first = bed.run(browse.list_jobs(bed.queue, JobState.FAILED, START, 6))
     assert ids(first.rows) == ["11", "10", "09", "08", "07", "06"]
     bed.job("new", "failed", score=9)
     bed.admin.zrem(bed.queue.failed, "06", "10")  # the last of the page, too
     assert first.after is not None
-    second = bed.run(browse.peek_jobs(bed.queue, JobState.FAILED, first.after, 3))
+    second = bed.run(browse.list_jobs(bed.queue, JobState.FAILED, first.after, 3))
     assert ids(second.rows) == ["05", "04", "03"]
 
 
@@ -70,28 +77,49 @@ def test_a_page_ends_at_a_score(bed: Bed) -> None:
     [page] = pages(bed, JobState.FAILED, 10, bound=3)
     assert ids(page.rows) == ["5", "4", "3"]
     begun = After(score="4", id="\uffff")
-    page = bed.run(browse.peek_jobs(bed.queue, JobState.FAILED, begun, 10, bound=3))
+    page = bed.run(browse.list_jobs(bed.queue, JobState.FAILED, begun, 10, bound=3))
     assert ids(page.rows) == ["4", "3"]
 
 
 def test_long_fields_are_cut_and_large_ones_only_sized(bed: Bed) -> None:
     bed.job("1", "failed", failedReason="é" * 500, data="x" * 70_000, opts='{"attempts":5}')
     [page] = pages(bed, JobState.FAILED, 5)
-    peeked = page.rows[0].peeked
-    assert peeked is not None
-    assert peeked.job.failed_reason == "é" * 150
-    assert peeked.job.options.attempts == 5
-    assert peeked.job.raw_data == b"{}"  # was not read
-    assert (peeked.sizes["data"], peeked.sizes["reason"]) == (70_000, 1_000)
+    [row] = page.rows
+    assert row.job.failed_reason == "é" * 150
+    assert row.job.options.attempts == 5
+    assert row.data == ""  # was not read
+    assert (row.sizes["data"], row.sizes["reason"]) == (70_000, 1_000)
 
 
 def test_a_call_reads_a_bounded_number_of_bytes(bed: Bed) -> None:
     for number in range(50):
         bed.job(f"{number:02}", "failed", score=number, data="x" * 60_000)
     [page] = pages(bed, JobState.FAILED, 50)[:1]
-    read = [row.peeked.job.raw_data != b"{}" for row in page.rows if row.peeked is not None]
-    assert read == [True] * 4 + [False] * 46
-    assert {row.peeked.sizes["data"] for row in page.rows if row.peeked} == {60_000}
+    assert [bool(row.data) for row in page.rows] == [True] * 4 + [False] * 46
+    assert {row.sizes["data"] for row in page.rows} == {60_000}
+
+
+@pytest.mark.parametrize("state", [JobState.WAITING, JobState.FAILED])
+def test_whole_jobs_are_read_as_far_as_they_fit(bed: Bed, state: JobState) -> None:
+    place = "wait" if state is JobState.WAITING else "failed"
+    for number in range(5):
+        bed.job(str(number), place, score=5 - number, data='"' + "x" * 20_000 + '"')
+    found = pages(bed, state, 10, fields=None)
+    assert [ids(page.rows) for page in found] == [["0", "1"], ["2", "3"], ["4"]]
+    rows = [row for page in found for row in page.rows]
+    assert {len(row.job.data) for row in rows} == {20_000}
+    assert {row.sizes["data"] for row in rows} == {20_002}
+    assert rows[0].raw_options == bed.admin.hget(bed.queue.job("0"), "opts")
+
+
+def test_a_whole_job_is_found(bed: Bed) -> None:
+    bed.job("1", "failed", data="x" * 100_000)
+    details = bed.run(browse.find_job(bed.queue, "1", fields=None))
+    assert details is not None
+    assert details.row.data == "x" * 100_000
+    assert details.row.state is JobState.FAILED
+    bed.admin.set(bed.queue.job("text"), "no hash")
+    assert bed.run(browse.find_job(bed.queue, "text", fields=None)) is None
 
 
 def test_what_is_no_job_is_on_the_page_without_fields(bed: Bed) -> None:
@@ -99,7 +127,10 @@ def test_what_is_no_job_is_on_the_page_without_fields(bed: Bed) -> None:
     bed.put("text", "failed", score=2)
     bed.admin.set(bed.queue.job("text"), "no hash")
     [page] = pages(bed, JobState.FAILED, 5)
-    assert page.rows == [Row("text", 2.0, None), Row("gone", 1.0, None)]
+    assert [(row.job.id, row.score, row.gone) for row in page.rows] == [
+        ("text", 2.0, True),
+        ("gone", 1.0, True),
+    ]
 
 
 @pytest.mark.parametrize("state", ["completed", "failed", "delayed", "prioritized"])
@@ -107,10 +138,10 @@ def test_a_job_in_a_set_is_placed(bed: Bed, state: str) -> None:
     bed.job("first", state, score=3)
     bed.job("it", state, score=4)
     bed.admin.set(bed.queue.id, 7)
-    placed = bed.run(browse.place_job(bed.queue, "it"))
-    assert (placed.state, placed.score, placed.sure) == (state, 4.0, True)
+    placed = found(bed, "it")
+    assert (placed.row.state, placed.row.score, placed.sure) == (state, 4.0, True)
     assert placed.before == (1 if state in {"delayed", "prioritized"} else None)
-    assert (placed.last_id, placed.lock_ms) == (7, -2)
+    assert (placed.last_id, placed.row.lock_seconds) == (7, None)
 
 
 @pytest.mark.parametrize(
@@ -120,25 +151,27 @@ def test_a_job_in_a_list_is_placed(bed: Bed, into: str, state: str) -> None:
     for name in ("first", "second", "it", "last"):
         bed.job(name, into)
     bed.lock("it")
-    placed = bed.run(browse.place_job(bed.queue, "it"))
-    assert (placed.state, placed.before, placed.sure) == (state, 2, True)
-    assert 0 < placed.lock_ms <= 30_000
+    placed = found(bed, "it")
+    assert (placed.row.state, placed.before, placed.sure) == (state, 2, True)
+    assert placed.row.lock_seconds is not None
+    assert 0 < placed.row.lock_seconds <= 30
 
 
 def test_a_job_that_is_nowhere_has_no_state(bed: Bed) -> None:
     bed.job("lost", "")
-    placed = bed.run(browse.place_job(bed.queue, "lost"))
-    assert (placed.state, placed.peeked is None, placed.sure) == ("unknown", False, True)
-    placed = bed.run(browse.place_job(bed.queue, "never"))
-    assert (placed.state, placed.peeked, placed.last_id) == ("unknown", None, 0)
+    placed = found(bed, "lost")
+    assert (placed.row.state, placed.sure) == ("unknown", True)
+    assert bed.run(browse.find_job(bed.queue, "never")) is None
 
 
 def test_children_are_counted_with_a_job(bed: Bed) -> None:
     bed.job("top", "waiting-children")
     bed.child("a", "top")
-    bed.admin.hset(bed.queue.processed("top"), "x", "1")
-    placed = bed.run(browse.place_job(bed.queue, "top"))
-    assert placed.children == ChildCounts(processed=1, unprocessed=1, ignored=0, failed=0)
+    bed.admin.hset(bed.queue.processed("top"), mapping={"x": 1, "y": 1})
+    bed.admin.hset(bed.queue.failed_children("top"), mapping={"d": 1, "e": 1, "f": 1})
+    bed.admin.zadd(bed.queue.unsuccessful("top"), {"g": 1})
+    placed = found(bed, "top")
+    assert placed.children == ChildCounts(processed=2, unprocessed=1, ignored=3, failed=1)
 
 
 def long_list(bed: Bed, jobs: int) -> None:
@@ -154,15 +187,15 @@ def long_list(bed: Bed, jobs: int) -> None:
 
 def test_a_job_in_the_middle_of_a_long_list_is_found_by_its_timestamp(bed: Bed) -> None:
     long_list(bed, 60_000)
-    placed = bed.run(browse.place_job(bed.queue, "30001"))
-    assert (placed.state, placed.before, placed.sure) == ("waiting", 30_001, True)
+    placed = found(bed, "30001")
+    assert (placed.row.state, placed.before, placed.sure) == ("waiting", 30_001, True)
     bed.admin.hset(bed.queue.job("30001"), "timestamp", NOW + 9_000)
-    placed = bed.run(browse.place_job(bed.queue, "30001"))  # it says that it is elsewhere
-    assert (placed.state, placed.before, placed.sure) == ("waiting", 27_000, False)
+    placed = found(bed, "30001")  # it says that it is elsewhere
+    assert (placed.row.state, placed.before, placed.sure) == ("waiting", 27_000, False)
 
 
-def search(bed: Bed, state: JobState, *wanted: tuple[list[str], list[str]]) -> list[Found]:
-    found: list[Found] = []
+def search(bed: Bed, state: JobState, *wanted: tuple[list[str], list[str]]) -> list[SearchStep]:
+    found: list[SearchStep] = []
     after: After | None = START
     while after is not None:
         found.append(bed.run(browse.search_jobs(bed.queue, state, wanted, after)))
@@ -177,7 +210,7 @@ def test_a_text_is_found_in_steps_of_a_hundred_jobs(bed: Bed, state: str) -> Non
     kind = JobState.WAITING if state == "wait" else JobState(state)
     found = search(bed, kind, (["data"], ["<7>", "<207>"]))
     assert [step.looked_at for step in found] == [100, 100, 50]
-    hits = [row.id for step in found for row in step.rows]
+    hits = [row.job.id for step in found for row in step.rows]
     assert hits == (["207", "007"] if state == "failed" else ["007", "207"])
 
 
