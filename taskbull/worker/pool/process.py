@@ -499,7 +499,7 @@ class PoolProcess:
         except BlockingIOError:
             return True
         except EOFError:
-            trouble = "it closed the line to its worker"
+            trouble = "it closed the socket to its worker"
         except BadFrame as error:
             trouble = f"what it wrote to its worker is wrong: {error}"
         if not self._exits_within(_DYING):  # An exiting process also closes the socket.
