@@ -229,12 +229,12 @@ class RaisedInProcess(TaskbullError):
         stack: Its traceback as text.
     """
 
-    def __init__(self, kind: str, reason: str, stack: str, fate: Any = None) -> None:
+    def __init__(self, kind: str, reason: str, stack: str, raised: Any = None) -> None:
         super().__init__(reason)
         self.kind = kind
         self.stack = stack
-        self.fate = fate
-        self.word: Exception | None = None
+        self.raised = raised
+        self.steering: Exception | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
         return RaisedInProcess, (self.kind, str(self), self.stack)

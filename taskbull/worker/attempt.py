@@ -39,7 +39,7 @@ from taskbull.worker.batch import Batch, BatchRules, Gathering
 from taskbull.worker.clock import loop_offset
 from taskbull.worker.fork import end_child_of
 from taskbull.worker.pool.pool import ProcessPool
-from taskbull.worker.pool.results import Json, check_size, opened, outcome_of, told_by
+from taskbull.worker.pool.results import Json, check_size, opened, outcome_of, remote_error_of
 from taskbull.worker.run import NotBegun, Run
 from taskbull.worker.running_job import JobEnvironment, RunningJob, enter, leave, run_of
 from taskbull.worker.threads import ThreadDispatcher, ThreadPool
@@ -96,10 +96,10 @@ class OutcomeDecider:
         job = run.job
         if run.interrupted or run.cancel_seen:
             return run.stopped(error)
-        told = told_by(error)  # A pool process has already decided.
-        outcome = None if told is None else outcome_of(told, run)
+        remote = remote_error_of(error)  # A pool process has already decided.
+        outcome = None if remote is None else outcome_of(remote, run)
         if outcome is None:
-            if told is not None or (run.port is not None and run.port.caused(error)):
+            if remote is not None or (run.port is not None and run.port.caused(error)):
                 return self.put_off(job, f"Redis did not accept what it wrote: {error}")
             if isinstance(error, ProcessUnavailable):
                 return self.put_off(job, str(error))

@@ -52,8 +52,7 @@ from taskbull.worker.context import QueueContext
 from taskbull.worker.heartbeat import beating
 from taskbull.worker.limits import Quarantine
 from taskbull.worker.maintenance import CancelledParents, ScheduleWriter
-from taskbull.worker.pool.pool import ProcessPool, pool_running
-from taskbull.worker.pool.pool_plan import PoolPlan, ProcessEnd
+from taskbull.worker.pool.pool import PoolPlan, ProcessPool, pool_running
 from taskbull.worker.records import FailedAttempts, Recorder, Sampler
 from taskbull.worker.reporting import Availability, Listener, Listeners, Reporter
 from taskbull.worker.running_job import job_of
@@ -464,14 +463,7 @@ class Worker:
     def _pool_running(self, shutdown: Shutdown) -> AbstractAsyncContextManager[ProcessPool | None]:
         if self.pool is None:
             return nullcontext()
-        return pool_running(self.pool, self.id, self._process_has_ended, shutdown)
-
-    def _process_has_ended(self, end: ProcessEnd) -> None:
-        tell = self._listeners.tell
-        if end.recycled:
-            tell(events.ProcessRecycled(self.id, "", pid=end.pid, reason=end.reason))
-        else:
-            tell(events.ProcessEnded(self.id, "", pid=end.pid, reason=end.reason, job=end.job))
+        return pool_running(self.pool, self.id, self._listeners.tell, shutdown)
 
     def _thread_was_abandoned(self, threads: ThreadPool, context: Context) -> None:
         if (job := job_of(context)) is not None:

@@ -124,6 +124,13 @@ def crash(how: str) -> None:
             except OSError:
                 pass
         time.sleep(60)
+    elif how == "torn":
+        for fd in range(3, 64):
+            try:
+                os.write(fd, b"tbp1" + bytes([0, 0, 1, 0]) + b"the first half")
+            except OSError:
+                pass
+        os._exit(5)
 
 def spin():
     while True:

@@ -102,6 +102,7 @@ async def test_what_a_function_has_started_ends_with_it(bed: PoolBed) -> None:
         in_full("close", "died: exit code 70"),
         in_full("reopen", "died: exit code 70"),
         ("garbage", "was ended: what it wrote to its worker is wrong"),
+        in_full("torn", "died: exit code 5"),
     ],
 )
 async def test_a_crash_fails_its_own_attempt_and_no_other_job(

@@ -35,6 +35,24 @@ async def test_many_jobs_are_shared_out_over_all_processes(bed: PoolBed) -> None
         assert {pid for pid, _ in results} == worker.pids
 
 
+async def test_calls_wait_for_a_process_in_order(make_bed: Callable[[str], PoolBed]) -> None:
+    bed = make_bed("""
+@app.task(process=True)
+def append(n: int) -> int:
+    with open(HERE / "order", "a") as file:
+        print(n, file=file)
+    return n
+""")
+    async with bed.working(process_pool=1):
+        await bed.hold.adelay("open")
+        await bed.file("holds-open")
+        handles = [await bed.append.adelay(n) for n in range(5)]
+        await bed.record.wait_for(events.Started, 6)
+        (bed.folder / "open").touch()
+        assert [await handle.aresult(timeout=60) for handle in handles] == [*range(5)]
+    assert (bed.folder / "order").read_text().split() == ["0", "1", "2", "3", "4"]
+
+
 async def test_the_current_job_is_known_in_the_process(bed: PoolBed) -> None:
     async with bed.working() as worker:
         handle = await bed.describe.adelay(7)

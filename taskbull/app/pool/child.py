@@ -15,25 +15,22 @@ import resource
 import signal
 import sys
 import time
-import traceback
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager, suppress
 from functools import partial
 from io import TextIOWrapper
 from mmap import mmap
 from pathlib import Path
-from queue import SimpleQueue
 from random import random
-from threading import RLock, Thread
+from threading import RLock
 from typing import Any, NoReturn, TypeAlias
 
-import anyio
-from msgspec.structs import replace
+from anyio.from_thread import start_blocking_portal
 
 from taskbull.app.app import App, dispatch_of
 from taskbull.app.dispatch import Dispatch
 from taskbull.app.group import Resources, Yielded
-from taskbull.app.pool.child_io import Interruption, LineHandler, ProcessLine, RemoteJobPort
+from taskbull.app.pool.child_io import RemoteJobPort, WorkerConnection, WorkerLogHandler
 from taskbull.app.pool.source import AppSource, load
 from taskbull.core.failure import leave_out_our_frames, reason_of, stack_of
 from taskbull.core.flow import Children
@@ -41,28 +38,25 @@ from taskbull.core.job import Job
 from taskbull.core.outcome import Discard, Fail, Loss, RetryAfter, Written
 from taskbull.core.retry import decide
 from taskbull.core.wire.job import encode_value
-from taskbull.core.wire.options import decode_options
 from taskbull.errors import ConfigurationError, LockLost, SerializationError, Terminated
 from taskbull.scripts.call import again
-from taskbull.store.backend import poster
 from taskbull.worker.attempt import SyncHandler
 from taskbull.worker.batch import Batch, checked_results
 from taskbull.worker.fork import end_child_of
 from taskbull.worker.pool.messages import (
+    MEGABYTE,
     MOST,
-    CannotStart,
     Done,
     Ended,
     Hello,
     JobFlags,
-    Order,
     Raised,
-    Ready,
-    RemoteOutcome,
-    Retire,
+    RunJob,
+    Started,
+    unpack_job,
 )
 from taskbull.worker.pool.process import NUMBER_BYTES
-from taskbull.worker.pool.results import PUT_OFF, TERMINATED, remote_outcome_of
+from taskbull.worker.pool.results import outcome_fields
 from taskbull.worker.run import JobPort, NotBegun, Run, note_spawned, spawning
 from taskbull.worker.running_job import (
     JobEnvironment,
@@ -91,8 +85,8 @@ def encoded(value: Any, job: Job) -> bytes | None:
     raw = encode_value(value, job.options.result_limit)
     if len(raw) > _MOST_OF_A_RESULT:
         raise SerializationError(
-            f"Result of {len(raw) / 1e6:.1f} MB exceeds the limit of {MOST >> 20} MB for pool "
-            "processes"
+            f"Result of {len(raw) / MEGABYTE:.1f} MB exceeds the limit of {MOST // MEGABYTE} MB for "
+            "pool processes"
         )
     return raw
 
@@ -100,34 +94,33 @@ def encoded(value: Any, job: Job) -> bytes | None:
 def end_of(
     number: int, run: Run, result: bytes | BaseException | None, *, halted: bool, megabytes: float
 ) -> Ended:
-    """Return the message that reports a finished job, from its result or its error."""
+    """Return the message that reports a finished job, from its result or its error.
+
+    The outcome of an error is decided here, because this process has the error's class.
+    """
     spawned = (run.spawned.before, run.spawned.new)
     if not isinstance(result, BaseException):
-        return Done(number, result, megabytes, spawned, run.cancel_seen)
-    raised = _raised(number, run, result, halted=halted)
-    return replace(raised, megabytes=megabytes, spawned=spawned)
+        return Done(number, megabytes, spawned, result, run.cancel_seen)
+    reason, stack, fields = _decided(result, run, halted=halted)
+    kind = f"{type(result).__module__}.{type(result).__qualname__}"
+    return Raised(number, megabytes, spawned, kind, reason, stack, **fields)
 
 
-def _raised(number: int, run: Run, error: BaseException, *, halted: bool) -> Raised:
-    """Decide the job's outcome in this process, which has the error's class."""
-    kind = f"{type(error).__module__}.{type(error).__qualname__}"
-    if isinstance(error, Terminated) and halted:
-        return _told(number, kind, error, TERMINATED)
-    if run.port is not None and run.port.caused(error):
-        return _told(number, kind, error, PUT_OFF)
+def _decided(error: BaseException, run: Run, *, halted: bool) -> tuple[str, str, dict[str, Any]]:
+    """Return the reason, the stack and the outcome of an error."""
+    is_terminated = isinstance(error, Terminated) and halted
+    if is_terminated or (run.port is not None and run.port.caused(error)):
+        leave_out_our_frames(error)
+        outcome = {"outcome": "terminated" if is_terminated else "release"}
+        return reason_of(error), stack_of(error), outcome
+    decided: Written
     if isinstance(error, NotBegun):
-        outcome: Written = error.outcome
+        decided = error.outcome
     else:
-        outcome = decide(error, run.job, run.policy, random=random)
-    fate = remote_outcome_of(outcome)
-    if isinstance(outcome, Fail | RetryAfter):
-        return Raised(number, kind, outcome.failure.reason, outcome.failure.stack, fate)
-    return Raised(number, kind, reason_of(error), "", fate)
-
-
-def _told(number: int, kind: str, error: BaseException, fate: RemoteOutcome) -> Raised:
-    leave_out_our_frames(error)
-    return Raised(number, kind, reason_of(error), stack_of(error), fate)
+        decided = decide(error, run.job, run.policy, random=random)
+    if isinstance(decided, Fail | RetryAfter):
+        return decided.failure.reason, decided.failure.stack, outcome_fields(decided)
+    return reason_of(error), "", outcome_fields(decided)
 
 
 # Calls of a task's function, with one job or with the items of a batch.
@@ -206,68 +199,33 @@ def resident_megabytes() -> float:
         pages = int(Path("/proc/self/statm").read_text().split()[1])
     except OSError:
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        return peak / (1 << 20 if sys.platform == "darwin" else 1 << 10)
-    return pages * resource.getpagesize() / (1 << 20)
+        return peak * (1 if sys.platform == "darwin" else 1024) / MEGABYTE
+    return pages * resource.getpagesize() / MEGABYTE
 
 
 def limit_memory(megabytes: int | None) -> None:
     """Limit this process's address space. Allocations beyond it raise `MemoryError`."""
     if megabytes is not None:
-        limit = megabytes << 20
+        limit = megabytes * MEGABYTE
         _, hard = resource.getrlimit(resource.RLIMIT_AS)
         most = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
         resource.setrlimit(resource.RLIMIT_AS, (most, hard))
 
 
-# Lifespans. They run in an event loop in a separate thread, because the tasks' functions need the
-# main thread: only there can a signal interrupt them.
+@contextmanager
+def lifespans_open(resources: Resources, backend: str) -> Generator[Yielded]:
+    """Run the app's lifespans around the block, in an event loop in a separate thread.
 
-
-class ProcessLifespan:
-    """The app's lifespans, run in a separate thread."""
-
-    def __init__(self, resources: Resources, backend: str) -> None:
-        self._resources = resources
-        self._backend = backend
-        self._yielded: Yielded = {}
-        self._news: SimpleQueue[BaseException | None] = SimpleQueue()
-        self._leave: Callable[[], object] = bool
-        self._thread = Thread(target=self._run, name="lifespan", daemon=True)
-
-    def enter(self) -> None:
-        """Enter all lifespans and wait for them; raise the error if one of them fails."""
-        if not self._resources:
-            return
-        self._thread.start()
-        error = self._news.get()
-        if error is not None:
-            raise error
-
-    def resources_of(self, name: str) -> Any:
-        """Return the resources for the jobs of a task."""
-        return self._resources.of(self._yielded, name)
-
-    def leave(self) -> None:
-        """Leave all lifespans and wait until they have finished."""
-        if self._thread.is_alive():
-            self._leave()
-            self._thread.join()
-
-    def _run(self) -> None:
-        try:
-            anyio.run(self._serve, backend=self._backend)
-        except BaseException as error:  # noqa: BLE001 - `enter` raises it
-            if self._news.empty():
-                self._news.put(error)
-            traceback.print_exception(error)
-
-    async def _serve(self) -> None:
-        done = anyio.Event()
-        post = poster()
-        self._leave = lambda: post(done.set)
-        async with self._resources.open() as self._yielded:
-            self._news.put(None)
-            await done.wait()
+    The tasks' functions need the main thread: only there can a signal interrupt them.
+    """
+    if not resources:
+        yield {}
+        return
+    with (
+        start_blocking_portal(backend, name="lifespan") as portal,
+        portal.wrap_async_context_manager(resources.open()) as yielded,
+    ):
+        yield yielded
 
 
 _DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG
@@ -278,81 +236,86 @@ _SPAWNING = 10.0
 class Child:
     """The main object of a pool process: it runs the calls that the worker sends."""
 
-    def __init__(
-        self, line: ProcessLine, interruption: Interruption, hello: Hello, begun: mmap
-    ) -> None:
-        self._line = line
+    def __init__(self, worker: WorkerConnection, begun: mmap) -> None:
+        self._worker = worker
         self._begun = begun
         """The number of the last call started; the worker reads it if this process dies."""
         # Reentrant: an interruption may arrive during a spawn, and the task's handler may spawn.
         self._spawning = RLock()
-        self._interruption = interruption
-        self._hello = hello
         self._pid = os.getpid()
         self._running: tuple[int, Sequence[RunningJob]] = 0, ()
-        self._standings: list[JobFlags] = []
-        interruption.heed = self._heed
+        self._flags: list[JobFlags] = []
+        self._app: App
+        self._dispatch: Dispatch
+        self._hello: Hello
+        self._resources_of: Callable[[str], Any]
+
+    def serve(self, hello: Hello) -> None:
+        """Load the app, and run calls inside its lifespans until the worker sends no more."""
+        self._hello = hello
         self._app, self._dispatch = _load_app(hello)
         resources = Resources(self._app.registry, in_process=True)
-        self._lifespan = ProcessLifespan(resources, hello.backend)
-
-    def serve(self) -> None:
-        """Run calls until the worker sends `Retire`, then leave the lifespans."""
-        self._lifespan.enter()
-        self._line.send(Ready())
-        orders: list[Order] = []
-        while not isinstance(message := self._line.receive(), Retire):
-            if isinstance(message, JobFlags):
-                self._heed(message)
-            elif isinstance(message, Order):
-                orders.append(message)
-                if not message.more:
-                    self._run(orders)
-                    orders = []
-        self._lifespan.leave()
+        with lifespans_open(resources, hello.backend) as yielded:
+            self._resources_of = partial(resources.of, yielded)
+            self._worker.send(Started())
+            jobs: list[RunJob] = []
+            with suppress(EOFError):
+                while True:
+                    message = self._worker.receive()
+                    if isinstance(message, JobFlags):
+                        self.set_flags(message)
+                    elif isinstance(message, RunJob):
+                        jobs.append(message)
+                        if not message.more:
+                            self._run(jobs)
+                            jobs = []
         self._app.close()
 
-    def _run(self, orders: Sequence[Order]) -> None:
-        number = orders[0].number
-        jobs = [self._job(place, order) for place, order in enumerate(orders)]
+    def set_flags(self, flags: JobFlags) -> None:
+        """Store a job's status. The job itself may still be in flight on the other socket."""
+        self._flags.append(flags)
+        self._apply_flags()
+
+    def _run(self, messages: Sequence[RunJob]) -> None:
+        number = messages[0].number
+        jobs = [self._job(place, message) for place, message in enumerate(messages)]
         self._running = number, jobs
-        self._mark()
+        self._apply_flags()
         results: Sequence[Result]
         try:
             try:
-                self._line.begin(number)
-                self._interruption.begin(number)
+                self._worker.begin(number)
                 self._begun[:] = number.to_bytes(NUMBER_BYTES, "little")
                 results = self._call(jobs)
             finally:
-                self._interruption.end()
+                self._worker.end_interruption()
         except BaseException as error:  # noqa: BLE001 - the task's code may raise anything
             end_child_of(self._pid, error)
             results = [error] * len(jobs)
         end_child_of(self._pid)
         # From here on, threads that the task has left behind can no longer affect its jobs.
-        self._line.end()
+        self._worker.end()
         with self._spawning:
             pass
-        self._standings.clear()
+        self._flags.clear()
         _flush()
-        halted = self._interruption.halted(number)
+        halted = self._worker.is_halted(number)
         megabytes = resident_megabytes() if self._hello.measures else 0.0
         ends = [
             end_of(number, run_of(job), result, halted=halted, megabytes=megabytes)
             for job, result in zip(jobs, results, strict=True)
         ]
-        self._line.send(*ends)
+        self._worker.send(*ends)
 
-    def _job(self, place: int, order: Order) -> RunningJob:
-        workplace = JobEnvironment(
-            order.queue,
+    def _job(self, place: int, message: RunJob) -> RunningJob:
+        environment = JobEnvironment(
+            message.queue,
             self._hello.worker_id,
-            partial(self._open_port, order, place),
-            self._lifespan.resources_of,
-            lambda: int(time.time() * 1000) + order.clock_ahead_ms,
+            partial(self._open_port, message, place),
+            self._resources_of,
+            lambda: int(time.time() * 1000) + message.clock_ahead_ms,
         )
-        return RunningJob(Run(_job(order), token=order.token, renewed=0.0), workplace)
+        return RunningJob(Run(unpack_job(message), token=message.token, renewed=0.0), environment)
 
     def _call(self, jobs: Sequence[RunningJob]) -> list[Result]:
         route = self._dispatch.resolve(jobs[0].job)
@@ -363,29 +326,24 @@ class Child:
         [job] = jobs
         return [call_one(route.function, job)]
 
-    def _heed(self, standing: JobFlags) -> None:
-        """Store a job's status. Its order may still be in flight on the other line."""
-        self._standings.append(standing)
-        self._mark()
-
-    def _mark(self) -> None:
+    def _apply_flags(self) -> None:
         number, jobs = self._running
-        for standing in list(self._standings):
-            if standing.number == number:
-                run = run_of(jobs[standing.job])
-                run.cancelled = standing.cancelled
-                run.lost = Discard(Loss.TAKEN) if standing.lost else None
+        for flags in list(self._flags):
+            if flags.number == number:
+                run = run_of(jobs[flags.job])
+                run.cancelled = flags.cancelled
+                run.lost = Discard(Loss.TAKEN) if flags.lost else None
 
-    def _open_port(self, order: Order, place: int, run: Run) -> JobPort:
-        ask = partial(self._line.ask, order.number, place)
-        return RemoteJobPort(run, order.queue, ask, partial(self._spawn, order, run))
+    def _open_port(self, message: RunJob, place: int, run: Run) -> JobPort:
+        request = partial(self._worker.request, message.number, place)
+        return RemoteJobPort(run, message.queue, request, partial(self._spawn, message, run))
 
-    def _spawn(self, order: Order, run: Run, children: Children) -> list[str]:
+    def _spawn(self, message: RunJob, run: Run, children: Children) -> list[str]:
         with self._spawning:
-            if not self._line.is_open_to(order.number):
-                raise LockLost(order.queue, order.id)
+            if not self._worker.is_open_to(message.number):
+                raise LockLost(message.queue, run.job.id)
             producer = self._app.producer
-            keys = producer.namespace.keys(order.queue)
+            keys = producer.namespace.keys(message.queue)
             steps = spawning(keys, run, children, int(time.time() * 1000))
             store = producer.stores.sync_store()
             return note_spawned(run, store.run(again(steps), timeout=_SPAWNING))
@@ -403,28 +361,6 @@ def _load_app(hello: Hello) -> tuple[App, Dispatch]:
             "function, or only in the program that runs the worker"
         )
     return app, dispatch_of(app)
-
-
-def _job(order: Order) -> Job:
-    return Job(
-        id=order.id,
-        name=order.name,
-        raw_data=order.data,
-        options=decode_options(order.options),
-        created_ms=order.created_ms,
-        delay_ms=order.delay_ms,
-        priority=order.priority,
-        attempts_made=order.attempts_made,
-        attempts_started=order.attempts_started,
-        stalled_count=order.stalled_count,
-        previous_delay_ms=order.previous_delay_ms,
-        processed_ms=order.processed_ms,
-        processed_by=None,
-        dedup_key=order.dedup_key,
-        scheduler_id=order.scheduler_id,
-        parent_key=order.parent_key,
-        expiry_lifted=order.expiry_lifted,
-    )
 
 
 def _flush() -> None:
@@ -456,9 +392,9 @@ def _catch_faults(descriptor: int) -> None:
     faulthandler.register(signal.SIGTERM, descriptor, all_threads=False, chain=True)
 
 
-def _set_up_logging(line: ProcessLine, hello: Hello) -> None:
+def _set_up_logging(worker: WorkerConnection, hello: Hello) -> None:
     root = logging.getLogger()
-    root.addHandler(LineHandler(line.send))
+    root.addHandler(WorkerLogHandler(worker.send))
     root.setLevel(hello.log_level)
     # Do not send lines that the worker would not log.
     logging.disable(hello.log_disabled)
@@ -471,29 +407,25 @@ def _set_up_logging(line: ProcessLine, hello: Hello) -> None:
 
 def main() -> None:
     """Run a pool process. The arguments are the worker's process id and four descriptors."""
-    parent, line_fd, leash_fd, faults_fd, begun_fd = map(int, sys.argv[1:])
+    parent, data_fd, control_fd, faults_fd, begun_fd = map(int, sys.argv[1:])
     _die_with(parent)
-    interruption = Interruption()
-    interruption.install()
+    worker = WorkerConnection(data_fd, control_fd)
+    worker.handle_signals()
     _catch_faults(faults_fd)
-    interruption.watch(leash_fd, _end_group)
-    begun = mmap(begun_fd, NUMBER_BYTES)
+    child = Child(worker, mmap(begun_fd, NUMBER_BYTES))
     os.close(begun_fd)
-    line = ProcessLine(line_fd, interruption)
-    hello = line.receive()
+    worker.watch_control_socket(child.set_flags, _end_group)
+    hello = worker.receive()
     if not isinstance(hello, Hello):
         sys.exit(f"{hello!r} is not a greeting")
     sys.path[:] = hello.path
-    _set_up_logging(line, hello)
+    _set_up_logging(worker, hello)
     try:
         limit_memory(hello.memory_limit)
-        child = Child(line, interruption, hello, begun)
-        child.serve()
-    except EOFError:
-        _end_group()
+        child.serve(hello)
     except BaseException as error:  # noqa: BLE001 - the worker reports it
         with suppress(OSError):
-            line.send(CannotStart(reason_of(error), stack_of(error)))
+            worker.send(Started(f"{reason_of(error)}\n{stack_of(error)}"))
         sys.exit(1)
 
 

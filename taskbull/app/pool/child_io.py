@@ -28,24 +28,20 @@ from taskbull.errors import (
 )
 from taskbull.observability.logs import STANDARD
 from taskbull.worker.pool.messages import (
-    Ask,
-    FrameReader,
-    Halt,
     JobFlags,
+    JobRequest,
     Message,
-    Question,
+    MessageSocket,
+    Method,
     Record,
     Reply,
     ToProcess,
+    decode_in_process,
     encode,
-    read_in_process,
-    unpack_fault,
 )
 from taskbull.worker.pool.process import NOT_ITS_OWN
+from taskbull.worker.pool.results import error_in_reply
 from taskbull.worker.run import Run
-
-JobRequest = Callable[[Question, bytes], Reply | None]
-Spawn = Callable[[Children], list[str]]
 
 
 class RemoteJobPort:
@@ -57,10 +53,16 @@ class RemoteJobPort:
 
     held_up = 0.0  # The worker measures it.
 
-    def __init__(self, run: Run, queue: str, ask: JobRequest, spawn: Spawn) -> None:
+    def __init__(
+        self,
+        run: Run,
+        queue: str,
+        request: Callable[..., Reply | None],
+        spawn: Callable[[Children], list[str]],
+    ) -> None:
         self._run = run
         self._queue = queue
-        self._ask_worker = ask
+        self._request = request
         self._spawn = spawn
         self._trouble: BaseException | None = None
 
@@ -72,7 +74,7 @@ class RemoteJobPort:
 
     def progress(self, raw: bytes) -> None:
         """Write the job's progress."""
-        self._ask(Question.PROGRESS, raw)
+        self._call("progress", raw)
 
     async def aprogress(self, raw: bytes) -> None:
         """Write the job's progress."""
@@ -80,7 +82,7 @@ class RemoteJobPort:
 
     def log(self, line: str) -> None:
         """Append a line to the job's log."""
-        self._ask(Question.LOG, str(line).encode("utf-8", "backslashreplace"))
+        self._call("log", str(line).encode("utf-8", "backslashreplace").decode())
 
     async def alog(self, line: str) -> None:
         """Append a line to the job's log."""
@@ -88,7 +90,7 @@ class RemoteJobPort:
 
     def update_data(self, raw: bytes) -> None:
         """Replace the job's data."""
-        self._ask(Question.UPDATE_DATA, raw)
+        self._call("update_data", raw)
 
     async def aupdate_data(self, raw: bytes) -> None:
         """Replace the job's data."""
@@ -98,13 +100,14 @@ class RemoteJobPort:
         """Read the results of the job's children with this name."""
         # The worker does not know which children a call has spawned until the call finishes.
         spawned = self._run.spawned.new > 0
-        question = Question.CHILD_RESULTS_SO_FAR if spawned else Question.CHILD_RESULTS
-        found: list[bytes] = self._ask(question, name.encode())
+        found: list[bytes] = self._call(
+            "child_results_so_far" if spawned else "child_results", name
+        )
         return found
 
     async def achild_results_so_far(self, name: str) -> list[bytes]:
         """Read the results of finished children with this name; others may be pending."""
-        found: list[bytes] = self._ask(Question.CHILD_RESULTS_SO_FAR, name.encode())
+        found: list[bytes] = self._call("child_results_so_far", name)
         return found
 
     async def achild_results(self, name: str) -> list[bytes]:
@@ -113,7 +116,7 @@ class RemoteJobPort:
 
     def child_failures(self) -> dict[tuple[str, str], str]:
         """Read the failure reasons of the job's children, by queue and id."""
-        found: list[list[str]] = self._ask(Question.CHILD_FAILURES)
+        found: list[list[str]] = self._call("child_failures")
         return {(queue, job_id): reason for queue, job_id, reason in found}
 
     async def achild_failures(self) -> dict[tuple[str, str], str]:
@@ -134,7 +137,7 @@ class RemoteJobPort:
 
     def drop_children(self) -> int:
         """Remove the pending children that are not running; return their number."""
-        return int(self._ask(Question.DROP_CHILDREN))
+        return int(self._call("drop_children"))
 
     async def adrop_children(self) -> int:
         """Remove the pending children that are not running; return their number."""
@@ -144,235 +147,204 @@ class RemoteJobPort:
         """Return `patience` unchanged: a process only gets jobs that it can run."""
         return patience
 
-    def _ask(self, question: Question, argument: bytes = b"") -> Any:
-        answer = self._ask_worker(question, argument)
-        if answer is None:
+    def _call(self, method: Method, *arguments: Any) -> Any:
+        reply = self._request(method, arguments)
+        if reply is None:
             raise LockLost(self._queue, self._run.job.id)
-        if answer.fault is None:
-            return answer.value
-        error = unpack_fault(answer.fault, self._queue, self._run.job.id)
-        if answer.fault.of_redis:
+        if not reply.error:
+            return reply.value
+        error = error_in_reply(reply, self._queue, self._run.job.id)
+        if reply.of_redis:
             self._trouble = error
         raise error
 
 
-# Stopping a running function with an exception in the main thread. The worker names the call over
-# the control socket and sends SIGTERM. A SIGTERM from elsewhere is ignored, because the worker
-# decides
-# (systemd, for example, sends one to every process of a service that it stops).
+SOCKET_IS_GONE: Final = 70
+"""The exit code of a process whose task has closed the data socket."""
+
+_LOOK = 0.05
+"""Seconds between checks whether the call is over, while a thread waits for a reply."""
+
+_HALTED = "the worker ends the job: its time is up, it was cancelled, or the worker stops"
 
 
 def _ignore(number: int, frame: FrameType | None) -> None:
     pass
 
 
-class Interruption:
-    """The signal handling that raises `Terminated` in the main thread.
+class WorkerConnection:
+    """The two sockets to the worker, and the signal handling that stops a running function.
 
-    It raises at most once per call, and never in the middle of a message.
+    One thread reads the data socket at a time. During a call that is the thread that sends a
+    request for one of the jobs. Between calls it is the main thread, which waits for jobs. A task
+    may leave threads behind; after its call has finished, their requests get no reply.
+
+    The worker stops a function by naming its call over the control socket, which a separate thread
+    reads. `Terminated` is then raised in the main thread, at most once per call and never in the
+    middle of a message. A SIGTERM from elsewhere is ignored, because the worker decides: systemd,
+    for example, sends one to every process of a service that it stops.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, data_fd: int, control_fd: int) -> None:
+        for descriptor in (data_fd, control_fd):
+            os.set_inheritable(descriptor, False)
+        self._data = MessageSocket(socket.socket(fileno=data_fd), decode_in_process)
+        self._control = MessageSocket(socket.socket(fileno=control_fd), decode_in_process)
+        self._identity = _identity(data_fd)
+        self._pid = os.getpid()
         self._main = get_ident()
-        self._number = 0
+        self._received: deque[ToProcess] = deque()
+        self._sending = RLock()  # A logging handler may be called while this thread is sending.
+        self._requesting = Lock()
+        self._requests = 0
+        self._call = 0
+        """The number of the running call, or 0. Only its jobs may send requests."""
+        self._interruptible = 0
         """The number of the call that may be interrupted, or 0."""
-        self._halt: Halt | None = None
-        self.heed: Callable[[JobFlags], object] = bool
-        """Callback for job status messages, called in the control socket thread."""
-        self._held_off = 0
-        self._due = False
+        self._halted = 0
+        """The number of the last call that the worker has asked to stop."""
+        self._deferred = 0
+        self._is_due = False
 
-    def install(self) -> None:
+    def handle_signals(self) -> None:
         """Handle SIGTERM, and ignore SIGINT because the worker handles Ctrl-C."""
         signal.signal(signal.SIGTERM, self._on_signal)
         # Programs that a task starts would inherit SIG_IGN.
         signal.signal(signal.SIGINT, _ignore)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, NOT_ITS_OWN)  # The worker had blocked them.
 
-    def watch(self, control_socket: int, orphaned: Callable[[], None]) -> None:
-        """Read the control socket in a thread; call `orphaned` when the worker is gone."""
-        os.set_inheritable(control_socket, False)
-        Thread(
-            target=self._listen, args=(control_socket, orphaned), name="control_socket", daemon=True
-        ).start()
+    def watch_control_socket(
+        self, on_flags: Callable[[JobFlags], object], on_orphaned: Callable[[], object]
+    ) -> None:
+        """Read the control socket in a thread; call `on_orphaned` when the worker is gone."""
 
-    def begin(self, number: int) -> None:
-        """Allow a call to be interrupted from now on.
+        def listen() -> None:
+            try:
+                while True:
+                    for message in self._control.receive():
+                        if isinstance(message, JobFlags):
+                            on_flags(message)
+                            if message.halt:
+                                self._halted = message.number
+                                signal.pthread_kill(self._main, signal.SIGTERM)
+            except EOFError:
+                on_orphaned()
+
+        Thread(target=listen, name="control_socket", daemon=True).start()
+
+    def begin(self, call: int) -> None:
+        """Accept requests from the jobs of a call, and allow it to be interrupted.
 
         Raises:
             Terminated: If the worker has already asked to stop the call.
         """
-        self._due = False
-        self._number = number
-        self._raise_if_meant()
-
-    def end(self) -> None:
-        """Stop allowing interruptions."""
-        self._number = 0
-
-    def halted(self, number: int) -> bool:
-        """Return True if the worker has asked to stop this call."""
-        return self._halt is not None and self._halt.number == number
-
-    @contextmanager
-    def held_off(self) -> Generator[None]:
-        """Delay the exception until the end of the block."""
-        if current_thread() is not main_thread():  # Signals only interrupt the main thread.
-            yield
-            return
-        self._held_off += 1
-        try:
-            yield
-        finally:
-            self._held_off -= 1
-        if self._due:
-            self._due = False
-            self._raise_if_meant()
-
-    def _listen(self, control_socket: int, orphaned: Callable[[], None]) -> None:
-        frames = FrameReader()
-        with socket.socket(fileno=control_socket) as line:
-            while piece := line.recv(4096):
-                for data in frames.feed(piece):
-                    message = read_in_process(data)
-                    if isinstance(message, JobFlags):
-                        self.heed(message)
-                    elif isinstance(message, Halt):
-                        self._halt = message
-                        signal.pthread_kill(self._main, signal.SIGTERM)
-        orphaned()
-
-    def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        if self._held_off:
-            self._due = True
-        else:
-            self._raise_if_meant()
-
-    def _raise_if_meant(self) -> None:
-        halt = self._halt
-        if halt is not None and halt.number == self._number:
-            self._number = 0
-            raise Terminated(halt.reason)
-
-
-# The process's end of the line to its worker.
-
-
-_PIECE = 1 << 15  # Much larger buffers are mapped and unmapped each time, which takes 50 µs.
-
-LINE_IS_GONE: Final = 70
-"""The exit code of a process whose task has closed the line."""
-
-_LOOK = 0.05
-"""Seconds between checks whether the call is over, while a thread waits for an answer."""
-
-
-class ProcessLine:
-    """The message socket to the worker. No signal interrupts a message.
-
-    One thread reads at a time. During a call that is the thread that sends a request for one of the
-    jobs. Between calls it is the main thread, which waits for orders. A task may leave threads
-    behind; after its call has finished, their requests get no answer.
-    """
-
-    def __init__(self, descriptor: int, interruption: Interruption) -> None:
-        os.set_inheritable(descriptor, False)
-        self._socket = socket.socket(fileno=descriptor)
-        self._identity = _identity(descriptor)
-        self._interruption = interruption
-        self._process = os.getpid()
-        self._frames = FrameReader()
-        self._orders: deque[ToProcess] = deque()
-        self._sending = RLock()  # A logging handler may be called while this thread is sending.
-        self._call = 0
-        """The number of the running call, or 0."""
-        self._asking = Lock()
-        self._asked = 0
-
-    def send(self, *messages: Message) -> None:
-        """Send messages to the worker.
-
-        Exit the process if its task has closed the line.
-        """
-        data = b"".join(map(encode, messages))
-        with self._interruption.held_off():
-            self._check()
-            with self._sending:
-                self._socket.sendall(data)
-
-    def receive(self) -> ToProcess:
-        """Wait for the next message; raise `EOFError` when the worker is gone."""
-        while not self._orders:
-            self._read()
-        return self._orders.popleft()
-
-    def begin(self, call: int) -> None:
-        """Accept requests from the jobs of a call from now on."""
         self._call = call
+        self._is_due = False
+        self._interruptible = call
+        self._raise_if_halted()
+
+    def end_interruption(self) -> None:
+        """Stop allowing the call to be interrupted."""
+        self._interruptible = 0
 
     def end(self) -> None:
         """Stop accepting requests, and wait until a thread with a pending request has left."""
         self._call = 0
-        with self._asking:
+        with self._requesting:
             pass
 
     def is_open_to(self, call: int) -> bool:
         """Return True if the jobs of this call may send requests."""
         return call == self._call
 
-    def ask(self, call: int, job: int, question: Question, argument: bytes) -> Reply | None:
-        """Send a job's request and return the answer, or `None` if the call is over.
+    def is_halted(self, call: int) -> bool:
+        """Return True if the worker has asked to stop this call."""
+        return call == self._halted
+
+    def send(self, *messages: Message) -> None:
+        """Send messages to the worker.
+
+        Exit the process if its task has closed the socket: its descriptor may now belong to another
+        file.
+        """
+        data = b"".join(map(encode, messages))
+        with self._interruption_deferred():
+            if _identity(self._data.socket.fileno()) != self._identity:
+                os._exit(SOCKET_IS_GONE)
+            with self._sending:
+                self._data.socket.sendall(data)
+
+    def receive(self) -> ToProcess:
+        """Wait for the next message; raise `EOFError` if there will be no more."""
+        while not self._received:
+            self._read()
+        return self._received.popleft()
+
+    def request(
+        self, call: int, job: int, method: Method, arguments: tuple[Any, ...]
+    ) -> Reply | None:
+        """Send a job's request and return the reply, or `None` if the call is over.
 
         Raises:
             TaskbullError: In a forked process.
         """
-        # After a fork, either process could receive the answer.
-        if os.getpid() != self._process:
+        # After a fork, either process could receive the reply.
+        if os.getpid() != self._pid:
             raise TaskbullError(
                 "A process forked by a task cannot use current_job(): only the task's own process "
                 "can"
             )
-        with self._asking:
+        with self._requesting:
             if not self.is_open_to(call):
                 return None
-            self._asked = number = self._asked + 1
-            self.send(Ask(number, call, question, argument, job))
+            self._requests = number = self._requests + 1
+            self.send(JobRequest(number, call, job, method, arguments))
             while self.is_open_to(call):
                 # A signal may interrupt the wait, but not the read.
-                if select.select([self._socket], [], [], _LOOK)[0]:
-                    with self._interruption.held_off():
-                        answer = self._read(number)
-                    if answer is not None:
-                        return answer
+                if select.select([self._data.socket], [], [], _LOOK)[0]:
+                    with self._interruption_deferred():
+                        reply = self._read(number)
+                    if reply is not None:
+                        return reply
         return None
 
-    def _read(self, asked: int = 0) -> Reply | None:
-        """Read a chunk, keep its orders, and return the answer to request `asked`, if present.
+    def _read(self, request: int = 0) -> Reply | None:
+        """Read once, keep the calls, and return the reply to a request, if it has arrived.
 
-        Answers to earlier requests are dropped.
+        Replies to earlier requests are dropped.
         """
-        answer: Reply | None = None
-        for data in self._frames.feed(self._receive_piece()):
-            message = read_in_process(data)
+        found: Reply | None = None
+        for message in self._data.receive():
             if not isinstance(message, Reply):
-                self._orders.append(message)
-            elif message.number == asked:
-                answer = message
-        return answer
+                self._received.append(message)
+            elif message.number == request:
+                found = message
+        return found
 
-    def _receive_piece(self) -> bytes:
+    @contextmanager
+    def _interruption_deferred(self) -> Generator[None]:
+        if current_thread() is not main_thread():  # Signals only interrupt the main thread.
+            yield
+            return
+        self._deferred += 1
         try:
-            piece = self._socket.recv(_PIECE)
-        except OSError as error:
-            raise ConnectionLost(f"the connection to the worker is closed: {error}") from error
-        if not piece:
-            raise EOFError
-        return piece
+            yield
+        finally:
+            self._deferred -= 1
+        if self._is_due:
+            self._is_due = False
+            self._raise_if_halted()
 
-    def _check(self) -> None:
-        """Exit if the task has closed the line: its descriptor may now belong to another file."""
-        if _identity(self._socket.fileno()) != self._identity:
-            os._exit(LINE_IS_GONE)
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        if self._deferred:
+            self._is_due = True
+        else:
+            self._raise_if_halted()
+
+    def _raise_if_halted(self) -> None:
+        if self._interruptible and self._interruptible == self._halted:
+            self._interruptible = 0
+            raise Terminated(_HALTED)
 
 
 def _identity(descriptor: int) -> tuple[int, int]:
@@ -383,7 +355,7 @@ def _identity(descriptor: int) -> tuple[int, int]:
     return found.st_dev, found.st_ino
 
 
-class LineHandler(logging.Handler):
+class WorkerLogHandler(logging.Handler):
     """A logging handler that sends records to the worker, which logs them with the job's fields."""
 
     def __init__(self, send: Callable[[Message], None]) -> None:
@@ -393,12 +365,12 @@ class LineHandler(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         """Send a record to the worker."""
         try:
-            self._send(_told(record))
+            self._send(_packed(record))
         except Exception:  # noqa: BLE001 - a log line must not fail the job
             self.handleError(record)
 
 
-def _told(record: logging.LogRecord) -> Record:
+def _packed(record: logging.LogRecord) -> Record:
     stack = record.exc_text or ""
     if not stack and record.exc_info and record.exc_info[1] is not None:
         stack = stack_of(record.exc_info[1])

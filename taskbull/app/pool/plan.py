@@ -13,7 +13,7 @@ from taskbull.app.pool.source import AppSource
 from taskbull.app.task import Task
 from taskbull.core.job import Site
 from taskbull.core.options import QueueOptions, WorkerOptions
-from taskbull.worker.pool.pool_plan import PoolPlan
+from taskbull.worker.pool.pool import PoolPlan
 
 
 def plan_pool(

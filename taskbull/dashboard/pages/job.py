@@ -241,7 +241,7 @@ async def flow(visit: Visit, place: JobDetails) -> Node:
     if not (children.processed or children.unprocessed or children.ignored or children.failed):
         return None
     row = place.row
-    tree = await visit.server.flow(row.queue, row.job.id, depth=_LEVELS, most=_NODES)
+    tree = await visit.server.flow(row.queue, row.job.id, depth=_LEVELS, limit=_NODES)
     if tree is None:
         return None
     return section(h2("Flow"), ul(_node(tree), class_="tree"), class_="card")

@@ -1,201 +1,59 @@
 """The process pool of a worker, which runs functions that compute, hang or crash.
 
-`ProcessPool` starts and replaces the processes, and `Roster` assigns calls to them. Each process
-has a thread (`ProcessMonitor`) that reports to the event loop through a `Mailbox`.
+`ProcessPool` starts and replaces the processes and gives them calls. All of its state belongs to
+the event loop. Each process has a thread (`PoolProcess`) that reports to the event loop.
 """
 
 from __future__ import annotations
 
 import logging
+import sys
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
-from contextvars import copy_context
+from functools import partial
 from itertools import count
 from math import inf
-from threading import Lock
 from time import monotonic
 from typing import Final
 
 from anyio import CancelScope, current_time, get_cancelled_exc_class, move_on_after
+from msgspec import Struct
 
+from taskbull.core import events
+from taskbull.core.job import Job
 from taskbull.errors import (
     ConfigurationError,
+    LockLost,
     MaybeExecuted,
+    ProcessDied,
     ProcessUnavailable,
-    TaskbullError,
 )
-from taskbull.store.backend import Waiter, poster, waiters, wake
-from taskbull.worker.pool.messages import Ask, Ended, Fault, Reply, encode
-from taskbull.worker.pool.pool_plan import Gone, PoolPlan, ProcessEnd
+from taskbull.store.backend import Waiter, on_trio, poster, waiters, wake
+from taskbull.worker.pool.messages import Ended, Hello, JobRequest, Reply, Started, encode
+from taskbull.worker.pool.process import PoolCall, PoolProcess, ProcessEvent
 from taskbull.worker.pool.results import (
     End,
-    PoolCall,
-    ProcessSlot,
     Result,
+    error_reply,
     has_value,
     note_halted,
     perform,
     results_of,
 )
-from taskbull.worker.pool.supervise import LEAVING, ProcessMonitor
 from taskbull.worker.running_job import RunningJob
 from taskbull.worker.shutdown import Shutdown
 from taskbull.worker.threads import Stoppable
 
-
-class Mailbox:
-    """A queue of callbacks from other threads, run by the event loop that created it.
-
-    Callbacks that arrive together share one wake-up of the loop.
-    """
-
-    def __init__(self) -> None:
-        self._actions: deque[Callable[[], object]] = deque()
-        self._posted = False
-        self._post = poster()
-
-    def post(self, action: Callable[[], object]) -> None:
-        """Schedule a callback on the event loop. Thread-safe; ignored after the loop is closed."""
-        self._actions.append(action)
-        if not self._posted:
-            self._posted = True
-            with suppress(RuntimeError):  # The event loop is closed.
-                self._post(self._empty)
-
-    def _empty(self) -> None:
-        self._posted = False
-        while self._actions:
-            self._actions.popleft()()
-
-
-class Roster:
-    """The assignment of calls to processes, shared by the event loop and the process threads.
-
-    A call waits if no process is idle. The thread of the next free process then takes it, without
-    a detour through the event loop.
-    """
-
-    def __init__(self) -> None:
-        self.lock = Lock()
-        """Lock that must be held only briefly, because the event loop waits for it."""
-        self._idle: list[ProcessSlot] = []
-        self._waiting: deque[PoolCall] = deque()
-        self.busy = 0
-        """Number of processes that run a job."""
-
-    def put(self, call: PoolCall) -> ProcessSlot | None:
-        """Assign a call to an idle process and return its seat, or `None` if the call waits."""
-        with self.lock:
-            if not self._idle:
-                self._waiting.append(call)
-                return None
-            seat = self._idle.pop()  # The most recently used process has warm caches.
-            self._give(seat, call)
-            return seat
-
-    def put_back(self, call: PoolCall) -> bool:
-        """Put an unstarted call back at the head of the line.
-
-        Return False if the call was halted, or was put back before. A call gets only one second
-        chance, because it may be the one that kills processes.
-        """
-        with self.lock:
-            if call.is_halted or call.was_returned:
-                return False
-            call.was_returned = True
-            call.seat = None
-            self._waiting.appendleft(call)
-            return True
-
-    def take_waiting(self) -> tuple[ProcessSlot, PoolCall] | None:
-        """Assign the first waiting call to an idle process, if there are both."""
-        with self.lock:
-            if not self._idle or not self._waiting:
-                return None
-            seat, call = self._idle.pop(), self._waiting.popleft()
-            self._give(seat, call)
-            return seat, call
-
-    def take(self, seat: ProcessSlot) -> PoolCall | None:
-        """Return the next call for a free process, or `None` if no call waits.
-
-        Without a call the process becomes idle. A dismissed process gets no more calls.
-        """
-        with self.lock:
-            if seat.call is not None:
-                seat.call = None
-                self.busy -= 1
-            if seat.dismissed:
-                return None
-            if self._waiting:
-                call = self._waiting.popleft()
-                self._give(seat, call)
-                return call
-            self._idle.append(seat)
-            return None
-
-    def leave(self, seat: ProcessSlot) -> PoolCall | None:
-        """Remove a process from the roster and return the call that it was running, if any."""
-        with self.lock:
-            if seat in self._idle:
-                self._idle.remove(seat)
-            call, seat.call = seat.call, None
-            self.busy -= call is not None
-            return call
-
-    def dismiss(self, seat: ProcessSlot) -> bool:
-        """Assign no more calls to a process; return False if it still has one."""
-        with self.lock:
-            seat.dismissed = True
-            if seat in self._idle:
-                self._idle.remove(seat)
-            return seat.call is None
-
-    def halt(self, call: PoolCall) -> ProcessSlot | None:
-        """Mark a call as halted and return its seat.
-
-        Return `None` if no process runs the call, or if it was halted before. The process gets no
-        other call, so that a signal can only hit this one.
-        """
-        with self.lock:
-            call.is_halted = True
-            seat = call.seat
-            if seat is None or seat.call is not call or seat.halted:
-                return None
-            seat.halted = seat.dismissed = True
-            return seat
-
-    def withdraw(self, call: PoolCall) -> bool:
-        """Remove a waiting call; return False if a process already has it."""
-        with self.lock:
-            if call.seat is not None:
-                return False
-            if call in self._waiting:
-                self._waiting.remove(call)
-            return True
-
-    def give_up(self) -> list[PoolCall]:
-        """Remove all waiting calls and return them."""
-        with self.lock:
-            calls = list(self._waiting)
-            self._waiting.clear()
-            return calls
-
-    def _give(self, seat: ProcessSlot, call: PoolCall) -> None:
-        call.seat = seat
-        seat.call = call
-        self.busy += 1
-
-
-# The pool. The executor awaits it like a thread; cancelling that await stops the process.
-
-
 logger = logging.getLogger(__name__)
 
-_HALTED = "the worker ends the job: its time is up, it was cancelled, or the worker stops"
+_NOT_KNOWN = MaybeExecuted(
+    "the worker ends the job: its time is up, it was cancelled, or the worker stops; "
+    "this may have been done or not"
+)
 
-_NOT_KNOWN = Fault(MaybeExecuted.__name__, f"{_HALTED}; this may have been done or not")
+LEAVING: Final = 10.0
+"""Seconds that a process has to leave its lifespan."""
 
 _KILLING = 5.0
 """Seconds to wait for a killed process to exit."""
@@ -208,21 +66,74 @@ _SHORT_LIFE: Final = 5.0
 """A process that exits within this many seconds, without a job, counts as a failed start."""
 
 
-class ProcessPool:
-    """A pool of processes that runs jobs for one event loop."""
+class PoolPlan(Struct, frozen=True, kw_only=True):
+    """The size of a pool, the app that its processes import, and the limits of a process."""
 
-    def __init__(self, plan: PoolPlan, worker_id: str, told: Callable[[ProcessEnd], None]) -> None:
+    size: int
+    app: str
+    modules: list[str]
+    script: str | None
+    """The worker's program file, as in `Hello`."""
+    tasks: Sequence[str]
+    """The names of the tasks that run in the pool."""
+    at_once: bool
+    """True to start the processes with the worker, False to start them for the first job."""
+    max_jobs: int | None = None
+    """Maximum number of jobs per process; a process that reaches it is replaced."""
+    max_memory: int | None = None
+    """Memory in megabytes above which a process is replaced after a job."""
+    memory_limit: int | None = None
+    """Maximum address space of a process, in megabytes."""
+
+    def hello(self, worker_id: str) -> Hello:
+        """Return the first message for a process."""
+        return Hello(
+            app=self.app,
+            modules=self.modules,
+            tasks=[*self.tasks],
+            script=self.script,
+            path=list(sys.path),
+            worker_id=worker_id,
+            backend="trio" if on_trio() else "asyncio",
+            log_level=logging.getLogger().getEffectiveLevel(),
+            log_levels=_log_levels(),
+            log_disabled=logging.root.manager.disable,
+            memory_limit=self.memory_limit,
+            measures=self.max_memory is not None,
+        )
+
+
+def _log_levels() -> dict[str, int]:
+    known = logging.root.manager.loggerDict.copy()
+    return {
+        name: logger.level
+        for name, logger in known.items()
+        if isinstance(logger, logging.Logger) and logger.level
+    }
+
+
+class ProcessPool:
+    """A pool of processes that runs jobs for one event loop.
+
+    `emit` gets an event for each process that exits unexpectedly or is replaced.
+    """
+
+    def __init__(
+        self, plan: PoolPlan, worker_id: str, emit: Callable[[events.Event], object]
+    ) -> None:
         self._hello = encode(plan.hello(worker_id))
         self._plan = plan
-        self._told = told
-        self._roster = Roster()
-        self._mailbox = Mailbox()
+        self._worker_id = worker_id
+        self._emit = emit
+        self._post = poster()
         self._new_waiter = waiters()
         self._numbers = count(1)
-        self._members: set[ProcessMonitor] = set()  # processes that run jobs or are starting
-        self._leaving: set[ProcessMonitor] = set()
+        self._members: set[PoolProcess] = set()  # processes that run jobs or are starting
+        self._leaving: set[PoolProcess] = set()
+        self._idle: list[PoolProcess] = []
+        self._waiting: deque[PoolCall] = deque()
         self._failures = 0  # consecutive failed starts
-        self._refusal = ""  # reason for the last failed start
+        self._failure = ""  # reason for the last failed start
         self._patience = inf  # maximum number of seconds that a process may take to exit
         self._closing = False
         self._started = False
@@ -237,12 +148,12 @@ class ProcessPool:
     @property
     def busy(self) -> int:
         """The number of processes that run a job."""
-        return self._roster.busy
+        return sum(one.call is not None for one in (*self._members, *self._leaving))
 
     @property
     def pids(self) -> set[int]:
         """The process ids of all running processes."""
-        return {one.pid for one in (*self._members, *self._leaving) if one.pid is not None}
+        return {one.pid for one in (*self._members, *self._leaving) if one.pid}
 
     async def start(self) -> None:
         """Start all processes and wait until they are ready.
@@ -252,10 +163,10 @@ class ProcessPool:
         """
         self._spawn_processes()
         self._first = True
-        while not all(keeper.has_begun for keeper in self._members):
+        while not all(process.is_ready for process in self._members):
             await self._change()
             if self._failures:
-                reason, _, details = self._refusal.partition("\n")
+                reason, _, details = self._failure.partition("\n")
                 error = ConfigurationError(f"A process of the pool cannot start: {reason}")
                 if details:
                     error.add_note(details)
@@ -274,19 +185,21 @@ class ProcessPool:
         # The task's home queue may be one that this worker does not serve.
         if not self._started:
             self._spawn_processes()
-        call = PoolCall(next(self._numbers), jobs, copy_context(), grace, clock)
-        call.listen()
-        seat = self._roster.put(call)
-        if seat is not None:
-            seat.send(call.order)
-        elif clock is not None:
-            clock.stop()
+        call = PoolCall(next(self._numbers), jobs, grace, clock)
+        if self._idle:
+            self._assign(self._idle.pop(), call)  # The last one used has warm caches.
+        else:
+            self._waiting.append(call)
+            if clock is not None:
+                clock.stop()
         try:
             end = await self._follow(call)
         except get_cancelled_exc_class():
-            if self._roster.withdraw(call):
+            if call.process is None:
+                with suppress(ValueError):  # It has failed, because no process could start.
+                    self._waiting.remove(call)
                 raise
-            halted = await self._halt(call)
+            halted = await self._halt(call, call.process)
             if not has_value(halted):
                 note_halted(jobs, halted)
                 raise
@@ -301,103 +214,173 @@ class ProcessPool:
         """
         self._closing = True
         with move_on_after(min(limit, LEAVING), shield=True):
-            for keeper in [*self._members]:
-                keeper.retire(min(LEAVING, self._patience))
+            for process in [*self._members]:
+                process.retire(min(LEAVING, self._patience))
             await self._until_empty()
         if self._members or self._leaving:
-            for keeper in (*self._members, *self._leaving):
-                keeper.kill()
+            for process in (*self._members, *self._leaving):
+                process.kill()
             with move_on_after(_KILLING, shield=True):
                 await self._until_empty()
 
     def hurry(self) -> None:
         """Limit the time that any process has to exit to `_MOMENT` seconds from now on."""
         self._patience = _MOMENT
-        for keeper in (*self._members, *self._leaving):
-            keeper.hurry(_MOMENT)
+        for process in (*self._members, *self._leaving):
+            process.hurry(_MOMENT)
 
     async def _follow(self, call: PoolCall) -> End:
         """Serve requests from the call's jobs until the call finishes."""
         while True:
             while call.inbox:
                 message = call.inbox.popleft()
-                if not isinstance(message, Ask):
+                if not isinstance(message, JobRequest):
                     return message
-                answer = Reply(message.number, fault=_NOT_KNOWN)
+                reply = error_reply(message.number, _NOT_KNOWN)
                 try:
-                    answer = await perform(message, call.jobs[message.job])
-                finally:  # The job gets an answer even if this task is cancelled.
-                    if call.seat is not None:
-                        call.seat.send(encode(answer))
+                    reply = await perform(message, call.jobs[message.job])
+                finally:  # The job gets a reply even if this task is cancelled.
+                    if call.process is not None:
+                        call.process.send(encode(reply))
             call.waiter = self._new_waiter()
             await call.waiter
 
-    async def _halt(self, call: PoolCall) -> End | None:
-        """Stop a call and return its end, or `None` if it did not finish in time."""
+    async def _halt(self, call: PoolCall, process: PoolProcess) -> End | None:
+        """Stop a call and return its end, or `None` if it did not finish in time.
+
+        The process gets no other call, so that the signal can only hit this one.
+        """
         call.grace = min(call.grace, self._patience)
-        seat = self._roster.halt(call)
-        if seat is not None:
-            seat.halt(call, _HALTED)
+        if process.call is call and not process.is_halted:
+            process.is_halted = process.is_dismissed = True
+            process.halt(call)
         with CancelScope(deadline=current_time() + call.grace + _KILLING, shield=True):
             return await self._follow(call)
         return None
 
-    # Callbacks from keepers, which run in the keepers' threads.
+    # Assignment of calls to processes. A call waits if no process is idle.
 
-    def began(self, keeper: ProcessMonitor) -> None:
-        """Give a process that is ready its first call."""
-        self._mailbox.post(self._on_begun)
-        self._feed(keeper)
+    def _assign(self, process: PoolProcess, call: PoolCall) -> None:
+        call.process = process
+        process.call = call
+        process.send(call.packed())
 
-    def asked(self, call: PoolCall, ask: Ask) -> None:
-        """Pass a job's request to the task that awaits the call."""
-        self._mailbox.post(lambda: call.deliver(ask))
+    def _make_idle(self, process: PoolProcess) -> None:
+        self._idle.append(process)
+        self._assign_waiting()
 
-    def ended(self, keeper: ProcessMonitor, call: PoolCall) -> None:
-        """Give the process its next call, then wake the task that awaits the finished one."""
-        self._feed(keeper)
-        self._mailbox.post(lambda: call.deliver(call.ends))
-        if keeper.dismissed:
-            self._mailbox.post(lambda: self._let_go(keeper))
-        elif not keeper.worn and self._is_worn(keeper, call.ends[-1]):
-            keeper.worn = True
-            self._mailbox.post(self._spawn_process)
+    def _assign_waiting(self) -> None:
+        while self._idle and self._waiting:
+            call = self._waiting.popleft()
+            self._assign(self._idle.pop(), call)
+            if call.clock is not None:
+                call.clock.go_on()
 
-    def returned(self, call: PoolCall) -> bool:
-        """Give an unstarted call to another process; return False if that is not possible.
+    def _put_back(self, process: PoolProcess, call: PoolCall) -> bool:
+        """Give a call to another process if its process has died before it started the call.
 
-        It is possible once per call, unless the call was halted or the pool is closing.
+        A call gets only one second chance, because it may be the one that kills processes.
         """
-        if self._closing or not self._roster.put_back(call):
+        # A task that overwrites arbitrary memory or descriptors may change the shared number, but
+        # not to the number of the last finished call.
+        was_idle = process.last_started == process.last_finished and not process.is_halted
+        if not was_idle or call.was_returned or self._closing:
             return False
-        self._mailbox.post(call.wait)
-        if (found := self._roster.take_waiting()) is not None:
-            seat, first = found
-            seat.send(first.late_order())
-            self._mailbox.post(first.begin)
+        call.was_returned = True
+        call.process = None
+        self._waiting.appendleft(call)
+        if call.clock is not None:
+            call.clock.stop()
+        self._assign_waiting()
         return True
 
-    def died(self, call: PoolCall, error: TaskbullError) -> None:
-        """Raise an error in the task that awaits the call."""
-        self._mailbox.post(lambda: call.deliver(error))
+    # Events of processes.
 
-    def gone(self, keeper: ProcessMonitor, end: Gone) -> None:
-        """Replace a process that has exited, if one is missing."""
-        self._mailbox.post(lambda: self._on_gone(keeper, end))
+    def _report(self, process: PoolProcess, event: ProcessEvent) -> None:
+        """Handle an event in the event loop. Called in the process's thread."""
+        with suppress(RuntimeError):  # The event loop is closed.
+            self._post(partial(self._on_event, process, event))
 
-    def _feed(self, keeper: ProcessMonitor) -> None:
-        call = self._roster.take(keeper)
-        if call is not None:
-            keeper.send(call.late_order())
-            self._mailbox.post(call.begin)
+    def _on_event(self, process: PoolProcess, event: ProcessEvent) -> None:
+        match event:
+            case PoolCall():
+                self._on_finished(process, event)
+            case JobRequest(number, of):
+                call = process.call
+                if call is not None and call.number == of:
+                    call.deliver(event)
+                else:  # The request comes from a thread that an earlier call left behind.
+                    process.send(encode(Reply(number, error=LockLost.__name__)))
+            case Started():
+                self._failures = 0
+                self._announce()
+                self._make_idle(process)
+                self._recycle_processes()
+            case None:
+                self._on_exit(process)
 
-    def _is_worn(self, keeper: ProcessMonitor, end: Ended) -> bool:
+    def _on_finished(self, process: PoolProcess, call: PoolCall) -> None:
+        process.call = None
+        process.last_finished = call.number
+        process.jobs += len(call.jobs)
+        if process.is_dismissed:
+            self._let_go(process)
+        else:
+            self._make_idle(process)
+            if not process.recycle_due and self._is_recycle_due(process, call.ends[-1]):
+                process.recycle_due = True
+                self._spawn_process()
+        call.deliver(call.ends)
+
+    def _is_recycle_due(self, process: PoolProcess, end: Ended) -> bool:
         plan = self._plan
-        return (plan.max_jobs is not None and keeper.jobs >= plan.max_jobs) or (
+        return (plan.max_jobs is not None and process.jobs >= plan.max_jobs) or (
             plan.max_memory is not None and end.megabytes > plan.max_memory
         )
 
-    # The methods below run in the event loop.
+    def _on_exit(self, process: PoolProcess) -> None:
+        if process in self._idle:
+            self._idle.remove(process)
+        call, process.call = process.call, None
+        if call is not None and self._put_back(process, call):
+            call = None
+        if call is not None:
+            error = ProcessDied(process.reason)
+            if process.fault:
+                error.add_note(process.fault)
+            call.deliver(error)
+        self._leaving.discard(process)
+        was_member = process in self._members
+        self._members.discard(process)
+        self._announce()
+        if self._closing:
+            return
+        if process.is_ready and not process.is_unwanted:
+            job = None if call is None else call.jobs[0].job
+            self._emit_exit(process, process.reason, job)
+        if was_member:
+            lived = monotonic() - process.started_at
+            if process.is_ready and (process.jobs or call is not None or lived > _SHORT_LIFE):
+                if len(self._members) < self.size:
+                    self._spawn_process()
+            else:
+                self._retry_start(process.reason)
+
+    def _retry_start(self, reason: str) -> None:
+        self._failures += 1
+        self._failure = reason
+        if self._first:
+            return  # `start` raises, and the worker does not start.
+        pause = min(_LONGEST_PAUSE, _SHORTEST_PAUSE * 2 ** (self._failures - 1))
+        logger.error("Pool process could not start; retrying in %g s: %s", pause, reason)
+        if not any(one.is_ready for one in self._members):
+            while self._waiting:
+                error = ProcessUnavailable(f"no process of the pool could start: {reason}")
+                self._waiting.popleft().deliver(error)
+        if len(self._members) < self.size:
+            self._spawn_process(pause)
+
+    # Starting and replacing processes.
 
     def _spawn_processes(self) -> None:
         self._started = True
@@ -406,64 +389,37 @@ class ProcessPool:
 
     def _spawn_process(self, delay: float = 0.0) -> None:
         if not self._closing:
-            keeper = ProcessMonitor(self, self._hello, self._roster.leave)
-            self._members.add(keeper)
-            keeper.start(delay)
-
-    def _let_go(self, keeper: ProcessMonitor) -> None:
-        """Retire a process that gets no more jobs, and replace it if that has not happened."""
-        if keeper not in self._members:  # It has already exited.
-            return
-        self._members.discard(keeper)
-        self._leaving.add(keeper)
-        reason = "its job was ended" if keeper.halted else "it has done its share"
-        self._told(ProcessEnd(keeper.pid or 0, reason, None, recycled=not keeper.halted))
-        keeper.retire(min(LEAVING, self._patience))
-        if len(self._members) < self.size:
-            self._spawn_process()
-
-    def _on_begun(self) -> None:
-        self._failures = 0
-        self._announce()
-        self._recycle_processes()
+            process = PoolProcess(self._hello, self._report)
+            self._members.add(process)
+            process.start(delay)
 
     def _recycle_processes(self) -> None:
         """Retire processes that have done their share, if replacements are ready."""
-        ready = [one for one in self._members if one.has_begun]
-        for keeper in [one for one in ready if one.worn][: max(0, len(ready) - self.size)]:
-            if self._roster.dismiss(keeper):
-                self._let_go(keeper)
+        ready = [one for one in self._members if one.is_ready]
+        due = [one for one in ready if one.recycle_due]
+        for process in due[: max(0, len(ready) - self.size)]:
+            process.is_dismissed = True
+            if process.call is None:
+                self._idle.remove(process)
+                self._let_go(process)
 
-    def _on_gone(self, keeper: ProcessMonitor, end: Gone) -> None:
-        self._leaving.discard(keeper)
-        was_member = keeper in self._members
-        self._members.discard(keeper)
-        self._announce()
-        if self._closing:
-            return
-        if end.started and not end.wanted:
-            self._told(ProcessEnd(end.pid, end.reason, end.job))
-        if not was_member:
-            return
-        lived = monotonic() - keeper.born
-        if end.started and (keeper.jobs or end.job is not None or lived > _SHORT_LIFE):
-            if len(self._members) < self.size:
-                self._spawn_process()
-            return
-        self._failures += 1
-        self._refusal = end.reason
-        if self._first:
-            return  # `start` raises, and the worker does not start.
-        pause = min(_LONGEST_PAUSE, _SHORTEST_PAUSE * 2 ** (self._failures - 1))
-        logger.error("Pool process could not start; retrying in %g s: %s", pause, end.reason)
-        if not any(one.has_begun for one in self._members):
-            self._fail_waiting_calls(end.reason)
+    def _let_go(self, process: PoolProcess) -> None:
+        """Retire a process that gets no more jobs, and replace it if that has not happened."""
+        self._members.discard(process)
+        self._leaving.add(process)
+        if process.is_halted:
+            self._emit_exit(process, "its job was ended")
+        else:
+            reason = "it has done its share"
+            self._emit(events.ProcessRecycled(self._worker_id, "", pid=process.pid, reason=reason))
+        process.retire(min(LEAVING, self._patience))
         if len(self._members) < self.size:
-            self._spawn_process(pause)
+            self._spawn_process()
 
-    def _fail_waiting_calls(self, reason: str) -> None:
-        for call in self._roster.give_up():
-            call.deliver(ProcessUnavailable(f"no process of the pool could start: {reason}"))
+    def _emit_exit(self, process: PoolProcess, reason: str, job: Job | None = None) -> None:
+        self._emit(
+            events.ProcessEnded(self._worker_id, "", pid=process.pid, reason=reason, job=job)
+        )
 
     def _announce(self) -> None:
         for waiter in self._watchers:
@@ -482,13 +438,16 @@ class ProcessPool:
 
 @asynccontextmanager
 async def pool_running(
-    plan: PoolPlan, worker_id: str, told: Callable[[ProcessEnd], None], shutdown: Shutdown
+    plan: PoolPlan,
+    worker_id: str,
+    emit: Callable[[events.Event], object],
+    shutdown: Shutdown,
 ) -> AsyncGenerator[ProcessPool]:
     """Run a pool for the duration of the block.
 
     At the end of the block the processes have the shutdown's grace to exit.
     """
-    pool = ProcessPool(plan, worker_id, told)
+    pool = ProcessPool(plan, worker_id, emit)
     shutdown.when_urgent(pool.hurry)
     try:
         if plan.at_once:

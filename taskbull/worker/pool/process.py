@@ -1,10 +1,9 @@
-"""One pool process as the worker sees it: the OS process, its output and its message line."""
+"""One pool process as the worker sees it, and the thread that starts, monitors and reaps it."""
 
 from __future__ import annotations
 
 import logging
 import os
-import resource
 import select
 import signal
 import socket
@@ -12,18 +11,38 @@ import subprocess
 import sys
 import tempfile
 from collections import deque
-from collections.abc import Callable, Container, Iterator, Sequence
-from contextlib import suppress
-from contextvars import Context
-from threading import Lock
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, suppress
+from contextvars import Context, copy_context
+from functools import partial
+from math import inf
+from threading import Event, Lock, Thread
 from time import monotonic, sleep
-from typing import IO, Final
+from typing import IO, Final, TypeAlias
 
 import msgspec
-from msgspec import Struct
 
 from taskbull.core.failure import where_of
-from taskbull.worker.pool.messages import FrameReader, Record, ToWorker, read_in_worker
+from taskbull.store.backend import Waiter, wake
+from taskbull.worker.pool.messages import (
+    MEGABYTE,
+    BadFrame,
+    Done,
+    Ended,
+    JobFlags,
+    JobRequest,
+    MessageSocket,
+    Raised,
+    Record,
+    Started,
+    ToWorker,
+    decode_in_worker,
+    encode,
+    pack_job,
+)
+from taskbull.worker.pool.results import End
+from taskbull.worker.running_job import RunningJob, clock_ahead_ms, run_of
+from taskbull.worker.threads import Stoppable
 
 # Output of a process, as log lines. All of it is read, because a full pipe would block the
 # process, but only a limited number of lines is logged.
@@ -41,7 +60,7 @@ STDOUT: Final = ("stdout", logging.INFO)
 STDERR: Final = ("stderr", logging.WARNING)
 
 
-class Printed:
+class OutputReader:
     """A reader that logs the lines of one output stream, to a logger named after the stream.
 
     `context` returns the context of the running job, which adds the job's fields to the lines.
@@ -89,7 +108,7 @@ class Printed:
         if self._held:
             self._line(self._held)
             self._held = b""
-        self._tell_left_out()
+        self._log_left_out()
 
     def _take(self, piece: bytes) -> None:
         *lines, rest = piece.split(b"\n")
@@ -107,7 +126,7 @@ class Printed:
     def _line(self, line: bytes) -> None:
         second = int(self._clock())
         if second != self._second:
-            self._tell_left_out()
+            self._log_left_out()
             self._second, self._logged = second, 0
         cut, self._cut = self._cut + max(0, len(line) - LINE_LIMIT), 0
         if self._logged >= MOST_PER_SECOND:
@@ -118,7 +137,7 @@ class Printed:
         self.last.append(text)
         self._log("%s … (%d bytes left out)" if cut else "%s", *((text, cut) if cut else (text,)))
 
-    def _tell_left_out(self) -> None:
+    def _log_left_out(self) -> None:
         if self._left_out:
             left_out, self._left_out = self._left_out, 0
             self._log("… (%d lines left out: more than %d in a second)", left_out, MOST_PER_SECOND)
@@ -126,41 +145,6 @@ class Printed:
     def _log(self, text: str, *args: object) -> None:
         if self._logger.isEnabledFor(self._level):
             self._context().run(self._logger.log, self._level, text, *args)
-
-
-class Outputs:
-    """The standard output and standard error of a process."""
-
-    def __init__(self, streams: Sequence[IO[bytes]], context: Callable[[], Context]) -> None:
-        self._open = {
-            stream.fileno(): Printed(stream.fileno(), kind, context)
-            for stream, kind in zip(streams, (STDOUT, STDERR), strict=True)
-        }
-        self._last: list[str] = []
-
-    @property
-    def descriptors(self) -> list[int]:
-        """The descriptors of the streams that have not ended."""
-        return [*self._open]
-
-    def read(self, ready: Container[int]) -> list[int]:
-        """Log the output of the ready descriptors; return those whose stream has ended."""
-        ended = [one for one, printed in self._open.items() if one in ready and not printed.read()]
-        for one in ended:
-            printed = self._open.pop(one)
-            printed.end_of_job()
-            self._last += printed.last
-        return ended
-
-    def end_of_job(self) -> None:
-        """Log the rest of a job's output, which was flushed before the job was reported."""
-        for printed in self._open.values():
-            printed.read()
-            printed.end_of_job()
-
-    def last_lines(self) -> list[str]:
-        """Return the last lines printed, which often show why a process could not start."""
-        return [*self._last, *(line for printed in self._open.values() for line in printed.last)]
 
 
 def log_record(record: Record, pid: int | None) -> None:
@@ -182,93 +166,88 @@ def log_record(record: Record, pid: int | None) -> None:
         logger.handle(made)
 
 
-# The worker's end of the line to a process. Nothing here blocks.
+# Calls.
 
 
-class WorkerLine:
-    """A non-blocking message socket: any thread sends, the keeper's thread receives.
+class PoolCall:
+    """One function call in a pool process, for one job or for the jobs of a batch.
 
-    Data that does not fit into the socket's buffer is kept for `flush`.
+    The process's thread appends to `ends`. Everything else belongs to the event loop.
     """
 
-    def __init__(self, line: socket.socket) -> None:
-        line.setblocking(False)
-        self._socket = line
-        self._lock = Lock()
-        self._frames = FrameReader()
-        self._backlog = bytearray()
+    def __init__(
+        self, number: int, jobs: Sequence[RunningJob], grace: float, clock: Stoppable | None
+    ) -> None:
+        self.number = number
+        self.jobs = jobs
+        self.grace = grace
+        self.clock = clock
+        """The clock to stop while the call waits for a process."""
+        self.context = copy_context()
+        """The context of the running jobs, which adds the job's fields to the process's logs."""
+        self.process: PoolProcess | None = None
+        """The process that has the call, or `None` while the call waits for one."""
+        self.ends: list[Ended] = []
+        """The ends of its jobs, in order."""
+        self.was_returned = False
+        """True if a process died before it started the call, and the call was put back."""
+        self.inbox: deque[JobRequest | End] = deque()
+        self.waiter: Waiter | None = None
+        more = len(jobs)
+        self._messages = [
+            pack_job(
+                job.job,
+                number=number,
+                more=(more := more - 1),
+                queue=job.queue,
+                token=run_of(job).token,
+                clock_ahead_ms=clock_ahead_ms(job),
+            )
+            for job in jobs
+        ]
+        for place, job in enumerate(jobs):
+            run_of(job).notify = partial(self._notify, place)
 
-    @property
-    def has_backlog(self) -> bool:
-        """True if unsent data is left for `flush`."""
-        return bool(self._backlog)
+    def packed(self) -> bytes:
+        """Return the call's messages, preceded by those about cancelled jobs and lost locks.
 
-    def fileno(self) -> int:
-        """Return the socket's descriptor."""
-        return self._socket.fileno()
-
-    def close(self) -> None:
-        """Close the socket."""
-        self._socket.close()
-
-    def send(self, data: bytes) -> bool:
-        """Send a message without waiting; return False if part of it is left for `flush`."""
-        with self._lock:
-            sent = 0
-            if not self._backlog:
-                try:
-                    sent = self._socket.send(data)
-                except BlockingIOError:
-                    pass
-                except OSError:  # The process is exiting, which the keeper will notice.
-                    return True
-            if sent == len(data):
-                return True
-            self._backlog += data[sent:]
-            return False
-
-    def flush(self) -> None:
-        """Send as much of the unsent data as the socket accepts."""
-        if not self._backlog:
-            return
-        with self._lock, suppress(OSError):
-            del self._backlog[: self._socket.send(self._backlog)]
-
-    def receive(self, *, to_the_end: bool = False) -> Iterator[ToWorker]:
-        """Yield the messages that have arrived.
-
-        Raises:
-            EOFError: If the process has closed its end.
-            BadFrame: If the process has sent something that is not a message.
+        All use the same socket, because the function may check its status as soon as it runs.
         """
-        while True:
-            try:
-                piece = self._socket.recv(_PIECE)
-            except BlockingIOError:
-                return
-            except OSError:
-                piece = b""
-            if not piece:
-                raise EOFError
-            for data in self._frames.feed(piece):
-                yield read_in_worker(data)
-            if len(piece) < _PIECE and not to_the_end:
-                return
+        return b"".join((*map(encode, self.flags()), *self._messages))
+
+    def flags(self, *, halt: bool = False) -> Iterator[JobFlags]:
+        """Yield the status of each job that was cancelled or lost its lock.
+
+        With `halt`, the status of the last job always follows, with the request to stop.
+        """
+        last = len(self.jobs) - 1
+        for place, job in enumerate(self.jobs):
+            run, stop = run_of(job), halt and place == last
+            if stop or run.cancelled is not None or run.lost is not None:
+                yield JobFlags(self.number, place, run.cancelled, run.lost is not None, stop)
+
+    def deliver(self, message: JobRequest | End) -> None:
+        """Add a message and wake the task that awaits the call."""
+        self.inbox.append(message)
+        if self.waiter is not None:
+            wake(self.waiter)
+
+    def _notify(self, place: int) -> None:
+        if self.process is not None:
+            run = run_of(self.jobs[place])
+            flags = JobFlags(self.number, place, run.cancelled, run.lost is not None)
+            self.process.send_flags([flags])
 
 
 # The OS process: a fresh interpreter in its own session. A signal to its group also reaches the
 # programs that its tasks have started. The worker is connected to it by:
 #
-# - the *line*, for messages;
+# - the *data socket*, for messages;
 # - the *control socket*, for messages while a function runs: cancellations, lost locks and halt
-#   requests.
-#   Its end of file means that the worker is gone;
+#   requests. Its end of file means that the worker is gone;
 # - its output streams;
 # - the *faults* pipe, where Python's fault handler writes a stack when C code crashes;
 # - a shared number: the last call that the process has started.
-#
-# The thread that starts a process must live as long as the process, because Linux kills the
-# process when that thread exits (see `app.pool.child`).
 
 
 CHILD: Final = "taskbull.app.pool.child"
@@ -282,157 +261,367 @@ NUMBER_BYTES: Final = 8
 
 _FAULT_LIMIT = 20_000
 
-_LONG = 3600.0
+_BOTH = select.POLLIN | select.POLLOUT
+
+_LOOK = 0.25
+"""Polling interval in seconds, used without an exit descriptor or with unsent control messages."""
+
+_DYING = 1.0
+"""Seconds that a process has to exit after it has closed its data socket."""
 
 _CAN_LOOK = hasattr(os, "waitid")
 """True if an exited process can be detected without reaping it (on macOS, Python 3.13+)."""
 
 
-class Death(Struct, frozen=True):
-    """The exit status of a process."""
-
-    pid: int
-    code: int
-    """The exit code, or the negative signal number."""
-    peak: float
-    """Peak memory use in megabytes."""
-    fault: str = ""
-    """The stack from the faults pipe, if any."""
-
-    @property
-    def told(self) -> str:
-        """A description for errors and log lines."""
-        return f"process {self.pid} died: {self._cause}"
-
-    @property
-    def _cause(self) -> str:
-        if self.code >= 0:
-            return f"exit code {self.code}"
-        try:
-            name = signal.Signals(-self.code).name
-        except ValueError:
-            name = f"signal {-self.code}"
-        if self.code == -signal.SIGKILL:
-            return f"{name}, perhaps out of memory (peak {_size(self.peak)})"
-        return name
-
-
-def _size(megabytes: float) -> str:
-    return f"{megabytes / 1000:.1f} GB" if megabytes >= 1000 else f"{megabytes:.0f} MB"
-
-
 class PoolProcess:
-    """A running pool process, created by its keeper's thread.
+    """A pool process, and the thread that starts it, listens to it, kills it and reaps it.
 
-    `context` returns the context of the job that it runs, for its output lines.
+    The thread lives as long as the process, because Linux kills the process when the thread that
+    started it exits. It also works while the event loop is blocked. It calls `report` with the
+    message that the process has started, with each request, with each finished call, and with
+    `None` when the process has exited. The methods are for the event loop.
     """
 
-    def __init__(self, context: Callable[[], Context]) -> None:
-        ours, line = socket.socketpair()
-        self.line = WorkerLine(ours)
-        loop, control_socket = socket.socketpair()
-        self.control_socket = WorkerLine(loop)
-        self._faults, faults = os.pipe()
-        self._begun = _open_shared()
-        theirs = (line.fileno(), control_socket.fileno(), faults, self._begun.fileno())
-        try:
+    _data: MessageSocket[ToWorker]
+    _control: MessageSocket[ToWorker]
+    _faults: int
+    _begun: IO[bytes]
+    _outputs: list[OutputReader]
+
+    def __init__(self, hello: bytes, report: Callable[[PoolProcess, ProcessEvent], None]) -> None:
+        self._hello = hello
+        self._report = report
+        self.pid = 0
+        """The process id, or 0 until the process is started."""
+        self.started_at = 0.0
+        self.is_ready = False
+        """True once the process can run jobs."""
+        self.is_unwanted = False
+        """True if the pool has retired or killed the process."""
+        self.reason = ""
+        """The reason why the process has exited or could not be started."""
+        self.fault = ""
+        """The stack that the process wrote when it crashed, if any."""
+        self.last_started = 0
+        """After the exit, the number of the last call that the process had started."""
+        self._popen: subprocess.Popen[bytes] | None = None
+        self._exit_fd: int | None = None
+        self._wakeup: socket.socket | None = None
+        self._lock = Lock()
+        self._status: int | None = None
+        self._peak = 0.0
+        self._is_reaped = False
+        self._killed = Event()
+        self._kill_at = inf
+        self._trouble = ""
+        # The pool writes these attributes, in the event loop.
+        self.call: PoolCall | None = None
+        """The call that the process runs."""
+        self.last_finished = 0
+        """The number of the last call that the process has finished."""
+        self.jobs = 0
+        """Number of jobs that the process has run."""
+        self.recycle_due = False
+        """True if the process has done its share and will be replaced."""
+        self.is_dismissed = False
+        """True if the process gets no more calls."""
+        self.is_halted = False
+        """True if the process was dismissed because its call was halted."""
+
+    def start(self, delay: float = 0.0) -> None:
+        """Start the thread, which starts the process after `delay` seconds."""
+        Thread(target=self._run, args=(delay,), name="taskbull-pool", daemon=True).start()
+
+    def send(self, data: bytes) -> None:
+        """Send messages without waiting."""
+        if not self._data.send(data):
+            self._wake()
+
+    def send_flags(self, flags: Sequence[JobFlags]) -> None:
+        """Send the status of jobs, which the process reads while a function runs."""
+        if not self._control.send(b"".join(map(encode, flags))):
+            self._wake()
+
+    def halt(self, call: PoolCall) -> None:
+        """Ask the process to stop the call, and kill the process after the call's grace."""
+        self._kill_at = monotonic() + call.grace
+        self.send_flags([*call.flags(halt=True)])
+        self._signal(signal.SIGTERM)
+        self._wake()
+
+    def hurry(self, seconds: float) -> None:
+        """Shorten the time until the process is killed, if it was asked to stop."""
+        if self._kill_at < inf:
+            self._kill_at = min(self._kill_at, monotonic() + seconds)
+            self._wake()
+
+    def retire(self, limit: float) -> None:
+        """Ask an idle process to leave its lifespan and exit within `limit` seconds.
+
+        A process that is not ready yet is killed.
+        """
+        self.is_unwanted = True
+        if not self.is_ready:
+            self.kill()
+            return
+        self._kill_at = monotonic() + limit
+        with suppress(OSError):  # The process is exiting.
+            self._data.socket.shutdown(socket.SHUT_WR)
+        self._wake()
+
+    def kill(self) -> None:
+        """Kill the process immediately, or prevent it from starting."""
+        self.is_unwanted = True
+        self._killed.set()
+        self._signal(signal.SIGKILL)
+
+    def _wake(self) -> None:
+        # A full socket wakes the thread anyway; a closed one means that the thread has finished.
+        if self._wakeup is not None:
+            with suppress(OSError):
+                self._wakeup.send(b".")
+
+    def _signal(self, number: signal.Signals) -> None:
+        """Send a signal to the process and to all programs that it has started."""
+        with self._lock, suppress(ProcessLookupError, PermissionError):
+            # The system does not reuse the id before the process is reaped.
+            if self._popen is not None and not self._is_reaped:
+                os.killpg(self.pid, number)
+
+    # The methods below run in the thread.
+
+    def _run(self, delay: float) -> None:
+        # The process inherits the mask. It unblocks the signals once it has installed handlers.
+        signal.pthread_sigmask(signal.SIG_BLOCK, NOT_ITS_OWN)
+        self._killed.wait(delay)
+        with ExitStack() as resources:
+            try:
+                if self._killed.is_set():
+                    raise OSError("it is no longer needed")
+                self.started_at = monotonic()
+                wakeup = self._start(resources)
+            except Exception as error:  # noqa: BLE001 - report any error from the system
+                self.reason = str(error)
+            else:
+                try:
+                    self._listen(wakeup)
+                except Exception:
+                    logging.getLogger(__name__).exception(
+                        "Killing a pool process after an unexpected error"
+                    )
+                    self._signal(signal.SIGKILL)
+                self._reap()
+        self._report(self, None)
+
+    def _start(self, ours: ExitStack) -> socket.socket:
+        """Start the process, and return the socket that wakes this thread."""
+        with ExitStack() as theirs:
+            data, data_end = map(_entered, (ours, theirs), socket.socketpair())
+            control, control_end = map(_entered, (ours, theirs), socket.socketpair())
+            waker, wakeup = map(_entered, (ours, ours), socket.socketpair())
+            for each in (data, control, waker, wakeup):
+                each.setblocking(False)
+            self._faults, faults = os.pipe()
+            ours.callback(os.close, self._faults)
+            theirs.callback(os.close, faults)
             os.set_blocking(faults, False)  # The pipe is read only after the process has exited.
-            self._popen = subprocess.Popen(  # noqa: S603 - taskbull's own program
-                [sys.executable, "-m", CHILD, str(os.getpid()), *map(str, theirs)],
+            os.set_blocking(self._faults, False)
+            self._begun = ours.enter_context(_open_shared())
+            passed = (data_end.fileno(), control_end.fileno(), faults, self._begun.fileno())
+            popen = subprocess.Popen(  # noqa: S603 - taskbull's own program
+                [sys.executable, "-m", CHILD, str(os.getpid()), *map(str, passed)],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 start_new_session=True,
-                pass_fds=theirs,
+                pass_fds=passed,
             )
-        except BaseException:
-            self.line.close()
-            self.control_socket.close()
-            os.close(self._faults)
-            self._begun.close()
-            raise
-        finally:
-            line.close()
-            control_socket.close()
-            os.close(faults)
-        self.pid = self._popen.pid
-        self.exit_fd = _open_exit_fd(self.pid)
-        """Descriptor that becomes readable when the process exits, or `None` if not supported."""
-        for stream in self._streams:
-            os.set_blocking(stream.fileno(), False)
-        self.outputs = Outputs(self._streams, context)
-        self._lock = Lock()
-        self._end: tuple[int, resource.struct_rusage] | None = None
-        self._buried = False
+        self._outputs = []
+        for stream, kind in ((popen.stdout, STDOUT), (popen.stderr, STDERR)):
+            if stream is not None:
+                ours.callback(stream.close)
+                os.set_blocking(stream.fileno(), False)
+                self._outputs.append(OutputReader(stream.fileno(), kind, self._context))
+        self._exit_fd = _open_exit_fd(popen.pid)
+        if self._exit_fd is not None:
+            ours.callback(os.close, self._exit_fd)
+        self._data = MessageSocket(data, decode_in_worker)
+        self._control = MessageSocket(control, decode_in_worker)
+        self._wakeup = waker
+        self.pid = popen.pid
+        with self._lock:
+            self._popen = popen
+        if self._killed.is_set():
+            self._signal(signal.SIGKILL)
+        self._data.send(self._hello)
+        return wakeup
 
-    @property
-    def _streams(self) -> list[IO[bytes]]:
-        return [stream for stream in (self._popen.stdout, self._popen.stderr) if stream is not None]
+    def _listen(self, wakeup: socket.socket) -> None:
+        data, outputs = self._data.socket.fileno(), {one.descriptor: one for one in self._outputs}
+        poll = select.poll()
+        for descriptor in (data, wakeup.fileno(), *outputs):
+            poll.register(descriptor, select.POLLIN)
+        if self._exit_fd is not None:
+            poll.register(self._exit_fd, select.POLLIN)
+        goes_on = True
+        while goes_on:
+            poll.modify(data, _BOTH if self._data.has_unsent else select.POLLIN)
+            ready = dict(poll.poll(self._patience_ms()))
+            if wakeup.fileno() in ready:
+                wakeup.recv(4096)
+            self._control.flush()
+            self._data.flush()
+            for descriptor in outputs.keys() & ready.keys():
+                if not outputs[descriptor].read():
+                    outputs.pop(descriptor).end_of_job()
+                    poll.unregister(descriptor)
+            goes_on = not ready.get(data, 0) & ~select.POLLOUT or self._receive()
+            if goes_on and (self._exit_fd is None or self._exit_fd in ready):
+                goes_on = not self._has_exited()
+            if monotonic() >= self._kill_at:
+                self._kill_at = inf
+                self._signal(signal.SIGKILL)
+        with suppress(EOFError, BlockingIOError, BadFrame):
+            while True:  # Messages sent before the exit count.
+                self._read()
 
-    def signal(self, number: signal.Signals) -> None:
-        """Send a signal to the process and to all programs that it has started."""
-        with self._lock, suppress(ProcessLookupError, PermissionError):
-            if not self._buried:  # The system does not reuse the id before that.
-                os.killpg(self.pid, number)
+    def _patience_ms(self) -> int | None:
+        left = self._kill_at - monotonic()
+        if self._exit_fd is None or self._control.has_unsent:
+            left = min(left, _LOOK)
+        return None if left == inf else int(max(0.0, left) * 1000) + 1
 
-    def has_ended(self) -> bool:
-        """Return True if the process has exited and can be reaped."""
+    def _receive(self) -> bool:
+        """Handle the messages that have arrived; return False if there will be no more."""
+        try:
+            self._read()
+            return True
+        except BlockingIOError:
+            return True
+        except EOFError:
+            trouble = "it closed the socket to its worker"
+        except BadFrame as error:
+            trouble = f"what it wrote to its worker is wrong: {error}"
+        if not self._exits_within(_DYING):  # An exiting process also closes the socket.
+            self._trouble = trouble
+            self._signal(signal.SIGKILL)
+        return False
+
+    def _read(self) -> None:
+        for message in self._data.receive():
+            match message:
+                case Done() | Raised():
+                    self._finish(message)
+                case Record():
+                    self._context().run(log_record, message, self.pid)
+                case Started(failure) if failure:
+                    self._trouble = failure
+                case Started():
+                    self.is_ready = True
+                    self._report(self, message)
+                case JobRequest():
+                    self._report(self, message)
+
+    def _finish(self, end: Ended) -> None:
+        call = self.call
+        if call is not None and call.number == end.number:
+            call.ends.append(end)
+            if len(call.ends) == len(call.jobs):
+                self._log_rest_of_output()
+                self._report(self, call)
+
+    def _log_rest_of_output(self) -> None:
+        """Log the rest of a job's output, which was flushed before the job was reported."""
+        for output in self._outputs:
+            output.read()
+            output.end_of_job()
+
+    def _context(self) -> Context:
+        call = self.call
+        return Context() if call is None else call.context
+
+    def _has_exited(self) -> bool:
         if _CAN_LOOK:
             found = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
             return found is not None
         with self._lock:
-            if self._end is None:
-                pid, status, usage = os.wait4(self.pid, os.WNOHANG)
-                self._end = (status, usage) if pid else None
-            return self._end is not None
+            return self._status is not None or self._wait(os.WNOHANG)
 
-    def ends_within(self, seconds: float) -> bool:
-        """Wait for the process to exit; return False if it does not exit in time."""
+    def _exits_within(self, seconds: float) -> bool:
         limit = monotonic() + seconds
-        while not self.has_ended():
+        while not self._has_exited():
             left = limit - monotonic()
             if left <= 0:
                 return False
-            if self.exit_fd is not None:
-                select.select([self.exit_fd], [], [], left)
+            if self._exit_fd is not None:
+                select.select([self._exit_fd], [], [], min(left, 3600))
             else:
                 sleep(min(left, 0.01))
         return True
 
-    def bury(self) -> Death:
-        """Wait for the process to exit, kill the programs it left behind, and reap it."""
-        while not self.ends_within(_LONG):
-            pass
-        self.signal(signal.SIGKILL)  # Kill the group while its id cannot be reused.
+    def _wait(self, options: int = 0) -> bool:
+        pid, status, usage = os.wait4(self.pid, options)
+        if pid:
+            self._status = status
+            # The unit is bytes on macOS, and 1,024 bytes elsewhere.
+            self._peak = usage.ru_maxrss * (1 if sys.platform == "darwin" else 1024) / MEGABYTE
+        return bool(pid)
+
+    def _reap(self) -> None:
+        """Wait for the process to exit, kill the programs that it left behind, and reap it."""
+        self._exits_within(inf)
+        self._signal(signal.SIGKILL)  # Kill the group while its id cannot be reused.
         with self._lock:
-            status, usage = self._end or os.wait4(self.pid, 0)[1:]
-            self._buried = True
-        self._popen.returncode = os.waitstatus_to_exitcode(status)
-        peak = usage.ru_maxrss / (1e6 if sys.platform == "darwin" else 1e3)
-        return Death(self.pid, self._popen.returncode, peak, self._read_fault())
-
-    def close(self) -> None:
-        """Close all descriptors that lead to the process."""
-        self.line.close()
-        self.control_socket.close()
-        os.close(self._faults)
-        self._begun.close()
-        if self.exit_fd is not None:
-            os.close(self.exit_fd)
-        for stream in self._streams:
-            stream.close()
-
-    def last_begun(self) -> int:
-        """Return the number of the last call that the process has started, or 0."""
-        return int.from_bytes(os.pread(self._begun.fileno(), NUMBER_BYTES, 0), "little")
+            if self._status is None:
+                self._wait()
+            self._is_reaped = True
+        code = os.waitstatus_to_exitcode(self._status or 0)
+        if self._popen is not None:
+            self._popen.returncode = code
+        self._log_rest_of_output()
+        self.fault = self._read_fault()
+        self.last_started = int.from_bytes(
+            os.pread(self._begun.fileno(), NUMBER_BYTES, 0), "little"
+        )
+        self.reason = self._exit_reason(code)
 
     def _read_fault(self) -> str:
-        os.set_blocking(self._faults, False)
         written = b""
         with suppress(BlockingIOError):
             while piece := os.read(self._faults, 65536):
                 written += piece
         return where_of(written[-_FAULT_LIMIT:].decode("utf-8", "backslashreplace"))
+
+    def _exit_reason(self, code: int) -> str:
+        died = f"process {self.pid} died: {exit_cause(code, self._peak)}"
+        if not self.is_ready:
+            last_lines = [line for output in self._outputs for line in output.last]
+            return self._trouble or "\n".join([died, *last_lines])
+        trouble = self._trouble
+        if self.is_halted and code == -signal.SIGKILL:
+            trouble = trouble or "its job did not end within the task's grace"
+        return f"process {self.pid} was ended: {trouble}" if trouble else died
+
+
+ProcessEvent: TypeAlias = Started | JobRequest | PoolCall | None
+
+
+def exit_cause(code: int, peak: float) -> str:
+    """Describe an exit code, which is negative for a signal. `peak` is memory use in megabytes."""
+    if code >= 0:
+        return f"exit code {code}"
+    try:
+        name = signal.Signals(-code).name
+    except ValueError:
+        return f"signal {-code}"
+    if code != -signal.SIGKILL:
+        return name
+    size = f"{peak / 1000:.1f} GB" if peak >= 1000 else f"{peak:.0f} MB"
+    return f"{name}, perhaps out of memory (peak {size})"
+
+
+def _entered(stack: ExitStack, end: socket.socket) -> socket.socket:
+    return stack.enter_context(end)
 
 
 def _open_shared() -> IO[bytes]:

@@ -1,19 +1,14 @@
-"""Calls to pool processes: their jobs, the requests of those jobs, and their results.
+"""Requests and results of jobs that run in a pool process.
 
-The process decides the outcome of a job whose function raised, and sends it as a `RemoteOutcome`.
-This module converts outcomes to remote outcomes and back.
+The process decides the outcome of a job whose function raised, and sends it in `Raised`.
+This module converts outcomes and errors for that journey, in both directions.
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from contextvars import Context
-from functools import partial
-from typing import Any, TypeAlias, TypeGuard
+from collections.abc import Callable, Sequence
+from typing import Any, Final, TypeAlias, TypeGuard
 
-import msgspec
 from msgspec import Struct
 
 from taskbull.core import payload
@@ -31,204 +26,73 @@ from taskbull.core.outcome import (
     Written,
 )
 from taskbull.errors import (
+    ConnectionLost,
+    LockLost,
+    MaybeExecuted,
     PermanentError,
     ProcessDied,
     RaisedInProcess,
     RateLimited,
     Retry,
+    ServerRefused,
+    ServerUnavailable,
     Snooze,
     Steering,
     TaskbullError,
     TransientError,
     WaitForChildren,
 )
-from taskbull.store.backend import Waiter, wake
-from taskbull.worker.pool.messages import (
-    Ask,
-    Done,
-    Ended,
-    Fault,
-    JobFlags,
-    Order,
-    Question,
-    Raised,
-    RemoteOutcome,
-    RemoteOutcomeKind,
-    Reply,
-    check_length,
-    encode,
-    pack_fault,
-)
-from taskbull.worker.run import JobPort, Run, Spawning
-from taskbull.worker.running_job import RunningJob, clock_ahead_ms, port_of, run_of
-from taskbull.worker.threads import Stoppable
+from taskbull.worker.pool.messages import Done, Ended, JobRequest, Raised, Reply, check_length
+from taskbull.worker.run import Run, Spawning
+from taskbull.worker.running_job import RunningJob, port_of, run_of
 
 # Requests from jobs. Only the worker has the connection to Redis and the job's lock.
 
 
-async def perform(ask: Ask, job: RunningJob) -> Reply:
+async def perform(request: JobRequest, job: RunningJob) -> Reply:
     """Perform a job's request. Errors are returned in the reply."""
     port = port_of(job)
     try:
-        return Reply(ask.number, await _perform(ask, port, run_of(job)))
+        value = await getattr(port, f"a{request.method}")(*request.arguments)
     except (WaitForChildren, PermanentError) as error:
-        return Reply(ask.number, fault=Fault(type(error).__name__, str(error)))
+        return Reply(request.number, error=type(error).__name__, text=str(error))
     except TaskbullError as error:
-        return Reply(ask.number, fault=pack_fault(error, of_redis=port.caused(error)))
+        return error_reply(request.number, error, of_redis=port.caused(error))
     except Exception as error:  # noqa: BLE001 - the job gets every error
-        return Reply(ask.number, fault=Fault(TaskbullError.__name__, reason_of(error)))
+        return Reply(request.number, error=TaskbullError.__name__, text=reason_of(error))
+    if request.method == "progress":
+        [run_of(job).raw_progress] = request.arguments
+    if request.method == "child_failures":  # MessagePack has no tuples as keys.
+        value = [[*key, reason] for key, reason in value.items()]
+    return Reply(request.number, value)
 
 
-async def _perform(ask: Ask, port: JobPort, run: Run) -> Any:
-    argument = ask.argument
-    match ask.question:
-        case Question.PROGRESS:
-            await port.aprogress(argument)
-            run.raw_progress = argument
-        case Question.LOG:
-            await port.alog(argument.decode())
-        case Question.UPDATE_DATA:
-            await port.aupdate_data(argument)
-        case Question.CHILD_RESULTS:
-            return await port.achild_results(argument.decode())
-        case Question.CHILD_RESULTS_SO_FAR:
-            return await port.achild_results_so_far(argument.decode())
-        case Question.CHILD_FAILURES:
-            failures = await port.achild_failures()
-            return [[queue, job_id, reason] for (queue, job_id), reason in failures.items()]
-        case Question.DROP_CHILDREN:
-            return await port.adrop_children()
-    return None
+def error_reply(number: int, error: TaskbullError, *, of_redis: bool = False) -> Reply:
+    """Return a reply that raises an error in the process."""
+    code = error.code if isinstance(error, ServerRefused) else ""
+    return Reply(number, None, type(error).__name__, str(error), code, of_redis)
+
+
+_IN_REPLIES: Final[dict[str, Callable[[Reply], TaskbullError | Steering]]] = {
+    "WaitForChildren": lambda _: WaitForChildren(),
+    "PermanentError": lambda reply: PermanentError(reply.text),
+    "ConnectionLost": lambda reply: ConnectionLost(reply.text),
+    "MaybeExecuted": lambda reply: MaybeExecuted(reply.text),
+    "ServerRefused": lambda reply: ServerRefused(reply.code, reply.text),
+    "ServerUnavailable": lambda reply: ServerUnavailable(reply.code, reply.text),
+}
+
+
+def error_in_reply(reply: Reply, queue: str, job_id: str) -> TaskbullError | Steering:
+    """Return the error of a reply. An unknown class becomes a `TaskbullError`."""
+    if reply.error == LockLost.__name__:
+        return LockLost(queue, job_id)
+    make = _IN_REPLIES.get(reply.error)
+    return TaskbullError(reply.text) if make is None else make(reply)
 
 
 _ROOM = 65_536
-"""Bytes reserved in an order for everything except the job's data."""
-
-End: TypeAlias = list[Ended] | TaskbullError
-"""The end of a call: a message for each job, or an error if there is no process to run it."""
-
-
-class ProcessSlot(ABC):
-    """A process that runs at most one call at a time.
-
-    The attributes are written under the roster's lock.
-    """
-
-    def __init__(self) -> None:
-        self.call: PoolCall | None = None
-        """The call that the process runs."""
-        self.dismissed = False
-        """True if the process gets no more calls."""
-        self.halted = False
-        """True if the process was dismissed because its call was halted."""
-
-    @abstractmethod
-    def send(self, data: bytes) -> None:
-        """Send a message without waiting. Thread-safe."""
-
-    @abstractmethod
-    def tell(self, standing: JobFlags) -> None:
-        """Notify the process that a job was cancelled or lost its lock. Thread-safe."""
-
-    @abstractmethod
-    def halt(self, call: PoolCall, reason: str) -> None:
-        """Ask the process to stop the call, and kill the process after the call's grace."""
-
-
-class PoolCall:
-    """One function call in a pool process, for one job or for the jobs of a batch.
-
-    `seat` is written under the roster's lock, and `ends` by the process's thread. `inbox` and
-    `waiter` belong to the event loop.
-    """
-
-    __slots__ = (
-        "clock",
-        "context",
-        "ends",
-        "grace",
-        "inbox",
-        "is_halted",
-        "jobs",
-        "number",
-        "order",
-        "seat",
-        "waiter",
-        "was_returned",
-    )
-
-    def __init__(
-        self,
-        number: int,
-        jobs: Sequence[RunningJob],
-        context: Context,
-        grace: float,
-        clock: Stoppable | None,
-    ) -> None:
-        self.number = number
-        self.jobs = jobs
-        more = len(jobs)
-        self.order = b"".join([encode(_order(number, more := more - 1, job)) for job in jobs])
-        self.context = context
-        """The context of the running jobs, which adds the job's fields to the process's logs."""
-        self.grace = grace
-        self.clock = clock
-        """The clock to stop while the call waits for a process."""
-        self.seat: ProcessSlot | None = None
-        """The process that has the call, or `None` while the call waits for one."""
-        self.ends: list[Ended] = []
-        """The ends of its jobs, in order."""
-        self.is_halted = False
-        """True if the call was asked to stop."""
-        self.was_returned = False
-        """True if a process died before it started the call, and the call was put back."""
-        self.inbox: deque[Ask | End] = deque()
-        self.waiter: Waiter | None = None
-
-    def listen(self) -> None:
-        """Notify the process from now on when a job is cancelled or loses its lock."""
-        for place, job in enumerate(self.jobs):
-            run_of(job).notify = partial(self._tell, place)
-
-    def late_order(self) -> bytes:
-        """Return the order of a call that had to wait, preceded by the status of its jobs.
-
-        Both use the same line, because the function may check its status as soon as it runs.
-        """
-        return b"".join((*map(encode, self.standings()), self.order))
-
-    def standings(self) -> Iterator[JobFlags]:
-        """Yield the status of each job that was cancelled or has lost its lock."""
-        for place, job in enumerate(self.jobs):
-            run = run_of(job)
-            if run.cancelled is not None or run.lost is not None:
-                yield self._standing(place)
-
-    def _standing(self, place: int) -> JobFlags:
-        run = run_of(self.jobs[place])
-        return JobFlags(self.number, place, run.cancelled, run.lost is not None)
-
-    def _tell(self, place: int) -> None:
-        # The run is updated before this check, and a call gets its seat before its order is built.
-        # So either this message or the order carries the new status.
-        if self.seat is not None:
-            self.seat.tell(self._standing(place))
-
-    def deliver(self, message: Ask | End) -> None:
-        """Add a message and wake the waiting task. Call it in the event loop."""
-        self.inbox.append(message)
-        if self.waiter is not None:
-            wake(self.waiter)
-
-    def wait(self) -> None:
-        """Stop the clock, because the call waits for a process again. Call it in the event loop."""
-        if self.clock is not None:
-            self.clock.stop()
-
-    def begin(self) -> None:
-        """Resume the clock, because a process has the call. Call it in the event loop."""
-        if self.clock is not None:
-            self.clock.go_on()
+"""Bytes reserved in a message for everything except the job's data."""
 
 
 def check_size(job: RunningJob) -> None:
@@ -239,53 +103,27 @@ def check_size(job: RunningJob) -> None:
     check_length(len(job.job.raw_data) + _ROOM)
 
 
-def _order(number: int, more: int, running: RunningJob) -> Order:
-    job = running.job
-    return Order(
-        number,
-        more,
-        running.queue,
-        job.id,
-        job.name,
-        job.raw_data,
-        msgspec.json.encode(job.options),
-        job.created_ms,
-        job.delay_ms,
-        job.priority,
-        job.attempts_made,
-        job.attempts_started,
-        job.stalled_count,
-        job.previous_delay_ms,
-        job.processed_ms,
-        job.dedup_key,
-        job.scheduler_id,
-        job.parent_key,
-        job.expiry_lifted,
-        run_of(running).token,
-        clock_ahead_ms(running),
-    )
-
-
 # Outcomes of jobs whose function raised: encoded in the process, decoded in the worker.
 
 
-PUT_OFF = RemoteOutcome(RemoteOutcomeKind.PUT_OFF)
-TERMINATED = RemoteOutcome(RemoteOutcomeKind.TERMINATED)
-
-
-def remote_outcome_of(outcome: Written) -> RemoteOutcome:
-    """Convert an outcome to a `RemoteOutcome`, without the error, which stays in the process."""
+def outcome_fields(outcome: Written) -> dict[str, Any]:
+    """Return the fields of `Raised` that describe an outcome, without the error."""
     match outcome:
         case Fail(failure, verdict):
-            return RemoteOutcome(RemoteOutcomeKind.FAIL, failure.category, verdict)
+            return {"outcome": "fail", "category": failure.category, "verdict": verdict}
         case RetryAfter(failure, delay, remembered):
-            return RemoteOutcome(RemoteOutcomeKind.RETRY, failure.category, "", delay, remembered)
+            return {
+                "outcome": "retry",
+                "category": failure.category,
+                "delay": delay,
+                "remembered_delay": remembered,
+            }
         case SnoozeFor(delay):
-            return RemoteOutcome(RemoteOutcomeKind.SNOOZE, delay=delay)
+            return {"outcome": "snooze", "delay": delay}
         case LimitQueue(delay):
-            return RemoteOutcome(RemoteOutcomeKind.LIMIT, delay=delay)
+            return {"outcome": "limit", "delay": delay}
         case AwaitChildren():
-            return RemoteOutcome(RemoteOutcomeKind.AWAIT_CHILDREN)
+            return {"outcome": "await_children"}
         case _:
             raise TypeError(f"an error does not end in {outcome!r}")
 
@@ -295,89 +133,60 @@ def error_of(raised: Raised) -> Exception:
 
     A steering error such as `Retry` is recreated, with the `RaisedInProcess` as its cause.
     """
-    error = RaisedInProcess(raised.kind, raised.reason, raised.stack, raised.fate)
-    word = _word(raised)
-    if word is None:
+    error = RaisedInProcess(raised.kind, raised.reason, raised.stack, raised)
+    make = _STEERING.get(raised.kind)
+    if make is None:
         return error
-    word.__cause__ = error
-    error.word = word
-    return word
+    error.steering = steering = make(raised)
+    steering.__cause__ = error
+    return steering
 
 
-def told_by(error: BaseException) -> RaisedInProcess | None:
+_STEERING: Final[dict[str, Callable[[Raised], Steering]]] = {
+    "taskbull.errors.Retry": lambda raised: Retry(raised.reason, after=raised.delay),
+    "taskbull.errors.Snooze": lambda raised: Snooze(raised.delay),
+    "taskbull.errors.RateLimited": lambda raised: RateLimited(raised.delay),
+    "taskbull.errors.WaitForChildren": lambda _: WaitForChildren(),
+    "taskbull.errors.PermanentError": lambda raised: PermanentError(raised.reason),
+    "taskbull.errors.TransientError": lambda raised: TransientError(raised.reason),
+}
+
+
+def remote_error_of(error: BaseException) -> RaisedInProcess | None:
     """Return the error from the process, or `None` if a middleware has replaced it."""
     if isinstance(error, RaisedInProcess):
         return error
     cause = error.__cause__
-    return cause if isinstance(cause, RaisedInProcess) and cause.word is error else None
+    return cause if isinstance(cause, RaisedInProcess) and cause.steering is error else None
 
 
-def outcome_of(raised: RaisedInProcess, run: Run) -> Outcome | None:
+def outcome_of(error: RaisedInProcess, run: Run) -> Outcome | None:
     """Return the job's outcome, or `None` if it was stopped or Redis did not accept a write."""
-    fate: RemoteOutcome = raised.fate
-    match fate.kind:
-        case RemoteOutcomeKind.FAIL:
-            return Fail(_failure(raised, fate), Verdict(fate.verdict))
-        case RemoteOutcomeKind.RETRY:
-            return RetryAfter(_failure(raised, fate), fate.delay, fate.remembered_delay)
-        case RemoteOutcomeKind.SNOOZE:
-            return SnoozeFor(fate.delay)
-        case RemoteOutcomeKind.LIMIT:
-            return LimitQueue(fate.delay)
-        case RemoteOutcomeKind.AWAIT_CHILDREN:
+    raised: Raised = error.raised
+    match raised.outcome:
+        case "fail":
+            return Fail(_failure(error, raised), Verdict(raised.verdict))
+        case "retry":
+            return RetryAfter(_failure(error, raised), raised.delay, raised.remembered_delay)
+        case "snooze":
+            return SnoozeFor(raised.delay)
+        case "limit":
+            return LimitQueue(raised.delay)
+        case "await_children":
             return run.awaiting_children()
-        case RemoteOutcomeKind.PUT_OFF | RemoteOutcomeKind.TERMINATED:
+        case "release" | "terminated":
             return None
 
 
-def _failure(raised: RaisedInProcess, fate: RemoteOutcome) -> Failure:
-    return Failure(Category(fate.category), str(raised), raised.stack, raised.word or raised)
-
-
-def _word(raised: Raised) -> Steering | None:
-    make = _WORDS.get(raised.kind)
-    return None if make is None else make(raised.reason, raised.fate.delay)
-
-
-def _retry(reason: str, delay: float) -> Steering:
-    return Retry(reason, after=delay)
-
-
-def _permanent(reason: str, _: float) -> Steering:
-    return PermanentError(reason)
-
-
-def _transient(reason: str, _: float) -> Steering:
-    return TransientError(reason)
-
-
-def _snooze(_: str, delay: float) -> Steering:
-    return Snooze(delay)
-
-
-def _rate_limited(_: str, delay: float) -> Steering:
-    return RateLimited(delay)
-
-
-def _wait_for_children(_: str, __: float) -> Steering:
-    return WaitForChildren()
-
-
-_WORDS: dict[str, Callable[[str, float], Steering]] = {
-    f"{kind.__module__}.{kind.__qualname__}": make
-    for kind, make in (
-        (Retry, _retry),
-        (Snooze, _snooze),
-        (RateLimited, _rate_limited),
-        (WaitForChildren, _wait_for_children),
-        (PermanentError, _permanent),
-        (TransientError, _transient),
-    )
-}
+def _failure(error: RaisedInProcess, raised: Raised) -> Failure:
+    return Failure(Category(raised.category), str(error), error.stack, error.steering or error)
 
 
 # Results of a finished call.
 
+
+End: TypeAlias = list[Ended] | TaskbullError
+"""The end of a call: a message for each job, or an error if there is no process to run it."""
 
 Result: TypeAlias = bytes | Exception | None
 """A job's result as JSON (`None` means null), or the error raised for it."""
@@ -424,6 +233,6 @@ def _result(end: Ended, run: Run) -> Result:
     if isinstance(end, Done):
         run.cancel_seen = run.cancel_seen or end.cancel_seen
         return end.value
-    if end.fate.kind is RemoteOutcomeKind.TERMINATED:
+    if end.outcome == "terminated":
         return ProcessDied(f"the process was told to end, not by its worker: {end.reason}")
     return error_of(end)
