@@ -79,9 +79,12 @@ def start_program(
     The server appends to `log` and inherits the descriptor `lock`. Raises `ConfigurationError` if
     the server's binary cannot be executed.
     """
+    python = sys.executable or ""
+    if not Path(python).name.startswith(("python", "pypy")):  # a web server that embeds Python
+        python = f"{sys.base_exec_prefix}/bin/python3"
     with log.open("ab") as output:
         program = subprocess.Popen(  # noqa: S603 - our own file, no shell
-            [_python(), "-I", "-S", run_server.__file__, *map(str, words)],
+            [python, "-I", "-S", run_server.__file__, *map(str, words)],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=output,
@@ -95,20 +98,6 @@ def start_program(
         program.wait()
         raise ConfigurationError(f"Cannot start a Redis server:\n{log_tail(log)}")
     return program, pid
-
-
-def _python() -> str:
-    """Return the path of Python; `sys.executable` may be a web server that embeds it."""
-    if Path(sys.executable or "").name.startswith(("python", "pypy")):
-        return sys.executable
-    folders = [f"{sys.base_exec_prefix}/bin", os.environ.get("PATH", os.defpath)]
-    python = shutil.which("python3", path=os.pathsep.join(folders))
-    if python is None:
-        raise ConfigurationError(
-            "embedded:// needs a Python interpreter, and there is no python3 in"
-            f" {os.pathsep.join(folders)}: give the URL of a Redis server"
-        )
-    return python
 
 
 def is_ready(reply: str | None) -> bool:
@@ -302,4 +291,4 @@ class ServerProcess:
                 raise ConnectionLost(
                     f"{self._binary} did not answer in time: {log_tail(self.log, self._log_start)}"
                 )
-            time.sleep(0.005)
+            time.sleep(0.001)

@@ -296,6 +296,13 @@ async def test_async_code_starts_it_in_a_thread(folder: Path) -> None:
     assert ask(path, "PING") == "+PONG"
 
 
+def test_a_web_server_that_embeds_python_can_start_it(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "executable", "/usr/sbin/uwsgi")
+    assert ask(start_or_join(folder), "PING") == "+PONG"
+
+
 @pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGKILL])
 def test_the_server_outlives_the_process_that_started_it(folder: Path, end: signal.Signals) -> None:
     with starter(folder) as process:
